@@ -7,8 +7,8 @@ Every entry point of every model is compiled alone, with the flags of the export
 and as `convert --target qualcomm-htp` rewrites it. `--forms` adds every form that `tune` would try, for who wants to
 know whether the target chose well. Times are of one run of the entry point, in milliseconds with the compiler's bounds,
 of the nearest chip that it estimates time for, with the memory of `--chip`: an ordering, which nobody calibrated on a
-phone. What was compiled before is remembered (`--fresh` forgets it), so a run that was stopped goes on. Nothing is
-proved here, `convert` does that.
+phone. What was compiled before is remembered in the user's cache, so a run that was stopped goes on. Nothing is
+verified here, `convert` does that.
 Exit status 1 where anything takes longer than as exported, or than its bar.
 """
 
@@ -24,10 +24,10 @@ from typing import Any
 
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.ir import Model, load, save
-from edge_opt.npu import SpillFigures, TimeEstimate, Trial
-from edge_opt.npu.hexagon import judged_by
+from edge_opt.npu import TimeEstimate, Trial
+from edge_opt.npu.hexagon import Compiler
 from edge_opt.npu.layers import cut_entry_point, largest_attention
-from edge_opt.npu.search import Choice, TrialPlan, choices, outcomes
+from edge_opt.npu.tuning import try_form, variants
 from edge_opt.targets import Target, load_target
 
 # litert_torch.generative.export_hf.experimental.npu_export compiles with these.
@@ -37,18 +37,7 @@ BARS = {"270m_128_1024": 0.53, "6l_512_4096": 0.51, "1b_1024_4096": 0.57, "4b_12
 MOST_SECONDS = 3600.0
 
 
-class AsTarget(Choice):
-    """What the target says for each attention, its own form, tiles and entry points."""
-
-    def __str__(self) -> str:
-        return "ours"
-
-    def applied(self, target: Target) -> Target:
-        """The target as `convert --target` has it."""
-        return target
-
-
-EXPORTED, OURS = Choice(), AsTarget("ours")
+EXPORTED, OURS = "as exported", "ours"
 
 
 @dataclass(frozen=True)
@@ -59,9 +48,9 @@ class Row:
     signature: str
     trials: tuple[Trial, ...]
 
-    def time(self, choice: Choice) -> TimeEstimate | None:
+    def time(self, form: str) -> TimeEstimate | None:
         """The estimate for a form; None where it did not compile, or nothing is known of its time."""
-        return next((estimate(trial) for trial in self.trials if trial.choice == choice), None)
+        return next((estimate(trial) for trial in self.trials if trial.form == form), None)
 
     @property
     def ratio(self) -> float | None:
@@ -87,18 +76,19 @@ class Row:
 
 def estimate(trial: Trial) -> TimeEstimate | None:
     """The estimated time of a trial, of the whole entry point on the NPU."""
-    figures = trial.figures
-    whole = isinstance(figures, SpillFigures) and figures.taken == figures.operators
-    return figures.time if whole and isinstance(figures, SpillFigures) else None
+    figures = trial.measured.figures
+    return figures.time if figures is not None and figures.taken == figures.operators else None
 
 
-def candidates(model: Model, signature: str, target: Target, *, forms: bool) -> Iterator[Choice]:
+def candidates(
+    model: Model, signature: str, target: Target, *, forms: bool
+) -> Iterator[tuple[str, Target | None]]:
     """As exported and ours, and with `forms` what `tune` would try."""
-    yield EXPORTED
-    yield OURS
+    yield EXPORTED, None
+    yield OURS, target
     if forms:
         _, blocks = largest_attention(model, signature)
-        yield from (choice for choice in choices(blocks[0], target) if choice != EXPORTED)
+        yield from (variant for variant in variants(blocks[0], target) if variant[1] is not None)
 
 
 def measured(
@@ -106,28 +96,22 @@ def measured(
 ) -> Iterator[Row]:
     """A row for every entry point of a model."""
     model, target = load(path), load_target("qualcomm-htp")
+    compiler = Compiler(options.chip, EXPORTERS_FLAGS, options.sdk, MOST_SECONDS).judge()
     for signature, _ in model.entry_points():
         alone = folder / f"{path.stem}.{signature}.tflite"
         save(cut_entry_point(model, signature), alone)
-        plans = [
-            plan(str(alone), choice, target, options)
-            for choice in candidates(model, signature, target, forms=options.forms)
+        waiting = [
+            running.submit(try_form, str(alone), form, facts, compiler)
+            for form, facts in candidates(model, signature, target, forms=options.forms)
         ]
-        trials = outcomes(plans, running, fresh=options.fresh, done=told)
-        yield Row(path.stem, signature, tuple(trials))
+        yield Row(path.stem, signature, tuple(told(future.result()) for future in waiting))
         alone.unlink()
 
 
-def plan(exported: str, choice: Choice, target: Target, options: argparse.Namespace) -> TrialPlan:
-    """What it takes to compile one form, with the exporter's flags."""
-    chip, flags = judged_by(options.chip, EXPORTERS_FLAGS)
-    return TrialPlan(exported, choice, target, chip, tuple(flags), options.sdk, MOST_SECONDS)
-
-
-def told(done: int, trial: Trial | None) -> None:
-    """A line for each that was compiled."""
-    if trial is not None:
-        print(f"{done}: {trial.choice}, {trial.seconds:.0f} s", file=sys.stderr, flush=True)
+def told(trial: Trial) -> Trial:
+    """The same, with a line for it."""
+    print(f"{trial.form}, {trial.seconds:.0f} s", file=sys.stderr, flush=True)
+    return trial
 
 
 def report(rows: Sequence[Row]) -> str:
@@ -138,13 +122,13 @@ def report(rows: Sequence[Row]) -> str:
         times = f"{_time(row.time(EXPORTED)):>24}{_time(row.time(OURS)):>24}"
         missed = "  MISSED" if row.misses else ""
         lines.append(f"{row.model:16}{row.signature:14}{times}{ratio:>8}{row.bar:7.2f}{missed}")
-        others = [trial for trial in row.trials if trial.choice not in (EXPORTED, OURS)]
+        others = [trial for trial in row.trials if trial.form not in (EXPORTED, OURS)]
         lines += [
-            f"{'':30}{trial.choice!s:>40}  {_time(estimate(trial)) or trial.failure}"
+            f"{'':30}{trial.form:>40}  {_time(estimate(trial)) or trial.measured.failure}"
             for trial in sorted(others, key=_microseconds)
         ]
         unknown = [trial for trial in row.trials if (time := estimate(trial)) and time.without_cost]
-        lines += [f"{'':30}{trial.choice}: some operators have no cost in it" for trial in unknown]
+        lines += [f"{'':30}{trial.form}: some operators have no cost in it" for trial in unknown]
     return "\n".join(lines)
 
 
@@ -168,7 +152,6 @@ def main() -> int:
     parser.add_argument("--chip", default="SM8850", help="default: %(default)s")
     parser.add_argument("--forms", action="store_true", help="every form that `tune` would try, too")
     parser.add_argument("--jobs", type=int, default=1, help="compilations at a time; default: 1")
-    parser.add_argument("--fresh", action="store_true", help="forget what was compiled before")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     paths = [*options.paths, *(sorted(options.models.glob("*.tflite")) if options.models else [])]

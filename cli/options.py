@@ -114,15 +114,6 @@ ForceOption = Annotated[bool, flag("Replace files that exist.", "--force")]
 TargetOption = Annotated[
     str, option("A name of `edge-opt targets`, or your own .toml file.", "T", autocompletion=complete_target)
 ]
-CompilerTargetOption = Annotated[
-    str,
-    option(
-        "A target whose compiler runs here: qualcomm-htp or ethos-u85, or a target file of yours.",
-        "T",
-        "--target",
-        autocompletion=complete_target,
-    ),
-]
 SignaturesOption = Annotated[list[str] | None, option("Only these signatures.", "S", callback=split_names)]
 VerifyOption = Annotated[
     Verify,
@@ -142,9 +133,7 @@ SdkOption = Annotated[
 ]
 ChipOption = Annotated[
     str | None,
-    option(
-        "The chip, as the compiler calls it: SM8750, ethos-u85-256, ...", "C", "--soc", "--chip", panel=NPU
-    ),
+    option("The chip, as the compiler calls it: SM8750, ...", "C", "--soc", "--chip", panel=NPU),
 ]
 FlagOption = Annotated[
     list[str] | None, option("A flag for the compiler; may be repeated.", "F", "--flag", panel=NPU)

@@ -30,16 +30,10 @@ def build(
         list[int] | None, option("Length of the prefill, once for each. Default: 128.", "T", min=1)
     ] = None,
     cache: Annotated[int | None, option("Length of the cache. Default: 1280.", "S", min=1)] = None,
-    whole_caches: Annotated[
-        bool, flag("Keep whole caches for layers with a sliding window, not ring buffers.", "--whole-caches")
-    ] = False,
     work: Annotated[Path | None, option("Folder for the stages' results. Default: OUT.work.", "DIR")] = None,
     settings: Annotated[
         list[str] | None,
         option("Change a setting of litert-torch's pipeline; may be repeated.", "KEY=VALUE", "--set"),
-    ] = None,
-    config: Annotated[
-        Path | None, option("A file of such settings, as litert-torch writes it.", "FILE.json")
     ] = None,
     target: Annotated[
         str | None,
@@ -49,9 +43,6 @@ def build(
             autocompletion=complete_target,
         ),
     ] = None,
-    report: options.ReportOption = None,
-    sections: options.SectionsOption = "prefill-decode",
-    verify: options.VerifyOption = "regions",
     evaluate: Annotated[
         bool, flag("Compare perplexity on held-out text with that of IN.", "--evaluate/--no-evaluate")
     ] = True,
@@ -73,14 +64,9 @@ def build(
             sdk=sdk,
             prefill=prefill,
             cache=cache,
-            whole_caches=whole_caches,
             work=work,
             settings=read_settings(settings),
-            config=config,
             target=target,
-            report=report or (),
-            sections=sections,
-            verify=verify,
             evaluate=evaluate,
             overwrite=overwrite,
             progress=progress,
@@ -126,7 +112,6 @@ def evaluate(
 def profile(
     models: Annotated[list[Path], argument("Models or bundles, for example before and after.", "MODEL...")],
     *,
-    target: options.CompilerTargetOption = "qualcomm-htp",
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
     sdk: options.SdkOption = None,
@@ -134,15 +119,15 @@ def profile(
     flags: options.FlagOption = None,
     seconds: options.SecondsOption = 3600.0,
 ) -> int:
-    """Compile models with a target's own compiler, and show its figures of them."""
+    """Compile models for a Hexagon NPU, and report estimated time and memory traffic."""
     from edge_opt.cli.show_phones import show_profiles
     from edge_opt.npu import profile
 
     profiles = []
     for path in models:
         if not quiet:
-            output.complain(f"compiling {path} for {target}")
-        profiles.append(profile(path, target, sdk=sdk, chip=chip, flags=flags or (), seconds=seconds or None))
+            output.complain(f"compiling {path}")
+        profiles.append(profile(path, sdk=sdk, chip=chip, flags=flags or (), seconds=seconds or None))
     listed = {"profiles": [entry.to_dict() for entry in profiles]}
     output.answer(listed, partial(show_profiles, profiles), as_json=as_json, quiet=quiet)
     return 0
@@ -151,7 +136,7 @@ def profile(
 def tune(
     model: options.ModelArgument,
     *,
-    target: options.CompilerTargetOption = "qualcomm-htp",
+    target: options.TargetOption = "qualcomm-htp",
     destination: Annotated[
         Path | None, option("Write a target file with the winner.", "OUT.toml", "-o", "--output")
     ] = None,
@@ -161,7 +146,6 @@ def tune(
             "The signature to tune for. Default: the one with the largest attention.", "S", "--signatures"
         ),
     ] = None,
-    fresh: Annotated[bool, flag("Compile again, without results of earlier searches.", "--fresh")] = False,
     overwrite: options.ForceOption = False,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
@@ -174,7 +158,7 @@ def tune(
         option("Number of trials at a time. Default: the number of free cores.", "N", min=1, panel=NPU),
     ] = None,
 ) -> int:
-    """Compile a signature in every form with the target's compiler, and find the fastest."""
+    """Compile a signature in every form for a Hexagon NPU, and find the fastest."""
     from edge_opt.base.atomic import resolve_target
     from edge_opt.cli.show_phones import show_tuning
     from edge_opt.npu import tune, tuned_target, write_target
@@ -192,11 +176,10 @@ def tune(
             chip=chip,
             seconds=seconds or None,
             jobs=jobs,
-            fresh=fresh,
             progress=progress,
         )
     if destination is not None:
-        write_target(tuned_target(tuning), destination, overwrite=overwrite)
+        write_target(tuned_target(tuning, destination.stem), destination, overwrite=overwrite)
     written = None if destination is None else str(destination)
     output.answer(
         {**tuning.to_dict(), "written": written},

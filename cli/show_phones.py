@@ -1,7 +1,6 @@
 """Prints what `build` does stage by stage and what came of it, and the tables of `evaluate`, `profile` and `tune`."""
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,8 +12,8 @@ from edge_opt.build.building import work_folder
 from edge_opt.build.vendors import QUALCOMM
 from edge_opt.build.work import WorkFolder
 from edge_opt.cli import output
-from edge_opt.npu import Profile, SpillFigures, Tuning
-from edge_opt.npu.figures import ITSELF_SINCE, NOTE, Figures
+from edge_opt.npu import Figures, Profile, Tuning
+from edge_opt.npu.figures import ITSELF_SINCE, NOTE
 
 LEGEND = {
     "x first": "estimated time over that of the same signature in the first model; below 1 is faster",
@@ -25,8 +24,6 @@ LEGEND = {
     "spill": "bytes written out because on-chip memory is full; fill: bytes read back",
     "x floor": "DDR read over what has to be read at least: every weight and input once",
     "run list": "steps of the compiled graph",
-    "cycles": "one run, as Vela's performance model estimates it",
-    "SRAM": "memory used, on the chip and (DRAM) off it; traffic: bytes moved in one run",
 }
 _MINUTE = 60.0
 LINE_SECONDS = 60.0
@@ -42,7 +39,7 @@ def show_profiles(profiles: Sequence[Profile]) -> None:
     first, names = profiles[0], _names([entry.model for entry in profiles])
     versions = ", ".join(f"{name} {text}" for name, text in first.versions.items())
     flags = " ".join(first.flags) or "the compiler's own defaults"
-    output.say(f"{first.target}: {first.chip}, {versions}; flags: {flags}", "")
+    output.say(f"{first.chip}, {versions}; flags: {flags}", "")
     several = len(profiles) > 1
     base = {figures.signature: _duration(figures) for figures in first.signatures}
     heads = columns(first.signatures[0])
@@ -57,9 +54,6 @@ def show_profiles(profiles: Sequence[Profile]) -> None:
     for name, entry in zip(names, profiles, strict=True):
         told = step_lines([step.to_dict() for step in entry.steps])
         output.say(*(["", f"{name}, by step:"] if told and several else []), *told)
-    reasons = _refusals(zip(names, profiles, strict=True))
-    if reasons:
-        output.say("", "on the CPU:", *(f"  {text}" for text in reasons))
 
 
 def _names(paths: Sequence[str]) -> list[str]:
@@ -71,9 +65,7 @@ def _names(paths: Sequence[str]) -> list[str]:
 
 
 def _duration(figures: Figures) -> int | None:
-    if isinstance(figures, SpillFigures):
-        return None if figures.time is None else figures.time.cycles
-    return figures.cycles
+    return None if figures.time is None else figures.time.cycles
 
 
 def _ratio(figure: float | None, first: float | None) -> str:
@@ -85,13 +77,14 @@ def step_lines(steps: Iterable[Mapping[str, Any]]) -> list[str]:
     rows, refused = [], []
     for step in steps:
         for part in step["parts"]:
-            figures = part["figures"] or {}
+            measured = part["measured"]
+            figures = measured["figures"] or {}
             taken = f"{figures['taken']}/{figures['operators']}" if figures else "-"
             time = figures.get("time")
             told = f"{time['us'] / 1000:.3f}" if time else "-"
             rows.append((step["name"], part["name"], part["runs"], taken, told))
-            if part["failure"]:
-                refused.append(f"  {part['signature']} has no estimate: {part['failure']}")
+            if measured["failure"]:
+                refused.append(f"  {measured['signature']} has no estimate: {measured['failure']}")
     heads = ("step", "part", "runs on", "NPU operators", "time ms")
     return ["", *output.table([heads, *rows], left=3), *refused, f"  {NOTE}"] if rows else []
 
@@ -99,15 +92,6 @@ def step_lines(steps: Iterable[Mapping[str, Any]]) -> list[str]:
 def columns(figures: Figures) -> dict[str, str]:
     """What a compiler says of one signature, by the heads of the table; dashes where there is no estimate of time."""
     operators = {"NPU operators": f"{figures.taken}/{figures.operators}"}
-    if not isinstance(figures, SpillFigures):
-        return {
-            **operators,
-            "cycles": str(figures.cycles),
-            "SRAM": size(figures.sram),
-            "DRAM": size(figures.dram),
-            "SRAM traffic": size(figures.sram_traffic),
-            "DRAM traffic": size(figures.dram_traffic),
-        }
     middle, between, without_cost = "-", "-", "-"
     if figures.time is not None:
         time = figures.time
@@ -128,29 +112,19 @@ def columns(figures: Figures) -> dict[str, str]:
     }
 
 
-def _refusals(profiles: Iterable[tuple[str, Profile]]) -> list[str]:
-    lines = []
-    for name, entry in profiles:
-        counts: Counter[str] = Counter()
-        for figures in entry.signatures:
-            if not isinstance(figures, SpillFigures):
-                counts.update(figures.on_cpu)
-        lines += [f"{name}: {count} x {reason}" for reason, count in counts.most_common()]
-    return lines
-
-
 def show_tuning(tuning: Tuning, destination: Path | None) -> None:
     """The trials, best first, why others were left out, and what won."""
     versions = ", ".join(f"{name} {text}" for name, text in tuning.versions.items())
     what = f"{tuning.target.name}: {tuning.chip}, {versions}"
     output.say(f"{what}; {tuning.extent} of {tuning.signature}, best first", "")
-    told = [(trial, columns(trial.figures)) for trial in tuning.trials if trial.usable and trial.figures]
+    figured = [(trial, trial.measured.figures) for trial in tuning.trials if trial.usable]
+    told = [(trial, columns(figures)) for trial, figures in figured if figures]
     rows: list[tuple[str, ...]] = [("form", *(told[0][1] if told else ()), "seconds")]
-    rows += [(str(trial.choice), *cells.values(), f"{trial.seconds:.1f}") for trial, cells in told]
+    rows += [(trial.form, *cells.values(), f"{trial.seconds:.1f}") for trial, cells in told]
     output.say(*output.table(rows, left=1), "", *(f"  {note}" for note in tuning.notes))
     left = [trial for trial in tuning.trials if not trial.usable]
-    output.say(*(f"  left out, {trial.choice}: {trial.failure or trial.verdict}" for trial in left))
-    best = "No winner" if tuning.winner is None else f"Best: {tuning.winner.choice}"
+    output.say(*(f"  left out, {trial.form}: {trial.measured.failure or trial.verdict}" for trial in left))
+    best = "No winner" if tuning.winner is None else f"Best: {tuning.winner.form}"
     output.say(f"{best}: {tuning.checked}.")
     if destination is not None:
         output.say(f"It is in {destination}: edge-opt convert {tuning.model} --target {destination}")

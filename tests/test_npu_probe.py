@@ -44,22 +44,14 @@ def test_every_line_of_the_log_belongs_to_the_graph_before_it() -> None:
         "interface\tknown\t2.40.0\t5.51.0\n"
         "finalized\tfirst\t0\nevent\t2006\t700\nevent\t2006\t900\n"
         "finalized\tsecond\t1002\nmissing\tx y\nrunning\tsecond\noutput\t3\t0x0232\ty\nran\tsecond\t0\t1.5\n"
+        "finalized\tthird\t0\nrunning\tthird\n"
     )
     assert (heard.known, heard.interface) == (True, "2.40.0")
-    first, second = heard.graphs
-    assert (first.name, first.finalized, first.events, first.ran) == ("first", 0, {2006: 700}, None)
-    assert (second.finalized, second.missing, second.outputs, second.ran) == (
-        1002,
-        ["x y"],
-        {"y": 3},
-        (0, 1.5),
-    )
-
-
-def test_a_log_that_breaks_off_says_that_the_graph_was_running() -> None:
-    (graph,) = read_probe_log("finalized\tg\t0\nrunning\tg\n").graphs
-    assert graph.running
-    assert graph.ran is None
+    first, second, third = heard.graphs
+    assert (first.finalized, first.events, first.ran) == (0, {2006: 700}, None)
+    told = (second.finalized, second.missing, second.outputs, second.ran)
+    assert told == (1002, ["x y"], {"y": 3}, (0, 1.5))
+    assert (third.running, third.ran) == (True, None), "the log breaks off while it ran"
 
 
 # How it is built
@@ -73,30 +65,24 @@ def test_it_is_built_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert build_probe() == folder
 
 
-def test_without_a_c_compiler_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_linux(monkeypatch)
-    monkeypatch.setenv("PATH", os.devnull)
-    with pytest.raises(CompilerMissingError, match=r"C compiler.*install one \(as `cc`\)"):
-        build_probe()
-
-
-@pytest.mark.parametrize("compiler", ["false", "/no/such/compiler"])
-def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, compiler: str) -> None:
-    pretend_linux(monkeypatch)
-    monkeypatch.setenv("CC", compiler)
-    with pytest.raises(CompilerMissingError, match=f"`{compiler}` fails"):
-        build_probe()
-
-
-def test_elsewhere_than_on_x86_linux_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "arm64")
-    with pytest.raises(CompilerMissingError, match="x86-64 Linux"):
-        build_probe()
-
-
-def pretend_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("machine", "variables", "words"),
+    [
+        ("x86_64", {"PATH": os.devnull}, r"C compiler.*install one \(as `cc`\)"),
+        ("x86_64", {"CC": "false"}, "`false` fails"),
+        ("x86_64", {"CC": "/no/such/compiler"}, "`/no/such/compiler` fails"),
+        ("arm64", {}, "x86-64 Linux"),
+    ],
+)
+def test_where_it_cannot_be_built_the_error_says_what_is_needed(
+    monkeypatch: pytest.MonkeyPatch, machine: str, variables: dict[str, str], words: str
+) -> None:
     monkeypatch.setattr("platform.system", lambda: "Linux")
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(CompilerMissingError, match=words):
+        build_probe()
 
 
 # What it does in front of a library
@@ -163,21 +149,15 @@ def test_a_library_of_an_unknown_version_is_handed_through_untouched(tmp_path: P
 
 @needs_compiler
 @pytest.mark.parametrize("version", [36, 40])
-def test_a_finalized_graph_is_profiled_and_run(tmp_path: Path, version: int) -> None:
+@pytest.mark.parametrize("size", [3, 4])
+def test_a_finalized_graph_is_profiled_and_run(tmp_path: Path, version: int, size: int) -> None:
     (tmp_path / "inputs").write_text("7\tx\n")
-    (tmp_path / "7.in").write_bytes(bytes([1, 2, 3, 4]))
+    (tmp_path / "7.in").write_bytes(bytes([1, 2, 3, 4][:size]))
     _, log = listen(tmp_path, version, RUN)
     heard = read_probe_log(log)
     assert (heard.known, heard.interface) == (True, f"2.{version}.0")
     (graph,) = heard.graphs
     assert graph.events == {2006: 20060, 2019: 20190}
-    assert (graph.missing, graph.ran is not None, graph.outputs) == ([], True, {"y": 0})
-    assert (tmp_path / "0.out").read_bytes() == bytes([2, 4, 6, 8])
-
-
-@needs_compiler
-def test_an_input_of_another_size_is_told(tmp_path: Path) -> None:
-    (tmp_path / "inputs").write_text("7\tx\n")
-    (tmp_path / "7.in").write_bytes(bytes(3))
-    _, log = listen(tmp_path, 40, RUN)
-    assert read_probe_log(log).graphs[0].missing == ["x"]
+    assert graph.missing == ([] if size == 4 else ["x"]), "an input of another size is told"
+    assert (graph.ran is not None, graph.outputs) == (True, {"y": 0})
+    assert (tmp_path / "0.out").read_bytes() == bytes([2, 4, 6, 8 if size == 4 else 0])

@@ -17,12 +17,12 @@ from terminal_signals import gone, started
 
 import edge_opt
 from edge_opt.base.errors import EdgeOptError, ModelFormatError, UsageError
+from edge_opt.base.processes import killed_by
 from edge_opt.base.words import signal_name
 from edge_opt.conversion import SitesLeftError, convert
 from edge_opt.ir import load
 from edge_opt.ir.opening import rare_collections
 from edge_opt.ir.text import to_text
-from edge_opt.npu.sdk import why_ended
 
 CONSTANT = """
 subgraph main (%x: float32[1,4]) {
@@ -102,7 +102,7 @@ def test_overlapping_blocks_leave_the_collector_as_they_found_it() -> None:
 
 def test_signals_without_a_name_are_numbers() -> None:
     assert signal_name(signal.SIGKILL) == "SIGKILL"
-    assert why_ended(-(signal.SIGRTMIN + 1)) == f"killed by signal {signal.SIGRTMIN + 1}"
+    assert killed_by(-(signal.SIGRTMIN + 1)) == f"killed by signal {signal.SIGRTMIN + 1}"
 
 
 _COMPILING = """

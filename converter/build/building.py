@@ -7,18 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edge_opt.base.atomic import AnyPath, replacing, resolve_target, write_whole
+from edge_opt.base.atomic import AnyPath, replacing, resolve_target
 from edge_opt.base.errors import EdgeOptError, OutputError, UsageError
 from edge_opt.base.record import Record
 from edge_opt.base.words import Progress
 from edge_opt.build.evaluating import HeldOut, choose, compare
 from edge_opt.build.prompts import read_prompts
 from edge_opt.build.sections import faults
-from edge_opt.build.source import CONFIG, Given, Kind, look_at, read_json
+from edge_opt.build.source import CONFIG, Given, Kind, look_at
 from edge_opt.build.vendors import QUALCOMM, NextSteps, Vendor, find_chip, find_compiler, next_steps
 from edge_opt.build.work import (
     MODEL,
-    REPORT,
     BuildCheckError,
     Input,
     Job,
@@ -31,12 +30,10 @@ from edge_opt.build.work import (
     key_of,
     taken,
 )
-from edge_opt.conversion import Verify
-from edge_opt.conversion.container import Sections, find_unsound
+from edge_opt.conversion.container import find_unsound
 from edge_opt.integrations.npu_export import TARGETS
 from edge_opt.ir.opening import WORK, Opened
 from edge_opt.npu.sdk import CompilerMissingError, libraries_digest
-from edge_opt.report import check_report_path
 from edge_opt.schema.data import Source, copy_range
 from edge_opt.schema.litertlm import stamp_by_content
 from edge_opt.soundness import sentences
@@ -102,14 +99,9 @@ def build(
     sdk: AnyPath | None = None,
     prefill: Sequence[int] | None = None,
     cache: int | None = None,
-    whole_caches: bool = False,
     work: AnyPath | None = None,
     settings: Mapping[str, Any] | None = None,
-    config: AnyPath | None = None,
-    sections: Sections = "prefill-decode",
-    verify: Verify = "regions",
     target: str | None = None,
-    report: Sequence[AnyPath] = (),
     held_out: AnyPath | None = None,
     evaluate: bool = True,
     overwrite: bool = False,
@@ -127,14 +119,9 @@ def build(
         sdk: folder with the vendor's libraries; where None, as `edge_opt.npu.profile`, or LiteRT's package of them.
         prefill: lengths of the prefill; 128 where None.
         cache: length of the cache; 1280 where None.
-        whole_caches: no rings for layers that see a window of positions only.
         work: where the stages leave their results; `<output's stem>.work` beside the output where None.
         settings: other fields of litert-torch's `NpuPipelineConfig`, and arguments of its stages.
-        config: a JSON file with such fields.
-        sections: as `edge_opt.convert` has it.
-        verify: as `edge_opt.convert` has it.
         target: a target's name or the path of its file, as `edge_opt.npu.tune` writes one; the vendor's where None.
-        report: files for a report of the conversion, as `edge_opt.report.write_report` has them.
         held_out: JSON lines to evaluate with, see `edge_opt.evaluate`; every fifth prompt where None, which calibration
             then does not see.
         evaluate: whether to compare perplexity with the source's, in front of the compiler.
@@ -153,15 +140,15 @@ def build(
     vendor, chip = find_chip(soc)
     folder = work_folder(output, work)
     _check_output(Path(output), Path(source), folder, overwrite=overwrite)
-    for number, path in enumerate(report):
-        check_report_path(path, overwrite=overwrite, others=(output, source, *report[:number]))
     # Loaded here so that a wrong one is refused at once; the stage reads it again, in a process of its own.
     chosen = TARGETS[vendor.name] if target is None else target
     facts = load_target(chosen)
     if facts.name in target_names() and facts.name not in {TARGETS[vendor.name], "generic"}:
         raise UsageError(f"target '{facts.name}' is for other NPUs than that of {chip}: leave target=... out")
     given = look_at(Path(source))
-    _check_together(given, prompts, prefill, cache, whole_caches=whole_caches)
+    _check_together(given, prompts, prefill, cache)
+    if held_out is not None and not evaluate:
+        raise UsageError("held_out=... is text to evaluate on: leave it out, or evaluate=False")
     lengths = {"prefill_lengths": None if prefill is None else [*prefill], "cache_length": cache}
     options = {
         "vendor": vendor.name,
@@ -169,8 +156,6 @@ def build(
         "model_type": given.model_type,
         "cache_shape": given.cache_shape,
         "caches": {"window": given.caches.window, "ring": None, "notes": given.caches.lines()},
-        "whole_caches": whole_caches,
-        "file": _read_config(config),
         "settings": {**(settings or {}), **{name: n for name, n in lengths.items() if n is not None}},
     }
     libraries, missing = _compiler(vendor, sdk)
@@ -180,20 +165,16 @@ def build(
     result = BuildResult(str(source), given.kind, chip, vendor.title, str(folder), versions=tools.versions())
     with taken(folder) as kept:
         run = _Stages(kept, tools, result, libraries, progress or (lambda *_: None), on_stage)
-        choices = {"sections": sections, "verify": verify}
         place = chosen if chosen in target_names() else str(Path(chosen).resolve())
-        order = {**choices, "target": place, "sdk": None if libraries is None else str(libraries)}
+        order = {"target": place, "sdk": None if libraries is None else str(libraries)}
         try:
             root = given.path if given.path.is_dir() else given.path.parent
             origin = Input(given.path, digest_of(given.files, root))
             bundles = _quantized(run, given, origin, options, _rest(kept, text, prompts))
-            optimized = run.stage("optimize", [*run.compiler, choices, facts.to_dict()], order, **bundles)
+            optimized = run.stage("optimize", [*run.compiler, facts.to_dict()], order, **bundles)
             converted = optimized.bundle
             result.optimized, result.converted = optimized.values, str(converted.path)
             result.next = next_steps(vendor, chip, libraries, result.converted, None)
-            for path in report:
-                written = optimized.folder / f"{REPORT}{Path(path).suffix.lower()}"
-                write_whole(path, written.read_bytes(), overwrite=overwrite)
             if evaluate:
                 models = {str(given.kind): origin, "quantized": bundles["model"], "converted": converted}
                 if given.kind is Kind.QUANTIZED:
@@ -232,13 +213,9 @@ def _check_together(
     prompts: AnyPath | None,
     prefill: Sequence[int] | None,
     cache: int | None,
-    *,
-    whole_caches: bool,
 ) -> None:
-    if given.kind is not Kind.CHECKPOINT and (prefill is not None or cache is not None or whole_caches):
-        raise UsageError(
-            f"{given.path} has its lengths already: leave prefill=..., cache=... and whole_caches=True out"
-        )
+    if given.kind is not Kind.CHECKPOINT and (prefill is not None or cache is not None):
+        raise UsageError(f"{given.path} has its lengths already: leave prefill=... and cache=... out")
     if given.kind is Kind.QUANTIZED:
         if prompts is not None:
             raise UsageError(f"{given.path} is quantized already: leave prompts=... out")
@@ -256,15 +233,6 @@ def _compiler(vendor: Vendor, sdk: AnyPath | None) -> tuple[Path | None, Compile
         if vendor is QUALCOMM or sdk is not None:
             raise
         return None, error
-
-
-def _read_config(path: AnyPath | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    settings = read_json(Path(path))
-    if not isinstance(settings, dict):
-        raise UsageError(f"configuration {path} is no JSON object with settings by name")
-    return settings
 
 
 @dataclass

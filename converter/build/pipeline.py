@@ -30,14 +30,11 @@ from edge_opt.build.prompts import (
 )
 from edge_opt.build.sections import keep_sections
 from edge_opt.build.source import SETTING, SlidingLayers, notes, ring_of
-from edge_opt.build.work import INSTALL, REPORT, SUPPORTED, Job
-from edge_opt.inspection import conversion_report
+from edge_opt.build.work import INSTALL, SUPPORTED, Job
 from edge_opt.integrations.npu_export import npu_optimize
 from edge_opt.ir.opening import MAIN_SECTION, Opened
 from edge_opt.npu.hexagon import first_complaint
 from edge_opt.npu.sdk import CompilerFailedError
-from edge_opt.report import write_report
-from edge_opt.report.writing import FORMATS
 from edge_opt.schema.litertlm import read_bundle, section_of
 from edge_opt.soundness import power_of_two
 
@@ -89,9 +86,7 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
     vendor = _lib("configs.vendor_configs").VENDOR_CONFIGS.get(job.options["vendor"], {})
     taken = (name for stage in _STAGES.values() for name in _parameters(stages, stage))
     names = sorted({*defaults, *vendor, *taken})
-    settings: dict[str, Any] = {}
-    for given, where in ((job.options["file"], "--config"), (job.options["settings"], "--set")):
-        settings |= _checked(given, where, names, defaults)
+    settings = _checked(job.options["settings"], names, defaults)
     fixed = {"backend": job.options["vendor"], "soc_model": job.options["chip"]}
     merged = {**_DEFAULTS, **vendor, **settings, **fixed, "model_id": job.inputs["model"]}
     merged.pop("default_soc", None)
@@ -103,7 +98,7 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
             raise UsageError(f"--set {SETTING}: the bundle has its caches already, leave it out")
     else:
         check_lengths(config.prefill_lengths, config.cache_length)
-        caches = _caches(config, job.inputs["model"], whole=job.options["whole_caches"])
+        caches = _caches(config, job.inputs["model"], whole=settings.get(SETTING, 0) is None)
         if "prompts" in job.inputs:
             # Now, not after the export: the tokenizer of the bundle will count the same, to a token or two.
             _planned(job, tokenizer_of(Path(job.inputs["model"])), config, config.prefill_lengths)
@@ -216,12 +211,9 @@ def quantize(job: Job, _: Progress) -> dict[str, Any]:
 
 
 def optimize(job: Job, progress: Progress) -> dict[str, Any]:
-    """Our own stage, and the reports of its conversion."""
+    """Our own stage."""
     given = {**job.options, "exported": job.inputs.get("exported")}
     done = npu_optimize(_config(job), job.inputs["model"], job.model, **given, progress=progress)
-    report = conversion_report(done.conversion, target=given["target"], sections=given["sections"])
-    for suffix in FORMATS:
-        write_report(report, job.model.with_name(f"{REPORT}{suffix}"))
     return done.to_dict()
 
 
@@ -375,27 +367,22 @@ def _taken(config: Any, stages: Any) -> dict[str, dict[str, Any]]:
     }
 
 
-def _checked(
-    given: Mapping[str, Any], where: str, names: Sequence[str], defaults: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Settings that exist, with values of their types; a file may hold ours too, for the pipeline writes them all."""
-    ours = {name for name in given if name in _OURS or name.endswith(_FILES)}
-    if ours and where != "--config":
-        name = min(ours)
-        raise UsageError(
-            f"{where} {name} is not to be set: it follows from {_OURS.get(name, 'the work folder')}"
-        )
-    settings = {name: value for name, value in given.items() if name not in ours}
-    for name, value in settings.items():
+def _checked(given: Mapping[str, Any], names: Sequence[str], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that exist and are not ours, with values of their types."""
+    for name, value in given.items():
+        if name in _OURS or name.endswith(_FILES):
+            raise UsageError(
+                f"--set {name} is not to be set: it follows from {_OURS.get(name, 'the work folder')}"
+            )
         if name not in names:
-            raise unknown(f"{where}: setting", name, names)
+            raise unknown("--set: setting", name, names)
         default = defaults.get(name, value)
         kinds = (int, float) if isinstance(default, float) else type(default)
         if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(default, bool)):
             raise UsageError(
-                f"{where} {name}: {json.dumps(value)} is no {type(default).__name__}, as {json.dumps(default)} is"
+                f"--set {name}: {json.dumps(value)} is not {type(default).__name__}, as {json.dumps(default)} is"
             )
-    return settings
+    return dict(given)
 
 
 def _check_model_type(name: str) -> None:

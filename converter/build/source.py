@@ -208,8 +208,6 @@ def ring_of(
     if chosen is None:
         return least if 0 < layers.sliding < layers.count and least < cache and not whole else None
     where = f"{SETTING} {chosen}"
-    if whole:
-        raise UsageError(f"{where} asks for rings, and whole_caches=True for none: leave one of them out")
     if not layers.sliding:
         raise UsageError(f"{where}: the checkpoint has no sliding layers, so leave it out")
     if chosen < layers.window:
@@ -225,7 +223,7 @@ def ring_of(
         raise UsageError(f"{where} is no multiple of {_STEP}: set {-(-chosen // _STEP) * _STEP}")
     if chosen >= cache:
         raise UsageError(
-            f"{where} is not shorter than the cache, {cache} positions: give a longer cache=..., or whole_caches=True"
+            f"{where} is not shorter than the cache, {cache} positions: give a longer cache=..., or leave it out"
         )
     return chosen
 
@@ -237,7 +235,7 @@ def notes(layers: SlidingLayers, ring: int | None, prefill: Sequence[int]) -> li
         sentences.append(
             f"{layers.sliding} of {layers.count} layers see {layers.window} positions back and keep a ring of {ring}; "
             f"this needs LiteRT-LM {RUNTIME} or newer, an older one says other things without a word "
-            f"(--whole-caches builds without rings)"
+            f"(--set {SETTING}=null builds without rings)"
         )
     if layers.window and max(prefill) > layers.window:
         sentences.append(

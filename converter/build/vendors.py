@@ -9,7 +9,8 @@ from pathlib import Path
 
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.errors import unknown
-from edge_opt.npu.sdk import CHIPS, SDK_VARIABLES, CompilerMissingError, find_libraries
+from edge_opt.npu.chips import CHIPS
+from edge_opt.npu.sdk import SDK_VARIABLES, CompilerMissingError, find_libraries
 
 # Of LiteRT, litert/python/aot/vendors/*/target.py.
 _MEDIATEK_CHIPS = (
@@ -54,7 +55,7 @@ class Vendor:
         return f"ai_edge_litert_sdk_{self.name}"
 
 
-QUALCOMM = Vendor("qualcomm", "Qualcomm", (*CHIPS, "SM8845"), "libQnnHtp.so")
+QUALCOMM = Vendor("qualcomm", "Qualcomm", tuple(CHIPS), "libQnnHtp.so")
 MEDIATEK = Vendor("mediatek", "MediaTek", _MEDIATEK_CHIPS, "libneuron*_adapter*.so")
 VENDORS = (QUALCOMM, MEDIATEK, Vendor("google_tensor", "Google Tensor", _GOOGLE, ""))
 

@@ -30,8 +30,6 @@ MODEL = "model.litertlm"
 """What a stage that makes a bundle calls it, in its folder."""
 INSTALL = "pip install '.[build]' in a checkout of edge-opt"
 """How to get what stages run."""
-REPORT = "report"
-"""What our own stage calls the reports beside it, one for each format; no later stage depends on them."""
 _MARK = "edge-opt-build"
 _TOLD, _PARTIAL, _SCRATCH = "stage.json", ".partial", "scratch"
 _CHUNK = 1 << 22
@@ -218,7 +216,7 @@ def digest_of(files: Iterable[Path], root: Path) -> str:
 
 def _files(folder: Path) -> list[Path]:
     files = (path for path in folder.rglob("*") if path.is_file())
-    return sorted(path for path in files if path.name != _TOLD and path.stem != REPORT)
+    return sorted(path for path in files if path.name != _TOLD)
 
 
 class Processes:

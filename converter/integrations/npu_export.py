@@ -10,9 +10,9 @@ stages.npu_compile(cfg, "optimized.litertlm", "npu.litertlm", compile_configs=do
 
 import importlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -21,17 +21,16 @@ from edge_opt.base.atomic import AnyPath, resolve_target
 from edge_opt.base.errors import UsageError, did_you_mean
 from edge_opt.base.record import Record
 from edge_opt.base.words import Progress
-from edge_opt.conversion import ConversionResult, Verify, convert
-from edge_opt.conversion.container import Sections
+from edge_opt.conversion import ConversionResult, convert
 from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, Opened
-from edge_opt.npu.figures import Profile, SpillFigures, StepFigures
-from edge_opt.npu.hexagon import judged_by
-from edge_opt.npu.profiling import profile
-from edge_opt.npu.sdk import CHIPS, CompilerFailedError, CompilerMissingError, estimate_note, find_sdk
+from edge_opt.npu.chips import CHIPS
+from edge_opt.npu.figures import Figures, Measured, Step
+from edge_opt.npu.hexagon import Compiler
+from edge_opt.npu.profiling import attempt, steps_of
+from edge_opt.npu.sdk import CompilerMissingError, find_sdk
 from edge_opt.targets import Target, TargetLike, load_target
 
 Version = Literal["converted", "exported"]
-_Compiler = Callable[..., Profile]
 
 TARGETS = {
     "qualcomm": "qualcomm-htp",
@@ -42,9 +41,9 @@ TARGETS = {
 }
 """edge-opt's target for each vendor, as LiteRT and its pipeline call them."""
 
-_HEXAGON = "qualcomm-htp"
-_SHARING = "qualcomm_enable_weight_sharing"
-_LOG_LEVEL = "qualcomm_log_level"  # figures are read from the log
+_QUALCOMM = "qualcomm"
+_SHARING = "--qualcomm_enable_weight_sharing"
+_LOG_LEVEL = "--qualcomm_log_level"  # figures are read from the log
 _CONFIGS = "litert_lm_npu_compiler.litert_lm_npu_compiler_configs"
 
 
@@ -63,15 +62,10 @@ class Gain(Record):
     """
 
     signature: str
-    before: SpillFigures | None
-    after: SpillFigures | None
+    before: Figures | None
+    after: Figures | None
     kept: Version
     why: str
-
-    @property
-    def figures(self) -> SpillFigures | None:
-        """Those of the kept one."""
-        return self.before if self.kept == "exported" else self.after
 
     def __str__(self) -> str:
         return f"{self.signature}: {self.kept}, {self.why}"
@@ -90,7 +84,7 @@ class Optimized(Record):
     signatures: tuple[Gain, ...]
     compile_configs: dict[str, Any]
     notes: tuple[str, ...] = ()
-    steps: tuple[StepFigures, ...] = ()
+    steps: tuple[Step, ...] = ()
 
     def summary(self) -> str:
         """What became of each entry point, in sentences."""
@@ -104,18 +98,16 @@ def npu_optimize(
     *,
     sdk: AnyPath | None = None,
     target: TargetLike | None = None,
-    sections: Sections = "prefill-decode",
-    verify: Verify = "regions",
     exported: AnyPath | None = None,
     overwrite: bool | None = None,
     seconds: float | None = None,
     progress: Progress | None = None,
 ) -> Optimized:
-    """Convert a quantized bundle for the NPU of `cfg`, prove it, and keep what its compiler finds better.
+    """Convert a quantized bundle for the NPU of `cfg`, verify it, and keep what its compiler finds better.
 
-    Where the vendor's compiler can be run here, the prefill/decode model is compiled as exported and as converted, with
-    the flags that `npu_compile` will give it. Each signature stays as exported unless it gained. Embedder and auxiliary
-    model are measured as they are.
+    For Qualcomm's NPUs, each entry point of the prefill/decode model is compiled as exported and as converted, with the
+    flags that `npu_compile` will give it, and stays as exported unless it gained. Embedder and auxiliary model are
+    measured as they are.
 
     Args:
         cfg: litert-torch's `NpuPipelineConfig`: `backend` and `soc_model` are read, and where they are there
@@ -125,8 +117,6 @@ def npu_optimize(
         sdk: folder with the vendor's libraries; None takes it from EDGE_OPT_QNN or QNN_SDK_ROOT. Without them nothing
             is measured, what was converted is kept, and `notes` say so.
         target: a target's name or file, or a `Target`; None the one for `cfg.backend`.
-        sections: of the bundle, rewrite the prefill/decode model only, or "all" of its models.
-        verify: as `edge_opt.convert` has it.
         exported: the float bundle that `npu_export` wrote; tables of rope then have its exact frequencies.
         overwrite: replace an existing output; None as `cfg` says.
         seconds: after so long the compiler is stopped; None never.
@@ -136,14 +126,12 @@ def npu_optimize(
         UsageError: no target for the vendor, or no such chip; else as `edge_opt.convert`.
         CompilerMissingError: `sdk` names a folder without the libraries.
     """
-    facts = _target(cfg, target)
-    configs = _compile_configs(cfg)
-    compiler, note = _compiler(cfg, facts, configs, sdk, seconds)
+    facts, configs = _target(cfg, target), _compile_configs(cfg)
+    compiler, notes = _compiler(cfg, configs, sdk, seconds)
     replacing = bool(getattr(cfg, "overwrite", False)) if overwrite is None else overwrite
     resolve_target(output_litertlm, overwrite=replacing)
     tell = progress or (lambda *_: None)
-    tell("compiling as exported", 0, 1)
-    before = _measured(compiler, input_litertlm, parts=False)
+    before = _measured(compiler, input_litertlm, partial(tell, "compiling as exported"))
     auxiliary = None if exported is None else Opened(exported).find(AUXILIARY_SECTION)
     graphs = {} if auxiliary is None else dict(auxiliary.model.entry_points())
     run = partial(
@@ -151,106 +139,107 @@ def npu_optimize(
         input_litertlm,
         output_litertlm,
         target=facts,
-        sections=sections,
-        verify=verify,
         progress=progress,
         exported=graphs,
     )
     result = run(overwrite=replacing)
-    tell("compiling as converted", 0, 1)
-    after = _measured(compiler, output_litertlm, parts=True)
-    gains = {gain.signature.removeprefix(f"{MAIN_SECTION}/"): gain for gain in _gains(result, before, after)}
-    lost = {gain.signature for gain in gains.values() if gain.kept == "exported"}
-    if any(site.signature in lost for site in result.converted):
-        kept = [entry.name for entry in result.signatures if entry.name not in lost]
+    after = _measured(compiler, output_litertlm, partial(tell, "compiling as converted"))
+    gains = list(_gains(result, before, after))
+    exported_only = {gain.signature for gain in gains if gain.kept == "exported"}
+    if any(site.signature in exported_only for site in result.converted):
+        kept = [entry.name for entry in result.signatures if entry.name not in exported_only]
         result = run(overwrite=True, signatures=kept)
-    steps = tuple(step.with_decoder(gains[step.name].figures) for step in after.steps)
-    return Optimized(result, tuple(gains.values()), configs, (*filter(None, [note]), *before.notes), steps)
-
-
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """Figures by signature; none where the compiler failed, with the reason, or did not run."""
-
-    figures: Mapping[str, SpillFigures] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    failure: str = ""
-    steps: tuple[StepFigures, ...] = ()
+    decoders = [
+        (before if gain.kept == "exported" else after)[_bare(gain.signature)] for gain in gains if before
+    ]
+    return Optimized(
+        conversion=result,
+        signatures=tuple(gains),
+        compile_configs=configs,
+        notes=notes,
+        steps=() if compiler is None else steps_of(Opened(output_litertlm), decoders, compiler),
+    )
 
 
 def _compiler(
-    cfg: PipelineConfig, facts: Target, configs: Mapping[str, Any], sdk: AnyPath | None, seconds: float | None
-) -> tuple[_Compiler | None, str]:
+    cfg: PipelineConfig, configs: Mapping[str, Any], sdk: AnyPath | None, seconds: float | None
+) -> tuple[Compiler | None, tuple[str, ...]]:
     """What compiles a bundle as it will be compiled for the chip of `cfg`, if anything can; and what to say of it."""
     try:
-        if facts.name != _HEXAGON:
-            raise CompilerMissingError(f"no compiler for target '{facts.name}' can be run here")
+        if _vendor(cfg) != _QUALCOMM:
+            raise CompilerMissingError(f"no compiler for '{cfg.backend}' can be run here")
         find_sdk(sdk)
     except CompilerMissingError as error:
-        if facts.name == _HEXAGON and sdk is not None:
+        if _vendor(cfg) == _QUALCOMM and sdk is not None:
             raise
-        return None, f"nothing was measured, and what was converted is kept: {error}"
-    flags = [flag for flag in configs[MAIN_SECTION].get("flags", ()) if _name(flag) != _LOG_LEVEL]
-    if _SHARING not in map(_name, flags) and not getattr(cfg, "disable_weight_sharing", False):
-        flags.append(f"--{_SHARING}=true")
-    own = cfg.soc_model.strip().upper()
-    chip, flags = judged_by(own, flags)
-    note = estimate_note(own, CHIPS[chip]) if chip != own else ""
-    return partial(profile, target=facts, sdk=sdk, chip=chip, flags=flags, seconds=seconds), note
+        return None, (f"nothing was measured, and what was converted is kept: {error}",)
+    flags = [flag for flag in configs[MAIN_SECTION].get("flags", ()) if not flag.startswith(_LOG_LEVEL)]
+    if not any(flag.startswith(_SHARING) for flag in flags) and not getattr(
+        cfg, "disable_weight_sharing", False
+    ):
+        flags.append(f"{_SHARING}=true")
+    chip = cfg.soc_model.strip().upper()
+    note = CHIPS[chip].note if chip in CHIPS else ""
+    return Compiler(chip, tuple(flags), sdk, seconds).judge(), (note,) if note else ()
 
 
-def _measured(compiler: _Compiler | None, path: AnyPath, *, parts: bool) -> _Measured:
-    """Of the bundle's prefill/decode model, with `parts` of the others, too; a compiler that fails is an outcome."""
+def _measured(compiler: Compiler | None, path: AnyPath, tell: Any) -> dict[str, Measured]:
+    """Every entry point of a bundle's prefill/decode model by its name; nothing without a compiler."""
     if compiler is None:
-        return _Measured()
-    try:
-        measured = compiler(path, parts=parts)
-    except CompilerFailedError as error:
-        return _Measured(failure=str(error))
-    figures = {entry.signature: entry for entry in measured.signatures if isinstance(entry, SpillFigures)}
-    return _Measured(figures, measured.notes, steps=measured.steps)
+        return {}
+    model = Opened(path).main().model
+    names, measured = [name for name, _ in model.entry_points()], {}
+    for place, name in enumerate(names):
+        tell(place, len(names))
+        measured[name] = attempt(model, name, compiler)
+    return measured
 
 
-def _gains(result: ConversionResult, before: _Measured, after: _Measured) -> Iterator[Gain]:
+def _gains(
+    result: ConversionResult, before: Mapping[str, Measured], after: Mapping[str, Measured]
+) -> Iterator[Gain]:
     """One for each entry point of the prefill/decode model, in the file's order."""
-    main, helper = f"{MAIN_SECTION}/", f"{AUXILIARY_SECTION}/"
-    names = [entry.name for entry in result.signatures if not entry.name.startswith(helper)]
     rewritten = {site.signature for site in result.converted}
-    for name in [name for name in names if name.startswith(main)] or names:
-        bare = name.removeprefix(main)
-        old, new = before.figures.get(bare), after.figures.get(bare)
-        kept: Version = "converted"
+    for name in _main_signatures([entry.name for entry in result.signatures]):
+        none = Measured(_bare(name))
+        old, new = before.get(_bare(name), none), after.get(_bare(name), none)
+        converted, why = True, "not measured"
         if name not in rewritten:
-            kept, why = "exported", "nothing was rewritten in it"
-        elif old is not None and new is not None:
-            kept, why = better(old, new)
-        elif old is not None:
-            kept, why = "exported", f"it does not compile as converted: {after.failure}"
-        elif new is not None:
-            why = f"it does not compile as exported: {before.failure}"
-        else:
-            why = f"it compiles neither way: {after.failure}" if after.failure else "not measured"
-        yield Gain(name, old, new, kept, why)
+            converted, why = False, "nothing was rewritten in it"
+        elif old.figures is not None and new.figures is not None:
+            converted, why = old.figures.gain(new.figures)
+        elif old.figures is not None:
+            converted, why = False, f"it does not compile as converted: {new.failure}"
+        elif new.figures is not None:
+            why = f"it does not compile as exported: {old.failure}"
+        elif new.failure:
+            why = f"it compiles neither way: {new.failure}"
+        yield Gain(name, old.figures, new.figures, "converted" if converted else "exported", why)
 
 
-def better(before: SpillFigures, after: SpillFigures) -> tuple[Version, str]:
-    """The better of the two by `SpillFigures.ranking`, as exported where nothing is gained; and why."""
-    timed = before.time is not None and after.time is not None
-    old, new = before.ranking(timed=timed), after.ranking(timed=timed)
-    counted = [*old][:3]  # after the pieces either the time or the bytes, not both
-    text = next((text for text in counted if old[text] != new[text]), counted[-1])
-    ratio = f" ({new[text] / old[text]:.3f} of it)" if old[text] and new[text] else ""
-    why = f"{text.format(old[text])} as exported, {text.format(new[text])} as converted{ratio}"
-    return "converted" if new[text] < old[text] else "exported", why
+def _main_signatures(names: Sequence[str]) -> Sequence[str]:
+    """Those of the prefill/decode model; several models of a bundle are told apart by a prefix."""
+    return [name for name in names if name.startswith(f"{MAIN_SECTION}/")] or [
+        name for name in names if not name.startswith(f"{AUXILIARY_SECTION}/")
+    ]
+
+
+def _bare(signature: str) -> str:
+    return signature.removeprefix(f"{MAIN_SECTION}/")
+
+
+def _vendor(cfg: PipelineConfig) -> str:
+    return cfg.backend.strip().lower()
 
 
 def _target(cfg: PipelineConfig, target: TargetLike | None) -> Target:
     if target is not None:
         return load_target(target)
-    name = cfg.backend.strip().lower()
-    if name not in TARGETS:
-        raise UsageError(f"there is no target for the vendor '{cfg.backend}', {did_you_mean(name, TARGETS)}")
-    return load_target(TARGETS[name])
+    if _vendor(cfg) not in TARGETS:
+        raise UsageError(
+            f"there is no target for the vendor '{cfg.backend}', {did_you_mean(_vendor(cfg), TARGETS)}"
+        )
+    return load_target(TARGETS[_vendor(cfg)])
 
 
 def _compile_configs(cfg: PipelineConfig) -> dict[str, Any]:
@@ -284,7 +273,3 @@ def _own_configs(cfg: PipelineConfig) -> Mapping[str, Any]:
             f"this version of litert-torch keeps its compiler's settings elsewhere ({error}): set cfg.compile_configs"
         ) from error
     return configs
-
-
-def _name(flag: str) -> str:
-    return flag.lstrip("-").partition("=")[0]

@@ -4,23 +4,22 @@ Changes no model, and holds no vendor's code.
 """
 
 from edge_opt.npu.comparing import NpuComparison, compare_on_npu
-from edge_opt.npu.figures import Profile, SpillFigures, TimeEstimate, VelaFigures
+from edge_opt.npu.figures import Figures, Measured, Profile, TimeEstimate
 from edge_opt.npu.profiling import profile
-from edge_opt.npu.sdk import CompilerFailedError, CompilerMissingError, CompilerTimeoutError
-from edge_opt.npu.search import Trial, Tuning, tune, tuned_target
+from edge_opt.npu.sdk import CompilerFailedError, CompilerMissingError
+from edge_opt.npu.tuning import Trial, Tuning, tune, tuned_target
 from edge_opt.targets.target import write_target
 
 __all__ = [
     "CompilerFailedError",
     "CompilerMissingError",
-    "CompilerTimeoutError",
+    "Figures",
+    "Measured",
     "NpuComparison",
     "Profile",
-    "SpillFigures",
     "TimeEstimate",
     "Trial",
     "Tuning",
-    "VelaFigures",
     "compare_on_npu",
     "profile",
     "tune",

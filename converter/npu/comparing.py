@@ -22,7 +22,8 @@ from edge_opt.comparison.generate import FilledCaches
 from edge_opt.comparison.models import name_of
 from edge_opt.ir import Model, load, save
 from edge_opt.ir.opening import ModelLike, Opened
-from edge_opt.npu.hexagon import DEFAULT_CHIP, Compiler, emulate
+from edge_opt.npu.chips import DEFAULT_CHIP
+from edge_opt.npu.hexagon import Compiler, emulate
 from edge_opt.npu.layers import cut_entry_point, layer_ends
 from edge_opt.npu.sdk import CompilerFailedError, CompilerMissingError, find_sdk
 from edge_opt.runtime.inputs import InputPlan, array_of, pair
@@ -128,7 +129,7 @@ class NpuComparison(Record):
             return first_of(self.differences())
         differing = sum(signature.differing for signature in self.signatures)
         elements = sum(signature.elements for signature in self.signatures)
-        worst = min(signature.worst_db for signature in self.signatures)
+        worst = min((signature.worst_db for signature in self.signatures), default=math.inf)
         same = "all the same bits" if not differing else f"{differing} differ, within the tolerances"
         return f"on {self.chip}'s emulator {elements} numbers, {same}; at least {worst:.1f} dB from the CPU"
 
@@ -162,7 +163,7 @@ def compare_on_npu(
         sdk: folder with Qualcomm's libraries; None takes it from EDGE_OPT_QNN or QNN_SDK_ROOT.
         chip: the compiler's word for the chip; None is SM8750.
         flags: for the compiler, for both models.
-        signatures: only these; all that both have by default.
+        signatures: only these; all by default. One that only one model has is a difference.
         layers: cut both models behind so many layers first, where whole ones take too long.
         seed: decides the inputs.
         atol: B may differ from A by |a-b| <= atol + rtol*|a|, element by element.
@@ -176,10 +177,11 @@ def compare_on_npu(
         UsageError: no such signature, or no attention to count layers by.
         ModelFormatError: a model cannot be read.
     """
-    tools = find_sdk(sdk)
-    if tools.no_probe:
-        raise CompilerMissingError(tools.no_probe)
-    compiler = Compiler(tools, chip or DEFAULT_CHIP, tuple(flags), seconds)
+    no_probe = find_sdk(sdk).no_probe
+    if no_probe:
+        raise CompilerMissingError(no_probe)
+    compiler = Compiler(chip or DEFAULT_CHIP, tuple(flags), sdk, seconds)
+    tell = progress or (lambda *_: None)
     with ExitStack() as stack:
         worker = stack.enter_context(Worker())
         worker.start()
@@ -189,18 +191,21 @@ def compare_on_npu(
             del models[1]  # one file is run once: how far is it from the CPU?
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-")))
         ours, theirs = ({entry.name: entry for entry in worker.describe(file)} for file in files)
-        names = choose([name for name in ours if name in theirs], signatures)
-        tell = progress or (lambda *_: None)
+        names = choose([*dict.fromkeys([*ours, *theirs])], signatures)
+        common = [name for name in names if name in ours and name in theirs]
         tell("filling caches", 0, 2 * len(names))
         caches = FilledCaches(worker, files[0], ours, seed, folder)
-        for prefill, served in caches.served(names)[0].items():
+        for prefill, served in caches.served(common)[0].items():
             caches.fill(prefill, served, range(1))
         compared: list[NpuSignature] = []
         for place, name in enumerate(names):
-            plans = _plans(caches, name, theirs[name])
+            if name not in common:
+                compared.append(NpuSignature(name, verdict=f"only {'a' if name in ours else 'b'} has it"))
+                continue
             tell(f"{name}: emulating", 2 * place, 2 * len(names))
             ends = () if layers is None else layer_ends(models[0], name, layers)
             cuts = [cut_entry_point(model, name, ends) for model in models]
+            plans = _plans(caches, name, theirs[name])
             compared.append(_compared(cuts, plans, compiler, worker, folder, atol=atol, rtol=rtol))
         tell("compared", 2 * len(names), 2 * len(names))
     return NpuComparison(

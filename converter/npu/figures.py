@@ -1,9 +1,10 @@
-"""What a compiler says of a model, as data, beside what can be said without one. Runs nothing and prints nothing."""
+"""What a compiler says of a model, as data, and how that ranks. Runs nothing and prints nothing."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from edge_opt.base.record import Record
 from edge_opt.ir import DType, Subgraph, Tensor
@@ -43,20 +44,16 @@ class TimeEstimate:
     us_high: int
     without_cost: int
 
-    def __add__(self, other: TimeEstimate) -> TimeEstimate:
-        """Two partitions of one entry point run one after the other."""
-        sums = {name: value + getattr(other, name) for name, value in asdict(self).items() if name != "chip"}
-        return TimeEstimate(chip=self.chip, **sums)
-
 
 @dataclass(frozen=True, slots=True)
-class SpillFigures(Record):
+class Figures(Record):
     """One entry point as the Hexagon compiler made it; bytes. All but `floor` are the compiler's own static figures.
 
     `taken` of `operators` run on the NPU, in `partitions` pieces; what it refuses shows only here. On-chip memory that
     overflows is written out (`spill`) and read back (`fill`); both are part of `ddr_written` and `ddr_read`. `run_list`
     counts the steps of the compiled graph. `floor`: what has to be read at the very least, see `read_floor`. `time` is
-    None where the compiler estimates none.
+    None where the compiler estimates none; `note` says why, or of which other chip it is. `qnn` is the version of the
+    libraries' interface.
     """
 
     signature: str
@@ -70,6 +67,8 @@ class SpillFigures(Record):
     run_list: int
     floor: int
     time: TimeEstimate | None = None
+    note: str = ""
+    qnn: str = ""
 
     _properties = ("read_ratio",)
 
@@ -93,56 +92,39 @@ class SpillFigures(Record):
             "{:,} steps": self.run_list,
         }
 
+    def gain(self, after: Figures) -> tuple[bool, str]:
+        """Whether `after`, the same entry point as converted, is better than this one as exported; and why."""
+        timed = self.time is not None and after.time is not None
+        old, new = self.ranking(timed=timed), after.ranking(timed=timed)
+        counted = [*old][:3]  # after the pieces either the time or the bytes, not both
+        text = next((text for text in counted if old[text] != new[text]), counted[-1])
+        ratio = f" ({new[text] / old[text]:.3f} of it)" if old[text] and new[text] else ""
+        why = f"{text.format(old[text])} as exported, {text.format(new[text])} as converted{ratio}"
+        return new[text] < old[text], why
+
 
 @dataclass(frozen=True, slots=True)
-class VelaFigures(Record):
-    """One entry point as Vela made it. Bytes, and the cycles of its performance model.
-
-    `taken` of `operators` run on the NPU, counted after Vela's own graph rewrites; `on_cpu` says for each kind of
-    operator and reason how many stay on the CPU.
-    """
+class Measured(Record):
+    """An entry point that was given to the compiler: its figures, or the reason why there are none."""
 
     signature: str
-    operators: int
-    taken: int
-    cycles: int
-    npu_cycles: int
-    sram: int
-    dram: int
-    sram_traffic: int
-    dram_traffic: int
-    floor: int
-    on_cpu: dict[str, int] = field(default_factory=dict)
+    figures: Figures | None = None
+    failure: str = ""
 
-    def ranking(self) -> dict[str, float]:
-        """What ranks entry points, first things first; smaller is better."""
-        return {
-            "{} operators off the NPU": self.operators - self.taken,
-            "{} cycles": self.cycles,
-            "{:,} bytes moved": self.sram_traffic + self.dram_traffic,
-        }
+    _or_null = ("failure",)
 
-
-Figures = SpillFigures | VelaFigures
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Smaller is better; what did not compile comes last."""
+        return (math.inf,) if self.figures is None else tuple(self.figures.ranking().values())
 
 
 @dataclass(frozen=True, slots=True)
-class Compilation:
-    """Figures of every entry point of a model, the versions that they were measured with, and what to say of them."""
-
-    figures: tuple[Figures, ...]
-    versions: dict[str, str]
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PartFigures(Record):
-    """One part of a step: the compiler's figures for it, or why there are none, and where it runs on a phone."""
+class StepPart(Record):
+    """One part of a step: what the compiler makes of it, and where it runs on a phone."""
 
     name: str
-    signature: str
-    figures: SpillFigures | None = None
-    failure: str | None = None
+    measured: Measured
 
     _properties = ("runs",)
 
@@ -153,35 +135,34 @@ class PartFigures(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class StepFigures(Record):
+class Step(Record):
     """One prefill or one token, under the name of the decoder's entry point, with its parts in their order."""
 
     name: str
-    parts: tuple[PartFigures, ...]
+    parts: tuple[StepPart, ...]
 
-    def with_decoder(self, figures: SpillFigures | None) -> StepFigures:
+    def with_decoder(self, measured: Measured) -> Step:
         """The same step with another decoder."""
-        parts = (replace(part, figures=figures) if part.name == "decoder" else part for part in self.parts)
-        return StepFigures(self.name, tuple(parts))
+        parts = (replace(part, measured=measured) if part.name == "decoder" else part for part in self.parts)
+        return Step(self.name, tuple(parts))
 
 
 @dataclass(frozen=True, slots=True)
 class Profile(Record):
-    """A model as one target's compiler makes it: figures of every entry point, and what they were measured with.
+    """A model as the compiler makes it: figures of every entry point, and what they were measured with.
 
     `notes` are sentences: of which chip the estimated time is, or why there is none. `steps`: of a bundle, what one
     prefill and one token take, by part.
     """
 
     model: str
-    target: str
     chip: str
     flags: tuple[str, ...]
-    versions: dict[str, str]
+    versions: Mapping[str, str]
     seconds: float
     signatures: tuple[Figures, ...]
     notes: tuple[str, ...] = ()
-    steps: tuple[StepFigures, ...] = ()
+    steps: tuple[Step, ...] = ()
 
 
 def read_floor(subgraph: Subgraph) -> int:

@@ -1,7 +1,8 @@
 """Compiles a model for a Hexagon NPU on this machine, with LiteRT's ahead-of-time tool: no phone takes part.
 
-Of a compilation nothing is kept but the figures. `emulate` also runs the graph, in the x86 emulator of QNN's HTP
-library: the NPU's own arithmetic. Compiler and emulator are somebody else's and may crash.
+Each entry point is compiled alone, so every figure in the tool's log is of one graph. Nothing is kept of a compilation
+but the figures. `emulate` also runs the graph, in the x86 emulator of QNN's HTP library: the NPU's own arithmetic.
+Compiler and emulator are somebody else's and may crash.
 
 LiteRT's tool prints to standard error, the QNN libraries to standard output. Both are buffered apart, so the two texts
 must be taken apart too: in one pipe they cut each other's lines. Our probe writes a file.
@@ -10,37 +11,28 @@ must be taken apart too: in one pipe they cut each other's lines. Our probe writ
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from importlib.metadata import version
-from itertools import islice
-from operator import add
 from pathlib import Path
-from subprocess import CompletedProcess
+from subprocess import TimeoutExpired
+from threading import Thread
 
 import numpy as np
 
+from edge_opt.base import processes
+from edge_opt.base.atomic import AnyPath
 from edge_opt.base.errors import UsageError, did_you_mean
-from edge_opt.ir import Model, Subgraph
-from edge_opt.npu.figures import Compilation, SpillFigures, TimeEstimate, read_floor
-from edge_opt.npu.sdk import (
-    CHIPS,
-    LIBRARY,
-    Chip,
-    CompilerFailedError,
-    Sdk,
-    estimate_for,
-    estimate_note,
-    run_program,
-    search_path,
-    why_ended,
-)
+from edge_opt.ir import Model, Subgraph, save
+from edge_opt.npu.chips import CHIPS, DEFAULT_CHIP
+from edge_opt.npu.figures import Figures, TimeEstimate, read_floor
+from edge_opt.npu.layers import cut_entry_point
+from edge_opt.npu.sdk import LIBRARY, CompilerFailedError, find_sdk, search_path
 from edge_opt.runtime.protocol import Array
 
 _PARTITIONED = re.compile(
-    r"Partitioned subgraph<(\d+)>, selected (\d+) ops, from a total of (\d+) ops\. resulted in (\d+) partitions"
+    r"Partitioned subgraph<0>, selected (\d+) ops, from a total of (\d+) ops\. resulted in (\d+) partitions"
 )
 _FIGURES = {
     "spill": re.compile(r"\bspill_bytes=(\d+)"),
@@ -63,56 +55,17 @@ _VERSION = re.compile(r"Qnn library version ([\d.]+) is used")
 _COMPLAINTS = re.compile(r"^(?:.*::ERROR:|.*?\[ ERROR \]\s+(?:<E>\s+)?|ERROR: |└ )(.*)$", re.MULTILINE)
 # The plugin sets an option that is newer than the library; the library ignores it.
 _HARMLESS = "unexpected GraphHtpSettings option"
-Done = CompletedProcess[str]
-DEFAULT_CHIP = "SM8750"
 # Without it the plugin wants memory that only a device shares with its NPU.
 _RAW_MEMORY = "--qualcomm_graph_io_tensor_mem_type=raw"
 _KNOWN_INTERFACES = "2.36 to 2.40"
-_VTCM_FLAG = "qualcomm_vtcm_size"
+_VTCM_FLAG = "--qualcomm_vtcm_size"
 _UNKNOWN_CHIP = "Unexpected SoC model"
 
 
-@dataclass(frozen=True, slots=True)
-class SubgraphFigures:
-    """One subgraph of the file: how much of it was taken, and the sums over its partitions."""
-
-    subgraph: int
-    taken: int
-    operators: int
-    partitions: int
-    figures: dict[str, int]
-
-
-def read_log(output: str, errors: str) -> list[SubgraphFigures]:
-    """What was made of each subgraph, in the order of its compilation; ValueError where a figure is lost."""
-    columns = {name: [int(text) for text in pattern.findall(output)] for name, pattern in _FIGURES.items()}
-    rows = [tuple(int(text) for text in found) for found in _PARTITIONED.findall(errors)]
-    total = sum(row[3] for row in rows)
-    for name, values in columns.items():
-        if len(values) != total:
-            raise ValueError(f"{total} partitions were compiled and {len(values)} have a figure for {name}")
-    subgraphs, done = [], 0
-    for subgraph, taken, operators, partitions in rows:
-        sums = {name: sum(values[done : done + partitions]) for name, values in columns.items()}
-        subgraphs.append(SubgraphFigures(subgraph, taken, operators, partitions, sums))
-        done += partitions
-    return subgraphs
-
-
-def library_version(errors: str) -> str | None:
-    """The QNN interface's version, where the tool names it (it does if it was built for another)."""
-    found = _VERSION.search(errors)
-    return None if found is None else found[1]
-
-
-def first_complaint(output: str, errors: str) -> str | None:
-    """The first thing that the libraries, or else the tool, call an error."""
-    for log in (output, errors):
-        for found in _COMPLAINTS.finditer(log):
-            text = found[1].strip()
-            if text and _HARMLESS not in text:
-                return text[:200]
-    return None
+def first_complaint(*logs: str) -> str:
+    """The first line in the libraries' log, or else in the tool's, that is marked as an error; empty without any."""
+    texts = (found[1].strip() for log in logs for found in _COMPLAINTS.finditer(log))
+    return next((text[:200] for text in texts if text and _HARMLESS not in text), "")
 
 
 @dataclass(slots=True)
@@ -122,19 +75,12 @@ class CompiledGraph:
     `ran` is the library's return code and the seconds; None after `running` means that the process ended there.
     """
 
-    name: str
     finalized: int
     events: dict[int, int] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     running: bool = False
     ran: tuple[int, float] | None = None
     outputs: dict[str, int] = field(default_factory=dict)
-
-    def time(self, chip: str) -> TimeEstimate | None:
-        """The estimate of one run on this chip; None where the library gives none."""
-        if not _EVENTS.keys() <= self.events.keys():
-            return None
-        return TimeEstimate(chip=chip, **{name: self.events[event] for event, name in _EVENTS.items()})
 
 
 @dataclass(slots=True)
@@ -148,14 +94,14 @@ class ProbeLog:
 
 def read_probe_log(text: str) -> ProbeLog:
     """What the probe's log says; its lines are described in `probe.c`."""
-    probe_log = ProbeLog()
+    heard = ProbeLog()
     for line in text.splitlines():
-        graph = probe_log.graphs[-1] if probe_log.graphs else CompiledGraph("", 0)
+        graph = heard.graphs[-1] if heard.graphs else CompiledGraph(0)
         match line.split("\t"):
             case ["interface", trusted, core, *_]:
-                probe_log.known, probe_log.interface = trusted == "known", core
-            case ["finalized", name, status, *_]:
-                probe_log.graphs.append(CompiledGraph(name, int(status)))
+                heard.known, heard.interface = trusted == "known", core
+            case ["finalized", _, status, *_]:
+                heard.graphs.append(CompiledGraph(int(status)))
             case ["event", event, value, *_]:
                 graph.events.setdefault(int(event), int(value))
             case ["missing", name, *_]:
@@ -166,108 +112,195 @@ def read_probe_log(text: str) -> ProbeLog:
                 graph.outputs[name] = int(number)
             case ["ran", _, status, seconds, *_]:
                 graph.ran = int(status), float(seconds)
-    return probe_log
+    return heard
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the compiler ended with one graph, what it printed, and what the probe heard; `no_probe` says why nothing."""
+
+    code: int
+    output: str
+    errors: str
+    heard: ProbeLog
+    no_probe: str
+
+    @property
+    def reason(self) -> str:
+        """Why it ended, as far as it says so."""
+        return (
+            first_complaint(self.output, self.errors)
+            or processes.killed_by(self.code)
+            or "it does not say why"
+        )
+
+    def figures(self) -> dict[str, int]:
+        """The compiler's figures, summed over the graph's partitions; CompilerFailedError where some are lost."""
+        found = _PARTITIONED.search(self.errors)
+        if found is None:
+            raise CompilerFailedError(
+                "the compiler says nothing of the graph: its plugin may not know the chip"
+            )
+        taken, operators, partitions = map(int, found.groups())
+        told = {
+            name: [int(text) for text in wanted.findall(self.output)] for name, wanted in _FIGURES.items()
+        }
+        lost = [name for name, values in told.items() if len(values) != partitions]
+        if lost:
+            raise CompilerFailedError(
+                f"the compiler's log cannot be read: it has {len(told[lost[0]])} figures for {lost[0]} and "
+                f"{partitions} partitions"
+            )
+        sums = {name: sum(values) for name, values in told.items()}
+        return {"taken": taken, "operators": operators, "partitions": partitions, **sums}
+
+    def time(self, chip: str, partitions: int) -> TimeEstimate | None:
+        """The estimate for this chip, of all partitions one after the other; None where one has none."""
+        graphs = [graph.events for graph in self.heard.graphs]
+        if (
+            not graphs
+            or len(graphs) != partitions
+            or any(not _EVENTS.keys() <= events.keys() for events in graphs)
+        ):
+            return None
+        return TimeEstimate(
+            chip=chip, **{name: sum(events[event] for events in graphs) for event, name in _EVENTS.items()}
+        )
+
+    def why_no_time(self, chip: str) -> str:
+        """Why the compiler estimated no time for this chip."""
+        if chip not in CHIPS:
+            return f"the Hexagon version of {chip} is not known here"
+        if self.no_probe or self.heard.known:
+            return self.no_probe or f"the compiler gave none for {chip}"
+        return (
+            f"the libraries have QNN interface {self.heard.interface or '(unknown)'}, and edge-opt's probe was tried "
+            f"with {_KNOWN_INTERFACES} (onnxruntime-qnn 2.3 to 2.7)"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """The compiler with its settings; after so many `seconds` it is stopped, None never."""
+    """The compiler with its settings, as plain values; after so many `seconds` it is stopped, None never.
 
-    sdk: Sdk
-    chip: str
-    flags: Sequence[str]
+    `sdk` is the folder with Qualcomm's libraries; None takes it from EDGE_OPT_QNN or QNN_SDK_ROOT.
+    """
+
+    chip: str = DEFAULT_CHIP
+    flags: tuple[str, ...] = ()
+    sdk: AnyPath | None = None
     seconds: float | None = None
 
-    def judging(self) -> "Compiler":
-        """The same for the chip whose estimate of time is taken, see `judged_by`."""
-        chip, flags = judged_by(self.chip, self.flags)
-        return replace(self, chip=chip, flags=flags)
+    def __post_init__(self) -> None:
+        """UsageError where a flag is none."""
+        wrong = next((flag for flag in self.flags if not re.match(r"--\w", flag)), None)
+        if wrong is not None:
+            raise UsageError(f"'{wrong}' is not a compiler flag: write --qualcomm_optimization_level=O2")
+
+    def judge(self) -> "Compiler":
+        """The same for the chip whose estimate of time is taken, with this one's memory unless the flags name one."""
+        chip = CHIPS.get(self.chip)
+        if chip is None:
+            return self
+        named = any(flag.startswith(_VTCM_FLAG) for flag in self.flags)
+        vtcm = () if named else (f"{_VTCM_FLAG}={chip.vtcm}",)
+        return replace(self, chip=chip.judge.name, flags=(*self.flags, *vtcm))
+
+    def run(self, path: Path, inputs: Path | None = None) -> Outcome:
+        """Compile one file.
+
+        Args:
+            path: a model with one entry point.
+            inputs: a folder of inputs, see `probe.c`; the graph then runs on them in the emulator.
+
+        Raises:
+            UsageError: the compiler does not know the chip.
+            CompilerFailedError: it was not done in time.
+        """
+        sdk = find_sdk(self.sdk)
+        with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
+            log = Path(folder) / "probe"
+            command = [
+                str(sdk.tool),
+                "--cmd=apply",
+                f"--model={path}",
+                f"--o={folder}/compiled.tflite",
+                f"--libs={sdk.plugin}",
+                "--soc_manufacturer=Qualcomm",
+                f"--soc_model={self.chip}",
+                *self.flags,
+            ]
+            folders = [sdk.libraries] if sdk.probe is None else [sdk.probe, sdk.libraries]
+            environment = {
+                **os.environ,
+                "EDGE_OPT_QNN_REAL": str(sdk.libraries / LIBRARY),
+                "EDGE_OPT_PROBE_LOG": str(log),
+                **({} if inputs is None else {"EDGE_OPT_PROBE_RUN": str(inputs)}),
+                "LD_LIBRARY_PATH": search_path(*folders, scratch=Path(folder)),
+            }
+            try:
+                done = processes.run(command, self.seconds, environment)
+            except TimeoutExpired as error:
+                raise CompilerFailedError(
+                    f"the Hexagon compiler was not done after {self.seconds:g} seconds; give more with seconds=..."
+                ) from error
+            heard = read_probe_log(log.read_text(errors="replace") if log.exists() else "")
+        if done.returncode and _UNKNOWN_CHIP in done.stderr:
+            raise UsageError(
+                f"the Hexagon compiler does not know chip '{self.chip}', {did_you_mean(self.chip, CHIPS)}"
+            )
+        return Outcome(done.returncode, done.stdout, done.stderr, heard, sdk.no_probe)
 
 
-def compile_model(path: Path, model: Model, compiler: Compiler) -> Compilation:
-    """Compile `model`, which `path` holds; where its chip has no estimate of time, for the nearest one too.
+def measure(model: Model, signature: str, compiler: Compiler) -> Figures:
+    """Compile one entry point of a model alone; for the nearest chip too, where its own has no estimate of time.
 
     Raises:
         CompilerFailedError: the compiler ended without a result, or took too long; an operator that it refuses is no
-            such failure, nor is it one if only the estimate is not to be had.
+            such failure, nor is it one if only the estimate is not to be had. The message is the reason alone.
     """
-    chip, no_probe = compiler.chip, compiler.sdk.no_probe
-    judge = estimate_for(chip)
-    with ThreadPoolExecutor(1) as beside:
-        judging = None
-        if judge is not None and judge.name != chip and not no_probe:
-            judging = beside.submit(run_compiler, path, compiler.judging())
-        done, probe_log = run_compiler(path, compiler)
-        qnn = library_version(done.stderr) or probe_log.interface
-        if judging is not None:
-            try:
-                probe_log = judging.result()[1]
-            except CompilerFailedError as error:
-                probe_log, no_probe = ProbeLog(), str(error).partition(": ")[2]
-    try:
-        compiled = {entry.subgraph: entry for entry in read_log(done.stdout, done.stderr)}
-    except ValueError as error:
-        raise CompilerFailedError(
-            f"{path.name}: the Hexagon compiler's log cannot be read: {error}"
-        ) from error
-    partitions = sum(entry.partitions for entry in compiled.values())
-    times = [] if judge is None else [graph.time(judge.name) for graph in probe_log.graphs]
-    note = "" if judge is None else estimate_note(chip, judge)
-    if len(times) != partitions or None in times:
-        times = [None] * partitions
-        note = f"no estimate of time: {no_probe or _why_no_time(chip, judge, probe_log)}"
-    versions = {"ai-edge-litert": version("ai-edge-litert"), **({"qnn": qnn} if qnn else {})}
-    return Compilation(_figures(path, model, compiled, times), versions, (note,) if note else ())
-
-
-def judged_by(chip: str, flags: Sequence[str]) -> tuple[str, list[str]]:
-    """The chip whose estimate is taken for this one, and the flags for it: with this one's memory, unless they say."""
-    judge = estimate_for(chip)
-    if judge is None:
-        return chip, [*flags]
-    named = any(flag.startswith(f"--{_VTCM_FLAG}") for flag in flags)
-    return judge.name, [*flags, *([] if named else [f"--{_VTCM_FLAG}={CHIPS[chip].vtcm}"])]
-
-
-def run_compiler(path: Path, compiler: Compiler, run: Path | None = None) -> tuple[Done, ProbeLog]:
-    """Compile one file: how that ended, and what the probe wrote; UsageError where the compiler knows no such chip.
-
-    Without `run` a compiler that fails is a CompilerFailedError. With that folder, graphs run in the emulator on the
-    inputs in it, see `probe.c`, and the outcome tells.
-    """
-    with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
-        log, sdk = Path(folder) / "probe", compiler.sdk
-        command = [
-            str(sdk.tool),
-            "--cmd=apply",
-            f"--model={path}",
-            f"--o={folder}/compiled.tflite",
-            f"--libs={sdk.plugin}",
-            "--soc_manufacturer=Qualcomm",
-            f"--soc_model={compiler.chip}",
-            *compiler.flags,
-        ]
-        folders = [sdk.libraries] if sdk.probe is None else [sdk.probe, sdk.libraries]
-        environment = {
-            **os.environ,
-            "EDGE_OPT_QNN_REAL": str(sdk.libraries / LIBRARY),
-            "EDGE_OPT_PROBE_LOG": str(log),
-            **({} if run is None else {"EDGE_OPT_PROBE_RUN": str(run)}),
-            "LD_LIBRARY_PATH": search_path(*folders, scratch=Path(folder)),
-        }
-        done = run_program(f"{path.name}: the Hexagon compiler", command, compiler.seconds, environment)
-        probe_log = read_probe_log(log.read_text(errors="replace") if log.exists() else "")
-    if done.returncode and run is None:
-        if _UNKNOWN_CHIP in done.stderr:
-            raise UsageError(
-                f"the Hexagon compiler knows no chip '{compiler.chip}', {did_you_mean(compiler.chip, CHIPS)}"
+    alone, judge = cut_entry_point(model, signature), compiler.judge()
+    with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder, compiling_threads(2) as threads:
+        file = Path(folder) / "model.tflite"
+        save(alone, file)
+        judging = threads.submit(judge.run, file) if judge.chip != compiler.chip else None
+        outcome = compiler.run(file)
+        if outcome.code:
+            raise CompilerFailedError(
+                f"the Hexagon compiler ended with code {outcome.code}: {outcome.reason}"
             )
-        reason = first_complaint(done.stdout, done.stderr) or why_ended(done.returncode)
-        raise CompilerFailedError(
-            f"{path.name}: the Hexagon compiler ended with code {done.returncode}: {reason}; try other compiler flags "
-            f"or another form"
-        )
-    return done, probe_log
+        judged = outcome if judging is None else judging.result()
+    figures = outcome.figures()
+    time = judged.time(judge.chip, figures["partitions"])
+    note = CHIPS[compiler.chip].note if compiler.chip in CHIPS else ""
+    if time is None:
+        note = f"no estimate of time: {judged.why_no_time(judge.chip)}"
+    named = _VERSION.search(outcome.errors)
+    return Figures(
+        signature=signature,
+        floor=read_floor(alone.subgraphs[0]),
+        time=time,
+        note=note,
+        qnn=outcome.heard.interface if named is None else named[1],
+        **figures,
+    )
+
+
+@contextmanager
+def compiling_threads(count: int) -> Iterator[Executor]:
+    """Threads, each waiting for a compiler; an interrupt ends every compiler."""
+    with ThreadPoolExecutor(count) as executor:
+        try:
+            yield executor
+        except BaseException:
+            executor.shutdown(wait=False, cancel_futures=True)
+            # Not once: a thread may be about to start its compiler just now.
+            waiting = Thread(target=executor.shutdown)
+            waiting.start()
+            while waiting.is_alive():
+                processes.end_all()
+                waiting.join(0.05)
+            raise
 
 
 def emulate(
@@ -290,15 +323,9 @@ def emulate(
             np.ascontiguousarray(array).tofile(folder / f"{number}.in")
         lines = [f"{number}\t{given}\n" for number, given in enumerate(inputs)]
         (folder / "inputs").write_text("".join(lines), encoding="utf-8")
-        try:
-            raw = replace(compiler, flags=[*compiler.flags, _RAW_MEMORY])
-            done, probe_log = run_compiler(path, raw, folder)
-        except CompilerFailedError as error:
-            raise CompilerFailedError(f"compiler and emulator were not done in time: {error}") from error
-        reason = _failure(done, probe_log)
-        if reason:
-            raise CompilerFailedError(reason)
-        compiled, found = probe_log.graphs[0], {}
+        outcome = replace(compiler, flags=(*compiler.flags, _RAW_MEMORY)).run(path, folder)
+        _check_ran(outcome)
+        compiled, found = outcome.heard.graphs[0], {}
         assert compiled.ran is not None
         for tensor in graph.outputs:
             file = folder / f"{compiled.outputs.get(tensor.name)}.out"
@@ -311,73 +338,27 @@ def emulate(
         return found, compiled.ran[1]
 
 
-def _failure(done: Done, probe_log: ProbeLog) -> str:
-    """Why there is nothing to compare; empty where the whole graph ran."""
-    ended = why_ended(done.returncode)
-    reason = first_complaint(done.stdout, done.stderr) or ended
-    if probe_log.interface and not probe_log.known:
-        return f"QNN interface {probe_log.interface} is not one that edge-opt's probe was tried with"
-    if not probe_log.graphs:
-        return f"the compiler ended with code {done.returncode}: {reason}"
-    graph = probe_log.graphs[0]
-    if graph.finalized:
-        return f"the compiler refuses the graph: {reason}"
-    if graph.missing:
-        return f"the compiled graph wants input '{graph.missing[0]}' in another type or size"
-    if graph.ran is None:
-        where = "the emulator crashes on the compiled graph" if graph.running else "the compiler ends"
-        return f"{where} ({ended})"
-    if graph.ran[0]:
-        return f"the emulator refuses the compiled graph: error {graph.ran[0]}"
-    try:
-        entries = read_log(done.stdout, done.stderr)
-    except ValueError as error:
-        return f"the compiler's log cannot be read: {error}"
-    for entry in entries:
-        if (entry.taken, entry.partitions) != (entry.operators, 1):
-            return (
-                f"the compiler takes {entry.taken} of {entry.operators} operators in {entry.partitions} pieces: there "
-                f"is no one graph to run"
-            )
-    return ""
-
-
-def _why_no_time(chip: str, judge: Chip | None, probe_log: ProbeLog) -> str:
-    """Why the compiler estimated no time."""
-    if judge is None:
-        return f"the Hexagon version of {chip} is not known here; known chips are {', '.join(sorted(CHIPS))}"
-    if not probe_log.known:
-        return (
-            f"the libraries have QNN interface {probe_log.interface or '(unknown)'}, and edge-opt's probe was tried "
-            f"with {_KNOWN_INTERFACES} (onnxruntime-qnn 2.3 to 2.7)"
+def _check_ran(outcome: Outcome) -> None:
+    """CompilerFailedError unless the whole graph was compiled as one, and ran in the emulator."""
+    heard, ended = outcome.heard, processes.killed_by(outcome.code) or "it does not say why"
+    graph = heard.graphs[0] if heard.graphs else CompiledGraph(0)
+    if heard.interface and not heard.known:
+        why = f"QNN interface {heard.interface} is not one that edge-opt's probe was tried with"
+    elif not heard.graphs:
+        why = f"the compiler ended with code {outcome.code}: {outcome.reason}"
+    elif graph.finalized:
+        why = f"the compiler refuses the graph: {outcome.reason}"
+    elif graph.missing:
+        why = f"the compiled graph wants input '{graph.missing[0]}' in another type or size"
+    elif graph.ran is None:
+        why = f"{'the emulator crashes on the compiled graph' if graph.running else 'the compiler ends'} ({ended})"
+    elif graph.ran[0]:
+        why = f"the emulator refuses the compiled graph: error {graph.ran[0]}"
+    else:
+        taken, operators, partitions = (
+            outcome.figures()[name] for name in ("taken", "operators", "partitions")
         )
-    return f"the compiler gave none for {judge.name}"
-
-
-def _figures(
-    path: Path, model: Model, compiled: Mapping[int, SubgraphFigures], times: Sequence[TimeEstimate | None]
-) -> tuple[SpillFigures, ...]:
-    # The probe hears the partitions in the order in which the subgraphs stand in the file.
-    remaining = iter(times)
-    parts = {index: [*islice(remaining, compiled[index].partitions)] for index in sorted(compiled)}
-    signatures = []
-    for name, subgraph in model.entry_points():
-        index = next(place for place, graph in enumerate(model.subgraphs) if graph is subgraph)
-        if index not in compiled:
-            raise CompilerFailedError(
-                f"{path.name}: the Hexagon compiler says nothing of signature '{name}' (subgraph {index}): "
-                f"its plugin may not know the chip, give another with chip=..."
-            )
-        entry, known = compiled[index], [time for time in parts[index] if time is not None]
-        signatures.append(
-            SpillFigures(
-                signature=name,
-                operators=entry.operators,
-                taken=entry.taken,
-                partitions=entry.partitions,
-                floor=read_floor(subgraph),
-                time=reduce(add, known) if known else None,
-                **entry.figures,
-            )
-        )
-    return tuple(signatures)
+        if (taken, partitions) == (operators, 1):
+            return
+        why = f"the compiler takes {taken} of {operators} operators in {partitions} pieces: no one graph can run"
+    raise CompilerFailedError(why)

@@ -29,27 +29,12 @@ class Layers:
     blocks: int | None
 
 
-def largest_attention(model: Model, signature: str | None = None) -> tuple[str, list[Block]]:
-    """The entry point with the largest attention, or the named one, and its blocks; UsageError without any."""
-    blocks = {
-        name: [match for match in find_blocks(graph) if isinstance(match, Block) and match.heads > 1]
-        for name, graph in model.entry_points()
-    }
-    if signature is not None and signature not in blocks:
-        raise unknown("signature", signature, blocks)
-    candidates = list(blocks) if signature is None else [signature]
-    chosen = max(candidates, key=lambda name: max(map(logits_bytes, blocks[name]), default=0))
-    if not blocks[chosen]:
-        place = "the model" if signature is None else f"signature '{signature}'"
-        raise UsageError(f"{place} holds no multi-head attention to tune for: see `edge-opt explain`")
-    return chosen, blocks[chosen]
-
-
 def cut_layers(model: Model, signature: str | None = None, *, blocks: int | None = None) -> Layers:
     """`blocks` layers in a row, from the end of the attention before them to the projection behind their own.
 
     Of the entry point with the largest attention, or of the one that is named; from the middle of it, since the first
-    and the last layers may miss something. None takes the entry point whole. UsageError as of `largest_attention`.
+    and the last layers may miss something. None takes the entry point whole. UsageError where there is no such entry
+    point, or no multi-head attention.
     """
     name, attention = largest_attention(model, signature)
     if blocks is None:
@@ -62,6 +47,22 @@ def cut_layers(model: Model, signature: str | None = None, *, blocks: int | None
     ends = [part[-1].output, *_projections(part[-1].output)]
     inside = backward_slice(ends)[0] - before
     return Layers(name, _cut(model, name, inside, ends), part[0], len(part))
+
+
+def largest_attention(model: Model, signature: str | None = None) -> tuple[str, list[Block]]:
+    """The entry point with the largest attention, or the named one, and its blocks; UsageError without any."""
+    blocks = {
+        name: [match for match in find_blocks(graph) if isinstance(match, Block) and match.heads > 1]
+        for name, graph in model.entry_points()
+    }
+    if signature is not None and signature not in blocks:
+        raise unknown("signature", signature, blocks)
+    sizes = {name: max(map(logits_bytes, found), default=0) for name, found in blocks.items()}
+    chosen = signature or max(sizes, key=lambda name: sizes[name])
+    if not blocks[chosen]:
+        place = "the model" if signature is None else f"signature '{signature}'"
+        raise UsageError(f"{place} holds no multi-head attention to tune for: see `edge-opt inspect`")
+    return chosen, blocks[chosen]
 
 
 def cut_entry_point(model: Model, signature: str, ends: Collection[str] = ()) -> Model:

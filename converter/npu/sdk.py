@@ -1,4 +1,4 @@
-"""What it takes to compile for an NPU here: chips, LiteRT's tool and plugin, the user's own QNN libraries, our probe.
+"""Finds what compiles for an NPU here: LiteRT's tool and plugin, the user's own QNN libraries, our probe.
 
 The libraries are never copied or bundled.
 """
@@ -8,14 +8,12 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from subprocess import CompletedProcess, TimeoutExpired
 
 from edge_opt.base import processes
 from edge_opt.base.atomic import AnyPath
@@ -28,24 +26,11 @@ _PLACES = ("lib/x86_64-linux-clang", "onnxruntime_qnn", ".")
 # The plugin is linked against this one for chips without an HTP and calls nothing of it here; the wheel lacks it.
 _UNUSED_LIBRARY, _STAND_IN = "libQnnLpai.so", "libQnnSystem.so"
 _COMPILING = "lib*Htp*.so"
-_COMPILERS = ("cc", "gcc", "clang")
 _HOW_TO_GET = (
     "give the folder of Qualcomm's AI Engine Direct SDK, or of an unpacked wheel (`pip download --no-deps "
     "onnxruntime-qnn==2.7.0` on x86-64 Linux), with sdk=DIR or in EDGE_OPT_QNN or QNN_SDK_ROOT"
 )
-# https://github.com/google-ai-edge/LiteRT, litert/vendors/qualcomm/core/schema/soc_table.cc; SA8775 and SA8797 are in
-# no public table: their versions are those whose graphs and estimates they share (measured, docs/npu.md).
-_CHIPS = {
-    68: "SA8295:8 SM8350:4",
-    69: "SM8450:8 SM8475:8 SXR2230P:8",
-    73: "SA8255:8 SA8775:8 SC8380XP:8 SM8550:8 QCS9100:8 QCS9075:8 SSG2125P:2 SAR1130P:2",
-    75: "SM8650:8 QCS8300:8 QCS8275:8",
-    79: "SM8750:8 SXR2330P:8",
-    81: "SA8797:8 SM8850:8 SAR2230P:4 SW6100:4",
-}
-ESTIMATED = frozenset({"SA8255", "SA8775", "QCS9100", "SAR2230P", "SA8797"})
-"""Chips for which the compiler of QNN interface 2.36 to 2.40 estimates time; phones' are not among them."""
-_JUDGES = ("SA8775", "SA8797")
+_PROBE_NEEDS = "Qualcomm's estimate and emulator need"
 
 
 class CompilerMissingError(UsageError):
@@ -54,30 +39,6 @@ class CompilerMissingError(UsageError):
 
 class CompilerFailedError(EdgeOptError):
     """The compiler ended without a result, or printed figures that we cannot read."""
-
-
-class CompilerTimeoutError(CompilerFailedError):
-    """The compiler was not done in the time that it was given; with more it may be."""
-
-
-def run_program(
-    name: str,
-    command: Sequence[str],
-    seconds: float | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> CompletedProcess[str]:
-    """How it ended, and what it printed on both streams; CompilerTimeoutError after `seconds`."""
-    try:
-        return processes.run(command, seconds, environment)
-    except TimeoutExpired as error:
-        raise CompilerTimeoutError(
-            f"{name} was not done after {seconds:g} seconds; give more with seconds=..."
-        ) from error
-
-
-def why_ended(code: int) -> str:
-    """What is known of a process that does not say why it ended."""
-    return processes.killed_by(code) or "it does not say why"
 
 
 def find_libraries(sdk: AnyPath | None) -> Path:
@@ -93,17 +54,13 @@ def find_libraries(sdk: AnyPath | None) -> Path:
     raise CompilerMissingError(f"{root} holds no {LIBRARY} for x86-64 Linux: {_HOW_TO_GET}")
 
 
-def libraries_digest(sdk: AnyPath | None) -> str:
-    """What the libraries that compile are, by their bytes, wherever they lie; empty where there are none."""
-    try:
-        folder = find_libraries(sdk)
-    except CompilerMissingError:
-        return ""
-    digests = []
-    for path in sorted(folder.glob(_COMPILING)):
+def libraries_digest(libraries: Path) -> str:
+    """A digest of the libraries that compile, wherever they lie."""
+    digest = hashlib.sha256()
+    for path in sorted(libraries.glob(_COMPILING)):
         with path.open("rb") as file:
-            digests.append(f"{path.name}:{hashlib.file_digest(file, 'sha256').hexdigest()}")
-    return " ".join(digests)
+            digest.update(f"{path.name}:{hashlib.file_digest(file, 'sha256').hexdigest()} ".encode())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +118,14 @@ def build_probe() -> Path:
     """The folder with the probe, built once for each source, in the user's cache; or CompilerMissingError."""
     source = (resources.files(__package__) / "probe.c").read_bytes()
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
-        raise CompilerMissingError("Qualcomm's estimate and emulator need an x86-64 Linux machine")
+        raise CompilerMissingError(f"{_PROBE_NEEDS} an x86-64 Linux machine")
     folder = cache_folder() / f"probe-{hashlib.sha256(source).hexdigest()[:16]}"
     if (folder / LIBRARY).is_file():
         return folder
-    compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, _COMPILERS)), None)
+    compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
         raise CompilerMissingError(
-            "Qualcomm's estimate and emulator need a C compiler to build a small probe with: install one (as `cc`), "
-            "or name it in CC"
+            f"{_PROBE_NEEDS} a C compiler to build a small probe: install one (as `cc`), or name it in CC"
         )
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="edge-opt-", dir=folder) as scratch:
@@ -180,8 +136,7 @@ def build_probe() -> Path:
         if not library.is_file():
             reason = (done.stderr.strip().splitlines() or ["it does not say why"])[0][:200]
             raise CompilerMissingError(
-                f"Qualcomm's estimate and emulator need a C compiler to build a small probe with, and `{compiler}` "
-                f"fails: {reason}"
+                f"{_PROBE_NEEDS} a C compiler to build a small probe, and `{compiler}` fails: {reason}"
             )
         # Renamed, not written in place: another process may be using or building the same one.
         library.replace(folder / LIBRARY)
@@ -203,40 +158,3 @@ def cache_folder() -> Path:
             f"{fallback} belongs to somebody else: name a folder of yours in XDG_CACHE_HOME"
         )
     return fallback
-
-
-@dataclass(frozen=True, slots=True)
-class Chip:
-    """A chip as the compiler calls it; `vtcm` is its NPU's on-chip memory in MiB."""
-
-    name: str
-    hexagon: int
-    vtcm: int
-
-
-CHIPS = {
-    name: Chip(name, hexagon, int(vtcm))
-    for hexagon, entries in _CHIPS.items()
-    for name, _, vtcm in (entry.partition(":") for entry in entries.split())
-}
-"""Chips whose Hexagon version is known."""
-
-
-def estimate_for(chip: str) -> Chip | None:
-    """The chip whose estimate is taken: itself, else one of the nearest Hexagon version; None for one unknown here."""
-    known = CHIPS.get(chip)
-    if known is None or chip in ESTIMATED:
-        return known
-    return min((CHIPS[name] for name in _JUDGES), key=lambda judge: abs(judge.hexagon - known.hexagon))
-
-
-def estimate_note(chip: str, judge: Chip) -> str:
-    """What an estimate of another chip is, in one sentence; nothing where it is of the chip itself."""
-    if judge.name == chip:
-        return ""
-    version = CHIPS[chip].hexagon
-    same = "the same version" if version == judge.hexagon else "the nearest that has an estimate"
-    return (
-        f"the compiler estimates no time for {chip} (Hexagon v{version}): times are of {judge.name} "
-        f"(v{judge.hexagon}, {same})"
-    )

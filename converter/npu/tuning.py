@@ -1,0 +1,336 @@
+"""Rewrites a signature in every form, compiles and ranks them, and makes a target of the best."""
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor, as_completed
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from edge_opt.attention.block import FORMS, Block
+from edge_opt.base.atomic import AnyPath
+from edge_opt.base.errors import UsageError
+from edge_opt.base.record import Record, from_dict
+from edge_opt.base.words import Progress
+from edge_opt.conversion import convert
+from edge_opt.ir import Model, load, save
+from edge_opt.ir.opening import Opened
+from edge_opt.ir.text import subgraph_text
+from edge_opt.npu.chips import DEFAULT_CHIP
+from edge_opt.npu.comparing import compare_on_npu
+from edge_opt.npu.figures import Figures, Measured
+from edge_opt.npu.hexagon import Compiler, compiling_threads
+from edge_opt.npu.layers import Layers, cut_layers
+from edge_opt.npu.profiling import attempt, versions
+from edge_opt.npu.sdk import cache_folder, find_sdk, libraries_digest
+from edge_opt.targets import Target, TargetLike, load_target, target_names
+
+BASE = "qualcomm-htp"
+"""The target whose compiler can be run here."""
+_TILES, _LEAST_ROWS = 4, 2
+_SMALL_TILES = (128, 64)
+_ALWAYS = 1  # a least head size that every attention has
+_CHECKED_LAYERS = 2
+_VARIED = ("form", "rows_per_tile", "norm_per_head_from", "mask_before_join")
+
+
+@dataclass(frozen=True, slots=True)
+class Trial(Record):
+    """One form, compiled: `target` rewrites into it, None leaves the model as exported.
+
+    `verdict` says what is wrong with the numbers that the emulator computes; empty where nothing is, or nobody looked.
+    """
+
+    form: str
+    target: Target | None
+    measured: Measured
+    seconds: float
+    verdict: str = ""
+
+    _left_out = ("target",)
+    _or_null = ("verdict",)
+
+    @property
+    def usable(self) -> bool:
+        """Whether it compiled, and nothing is known to be wrong with its numbers."""
+        return self.measured.figures is not None and not self.verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning(Record):
+    """All trials, best first; those that failed, or whose numbers are wrong, come last.
+
+    `blocks` is None where the whole signature was compiled. `long_context`: one head does not fit on the chip.
+    `checked` says how the winner's numbers were checked, or why they were not.
+    """
+
+    model: str
+    signature: str
+    blocks: int | None
+    long_context: bool
+    target: Target
+    chip: str
+    versions: Mapping[str, str]
+    trials: tuple[Trial, ...]
+    checked: str = ""
+    notes: tuple[str, ...] = ()
+
+    _properties = ("winner",)
+
+    @property
+    def winner(self) -> Trial | None:
+        """The best one that compiled and whose numbers are right, if there is any."""
+        return self.trials[0] if self.trials and self.trials[0].usable else None
+
+    @property
+    def extent(self) -> str:
+        """How much of the signature was compiled, in words."""
+        return {None: "all layers", 1: "one layer"}.get(self.blocks, f"{self.blocks} layers")
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`; of the target only the name."""
+        return {**Record.to_dict(self), "target": self.target.name}
+
+
+def tune(
+    path: AnyPath,
+    target: TargetLike = BASE,
+    *,
+    signature: str | None = None,
+    blocks: int | None = None,
+    sdk: AnyPath | None = None,
+    chip: str | None = None,
+    seconds: float | None = 1800.0,
+    jobs: int | None = None,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> Tuning:
+    """Try every form on one signature of a model, for a Hexagon NPU. The file is only read.
+
+    Trials are ranked by the compiler's estimate of time, then by bytes. The best trial's numbers are checked in the
+    emulator, on two layers at their real shapes: they must be near enough to the CPU's, and the same bits as before. If
+    they are not, the next trial is taken. Figures are remembered in the user's cache, so a search that was interrupted
+    goes on where it was.
+
+    Args:
+        path: a .tflite model as exported, or a bundle: then its prefill/decode model.
+        target: the target to vary: qualcomm-htp, or a target (or its file) of yours.
+        signature: the entry point to tune for; None the one with the largest attention.
+        blocks: only so many layers in a row, for a cheaper look; None the whole signature.
+        sdk: folder with Qualcomm's libraries; None takes it from EDGE_OPT_QNN or QNN_SDK_ROOT.
+        chip: the compiler's word for the chip; None is SM8750.
+        seconds: after so long a trial is given up; None never.
+        jobs: how many trials run at a time; None as many as there are cores that have nothing to do.
+        executor: what carries them out instead: any of `concurrent.futures`, a cluster's too. Its workers need the same
+            files at the same paths, and edge-opt.
+        progress: called with (stage, done, total).
+
+    Raises:
+        UsageError: the target is for other NPUs, or there is no such signature, or no attention in it.
+        CompilerMissingError: the compiler, or a library that it needs, is not installed.
+        ModelFormatError: the file is not a model.
+    """
+    base, tell = load_target(target), progress or (lambda *_: None)
+    if base.name != BASE and base.name in target_names():
+        raise UsageError(
+            f"no compiler for target '{base.name}' can be run here: give {BASE}, or a target file of yours"
+        )
+    compiler = Compiler(chip or DEFAULT_CHIP, (), sdk, seconds)
+    no_probe = find_sdk(sdk).no_probe
+    layers = cut_layers(Opened(path).main().model, signature, blocks=blocks)
+    forms = dict(_different(layers, base))
+    with ExitStack() as stack:
+        exported = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-")), "exported.tflite"
+        )
+        save(layers.model, exported)
+        running = executor or stack.enter_context(compiling_threads(jobs or _idle_cores()))
+        waiting = [running.submit(try_form, str(exported), *form, compiler.judge()) for form in forms.items()]
+        tell("compiling", 0, len(forms))
+        for done, _ in enumerate(as_completed(waiting), 1):
+            tell("compiling", done, len(forms))
+        trials = sorted((future.result() for future in waiting), key=lambda trial: trial.measured.rank)
+        checked = f"numbers not checked: {no_probe}"
+        if not no_probe:
+            trials, checked = _checked(trials, exported, compiler, tell)
+    first = next((trial.measured.figures for trial in trials if trial.measured.figures), None)
+    return Tuning(
+        model=os.fspath(path),
+        signature=layers.signature,
+        blocks=layers.blocks,
+        long_context=base.overflows(layers.attention),
+        target=base,
+        chip=compiler.chip,
+        versions={} if first is None else versions(first.qnn),
+        trials=tuple(trials),
+        checked=checked,
+        notes=() if first is None or not first.note else (first.note,),
+    )
+
+
+def variants(attention: Block, base: Target) -> Iterator[tuple[str, Target | None]]:
+    """As exported, with the mask before the join and without, and every form, each for all signatures and lengths.
+
+    Of the form that is mostly the best also tiles of rows, the other cut at the norm and the other place of the mask.
+    """
+    whole = replace(base, long_context={}, rows_per_tile=None, split_signatures=("*",))
+    yield "as exported", None
+    yield "as exported, the mask before the join", replace(whole, split_signatures=(), mask_before_join=True)
+    for form in FORMS:
+        yield form, replace(whole, form=form)
+    best, above = "split-above", replace(whole, form="split-above")
+    least = base.norm_per_head_from or _ALWAYS
+    if attention.head_size < least:
+        yield f"{best}, a norm for each head", replace(above, norm_per_head_from=_ALWAYS)
+    else:
+        yield f"{best}, one norm for all", replace(above, norm_per_head_from=attention.head_size + 1)
+    place = "after" if base.mask_before_join else "before"
+    yield f"{best}, the mask {place} the join", replace(above, mask_before_join=not base.mask_before_join)
+    rows = attention.query_length
+    for size in dict.fromkeys((rows // _TILES, *_SMALL_TILES)):
+        if _LEAST_ROWS <= size < rows and rows % size == 0:
+            yield f"{best}, tiles of {size} rows", replace(above, rows_per_tile=size)
+
+
+def _different(layers: Layers, base: Target) -> Iterator[tuple[str, Target | None]]:
+    """Those that give another graph than the ones before them: without norms there is no other cut at the norm.
+
+    The layer with the largest attention decides.
+    """
+    tried = set()
+    for form, target in variants(layers.attention, base):
+        layer = rewritten(cut_layers(layers.model, blocks=1).model, target)
+        graph = subgraph_text(layer.entry_points()[0][1])
+        if graph not in tried:
+            tried.add(graph)
+            yield form, target
+
+
+def rewritten(model: Model, target: Target | None) -> Model:
+    """The model in the target's form, not verified; as it is where that is None."""
+    if target is not None:
+        convert(model, target=target, verify="none")
+    return model
+
+
+def try_form(exported: str, form: str, target: Target | None, compiler: Compiler) -> Trial:
+    """Rewrite the exported model, of one entry point, and compile that; maybe in another process."""
+    started = time.perf_counter()
+    file = cache_folder() / "trials" / f"{_key(exported, target, compiler)}.json"
+    try:
+        figures = from_dict(Figures, json.loads(file.read_text(encoding="utf-8")))
+        measured = Measured(figures.signature, figures)
+    except (OSError, ValueError):  # no earlier search measured it, or its file cannot be read
+        model = rewritten(load(exported), target)
+        measured = attempt(model, model.entry_points()[0][0], compiler)
+        if measured.figures is not None:
+            _remember(file, asdict(measured.figures))
+    return Trial(form, target, measured, round(time.perf_counter() - started, 2))
+
+
+def _key(exported: str, target: Target | None, compiler: Compiler) -> str:
+    """What figures depend on, model and libraries by their digests."""
+    with Path(exported).open("rb") as file:
+        model = hashlib.file_digest(file, "sha256").hexdigest()
+    libraries = libraries_digest(find_sdk(compiler.sdk).libraries)
+    facts = None if target is None else target.to_dict()
+    tools = [version("ai-edge-litert"), version("edge-opt")]
+    values = [model, facts, compiler.chip, compiler.flags, libraries, tools]
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _remember(file: Path, values: Mapping[str, Any]) -> None:
+    with suppress(OSError):  # what cannot be kept is compiled again
+        file.parent.mkdir(exist_ok=True)
+        scratch = file.with_suffix(f".{os.getpid()}")
+        scratch.write_text(json.dumps(values), encoding="utf-8")
+        scratch.replace(file)
+
+
+def _idle_cores() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, round(cores - os.getloadavg()[0]))
+
+
+def _checked(
+    ranked: Sequence[Trial], exported: Path, compiler: Compiler, tell: Progress
+) -> tuple[list[Trial], str]:
+    """The trials with the best one in front whose numbers are right, and what is to be said of the check."""
+    wrong: list[Trial] = []
+    for place, trial in enumerate(ranked):
+        if not trial.usable:
+            break
+        tell(f"checking the numbers of {trial.form}", place, len(ranked))
+        comparison = compare_on_npu(
+            exported,
+            rewritten(load(exported), trial.target),
+            sdk=compiler.sdk,
+            chip=compiler.chip,
+            layers=_CHECKED_LAYERS,
+            seconds=compiler.seconds,
+        )
+        if comparison.equal:
+            same = (
+                "its numbers are the compiler's own" if trial.target is None else "the same bits as exported"
+            )
+            layers = f"{_CHECKED_LAYERS} layers on {compiler.chip}'s emulator"
+            return [*ranked[place:], *wrong], f"{same}, {layers}"
+        wrong.append(replace(trial, verdict=comparison.summary()))
+    return [*wrong, *(trial for trial in ranked if not trial.usable)], "no trial's numbers are right"
+
+
+def tuned_target(tuning: Tuning, name: str | None = None) -> Target:
+    """The target with the form of the winner, and where that comes from; its name is `<target>-tuned` where None.
+
+    Raises:
+        UsageError: every trial failed.
+    """
+    base, winner = tuning.target, tuning.winner
+    if winner is None:
+        raise UsageError(
+            f"nothing compiled for target '{base.name}' with the right numbers: there is no winner to write"
+        )
+    where = f"{tuning.extent} of {Path(tuning.model).name}, {tuning.signature}"
+    split = winner.target is not None and winner.target.split_signatures != ()
+    changed: dict[str, Any] = {"split_signatures": _split_signatures(tuning, split=split)}
+    if winner.target is not None:
+        facts = {name: getattr(winner.target, name) for name in _VARIED}
+        own = {name: value for name, value in facts.items() if value != getattr(base, name)}
+        if tuning.long_context and split:
+            cut = {name: own.pop(name, facts[name]) for name in ("form", "rows_per_tile")}
+            own["long_context"] = {name: value for name, value in cut.items() if value is not None}
+        elif split:
+            own["form"] = winner.target.form
+        changed |= own
+    elif not changed["split_signatures"]:
+        changed["mask_before_join"] = False  # the trial was the exported file, with no pass run on it
+    summary = f"{base.name} as tuned for {tuning.chip} on {where}: {winner.form}"
+    source = f"measured with `edge-opt tune` on {where}"
+    target = replace(
+        base,
+        **changed,
+        name=name or f"{base.name}-tuned",
+        summary=summary,
+        versions={**tuning.versions, "chip": tuning.chip},
+    )
+    kept = {name: text for name, text in base.sources.items() if name not in changed}
+    told = {name: source for name in changed if name in target.stated()}
+    return replace(target, sources={**kept, **told})
+
+
+def _split_signatures(tuning: Tuning, *, split: bool) -> tuple[str, ...]:
+    """Patterns of signatures: with this one, or those that match without it."""
+    known = tuning.target.split_signatures
+    if split:
+        return known if tuning.target.splits(tuning.signature) else (*known, tuning.signature)
+    return tuple(
+        pattern
+        for pattern in known
+        if not replace(tuning.target, split_signatures=(pattern,)).splits(tuning.signature)
+    )
