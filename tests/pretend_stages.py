@@ -95,7 +95,7 @@ class Stages(Processes):
 
     def configure(self, job: Job) -> dict[str, Any]:
         """Settings as the pipeline's: what each stage takes."""
-        told = {"cache_length": 1280, **job.options["file"], **job.options["settings"]}
+        told = {"cache_length": 1280, **job.options["settings"]}
         steps = told.pop("max_calibration_decode_steps", 32)
         taken = {
             "export": told,
@@ -126,8 +126,7 @@ class Stages(Processes):
         return {"put_back": ["metadata"]}
 
     def optimize(self, job: Job) -> dict[str, Any]:
-        """Nothing but what it says, and a report of it."""
-        (Path(job.output) / "report.md").write_text(f"for {job.options['target']}")
+        """Nothing but what it says."""
         shutil.copyfile(job.inputs["model"], job.model)
         kept = {
             "signature": "prefill_4",

@@ -61,7 +61,6 @@ def test_a_longer_ring_may_be_asked_for() -> None:
         (GEMMA, 768, False, r"shorter than the longest prefill, 1024 tokens.*: set 1024 or more"),
         (GEMMA, 1100, False, r"no multiple of 64: set 1152"),
         (GEMMA, 4096, False, r"not shorter than the cache, 4096 positions"),
-        (GEMMA, 1024, True, r"whole_caches=True for none"),
         (SlidingLayers(count=6), 1024, False, r"no sliding layers"),
     ],
 )
@@ -89,8 +88,8 @@ def test_a_prefill_longer_than_the_window_is_told_of() -> None:
 
 def test_a_bundle_keeps_the_caches_that_it_has(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    with pytest.raises(UsageError, match=r"leave prefill=..., cache=... and whole_caches=True out"):
-        place.build(write(place.folder / "quantized.litertlm", QUANTIZED), prompts=None, whole_caches=True)
+    with pytest.raises(UsageError, match=r"leave prefill=... and cache=... out"):
+        place.build(write(place.folder / "quantized.litertlm", QUANTIZED), prompts=None, cache=64)
 
 
 # --- what a bundle says ---

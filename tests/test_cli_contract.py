@@ -30,7 +30,7 @@ from edge_opt.conversion import Verify, convert
 from edge_opt.conversion.container import Sections
 from edge_opt.ir import save
 from edge_opt.npu.comparing import compare_on_npu
-from edge_opt.npu.search import tune
+from edge_opt.npu.tuning import tune
 from edge_opt.passes import PASSES
 from edge_opt.targets import load_target, target_names
 
@@ -152,9 +152,8 @@ def test_every_command_has_the_same_words() -> None:
 
 def test_the_target_has_one_default_but_where_a_compiler_or_nothing_is_asked_for() -> None:
     defaults = {n: o.default for n, c in commands().items() for o in c.params if "--target" in o.opts}
-    compiler = dict.fromkeys(("profile", "tune"), "qualcomm-htp")
     lint = dict.fromkeys(("inspect", "build"))
-    assert defaults == {"convert": "generic", "explain": "generic", **compiler, **lint}
+    assert defaults == {"convert": "generic", "explain": "generic", "tune": "qualcomm-htp", **lint}
 
 
 def test_options_of_the_npu_are_a_group_of_the_help(capsys: Captured) -> None:
