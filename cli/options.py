@@ -17,8 +17,8 @@ NPU = "The NPU and its compiler"
 """The group of such options in a command's help."""
 _ARGUMENT = re.compile(r"(?<![\w'-])(\w+)=('[^']*'|[\w./…]+)")
 _SAME = (
-    "cache dry_run evaluate extract_signature form generate held_out inline_composites passes prefill prompts require_all "
-    "require_match require_sound rows_per_tile sdk seconds sections signatures skip target verify work"
+    "cache dry_run evaluate extract_signature form generate held_out inline_composites passes prefill prompts "
+    "require_all require_match require_sound rows_per_tile sdk seconds sections signatures skip target verify work"
 )
 OPTIONS = {
     **{name: f"--{name.replace('_', '-')}" for name in _SAME.split()},
