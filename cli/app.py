@@ -1,4 +1,4 @@
-"""The program: its commands in groups, its help in plain text, and what becomes of whatever ends a command.
+"""The program: its commands, and what becomes of whatever ends a command.
 
 Loads nothing heavy itself, so that `--help` and usage errors answer at once: a command loads the library when it runs.
 """
@@ -9,84 +9,38 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Annotated, Any
 
 import typer
-import typer.core
 
 from edge_opt.cli import models, output, phones
-from edge_opt.cli.options import OPTIONS, in_options
 
-GROUPS = {
-    "Models": (models.convert, models.inspect, models.explain, models.compare, models.shapes),
-    "Phones": (phones.build, phones.evaluate, phones.profile, phones.tune),
-    "In your CI": (),
-    "Demo and lists": (models.demo, models.passes, models.targets),
-}
 PROGRAM = "edge-opt"
-COMPLETION = "_EDGE_OPT_COMPLETE"
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
-EXIT_BROKEN_PIPE = 141
-_AGAIN_SECONDS = 0.05
+EXIT_USAGE, EXIT_BUG, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 70, 130, 141
+_ARGUMENT = re.compile(r"(?<![\w'-])(\w+)=('[^']*'|[\w./…]+)")
 # The base of typer's usage errors; where it lives depends on typer's version, that BadParameter has it does not.
 _ParseError = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
-
-def _write_sections(formatter: Any, rows: Iterable[tuple[str, tuple[str, str]]]) -> None:
-    """Rows of help under the titles that go with them, in the order of these."""
-    sections: dict[str, list[tuple[str, str]]] = {}
-    for title, row in rows:
-        sections.setdefault(title, []).append(row)
-    for title, listed in sections.items():
-        with formatter.section(title):
-            formatter.write_dl(listed)
-
-
-class Program(typer.core.TyperGroup):
-    """Lists the commands by what they are for, each with the first part of its help and without cutting it."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write one section for each group."""
-        titles = [*GROUPS]
-        commands: list[tuple[str, Any]] = [*self.commands.items()]
-        commands.sort(key=lambda item: titles.index(item[1].rich_help_panel))
-        heads = ((name, re.split(r"[:;]", command.help or "")[0].rstrip(".")) for name, command in commands)
-        _write_sections(formatter, zip((c.rich_help_panel for _, c in commands), heads, strict=True))
-
-
-class Command(typer.core.TyperCommand):
-    """Lists its options in the groups that they name, which typer does with rich only."""
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write one section for each group."""
-        titles = {"argument": "Arguments", "option": "Options"}
-        _write_sections(
-            formatter,
-            (
-                (getattr(parameter, "rich_help_panel", None) or titles[parameter.param_type_name], record)
-                for parameter in self.get_params(ctx)
-                if (record := parameter.get_help_record(ctx)) is not None
-            ),
-        )
-
-
 app = typer.Typer(
-    cls=Program,
-    help="Rewrites the attention of .tflite language models for edge NPUs, and proves that nothing changed.",
-    epilog="Exit codes: 0 done; 1 a difference was found, or --require-all and a site was not converted; 2 usage; "
-    "3 the model cannot be read; 4 nothing matched under --require-match; 5 the output could not be written.",
+    help="Rewrite the attention of .tflite language models for NPUs, and verify each rewrite.",
+    epilog="Exit codes: 0 done (skipped sites are reported); 1 a difference, or --require-all and a site was skipped; "
+    "2 usage; 3 the model cannot be read; 5 the output could not be written.",
     # Plain text: help is often piped, and a panel of boxes takes longer to load than all the rest.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(models.golden, name="golden", rich_help_panel="In your CI")
-for group, functions in GROUPS.items():
-    for function in functions:
-        app.command(cls=Command, rich_help_panel=group)(function)
+_COMMANDS: tuple[Callable[..., int], ...] = (
+    *(models.convert, models.inspect, models.compare),
+    *(phones.build, phones.evaluate, phones.profile, phones.tune),
+    *(models.demo, models.passes, models.targets),
+)
+for _command in _COMMANDS:
+    app.command()(_command)
+app.add_typer(models.golden, name="golden")
 
 
 def _version(wanted: bool) -> None:
@@ -104,7 +58,7 @@ def edge_opt(
         bool, typer.Option("-V", "--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Rewrites the attention of .tflite language models for edge NPUs, and proves that nothing changed."""
+    """Rewrite the attention of .tflite language models for NPUs, and verify each rewrite."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -122,9 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_BROKEN_PIPE
     except (KeyboardInterrupt, typer.Abort) as error:
         how = f"ended by {received[0].name}" if received else "interrupted"
-        sentence = "; ".join((how, *getattr(error, "__notes__", ())))
         code = 128 + received[0] if received else EXIT_INTERRUPTED
-        return _end(code, sentence, error, as_json=as_json)
+        return _end(code, "; ".join((how, *getattr(error, "__notes__", ()))), error, as_json=as_json)
     except Exception as error:
         return _failed(error, as_json=as_json)
     return code
@@ -132,48 +85,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _asked_to_end(received: list[signal.Signals]) -> Iterator[None]:
-    """Within the block, signals that would end the process at once let it remove its temporary files first.
+    """Within the block, signals that would end the process at once are interrupts: temporary files go first.
 
-    They are listed in `received`: parsing makes an exception of its own of every interrupt.
+    They are listed in `received`. One that is ignored stays so: `nohup` asks for that.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def end(number: int, _: object) -> None:
         received.append(signal.Signals(number))
         raise KeyboardInterrupt
 
-    def unraised(what: "sys.UnraisableHookArgs") -> None:
-        """Python drops what is raised while it finalizes an object: an interrupt comes again a little later."""
-        if not issubclass(what.exc_type, KeyboardInterrupt):
-            sys.__unraisablehook__(what)
-            return
-        main_thread, number = threading.get_ident(), received[-1] if received else signal.SIGINT
-        threading.Timer(_AGAIN_SECONDS, signal.pthread_kill, (main_thread, number)).start()
-
-    # One that is ignored stays so: `nohup` asks for that.
-    ours = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    is_main = threading.current_thread() is threading.main_thread()
+    ours = [n for n in (signal.SIGTERM, signal.SIGHUP) if is_main and signal.getsignal(n) is signal.SIG_DFL]
     for number in ours:
         signal.signal(number, end)
-    hook, sys.unraisablehook = sys.unraisablehook, unraised
     try:
         yield
     finally:
-        sys.unraisablehook = hook
         for number in ours:
             signal.signal(number, signal.SIG_DFL)
 
 
 def _run(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
-    if COMPLETION in os.environ:
+    if "_EDGE_OPT_COMPLETE" in os.environ:
         command.main(prog_name=PROGRAM)  # answers the shell, and exits
-    if not arguments or arguments[0] == "help":
-        arguments = [*arguments[1:], "--help"]
     try:
         # Not `command.main`: what ends a command is ours to explain, not typer's.
-        with command.make_context(PROGRAM, arguments) as context:
+        with command.make_context(PROGRAM, arguments or ["--help"]) as context:
             code: int | None = command.invoke(context)
     except typer.Exit as end:  # help and version
         return end.exit_code
@@ -192,7 +130,7 @@ def _failed(error: Exception, *, as_json: bool) -> int:
         code, sentence = EXIT_USAGE, _usage_sentence(error)
     else:
         what = " ".join(f"{type(error).__name__}: {error}".split())
-        code = output.EXIT_BUG
+        code = EXIT_BUG
         sentence = (
             f"this is a bug in edge-opt, please report it with the command and the model's source: {what} "
             f"({TRACEBACK}=1 in the environment shows where)"
@@ -202,19 +140,40 @@ def _failed(error: Exception, *, as_json: bool) -> int:
     return _end(code, f"error: {sentence}", error, as_json=as_json)
 
 
+def in_options(text: str) -> str:
+    """A message with options for arguments: `verify='none'` is `--verify none`, `overwrite=True` is `--force`."""
+
+    def option(match: re.Match[str]) -> str:
+        name, value = option_names().get(match[1]), match[2].strip("'")
+        if name is None:
+            return match[0]
+        if value == "False":
+            return name.replace("--", "--no-")
+        return name if value in {"True", "..."} else f"{name} {value}"
+
+    return _ARGUMENT.sub(option, text)
+
+
+@cache
+def option_names() -> dict[str, str]:
+    """The options of all commands, by the library's arguments that they stand for."""
+    pending, names = [typer.main.get_command(app)], dict[str, str]()
+    for command in pending:
+        pending += getattr(command, "commands", {}).values()
+        options = [one for one in command.params if one.param_type_name == "option"]
+        names |= {str(one.name): next(word for word in one.opts if word[:2] == "--") for one in options}
+    return names
+
+
 def _usage_sentence(error: Any) -> str:
-    context: Any = getattr(error, "ctx", None)
+    """What typer says of a usage error, in one line, and which help to read."""
     names_it = getattr(error, "param", None) is not None or not error.message
-    message: str = error.format_message() if names_it else error.message
-    if hasattr(error, "possibilities"):
-        # typer's suggestions, and for an argument of the library the option that stands for it
-        name = error.option_name.removeprefix("--").replace("-", "_")
-        options = {text for parameter in context.command.params for text in parameter.opts}
-        likely = [OPTIONS[name]] if OPTIONS.get(name) in options else sorted(error.possibilities or ())
-        message += f", did you mean {' or '.join(likely)}?" if likely else ""
-    message = " ".join(message.split()).rstrip(".").replace(". Did you mean", ", did you mean")
-    help_of = PROGRAM if context is None else context.command_path
-    return f"{message.replace('Value error, ', '')} (see `{help_of} --help`)"
+    message = " ".join((error.format_message() if names_it else error.message).split()).rstrip(".")
+    message = message.replace("Value error, ", "")
+    if near := getattr(error, "possibilities", None):
+        message += f", did you mean {' or '.join(sorted(near))}?"
+    context = getattr(error, "ctx", None)
+    return f"{message} (see `{PROGRAM if context is None else context.command_path} --help`)"
 
 
 def _end(code: int, sentence: str, error: BaseException, *, as_json: bool) -> int:
@@ -228,7 +187,6 @@ def _end(code: int, sentence: str, error: BaseException, *, as_json: bool) -> in
         known["error"] = {"type": type(error).__name__, "message": message, "exit_code": code}
         try:
             output.say_json(known)
-            output.flush()
         except (OSError, EdgeOptError):
             output.discard_rest()
     output.complain(f"{PROGRAM}: {sentence}")

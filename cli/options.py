@@ -1,71 +1,28 @@
-"""Arguments and options that several commands share, one name for each; how values are completed and read."""
+"""Arguments and options that several commands share, each declared once; how their values are read."""
 
 import json
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-Verify = Literal["regions", "exhaustive", "full", "none"]
-Sections = Literal["prefill-decode", "all"]
-Form = Literal["as-found", "split", "unpack", "split-above"]
-Backend = Literal["xnnpack", "reference", "both", "tensorflow"]
-Place = Literal["cpu", "npu"]
-NPU = "The NPU and its compiler"
-"""The group of such options in a command's help."""
-_ARGUMENT = re.compile(r"(?<![\w'-])(\w+)=('[^']*'|[\w./…]+)")
-_SAME = (
-    "cache dry_run evaluate extract_signature form generate held_out inline_composites passes prefill prompts "
-    "require_all require_match require_sound rows_per_tile sdk seconds sections signatures skip target verify work"
-)
-OPTIONS = {
-    **{name: f"--{name.replace('_', '-')}" for name in _SAME.split()},
-    "blocks": "--layers",
-    "chip": "--soc",
-    "flags": "--flag",
-    "overwrite": "--force",
-    "settings": "--set",
-    "shapes": "--shape",
-    "signature": "--signatures",
-}
-"""Arguments that messages name, and the options that stand for them."""
+Verify = Literal["regions", "full", "none"]
+Place = Literal["cpu", "reference", "npu"]
 
 
-def argument(text: str, metavar: str, **how: Any) -> Any:
-    """An argument with its help; `how` is typer's."""
-    return typer.Argument(metavar=metavar, help=text, **how)
+def argument(text: str, metavar: str) -> Any:
+    """An argument with its help."""
+    return typer.Argument(metavar=metavar, help=text, show_default=False)
 
 
-def option(text: str, metavar: str | None = None, *names: str, panel: str | None = None, **how: Any) -> Any:
-    """An option with its help, by these names or else by the parameter's; `panel` is its group in the help."""
-    return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=panel, **how)
-
-
-def flag(text: str, *names: str, panel: str | None = None) -> Any:
-    """An option without a value."""
-    return typer.Option(*names, help=text, rich_help_panel=panel)
-
-
-def complete_target(incomplete: str) -> list[str]:
-    """Bundled targets that begin so; the path of a target file is left to the shell."""
-    from edge_opt.targets import target_names
-
-    return [name for name in target_names() if name.startswith(incomplete)]
-
-
-def complete_pass(incomplete: str) -> list[str]:
-    """`mha_to_sha,ti` -> `mha_to_sha,tile_rows`: the last name of a list, without passes that it has already."""
-    from edge_opt.passes import PASSES
-
-    given, comma, last = incomplete.rpartition(",")
-    left = [name for name in PASSES if name not in given.split(",")]
-    return [f"{given}{comma}{name}" for name in left if name.startswith(last)]
+def option(text: str, metavar: str | None = None, *names: str, **how: Any) -> Any:
+    """An option with its help, by these names or else by the parameter's; `how` is typer's."""
+    return typer.Option(*names, metavar=metavar, help=text, **how)
 
 
 def split_names(values: list[str] | None) -> list[str] | None:
-    """`--passes a,b --passes c` -> [a, b, c]; None where the option was not given."""
+    """`--skip a,b --skip c` -> [a, b, c]; None where the option was not given."""
     names = [name.strip() for value in values or () for name in value.split(",") if name.strip()]
     if values and not names:
         raise typer.BadParameter("it names nothing, leave the option out or give a name")
@@ -78,9 +35,7 @@ def read_shapes(values: Iterable[str] | None) -> dict[str, tuple[int, ...]]:
     for value in values or ():
         name, _, sizes = value.rpartition("=")
         if not name or not all(size.strip().isdecimal() for size in sizes.split(",")):
-            raise typer.BadParameter(
-                f"--shape '{value}' is no NAME=1,128,640: a name and its sizes are expected"
-            )
+            raise typer.BadParameter(f"--shape '{value}' must be a name and its sizes, NAME=1,128,640")
         if name in shapes:
             raise typer.BadParameter(f"--shape '{name}' is given twice")
         shapes[name] = tuple(int(size) for size in sizes.split(","))
@@ -93,7 +48,7 @@ def read_settings(values: Iterable[str] | None) -> dict[str, Any]:
     for given in values or ():
         key, equals, value = given.partition("=")
         if not key.strip() or not equals:
-            raise typer.BadParameter(f"--set '{given}' is no setting, write key=value")
+            raise typer.BadParameter(f"--set '{given}' must be KEY=VALUE")
         try:
             settings[key.strip()] = json.loads(value)
         except ValueError:
@@ -101,59 +56,35 @@ def read_settings(values: Iterable[str] | None) -> dict[str, Any]:
     return settings
 
 
-ModelArgument = Annotated[
-    Path,
-    argument(
-        "A .tflite model, or a .litertlm bundle.",
-        "FILE",
-    ),
-]
-JsonOption = Annotated[bool, flag("Print one JSON object.", "--json")]
-QuietOption = Annotated[bool, flag("Print errors only.", "-q", "--quiet")]
-ForceOption = Annotated[bool, flag("Replace files that exist.", "--force")]
+ModelArgument = Annotated[Path, argument("A .tflite model or a .litertlm bundle.", "IN")]
+JsonOption = Annotated[bool, option("Print one JSON object.", None, "--json")]
+QuietOption = Annotated[bool, option("Print errors only.", None, "-q", "--quiet")]
+ForceOption = Annotated[bool, option("Replace files that exist.", None, "--force")]
 TargetOption = Annotated[
-    str, option("A name of `edge-opt targets`, or your own .toml file.", "T", autocompletion=complete_target)
+    str | None,
+    option("A name of `edge-opt targets`, a chip such as SM8750, or a .toml file.", "<TARGET>", "--target"),
 ]
-SignaturesOption = Annotated[list[str] | None, option("Only these signatures.", "S", callback=split_names)]
+SignaturesOption = Annotated[
+    list[str] | None, option("Only these signatures.", "<A,B>", "--signatures", callback=split_names)
+]
+ShapeOption = Annotated[
+    list[str] | None,
+    option("Static shape for an input of open lengths, once for each.", "<NAME=1,128,640>", "--shape"),
+]
 VerifyOption = Annotated[
-    Verify,
-    option(
-        "regions: prove each rewritten region; exhaustive: on every row; full: also compare whole models; none."
-    ),
-]
-SectionsOption = Annotated[
-    Sections, option("Of a bundle, rewrite the prefill/decode model or all of its models.")
+    Verify, option("regions: each rewritten region; full: also the whole models; none.", None, "--verify")
 ]
 ReportOption = Annotated[
-    list[Path] | None, option("Also write a report, once for each format.", "FILE.json|.md|.html")
+    list[Path] | None,
+    option("Also write a report: .json, .md or .html, once for each.", "<FILE>", "--report"),
 ]
 SdkOption = Annotated[
     Path | None,
-    option("The vendor's libraries. Default for Qualcomm: EDGE_OPT_QNN or QNN_SDK_ROOT.", "DIR", panel=NPU),
+    option("The vendor's libraries; for Qualcomm also EDGE_OPT_QNN, QNN_SDK_ROOT.", "<DIR>", "--sdk"),
 ]
-ChipOption = Annotated[
-    str | None,
-    option("The chip, as the compiler calls it: SM8750, ...", "C", "--soc", "--chip", panel=NPU),
-]
+ChipOption = Annotated[str | None, option("The chip: SM8750, SM8850, ...", "<CHIP>", "--soc", "--chip")]
 FlagOption = Annotated[
-    list[str] | None, option("A flag for the compiler; may be repeated.", "F", "--flag", panel=NPU)
+    list[str] | None, option("A flag for the NPU's compiler; may be repeated.", "<FLAG>", "--flag")
 ]
-LayersOption = Annotated[
-    int | None, option("Cut out N layers and run only these, to save time.", "N", min=1, panel=NPU)
-]
-SecondsOption = Annotated[float, option("Time limit for one model; 0: none.", "S", min=0, panel=NPU)]
-
-
-def in_options(text: str) -> str:
-    """A message with options for arguments: `verify='none'` is `--verify none`, `chip=...` is `--soc`."""
-
-    def option(match: re.Match[str]) -> str:
-        value = match[2].strip("'")
-        name = OPTIONS.get(match[1])
-        if name is None:
-            return match[0]
-        if value == "False":
-            return name.replace("--", "--no-")
-        return name if value in {"True", "..."} else f"{name} {value}"
-
-    return _ARGUMENT.sub(option, text)
+LayersOption = Annotated[int | None, option("Only this many layers, to save time.", "<N>", "--layers", min=1)]
+SecondsOption = Annotated[float, option("Time limit for one model; 0: none.", "<S>", "--seconds", min=0)]

@@ -13,8 +13,7 @@ from typing import Any
 
 from edge_opt.base.words import Progress
 
-EXIT_BUG = 70
-GOOD, BAD = "green", "bold red"
+GOOD, BAD = "32", "1;31"
 """The colours of verdicts."""
 
 
@@ -25,13 +24,12 @@ def make_tolerant() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def say(*lines: str, style: str = "") -> None:
-    """Lines on standard output, on a terminal in this style of rich's, which respects NO_COLOR.
-
-    A line break within a line is written out, for it came from a name in a file.
-    """
+def say(*lines: str, colour: str = "") -> None:
+    """Lines on standard output; a line break within one is written out, for it came from a name in a file."""
     text = "".join(f"{_printable(line)}\n" for line in lines)
-    _write(_styled(text, style) if style and sys.stdout is not None and sys.stdout.isatty() else text)
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    coloured = colour and not plain and sys.stdout is not None and sys.stdout.isatty()
+    _write(f"\x1b[{colour}m{text}\x1b[0m" if coloured else text)
 
 
 def answer(values: dict[str, Any], show: Callable[[], None], *, as_json: bool, quiet: bool = False) -> None:
@@ -58,26 +56,21 @@ def complain(sentence: str) -> None:
 
 
 @contextlib.contextmanager
-def bar(*, wanted: bool = True, note: Callable[[str], str] | None = None) -> Iterator[Progress | None]:
-    """A bar on standard error, as a library call takes `progress`; None where that is no terminal, or not `wanted`.
-
-    With `note` it says, in place of the time that is left, the time until now and what `note` gives for the stage.
-    """
+def bar(*, wanted: bool = True) -> Iterator[Progress | None]:
+    """A bar on standard error, as a library call takes `progress`; None where that is no terminal, or not `wanted`."""
     if not wanted or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
     # Loaded here: a bar is only ever needed by a person who waits.
     from rich import progress as parts
     from rich.console import Console
-    from rich.text import Text
 
-    class Note(parts.ProgressColumn):
-        def render(self, task: parts.Task) -> Text:
-            text = "" if note is None else note(task.description)
-            return Text(_printable(text), no_wrap=True, overflow="ellipsis")
-
-    times = (parts.TimeRemainingColumn(),) if note is None else (parts.TimeElapsedColumn(), Note())
-    columns = (parts.TextColumn("{task.description}"), parts.BarColumn(), parts.TaskProgressColumn(), *times)
+    columns = (
+        parts.TextColumn("{task.description}"),
+        parts.BarColumn(),
+        parts.TaskProgressColumn(),
+        parts.TimeElapsedColumn(),
+    )
     with parts.Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         tasks: dict[str, parts.TaskID] = {}
 
@@ -99,20 +92,6 @@ def flush() -> None:
     _write("")
 
 
-@contextlib.contextmanager
-def writing() -> Iterator[None]:
-    """Within the block, bytes that standard output refuses are an `OutputError`, unless nobody reads it any more."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        from edge_opt.base.errors import OutputError
-
-        discard_rest()
-        raise OutputError(f"standard output could not be written: {error.strerror}") from error
-
-
 def discard_rest() -> None:
     """Send what is still buffered for standard output nowhere, so that the interpreter ends in silence."""
     if sys.stdout is not None:
@@ -125,7 +104,7 @@ def discard_rest() -> None:
 def table(rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:
     """Rows as aligned columns, the first row being the heads; all but the first `left` columns end flush right."""
     cells = [[_printable(cell) for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = (
         "  ".join(
             cell.ljust(width) if column < left else cell.rjust(width)
@@ -137,20 +116,18 @@ def table(rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:
 
 
 def _write(text: str) -> None:
-    if sys.stdout is not None:
-        with writing():
-            sys.stdout.write(text)
-            sys.stdout.flush()
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        from edge_opt.base.errors import OutputError
 
-
-def _styled(text: str, style: str) -> str:
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(file=sys.stdout)
-    with console.capture() as capture:
-        console.print(Text(text, style), end="", soft_wrap=True)
-    return capture.get()
+        discard_rest()
+        raise OutputError(f"standard output could not be written: {error.strerror}") from error
 
 
 def _printable(text: str) -> str:

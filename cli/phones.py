@@ -5,56 +5,46 @@ from pathlib import Path
 from typing import Annotated
 
 from edge_opt.cli import options, output
-from edge_opt.cli.options import NPU, argument, complete_target, flag, option, read_settings
+from edge_opt.cli.options import argument, option, read_settings
 
 
 def build(
-    source: Annotated[
-        Path, argument("A Hugging Face folder, or a float or quantized .litertlm of litert-torch.", "IN")
-    ],
+    source: Annotated[Path, argument("A Hugging Face folder, or a .litertlm of litert-torch.", "IN")],
     *,
-    destination: Annotated[Path, option("The bundle for the NPU.", "OUT.litertlm", "-o", "--output")],
-    soc: Annotated[str, option("The phone's chip: SM8750, MT6993, Tensor_G5, ...", "C", "--soc", "--chip")],
+    destination: Annotated[Path, option("The bundle for the NPU.", "<OUT.litertlm>", "-o", "--output")],
+    soc: Annotated[str, option("The phone's chip: SM8750, ...", "<CHIP>", "--soc", "--chip")],
     prompts: Annotated[
-        Path | None, option("Prompts for calibration: one a line, as JSON.", "FILE.jsonl")
+        Path | None, option("Prompts for calibration: one a line, as JSON.", "<FILE.jsonl>")
     ] = None,
     held_out: Annotated[
         Path | None,
-        option(
-            "Text for the evaluation. Default: every fifth of ten prompts or more; calibration does not use it.",
-            "FILE.jsonl",
-        ),
+        option("Prompts for the evaluation. Default: every fifth of --prompts.", "<FILE.jsonl>"),
     ] = None,
     sdk: options.SdkOption = None,
     prefill: Annotated[
-        list[int] | None, option("Length of the prefill, once for each. Default: 128.", "T", min=1)
+        list[int] | None, option("Length of the prefill, once for each. Default: 128.", "<N>", min=1)
     ] = None,
-    cache: Annotated[int | None, option("Length of the cache. Default: 1280.", "S", min=1)] = None,
-    work: Annotated[Path | None, option("Folder for the stages' results. Default: OUT.work.", "DIR")] = None,
+    cache: Annotated[int | None, option("Length of the cache. Default: 1280.", "<N>", min=1)] = None,
+    work: Annotated[
+        Path | None, option("Folder for the stages' results. Default: OUT.work.", "<DIR>")
+    ] = None,
     settings: Annotated[
         list[str] | None,
-        option("Change a setting of litert-torch's pipeline; may be repeated.", "KEY=VALUE", "--set"),
+        option("Change a setting of litert-torch's pipeline; may be repeated.", "<KEY=VALUE>", "--set"),
     ] = None,
-    target: Annotated[
-        str | None,
-        option(
-            "A target's name, or what `edge-opt tune` wrote for this chip. Default: the vendor's.",
-            "T",
-            autocompletion=complete_target,
-        ),
-    ] = None,
+    target: options.TargetOption = None,
     evaluate: Annotated[
-        bool, flag("Compare perplexity on held-out text with that of IN.", "--evaluate/--no-evaluate")
+        bool, option("Compare perplexity on held-out text with that of IN.", None, "--evaluate/--no-evaluate")
     ] = True,
     overwrite: options.ForceOption = False,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> int:
-    """Make a bundle for a phone's NPU from a checkpoint: export, calibrate, quantize, rewrite and prove, compile."""
+    """Build an NPU bundle from a checkpoint, or from an export."""
     from edge_opt.build import build
-    from edge_opt.cli.show_phones import show_build, stages_shown
+    from edge_opt.cli.show_phones import show_build, show_stage
 
-    with stages_shown(destination, work, as_json=as_json, quiet=quiet) as (progress, on_stage):
+    with output.bar(wanted=not quiet) as progress:
         result = build(
             source,
             destination,
@@ -70,7 +60,7 @@ def build(
             evaluate=evaluate,
             overwrite=overwrite,
             progress=progress,
-            on_stage=on_stage,
+            on_stage=None if quiet or as_json else show_stage,
         )
     output.answer(result.to_dict(), partial(show_build, result), as_json=as_json, quiet=quiet)
     return 0
@@ -78,24 +68,21 @@ def build(
 
 def evaluate(
     reference: Annotated[
-        Path,
-        argument(
-            "What the bundles were made from: a Hugging Face folder, or a float .litertlm.", "REFERENCE"
-        ),
+        Path, argument("The source of the bundles: a checkpoint, or a float .litertlm.", "REFERENCE")
     ],
     bundles: Annotated[list[Path], argument("Bundles for an NPU, before its compiler.", "BUNDLE...")],
     *,
     prompts: Annotated[
-        Path, option("Text that calibration did not use: one prompt a line, as JSON.", "HELD_OUT.jsonl")
+        Path, option("Text that calibration did not use: one prompt a line, as JSON.", "<FILE.jsonl>")
     ],
     max_perplexity_ratio: Annotated[
         float | None,
-        option("Exit 1 if a bundle's perplexity is more than R times the reference's.", "R", min=0),
+        option("Exit 1 if a bundle's perplexity is more than X times the reference's.", "<X>", min=0),
     ] = None,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> int:
-    """Score held-out text with a model and with the bundles made from it: perplexity and agreement."""
+    """Score held-out text with a model and with bundles made from it."""
     from edge_opt.build.evaluating import evaluate
     from edge_opt.cli.show_phones import evaluation_lines
 
@@ -110,16 +97,16 @@ def evaluate(
 
 
 def profile(
-    models: Annotated[list[Path], argument("Models or bundles, for example before and after.", "MODEL...")],
+    models: Annotated[list[Path], argument("Models or bundles, for example before and after.", "IN...")],
     *,
-    as_json: options.JsonOption = False,
-    quiet: options.QuietOption = False,
     sdk: options.SdkOption = None,
     chip: options.ChipOption = None,
     flags: options.FlagOption = None,
     seconds: options.SecondsOption = 3600.0,
+    as_json: options.JsonOption = False,
+    quiet: options.QuietOption = False,
 ) -> int:
-    """Compile models for a Hexagon NPU, and report estimated time and memory traffic."""
+    """Report estimated time and memory traffic on a Hexagon NPU."""
     from edge_opt.cli.show_phones import show_profiles
     from edge_opt.npu import profile
 
@@ -138,27 +125,24 @@ def tune(
     *,
     target: options.TargetOption = "qualcomm-htp",
     destination: Annotated[
-        Path | None, option("Write a target file with the winner.", "OUT.toml", "-o", "--output")
+        Path | None, option("Write a target file with the fastest form.", "<OUT.toml>", "-o", "--output")
     ] = None,
     signature: Annotated[
         str | None,
-        option(
-            "The signature to tune for. Default: the one with the largest attention.", "S", "--signatures"
-        ),
+        option("The signature to tune for. Default: that of the largest attention.", "<A>", "--signatures"),
     ] = None,
     overwrite: options.ForceOption = False,
-    as_json: options.JsonOption = False,
-    quiet: options.QuietOption = False,
     sdk: options.SdkOption = None,
     chip: options.ChipOption = None,
-    layers: options.LayersOption = None,
+    blocks: options.LayersOption = None,
     seconds: options.SecondsOption = 1800.0,
     jobs: Annotated[
-        int | None,
-        option("Number of trials at a time. Default: the number of free cores.", "N", min=1, panel=NPU),
+        int | None, option("Trials at a time. Default: the number of free cores.", "<N>", min=1)
     ] = None,
+    as_json: options.JsonOption = False,
+    quiet: options.QuietOption = False,
 ) -> int:
-    """Compile a signature in every form for a Hexagon NPU, and find the fastest."""
+    """Compile a signature in every form for a Hexagon NPU, find the fastest."""
     from edge_opt.base.atomic import resolve_target
     from edge_opt.cli.show_phones import show_tuning
     from edge_opt.npu import tune, tuned_target, write_target
@@ -169,9 +153,9 @@ def tune(
     with output.bar(wanted=not quiet) as progress:
         tuning = tune(
             model,
-            target,
+            target or "qualcomm-htp",
             signature=signature,
-            blocks=layers,
+            blocks=blocks,
             sdk=sdk,
             chip=chip,
             seconds=seconds or None,
@@ -180,9 +164,8 @@ def tune(
         )
     if destination is not None:
         write_target(tuned_target(tuning, destination.stem), destination, overwrite=overwrite)
-    written = None if destination is None else str(destination)
     output.answer(
-        {**tuning.to_dict(), "written": written},
+        {**tuning.to_dict(), "written": None if destination is None else str(destination)},
         partial(show_tuning, tuning, destination),
         as_json=as_json,
         quiet=quiet,

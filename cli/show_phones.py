@@ -1,16 +1,12 @@
 """Prints what `build` does stage by stage and what came of it, and the tables of `evaluate`, `profile` and `tune`."""
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edge_opt.base.words import Progress, size
+from edge_opt.base.words import size
 from edge_opt.build import BuildResult, StageReport
-from edge_opt.build.building import work_folder
 from edge_opt.build.vendors import QUALCOMM
-from edge_opt.build.work import WorkFolder
 from edge_opt.cli import output
 from edge_opt.npu import Figures, Profile, Tuning
 from edge_opt.npu.figures import ITSELF_SINCE, NOTE
@@ -26,8 +22,6 @@ LEGEND = {
     "run list": "steps of the compiled graph",
 }
 _MINUTE = 60.0
-LINE_SECONDS = 60.0
-"""How often `build` says on standard error, where that is no terminal, what it does."""
 _AUXILIARY = (
     "The auxiliary model is left to the CPU: of it litert-torch would compile the masks alone, and LiteRT-LM makes "
     f"them itself since {ITSELF_SINCE}. For an older one: --set disable_aux_compilation=false"
@@ -130,43 +124,13 @@ def show_tuning(tuning: Tuning, destination: Path | None) -> None:
         output.say(f"It is in {destination}: edge-opt convert {tuning.model} --target {destination}")
 
 
-@contextmanager
-def stages_shown(
-    destination: Path, work: Path | None, *, as_json: bool, quiet: bool
-) -> Iterator[tuple[Progress, Callable[[StageReport], None]]]:
-    """What `build` takes as `progress` and `on_stage`: a bar for the stage that runs, a line for each that ran.
-
-    Never both at once: they go to one terminal. Where there is none, the stage that runs has a line a minute.
-    """
-    bars: list[Progress | None] = []
-    started, last = time.monotonic(), time.monotonic()
-    log = WorkFolder(work_folder(destination, work))
-    with ExitStack() as stack:
-
-        def progress(stage: str, done: int, total: int) -> None:
-            nonlocal started, last
-            if not bars:
-                bars.append(stack.enter_context(output.bar(wanted=not quiet, note=log.last_line)))
-                started = last = time.monotonic()
-            if bars[0] is not None:
-                bars[0](stage, done, total)
-            elif not quiet and time.monotonic() >= last + LINE_SECONDS:
-                last = time.monotonic()
-                output.complain(f"{stage}: {_time(last - started)}, {log.last_line(stage)}")
-
-        def on_stage(report: StageReport) -> None:
-            stack.close()
-            bars.clear()
-            if not (as_json or quiet):
-                output.say(_line(report), *(f"  {note}" for note in report.notes))
-
-        yield progress, on_stage
-
-
-def _line(report: StageReport) -> str:
+def show_stage(report: StageReport) -> None:
+    """A line on standard error: what a stage took, or that an earlier run's result was kept."""
     memory = "" if report.peak_bytes is None else f"  {size(report.peak_bytes)} of memory"
     spent = f"{_time(report.seconds):>8}" if report.made_now else f"{'kept':>8}"
-    return f"{report.name:<10}{spent}  {size(report.bytes):>10}{memory if report.made_now else ''}"
+    line = f"{report.name:<10}{spent}  {size(report.bytes):>10}{memory if report.made_now else ''}"
+    for text in (line, *(f"  {note}" for note in report.notes)):
+        output.complain(text)
 
 
 def _time(seconds: float) -> str:

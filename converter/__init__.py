@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from edge_opt.comparison.compare import compare
     from edge_opt.comparison.findings import ComparisonReport
     from edge_opt.conversion import ConversionResult, convert
-    from edge_opt.inspection import explain, inspect
+    from edge_opt.inspection import inspect
     from edge_opt.ir import Model, load, save
     from edge_opt.shapes import infer_shapes
 
@@ -30,7 +30,6 @@ __all__ = [
     "compare",
     "convert",
     "evaluate",
-    "explain",
     "infer_shapes",
     "inspect",
     "ir",
@@ -48,7 +47,7 @@ _HOMES = {
     "comparison.compare": ["compare"],
     "comparison.findings": ["ComparisonReport"],
     "conversion": ["ConversionResult", "convert"],
-    "inspection": ["explain", "inspect"],
+    "inspection": ["inspect"],
     "ir": ["Model", "load", "save"],
     "base.errors": ["EdgeOptError", "UsageError"],
     "shapes": ["infer_shapes"],

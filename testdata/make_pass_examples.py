@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from edge_opt.inspection import example_rewrite
+from edge_opt import convert
+from edge_opt.inspection import find_example
 from edge_opt.ir import Model, Operator, Tensor, load
 from edge_opt.ir.text import to_text
 from edge_opt.ir.walk import cut_out
@@ -27,7 +28,7 @@ def main(folder: Path) -> None:
     for name, (file, signature, inputs) in SHOWN.items():
         path = next(path for path in (folder / file, folder / "q" / file) if path.exists())
         model = load(path)
-        example = example_rewrite(model, signature, name)
+        example = find_example(convert(model, passes=[name], signatures=signature, verify="none"))
         assert example is not None, f"{name} has no site in {file}"
         target = Path(__file__).parent / f"pass_{name}.txt"
         shown = region(model, example.before)

@@ -132,12 +132,10 @@ def test_what_stands_behind_a_composite_that_is_a_site_itself_is_looked_into() -
     assert left.reason.startswith("inside a graph that IF calls")
 
 
-def test_inspect_and_explain_tell_of_attention_in_a_branch(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_tells_of_attention_in_a_branch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(tmp_path, IN_A_BRANCH)
     assert "1 multi-head" in run(capsys, "inspect", file).out
-    said = " ".join(run(capsys, "explain", file).out.split())
+    said = " ".join(run(capsys, "inspect", file).out.split())
     assert "multi-head: N=4 K=4 H=5 T=6, 8 keys, no mask" in said
     assert "inside a graph that IF calls" in said
 

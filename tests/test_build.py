@@ -4,7 +4,6 @@ The stages are small functions here; those marked slow run the real ones.
 """
 
 import errno
-import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -36,7 +35,6 @@ from edge_opt.build import BuildCheckError, Job, StageFailedError
 from edge_opt.build.sections import faults, keep_sections, weights
 from edge_opt.build.vendors import QUALCOMM, find_chip, find_compiler, next_steps
 from edge_opt.build.work import WorkFolder
-from edge_opt.cli import show_phones
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
 from edge_opt.inspection import inspect
@@ -133,24 +131,6 @@ def test_the_line_of_a_stage_shows_what_its_tools_print_last(place: Place) -> No
     assert work.last_line("nothing") == ""
 
 
-@pytest.mark.parametrize(("every", "lines"), [(0.0, 1), (60.0, 0)])
-def test_where_no_bar_can_be_shown_the_running_stage_has_a_line_a_minute(
-    place: Place,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    every: float,
-    lines: int,
-) -> None:
-    place.build()
-    WorkFolder(place.work).log("export").write_bytes(b"second 2/3\n")
-    monkeypatch.setattr(show_phones, "LINE_SECONDS", every)
-    with show_phones.stages_shown(place.output, place.work, as_json=False, quiet=False) as (progress, _):
-        progress("export", 0, 1)
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == lines
-    assert all(re.fullmatch(r"export: \d+\.\d s, second 2/3", line) for line in told)
-
-
 # --- what to do next ---
 
 
@@ -238,7 +218,7 @@ def test_what_calibration_does_with_the_prompts_is_said_also_of_an_earlier_run(
     words = ["build", place.checkpoint, "-o", place.output, "--soc", "SM8750", "--prompts", place.prompts]
     for again in ([], ["--force"]):
         ran = run(capsys, *words, "--sdk", place.sdk, *again)
-        assert "\n  Joined from your prompts: one\nquantize" in ran.out, ran
+        assert "\n  Joined from your prompts: one\nquantize" in ran.err, ran
     told = run(capsys, *words, "--sdk", place.sdk, "--force", "--json").json
     assert [stage["notes"] for stage in told["stages"]][2] == ["Joined from your prompts: one"]
 

@@ -77,7 +77,7 @@ def test_the_command_says_one_line_a_stage_and_what_was_kept(
     words = ["build", place.checkpoint, "-o", place.output, "--soc", "SM8750", "--sdk", place.sdk]
     done = run(capsys, *words, "--prompts", place.prompts, "--set", "cache_length=64")
     assert done.code == 0, done.err
-    lines = done.out.splitlines()
+    lines = done.err.splitlines()
     assert [line.split()[0] for line in lines[: len(ALL)]] == ALL
     assert "5.00 MiB of memory" in lines[1]
     assert "prefill_4: converted, 2.0 ms as exported, 1.0 ms as converted" in done.out
@@ -106,7 +106,7 @@ def test_an_error_of_the_command_is_one_sentence_and_says_what_was_done(
 @pytest.mark.parametrize("given", ["cache_length", "=3"])
 def test_a_setting_is_a_key_and_a_value(place: Place, capsys: pytest.CaptureFixture[str], given: str) -> None:
     words = ["build", place.checkpoint, "-o", place.output, "--soc", "SM8750", "--set", given]
-    assert "is no setting, write key=value" in run(capsys, *words).failed_in_one_sentence(2)
+    assert "must be KEY=VALUE" in run(capsys, *words).failed_in_one_sentence(2)
 
 
 # --- a stage in a process of its own ---

@@ -16,7 +16,6 @@ from edge_opt.inspection import conversion_report, inspect
 from edge_opt.ir import load, to_bytes
 from edge_opt.ir.composites import composites
 from edge_opt.ir.text import to_text
-from edge_opt.report.writing import render
 from edge_opt.schema.flexbuffers import read_flexbuffer
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
@@ -163,5 +162,5 @@ def test_inspect_shows_them(capsys: pytest.CaptureFixture[str]) -> None:
 def test_reports_show_them(suffix: str) -> None:
     attention = to_bytes(parse((TESTDATA / "pass_inline_composites.txt").read_text(encoding="utf-8")))
     result = convert(attention, passes=["inline_composites"], verify="none")
-    shown = render(conversion_report(result, attention), suffix)
+    shown = conversion_report(result).render(suffix)
     assert "{from_cache_update: true, is_causal: false, k_ts_idx: 2, v_ts_idx: 3}" in shown

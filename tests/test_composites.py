@@ -256,6 +256,6 @@ def test_a_report_shows_the_first_site_that_is_not_refused() -> None:
     original = to_bytes(parse(TWO))
     result = convert(original, inline_composites=True, passes=["inline_composites"], verify="none")
     assert [site.status for site in result.sites[:2]] == [Status.SKIPPED, Status.CONVERTED]
-    example = conversion_report(result, original).example
+    example = conversion_report(result).example
     assert example is not None
     assert [operator.name for operator in example.after][:1] == ["BATCH_MATMUL"]

@@ -10,7 +10,7 @@ from text_parser import parse
 from edge_opt.attention.labels import OperandFactors
 from edge_opt.base.errors import ModelFormatError
 from edge_opt.conversion import SitesLeftError, convert
-from edge_opt.inspection import explain, inspect
+from edge_opt.inspection import inspect
 from edge_opt.ir import Operator, load, to_bytes
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.passes import Context, Pass, Rewrite, Site, Status
@@ -89,7 +89,6 @@ def test_a_graph_that_no_exporter_writes_is_looked_at_and_converted_or_left(case
     content = to_bytes(parse(GRAPHS[case]))
     infer_shapes(load(content))
     inspect(content)
-    explain(content)
     for target in ("generic", "qualcomm-htp", "ethos-u85"):
         result = convert(content, target=target, inline_composites=True, dry_run=True)
         assert all(site.reason for site in result.sites if site.status is not Status.CONVERTED)

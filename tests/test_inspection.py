@@ -1,26 +1,34 @@
-"""What `inspect` and `explain` say of a model, as library calls and on the command line."""
+"""What `inspect` finds in a model and says of a conversion, as library calls, as JSON, and for Model Explorer."""
 
+import json
+from collections import Counter
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
-from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, written
+from bundles import bundle, model_part
+from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, state, written
 from text_parser import parse
 
 from edge_opt import convert, load
-from edge_opt.inspection import example_rewrite, explain, inspect
+from edge_opt.inspection import Inspection, inspect
 from edge_opt.ir import to_bytes
 
 Captured = pytest.CaptureFixture[str]
 
 
+@cache
+def inspected() -> Inspection:
+    return inspect(DEMO)
+
+
 @pytest.mark.parametrize("model", [DEMO, QUANTIZED], ids=["float32", "int16"])
-def test_inspect_lists_every_attention_block(model: Path, capsys: Captured) -> None:
-    said = run(capsys, "inspect", model, "--json").json
-    blocks = said["attention"]
+def test_every_attention_block_is_listed(model: Path, capsys: Captured) -> None:
+    blocks = run(capsys, "inspect", model, "--json").json["attention"]
     assert [block["signature"] for block in blocks] == ["prefill_8"] * 2 + ["decode"] * 3
-    assert [block["mask"] for block in blocks] == [
-        f"mask_{kind}" for kind in ("local", "global") * 2 + ("local",)
-    ]
+    kinds = ("local", "global") * 2 + ("local",)
+    assert [block["mask"] for block in blocks] == [f"mask_{kind}" for kind in kinds]
     for block in blocks:
         rows = 8 if block["signature"] == "prefill_8" else 1
         assert block["form"] == "multi-head"
@@ -28,84 +36,60 @@ def test_inspect_lists_every_attention_block(model: Path, capsys: Captured) -> N
         assert (block["query_length"], block["key_lengths"]) == (rows, [32, rows])
 
 
-def test_after_the_conversion_every_block_is_single_head() -> None:
+@pytest.mark.parametrize(("target", "heads"), [("generic", [1] * 20), ("qualcomm-htp", [1] * 8 + [4] * 3)])
+def test_after_a_conversion_blocks_have_fewer_heads_and_the_same_masks(target: str, heads: list[int]) -> None:
+    """Also where the mask is added to each part of the scores before they are joined."""
     model = load(DEMO)
-    convert(model)
+    convert(model, target=target, verify="none")
     blocks = inspect(model).attention
-    assert len(blocks) == 4 * 5
-    assert {(block.form, block.heads, block.head_size) for block in blocks} == {("single-head", 1, 16)}
+    assert [block.heads for block in blocks] == heads
     assert {block.mask for block in blocks} == {"mask_local", "mask_global"}
 
 
-def test_inspect_gives_sizes_operators_arguments_and_dtypes(capsys: Captured) -> None:
+def test_sizes_operators_arguments_and_dtypes(capsys: Captured) -> None:
     said = run(capsys, "inspect", QUANTIZED, "--json").json
     assert said["size"] == QUANTIZED.stat().st_size
     # Under 256 KiB of weights this quantizer stores them inside.
     assert said["flatbuffer_size"] == said["size"]
-    assert set(said["weights"]) == {"INT8", "INT16", "INT32", "FLOAT32"}
     assert next(iter(said["weights"])) == "INT8"
+    assert set(said["weights"]) == {"INT8", "INT16", "INT32", "FLOAT32"}
     prefill, decode = said["signatures"]
-    assert (prefill["name"], decode["name"]) == ("prefill_8", "decode")
     assert prefill["operators"] == sum(prefill["operator_counts"].values()) == 150
     assert prefill["operator_counts"]["SOFTMAX"] == 2
     assert {"name": "embeddings", "shape": [1, 8, 64], "dtype": "FLOAT32"} in prefill["inputs"]
     assert {"name": "kv_cache_k_0", "shape": [1, 1, 32, 16], "dtype": "INT16"} in prefill["inputs"]
     assert {"name": "logits", "shape": [1, 1, 64], "dtype": "INT16"} in decode["outputs"]
+    assert inspected().weights == {"FLOAT32": 323_924, "INT32": 428}, "shared weights are counted once"
 
 
-def test_inspect_counts_shared_weights_and_prints_equal_blocks_once(capsys: Captured) -> None:
-    assert inspect(DEMO).weights == {"FLOAT32": 323_924, "INT32": 428}
-    ran = run(capsys, "inspect", DEMO)
-    assert ran.code == 0
-    assert "  2 x multi-head: N=4 K=1 H=16 T=1, 32 + 1 keys, mask mask_local" in ran.out.splitlines()
+@pytest.mark.parametrize(("target", "decode"), [("generic", "converted"), ("qualcomm-htp", "skipped")])
+def test_sites_say_what_a_conversion_for_that_target_would_do(
+    target: str, decode: str, capsys: Captured
+) -> None:
+    sites = run(capsys, "inspect", DEMO, "--target", target, "--json").json["sites"]
+    split = [site for site in sites if site["pass"] == "mha_to_sha"]
+    assert [site["status"] for site in split] == ["converted"] * 2 + [decode] * 3
+    assert [site["attention"]["query_length"] for site in split] == [8, 8, 1, 1, 1]
 
 
-def test_a_softmax_that_is_no_attention_is_not_listed(tmp_path: Path, capsys: Captured) -> None:
-    model = written(tmp_path, NO_ATTENTION)
-    assert example_rewrite(load(model), "main") is None, "and there is no rewrite to show"
-    said = run(capsys, "inspect", model, "--json").json
-    assert said["attention"] == []
-    assert said["signatures"][0]["attention_unmatched"] == 0
-
-
-def test_explain_gives_every_softmax_a_verdict(tmp_path: Path, capsys: Captured) -> None:
-    said = run(capsys, "explain", DEMO, "--json").json
-    assert [site["status"] for site in said["sites"]] == ["converted"] * 5
-    assert said["sites"][0]["attention"]["query_length"] == 8
-    (site,) = run(capsys, "explain", written(tmp_path, NO_ATTENTION), "--json").json["sites"]
+def test_a_softmax_that_is_no_attention_is_a_site_with_nothing_to_do(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    said = run(capsys, "inspect", written(tmp_path, NO_ATTENTION), "--json").json
+    assert (said["attention"], said["signatures"][0]["attention_unmatched"]) == ([], 0)
+    (site,) = said["sites"]
     assert (site["status"], site["settled"], site["attention"]) == ("skipped", True, None)
     assert "not attention" in site["reason"]
-    ran = run(capsys, "explain", DEMO)
-    assert "prefill_8#0 mha_to_sha: would be converted" in ran.out
 
 
 def test_looking_at_a_file_or_model_does_not_change_it() -> None:
     before = DEMO.read_bytes()
-    assert len(explain(DEMO)) == 5
+    inspect(DEMO, target="qualcomm-htp", infer=True)
     assert DEMO.read_bytes() == before
     model = load(DEMO)
     known = to_bytes(model)
     inspect(model)
-    example_rewrite(model, "decode")
     assert to_bytes(model) == known
-
-
-def test_the_text_of_a_rewrite_folds_heads_that_are_alike() -> None:
-    shown = example_rewrite(load(DEMO), "prefill_8")
-    assert shown is not None
-    before, after = (shown.lines(version) for version in (shown.before, shown.after))
-    assert sum("BATCH_MATMUL" in line for line in before) == 4
-    assert any("CONCATENATION(%mask_local, %mask_local, %mask_local, %mask_local)" in line for line in before)
-    assert sum("BATCH_MATMUL" in line for line in after) == 4
-    assert "... 3 more like these 11 ..." in after
-
-
-def test_explain_says_what_a_conversion_for_that_target_would_do(capsys: Captured) -> None:
-    for target, decode in (("generic", "converted"), ("qualcomm-htp", "skipped")):
-        sites = run(capsys, "explain", DEMO, "--target", target, "--json").json["sites"]
-        assert {
-            site["status"] for site in sites if (site["signature"], site["pass"]) == ("decode", "mha_to_sha")
-        } == {decode}
 
 
 FOLDED_OUTSIDE = """
@@ -130,14 +114,99 @@ subgraph body (%q: float32[1,2,6,8], %k: float32[1,2,6,8], %v: float32[1,2,6,8])
 def test_heads_that_lie_in_rows_of_a_composite_are_counted_as_a_conversion_counts_them() -> None:
     model = parse(FOLDED_OUTSIDE)
     before = to_bytes(model)
-    (block,) = inspect(model).attention
+    found = inspect(model)
+    (block,) = found.attention
     opened, site = convert(model, verify="none", dry_run=True).sites
     assert (opened.pass_name, site.heads, site.kv_heads) == ("inline_composites", 4, 2)
     assert (block.heads, block.kv_heads, block.query_length) == (4, 2, 3)
-    assert [explained.block for explained in explain(model)] == [None, block]
+    assert [one.block for one in found.sites] == [None, block]
     assert to_bytes(model) == before
+    result = convert(model, verify="none", require_all=True)
+    assert len(result.converted) == len(result.sites) == 2, "its body is no attention that is left"
 
 
-def test_the_body_of_a_composite_that_was_opened_is_no_attention_that_is_left() -> None:
-    result = convert(parse(FOLDED_OUTSIDE), verify="none", require_all=True)
-    assert len(result.converted) == len(result.sites) == 2
+# --- node data for Model Explorer ---
+
+
+def texts(data: dict[str, Any]) -> Counter[str]:
+    return Counter(result["value"] for graph in data.values() for result in graph["results"].values())
+
+
+def operator(path: Path, graph: str, place: str) -> Any:
+    (found,) = (subgraph for subgraph in load(path).subgraphs if subgraph.name == graph)
+    return list(found.operators)[int(place)]
+
+
+def test_every_operator_of_a_block_says_what_becomes_of_it(tmp_path: Path) -> None:
+    data = inspected().node_data
+    assert set(data) == {"prefill_8", "decode"}
+    blocks = {text: count for text, count in texts(data).items() if text.startswith("converted")}
+    assert len(blocks) == 5
+    assert all(f": {count} operators become" in text for text, count in blocks.items())
+    own = [text for text in texts({"": data["prefill_8"]}) if text in blocks]
+    grown = sum(int(text.rsplit(" ", 1)[1]) - blocks[text] for text in own)
+    assert grown == 186 - 122, "as the whole signature grows"
+    names = Counter(operator(DEMO, "prefill_8", place).name for place in data["prefill_8"]["results"])
+    assert (names["SOFTMAX"], names["BATCH_MATMUL"], names["FULLY_CONNECTED"]) == (2, 8, 0)
+    (result,) = inspect(written(tmp_path, NO_ATTENTION)).node_data["main"]["results"].values()
+    assert result["value"].startswith("nothing to do (mha_to_sha #0): ")
+
+
+def test_the_command_writes_node_data_of_models_and_bundles(tmp_path: Path, capsys: Captured) -> None:
+    path, model = tmp_path / "nodes.json", tmp_path / "m.litertlm"
+    model.write_bytes(bundle([model_part("prefill_decode", DEMO.read_bytes())]))
+    for source in (DEMO, model):
+        ran = run(capsys, "inspect", source, "--node-data", path, "--json", "--force")
+        assert (ran.code, ran.err, len(ran.json["attention"])) == (0, "", 5)
+        assert json.loads(path.read_text()) == inspected().node_data
+    known = state(tmp_path)
+    assert "exists" in run(capsys, "inspect", DEMO, "--node-data", path).failed_in_one_sentence(2)
+    own = run(capsys, "inspect", model, "--node-data", model, "--force")
+    assert "input itself" in own.failed_in_one_sentence(2)
+    assert state(tmp_path) == known
+
+
+def explored(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """The nodes of each graph, as Model Explorer reads a file."""
+    from model_explorer.builtin_tflite_flatbuffer_adapter import BuiltinTfliteFlatbufferAdapter
+
+    (loaded,) = BuiltinTfliteFlatbufferAdapter().convert(str(path), {})["graphCollections"]
+    collection = loaded if isinstance(loaded, dict) else vars(loaded)
+    return {graph["id"]: graph["nodes"] for graph in collection["graphs"]}
+
+
+@pytest.mark.slow
+def test_model_explorer_finds_every_node(tmp_path: Path) -> None:
+    explorer = pytest.importorskip("model_explorer", reason="pip install '.[explorer]'")
+    builder, data = explorer.node_data_builder, inspected().node_data
+    graphs = {name: {node["id"]: node["label"] for node in nodes} for name, nodes in explored(DEMO).items()}
+    made = {}
+    for name, graph in data.items():
+        results = {key: builder.NodeDataResult(**result) for key, result in graph["results"].items()}
+        made[name] = builder.GraphNodeData(**{**graph, "results": results})
+    said = json.loads(builder.ModelNodeData(made).to_json_string())
+    for name, graph in data.items():
+        assert said[name]["results"] == graph["results"]
+        for place in graph["results"]:
+            label = graphs[name][place].replace("_", "").replace(".", "")
+            assert label == operator(DEMO, name, place).name.lower().replace("_", "")
+
+
+@pytest.mark.slow
+def test_heads_are_drawn_within_the_layer_that_they_belong_to(tmp_path: Path) -> None:
+    """The boxes of a graph are the outermost names in the last path that `;` separates."""
+    pytest.importorskip("model_explorer", reason="pip install '.[explorer]'")
+    convert(DEMO, tmp_path / "out.tflite", verify="none")
+    old, new = (
+        {
+            name: {
+                node["namespace"].rstrip(";").rsplit(";", 1)[-1].split("/")[0]
+                for node in nodes
+                if node["incomingEdges"]  # constants and inputs have boxes of their own
+            }
+            for name, nodes in explored(path).items()
+        }
+        for path in (DEMO, tmp_path / "out.tflite")
+    )
+    for signature in ("prefill_8", "decode"):
+        assert new[signature] <= old[signature]

@@ -53,12 +53,12 @@ def test_all_functions_take_an_exported_model(tmp_path: Path) -> None:
     given = Exported(DEMO.read_bytes())
     made = edge_opt.convert(given, verify="none")
     assert edge_opt.compare(given, made).bitwise
-    assert len(edge_opt.inspect(given).attention) == len(edge_opt.explain(given)) == 5
+    assert len(edge_opt.inspect(given).attention) == 5
     record(given, tmp_path / "golden.npz")
     edge_opt.testing.assert_golden(made, tmp_path / "golden.npz")
 
 
-@pytest.mark.parametrize("function", [edge_opt.convert, edge_opt.inspect, edge_opt.explain])
+@pytest.mark.parametrize("function", [edge_opt.convert, edge_opt.inspect])
 def test_anything_else_is_refused_by_name(function: Callable[..., object]) -> None:
     with pytest.raises(
         UsageError, match=r"builtins\.dict is no model: give a \.tflite file, .* litert_torch\.convert"

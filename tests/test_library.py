@@ -180,7 +180,7 @@ def test_a_dry_run_leaves_the_model_alone_and_gives_what_it_would_become() -> No
     assert result.model is not None
     assert result.model is not model
     assert [signature.key for signature in result.model.signatures] == ["decode"]
-    assert len(edge_opt.explain(model)) == 5
+    assert len(edge_opt.inspect(model).sites) == 5
     assert to_bytes(model) == before
 
 

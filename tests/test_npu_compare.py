@@ -180,8 +180,8 @@ def test_the_command_shows_a_row_for_each_signature(
 @pytest.mark.parametrize(
     "options",
     [
-        ("--on", "npu", "--runs", "2"),
-        ("--on", "npu", "--hostile"),
+        ("--on", "npu", "--generate", "2"),
+        ("--on", "npu", "--shape", "x=1"),
         ("--layers", "1"),
         ("--sdk", "x"),
         ("--npu-db", "9"),

@@ -11,7 +11,7 @@ from text_parser import parse
 from edge_opt.base.errors import UsageError
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
-from edge_opt.inspection import conversion_report, inspect, node_data
+from edge_opt.inspection import conversion_report, inspect
 from edge_opt.ir import to_bytes
 from edge_opt.passes import Status
 from edge_opt.runtime.runner import Worker
@@ -311,27 +311,23 @@ def test_on_the_command_line_a_shape_is_given_once_for_each_input(
         assert run(capsys, "convert", file, "--shape", wrong, "--force").code == 2
 
 
-def test_inspect_and_explain_say_that_lengths_are_open(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_says_that_lengths_are_open(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "open.tflite"
     file.write_bytes(to_bytes(parse(MODELS["lengths"][0])))
     assert inspect(file).attention == []
-    assert "--shape q=1,4,?,5" in run(capsys, "explain", file).out
+    assert "--shape q=1,4,?,5" in run(capsys, "inspect", file).out
 
 
-def test_inspect_and_explain_take_shapes_as_convert_does(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_takes_shapes_as_convert_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "open.tflite"
     file.write_bytes(to_bytes(parse(MODELS["lengths"][0])))
     shapes = [f"--shape={name}={','.join(map(str, shape))}" for name, shape in qkv(3, 7).items()]
     assert "T=3, 7 keys" in run(capsys, "inspect", file, *shapes).out
-    assert "would be converted" in run(capsys, "explain", file, *shapes).out
+    assert "would be converted" in run(capsys, "inspect", file, *shapes).out
     model = parse(MODELS["lengths"][0])
     assert inspect(model, shapes=qkv(3, 7)).attention[0].key_lengths == (7,)
     assert inspect(model).attention == [], "the caller's model stays as it is"
-    assert run(capsys, "explain", file, "--shape", "x=1").code == 2
+    assert run(capsys, "inspect", file, "--shape", "x=1").code == 2
 
 
 @pytest.mark.parametrize("shapes", [None, qkv(3, 7)])
@@ -413,11 +409,11 @@ def test_shapes_that_a_folded_operator_cannot_broadcast_are_left_to_the_runtime(
 
 def test_overlay_and_report_are_of_the_shapes_that_are_given() -> None:
     before, shapes = to_bytes(parse(STATIC_INSIDE)), {"q": (1, 2, 5, 8)}
-    texts = [one["value"] for one in node_data(before, shapes=shapes)["main"]["results"].values()]
+    texts = [one["value"] for one in inspect(before, shapes=shapes).node_data["main"]["results"].values()]
     assert texts
     assert all(text.startswith("converted by mha_to_sha") for text in texts)
     result = convert(before, shapes=shapes, verify="none")
-    assert conversion_report(result, before, shapes=shapes).example is not None
+    assert conversion_report(result).example is not None
 
 
 @pytest.mark.parametrize("sizes", [3, None])

@@ -82,26 +82,6 @@ def test_positions_outside_of_the_cache_are_those_of_its_ends() -> None:
     assert (found == inside).all()
 
 
-COUNTS_TO_1000 = ("0.0003051851", "0.03051851")
-
-
-def test_what_the_integers_tell_apart_beyond_the_cache_stays_apart() -> None:
-    """A ring is shorter than what is counted, and a time step of diffusion is no position of a cache."""
-    model = parse(changed(COUNTS_TO_1000))
-    (note,) = {site.note for site in convert(model).sites}
-    assert note == ""
-    positions = [24, 100, 900, 999]
-    assert np.abs(rope(model, positions)["pos_emb_cos"] - np.cos(angles(positions))).max() <= 4 * HALF_A_STEP
-    assert (
-        rope(model, [1000, 1001, 5000, 9000])["pos_emb_cos"] == rope(model, [1000] * 4)["pos_emb_cos"]
-    ).all()
-
-
-def test_a_table_has_no_more_rows_than_a_model_has_positions() -> None:
-    reason = sites(changed((COUNTS_TO_1000[0], "5.0")))[0].reason
-    assert reason.startswith("the integers tell 131,072 positions apart, and no table is that long")
-
-
 def test_equal_halves_of_a_row_are_stored_once() -> None:
     model = parse(TEXT)
     convert(model)

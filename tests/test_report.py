@@ -6,6 +6,7 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
@@ -13,20 +14,17 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from browser import Browser, find_browser
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, state, written
+from syrupy.assertion import SnapshotAssertion
 from text_parser import parse
 
 from edge_opt import EdgeOptError, convert, load
-from edge_opt.inspection import conversion_report
+from edge_opt.inspection import Report, conversion_report, find_example, picture
+from edge_opt.inspection.picture import draw, lay_out, longest_repeat
 from edge_opt.ir import to_bytes
 from edge_opt.passes import SiteReport, Status
-from edge_opt.report import Report, write_report
-from edge_opt.report import page as page_module
-from edge_opt.report.document import hoisted, longest_repeat
-from edge_opt.report.page import _WIDTH, _Box, _layout, can_draw, draw
-from edge_opt.report.writing import render
 
-needs_igraph = pytest.mark.skipif(not can_draw(), reason="no igraph here: pip install '.[report]'")
 Captured = pytest.CaptureFixture[str]
 LINT = [("warning", "ADD of prefill_8 has a mask of 2 MiB")]
 HOSTILE = (
@@ -38,13 +36,12 @@ EMPTY = ("meta", "br", "img", "hr", "input", "link")
 
 @cache
 def report(path: Path = DEMO) -> Report:
-    result = convert(path, dry_run=True)
-    return replace(conversion_report(result), lint=LINT)
+    return replace(conversion_report(convert(path, dry_run=True)), lint=LINT)
 
 
 @cache
 def hostile() -> Report:
-    """The demo with tensors and arguments whose names try to be markup, and with a left site that quotes one."""
+    """The demo with tensors and arguments whose names try to be markup, and with a skipped site that quotes one."""
     model = load(DEMO)
     for graph in model.subgraphs:
         for tensor in graph.tensors:
@@ -52,12 +49,11 @@ def hostile() -> Report:
     for signature in model.signatures:
         signature.inputs = {f"{HOSTILE}{name}": tensor for name, tensor in signature.inputs.items()}
         signature.key = f"{HOSTILE}{signature.key}"
-    data = to_bytes(model)
-    result = convert(data, verify="none")
+    result = convert(to_bytes(model), verify="none")
     left = SiteReport("mha_to_sha", result.sites[0].signature, 9, Status.SKIPPED, f"at '{HOSTILE}'")
     result.sites.append(left)
     result.input = f"/models/{'long' * 40}{HOSTILE.replace('/', '')}\udc80.tflite"
-    return replace(conversion_report(result, data), lint=[("warning", HOSTILE)])
+    return replace(conversion_report(result), lint=[("warning", HOSTILE)])
 
 
 class Reader(HTMLParser):
@@ -97,25 +93,23 @@ def pictures(page: str) -> list[ET.Element]:
     return [ET.fromstring(text) for text in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
 
 
-def titles(picture: ET.Element) -> Counter[str | None]:
-    groups = (group for group in picture.iter("g") if group.get("class") == "operator")
-    return Counter(group.findtext("text") for group in groups)
+def names(operators: object) -> Counter[str]:
+    return Counter(operator.name for operator in operators)  # type: ignore[attr-defined]
+
+
+# --- content ---
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_every_format_has_summary_signatures_figures_and_lint(suffix: str) -> None:
-    text = render(report(), suffix)
+def test_every_format_has_summary_signatures_figures_findings_and_origin(suffix: str, tmp_path: Path) -> None:
+    text = report().render(suffix)
     said = Reader(text).words if suffix == ".html" else text.replace("\\_", "_")
-    proved = "5 of 5 sites converted, each proved bit for bit on XNNPACK and the reference kernels."
-    for wanted in (proved, "prefill_8", "decode", "bit for bit", LINT[0][1]):
+    verified = "5 of 5 sites converted, each proved bit for bit on XNNPACK and the reference kernels."
+    for wanted in (verified, "prefill_8", "decode", "bit for bit", LINT[0][1]):
         assert wanted in said
-    assert "bit for bit" in render(report(QUANTIZED), suffix)
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_report_says_when_with_what_and_of_which_files_it_is(suffix: str, tmp_path: Path) -> None:
+    assert "bit for bit" in report(QUANTIZED).render(suffix)
     result = convert(DEMO, tmp_path / "out.tflite", verify="none")
-    text = html.unescape(render(conversion_report(result), suffix)).replace("\\_", "_")
+    text = html.unescape(conversion_report(result).render(suffix)).replace("\\_", "_")
     for path in (DEMO, tmp_path / "out.tflite"):
         assert hashlib.sha256(path.read_bytes()).hexdigest() in text
     for package in ("edge-opt", "ai-edge-litert"):
@@ -123,134 +117,34 @@ def test_a_report_says_when_with_what_and_of_which_files_it_is(suffix: str, tmp_
     assert re.search(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", text)
 
 
-def test_json_is_that_of_convert_and_more(tmp_path: Path, capsys: Captured) -> None:
-    said = json.loads(render(report(), ".json"))
+def test_json_is_that_of_convert_and_more(capsys: Captured) -> None:
+    said = json.loads(report().render(".json"))
     plain = run(capsys, "convert", DEMO, "--dry-run", "--json").json
     assert set(plain) < set(said)
     assert [site["status"] for site in said["sites"]] == ["converted"] * 5
     assert said["largest_differences"] == [{"bucket": "bit for bit", "sites": 5}]
-    blocks = [(found["name"], found["blocks"], found["blocks_converted"]) for found in said["signatures"]]
-    assert blocks == [("prefill_8", 2, 2), ("decode", 3, 3)]
     assert said["lint"] == [{"severity": "warning", "message": LINT[0][1]}]
     assert sum("BATCH_MATMUL" in line for line in said["example"]["before"]) == 4
     assert sum("BATCH_MATMUL" in line for line in said["example"]["after"]) == 16
+    result = convert(DEMO, dry_run=True, verify="none")
+    result.seconds = float("nan")
+    assert json.loads(conversion_report(result).render(".json"))["seconds"] is None
 
 
-def test_what_did_not_change_is_said_once_and_that_nothing_was_found_is_said_too() -> None:
+def test_markdown_with_pictures(snapshot: SnapshotAssertion) -> None:
+    text = report().render(".md")
+    assert text.partition("## Where this comes from")[0] == snapshot
+
+
+def test_what_did_not_change_is_said_once_and_that_nothing_was_found_is_said_too(tmp_path: Path) -> None:
     done = convert(DEMO, signatures="decode", verify="none", dry_run=True)
-    assert "| prefill_8 | 122 | 0 of 0 | 5.00 KiB |" in render(conversion_report(done), ".md")
+    assert "| prefill_8 | 122 | 0 of 0 | 5.00 KiB |" in conversion_report(done).render(".md")
+    empty = report(written(tmp_path, NO_ATTENTION))
+    assert empty.example is None
     for suffix in (".md", ".html"):
-        page = render(replace(conversion_report(done), lint=[]), suffix)
-        assert "Nothing in the result that the target is known to refuse" in page
-
-
-def test_markdown_has_a_row_for_each_signature_and_site() -> None:
-    lines = render(report(), ".md").splitlines()
-    assert "| prefill_8 | 122 -> 186 | 2 of 2 | 5.00 KiB -> 2.50 KiB |" in lines
-    sites = [line for line in lines if line.startswith("| mha_to_sha |")]
-    assert len(sites) == 5
-    told = "| converted | bit for bit equal; in full on XNNPACK and the reference kernels |"
-    assert all(told in line for line in sites)
-    assert "| bit for bit | 5 |" in lines
-
-
-def test_the_page_is_well_formed_and_needs_no_network() -> None:
-    page = render(report(), ".html")
-    read = Reader(page)
-    assert read.open == []
-    assert read.elements["details"] == 1
-    assert read.elements["figure"] == 2
-    assert read.elements["svg"] == 2 * can_draw()
-    assert not {"script", "link", "img", "iframe"} & set(read.elements)
-    assert not re.search(r"https?:|src=|url\(|@import", page)
-
-
-@needs_igraph
-def test_the_picture_has_every_operator_and_one_head_of_those_that_are_alike() -> None:
-    example = report().example
-    assert example is not None
-    before, after = pictures(render(report(), ".html"))
-    assert titles(before) == Counter(operator.name for operator in example.before)
-    assert titles(before)["BATCH_MATMUL"] == 4
-    shown = titles(after)
-    assert shown["BATCH_MATMUL"] == 4
-    assert "".join(after.itertext()).count("3 more like it") == 1
-    assert "33 operators" in "".join(after.itertext())
-    assert shown.total() + 33 == len(example.after) == 48
-    assert sum(path.get("class") == "edge" for path in after.iter("path")) >= shown.total()
-
-
-@needs_igraph
-def test_the_picture_calls_a_composite_by_its_own_name() -> None:
-    model = parse("""
-        signature f = #0 (x=%x) -> (y=%y)
-        subgraph main (%x: float32[1,4]) {
-          %n: float32[1,4] = STABLEHLO_COMPOSITE(%x) {name: 'odml.rms_norm', decomposition_subgraph_index: 1}
-          %y: float32[1,4] = ABS(%n)
-          return %y
-        }
-        subgraph body (%x: float32[1,4]) {
-          %y: float32[1,4] = NEG(%x)
-          return %y
-        }""")
-    picture = ET.fromstring(draw(list(model.subgraphs[0].operators), lambda tensor: tensor.name, "a block"))
-    assert titles(picture) == Counter(["odml.rms_norm", "ABS"])
-
-
-def test_the_example_is_drawn_from_the_model_as_it_was(tmp_path: Path) -> None:
-    model = load(DEMO)
-    result = convert(model)
-    assert conversion_report(result).example is None
-    example = conversion_report(result, DEMO).example
-    assert example is not None
-    assert {operator.name for operator in example.before} >= {"SOFTMAX", "TRANSPOSE"}
-    assert "SPLIT" not in {operator.name for operator in example.before}
-
-
-def test_a_model_without_attention_has_a_report_without_a_picture(tmp_path: Path) -> None:
-    found = report(written(tmp_path, NO_ATTENTION))
-    assert found.example is None
-    page = render(found, ".html")
-    assert pictures(page) == []
-    assert "No region was run." in Reader(page).words
-    assert "No region was run." in render(found, ".md")
-
-
-@pytest.mark.parametrize(("name", "instead"), [("can_draw", lambda: False), ("_MOST_DRAWN", 0)])
-def test_without_a_picture_the_page_lists_the_operators(
-    name: str, instead: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(page_module, name, instead)
-    page = render(report(), ".html")
-    assert pictures(page) == []
-    assert Reader(page).elements["pre"] == 2
-    assert "... 3 more like these 11 ..." in Reader(page).words
-    assert Reader(page).words.count("= BATCH_MATMUL(") == 4 + 4
-    assert Reader(page).words.count("pip install '.[report]'") == (2 if name == "can_draw" else 0)
-
-
-@needs_igraph
-def test_names_in_a_model_are_text_and_not_html() -> None:
-    page = render(hostile(), ".html")
-    read = Reader(page)
-    assert read.open == []
-    assert read.elements["script"] == 0
-    assert "<script>alert('1')</script>" in read.words
-    assert read.attributes <= set(Reader(render(report(), ".html")).attributes)
-    assert len(pictures(page)) == 2
-    page.encode(errors="strict")
-
-
-def test_names_in_a_model_are_text_and_not_markdown() -> None:
-    text = render(hostile(), ".md")
-    outside = re.sub(r"(?ms)^(````+)\n.*?\n\1$", "", text)
-    assert outside.count("````") == 0, "a name ended a block of code"
-    assert "<script" not in outside
-    assert not re.search(r"(?<!\\)\[link", outside)
-    assert not re.search(r"(?<!\\)\*\*bold", outside)
-    assert not re.search(r"(?m)^# head", text)
-    rows = [line for line in outside.splitlines() if line.startswith("|")]
-    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {3, 5, 6}
+        text = replace(conversion_report(done), lint=[]).render(suffix)
+        assert "Nothing in the result that the target is known to refuse" in text
+        assert "No region was run." in empty.render(suffix)
 
 
 @pytest.mark.parametrize(("target", "told"), [("mediatek", True), ("generic", False)])
@@ -266,14 +160,158 @@ def test_rows_that_are_masked_everywhere_have_a_line_of_their_own_everywhere(tar
         assert f"But rows that are masked everywhere {change}" in lines[0]
     made = conversion_report(result, target=target)
     for suffix in (".md", ".html"):
-        assert ("But rows that are masked everywhere change by up to" in render(made, suffix)) is told
-    assert json.loads(render(made, ".json"))["masked_rows"] == figures
+        assert ("But rows that are masked everywhere change by up to" in made.render(suffix)) is told
 
 
-def test_a_figure_that_is_not_finite_is_null_in_json() -> None:
-    result = convert(DEMO, dry_run=True, verify="none")
-    result.seconds = float("nan")
-    assert json.loads(render(conversion_report(result), ".json"))["seconds"] is None
+# --- names are no markup ---
+
+
+def test_the_page_is_well_formed_and_needs_no_network_whatever_names_it_holds() -> None:
+    for made in (report(), hostile()):
+        page = made.render(".html")
+        read = Reader(page)
+        assert read.open == []
+        assert (read.elements["figure"], read.elements["svg"]) == (2, 2)
+        assert not {"script", "link", "img", "iframe"} & set(read.elements)
+        assert len(pictures(page)) == 2
+        page.encode(errors="strict")
+    assert "<script>alert('1')</script>" in read.words
+    assert read.attributes <= set(Reader(report().render(".html")).attributes)
+    assert not re.search(r"https?:|src=|url\(|@import", report().render(".html"))
+
+
+def test_names_in_a_model_are_text_and_not_markdown() -> None:
+    text = hostile().render(".md")
+    outside = re.sub(r"(?ms)^(```+)mermaid\n.*?\n\1$", "", text)
+    assert outside.count("```") == 0, "a name ended a block of code"
+    assert "<script" not in outside
+    assert not re.search(r"(?<!\\)\[link", outside)
+    assert not re.search(r"(?<!\\)\*\*bold", outside)
+    assert not re.search(r"(?m)^# head", text)
+    rows = [line for line in outside.splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {3, 5, 7}
+    for label in re.findall(r"\"(.*)\"", "".join(text.partition("```mermaid")[2])):
+        assert not set(label) & set('"<>`{}()|')
+
+
+# --- the picture ---
+
+
+def test_the_picture_has_every_operator_and_one_head_of_those_that_are_alike() -> None:
+    example = report().example
+    assert example is not None
+    for picture_of, operators, hidden in zip(
+        pictures(report().render(".html")), (example.before, example.after), (0, 33), strict=True
+    ):
+        groups = [one for one in picture_of.iter("g") if one.get("class") == "operator"]
+        shown = Counter(group.findtext("text") for group in groups)
+        assert shown["BATCH_MATMUL"] == 4
+        assert shown.total() + hidden == len(operators)
+        assert shown <= names(operators)
+        assert ("3 more like it33 operators" in "".join(picture_of.itertext())) is bool(hidden)
+        assert sum(path.get("class") == "edge" for path in picture_of.iter("path")) >= shown.total()
+    before, after = (example.lines(version) for version in (example.before, example.after))
+    assert any("CONCATENATION(%mask_local, %mask_local, %mask_local, %mask_local)" in line for line in before)
+    assert sum("BATCH_MATMUL" in line for line in after) == 4
+    assert "... 3 more like these 11 ..." in after
+
+
+@pytest.mark.parametrize(
+    ("form", "cut", "joined"), [("split", "SPLIT", "CONCATENATION"), ("unpack", "UNPACK", "PACK")]
+)
+def test_a_block_is_shown_as_it_was_and_as_it_was_written(form: str, cut: str, joined: str) -> None:
+    """In the form that was chosen; also of a model that is edited in place."""
+    model = load(DEMO)
+    example = find_example(convert(model, form=form, verify="none"))
+    assert example is not None
+    assert cut not in names(example.before)
+    assert names(example.before)["BATCH_MATMUL"] == 4
+    assert names(example.after)[cut] == 1
+    assert names(example.after)["BATCH_MATMUL"] == 16
+    written_ones = {one for graph in model.subgraphs for one in graph.operators}
+    assert set(example.after) <= written_ones
+    assert written_ones.isdisjoint(example.before)
+
+
+def test_a_block_that_several_passes_rewrote_is_shown_before_the_first_and_after_the_last() -> None:
+    model = load(DEMO)
+    example = find_example(convert(model, target="qualcomm-htp", verify="none"))
+    assert example is not None
+    assert names(example.before)["SOFTMAX"] == 1
+    assert names(example.after)["ADD"] > names(example.after)["SOFTMAX"] * 3, "masks are added before joining"
+    assert set(example.after) <= {one for graph in model.subgraphs for one in graph.operators}
+
+
+def test_a_block_that_was_rolled_back_is_not_the_example(tmp_path: Path) -> None:
+    target = tmp_path / "picky.toml"
+    target.write_text('name = "picky"\nsummary = "no SPLIT"\nrefused_operators = ["SPLIT", "UNPACK"]\n')
+    result = convert(DEMO, target=target, dry_run=True, verify="none")
+    assert {site.status for site in result.sites} == {Status.ROLLED_BACK}
+    assert find_example(result) is None
+
+
+def test_every_input_of_the_example_comes_before_its_use_and_shared_operators_first() -> None:
+    example = report().example
+    assert example is not None
+    for operators in (example.before, example.after):
+        made = {tensor for operator in operators for tensor in operator.outputs}
+        seen: set[object] = set()
+        for operator in operators:
+            assert all(tensor in seen for tensor in operator.inputs if tensor in made)
+            seen.update(operator.outputs)
+    assert [operator.name for operator in example.after[:2]] == ["RESHAPE", "SPLIT"]
+
+
+def test_the_picture_calls_a_composite_by_its_own_name_and_gives_way_to_a_list_if_it_is_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = parse("""
+        signature f = #0 (x=%x) -> (y=%y)
+        subgraph main (%x: float32[1,4]) {
+          %n: float32[1,4] = STABLEHLO_COMPOSITE(%x) {name: 'odml.rms_norm', decomposition_subgraph_index: 1}
+          %y: float32[1,4] = ABS(%n)
+          return %y
+        }
+        subgraph body (%x: float32[1,4]) {
+          %y: float32[1,4] = NEG(%x)
+          return %y
+        }""")
+    drawing = draw(list(model.subgraphs[0].operators), lambda tensor: tensor.name)
+    assert drawing is not None
+    assert [box.title for box in drawing.boxes if box.kind == "operator"] == ["odml.rms_norm", "ABS"]
+    monkeypatch.setattr(picture, "_MOST_DRAWN", 0)
+    page = report().render(".html")
+    assert (pictures(page), Reader(page).elements["pre"]) == ([], 2)
+    assert "... 3 more like these 11 ..." in Reader(page).words
+    assert "... 3 more like these 11 ..." in report().render(".md")
+
+
+def test_the_longest_repetition_is_found_where_a_head_ends() -> None:
+    kinds = ["split", "scale", "mul", "add", *["mul", "max", "add"] * 3, "concat"]
+    stretch = longest_repeat(kinds, at_least=2)
+    assert [kinds[place] for place in stretch.hidden] == ["mul", "max", "add"] * 2
+    assert (stretch.hidden.stop, stretch.times) == (13, 3)
+    assert list(longest_repeat(["a", "b", "c"], at_least=1).hidden) == []
+    assert list(longest_repeat(kinds).hidden) == []
+
+
+def test_boxes_do_not_overlap_and_lines_pass_beside_the_boxes_between() -> None:
+    edges = [(0, 1), (1, 2), (2, 3), (0, 3), (4, 3)]
+    places, routes = lay_out(5, edges)
+    for a, b in edges:
+        assert places[a][1] < places[b][1], "data flows down"
+    assert places[4][1] == places[2][1], "an input stands right above its reader"
+    assert [len(route) for route in routes] == [2, 2, 2, 4, 2]
+    corners = [*places, *routes[3][1:-1]]
+    assert not [
+        (a, b)
+        for number, a in enumerate(corners)
+        for b in corners[:number]
+        if a[1] == b[1] and abs(a[0] - b[0]) < picture._WIDTH
+    ]
+
+
+# --- files ---
 
 
 def test_convert_writes_a_report_for_each_format_that_was_asked_for(tmp_path: Path, capsys: Captured) -> None:
@@ -284,6 +322,10 @@ def test_convert_writes_a_report_for_each_format_that_was_asked_for(tmp_path: Pa
     for path in paths:
         assert f"Report: {path}" in ran.out
         assert "5 of 5 sites converted" in path.read_text()
+    report().write(tmp_path / "mine.html")
+    assert (tmp_path / "mine.html").read_text(encoding="utf-8") == report().render(".html")
+    with pytest.raises(EdgeOptError, match="exists"):
+        report().write(tmp_path / "mine.html")
 
 
 def test_a_report_is_refused_before_the_work(tmp_path: Path, capsys: Captured) -> None:
@@ -306,42 +348,43 @@ def test_a_report_is_refused_before_the_work(tmp_path: Path, capsys: Captured) -
     assert "mine" not in path.read_text()
 
 
-def test_the_library_writes_the_same_report(tmp_path: Path) -> None:
-    path = tmp_path / "r.html"
-    write_report(report(), path)
-    assert path.read_text(encoding="utf-8") == render(report(), ".html")
-    with pytest.raises(EdgeOptError, match="exists"):
-        write_report(report(), path)
+# --- in a real browser ---
+
+in_browser = pytest.mark.skipif(find_browser() is None, reason="no Chromium here: apt-get install chromium")
 
 
-def test_the_longest_repetition_is_found_where_a_head_ends() -> None:
-    kinds = ["split", "scale", "mul", "add", *["mul", "max", "add"] * 3, "concat"]
-    stretch = longest_repeat(kinds, at_least=2)
-    assert [kinds[place] for place in stretch.hidden] == ["mul", "max", "add"] * 2
-    assert (stretch.hidden.stop, stretch.times) == (13, 3)
-    assert list(longest_repeat(["a", "b", "c"], at_least=1).hidden) == []
-    assert list(longest_repeat(kinds).hidden) == []
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser() as started:
+        yield started
 
 
-def test_what_cuts_for_several_heads_comes_first_and_every_input_before_its_use() -> None:
-    example = report().example
-    assert example is not None
-    ordered = hoisted(list(example.after))
-    assert [operator.name for operator in ordered[:2]] == ["RESHAPE", "SPLIT"]
-    made = {id(tensor) for operator in ordered for tensor in operator.outputs}
-    seen: set[int] = set()
-    for operator in ordered:
-        assert all(id(t) in seen for t in operator.inputs if id(t) in made)
-        seen.update(id(tensor) for tensor in operator.outputs)
+@pytest.mark.slow
+@in_browser
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("made", [report, hostile], ids=["demo", "hostile names"])
+def test_the_page_fits_and_asks_for_nothing(
+    made: type[Report], width: int, browser: Browser, tmp_path: Path
+) -> None:
+    path = tmp_path / "report.html"
+    made().write(path)
+    light, dark = (browser.look_at(path, width=width, dark=dark) for dark in (False, True))
+    for page in (light, dark):
+        assert page.width == width
+        assert page.scroll_width <= width, "the page is wider than the window"
+        assert (page.requests, page.complaints) == ([], [])
+    assert (light.ground, dark.ground) == ("rgb(251, 251, 250)", "rgb(21, 24, 28)")
 
 
-@needs_igraph
-def test_lines_between_boxes_that_are_not_neighbours_pass_beside_the_boxes_between() -> None:
-    boxes = [_Box(name, "", "operator") for name in "abcd"]
-    places, routes = _layout(len(boxes), [(0, 1), (1, 2), (2, 3), (0, 3)])
-    *short, long = routes
-    assert [len(route) for route in short] == [2, 2, 2]
-    assert (long[0], long[-1], len(long)) == (places[0], places[3], 4)
-    for point, behind in zip(long[1:-1], places[1:3], strict=True):
-        assert point[1] == behind[1]
-        assert abs(point[0] - behind[0]) > _WIDTH / 2
+@pytest.mark.slow
+@in_browser
+def test_the_harness_sees_overflow_requests_and_complaints(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "bad.html"
+    path.write_text(
+        "<!doctype html><div style='width:2000px'>wide</div><script>console.error('x')</script>"
+        "<img src='http://127.0.0.1:9/i.png'>"
+    )
+    page = browser.look_at(path, width=390)
+    assert page.scroll_width >= 2000
+    assert page.requests == ["http://127.0.0.1:9/i.png"]
+    assert page.complaints

@@ -1,0 +1,22 @@
+"""What a model holds and what a conversion would do to it; and the report of a conversion, in three formats."""
+
+from edge_opt.inspection.caches import Cache, Caches, find_caches
+from edge_opt.inspection.model import AttentionBlock, Explanation, Inspection, inspect
+from edge_opt.inspection.picture import Example, find_example
+from edge_opt.inspection.report import FORMATS, Report, check_report_path, conversion_report
+
+__all__ = [
+    "FORMATS",
+    "AttentionBlock",
+    "Cache",
+    "Caches",
+    "Example",
+    "Explanation",
+    "Inspection",
+    "Report",
+    "check_report_path",
+    "conversion_report",
+    "find_caches",
+    "find_example",
+    "inspect",
+]

@@ -1,0 +1,78 @@
+"""The caches of a model: how long they are, which are ring buffers, and what LiteRT-LM assumes of them."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from edge_opt.base.record import Record
+from edge_opt.base.words import many
+from edge_opt.comparison.models import signature_info
+from edge_opt.ir import Model
+from edge_opt.runtime.tensors import growing_axes
+from edge_opt.schema.litertlm import ASSUMED_WINDOW, Bundle, ExecutorMetadata, read_executor_metadata
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """One cache: the input that it is, the axis that counts positions, how many it holds, and whether it is a ring.
+
+    A ring is shorter than the longest cache: what it holds is overwritten by later positions.
+    """
+
+    name: str
+    axis: int
+    positions: int
+    ring: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Caches(Record):
+    """All caches of a model; `window` is what its bundle says that sliding layers see, None where it does not.
+
+    `notes` are sentences on what LiteRT-LM will assume.
+    """
+
+    caches: tuple[Cache, ...] = ()
+    window: int | None = None
+    notes: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """For people."""
+        if not self.caches:
+            return []
+        lengths = Counter((cache.positions, cache.ring) for cache in self.caches)
+        counts = ", ".join(f"{many(n, 'ring') if ring else n} of {s}" for (s, ring), n in lengths.items())
+        seen = "" if self.window is None else f"; sliding layers see {self.window} positions"
+        return [f"caches: {counts}{seen}", *self.notes]
+
+
+def find_caches(model: Model, bundle: Bundle | None = None) -> Caches:
+    """The caches that grow by a part of their own, as a split export has them; `bundle` is what holds the model.
+
+    Raises:
+        ModelFormatError: the bundle's executor metadata is damaged.
+    """
+    metadata = read_executor_metadata(bundle)
+    axes: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    for signature in model.signatures:
+        for name, axis in growing_axes(signature_info(signature)).items():
+            if axis is not None:
+                axes[name], sizes[name] = axis, signature.inputs[name].shape[axis]
+    longest = max(sizes.values(), default=0)
+    caches = tuple(Cache(name, axes[name], size, size < longest) for name, size in sizes.items())
+    inputs = [name for signature in model.signatures for name in signature.inputs]
+    slides = any("mask" in name and "local" in name for name in inputs)
+    window = metadata and metadata.window
+    unsaid = slides and bool(caches) and bundle is not None and window is None
+    return Caches(caches, window, (_assumed(caches, metadata),) if unsaid else ())
+
+
+def _assumed(caches: tuple[Cache, ...], metadata: ExecutorMetadata | None) -> str:
+    """What LiteRT-LM 0.18 takes where nothing names the window."""
+    rings = [cache.positions for cache in caches if cache.ring]
+    window = min(rings) if rings and metadata is not None and metadata.buffers else ASSUMED_WINDOW
+    axes = ", and takes the longer axis of a cache for its positions" if metadata is None else ""
+    return (
+        f"The bundle does not say how far its sliding layers see: LiteRT-LM assumes {window} positions{axes}. If "
+        f"sliding_window in the checkpoint's config.json is another number, build from the checkpoint."
+    )

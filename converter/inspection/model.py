@@ -1,0 +1,341 @@
+"""Inspects a model: what is in it, which attention a conversion would rewrite, and why the rest would be skipped.
+
+Changes no model that a caller gave.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from edge_opt.attention.block import Match, NotABlock
+from edge_opt.attention.find import find_blocks
+from edge_opt.attention.surroundings import MASKING, products_above
+from edge_opt.base.record import Record
+from edge_opt.base.words import many
+from edge_opt.conversion import convert
+from edge_opt.conversion.container import choose_parts, find_stopped, find_unsound, fix_inputs, positions_in
+from edge_opt.inspection.caches import Caches, find_caches
+from edge_opt.ir import Buffer, Constants, DType, Model, Operator, Subgraph, Tensor
+from edge_opt.ir.composites import COMPOSITE, Composite, composites
+from edge_opt.ir.opening import ModelLike, Opened, is_compiled, made_from, readable
+from edge_opt.ir.walk import producers, walked
+from edge_opt.passes import PASSES, Context, SiteReport, Status, run_pass
+from edge_opt.passes.inline_composites import InlineComposites
+from edge_opt.passes.mha_to_sha import with_callees
+from edge_opt.shapes import ShapeReport, derive
+from edge_opt.soundness import Unsound
+from edge_opt.targets import Finding, TargetLike, lint, load_target
+
+_DEEPEST = 32
+"""From a mask back to its input there are a few reshapes, repetitions and conversions."""
+_NEAREST = 200
+"""Operators between a SOFTMAX and the products above it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBlock(Record):
+    """One attention: sizes as in its matmuls, `mask` the argument it comes from, or the tensor where it is made."""
+
+    signature: str
+    form: Literal["multi-head", "single-head"]
+    heads: int
+    kv_heads: int
+    head_size: int
+    query_length: int
+    key_lengths: tuple[int, ...]
+    mask: str | None
+    softmax: str
+
+    def __str__(self) -> str:
+        rows, *lengths = ("?" if size < 0 else str(size) for size in (self.query_length, *self.key_lengths))
+        sizes = f"N={self.heads} K={self.kv_heads} H={self.head_size} T={rows}, {' + '.join(lengths)} keys"
+        return f"{self.form}: {sizes}, {f'mask {self.mask}' if self.mask else 'no mask'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Argument(Record):
+    """An input or output of a signature; a dimension known only at run time is -1."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureContent:
+    """One entry point; `unmatched` counts attentions whose form is not understood (its sites say why)."""
+
+    name: str
+    operators: Mapping[str, int]
+    inputs: tuple[Argument, ...]
+    outputs: tuple[Argument, ...]
+    composites: tuple[Composite, ...]
+    unmatched: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """For reports."""
+        return {
+            "name": self.name,
+            "operators": sum(self.operators.values()),
+            "operator_counts": dict(self.operators),
+            "composites": [composite.to_dict() for composite in self.composites],
+            "inputs": [argument.to_dict() for argument in self.inputs],
+            "outputs": [argument.to_dict() for argument in self.outputs],
+            "attention_unmatched": self.unmatched,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a conversion would do at one site, and the attention there where it is understood."""
+
+    verdict: SiteReport
+    block: AttentionBlock | None
+
+    def __str__(self) -> str:
+        site = self.verdict
+        if site.status is Status.CONVERTED:
+            return "would be converted"
+        return f"{'nothing to do' if site.settled else 'would be skipped'}: {site.reason}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json` and reports."""
+        block = None if self.block is None else self.block.to_dict()
+        return {**self.verdict.to_dict(), "settled": self.verdict.settled, "attention": block}
+
+
+@dataclass(slots=True, repr=False)
+class Inspection(Record):
+    """Everything that `edge-opt inspect` says of a model; sizes in bytes, `weights` by element type.
+
+    `sites` has what a conversion for the target would do, without verification; `target` is None where nobody named
+    one: that is `generic`, and there are no findings in `lint`. `inferred` has what was found by inferring all shapes,
+    if that was asked for. `compiled`: it calls an NPU, and nothing here can rewrite it; `made_from` is the bundle that
+    can be rewritten, where it is known. `node_data` is an overlay for Model Explorer: the sites by operator.
+    """
+
+    file: str | None
+    size: int | None
+    flatbuffer_size: int | None
+    subgraphs: int
+    weights: Mapping[str, int]
+    signatures: list[SignatureContent] = field(default_factory=list)
+    attention: list[AttentionBlock] = field(default_factory=list)
+    sites: list[Explanation] = field(default_factory=list)
+    target: str | None = None
+    lint: list[Finding] = field(default_factory=list)
+    compiled: bool = False
+    made_from: str | None = None
+    soundness: list[Unsound] = field(default_factory=list)
+    caches: Caches = field(default_factory=Caches)
+    inferred: ShapeReport | None = None
+    node_data: dict[str, Any] = field(default_factory=dict)
+
+    _left_out = ("node_data",)
+
+    def __repr__(self) -> str:
+        entries = ", ".join(f"{one.name}: {sum(one.operators.values())} operators" for one in self.signatures)
+        return f"Inspection({self.file!r}, {entries}; {many(len(self.attention), 'attention block')})"
+
+
+def inspect(
+    source: ModelLike,
+    *,
+    target: TargetLike | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    infer: bool = False,
+) -> Inspection:
+    """Look at a model (of a bundle: its prefill/decode model), and at what a conversion would do to it.
+
+    Args:
+        source: as `convert` takes it.
+        target: what the conversion would be for, "generic" where None; if given, also look for what it refuses.
+        shapes: static shapes for inputs of open lengths, as `convert` takes them.
+        infer: also infer all shapes, and compare them with those in the file.
+
+    Raises:
+        ModelFormatError: the source is not a valid model.
+        UsageError: there is no such target or input, or a shape does not fit.
+    """
+    facts = None if target is None else load_target(target)
+    source = readable(source)
+    opened = Opened(deepcopy(source) if shapes and isinstance(source, Model) else source)
+    parts = choose_parts(opened, "prefill-decode")
+    model = parts[0].model
+    makers = _makers(model)
+    fix_inputs(parts, shapes or {})
+    file = model.file
+    inspection = Inspection(
+        file=None if file is None or file.path is None else str(file.path),
+        size=None if file is None else file.size,
+        flatbuffer_size=None if file is None else file.flatbuffer_size,
+        subgraphs=len(model.subgraphs),
+        weights=_weights(model.subgraphs),
+        target=None if facts is None else facts.name,
+        lint=[] if facts is None else lint(model, facts),
+        compiled=is_compiled(model),
+        soundness=[*find_unsound(opened), *find_stopped(parts, positions_in(opened, parts))],
+        caches=find_caches(model, opened.bundle),
+        inferred=derive(model) if infer else None,
+    )
+    for (name, graph), blocks in zip(model.entry_points(), _attention(model), strict=True):
+        inspection.attention += [block for block in blocks if block is not None]
+        inspection.signatures.append(_content(model, name, graph, blocks.count(None)))
+    if inspection.compiled:
+        whole = made_from(inspection.file)
+        inspection.made_from = None if whole is None else str(whole)
+        return inspection
+    known = {(block.signature, block.softmax): block for block in inspection.attention}
+    sites = convert(source, target=facts, shapes=shapes, verify="none", dry_run=True).sites
+    inspection.sites = [Explanation(site, known.get((site.signature, site.operator))) for site in sites]
+    inspection.node_data = _node_data(sites, makers)
+    return inspection
+
+
+def _content(model: Model, name: str, graph: Subgraph, unmatched: int) -> SignatureContent:
+    operators = dict(Counter(operator.name for operator in graph.operators).most_common())
+    inputs, outputs = (
+        tuple(
+            Argument(label, t.shape_signature or t.shape, DType(t.dtype).name) for label, t in named.items()
+        )
+        for named in _arguments(model, name, graph)
+    )
+    return SignatureContent(name, operators, inputs, outputs, tuple(composites(graph.operators)), unmatched)
+
+
+def _attention(model: Model) -> list[list[AttentionBlock | None]]:
+    """The attentions of every entry point in execution order; None for one whose form is not understood.
+
+    Behind them those of the graphs that it calls: branches, and composites that a conversion does not open.
+    """
+    model = _with_open_composites(model)
+    return [
+        [
+            _described(match, name, {t: label for named in arguments for label, t in named.items()})
+            for called, _ in with_callees(model, graph)
+            for match in find_blocks(called)
+            if not isinstance(match, NotABlock) or match.is_attention
+        ]
+        for name, graph in model.entry_points()
+        for arguments in [_arguments(model, name, graph)]
+    ]
+
+
+def _described(match: Match, signature: str, arguments: Mapping[Tensor, str]) -> AttentionBlock | None:
+    if isinstance(match, NotABlock):
+        return None
+    mask = _mask_above(match.softmax)
+    return AttentionBlock(
+        signature,
+        "multi-head" if match.heads > 1 else "single-head",
+        match.heads,
+        match.kv_heads,
+        match.head_size,
+        match.query_length,
+        match.key_lengths,
+        None if mask is None else _mask_name(mask, arguments),
+        match.softmax.outputs[0].name,
+    )
+
+
+def _with_open_composites(model: Model) -> Model:
+    """The model as a conversion sees it: what folds heads into rows may lie outside the composite of a product."""
+    if all(operator.name != COMPOSITE for graph in model.subgraphs for operator in graph.operators):
+        return model
+    model = deepcopy(model)
+    target, constants = load_target("generic"), Constants(model)
+    for key, graph in model.entry_points():
+        run_pass(PASSES[InlineComposites.name], Context(model, graph, key, target, constants))
+    return model
+
+
+def _weights(graphs: Iterable[Subgraph]) -> dict[str, int]:
+    """Bytes of constants by element type, shared buffers counted once."""
+    first: dict[Buffer | None, Tensor] = {}
+    for tensor in (tensor for graph in graphs for tensor in graph.tensors if tensor.is_constant):
+        first.setdefault(tensor.buffer, tensor)
+    total: Counter[str] = Counter()
+    for buffer, tensor in first.items():
+        total[DType(tensor.dtype).name] += buffer.data.length if buffer and buffer.data else 0
+    return dict(total.most_common())
+
+
+def _arguments(model: Model, name: str, graph: Subgraph) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The inputs and outputs, by what callers call them."""
+    for signature in model.signatures:
+        if signature.key == name and signature.subgraph is graph:
+            return dict(signature.inputs), dict(signature.outputs)
+    return {tensor.name: tensor for tensor in graph.inputs}, {tensor.name: tensor for tensor in graph.outputs}
+
+
+def _mask_above(softmax: Operator) -> Tensor | None:
+    """What is added to the scores above a SOFTMAX, or chooses among them: an operand that no product leads to.
+
+    It may be applied to each part of the scores, before they are joined.
+    """
+    for operator in walked([softmax], _scores, _NEAREST):
+        scores = _scores(operator)
+        computed = [tensor for tensor in operator.inputs if tensor is not None and not tensor.is_constant]
+        others = [tensor for tensor in computed if tensor.producer not in scores]
+        if operator.name in MASKING and scores and others:
+            return others[0]
+    return None
+
+
+def _scores(operator: Operator) -> list[Operator]:
+    """The operators right above that a product leads to."""
+    return [one for one in producers(operator) if products_above([one])[0]]
+
+
+def _mask_name(mask: Tensor, arguments: Mapping[Tensor, str]) -> str:
+    """The argument that a mask is made of, where it is made of just one."""
+    tensor = mask
+    for _ in range(_DEEPEST):
+        if tensor in arguments and tensor.producer is None:
+            return arguments[tensor]
+        operands = [] if tensor.producer is None else tensor.producer.inputs
+        sources = {operand for operand in operands if operand is not None and not operand.is_constant}
+        if len(sources) != 1:
+            break
+        (tensor,) = sources
+    return mask.name
+
+
+_COLOURS = {Status.CONVERTED: "#bfe5cb", Status.SKIPPED: "#f7dcae", Status.ROLLED_BACK: "#f3b8b0"}
+_SETTLED = "#e3e6ea"
+_Places = Mapping[str, tuple[str, str]]
+
+
+def _makers(model: Model) -> _Places:
+    """The graph and the place of the operator that makes each tensor, by the tensor's name."""
+    return {
+        tensor.name: (graph.name, str(place))
+        for graph in reversed(model.subgraphs)
+        for place, operator in enumerate(graph.operators)
+        for tensor in operator.outputs
+    }
+
+
+def _node_data(sites: Iterable[SiteReport], makers: _Places) -> dict[str, Any]:
+    """What a conversion makes of each operator, as Model Explorer reads it; what came first about an operator stays."""
+    overlay: dict[str, Any] = {}
+    for site in sites:
+        named = [site.operator]
+        text = site.reason
+        if site.status is Status.CONVERTED:
+            text = f"{len(site.replaced)} operators become {site.added}"
+            named = [operator.outputs[0].name for operator in site.replaced if operator.outputs]
+        for graph, node in (makers[name] for name in named if name in makers):
+            data = {"name": "edge-opt", "results": {}, "showExpandedSummaryOnGroupNode": True}
+            overlay.setdefault(graph, data)["results"].setdefault(node, _result(site, text))
+    return overlay
+
+
+def _result(site: SiteReport, text: str) -> dict[str, str]:
+    name = f"{site.pass_name} #{site.index}"
+    verdict = f"{'nothing to do' if site.settled else site.status} ({name})"
+    title = f"converted by {name}" if site.status is Status.CONVERTED else verdict
+    colour = _SETTLED if site.settled else _COLOURS[site.status]
+    return {"value": f"{title}: {text}", "bgColor": colour, "textColor": "#111111"}

@@ -1,0 +1,188 @@
+"""A report of a conversion: its content, the same in every format, and the file that it is written to."""
+
+import hashlib
+import json
+import platform
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from edge_opt.base.atomic import AnyPath, resolve_target, write_whole
+from edge_opt.base.errors import UsageError
+from edge_opt.base.record import to_json
+from edge_opt.conversion import GENERIC, ConversionResult
+from edge_opt.conversion.result import entry_points, headline, masked_rows, proof, unsound
+from edge_opt.inspection.markdown import to_markdown
+from edge_opt.inspection.page import to_html
+from edge_opt.inspection.picture import Example, find_example
+from edge_opt.inspection.section import Section, Table
+from edge_opt.targets import TargetLike, lint, load_target
+
+FORMATS = (".json", ".md", ".html")
+_NO_LINT = "Nothing in the result that the target is known to refuse or to get wrong."
+_NO_SITES = "No pass found a place where it could apply."
+_EXACT, _MORE = "bit for bit", "more"
+_BUCKETS = {"up to 1e-7": 1e-7, "up to 1e-6": 1e-6, "up to 1e-4": 1e-4}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a conversion did, ready to be written down. `lint` are (severity, sentence) about the result.
+
+    `origin`: when it was made and with which versions, and the digests of the files; names and values.
+    """
+
+    result: ConversionResult
+    example: Example | None = None
+    lint: Sequence[tuple[str, str]] = ()
+    origin: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """The file's name, or what stands for it."""
+        return Path(self.result.input).name if self.result.input else "model in memory"
+
+    @property
+    def summary(self) -> str:
+        """What was done, or why nothing was written."""
+        failure = self.result.failure
+        return " ".join([headline(self.result), *([] if failure is None else [f"Refused: {failure}."])])
+
+    def sections(self) -> Iterator[Section]:
+        """What every format for people has, in this order."""
+        result = self.result
+        yield Section("Signatures", [entry_points(result)])
+        yield Section("Sites", [self._sites() if result.sites else _NO_SITES])
+        yield Section("Largest differences", self._measured())
+        if result.whole:
+            yield Section("The whole models, before and after", self._whole())
+        heads = ("severity", "finding")
+        yield Section(f"Findings for {result.target}", [[heads, *self.lint] if self.lint else _NO_LINT])
+        if self.example is not None:
+            yield Section(f"One block of {self.example.signature}", [self.example])
+        origin = [*self.origin.items(), ("time", f"{result.seconds:.1f} s")]
+        yield Section("Where this comes from", [[("", ""), *origin]])
+
+    def _sites(self) -> Table:
+        heads = ("pass", "signature", "site", "heads", "verdict", "why, or what verification showed")
+        rows = (
+            (site.pass_name, site.signature, str(site.index), str(site.heads or ""), str(site.status), why)
+            for site in self.result.sites
+            for why in [site.reason or proof(site)]
+        )
+        return [heads, *rows]
+
+    def _measured(self) -> list[str | Table | Example]:
+        counts = self.differences()
+        if not counts:
+            return ["No region was run."]
+        return [_counted(("between a region before and after", "sites"), counts), *masked_rows(self.result)]
+
+    def _whole(self) -> list[str | Table | Example]:
+        rows = [(item.name, item.outcome(), str(item.allowance)) for item in self.result.whole]
+        parts: list[str | Table | Example] = [[("signature", "found", "demanded"), *rows]]
+        counts = Counter[str]()
+        for output in (output for item in self.result.whole for output in item.comparison.outputs):
+            counts.update(dict(output.difference.ulps or ()) if output.difference is not None else {})
+        heads = ("units in the last place", "elements of float outputs")
+        found = [(bucket, count) for bucket, count in counts.items() if count]
+        return [*parts, _counted(heads, found)] if found else parts
+
+    def differences(self) -> list[tuple[str, int]]:
+        """How many verified sites differ by how much, exact ones first; empty where nothing was run."""
+        proofs = [site.proof for site in self.result.sites if site.proof is not None]
+        found = Counter(
+            _EXACT
+            if one.bitwise
+            else next((name for name, limit in _BUCKETS.items() if one.max_abs <= limit), _MORE)
+            for one in proofs
+        )
+        listed = [(bucket, found[bucket]) for bucket in (_EXACT, *_BUCKETS, _MORE)]
+        return [entry for entry in listed if proofs and (entry[1] or entry[0] == _EXACT)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON values: `convert --json`, and the summary, differences, findings and example."""
+        return {
+            **self.result.to_dict(),
+            "version": version("edge-opt"),
+            "origin": dict(self.origin),
+            "summary": self.summary,
+            "largest_differences": [
+                {"bucket": bucket, "sites": count} for bucket, count in self.differences()
+            ],
+            "lint": [{"severity": severity, "message": message} for severity, message in self.lint],
+            "example": None if self.example is None else self.example.to_dict(),
+        }
+
+    def render(self, suffix: str) -> str:
+        """The report as text of one format."""
+        if suffix == ".json":
+            return json.dumps(to_json(self), indent=2, allow_nan=False) + "\n"
+        write = to_markdown if suffix == ".md" else to_html
+        return write(self.title, self.summary, self.sections())
+
+    def write(self, path: AnyPath, *, overwrite: bool = False) -> None:
+        """Write the report in the format that the path's ending names.
+
+        Raises:
+            UsageError: no format has that ending, or the file exists and `overwrite` is False.
+            OutputError: it cannot be written.
+        """
+        check_report_path(path, overwrite=overwrite)
+        text = self.render(Path(path).suffix.lower())
+        write_whole(path, text.encode(errors="backslashreplace"), overwrite=overwrite)
+
+
+def _counted(heads: tuple[str, str], counts: Iterable[tuple[str, int]]) -> Table:
+    return [heads, *((bucket, f"{count:,}") for bucket, count in counts)]
+
+
+def check_report_path(
+    path: AnyPath, *, overwrite: bool = False, others: Iterable[AnyPath | None] = ()
+) -> Path:
+    """Whether a report can be written there, asked before the work; `others` are files that it must not be.
+
+    Raises:
+        UsageError: no format has that ending, or the file exists and `overwrite` is False, or is one of the others.
+        OutputError: its folder does not exist.
+    """
+    if Path(path).suffix.lower() not in FORMATS:
+        raise UsageError(f"report {path}: the ending must be one of {', '.join(FORMATS)}")
+    target = resolve_target(path, overwrite=overwrite)
+    for other in others:
+        if other is not None and Path(other).resolve() == target:
+            raise UsageError(f"report {path} is a file that this run reads or writes: give another name")
+    return target
+
+
+def conversion_report(result: ConversionResult, *, target: TargetLike | None = None) -> Report:
+    """The report of a conversion for a target, which is given as to `convert`.
+
+    Raises:
+        UsageError: there is no such target.
+    """
+    findings = [("error", text) for text in unsound(result)]
+    facts = load_target(target or GENERIC)
+    for finding in [] if result.model is None else lint(result.model, facts):
+        where = f"{finding.signature}: " if finding.signature else ""
+        findings.append((finding.severity, f"{where}{finding.message}"))
+    return Report(result, find_example(result), findings, _origin(result))
+
+
+def _origin(result: ConversionResult) -> dict[str, str]:
+    """When the report was made and with what, and the digests of the files that it is about."""
+    origin = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "edge-opt": version("edge-opt"),
+        "ai-edge-litert": version("ai-edge-litert"),
+        "Python": platform.python_version(),
+    }
+    for name, path in (("input", result.input), ("output", result.output)):
+        if path is not None and Path(path).is_file():
+            with Path(path).open("rb") as file:
+                origin[f"{name}, SHA-256"] = hashlib.file_digest(file, "sha256").hexdigest()
+    return origin

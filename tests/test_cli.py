@@ -1,0 +1,382 @@
+"""What holds for every command: help, exit codes, one JSON object, one sentence for an error, quiet when piped."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from cli_runs import DEMO, NO_ATTENTION, SENTENCE, run, run_apart, written
+from syrupy.assertion import SnapshotAssertion
+from text_parser import parse
+
+import edge_opt
+from edge_opt import cli, inspection
+from edge_opt.base.errors import UsageError
+from edge_opt.build import build
+from edge_opt.cli import app, models, output, phones
+from edge_opt.cli.app import in_options
+from edge_opt.comparison.compare import compare
+from edge_opt.conversion import convert
+from edge_opt.ir import save
+from edge_opt.npu import tune
+from edge_opt.passes import PASSES
+from edge_opt.targets import load_target, target_names
+
+Captured = pytest.CaptureFixture[str]
+
+COMMANDS = (
+    "convert", "inspect", "compare", "build", "evaluate", "profile", "tune", "demo", "passes", "targets",
+    "golden record", "golden check",
+)  # fmt: skip
+# Help needs none of these; each costs more than all the rest together.
+HEAVY = "numpy rich flatbuffers ai_edge_litert torch tensorflow edge_opt.schema edge_opt.ir"
+
+
+def commands(group: Any = None, before: str = "") -> dict[str, Any]:
+    """Every command by its name, as typer has it."""
+    found = {}
+    for name, command in (group or typer.main.get_command(app.app)).commands.items():
+        inner = hasattr(command, "commands")
+        found |= commands(command, f"{name} ") if inner else {f"{before}{name}": command}
+    return found
+
+
+# --- help ---
+
+
+@pytest.mark.parametrize("command", ["", "golden", *COMMANDS])
+def test_help_says_what_a_command_takes(
+    command: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    ran = run(capsys, *command.split(), "--help")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == snapshot
+    assert not re.search(r"\w\.\.\.\n", ran.out.partition("\n")[2]), "a text is cut"
+
+
+def test_there_are_these_commands() -> None:
+    assert sorted(commands()) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["convert", "--help"], ["golden", "-h"]])
+def test_help_loads_neither_the_library_nor_its_dependencies(arguments: list[str]) -> None:
+    code = (
+        f"import sys; from edge_opt.cli import main; main({arguments}); print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(HEAVY.split()) & set(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "function"),
+    [(models.convert, convert), (models.compare, compare), (phones.build, build), (phones.tune, tune)],
+)
+def test_the_defaults_of_the_command_line_are_those_of_the_library(
+    command: Callable[..., int], function: Callable[..., object]
+) -> None:
+    ours = signature(command).parameters
+    for name, parameter in signature(function).parameters.items():
+        if parameter.default not in (None, Parameter.empty, ()) and name in ours:
+            assert ours[name].default == parameter.default, name
+
+
+def test_every_command_has_the_same_words() -> None:
+    """`--json` wherever something is answered, `-q` wherever a model is worked on, one text for each option."""
+    words = {
+        name: {word for option in command.params for word in option.opts}
+        for name, command in commands().items()
+    }
+    assert [name for name in words if "--json" not in words[name]] == ["demo"]
+    assert {name for name in words if "-q" not in words[name]} == {"inspect", "demo", "passes", "targets"}
+    for word in ("--json", "--quiet", "--force", "--report", "--verify", "--sdk", "--layers", "--shape"):
+        helps = {o.help for c in commands().values() for o in c.params if word in o.opts}
+        assert len(helps) == 1, word
+
+
+def test_version_is_that_of_the_package(capsys: Captured) -> None:
+    """And `python -m` is the same command."""
+    for ran in (run(capsys, "--version"), run(capsys, "-V"), run_apart("--version")):
+        assert (ran.code, ran.out, ran.err) == (0, f"edge-opt {edge_opt.__version__}\n", "")
+    assert run(capsys) == run(capsys, "--help")
+
+
+def test_the_shell_is_answered_by_typers_own_completion() -> None:
+    asked = {"_EDGE_OPT_COMPLETE": "complete_bash", "COMP_WORDS": "edge-opt conv", "COMP_CWORD": "1"}
+    ran = run_apart(env={**os.environ, **asked})
+    assert ran.out.split() == ["convert"]
+
+
+# --- usage errors ---
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "conver",
+        "convert",
+        "convert IN OUT -o OUT",
+        "compare a",
+        "compare a b c",
+        "convert a --forse",
+        "passes --quiet",
+        "convert a --verify fll",
+        "convert a --shape x=1,b",
+        "convert a --shape x=1 --shape x=2",
+        "convert a --skip ,",
+        "compare a b --seed -1",
+        "compare a b --npu-db 3",
+        "compare a b --on npu --generate 2",
+        "golden",
+        "build m -o o.litertlm --soc SM8750 --set x",
+        "convert DEMO --dry-run --target gneric",
+        "convert DEMO --dry-run --skip mha-to-sha",
+        "convert DEMO --dry-run --signatures decod",
+        "convert DEMO --dry-run --signatures xyz",
+        "convert DEMO -o x.litertlm",
+        "passes mha_to_shaa",
+        "targets qualcom-htp",
+        "golden check g.npz m.tflite",
+    ],
+)
+def test_usage_errors_are_one_sentence_and_exit_2(
+    line: str, capsys: Captured, snapshot: SnapshotAssertion
+) -> None:
+    assert run(capsys, *line.replace("DEMO", str(DEMO)).split()).failed_in_one_sentence(2) == snapshot
+
+
+def test_errors_name_the_words_of_who_asked(tmp_path: Path, capsys: Captured) -> None:
+    """The library its arguments, the command line its options."""
+    destination = tmp_path / "out.tflite"
+    destination.touch()
+    assert "pass --force" in run(capsys, "convert", DEMO, "-o", destination).failed_in_one_sentence(2)
+    with pytest.raises(UsageError, match="overwrite=True"):
+        convert(DEMO, destination)
+    for text, expected in (
+        ("verify='none', evaluate=False", "--verify none, --no-evaluate"),
+        ("give cache=32 or more, or seconds=... for it", "give --cache 32 or more, or --seconds for it"),
+        ("chip=SM8750 and flags=... with sdk=DIR", "--soc SM8750 and --flag with --sdk DIR"),
+        ("load(path, model='prefill_decode')", "load(path, model='prefill_decode')"),
+        ("--target=x 'target=x' retarget=x", "--target=x 'target=x' retarget=x"),
+    ):
+        assert in_options(text) == expected
+
+
+# --- --json ---
+
+
+def test_json_is_one_object_also_for_errors(tmp_path: Path, capsys: Captured) -> None:
+    ran = run(capsys, "inspect", tmp_path / "missing.tflite", "--json")
+    sentence = ran.failed_in_one_sentence(3)
+    assert ran.json == {"error": {"type": "ModelFormatError", "message": sentence, "exit_code": 3}}
+    ran = run(capsys, "inspect", "--json", "--nonsense")
+    assert ran.json["error"]["exit_code"] == ran.code == 2
+    ran = run(capsys, "inspect", "--", "--json")
+    ran.failed_in_one_sentence(3)
+    assert ran.out == "", "behind two dashes it is the name of a file"
+
+
+def test_figures_that_are_not_finite_are_null(capsys: Captured) -> None:
+    output.say_json({"a": [float("inf"), {"b": float("nan")}], "c": (1.5, True, None)})
+    said = "".join(capsys.readouterr().out.split())
+    assert said == '{"a":[null,{"b":null}],"c":[1.5,true,null]}'
+
+
+# --- what is printed where ---
+
+
+def in_terminal(*arguments: object, out: bool = False, **wishes: str) -> tuple[int, bytes, bytes]:
+    """The exit code of a command, what it wrote to a terminal (standard error, or `out`), and to a pipe."""
+    ours, theirs = pty.openpty()
+    plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    command = [sys.executable, "-m", "edge_opt", *map(str, arguments)]
+    streams = {"stdout": theirs if out else subprocess.PIPE, "stderr": subprocess.PIPE if out else theirs}
+    environment = {**plain, "TERM": "xterm", **wishes}
+    with subprocess.Popen(command, env=environment, **streams) as process:  # type: ignore[call-overload]
+        os.close(theirs)
+        drawn = b""
+        while piece := _read(ours):
+            drawn += piece
+        piped = b"".join(process.communicate()[not_out] or b"" for not_out in [int(out)])
+    os.close(ours)
+    return process.returncode, drawn, piped
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # the other side of a terminal is closed
+        return b""
+
+
+@pytest.mark.parametrize(("options", "shown"), [([], True), (["-q"], False)])
+def test_progress_goes_to_a_terminal_on_standard_error(
+    options: list[str], shown: bool, tmp_path: Path
+) -> None:
+    code, drawn, said = in_terminal("convert", DEMO, tmp_path / "o.tflite", "--verify", "none", *options)
+    assert code == 0
+    assert b"\x1b" not in said
+    assert ((b"rewriting" in drawn), (said != b"")) == (shown, shown)
+
+
+@pytest.mark.parametrize(
+    ("wish", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
+def test_a_verdict_has_a_colour_on_a_terminal_that_wants_it(wish: dict[str, str], coloured: bool) -> None:
+    code, said, complained = in_terminal("inspect", DEMO, "--shapes", out=True, **wish)
+    assert (code, complained) == (0, b"")
+    assert b"all as in the file" in said
+    assert (b"\x1b[32m" in said) is coloured
+
+
+def test_on_a_pipe_there_is_neither_progress_nor_colour(tmp_path: Path) -> None:
+    ran = run_apart("convert", DEMO, tmp_path / "out.tflite")
+    assert (ran.code, ran.err) == (0, "")
+    assert "\x1b" not in ran.out
+    assert "5 of 5 sites converted" in ran.out
+
+
+def test_quiet_prints_errors_only(tmp_path: Path, capsys: Captured) -> None:
+    given = ("convert", DEMO, "-o", tmp_path / "out.tflite", "-q", "--verify", "none")
+    ran = run(capsys, *given)
+    assert (ran.code, ran.out, ran.err) == (0, "", "")
+    run(capsys, *given).failed_in_one_sentence(2)
+
+
+@pytest.mark.parametrize("command", ["inspect", "convert", "compare"])
+def test_names_from_a_model_steer_no_terminal_and_forge_no_line(
+    command: str, tmp_path: Path, capsys: Captured
+) -> None:
+    model = parse(
+        "signature main = #0 (q=%q, v=%v) -> (r=%r)\n"
+        "subgraph main (%q: float32[1,4,6,8], %v: float32[1,4,8,5]) {\n"
+        "  %s: float32[1,4,6,8] = MUL(%q, %q)\n  %p: float32[1,4,6,8] = SOFTMAX(%s) {beta: 1.0}\n"
+        "  %r: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)\n  return %r\n}"
+    )
+    model.signatures[0].key = "main\nForged\x1b[31m\x9b"
+    for tensor in model.subgraphs[0].tensors:
+        tensor.name += "\nForged\x07"
+    path = tmp_path / "\x1b[31m.tflite"
+    save(model, path)
+    others = {"compare": [str(path)], "convert": ["--dry-run", "--verify", "none"]}.get(command, [])
+    ran = run(capsys, command, path, *others)
+    lines = (ran.out + ran.err).splitlines()
+    assert "main\\nForged\\x1b[31m\\x9b" in ran.out
+    assert not [line for line in lines if line.startswith("Forged") or {"\x1b", "\x9b", "\x07"} & set(line)]
+
+
+def test_a_name_that_the_terminal_cannot_encode_is_escaped(tmp_path: Path) -> None:
+    folder = tmp_path / "\N{GREEK SMALL LETTER ALPHA}"
+    folder.mkdir()
+    ran = run_apart("inspect", written(folder, NO_ATTENTION), env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (ran.code, ran.err) == (0, "")
+    assert "\\u03b1" in ran.out
+
+
+# --- the end of a command ---
+
+
+def test_an_interrupt_is_one_line_and_exit_130(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    notes: list[str] = []
+
+    def interrupted(*_: object, **__: object) -> None:
+        error = KeyboardInterrupt()
+        for note in notes:
+            error.add_note(note)
+        raise error
+
+    monkeypatch.setattr(inspection, "inspect", interrupted)
+    ran = run(capsys, "inspect", DEMO)
+    assert (ran.code, ran.out, ran.err) == (130, "", "edge-opt: interrupted\n")
+    told = json.loads(run(capsys, "inspect", DEMO, "--json").out)
+    assert told["error"] == {"type": "KeyboardInterrupt", "message": "interrupted", "exit_code": 130}
+    notes.append("run it again to go on")
+    assert run(capsys, "inspect", DEMO).err == "edge-opt: interrupted; run it again to go on\n"
+
+
+def test_a_signal_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    def asked_to_end(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(inspection, "inspect", asked_to_end)
+    ran = run(capsys, "inspect", DEMO, "--json")
+    assert (ran.code, ran.json["error"]["exit_code"]) == (143, 143)
+    assert ran.err == "edge-opt: ended by SIGTERM\n"
+
+
+def test_an_interrupt_during_the_imports_is_said_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    class Interrupting:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "edge_opt.cli.app":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "edge_opt.cli.app")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    assert cli.main(["--version"]) == 130
+    assert capsys.readouterr().err == "edge-opt: interrupted\n"
+
+
+@pytest.mark.parametrize("wants", [False, True])
+def test_a_bug_is_one_sentence_that_says_how_to_see_more(
+    wants: bool, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("seven\nby zero")
+
+    monkeypatch.setattr(inspection, "inspect", broken)
+    monkeypatch.setenv("EDGE_OPT_TRACEBACK", "1" if wants else "")
+    ran = run(capsys, "inspect", DEMO)
+    assert ran.code == 70
+    last = ran.err.splitlines()[-1]
+    assert last.startswith(f"{SENTENCE}this is a bug in edge-opt, please report it")
+    assert "ZeroDivisionError: seven by zero" in last
+    assert "EDGE_OPT_TRACEBACK=1" in last
+    assert ("Traceback" in ran.err) is wants
+    assert wants or len(ran.err.splitlines()) == 1
+
+
+def test_a_reader_that_goes_away_ends_the_command_in_silence() -> None:
+    command = [sys.executable, "-m", "edge_opt", "passes"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("arguments", [["passes"], ["--help"], ["inspect", DEMO, "--json"]])
+def test_standard_output_that_cannot_be_written_is_exit_5(arguments: list[object]) -> None:
+    command = [sys.executable, "-m", "edge_opt", *map(str, arguments)]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 5
+    assert done.stderr == f"{SENTENCE}standard output could not be written: No space left on device\n"
+
+
+# --- lists ---
+
+
+def test_lists_are_generated_from_the_code_and_take_a_name(tmp_path: Path, capsys: Captured) -> None:
+    lines = run(capsys, "passes").out.splitlines()
+    assert all(any(name in line and one.summary in line for line in lines) for name, one in PASSES.items())
+    assert all(name in run(capsys, "targets").out for name in target_names())
+    name, chosen = next(iter(PASSES.items()))
+    assert run(capsys, "passes", name).out.startswith(f"{name} {chosen.summary}.\n")
+    assert [one["name"] for one in run(capsys, "passes", name, "--json").json["passes"]] == [name]
+    (tmp_path / "mine.toml").write_text(run(capsys, "targets", "qualcomm-htp").out)
+    assert load_target(str(tmp_path / "mine.toml")) == load_target("qualcomm-htp"), "a target file"
+    said = run(capsys, "targets", "qualcomm-htp", "--json").json["targets"]
+    assert [one["on_chip_bytes"] for one in said] == [8388608]

@@ -1,0 +1,349 @@
+"""The commands for models on real exports: what is written, what is printed, what the options do, what is refused."""
+
+import errno
+import json
+import os
+import re
+import resource
+import shutil
+import stat
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bundles import bundle, model_part
+from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, run_apart, state, written
+from syrupy.assertion import SnapshotAssertion
+
+from edge_opt.base import atomic
+from edge_opt.ir import load
+from edge_opt.ir.text import subgraph_text
+
+Captured = pytest.CaptureFixture[str]
+CONTENT = DEMO.read_bytes()
+OTHER = NO_ATTENTION.replace("float32(0.5)", "float32(0.51)")
+REFUSES_SPLIT = 'name = "picky"\nsummary = "no SPLIT, no UNPACK"\nrefused_operators = ["SPLIT", "UNPACK"]\n'
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Path:
+    return shutil.copy(DEMO, tmp_path / "gemma.tflite")
+
+
+@pytest.fixture
+def picky(tmp_path: Path) -> Path:
+    path = tmp_path / "picky.toml"
+    path.write_text(REFUSES_SPLIT)
+    return path
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    return written(tmp_path, NO_ATTENTION, "a.tflite"), written(tmp_path, OTHER, "b.tflite")
+
+
+def steady(text: str, folder: Path) -> str:
+    """The text without what differs from run to run."""
+    return re.sub(r"\d+\.\d s\b", "0.0 s", text.replace(str(folder), "FOLDER"))
+
+
+# --- convert ---
+
+
+@pytest.mark.parametrize("model", [DEMO, QUANTIZED], ids=["float32", "int16"])
+def test_every_block_is_converted_verified_and_gives_the_same_numbers(
+    model: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    out = tmp_path / "out.tflite"
+    ran = run(capsys, "convert", model, out, "--require-all", "--json")
+    assert (ran.code, ran.err) == (0, "")
+    said = ran.json
+    assert (said["input"], said["output"], said["target"]) == (str(model), str(out), "generic")
+    assert (said["verified"], said["seconds"] > 0) == ("regions", True)
+    assert [site["signature"] for site in said["sites"]] == ["prefill_8"] * 2 + ["decode"] * 3
+    expected = {"pass": "mha_to_sha", "status": "converted", "heads": 4, "kv_heads": 1}
+    for site in said["sites"]:
+        assert expected.items() <= site.items()
+        assert {"demand": "bitwise", "bitwise": True, "max_abs": 0}.items() <= site["proof"].items()
+    for place in ("cpu", "reference"):
+        compared = run(capsys, "compare", model, out, "--on", place, "--json")
+        assert (compared.code, compared.json["bitwise"]) == (0, True)
+    for name, graph in load(out).entry_points():
+        shapes = {one.outputs[0].shape[:-1] for one in graph.operators if one.name == "SOFTMAX"}
+        assert shapes == {(1, 1, 8 if name == "prefill_8" else 1)}, "whatever works on logits holds one head"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--dry-run"],
+        ["--signatures", "decode", "--verify", "none"],
+        ["--skip", "mha_to_sha"],
+        ["--verify", "full"],
+        ["--target", "PICKY"],
+        ["--target", "qualcomm-htp"],
+    ],
+)
+def test_what_is_printed(
+    options: list[str], demo: Path, picky: Path, capsys: Captured, snapshot: SnapshotAssertion
+) -> None:
+    before = state(demo.parent)
+    ran = run(capsys, "convert", demo, *(str(picky) if one == "PICKY" else one for one in options))
+    assert (ran.code, ran.err) == (0, "")
+    assert steady(ran.out, demo.parent) == snapshot
+    assert (state(demo.parent) == before) is ("--dry-run" in options)
+
+
+def test_signatures_leaves_the_others_as_they_are(demo: Path, capsys: Captured) -> None:
+    said = run(capsys, "convert", demo, "--signatures", "decode", "--verify", "none", "--json").json
+    pairs = zip(load(demo).subgraphs[:2], load(said["output"]).subgraphs[:2], strict=True)
+    assert [subgraph_text(old) == subgraph_text(new) for old, new in pairs] == [True, False]
+
+
+def test_all_models_of_a_bundle_are_rewritten_where_that_is_asked_for(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    path = tmp_path / "m.litertlm"
+    path.write_bytes(bundle([model_part(kind, CONTENT) for kind in ("prefill_decode", "embedder")]))
+    for options, count in (([], 5), (["--all-models"], 10)):
+        said = run(capsys, "convert", path, "--verify", "none", "--json", "--force", *options).json
+        assert len(said["sites"]) == count
+
+
+def test_require_all_exits_1_and_writes_nothing_but_the_report(
+    demo: Path, picky: Path, capsys: Captured
+) -> None:
+    before = state(demo.parent)
+    given = ("convert", demo, "--target", picky, "--require-all")
+    ran = run(capsys, *given, "--json")
+    sentence = ran.failed_in_one_sentence(1)
+    assert "does not take SPLIT" in sentence
+    assert state(demo.parent) == before
+    assert (ran.json["error"]["type"], ran.json["output"]) == ("SitesLeftError", None)
+    assert [site["status"] for site in ran.json["sites"]] == ["rolled-back"] * 5
+    reports = [demo.with_name("r.json"), demo.with_name("r.html")]
+    ran = run(capsys, *given, *(word for path in reports for word in ("--report", path)))
+    told = json.loads(reports[0].read_text())
+    ran.failed_in_one_sentence(1)
+    assert (len(told["sites"]), told["example"]) == (5, None)
+    assert told["failure"].startswith("5 of 5 sites were not converted")
+    assert "Refused: 5 of 5 sites" in reports[1].read_text()
+
+
+def test_a_model_without_attention_fulfils_require_all(tmp_path: Path, capsys: Captured) -> None:
+    ran = run(capsys, "convert", written(tmp_path, NO_ATTENTION), "--require-all")
+    assert ran.code == 0, "all of nothing"
+    assert "The model holds no attention: there was nothing to split." in ran.out.splitlines()
+
+
+# --- inspect, compare, golden ---
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--target", "qualcomm-htp", "--shapes"]], ids=["plain", "target and shapes"]
+)
+def test_inspect_prints_what_is_there_and_what_would_be_rewritten(
+    options: list[str], demo: Path, capsys: Captured, snapshot: SnapshotAssertion
+) -> None:
+    ran = run(capsys, "inspect", demo, *options)
+    assert (ran.code, ran.err) == (0, "")
+    assert steady(ran.out, demo.parent) == snapshot
+
+
+@pytest.mark.parametrize("model", [DEMO, QUANTIZED], ids=["float32", "int16"])
+def test_shapes_of_a_real_export_are_as_in_the_file(model: Path, capsys: Captured) -> None:
+    ran = run(capsys, "inspect", model, "--shapes", "--json")
+    found = ran.json["inferred"]
+    assert (ran.code, found["disagreements"]) == (0, [])
+    assert found["derived"] == found["tensors"] > 500
+
+
+def test_a_shape_that_the_file_has_wrong_is_exit_1(tmp_path: Path, capsys: Captured) -> None:
+    model = written(tmp_path, NO_ATTENTION.replace("%half: float32[1,4]", "%half: float32[1,5]"))
+    assert run(capsys, "inspect", model).code == 0
+    ran = run(capsys, "inspect", model, "--shapes")
+    assert (ran.code, ran.err) == (1, "")
+    assert "'half'" in ran.out
+    found = run(capsys, "inspect", model, "--shapes", "--json").json["inferred"]["disagreements"]
+    assert {"tensor": "half", "recorded": [1, 5], "derived": [1, 4]}.items() <= found[0].items()
+
+
+def test_models_that_differ_are_exit_1_unless_within_the_tolerances(
+    pair: tuple[Path, Path], capsys: Captured, snapshot: SnapshotAssertion
+) -> None:
+    ran = run(capsys, "compare", *pair)
+    assert (ran.code, ran.err, ran.out) == (1, "", snapshot)
+    ran = run(capsys, "compare", *pair, "--json")
+    assert (ran.code, ran.err, ran.json["equal"], ran.json["bitwise"]) == (1, "", False, False)
+    ran = run(capsys, "compare", *pair, "--atol", "0.1", "--json")
+    assert (ran.code, ran.json["equal"], ran.json["bitwise"]) == (0, True, False)
+    assert run(capsys, "compare", *pair, "--rtol", "0.1").code == 0
+    figures = [
+        run(capsys, "compare", *pair, "--json", "--seed", seed).json["signatures"][0]["outputs"][0]["max_abs"]
+        for seed in (1, 1, 2)
+    ]
+    assert figures[0] == figures[1] != figures[2]
+    ran = run(capsys, "compare", DEMO, pair[0])
+    assert ran.code == 1, "other signatures are a difference"
+    assert "prefill_8" in ran.out
+
+
+def test_logits_that_differ_are_told_by_what_that_means_for_the_tokens(
+    pair: tuple[Path, Path], capsys: Captured
+) -> None:
+    shown = run(capsys, "compare", DEMO, QUANTIZED).out
+    assert re.search(r"'logits', .*top-1 agreement [\d.]+%, top-5 [\d.]+%, KL divergence [\d.e-]+", shown)
+    for models in ((DEMO, DEMO), pair):
+        assert "top-1" not in run(capsys, "compare", *models).out
+
+
+def test_golden_records_and_checks_and_replaces_a_file_only_with_force(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    golden = tmp_path / "g.npz"
+    golden.write_text("precious")
+    before = state(tmp_path)
+    assert "--force" in run(capsys, "golden", "record", DEMO, "-o", golden).failed_in_one_sentence(2)
+    assert state(tmp_path) == before
+    run(capsys, "golden", "check", DEMO, golden).failed_in_one_sentence(3)
+    assert run(capsys, "golden", "record", DEMO, "-o", golden, "--force").code == 0
+    assert run(capsys, "golden", "check", DEMO, golden).code == 0
+    ran = run(capsys, "golden", "check", QUANTIZED, golden)
+    assert (ran.code, ran.err) == (1, "")
+    assert "Different:" in ran.out
+
+
+# --- files that are no models ---
+
+BAD: dict[str, tuple[bytes | None, str]] = {
+    "empty": (b"", "is empty"),
+    "text": (b"This is a text file, not a model.\n", ""),
+    "short": (CONTENT[:6], ""),
+    "truncated": (CONTENT[: len(CONTENT) // 2], ""),
+    "cut by one byte": (CONTENT[:-1], ""),
+    "root outside": (struct.pack("<I", 2**31) + CONTENT[4:], ""),
+    "root in itself": (struct.pack("<I", 0) + CONTENT[4:], ""),
+    "offsets outside": (CONTENT[:8] + b"\xf0\xff\xff\x7f" * ((len(CONTENT) - 8) // 4), ""),
+    "missing": (None, "does not exist"),
+    "a zip file": (b"PK\x03\x04" + bytes(100), "zip"),
+}
+
+
+@pytest.mark.parametrize(
+    "command", ["convert IN", "inspect IN --shapes", "compare IN DEMO", "compare DEMO IN"]
+)
+@pytest.mark.parametrize("kind", BAD)
+def test_a_file_that_is_no_model_is_exit_3(command: str, kind: str, tmp_path: Path, capsys: Captured) -> None:
+    content, expected = BAD[kind]
+    path = tmp_path / "model.tflite"
+    if content is not None:
+        path.write_bytes(content)
+    before = state(tmp_path)
+    words = {"IN": str(path), "DEMO": str(DEMO)}
+    said = run(capsys, *(words.get(word, word) for word in command.split())).failed_in_one_sentence(3)
+    assert expected in said
+    assert said.count("model.tflite") == 1
+    assert state(tmp_path) == before
+
+
+def test_a_folder_as_model_is_exit_3(tmp_path: Path, capsys: Captured) -> None:
+    for folder in (tmp_path, Path(), Path("/")):
+        assert "is a folder" in run(capsys, "convert", folder).failed_in_one_sentence(3)
+    (tmp_path / "config.json").write_text("{}")
+    assert "`edge-opt build`" in run(capsys, "convert", tmp_path).failed_in_one_sentence(3)
+
+
+# --- outputs that cannot be written ---
+
+
+def _the_same_path(demo: Path) -> Path:
+    return demo
+
+
+def _another_spelling(demo: Path) -> Path:
+    return demo.parent / "." / ".." / demo.parent.name / demo.name
+
+
+def _a_symlink(demo: Path) -> Path:
+    (link := demo.with_name("link.tflite")).symlink_to(demo)
+    return link
+
+
+def _a_hard_link(demo: Path) -> Path:
+    (link := demo.with_name("link.tflite")).hardlink_to(demo)
+    return link
+
+
+@pytest.mark.parametrize("options", [[], ["--force"]])
+@pytest.mark.parametrize("kind", [_the_same_path, _another_spelling, _a_symlink, _a_hard_link])
+def test_the_input_as_output_is_exit_2_whatever_its_name(
+    kind: Any, options: list[str], demo: Path, capsys: Captured
+) -> None:
+    out = kind(demo)
+    before = state(demo.parent)
+    sentence = run(capsys, "convert", demo, "-o", out, *options).failed_in_one_sentence(2)
+    assert "is the input itself" in sentence
+    assert state(demo.parent) == before
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_an_existing_output_is_replaced_with_force_only(named: bool, demo: Path, capsys: Captured) -> None:
+    out = demo.with_name("gemma.opt.tflite")
+    out.write_text("precious")
+    before = state(demo.parent)
+    given = ("convert", demo, "--verify", "none", *([out] if named else []))
+    sentence = run(capsys, *given).failed_in_one_sentence(2)
+    assert "--force" in sentence
+    assert "=True" not in sentence, "no sentence speaks Python"
+    assert state(demo.parent) == before
+    assert run(capsys, *given, "--force").code == 0
+    assert len(load(out).subgraphs) == 35
+
+
+def test_a_folder_that_does_not_exist_or_in_place_of_a_file_is_exit_5(demo: Path, capsys: Captured) -> None:
+    before = state(demo.parent)
+    out = demo.parent / "missing" / "out.tflite"
+    sentence = run(capsys, "convert", demo, "-o", out).failed_in_one_sentence(5)
+    assert f"folder {out.parent} does not exist" in sentence
+    out.parent.mkdir()
+    for options in ([], ["--force"]):
+        run(capsys, "convert", demo, "-o", out.parent, *options).failed_in_one_sentence(5)
+    assert state(demo.parent) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_is_exit_5(demo: Path, capsys: Captured) -> None:
+    folder = demo.parent / "theirs"
+    folder.mkdir()
+    folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    run(capsys, "convert", demo, "-o", folder / "out.tflite").failed_in_one_sentence(5)
+
+
+def test_a_full_disk_is_exit_5_and_leaves_nothing(
+    demo: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before = state(demo.parent)
+    monkeypatch.setattr(atomic.os, "fsync", full)
+    assert "the disk is full" in run(capsys, "convert", demo).failed_in_one_sentence(5)
+    assert state(demo.parent) == before
+
+
+@pytest.mark.parametrize("existing", [False, True])
+def test_a_file_size_limit_is_exit_5_and_leaves_an_existing_output_alone(existing: bool, demo: Path) -> None:
+    out = demo.with_name("out.tflite")
+    if existing:
+        out.write_text("precious")
+    before = state(demo.parent)
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    # The disk refuses halfway, for real: the kernel gives EFBIG as it gives ENOSPC.
+    ran = run_apart("convert", demo, "-o", out, "--force", preexec_fn=limit)
+    assert "could not be written" in ran.failed_in_one_sentence(5)
+    assert state(demo.parent) == before
