@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -128,7 +128,7 @@ def compare(
     quiet: options.QuietOption = False,
 ) -> int:
     """Run two models on the same inputs; exit 1 if they differ."""
-    from edge_opt.cli.show_models import show_comparison, show_on_npu
+    from edge_opt.cli.show_models import show_comparison
     from edge_opt.comparison.compare import compare
     from edge_opt.npu.comparing import LEAST_DB, compare_on_npu
 
@@ -137,40 +137,17 @@ def compare(
     for name, value in (of_cpu if on == "npu" else of_npu).items():
         if value is not None:
             raise typer.BadParameter(f"{name} has no meaning with --on {on}: leave one of them out")
+    demands: dict[str, Any] = {"signatures": signatures, "seed": seed, "atol": atol, "rtol": rtol}
     with output.bar(wanted=not quiet) as progress:
         if on == "npu":
-            on_npu = compare_on_npu(
-                a,
-                b,
-                sdk=sdk,
-                chip=chip,
-                flags=flags or (),
-                signatures=signatures,
-                layers=layers,
-                seed=seed,
-                atol=atol,
-                rtol=rtol,
-                least_db=LEAST_DB if least_db is None else least_db,
-                progress=progress,
-            )
+            compiler: dict[str, Any] = {"sdk": sdk, "chip": chip, "flags": flags or (), "layers": layers}
+            demands["least_db"] = LEAST_DB if least_db is None else least_db
+            report = compare_on_npu(a, b, **demands, **compiler, progress=progress)
         else:
-            on_cpu = compare(
-                a,
-                b,
-                signatures=signatures,
-                backend="xnnpack" if on == "cpu" else "reference",
-                seed=seed,
-                atol=atol,
-                rtol=rtol,
-                shapes=read_shapes(shapes),
-                generate=generate,
-                progress=progress,
-            )
-    if on == "npu":
-        output.answer(on_npu.to_dict(), partial(show_on_npu, on_npu), as_json=as_json, quiet=quiet)
-        return 0 if on_npu.equal else 1
-    output.answer(on_cpu.to_dict(), partial(show_comparison, on_cpu), as_json=as_json, quiet=quiet)
-    return 0 if on_cpu.equal else 1
+            sizes = read_shapes(shapes)
+            report = compare(a, b, on=on, **demands, shapes=sizes, generate=generate, progress=progress)
+    output.answer(report.to_dict(), partial(show_comparison, report), as_json=as_json, quiet=quiet)
+    return 0 if report else 1
 
 
 @golden.command()

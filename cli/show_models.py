@@ -17,7 +17,6 @@ from edge_opt.conversion import ConversionResult, convert, default_output
 from edge_opt.conversion.result import entry_points
 from edge_opt.inspection import Explanation, Inspection, find_caches, find_example
 from edge_opt.ir import Model
-from edge_opt.npu.comparing import NpuComparison, NpuSignature
 from edge_opt.passes import Status
 from edge_opt.soundness import sentences
 
@@ -68,23 +67,17 @@ def _is_for_npus(model: Model) -> bool:
 
 
 def show_comparison(report: ComparisonReport) -> None:
-    """The report for people: a line for each signature, then each output that differs."""
-    notes = (*report.logits(), *report.caches, *report.notes())
-    _show_verdict(report, output.table(report.rows(), left=2), notes)
-    if report.equal and report.generation is not None:
-        output.say(f"Generated: {report.generation.sentence()}.")
-    if not report.equal and report.first_difference is not None:
-        output.say("", *_located(report.first_difference))
-
-
-def _show_verdict(report: ComparisonReport | NpuComparison, table: list[str], notes: Iterable[str]) -> None:
-    """The table with its notes, and whether all is equal, or what is not."""
-    output.say(*table, *(f"  {sentence}" for sentence in notes), "")
-    if report.equal:
+    """The report for people: a line for each signature, its notes, and whether all is equal, or what is not."""
+    output.say(*output.table(report.rows()), *(f"  {sentence}" for sentence in report.notes()), "")
+    if report:
         output.say(f"Equal: {report.summary()}.", colour=output.GOOD)
     else:
         output.say("Different:", colour=output.BAD)
     output.say(*(f"  {sentence}" for sentence in report.differences()))
+    if report and report.generation is not None:
+        output.say(f"Generated: {report.generation.sentence()}.")
+    if not report and report.first_difference is not None:
+        output.say("", *_located(report.first_difference))
 
 
 def _located(found: FirstDifference) -> list[str]:
@@ -111,24 +104,6 @@ def _ends(operators: Sequence[str]) -> list[str]:
         return list(operators)
     note = f"... {hidden} more (all with --json) ..."
     return [*operators[:_OPERATORS_SHOWN], note, *operators[-_OPERATORS_SHOWN:]]
-
-
-def show_on_npu(report: NpuComparison) -> None:
-    """The report of a comparison in the emulator: a row for each signature."""
-    flags = " ".join(report.flags) or "the compiler's own defaults"
-    cut = "" if report.layers is None else f", the first {many(report.layers, 'layer')}"
-    output.say(f"{report.chip}, in the emulator of its compiler{cut}; flags: {flags}", "")
-    head = "signature, outputs, numbers, differ, a: lowest dB, b: lowest dB, seconds a, seconds b"
-    rows = [tuple(head.split(", ")), *map(_npu_row, report.signatures)]
-    _show_verdict(report, output.table(rows), report.caches)
-
-
-def _npu_row(signature: NpuSignature) -> tuple[str, ...]:
-    if signature.verdict:
-        return (signature.name, *"-------")
-    lowest = [min(getattr(found, side) for found in signature.outputs) for side in ("db_a", "db_b")]
-    counts = (len(signature.outputs), signature.elements, signature.differing)
-    return (signature.name, *map(str, counts), *(f"{value:.1f}" for value in (*lowest, *signature.seconds)))
 
 
 def write_node_data(found: Inspection, source: Path, path: Path, *, overwrite: bool) -> None:

@@ -3,40 +3,32 @@
 Needs no test framework; each assert starts the runtime in a child process.
 """
 
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal
 
 from edge_opt.base.atomic import AnyPath
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.findings import ComparisonReport
 from edge_opt.comparison.golden import check
 from edge_opt.ir.opening import ModelLike
-from edge_opt.npu.comparing import NpuComparison, compare_on_npu
+from edge_opt.npu.comparing import compare_on_npu
 
 __all__ = ["assert_equivalent", "assert_golden"]
 
-Report = TypeVar("Report", ComparisonReport, NpuComparison)
 
-
-@overload
-def assert_equivalent(
-    a: ModelLike, b: ModelLike, *, on: Literal["cpu"] = "cpu", **options: Any
-) -> ComparisonReport: ...
-@overload
-def assert_equivalent(a: ModelLike, b: ModelLike, *, on: Literal["npu"], **options: Any) -> NpuComparison: ...
 def assert_equivalent(
     a: ModelLike,
     b: ModelLike,
     *,
-    on: Literal["cpu", "npu"] = "cpu",
+    on: Literal["cpu", "reference", "npu"] = "cpu",
     atol: float = 0.0,
     rtol: float = 0.0,
     **options: Any,
-) -> ComparisonReport | NpuComparison:
+) -> ComparisonReport:
     """Asserts that |a-b| <= atol + rtol*|a| for every output of every signature; returns the report.
 
     On the NPU both models run in the emulator of its compiler, and must also be near the CPU's numbers. `options` are
-    those of `edge_opt.compare` (`signatures`, `backend`, `runs`, `seed`, `hostile`), or of `edge_opt.npu`'s
-    `compare_on_npu` (`sdk`, `chip`, `flags`, `layers`, `least_db`, ...).
+    those of `edge_opt.compare` (`signatures`, `seed`, `shapes`, ...), or of `edge_opt.npu`'s `compare_on_npu` (`sdk`,
+    `chip`, `flags`, `layers`, `least_db`, ...).
 
     Raises:
         AssertionError: the models differ; the message has one line per output that does.
@@ -44,7 +36,7 @@ def assert_equivalent(
     """
     if on == "npu":
         return _assert_equal(compare_on_npu(a, b, atol=atol, rtol=rtol, **options))
-    return _assert_equal(compare(a, b, atol=atol, rtol=rtol, **options))
+    return _assert_equal(compare(a, b, on=on, atol=atol, rtol=rtol, **options))
 
 
 def assert_golden(model: ModelLike, path: AnyPath) -> ComparisonReport:
@@ -57,7 +49,7 @@ def assert_golden(model: ModelLike, path: AnyPath) -> ComparisonReport:
     return _assert_equal(check(model, path))
 
 
-def _assert_equal(report: Report) -> Report:
+def _assert_equal(report: ComparisonReport) -> ComparisonReport:
     if not report.equal:
         lines = "\n".join(f"  {line}" for line in report.differences())
         raise AssertionError(f"'{report.b}' differs from '{report.a}':\n{lines}")

@@ -1,5 +1,6 @@
-"""`compare --generate`: two models generate text through prefill, decode and caches; the tokens must be the same."""
+"""Prefill and decode in a comparison: caches are filled, and two models generate text; the tokens must be the same."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,19 @@ import pytest
 from bundles import bundle, model_part
 from cli_runs import DEMO, run, state
 from generation_models import ROWS, export
+from text_parser import parse
 
 from edge_opt import EdgeOptError, compare, load
 from edge_opt.base.errors import UsageError
+from edge_opt.comparison import generate
 from edge_opt.comparison.findings import GenerationComparison
-from edge_opt.runtime.errors import RuntimeRefused
+from edge_opt.comparison.generate import FilledCaches, _can_fill, plan_loop
+from edge_opt.ir import to_bytes
+from edge_opt.runtime.errors import RuntimeCrashed, RuntimeRefused
+from edge_opt.runtime.inputs import Stored, array_of
+from edge_opt.runtime.loop import Loop
+from edge_opt.runtime.runner import Worker
+from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     helpers = {"embedder": models.embedder(), "auxiliary": models.auxiliary()}
     split = {"model": models.split(), "other": models.split(-1.0)}
     unsplit = {"unsplit": models.unsplit(), "unsplit_other": models.unsplit(-1.0)}
-    return export(tmp_path_factory.mktemp("export"), **helpers, **split, **unsplit)
+    decode_only = {"decode_only": models.unsplit(key="fill")}
+    return export(tmp_path_factory.mktemp("export"), **helpers, **split, **unsplit, **decode_only)
 
 
 def generated(a: Any, b: Any, count: int = 8, **options: Any) -> GenerationComparison:
@@ -84,26 +94,32 @@ def test_split_and_unsplit_exports_generate_the_same(folder: Path) -> None:
     assert split.a == unsplit.a
 
 
-def alone(folder: Path, name: str, text: str) -> Path:
-    return export(folder, **{name: text}) / f"{name}.tflite"
+def beside(folder: Path, **files: bytes | str) -> Path:
+    """A folder of its own with a model and what lies beside it; the model."""
+    folder.mkdir()
+    for name, content in files.items():
+        whole = to_bytes(parse(content)) if isinstance(content, str) else content
+        (folder / f"{name}.tflite").write_bytes(whole)
+    return folder / "model.tflite"
 
 
-def test_what_is_missing_is_one_sentence(folder: Path, tmp_path: Path) -> None:
-    path = alone(tmp_path, "model", models.split())
-    helpers = {"embedder": folder / "embedder.tflite", "auxiliary": folder / "auxiliary.tflite"}
-    with pytest.raises(UsageError, match="input 'embeddings' comes from the embedder model"):
+def test_helpers_that_are_missing_are_said_and_those_of_one_model_serve_the_other(
+    folder: Path, tmp_path: Path
+) -> None:
+    path = beside(tmp_path / "alone", model=models.split())
+    with pytest.raises(UsageError, match=r"input 'embeddings' .* comes from the embedder model"):
         generated(path, path)
-    assert generated(path, path, **helpers).equal
-    # Helpers of one model serve the other.
     assert generated(folder / "model.tflite", path).equal
     assert generated(path, folder / "model.tflite").equal
+    wrong = models.embedder().replace("GATHER(", "EMBEDDING_LOOKUP(")
+    path = beside(tmp_path / "wrong", model=models.split(), embedder=wrong, auxiliary=models.auxiliary())
+    with pytest.raises(RuntimeRefused, match="embedder model, signature"):
+        generated(path, path)
 
 
 def test_models_in_memory_generate_too(folder: Path) -> None:
     a, b = (folder / "unsplit.tflite").read_bytes(), load(folder / "unsplit.tflite")
     assert generated(a, b).equal
-    helpers = {name: (folder / f"{name}.tflite").read_bytes() for name in ("embedder", "auxiliary")}
-    assert generated((folder / "model.tflite").read_bytes(), folder / "model.tflite", **helpers).equal
 
 
 def test_a_bundle_brings_its_own_helpers(folder: Path, tmp_path: Path) -> None:
@@ -125,31 +141,21 @@ def test_a_bundle_brings_its_own_helpers(folder: Path, tmp_path: Path) -> None:
     bare = made("bare", embedder="", aux="")
     with pytest.raises(UsageError, match="comes from the embedder model"):
         generated(bare, bare)
-    with pytest.raises(UsageError, match="has no prefill_decode model, its models are: "):
-        generated(made("empty", prefill_decode=""), whole)
-
-
-def test_a_model_that_the_runtime_refuses_is_named(folder: Path, tmp_path: Path) -> None:
-    text = models.embedder().replace("GATHER(", "EMBEDDING_LOOKUP(")
-    wrong = alone(tmp_path, "wrong", text)
-    path = folder / "model.tflite"
-    with pytest.raises(RuntimeRefused, match="embedder model, signature"):
-        generated(path, path, embedder=wrong)
 
 
 def test_the_command_generates(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = state(folder)
     ran = run(capsys, "compare", folder / "model.tflite", folder / "model.tflite", "--generate", "4")
     assert (ran.code, ran.err) == (0, "")
-    assert "Generated: 4 generated tokens are the same, after a prompt of 5 (xnnpack)" in ran.out
-    pair = folder / "model.tflite", folder / "other.tflite"
-    ran = run(capsys, "compare", *pair, "--generate", "8", "--json")
+    assert "Generated: 4 generated tokens are the same, after a prompt of 5" in ran.out
+    ran = run(
+        capsys, "compare", folder / "model.tflite", folder / "other.tflite", "--generate", "8", "--json"
+    )
     assert ran.code == 1
     said = ran.json["generation"]
     assert (said["equal"], said["count"], len(said["a"]), len(said["b"])) == (False, 8, 8, 8)
-    assert said["a"][said["first_difference"]] != said["b"][said["first_difference"]]
     sentence = run(capsys, "compare", DEMO, DEMO, "--generate", "4").failed_in_one_sentence(2)
-    assert "embedder" in sentence
+    assert "there is no embedder.tflite beside the model" in sentence
     assert state(folder) == before
 
 
@@ -166,3 +172,243 @@ def test_the_command_generates(folder: Path, capsys: pytest.CaptureFixture[str])
 def test_too_little_or_too_much_to_generate_is_refused(count: int, said: str, folder: Path) -> None:
     with pytest.raises(EdgeOptError, match=said):
         generated(folder / "unsplit.tflite", folder / "unsplit.tflite", count=count)
+
+
+# What is going to be called: from signatures alone
+
+
+def tensor(
+    name: str, *shape: int, dtype: str = "float32", declared: tuple[int, ...] | None = None
+) -> TensorInfo:
+    return TensorInfo(name, name, shape, declared or shape, dtype)
+
+
+def tokens(length: int, batch: int = 1) -> TensorInfo:
+    return tensor("tokens", batch, length, dtype="int32")
+
+
+CACHE, PART = tensor("kv_cache_k_0", 1, 16, 8), tensor("kv_slice_k_0", 1, 4, 8)
+LOGITS, EMBEDDINGS = tensor("logits", 1, 1, 50), tensor("embeddings", 1, 1, 64)
+PREFILL = SignatureInfo("prefill_4", (tokens(4), CACHE), (CACHE,))
+LONG = SignatureInfo("prefill_8", (tokens(8), CACHE), (CACHE,))
+DECODE = SignatureInfo("decode", (tokens(1), tensor("mask", 1, 1, 1, 16), CACHE), (CACHE, LOGITS))
+SPLIT = SignatureInfo(
+    "decode",
+    (EMBEDDINGS, tensor("mask", 1, 1, 1, 17), tensor("pos_emb_cos", 1, 1, 8), CACHE),
+    (tensor("kv_slice_k_0", 1, 1, 8), LOGITS),
+)
+EMBEDDER = SignatureInfo("decode_embedder", (tokens(1),), (EMBEDDINGS,))
+OTHER_EMBEDDER = SignatureInfo("prefill_embedder", (tokens(4),), (tensor("embeddings", 1, 4, 64),))
+ROPE = SignatureInfo("rope", (tensor("input_pos", 1, dtype="int32"),), (tensor("pos_emb_cos", 1, 1, 8),))
+MASKS = SignatureInfo("masks", (tensor("input_pos", 1, dtype="int32"),), (tensor("mask", 1, 1, 1, 17),))
+UPDATE = SignatureInfo("update", (CACHE, tensor("kv_slice_k_0", 1, 1, 8)), (CACHE,))
+
+
+def planned(
+    *main: SignatureInfo, count: int = 3, seed: int = 0, prompt: Any = None, **others: list[SignatureInfo]
+) -> Loop:
+    return plan_loop("model.tflite", {"main": list(main), **others}, count, seed, prompt)
+
+
+def called(loop: Loop) -> list[tuple[str, str]]:
+    return [(call.model, call.signature.name) for call in loop.decode]
+
+
+def test_helpers_are_called_before_and_what_updates_the_caches_behind() -> None:
+    verify = SignatureInfo("verify", (tokens(4),), (LOGITS,))
+    prefill = SignatureInfo("prefill_4", (tokens(4), CACHE), (CACHE, LOGITS))
+    assert called(planned(prefill, verify, DECODE)) == [("main", "decode")], "tokens in, caches out"
+    assert called(
+        planned(PREFILL, SPLIT, embedder=[OTHER_EMBEDDER, EMBEDDER], auxiliary=[ROPE, MASKS, UPDATE])
+    ) == [
+        ("embedder", "decode_embedder"), ("auxiliary", "masks"), ("auxiliary", "rope"), ("main", "decode"),
+        ("auxiliary", "update"),
+    ]  # fmt: skip
+
+
+LOOSE = SignatureInfo(
+    "decode", (tensor("tokens", 1, 1, dtype="int32", declared=(1, -1)), CACHE), (CACHE, LOGITS)
+)
+ODD = SignatureInfo("decode", (tokens(1), tensor("per_layer", 1, 3), CACHE), (CACHE, LOGITS))
+ASKING = SignatureInfo("embedder", (tokens(1), tensor("x", 2)), (EMBEDDINGS,))
+EMBEDDED = SignatureInfo("decode", (EMBEDDINGS, CACHE), (CACHE, LOGITS))
+
+
+@pytest.mark.parametrize(
+    ("main", "helpers", "said"),
+    [
+        ([PREFILL], {}, " has no decode signature with caches and one output of logits, there is prefill_4"),
+        ([DECODE], {}, " has no prefill signature with the caches of 'decode', there is decode"),
+        (
+            [PREFILL, SPLIT], {"auxiliary": [ROPE, MASKS, UPDATE]},
+            ", signature 'decode': input 'embeddings' of [1, 1, 64] comes from the embedder model, and there is no",
+        ),
+        (
+            [PREFILL, SPLIT], {"embedder": [OTHER_EMBEDDER]},
+            ", signature 'decode': input 'embeddings' of [1, 1, 64] is not given by the embedder model: use the one",
+        ),
+        (
+            [PREFILL, SPLIT], {"embedder": [EMBEDDER], "auxiliary": [ROPE, MASKS]},
+            ", signature 'decode': no signature of the auxiliary model updates its caches",
+        ),
+        ([PREFILL, LOOSE], {}, ", signature 'decode': input 'tokens' has a dynamic shape"),
+        ([PREFILL, ODD], {}, ", signature 'decode': input 'per_layer' of [1, 3] is not known here, expected tokens"),
+        ([PREFILL, EMBEDDED], {"embedder": [ASKING]}, ": embedder model, signature 'embedder': input 'x' is not known"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_said_and_what_to_do(main: Any, helpers: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        planned(*main, **helpers)
+    assert str(caught.value).startswith(f"model.tflite{said}")
+
+
+def test_a_prompt_is_as_long_as_the_prefill_and_one_if_the_cache_has_room() -> None:
+    loop = planned(PREFILL, LONG, DECODE)
+    assert (loop.rows, loop.count, loop.logits) == (8, 3, "logits")
+    assert [len(row) for row in loop.prompt] == [9]
+    assert all(1 <= token < 50 for row in loop.prompt for token in row)
+    assert len(planned(LONG, DECODE, count=12).prompt[0]) == 16 - 12 + 1
+    assert planned(LONG, DECODE, seed=1).prompt != loop.prompt
+    assert planned(LONG, DECODE, prompt=((1, 2),)).prompt == ((1, 2),)
+    batch = SignatureInfo("decode", (tokens(1, 3), CACHE), (CACHE, tensor("logits", 3, 1, 50)))
+    assert len(planned(SignatureInfo("prefill", (tokens(4, 3), CACHE), (CACHE,)), batch).prompt) == 3
+
+
+# Caches
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker() as started:
+        yield started
+
+
+def filled(path: Path, worker: Worker, runs: int, folder: Path) -> FilledCaches:
+    described = {signature.name: signature for signature in worker.describe(path)}
+    caches = FilledCaches(worker, path, described, 5, folder)
+    caches.fill(described, runs)
+    return caches
+
+
+def taken(caches: FilledCaches, run: int, name: str) -> np.ndarray:
+    """What the prefill was given of one input, all chunks of a run together."""
+    count = caches._needed(["prefill_4", "decode"], run)
+    chunks = caches._chunks(caches.described["prefill_4"], count, run)
+    assert [chunk.start for chunk in chunks] == list(range(0, count, ROWS))
+    return np.concatenate([array_of(m)[0] for chunk in chunks for m in chunk.plans if m.info.name == name])
+
+
+def test_a_cache_holds_the_keys_of_every_token_before(folder: Path, worker: Worker, tmp_path: Path) -> None:
+    caches = filled(folder / "unsplit.tflite", worker, 2, tmp_path)
+    for number in (0, 1):
+        keys = models.table()[taken(caches, number, "tokens")]
+        found = caches.stored["decode", number, "kv_cache_k_0"].array()[0, 0]
+        values = caches.stored["decode", number, "kv_cache_v_0"].array()[0, 0]
+        assert len(keys) >= ROWS
+        assert np.array_equal(found[: len(keys)], keys)
+        assert np.array_equal(values[: len(keys)], keys[:, ::-1])
+        assert not found[len(keys) :].any()
+    caches = filled(folder / "model.tflite", worker, 1, tmp_path)
+    keys = taken(caches, 0, "embeddings")
+    found = caches.stored["prefill_4", 0, "kv_cache_k_0"].array()[0, 0]
+    assert np.array_equal(found[: len(keys)], keys)
+    assert not found[len(keys) :].any()
+
+
+def test_a_long_cache_is_filled_by_four_calls_and_read_no_further(
+    folder: Path, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generate, "_MOST_CALLS", 1)
+    caches = filled(folder / "unsplit.tflite", worker, 2, tmp_path)
+    needed = [caches._needed(["decode"], number) for number in (0, 1)]
+    assert max(needed) > ROWS, "otherwise this shows nothing"
+    for number, start in enumerate(needed):
+        made = caches.plan("decode", number)
+        assert {one.start for one in made} == {min(start, ROWS)}
+        keys = caches.stored["decode", number, "kv_cache_k_0"].array()[0, 0]
+        assert keys[:start].any()
+        assert not keys[ROWS:].any()
+
+
+@pytest.mark.parametrize("name", ["model", "unsplit"])
+def test_both_models_read_what_the_first_ones_prefill_left(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    run_plans = Worker.run_plans
+    monkeypatch.setattr(Worker, "run_plans", lambda *given: asked.append(given[3]) or run_plans(*given))
+    path = folder / f"{name}.tflite"
+    report = compare(path, path)
+    assert report.bitwise
+    (said,) = report.caches
+    assert said.startswith("caches of prefill_4, decode: filled by prefill_4 up to position ")
+    stored = [[{m.stored for m in listed if m.role == "cache"} for listed in plans] for plans in asked]
+    assert all(None not in one for plans in stored for one in plans)
+    assert stored[0] == stored[1] == stored[2] == stored[3]
+
+
+def test_caches_that_no_prefill_fills_are_random_and_that_is_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "decode_only.tflite"
+    report = compare(path, path)
+    assert report.caches == ("caches of fill, decode: random, because no prefill signature of a fills them",)
+    assert report.caches[0] in run(capsys, "compare", path, path).out
+
+    def crash(*_: Any, **__: Any) -> None:
+        raise RuntimeCrashed("signal 11")
+
+    monkeypatch.setattr(Worker, "fill", crash)
+    found = compare(folder / "model.tflite", folder / "model.tflite")
+    assert found.bitwise
+    assert found.caches[0].endswith("random, because the prefill that would fill them failed: signal 11")
+
+
+def caches(*known: SignatureInfo, seed: int = 0, **filled: Any) -> FilledCaches:
+    described = {one.name: one for one in known}
+    return FilledCaches(None, b"", described, seed, None, **filled)  # type: ignore[arg-type]
+
+
+def test_a_prefill_fills_the_caches_that_it_gives_back() -> None:
+    assert _can_fill(PREFILL)
+    assert _can_fill(SignatureInfo("prefill", (tokens(4), CACHE), (PART,)))
+    assert _can_fill(SignatureInfo("prefill", (tokens(4), CACHE), (tensor("kv_slice_k_0", 1, 16, 8),)))
+    open_tokens = tensor("tokens", 1, 4, dtype="int32", declared=(1, -1))
+    open_cache = tensor("kv_cache_k_0", 1, 16, 8, declared=(1, -1, 8))
+    for signature in (
+        SignatureInfo("no way out", (tokens(4), CACHE), ()),
+        SignatureInfo("another shape", (tokens(4), CACHE), (tensor("kv_cache_k_0", 1, 4, 8),)),
+        SignatureInfo("two axes", (tokens(4), CACHE), (tensor("kv_slice_k_0", 1, 4, 4),)),
+        SignatureInfo("one token", (tokens(1), CACHE), (CACHE,)),
+        SignatureInfo("any length", (open_tokens, CACHE), (CACHE,)),
+        SignatureInfo("any size", (tokens(4), open_cache), (CACHE,)),
+        SignatureInfo("empty", (tokens(4), tensor("kv_cache_k_0", 0, 8)), (tensor("kv_cache_k_0", 0, 8),)),
+    ):
+        assert not _can_fill(signature), signature.name
+
+
+@pytest.mark.parametrize(
+    ("count", "starts"),
+    [(0, []), (1, [0]), (4, [0]), (5, [0, 4]), (16, [0, 4, 8, 12]), (17, [0, 4, 8, 12, 12])],
+)
+def test_chunks_reach_as_far_as_is_needed_and_not_beyond_the_cache(count: int, starts: list[int]) -> None:
+    prefill = SignatureInfo("prefill", (tokens(4), tensor("mask", 1, 1, 4, 16), CACHE), (CACHE,))
+    chunks = caches(prefill)._chunks(prefill, count, 0)
+    assert [chunk.start for chunk in chunks] == starts
+    assert all({made.start for made in chunk.plans} == {chunk.start} for chunk in chunks)
+    seeds = {made.seed for chunk in chunks for made in chunk.plans}
+    assert len(seeds) == len(chunks)
+    others = caches(prefill)._chunks(prefill, count, 1)
+    assert seeds.isdisjoint({made.seed for chunk in others for made in chunk.plans})
+
+
+def test_caches_are_read_no_further_than_they_are_filled(tmp_path: Path) -> None:
+    decode = SignatureInfo("decode", (tensor("input_pos", 1, dtype="int32"), CACHE), (CACHE, LOGITS))
+    stored = Stored(str(tmp_path), 0, CACHE)
+    for seed in range(8):
+        made = caches(decode, seed=seed, stored={("decode", 0, "kv_cache_k_0"): stored}, reach={"decode": 2})
+        position, cache = made.plan("decode", 0)
+        assert position.start <= 2
+        assert (position.stored, cache.stored) == (None, stored)
+        assert made.plan("decode", 1)[1].stored is None
+    assert max(caches(decode, seed=seed).plan("decode", 0)[0].start for seed in range(8)) > 2

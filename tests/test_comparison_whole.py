@@ -1,7 +1,6 @@
 """`convert --verify full`: how equal the whole models must be follows from what the rewrites demanded of regions."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from edge_opt.comparison.whole import Allowance, WholeSignature, allowances
 from edge_opt.conversion import ConversionResult, DifferenceFoundError
 from edge_opt.inspection import conversion_report
 from edge_opt.ir import Model, Operator, Quantization, Tensor, save, to_bytes
+from edge_opt.ir.walk import replaced
 from edge_opt.passes import Demand, Proof, SiteReport, Status, mha_to_sha
 from edge_opt.proof.regions import RegionProver
 from edge_opt.runtime.metrics import Difference
@@ -33,10 +33,11 @@ def converting(tmp_path_factory: pytest.TempPathFactory) -> Path:
         coarser = Quantization.affine(1.07 * float(result.quantization.scale[0]))
         wide = Tensor(f"{result.name}/wide", result.shape, result.dtype, quantization=coarser)
         between = graph.add_tensor(wide)
-        after = graph.after(product)
-        graph.remove(product)
-        graph.insert_before(after, Operator(product.code, product.inputs, (between,), product.options))
-        graph.insert_before(after, Operator(model.operator_code("QUANTIZE", 2), (between,), (result,)))
+        new = (
+            Operator(product.code, product.inputs, (between,), product.options),
+            Operator(model.operator_code("QUANTIZE", 2), (between,), (result,)),
+        )
+        graph.arrange(replaced(graph, [product], new))
     path = tmp_path_factory.mktemp("converting") / "converting.tflite"
     save(model, path)
     return path
@@ -90,7 +91,7 @@ def test_under_a_tolerance_swapped_heads_are_found_all_the_same(
     with pytest.raises(DifferenceFoundError, match="nothing was written") as caught:
         convert(converting, tmp_path / "out.tflite", signatures=["decode"], verify="full")
     assert "signature 'decode'" in str(caught.value)
-    assert "within 80 steps" in str(caught.value)
+    assert "within 80 steps or" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -107,13 +108,6 @@ def test_a_bundle_is_compared_too_whether_written_or_not(
     with pytest.raises(DifferenceFoundError, match="signature 'decode'"):
         convert(path, None if dry else tmp_path / "bad.litertlm", **options)
     assert not (tmp_path / "bad.litertlm").exists()
-
-
-def test_a_dry_run_compares_the_signature_that_is_extracted() -> None:
-    result = convert(DEMO, dry_run=True, extract_signature="decode", verify="full")
-    assert [(signature.name, signature.comparison.bitwise) for signature in result.whole] == [
-        ("decode", True)
-    ]
 
 
 @pytest.mark.parametrize("name", ["main", "graph"])
@@ -182,28 +176,6 @@ def test_floats_that_meet_integer_weights_have_the_room_of_what_the_kernels_make
     assert found.relative == pytest.approx(16e-6 if bits is None else 24 / 2**bits)
 
 
-def output(**figures: Any) -> OutputComparison:
-    reason = figures.pop("reason", "")
-    return OutputComparison("logits", Difference(4, 4, **{"differing": 1, "largest": 2.0, **figures}), reason)
-
-
-@pytest.mark.parametrize(
-    ("compared", "permitted"),
-    [
-        (output(max_abs=2e-3), True),
-        (output(max_abs=2.1e-3), False),
-        (output(max_abs=math.inf), False),
-        (output(max_abs=1.0, steps=24), True),
-        (output(max_abs=1e-9, steps=25), False),
-        (output(max_abs=0.0, differing=0, reason="quantization differs"), False),
-        (OutputComparison("logits", reason="only in a"), False),
-    ],
-)
-def test_room_is_relative_to_the_range_or_in_steps(compared: OutputComparison, permitted: bool) -> None:
-    assert Allowance(1e-3, {"logits": 24}, "1 site of p").permits(compared) is permitted
-    assert not Allowance().permits(compared)
-
-
 def test_every_report_says_what_was_demanded_of_the_whole_and_what_was_found(
     tolerant: ConversionResult,
 ) -> None:
@@ -217,7 +189,8 @@ def test_every_report_says_what_was_demanded_of_the_whole_and_what_was_found(
 
 def test_float_outputs_are_counted_by_units_in_the_last_place() -> None:
     counts = (("0", 90), ("1", 5), ("2-4", 0))
-    found = SignatureComparison("decode", "xnnpack", (output(ulps=counts), output(ulps=counts), output()))
+    figures = (Difference(4, 4, differing=1, ulps=ulps) for ulps in (counts, counts, None))
+    found = SignatureComparison("decode", tuple(OutputComparison("logits", figure) for figure in figures))
     result = convert(DEMO, dry_run=True, verify="none")
     result.whole = [WholeSignature("decode", Allowance(), found)]
     report = conversion_report(result)

@@ -92,7 +92,7 @@ def test_a_model_of_a_bundle_is_loaded_by_name(tmp_path: Path) -> None:
         assert [signature.key for signature in model.signatures] == ["prefill_8", "decode"]
     with pytest.raises(edge_opt.UsageError, match="model 'aux' does not exist, there are: prefill_decode"):
         edge_opt.load(path, model="aux")
-    with pytest.raises(edge_opt.UsageError, match="is no bundle: leave model='aux' out"):
+    with pytest.raises(edge_opt.UsageError, match="is not a bundle: leave model='aux' out"):
         edge_opt.load(DEMO, model="aux")
     with pytest.raises(edge_opt.EdgeOptError, match=r"load.path, model='prefill_decode'"):
         edge_opt.load(path)
@@ -119,7 +119,6 @@ def test_an_option_of_another_type_is_refused_before_the_work(options: dict[str,
     ("options", "said"),
     [
         ({"seed": "x"}, "seed is 'x', expected an integer, at least 0"),
-        ({"runs": 0}, "runs is 0, expected an integer, at least 1"),
         ({"atol": float("nan")}, "atol is nan, expected a number, at least 0"),
     ],
 )

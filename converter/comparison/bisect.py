@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edge_opt.comparison.facts import keeps_state, tensor_info
 from edge_opt.comparison.findings import FirstDifference, OutputComparison
-from edge_opt.comparison.models import keeps_state, tensor_info
 from edge_opt.ir import Model, Operator, Signature, Signatures, Subgraph, Tensor, load
 from edge_opt.ir.opening import Part
 from edge_opt.ir.text import operator_text
@@ -85,9 +85,8 @@ class _Side:
 
     def cut(self, signature: SignatureInfo, probes: Sequence[Tensor]) -> Model:
         """A model with the same inputs whose outputs are the probes, by number."""
-        operators, _ = self.cone(probes)
-        if keeps_state(self.model):
-            operators = list(self.graph.operators)  # what is computed last may be what the next run reads
+        # In a model with state, what is computed last may be what the next run reads.
+        operators = self.graph.operators if keeps_state(self.model) else self.cone(probes)[0]
         names = [info.name for info in signature.inputs]
         model = cut_out(self.model, operators, [self.inputs[name] for name in names], probes)
         graph = model.subgraphs[0]
@@ -113,9 +112,9 @@ class _Search:
         """Bisect in execution order, then go back until all that the tensor is computed from is equal."""
         low, high = -1, len(self.shared) - 1
         while high - low > 1 or high not in self.different:
-            self._look(_evenly(self.shared, low, high, len(self.probe.plans[0])))
+            self._look(self._evenly(low, high))
             if not self.different:
-                return FirstDifference(self.probe.signature.name, self.probe.kernels, reason=_VANISHED)
+                return FirstDifference(self.probe.signature.name, reason=_VANISHED)
             high = min(self.different)
             low = max((place for place in self.equal if place < high), default=-1)
         while earlier := self._sources(high) - self.equal:
@@ -124,6 +123,20 @@ class _Search:
                 break
             high = min(earlier & self.different.keys())
         return self._describe(high)
+
+    def _evenly(self, low: int, high: int) -> list[int]:
+        """Up to `_PROBES` places spread evenly over (low, high], `high` among them, as many as fit into memory."""
+        count = min(_PROBES, high - low)
+        chosen: list[int] = []
+        room = _PROBED_BYTES // len(self.probe.plans[0])
+        for step in range(count, 0, -1):
+            place = low + round((high - low) * step / count)
+            tensor = self.shared[place][0]
+            size = tensor.dtype.byte_size(tensor.elements) or 0
+            if not chosen or size <= room:
+                chosen.insert(0, place)
+                room -= size
+        return chosen
 
     def _look(self, places: Sequence[int]) -> None:
         """Run both models up to some shared tensors, and sort these by whether they are equal."""
@@ -154,19 +167,29 @@ class _Search:
         return {numbers[t] for _, border in self._cones(place) for t in border if t in numbers}
 
     def _describe(self, place: int) -> FirstDifference:
-        names = _Names(self.sides, self.shared)
         (ours, border), (theirs, other_border) = self._cones(place)
         tensor = self.shared[place][0]
+        twins = {one: pair for pair in self.shared for one in pair}
+        legend: dict[str, str] = {}
+        known = {tensor: f"%{name}" for side in self.sides for name, tensor in side.inputs.items()}
+
+        def short(tensor: Tensor) -> str:
+            """A short name, the same for shared tensors of both models; `legend` has the long ones."""
+            if tensor not in known:
+                name = f"%{len(legend)}"
+                legend[name] = tensor.name
+                known.update(dict.fromkeys(twins.get(tensor, (tensor,)), name))
+            return known[tensor]
+
         return FirstDifference(
             signature=self.probe.signature.name,
-            backend=self.probe.kernels,
-            equal_before=tuple(dict.fromkeys(map(names, (*border, *other_border)))),
-            operators_a=tuple(operator_text(operator, names) for operator in ours),
-            operators_b=tuple(operator_text(operator, names) for operator in theirs),
+            equal_before=tuple(dict.fromkeys(map(short, (*border, *other_border)))),
+            operators_a=tuple(operator_text(operator, short) for operator in ours),
+            operators_b=tuple(operator_text(operator, short) for operator in theirs),
             tensor=tensor.name,
-            short_name=names(tensor),
+            short_name=short(tensor),
             figures=replace(self.different[place], name=tensor.name),
-            names=names.legend,
+            names=legend,
             constants=_changed_constants(ours, theirs),
             reason=_NOTHING_SHARED if len(self.shared) == 1 else "",
         )
@@ -174,55 +197,18 @@ class _Search:
 
 def _shared(a: _Side, b: _Side) -> list[tuple[Tensor, Tensor]]:
     """Tensors of one name, type and shape that the output is computed from in both models; it comes last."""
-    theirs = _named(b)
-    pairs = ((tensor, theirs[name]) for name, tensor in _named(a).items() if name in theirs)
-    outputs = a.output, b.output
-    same = [
-        pair
-        for pair in pairs
-        if len({(one.shape, one.shape_signature, one.dtype) for one in pair}) == 1
-        and not {*pair} & {*outputs}
-    ]
-    return [*same, outputs]
+    ours, theirs = _named(a), _named(b)
+    pairs = [(tensor, theirs[name]) for name, tensor in ours.items() if name in theirs]
+    alike = [pair for pair in pairs if len({(t.shape, t.shape_signature, t.dtype) for t in pair}) == 1]
+    return [*alike, (a.output, b.output)]
 
 
 def _named(side: _Side) -> dict[str, Tensor]:
     """Tensors of numbers that the output is computed from, by name, in execution order; only names that are unique."""
-    operators, _ = side.cone([side.output])
-    tensors = [tensor for operator in operators for tensor in operator.outputs]
+    tensors = [tensor for operator in side.cone([side.output])[0] for tensor in operator.outputs]
     counts = Counter(tensor.name for tensor in tensors)
-    return {t.name: t for t in tensors if t.name and t.dtype.numpy is not None and counts[t.name] == 1}
-
-
-def _evenly(shared: Sequence[tuple[Tensor, Tensor]], low: int, high: int, runs: int) -> list[int]:
-    """Up to `_PROBES` places spread evenly over (low, high], `high` among them, as many as fit into memory."""
-    count = min(_PROBES, high - low)
-    places = sorted({low + round((high - low) * (step + 1) / count) for step in range(count)}, reverse=True)
-    chosen: list[int] = []
-    room = _PROBED_BYTES
-    for place in places:
-        tensor = shared[place][0]
-        size = (tensor.dtype.byte_size(tensor.elements) or 0) * runs
-        if not chosen or size <= room:
-            chosen.append(place)
-            room -= size
-    return sorted(chosen)
-
-
-class _Names:
-    """Short names that say the same of shared tensors in both models; `legend` has the long ones."""
-
-    def __init__(self, sides: Iterable[_Side], shared: Iterable[tuple[Tensor, Tensor]]) -> None:
-        self.legend: dict[str, str] = {}
-        self._names = {tensor: f"%{name}" for side in sides for name, tensor in side.inputs.items()}
-        self._twins = {one: pair for pair in shared for one in pair}
-
-    def __call__(self, tensor: Tensor) -> str:
-        if tensor not in self._names:
-            name = f"%{len(self.legend)}"
-            self.legend[name] = tensor.name
-            self._names.update(dict.fromkeys(self._twins.get(tensor, (tensor,)), name))
-        return self._names[tensor]
+    usable = (tensor for tensor in tensors if tensor.name and tensor.dtype.numpy is not None)
+    return {t.name: t for t in usable if counts[t.name] == 1 and t is not side.output}
 
 
 def _changed_constants(a: Sequence[Operator], b: Sequence[Operator]) -> tuple[str, ...]:

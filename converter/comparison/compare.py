@@ -9,31 +9,32 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from edge_opt.base.errors import EdgeOptError, UsageError, unknown
 from edge_opt.base.words import Progress
 from edge_opt.comparison.bisect import Probe, first_difference
+from edge_opt.comparison.facts import agreed, keeps_state, with_facts
 from edge_opt.comparison.findings import (
     ComparisonReport,
     FirstDifference,
-    GenerationComparison,
     OutputComparison,
     SignatureComparison,
     measured,
 )
 from edge_opt.comparison.generate import FilledCaches, compare_generation, keep
-from edge_opt.comparison.models import MAIN, agreed, find_parts, keeps_state, name_of, with_facts
+from edge_opt.comparison.models import MAIN, find_parts, name_of
 from edge_opt.ir import load
-from edge_opt.ir.opening import ModelLike, Part, Readable
-from edge_opt.runtime.inputs import HOSTILE, InputPlan, Kind, pair, plan
+from edge_opt.ir.opening import ModelLike
+from edge_opt.runtime.inputs import InputPlan, pair
 from edge_opt.runtime.metrics import are_logits
 from edge_opt.runtime.protocol import Array
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import Kernels, SignatureInfo, TensorInfo, role_of
 
-Backend = Literal["xnnpack", "reference", "both", "tensorflow"]
+Place = Literal["cpu", "reference"]
 
+KERNELS: dict[str, Kernels] = {"cpu": "xnnpack", "reference": "reference"}
 _SECONDS_PER_REQUEST = 1800.0
 _REPLY_BYTES = 256 << 20
 
@@ -42,91 +43,81 @@ def compare(
     a: ModelLike,
     b: ModelLike,
     *,
+    on: Place = "cpu",
     signatures: Sequence[str] | None = None,
-    backend: Backend = "xnnpack",
-    runs: int = 1,
     seed: int = 0,
     atol: float = 0.0,
     rtol: float = 0.0,
-    hostile: bool = False,
     shapes: Mapping[str, Sequence[int]] | None = None,
-    locate: bool = True,
     generate: int | None = None,
-    embedder: Readable | None = None,
-    auxiliary: Readable | None = None,
+    locate: bool = True,
     progress: Progress | None = None,
-    worker: Worker | None = None,
 ) -> ComparisonReport:
     """Runs every signature of both models on the same random inputs and measures the outputs.
 
     Inputs are matched by the signature's names, or by position where a model has no signatures (then the name is
     `main`). A quantized input gets the same real numbers as its float counterpart. Caches are filled by the prefill of
-    `a`. What one model has and the other lacks is a reported difference.
+    `a`. What one model has and the other lacks is a difference. Models that keep state are run twice, and it is carried
+    from one run to the next.
 
     Args:
         a: the reference: a path, the bytes of a model, a `Model`, or what `litert_torch.convert` returns.
         b: what is judged.
+        on: "cpu" as the runtime runs models by default, or "reference" for its reference kernels.
         signatures: only these; all of both by default.
-        backend: kernels to run on; `both` is XNNPACK and the reference kernels.
-        runs: sets of realistic inputs per signature; figures are the worst over all. Models that keep state are run
-            twice at least, and it is carried from one run to the next.
         seed: decides the inputs.
         atol: `equal` means |a-b| <= atol + rtol*|a|, element by element.
         rtol: see `atol`.
-        hostile: also run one set each of inputs with fully masked rows, large values, denormals, NaN and infinity.
         shapes: sizes for inputs whose lengths are open in both models, by `NAME` or `signature/NAME`; 1 by default.
-        locate: on a difference, look for the first tensor that differs (`first_difference` of the report).
         generate: also generate so many tokens greedily, through prefill and decode, from a random prompt.
-        embedder: the model that makes embeddings of tokens; by default the section of a bundle, or
-            `embedder.tflite` beside the model. Only for `generate`.
-        auxiliary: the same for rotary tables, masks and caches: `auxiliary.tflite`.
+        locate: on a difference, look for the first tensor that differs (`first_difference` of the report).
         progress: called with a stage, the steps done and the steps in all.
-        worker: a running worker to use; by default one of its own.
 
     Raises:
-        UsageError: an argument has no meaning, or no model has a chosen signature; `BackendMissing` is one.
+        UsageError: an argument has no meaning, or no model has a chosen signature.
         ModelFormatError: a model cannot be read.
         RuntimeFailed: the runtime refused, crashed on or did not finish a model; names model and signature.
     """
-    if backend not in get_args(Backend):
-        raise unknown("backend", backend, get_args(Backend))
-    runs, seed, atol, rtol = checked_numbers(runs, seed, atol, rtol)
-    kernel_sets: tuple[Kernels, ...] = ("xnnpack", "reference") if backend == "both" else (backend,)
+    if on not in get_args(Place):
+        raise unknown("place to run on", on, get_args(Place))
+    seed, atol, rtol = checked_numbers(seed, atol, rtol)
     with ExitStack() as stack:
-        running = worker or stack.enter_context(Worker(time_limit=_SECONDS_PER_REQUEST))
-        running.start()
-        models = [find_parts(model, embedder, auxiliary) for model in (a, b)]
+        worker = stack.enter_context(Worker(time_limit=_SECONDS_PER_REQUEST))
+        worker.start()
+        models = [find_parts(model) for model in (a, b)]
         first, second = (stack.enter_context(parts[MAIN].file()) for parts in models)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-")))
-        names = name_of(a, "a"), name_of(b, "b")
-        report = ComparisonReport(*names, backend, seed, runs, hostile, atol, rtol)
-        comparison = _Comparison(running, first, second, report, progress, folder, shapes or {})
-        # First: what is missing for it is found before the long work.
-        generation = None if generate is None else comparison.generate(models, generate, kernel_sets[0])
-        compared = comparison.signatures(signatures, kernel_sets)
+        report = ComparisonReport(name_of(a, "a"), name_of(b, "b"), on, seed, atol, rtol)
+        if generate is not None:
+            # First: what is missing for it is found before the long work.
+            helped = {**models[1], **models[0]}, {**models[0], **models[1]}
+            names = report.a, report.b
+            found = compare_generation(worker, *helped, names, count=generate, seed=seed, kernels=KERNELS[on])
+            report = replace(report, generation=found)
+        comparison = _Comparison(
+            worker, first, second, report, progress or (lambda *_: None), folder, shapes or {}
+        )
+        compared = comparison.signatures(signatures)
         return replace(
-            comparison.report,
+            report,
             signatures=compared,
             first_difference=comparison.first_difference(compared) if locate else None,
-            generation=generation,
             caches=tuple(comparison.caches.notes),
             opened=tuple(comparison.opened),
         )
 
 
-def checked_numbers(runs: int, seed: int, atol: float, rtol: float) -> tuple[int, int, float, float]:
-    """What decides the inputs and what is equal, as Python's own numbers: numpy's are none of JSON.
+def checked_numbers(seed: int, atol: float, rtol: float) -> tuple[int, float, float]:
+    """What decides the inputs and what is equal, as Python's own numbers: JSON has none of numpy's.
 
     Raises:
-        UsageError: one is no number, or too small.
+        UsageError: one is not a number, or too small.
     """
-    for name, value, kind, least in (
-        ("runs", runs, Integral, 1), ("seed", seed, Integral, 0), ("atol", atol, Real, 0), ("rtol", rtol, Real, 0)
-    ):  # fmt: skip
-        if not isinstance(value, kind) or not value >= least:
+    for name, value, kind in (("seed", seed, Integral), ("atol", atol, Real), ("rtol", rtol, Real)):
+        if not isinstance(value, kind) or not value >= 0:
             number = "a number" if kind is Real else "an integer"
-            raise UsageError(f"{name} is {value!r}, expected {number}, at least {least}")
-    return int(runs), int(seed), float(atol), float(rtol)
+            raise UsageError(f"{name} is {value!r}, expected {number}, at least 0")
+    return int(seed), float(atol), float(rtol)
 
 
 def choose(available: Sequence[str], chosen: Sequence[str] | None) -> list[str]:
@@ -145,16 +136,8 @@ def choose(available: Sequence[str], chosen: Sequence[str] | None) -> list[str]:
     return list(available if chosen is None else dict.fromkeys(chosen))
 
 
-class _Set(NamedTuple):
-    """A set of inputs: its kind, and a number that tells it from others. `apart`: not part of the verdict."""
-
-    kind: Kind
-    run: int
-    apart: bool = False
-
-
 class _Pairs(NamedTuple):
-    """Inputs and outputs that both models have, and the outputs that only one has."""
+    """Inputs and outputs that both models have of a signature, and the outputs that only one has."""
 
     inputs: list[tuple[TensorInfo, TensorInfo]]
     outputs: list[tuple[TensorInfo, TensorInfo]]
@@ -163,13 +146,13 @@ class _Pairs(NamedTuple):
 
 @dataclass
 class _Comparison:
-    """Runs both models; `report` has the settings and, as yet, no findings."""
+    """Runs both models; `report` has the settings, and no signatures yet."""
 
     worker: Worker
     a: Path
     b: Path
     report: ComparisonReport
-    progress: Progress | None
+    progress: Progress
     folder: Path
     shapes: Mapping[str, Sequence[int]]
     caches: FilledCaches = field(init=False)
@@ -178,34 +161,14 @@ class _Comparison:
     pairs: dict[str, _Pairs | str] = field(default_factory=dict, init=False)
     """By signature; a text says why it cannot be run on both sides."""
     opened: list[str] = field(default_factory=list, init=False)
-    done: int = field(default=0, init=False)
-    steps: int = field(default=1, init=False)
+    runs: int = field(default=1, init=False)
 
-    def generate(
-        self, models: Sequence[Mapping[str, Part]], count: int, kernels: Kernels
-    ) -> GenerationComparison:
-        """Both models drive the loop of prefill and decode."""
-        self._tell("generating")
-        a, b = models
-        helped = {**b, **a}, {**a, **b}  # an embedder or auxiliary model that is missing is the other's
-        return compare_generation(
-            self.worker, *helped, self.report.a, count=count, seed=self.report.seed, kernels=kernels
-        )
-
-    def signatures(
-        self, chosen: Sequence[str] | None, kernel_sets: Sequence[Kernels]
-    ) -> tuple[SignatureComparison, ...]:
-        """One comparison per signature and kernel set."""
+    def signatures(self, chosen: Sequence[str] | None) -> tuple[SignatureComparison, ...]:
+        """One comparison for each signature that either model has."""
         self.described, theirs = self._describe(self.a), self._describe(self.b)
-        available = list(dict.fromkeys([*self.described, *theirs]))
-        names = choose(available, chosen)
-        inputs = {
-            info.name: f"{name}/{info.name}" for name, one in self.described.items() for info in one.inputs
-        }
-        for name in self.shapes:
-            if name not in {*inputs, *inputs.values()}:
-                raise unknown("input", name, [*inputs, *inputs.values()])
-        for name in available:
+        names = choose(list(dict.fromkeys([*self.described, *theirs])), chosen)
+        self._check_shapes()
+        for name in names:
             if name not in self.described or name not in theirs:
                 self.pairs[name] = self._only(name in self.described)
                 continue
@@ -213,91 +176,84 @@ class _Comparison:
             if isinstance(pairs, _Pairs):
                 given = tuple(one for one, _ in pairs.inputs)
                 self.described[name] = replace(self.described[name], inputs=given)
-        self.steps = 2 * len(names) * len(kernel_sets)
-        self._fill_caches([name for name in names if name in self.described])
+        self.progress("filling caches", 0, 2 * len(names))
+        self.caches = FilledCaches(self.worker, self.a, self.described, self.report.seed, self.folder)
+        self.caches.fill([name for name in names if isinstance(self.pairs[name], _Pairs)], self.runs)
         compared = []
-        for kernels in kernel_sets:
-            for name in names:
-                compared.append(self._signature(name, kernels))
-                self.done += 2
-        self._tell("compared")
+        for place, name in enumerate(names):
+            self.progress(f"{name}: running", 2 * place, 2 * len(names))
+            compared.append(self._signature(name))
+        self.progress("compared", 2 * len(names), 2 * len(names))
         return tuple(compared)
+
+    def _check_shapes(self) -> None:
+        """Sizes are given for inputs that there are."""
+        inputs = [(name, info.name) for name, one in self.described.items() for info in one.inputs]
+        known = dict.fromkeys([*(name for _, name in inputs), *map("/".join, inputs)])
+        for name in self.shapes:
+            if name not in known:
+                raise unknown("input", name, list(known))
 
     def _describe(self, file: Path) -> dict[str, SignatureInfo]:
         model = load(file)
-        self.report = replace(self.report, runs=max(self.report.runs, 1 + keeps_state(model)))
+        self.runs = max(self.runs, 1 + keeps_state(model))
         return with_facts(self.worker.describe(file), model)
 
-    def _fill_caches(self, names: Sequence[str]) -> None:
-        """Fill those that realistic runs read; caches of hostile runs hold what is hostile."""
-        self.caches = FilledCaches(self.worker, self.a, self.described, self.report.seed, self.folder)
-        by_filler, without = self.caches.served(names)
-        self.steps += len(by_filler)
-        for prefill, served in by_filler.items():
-            self._tell(f"{prefill}: filling caches")
-            self.caches.fill(prefill, served, range(self.report.runs))
-            self.done += 1
-        if without:
-            why = "random, because no prefill signature of a fills them"
-            self.caches.notes.append(f"caches of {', '.join(without)}: {why}")
-
-    def _signature(self, name: str, kernels: Kernels) -> SignatureComparison:
-        pairs, sets = self.pairs[name], self._sets()
+    def _signature(self, name: str) -> SignatureComparison:
+        pairs = self.pairs[name]
         if isinstance(pairs, str):
-            return SignatureComparison(name, kernels, reason=pairs)
-        signature = self.described[name]
-        if not self.report.hostile and any(role_of(info) == "mask" for info in signature.inputs):
+            return SignatureComparison(name, reason=pairs)
+        runs: list[int | None] = list(range(self.runs))
+        if any(role_of(info) == "mask" for info in self.described[name].inputs):
             # A realistic mask closes no row, for no token is one; still, both models should agree there.
-            sets.append(_Set("masked_rows", 0, apart=True))
-        batch = max(_REPLY_BYTES // max(sum(info.nbytes for info in signature.outputs), 1), 1)
+            runs.append(None)
         judged: dict[str, OutputComparison] = {}
         masked: dict[str, OutputComparison] = {}
-        for begin in range(0, len(sets), batch):
-            batched = sets[begin : begin + batch]
-            for one, outputs in zip(batched, self._run(name, pairs, kernels, batched), strict=True):
-                merged = masked if one.apart else judged
-                merged.update({output.name: output.merged(merged.get(output.name)) for output in outputs})
-        both = (*judged.values(), *pairs.unmatched)
-        return SignatureComparison(name, kernels, both, masked_rows=tuple(masked.values()))
-
-    def _sets(self) -> list[_Set]:
-        """The inputs that every signature is run on."""
-        runs, hostile = self.report.runs, HOSTILE if self.report.hostile else ()
-        realistic = [_Set("realistic", run) for run in range(runs)]
-        return realistic + [_Set(kind, runs + place) for place, kind in enumerate(hostile)]
+        for run, outputs in self._run(name, pairs, runs):
+            merged = masked if run is None else judged
+            merged.update({output.name: output.merged(merged.get(output.name)) for output in outputs})
+        return SignatureComparison(
+            name, (*judged.values(), *pairs.unmatched), masked_rows=tuple(masked.values())
+        )
 
     def _run(
-        self, name: str, pairs: _Pairs, kernels: Kernels, sets: Sequence[_Set]
-    ) -> Iterator[list[OutputComparison]]:
-        """Run both models on each set of inputs, and measure the outputs that both have."""
-        plans_a, plans_b = self._plans(name, pairs, sets)
-        self._tell(f"{name}: running a on {kernels} kernels")
-        path = self.folder / "outputs"
-        path.unlink(missing_ok=True)
-        kept = [keep(run, path) for run in self.worker.run_plans(self.a, name, plans_a, kernels)]
-        self._tell(f"{name}: running b on {kernels} kernels", ahead=1)
-        results = self.worker.run_plans(self.b, name, plans_b, kernels)
-        for ours, theirs in zip(kept, results, strict=True):
-            yield [self._measure(a, b, ours[a.name], theirs.pop(b.name)) for a, b in pairs.outputs]
+        self, name: str, pairs: _Pairs, runs: Sequence[int | None]
+    ) -> Iterator[tuple[int | None, list[OutputComparison]]]:
+        """Run both models on several sets of inputs, and measure the outputs that both have.
+
+        Runs are numbered; None is one with masked rows.
+        """
+        room = _REPLY_BYTES // max(sum(info.nbytes for info in self.described[name].outputs), 1)
+        batch = max(room, 1)
+        kernels, path = KERNELS[self.report.on], self.folder / "outputs"
+        for begin in range(0, len(runs), batch):
+            part = runs[begin : begin + batch]
+            plans_a, plans_b = self._plans(name, pairs, part)
+            path.unlink(missing_ok=True)
+            ours = [keep(run, path) for run in self.worker.run_plans(self.a, name, plans_a, kernels)]
+            theirs = self.worker.run_plans(self.b, name, plans_b, kernels)
+            for run, one, other in zip(part, ours, theirs, strict=True):
+                yield run, [self._measure(a, b, one[a.name], other.pop(b.name)) for a, b in pairs.outputs]
 
     def _plans(
-        self, name: str, pairs: _Pairs, sets: Sequence[_Set]
+        self, name: str, pairs: _Pairs, runs: Sequence[int | None]
     ) -> tuple[list[list[InputPlan]], list[list[InputPlan]]]:
         plans_a, plans_b = [], []
-        for one in sets:
-            if one.kind == "realistic" or one.apart:
-                planned = self.caches.plan(name, one.run)
-            else:
-                planned = plan(self.described[name], seed=self.report.seed, run=one.run, kind=one.kind)
-            if one.apart:
-                planned = tuple(replace(p, kind=one.kind) if p.role == "mask" else p for p in planned)
+        for run in runs:
+            planned = self.caches.plan(name, run or 0)
+            if run is None:
+                planned = tuple(replace(p, kind="masked_rows") if p.role == "mask" else p for p in planned)
             twins = [pair(ours, other) for ours, (_, other) in zip(planned, pairs.inputs, strict=True)]
             plans_a.append([ours for ours, _ in twins])
             plans_b.append([other for _, other in twins])
         return plans_a, plans_b
 
     def _measure(self, info_a: TensorInfo, info_b: TensorInfo, a: Array, b: Array) -> OutputComparison:
-        how = {"atol": self.report.atol, "rtol": self.report.rtol, "logits": are_logits(info_a)}
+        how: dict[str, Any] = {
+            "atol": self.report.atol,
+            "rtol": self.report.rtol,
+            "logits": are_logits(info_a),
+        }
         output = measured(info_a, info_b, a, b, **how)
         requantized = info_a.quantized and info_b.quantized and info_a.quantization != info_b.quantization
         if output.reason or not requantized:
@@ -306,24 +262,19 @@ class _Comparison:
 
     def first_difference(self, compared: Sequence[SignatureComparison]) -> FirstDifference | None:
         """Where the first output that differs begins to; None where none does in its numbers."""
-        for signature in compared:
-            pairs = self.pairs[signature.name]
-            for output in signature.outputs:
-                if isinstance(pairs, _Pairs) and output.difference and not output.difference.equal:
-                    return self._locate(signature, pairs, output.name)
+        for name, output in ((one.name, output) for one in compared for output in one.outputs):
+            pairs = self.pairs[name]
+            if isinstance(pairs, str) or output.difference is None or output.difference.equal:
+                continue
+            outputs = next(both for both in pairs.outputs if both[0].name == output.name)
+            plans = self._plans(name, pairs, range(self.runs))
+            probe = Probe(self.described[name], outputs, KERNELS[self.report.on], plans)
+            try:
+                return first_difference(self.worker, self.a, self.b, probe, self._measure)
+            except EdgeOptError as error:
+                # The comparison itself is done: what was found must not be lost.
+                return FirstDifference(name, reason=f"looking for it failed: {error}")
         return None
-
-    def _locate(self, signature: SignatureComparison, pairs: _Pairs, output: str) -> FirstDifference:
-        name, kernels = signature.name, cast("Kernels", signature.backend)
-        self._tell(f"{name}: looking for the first difference")
-        outputs = next(both for both in pairs.outputs if both[0].name == output)
-        plans = self._plans(name, pairs, self._sets())
-        try:
-            probe = Probe(self.described[name], outputs, kernels, plans)
-            return first_difference(self.worker, self.a, self.b, probe, self._measure)
-        except EdgeOptError as error:
-            # The comparison itself is done: what was found must not be lost.
-            return FirstDifference(name, kernels, reason=f"looking for it failed: {error}")
 
     def _pair(self, a: SignatureInfo, b: SignatureInfo) -> _Pairs | str:
         """What both models have of a signature, or why it cannot be run on both."""
@@ -347,10 +298,6 @@ class _Comparison:
 
     def _only(self, in_a: bool) -> str:
         return f"only in {self.report.a if in_a else self.report.b}"
-
-    def _tell(self, stage: str, ahead: int = 0) -> None:
-        if self.progress is not None:
-            self.progress(stage, self.done + ahead, self.steps)
 
 
 def _match(

@@ -1,4 +1,4 @@
-"""What a comparison found, as data: per signature, per output, with one sentence for people and a dict for programs.
+"""What a comparison found, as data: the one report of comparisons on the CPU, on an NPU, and with a golden file.
 
 Knows nothing of how models are run. In the dicts a figure that is not a finite number (the signal-to-noise ratio
 where there is no noise, the distance to a NaN) is null.
@@ -7,7 +7,7 @@ where there is no noise, the distance to a NaN) is null.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,11 +20,15 @@ from edge_opt.runtime.tensors import TensorInfo
 
 @dataclass(frozen=True, slots=True)
 class OutputComparison:
-    """One output over all runs; `reason` says why it could not be measured, or what beside its elements differs."""
+    """One output over all runs; `reason` says why it counts as different whatever its elements are.
+
+    `db` is the signal-to-noise ratio of `a` and of `b` against the CPU, where the models ran elsewhere.
+    """
 
     name: str
     difference: Difference | None = None
     reason: str = ""
+    db: tuple[float, float] | None = None
 
     @property
     def equal(self) -> bool:
@@ -62,8 +66,9 @@ class OutputComparison:
         """The figures as JSON values."""
         unmeasured = {"max_abs": None, "snr_db": None, "cosine": None}
         figures = unmeasured if self.difference is None else self.difference.to_dict()
-        reason = {"reason": self.reason} if self.reason else {}
-        return {"name": self.name, **figures, "bitwise": self.bitwise, "equal": self.equal, **reason}
+        told = {"reason": self.reason or None, "db_a": self.db and self.db[0], "db_b": self.db and self.db[1]}
+        more = {name: value for name, value in told.items() if value is not None}
+        return {"name": self.name, **figures, "bitwise": self.bitwise, "equal": self.equal, **more}
 
 
 def measured(info_a: TensorInfo, info_b: TensorInfo, a: Array, b: Array, **how: Any) -> OutputComparison:
@@ -75,19 +80,20 @@ def measured(info_a: TensorInfo, info_b: TensorInfo, a: Array, b: Array, **how: 
 
 @dataclass(frozen=True, slots=True)
 class SignatureComparison(Record):
-    """One signature on one set of kernels; `reason` says why it could not be run on both sides.
+    """One signature; `reason` says why it could not be run on both sides.
 
     `masked_rows` are its outputs where a mask closes whole rows, and are not part of the verdict: a row without a key
-    belongs to no token. Empty where no input is a mask, or hostile inputs, which close rows, are part of it.
+    belongs to no token. Empty where no input is a mask. `seconds` that `a` and `b` took, where that was measured.
     """
 
-    _properties = ("equal", "bitwise")
-
     name: str
-    backend: str
     outputs: tuple[OutputComparison, ...] = ()
     reason: str = ""
     masked_rows: tuple[OutputComparison, ...] = ()
+    seconds: tuple[float, float] | None = None
+
+    _properties = ("equal", "bitwise")
+    _or_null = ("reason",)
 
     @property
     def equal(self) -> bool:
@@ -99,10 +105,19 @@ class SignatureComparison(Record):
         """Whether every output is the same bit for bit."""
         return not self.reason and all(output.bitwise for output in self.outputs)
 
-    def row(self) -> tuple[str, ...]:
-        """How many outputs are equal, and the worst figures of all: a row of `ComparisonReport.rows`."""
-        equal = sum(output.bitwise for output in self.outputs)
-        figures = [output.difference for output in self.outputs if output.difference is not None]
+    @property
+    def measured(self) -> list[Difference]:
+        """How far the outputs of both models are apart."""
+        return [output.difference for output in self.outputs if output.difference is not None]
+
+    def row(self, *, apart: bool) -> tuple[str, ...]:
+        """How many outputs are equal, and the worst figures of all: a row of `ComparisonReport.rows`.
+
+        `apart`: also the lowest signal-to-noise ratios of `a` and `b` against the CPU.
+        """
+        equal, figures = sum(output.bitwise for output in self.outputs), self.measured
+        sides = zip(*(output.db for output in self.outputs if output.db is not None), strict=True)
+        lowest = [f"{min(side):.1f} dB" for side in sides] or ["-", "-"]
         worst: tuple[str, ...] = ("-", "-", "-")
         if figures and not self.reason:
             worst = (
@@ -110,7 +125,7 @@ class SignatureComparison(Record):
                 f"{min(figure.snr_db for figure in figures):.1f} dB",
                 f"{min(figure.cosine for figure in figures):.6g}",
             )
-        return (self.name, self.backend, str(len(self.outputs)), str(equal), *worst)
+        return (self.name, str(len(self.outputs)), str(equal), *worst, *(lowest if apart else ()))
 
     def masked_rows_sentence(self) -> str:
         """How far outputs are apart where rows are masked everywhere; empty where they are not."""
@@ -120,12 +135,12 @@ class SignatureComparison(Record):
         worst = max((figure.max_abs for figure in figures if figure is not None), default=math.inf)
         return (
             f"with rows that are masked everywhere, {len(figures)} of {len(self.masked_rows)} outputs of signature "
-            f"'{self.name}' ({self.backend}) differ, by up to {worst:.3g}"
+            f"'{self.name}' differ, by up to {worst:.3g}"
         )
 
     def sentences(self) -> list[str]:
         """One sentence per thing that differs in any bit."""
-        where = f"signature '{self.name}' ({self.backend})"
+        where = f"signature '{self.name}'"
         if self.reason:
             return [f"{where}: {self.reason}"]
         return [f"{where}, {output.sentence()}" for output in self.outputs if not output.bitwise]
@@ -140,7 +155,6 @@ class FirstDifference(Record):
     """
 
     signature: str
-    backend: str
     tensor: str = ""
     short_name: str = ""
     figures: OutputComparison | None = None
@@ -158,14 +172,13 @@ class FirstDifference(Record):
 class GenerationComparison(Record):
     """Tokens that models `a` and `b` generated greedily from one prompt: for each step one for each batch row."""
 
-    _properties = ("equal", "first_difference")
-
     count: int
-    backend: str
     prompt: tuple[tuple[int, ...], ...]
     a: tuple[tuple[int, ...], ...]
     b: tuple[tuple[int, ...], ...]
     logits: OutputComparison
+
+    _properties = ("equal", "first_difference")
 
     @property
     def equal(self) -> bool:
@@ -179,61 +192,66 @@ class GenerationComparison(Record):
 
     def sentence(self) -> str:
         """What came of it."""
-        place = self.first_difference
-        how = f"after a prompt of {len(self.prompt[0])} ({self.backend})"
+        place, how = self.first_difference, f"after a prompt of {len(self.prompt[0])}"
         if place is not None:
             differing = f"{self.a[place]} against {self.b[place]}"
             return f"generated tokens differ from step {place} of {self.count} on, {how}: {differing}"
         return f"{self.count} generated tokens are the same, {how}; {self.logits.sentence()}"
 
 
-def first_of(differences: Sequence[str]) -> str:
-    """The first of several sentences, and how many others there are."""
-    more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
-    return f"{differences[0]}{more}"
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class ComparisonReport(Record):
-    """Two models, or a model and its golden file, on the same inputs.
+    """Two models, or a model and its golden file, on the same inputs; true where they are equal.
 
-    `caches` says what those of them held, `opened` at which one size inputs of open lengths were run.
+    Whoever runs models fills one in: a `SignatureComparison` for every signature that either has (with a `reason` where
+    it could not be run on both), in it an `OutputComparison` for every output that either has. `on` says where they
+    ran: "cpu", "reference" (the CPU's reference kernels) or "npu". What else must hold of an output, for instance its
+    distance from the CPU, is its `reason` where it does not. `settings` are what else was chosen (`chip`, `flags`),
+    for `--json`. `caches` says what caches held, `opened` at which one size inputs of open lengths were run.
     """
-
-    _properties = ("equal", "bitwise")
 
     a: str
     b: str
-    backend: str
+    on: str
     seed: int
-    runs: int
-    hostile: bool
-    atol: float
-    rtol: float
+    atol: float = 0.0
+    rtol: float = 0.0
     signatures: tuple[SignatureComparison, ...] = ()
     first_difference: FirstDifference | None = None
     generation: GenerationComparison | None = None
     caches: tuple[str, ...] = ()
     opened: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    _properties = ("equal", "bitwise")
+    _left_out = ("settings",)
+
+    def __bool__(self) -> bool:
+        return self.equal
 
     def __repr__(self) -> str:
         return f"ComparisonReport({self.a!r}, {self.b!r}: {self.summary()})"
 
     def _repr_html_(self) -> str:
-        return as_html(
-            "\n".join([f"{self.summary()}.", *self.logits(), *self.caches, *self.notes()]), self.rows()
-        )
+        return as_html("\n".join([f"{self.summary()}.", *self.notes()]), self.rows())
+
+    @property
+    def measured(self) -> list[Difference]:
+        """How far the outputs that both models have are apart."""
+        return [difference for signature in self.signatures for difference in signature.measured]
 
     @property
     def equal(self) -> bool:
-        """Whether |a-b| <= atol + rtol*|a| holds for every element of every output, and generated tokens are equal."""
-        tokens = self.generation is None or self.generation.equal
-        return tokens and all(signature.equal for signature in self.signatures)
+        """Whether |a-b| <= atol + rtol*|a| holds for every element of every output, and generated tokens are equal.
+
+        Models that have nothing in common are not equal, nor are those of which one has what the other lacks.
+        """
+        return not self.differences()
 
     @property
     def bitwise(self) -> bool:
         """Whether every element is the same bit for bit (NaN equals NaN)."""
-        return all(signature.bitwise for signature in self.signatures)
+        return bool(self.measured) and all(signature.bitwise for signature in self.signatures)
 
     def differences(self) -> list[str]:
         """One sentence for each signature or output that is not within the tolerances; empty if `equal`."""
@@ -241,49 +259,56 @@ class ComparisonReport(Record):
         sentences = [text for signature in failed for text in signature.sentences()]
         if self.generation is not None and not self.generation.equal:
             sentences.append(self.generation.sentence())
+        if not sentences and not self.measured:
+            sentences.append("nothing was compared: the models have no outputs in common")
         return sentences
 
     def rows(self) -> list[tuple[str, ...]]:
         """A table of the signatures; the first row is its heads."""
-        heads = ("signature", "kernels", "outputs", "bitwise equal", "max abs", "lowest SNR", "lowest cosine")
-        return [heads, *(signature.row() for signature in self.signatures)]
-
-    def logits(self) -> list[str]:
-        """What differences mean for the tokens: one sentence for each output of logits that differs."""
-        return [
-            f"signature '{signature.name}' ({signature.backend}), logits '{output.name}', mean over rows: "
-            f"top-1 agreement {figures.top1:.2%}, top-5 {figures.top5:.2%}, KL divergence {figures.kl:.3g} nats"
-            for signature in self.signatures
-            for output in signature.outputs
-            if (figures := output.difference) and figures.kl is not None and not figures.bitwise
-        ]
+        heads = ("signature", "outputs", "bitwise equal", "max abs", "lowest SNR", "lowest cosine")
+        apart = any(output.db for signature in self.signatures for output in signature.outputs)
+        more = ("a to CPU", "b to CPU") if apart else ()
+        return [(*heads, *more), *(signature.row(apart=apart) for signature in self.signatures)]
 
     def notes(self) -> list[str]:
-        """What is not part of the verdict: one size of open lengths, masked rows, outputs without a finite element."""
+        """What is not part of the verdict: logits, caches, the size of open lengths, masked rows, nothing finite."""
         sizes = f"open lengths were run at one size only (--shape gives others): {', '.join(self.opened)}"
-        without = [
-            f"signature '{signature.name}' ({signature.backend}), output '{output.name}': no element is finite in a"
+        masked = (signature.masked_rows_sentence() for signature in self.signatures)
+        outputs = [
+            (f"signature '{signature.name}'", output.name, output.difference)
             for signature in self.signatures
             for output in signature.outputs
-            if output.difference is not None and output.difference.elements and not output.difference.finite
+            if output.difference is not None
         ]
-        masked = (signature.masked_rows_sentence() for signature in self.signatures)
-        return [*([sizes] if self.opened else []), *filter(None, masked), *without]
+        logits = [
+            f"{where}, logits '{name}', mean over rows: top-1 agreement {figures.top1:.2%}, top-5 {figures.top5:.2%}, "
+            f"KL divergence {figures.kl:.3g} nats"
+            for where, name, figures in outputs
+            if figures.kl is not None and not figures.bitwise
+        ]
+        without = [
+            f"{where}, output '{name}': no element is finite in a"
+            for where, name, figures in outputs
+            if figures.elements and not figures.finite
+        ]
+        chosen = ", ".join(f"{name}={value}" for name, value in self.settings.items() if value)
+        told = [f"chosen: {chosen}"] if chosen else []
+        opened = [sizes] if self.opened else []
+        return [*told, *logits, *self.caches, *opened, *filter(None, masked), *without]
 
     def summary(self) -> str:
         """One sentence: that all is equal and how, or the first difference and how many there are."""
-        count = sum(len(signature.outputs) for signature in self.signatures)
-        if self.bitwise and self.equal:
-            names = len({signature.name for signature in self.signatures})
-            kernels = len({signature.backend for signature in self.signatures})
-            backends = f" on {kernels} kernel sets" if kernels > 1 else ""
-            outputs = "the only output" if count == kernels else f"all {count // kernels} outputs"
-            verb = "is" if count == kernels else "are"
-            return f"{outputs} of {many(names, 'signature')} {verb} bitwise equal{backends}"
-        if self.equal:
-            return f"all {count} outputs are equal within atol={self.atol:g}, rtol={self.rtol:g}"
-        return first_of(self.differences())
+        differences, count = self.differences(), len(self.measured)
+        if differences:
+            more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
+            return f"{differences[0]}{more}"
+        if self.bitwise:
+            outputs = "the only output" if count == 1 else f"all {count} outputs"
+            verb = "is" if count == 1 else "are"
+            return f"{outputs} of {many(len(self.signatures), 'signature')} {verb} bitwise equal"
+        return f"all {count} outputs are equal within atol={self.atol:g}, rtol={self.rtol:g}"
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract of `edge-opt compare --json`."""
-        return {**Record.to_dict(self), "notes": self.notes()}
+        more = {"differences": self.differences(), "notes": self.notes()}
+        return {**Record.to_dict(self), **self.settings, **more}

@@ -5,7 +5,6 @@ chunk of tokens after the other, up to the position where a signature begins. Lo
 signatures say, one model at a time with its embedder and auxiliary model, where the export has them apart.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from edge_opt.base.errors import UsageError
 from edge_opt.comparison.findings import GenerationComparison, measured
 from edge_opt.comparison.models import AUXILIARY, EMBEDDER, MAIN
 from edge_opt.ir.opening import Part
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.runtime import noise
 from edge_opt.runtime.errors import RuntimeFailed
 from edge_opt.runtime.inputs import InputPlan, Stored, plan
@@ -68,29 +68,28 @@ class FilledCaches:
             for one in plans
         )
 
-    def served(self, names: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
-        """Signatures by the prefill that fills their caches, and those whose caches none fills."""
+    def fill(self, names: Iterable[str], runs: int = 1) -> None:
+        """Fill the caches that these signatures read, for so many runs, by the longest prefill that has them."""
         by_filler: dict[str, list[str]] = {}
-        without: list[str] = []
-        for name in names:
-            signature = self.described[name]
-            filler = longest_prefill(self.described.values(), signature)
-            if not caches_of(signature):
-                continue
-            if filler is None or not _can_fill(filler):
-                without.append(name)
-            else:
-                by_filler.setdefault(filler.name, []).append(name)
-        return by_filler, without
+        for name in (name for name in names if caches_of(self.described[name])):
+            filler = longest_prefill(self.described.values(), self.described[name])
+            fills = filler is not None and _can_fill(filler)
+            by_filler.setdefault(filler.name if filler and fills else "", []).append(name)
+        without = by_filler.pop("", [])
+        for filler_name, served in by_filler.items():
+            self._fill(self.described[filler_name], served, runs)
+        if without:
+            why = "random, because no prefill signature of a fills them"
+            self.notes.append(f"caches of {', '.join(without)}: {why}")
 
-    def fill(self, filler: str, names: Sequence[str], runs: Iterable[int]) -> None:
+    def _fill(self, prefill: SignatureInfo, names: Sequence[str], runs: int) -> None:
         """Run one prefill, for each run as far as the signatures need it."""
-        prefill, path, listed = self.described[filler], self.folder / "caches", ", ".join(names)
+        path, listed = self.folder / "caches", ", ".join(names)
         reach = _MOST_CALLS * new_tokens(prefill)
         counts: list[int] = []
         stored: dict[tuple[str, int, str], Stored] = {}
         try:
-            for run in runs:
+            for run in range(runs):
                 counts.append(min(self._needed(names, run), reach))
                 filled = self.worker.fill(self.model, prefill, self._chunks(prefill, counts[-1], run))
                 for cache, array in keep(filled, path).items():
@@ -104,7 +103,7 @@ class FilledCaches:
         self.stored.update(stored)
         self.reach.update(dict.fromkeys(names, reach))
         tokens = ", ".join(map(str, counts))
-        self.notes.append(f"caches of {listed}: filled by {filler} up to position {tokens}")
+        self.notes.append(f"caches of {listed}: filled by {prefill.name} up to position {tokens}")
 
     def _needed(self, names: Iterable[str], run: int) -> int:
         """The last position at which one of the signatures begins in this run."""
@@ -115,12 +114,10 @@ class FilledCaches:
         """Calls that take `count` tokens or a few more, none of them beyond the end of the cache."""
         step = new_tokens(prefill)
         last = max(cache_length(prefill) - step, 0)
-        chunks = []
-        for number in range(math.ceil(count / step)):
-            start = min(number * step, last)
-            seed = noise.seed_of(self.seed, "fill", run, number)
-            chunks.append(Chunk(start, plan(prefill, seed=seed, start=start)))
-        return tuple(chunks)
+        starts = [min(begin, last) for begin in range(0, count, step)]
+        seeds = [noise.seed_of(self.seed, "fill", run, number) for number in range(len(starts))]
+        both = zip(starts, seeds, strict=True)
+        return tuple(Chunk(start, plan(prefill, seed=seed, start=start)) for start, seed in both)
 
 
 def _can_fill(prefill: SignatureInfo) -> bool:
@@ -157,13 +154,13 @@ def compare_generation(
     worker: Worker,
     a: Mapping[str, Part],
     b: Mapping[str, Part],
-    name: str,
+    names: tuple[str, str],
     *,
     count: int,
     seed: int = 0,
     kernels: Kernels = "xnnpack",
 ) -> GenerationComparison:
-    """Generates `count` tokens with both models from the same random prompt; `name` is what messages call them.
+    """Generates `count` tokens with both models from the same random prompt; `names` are for messages.
 
     Raises:
         UsageError: a signature, an embedder or an auxiliary model is missing, or the cache has too little room.
@@ -173,35 +170,52 @@ def compare_generation(
         raise UsageError(f"{count!r} tokens to generate, expected 1 to {_MOST_TOKENS}")
     results = []
     prompt: Prompt | None = None
-    for parts in (a, b):
+    for name, parts in zip(names, (a, b), strict=True):
         with ExitStack() as stack:
             files = {role: stack.enter_context(part.file()) for role, part in parts.items()}
-            loop = _plan(worker, files, name, count, seed, prompt)
+            described = {role: worker.describe(file) for role, file in files.items()}
+            loop = plan_loop(name, described, count, seed, prompt)
             prompt = loop.prompt
             results.append((loop, *worker.generate(files, loop, kernels)))
     (loop, ours, logits_a), (other, theirs, logits_b) = results
     tokens_a, tokens_b = (tuple(map(tuple, steps)) for steps in (ours, theirs))
     logits = measured(_logits(loop), _logits(other), logits_a, logits_b, logits=True)
-    return GenerationComparison(count, kernels, loop.prompt, tokens_a, tokens_b, logits)
+    return GenerationComparison(count, loop.prompt, tokens_a, tokens_b, logits)
 
 
 def _logits(loop: Loop) -> TensorInfo:
     return next(info for call in loop.decode for info in call.signature.outputs if info.name == loop.logits)
 
 
-def _plan(
-    worker: Worker, files: Mapping[str, Path], name: str, count: int, seed: int, prompt: Prompt | None
-) -> Loop:
-    planner = _Planner(name, {role: worker.describe(file) for role, file in files.items()})
-    decode = planner.decode()
-    prefill = planner.prefill(decode)
+Described = Mapping[str, Sequence[SignatureInfo]]
+
+
+def plan_loop(name: str, described: Described, count: int, seed: int, prompt: Prompt | None = None) -> Loop:
+    """What is called to generate `count` tokens, from signatures alone; `name` is the main model's, for messages.
+
+    Raises:
+        UsageError: a signature, an embedder or an auxiliary model is missing, or the cache has too little room.
+    """
+    try:
+        return _plan_loop(described, count, seed, prompt)
+    except RefusedError as refused:
+        raise UsageError(f"{name}{refused}") from refused
+
+
+def _plan_loop(described: Described, count: int, seed: int, prompt: Prompt | None) -> Loop:
+    names = ", ".join(signature.name for signature in described[MAIN])
+    decode = next(filter(_decodes, described[MAIN]), None)
+    if decode is None:
+        raise RefusedError(f" has no decode signature with caches and one output of logits, there is {names}")
+    prefill = longest_prefill(described[MAIN], decode)
+    if prefill is None:
+        raise RefusedError(f" has no prefill signature with the caches of '{decode.name}', there is {names}")
     rows = new_tokens(prefill)
     room = (cache_length(decode) or _MOST_TOKENS) - count
     if room < 1:
-        said = f"{count} tokens do not fit into a cache of {room + count}: generate fewer"
-        raise UsageError(f"{name}: {said}")
+        raise RefusedError(f": {count} tokens do not fit into a cache of {room + count}: generate fewer")
     (logits,) = (info for info in decode.outputs if "logits" in info.name)
-    steps = planner.calls(prefill), planner.calls(decode)
+    steps = _calls(described, prefill), _calls(described, decode)
     if prompt is None:
         batch = logits.shape[0] if len(logits.shape) > 2 else 1
         length = min(rows, room) + 1
@@ -210,92 +224,70 @@ def _plan(
     return Loop(*steps, rows, prompt, count, logits.name)
 
 
-class _Planner:
-    """Finds which signatures a step calls; `name` is the main model's, for messages."""
-
-    def __init__(self, name: str, described: Mapping[str, Sequence[SignatureInfo]]) -> None:
-        self._name = name
-        self._described = described
-
-    def decode(self) -> SignatureInfo:
-        """The signature that gives logits for one token."""
-        for signature in self._described[MAIN]:
-            gives = sum("logits" in info.name for info in signature.outputs) == 1
-            if gives and "prefill" not in signature.name and caches_of(signature):
-                return self._static(signature)
-        raise self._missing("decode signature with caches and one output of logits")
-
-    def prefill(self, decode: SignatureInfo) -> SignatureInfo:
-        """The longest signature that fills the caches of the decode signature."""
-        longest = longest_prefill(self._described[MAIN], decode)
-        if longest is None:
-            raise self._missing(f"prefill signature with the caches of '{decode.name}'")
-        return self._static(longest)
-
-    def calls(self, step: SignatureInfo) -> tuple[Call, ...]:
-        """What gives the step its inputs, the step, and what puts its new keys and values into the caches."""
-        givers = (self._giver(step, info) for info in step.inputs)
-        before = dict.fromkeys(call for call in givers if call is not None)
-        outputs = {info.name for info in step.outputs}
-        after = () if caches_of(step).keys() & outputs else (self._update(step),)
-        computed = outputs | {info.name for call in before for info in call.signature.outputs}
-        for call in (*before, *after):
-            for info in call.signature.inputs:
-                if info.name not in computed and not is_basic(info):
-                    where = f"{call.model} model, signature '{call.signature.name}'"
-                    raise UsageError(f"{where}: input '{info.name}' is not known here")
-        return (*before, Call(MAIN, step), *after)
-
-    def _giver(self, step: SignatureInfo, info: TensorInfo) -> Call | None:
-        """The signature of another model that has this input as an output; None where the loop makes it itself."""
-        role = role_of(info)
-        for model in (EMBEDDER, AUXILIARY):
-            for signature in self._described.get(model, ()):
-                gives = any(out.name == info.name and out.shape == info.shape for out in signature.outputs)
-                if gives and role != "cache" and not caches_of(signature):
-                    return Call(model, signature)
-        # A mask that covers cache and new tokens apart is the auxiliary model's to make.
-        apart = role == "mask" and any("slice" in out.name for out in step.outputs)
-        if is_basic(info) and not apart:
-            return None
-        needed = EMBEDDER if role == "embedding" else AUXILIARY
-        what = f"'{info.name}' of {'x'.join(map(str, info.shape))}"
-        if needed in self._described:
-            why = f"the {needed} model gives no {what}; give the one that was exported with it"
-        elif role in {"embedding", "rotary", "mask"}:
-            why = f"input '{info.name}' comes from the {needed} model, and there is {_beside(needed)}"
-        else:
-            expected = "tokens, positions, masks, caches, or what the embedder and the auxiliary model give"
-            why = f"input {what} is not known here, expected {expected}"
-        raise self._refused(step, why)
-
-    def _update(self, step: SignatureInfo) -> Call:
-        slices = {info.name: info.shape for info in step.outputs if "slice" in info.name}
-        for signature in self._described.get(AUXILIARY, ()):
-            taken = {info.name: info.shape for info in signature.inputs}
-            given = {info.name for info in signature.outputs}
-            if slices and slices.items() <= taken.items() and caches_of(step).keys() <= given:
-                return Call(AUXILIARY, signature)
-        if AUXILIARY in self._described:
-            raise self._refused(step, "no signature of the auxiliary model updates its caches")
-        why = f"its caches are updated by the auxiliary model, and there is {_beside(AUXILIARY)}"
-        raise self._refused(step, why)
-
-    def _static(self, signature: SignatureInfo) -> SignatureInfo:
-        dynamic = next((info for info in signature.inputs if -1 in info.declared), None)
-        if dynamic is not None:
-            why = "has a dynamic shape, and text is generated with fixed ones only"
-            remedy = "leave out generate=..., or export with fixed lengths"
-            raise self._refused(signature, f"input '{dynamic.name}' {why}: {remedy}")
-        return signature
-
-    def _missing(self, what: str) -> UsageError:
-        names = ", ".join(signature.name for signature in self._described[MAIN])
-        return UsageError(f"{self._name} has no {what}, there is {names}")
-
-    def _refused(self, signature: SignatureInfo, why: str) -> UsageError:
-        return UsageError(f"{self._name}, signature '{signature.name}': {why}")
+def _decodes(signature: SignatureInfo) -> bool:
+    """Whether a signature gives logits for one token."""
+    gives = sum("logits" in info.name for info in signature.outputs) == 1
+    return gives and "prefill" not in signature.name and bool(caches_of(signature))
 
 
-def _beside(needed: str) -> str:
-    return f"no {needed}.tflite beside it: give one with --{needed}"
+def _calls(described: Described, step: SignatureInfo) -> tuple[Call, ...]:
+    """What gives the step its inputs, the step, and what puts its new keys and values into the caches."""
+    where = f", signature '{step.name}'"
+    dynamic = next((info for info in step.inputs if -1 in info.declared), None)
+    if dynamic is not None:
+        why = (
+            f"{where}: input '{dynamic.name}' has a dynamic shape, and text is generated with fixed ones only"
+        )
+        raise RefusedError(f"{why}: leave out generate=..., or export with fixed lengths")
+    before: dict[Call, None] = {}
+    for info in step.inputs:
+        giver = _giver(described, step, info)
+        if isinstance(giver, str):
+            raise RefusedError(f"{where}: input '{info.name}' of {list(info.shape)} {giver}")
+        before.update({} if giver is None else {giver: None})
+    outputs = {info.name for info in step.outputs}
+    after = () if caches_of(step).keys() & outputs else (_update(described, step),)
+    computed = outputs | {info.name for call in before for info in call.signature.outputs}
+    for call in (*before, *after):
+        for info in call.signature.inputs:
+            if info.name not in computed and not is_basic(info):
+                place = f"{call.model} model, signature '{call.signature.name}'"
+                raise RefusedError(f": {place}: input '{info.name}' is not known here")
+    return (*before, Call(MAIN, step), *after)
+
+
+def _giver(described: Described, step: SignatureInfo, info: TensorInfo) -> Call | str | None:
+    """The signature of another model that has this input as an output, or why there is none.
+
+    None where the loop makes the input itself.
+    """
+    role = role_of(info)
+    for model in (EMBEDDER, AUXILIARY):
+        for signature in described.get(model, ()):
+            gives = any(out.name == info.name and out.shape == info.shape for out in signature.outputs)
+            if gives and role != "cache" and not caches_of(signature):
+                return Call(model, signature)
+    # A mask that covers cache and new tokens apart is the auxiliary model's to make.
+    apart = role == "mask" and any("slice" in out.name for out in step.outputs)
+    if is_basic(info) and not apart:
+        return None
+    needed = EMBEDDER if role == "embedding" else AUXILIARY
+    if needed in described:
+        return f"is not given by the {needed} model: use the one that was exported with this model"
+    if role in {"embedding", "rotary", "mask"}:
+        return f"comes from the {needed} model, and there is no {needed}.tflite beside the model"
+    return "is not known here, expected tokens, positions, masks or caches"
+
+
+def _update(described: Described, step: SignatureInfo) -> Call:
+    """The signature of the auxiliary model that puts a step's new keys and values into its caches."""
+    slices = {info.name: info.shape for info in step.outputs if "slice" in info.name}
+    for signature in described.get(AUXILIARY, ()):
+        taken = {info.name: info.shape for info in signature.inputs}
+        given = {info.name for info in signature.outputs}
+        if slices and slices.items() <= taken.items() and caches_of(step).keys() <= given:
+            return Call(AUXILIARY, signature)
+    why = "no signature of the auxiliary model updates its caches"
+    if AUXILIARY not in described:
+        why = f"its caches are updated by the {AUXILIARY} model, and there is no {AUXILIARY}.tflite beside the model"
+    raise RefusedError(f", signature '{step.name}': {why}")

@@ -1,8 +1,7 @@
-"""Golden outputs: what a model computed once, in a small file, to be checked in a user's CI.
+"""Golden files: what a model computed, kept in a small file, and whether a model still computes it.
 
-The file holds the seed of the inputs and, of every output, all elements or a sample of them, a checksum and a few
-statistics, with tolerances. It stays under 1 MB whatever the size of the model, and holds no code to be run on
-loading.
+The file has a description of each signature, from which the inputs follow, and of each output a sample, its checksum
+and statistics of all elements. It is read without unpickling, and only up to bounds.
 """
 
 import hashlib
@@ -21,8 +20,9 @@ import numpy as np
 from edge_opt.base.atomic import write_whole
 from edge_opt.base.record import from_dict
 from edge_opt.comparison.compare import checked_numbers, choose
+from edge_opt.comparison.facts import keeps_state, with_facts
 from edge_opt.comparison.findings import ComparisonReport, OutputComparison, SignatureComparison
-from edge_opt.comparison.models import keeps_state, name_of, with_facts
+from edge_opt.comparison.models import name_of
 from edge_opt.ir import load
 from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime import metrics, noise
@@ -32,13 +32,10 @@ from edge_opt.runtime.protocol import Array, Arrays
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 
-FORMAT = "edge-opt golden"
-VERSION = 1
-
+_KIND = {"format": "edge-opt golden", "version": 2, "generator": noise.GENERATOR_VERSION}
 _BUDGET = 640 << 10
 _MAX_FILE = 16 << 20
 _MAX_UNPACKED = 64 << 20
-_MAX_RUNS = 1000
 _META = "meta"
 
 
@@ -47,7 +44,6 @@ def record(
     path: str | os.PathLike[str],
     *,
     signatures: Sequence[str] | None = None,
-    runs: int = 1,
     seed: int = 0,
     atol: float = 1e-4,
     rtol: float = 1e-4,
@@ -63,31 +59,35 @@ def record(
         OutputError: the file cannot be written.
         RuntimeFailed: the model does not run.
     """
-    runs, seed, atol, rtol = checked_numbers(runs, seed, atol, rtol)
+    seed, atol, rtol = checked_numbers(seed, atol, rtol)
+    arrays: Arrays = {}
     with ExitStack() as stack:
         worker = stack.enter_context(Worker())
         file = stack.enter_context(Opened(model).main().file())
         graph = load(file)
         described = with_facts(worker.describe(file), graph)
-        runs = max(runs, 1 + keeps_state(graph))
+        runs = 1 + keeps_state(graph)
         chosen = [described[name] for name in choose(list(described), signatures)]
-        count = sum(len(signature.outputs) for signature in chosen) * runs
+        share = _BUDGET // max(sum(len(signature.outputs) for signature in chosen) * runs, 1)
         meta: dict[str, Any] = {
-            "format": FORMAT,
-            "version": VERSION,
-            "generator": noise.GENERATOR_VERSION,
+            **_KIND,
             "model": _fingerprint(model if isinstance(model, str | os.PathLike) else file),
             "seed": seed,
             "runs": runs,
             "atol": atol,
             "rtol": rtol,
-            "share": _BUDGET // max(count, 1),
+            "share": share,
+            "signatures": [],
         }
-        arrays: Arrays = {}
-        meta["signatures"] = [
-            _record_signature(signature, _run(worker, file, meta, signature), meta["share"], arrays)
-            for signature in chosen
-        ]
+        for signature in chosen:
+            results = _run(worker, file, meta, signature)
+            entries = {
+                info.name: [
+                    _entry(info, signature.name, results[run], run, share, arrays) for run in range(runs)
+                ]
+                for info in signature.outputs
+            }
+            meta["signatures"].append({**asdict(signature), "results": entries})
     packed = io.BytesIO()
     contents: dict[str, Any] = {_META: np.frombuffer(json.dumps(meta).encode(), np.uint8), **arrays}
     np.savez_compressed(packed, **contents)
@@ -110,12 +110,10 @@ def check(model: ModelLike, path: str | os.PathLike[str]) -> ComparisonReport:
         checking = _Check(meta, arrays, worker, file, name_of(model, "model"))
         try:
             compared = tuple(checking.signature(described, entry) for entry in meta["signatures"])
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise _broken(Path(path), f"{type(error).__name__} {error}") from error
-    settings = {name: meta[name] for name in ("seed", "runs", "atol", "rtol")}
-    return ComparisonReport(
-        os.fspath(path), checking.name, "xnnpack", hostile=False, signatures=compared, **settings
-    )
+    settings = {name: meta[name] for name in ("seed", "atol", "rtol")}
+    return ComparisonReport(os.fspath(path), checking.name, "cpu", signatures=compared, **settings)
 
 
 def _run(worker: Worker, file: Path, meta: Mapping[str, Any], signature: SignatureInfo) -> list[Arrays]:
@@ -124,18 +122,13 @@ def _run(worker: Worker, file: Path, meta: Mapping[str, Any], signature: Signatu
     return worker.run_plans(file, signature.name, plans)
 
 
-def _record_signature(
-    signature: SignatureInfo, results: Sequence[Arrays], share: int, arrays: Arrays
+def _entry(
+    info: TensorInfo, signature: str, values: Arrays, run: int, share: int, arrays: Arrays
 ) -> dict[str, Any]:
-    outputs = []
-    for info in signature.outputs:
-        entries = []
-        for number, values in enumerate(results):
-            key, array = f"{len(arrays)}", values[info.name]
-            arrays[key] = _sample(array, signature.name, info.name, number, share)
-            entries.append({"key": key, **_statistics(array, info)})
-        outputs.append({"name": info.name, "runs": entries})
-    return {**asdict(signature), "results": outputs}
+    """What the file says of one output of one run; its sample goes to `arrays`."""
+    key, array = f"{len(arrays)}", values[info.name]
+    arrays[key] = _sample(array, signature, info.name, run, share)
+    return {"key": key, **_statistics(array, info)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,24 +148,24 @@ class _Check:
         golden = from_dict(SignatureInfo, {key: value for key, value in entry.items() if key != "results"})
         actual = described.get(golden.name)
         if actual is None:
-            return SignatureComparison(golden.name, "xnnpack", reason=f"missing in {self.name}")
-        old, new = ([(i.name, i.declared, i.dtype) for i in each.inputs] for each in (golden, actual))
-        if old != new:
-            return SignatureComparison(golden.name, "xnnpack", reason="its inputs are others than recorded")
+            return SignatureComparison(golden.name, reason=f"missing in {self.name}")
+        reason = _other_inputs(golden, actual)
+        if reason:
+            return SignatureComparison(golden.name, reason=reason)
         now = {info.name: info for info in actual.outputs}
         # Inputs come from the recorded description, so that they stay the same if only an output is renamed.
         results = _run(self.worker, self.file, self.meta, golden)
         outputs = []
-        for info, output in zip(golden.outputs, entry["results"], strict=True):
+        for info in golden.outputs:
             compared: OutputComparison | None = None
-            for number, (expected, values) in enumerate(zip(output["runs"], results, strict=True)):
-                compared = self._output(golden.name, info, expected, values, number).merged(compared)
-            assert compared is not None, "runs is at least 1"
+            for run, (expected, values) in enumerate(zip(entry["results"][info.name], results, strict=True)):
+                compared = self._output(golden.name, info, expected, values, run).merged(compared)
+            assert compared is not None, "there is at least one run"
             if info.name in now and now[info.name].quantization != info.quantization:
                 reason = f"quantization {info.quantization} recorded, {now[info.name].quantization} now"
                 compared = replace(compared, reason=reason)
             outputs.append(compared)
-        return SignatureComparison(golden.name, "xnnpack", tuple(outputs))
+        return SignatureComparison(golden.name, tuple(outputs))
 
     def _output(
         self, signature: str, info: TensorInfo, expected: Mapping[str, Any], values: Arrays, run: int
@@ -180,20 +173,16 @@ class _Check:
         actual, kept = values.get(info.name), self.arrays[expected["key"]]
         if actual is None:
             return OutputComparison(info.name, reason="missing in the model")
-        old, now = (expected["dtype"], expected["shape"]), (actual.dtype.name, list(actual.shape))
-        if old != now:
-            return OutputComparison(info.name, reason=f"{old[0]} {old[1]} recorded, {now[0]} {now[1]} now")
+        now = _statistics(actual, info)
+        if now["type"] != expected["type"]:
+            return OutputComparison(info.name, reason=f"{expected['type']} recorded, {now['type']} now")
         sample = _sample(actual, signature, info.name, run, self.meta["share"])
         if sample.shape != kept.shape or sample.dtype != kept.dtype:
             raise ValueError(f"sample of {info.name}")
         tolerances = {name: self.meta[name] for name in ("atol", "rtol")}
         difference = metrics.measure(kept, sample, quantized_a=info, quantized_b=info, **tolerances)
         is_whole = not difference.equal or difference.elements == actual.size
-        return OutputComparison(
-            info.name,
-            difference,
-            "" if is_whole else self._beyond_sample(expected, _statistics(actual, info)),
-        )
+        return OutputComparison(info.name, difference, "" if is_whole else self._beyond_sample(expected, now))
 
     def _beyond_sample(self, expected: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         """What checksum and statistics say of the elements that were not kept.
@@ -214,6 +203,15 @@ class _Check:
         return ""
 
 
+def _other_inputs(golden: SignatureInfo, actual: SignatureInfo) -> str:
+    """The first input that is not as it was recorded, in a sentence; empty where all are."""
+    old, new = ({i.name: f"{i.dtype} {list(i.declared)}" for i in each.inputs} for each in (golden, actual))
+    for name in dict.fromkeys([*old, *new]):
+        if old.get(name) != new.get(name):
+            return f"input '{name}': expected {old.get(name, 'none')}, got {new.get(name, 'none')}"
+    return ""
+
+
 def _sample(array: Array, signature: str, name: str, run: int, share: int) -> Array:
     """All elements if they fit in `share` bytes, else as many as do, at places that only the names decide."""
     flat = array.reshape(-1)
@@ -231,8 +229,7 @@ def _statistics(array: Array, info: TensorInfo) -> dict[str, Any]:
     if not finite.size:
         finite = np.zeros(1)
     return {
-        "shape": list(array.shape),
-        "dtype": array.dtype.name,
+        "type": f"{array.dtype.name} {list(array.shape)}",
         "sha256": hashlib.sha256(np.ascontiguousarray(flat).view(np.uint8).data).hexdigest(),
         "mean": float(finite.mean()),
         "mean_abs": float(np.abs(finite).mean()),
@@ -257,23 +254,23 @@ def _read(path: Path) -> tuple[dict[str, Any], Arrays]:
         with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         meta = json.loads(arrays.pop(_META).tobytes())
-        kind = meta["format"], meta["version"], meta["generator"]
+        kind = {name: meta[name] for name in _KIND}
         numbers = all(isinstance(meta[name], int | float) for name in ("seed", "share", "atol", "rtol"))
-        numbers = numbers and isinstance(meta["runs"], int) and 1 <= meta["runs"] <= _MAX_RUNS
+        if not numbers or meta["runs"] not in (1, 2):
+            raise _broken(path, "its numbers make no sense")
     except FileNotFoundError as error:
         text = f"golden file '{path}' does not exist; record it with: edge-opt golden record"
         raise GoldenError(text) from error
     except GoldenError:
         raise
     except zipfile.BadZipFile as error:
-        raise _broken(path, "it is damaged, or no golden file") from error
+        text = f"'{path}' is not a golden file, or is damaged: give the model first, the golden file second"
+        raise GoldenError(text) from error
     except Exception as error:
         raise _broken(path, f"{type(error).__name__}: {error}") from error
-    expected = FORMAT, VERSION, noise.GENERATOR_VERSION
-    if kind != expected:
-        raise GoldenError(f"golden file '{path}' is of kind {kind}, expected {expected}; record it anew")
-    if not numbers:
-        raise _broken(path, "its numbers make no sense")
+    if kind != _KIND:
+        text = f"golden file '{path}' is of kind {list(kind.values())}, expected {list(_KIND.values())}"
+        raise GoldenError(f"{text}; record it anew")
     return meta, arrays
 
 

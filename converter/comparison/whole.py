@@ -19,7 +19,7 @@ from typing import Any
 
 from edge_opt.base.words import many
 from edge_opt.comparison.findings import OutputComparison, SignatureComparison
-from edge_opt.ir import DType, Model, Operator, Subgraph
+from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
 from edge_opt.passes import SiteReport, Status
 
 _GROWTH = 16
@@ -32,43 +32,26 @@ _BITS = {DType.INT4: 4, DType.INT8: 8, DType.UINT8: 8, DType.INT16: 16}
 class Allowance:
     """How far the outputs of a signature may be apart: `relative` to an output's range, or so many `steps` by name.
 
-    `because` names the passes that ask for it; empty where every output must be the same bit for bit. `floats` says
-    whether any output is not counted in steps.
+    `because` names the passes that ask for it; empty where every output must be the same bit for bit.
     """
 
     relative: float = 0.0
     steps: Mapping[str, int] = field(default_factory=dict)
     because: str = ""
-    floats: bool = True
 
     def __str__(self) -> str:
         if not self.because:
             return "bit for bit, as every rewritten region demands"
-        span = sorted({min(self.steps.values()), max(self.steps.values())}) if self.steps else []
-        room = _room(" to ".join(map(str, span)), self.relative if self.floats else None)
-        return f"within {room}, because of {self.because}"
-
-    def steps_apart(self, output: OutputComparison) -> int | None:
-        """By how many steps an output differs; None where it is judged by its range."""
-        if output.name not in self.steps or output.difference is None:
-            return None
-        return output.difference.steps
+        most = f"{max(self.steps.values())} steps or " if self.steps else ""
+        return f"within {most}{self.relative:.2g} of the range, because of {self.because}"
 
     def permits(self, output: OutputComparison) -> bool:
         """Whether the output is as near as it must be."""
         if output.bitwise or output.reason or output.difference is None or not self.because:
             return output.bitwise
-        steps = self.steps_apart(output)
-        if steps is None:
-            return output.difference.max_rel <= self.relative
-        return steps <= self.steps[output.name]
-
-
-def _room(steps: str, relative: float | None) -> str:
-    """'24 steps, floats 0.001 of the range', or one of both."""
-    parts = [f"{steps} steps"] if steps else []
-    parts += [] if relative is None else [f"{relative:.2g} of the range"]
-    return ", floats ".join(parts)
+        if output.name in self.steps and output.difference.steps is not None:
+            return output.difference.steps <= self.steps[output.name]
+        return output.difference.max_rel <= self.relative
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +80,15 @@ class WholeSignature:
 
     def outcome(self) -> str:
         """How equal the outputs were."""
-        outputs = self.comparison.outputs
-        text = f"all {len(outputs)} outputs are bitwise equal"
-        if not self.comparison.bitwise:
-            figures = [(o.difference, self.allowance.steps_apart(o)) for o in outputs if o.difference]
-            steps = [apart for _, apart in figures if apart is not None]
-            relative = [figure.max_rel for figure, apart in figures if apart is None]
-            room = _room(str(max(steps)) if steps else "", max(relative, default=None))
-            agreement = [figure.top1 for figure, _ in figures if figure.top1 is not None]
-            text = f"all {len(outputs)} outputs are within {room}"
-            text += f", highest logits agree in {100 * min(agreement):.0f} % of rows" if agreement else ""
+        text, figures = f"all {len(self.comparison.outputs)} outputs are", self.comparison.measured
+        if self.comparison.bitwise:
+            text += " bitwise equal"
+        else:
+            steps = max((figure.steps or 0 for figure in figures), default=0)
+            text += f" within {many(steps, 'step')} or" if steps else " within"
+            text += f" {max(figure.max_rel for figure in figures):.2g} of the range"
+        agreement = [figure.top1 for figure in figures if figure.top1 is not None and not figure.bitwise]
+        text += f", highest logits agree in {100 * min(agreement):.0f} % of rows" if agreement else ""
         return "; ".join(filter(None, (text, self.comparison.masked_rows_sentence())))
 
     def to_dict(self) -> dict[str, Any]:
@@ -127,20 +109,14 @@ def allowances(model: Model, sites: Mapping[str, Sequence[SiteReport]]) -> dict[
     by_graph: dict[Subgraph, list[SiteReport]] = {}
     for name, graph in model.entry_points():
         by_graph.setdefault(graph, []).extend(sites.get(name, ()))
-    return {
-        name: _allowance(by_graph[graph], graph, _outputs(model, name, graph))
-        for name, graph in model.entry_points()
-    }
+    allowed = {}
+    for name, graph in model.entry_points():
+        outputs = model.signatures[name].outputs if model.signatures else {t.name: t for t in graph.outputs}
+        allowed[name] = _allowance(by_graph[graph], graph, outputs)
+    return allowed
 
 
-def _outputs(model: Model, name: str, graph: Subgraph) -> dict[str, DType]:
-    outputs = {tensor.name: tensor for tensor in graph.outputs}
-    if model.signatures:
-        outputs = model.signatures[name].outputs
-    return {key: tensor.dtype for key, tensor in outputs.items()}
-
-
-def _allowance(sites: Sequence[SiteReport], graph: Subgraph, outputs: Mapping[str, DType]) -> Allowance:
+def _allowance(sites: Sequence[SiteReport], graph: Subgraph, outputs: Mapping[str, Tensor]) -> Allowance:
     tolerant: Counter[str] = Counter()
     total = 0.0
     for site in sites:
@@ -157,11 +133,10 @@ def _allowance(sites: Sequence[SiteReport], graph: Subgraph, outputs: Mapping[st
     bits = min(filter(None, map(_bits, graph.operators)), default=0)
     if bits:
         relative = max(relative, _STEPS[bits] * 2.0**-bits)
-        for name, dtype in outputs.items():
-            if dtype in _BITS:
-                steps[name] = int(_STEPS[bits] * 2.0 ** max(_BITS[dtype] - bits, 0))
+        wide = {name: max(_BITS[t.dtype] - bits, 0) for name, t in outputs.items() if t.dtype in _BITS}
+        steps = {name: int(_STEPS[bits] * 2.0**more) for name, more in wide.items()}
     because = ", ".join(f"{many(count, 'site')} of {name}" for name, count in tolerant.items())
-    return Allowance(relative, steps, because, floats=len(steps) < len(outputs))
+    return Allowance(relative, steps, because)
 
 
 def _bits(operator: Operator) -> int:

@@ -6,7 +6,7 @@ from numbers import Integral
 from typing import Literal, TypeVar, get_args
 
 from edge_opt.base.errors import ModelFormatError, UsageError, unknown
-from edge_opt.comparison.models import signature_info
+from edge_opt.comparison.facts import signature_info
 from edge_opt.ir import Buffer, Model, Operator, Shape, Subgraph, Tensor, to_bytes
 from edge_opt.ir.cleanup import called, parts_in_use, remove_unused
 from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, ExportedModel, Opened, Part

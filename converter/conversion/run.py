@@ -302,10 +302,9 @@ class _Conversion:
             allowed = allowances(part.model, sites)
             wanted = None if extracted is None and len(compared) == len(names) else compared
             progress = self.options["progress"]
-            ours, theirs = before.part(part.index), part if after is None else after.part(part.index)
-            report = compare(
-                ours.readable, theirs.readable, signatures=wanted, locate=False, progress=progress
-            )
+            ours = before.part(part.index).readable
+            theirs = part.model if after is None else after.part(part.index).readable
+            report = compare(ours, theirs, signatures=wanted, locate=False, progress=progress)
             for comparison in report.signatures:
                 # A model without signatures is compared as `main`, whatever its subgraph is called.
                 name = comparison.name if part.model.signatures else names[0]

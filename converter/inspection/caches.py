@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from edge_opt.base.record import Record
 from edge_opt.base.words import many
-from edge_opt.comparison.models import signature_info
+from edge_opt.comparison.facts import signature_info
 from edge_opt.ir import Model
 from edge_opt.runtime.tensors import growing_axes
 from edge_opt.schema.litertlm import ASSUMED_WINDOW, Bundle, ExecutorMetadata, read_executor_metadata

@@ -3,7 +3,7 @@
 Changes no model, and holds no vendor's code.
 """
 
-from edge_opt.npu.comparing import NpuComparison, compare_on_npu
+from edge_opt.npu.comparing import compare_on_npu
 from edge_opt.npu.figures import Figures, Measured, Profile, TimeEstimate
 from edge_opt.npu.profiling import profile
 from edge_opt.npu.sdk import CompilerFailedError, CompilerMissingError
@@ -15,7 +15,6 @@ __all__ = [
     "CompilerMissingError",
     "Figures",
     "Measured",
-    "NpuComparison",
     "Profile",
     "TimeEstimate",
     "Trial",

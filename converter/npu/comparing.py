@@ -4,20 +4,18 @@ The inputs are those of `edge_opt.compare`: caches filled by the prefill, masks 
 measured against the first model on the CPU.
 """
 
-import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.errors import UsageError
-from edge_opt.base.record import Record
 from edge_opt.base.words import Progress
 from edge_opt.comparison.compare import choose
-from edge_opt.comparison.findings import first_of
+from edge_opt.comparison.findings import ComparisonReport, OutputComparison, SignatureComparison, measured
 from edge_opt.comparison.generate import FilledCaches
 from edge_opt.comparison.models import name_of
 from edge_opt.ir import Model, load, save
@@ -27,7 +25,7 @@ from edge_opt.npu.hexagon import Compiler, emulate
 from edge_opt.npu.layers import cut_entry_point, layer_ends
 from edge_opt.npu.sdk import CompilerFailedError, CompilerMissingError, find_sdk
 from edge_opt.runtime.inputs import InputPlan, array_of, pair
-from edge_opt.runtime.metrics import Difference, measure
+from edge_opt.runtime.metrics import measure
 from edge_opt.runtime.protocol import Array
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
@@ -37,106 +35,6 @@ LEAST_DB = 20.0
 
 SECONDS = 3600.0
 """How long one model and signature may take, where nobody says otherwise."""
-
-
-@dataclass(frozen=True, slots=True)
-class NpuOutput(Record):
-    """One output on the NPU: how B differs from A there, and what each is against the CPU, in dB."""
-
-    name: str
-    difference: Difference
-    db_a: float
-    db_b: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """For `--json`."""
-        names = ("elements", "differing", "max_abs", "equal")
-        figures = {name: getattr(self.difference, name) for name in names}
-        return {"name": self.name, **figures, "db_a": self.db_a, "db_b": self.db_b}
-
-
-@dataclass(frozen=True, slots=True)
-class NpuSignature(Record):
-    """One entry point; `verdict` says why it could not be compared. Seconds are those of the emulator."""
-
-    name: str
-    outputs: tuple[NpuOutput, ...] = ()
-    verdict: str | None = None
-    seconds: tuple[float, float] = (0.0, 0.0)
-
-    _properties = ("worst_db",)
-
-    @property
-    def differing(self) -> int:
-        """Numbers that are not the same bits in A and B."""
-        return sum(output.difference.differing for output in self.outputs)
-
-    @property
-    def elements(self) -> int:
-        """Numbers in all."""
-        return sum(output.difference.elements for output in self.outputs)
-
-    @property
-    def worst_db(self) -> float:
-        """The lowest signal to noise of an output of either model against the CPU."""
-        return min((min(output.db_a, output.db_b) for output in self.outputs), default=math.inf)
-
-
-@dataclass(frozen=True, slots=True)
-class NpuComparison(Record):
-    """Two models on the NPU, and what was demanded of them."""
-
-    a: str
-    b: str
-    chip: str
-    flags: tuple[str, ...]
-    layers: int | None
-    seed: int
-    least_db: float
-    signatures: tuple[NpuSignature, ...]
-    caches: tuple[str, ...] = ()
-
-    @property
-    def equal(self) -> bool:
-        """Whether everything ran, B is within the demand of A, and both are near enough to the CPU."""
-        return not self.differences()
-
-    def differences(self) -> list[str]:
-        """One sentence for everything that is not as demanded."""
-        sentences = []
-        for signature in self.signatures:
-            where = f"signature '{signature.name}' on {self.chip}"
-            if signature.verdict:
-                sentences.append(f"{where}: {signature.verdict}")
-            for output in signature.outputs:
-                name, apart = f"{where}, output '{output.name}'", output.difference
-                if not apart.equal:
-                    sentences.append(
-                        f"{name}: {apart.differing} of {apart.elements} elements of b differ from a, by at most "
-                        f"{apart.max_abs:.3g}"
-                    )
-                worst = min(output.db_a, output.db_b)
-                if not worst >= self.least_db:
-                    which = "a" if output.db_a <= output.db_b else "b"
-                    sentences.append(
-                        f"{name}: {which} is {worst:.1f} dB from the CPU, and {self.least_db:g} dB are demanded"
-                    )
-        return sentences
-
-    def summary(self) -> str:
-        """One sentence."""
-        if not self.equal:
-            return first_of(self.differences())
-        differing = sum(signature.differing for signature in self.signatures)
-        elements = sum(signature.elements for signature in self.signatures)
-        worst = min((signature.worst_db for signature in self.signatures), default=math.inf)
-        same = "all the same bits" if not differing else f"{differing} differ, within the tolerances"
-        return f"on {self.chip}'s emulator {elements} numbers, {same}; at least {worst:.1f} dB from the CPU"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON contract of `edge-opt compare --on npu --json`; no noise at all is null."""
-        judged = {"on": "npu", "equal": self.equal, "differences": self.differences()}
-        return {**judged, **Record.to_dict(self)}
 
 
 def compare_on_npu(
@@ -154,7 +52,7 @@ def compare_on_npu(
     least_db: float = LEAST_DB,
     seconds: float | None = SECONDS,
     progress: Progress | None = None,
-) -> NpuComparison:
+) -> ComparisonReport:
     """Compile both models for a Hexagon NPU, run them in the compiler's emulator, and compare what comes out.
 
     Args:
@@ -195,29 +93,30 @@ def compare_on_npu(
         common = [name for name in names if name in ours and name in theirs]
         tell("filling caches", 0, 2 * len(names))
         caches = FilledCaches(worker, files[0], ours, seed, folder)
-        for prefill, served in caches.served(common)[0].items():
-            caches.fill(prefill, served, range(1))
-        compared: list[NpuSignature] = []
+        caches.fill(common)
+        compared: list[SignatureComparison] = []
         for place, name in enumerate(names):
             if name not in common:
-                compared.append(NpuSignature(name, verdict=f"only {'a' if name in ours else 'b'} has it"))
+                only = name_of(a, "a") if name in ours else name_of(b, "b")
+                compared.append(SignatureComparison(name, reason=f"only in {only}"))
                 continue
             tell(f"{name}: emulating", 2 * place, 2 * len(names))
             ends = () if layers is None else layer_ends(models[0], name, layers)
             cuts = [cut_entry_point(model, name, ends) for model in models]
             plans = _plans(caches, name, theirs[name])
-            compared.append(_compared(cuts, plans, compiler, worker, folder, atol=atol, rtol=rtol))
+            demands = {"atol": atol, "rtol": rtol, "least_db": least_db}
+            compared.append(_compared(cuts, plans, compiler, worker, folder, **demands))
         tell("compared", 2 * len(names), 2 * len(names))
-    return NpuComparison(
-        a=name_of(a, "a"),
-        b=name_of(b, "b"),
-        chip=compiler.chip,
-        flags=tuple(flags),
-        layers=layers,
-        seed=seed,
-        least_db=least_db,
+    return ComparisonReport(
+        name_of(a, "a"),
+        name_of(b, "b"),
+        "npu",
+        seed,
+        atol,
+        rtol,
         signatures=tuple(compared),
         caches=tuple(caches.notes),
+        settings={"chip": compiler.chip, "flags": list(flags), "layers": layers, "least_db": least_db},
     )
 
 
@@ -246,8 +145,10 @@ def _compared(
     compiler: Compiler,
     worker: Worker,
     folder: Path,
+    *,
+    least_db: float,
     **tolerances: float,
-) -> NpuSignature:
+) -> SignatureComparison:
     """The models, of one entry point each, in the emulator, and the first one on the CPU; both are the one if alone."""
     (signature,) = cuts[0].signatures
     emulated = []
@@ -259,23 +160,34 @@ def _compared(
         try:
             arrays, seconds = emulate(path, tensors.subgraph, inputs, compiler)
         except CompilerFailedError as error:
-            return NpuSignature(signature.key, verdict=f"{side}: {error}")
+            return SignatureComparison(signature.key, reason=f"{side}: {error}")
         outputs = {key: arrays[tensor.name] for key, tensor in tensors.outputs.items()}
         emulated.append(_Emulated({info.name: info for info in described.outputs}, outputs, seconds))
     a, b = emulated[0], emulated[-1]
     numbers = [plans[0][key] for key in signature.inputs]
     (cpu,) = worker.run_plans(folder / "a.tflite", signature.key, [numbers])
+    found = []
+    for key in dict.fromkeys([*a.infos, *b.infos]):
+        if key not in a.infos or key not in b.infos:
+            found.append(OutputComparison(key, reason=f"only in {'a' if key in a.infos else 'b'}"))
+            continue
+        output = measured(a.infos[key], b.infos[key], a.outputs[key], b.outputs[key], **tolerances)
+        if not output.reason:
+            output = _near_cpu(output, a.infos[key], cpu[key], (a, b), least_db)
+        found.append(output)
+    return SignatureComparison(signature.key, tuple(found), seconds=(a.seconds, b.seconds))
 
-    def apart(key: str, arrays: Mapping[str, Array], other: _Emulated, **how: Any) -> Difference:
-        return measure(
-            arrays[key], other.outputs[key], quantized_a=a.infos[key], quantized_b=other.infos[key], **how
-        )
 
-    measured = []
-    for key in a.infos:
-        if key not in b.infos or a.outputs[key].shape != b.outputs[key].shape:
-            verdict = f"output '{key}' is not in both models, with one shape"
-            return NpuSignature(signature.key, verdict=verdict)
-        db_a, db_b = (apart(key, cpu, one).snr_db for one in (a, b))
-        measured.append(NpuOutput(key, apart(key, a.outputs, b, **tolerances), db_a, db_b))
-    return NpuSignature(signature.key, tuple(measured), seconds=(a.seconds, b.seconds))
+def _near_cpu(
+    output: OutputComparison, info: TensorInfo, cpu: Array, both: Sequence[_Emulated], least_db: float
+) -> OutputComparison:
+    """The output with its distance from the CPU's numbers, and whether that is too far."""
+    name = output.name
+    db_a, db_b = (
+        measure(cpu, one.outputs[name], quantized_a=info, quantized_b=one.infos[name]).snr_db for one in both
+    )
+    reason = ""
+    if not min(db_a, db_b) >= least_db:
+        which = "a" if db_a <= db_b else "b"
+        reason = f"{which} is {min(db_a, db_b):.1f} dB from the CPU, expected at least {least_db:g} dB"
+    return replace(output, db=(db_a, db_b), reason=reason)

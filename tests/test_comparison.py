@@ -1,0 +1,469 @@
+"""Two models on the same inputs, signature by signature: what differs, and where it begins."""
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import proof_models as models
+import pytest
+from cli_runs import DEMO, QUANTIZED, run, written
+from text_parser import parse
+from tiny_models import Graph, Op, T, build, options
+
+from edge_opt import convert, load
+from edge_opt.base.errors import ModelFormatError, UsageError
+from edge_opt.comparison import bisect
+from edge_opt.comparison import compare as comparing
+from edge_opt.comparison.compare import compare
+from edge_opt.comparison.facts import with_facts
+from edge_opt.comparison.findings import FirstDifference
+from edge_opt.comparison.golden import check, record
+from edge_opt.ir import Constants, DType, Model, Operator, Tensor, to_bytes
+from edge_opt.runtime.errors import RuntimeCrashed, RuntimeRefused
+from edge_opt.runtime.runner import Worker
+from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
+from edge_opt.schema.table import new_table
+from edge_opt.targets import Target
+from edge_opt.testing import assert_equivalent
+
+WEIGHT = np.random.default_rng(0).standard_normal((12, 5)).astype(np.float32)
+
+
+def changed(amount: float) -> np.ndarray:
+    other = WEIGHT.copy()
+    other[7, 2] += amount
+    return other
+
+
+PAIR = models.projection(WEIGHT), models.projection(changed(0.5))
+
+
+def two(first: str, second: str, *, outputs: str = "z") -> bytes:
+    """Two signatures that add; their keys and the output's name can be chosen."""
+    tensors = [T("x", (1, 4)), T("y", (1, 4)), T("z", (1, 4))]
+    add = Op("ADD", ["x", "y"], ["z"], options("AddOptions"))
+    return build(*(Graph(tensors, [add], ["x", "y"], ["z"], key, {"z": outputs}) for key in (first, second)))
+
+
+@pytest.mark.parametrize("on", ["cpu", "reference"])
+def test_a_model_equals_itself_bit_for_bit(on: Any) -> None:
+    report = compare(PAIR[0], PAIR[0], on=on)
+    assert report
+    assert report.bitwise
+    assert report.summary() == "the only output of 1 signature is bitwise equal"
+
+
+def test_one_changed_weight_is_found_and_placed_and_tolerances_decide_what_is_equal() -> None:
+    report = compare(*PAIR)
+    (output,) = report.signatures[0].outputs
+    assert not report
+    assert output.difference is not None
+    assert (output.difference.differing, output.difference.worst and output.difference.worst[1]) == (3, 7)
+    assert "output 'logits': 3 of 36 elements differ" in report.summary()
+    report = compare(PAIR[0], models.projection(changed(1e-4)), atol=1e-2)
+    assert (report.equal, report.bitwise, report.first_difference) == (True, False, None)
+    assert "equal within atol=0.01" in report.summary()
+
+
+def test_the_dict_keeps_the_contract_is_plain_json_and_follows_the_seed() -> None:
+    first, again, other = (compare(*PAIR, seed=seed).to_dict() for seed in (0, 0, 1))
+    assert first == again
+    assert first["signatures"] != other["signatures"]
+    told = json.loads(json.dumps(first, allow_nan=False))
+    assert set(told) >= {"on", "equal", "bitwise", "signatures", "differences", "notes"}
+    (signature,) = told["signatures"]
+    figures = {"name", "bitwise", "max_abs", "snr_db", "cosine", "kl", "top1", "top5"}
+    assert set(signature["outputs"][0]) >= figures
+
+
+def test_what_only_one_model_has_is_a_difference(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.tflite", tmp_path / "other.tflite"
+    one.write_bytes(two("prefill", "decode"))
+    other.write_bytes(two("prefill", "verify"))
+    report = compare(one, other)
+    assert not report
+    reasons = {s.name: s.reason for s in report.signatures}
+    assert reasons == {"prefill": "", "decode": f"only in {one}", "verify": f"only in {other}"}
+    assert compare(one, other, signatures=["prefill"]).bitwise
+    report = compare(two("a", "b"), two("a", "b", outputs="w"))
+    assert not report
+    assert [o.reason for o in report.signatures[0].outputs] == ["only in <a>", "only in <b>"]
+    assert not compare(two("a", "b"), two("c", "d")).equal
+
+
+def test_other_inputs_and_quantizations_are_differences() -> None:
+    (signature,) = compare(models.adder(shape=(1, 4)), models.adder(shape=(1, 5))).signatures
+    assert "input 'x' has shape (1, 4) in a, (1, 5) in b" in signature.reason
+    (signature,) = compare(models.adder(), models.softmax(shape=(2, 4))).signatures
+    assert "only in" in signature.reason
+    report = compare(models.requantized(scale=0.5), models.requantized(scale=0.25), atol=1e6)
+    assert not report
+    assert "quantization" in report.summary()
+
+
+def test_models_without_signatures_are_compared_by_position() -> None:
+    tensors = [T(name, (2, 4)) for name in "pqr"]
+    renamed = build(Graph(tensors, [Op("ADD", ["p", "q"], ["r"], options("AddOptions"))], ["p", "q"], ["r"]))
+    report = compare(models.adder(key=""), renamed)
+    assert report.bitwise
+    assert [(s.name, [o.name for o in s.outputs]) for s in report.signatures] == [("main", ["z"])]
+
+
+def test_a_float_model_and_a_quantized_one_are_compared_as_real_numbers() -> None:
+    shape = (1, 64)
+    plain = build(Graph([T("x", shape), T("z", shape)], [Op("RELU", ["x"], ["z"])], ["x"], ["z"], "main"))
+    tensors = [T(name, shape, "int8", scale=0.05) for name in "xz"]
+    coded = build(Graph(tensors, [Op("RELU", ["x"], ["z"])], ["x"], ["z"], "main"))
+    report = compare(plain, coded, atol=0.0251)
+    assert (report.equal, report.bitwise) == (True, False)
+
+
+def test_the_models_take_turns_and_progress_reaches_its_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    order, told = [], list[tuple[int, int]]()
+    run_plans = Worker.run_plans
+
+    def noted(self: Worker, model: Any, signature: Any, *rest: Any) -> Any:
+        order.append((model == one, signature))
+        return run_plans(self, model, signature, *rest)
+
+    one, other = tmp_path / "one.tflite", tmp_path / "other.tflite"
+    one.write_bytes(two("prefill", "decode"))
+    other.write_bytes(two("decode", "prefill"))
+    monkeypatch.setattr(Worker, "run_plans", noted)
+    assert compare(one, other, progress=lambda _, *step: told.append(step)).bitwise
+    assert order == [(True, "prefill"), (False, "prefill"), (True, "decode"), (False, "decode")]
+    assert told == [(0, 4), (0, 4), (2, 4), (4, 4)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"on": "gpu"}, {"seed": -1}, {"seed": "x"}, {"atol": -1.0}, {"rtol": math.nan}, {"signatures": ["nope"]},
+        {"signatures": []}, {"shapes": {"nope": [1]}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_arguments_without_meaning_are_usage_errors(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        compare(models.adder(), models.adder(), **options)
+
+
+def test_a_broken_file_never_reaches_the_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Worker, "describe", lambda *_: pytest.fail("the runtime was asked"))
+    broken = bytearray(models.adder())
+    broken[40:60] = b"\xff" * 20
+    with pytest.raises(ModelFormatError):
+        compare(models.adder(), bytes(broken))
+
+
+def test_a_model_that_cannot_be_allocated_is_named_with_its_signature_and_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "bad.tflite"
+    path.write_bytes(models.adder(other=(2, 3)))
+    said = r"bad\.tflite', signature 'main', xnnpack kernels: .* failed to prepare"
+    with pytest.raises(RuntimeRefused, match=said):
+        compare(path, path)
+
+
+def test_assert_equivalent_reads_like_a_test_failure(tmp_path: Path) -> None:
+    for name, content in zip("ab", PAIR, strict=True):
+        (tmp_path / name).write_bytes(content)
+    a, b = tmp_path / "a", tmp_path / "b"
+    assert assert_equivalent(a, a, on="reference").bitwise
+    with pytest.raises(AssertionError) as caught:
+        assert_equivalent(a, b)
+    expected = f"'{b}' differs from '{a}':\n  signature 'main', output 'logits': 3 of 36"
+    assert str(caught.value).startswith(expected)
+    assert assert_equivalent(a, b, atol=10).equal
+
+
+# Lookups span their tables
+
+
+def lookup(table: np.ndarray, name: str = "ids") -> bytes:
+    """Numbers that are not yet indices: `CAST`, `RESHAPE`, then a row of the table for each."""
+    tensors = [
+        T(name, (1, 16), "int64"),
+        T("narrow", (1, 16), "int32"),
+        T("shape", (1,), "int32", np.array([16], np.int32)),
+        T("flat", (16,), "int32"),
+        T("table", table.shape, value=table),
+        T("y", (16, table.shape[1])),
+    ]
+    operators = [
+        Op("CAST", [name], ["narrow"], options("CastOptions")),
+        Op("RESHAPE", ["narrow", "shape"], ["flat"], options("ReshapeOptions", newShape=[16])),
+        Op("EMBEDDING_LOOKUP", ["flat", "table"], ["y"]),
+    ]
+    return build(Graph(tensors, operators, [name], ["y"]))
+
+
+TABLE = np.random.default_rng(0).standard_normal((1000, 4)).astype(np.float32)
+
+
+def test_rows_far_down_a_table_are_read_and_none_beyond_the_shorter_one(tmp_path: Path) -> None:
+    cut = lookup(np.where(np.arange(1000)[:, None] < 128, TABLE, np.float32(0)))
+    assert not compare(lookup(TABLE), cut)
+    assert compare(lookup(TABLE), lookup(TABLE[:200])).bitwise
+    assert compare(lookup(TABLE[:200]), lookup(TABLE)).bitwise
+    golden = record(lookup(TABLE), tmp_path / "g.npz")
+    assert (check(lookup(TABLE), golden).equal, check(cut, golden).equal) == (True, False)
+
+
+_PLAIN = "%y: float32[4,2] = EMBEDDING_LOOKUP(%i, %t)"
+_SMALLER = "%y: float32[4,2] = EMBEDDING_LOOKUP(%i, float32[20,2]{splat 1.0})"
+_WRAPPED = """%n: bool[4] = LESS(%i, int32(0))
+  %w: int32[4] = ADD(%i, int32(60))
+  %s: int32[4] = SELECT_V2(%n, %w, %i)
+  %y: float32[4,2] = EMBEDDING_LOOKUP(%s, %t)"""
+_CALLED = (
+    "%y: float32[4,2] = STABLEHLO_COMPOSITE(%t, %i) {name: 'embedding', decomposition_subgraph_index: 1}"
+)
+# What the graph does with the index %i and the table %t, and how many entries the index may name.
+LOOKUPS = {
+    "gather": ("[3,50,2]", "%y: float32[3,4,2] = GATHER(%t, %i) {axis: 1}", 50),
+    "gather, axis from the end": ("[3,50,7]", "%y: float32[3,50,4] = GATHER(%t, %i) {axis: -1}", 7),
+    "embedding": ("[60,2]", _PLAIN, 60),
+    "the smaller of two": ("[60,2]", f"{_PLAIN.replace('y', 'a', 1)}\n  {_SMALLER}", 20),
+    "negative ones wrapped": ("[60,2]", _WRAPPED, 60),
+    "in the body of a composite": ("[60,2]", _CALLED, 60),
+    "what is looked up in": ("[1]", "%y: int32[2] = GATHER(%i, int32{1, 2}) {axis: 0}", 0),
+    "a sum": ("[1]", "%y: int32[4] = ADD(%i, int32(1))", 0),
+    "a size known only at run time": ("[?,2]", _PLAIN, 0),
+}
+_BODY = """subgraph body (%table: float32[60,2], %index: int32[4]) {
+  %y: float32[4,2] = EMBEDDING_LOOKUP(%index, %table)
+  return %y
+}
+"""
+
+
+@pytest.mark.parametrize("case", LOOKUPS)
+def test_how_many_entries_the_table_has_that_an_input_indexes(case: str) -> None:
+    table, operators, wanted = LOOKUPS[case]
+    given = f"%i: int32[4], %t: float32{table}"
+    model = parse(f"subgraph main ({given}) {{\n  {operators}\n  return %y\n}}\n{_BODY}")
+    infos = tuple(
+        TensorInfo(t.name, t.name, t.shape, t.shape, str(t.dtype)) for t in model.subgraphs[0].inputs
+    )
+    found = with_facts([SignatureInfo("main", infos, (), positional=True)], model)
+    assert [info.entries for info in found["main"].inputs] == [wanted, 0]
+
+
+# State, and rows that are masked everywhere
+
+
+def remembering(stored: str) -> Model:
+    """Gives what the run before stored: `stored` of its input, 0 at first."""
+    model = parse(f"""
+subgraph main (%x: float32[4]) {{
+  %later: float32[4] = {stored}(%x)
+  %out: float32[4] = ABS(%later)
+  return %out
+}}
+subgraph init () {{
+  %h: resource[] = VAR_HANDLE() {{container: '', shared_name: 's'}}
+  return
+}}
+""")
+    main, init = model.subgraphs
+
+    def add(graph: Any, name: str, inputs: list[Tensor], outputs: list[Tensor], table: Any = None) -> None:
+        graph.append(Operator(model.operator_code(name), inputs, outputs, table))
+
+    zero = init.add_tensor(Constants(model).make("zero", np.zeros(4, np.float32), DType.FLOAT32))
+    add(init, "ASSIGN_VARIABLE", [init.tensors[0], zero], [])
+    (later,) = (t for t in main.tensors if t.name == "later")
+    main.remove(list(main.operators)[-1])
+    handle = main.add_tensor(Tensor("h", (), DType.RESOURCE))
+    add(main, "CALL_ONCE", [], [], new_table("CallOnceOptions", init_subgraph_index=1))
+    add(main, "VAR_HANDLE", [], [handle], new_table("VarHandleOptions", container="", shared_name="s"))
+    add(main, "READ_VARIABLE", [handle], [main.outputs[0]])
+    add(main, "ASSIGN_VARIABLE", [handle, later], [])
+    return model
+
+
+def test_models_that_keep_state_are_run_again_with_it() -> None:
+    """The first run reads what the variable holds at first, whatever is stored then."""
+    one, other = (to_bytes(remembering(stored)) for stored in ("ABS", "NEG"))
+    report = compare(one, other)
+    assert not report
+    assert report.first_difference is not None
+    assert report.first_difference.tensor == "out"
+    assert compare(one, one).bitwise
+
+
+SELECTED = """
+signature main = #0 (mask=%mask, x=%x) -> (p=%p)
+subgraph main (%mask: bool[1,1,8,16], %x: float32[1,2,8,16]) {
+  %masked: float32[1,2,8,16] = SELECT_V2(%mask, %x, float32(-1e9))
+  %p: float32[1,2,8,16] = SOFTMAX(%masked) {beta: 1.0}
+  return %p
+}
+"""
+
+
+def test_rows_that_are_masked_everywhere_are_compared_apart() -> None:
+    before = to_bytes(parse(SELECTED))
+    exact = convert(before).model
+    half = convert(before, target=Target("npu", "", mask_constant=-65472.0)).model
+    assert exact is not None
+    assert half is not None
+    report = compare(before, to_bytes(exact))
+    assert report.bitwise
+    assert report.notes() == []
+    assert [output.bitwise for output in report.signatures[0].masked_rows] == [True]
+    report = compare(before, to_bytes(half))
+    assert (report.equal, report.bitwise) == (True, True), "no token has such a row"
+    (sentence,) = report.notes()
+    assert sentence.startswith(
+        "with rows that are masked everywhere, 1 of 1 outputs of signature 'main' differ"
+    )
+
+
+# Where a difference begins
+
+CHAIN = """
+signature main = #0 (x=%x) -> (y=%y)
+subgraph main (%x: float32[1,8]) {{
+{lines}
+  return %y
+}}
+"""
+
+
+def located(a: Any, b: Any) -> FirstDifference:
+    report = compare(a, b)
+    assert not report
+    assert report.first_difference is not None
+    return report.first_difference
+
+
+def chain(length: int, wrong: int | None = None) -> Model:
+    """x + 1 + 1 + ... with one link that adds more."""
+    names = ["x", *(f"t{place}" for place in range(1, length)), "y"]
+    lines = [
+        f"  %{after}: float32[1,8] = ADD(%{before}, float32({1.5 if place == wrong else 1.0}))"
+        for place, (before, after) in enumerate(pairwise(names))
+    ]
+    return parse(CHAIN.format(lines="\n".join(lines)))
+
+
+@pytest.mark.parametrize(("path", "block"), [(DEMO, 0), (QUANTIZED, 2)], ids=["float32", "int16"])
+def test_swapped_heads_are_found_in_their_block(path: Path, block: int) -> None:
+    model = load(path)
+    convert(model, verify="none")
+    graph = dict(model.entry_points())["decode"]
+    joins = [op for op in graph.operators if op.name == "CONCATENATION" and "head_0" in op.input(0).name]
+    merge = [op for op in joins if len(op.inputs) == 4][block]
+    first, second = merge.input(0), merge.input(1)
+    graph.set_input(merge, 0, second)
+    graph.set_input(merge, 1, first)
+    found = located(path, model)
+    assert (found.signature, found.reason) == ("decode", "")
+    assert f"kv_cache_k_{block}" in "".join(found.equal_before)
+    softmaxes = [sum("SOFTMAX" in line for line in side) for side in (found.operators_a, found.operators_b)]
+    assert softmaxes == [1, 4]
+    assert found.names[found.short_name] == found.tensor
+    assert all(found.short_name in lines[-1] for lines in (found.operators_a, found.operators_b))
+
+
+@pytest.mark.parametrize("wrong", [0, 98, 199])
+def test_it_takes_a_logarithmic_number_of_runs(wrong: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    run_plans = Worker.run_plans
+    monkeypatch.setattr(Worker, "run_plans", lambda *given: asked.append(1) or run_plans(*given))
+    found = located(chain(200), chain(200, wrong))
+    assert found.tensor == ("y" if wrong == 199 else f"t{wrong + 1}")
+    for operators, more in ((found.operators_a, 1.0), (found.operators_b, 1.5)):
+        line = f"{found.short_name}: float32[1,8] = ADD({found.equal_before[0]}, float32({more}))"
+        assert operators == (line,)
+    # Twice to compare, then three times twelve cuts, and perhaps what the tensor is computed from.
+    assert len(asked) <= 2 * (1 + 3 + 1)
+
+
+@pytest.mark.parametrize("other", ["ABS(%t39)", "MUL(%t39, %side)"])
+def test_a_branch_that_no_cut_looked_at_is_found_too(other: str) -> None:
+    """A parallel branch differs early, between tensors that are equal: going back from the first finds it."""
+
+    def model(value: str, last: str) -> Model:
+        lines = ["  %early: float32[1,8] = MUL(%x, float32(2.0))"]
+        lines += [f"  %side: float32[1,8] = ADD(%early, float32({value}))"]
+        names = ["early", *(f"t{place}" for place in range(40))]
+        lines += [f"  %{after}: float32[1,8] = ABS(%{before})" for before, after in pairwise(names)]
+        lines += [f"  %late: float32[1,8] = {last}", "  %y: float32[1,8] = ADD(%late, %side)"]
+        return parse(CHAIN.format(lines="\n".join(lines)))
+
+    found = located(model("1.0", "ABS(%t39)"), model("3.0", other))
+    assert found.tensor == "side"
+    assert [found.names[name] for name in found.equal_before] == ["early"]
+
+
+def test_models_without_common_names_are_shown_whole_and_it_says_so() -> None:
+    other = chain(3, wrong=1)
+    for tensor in other.subgraphs[0].tensors:
+        tensor.name = f"other_{tensor.name}"
+    found = located(chain(3), other)
+    assert "share no names" in found.reason
+    assert (found.tensor, found.names[found.short_name], found.equal_before) == ("y", "y", ("%x",))
+    assert (len(found.operators_a), len(found.operators_b)) == (3, 3)
+
+
+@pytest.mark.parametrize("names", [("weight", "weight"), ("weight", "other")])
+def test_a_changed_weight_is_named(names: tuple[str, str]) -> None:
+    changed = []
+    for name, value in zip(names, (0.25, 0.5), strict=True):
+        model = parse(CHAIN.format(lines="  %h: float32[1,8] = ABS(%x)\n  %y: float32[1,8] = MUL(%h, %h)"))
+        graph = model.subgraphs[0]
+        weight = Constants(model).make(name, np.full((1, 8), value, np.float32), DType.FLOAT32)
+        graph.set_input(graph.operators[-1], 1, graph.add_tensor(weight))
+        changed.append(model)
+    found = located(*changed)
+    assert (found.tensor, found.constants) == ("y", ("weight",))
+    line = "  %h: float32[1,8] = ABS(%x)\n  %y: float32[1,8] = FULLY_CONNECTED(%h, float32[8,8]{splat 0.25}{bias})"
+    texts = (line.replace("{bias}", bias) for bias in ("", ", float32[8]{splat 1}"))
+    ours, theirs = (parse(CHAIN.format(lines=text)).subgraphs[0].operators for text in texts)
+    assert bisect._changed_constants(ours, theirs) == (), "paired by name, where one has more inputs"
+
+
+def test_a_model_without_signatures_is_bisected_by_position() -> None:
+    given = [chain(20), chain(20, wrong=7)]
+    for model in given:
+        model.signatures.clear()
+    assert located(*given).tensor == "t8"
+
+
+def test_a_search_that_finds_nothing_or_fails_leaves_the_comparison_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert compare(chain(4), chain(4, wrong=2), locate=False).first_difference is None
+    with monkeypatch.context() as patch:
+        patch.setattr(bisect._Search, "_look", lambda self, places: self.equal.update(places))
+        found = located(chain(4), chain(4, wrong=2))
+    assert found.reason.startswith("no tensor differs once it is an output itself")
+    assert (found.tensor, found.figures) == ("", None)
+
+    def fail(*_: object) -> None:
+        raise RuntimeCrashed("the runtime's process ended with signal 11")
+
+    monkeypatch.setattr(comparing, "first_difference", fail)
+    found = located(chain(4), chain(4, wrong=2))
+    assert "signal 11" in found.reason
+    assert found.figures is None
+
+
+def test_the_command_shows_both_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = CHAIN.format(lines="  %h: float32[1,8] = ABS(%x)\n  %y: float32[1,8] = MUL(%h, float32(2.0))")
+    a, b = written(tmp_path, plain, "a.tflite"), written(tmp_path, plain.replace("2.0", "2.5"), "b.tflite")
+    ran = run(capsys, "compare", a, b)
+    assert ran.code == 1
+    shown = [line.strip() for line in ran.out.splitlines()]
+    sides = {f"%1: float32[1,8] = MUL(%0, float32({factor}))" for factor in (2.0, 2.5)}
+    assert {"equal before it: %0", "%0 is 'h'"} | sides <= set(shown)
+    said = run(capsys, "compare", a, b, "--json").json["first_difference"]
+    assert (said["signature"], said["tensor"], said["equal_before"]) == ("main", "y", ["%0"])
+    assert run(capsys, "compare", a, a, "--json").json["first_difference"] is None
