@@ -83,7 +83,7 @@ def evaluate(
     quiet: options.QuietOption = False,
 ) -> int:
     """Score held-out text with a model and with bundles made from it."""
-    from edge_opt.build.evaluating import evaluate
+    from edge_opt.build.evaluation import evaluate
     from edge_opt.cli.show_phones import evaluation_lines
 
     with output.bar(wanted=not quiet) as progress:

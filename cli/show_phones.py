@@ -6,7 +6,7 @@ from typing import Any
 
 from edge_opt.base.words import size
 from edge_opt.build import BuildResult, StageReport
-from edge_opt.build.vendors import QUALCOMM
+from edge_opt.build.phone import QUALCOMM
 from edge_opt.cli import output
 from edge_opt.npu import Figures, Profile, Tuning
 from edge_opt.npu.figures import ITSELF_SINCE, NOTE
@@ -143,7 +143,7 @@ def show_build(result: BuildResult) -> None:
     """The bundle, how each signature came out, and what to do next."""
     kept = [f"{one['signature']}: {one['kept']}, {one['why']}" for one in result.optimized["signatures"]]
     output.say("", *kept, *result.optimized["notes"], *step_lines(result.optimized["steps"]), "")
-    if result.vendor == QUALCOMM.title and result.settings["compile"].get("disable_aux_compilation"):
+    if result.vendor == QUALCOMM and result.settings["compile"].get("disable_aux_compilation"):
         output.say(_AUXILIARY)
     output.say(*result.caches["notes"])
     if result.sections_put_back:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from edge_opt import build, ir, npu, passes, shapes, testing
     from edge_opt.base.errors import EdgeOptError, UsageError
-    from edge_opt.build.evaluating import evaluate
+    from edge_opt.build.evaluation import evaluate
     from edge_opt.comparison.compare import compare
     from edge_opt.comparison.findings import ComparisonReport
     from edge_opt.conversion import ConversionResult, convert

@@ -12,7 +12,7 @@ from bundles import GENERIC, bundle, model_part
 from text_parser import parse
 
 from edge_opt.build import BuildResult, Job, StageAnswer, build
-from edge_opt.build.work import Processes
+from edge_opt.build.stages import Processes
 from edge_opt.ir import to_bytes
 
 FLOAT = """
@@ -81,7 +81,7 @@ class Stages(Processes):
         """One function."""
         assert scratch.is_dir()
         if job.stage == "score":
-            self.jobs[Path(job.inputs["model"]).parent.name] = job
+            self.jobs[f"score {Path(job.inputs['model']).parent.name}"] = job
             return StageAnswer(scored(job), 6 << 20)
         assert not any(Path(job.output).iterdir())
         log.write_text(f"noise of {job.stage}\n")

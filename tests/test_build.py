@@ -1,9 +1,10 @@
 """From a checkpoint to a bundle for the NPU: what is done again, what is kept, and what is said when it fails.
 
-The stages are small functions here; those marked slow run the real ones.
+The stages are small functions here; test_build_real.py runs the real ones.
 """
 
 import errno
+import json
 import shlex
 import sys
 from collections.abc import Callable
@@ -30,11 +31,11 @@ from pretend_stages import (
 )
 from text_parser import parse
 
-from edge_opt.base.errors import ModelFormatError, OutputError, UsageError
-from edge_opt.build import BuildCheckError, Job, StageFailedError
+from edge_opt.base.errors import EdgeOptError, ModelFormatError, OutputError, UsageError
+from edge_opt.build import BuildCheckError, Job, StageFailedError, building
+from edge_opt.build.phone import chip_of, next_steps
 from edge_opt.build.sections import faults, keep_sections, weights
-from edge_opt.build.vendors import QUALCOMM, find_chip, find_compiler, next_steps
-from edge_opt.build.work import WorkFolder
+from edge_opt.build.stages import Processes
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
 from edge_opt.inspection import inspect
@@ -50,50 +51,40 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
+def command(place: Place, *more: object) -> list[object]:
+    words = ["build", place.checkpoint, "-o", place.output, "--soc", "SM8750", "--sdk", place.sdk]
+    return [*words, "--prompts", place.prompts, *more]
+
+
 # --- what runs ---
 
 
 def test_a_checkpoint_runs_through_every_stage(place: Place) -> None:
-    stages, result = place.build()
+    stages, result = place.build(cache=4096, prefill=[128, 512], settings={"overwrite": False})
     assert stages.ran == ALL
     assert place.output.read_bytes() == bundle_of(COMPILED)
     assert result.output == str(place.output)
     assert result.sections_put_back == ["metadata"]
     assert [(stage.name, stage.made_now) for stage in result.stages] == [(name, True) for name in ALL]
     assert result.stages[-1].peak_bytes == 5 << 20
+    settings = {"cache_length": 4096, "prefill_lengths": [128, 512], "overwrite": False}
+    assert stages.jobs["configure"].options["settings"] == settings
+    assert stages.jobs["export"].config == {"soc_model": "SM8750", **settings}
+    assert stages.jobs["optimize"].options == {"target": "qualcomm-htp", "sdk": str(place.sdk)}
+    assert stages.jobs["compile"].options == {"compile_configs": {"prefill_decode": {"compile": True}}}
+    assert stages.jobs["compile"].libraries == str(place.sdk)
 
 
 def test_a_float_bundle_starts_at_calibration_and_a_quantized_one_at_the_rewriting(place: Place) -> None:
     exported = write(place.folder / "float.litertlm", FLOAT)
     assert place.build(exported)[0].ran == ["configure", "calibrate", "quantize", "optimize", "compile"]
     quantized = write(place.folder / "quantized.litertlm", QUANTIZED)
-    work = place.folder / "other.work"
-    assert place.build(quantized, prompts=None, work=work)[0].ran == ["configure", "optimize", "compile"]
-
-
-def test_the_cache_of_a_bundle_is_told_by_its_shape(place: Place) -> None:
-    stages, _ = place.build(write(place.folder / "quantized.litertlm", QUANTIZED), prompts=None)
+    stages, _ = place.build(quantized, prompts=None, work=place.folder / "other.work")
+    assert stages.ran == ["configure", "optimize", "compile"]
     assert stages.jobs["configure"].options["cache_shape"] == (1, 1, 8, 16)
 
 
-def test_lengths_and_settings_reach_the_stages(place: Place) -> None:
-    stages, _ = place.build(cache=4096, prefill=[128, 512], settings={"overwrite": False})
-    settings = {"cache_length": 4096, "prefill_lengths": [128, 512], "overwrite": False}
-    assert stages.jobs["configure"].options["settings"] == settings
-    assert stages.jobs["export"].config == {"soc_model": "SM8750", **settings}
-
-
-def test_flags_and_libraries_reach_the_compiler(place: Place) -> None:
-    stages, _ = place.build()
-    assert stages.jobs["compile"].options == {"compile_configs": {"prefill_decode": {"compile": True}}}
-    assert stages.jobs["compile"].libraries == str(place.sdk)
-    assert stages.jobs["optimize"].options == {
-        "target": "qualcomm-htp",
-        "sdk": str(place.sdk),
-    }
-
-
-TARGET = """name = "qualcomm-htp"
+TARGET = """name = "mine"
 summary = "Found by a search."
 form = "unpack"
 """
@@ -111,66 +102,112 @@ def test_a_target_file_is_what_our_stage_converts_for_and_runs_it_again_when_it_
     assert place.build(target="generic")[0].jobs["optimize"].options["target"] == "generic"
 
 
-def test_a_target_that_cannot_be_read_is_refused_before_anything_runs(place: Place) -> None:
-    stages = Stages()
-    with pytest.raises(UsageError, match=r"target file no\.toml cannot be read"):
-        place.build(stages=stages, target="no.toml")
-    for other in ("mediatek", "ethos-u85"):
-        with pytest.raises(
-            UsageError, match=f"target '{other}' is for other NPUs than that of SM8750: leave"
-        ):
-            place.build(stages=stages, target=other)
-    assert stages.ran == []
+def test_the_command_says_one_line_a_stage_and_what_was_kept(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Joins(Stages):
+        def calibrate(self, job: Job) -> dict[str, Any]:
+            return {**super().calibrate(job), "notes": ["Joined from your prompts: one"]}
+
+    monkeypatch.setattr(building, "Processes", Joins)
+    done = run(capsys, *command(place, "--set", "cache_length=64"))
+    assert done.code == 0, done.err
+    lines = [line for line in done.err.splitlines() if "Joined" not in line]
+    assert [line.split()[0] for line in lines[: len(ALL)]] == ALL
+    assert "5.00 MiB of memory" in lines[1]
+    assert "prefill_4: converted, 2.0 ms as exported, 1.0 ms as converted" in done.out
+    again = run(capsys, *command(place, "--set", "cache_length=64", "--force"))
+    for told in (done, again):
+        assert "\n  Joined from your prompts: one\nquantize" in told.err
+    values = run(capsys, *command(place, "--set", "cache_length=64", "--force", "--json"))
+    assert [stage["made_now"] for stage in values.json["stages"]] == [False] * len(ALL)
+    assert values.json["stages"][2]["notes"] == ["Joined from your prompts: one"]
+    assert values.json["settings"]["export"] == {"cache_length": 64}
+    assert values.err == ""
 
 
-def test_the_line_of_a_stage_shows_what_its_tools_print_last(place: Place) -> None:
-    place.build()
-    work = WorkFolder(place.work)
-    work.log("export").write_bytes(b"first\nsecond 1/3\rsecond 2/3\n")
-    assert work.last_line("export") == "second 2/3"
-    assert work.last_line("nothing") == ""
+@pytest.mark.parametrize("given", ["cache_length", "=3"])
+def test_a_setting_is_a_key_and_a_value(place: Place, capsys: pytest.CaptureFixture[str], given: str) -> None:
+    shown = run(capsys, *command(place, "--set", given))
+    assert "must be KEY=VALUE" in shown.failed_in_one_sentence(2)
 
 
 # --- what to do next ---
 
 
-def test_the_end_names_the_bundle_to_try_and_the_files_for_this_very_chip(place: Place) -> None:
-    _, result = place.build()
+@pytest.mark.parametrize(("soc", "version"), [("SM8750", 79), ("SM8650", 75), ("SM8845", 81)])
+def test_the_end_names_the_bundle_to_try_and_the_files_for_this_very_chip(
+    place: Place, soc: str, version: int
+) -> None:
+    _, result = place.build(soc=soc)
     assert result.next is not None
     assert result.next.bundle == str(place.work / "optimize" / "model.litertlm")
     assert f"Engine({result.next.bundle!r}, backend=npu)" in result.next.python
-    names = [Path(file.path).name for file in result.next.files]
-    assert names == [
+    assert [Path(file.path).name for file in result.next.files] == [
         "litert_lm_main",
         "libLiteRtDispatch_Qualcomm.so",
         "libQnnHtp.so",
         "libQnnSystem.so",
-        "libQnnHtpV79Stub.so",
-        "libQnnHtpV79Skel.so",
+        f"libQnnHtpV{version}Stub.so",
+        f"libQnnHtpV{version}Skel.so",
     ]
-    assert result.next.files[-1].path == "$QNN_SDK_ROOT/lib/hexagon-v79/unsigned/libQnnHtpV79Skel.so"
+    skeleton = f"$QNN_SDK_ROOT/lib/hexagon-v{version}/unsigned/libQnnHtpV{version}Skel.so"
+    assert result.next.files[-1].path == skeleton
     assert all(file.path in result.next.commands[1] for file in result.next.files)
-    assert "libQnnHtpV75Skel.so" in str(place.build(soc="SM8650")[1].next)
 
 
-def test_libraries_for_the_phone_are_named_where_a_whole_sdk_is_at_hand(place: Place) -> None:
-    compiler = place.sdk / "lib" / "x86_64-linux-clang"
-    for folder in (compiler, compiler.parent / "aarch64-android"):
-        folder.mkdir(parents=True)
-    (compiler / "libQnnHtp.so").write_bytes(b"compiles")
-    _, result = place.build()
-    assert result.next is not None
-    assert result.next.files[-2].path == str(place.sdk / "lib" / "aarch64-android" / "libQnnHtpV79Stub.so")
+def test_commands_for_the_phone_can_be_pasted_and_name_a_whole_sdk_that_is_at_hand(tmp_path: Path) -> None:
+    compiler = tmp_path / "lib" / "x86_64-linux-clang"
+    (compiler.parent / "aarch64-android").mkdir(parents=True)
+    steps = next_steps("qualcomm", "SM8750", compiler, "w/model.litertlm", "out dir/my gemma.litertlm")
+    _, push, run = (shlex.split(command) for command in steps.commands)
+    assert push[2] == "out dir/my gemma.litertlm"
+    assert push[5:9] == [file.path for file in steps.files[2:]]
+    assert steps.files[-2].path == str(tmp_path / "lib" / "aarch64-android" / "libQnnHtpV79Stub.so")
+    assert "--model_path=my gemma.litertlm" in shlex.split(run[2])
 
 
-def test_without_a_compiler_only_the_trial_here_is_left(place: Place) -> None:
-    with pytest.raises(CompilerMissingError) as caught:
-        place.build(soc="MT6993", sdk=None)
-    told = caught.value.result.to_dict()["next"]  # type: ignore[attr-defined]
-    assert (told["bundle"], told["files"]) == (str(place.work / "optimize" / "model.litertlm"), [])
+@pytest.mark.parametrize(
+    ("chip", "vendor", "target"),
+    [("mt6993", "mediatek", "mediatek"), (" tensor_G5", "google_tensor", "google-tensor")],
+)
+def test_what_other_vendors_compilers_say_leaves_the_converted_bundle(
+    place: Place, chip: str, vendor: str, target: str
+) -> None:
+    stages = Stages({"compile": failing(StageFailedError("no SDK"))})
+    with pytest.raises(StageFailedError) as caught:
+        place.build(stages=stages, soc=chip, sdk=None)
+    assert stages.ran == ALL
+    assert stages.jobs["configure"].options["vendor"] == vendor
+    assert stages.jobs["optimize"].options["target"] == target
+    kept = place.work / "optimize" / "model.litertlm"
+    assert str(caught.value).endswith(f"the bundle before the compiler is {kept}")
+    told = caught.value.result.to_dict()
+    assert (told["converted"], told["next"]["bundle"], told["next"]["files"]) == (str(kept), str(kept), [])
+    with pytest.raises(UsageError, match=rf"litert-torch finds those of {vendor} by itself"):
+        place.build(soc=chip)
 
 
-# --- a compiled bundle is known as one ---
+def test_litert_s_own_package_of_qualcomms_libraries_is_found(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = ModuleType("ai_edge_litert_sdk_qualcomm")
+    package.__spec__ = ModuleSpec(package.__name__, None)
+    package.path_to_sdk_libs = lambda: str(place.sdk)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    stages, _ = place.build(sdk=None)
+    assert stages.jobs["compile"].libraries == str(place.sdk)
+    monkeypatch.setenv(SDK_VARIABLES[0], str(place.checkpoint))
+    with pytest.raises(CompilerMissingError, match=r"holds no libQnnHtp\.so"):
+        place.build(sdk=None)
+
+
+def test_chips_are_found_however_they_are_spelled() -> None:
+    found = [chip_of(name)[1] for name in ("sm8750", " MT6993 ", "TENSOR_G5")]
+    assert found == ["SM8750", "MT6993", "Tensor_G5"]
+
+
+# --- what is not delivered ---
 
 
 def test_a_compiled_bundle_is_refused_with_the_one_that_can_be_rewritten(place: Place) -> None:
@@ -188,163 +225,20 @@ def test_a_compiled_bundle_is_refused_with_the_one_that_can_be_rewritten(place: 
     assert inspect(known).compiled is False
 
 
-def test_a_bundle_that_calibration_ruined_is_no_result_then_and_later(place: Place) -> None:
-    def ruin(job: Job) -> None:
-        write(
-            job.model, QUANTIZED.replace("%y: int16[1,1,4,16] q(0.1, 0)", "%y: int16[1,1,4,16] q(3e-14, 0)")
-        )
+def test_a_bundle_that_calibration_broke_is_no_result_then_and_later(place: Place) -> None:
+    def spoil(job: Job) -> None:
+        wrong = "%y: int16[1,1,4,16] q(3e-14, 0)"
+        write(job.model, QUANTIZED.replace("%y: int16[1,1,4,16] q(0.1, 0)", wrong))
 
     for ran in (["configure", "export", "calibrate", "quantize"], []):
-        stages = Stages(instead={"quantize": ruin})
-        with pytest.raises(
-            BuildCheckError, match=r"ruined, so nothing is delivered: .*'kv_cache_k_0' holds has no effect"
-        ):
+        stages = Stages(instead={"quantize": spoil})
+        with pytest.raises(BuildCheckError, match=r"is broken, so nothing is delivered: .*'kv_cache_k_0'"):
             place.build(stages=stages)
         assert stages.ran == ran
         assert not place.output.exists()
-    ruin(Job("", str(place.folder)))
+    spoil(Job("", str(place.folder)))
     with pytest.raises(BuildCheckError, match="calibrate again"):
         place.build(place.folder / "model.litertlm", prompts=None, work=place.folder / "other")
-
-
-def test_what_calibration_does_with_the_prompts_is_said_also_of_an_earlier_run(
-    place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Joins(Stages):
-        def calibrate(self, job: Job) -> dict[str, Any]:
-            return {**super().calibrate(job), "notes": ["Joined from your prompts: one"]}
-
-    monkeypatch.setattr("edge_opt.build.building.Processes", Joins)
-    words = ["build", place.checkpoint, "-o", place.output, "--soc", "SM8750", "--prompts", place.prompts]
-    for again in ([], ["--force"]):
-        ran = run(capsys, *words, "--sdk", place.sdk, *again)
-        assert "\n  Joined from your prompts: one\nquantize" in ran.err, ran
-    told = run(capsys, *words, "--sdk", place.sdk, "--force", "--json").json
-    assert [stage["notes"] for stage in told["stages"]][2] == ["Joined from your prompts: one"]
-
-
-# --- what is kept ---
-
-
-def test_a_second_run_makes_nothing_again(place: Place) -> None:
-    place.build()
-    first = place.output.read_bytes()
-    stages, result = place.build()
-    assert stages.ran == []
-    assert not any(stage.made_now for stage in result.stages)
-    assert place.output.read_bytes() == first
-
-
-Change = Callable[[Place], dict[str, Any]]
-
-
-def options(**given: Any) -> Change:
-    """Other options."""
-    return lambda _: dict(given)
-
-
-def put(name: str, content: str | bytes | None, option: str = "") -> Change:
-    """Other content of a file in the place, or none; and the file as an option."""
-
-    def go(place: Place) -> dict[str, Any]:
-        path = place.folder / name
-        path.unlink(missing_ok=True)
-        if content is not None:
-            path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return {option: path} if option else {}
-
-    return go
-
-
-CHANGES: dict[str, tuple[Change, list[str]]] = {
-    "chip": (options(soc="SM8650"), ["configure", "optimize", "compile"]),
-    "weights": (put("gemma/model.safetensors", WEIGHTS + b"more"), ["export"]),
-    "prompts": (put("prompts.jsonl", '"something else"'), ["configure", "calibrate", "quantize"]),
-    "length": (options(cache=64), ["configure", "export"]),
-    "calibration": (options(settings={"max_calibration_decode_steps": 2}), ["configure", "calibrate"]),
-    "compiler": (put("sdk/libQnnHtp.so", "another"), ["optimize", "compile"]),
-    "edge-opt": (lambda _: {"stages": Stages(installed={"edge-opt": "2"})}, ["configure", "calibrate", "optimize"]),
-    "result": (put("gemma.work/quantize/model.litertlm", "another"), ["quantize"]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_what_was_made_of_something_else_is_made_again_and_nothing_more(place: Place, change: str) -> None:
-    """Where a stage made the same bytes as before, those behind it are not run again either."""
-    place.build()
-    made, again = CHANGES[change]
-    stages, _ = place.build(**made(place))
-    assert stages.ran == again
-
-
-@pytest.mark.parametrize("stage", ALL)
-def test_a_build_that_is_interrupted_goes_on_and_ends_the_same(place: Place, stage: str) -> None:
-    def interrupt(job: Job) -> None:
-        (Path(job.output) / "half").write_bytes(b"half")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt) as caught:
-        place.build(stages=Stages({stage: interrupt}))
-    assert caught.value.__notes__ == [f"what is done so far is in {place.work}: run it again to go on"]
-    assert not place.output.exists()
-    stages, _ = place.build()
-    assert stages.ran == ALL[ALL.index(stage) :]
-    assert place.output.read_bytes() == bundle_of(COMPILED)
-    assert not (place.work / "scratch").exists()
-    assert not list(place.work.glob("*.partial"))
-
-
-def test_two_builds_do_not_share_a_work_folder(place: Place) -> None:
-    def second(_: Job) -> None:
-        place.build()
-
-    with pytest.raises(UsageError, match="another build is at work in"):
-        place.build(stages=Stages({"export": second}))
-
-
-def test_a_folder_with_other_files_is_no_work_folder(place: Place) -> None:
-    with pytest.raises(UsageError, match="holds other files"):
-        place.build(work=place.checkpoint)
-    assert (place.checkpoint / "config.json").exists()
-
-
-# --- what fails ---
-
-
-def failing(error: Exception) -> Callable[[Job], None]:
-    def fail(_: Job) -> None:
-        raise error
-
-    return fail
-
-
-@pytest.mark.parametrize("stage", ALL)
-def test_a_failure_names_the_stage_the_cause_and_the_log_and_leaves_no_output(
-    place: Place, stage: str
-) -> None:
-    with pytest.raises(StageFailedError) as caught:
-        place.build(stages=Stages({stage: failing(StageFailedError("it is too hot"))}))
-    log = place.work / f"{stage}.log"
-    assert str(caught.value) == f"stage '{stage}': it is too hot; its log is {log}"
-    assert log.read_text() == f"noise of {stage}\n"
-    assert caught.value.exit_code == 3
-    assert [report.name for report in caught.value.result.stages] == ALL[: ALL.index(stage)]
-    assert not place.output.exists()
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (UsageError("no"), 2),
-        (OutputError("the disk is full"), 5),
-        (OSError(errno.ENOSPC, "No space left"), 5),
-    ],
-)
-def test_a_failure_keeps_the_exit_code_of_its_kind(place: Place, error: Exception, code: int) -> None:
-    with pytest.raises((UsageError, OutputError)) as caught:
-        place.build(stages=Stages({"export": failing(error)}))
-    assert caught.value.exit_code == code
-    assert str(caught.value).startswith("stage 'export': ")
 
 
 BAD_BUNDLES = {
@@ -373,6 +267,122 @@ def test_a_compiled_bundle_that_is_not_as_it_has_to_be_is_not_delivered(place: P
         place.build(stages=Stages({"compile": spoil}))
     assert caught.value.exit_code == 1
     assert not place.output.exists()
+
+
+# --- what is kept ---
+
+
+Change = Callable[[Place], dict[str, Any]]
+
+
+def options(**given: Any) -> Change:
+    """Other options."""
+    return lambda _: dict(given)
+
+
+def put(name: str, content: str | bytes | None, option: str = "") -> Change:
+    """Other content of a file in the place, or none; and the file as an option."""
+
+    def go(place: Place) -> dict[str, Any]:
+        path = place.folder / name
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return {option: path} if option else {}
+
+    return go
+
+
+CHANGES: dict[str, tuple[Change, list[str]]] = {
+    "nothing": (options(), []),
+    "chip": (options(soc="SM8650"), ["configure", "optimize", "compile"]),
+    "weights": (put("gemma/model.safetensors", WEIGHTS + b"more"), ["export"]),
+    "prompts": (put("prompts.jsonl", '"something else"'), ["configure", "calibrate", "quantize"]),
+    "length": (options(cache=64), ["configure", "export"]),
+    "calibration": (options(settings={"max_calibration_decode_steps": 2}), ["configure", "calibrate"]),
+    "compiler": (put("sdk/libQnnHtp.so", "another"), ["optimize", "compile"]),
+    "edge-opt": (lambda _: {"stages": Stages(installed={"edge-opt": "2"})}, ["configure", "calibrate", "optimize"]),
+    "result": (put("gemma.work/quantize/model.litertlm", "another"), ["quantize"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_was_made_of_something_else_is_made_again_and_nothing_more(place: Place, change: str) -> None:
+    """Where a stage made the same bytes as before, those behind it are not run again either."""
+    place.build()
+    made, again = CHANGES[change]
+    stages, result = place.build(**made(place))
+    assert stages.ran == again
+    assert [stage.name for stage in result.stages if stage.made_now] == again
+    assert place.output.read_bytes() == bundle_of(COMPILED)
+
+
+@pytest.mark.parametrize("stage", ALL)
+def test_a_build_that_is_interrupted_goes_on_and_ends_the_same(place: Place, stage: str) -> None:
+    def interrupt(job: Job) -> None:
+        (Path(job.output) / "half").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        place.build(stages=Stages({stage: interrupt}))
+    assert caught.value.__notes__ == [f"what is done so far is in {place.work}: run it again to go on"]
+    assert not place.output.exists()
+    stages, _ = place.build()
+    assert stages.ran == ALL[ALL.index(stage) :]
+    assert place.output.read_bytes() == bundle_of(COMPILED)
+    assert not (place.work / "scratch").exists()
+    assert not list(place.work.glob("*.partial"))
+
+
+def test_a_work_folder_is_one_builds_alone(place: Place) -> None:
+    def second(_: Job) -> None:
+        place.build()
+
+    with pytest.raises(UsageError, match="another build is at work in"):
+        place.build(stages=Stages({"export": second}))
+    with pytest.raises(UsageError, match="holds other files"):
+        place.build(work=place.checkpoint)
+    assert (place.checkpoint / "config.json").exists()
+
+
+# --- what fails ---
+
+
+def failing(error: Exception) -> Callable[[Job], None]:
+    def fail(_: Job) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("stage", ALL)
+def test_a_failure_names_the_stage_the_cause_and_the_log_and_leaves_no_output(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stage: str
+) -> None:
+    fails = Stages({stage: failing(StageFailedError("it is too hot"))})
+    monkeypatch.setattr(building, "Processes", lambda: fails)
+    shown = run(capsys, *command(place, "--json"))
+    log = place.work / f"{stage}.log"
+    sentence = f"edge-opt: error: stage '{stage}': it is too hot; its log is {log}"
+    assert shown.failed_in_one_sentence(3).startswith(sentence.removeprefix("edge-opt: error: "))
+    assert log.read_text() == f"noise of {stage}\n"
+    assert [report["name"] for report in shown.json["stages"]] == ALL[: ALL.index(stage)]
+    assert shown.json["error"]["type"] == "StageFailedError"
+    assert not place.output.exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("no"), 2),
+        (OutputError("the disk is full"), 5),
+        (OSError(errno.ENOSPC, "No space left"), 5),
+    ],
+)
+def test_a_failure_keeps_the_exit_code_of_its_kind(place: Place, error: Exception, code: int) -> None:
+    with pytest.raises(EdgeOptError, match="stage 'export': ") as caught:
+        place.build(stages=Stages({"export": failing(error)}))
+    assert caught.value.exit_code == code
 
 
 # --- bad input, before anything runs ---
@@ -424,6 +434,9 @@ BAD: dict[str, Change] = {
     "chip 'nothing' does not exist, there are: ": options(soc="nothing"),
     "the Hexagon compiler needs Qualcomm's QNN libraries": options(sdk=None),
     "holds no libQnnHtp.so": lambda place: {"sdk": place.checkpoint},
+    r"target file no\.toml cannot be read": options(target="no.toml"),
+    "target 'mediatek' is for other NPUs than that of SM8750: leave": options(target="mediatek"),
+    "target 'ethos-u85' is for other NPUs": options(target="ethos-u85"),
     "exists: pass overwrite=True": lambda place: {**put("gemma.litertlm", "")(place), "overwrite": False},
     "is the input itself": put("gemma.litertlm", bundle_of(FLOAT), "source"),
     "is the output, too": lambda place: {"work": place.output},
@@ -441,73 +454,114 @@ def test_bad_input_is_a_sentence_before_anything_runs(place: Place, sentence: st
     assert stages.ran == []
 
 
-def test_commands_for_the_phone_can_be_pasted_whatever_the_bundle_is_called() -> None:
-    steps = next_steps(QUALCOMM, "SM8750", None, "w/model.litertlm", "out dir/my gemma.litertlm")
-    _, push, run = (shlex.split(command) for command in steps.commands)
-    assert push[2] == "out dir/my gemma.litertlm"
-    assert push[5:9] == [file.path for file in steps.files[2:]]
-    assert "--model_path=my gemma.litertlm" in shlex.split(run[2])
+# --- evaluation ---
+
+PROMPTS = [f"prompt number {number}" for number in range(12)]
 
 
-# --- other vendors ---
+def many(place: Place, *texts: str, name: str = "prompts.jsonl") -> Path:
+    path = place.folder / name
+    path.write_text("".join(json.dumps(text) + "\n" for text in texts))
+    return path
 
 
-def test_a_folder_of_libraries_for_a_vendor_that_nothing_compiles_for_is_refused_with_the_remedy() -> None:
-    vendor, _ = find_chip("Tensor_G5")
-    with pytest.raises(CompilerMissingError, match=r"no compiler for Google Tensor.*; leave sdk=\.\.\. out"):
-        find_compiler(vendor, "/sdk")
+def calibrated_on(stages: Stages) -> list[str]:
+    text = Path(stages.jobs["calibrate"].inputs["prompts"]).read_text()
+    return [json.loads(line) for line in text.splitlines()]
 
 
-@pytest.mark.parametrize(
-    ("chip", "vendor", "target", "sentence"),
-    [
-        ("mt6993", "mediatek", "mediatek", "MediaTek's compiler is missing: `pip install ai-edge-litert-sdk-mediatek`"),
-        ("tensor_g5", "google_tensor", "google-tensor", "litert-torch's pipeline has no compiler for Google Tensor"),
-    ],
-)  # fmt: skip
-def test_without_their_sdk_other_vendors_bundles_are_converted_and_kept(
-    place: Place, chip: str, vendor: str, target: str, sentence: str
+def sources(result: Any) -> list[str]:
+    return [model["source"] for model in result.evaluation["models"]]
+
+
+def test_every_fifth_prompt_is_held_out_of_the_calibration_to_evaluate_with(place: Place) -> None:
+    many(place, *PROMPTS)
+    stages, result = place.build()
+    assert calibrated_on(stages) == [text for at, text in enumerate(PROMPTS) if at % 5]
+    scored = stages.jobs["score optimize"].options
+    assert scored["parts"] == [("prompt number", " 0"), ("prompt number", " 5"), ("prompt number", " 10")]
+    assert scored["skip_long"]
+    assert stages.checked
+    found = result.evaluation
+    assert found is not None
+    assert sources(result) == ["checkpoint", "quantized", "converted"]
+    assert [model["perplexity"] for model in found["models"]] == pytest.approx([2, 4, 4])
+    assert [model["top1_agreement"] for model in found["models"]] == [1, 0.5, 0.5]
+    assert found["note"].endswith("3 of 12 prompts, every fifth")
+    _, again = place.build()
+    ended = [(stage.name, stage.made_now) for stage in again.stages][-2:]
+    assert ended == [("evaluate", False), ("compile", False)]
+
+
+def test_held_out_text_of_a_file_leaves_all_prompts_to_calibration(place: Place) -> None:
+    many(place, *PROMPTS)
+    text = many(place, "some other text", name="held-out.jsonl")
+    stages, _ = place.build(held_out=text)
+    assert calibrated_on(stages) == PROMPTS
+    assert stages.jobs["score optimize"].options["parts"] == [("some other", " text")]
+    assert not stages.jobs["score optimize"].options["skip_long"]
+    many(place, "another text", name="held-out.jsonl")
+    _, other = place.build(held_out=text)
+    assert ("evaluate", True) in [(stage.name, stage.made_now) for stage in other.stages]
+    many(place, "something else", PROMPTS[3], name="held-out.jsonl")
+    with pytest.raises(UsageError, match="prompt 2 is among those to calibrate with"):
+        place.build(held_out=text)
+
+
+def test_a_bundle_is_the_reference_of_its_own_build(place: Place) -> None:
+    many(place, *PROMPTS)
+    stages, result = place.build(write(place.folder / "float.litertlm", FLOAT))
+    assert sources(result) == ["float bundle", "quantized", "converted"]
+    assert not stages.checked
+    quantized = write(place.folder / "quantized.litertlm", QUANTIZED)
+    text = many(place, "some text", name="held-out.jsonl")
+    _, result = place.build(quantized, prompts=None, held_out=text, work=place.folder / "other.work")
+    assert sources(result) == ["quantized bundle", "converted"]
+
+
+def test_few_prompts_are_not_split_and_without_evaluation_none_is_held_out(place: Place) -> None:
+    many(place, *PROMPTS[:9])
+    stages, result = place.build()
+    assert (calibrated_on(stages), stages.checked) == (PROMPTS[:9], None)
+    assert result.evaluation is not None
+    assert result.evaluation["models"] == []
+    assert "give --held-out FILE.jsonl" in result.evaluation["note"]
+    many(place, *PROMPTS)
+    stages, result = place.build(evaluate=False)
+    assert (calibrated_on(stages), stages.checked, result.evaluation) == (PROMPTS, None, None)
+
+
+def test_a_missing_runtime_is_said_before_work_begins(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Without(Stages):
+        check_runtimes = Processes.check_runtimes  # type: ignore[assignment]
+
+    many(place, *PROMPTS)
+    monkeypatch.setattr("edge_opt.build.stages._RUNTIME", "no-such-package")
+    stages = Without()
+    with pytest.raises(UsageError, match=r"pip install '\.\[lm\]' .*evaluate=False"):
+        place.build(stages=stages)
+    assert stages.ran == []
+
+
+def test_the_console_has_one_table_of_the_evaluation_at_the_end(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stages = Stages()
-    with pytest.raises(CompilerMissingError) as caught:
-        place.build(stages=stages, soc=chip, sdk=None)
-    assert stages.ran == ALL[:-1]
-    assert stages.jobs["configure"].options["vendor"] == vendor
-    assert stages.jobs["optimize"].options["target"] == target
-    kept = place.work / "optimize" / "model.litertlm"
-    assert str(caught.value).startswith(sentence)
-    assert str(caught.value).endswith(f"what is converted until there, is {kept}")
-    assert caught.value.result.converted == str(kept)
-    assert kept.exists()
+    class Timed(Stages):
+        def optimize(self, job: Any) -> dict[str, Any]:
+            told = super().optimize(job)
+            times = {name: {"time": {"us": us}} for name, us in (("before", 2000.0), ("after", 1000.0))}
+            told["signatures"][0] |= times
+            return told
 
-
-def test_a_folder_with_mediateks_compiler_is_taken(place: Place) -> None:
-    (place.sdk / "lib").mkdir()
-    (place.sdk / "lib" / "libneuronusdk_adapter.mtk.so").write_bytes(b"")
-    stages, _ = place.build(soc="MT6993")
-    assert stages.ran == ALL
-    assert stages.jobs["compile"].libraries == str(place.sdk / "lib")
-    with pytest.raises(CompilerMissingError, match="give the folder of MediaTek's SDK"):
-        place.build(soc="MT6993", sdk=place.checkpoint)
-
-
-def test_litert_s_own_package_of_qualcomms_libraries_is_found(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package = ModuleType("ai_edge_litert_sdk_qualcomm")
-    package.__spec__ = ModuleSpec(package.__name__, None)
-    package.path_to_sdk_libs = lambda: str(place.sdk)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, package.__name__, package)
-    stages, _ = place.build(sdk=None)
-    assert stages.jobs["compile"].libraries == str(place.sdk)
-    monkeypatch.setenv(SDK_VARIABLES[0], str(place.checkpoint))
-    with pytest.raises(CompilerMissingError, match=r"holds no libQnnHtp\.so"):
-        place.build(sdk=None)
-
-
-def test_chips_are_found_however_they_are_spelled() -> None:
-    found = [find_chip(name)[1] for name in ("sm8750", " MT6993 ", "TENSOR_G5")]
-    assert found == ["SM8750", "MT6993", "Tensor_G5"]
+    many(place, *PROMPTS)
+    monkeypatch.setattr(building, "Processes", Timed)
+    ran = run(capsys, *command(place))
+    assert ran.code == 0, ran.err
+    rows = [line.split() for line in ran.out.splitlines()]
+    assert ["checkpoint", "2.00", "1.000", "100.0", "%", "-"] in rows
+    assert ["quantized", "4.00", "2.000", "50.0", "%", "2.000"] in rows
+    assert ["converted", "4.00", "2.000", "50.0", "%", "1.000"] in rows
+    assert "Held out of the calibration, to evaluate with: 3 of 12 prompts, every fifth" in ran.out
 
 
 # --- sections ---

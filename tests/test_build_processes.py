@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import tomllib
 from contextlib import nullcontext
@@ -18,18 +17,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cli_runs import run
-from pretend_stages import Place, Stages, write
+from pretend_stages import Place, write
 from terminal_signals import gone
 
-from edge_opt import build as package
 from edge_opt.base.errors import OutputError, UsageError
-from edge_opt.build import Job, StageAnswer, StageFailedError, pipeline, stage, work
-from edge_opt.build.work import Processes
+from edge_opt.build import Job, StageAnswer, StageFailedError, pipeline, stage, stages
+from edge_opt.build.stages import Processes
 from edge_opt.npu import CompilerFailedError
 
 ROOT = Path(__file__).parent.parent
-ALL = ["configure", "export", "calibrate", "quantize", "optimize", "compile"]
 
 
 @pytest.fixture
@@ -42,7 +38,7 @@ def place(tmp_path: Path) -> Place:
 
 def test_the_extra_holds_the_version_that_is_known_here() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert f"litert-torch=={work.SUPPORTED}.*" in extras["build"]
+    assert f"litert-torch=={stages.SUPPORTED}.*" in extras["build"]
 
 
 @pytest.mark.parametrize(
@@ -58,55 +54,13 @@ def test_another_version_or_none_is_a_sentence(
     def version(name: str) -> str:
         told = found.get(name, "0.10.0")
         if told is None:
-            raise work.PackageNotFoundError(name)
+            raise stages.PackageNotFoundError(name)
         return told
 
-    monkeypatch.setattr(work, "version", version)
-    monkeypatch.setattr(work, "find_spec", lambda _: True)
+    monkeypatch.setattr(stages, "version", version)
+    monkeypatch.setattr(stages, "find_spec", lambda _: True)
     with pytest.raises(UsageError, match=re.escape(sentence)):
         Processes().versions()
-
-
-# --- the command ---
-
-
-def test_the_command_says_one_line_a_stage_and_what_was_kept(
-    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(package.building, "Processes", Stages)
-    words = ["build", place.checkpoint, "-o", place.output, "--soc", "SM8750", "--sdk", place.sdk]
-    done = run(capsys, *words, "--prompts", place.prompts, "--set", "cache_length=64")
-    assert done.code == 0, done.err
-    lines = done.err.splitlines()
-    assert [line.split()[0] for line in lines[: len(ALL)]] == ALL
-    assert "5.00 MiB of memory" in lines[1]
-    assert "prefill_4: converted, 2.0 ms as exported, 1.0 ms as converted" in done.out
-    again = run(capsys, *words, "--prompts", place.prompts, "--set", "cache_length=64", "--force", "--json")
-    assert [stage["made_now"] for stage in again.json["stages"]] == [False] * len(ALL)
-    assert again.json["settings"]["export"] == {"cache_length": 64}
-    assert again.err == ""
-
-
-def test_an_error_of_the_command_is_one_sentence_and_says_what_was_done(
-    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Broken(Stages):
-        def quantize(self, job: Job) -> dict[str, Any]:
-            raise StageFailedError("ValueError: a scale of zero")
-
-    monkeypatch.setattr(package.building, "Processes", Broken)
-    words = ["build", place.checkpoint, "-o", place.output, "--soc", "SM8750", "--sdk", place.sdk]
-    done = run(capsys, *words, "--prompts", place.prompts, "--json")
-    sentence = done.failed_in_one_sentence(3)
-    assert sentence.startswith("stage 'quantize': ValueError: a scale of zero; its log is ")
-    assert [stage["name"] for stage in done.json["stages"]] == ALL[:3]
-    assert done.json["error"]["type"] == "StageFailedError"
-
-
-@pytest.mark.parametrize("given", ["cache_length", "=3"])
-def test_a_setting_is_a_key_and_a_value(place: Place, capsys: pytest.CaptureFixture[str], given: str) -> None:
-    words = ["build", place.checkpoint, "-o", place.output, "--soc", "SM8750", "--set", given]
-    assert "must be KEY=VALUE" in run(capsys, *words).failed_in_one_sentence(2)
 
 
 # --- a stage in a process of its own ---
@@ -136,7 +90,7 @@ def child(
 ) -> tuple[StageAnswer, list[tuple[int, ...]]]:
     """Carry out a stage of that code."""
     put_in_place(place, monkeypatch, code)
-    monkeypatch.setattr(work, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(stages, "_LOOK_SECONDS", 0.05)
     scratch, made = place.folder / "scratch", place.folder / "made"
     for folder in (scratch, made):
         folder.mkdir()
@@ -191,7 +145,7 @@ def fails(place: Place, monkeypatch: pytest.MonkeyPatch, error: Exception) -> No
     files[0].write_text(json.dumps({"stage": "export", "output": "x"}))
     monkeypatch.setattr(stage, "begin_child", lambda: files)
     assert stage.main() == 1
-    work._carried(1, files[1], place.folder)
+    stages._answer(1, files[1], place.folder)
 
 
 @pytest.mark.parametrize(
@@ -217,34 +171,24 @@ def test_a_full_disk_is_the_cause_whatever_a_tool_says(place: Place, monkeypatch
         fails(place, monkeypatch, RuntimeError("Unable to write"))
 
 
-def test_a_build_that_ends_takes_the_processes_of_its_stage_with_it(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = place.folder / "pid"
-
-    def interrupt() -> None:
-        _wait_for(told)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
-        child(place, monkeypatch, STARTS_A_PROCESS.format(told=str(told)))
-    assert gone(int(told.read_text()))
-
-
-def test_a_build_that_is_killed_takes_the_processes_of_its_stage_with_it(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
+def test_a_build_that_is_interrupted_takes_the_processes_of_its_stage_with_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch, sign: signal.Signals
 ) -> None:
     told = place.folder / "pid"
     put_in_place(place, monkeypatch, STARTS_A_PROCESS.format(told=str(told)))
     code = (
-        "import sys, pathlib; from edge_opt.build import Job; from edge_opt.build.work import Processes; "
+        "import sys, pathlib; from edge_opt.build import Job; from edge_opt.build.stages import Processes; "
         "here = pathlib.Path(sys.argv[1]); "
         "Processes().carry_out(Job('export', sys.argv[1]), here / 'log', here, lambda *_: None)"
     )
-    with subprocess.Popen([sys.executable, "-c", code, str(place.folder)]) as command:
-        _wait_for(told, command)
-        command.kill()
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(place.folder)], stderr=subprocess.DEVNULL
+    ) as command:
+        while not told.exists() or not told.read_text():
+            assert command.poll() is None
+            time.sleep(0.05)
+        command.send_signal(sign)
     assert gone(int(told.read_text()))
 
 
@@ -294,9 +238,3 @@ def test_ranges_of_sums_that_litert_would_abort_on_are_widened(tmp_path: Path) -
     pipeline.widen_sums(model, tmp_path)
     told = json.loads(file.read_text())["model_qsvs"]
     assert told == {"x": ranges["x"], "y": {"min": [0.0], "max": [517.12]}}
-
-
-def _wait_for(told: Path, command: subprocess.Popen[bytes] | None = None) -> None:
-    while not told.exists() or not told.read_text():
-        assert command is None or command.poll() is None
-        time.sleep(0.05)

@@ -251,8 +251,6 @@ def configured(window: int = 512, **options: Any) -> dict[str, Any]:
         "model_type": "",
         "cache_shape": (),
         "caches": {},
-        "whole_caches": False,
-        "file": {},
         "settings": {},
     }
     with TemporaryDirectory() as folder:
@@ -271,7 +269,7 @@ def test_rings_follow_from_the_window_the_prefill_and_the_cache() -> None:
     assert ring(512) == 512
     assert ring(512, settings={"prefill_lengths": [1024], "cache_length": 4096}) == 1024
     assert ring(512, settings={SETTING: 768}) == 768
-    assert ring(512, whole_caches=True) is None
+    assert ring(512, settings={SETTING: None}) is None
     assert ring(4096) is None
     for wrong in (256, "512", True):
         with pytest.raises(UsageError, match=SETTING):
@@ -280,13 +278,12 @@ def test_rings_follow_from_the_window_the_prefill_and_the_cache() -> None:
         configured(settings={SETTING: 512}, cache_shape=(1, 1, 256, 96))
 
 
-def test_settings_come_from_the_vendor_a_file_and_the_command_line_in_that_order() -> None:
-    found = configured(
-        file={"cache_length": 640, "ema_smoothing_factor": 0.2}, settings={"cache_length": 320}
-    )
+def test_settings_come_from_the_vendor_and_the_command_line_in_that_order() -> None:
+    found = configured(settings={"cache_length": 320, "disable_aux_compilation": False})
     assert found["config"]["cache_length"] == 320
-    assert found["config"]["ema_smoothing_factor"] == 0.2
     assert found["config"]["k_ts_idx"] == 3
+    assert found["settings"]["compile"]["disable_aux_compilation"] is False
+    assert configured()["settings"]["compile"]["disable_aux_compilation"] is True
     assert configured(vendor="mediatek", chip="MT6993")["config"]["k_ts_idx"] == 2
     assert configured(vendor="google_tensor", chip="Tensor_G5")["config"]["v_ts_idx"] == 2
     assert configured(cache_shape=(1, 1, 256, 96))["config"]["cache_length"] == 96
@@ -323,30 +320,11 @@ subgraph decode (%x: float32[1,32]) {{
     assert pipeline.own_recipe(config, tmp_path) == {}
 
 
-def test_the_auxiliary_model_is_compiled_only_on_request() -> None:
-    assert configured()["settings"]["compile"]["disable_aux_compilation"] is True
-    asked = configured(settings={"disable_aux_compilation": False})
-    assert asked["settings"]["compile"]["disable_aux_compilation"] is False
-
-
-def test_what_the_pipeline_writes_of_its_configuration_is_taken() -> None:
-    from litert_torch.generative.export_hf.experimental.npu_export import config_manager
-
-    written = config_manager.build_pipeline_config(
-        "google/gemma", "qualcomm", "SM8850", cache_length=2048
-    ).to_json()
-    found = configured(file=json.loads(written))
-    assert found["config"]["cache_length"] == 2048
-    assert found["config"]["soc_model"] == "SM8750"
-    assert found["config"]["model_id"] != "google/gemma", "the input is what `build` was given"
-
-
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
         ({"settings": {"cache_lenght": 3}}, "--set: setting 'cache_lenght' does not exist, did you mean 'cache_length"),
-        ({"file": {"cache_lenght": 3}}, "--config: setting 'cache_lenght' does not exist"),
-        ({"settings": {"cache_length": "long"}}, '--set cache_length: "long" is no int, as 1280 is'),
+        ({"settings": {"cache_length": "long"}}, '--set cache_length: "long" is not int, as 1280 is'),
         ({"settings": {"cache_length": 64}}, "a cache of 64 tokens has no room for two prefills of 128, so"),
         ({"settings": {"soc_model": "SM8850"}}, "--set soc_model is not to be set: it follows from --soc"),
         ({"settings": {"spm_path": "x"}}, "--set spm_path is not to be set: it follows from the work folder"),

@@ -14,9 +14,9 @@ from pretend_stages import COMPILED, FLOAT, METADATA, QUANTIZED, checkpoint
 from text_parser import parse
 
 from edge_opt.base.errors import EdgeOptError, UsageError
-from edge_opt.build import evaluating, scoring, work
-from edge_opt.build.scoring import Checkpoint, Evaluation, ModelScore, Runtime, Said, cut
-from edge_opt.build.work import Job, Processes, StageAnswer, StageFailedError
+from edge_opt.build import evaluation, stages
+from edge_opt.build.evaluation import Checkpoint, Evaluation, ModelScore, Runtime, Said, cut
+from edge_opt.build.stages import Job, Processes, StageAnswer, StageFailedError
 from edge_opt.ir import to_bytes
 
 TEXTS = ["one two three four", "five six seven eight nine ten"]
@@ -98,7 +98,7 @@ def evaluated(place: Place, tools: Runtimes | None = None, **options: Any) -> Ev
         "prompts": place.prompts,
         **options,
     }
-    return evaluating.evaluate(**told, toolchain=tools or Runtimes(MODELS))
+    return evaluation.evaluate(**told, toolchain=tools or Runtimes(MODELS))
 
 
 # --- the figures ---
@@ -115,15 +115,14 @@ def test_perplexity_is_one_over_the_mean_chance_and_agreement_a_share_of_what_wa
     assert found.prompts == 2
 
 
-def test_perplexity_counts_every_token_alike() -> None:
+def test_perplexity_counts_every_token_alike_and_is_infinite_without_any_chance() -> None:
     uneven = [Said([1], [2], [math.log(0.5)]), Said([1], [2, 3, 4], [math.log(0.25)] * 3)]
     assert ModelScore.of("m", uneven, 0).perplexity == pytest.approx(2 ** (7 / 4))
-
-
-def test_a_token_without_any_chance_makes_perplexity_infinite_and_json_null() -> None:
     found = ModelScore.of("m", [Said([1], [2], [-math.inf])], 0)
     assert found.perplexity == math.inf
     assert Evaluation([found], 1).to_dict()["models"][0]["perplexity"] is None
+    models = [ModelScore("a", 1, 2.0, 1.0), ModelScore("b", 1, math.nan, 1.0)]
+    assert not Evaluation(models, 1).within(1e9), "what is no number passes no gate"
 
 
 @pytest.mark.parametrize(
@@ -191,7 +190,7 @@ def test_a_limit_is_a_gate(
     limit: float | None,
     code: int,
 ) -> None:
-    monkeypatch.setattr(evaluating, "Processes", lambda: Runtimes(MODELS))
+    monkeypatch.setattr(evaluation, "Processes", lambda: Runtimes(MODELS))
     words = ["evaluate", place.reference, place.good, place.bad, "--prompts", place.prompts, "--json"]
     ran = run(capsys, *words, *([] if limit is None else ["--max-perplexity-ratio", limit]))
     assert ran.code == code
@@ -201,15 +200,10 @@ def test_a_limit_is_a_gate(
     assert ("more than" in ran.err) == bool(code)
 
 
-def test_a_perplexity_that_is_no_number_passes_no_gate() -> None:
-    models = [ModelScore("a", 1, 2.0, 1.0), ModelScore("b", 1, math.nan, 1.0)]
-    assert not Evaluation(models, 1).within(1e9)
-
-
 def test_the_table_has_a_row_for_each_model(
     place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(evaluating, "Processes", lambda: Runtimes(MODELS))
+    monkeypatch.setattr(evaluation, "Processes", lambda: Runtimes(MODELS))
     ran = run(capsys, "evaluate", place.reference, place.good, "--prompts", place.prompts)
     assert ran.code == 0
     head, reference, good, _, note = ran.out.splitlines()
@@ -253,12 +247,6 @@ def test_a_compiled_bundle_is_refused_with_the_one_to_give_instead(place: Place)
         evaluated(place, bundles=made)
 
 
-def test_prompts_that_were_calibrated_on_show_nothing(place: Place) -> None:
-    with pytest.raises(UsageError, match="prompt 2 is among those to calibrate with"):
-        evaluating.held_out(place.prompts, [{"prompt": f"{TEXTS[1]} "}])
-    assert len(evaluating.held_out(place.prompts, ["something else"])) == 2
-
-
 def test_a_checkpoint_is_no_bundle_and_nothing_is_no_bundle(place: Place) -> None:
     with pytest.raises(UsageError, match="is a checkpoint: give it first"):
         evaluated(place, bundles=[place.good, place.reference])
@@ -283,14 +271,14 @@ def test_a_reference_of_other_tokens_is_refused(place: Place) -> None:
 def test_what_is_not_installed_is_said_before_anything_runs(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "version", lambda _: "1")
-    monkeypatch.setattr(work, "find_spec", lambda name: None if name == "torch" else object())
+    monkeypatch.setattr(stages, "version", lambda _: "1")
+    monkeypatch.setattr(stages, "find_spec", lambda name: None if name == "torch" else object())
     with pytest.raises(UsageError, match="torch is not installed: pip install"):
-        evaluating.evaluate(place.reference, place.good, place.prompts)
+        evaluation.evaluate(place.reference, place.good, place.prompts)
     monkeypatch.undo()
-    monkeypatch.setattr(work, "_RUNTIME", "no-such-package")
+    monkeypatch.setattr(stages, "_RUNTIME", "no-such-package")
     with pytest.raises(UsageError, match=r"pip install '\.\[lm\]'"):
-        evaluating.evaluate(place.reference, place.good, place.prompts)
+        evaluation.evaluate(place.reference, place.good, place.prompts)
 
 
 def test_a_model_that_does_not_run_is_named_with_what_the_runtime_said(place: Place) -> None:
@@ -321,16 +309,18 @@ def test_a_prompt_longer_than_the_cache_is_refused_or_left_out(monkeypatch: pyte
             before, scored = map(self.encode, part or ("", ""))
             return Said(before, scored, [0.0] * len(scored))
 
-    monkeypatch.setattr(scoring, "Runtime", Small)
+    monkeypatch.setattr(evaluation, "Runtime", Small)
     parts = [("one two", " three"), ("one " * 30, " two" * 30)]
     with pytest.raises(UsageError, match="held-out prompt 2 has 60 tokens, and the bundle's cache holds 40"):
-        scoring.score("bundle", lambda *_: None, parts=parts, skip_long=False)
-    found = scoring.score("bundle", lambda *_: None, parts=parts, skip_long=True)
+        evaluation.score("bundle", lambda *_: None, parts=parts, skip_long=False)
+    found = evaluation.score("bundle", lambda *_: None, parts=parts, skip_long=True)
     assert [len(one["scored"]) for one in found["said"]] == [1, 0]
 
 
 def test_a_checkpoint_has_no_likelihoods_for_what_was_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Checkpoint, "__init__", lambda *_: None)
     said = [asdict(Said())]
-    found = scoring.score("folder", lambda *_: None, parts=[], skip_long=True, said=said, judged={"a": [[]]})
+    found = evaluation.score(
+        "folder", lambda *_: None, parts=[], skip_long=True, said=said, judged={"a": [[]]}
+    )
     assert found == {"said": said, "agreed": {"a": 0}}

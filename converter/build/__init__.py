@@ -3,7 +3,7 @@
 It drives tools that others wrote and rewrites nothing itself; what it knows of them is in `pipeline`.
 """
 
-from edge_opt.build.building import BuildResult, StageReport, build
-from edge_opt.build.work import BuildCheckError, Job, StageAnswer, StageFailedError
+from edge_opt.build.building import BuildResult, build
+from edge_opt.build.stages import BuildCheckError, Job, StageAnswer, StageFailedError, StageReport
 
 __all__ = ["BuildCheckError", "BuildResult", "Job", "StageAnswer", "StageFailedError", "StageReport", "build"]

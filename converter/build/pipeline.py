@@ -30,7 +30,7 @@ from edge_opt.build.prompts import (
 )
 from edge_opt.build.sections import keep_sections
 from edge_opt.build.source import SETTING, SlidingLayers, notes, ring_of
-from edge_opt.build.work import INSTALL, SUPPORTED, Job
+from edge_opt.build.stages import INSTALL, SUPPORTED, Job
 from edge_opt.integrations.npu_export import npu_optimize
 from edge_opt.ir.opening import MAIN_SECTION, Opened
 from edge_opt.npu.hexagon import first_complaint

@@ -15,9 +15,9 @@ from typing import Any
 from edge_opt.base.errors import EdgeOptError, OutputError
 from edge_opt.base.processes import begin_child
 from edge_opt.base.record import from_dict
+from edge_opt.build.evaluation import score
 from edge_opt.build.pipeline import STAGES
-from edge_opt.build.scoring import score
-from edge_opt.build.work import Job
+from edge_opt.build.stages import Job
 
 _LONGEST_CAUSE = 300
 _NO_ROOM = {

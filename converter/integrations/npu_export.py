@@ -23,23 +23,14 @@ from edge_opt.base.record import Record
 from edge_opt.base.words import Progress
 from edge_opt.conversion import ConversionResult, convert
 from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, Opened
-from edge_opt.npu.chips import CHIPS
 from edge_opt.npu.figures import Figures, Measured, Step
 from edge_opt.npu.hexagon import Compiler
 from edge_opt.npu.profiling import attempt, steps_of
 from edge_opt.npu.sdk import CompilerMissingError, find_sdk
 from edge_opt.targets import Target, TargetLike, load_target
+from edge_opt.targets.chips import CHIPS, TARGETS
 
 Version = Literal["converted", "exported"]
-
-TARGETS = {
-    "qualcomm": "qualcomm-htp",
-    "mediatek": "mediatek",
-    "google": "google-tensor",
-    "google_tensor": "google-tensor",
-    "intel_openvino": "intel-npu",
-}
-"""edge-opt's target for each vendor, as LiteRT and its pipeline call them."""
 
 _QUALCOMM = "qualcomm"
 _SHARING = "--qualcomm_enable_weight_sharing"

@@ -20,7 +20,6 @@ from edge_opt.comparison.generate import FilledCaches
 from edge_opt.comparison.models import name_of
 from edge_opt.ir import Model, load, save
 from edge_opt.ir.opening import ModelLike, Opened
-from edge_opt.npu.chips import DEFAULT_CHIP
 from edge_opt.npu.hexagon import Compiler, emulate
 from edge_opt.npu.layers import cut_entry_point, layer_ends
 from edge_opt.npu.sdk import CompilerFailedError, CompilerMissingError, find_sdk
@@ -29,6 +28,7 @@ from edge_opt.runtime.metrics import measure
 from edge_opt.runtime.protocol import Array
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
+from edge_opt.targets.chips import DEFAULT_CHIP
 
 LEAST_DB = 20.0
 """Signal to noise against the CPU that a compiled model must keep, in dB."""

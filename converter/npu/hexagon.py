@@ -25,11 +25,11 @@ from edge_opt.base import processes
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.errors import UsageError, did_you_mean
 from edge_opt.ir import Model, Subgraph, save
-from edge_opt.npu.chips import CHIPS, DEFAULT_CHIP
 from edge_opt.npu.figures import Figures, TimeEstimate, read_floor
 from edge_opt.npu.layers import cut_entry_point
 from edge_opt.npu.sdk import LIBRARY, CompilerFailedError, find_sdk, search_path
 from edge_opt.runtime.protocol import Array
+from edge_opt.targets.chips import CHIPS, DEFAULT_CHIP
 
 _PARTITIONED = re.compile(
     r"Partitioned subgraph<0>, selected (\d+) ops, from a total of (\d+) ops\. resulted in (\d+) partitions"

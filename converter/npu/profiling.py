@@ -9,10 +9,10 @@ from importlib.metadata import version
 from edge_opt.base.atomic import AnyPath
 from edge_opt.ir import Model
 from edge_opt.ir.opening import AUXILIARY_SECTION, EMBEDDER_SECTION, Opened
-from edge_opt.npu.chips import DEFAULT_CHIP
 from edge_opt.npu.figures import RUNS, Measured, Profile, Step, StepPart
 from edge_opt.npu.hexagon import Compiler, measure
 from edge_opt.npu.sdk import CompilerFailedError, find_sdk
+from edge_opt.targets.chips import DEFAULT_CHIP
 
 _INFIX = re.compile(r"_(?:per_layer_)?(embedder|rope|mask|cache_update)(?=_\d|$)")
 _PARTS = {"embedder": "embedder", "rope": "rope", "mask": "masks", "cache_update": "cache update"}

@@ -22,7 +22,6 @@ from edge_opt.conversion import convert
 from edge_opt.ir import Model, load, save
 from edge_opt.ir.opening import Opened
 from edge_opt.ir.text import subgraph_text
-from edge_opt.npu.chips import DEFAULT_CHIP
 from edge_opt.npu.comparing import compare_on_npu
 from edge_opt.npu.figures import Figures, Measured
 from edge_opt.npu.hexagon import Compiler, compiling_threads
@@ -30,6 +29,7 @@ from edge_opt.npu.layers import Layers, cut_layers
 from edge_opt.npu.profiling import attempt, versions
 from edge_opt.npu.sdk import cache_folder, find_sdk, libraries_digest
 from edge_opt.targets import Target, TargetLike, load_target, target_names
+from edge_opt.targets.chips import DEFAULT_CHIP
 
 BASE = "qualcomm-htp"
 """The target whose compiler can be run here."""

@@ -19,6 +19,7 @@ from edge_opt.ir import DType, Operator
 from edge_opt.ir.composites import COMPOSITE, composite_name
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.schema.table import ENUMS
+from edge_opt.targets.chips import TARGETS, find_chip
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,7 @@ TargetLike = str | os.PathLike[str] | Target
 
 
 def load_target(name: TargetLike) -> Target:
-    """A bundled target by name, or a user's own by the path of its file; one that is loaded as it is.
+    """A bundled target by its name or a chip's, or a user's own by the path of its file; one that is loaded as it is.
 
     Raises:
         UsageError: there is no such target, or its file says what no target has.
@@ -164,6 +165,8 @@ def load_target(name: TargetLike) -> Target:
     if isinstance(name, Target):
         return name
     name = os.fspath(name)
+    if (chip := find_chip(name)) is not None:
+        name = TARGETS[chip[0]]
     if name in target_names():
         text = (resources.files(__package__) / f"{name}.toml").read_text(encoding="utf-8")
         return _parse(text, name)

@@ -1,4 +1,4 @@
-"""Qualcomm's chips: the version and the memory of their NPUs, and the chip whose estimate of time stands for each."""
+"""Chips by name: their vendors with the targets for these, and what is known about the NPUs of Qualcomm's."""
 
 from dataclasses import dataclass
 
@@ -53,3 +53,27 @@ CHIPS = {
     for name, _, vtcm in (entry.partition(":") for entry in entries.split())
 }
 """Chips whose Hexagon version is known."""
+
+VENDORS = {
+    "qualcomm": tuple(CHIPS),
+    "mediatek": (
+        *("MT6853", "MT6877", "MT6878", "MT6879", "MT6886", "MT6893", "MT6895", "MT6897", "MT6983", "MT6985"),
+        *("MT6989", "MT6991", "MT6993", "MT8171", "MT8188", "MT8189"),
+    ),
+    "google_tensor": ("Tensor_G3", "Tensor_G4", "Tensor_G5", "Tensor_G6"),
+}
+"""The chips of LiteRT (litert/python/aot/vendors/*/target.py) by vendor, as litert-torch's pipeline calls these."""
+TARGETS = {
+    "qualcomm": "qualcomm-htp",
+    "mediatek": "mediatek",
+    "google": "google-tensor",
+    "google_tensor": "google-tensor",
+    "intel_openvino": "intel-npu",
+}
+"""The target for each vendor, as LiteRT and its pipeline call them."""
+
+
+def find_chip(name: str) -> tuple[str, str] | None:
+    """The vendor of a chip, and the chip as LiteRT spells it; None where there is no such chip."""
+    chips = {chip.lower(): (vendor, chip) for vendor, chips in VENDORS.items() for chip in chips}
+    return chips.get(name.strip().lower())

@@ -1,0 +1,119 @@
+"""The chip that a build is for, where its compiler's libraries are, and what goes to the phone at the end."""
+
+import importlib
+import os
+import shlex
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from edge_opt.base.atomic import AnyPath
+from edge_opt.base.errors import UsageError, unknown
+from edge_opt.npu.sdk import SDK_VARIABLES, find_libraries
+from edge_opt.targets.chips import CHIPS, VENDORS, find_chip
+
+QUALCOMM = "qualcomm"
+_PACKAGE = "ai_edge_litert_sdk_qualcomm"
+_FOLDER, _ANDROID = "/data/local/tmp/edge-opt", "aarch64-android"
+_QUALCOMMS = (
+    "of Qualcomm's AI Engine Direct SDK (QAIRT), or of com.qualcomm.qti:qnn-runtime from Maven Central; not older than "
+    "the one that compiled the bundle"
+)
+_BUILT = "built from one release of LiteRT-LM, for android_arm64"
+_TRY = """\
+import litert_lm
+npu = litert_lm.Backend.NPU(litert_dispatch_lib_dir="")
+with litert_lm.Engine({path!r}, backend=npu) as engine:
+    with engine.create_session(max_output_tokens=32) as session:
+        session.run_prefill(["a prompt"])
+        print(*session.run_decode().texts)
+"""
+
+
+def chip_of(name: str) -> tuple[str, str]:
+    """The vendor of a chip, as litert-torch's pipeline calls it, and the chip; UsageError where there is none."""
+    found = find_chip(name)
+    if found is None:
+        raise unknown("chip", name.strip(), [chip for chips in VENDORS.values() for chip in chips])
+    return found
+
+
+def find_compiler(vendor: str, sdk: AnyPath | None) -> Path | None:
+    """The folder with Qualcomm's libraries for this machine; None for vendors that litert-torch looks after itself."""
+    if vendor != QUALCOMM:
+        if sdk is not None:
+            raise UsageError(
+                f"sdk=... is for Qualcomm's libraries: litert-torch finds those of {vendor} by itself"
+            )
+        return None
+    if sdk is None and find_spec(_PACKAGE) is not None and not any(map(os.environ.get, SDK_VARIABLES)):
+        sdk = importlib.import_module(_PACKAGE).path_to_sdk_libs()
+    return find_libraries(sdk)
+
+
+@dataclass(frozen=True, slots=True)
+class PhoneFile:
+    """A file that the phone needs beside the bundle: what to push, and where it comes from."""
+
+    path: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class NextSteps:
+    """The end of a build.
+
+    `bundle` is the one in front of the compiler, and `python` runs it in LiteRT-LM on CPU kernels. `files` and the
+    `commands` are for a phone with Qualcomm's NPU; there are none where nothing was compiled.
+    """
+
+    bundle: str
+    python: str
+    files: tuple[PhoneFile, ...] = ()
+    commands: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """For people."""
+        lines = [
+            "Try it here, in LiteRT-LM on CPU kernels, before the compiler (pip install '.[lm]' in a checkout):",
+            "",
+            *(f"    {line}" for line in self.python.splitlines()),
+        ]
+        if self.files:
+            lines += ["", "On the phone it needs:", ""]
+            lines += [f"    {file.path}, {file.source}" for file in self.files]
+            lines += ["", "Push it and run it there:", "", *(f"    {line}" for line in self.commands)]
+        return lines
+
+
+def next_steps(
+    vendor: str, chip: str, libraries: Path | None, converted: str, output: str | None
+) -> NextSteps:
+    """What to do next with `output`, compiled for this chip from `converted`; None where nothing was compiled.
+
+    `libraries` is the folder of the compiler: where a whole SDK is around it, the phone's libraries are named there.
+    """
+    python = _TRY.format(path=converted)
+    if output is None or vendor != QUALCOMM:
+        return NextSteps(converted, python)
+    version = CHIPS[chip].hexagon
+    whole = libraries is not None and (libraries.parent / _ANDROID).is_dir()
+    root = libraries.parent if libraries is not None and whole else Path("$QNN_SDK_ROOT/lib")
+    names = ("libQnnHtp.so", "libQnnSystem.so", f"libQnnHtpV{version}Stub.so")
+    skeleton = root / f"hexagon-v{version}" / "unsigned" / f"libQnnHtpV{version}Skel.so"
+    files = (
+        *(PhoneFile(name, _BUILT) for name in ("litert_lm_main", "libLiteRtDispatch_Qualcomm.so")),
+        *(PhoneFile(str(root / _ANDROID / name), _QUALCOMMS) for name in names),
+        PhoneFile(str(skeleton), _QUALCOMMS),
+    )
+    name = shlex.quote(Path(output).name)
+    run = f"./litert_lm_main --backend=npu --model_path={name} --input_prompt='a prompt'"
+    # The shell replaces $QNN_SDK_ROOT, so what begins with it stays unquoted.
+    paths = (output, *(file.path for file in files))
+    pushed = (path if path.startswith("$") else shlex.quote(path) for path in paths)
+    commands = (
+        f"adb shell mkdir -p {_FOLDER}",
+        f"adb push {' '.join(pushed)} {_FOLDER}/",
+        f'adb shell "cd {_FOLDER} && chmod +x litert_lm_main && LD_LIBRARY_PATH=. ADSP_LIBRARY_PATH=. {run}"',
+    )
+    return NextSteps(converted, python, files, commands)

@@ -1,0 +1,370 @@
+"""The stages of a build: each runs in a process of its own, and the work folder keeps its result for the next run.
+
+A stage gets and answers plain values: its memory, its noise and its crashes end with its process. A result gets its
+folder when it is complete, and is taken again only where its content is still what was written.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edge_opt.base import processes
+from edge_opt.base.errors import EdgeOptError, OutputError, UsageError
+from edge_opt.base.record import Record, from_dict
+from edge_opt.base.words import Progress
+from edge_opt.npu.sdk import search_path
+from edge_opt.schema.litertlm import stamp_by_content
+
+MODEL = "model.litertlm"
+"""What a stage that makes a bundle calls it, in its folder."""
+INSTALL = "pip install '.[build]' in a checkout of edge-opt"
+"""How to get what stages run."""
+SUPPORTED = "0.10"
+"""The version of litert-torch whose experimental package is known here; the extra `build` asks for it."""
+_MARK, _TOLD, _PARTIAL, _SCRATCH = "edge-opt-build", "stage.json", ".partial", "scratch"
+_PACKAGES = "litert-torch ai-edge-quantizer ai-edge-litert litert-lm-builder torch transformers edge-opt"
+_MODULE = "tensorflow"  # litert-torch imports it without requiring it
+_RUNTIME = "litert-lm-api"
+_OURS = ("configure", "calibrate", "optimize", "evaluate")
+"""Stages whose results depend on our own version."""
+_LOOK_SECONDS = 0.3
+_STEP = re.compile(rb"(\d+)/(\d+)\s*$", re.MULTILINE)
+_TAIL, _ALMOST_FULL = 4096, 1 << 20
+_KINDS: dict[int, type[EdgeOptError]] = {2: UsageError, 5: OutputError}
+
+
+class StageFailedError(EdgeOptError):
+    """A tool of a stage failed; `result` has what was done until then."""
+
+
+class BuildCheckError(EdgeOptError):
+    """The compiled bundle is not what it has to be; `result` has what was done until then."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run of a stage.
+
+    `config` is litert-torch's configuration; None for the stage that makes it. `inputs` are files and folders by what
+    they are, `output` is an empty folder for the result, `options` are the stage's own. `libraries` is the folder with
+    the vendor's compiler; None where its programs find that themselves.
+    """
+
+    stage: str
+    output: str
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, Any] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    libraries: str | None = None
+
+    @property
+    def model(self) -> Path:
+        """The bundle that it makes."""
+        return Path(self.output) / MODEL
+
+
+@dataclass(frozen=True, slots=True)
+class StageAnswer:
+    """A stage that was carried out: what it answers, and the memory of its largest process in bytes."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    peak_bytes: int | None = None
+
+
+CarryOut = Callable[[Job, Path, Path, Progress], StageAnswer]
+
+
+class Input(NamedTuple):
+    """What a stage reads; its result is taken again only where the digest is the same."""
+
+    path: Path
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class StageReport(Record):
+    """One stage: how long it took, the memory of its largest process and its result's size, both in bytes.
+
+    `made_now`: False where the result is of an earlier run, and so are seconds and memory. `key` is a digest of what
+    the result was made from, `digest` one of what is in its folder, `values` are what the stage answered.
+    """
+
+    name: str
+    folder: Path
+    key: str
+    digest: str
+    bytes: int
+    seconds: float
+    peak_bytes: int | None
+    values: dict[str, Any]
+    made_now: bool
+
+    _left_out = ("folder", "key", "digest", "values")
+    _properties = ("log", "notes")
+
+    @property
+    def log(self) -> str:
+        """The file with what its tools printed."""
+        return str(log_of(self.folder.parent, self.name))
+
+    @property
+    def notes(self) -> list[str]:
+        """What it did beside its task, in sentences."""
+        return [*self.values.get("notes", ())]
+
+    @property
+    def bundle(self) -> Input:
+        """The bundle that the stage made, for the next one."""
+        return Input(self.folder / MODEL, self.digest)
+
+
+class Processes:
+    """Carries out litert-torch's stages and ours; tests have one of small functions in its place."""
+
+    def versions(self) -> dict[str, str]:
+        """Of everything that a stage's result depends on; UsageError where one is missing or not known here."""
+        try:
+            versions = {package: version(package) for package in _PACKAGES.split()}
+        except PackageNotFoundError as error:
+            raise UsageError(f"the build needs {error.name}: {INSTALL}") from None
+        if find_spec(_MODULE) is None:
+            raise UsageError(f"the build needs {_MODULE}: {INSTALL}")
+        if not versions["litert-torch"].startswith(f"{SUPPORTED}."):
+            raise UsageError(
+                f"litert-torch is {versions['litert-torch']}, and its pipeline for NPUs, which is experimental, is "
+                f"known here as of {SUPPORTED}: {INSTALL}"
+            )
+        return versions
+
+    def check_runtimes(self, *, checkpoint: bool) -> dict[str, str]:
+        """The version of what runs bundles; UsageError where that is missing, or what runs a checkpoint."""
+        try:
+            versions = {_RUNTIME: version(_RUNTIME)}
+        except PackageNotFoundError:
+            raise UsageError(
+                "bundles are evaluated in LiteRT-LM, which is not installed: pip install '.[lm]' in a checkout of "
+                "edge-opt (a build goes on without it with evaluate=False)"
+            ) from None
+        missing = [name for name in ("torch", "transformers") if checkpoint and find_spec(name) is None]
+        if missing:
+            raise UsageError(
+                f"a checkpoint runs in transformers, and {' and '.join(missing)} is not installed: pip install "
+                f"'.[build]' in a checkout of edge-opt, or give a float bundle as the reference"
+            )
+        return versions
+
+    def carry_out(self, job: Job, log: Path, scratch: Path, progress: Progress) -> StageAnswer:
+        """Run one stage in a process; an interrupt ends it and all that it started.
+
+        What its tools print goes to `log`, what they leave lying about to the folder `scratch`.
+
+        Raises:
+            EdgeOptError: it failed; the message is the cause alone.
+        """
+        order, outcome, temporary = (scratch / name for name in ("job.json", "outcome.json", "tmp"))
+        order.write_text(json.dumps(asdict(job)), encoding="utf-8")
+        temporary.mkdir()
+        variables = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": str(temporary)}
+        if job.libraries is not None:
+            variables["LD_LIBRARY_PATH"] = search_path(Path(job.libraries), scratch=scratch)
+        with log.open("wb") as out:
+            child = processes.start_module(
+                "edge_opt.build.stage", order, outcome, environment=variables, stdout=out
+            )
+            try:
+                while (status := _ended(child)) is None:
+                    steps = _STEP.findall(_tail(log)) or [(0, 1)]
+                    progress(job.stage, *map(int, steps[-1]))
+            finally:
+                processes.end(child)
+        return _answer(status, outcome, scratch)
+
+
+def _ended(child: subprocess.Popen[bytes]) -> int | None:
+    """The exit status after a while; None where the child still runs."""
+    with suppress(subprocess.TimeoutExpired):
+        return child.wait(_LOOK_SECONDS)
+    return None
+
+
+def _answer(status: int, outcome: Path, scratch: Path) -> StageAnswer:
+    answer: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        answer = json.loads(outcome.read_text(encoding="utf-8"))
+    if "values" in answer:
+        return StageAnswer(answer["values"], answer["peak_bytes"])
+    if shutil.disk_usage(scratch).free < _ALMOST_FULL:
+        raise OutputError("the disk is full")
+    if "error" in answer:
+        raise _KINDS.get(answer["exit_code"], StageFailedError)(answer["error"])
+    memory = ", as the system does when memory runs out" if status == -signal.SIGKILL else ""
+    raise StageFailedError((processes.killed_by(status) or f"exit status {status}") + memory)
+
+
+@dataclass
+class Stages:
+    """The stages of one build, in a work folder that is ours alone meanwhile, see `taken`.
+
+    `config` is the pipeline's, once it is settled; `done` are the stages so far.
+    """
+
+    folder: Path
+    tools: Processes
+    versions: Mapping[str, str]
+    libraries: Path | None
+    progress: Progress
+    on_stage: Callable[[StageReport], None] | None
+    config: dict[str, Any] = field(default_factory=dict)
+    done: list[StageReport] = field(default_factory=list)
+
+    def run(
+        self,
+        name: str,
+        depends: object,
+        options: Mapping[str, Any] | None = None,
+        carry_out: CarryOut | None = None,
+        /,
+        **inputs: Input,
+    ) -> StageReport:
+        """The result of a stage: an earlier run's where it was made from the same, else made now.
+
+        `carry_out` stands in for the toolchain's, for a stage of several jobs.
+        """
+        versions = {tool: v for tool, v in self.versions.items() if name in _OURS or tool != "edge-opt"}
+        key = key_of([name, {role: given.digest for role, given in inputs.items()}, depends, versions])
+        report = self._earlier(name, key)
+        if report is None:
+            paths = {role: str(given.path.resolve()) for role, given in inputs.items()}
+            libraries = None if self.libraries is None else str(self.libraries)
+            partial = str((self.folder / f"{name}{_PARTIAL}").resolve())
+            job = Job(name, partial, paths, self.config or None, options or {}, libraries)
+            try:
+                report = self._made(job, key, carry_out or self.tools.carry_out)
+            except (EdgeOptError, OSError) as error:
+                cause = OutputError(error.strerror or str(error)) if isinstance(error, OSError) else error
+                kinds = (UsageError, OutputError)
+                kind = next((kind for kind in kinds if isinstance(cause, kind)), StageFailedError)
+                where = log_of(self.folder, name)
+                raise kind(f"stage '{name}': {cause}; its log is {where}") from error
+        self.done.append(report)
+        if self.on_stage is not None:
+            self.on_stage(report)
+        return report
+
+    def _earlier(self, name: str, key: str) -> StageReport | None:
+        folder = self.folder / name
+        with suppress(OSError, ValueError, TypeError):
+            values = json.loads((folder / _TOLD).read_text(encoding="utf-8"))
+            report = from_dict(StageReport, {**values, "folder": folder, "made_now": False})
+            if report.key == key and digest_of(_files(folder), folder) == report.digest:
+                return report
+        return None
+
+    def _made(self, job: Job, key: str, carry_out: CarryOut) -> StageReport:
+        """Carry out a stage in an empty folder, which gets its name when it is complete."""
+        partial, folder, scratch = Path(job.output), self.folder / job.stage, self.folder / _SCRATCH
+        for empty in (partial, scratch):
+            shutil.rmtree(empty, ignore_errors=True)
+            empty.mkdir()
+        started = time.perf_counter()
+        self.progress(job.stage, 0, 1)
+        answer = carry_out(job, log_of(self.folder, job.stage), scratch.resolve(), self.progress)
+        if job.model.exists():
+            stamp_by_content(job.model)
+        files = _files(partial)
+        report = StageReport(
+            name=job.stage,
+            folder=folder,
+            key=key,
+            digest=digest_of(files, partial),
+            bytes=sum(file.stat().st_size for file in files),
+            seconds=round(time.perf_counter() - started, 3),
+            peak_bytes=answer.peak_bytes,
+            values=answer.values,
+            made_now=True,
+        )
+        told = {name: value for name, value in asdict(report).items() if name not in ("folder", "made_now")}
+        (partial / _TOLD).write_text(json.dumps(told, indent=1), encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+        shutil.rmtree(scratch, ignore_errors=True)
+        self.progress(job.stage, 1, 1)
+        return report
+
+
+@contextmanager
+def taken(folder: Path) -> Iterator[None]:
+    """Nobody else works in the folder meanwhile.
+
+    Raises:
+        UsageError: another build is in it, or it holds something else.
+        OutputError: it cannot be made or written.
+    """
+    mark = folder / _MARK
+    try:
+        if folder.is_dir() and any(folder.iterdir()) and not mark.exists():
+            raise UsageError(f"{folder} holds other files: give an empty folder, or a new one, with work=...")
+        folder.mkdir(exist_ok=True)
+        lock = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise OutputError(f"work folder {folder} cannot be used: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise UsageError(
+            f"another build is at work in {folder}: wait for it, or give another work=..."
+        ) from None
+    try:
+        for left in folder.glob(f"*{_PARTIAL}"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+    finally:
+        shutil.rmtree(folder / _SCRATCH, ignore_errors=True)
+        os.close(lock)
+
+
+def log_of(folder: Path, stage: str) -> Path:
+    """Where the tools of a stage print."""
+    return folder / f"{stage}.log"
+
+
+def _tail(log: Path) -> bytes:
+    with suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+        return file.read()
+    return b""
+
+
+def key_of(value: object) -> str:
+    """What a result depends on, as one digest; `value` is of plain values."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def digest_of(files: Iterable[Path], root: Path) -> str:
+    """One digest of the names below `root` and the contents of files."""
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        digest.update(f"{path.relative_to(root)}\0{content}\0".encode())
+    return digest.hexdigest()
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != _TOLD)
