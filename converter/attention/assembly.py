@@ -1,7 +1,7 @@
 """The new operators of one rewrite, made one after the other and attached to no graph yet."""
 
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -111,43 +111,32 @@ def cancel_transposes(operators: Sequence[Operator], wanted: Container[Tensor]) 
     `(A B)^T = B^T A^T`: a product whose only reader exchanges its last two axes gets its operands and flags exchanged,
     `BMM(V^T, P, adj_y) -> [.., H, T] -> TRANSPOSE` becomes `BMM(P, V^T, adj_y) -> [.., T, H]`. And a TRANSPOSE of the
     last two axes under an adjoint flag cancels it: `BMM(P, TRANSPOSE(V), adj_y)` becomes `BMM(P, V)`. The same numbers
-    are multiplied and summed in the same order.
+    are multiplied and summed in the same order. Operators that nobody reads any more are still in the list.
     """
-    return _drop_adjoint_operands(_flip_products(operators, wanted))
-
-
-def _flip_products(operators: Sequence[Operator], wanted: Container[Tensor]) -> list[Operator]:
-    producers = {tensor: operator for operator in operators for tensor in operator.outputs}
     readers = Counter(tensor for operator in operators for tensor in operator.inputs)
-    flipped: dict[Operator, Operator] = {}
-    gone: set[Operator] = set()
-    for operator in filter(exchanges_last_two, operators):
-        source = operator.input(0)
-        product = producers.get(source)
-        if product is None or product.name != "BATCH_MATMUL" or readers[source] != 1 or source in wanted:
-            continue
-        left, right = product.input(0), product.input(1)
-        if left.dtype is right.dtype:
-            turned = (not product.option("adj_y"), not product.option("adj_x"))
-            flipped[product] = _product(product, (right, left), turned, operator.output)
-            gone.add(operator)
-    return [flipped.get(operator, operator) for operator in operators if operator not in gone]
-
-
-def _drop_adjoint_operands(operators: Sequence[Operator]) -> list[Operator]:
-    transposed = {one.output: one.input(0) for one in operators if exchanges_last_two(one)}
-    result: list[Operator] = []
+    made: dict[Tensor, Operator] = {}
     for operator in operators:
-        changed = operator
-        if operator.name == "BATCH_MATMUL":
-            sides, turned = [*operator.inputs], [operator.option("adj_x"), operator.option("adj_y")]
-            for side in (0, 1):
-                if turned[side] and operator.input(side) in transposed:
-                    sides[side], turned[side] = transposed[operator.input(side)], False
-            if sides != [*operator.inputs]:
-                changed = _product(operator, sides, turned, operator.output)
-        result.append(changed)
-    return result
+        current = operator
+        product = made.get(operator.input(0)) if exchanges_last_two(operator) else None
+        if product is not None and product.name == "BATCH_MATMUL":
+            left, right = product.input(0), product.input(1)
+            alone = readers[operator.input(0)] == 1 and operator.input(0) not in wanted
+            if alone and left.dtype is right.dtype:
+                turned = (not product.option("adj_y"), not product.option("adj_x"))
+                current = _product(product, (right, left), turned, operator.output)
+        if current.name == "BATCH_MATMUL":
+            current = _without_adjoints(current, made)
+        made.update(dict.fromkeys(operator.outputs, current))
+    return list(dict.fromkeys(made.values()))
+
+
+def _without_adjoints(product: Operator, made: Mapping[Tensor, Operator]) -> Operator:
+    sides, turned = [*product.inputs], [product.option("adj_x"), product.option("adj_y")]
+    for side in (0, 1):
+        maker = made.get(product.input(side))
+        if turned[side] and maker is not None and exchanges_last_two(maker):
+            sides[side], turned[side] = maker.input(0), False
+    return product if sides == [*product.inputs] else _product(product, sides, turned, product.output)
 
 
 def exchanges_last_two(operator: Operator) -> bool:

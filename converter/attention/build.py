@@ -17,7 +17,7 @@ from edge_opt.attention.composites import with_composites
 from edge_opt.attention.cut import Cut, Plan, Planner, Step
 from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.labels import OperandFactors
-from edge_opt.attention.rule import Labelled, OneHead, name_of_piece
+from edge_opt.attention.rule import Labelled, OneHead
 from edge_opt.attention.rules import keeps_order
 from edge_opt.base.words import name_below
 from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Shape, Subgraph, Tensor, topological
@@ -64,6 +64,19 @@ def split_heads(
     return old, [*still_needed(subgraph, old, block.output.producer, new, joined), *new]
 
 
+def name_of_piece(factored: Factored, piece: int, pieces: int, tiles: int) -> str:
+    """What distinguishes a piece of a tensor from the others, of which the tiles are the outer digit.
+
+    It is `head_1` or `rows_3/head_1`, but `group_1` where several heads see the same, and `shared` where all do.
+    """
+    count = fx.piece_count(factored)
+    if count < pieces:
+        return f"group_{fx.mixed_index(fx.labels(factored), piece)}" if count > 1 else "shared"
+    tile, head = divmod(piece, pieces // tiles)
+    rows = [f"rows_{tile}"] if tiles > 1 else []
+    return "/".join([*rows, f"head_{head}"] if pieces > tiles or not rows else rows)
+
+
 @dataclass(eq=False)
 class Splitter:
     """Builds what each head sees of a tensor; heads that see the same get the same tensor."""
@@ -107,7 +120,7 @@ class Splitter:
         def piece(index: int) -> Tensor:
             return known.get(index) or self.piece(of.input(index), operands[index], head)
 
-        name = name_of_piece(of, head, self.pieces, self.tiles)
+        name = name_of_piece(of.factored, head, self.pieces, self.tiles)
         one = OneHead(self.assembly, of, head, piece, name, keep_axes=self.form.keep_axes)
         return self.operands.rules[of.operator.name].emit(one)
 
@@ -149,7 +162,7 @@ class Splitter:
             if index != step.operand and tensor is not None and len(tensor.shape) > len(piece.shape):
                 number = tensor.array().reshape(())
                 read[index] = self.assembly.constant(tensor, number, tensor.quantization)
-        name = name_below(of.tensor.name, name_of_piece(of, head, self.pieces, self.tiles))
+        name = name_below(of.tensor.name, name_of_piece(of.factored, head, self.pieces, self.tiles))
         return self.assembly.again(of.operator, read, [name], [piece.shape], of.operator.options)[0]
 
     def _make(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:

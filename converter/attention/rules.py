@@ -1,30 +1,121 @@
-"""Rules of operators that rearrange, cut, join or repeat tensors, and the table of all rules, by operator.
+"""The rules of operators, and the table of all, by operator.
 
 A labelled axis may move, but it must stay whole. What only joins or repeats tensors for the heads is left out.
 """
 
 import math
-from collections.abc import Sequence
-
-import numpy as np
+from collections.abc import Mapping, Sequence
+from itertools import dropwhile
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Axis, Factored
-from edge_opt.attention.rule import (
-    AlongLastAxis,
-    BatchMatMul,
-    Elementwise,
-    FullyConnected,
-    Labelled,
-    OneHead,
-    Operands,
-    Reduce,
-    Rule,
-    constant_integers,
-)
+from edge_opt.attention.rule import Labelled, OneHead, Operands, Rule, constant_integers
 from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.operators import KINDS, Effect, operators_that
 from edge_opt.ir.refusal import RefusedError
+
+# What computes
+
+
+class Elementwise(Rule):
+    """Operands are aligned from the right; one without the labelled axis is shared by the heads.
+
+    SELECT does not broadcast; its rank-1 condition selects whole rows, which no label survives.
+    """
+
+    drops_axes = True
+
+    def operands(self, of: Labelled) -> Operands:
+        if of.operator.name == "SELECT" and of.input(0).shape not in ((), of.tensor.shape):
+            text = "SELECT's condition must have the result's shape"
+            raise RefusedError(text, of.operator, of.input(0))
+        shapes = {i: tensor.shape for i, tensor in enumerate(of.operator.inputs) if tensor is not None}
+        return {index: fx.of_operand(of.factored, shape) for index, shape in shapes.items()}
+
+    def parts(self, of: Labelled, *, keep: bool) -> Operands:
+        parts = self.operands(of)
+        for index, own in list(parts.items()):
+            shapes = of.input(index).shape, fx.piece_shape(own, keep=keep)
+            whole, piece = (tuple(dropwhile(lambda size: size == 1, shape)) for shape in shapes)
+            # Without a RESHAPE all heads share an operand that only has other leading ones.
+            if whole == piece and len(shapes[0]) <= len(of.piece_shape(keep=keep)):
+                del parts[index]
+        return parts
+
+
+class BatchMatMul(Rule):
+    """Batch axes broadcast, the left operand's rows and the right one's columns keep theirs.
+
+    `[.., M, C] x [.., C, N] -> [.., M, N]`: a label on M never reaches the right operand, which all heads share.
+    """
+
+    drops_axes = True
+
+    def operands(self, of: Labelled) -> Operands:
+        left, right = of.input(0), of.input(1)
+        adj_x, adj_y = bool(of.operator.option("adj_x")), bool(of.operator.option("adj_y"))
+        (contracted,) = fx.plain((left.shape[-2 if adj_x else -1],))
+        *batch, rows, columns = of.factored
+        a = (contracted, rows) if adj_x else (rows, contracted)
+        b = (columns, contracted) if adj_y else (contracted, columns)
+        return {
+            0: fx.of_operand(tuple(batch), left.shape[:-2]) + a,
+            1: fx.of_operand(tuple(batch), right.shape[:-2]) + b,
+        }
+
+
+class FullyConnected(Rule):
+    """With computed weights a product of two activations: `[.., C] x [M, C]^T -> [.., M]`, or `[rows, M]`.
+
+    With constant weights it is a projection, whose result mixes all that it reads: there a block ends.
+    """
+
+    def operands(self, of: Labelled) -> Operands:
+        left = of.input(0)
+        *rows, columns = of.factored
+        lead = fx.regroup(tuple(rows), left.shape[:-1])
+        if lead is None:
+            raise RefusedError("the head axis is cut through the middle", of.operator, left)
+        (contracted,) = fx.plain(left.shape[-1:])
+        operands: Operands = {0: (*lead, contracted), 1: (columns, contracted)}
+        if len(of.operator.inputs) > 2 and of.operator.inputs[2] is not None:
+            operands[2] = (columns,)
+        return operands
+
+
+class AlongLastAxis(Rule):
+    """SOFTMAX and LOG_SOFTMAX: per row, so rows of different heads never mix."""
+
+    drops_axes = True
+
+    def operands(self, of: Labelled) -> Operands:
+        if fx.tells_heads(of.factored[-1]):
+            text = "the heads lie on the axis of the softmax"
+            raise RefusedError(text, of.operator, actual=fx.to_text(of.factored))
+        return {0: of.factored}
+
+
+class Reduce(Rule):
+    """SUM, MEAN, REDUCE_MAX and the like: the axes that are left keep their labels.
+
+    Backwards a reduced axis is always a plain one; where it holds heads, these end in the sum and no label comes here.
+    """
+
+    def operands(self, of: Labelled) -> Operands:
+        shape = of.input(0).shape
+        # Of a scalar, TFLite takes any axes: there is none to reduce.
+        reduced = {axis % len(shape) for axis in constant_integers(of.operator, 1)} if shape else set()
+        rest = list(of.factored)
+        axes: list[Axis] = []
+        for axis, size in enumerate(shape):
+            if axis not in reduced:
+                axes.append(rest.pop(0))
+                continue
+            if of.operator.option("keep_dims"):
+                rest.pop(0)
+            axes.extend(fx.plain((size,)))
+        return {0: tuple(axes)}
+
 
 # One tensor in another order
 
@@ -56,24 +147,21 @@ class Transpose(Rule):
         return {0: tuple(axes)}
 
     def made(self, one: OneHead) -> Tensor:
-        source = self.operands(one.of)[0]
-        kept = one.axes(source)
-        sizes = fx.piece_shape_on(source, kept)
+        (source,) = self.operands(one.of).values()
+        kept, sizes = (
+            fx.piece_axes(source, keep=one.keep_axes),
+            fx.piece_shape(source, keep=one.keep_axes),
+        )
         order = [kept.index(axis) for axis in constant_integers(one.of.operator, 1) if axis in kept]
-        if _swaps_last_two(order, sizes):
+        wide, last = [axis for axis in order if sizes[axis] > 1], len(order) - 1
+        if wide[-2:] == [last, last - 1] and wide[:-2] == sorted(wide[:-2]):
             # Axes of size 1 aside this exchanges rows and columns, which a matrix product can do itself.
-            order = [*range(len(order) - 2), len(order) - 1, len(order) - 2]
-        steering = one.integers("perm", order)
-        return one.clone({0: one.piece(0), 1: steering}, tuple(sizes[axis] for axis in order))
+            order = [*range(last - 1), last, last - 1]
+        steering = {0: one.piece(0), 1: one.integers("perm", order)}
+        return one.clone(steering, tuple(sizes[axis] for axis in order))
 
     def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
         return 0 if keeps_order(of) else None
-
-
-def _swaps_last_two(permutation: list[int], sizes: tuple[int, ...]) -> bool:
-    wide = [axis for axis in permutation if sizes[axis] > 1]
-    last = len(permutation) - 1
-    return wide[-2:] == [last, last - 1] and wide[:-2] == sorted(wide[:-2])
 
 
 def keeps_order(of: Labelled) -> bool:
@@ -104,17 +192,18 @@ class Slice(Rule):
         _begins(of.operator)
         return {0: _resized(of, of.input(0), "a slice cuts through the heads")}
 
-    def made(self, one: OneHead) -> Tensor:
-        own, whole = self.operands(one.of)[0], _begins(one.of.operator)
-        axes = one.axes(one.of.factored, own)
-        source, shape = one.on_axes(0, own, axes), fx.piece_shape_on(one.of.factored, axes)
-        begins = [whole[axis] for axis in axes]
-        inputs = {0: source, 1: one.integers("begin", begins)}
+    def steering(self, one: OneHead) -> Mapping[int, Tensor]:
+        begins, sizes = _begins(one.of.operator), one.of.piece_shape(keep=True)
+        begin = one.integers("begin", begins)
         if one.of.operator.name == "SLICE":
-            return one.clone({**inputs, 2: one.integers("size", shape)}, shape)
-        ends = [begin + size for begin, size in zip(begins, shape, strict=True)]
-        inputs |= {2: one.integers("end", ends), 3: one.integers("strides", [1] * len(axes))}
-        return one.clone(inputs, shape, begin_mask=0, end_mask=0)
+            return {1: begin, 2: one.integers("size", sizes)}
+        ends = [begin + size for begin, size in zip(begins, sizes, strict=True)]
+        return {1: begin, 2: one.integers("end", ends), 3: one.integers("strides", [1] * len(ends))}
+
+    def made(self, one: OneHead) -> Tensor:
+        read = {0: one.whole(0, self.operands(one.of)[0]), **self.steering(one)}
+        masks = {} if one.of.operator.name == "SLICE" else {"begin_mask": 0, "end_mask": 0}
+        return one.clone(read, one.of.piece_shape(keep=True), **masks)
 
 
 def _begins(operator: Operator) -> list[int]:
@@ -141,43 +230,22 @@ class Pad(Rule):
         constant_integers(of.operator, 1)
         return {0: _resized(of, of.input(0), "the axis of the heads is padded")}
 
-    def made(self, one: OneHead) -> Tensor:
-        own, numbers = self.operands(one.of)[0], constant_integers(one.of.operator, 1)
-        axes = one.axes(one.of.factored, own)
-        source = one.on_axes(0, own, axes)
-        around = one.integers("paddings", [numbers[2 * i : 2 * i + 2] for i in axes])
-        return one.clone({0: source, 1: around}, fx.piece_shape_on(one.of.factored, axes))
-
 
 class Split(Rule):
     """SPLIT and SPLIT_V: each result is a slice; one head's part is split in the same way."""
 
     def operands(self, of: Labelled) -> Operands:
-        data, _ = _data_and_axis(of)
+        data, steering = self._places(of)
+        constant_integers(of.operator, steering)
         return {data: _resized(of, of.input(data), "a split cuts through the heads")}
 
-    def made(self, one: OneHead) -> Tensor:
-        data, axis = _data_and_axis(one.of)
-        own = self.operands(one.of)[data]
-        axes = one.axes(one.of.factored, own)
-        source, position = one.on_axes(data, own, axes), axes.index(axis)
-        sizes = fx.piece_shape_on(one.of.factored, axes)
-        shapes = [
-            (*sizes[:position], output.shape[axis], *sizes[position + 1 :])
-            for output in one.of.operator.outputs
-        ]
-        where = one.integers("axis", np.int32(position))
-        parts = one.clone_all({data: source, 2 * (1 - data): where}, shapes)
-        return parts[one.of.operator.outputs.index(one.of.tensor)]
+    @staticmethod
+    def _places(of: Labelled) -> tuple[int, int]:
+        """Which input is split, and which says on what axis."""
+        return (1, 0) if of.operator.name == "SPLIT" else (0, 2)
 
     def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
-        return _data_and_axis(of)[0] if len(of.operator.outputs) == 1 else None
-
-
-def _data_and_axis(of: Labelled) -> tuple[int, int]:
-    """Which input of a SPLIT or SPLIT_V is split, and on what axis."""
-    data, steering = (1, 0) if of.operator.name == "SPLIT" else (0, 2)
-    return data, constant_integers(of.operator, steering)[0] % len(of.factored)
+        return self._places(of)[0] if len(of.operator.outputs) == 1 else None
 
 
 class Unpack(Rule):
@@ -187,13 +255,6 @@ class Unpack(Rule):
         shape = of.input(0).shape
         axis = of.axis(len(shape))
         return {0: (*of.factored[:axis], *fx.plain((shape[axis],)), *of.factored[axis:])}
-
-    def made(self, one: OneHead) -> Tensor:
-        own = self.operands(one.of)[0]
-        position = one.axes(own).index(one.of.axis(len(own)))
-        shapes = [one.shape] * len(one.of.operator.outputs)
-        parts = one.clone_all({0: one.piece(0)}, shapes, axis=position)
-        return parts[one.of.operator.outputs.index(one.of.tensor)]
 
     def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
         return 0 if len(of.operator.outputs) == 1 else None
@@ -225,19 +286,12 @@ class Concatenation(Rule):
             return None
         return fx.take_outer(of.factored[of.axis(len(of.factored))], len(of.operator.inputs))
 
-    def made(self, one: OneHead) -> Tensor:
-        operands = self.operands(one.of)
-        axes = one.axes(one.of.factored, *operands.values())
-        inputs = {index: one.on_axes(index, own, axes) for index, own in operands.items()}
-        position = axes.index(one.of.axis(len(one.of.factored)))
-        return one.clone(inputs, fx.piece_shape_on(one.of.factored, axes), axis=position)
-
     def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
         cut = self._cut(of) if fx.tells_heads(of.factored[of.axis(len(of.factored))]) else None
         return None if cut is None else fx.mixed_index(cut[0], head)
 
 
-class Pack(Concatenation):
+class Pack(Rule):
     """As CONCATENATION, along an axis that the parts do not have."""
 
     def operands(self, of: Labelled) -> Operands:
@@ -246,10 +300,6 @@ class Pack(Concatenation):
             raise RefusedError("the parts of a PACK are not the heads", of.operator)
         part = (*of.factored[:axis], *of.factored[axis + 1 :])
         return dict.fromkeys(range(len(of.operator.inputs)), part)
-
-    def made(self, one: OneHead) -> Tensor:
-        position = one.axes(one.of.factored).index(one.of.axis(len(one.of.factored)))
-        return one.clone({index: one.piece(index) for index in self.operands(one.of)}, axis=position)
 
     def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
         packed = of.factored[of.axis(len(of.factored))]
@@ -280,14 +330,12 @@ class Broadcast(Rule):
         shapes = fx.piece_shape(self.operands(of)[0], keep=keep), of.piece_shape(keep=keep)
         return 0 if len({*map(math.prod, shapes)}) == 1 else None
 
-    def made(self, one: OneHead) -> Tensor:
-        own = self.operands(one.of)[0]
-        offset = len(one.of.factored) - len(own)
-        source = one.on_axes(0, own, [axis - offset for axis in one.axes(one.of.factored) if axis >= offset])
-        values = list(one.shape)
+    def steering(self, one: OneHead) -> Mapping[int, Tensor]:
+        sizes = one.of.piece_shape(keep=True)
         if one.of.operator.name == "TILE":
-            values = [size // part for size, part in zip(values, source.shape, strict=True)]
-        return one.clone({0: source, 1: one.integers("shape", values)})
+            source = fx.piece_shape(self.operands(one.of)[0], keep=True)
+            sizes = tuple(size // part for size, part in zip(sizes, source, strict=True))
+        return {1: one.integers("shape", sizes)}
 
 
 class Gather(Rule):
@@ -325,18 +373,6 @@ class Gather(Rule):
     def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
         repeats = not self._batch(of) and any(map(fx.tells_heads, of.factored[self._span(of)]))
         return 0 if repeats else None
-
-    def made(self, one: OneHead) -> Tensor:
-        operands = self.operands(one.of)
-        kept = one.axes(operands[0])
-        sizes, position = fx.piece_shape_on(operands[0], kept), kept.index(self._span(one.of).start)
-        batch = sum(axis < self._batch(one.of) for axis in kept)
-        positions = one.of.input(1).shape
-        if 1 in operands:
-            positions = fx.piece_shape(operands[1], keep=one.keep_axes)
-        gathered = (*sizes[:position], *positions[batch:], *sizes[position + 1 :])
-        read = {index: one.piece(index) for index in operands}
-        return one.clone(read, gathered, axis=position, batch_dims=batch)
 
 
 def _repeated_part(gathered: Axis, indices: Sequence[int], size: int) -> Axis | None:
@@ -388,13 +424,6 @@ def is_product(operator: Operator) -> bool:
 def multiplies_activations(operator: Operator) -> bool:
     """True for a product of two computed matrices: no weights are in it."""
     return operator.name in PRODUCTS and not any(t is None or t.is_constant for t in operator.inputs[:2])
-
-
-def is_turned(product: Operator, index: int) -> bool:
-    """True where operand `index` of a product is stored the other way round."""
-    if product.name == "FULLY_CONNECTED":
-        return index == 1
-    return bool(product.option("adj_y" if index else "adj_x"))
 
 
 def data_input(operator: Operator) -> Tensor | None:
