@@ -66,7 +66,13 @@ class _Build:
         if case.order:
             picks = iter(case.order * (1 + len(self.g.graph) // len(case.order)))
             shuffle(self.g.graph, lambda count: next(picks) % count)
-        block = Expected(case.heads, case.kv_heads, case.head_size, case.length, case.segments)
+        gathers = (
+            case.repeat == "gather"
+            and case.product in ("repeat", "flat")
+            and min(case.groups, case.kv_heads) > 1
+        )
+        kv_heads = case.heads if gathers else case.kv_heads
+        block = Expected(case.heads, kv_heads, case.head_size, case.length, case.segments)
         return Attention(case, model, [block] * case.blocks)
 
     def q(self, role: str) -> Quantization | None:

@@ -255,11 +255,6 @@ EXAMPLES = (
         "not every head reaches the logits (expected 4, found 2), at BATCH_MATMUL",
     ),
     Example(
-        "an outermost axis that may be the batch, and is summed",
-        f"{BATCH} %r: float32[6,5] = SUM(%o, int32{{0}}) return %r }}",
-        "heads are summed before they stand side by side, at SUM",
-    ),
-    Example(
         "an outermost axis that may be the batch, and stays",
         f"{BATCH} %r: float32[4,6] = MEAN(%o, int32{{-1}}) return %r }}",
         "already single-head",
@@ -276,12 +271,6 @@ EXAMPLES = (
         f"{BATCH} %r: float32[4] = SUM(%o, int32{{1, 2}}) return %r }}",
         "already single-head",
         settled=True,
-    ),
-    Example(
-        "a batch that was moved to where heads are",
-        MOVED_BATCH,
-        "heads never stand beside the head size (expected [.., N*5] or [.., N, 5], found [1, 4, 6, 5]), "
-        "at BATCH_MATMUL",
     ),
     Example(
         "a batch that was moved to where heads are, beside others",

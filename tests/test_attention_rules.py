@@ -16,8 +16,7 @@ from text_parser import parse
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.block import FORMS
-from edge_opt.attention.build import Splitter, join_heads
-from edge_opt.attention.cut import Plan
+from edge_opt.attention.build import join_heads
 from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.labels import OperandFactors
 from edge_opt.attention.rule import Labelled, OneHead
@@ -27,7 +26,6 @@ from edge_opt.ir import (
     DType,
     Model,
     Operator,
-    Quantization,
     Signature,
     Signatures,
     Subgraph,
@@ -37,7 +35,6 @@ from edge_opt.ir import (
 from edge_opt.ir.walk import reads
 from edge_opt.passes.checks import check_operators
 from edge_opt.runtime.native import Session
-from edge_opt.schema.table import new_table
 
 Array = NDArray[Any]
 
@@ -114,7 +111,7 @@ def for_one_head(
             piece = pieces[index] = Tensor(f"{whole.name}/head", tuple(numbers_of_head.shape), whole.dtype)
             fed[id(piece)], numbers[id(piece)] = piece, numbers_of_head
         elif not fx.is_shared(own):
-            pieces[index] = assembly.constant(whole, part(whole.array(), own, head, keep=keep), None)
+            pieces[index] = assembly.constant(whole, part(whole.array(), own, head, keep=keep))
     one = OneHead(assembly, of, head, pieces.__getitem__, f"head_{head}", keep_axes=keep)
     result = RULES[operator.name].emit(one)
     made = assembly.finished(result)
@@ -199,10 +196,10 @@ EXAMPLES = [
     E("x 2,3,5", "%y: float32[2,3,7] = PAD(%x, int32[3,2]{0, 0, 0, 0, 1, 1})", "2@3, 3@1, 7", 1),
     E("x 1,3,5", "%y: float32[3,3,5] = PADV2(%x, int32[3,2]{1, 1, 0, 0, 0, 0}, float32(0.5))", "3, 3@1, 5", 1),
     E("x 3,2,5", "%y: float32[3,2,8] = MIRROR_PAD(%x, int32[3,2]{0, 0, 0, 0, 1, 2})", "3, 2@1, 8", 1),
-    E("x 2,3,5", "%y: float32[2,6,5] = GATHER(%x, int32{0, 0, 1, 1, 2, 2}) {axis: 1}", "2, 3@2 2@1, 5", 0),
-    E("x 2,3,5", "%y: float32[2,6,5] = GATHER(%x, int32{0, 1, 2, 0, 1, 2}) {axis: -2}", "2, 2@1 3, 5", 0),
+    E("x 2,3,5", "%y: float32[2,6,5] = GATHER(%x, int32{0, 0, 1, 1, 2, 2}) {axis: 1}", "2, 3@2 2@1, 5", 1),
+    E("x 2,3,5", "%y: float32[2,6,5] = GATHER(%x, int32{0, 1, 2, 0, 1, 2}) {axis: -2}", "2, 2@1 3, 5", 1),
     E("x 2,3,5", "%y: float32[2,3,2,5] = GATHER(%x, int32[3,2]{0, 0, 1, 1, 2, 2}) {axis: 1}", "2, 3@2, 2@1, 5"),
-    E("x 1,5", "%y: float32[3,5] = GATHER(%x, int32{0, 0, 0})", "3@1, 5", 0),
+    E("x 1,5", "%y: float32[3,5] = GATHER(%x, int32{0, 0, 0})", "3@1, 5", 1),
     E("x 2,3,5", "%y: float32[2,4,5] = GATHER(%x, int32{2, 0, 1, 1}) {axis: 1}", "2@1, 4, 5", 1),
     E("x 2,3,5", "%y: float32[2,3] = GATHER(%x, int32(4)) {axis: 2}", "2, 3@1", 1),
     E("x 2,3,5", "%y: float32[2,2,2,5] = GATHER(%x, int32[2,2]{2, 0, 1, 1}) {axis: 1}", "2@1, 2, 2, 5", 1),
@@ -277,12 +274,6 @@ REFUSED = [
      "the axis of the heads is padded, at PAD, tensor 'x'"),
     (E("x 3", "%y: float32[4] = PAD(%x, int32[1,2]{1, 0})", "4@1"),
      "the axis of the heads is padded, at PAD, tensor 'x'"),
-    (E("x 3", "%y: float32[3] = GATHER(%x, int32{2, 1, 0})", "3@1"),
-     "a GATHER does not repeat its operand for the heads, at GATHER, tensor 'x'"),
-    (E("x 3", "%y: float32[6] = GATHER(%x, int32{0, 1, 2, 0, 1, 2})", "2 3@1"),
-     "a GATHER does not repeat its operand for the heads, at GATHER, tensor 'x'"),
-    (E("x 3; i int32 3", "%y: float32[3] = GATHER(%x, %i)", "3@1"),
-     "an operand that steers the operator must be constant, at GATHER, tensor 'i'"),
     (E("x 2,3; c bool 2", "%y: float32[2,3] = SELECT(%c, %x, %x)", "2@1, 3"),
      "SELECT's condition must have the result's shape, at SELECT, tensor 'c'"),
     (E("x 2,3; z 2,3", "%y: float32[2,2,3] = PACK(%x, %z) {values_count: 2, axis: 0}", "2@1 2, 2, 3"),
@@ -336,38 +327,3 @@ def test_heads_are_put_back_where_they_were(case: tuple[Factored, int], form: st
     assert refusal(check_operators, graph.operators) is None
     graph.outputs = [output]
     np.testing.assert_array_equal(computed(graph, model, fed)[0], whole)
-
-
-TWO_HEADS: Factored = ((), (Factor(2, 1), Factor(2)), (Factor(3),))
-FOUR_HEADS: Factored = ((), (Factor(4, 1),), (Factor(3),))
-
-
-@pytest.mark.parametrize(
-    ("form", "factored", "axis", "kept", "dimension"),
-    [
-        ("split", TWO_HEADS, 1, slice(2, 4), 1),
-        ("split", TWO_HEADS, 2, slice(0, 3), 2),
-        ("split", FOUR_HEADS, 1, slice(1, 2), 1),
-        ("unpack", FOUR_HEADS, 1, slice(1, 2), 0),
-        ("unpack", FOUR_HEADS, 2, slice(0, 3), 1),
-    ],
-)
-def test_a_part_of_a_constant_keeps_its_part_of_the_scales(
-    form: str, factored: Factored, axis: int, kept: slice, dimension: int
-) -> None:
-    model = Model()
-    shape = (1, 4, 3)
-    table = new_table(
-        "QuantizationParameters",
-        scale=np.arange(1, 1 + shape[axis], dtype=np.float32),
-        zero_point=np.zeros(shape[axis], np.int64),
-        quantized_dimension=axis,
-    )
-    values = np.arange(12, dtype=np.int8).reshape(shape)
-    tensor = Constants(model).make("k", values, DType.INT8, Quantization(table))
-    assembly = Assembly(model, Constants(model))
-    piece = Splitter(FORMS[form], assembly, 4, 1, OperandFactors(), Plan()).cut_off(tensor, factored, 1)
-    np.testing.assert_array_equal(piece.array(), part(values, factored, 1, keep=form == "split"))
-    assert piece.quantization is not None
-    np.testing.assert_array_equal(piece.quantization.scale, table.get("scale")[kept])
-    assert piece.quantization.dimension == dimension

@@ -106,7 +106,6 @@ def test_heads_of_a_result_that_is_flattened_to_one_axis() -> None:
     [
         "TILE(%few, int32{1, 2, 1, 1})",
         f"BROADCAST_TO(%few, int32{{1, 2, {S}, {H}}})",
-        "GATHER(%few, int32{0, 0}) {axis: 1}",
         "CONCATENATION(%few, %few) {axis: 1}",
         "MUL(%few, float32[1,2,1,1]{splat 1})",
         "CONCATENATION(%new, %old) {axis: 2}",
@@ -212,16 +211,3 @@ def test_rows_of_every_head_are_tiles_of_their_own(lead: str, tail: str) -> None
 )
 def test_what_cannot_be_cut_into_rows_says_why(lead: str, tail: str, count: int, reason: str) -> None:
     assert refusal(row_tiles, segments(lead, tail), count) == reason
-
-
-TOKENS_IN_FRONT = """
-subgraph main (%x: float32[LEAD,5,16], %w: float32[32,16], %k: float32[LEAD,12,8], %v: float32[LEAD,12,8]) {
-  %p: float32[LEAD,5,32] = FULLY_CONNECTED(%x, %w, none) {keep_num_dims: true}
-  %q: float32[LEAD,20,8] = RESHAPE(%p, int32{LEAD, 20, 8}) {new_shape: [LEAD, 20, 8]}
-  %l: float32[LEAD,20,12] = BATCH_MATMUL(%q, %k) {adj_y: true}
-  %s: float32[LEAD,20,12] = SOFTMAX(%l) {beta: 1.0}
-  %o: float32[LEAD,20,8] = BATCH_MATMUL(%s, %v)
-  %flat: float32[FLAT] = RESHAPE(%o, int32{FLAT}) {new_shape: [FLAT]}
-  return %flat
-}
-"""

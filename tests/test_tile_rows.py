@@ -86,16 +86,16 @@ subgraph main (%q: float32[1,1,4,2], %k: float32[1,1,3,2], %v: float32[1,1,3,2],
 TWO_TILES = """
 subgraph main (%q: float32[1,1,4,2], %k: float32[1,1,3,2], %v: float32[1,1,3,2], %mask: float32[1,1,4,3]) {
   %q/piece_0: float32[1,1,2,2], %q/piece_1: float32[1,1,2,2] = SPLIT(int32(2), %q) {num_splits: 2}
-  %logits/rows_0: float32[1,1,2,3] = BATCH_MATMUL(%q/piece_0, %k) {adj_y: true}
+  %logits/piece_0: float32[1,1,2,3] = BATCH_MATMUL(%q/piece_0, %k) {adj_y: true}
   %mask/piece_0: float32[1,1,2,3], %mask/piece_1: float32[1,1,2,3] = SPLIT(int32(2), %mask) {num_splits: 2}
-  %masked/rows_0: float32[1,1,2,3] = ADD(%logits/rows_0, %mask/piece_0)
-  %p/rows_0: float32[1,1,2,3] = SOFTMAX(%masked/rows_0) {beta: 1.0}
-  %out/rows_0: float32[1,1,2,2] = BATCH_MATMUL(%p/rows_0, %v)
-  %logits/rows_1: float32[1,1,2,3] = BATCH_MATMUL(%q/piece_1, %k) {adj_y: true}
-  %masked/rows_1: float32[1,1,2,3] = ADD(%logits/rows_1, %mask/piece_1)
-  %p/rows_1: float32[1,1,2,3] = SOFTMAX(%masked/rows_1) {beta: 1.0}
-  %out/rows_1: float32[1,1,2,2] = BATCH_MATMUL(%p/rows_1, %v)
-  %out: float32[1,1,4,2] = CONCATENATION(%out/rows_0, %out/rows_1) {axis: 2}
+  %masked/piece_0: float32[1,1,2,3] = ADD(%logits/piece_0, %mask/piece_0)
+  %p/piece_0: float32[1,1,2,3] = SOFTMAX(%masked/piece_0) {beta: 1.0}
+  %out/piece_0: float32[1,1,2,2] = BATCH_MATMUL(%p/piece_0, %v)
+  %logits/piece_1: float32[1,1,2,3] = BATCH_MATMUL(%q/piece_1, %k) {adj_y: true}
+  %masked/piece_1: float32[1,1,2,3] = ADD(%logits/piece_1, %mask/piece_1)
+  %p/piece_1: float32[1,1,2,3] = SOFTMAX(%masked/piece_1) {beta: 1.0}
+  %out/piece_1: float32[1,1,2,2] = BATCH_MATMUL(%p/piece_1, %v)
+  %out: float32[1,1,4,2] = CONCATENATION(%out/piece_0, %out/piece_1) {axis: 2}
   return %out
 }
 """

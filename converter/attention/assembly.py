@@ -73,9 +73,11 @@ class Assembly:
         """An int32 constant."""
         return self.constants.make(name, np.asarray(values, np.int32), DType.INT32)
 
-    def constant(self, tensor: Tensor, values: np.ndarray, quantization: Quantization | None) -> Tensor:
+    def constant(self, tensor: Tensor, values: np.ndarray) -> Tensor:
         """A constant made of a part of another."""
-        return self.constants.make(name_below(tensor.name, "piece"), values, tensor.dtype, quantization)
+        return self.constants.make(
+            name_below(tensor.name, "piece"), values, tensor.dtype, tensor.quantization
+        )
 
     def source(self, tensor: Tensor) -> Tensor:
         """What a tensor is a RESHAPE of, if one made here; else itself."""

@@ -20,9 +20,8 @@ from edge_opt.attention.labels import OperandFactors
 from edge_opt.attention.rule import Labelled, OneHead
 from edge_opt.attention.rules import keeps_order
 from edge_opt.base.words import name_below
-from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Shape, Subgraph, Tensor, topological
+from edge_opt.ir import Constants, DType, Model, Operator, Shape, Subgraph, Tensor, topological
 from edge_opt.ir.walk import read_outside, still_needed
-from edge_opt.schema.table import Table
 
 # Types that the runtime's kernels take (LiteRT, kernels/split.cc and unpack.cc); others are cut by SLICE, or by SPLIT.
 SPLIT_TYPES = frozenset({DType.FLOAT32, DType.INT8, DType.UINT8, DType.INT16, DType.INT32, DType.INT64})
@@ -46,7 +45,7 @@ def split_heads(
         form = replace(form, cut="split")
     operands = with_composites(model) if form.above and form.composites else block.operands
     plan, assembly = Planner(subgraph, block, form, operands).plan(), Assembly(model, constants)
-    splitter = Splitter(form, assembly, block.pieces, block.tiles, operands, plan)
+    splitter = Splitter(form, assembly, block, operands, plan)
     pieces = []
     for head in range(block.pieces):
         pieces.append(splitter.piece(block.output, block.factored, head))
@@ -64,27 +63,13 @@ def split_heads(
     return old, [*still_needed(subgraph, old, block.output.producer, new, joined), *new]
 
 
-def name_of_piece(factored: Factored, piece: int, pieces: int, tiles: int) -> str:
-    """What distinguishes a piece of a tensor from the others, of which the tiles are the outer digit.
-
-    It is `head_1` or `rows_3/head_1`, but `group_1` where several heads see the same, and `shared` where all do.
-    """
-    count = fx.piece_count(factored)
-    if count < pieces:
-        return f"group_{fx.mixed_index(fx.labels(factored), piece)}" if count > 1 else "shared"
-    tile, head = divmod(piece, pieces // tiles)
-    rows = [f"rows_{tile}"] if tiles > 1 else []
-    return "/".join([*rows, f"head_{head}"] if pieces > tiles or not rows else rows)
-
-
 @dataclass(eq=False)
 class Splitter:
     """Builds what each head sees of a tensor; heads that see the same get the same tensor."""
 
     form: Form
     assembly: Assembly
-    pieces: int
-    tiles: int
+    block: Block
     operands: OperandFactors
     plan: Plan
 
@@ -113,6 +98,15 @@ class Splitter:
             self._pieces[key] = piece
         return self._pieces[key]
 
+    def _word(self, count: int) -> str:
+        """What so many different parts of a tensor are called."""
+        return "group" if count < self.block.pieces else "head" if self.block.tiles == 1 else "piece"
+
+    def _name(self, factored: Factored, head: int) -> str:
+        """What distinguishes a head's part of a tensor: `head_1`, or `group_1` where several heads see the same."""
+        count = fx.piece_count(factored)
+        return f"{self._word(count)}_{fx.mixed_index(fx.labels(factored), head)}" if count > 1 else "shared"
+
     def _emit(self, of: Labelled, head: int, known: Mapping[int, Tensor]) -> Tensor:
         """The operator for one head; `known`: that head's part of operands, where they are there already."""
         operands = self.operands.known(of.tensor, of.factored)
@@ -120,7 +114,7 @@ class Splitter:
         def piece(index: int) -> Tensor:
             return known.get(index) or self.piece(of.input(index), operands[index], head)
 
-        name = name_of_piece(of.factored, head, self.pieces, self.tiles)
+        name = self._name(of.factored, head)
         one = OneHead(self.assembly, of, head, piece, name, keep_axes=self.form.keep_axes)
         return self.operands.rules[of.operator.name].emit(one)
 
@@ -160,9 +154,8 @@ class Splitter:
         read[step.operand] = piece
         for index, tensor in enumerate(read):
             if index != step.operand and tensor is not None and len(tensor.shape) > len(piece.shape):
-                number = tensor.array().reshape(())
-                read[index] = self.assembly.constant(tensor, number, tensor.quantization)
-        name = name_below(of.tensor.name, name_of_piece(of.factored, head, self.pieces, self.tiles))
+                read[index] = self.assembly.constant(tensor, tensor.array().reshape(()))
+        name = name_below(of.tensor.name, self._name(of.factored, head))
         return self.assembly.again(of.operator, read, [name], [piece.shape], of.operator.options)[0]
 
     def _make(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
@@ -171,7 +164,7 @@ class Splitter:
         if not axes and target == tensor.shape:
             return tensor
         if tensor.has_numbers:
-            return self._constant_piece(tensor, factored, head)
+            return self.assembly.constant(tensor, _head_of(tensor.array(), factored, head).reshape(target))
         if not axes:
             return self.assembly.reshaped(tensor, target, name_below(tensor.name, "squeezed"))
         axis = axes[0]
@@ -195,7 +188,7 @@ class Splitter:
         """The tensor cut into `count` parts along an axis, which they have no longer where it `drops`."""
         key = (tensor, axis, count)
         if key not in self._parts:
-            part = "piece" if self.tiles > 1 else "head" if count == self.pieces else "group"
+            part = self._word(count)
             size = tensor.shape[axis] // count
             between = () if drops else (size,)
             shape = (*tensor.shape[:axis], *between, *tensor.shape[axis + 1 :])
@@ -216,21 +209,6 @@ class Splitter:
                     self.assembly.emit("SLICE", [tensor, begin, extent], made)
             self._parts[key] = tuple(parts)
         return self._parts[key]
-
-    def _constant_piece(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
-        keep = self.form.keep_axes
-        values = _head_of(tensor.array(), factored, head).reshape(fx.piece_shape(factored, keep=keep))
-        quantization = tensor.quantization
-        if quantization is not None and quantization.is_per_axis:
-            axis = quantization.dimension
-            kept = fx.piece_axes(factored, keep=keep)
-            fields = dict(quantization.table.fields)
-            for name in ("scale", "zero_point", "min", "max"):
-                if len(fields.get(name, ())) > 1:
-                    fields[name] = _head_of(fields[name], (factored[axis],), head)
-            fields["quantized_dimension"] = kept.index(axis) if axis in kept else 0
-            quantization = Quantization(Table(quantization.table.spec, fields))
-        return self.assembly.constant(tensor, values, quantization)
 
 
 def _head_of(values: np.ndarray, factored: Factored, head: int) -> np.ndarray:
@@ -280,17 +258,23 @@ def _labelled_runs(factored: Factored) -> list[tuple[int, list[Factor]]]:
 def _side_by_side(
     assembly: Assembly, form: Form, parts: list[Tensor], front: int, output: Tensor, *, last: bool
 ) -> Tensor:
-    """The parts put together behind `front` elements of each; `last`: as the `output` itself."""
-    parts = _cuttable(assembly, parts, front)
+    """The parts put together behind `front` elements of each; `last`: as the `output` itself.
+
+    A reshape of every part is left out where it can be: the joined ones are reshaped as one.
+    """
+    sources = [assembly.source(part) for part in parts]
+    flat = (front, parts[0].elements // front)
+    if not any(_places(each[0].shape, front) for each in (sources, parts)):
+        parts = [assembly.reshaped(part, flat, name_below(part.name, "flat")) for part in parts]
+    elif _places(sources[0].shape, front):
+        parts = sources
     shape, count = parts[0].shape, len(parts)
-    places = _boundaries(shape, front)
+    places = _places(shape, front)
     if last and form.cut == "unpack" and output.dtype in SPLIT_TYPES:
         for axis in places:
             if output.shape == (*shape[:axis], count, *shape[axis:]):
                 return assembly.emit("PACK", parts, output, values_count=count, axis=axis)
-    joined = {
-        axis: (*shape[:axis], shape[axis] * count, *shape[axis + 1 :]) for axis in places if axis < len(shape)
-    }
+    joined = {axis: (*shape[:axis], shape[axis] * count, *shape[axis + 1 :]) for axis in places}
     exact = next((axis for axis, sizes in joined.items() if sizes == output.shape), None)
     if last and exact is not None:
         return assembly.emit("CONCATENATION", parts, output, axis=exact)
@@ -300,19 +284,6 @@ def _side_by_side(
     return assembly.reshape_to(made, output) if last else made
 
 
-def _cuttable(assembly: Assembly, parts: list[Tensor], front: int) -> list[Tensor]:
-    """The parts in a shape that has an axis behind `front` elements.
-
-    A reshape of every part is left out where it can be: the joined ones are reshaped as one.
-    """
-    for candidates in ([assembly.source(part) for part in parts], parts):
-        shape = candidates[0].shape
-        if any(axis < len(shape) for axis in _boundaries(shape, front)):
-            return candidates
-    flat = (front, parts[0].elements // front)
-    return [assembly.reshaped(part, flat, name_below(part.name, "flat")) for part in parts]
-
-
-def _boundaries(shape: Shape, front: int) -> list[int]:
-    """Axes in front of which a shape has `front` elements, i.e. where something can be put side by side."""
-    return [axis for axis in range(len(shape) + 1) if math.prod(shape[:axis]) == front]
+def _places(shape: Shape, front: int) -> list[int]:
+    """Axes that a shape has behind `front` elements, i.e. along which something can be put side by side."""
+    return [axis for axis in range(len(shape)) if math.prod(shape[:axis]) == front]

@@ -136,7 +136,7 @@ class _Search:
 
     def __post_init__(self) -> None:
         self._first, self._weighing = next(iter(self.values.items()))
-        self._tail, self._ends = around.tail_of(self.values)
+        self._tail = around.tail_of(self.values)
         masking = around.masking(self.softmax)
         self._masked = self.softmax if masking is None else masking[0]
         self._mask = None if masking is None else masking[1]
@@ -331,31 +331,15 @@ class _Search:
         for tensor in self._tail:
             if tensor.producer and (refusal := distrusted(tensor.producer)):
                 raise RefusedError(refusal)
-        self._check_summed()
-        product = self._first.outputs[0]
-        rows, size = product.shape[self._weighing.rows], self._weighing.head_size
-        joined = bool(self._ends) and all(end.name in around.JOINING for end in self._ends)
-        if math.prod(product.shape[1:-2]) > 1 and not joined:
-            last = self._ends[0] if self._ends else self._first
-            actual = self._tail[-1].shape if self._tail else product.shape
-            expected = f"[.., N*{size}] or [.., N, {size}]"
-            raise RefusedError("heads never stand beside the head size", last, None, expected, actual)
         self._check_rows()
+        product = self._first.outputs[0]
+        rows = product.shape[self._weighing.rows]
         lengths = tuple(
             one.outputs[0].elements // (math.prod(product.shape[:-2]) * rows) for one in self.scores
         )
-        output = self._tail[0] if self._tail else product
-        shape = size, rows, lengths
-        return Block(
-            self.softmax, output, fx.plain(output.shape), *shape, self._mask, self.values, self.operands
-        )
-
-    def _check_summed(self) -> None:
-        for end in self._ends:
-            axes = constants_of(end)(1) if end.name in around.SUMS else None
-            rank = len(end.input(0).shape)
-            if axes is not None and any(axis % rank < rank - 2 for axis in axes.ravel()):
-                raise RefusedError("heads are summed before they stand side by side", end)
+        output, size = self._tail[0] if self._tail else product, self._weighing.head_size
+        shape = fx.plain(output.shape), size, rows, lengths
+        return Block(self.softmax, output, *shape, self._mask, self.values, self.operands)
 
     def _check_rows(self) -> None:
         """Raises RefusedError where rows of the value product are several heads', but nothing tells which."""

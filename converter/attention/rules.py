@@ -4,7 +4,7 @@ A labelled axis may move, but it must stay whole. What only joins or repeats ten
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import dropwhile
 
 from edge_opt.attention import factors as fx
@@ -339,58 +339,21 @@ class Broadcast(Rule):
 
 
 class Gather(Rule):
-    """GATHER by a constant that repeats the keys of K heads for N: head (k, g) takes k. On another axis it stays.
+    """GATHER: the gathered axis stays whole, and its places in the result are those of the positions.
 
     With batch axes, `[B,N,T,R]` and positions `[B,N,T,S]` -> `[B,N,T,S]`, every head has positions of its own.
     """
 
     def operands(self, of: Labelled) -> Operands:
-        source, span = of.input(0), self._span(of)
-        size, batch = source.shape[span.start], self._batch(of)
-        gathered = tuple(factor for axis in of.factored[span] for factor in axis)
-        own: Axis | None = fx.plain((size,))[0]
-        if fx.tells_heads(gathered) and not batch:
-            own = _repeated_part(gathered, constant_integers(of.operator, 1), size)
-        if own is None:
-            text = "a GATHER does not repeat its operand for the heads"
-            raise RefusedError(text, of.operator, source)
-        operands: Operands = {0: (*of.factored[: span.start], own, *of.factored[span.stop :])}
-        if batch:
-            operands[1] = (*of.factored[:batch], *of.factored[span])
+        source, positions, batch = of.input(0), of.input(1), int(of.operator.option("batch_dims"))
+        batch += len(positions.shape) if batch < 0 else 0
+        axis = of.axis(len(source.shape))
+        end = axis + len(positions.shape) - batch
+        (gathered,) = fx.plain((source.shape[axis],))
+        operands: Operands = {0: (*of.factored[:axis], gathered, *of.factored[end:])}
+        if batch or any(map(fx.tells_heads, of.factored[axis:end])):
+            operands[1] = (*of.factored[:batch], *of.factored[axis:end])
         return operands
-
-    @staticmethod
-    def _batch(of: Labelled) -> int:
-        """How many axes the operand and the positions have in common."""
-        batch = int(of.operator.option("batch_dims"))
-        return batch + len(of.input(1).shape) if batch < 0 else batch
-
-    def _span(self, of: Labelled) -> slice:
-        """The axes of the result that stand for the gathered one."""
-        axis = of.axis(len(of.input(0).shape))
-        return slice(axis, axis + len(of.input(1).shape) - self._batch(of))
-
-    def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
-        repeats = not self._batch(of) and any(map(fx.tells_heads, of.factored[self._span(of)]))
-        return 0 if repeats else None
-
-
-def _repeated_part(gathered: Axis, indices: Sequence[int], size: int) -> Axis | None:
-    """What of the gathered positions tells the operand's `size` steps apart, if the rest is nothing but heads.
-
-    The indices must be 0 .. size-1, each `inner` times in a row, and all of that `outer` times over.
-    """
-    if not indices or not size:
-        return None
-    inner = next((i for i, index in enumerate(indices) if index != indices[0]), len(indices))
-    outer = len(indices) // (inner * size)
-    if [i // inner % size for i in range(len(indices))] != list(indices):
-        return None
-    first = fx.take_outer(gathered, outer)
-    second = first and fx.cut_axis(first[1], size)
-    if not second or not fx.only_labels(second[1]):
-        return None
-    return second[0] or fx.repeated(gathered)
 
 
 PRODUCTS = operators_that(Effect.PRODUCT)

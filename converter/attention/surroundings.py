@@ -190,25 +190,18 @@ def _maps(operator: Operator, tensor: Tensor, allowed: frozenset[str]) -> bool:
     return operator.name in ELEMENTWISE and all(t.elements == 1 for t in others)
 
 
-def tail_of(products: Weighings) -> tuple[list[Tensor], list[Operator]]:
-    """The tensors behind the value products that hold all of them, nearest first; and what reads them and does more."""
+def tail_of(products: Weighings) -> list[Tensor]:
+    """The tensors behind the value products that hold all of them and nothing else, nearest first."""
     parts = {product.outputs[0]: frozenset({product}) for product in products}
     reached = [product.outputs[0] for product in products]
-    tensors: list[Tensor] = []
-    ends: list[Operator] = []
     # More tensors are reached while these are looked at.
     for tensor in islice(reached, DEEPEST):
-        whole = len(parts[tensor]) == len(products)
-        if whole:
-            tensors.append(tensor)
         for operator in tensor.consumers:
             held = [parts[t] for t in operator.inputs if t in parts]
             maps = _maps(operator, tensor, _REARRANGED) and len(operator.outputs) == 1
             # Nothing else goes in: the ADD of two segments of keys, or a gate.
             combines = operator.name in ELEMENTWISE and len(held) == len(operator.inputs)
-            if not maps and not combines:
-                ends += [operator] * whole
-            elif operator.outputs[0] not in parts:
+            if (maps or combines) and operator.outputs[0] not in parts:
                 parts[operator.outputs[0]] = frozenset().union(*held)
                 reached.append(operator.outputs[0])
-    return tensors, ends
+    return [tensor for tensor in reached[:DEEPEST] if len(parts[tensor]) == len(products)]
