@@ -70,8 +70,9 @@ def measure(path: Path, special: str, folder: Path) -> Row:
         if site.status is not Status.CONVERTED and not site.settled:
             left[f"{site.pass_name}: {site.reason[:200]}"] += 1
     row["left"] = _counted(left)
-    for backend in ("xnnpack", "reference"):
-        row[f"whole_{backend}"] = _compared(path, output, backend) if result.converted else "unchanged"
+    places: dict[str, Literal["cpu", "reference"]] = {"xnnpack": "cpu", "reference": "reference"}
+    for kernels, on in places.items():
+        row[f"whole_{kernels}"] = _compared(path, output, on) if result.converted else "unchanged"
     row["several_heads_in_file"] = several_heads(output) or "none"
     return row
 
@@ -161,9 +162,9 @@ def _regions(result: ConversionResult) -> str:
     )
 
 
-def _compared(before: Path, after: Path, backend: Literal["xnnpack", "reference"]) -> str:
+def _compared(before: Path, after: Path, on: Literal["cpu", "reference"]) -> str:
     try:
-        report = compare(before, after, backend=backend)
+        report = compare(before, after, on=on)
     except EdgeOptError as error:
         return f"not run ({_without_folder(error, before)[:100]})"
     if report.bitwise:
