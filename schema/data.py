@@ -151,16 +151,6 @@ class Source:
             self._finalizer()
 
 
-def beginning(path: str | os.PathLike[str], length: int) -> bytes:
-    """The first bytes of a regular file; nothing of one that cannot be opened, or of a pipe, which they would leave."""
-    try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-            return file.read(length) if regular else b""
-    except (OSError, ValueError):
-        return b""
-
-
 class Data:
     """Bytes in a region of a `Source` or in memory, uint8[length].
 
@@ -225,15 +215,17 @@ def _identity(fd: int) -> tuple[int, ...]:
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
+_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+
+
 def _not_a_model(path: Path, status: os.stat_result) -> str | None:
     """Why an opened file cannot be a model, and what to do; None where it can."""
     if stat.S_ISREG(status.st_mode):
         return None if status.st_size else f"{path} is empty: export or download it again"
-    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
-    kind = kinds.get(stat.S_IFMT(status.st_mode), "a device")
+    remedy = "give a .tflite model"
     if stat.S_ISDIR(status.st_mode) and (path / "config.json").exists():
-        return f"{path} is {kind}, not a file: `edge-opt build` makes a model of a checkpoint"
-    return f"{path} is {kind}, not a file: give a .tflite model"
+        remedy = "`edge-opt build` makes a model of a checkpoint"
+    return f"{path} is {_KINDS.get(stat.S_IFMT(status.st_mode), 'a device')}, not a file: {remedy}"
 
 
 def _cannot_open(path: Path, error: OSError | ValueError) -> str:
@@ -263,22 +255,18 @@ def copy_range(source: Source, start: int, target: int, at: int, length: int, ad
         write_bytes(source.view(start, length).data, target, at, advance)
         return
     in_kernel, done = hasattr(os, "copy_file_range"), 0
-    begin = source.base + start
     while done < length:
+        begin, left = source.base + start + done, length - done
         if in_kernel:
             try:
-                step = min(length - done, _KERNEL_STEP)
-                count = os.copy_file_range(source.fd, target, step, begin + done, at + done)
+                count = os.copy_file_range(source.fd, target, min(left, _KERNEL_STEP), begin, at + done)
             except OSError:
                 count = 0
-            if not count:  # not between these file systems, or not at this place: copied here, it may work
-                in_kernel = False
-                continue
+            in_kernel = count > 0  # not between these file systems, or not at this place: then we copy
         else:
-            content = os.pread(source.fd, min(length - done, _STEP), begin + done)
-            count = os.pwrite(target, content, at + done)
-        if not count:
-            raise source.shortened()
+            count = os.pwrite(target, os.pread(source.fd, min(left, _STEP), begin), at + done)
+            if not count:
+                raise source.shortened()
         done += count
         advance(count)
 

@@ -9,7 +9,6 @@ import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn, Self
 
 import numpy as np
@@ -137,12 +136,12 @@ def _source_of(model: str | os.PathLike[str] | bytes | Source) -> Source:
 
 
 class _Shape(NamedTuple):
-    """What a vtable says of its tables: how to unpack the inline values, where they lie, which are references."""
+    """What a vtable says of its tables: how to unpack the inline values, where they lie, and which are references."""
 
     size: int
     unpack: Callable[[bytes], tuple[Any, ...]]
     places: dict[str, int]
-    references: tuple[tuple[FieldSpec, int, Callable[[FieldSpec, int], Any]], ...]
+    references: tuple[FieldSpec, ...]
 
 
 class Reader:
@@ -150,30 +149,17 @@ class Reader:
 
     def __init__(self, source: Source, max_objects: int) -> None:
         self.source = source
-        self.end = min(source.size, MAX_FLATBUFFER_SIZE)
         self._stream = source.stream()
-        self.external_start = source.size
+        self._end = min(source.size, MAX_FLATBUFFER_SIZE)
+        self._external_start = source.size
         self._named_end = 0
         self._bytes_left = source.size
         self._objects_left = self._max_objects = max_objects
         self._shapes: dict[tuple[str, int], _Shape] = {}
-        self._tables: dict[str, dict[int, Table]] = {name: {} for name in TABLES}
+        self._tables: dict[tuple[str, int], Table] = {}
         self._values: dict[tuple[str, int], Any] = {}
         self._contents: dict[bytes, bytes] = {}
         self._regions: dict[tuple[int, int], Data] = {}
-        self._readers: dict[str, Callable[[FieldSpec, int], Any]] = {
-            "scalars": partial(self._shared, self._scalars),
-            "string": partial(self._shared, self._text),
-            "table": self._child,
-            "tables": partial(self._shared, self._children),
-        }
-        self._meanings: dict[str, Callable[[Table, int], None]] = {
-            "Buffer": self._stored_after,
-            "Operator": self._stored_after,
-            "OperatorCode": self._operator_code,
-            "Tensor": self._tensor,
-            "VariantSubType": self._tensor,
-        }
 
     def model(self) -> ModelFile:
         """The root table and everything below it."""
@@ -183,9 +169,16 @@ class Reader:
         (offset,) = _u32(start[:4])
         if offset < 8:
             self._fail(None, f"the root table's offset is {offset}, but it cannot lie in the header", 0)
-        root = self.table(TABLES["Model"], offset)
+        root = self._table(TABLES["Model"], offset)
         root.trailing = self._trailing()
-        return ModelFile(root, self.source, min(self.external_start, self._named_end), self._max_objects)
+        return ModelFile(root, self.source, min(self._external_start, self._named_end), self._max_objects)
+
+    def _trailing(self) -> Data | None:
+        """Bytes behind the last one that a table names; zeros that only fill up to a boundary are none."""
+        begin, size = self._named_end, self.source.size - self._named_end
+        if size < _PADDING and not self.source.view(begin, size).any():
+            return None
+        return Data.region(self.source, begin, size, external=True)
 
     def _read(self, position: int, length: int) -> bytes:
         try:
@@ -197,24 +190,14 @@ class Reader:
             raise self.source.shortened()
         return content
 
-    def _trailing(self) -> Data | None:
-        """Bytes behind the last one that a table names; zeros that only fill up to a boundary are none."""
-        begin, size = self._named_end, self.source.size - self._named_end
-        if size < _PADDING and not self.source.view(begin, size).any():
-            return None
-        return Data.region(self.source, begin, size, external=True)
-
-    def _fail(self, field: FieldSpec | None, message: str, offset: int | None = None) -> NoReturn:
+    def _fail(self, field: FieldSpec | None, message: str, offset: int) -> NoReturn:
         """Refuse the file, naming the field that points to the trouble."""
         table, name = (field.table, field.name) if field is not None else ("Model", None)
         text = f"{message}: the file is damaged, export or download it again"
         raise ModelFormatError(text, table=table, field=name, offset=offset)
 
-    def _fail_newer(self, table: str, field: str | None, message: str, offset: int | None = None) -> NoReturn:
-        """Refuse what our tables don't know: reading on would lose it."""
-        raise ModelFormatError(f"{message}, so it was {_NEWER}", table=table, field=field, offset=offset)
-
     def _spend(self, field: FieldSpec | None, size: int, offset: int, objects: int = 1) -> None:
+        """Count what is read: places may not overlap, and a file may not become more objects than is allowed."""
         self._bytes_left -= size
         self._named_end = max(self._named_end, offset + size)
         if self._bytes_left < 0:
@@ -226,100 +209,86 @@ class Reader:
             )
             raise ModelFormatError(f"{self.source.name} has {limit}: {raise_the_bound(self._max_objects)}")
 
-    def table(self, spec: TableSpec, position: int, field: FieldSpec | None = None) -> Table:
+    def _table(self, spec: TableSpec, position: int, field: FieldSpec | None = None) -> Table:
         """The table at `position`, read once."""
-        tables = self._tables[spec.name]
-        table = tables.get(position)
+        table = self._tables.get((spec.name, position))
         if table is not None:
             return table
-        if position + 4 > self.end:
+        if position + 4 > self._end:
             self._fail(field, f"{spec.name} lies beyond the end of the file", position)
-        shape = self._shape(spec, position, _i32(self._read(position, 4))[0], field)
-        if position + shape.size > self.end:
+        shape = self._shape(spec, position, position - _i32(self._read(position, 4))[0], field)
+        if position + shape.size > self._end:
             self._fail(field, f"{spec.name} runs over the end of the file", position)
         self._spend(field, shape.size, position)
         values = dict(zip(shape.places, shape.unpack(self._read(position, shape.size)), strict=True))
-        table = tables[position] = Table(spec, values)
-        for reference, at, read in shape.references:
-            target = self._target(reference, position + at, values[reference.name])
-            values[reference.name] = read(reference, target)
+        table = self._tables[spec.name, position] = Table(spec, values)
+        for one in shape.references:
+            values[one.name] = self._reference(one, position + shape.places[one.name], values[one.name])
         for union in spec.unions:
             self._union(union, position + shape.places.get(union.name, 0), values)
-        meaning = self._meanings.get(spec.name)
-        if meaning is not None:
-            meaning(table, position)
+        self._interpret(table, position)
         return table
 
-    def _shape(self, spec: TableSpec, position: int, distance: int, field: FieldSpec | None) -> _Shape:
-        vtable = position - distance
+    def _shape(self, spec: TableSpec, position: int, vtable: int, field: FieldSpec | None) -> _Shape:
         shape = self._shapes.get((spec.name, vtable))
         if shape is None:
             self._spend(field, 0, position, _VTABLE_COST)
-            shape = self._shapes[spec.name, vtable] = self._compile(spec, vtable, position, field)
+            if not 0 <= vtable <= self._end - 4:
+                self._fail(field, f"the vtable of {spec.name} lies outside the file", position)
+            length, size = _u16_u16(self._read(vtable, 4))
+            if length < 4 or length % 2 or vtable + length > self._end or size < 4:
+                text = f"the vtable of {spec.name} has impossible sizes {length} and {size}"
+                self._fail(field, text, vtable)
+            self._named_end = max(self._named_end, vtable + length)
+            shape = self._shapes[spec.name, vtable] = self._compile(spec, vtable, length, size)
         return shape
 
-    def _compile(self, spec: TableSpec, vtable: int, position: int, field: FieldSpec | None) -> _Shape:
-        if not 0 <= vtable <= self.end - 4:
-            self._fail(field, f"the vtable of {spec.name} lies outside the file", position)
-        length, size = _u16_u16(self._read(vtable, 4))
-        if length < 4 or length % 2 or vtable + length > self.end or size < 4:
-            self._fail(field, f"the vtable of {spec.name} has impossible sizes {length} and {size}", vtable)
-        self._named_end = max(self._named_end, vtable + length)
-        entries = struct.unpack(f"<{length // 2 - 2}H", self._read(vtable + 4, length - 4))
+    def _compile(self, spec: TableSpec, vtable: int, length: int, size: int) -> _Shape:
         present: list[tuple[int, FieldSpec]] = []
-        for slot, at in enumerate(entries):
-            if at == 0:
-                continue
-            field_there = spec.by_slot.get(slot)
-            if field_there is None:
+        for slot, at in enumerate(struct.unpack(f"<{length // 2 - 2}H", self._read(vtable + 4, length - 4))):
+            where, field = vtable + 4 + 2 * slot, spec.by_slot.get(slot)
+            if at and field is None:
                 what = "a deprecated field" if slot < spec.slots else "a field we don't know"
-                self._fail_newer(spec.name, f"slot {slot}", f"{what} is present", vtable + 4 + 2 * slot)
-            if at < 4 or at + field_there.size > size:
-                self._fail(
-                    field_there, f"lies at {at}, outside its table of {size} bytes", vtable + 4 + 2 * slot
-                )
-            present.append((at, field_there))
-        return self._arrange(present, size, vtable)
-
-    def _arrange(self, present: list[tuple[int, FieldSpec]], size: int, vtable: int) -> _Shape:
+                _fail_newer(spec.name, f"slot {slot}", f"{what} is present", where)
+            if at and field is not None:
+                if at < 4 or at + field.size > size:
+                    self._fail(field, f"lies at {at}, outside its table of {size} bytes", where)
+                present.append((at, field))
         codes, reached = ["<4x"], 4
         for at, field in sorted(present):
             if at < reached:
                 self._fail(field, "overlaps another field of its table", vtable)
             codes.append(f"{at - reached}x{field.code}")
             reached = at + field.size
-        return _Shape(
-            size,
-            struct.Struct(f"{''.join(codes)}{size - reached}x").unpack,
-            {field.name: at for at, field in sorted(present)},
-            tuple(
-                (field, at, self._readers[field.kind]) for at, field in present if field.kind in self._readers
-            ),
-        )
+        unpack = struct.Struct(f"{''.join(codes)}{size - reached}x").unpack
+        references = tuple(field for _, field in present if field.kind not in ("scalar", "union"))
+        return _Shape(size, unpack, {field.name: at for at, field in sorted(present)}, references)
+
+    def _reference(self, field: FieldSpec, at: int, offset: int) -> Any:
+        """What a field refers to; a vector or text is read once for all fields of the same type."""
+        target = self._target(field, at, offset)
+        if field.kind == "table":
+            return self._table(TABLES[field.element], target, field)
+        key = ("data" if field.table == "Buffer" else field.type, target)
+        if key not in self._values:
+            self._values[key] = _READERS[field.kind](self, field, target)
+        return self._values[key]
 
     def _target(self, field: FieldSpec, at: int, offset: int) -> int:
         target = at + offset
-        if target < at + 4 or target > self.end - 4:
+        if target < at + 4 or target > self._end - 4:
             self._fail(field, f"points to byte {target}, outside the file of {self.source.size} bytes", at)
         return target
 
-    def _vector(self, field: FieldSpec, target: int, width: int) -> int:
+    def _count(self, field: FieldSpec, target: int, width: int) -> int:
         count: int = _u32(self._read(target, 4))[0]
-        if count * width > self.end - target - 4:
+        if count * width > self._end - target - 4:
             self._fail(field, f"claims {count} elements, more than the file holds", target)
         return count
 
-    def _shared(self, read: Callable[[FieldSpec, int], Any], field: FieldSpec, target: int) -> Any:
-        """The value at a place, read once for all fields of the same type."""
-        key = ("data" if field.table == "Buffer" else field.type, target)
-        value = self._values.get(key)
-        if value is None:
-            value = self._values[key] = read(field, target)
-        return value
-
     def _scalars(self, field: FieldSpec, target: int) -> Data | Bytes:
         dtype = NUMPY_TYPES[field.element]
-        size = self._vector(field, target, dtype.itemsize) * dtype.itemsize
+        size = self._count(field, target, dtype.itemsize) * dtype.itemsize
         if field.table == "Buffer":
             self._spend(field, 4 + size, target)
             return Data.region(self.source, target + 4, size, external=False)
@@ -329,33 +298,21 @@ class Reader:
         return np.frombuffer(self._contents.setdefault(content, content), dtype)
 
     def _text(self, field: FieldSpec, target: int) -> str:
-        start = target + 4
-        stop = start + self._vector(field, target, 1)
-        if stop >= self.end:
-            self._fail(field, "is a string that does not end in a zero byte", target)
-        self._spend(field, stop + 1 - target, target, 1 + (stop - start) // _TEXT_PER_OBJECT)
-        content = self._read(start, stop + 1 - start)
-        if content[-1] != 0:
+        count = self._count(field, target, 1)
+        self._spend(field, 4 + count + 1, target, 1 + count // _TEXT_PER_OBJECT)
+        content = self._read(target + 4, min(count + 1, self._end - target - 4))
+        if len(content) <= count or content[count]:
             self._fail(field, "is a string that does not end in a zero byte", target)
         try:
-            text = str(content[:-1], "utf-8")
+            return str(content[:count], "utf-8")
         except UnicodeDecodeError as error:
-            self._fail(field, f"is not valid UTF-8 ({error.reason})", start + error.start)
-        return text
-
-    def _child(self, field: FieldSpec, target: int) -> Table:
-        return self.table(TABLES[field.element], target, field)
-
-    def _offsets(self, field: FieldSpec, target: int) -> list[int]:
-        count = self._vector(field, target, 4)
-        self._spend(field, 4 + 4 * count, target, 1 + count)
-        start = target + 4
-        relative = struct.unpack(f"<{count}I", self._read(start, 4 * count))
-        return [start + 4 * index + offset for index, offset in enumerate(relative)]
+            self._fail(field, f"is not valid UTF-8 ({error.reason})", target + 4 + error.start)
 
     def _children(self, field: FieldSpec, target: int) -> list[Table]:
-        spec = TABLES[field.element]
-        return [self.table(spec, place, field) for place in self._offsets(field, target)]
+        count, spec = self._count(field, target, 4), TABLES[field.element]
+        self._spend(field, 4 + 4 * count, target, 1 + count)
+        offsets = struct.unpack(f"<{count}I", self._read(target + 4, 4 * count))
+        return [self._table(spec, target + 4 + 4 * place + at, field) for place, at in enumerate(offsets)]
 
     def _union(self, field: FieldSpec, at: int, values: dict[str, Any]) -> None:
         """Read a union by the type beside it; one needs the other."""
@@ -366,24 +323,23 @@ class Reader:
             return
         member = UNIONS[field.element].get(code)
         if member is None:
-            self._fail_newer(field.table, field.name, f"{field.element} has no member {code}", at)
+            _fail_newer(field.table, field.name, f"{field.element} has no member {code}", at)
         if not is_there:
             self._fail(field, f"has the type {member} but no value", at)
-        target = self._target(field, at, values[field.name])
-        values[field.name] = self.table(TABLES[member], target, field)
+        values[field.name] = self._table(TABLES[member], self._target(field, at, values[field.name]), field)
 
-    def _external(self, field: FieldSpec, offset: int, size: int, at: int) -> Data:
-        """The region of weights stored after the flatbuffer, checked to lie inside the file."""
-        if offset + size > self.source.size:
-            limit = f"the file has {self.source.size} bytes"
-            self._fail(field, f"claims {size} bytes from byte {offset} on, but {limit}", at)
-        self.external_start = min(self.external_start, offset)
-        region = self._regions.get((offset, size))
-        if region is None:
-            self._spend(field, size, offset)
-            region = Data.region(self.source, offset, size, external=True)
-            self._regions[offset, size] = region
-        return region
+    def _interpret(self, table: Table, position: int) -> None:
+        """Find bytes that are stored after the flatbuffer, and refuse codes that we don't know."""
+        name = table.spec.name
+        if name in STORED_AFTER:
+            self._stored_after(table, position)
+        elif name == "OperatorCode":
+            # Codes above 126 do not fit the old int8 field, which then holds a placeholder; the larger one counts.
+            code = max(table.get("deprecated_builtin_code"), table.get("builtin_code"))
+            if code not in _OPERATORS:
+                _fail_newer(name, "builtin_code", f"operator code {code} is unknown", position)
+        elif name in ("Tensor", "VariantSubType") and table.get("type") not in _TENSOR_TYPES:
+            _fail_newer(name, "type", f"tensor type {table.get('type')} is unknown", position)
 
     def _stored_after(self, table: Table, position: int) -> None:
         """Turn an offset and size into the bytes' `Data`, in the field that would hold them inside.
@@ -392,27 +348,34 @@ class Reader:
         as a placeholder).
         """
         inside, offset, size = STORED_AFTER[table.spec.name]
-        start = table.fields.get(offset, 0)
+        start, length = table.fields.get(offset, 0), table.fields.get(size, 0)
         if start <= 1:
             return
         field = table.spec.by_name[offset]
         if inside in table.fields:
             self._fail(field, f"gives a second place for the bytes of {inside}", position)
-        table.fields[inside] = self._external(field, start, table.fields.get(size, 0), position)
+        if start + length > self.source.size:
+            limit = f"the file has {self.source.size} bytes"
+            self._fail(field, f"claims {length} bytes from byte {start} on, but {limit}", position)
+        self._external_start = min(self._external_start, start)
+        if (start, length) not in self._regions:
+            self._spend(field, length, start)
+            self._regions[start, length] = Data.region(self.source, start, length, external=True)
+        table.fields[inside] = self._regions[start, length]
         table.fields.pop(offset)
         table.fields.pop(size, None)
 
-    def _operator_code(self, table: Table, position: int) -> None:
-        # Codes above 126 do not fit the old int8 field, which then holds a placeholder; the larger one counts.
-        code = max(table.get("deprecated_builtin_code"), table.get("builtin_code"))
-        if code not in _OPERATORS:
-            message = f"operator code {code} is unknown"
-            self._fail_newer(table.spec.name, "builtin_code", message, position)
 
-    def _tensor(self, table: Table, position: int) -> None:
-        code = table.get("type")
-        if code not in _TENSOR_TYPES:
-            self._fail_newer(table.spec.name, "type", f"tensor type {code} is unknown", position)
+_READERS: Final[dict[str, Callable[[Reader, FieldSpec, int], Any]]] = {
+    "scalars": Reader._scalars,  # noqa: SLF001  of this module
+    "string": Reader._text,  # noqa: SLF001
+    "tables": Reader._children,  # noqa: SLF001
+}
+
+
+def _fail_newer(table: str, field: str, message: str, offset: int) -> NoReturn:
+    """Refuse what our tables don't know: reading on would lose it."""
+    raise ModelFormatError(f"{message}, so it was {_NEWER}", table=table, field=field, offset=offset)
 
 
 def raise_the_bound(allowed: int) -> str:

@@ -172,14 +172,6 @@ class Table:
         self.fields[f"{name}_type"] = _MEMBER_CODES[union][value.spec.name]
         self.fields[name] = value
 
-    def has(self, name: str) -> bool:
-        """Whether the field is present.
-
-        Raises:
-            KeyError: the table has no such field.
-        """
-        return self.spec.by_name[name].name in self.fields
-
     def key(self) -> Hashable:
         """Equal keys: tables of one kind that say the same; the tables and lists in them are the same objects."""
         return (self.name, *((name, _value_key(value)) for name, value in sorted(self.fields.items())))

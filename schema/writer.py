@@ -18,9 +18,9 @@ import numpy as np
 from flatbuffers import number_types
 from flatbuffers.builder import BuilderSizeError
 
-from edge_opt.base.atomic import replacing, resolve_target
+from edge_opt.base.atomic import replacing
 from edge_opt.base.errors import ModelFormatError, UsageError
-from edge_opt.schema.data import Advance, Data, Source, copy_range, write_bytes
+from edge_opt.schema.data import Advance, Data, copy_range, write_bytes
 from edge_opt.schema.table import (
     IDENTIFIER,
     MAX_FLATBUFFER_SIZE,
@@ -237,15 +237,15 @@ def write_model(
         ModelFormatError: the tables hold what the format cannot, or the input was changed meanwhile.
     """
     check_suffix(path, ".tflite")
-    sources = _sources(root)
-    inputs = tuple(source.identity for source in sources)
-    resolve_target(path, overwrite=overwrite, inputs=inputs)
     placement = place_model(root)
+    sources = {id(piece.data.source): piece.data.source for piece in placement.pieces}.values()
+    inputs = tuple(source.identity for source in sources if source is not None)
     with replacing(path, overwrite=overwrite, inputs=inputs, check=check) as target:
         os.ftruncate(target, placement.size)
         placement.write(target, 0, counter(placement.amount, progress))
         for source in sources:
-            source.check_unchanged()
+            if source is not None:
+                source.check_unchanged()
 
 
 def check_suffix(path: str | os.PathLike[str], suffix: str) -> None:
@@ -265,15 +265,6 @@ def model_bytes(root: Table) -> bytes:
     for at, data in (Piece(0, Data(bytes(placement.tables))), *placement.pieces):
         content[at : at + data.length] = data.view().data
     return bytes(content)
-
-
-def _sources(root: Table) -> list[Source]:
-    """The files that weights, large custom options and trailing bytes come from."""
-    stored = [root.trailing, *(buffer.fields.get("data") for buffer in root.fields.get("buffers", ()))]
-    for graph in root.fields.get("subgraphs", ()):
-        stored += [operator.fields.get("custom_options") for operator in graph.fields.get("operators", ())]
-    sources = {id(data.source): data.source for data in stored if isinstance(data, Data)}
-    return [source for source in sources.values() if source is not None]
 
 
 def counter(total: int, progress: Progress | None) -> Advance:

@@ -213,5 +213,5 @@ def _assert_same_value(table: Table, name: str, expected: Any, file: bytes, path
 def _says_where(table: Table, name: str) -> bool:
     """Whether the field says where bytes lie that the reader has turned into `Data`."""
     if name in {"offset", "size"} and table.name == "Buffer":
-        return table.has("data")
+        return "data" in table.fields
     return name.startswith("large_custom_options") and isinstance(table.get("custom_options"), Data)

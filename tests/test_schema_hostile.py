@@ -1,12 +1,12 @@
 """Files that lie about themselves are refused with one typed error, quickly and without taking memory."""
 
 import os
-import random
 import struct
 import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import fuzz
 import numpy as np
@@ -16,8 +16,12 @@ from schema_models import everything, int32s, pack, tfl, with_data_after, with_o
 
 from edge_opt.base.errors import ModelFormatError, UsageError
 from edge_opt.ir import load
-from edge_opt.schema import read_model
+from edge_opt.schema import Table, model_bytes, new_table, read_model
 from edge_opt.schema.data import Source
+
+EVERYTHING = pack(everything())
+TENSOR = ("Subgraphs", 0, "Tensors", 0)
+OPERATOR = ("Subgraphs", 0, "Operators", 0)
 
 
 def place_of(content: bytes, *path: str | int) -> tuple[int, int]:
@@ -31,45 +35,175 @@ def place_of(content: bytes, *path: str | int) -> tuple[int, int]:
     return position, position - struct.unpack_from("<i", content, position)[0]
 
 
-def with_field(content: bytes, slot: int, code: str, value: int, *path: str | int) -> bytes:
+def patched(content: bytes, at: int, code: str, *values: int) -> bytes:
+    changed = bytearray(content)
+    struct.pack_into(f"<{code}", changed, at, *values)
+    return bytes(changed)
+
+
+def with_field(slot: int, code: str, value: int, *path: str | int, content: bytes = EVERYTHING) -> bytes:
     """The file with one inline field of a table overwritten."""
     position, vtable = place_of(content, *path)
     at = struct.unpack_from("<H", content, vtable + 4 + 2 * slot)[0]
     assert at, "the field is absent"
-    changed = bytearray(content)
-    struct.pack_into(f"<{code}", changed, position + at, value)
-    return bytes(changed)
+    return patched(content, position + at, code, value)
 
 
-def with_vector_length(content: bytes, slot: int, length: int, *path: str | int) -> bytes:
-    position, vtable = place_of(content, *path)
+def with_vector_length(slot: int, length: int, content: bytes = EVERYTHING) -> bytes:
+    position, vtable = place_of(content)
     at = position + struct.unpack_from("<H", content, vtable + 4 + 2 * slot)[0]
-    changed = bytearray(content)
-    struct.pack_into("<I", changed, at + struct.unpack_from("<I", content, at)[0], length)
-    return bytes(changed)
+    return patched(content, at + struct.unpack_from("<I", content, at)[0], "I", length)
 
 
-def refusal(content: bytes) -> str:
-    with pytest.raises(ModelFormatError) as caught:
-        read_model(content)
-    return str(caught.value)
+def with_vtable(*sizes: int) -> bytes:
+    return patched(EVERYTHING, place_of(EVERYTHING, *TENSOR)[1], "HH", *sizes)
 
 
-TENSOR = ("Subgraphs", 0, "Tensors", 0)
+def buffers_over_each_other() -> bytes:
+    """A thousand buffers that each claim everything behind them: a thousand times the file."""
+    buffers = [tfl.BufferT(data=np.zeros(4, np.uint8)) for _ in range(1000)]
+    content = bytearray(pack(tfl.ModelT(buffers=buffers)))
+    for index in range(1000):
+        data = tfl.Model.GetRootAs(content, 0).Buffers(index)._tab
+        at = data.Vector(data.Offset(4)) - 4
+        struct.pack_into("<I", content, at, len(content) - at - 4)
+    return bytes(content)
 
 
-@pytest.mark.parametrize(
-    ("content", "remedy"),
-    [
-        (b"TFL3", "only 4 bytes"),
-        (b"# A text file, not a model\n", "give a .tflite file"),
-        (b"LITERTLM" + bytes(100), "load(path, model='prefill_decode')"),
-        (b"PK\3\4" + bytes(100), "unzip it, and give the TFLite model inside"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+def weights_over_each_other() -> bytes:
+    content = with_data_after(tfl.ModelT(buffers=[]), *([b"x" * 100] * 50))
+    for index in range(50):
+        offset = tfl.Model.GetRootAs(content, 0).Buffers(index).Offset()
+        content = with_field(2, "Q", len(content) - offset, "Buffers", index, content=content)
+    return content
+
+
+def tables_over_each_other() -> bytes:
+    """Four thousand buffers one byte apart, all with one vtable of 60,000 bytes."""
+    count, body = 4000, bytearray(struct.pack("<I4sHH", 0, b"TFL3", 4, 60_000))
+    root_vtable = len(body)
+    body += struct.pack("<HHHHHHH", 14, 8, 0, 0, 0, 0, 4)
+    body += bytes(-len(body) % 4)
+    root = len(body)
+    body += struct.pack("<iII", root - root_vtable, 4, count)
+    first = len(body) + 4 * count
+    for index in range(count):
+        body += struct.pack("<I", first + 4 * index - len(body))
+    for _ in range(count):
+        body += struct.pack("<i", len(body) - 8)
+    return patched(bytes(body + bytes(60_000)), 0, "I", root)
+
+
+def newer() -> bytes:
+    builder = tfl.flatbuffers.Builder(64)
+    builder.StartObject(12)
+    builder.PrependInt32Slot(11, 5, 0)
+    builder.Finish(builder.EndObject(), file_identifier=b"TFL3")
+    return bytes(builder.Output())
+
+
+def tensor(name: str = "t", shape: list[int] | None = None, **fields: Any) -> Table:
+    return new_table("Tensor", name=name, shape=[2] if shape is None else shape, **fields)
+
+
+def operator(inputs: list[int], outputs: list[int]) -> Table:
+    return new_table("Operator", opcode_index=0, inputs=inputs, outputs=outputs)
+
+
+def model(tensors: list[Table], operators: list[Table] = [], **fields: Any) -> bytes:  # noqa: B006 - only read
+    """A model of one subgraph whose first tensor is its input; the operator code is CONCATENATION."""
+    graph = new_table("SubGraph", tensors=tensors, inputs=[0], outputs=[0], operators=operators, name="main")
+    codes = [new_table("OperatorCode", builtin_code=2, deprecated_builtin_code=2)]
+    root = {"subgraphs": [graph], "operator_codes": codes, "buffers": [new_table("Buffer")], **fields}
+    return model_bytes(new_table("Model", version=3, **root))
+
+
+def shared_subgraphs() -> bytes:
+    tensors = [tensor(shape=[1])] * 2000
+    return model([tensor()], subgraphs=[new_table("SubGraph", tensors=tensors) for _ in range(1000)])
+
+
+def repeated_subgraph() -> bytes:
+    graph = new_table("SubGraph", tensors=[tensor(), tensor()], operators=[operator([0, 0], [1])], inputs=[0])
+    return model([tensor()], subgraphs=[graph] * 50_000)
+
+
+def name_that_is_not_utf8() -> bytes:
+    return pack(tfl.ModelT(description="description")).replace(b"descr", b"d\xe4\x00\x00\x00")
+
+
+AFTER = with_data_after(tfl.ModelT(buffers=[]), b"small")
+TWO_PLACES = tfl.ModelT(buffers=[tfl.BufferT(data=np.zeros(4, np.uint8), offset=16, size=4)])
+NO_VALUE = tfl.OperatorT(builtinOptionsType=tfl.BuiltinOptions.ReshapeOptions, inputs=int32s())
+SENTENCES: dict[str, list[Callable[[], bytes] | bytes]] = {
+    # What is not a model, with a remedy
+    "only 4 bytes": [b"TFL3"],
+    "give a .tflite file": [b"# A text file, not a model\n"],
+    "load(path, model='prefill_decode')": [b"LITERTLM" + bytes(100)],
+    "unzip it, and give the TFLite model inside": [b"PK\3\4" + bytes(100)],
+    "git lfs pull": [b"version https://git-lfs.github.com/spec/v1\n"],
+    # Offsets, lengths and sizes
+    "the root table's offset is 0": [patched(EVERYTHING, 0, "I", 0)],
+    "Tensor.shape: points to byte 2147": [with_field(0, "I", 0x7FFFFFFF, *TENSOR)],
+    "Tensor.shape: points to": [with_field(0, "I", 0, *TENSOR)],
+    "claims 2147483648 elements": [with_vector_length(slot, 2**31) for slot in (1, 2, 4)],
+    "vtable of Tensor lies outside": [patched(EVERYTHING, place_of(EVERYTHING, *TENSOR)[0], "i", -(2**31))],
+    "impossible sizes": [with_vtable(3, 8), with_vtable(2, 8), with_vtable(0xFFFE, 8)],
+    "outside its table": [with_vtable(8, 5)],
+    "overlaps another field": [
+        patched(EVERYTHING, vtable + 10, "H", *struct.unpack_from("<H", EVERYTHING, vtable + 4))
+        for vtable in [place_of(EVERYTHING, *TENSOR)[1]]
     ],
-)
-def test_what_is_no_model_is_named_with_a_remedy(content: bytes, remedy: str) -> None:
-    assert remedy in refusal(content)
+    "claims 4294967296 bytes": [with_field(2, "Q", 2**32, "Buffers", 0, content=AFTER)],
+    "Buffer.offset": [with_field(1, "Q", 2**64 - 1, "Buffers", 0, content=AFTER)],
+    "Operator.large_custom_options_offset: claims 8 bytes": [
+        with_field(10, "Q", 8, *OPERATOR, content=with_options_after(everything(), b"options"))
+    ],
+    "second place for the bytes": [pack(TWO_PLACES)],
+    "is not valid UTF-8": [name_that_is_not_utf8],
+    "does not end in a zero byte": [
+        pack(tfl.ModelT(description="description")).replace(b"ption\0", b"ption!")
+    ],
+    "Operator.builtin_options: has a value but no builtin_options_type": [with_field(3, "B", 0, *OPERATOR)],
+    "has the type ReshapeOptions but no value": [
+        pack(tfl.ModelT(subgraphs=[tfl.SubGraphT(operators=[NO_VALUE])]))
+    ],
+    # A newer schema
+    "Model.slot 11: a field we don't know is present, so it was written by a newer schema": [newer],
+    "BuiltinOptions has no member 250": [with_field(3, "B", 250, *OPERATOR)],
+    "BuiltinOptions2 has no member 250": [with_field(11, "B", 250, "Subgraphs", 0, "Operators", 2)],
+    "operator code 9999 is unknown": [with_field(3, "i", 9999, "OperatorCodes", 0)],
+    "tensor type 99 is unknown": [with_field(1, "b", 99, *TENSOR)],
+    # Small files that would take all memory
+    "overlap": [buffers_over_each_other, weights_over_each_other, tables_over_each_other],
+    "more than 500000 tables": [lambda: model([tensor()], buffers=[new_table("Buffer")] * 1_000_000)],
+    "set the environment variable EDGE_OPT_MAX_OBJECTS to 2000000": [
+        with_vector_length(2, 600_000, EVERYTHING + bytes(4 << 20))
+    ],
+    "the graphs hold 4000000 tensors, operators and indices": [shared_subgraphs],
+    "the graphs hold 450000 tensors": [repeated_subgraph],
+    "the graphs hold": [lambda: model([tensor()], [operator([0] * 10_000, [])] * 10_000)],
+}
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_each_lie_is_refused_with_its_sentence(sentence: str) -> None:
+    for make in SENTENCES[sentence]:
+        content = make() if callable(make) else make
+        tracemalloc.start()
+        with fuzz.time_limit(2), pytest.raises(ModelFormatError) as caught:
+            load(content)
+        assert tracemalloc.get_traced_memory()[1] < (200 << 20) + len(content)
+        tracemalloc.stop()
+        assert sentence in str(caught.value)
+        assert caught.value.exit_code == 3
+
+
+def test_the_error_names_table_field_and_offset() -> None:
+    with pytest.raises(ModelFormatError) as caught:
+        read_model(with_field(0, "I", 0x7FFFFFFF, *TENSOR))
+    assert (caught.value.table, caught.value.field) == ("Tensor", "shape")
+    assert caught.value.offset is not None
 
 
 @pytest.mark.parametrize(
@@ -79,36 +213,22 @@ def test_what_is_no_model_is_named_with_a_remedy(content: bytes, remedy: str) ->
         (lambda path: path.write_bytes(b""), "is empty"),
         (lambda path: path.mkdir(), "is a folder"),
         (os.mkfifo, "is a pipe"),
+        (lambda path: path.symlink_to("/dev/zero"), "is a device"),
     ],
 )
-def test_what_is_no_file_is_refused_without_waiting(
+def test_what_is_not_a_file_is_refused_without_waiting(
     tmp_path: Path, make: Callable[[Path], None], reason: str
 ) -> None:
-    path = tmp_path / "model.tflite"
-    make(path)
+    make(tmp_path / "model.tflite")
     with pytest.raises(ModelFormatError, match=reason):
-        read_model(path)
-
-
-def test_a_device_and_an_impossible_name_are_refused() -> None:
-    with pytest.raises(ModelFormatError, match="is a device"):
-        read_model("/dev/zero")
+        read_model(tmp_path / "model.tflite")
     with pytest.raises(ModelFormatError, match="not a file name"):
         read_model("a\0b")
 
 
-def test_a_file_on_a_failing_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(5, "Input/output error")
-
-    path = tmp_path / "model.tflite"
-    path.write_bytes(pack(everything()))
-    monkeypatch.setattr(os, "preadv", refuse)
-    with pytest.raises(ModelFormatError, match="cannot be read: Input/output error"):
-        Source.open(path).view(0, 8)
-
-
-def test_a_sparse_file_of_a_terabyte_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_file_on_a_failing_disk_or_of_a_terabyte_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "model.tflite"
     with path.open("wb") as file:
         file.write(struct.pack("<I4s", 8, b"TFL3"))
@@ -116,50 +236,22 @@ def test_a_sparse_file_of_a_terabyte_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ModelFormatError, match="impossible sizes"):
         read_model(path)
 
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(5, "Input/output error")
 
-def test_the_error_names_table_field_and_offset() -> None:
-    with pytest.raises(ModelFormatError) as caught:
-        read_model(with_field(pack(everything()), 0, "I", 0x7FFFFFFF, *TENSOR))
-    assert (caught.value.table, caught.value.field) == ("Tensor", "shape")
-    assert caught.value.offset is not None
-    assert str(caught.value).startswith("Tensor.shape: points to byte 2147")
-    assert caught.value.exit_code == 3
-
-
-def test_an_offset_that_stays_in_place_is_refused() -> None:
-    assert "Tensor.shape: points to" in refusal(with_field(pack(everything()), 0, "I", 0, *TENSOR))
-
-
-@pytest.mark.parametrize("slot", [1, 2, 4])
-def test_a_vector_of_two_billion_elements_is_refused(slot: int) -> None:
-    assert "claims 2147483648 elements" in refusal(with_vector_length(pack(everything()), slot, 2**31))
-
-
-def test_more_tables_than_a_model_can_have_are_refused_before_they_are_read() -> None:
-    content = with_vector_length(pack(everything()) + bytes(4 << 20), 2, 600_000)
-    tracemalloc.start()
-    assert "set the environment variable EDGE_OPT_MAX_OBJECTS to 2000000" in refusal(content)
-    assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    tracemalloc.stop()
-
-
-def test_the_bound_on_objects_can_be_raised_or_lowered() -> None:
-    content = pack(everything())
-    with pytest.raises(ModelFormatError, match="more than 20 tables"):
-        read_model(content, max_objects=20)
+    monkeypatch.setattr(os, "preadv", refuse)
+    with pytest.raises(ModelFormatError, match="cannot be read: Input/output error"):
+        Source.open(path).view(0, 8)
 
 
 def test_who_trusts_a_large_model_says_so_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    content = pack(everything())
     monkeypatch.setenv("EDGE_OPT_MAX_OBJECTS", "20")
     with pytest.raises(ModelFormatError, match="more than 20 tables"):
-        read_model(content)
+        read_model(EVERYTHING)
     monkeypatch.setenv("EDGE_OPT_MAX_OBJECTS", "1e6")
     with pytest.raises(UsageError, match="EDGE_OPT_MAX_OBJECTS is '1e6': give a number"):
-        read_model(content)
-
-
-def test_and_the_graphs_may_then_be_larger_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
+        read_model(EVERYTHING)
+    monkeypatch.delenv("EDGE_OPT_MAX_OBJECTS")
     monkeypatch.setattr("edge_opt.ir.checks.MAX_EXTENT", 10)
     with pytest.raises(ModelFormatError, match="expected at most 10: if it is trusted, set the environment"):
         load(DEMO)
@@ -176,143 +268,29 @@ def test_a_million_nested_tables_take_no_stack(slot: int) -> None:
         np.array([1, 4, 0, 4], "<u4"), (depth, 1)
     )  # count, offset, vtable, offset to the next count
     levels[:, 2] = start + 8 + 16 * np.arange(depth) - 8
-    content = header.ljust(start, b"\0") + levels.tobytes() + bytes(16)
     with fuzz.time_limit(), suppress(ModelFormatError):
-        load(content)
+        load(header.ljust(start, b"\0") + levels.tobytes() + bytes(16))
 
 
-def test_a_vtable_outside_the_file_is_refused() -> None:
-    content = bytearray(pack(everything()))
-    position, _ = place_of(bytes(content), *TENSOR)
-    struct.pack_into("<i", content, position, -(2**31))
-    assert "vtable of Tensor lies outside" in refusal(bytes(content))
-
-
-@pytest.mark.parametrize("sizes", [(3, 8), (2, 8), (0xFFFE, 8), (8, 0)])
-def test_a_vtable_with_impossible_sizes_is_refused(sizes: tuple[int, int]) -> None:
-    content = bytearray(pack(everything()))
-    _, vtable = place_of(bytes(content), *TENSOR)
-    struct.pack_into("<HH", content, vtable, *sizes)
-    assert "impossible sizes" in refusal(bytes(content)) or "outside its table" in refusal(bytes(content))
-
-
-def test_two_fields_at_the_same_place_are_refused() -> None:
-    content = bytearray(pack(everything()))
-    _, vtable = place_of(bytes(content), *TENSOR)
-    content[vtable + 10 : vtable + 12] = content[vtable + 4 : vtable + 6]
-    assert "overlaps another field" in refusal(bytes(content))
-
-
-def test_overlapping_vectors_cannot_multiply_a_file() -> None:
-    """A thousand buffers that each claim everything behind them: a thousand times the file."""
-    buffers = [tfl.BufferT(data=tfl.np.zeros(4, tfl.np.uint8)) for _ in range(1000)]
-    content = bytearray(pack(tfl.ModelT(buffers=buffers)))
-    for index in range(1000):
-        data = tfl.Model.GetRootAs(content, 0).Buffers(index)._tab
-        at = data.Vector(data.Offset(4)) - 4
-        struct.pack_into("<I", content, at, len(content) - at - 4)
-    assert "overlap" in refusal(bytes(content))
-
-
-def test_overlapping_weights_after_the_flatbuffer_cannot_multiply_it_either() -> None:
-    content = with_data_after(tfl.ModelT(buffers=[]), *([b"x" * 100] * 50))
-    for index in range(50):
-        offset = tfl.Model.GetRootAs(content, 0).Buffers(index).Offset()
-        content = with_field(content, 2, "Q", len(content) - offset, "Buffers", index)
-    assert "overlap" in refusal(content)
-
-
-def test_two_hundred_bytes_that_claim_four_gigabytes_are_refused() -> None:
-    content = with_data_after(tfl.ModelT(buffers=[]), b"small")
-    assert len(content) < 200
-    assert "claims 4294967296 bytes" in refusal(with_field(content, 2, "Q", 2**32, "Buffers", 0))
-    assert "Buffer.offset" in refusal(with_field(content, 1, "Q", 2**64 - 1, "Buffers", 0))
-
-
-def test_large_custom_options_outside_the_file_are_refused() -> None:
-    model = everything()
-    content = with_options_after(model, b"options")
-    changed = with_field(content, 10, "Q", 8, "Subgraphs", 0, "Operators", 0)
-    assert "Operator.large_custom_options_offset: claims 8 bytes" in refusal(changed)
-
-
-def test_bytes_in_two_places_are_refused() -> None:
-    model = tfl.ModelT(buffers=[tfl.BufferT(data=tfl.np.zeros(4, tfl.np.uint8), offset=16, size=4)])
-    assert "second place for the bytes" in refusal(pack(model))
-
-
-def test_a_string_must_be_utf8_and_end_in_zero() -> None:
-    content = pack(tfl.ModelT(description="description"))
-    assert "not valid UTF-8" in refusal(content.replace(b"descr", b"d\xe4\x00\x00\x00"))
-    assert "does not end in a zero byte" in refusal(content.replace(b"ption\0", b"ption!"))
-
-
-def test_a_field_of_a_newer_schema_is_refused_by_name() -> None:
-    builder = tfl.flatbuffers.Builder(64)
-    builder.StartObject(12)
-    builder.PrependInt32Slot(0, 3, 0)
-    builder.PrependInt32Slot(11, 5, 0)
-    builder.Finish(builder.EndObject(), file_identifier=b"TFL3")
-    message = refusal(bytes(builder.Output()))
-    assert message.startswith("Model.slot 11: a field we don't know is present")
-    assert "written by a newer schema" in message
-
-
-def test_an_absent_field_of_a_newer_schema_loses_nothing() -> None:
-    builder = tfl.flatbuffers.Builder(64)
-    builder.StartObject(12)
-    builder.PrependInt32Slot(0, 3, 0)
-    builder.Finish(builder.EndObject(), file_identifier=b"TFL3")
-    assert read_model(bytes(builder.Output())).root.get("version") == 3
-
-
-@pytest.mark.parametrize(
-    ("slot", "code", "value", "path", "message"),
-    [
-        (3, "B", 250, ("Subgraphs", 0, "Operators", 0), "BuiltinOptions has no member 250"),
-        (11, "B", 250, ("Subgraphs", 0, "Operators", 2), "BuiltinOptions2 has no member 250"),
-        (3, "i", 9999, ("OperatorCodes", 0), "operator code 9999 is unknown"),
-        (1, "b", 99, TENSOR, "tensor type 99 is unknown"),
-    ],
-)
-def test_codes_of_a_newer_schema_are_refused_by_name(
-    slot: int, code: str, value: int, path: tuple[str | int, ...], message: str
-) -> None:
-    found = refusal(with_field(pack(everything()), slot, code, value, *path))
-    assert message in found
-    assert "written by a newer schema" in found
-
-
-def test_a_union_value_without_type_is_refused() -> None:
-    changed = with_field(pack(everything()), 3, "B", 0, "Subgraphs", 0, "Operators", 0)
-    assert "Operator.builtin_options: has a value but no builtin_options_type" in refusal(changed)
-
-
-def test_a_union_type_without_value_is_refused() -> None:
-    operator = tfl.OperatorT(builtinOptionsType=tfl.BuiltinOptions.ReshapeOptions, inputs=int32s())
-    content = pack(tfl.ModelT(subgraphs=[tfl.SubGraphT(operators=[operator])]))
-    assert "has the type ReshapeOptions but no value" in refusal(content)
+def test_scales_that_thousands_of_tensors_share_are_looked_through_once() -> None:
+    scales = np.ones(1_000_000, np.float32)
+    parameters = [new_table("QuantizationParameters", scale=scales) for _ in range(3_000)]
+    content = model([tensor(shape=[1_000_000], quantization=each) for each in parameters])
+    with fuzz.time_limit():
+        assert len(load(content).subgraphs[0].tensors) == 3_000
 
 
 def test_a_truncated_file_is_refused() -> None:
     content = with_data_after(everything(), b"weights" * 20)
     for length in range(0, len(content), 97):
-        assert refusal(content[:length])
+        with pytest.raises(ModelFormatError):
+            read_model(content[:length])
 
 
-def test_mutants_read_or_are_refused_and_nothing_else() -> None:
-    content = with_data_after(everything(), b"weights" * 9)
-    chance = random.Random(7)
-    accepted = 0
-    for _ in range(1000):
-        mutant = bytearray(content)
-        for _ in range(chance.choice((1, 1, 2, 8))):
-            mutant[chance.randrange(len(mutant))] = chance.choice(
-                (0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256))
-            )
-        try:
-            read_model(bytes(mutant))
-        except ModelFormatError:
-            continue
-        accepted += 1
-    assert 0 < accepted < 1000
+def test_what_a_custom_operator_reads_is_its_own_affair() -> None:
+    """Compilers for microcontrollers hand their operator scratch memory as an input that nobody defines."""
+    codes = [new_table("OperatorCode", builtin_code=32, custom_code="ethos-u")]
+    load(model([tensor(), tensor("scratch"), tensor()], [operator([0, 1], [2])], operator_codes=codes))
+    cycle = [operator([0, 2], [1]), operator([0, 1], [2])]
+    with pytest.raises(ModelFormatError, match="before it is defined"):
+        load(model([tensor(), tensor(), tensor()], cycle, operator_codes=codes))

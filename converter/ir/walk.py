@@ -308,7 +308,7 @@ def cut_out(
 
 def _custom(operator: Operator) -> Table | None:
     """What only an operator's own kernel understands of its table; the rest is indices, which change."""
-    if operator.table is None or not operator.table.has("custom_options"):
+    if operator.table is None or "custom_options" not in operator.table.fields:
         return None
     fields = ("custom_options", "custom_options_format")
     return new_table("Operator", **{name: operator.table.fields.get(name) for name in fields})

@@ -1,0 +1,445 @@
+"""Reading gives what TFLite's own bindings give; what is written reads back field by field, and weights keep their
+place, their sharing and their alignment."""
+
+import errno
+import os
+import zipfile
+from collections.abc import Callable
+from io import BytesIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import flatbuffers
+import numpy as np
+import pytest
+from ai_edge_litert.interpreter import Interpreter
+from cli_runs import DEMO, QUANTIZED
+from make_tables import generate
+from plain_tables import values
+from schema_models import (
+    assert_same,
+    everything,
+    int32s,
+    names,
+    pack,
+    tfl,
+    unpack,
+    with_data_after,
+    with_options_after,
+)
+
+from edge_opt.base.errors import ModelFormatError, UsageError
+from edge_opt.conversion import convert
+from edge_opt.ir import load, save
+from edge_opt.schema import (
+    TABLES,
+    UNIONS,
+    Data,
+    ModelFile,
+    Table,
+    model_bytes,
+    new_table,
+    read_model,
+    reader,
+    vector,
+    write_model,
+    writer,
+)
+from edge_opt.schema.table import TABLES_FILE
+
+INSIDE = pack(everything())
+AFTER = with_data_after(everything(), b"first" * 9, b"second", b"third")
+
+
+def stored(root: Table) -> list[Data]:
+    return [buffer.fields["data"] for buffer in root.get("buffers") if "data" in buffer.fields]
+
+
+def written(root: Table) -> Table:
+    return read_model(model_bytes(root)).root
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "in.tflite"
+    path.write_bytes(AFTER)
+    return path
+
+
+# Tables
+
+
+def test_tables_agree_with_the_installed_bindings() -> None:
+    """Where the schema is newer, write them again with `python testdata/make_tables.py`."""
+    assert TABLES_FILE.read_text(encoding="utf-8") == generate()
+
+
+def test_no_table_nests_in_itself_so_the_schema_bounds_the_depth() -> None:
+    def depth(name: str, above: tuple[str, ...]) -> int:
+        assert name not in above
+        below = [0]
+        for field in TABLES[name].fields:
+            children = UNIONS.get(field.element, {0: field.element}).values()
+            below += [depth(child, (*above, name)) for child in children if child in TABLES]
+        return 1 + max(below)
+
+    assert depth("Model", ()) <= 8
+
+
+def test_present_with_the_default_is_not_absent() -> None:
+    tensor = new_table("Tensor", buffer=0, name="x", shape=[1, 2])
+    assert (tensor.get("is_variable"), tensor.get("quantization")) == (False, None)
+    assert "buffer" in tensor.fields
+    assert "is_variable" not in tensor.fields
+    tensor.copy().set("name", "y")
+    assert tensor.get("name") == "x"
+    tensor.set("name", None)
+    assert "name" not in tensor.fields
+    for use in (tensor.get, lambda name: tensor.set(name, 1)):
+        with pytest.raises(KeyError):
+            use("shap")
+
+
+def test_a_union_takes_its_type_along() -> None:
+    operator = new_table("Operator", builtin_options=new_table("ReshapeOptions", new_shape=[2, 3]))
+    assert operator.get("builtin_options_type") == 17
+    operator.set("builtin_options", None)
+    assert operator.fields == {}
+    with pytest.raises(KeyError):
+        operator.set("builtin_options", new_table("Tensor"))
+
+
+def test_arrays_are_little_endian_and_read_only() -> None:
+    shape = new_table("Tensor", shape=[1, 2]).get("shape")
+    read = read_model(INSIDE).root.get("subgraphs")[0].get("tensors")[0].get("shape")
+    data = Data(np.array([[1, 2]], ">i2"))
+    assert bytes(data.view()) == b"\1\0\2\0"
+    assert (data.length, len(data), data.external, vector("bool", [True]).dtype) == (4, 4, False, np.bool_)
+    for array in (shape, read, data.view()):
+        assert array.dtype.newbyteorder("<") == array.dtype
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 3
+
+
+# Reading
+
+
+@pytest.mark.parametrize("content", [INSIDE, AFTER], ids=["inside", "after"])
+def test_every_field_is_what_the_bindings_read_also_when_it_was_written_again(
+    content: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "model.tflite").write_bytes(content)
+    with read_model(tmp_path / "model.tflite") as file:
+        assert_same(file.root, unpack(content), content)
+        assert file.size == len(content)
+        again = model_bytes(file.root)
+    assert values(read_model(again).root) == values(read_model(content).root)
+    assert_same(read_model(again).root, unpack(again), again)
+    assert model_bytes(read_model(again).root) == again
+
+
+def test_stored_defaults_and_empty_vectors_are_told_from_absent_ones() -> None:
+    builder = flatbuffers.Builder(64)
+    builder.ForceDefaults(True)
+    builder.Finish(tfl.ModelT(version=0).Pack(builder), file_identifier=b"TFL3")
+    assert "version" in read_model(bytes(builder.Output())).root.fields
+    assert "version" not in read_model(pack(tfl.ModelT(version=0))).root.fields
+    tensors = read_model(INSIDE).root.get("subgraphs")[0].get("tensors")
+    by_name = {tensor.get("name"): tensor for tensor in tensors}
+    assert by_name["scalar"].get("shape").shape == (0,)
+    assert "shape" not in by_name["вариант"].fields
+
+
+def test_weights_are_regions_of_the_file_until_somebody_looks(file: Path) -> None:
+    read = read_model(file)
+    inside, after = read.root.get("buffers")[1].get("data"), read.root.get("buffers")[-1].get("data")
+    assert (inside.length, inside.external, after.length, after.external) == (40, False, 5, True)
+    assert read.flatbuffer_size == stored(read.root)[-3].offset
+    descriptor, view = read.source.fd, inside.view()
+    read.close()
+    read.close()
+    assert descriptor is not None
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+    assert view.tolist() == list(range(40))
+    with pytest.raises(ModelFormatError, match="was closed"):
+        after.view()
+
+
+def test_an_offset_of_one_is_a_placeholder_as_in_the_runtime_and_any_other_a_place() -> None:
+    assert read_model(INSIDE).root.get("buffers")[4].fields == {"offset": 1, "size": 1}
+    model = everything()
+    model.buffers[4].offset = 2
+    data = read_model(pack(model)).root.get("buffers")[4].get("data")
+    assert (data.offset, data.length, data.external) == (2, 1, True)
+
+
+def test_large_custom_options_stay_after_the_flatbuffer() -> None:
+    root = read_model(with_options_after(everything(), b"large options")).root
+    options = root.get("subgraphs")[0].get("operators")[0].get("custom_options")
+    assert (options.external, bytes(options.view())) == (True, b"large options")
+    again = model_bytes(root)
+    operator = unpack(again).subgraphs[0].operators[0]
+    start = operator.largeCustomOptionsOffset
+    assert again[start : start + operator.largeCustomOptionsSize] == b"large options"
+    assert operator.customOptions is None
+
+
+@pytest.mark.parametrize(
+    "change", [lambda path: os.truncate(path, 100), lambda path: path.open("ab").write(b"x")]
+)
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    file: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
+) -> None:
+    """With the file mapped into memory, looking behind its end would be the end of the process (SIGBUS)."""
+    read = reader.Reader.model
+
+    def interrupted(self: reader.Reader) -> ModelFile:
+        change(file)
+        return read(self)
+
+    monkeypatch.setattr(reader.Reader, "model", interrupted)
+    with pytest.raises(ModelFormatError, match=r"was (shortened|changed) while it was in use: read it again"):
+        read_model(file)
+
+
+# Sharing
+
+
+def test_what_is_shared_is_one_object_and_stays_shared() -> None:
+    parameters = new_table("QuantizationParameters", scale=np.array([0.5], np.float32))
+    tensors = [new_table("Tensor", name=name, quantization=parameters) for name in "ab"]
+    root = new_table("Model", subgraphs=[new_table("SubGraph", tensors=tensors)])
+    first, second = written(root).get("subgraphs")[0].get("tensors")
+    assert first.get("quantization") is second.get("quantization")
+    root = read_model(AFTER).root
+    root.get("buffers").extend(new_table("Buffer", data=stored(root)[index]) for index in (-1, 0))
+    again = stored(written(root))
+    assert again[-2].offset == again[-3].offset
+    assert again[-1] is again[0]
+
+
+def test_equal_numbers_share_a_vector_and_equal_zeros_of_other_signs_do_not() -> None:
+    def tables(last: float) -> bytes:
+        scales = ([0.5, 0.0], [0.5, last])
+        found = [new_table("QuantizationParameters", scale=np.array(s, np.float32)) for s in scales]
+        tensors = [new_table("Tensor", quantization=parameters) for parameters in found]
+        return model_bytes(new_table("Model", subgraphs=[new_table("SubGraph", tensors=tensors)]))
+
+    assert len(tables(-0.0)) > len(tables(0.0))
+    (graph,) = read_model(tables(-0.0)).root.fields["subgraphs"]
+    scales = [tensor.fields["quantization"].fields["scale"] for tensor in graph.fields["tensors"]]
+    assert [np.signbit(each[1]) for each in scales] == [False, True]
+
+
+# Where weights go
+
+
+def model_of(*weights: tuple[int, int, int], external: bool = True) -> bytes:
+    """A model of one ADD, and constants of (bytes, alignment, extra padding); buffers stand in reverse order."""
+
+    def tables(places: list[tuple[int, bytes]]) -> Table:
+        count = len(places)
+        constants = [
+            new_table("Tensor", name=f"w{i}", shape=[len(content)], type=3, buffer=count - i)
+            for i, (_, content) in enumerate(places)
+        ]
+        ends = [new_table("Tensor", name=name, shape=[1], type=0) for name in "xy"]
+        add = new_table("Operator", inputs=[0, 0], outputs=[1])
+        tensors = [*ends, *constants]
+        graph = new_table("SubGraph", tensors=tensors, inputs=[0], outputs=[1], operators=[add], name="main")
+        buffers = [
+            new_table("Buffer", offset=place, size=len(content))
+            if external
+            else new_table("Buffer", data=Data(content, external=False))
+            for place, content in reversed(places)
+        ]
+        codes = [new_table("OperatorCode", builtin_code=0)]
+        buffers = [new_table("Buffer"), *buffers]
+        return new_table("Model", version=3, subgraphs=[graph], buffers=buffers, operator_codes=codes)
+
+    chance = np.random.default_rng(1)
+    contents = [chance.bytes(size) for size, _, _ in weights]
+    if not external:
+        return model_bytes(tables([(0, content) for content in contents]))
+    places, end = [], len(model_bytes(tables([(2, content) for content in contents])))
+    for content, (_, alignment, extra) in zip(contents, weights, strict=True):
+        places.append((end + extra + -(end + extra) % alignment, content))
+        end = places[-1][0] + len(content)
+    file = bytearray(model_bytes(tables(places)))
+    for place, content in places:
+        file += b"\xee" * (place - len(file)) + content
+    return bytes(file)
+
+
+LAYOUT = (
+    (64, 4096, 0),
+    (7, 16, 0),
+    (1, 16, 48),
+    (200, 64, 0),
+    (33, 32, 16),
+    (5000, 4096, 0),
+    (0, 16, 0),
+    (12, 256, 0),
+)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [model_of(*LAYOUT), model_of(*LAYOUT, external=False), DEMO.read_bytes(), QUANTIZED.read_bytes()],
+    ids=["after", "inside", "demo", "quantized demo"],
+)
+def test_what_nobody_changed_stays_as_it_was(tmp_path: Path, content: bytes) -> None:
+    """In the same order, at least as well aligned, nothing behind them; and converted again, the same bytes."""
+    paths = [tmp_path / name for name in ("in.tflite", "out.tflite", "again.tflite")]
+    paths[0].write_bytes(content)
+    for source, target in pairwise(paths):
+        save(load(source), target)
+    old, new = read_model(paths[0]), read_model(paths[1])
+    assert values(old.root) == values(new.root)
+    before, after = (sorted(stored(file.root), key=lambda data: data.offset) for file in (old, new))
+    for one, other in zip(before, after, strict=True):
+        assert np.array_equal(one.view(), other.view())
+        assert other.offset % 16 == 0
+        assert other.offset % min(one.offset & -one.offset, 4096) == 0
+    assert new.size == max(new.flatbuffer_size, after[-1].offset + after[-1].length)
+    assert paths[2].read_bytes() == paths[1].read_bytes()
+
+
+def test_every_number_in_the_tables_is_aligned_to_its_size() -> None:
+    """The runtime reads them in place; Python's bindings would not mind."""
+    again = model_bytes(read_model(AFTER).root)
+    model = tfl.Model.GetRootAs(again, 0)
+    for index in range(model.BuffersLength()):
+        table = model.Buffers(index)._tab
+        assert all((table.Pos + table.Offset(slot)) % 8 == 0 for slot in (6, 8) if table.Offset(slot))
+    zero_point = model.Subgraphs(0).Tensors(0).Quantization()._tab
+    assert zero_point.Vector(zero_point.Offset(10)) % 8 == 0
+
+
+def test_dropped_weights_leave_no_hole_and_new_ones_follow_the_old() -> None:
+    root = read_model(with_data_after(tfl.ModelT(buffers=[]), *([bytes(1000)] * 9))).root
+    root.set("buffers", root.get("buffers")[::4])
+    assert len(model_bytes(root)) < 4000
+    for content, external in ((INSIDE, False), (AFTER, True)):
+        root = read_model(content).root
+        root.get("buffers").insert(1, new_table("Buffer", data=Data(np.arange(5, dtype=np.int16))))
+        again = stored(written(root))
+        assert (again[0].external, bytes(again[0].view()[:4])) == (external, b"\0\0\1\0")
+        assert again[0].offset == max(data.offset for data in again if data.external == external)
+
+
+def test_a_flatbuffer_over_the_limit_puts_its_weights_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = read_model(INSIDE).root
+    monkeypatch.setattr(writer, "MAX_FLATBUFFER_SIZE", len(model_bytes(root)) - 1)
+    again = model_bytes(root)
+    assert all(data.external for data in stored(read_model(again).root))
+    assert_same(read_model(again).root, unpack(again), again)
+    monkeypatch.setattr(flatbuffers.Builder, "MAX_BUFFER_SIZE", 1024)
+    with pytest.raises(ModelFormatError, match="tables take over 2 GB"):
+        model_bytes(root)
+
+
+# Writing
+
+
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, None, 0])
+def test_a_file_is_written_as_its_bytes_are_whether_or_not_the_kernel_copies(
+    file: Path, monkeypatch: pytest.MonkeyPatch, code: int | None
+) -> None:
+    def refuse(*_: Any) -> int:
+        if code is None:
+            return 0
+        raise OSError(code, "not between these two")
+
+    if code != 0:
+        monkeypatch.setattr(os, "copy_file_range", refuse)
+    root, heard = read_model(file).root, list[tuple[int, int]]()
+    output = file.with_name("out.tflite")
+    write_model(root, output, progress=lambda *step: heard.append(step))
+    assert output.read_bytes() == model_bytes(root)
+    assert heard == sorted(heard)
+    assert heard[-1][0] == heard[-1][1]
+
+
+@pytest.mark.parametrize(
+    "change", [lambda path: os.truncate(path, 900), lambda path: os.utime(path, ns=(1, 1))]
+)
+def test_an_input_that_was_changed_since_is_not_copied(file: Path, change: Callable[[Path], None]) -> None:
+    root = read_model(file).root
+    change(file)
+    with pytest.raises(ModelFormatError, match=r"was (shortened|changed) while it was in use"):
+        write_model(root, file.with_name("out.tflite"))
+    assert names(file.parent) == ["in.tflite"]
+
+
+@pytest.mark.parametrize("name", ["out.litertlm", "OUT.TASK", "out.onnx"])
+def test_an_output_named_as_another_format_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot be written: the result is a \.tflite, name it so"):
+        write_model(read_model(INSIDE).root, tmp_path / name)
+    write_model(read_model(INSIDE).root, tmp_path / "out.bin")
+
+
+@pytest.mark.parametrize(
+    ("table", "fields", "message"),
+    [
+        ("Tensor", {"type": 300}, "Tensor.type: holds 300, which is not a int8"),
+        ("Tensor", {"buffer": -1}, "Tensor.buffer: holds -1, which is not a uint32"),
+        ("Tensor", {"shape": np.array([2**40])}, "does not fit int32"),
+        ("Tensor", {"shape": int32s(1).reshape(1, 1)}, "not a vector of int32"),
+        ("Tensor", {"name": 5}, "Tensor.name: holds 5, which is not a text"),
+        ("Tensor", {"name": "\ud800"}, "which is not a text"),
+        ("Tensor", {"quantization": new_table("Tensor")}, "not a table of type QuantizationParameters"),
+        ("Operator", {"builtin_options": "x"}, "set both"),
+        ("Tensor", {"shap": 1}, "Tensor.shap: is not a field of this table"),
+    ],
+)
+def test_a_value_that_the_field_cannot_hold_is_refused(
+    table: str, fields: dict[str, Any], message: str
+) -> None:
+    made = new_table(table)
+    made.fields.update(fields)
+    root = new_table("Model", subgraphs=[new_table("SubGraph", **{f"{table.lower()}s": [made]})])
+    with pytest.raises(ModelFormatError) as caught:
+        model_bytes(root)
+    assert message in str(caught.value)
+    with pytest.raises(ModelFormatError, match="not Data"):
+        model_bytes(new_table("Model", buffers=[new_table("Buffer", data=np.zeros(3, np.uint8))]))
+
+
+# Bytes behind everything that a table names, as the zip archive that TFLite Metadata appends
+
+
+def archive(model: bytes) -> bytes:
+    """The model with an archive behind it, whose positions count from the file's begin."""
+    file = BytesIO(model)
+    with zipfile.ZipFile(file, "a") as made:
+        made.writestr("labels.txt", b"cat\ndog\n")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [archive(DEMO.read_bytes()), DEMO.read_bytes() + archive(b""), archive(QUANTIZED.read_bytes())],
+    ids=["appended", "joined", "behind weights"],
+)
+def test_an_archive_behind_the_model_opens_again_after_the_conversion(tmp_path: Path, content: bytes) -> None:
+    output = tmp_path / "out.tflite"
+    assert convert(content, output, verify="none").converted
+    again = output.read_bytes()
+    with zipfile.ZipFile(BytesIO(again)) as opened:
+        assert opened.read("labels.txt") == b"cat\ndog\n"
+        # Readers other than Python's refuse a directory in front of its recorded place.
+        assert opened.start_dir >= int.from_bytes(again[-6:-2], "little")
+    Interpreter(model_path=str(output)).allocate_tensors()
+
+
+def test_bytes_of_any_kind_are_kept_but_zeros_up_to_a_boundary_are_not_content() -> None:
+    once = model_bytes(read_model(DEMO.read_bytes() + b"\0" * 100 + b"signature").root)
+    assert once.endswith(b"\0" * 100 + b"signature")
+    assert model_bytes(read_model(once).root) == once
+    assert read_model(QUANTIZED).root.trailing is None
+    padded = read_model(DEMO.read_bytes() + b"\0" * 32)
+    assert padded.root.trailing is None
+    assert padded.flatbuffer_size == DEMO.stat().st_size
