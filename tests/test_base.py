@@ -1,0 +1,309 @@
+"""What all rooms rest on: an output appears at once or not at all, records go through JSON, children end in time."""
+
+import errno
+import json
+import math
+import os
+import pickle
+import signal
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from pathlib import Path
+from pkgutil import walk_packages
+
+import pytest
+from cli_runs import written
+from schema_models import everything, names, pack
+from terminal_signals import gone, started
+
+import edge_opt
+from edge_opt.base import atomic
+from edge_opt.base.errors import EdgeOptError, ModelFormatError, OutputError, UsageError
+from edge_opt.base.record import Record, RecordError, from_dict, to_json
+from edge_opt.base.words import shortened, signal_name
+from edge_opt.ir import load
+from edge_opt.ir.text import to_text
+from edge_opt.schema import new_table, read_model, write_model
+
+ROOT = new_table("Model", version=3)
+
+# Files
+
+
+def write(path: Path, content: bytes, *, overwrite: bool = False) -> None:
+    with atomic.replacing(path, overwrite=overwrite) as target:
+        os.write(target, content)
+        assert not path.exists() or overwrite
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, None])
+def test_the_file_appears_when_the_block_ends_well(tmp_path: Path, error: type[BaseException] | None) -> None:
+    path = tmp_path / ("ü" * 120 + ".tflite")  # a long name still has room for the temporary one
+    write(path, b"old")
+
+    def rewrite() -> None:
+        with atomic.replacing(path, overwrite=True) as target:
+            os.write(target, b"new")
+            if error is not None:
+                raise error
+
+    if error is None:
+        rewrite()
+    else:
+        with pytest.raises(error):
+            rewrite()
+    assert names(tmp_path) == [path.name]
+    assert path.read_bytes() == (b"new" if error is None else b"old")
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "reason"),
+    [
+        ("pwrite", errno.ENOSPC, "disk is full"),
+        ("pwrite", errno.EFBIG, "ulimit"),
+        ("open", errno.EACCES, "no permission to write in this folder"),
+    ],
+)
+def test_a_disk_that_refuses_is_an_output_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, code: int, reason: str
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, function, refuse)
+    with pytest.raises(OutputError, match=reason) as caught:
+        write_model(ROOT, tmp_path / "model.tflite")
+    assert caught.value.exit_code == 5
+    assert names(tmp_path) == []
+
+
+def test_an_existing_output_needs_overwrite_also_one_that_was_made_meanwhile(tmp_path: Path) -> None:
+    path = tmp_path / "model.tflite"
+    with pytest.raises(UsageError, match="meanwhile"), atomic.replacing(path, overwrite=False):
+        path.write_bytes(b"old")
+    with pytest.raises(UsageError, match="overwrite=True") as caught:
+        write_model(ROOT, path)
+    assert caught.value.exit_code == 2
+    assert path.read_bytes() == b"old"
+    write_model(ROOT, path, overwrite=True)
+    assert read_model(path).root.get("version") == 3
+    assert names(tmp_path) == ["model.tflite"]
+
+
+def test_the_output_is_never_the_input_by_whatever_name(tmp_path: Path) -> None:
+    path, link, hard = (tmp_path / name for name in ("model.tflite", "link.tflite", "hard.tflite"))
+    path.write_bytes(pack(everything()))
+    link.symlink_to(path)
+    hard.hardlink_to(path)
+    root = read_model(path).root
+    for output in (path, link, hard, tmp_path / "." / "model.tflite"):
+        with pytest.raises(UsageError, match="is the input itself"):
+            write_model(root, output, overwrite=True)
+
+
+def test_a_symlink_stands_for_what_it_points_to(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    link, target = tmp_path / "model.tflite", tmp_path / "there" / "real.tflite"
+    link.symlink_to(target)
+    write(link, b"new")
+    assert link.is_symlink()
+    assert target.read_bytes() == b"new"
+
+
+@pytest.fixture
+def umask() -> Iterator[None]:
+    old = os.umask(0o027)
+    yield
+    os.umask(old)
+
+
+@pytest.mark.usefixtures("umask")
+def test_a_new_file_follows_the_umask_and_a_replaced_one_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "model.tflite"
+    write(path, b"old")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    path.chmod(0o604)
+    with atomic.replacing(path, overwrite=True) as target:
+        assert stat.S_IMODE(os.fstat(target).st_mode) == 0o600
+    assert stat.S_IMODE(path.stat().st_mode) == 0o604
+
+
+def test_what_is_not_a_file_cannot_be_an_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    for path, reason in (
+        (tmp_path, "folder, pipe or device"),
+        (tmp_path / "pipe", "folder, pipe or device"),
+        (tmp_path / "no" / "model.tflite", "does not exist, create it"),
+        (tmp_path / "pipe" / "model.tflite", "cannot be written"),
+        (loop, "cannot be written"),
+        (tmp_path / ("x" * 300), "cannot be written"),
+        (Path("a\0b"), "cannot be written"),
+    ):
+        with pytest.raises(OutputError, match=reason):
+            write(path, b"")
+    # Root may write to every folder, so the kernel's answer is put in place.
+    monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (tmp_path, os.W_OK))
+    with pytest.raises(OutputError, match="no permission to write in this folder"):
+        atomic.resolve_target(tmp_path / "model.tflite", overwrite=False)
+
+
+def test_the_file_and_its_folder_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: flushed.append(stat.S_IFMT(os.fstat(fd).st_mode)))
+    write(tmp_path / "model.tflite", b"")
+    assert flushed == [stat.S_IFREG, stat.S_IFDIR]
+
+
+# Records
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf(Record):
+    """A record in a record."""
+
+    name: str
+    size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tree(Record):
+    """Every kind of field."""
+
+    ratio: float
+    leaf: Leaf
+    others: tuple[Leaf, ...] = ()
+    pair: tuple[str, int] = ("a", 1)
+    by_name: Mapping[str, Leaf] = field(default_factory=dict)
+    either: Leaf | int = 0
+    note: str = ""
+    secret: object = None
+
+    _properties = ("count",)
+    _left_out = ("secret",)
+    _or_null = ("note",)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.others)
+
+
+TREE = Tree(0.5, Leaf("x"), (Leaf("y", 2),), ("b", 2), {"k": Leaf("z")}, either=Leaf("w"), note="n")
+
+
+@pytest.mark.parametrize("tree", [TREE, Tree(1, Leaf("x", 3), either=4, note="n")])
+def test_a_record_is_what_it_was_after_a_way_through_json(tree: Tree) -> None:
+    assert from_dict(Tree, json.loads(json.dumps(tree.to_dict()))) == tree
+    assert from_dict(Tree, json.loads(json.dumps(asdict(tree)))) == tree
+
+
+def test_json_has_the_fields_and_the_properties_that_the_record_names() -> None:
+    said = Tree(math.nan, Leaf("x"), (Leaf("y"),), secret=object()).to_dict()
+    assert (said["ratio"], said["count"], said["note"]) == (None, 1, None)
+    assert said["others"] == [{"name": "y", "size": None}]
+    assert "secret" not in said
+    assert to_json({"a": (math.inf, [TREE])})["a"][0] is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"ratio": "x"}, r"Tree: Expected `float`, got `str` - at `\$.ratio`"),
+        ({"ratio": True}, "Expected `float`, got `bool`"),
+        ({"leaf": {"size": 1}}, "missing required field `name`"),
+        ({"others": [{"name": 1}]}, "Expected `str`, got `int`"),
+        ({"pair": ["a"]}, "length"),
+        ({"either": "x"}, "got `str`"),
+    ],
+)
+def test_values_of_another_kind_are_refused_by_name(change: dict[str, object], said: str) -> None:
+    with pytest.raises(RecordError, match=said):
+        from_dict(Tree, {**TREE.to_dict(), **change})
+
+
+# Words
+
+PACKAGE = "transformers.models.gemma3.modeling_gemma3"
+LAYERS = [
+    f"litert_torch.exportable.Exportable/{PACKAGE}.Gemma3TextModel_model/{PACKAGE}.Gemma3DecoderLayer_{n}/"
+    f"{PACKAGE}.Gemma3Attention_self_attn"
+    for n in range(2)
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        (f"{LAYERS[0]};24", "...Gemma3DecoderLayer_0/Gemma3Attention_self_attn;24"),
+        (
+            f"{LAYERS[1]};;{LAYERS[0]};4",
+            "...Gemma3TextModel_model/Gemma3DecoderLayer_1/Gemma3Attention_self_attn",
+        ),
+        ("model.layers.3.self_attn/add", "model.layers.3.self_attn/add"),
+        ("x" * 100, "..." + "x" * 70),
+        ("", ""),
+    ],
+)
+def test_a_long_name_keeps_its_layer(name: str, shown: str) -> None:
+    assert shortened(name) == shown
+
+
+def test_signals_without_a_name_are_numbers() -> None:
+    assert signal_name(signal.SIGKILL) == "SIGKILL"
+    assert signal_name(signal.SIGRTMIN + 1) == f"signal {signal.SIGRTMIN + 1}"
+
+
+# Other processes
+
+
+def kinds(base: type[EdgeOptError] = EdgeOptError) -> list[type[EdgeOptError]]:
+    """Every type of error of the package."""
+    if base is EdgeOptError:
+        for module in walk_packages(edge_opt.__path__, "edge_opt."):
+            if module.name.split(".")[1] not in ("__main__", "testdata"):
+                import_module(module.name)
+    return [base, *(kind for child in base.__subclasses__() for kind in kinds(child))]
+
+
+def test_every_error_comes_out_of_another_process_as_it_was() -> None:
+    found = set(kinds())
+    assert len(found) > 10
+    for kind in found:
+        error = pickle.loads(pickle.dumps(kind("a sentence")))
+        assert (type(error), str(error)) == (kind, "a sentence")
+
+
+CONSTANT = """
+subgraph main (%x: float32[1,4]) {
+  %y: float32[1,4] = MUL(%x, float32{1, 2, 3, 4})
+  return %y
+}"""
+
+
+def test_a_model_gives_its_file_back_and_a_pickled_one_has_none(tmp_path: Path) -> None:
+    with load(written(tmp_path, CONSTANT)) as model:
+        pickled = pickle.loads(pickle.dumps(model))
+    for closed in (model, pickled):
+        with pytest.raises(ModelFormatError, match="was closed"):
+            to_text(closed)
+
+
+_COMPILING = """
+from edge_opt.base.processes import run
+run(["sh", "-c", "echo $$; echo $$ > " + sys.argv[1] + "; exec sleep 60"])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of the end of its parent")
+def test_a_compiler_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    with started(_COMPILING, told) as parent:
+        while not (told.exists() and told.read_text().strip()):
+            assert parent.poll() is None
+        parent.kill()
+    assert gone(int(told.read_text()))

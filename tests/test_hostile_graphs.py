@@ -1,0 +1,329 @@
+"""Files that load, of graphs that no exporter writes: converted or left with a reason, in time, never a traceback."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import fuzz
+import numpy as np
+import pytest
+from pass_runs import run
+from text_parser import parse
+
+import edge_opt
+from edge_opt.attention.block import NotABlock
+from edge_opt.attention.find import find_blocks
+from edge_opt.base.errors import ModelFormatError
+from edge_opt.conversion import ConversionResult, convert
+from edge_opt.inspection import inspect
+from edge_opt.ir import load, to_bytes
+from edge_opt.ir.refusal import RefusedError
+from edge_opt.passes import Context, Pass, Rewrite, Site, Status
+from edge_opt.schema import Data, model_bytes, new_table, read_model
+
+BLOCK = """
+    subgraph main (%q: TYPE[1,2,4,8] SCALE, %k: TYPE[1,2,6,8] SCALE, %v: TYPE[1,2,6,8] SCALE) {
+      %s: TYPE[1,2,4,8] SCALE = QUERY
+      %l: TYPE[1,2,4,6] SCALE = BATCH_MATMUL(%s, %k) {adj_y: true}
+      %m: TYPE[1,2,4,6] SCALE = LOGITS
+      %p: TYPE[1,2,4,6] SCALE = SOFTMAX(%m)
+      %r: TYPE[1,2,4,6] SCALE = WEIGHTS
+      %w: TYPE[1,2,4,8] SCALE = BATCH_MATMUL(%r, %v)
+      %e: TYPE[1,2,4,8] SCALE = TAIL
+      %t: TYPE[1,4,2,8] SCALE = TRANSPOSE(%e, int32{0, 2, 1, 3})
+      %o: TYPE[1,4,16] SCALE = RESHAPE(%t, int32{1, 4, 16})
+      return %o
+    }
+"""
+STEPS = {"QUERY": ("%q", "%s"), "LOGITS": ("%l", "%m"), "WEIGHTS": ("%p", "%r"), "TAIL": ("%w", "%e")}
+
+
+def text_of(**parts: str) -> str:
+    """One attention block of two heads; `parts` say what stands in a place: lines, the last one without its tensor."""
+    text = BLOCK
+    for name, default in {"TYPE": "float32", "SCALE": ""}.items():
+        text = text.replace(name, parts.get(name, default))
+    for name, (before, after) in STEPS.items():
+        line = next(line for line in text.splitlines() if line.endswith(f"= {name}"))
+        if name in parts:
+            *lines, last = parts[name].splitlines()
+            text = text.replace(line, "\n".join([*lines, line.replace(name, last)]))
+        else:  # what follows reads what came before
+            text = text.replace(f"{line}\n", "").replace(f"({after}", f"({before}")
+    return text
+
+
+def block(**parts: str) -> bytes:
+    """The model of that text."""
+    return to_bytes(parse(text_of(**parts)))
+
+
+def chain(place: str, length: int, step: str) -> str:
+    """`length` operators after one another; `step` has the operand as {0}."""
+    value, _ = STEPS[place]
+    shape = "[1,2,4,6]" if place in ("LOGITS", "WEIGHTS") else "[1,2,4,8]"
+    lines = []
+    for index in range(length):
+        lines.append(f"%c{index}: float32{shape} = {step.format(value)}")
+        value = f"%c{index}"
+    return "\n".join([*lines, f"NEG({value})"])
+
+
+def converted(content: bytes) -> ConversionResult:
+    return convert(content, verify="none", dry_run=True)
+
+
+def test_the_plain_block_is_converted() -> None:
+    assert len(converted(block()).converted) == 1
+
+
+# Lies
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        "RESHAPE(%l, int32{1, 2, 4, 7})",
+        "RESHAPE(%l, int32{1, 4, 2, 6})",
+        "RESHAPE(%l, int32{-1, -1, 4, 6})",
+        "RESHAPE(%l, int32{0, 2, 4, 6})",
+        "TRANSPOSE(%l, int32{0, 1, 3, 2})",
+        "TRANSPOSE(%l, int32{0, 1, 2, 2})",
+        "TRANSPOSE(%l, int32{0, 1, 2, 9})",
+        "ADD(%l, float32[5,5]{splat 0.0})",
+        "CONCATENATION(%l, %l) {axis: 3}",
+        "CONCATENATION(%l) {axis: 77}",
+        "SLICE(%l, int32{0, 0, 0, 3}, int32{1, 2, 4, 6})",
+        "SLICE(%l, int32{0, 0}, int32{1, 2, 4, 6})",
+        "GATHER(%l, int32{0, 1, 7}) {axis: 9}",
+    ],
+)
+def test_operators_that_lie_about_their_result_are_left_alone(lie: str) -> None:
+    result = converted(block(LOGITS=lie))
+    assert not result.converted
+    assert all(site.reason for site in result.sites)
+
+
+@pytest.mark.parametrize("scale", ["q(0.0, 0)", "q(0.5, 0)"])
+def test_zero_scales_do_no_harm(scale: str) -> None:
+    """A row of nothing but zeros has scale 0: exporters write that, and nobody may divide by it."""
+    with np.errstate(all="raise"):
+        result = converted(block(TYPE="int16", SCALE=scale))
+    assert result.model is not None
+    assert load(to_bytes(result.model))
+    assert result.sites
+
+
+def test_a_head_size_of_zero_is_not_a_division() -> None:
+    text = text_of().replace("%v: float32[1,2,6,8]", "%v: float32[1,2,6,0]")
+    text = text.replace("%w: float32[1,2,4,8]", "%w: float32[1,2,4,0]")
+    (match,) = find_blocks(load(to_bytes(parse(text))).subgraphs[0])
+    assert isinstance(match, NotABlock)
+    assert "is empty" in str(match.reason)
+
+
+@pytest.mark.parametrize(
+    ("query", "result"),
+    [
+        ("%q: float32[] = SUM(%x, int32{0, 1, 2, 3})", "float32[1,2,4,8]"),
+        ("%q: float32[1,2,4,0] = RESHAPE(%x, int32{1, 2, 4, 0})", "float32[1,2,4,8]"),
+        ("%q: float32[1,2,4,8] = NEG(%x)", "float32[]"),
+    ],
+    ids=["a scalar query", "nothing to contract", "a result that is not a scalar"],
+)
+def test_two_products_of_one_softmax_that_lie_are_no_harm(query: str, result: str) -> None:
+    keys = "%k: float32[1,2,6,0]" if "4,0]" in query else "%k: float32[1,2,6,8]"
+    converted(to_bytes(parse(f"""
+        subgraph main (%x: float32[1,2,4,8], {keys}, %v: float32[1,2,6,8]) {{
+          {query}
+          %l: float32[1,2,4,6] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+          %p: float32[1,2,4,6] = SOFTMAX(%l)
+          %w: float32[1,2,4,8] = BATCH_MATMUL(%p, %v)
+          %u: float32[1,2,4,8] = BATCH_MATMUL(%p, %v)
+          %s: {result} = ADD(%w, %u)
+          return %s
+        }}
+    """)))  # fmt: skip
+
+
+# What would raise IndexError, ZeroDivisionError, TypeError.
+GRAPHS = {
+    "CONCATENATION along an axis that is not there": """
+    subgraph main (%q: float32[1,1,24,5], %k: float32[1,1,6,5], %v: float32[1,1,6,5], %m: float32[1,1,6,6]) {
+      %l: float32[1,1,24,6] = BATCH_MATMUL(%q, %k) {adj_y: true}
+      %r: float32[1,1,24,6] = CONCATENATION(%m, %m, %m, %m) {axis: 77}
+      %a: float32[1,1,24,6] = ADD(%l, %r)
+      %p: float32[1,1,24,6] = SOFTMAX(%a) {beta: 1.0}
+      %o: float32[1,1,24,5] = BATCH_MATMUL(%p, %v)
+      return %o
+    }
+    """,
+    "GATHER from an axis of size 0": """
+    subgraph main (%q: float32[1,2,4,8], %e: float32[1,0,6,8], %v: float32[1,2,6,8]) {
+      %g: float32[1,2,6,8] = GATHER(%e, int32{0, 0}) {axis: 1}
+      %l: float32[1,2,4,6] = BATCH_MATMUL(%q, %g) {adj_y: true}
+      %p: float32[1,2,4,6] = SOFTMAX(%l) {beta: 1.0}
+      %o: float32[1,2,4,8] = BATCH_MATMUL(%p, %v)
+      return %o
+    }
+    """,
+    "GATHER with real numbers as indices": """
+    subgraph main (%x: int32[1]) {
+      %g: int32[1] = GATHER(int32{1, 2, 3}, float32{0.5}) {axis: 0}
+      %y: int32[1] = ADD(%x, %g)
+      return %y
+    }
+    """,
+    "int8 products of vectors before QUANTIZE": """
+    subgraph main (%a: int8[5] q(0.1, 0), %b: int8[5] q(0.1, 0)) {
+      %l: int8[] q(0.001, 0) = BATCH_MATMUL(%a, %b) {adj_x: true}
+      %m: int8[] q(0.5, 0) = QUANTIZE(%l)
+      return %m
+    }
+    """,
+    "a composite whose body multiplies vectors": """
+    subgraph main (%a: float32[5], %b: float32[5]) {
+      %l: float32[] = STABLEHLO_COMPOSITE(%a, %b) {name: 'x', decomposition_subgraph_index: 1}
+      return %l
+    }
+    subgraph body (%a: float32[5], %b: float32[5]) {
+      %l: float32[] = BATCH_MATMUL(%a, %b) {adj_x: true}
+      return %l
+    }
+    """,
+    "a SUM of a scalar, of which TFLite takes any axes": """
+    subgraph main (%x: float32[]) { %y: float32[] = SUM(%x, int32{0}) return %y }
+    """,
+}
+
+
+@pytest.mark.parametrize("case", GRAPHS)
+def test_a_graph_that_no_exporter_writes_is_looked_at_and_converted_or_left(case: str) -> None:
+    content = to_bytes(parse(GRAPHS[case]))
+    edge_opt.infer_shapes(load(content))
+    inspect(content)
+    for target in ("generic", "qualcomm-htp"):
+        result = convert(content, target=target, dry_run=True)
+        assert all(site.reason for site in result.sites if site.status is not Status.CONVERTED)
+        assert not [site for site in result.sites if site.is_bug]
+
+
+def test_a_product_of_a_tensor_whose_rank_the_file_leaves_out_is_left() -> None:
+    model = load(block())
+    query = model.subgraphs[0].inputs[0]
+    query.shape, query.table = (), new_table("Tensor", has_rank=False)
+    (site,) = converted(to_bytes(model)).sites
+    assert site.reason.startswith("a dimension is known only at run time, at BATCH_MATMUL")
+
+
+@pytest.mark.parametrize("name", ["STABLEHLO_COMPOSITE", "IF", "WHILE", "CALL"])
+def test_an_operator_that_names_no_subgraph_to_run_is_refused(name: str) -> None:
+    model = parse(f"subgraph main (%x: float32[2]) {{ %y: float32[2] = {name}(%x) return %y }}")
+    (operator,) = model.subgraphs[0].operators
+    operator.options = None
+    with pytest.raises(ModelFormatError, match=f"operator 0 \\({name}\\): has no options"):
+        load(to_bytes(model))
+
+
+def test_a_version_of_thousands_of_digits_does_no_harm() -> None:
+    root = read_model(block()).root
+    root.fields["buffers"] = [*root.get("buffers"), new_table("Buffer", data=Data(b"9" * 5000))]
+    entry = new_table("Metadata", name="min_runtime_version", buffer=len(root.get("buffers")) - 1)
+    root.fields["metadata"] = [entry]
+    assert converted(model_bytes(root)).converted
+
+
+# Much work
+
+
+@pytest.mark.parametrize("place", STEPS)
+@pytest.mark.parametrize(
+    ("length", "step"),
+    [(1500, "NEG({0})"), (60, "ADD({0}, {0})"), (60, "MUL({0}, {0})")],
+    ids=["a long chain", "2^60 paths of ADD", "2^60 paths of MUL"],
+)
+def test_long_chains_and_exponential_graphs_take_no_time(place: str, length: int, step: str) -> None:
+    content = block(**{place: chain(place, length, step)})
+    with fuzz.time_limit(10):
+        assert len(list(find_blocks(load(content).subgraphs[0]))) == 1
+        converted(content)
+
+
+def test_attention_that_feeds_attention_a_thousand_times_takes_no_stack() -> None:
+    """Each block's heads are the queries of the next, with nothing between that would tell where they are."""
+    lines, query = [], "%q"
+    for index in range(400):
+        lines.append(f"%l{index}: float32[1,2,4,6] = BATCH_MATMUL({query}, %k) {{adj_y: true}}")
+        lines.append(f"%p{index}: float32[1,2,4,6] = SOFTMAX(%l{index})")
+        lines.append(f"%w{index}: float32[1,2,4,8] = BATCH_MATMUL(%p{index}, %v)")
+        query = f"%w{index}"
+    inputs = "%q: float32[1,2,4,8], %k: float32[1,2,6,8], %v: float32[1,2,6,8]"
+    end = f"%t: float32[1,4,2,8] = TRANSPOSE({query}, int32{{0, 2, 1, 3}})"
+    last = "%o: float32[1,4,16] = RESHAPE(%t, int32{1, 4, 16})"
+    model = parse("\n".join([f"subgraph main ({inputs}) {{", *lines, end, last, "return %o }"]))
+    with fuzz.time_limit(10):
+        assert len(run(model, "mha_to_sha")) == 400
+
+
+@pytest.mark.parametrize(
+    ("first", "other"),
+    [
+        ("ADD(int32{{3}}, int32{{4}})", "ADD(%x, int32{{{0}}})"),
+        ("PACK(%g, int32(1)) {{values_count: 2}}", "CONCATENATION(%x, %x, int32{{1}})"),
+    ],
+    ids=["other values", "other sizes"],
+)
+def test_subgraphs_that_call_the_next_twice_take_no_time(first: str, other: str) -> None:
+    """2^30 ways to enter the last one, no two alike."""
+    lines = [f"subgraph main (%g: int32[]) {{ %x: int32[?] = {first.format()}"]
+    for index in range(30):
+        call = f"{{name: 'n', decomposition_subgraph_index: {index + 1}}}"
+        lines.append(f"%a: int32[?] = STABLEHLO_COMPOSITE(%x) {call}")
+        lines.append(f"%y: int32[?] = {other.format(1 << index)}")
+        lines.append(f"%b: int32[?] = STABLEHLO_COMPOSITE(%y) {call}")
+        lines.append(f"return %b }} subgraph g{index} (%x: int32[?]) {{")
+    lines.append("%z: int32[?] = NEG(%x) return %z }")
+    with fuzz.time_limit(10):
+        edge_opt.infer_shapes(load(to_bytes(parse("\n".join(lines)))))
+
+
+# Mistakes of ours
+
+
+class Broken(Pass):
+    """Fails at SOFTMAXes of this name, or while it looks for sites."""
+
+    name = "broken"
+    summary = "raises"
+
+    def __init__(self, fails_at: str) -> None:
+        self.fails_at = fails_at
+
+    def sites(self, context: Context) -> Iterator[Site]:
+        for operator in context.subgraph.operators:
+            if operator.name == "SOFTMAX":
+                yield Site(operator, partial(self.build, operator.outputs[0].name))
+        if self.fails_at == "sites":
+            raise ZeroDivisionError("no reason")
+
+    def build(self, name: str) -> Rewrite:
+        if self.fails_at in name:
+            raise ZeroDivisionError("no reason")
+        raise RefusedError("fine")
+
+
+@pytest.mark.parametrize(
+    ("fails_at", "reason"), [("head_0", "a bug in"), ("sites", "looking for further sites failed: a bug in")]
+)
+def test_an_error_that_nobody_foresaw_is_the_reason_of_one_site(
+    fails_at: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("EDGE_OPT_TRACEBACK", raising=False)
+    reports = run(load(block()), "mha_to_sha", Broken(fails_at))
+    assert reports[0].status is Status.CONVERTED
+    (bug,) = (report for report in reports if report.is_bug)
+    assert bug.reason.startswith(
+        f"{reason} edge-opt, please report it with the model's source: ZeroDivisionError"
+    )
+    monkeypatch.setenv("EDGE_OPT_TRACEBACK", "1")
+    with pytest.raises(ZeroDivisionError):
+        run(load(block()), "mha_to_sha", Broken(fails_at))
