@@ -43,7 +43,7 @@ __all__ = [
 
 # Of the other names, each is a module of its own.
 _HOMES = {
-    "build.evaluating": ["evaluate"],
+    "build.evaluation": ["evaluate"],
     "comparison.compare": ["compare"],
     "comparison.findings": ["ComparisonReport"],
     "conversion": ["ConversionResult", "convert"],
