@@ -142,7 +142,7 @@ def tune(
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> int:
-    """Compile a signature in every form for a Hexagon NPU, find the fastest."""
+    """Find the fastest form of a signature for a Hexagon NPU."""
     from edge_opt.base.atomic import resolve_target
     from edge_opt.cli.show_phones import show_tuning
     from edge_opt.npu import tune, tuned_target, write_target

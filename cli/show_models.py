@@ -129,8 +129,8 @@ def show_inspection(found: Inspection) -> None:
     heads = ("signature", "operators", "inputs", "outputs", "attention")
     output.say(*output.table([heads, *_signature_rows(found)]))
     for signature in found.signatures:
-        named = [f"{name} {count}" for name, count in signature.operators.items()]
-        rest = [f"others {sum([*signature.operators.values()][_OPERATORS_NAMED:])}"]
+        named = [f"{name} {count}" for name, count in signature.operator_counts.items()]
+        rest = [f"others {sum([*signature.operator_counts.values()][_OPERATORS_NAMED:])}"]
         shown = named if len(named) <= _OPERATORS_NAMED else named[:_OPERATORS_NAMED] + rest
         output.say("", f"{signature.name}: {', '.join(shown) or 'no operators'}")
         output.say(*(f"  {one.count} x {one}" for one in signature.composites))
@@ -162,8 +162,8 @@ def _signature_rows(found: Inspection) -> Iterator[tuple[str, ...]]:
     for signature in found.signatures:
         forms = [block.form for block in found.attention if block.signature == signature.name]
         parts = [f"{forms.count(form)} {form}" for form in dict.fromkeys(forms)]
-        parts += [f"{signature.unmatched} not understood"] if signature.unmatched else []
-        counts = (sum(signature.operators.values()), len(signature.inputs), len(signature.outputs))
+        parts += [f"{signature.attention_unmatched} not understood"] if signature.attention_unmatched else []
+        counts = (signature.operators, len(signature.inputs), len(signature.outputs))
         yield (signature.name, *map(str, counts), ", ".join(parts) or "none")
 
 

@@ -546,22 +546,16 @@ def test_a_missing_runtime_is_said_before_work_begins(place: Place, monkeypatch:
 def test_the_console_has_one_table_of_the_evaluation_at_the_end(
     place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Timed(Stages):
-        def optimize(self, job: Any) -> dict[str, Any]:
-            told = super().optimize(job)
-            times = {name: {"time": {"us": us}} for name, us in (("before", 2000.0), ("after", 1000.0))}
-            told["signatures"][0] |= times
-            return told
-
     many(place, *PROMPTS)
-    monkeypatch.setattr(building, "Processes", Timed)
+    monkeypatch.setattr(building, "Processes", Stages)
     ran = run(capsys, *command(place))
     assert ran.code == 0, ran.err
     rows = [line.split() for line in ran.out.splitlines()]
-    assert ["checkpoint", "2.00", "1.000", "100.0", "%", "-"] in rows
-    assert ["quantized", "4.00", "2.000", "50.0", "%", "2.000"] in rows
-    assert ["converted", "4.00", "2.000", "50.0", "%", "1.000"] in rows
+    assert ["checkpoint", "2.00", "1.000", "100.0", "%"] in rows
+    assert ["quantized", "4.00", "2.000", "50.0", "%"] in rows
+    assert ["converted", "4.00", "2.000", "50.0", "%"] in rows
     assert "Held out of the calibration, to evaluate with: 3 of 12 prompts, every fifth" in ran.out
+    assert len(rows) <= 15
 
 
 # --- sections ---

@@ -122,7 +122,6 @@ def test_json_is_that_of_convert_and_more(capsys: Captured) -> None:
     plain = run(capsys, "convert", DEMO, "--dry-run", "--json").json
     assert set(plain) < set(said)
     assert [site["status"] for site in said["sites"]] == ["converted"] * 5
-    assert said["largest_differences"] == [{"bucket": "bit for bit", "sites": 5}]
     assert said["lint"] == [{"severity": "warning", "message": LINT[0][1]}]
     assert sum("BATCH_MATMUL" in line for line in said["example"]["before"]) == 4
     assert sum("BATCH_MATMUL" in line for line in said["example"]["after"]) == 16
@@ -144,7 +143,7 @@ def test_what_did_not_change_is_said_once_and_that_nothing_was_found_is_said_too
     for suffix in (".md", ".html"):
         text = replace(conversion_report(done), lint=[]).render(suffix)
         assert "Nothing in the result that the target is known to refuse" in text
-        assert "No region was run." in empty.render(suffix)
+        assert "not run" in conversion_report(done).render(suffix)
 
 
 @pytest.mark.parametrize(("target", "told"), [("mediatek", True), ("generic", False)])

@@ -72,19 +72,6 @@ class NextSteps:
     files: tuple[PhoneFile, ...] = ()
     commands: tuple[str, ...] = ()
 
-    def lines(self) -> list[str]:
-        """For people."""
-        lines = [
-            "Try it here, in LiteRT-LM on CPU kernels, before the compiler (pip install '.[lm]' in a checkout):",
-            "",
-            *(f"    {line}" for line in self.python.splitlines()),
-        ]
-        if self.files:
-            lines += ["", "On the phone it needs:", ""]
-            lines += [f"    {file.path}, {file.source}" for file in self.files]
-            lines += ["", "Push it and run it there:", "", *(f"    {line}" for line in self.commands)]
-        return lines
-
 
 def next_steps(
     vendor: str, chip: str, libraries: Path | None, converted: str, output: str | None

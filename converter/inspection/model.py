@@ -64,27 +64,22 @@ class Argument(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class SignatureContent:
-    """One entry point; `unmatched` counts attentions whose form is not understood (its sites say why)."""
+class SignatureContent(Record):
+    """One entry point; `attention_unmatched` counts attentions whose form is not understood (its sites say why)."""
 
     name: str
-    operators: Mapping[str, int]
+    operator_counts: Mapping[str, int]
     inputs: tuple[Argument, ...]
     outputs: tuple[Argument, ...]
     composites: tuple[Composite, ...]
-    unmatched: int
+    attention_unmatched: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """For reports."""
-        return {
-            "name": self.name,
-            "operators": sum(self.operators.values()),
-            "operator_counts": dict(self.operators),
-            "composites": [composite.to_dict() for composite in self.composites],
-            "inputs": [argument.to_dict() for argument in self.inputs],
-            "outputs": [argument.to_dict() for argument in self.outputs],
-            "attention_unmatched": self.unmatched,
-        }
+    _properties = ("operators",)
+
+    @property
+    def operators(self) -> int:
+        """How many there are."""
+        return sum(self.operator_counts.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +131,7 @@ class Inspection(Record):
     _left_out = ("node_data",)
 
     def __repr__(self) -> str:
-        entries = ", ".join(f"{one.name}: {sum(one.operators.values())} operators" for one in self.signatures)
+        entries = ", ".join(f"{one.name}: {one.operators} operators" for one in self.signatures)
         return f"Inspection({self.file!r}, {entries}; {many(len(self.attention), 'attention block')})"
 
 

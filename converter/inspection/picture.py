@@ -186,26 +186,20 @@ def draw(operators: Sequence[Operator], name: Callable[[Tensor], str]) -> Drawin
     boxes: list[Box] = []
     edges: dict[Edge, str] = {}
     made: dict[Tensor, int] = {}
-    box, is_fed = 0, False
     for place, operator in enumerate(operators):
-        is_hidden = place in hidden
-        if place == hidden.start and is_hidden:
-            box = len(boxes)
-            boxes.append(Box(f"{stretch.times - 1} more like it", f"{len(hidden)} operators", "folded"))
-        elif not is_hidden:
-            box = len(boxes)
-            boxes.append(Box(composite_name(operator) or operator.name, _shape(operator.outputs[0])))
-        for tensor in operator.inputs:
-            if tensor is None or tensor.is_constant or made.get(tensor) == box:
-                continue
-            if is_hidden and (is_fed or tensor not in made):
-                continue  # what all heads read is drawn at the one that is shown
-            is_fed |= is_hidden
-            if tensor not in made:
-                made[tensor] = len(boxes)
-                boxes.append(Box(name(tensor), _shape(tensor), "input"))
-            edges[made[tensor], box] = _shape(tensor)
-        made |= dict.fromkeys(operator.outputs, box)
+        if place not in hidden or place == hidden.start:
+            sources = [tensor for tensor in operator.inputs if tensor is not None and not tensor.is_constant]
+            box = Box(composite_name(operator) or operator.name, _shape(operator.outputs[0]))
+            if place in hidden:  # what all heads read is drawn at the one that is shown
+                sources = [tensor for tensor in sources if tensor in made][:1]
+                box = Box(f"{stretch.times - 1} more like it", f"{len(hidden)} operators", "folded")
+            for tensor in sources:
+                if tensor not in made:
+                    made[tensor] = len(boxes)
+                    boxes.append(Box(name(tensor), _shape(tensor), "input"))
+            edges |= {(made[tensor], len(boxes)): _shape(tensor) for tensor in sources}
+            boxes.append(box)
+        made |= dict.fromkeys(operator.outputs, len(boxes) - 1)
     return Drawing(boxes, edges)
 
 
@@ -214,12 +208,15 @@ def _shape(tensor: Tensor) -> str:
 
 
 def lay_out(count: int, edges: Sequence[Edge]) -> tuple[list[Point], list[list[Point]]]:
-    """The upper left corner of each box, and the corners that each edge passes.
+    """The upper left corner of each box, and the corners that each edge passes; edges come in the order of their ends.
 
     Boxes stand in layers, each right above the first box that reads it. An edge has a place of its own in every layer
     that it passes. Again and again, each layer is put in the order of the middles of what it is joined to.
     """
-    levels = _levels(count, edges)
+    heights = [0] * count
+    for a, b in reversed(edges):
+        heights[a] = max(heights[a], heights[b] + 1)
+    levels = [max(heights, default=0) - height for height in heights]
     layers: list[list[int]] = [[] for _ in range(max(levels, default=0) + 1)]
     for box, level in enumerate(levels):
         layers[level].append(box)
@@ -251,18 +248,6 @@ def lay_out(count: int, edges: Sequence[Edge]) -> tuple[list[Point], list[list[P
         for node in layer
     }
     return [corners[box] for box in range(count)], [[corners[node] for node in route] for route in routes]
-
-
-def _levels(count: int, edges: Sequence[Edge]) -> list[int]:
-    """The layer of each box, 0 at the top: right above the first box that reads it."""
-    below = [0] * count
-    moved = True
-    while moved:  # inputs are numbered after their first readers
-        moved = False
-        for a, b in reversed(edges):
-            if below[a] <= below[b]:
-                below[a], moved = below[b] + 1, True
-    return [max(below, default=0) - place for place in below]
 
 
 def _svg_edge(route: Sequence[Point]) -> str:

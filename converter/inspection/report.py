@@ -25,8 +25,6 @@ from edge_opt.targets import TargetLike, lint, load_target
 FORMATS = (".json", ".md", ".html")
 _NO_LINT = "Nothing in the result that the target is known to refuse or to get wrong."
 _NO_SITES = "No pass found a place where it could apply."
-_EXACT, _MORE = "bit for bit", "more"
-_BUCKETS = {"up to 1e-7": 1e-7, "up to 1e-6": 1e-6, "up to 1e-4": 1e-4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +54,7 @@ class Report:
         """What every format for people has, in this order."""
         result = self.result
         yield Section("Signatures", [entry_points(result)])
-        yield Section("Sites", [self._sites() if result.sites else _NO_SITES])
-        yield Section("Largest differences", self._measured())
+        yield Section("Sites", [self._sites() if result.sites else _NO_SITES, *masked_rows(result)])
         if result.whole:
             yield Section("The whole models, before and after", self._whole())
         heads = ("severity", "finding")
@@ -76,44 +73,23 @@ class Report:
         )
         return [heads, *rows]
 
-    def _measured(self) -> list[str | Table | Example]:
-        counts = self.differences()
-        if not counts:
-            return ["No region was run."]
-        return [_counted(("between a region before and after", "sites"), counts), *masked_rows(self.result)]
-
-    def _whole(self) -> list[str | Table | Example]:
+    def _whole(self) -> list[Table]:
+        """How equal the whole models had to be and are, and their float outputs by units in the last place."""
+        heads, ulps = ("signature", "found", "demanded"), ("units in the last place", "elements")
         rows = [(item.name, item.outcome(), str(item.allowance)) for item in self.result.whole]
-        parts: list[str | Table | Example] = [[("signature", "found", "demanded"), *rows]]
         counts = Counter[str]()
         for output in (output for item in self.result.whole for output in item.comparison.outputs):
             counts.update(dict(output.difference.ulps or ()) if output.difference is not None else {})
-        heads = ("units in the last place", "elements of float outputs")
-        found = [(bucket, count) for bucket, count in counts.items() if count]
-        return [*parts, _counted(heads, found)] if found else parts
-
-    def differences(self) -> list[tuple[str, int]]:
-        """How many verified sites differ by how much, exact ones first; empty where nothing was run."""
-        proofs = [site.proof for site in self.result.sites if site.proof is not None]
-        found = Counter(
-            _EXACT
-            if one.bitwise
-            else next((name for name, limit in _BUCKETS.items() if one.max_abs <= limit), _MORE)
-            for one in proofs
-        )
-        listed = [(bucket, found[bucket]) for bucket in (_EXACT, *_BUCKETS, _MORE)]
-        return [entry for entry in listed if proofs and (entry[1] or entry[0] == _EXACT)]
+        distances: Table = [ulps, *((bucket, f"{count:,}") for bucket, count in counts.items() if count)]
+        return [[heads, *rows], *([distances] if len(distances) > 1 else [])]
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON values: `convert --json`, and the summary, differences, findings and example."""
+        """The report as JSON values: `convert --json`, and the summary, findings and example."""
         return {
             **self.result.to_dict(),
             "version": version("edge-opt"),
             "origin": dict(self.origin),
             "summary": self.summary,
-            "largest_differences": [
-                {"bucket": bucket, "sites": count} for bucket, count in self.differences()
-            ],
             "lint": [{"severity": severity, "message": message} for severity, message in self.lint],
             "example": None if self.example is None else self.example.to_dict(),
         }
@@ -135,10 +111,6 @@ class Report:
         check_report_path(path, overwrite=overwrite)
         text = self.render(Path(path).suffix.lower())
         write_whole(path, text.encode(errors="backslashreplace"), overwrite=overwrite)
-
-
-def _counted(heads: tuple[str, str], counts: Iterable[tuple[str, int]]) -> Table:
-    return [heads, *((bucket, f"{count:,}") for bucket, count in counts)]
 
 
 def check_report_path(
