@@ -153,7 +153,7 @@ def show_inspection(found: Inspection) -> None:
         verdict = f"{many(len(bad), 'shape')} in the file differ" if bad else "all as in the file"
         output.say("", *map(str, bad))
         output.say(
-            f"{found.inferred.derived} of {many(found.inferred.tensors, 'shape')} inferred, {verdict}",
+            f"{found.inferred.inferred} of {many(found.inferred.tensors, 'shape')} inferred, {verdict}",
             colour=output.BAD if bad else output.GOOD,
         )
 

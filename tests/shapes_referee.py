@@ -16,7 +16,7 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from edge_opt import ir
 from edge_opt.ir.operators import KINDS
-from edge_opt.shapes import ShapeError, derive, infer_operator
+from edge_opt.shapes import ShapeError, infer_operator, shape_report
 from edge_opt.shapes.folding import fold
 from edge_opt.shapes.inference import called_subgraphs
 from edge_opt.shapes.rules import Call, Constant
@@ -320,7 +320,7 @@ def compare_all(
     """
     loaded = ir.load(recorded or model)
     sizes = {loaded.subgraphs[place[0]].tensors[place[1]]: shape for place, shape in (resize or {}).items()}
-    derived = derive(loaded, resize=placeholders(loaded) | sizes).shapes
+    derived = shape_report(loaded, resize=placeholders(loaded) | sizes).shapes
     wrong = []
     allocated = allocated_shapes(model, resize, run=run)
     for subgraph, actual in zip(loaded.subgraphs, allocated, strict=True):

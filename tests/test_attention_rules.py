@@ -33,8 +33,8 @@ from edge_opt.ir import (
     to_bytes,
 )
 from edge_opt.ir.walk import reads
-from edge_opt.passes.checks import check_operators
 from edge_opt.runtime.native import Session
+from edge_opt.shapes import check_operators
 
 Array = NDArray[Any]
 

@@ -12,7 +12,7 @@ from text_parser import parse
 from edge_opt.ir import Model, load, to_bytes
 from edge_opt.ir.text import to_text
 from edge_opt.passes import Status
-from edge_opt.shapes import derive
+from edge_opt.shapes import shape_report
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
 GOLDEN = [
@@ -301,6 +301,6 @@ def test_an_operator_whose_shape_nobody_derives_stays_as_it_is(kind: str) -> Non
     text = to_text(model)
     assert f"%q: float32[1,2,4,8] = {kind}(%x)" in text
     assert f"%n: float32[1,4,16] = {kind}(%m)" in text
-    report = derive(load(to_bytes(model)))
+    report = shape_report(load(to_bytes(model)))
     assert report.disagreements == ()
     assert report.unknown == 2

@@ -24,12 +24,13 @@ from edge_opt.ir.graph import Buffer
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.text import to_text
 from edge_opt.passes import PASSES, Context, Demand, Pass, Rewrite, Site, Status, run_pass
-from edge_opt.passes.checks import check_frame, check_operators, check_versions
+from edge_opt.passes.checks import check_frame, check_versions
 from edge_opt.passes.ledger import UnverifiedChangeError
 from edge_opt.passes.merging import remove_dead, share_equal
 from edge_opt.passes.rewrite import commit
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import new_table
+from edge_opt.shapes import check_operators
 from edge_opt.targets import Target, load_target
 
 # The transaction
@@ -88,7 +89,7 @@ def crash(*_: object) -> Rewrite:
     [
         (refuse, {}, "skipped", "no (expected yes, found no)"),
         (crash, {}, "rolled-back", "a bug in edge-opt, please report it"),
-        (of_another_shape, {}, "rolled-back", "SQUARE 'b/square': derived shape [4], recorded [5]"),
+        (of_another_shape, {}, "rolled-back", "SQUARE 'b/square': inferred shape [4], recorded [5]"),
         (None, {"refused_operators": ("SQUARE",)}, "rolled-back", "target 't' does not take SQUARE"),
         (None, {"largest_rank": 0}, "rolled-back", "target 't' takes rank 0 at most, 'b/square' has 1"),
     ],
@@ -296,7 +297,7 @@ def test_derived_shapes_are_compared_with_the_recorded_ones() -> None:
     model, t, o = graph_of(CHAIN)
     assert refusal(check_operators, o.values()) is None
     t["b"].shape = (2, 2)
-    assert refusal(check_operators, [o["b"]]) == "NEG 'b': derived shape [4], recorded [2, 2]"
+    assert refusal(check_operators, [o["b"]]) == "NEG 'b': inferred shape [4], recorded [2, 2]"
     assert refusal(check_operators, [o["a"]]) is None
     clash = refusal(check_operators, [op(model, "ADD", [t["x"], fresh("five", (5,))], fresh("sum"))])
     assert clash is not None

@@ -12,13 +12,13 @@ from text_parser import parse
 
 from edge_opt.ir import Model, to_bytes
 from edge_opt.ir.walk import cut_out
-from edge_opt.passes.checks import check_operators
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof.rows import Rows, multiply_adds, sample
 from edge_opt.proof.structure import Structure, structure
 from edge_opt.runtime import noise
 from edge_opt.runtime.pair import take
 from edge_opt.runtime.runner import Worker
+from edge_opt.shapes import check_operators
 from edge_opt.targets import Target, load_target
 
 SIZE = Size(queries=64, heads=4, kv_heads=2, cache=96, width=16)

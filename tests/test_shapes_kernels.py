@@ -1,99 +1,210 @@
-"""Each rule against the interpreter, on models of one operator: any shapes, and where the two may differ."""
+"""Each rule against the interpreter, on models of one operator: what both accept, with equal shapes, and both refuse.
 
+A row is an operator, its inputs, its options (None: it has none), the types of its results, and whether the interpreter
+accepts it. `check` then hides parts of the inputs and asks the rule again. Operators that fold are drawn at random, see
+`test_shapes_folding.py`: here are those that both refuse.
+"""
+
+from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from shapes_referee import (
-    Graph,
-    Options,
-    Shape,
-    T,
-    check,
-    const,
-    derived_shapes,
-    interpreter,
-    model_bytes,
-    one_operator,
-    runtime_shapes,
-)
+from shapes_referee import Options, Shape, T, check, const, derived_shapes, one_operator, runtime_shapes
 
-from edge_opt.shapes import ShapeError
+from edge_opt.ir.operators import UNARY
 
-SMALL = st.lists(st.integers(0, 3), max_size=4).map(tuple)
-examples = settings(max_examples=50, deadline=None)
+Row = tuple[str, list[T | None], dict[str, Any] | None, Sequence[T] | str, bool]
+F, INT, B = "FLOAT32", "INT32", "BOOL"
+SHAPES = [(), (5,), (1, 4, 0, 2), (2, 1, 3, 4, 5)]
+WITH_ROWS = [(shape, shape != ()) for shape in SHAPES]
+PAIRS = [
+    ((2, 1, 3), (4, 1), True),
+    ((), (2, 3), True),
+    ((0, 3), (1, 3), True),
+    ((2, 3), (2, 4), False),
+    ((0,), (3,), False),
+]
+OF_OTHERS = "CAST QUANTIZE DEQUANTIZE LOGICAL_NOT COMPLEX_ABS REAL IMAG BUCKETIZE GELU LEAKY_RELU FAKE_QUANT"
+STRIDES = {"strideH": 1, "strideW": 1}
 
-
-@pytest.mark.parametrize(("left", "right"), [((2, 3), (2, 3)), ((2, 3), (1, 3))])
-def test_atan2_does_not_broadcast(left: Shape, right: Shape) -> None:
-    """The interpreter takes the first operand's shape without a look at the second: only equal ones are right."""
-    check("ATAN2", [T(left), T(right)], accepted=True, stricter=left != right)
-
-
-@pytest.mark.parametrize("name", ["SELECT", "SELECT_V2"])
-@pytest.mark.parametrize(
-    ("condition", "x", "y"),
-    [
-        ((2, 3), (2, 3), (2, 3)),
-        ((), (2, 3), (2, 3)),
-        ((2,), (2, 3), (2, 3)),
-        ((3,), (2, 3), (2, 3)),
-        ((2, 1), (2, 3), (2, 3)),
-        ((2, 1), (1, 3), ()),
-        ((2, 2), (3,), ()),
-        ((4,), (2, 3), (2, 3)),
-        ((0,), (1,), ()),
+ELEMENTWISE: list[Row] = [
+    *[(name, [T(s)], None, F, True) for name, s in product(sorted(UNARY - set(OF_OTHERS.split())), SHAPES)],
+    *[(name, [T(s)], {}, F, True) for name, s in product(("GELU", "LEAKY_RELU"), SHAPES)],
+    ("FAKE_QUANT", [T((2, 3))], {"min": -1.0, "max": 1.0, "numBits": 8}, F, True),
+    *[("SOFTMAX", [T(s)], {"beta": 1.0}, F, ok) for s, ok in WITH_ROWS],
+    *[("L2_NORMALIZATION", [T(s)], {}, F, ok) for s, ok in WITH_ROWS],
+    ("QUANTIZE", [T((2, 3))], None, [T((), "INT8", scale=0.1)], True),
+    ("DEQUANTIZE", [T((2, 3), "INT8", scale=0.1)], None, F, True),
+    *[(name, [T((2, 3), "COMPLEX64")], None, F, True) for name in ("COMPLEX_ABS", "REAL", "IMAG")],
+    ("BUCKETIZE", [T((2, 3))], {"boundaries": [0.0, 1.0]}, INT, True),
+    *[
+        (name, [T(x, dtype), T(y, dtype)], None, dtype, ok)
+        for names, dtype in [
+            ("MAXIMUM POW SQUARED_DIFFERENCE", F), ("FLOOR_MOD BITWISE_XOR RIGHT_SHIFT", INT), ("LOGICAL_OR", B),
+        ]
+        for name, (x, y, ok) in product(names.split(), PAIRS)
     ],
-)
-def test_select(name: str, condition: Shape, x: Shape, y: Shape) -> None:
-    check(name, [T(condition, "BOOL"), T(x), T(y)])
-
-
-@pytest.mark.parametrize("adj_x", [False, True])
-@pytest.mark.parametrize("adj_y", [False, True])
-@pytest.mark.parametrize(
-    ("x", "y"),
-    [
-        ((2, 3), (3, 4)),
-        ((3, 3), (3, 3)),
-        ((5, 2, 3), (3, 4)),
-        ((2, 1, 4, 3), (5, 3, 4)),
-        ((1, 4, 16, 8), (1, 1, 8, 16)),
-        ((2, 3, 3), (3, 3, 3)),
-        ((3,), (3, 4)),
-        ((1, 1, 1, 1, 2, 3), (3, 2)),
-        ((1, 1, 1, 2, 3), (3, 2)),
-        ((0, 2, 3), (1, 3, 2)),
+    *[("PRELU", [T((1, 2, 3)), T(s)], None, F, ok) for s, ok in [
+        ((3,), True), ((2, 3), True), ((4, 2, 3), False), ((4,), False),
+    ]],
+    *[("ADD_N", [T((2, 3)), T(s), T((2, 3))], None, F, s == (2, 3)) for s in [(2, 3), (1, 3), (3,)]],
+    *[
+        (f"STABLEHLO_{name}", [T((2, 3)), T(y)], None, F, y == (2, 3))
+        for name in ("ADD", "MULTIPLY", "MAXIMUM", "MINIMUM")
+        for y in [(2, 3), (1, 3), (3,)]
     ],
+    ("STABLEHLO_AND", [T((2, 3), B), T((2, 3), B)], None, B, True),
+    ("STABLEHLO_SHIFT_LEFT", [T((2, 3), INT), T((2, 3), INT)], None, INT, True),
+    *[("SELECT", [T(c, B), T((2, 3)), T(y)], None, F, ok) for c, y, ok in [
+        ((2, 3), (2, 3), True), ((), (2, 3), True), ((2,), (2, 3), True), ((3,), (2, 3), False),
+        ((2, 1), (2, 3), False), ((2, 3), (1, 3), False),
+    ]],
+    *[("SELECT_V2", [T(c, B), T((2, 3)), T(y)], None, F, ok) for c, y, ok in [
+        ((3,), (2, 3), True), ((2, 1), (), True), ((2,), (2, 3), False), ((2, 2), (3,), False),
+    ]],
+]  # fmt: skip
+
+ALONG_AXES: list[Row] = [
+    *[("MEAN", [T(s), const(axes)], {"keepDims": keep}, F, ok) for keep in (False, True) for s, axes, ok in [
+        ((2, 3, 4), [1, 1, -2], True), ((2, 3, 4), [], True), ((), [], True), ((2, 0), [0], True), ((2, 3), [2], False),
+    ]],
+    *[(n, [T(s), const(axis)], {"outputType": 2}, INT, ok) for n in ("ARG_MAX", "ARG_MIN") for s, axis, ok in [
+        ((2, 3, 4), -1, True), ((5,), 0, True), ((2, 3), 2, False), ((), 0, False),
+    ]],
+    *[("CUMSUM", [T(s), const(0)], {}, F, ok) for s, ok in WITH_ROWS],
+    *[("TOPK_V2", [T(s), const(k)], None, [T(()), T((), INT)], ok) for s, k, ok in [
+        ((2, 5), 3, True), ((5,), 5, True), ((2, 5), 6, False), ((2, 0), 1, False), ((), 1, False),
+    ]],
+    *[("ONE_HOT", [T(s, INT), const(n), const(1.0, F), const(0.0, F)], {"axis": axis}, F, ok) for s, n, axis, ok in [
+        ((2, 3), 4, -1, True), ((2, 3), 4, 2, True), ((), 4, -1, True), ((2, 3), 4, 3, False), ((2, 3), -1, 0, False),
+    ]],
+    *[
+        (f"UNSORTED_SEGMENT_{kind}", [T(s), const(ids), const(5)], {}, F, ok)
+        for kind in ("SUM", "MAX", "MIN", "PROD")
+        for s, ids, ok in [((3, 2), [0, 1, 0], True), ((2, 2, 4), [[0, 1], [1, 0]], True), ((3, 2), [0, 1], False)]
+    ],
+    *[("REVERSE_V2", [T((2, 3)), const(axes)], {}, F, ok) for axes, ok in [([1], True), ([0, 1, 0], False)]],
+]  # fmt: skip
+
+PARTS: list[Row] = [
+    *[("GATHER", [T(s), T(indices, INT)], {"axis": axis, "batchDims": n}, F, ok) for s, indices, axis, n, ok in [
+        ((2, 4, 5), (2, 3), 2, 1, True), ((2, 4, 5), (2, 3), 1, -1, True), ((4, 5), (3,), 2, 0, False),
+        ((2, 4, 5), (3, 3), 1, 1, False), ((2, 4), (2, 4), 0, 1, False),
+    ]],
+    *[("GATHER_ND", [T(s), T(indices, INT)], {}, F, ok) for s, indices, ok in [
+        ((4, 5, 6), (7, 3, 2), True), ((4, 5), (2,), True), ((4, 5), (3, 0), True), ((4, 5), (3, 3), False),
+    ]],
+    *[("SCATTER_ND", [T(indices, INT), T(updates), const(s)], {}, F, ok) for indices, updates, s, ok in [
+        ((2, 1), (2, 4, 4), [4, 4, 4], True), ((3, 2), (3,), [4, 5], True), ((4, 1), (3,), [8], False),
+    ]],
+    *[("DYNAMIC_UPDATE_SLICE", [T((4, 5)), T(update), T(start, INT)], None, F, ok) for update, start, ok in [
+        ((2, 5), (2,), True), ((5, 5), (2,), False), ((5,), (2,), False), ((2, 5), (1,), False),
+        ((2, 5), (2, 1), False),
+    ]],
+    *[("EMBEDDING_LOOKUP", [T(lookup, INT), T(table)], None, F, ok) for lookup, table, ok in [
+        ((3,), (10, 2, 4), True), ((3, 1), (10, 4), False), ((3,), (10,), False),
+    ]],
+    *[("PAD", [T((2, 3)), const(n)], {}, F, ok) for n, ok in [
+        ([[1, 0], [0, 2]], True), ([[1, 0]], False), ([[1, 0], [0, -2]], False), ([1, 2], False),
+    ]],
+    ("PADV2", [T((2, 3)), const([[1, 0], [0, 2]]), const(0.0, F)], {}, F, True),
+    ("MIRROR_PAD", [T((2, 3)), const([[1, 0], [2, 2]])], {"mode": 0}, F, True),
+    *[(name, [T(s), const(n)], {}, F, ok) for name in ("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR") for s, n, ok in [
+        ((1, 4, 6, 3), [8, 3], True), ((4, 6, 3), [8, 3], False), ((1, 4, 6, 3), [8], False),
+    ]],
+    *[("WHERE", [const(value)], None, "INT64", True) for value in ([1, 0, 3], [[0, 0], [0, 5]], [0, 0])],
+    *[(name, [const([2, 3])], {}, F, True) for name in ("RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL")],
+    ("RANGE", [const(0.0, F), const(1.0, F), const(0.3, F)], {}, F, True),
+]  # fmt: skip
+
+REFUSED: list[Row] = [
+    *[("RESHAPE", [T(s), const(target)], {}, F, False) for s, target in [
+        ((2, 6), [5]), ((2, 6), [-1, 5]), ((2, 6), [-1, -1]), ((2, 6), [-2, 6]), ((2, 6), [0, -1]), ((0,), [1]),
+    ]],
+    *[("EXPAND_DIMS", [T((2, 3)), const(axis)], {}, F, False) for axis in (3, -4)],
+    *[("SQUEEZE", [T((1, 2, 1))], {"squeezeDims": axes}, F, False) for axes in ([1], [3])],
+    *[("TRANSPOSE", [T((2, 3)), const(permutation)], {}, F, False) for permutation in ([0], [0, 2])],
+    *[("CONCATENATION", [T(x), T(y)], {"axis": axis}, F, False) for x, y, axis in [
+        ((2, 3), (2, 5), 0), ((2, 3), (2,), 0), ((2, 3), (2, 3), 2), ((2, 3), (2, 3), -3), ((), (), 0),
+    ]],
+    *[("PACK", [T((2, 3)), T(y)], {"axis": axis, "valuesCount": 2}, F, False) for y, axis in [
+        ((2, 4), 0), ((2, 3), 3), ((2,), 0),
+    ]],
+    *[("UNPACK", [T(s)], {"axis": axis, "num": 2}, [T(())] * 2, False) for s, axis in [
+        ((2, 3), 1), ((2, 3), 2), ((2, 0), 0),
+    ]],
+    *[("SPLIT", [const(axis), T((2, 5))], {"numSplits": 2}, [T(())] * 2, False) for axis in (1, 2)],
+    *[("SPLIT_V", [T((2, 6)), const(n), const(axis)], {"numSplits": 2}, [T(())] * 2, False) for n, axis in [
+        ([2, 3], 1), ([-1, -1], 1), ([7, -1], 1), ([2, 4], 2),
+    ]],
+    *[("TILE", [T((2, 3)), const(times)], {}, F, False) for times in ([2], [2, -1])],
+    *[("BROADCAST_TO", [T(s), const(target)], {}, F, False) for s, target in [
+        ((2, 3), [2, 4]), ((2, 3), [3]), ((3,), [3, 1]),
+    ]],
+    *[("FILL", [const(dims), const(1.0, F)], {}, F, False) for dims in ([2, -1], [-3])],
+    *[("RANGE", [const(n) for n in numbers], {}, INT, False) for numbers in ((0, 5, -1), (5, 0, 1), (0, 5, 0))],
+    *[("SLICE", [T((4, 5)), const(begin), const(size)], {}, F, False) for begin, size in [
+        ([3, 0], [2, 1]), ([0, 0], [-2, 1]), ([-1, 0], [1, 1]),
+    ]],
+    ("SUM", [T((2, 3)), const([2])], {}, F, False),
+]  # fmt: skip
+
+WEIGHTED: list[Row] = [
+    *[
+        ("FULLY_CONNECTED", [T(s), T(weights), bias and T(bias)], {"keepNumDims": keep}, F, accepted[keep])
+        for keep in (False, True)
+        for s, weights, bias, accepted in [
+            ((2, 3), (4, 3), None, (True, True)), ((2, 5, 3), (4, 3), (4,), (True, True)),
+            ((1, 2, 6), (4, 3), None, (True, False)), ((3,), (4, 3), (4,), (True, True)),
+            ((2, 3), (4, 3), (5,), (False, False)), ((2, 3), (2, 4, 3), None, (False, False)),
+            ((2, 0), (4, 0), None, (True, True)), ((0, 6), (4, 3), None, (True, False)),
+        ]
+    ],
+    *[("BATCH_MATMUL", [T(x), T(y)], {}, F, False) for x, y in [((3,), (3, 4)), ((1, 1, 1, 1, 2, 3), (3, 2))]],
+    ("MAX_POOL_2D", [T((4, 4, 3))], {**STRIDES, "filterHeight": 2, "filterWidth": 2}, F, False),
+    *[("CONV_2D", [T(s), T((6, 3, 3, 4)), T(bias)], STRIDES, F, False) for s, bias in [
+        ((2, 5, 5, 4), (5,)), ((2, 5, 5), (6,)), ((2, 5, 0, 4), (6,)),
+    ]],
+    ("CONV_2D", [T((2, 5, 5, 4)), T((6, 3, 3, 4)), T((6,))], {"strideH": 0, "strideW": 1}, F, False),
+]  # fmt: skip
+
+ROWS = [*ELEMENTWISE, *ALONG_AXES, *PARTS, *REFUSED, *WEIGHTED]
+examples = settings(max_examples=40, deadline=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "options", "outputs", "accepted"), ROWS, ids=[f"{row[0]}-{row[4]}" for row in ROWS]
 )
-def test_batch_matmul(x: Shape, y: Shape, adj_x: bool, adj_y: bool) -> None:
-    check("BATCH_MATMUL", [T(x), T(y)], {"adjX": adj_x, "adjY": adj_y})
+def test_rule_and_interpreter_agree(
+    name: str, inputs: list[T | None], options: Options, outputs: Sequence[T] | str, accepted: bool
+) -> None:
+    check(name, inputs, options, outputs, accepted=accepted)
 
 
-def test_fully_connected_refuses_elements_that_do_not_make_rows() -> None:
-    """The interpreter rounds the number of rows down and drops the rest: the recorded shape would be a lie."""
-    check(
-        "FULLY_CONNECTED",
-        [T((2, 5)), T((4, 3)), None],
-        {},
-        accepted=True,
-        stricter=True,
-    )
+@pytest.mark.parametrize(("name", "inputs"), [
+    ("ATAN2", [T((2, 3)), T((1, 3))]), ("FULLY_CONNECTED", [T((2, 5)), T((4, 3)), None]),
+])  # fmt: skip
+def test_what_the_interpreter_takes_and_computes_wrongly_is_refused(
+    name: str, inputs: list[T | None]
+) -> None:
+    """ATAN2 does not look at the second operand; FULLY_CONNECTED rounds the number of rows down."""
+    check(name, inputs, None if name == "ATAN2" else {}, accepted=True, stricter=True)
 
 
-@examples
-@given(SMALL, SMALL)
-def test_any_two_shapes_add(left: Shape, right: Shape) -> None:
-    check("ADD", [T(left), T(right)], {})
+@pytest.mark.parametrize(
+    ("target", "shape"), [([3, 4], (2, 6)), ([-1, 2], (2, 6)), ([0], (1,)), ([0], (2,)), ([], (1,))]
+)
+def test_reshape_by_its_options(target: list[int], shape: Shape) -> None:
+    """`[0]` in the options stands for a scalar."""
+    check("RESHAPE", [T(shape)], {"newShape": target})
 
 
-@examples
-@given(SMALL, SMALL, SMALL)
-def test_any_three_shapes_select(condition: Shape, x: Shape, y: Shape) -> None:
-    """Of three single elements the interpreter leaves the recorded shape as it is, whatever it says."""
-    assume(not all(set(shape) <= {1} for shape in (condition, x, y)))
-    check("SELECT_V2", [T(condition, "BOOL"), T(x), T(y)])
+@pytest.mark.parametrize("operand", [const([[4, 3]]), const([4, 3], "INT64"), const([4, 3])])
+def test_the_options_of_reshape_count_where_the_operand_is_not_a_vector_of_int32(operand: T) -> None:
+    check("RESHAPE", [T((2, 6)), operand], {"newShape": [3, 4]}, accepted=True)
 
 
 @examples
@@ -106,174 +217,31 @@ def test_any_two_shapes_multiply(x: Shape, data: st.DataObject, adj_x: bool, adj
 
 
 @examples
-@given(SMALL, st.lists(st.integers(-4, 4), max_size=3), st.booleans())
-def test_any_axes_reduce(shape: Shape, axes: list[int], keep: bool) -> None:
-    check("REDUCE_MAX", [T(shape), const(axes)], {"keepDims": keep})
-
-
-FILLED = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
-
-
-@pytest.mark.parametrize(
-    ("target", "shape"), [([3, 4], (2, 6)), ([-1, 2], (2, 6)), ([0], (1,)), ([0], (2,)), ([], (1,))]
-)
-def test_reshape_by_its_options(target: list[int], shape: Shape) -> None:
-    """`[0]` in the options stands for a scalar."""
-    check("RESHAPE", [T(shape)], {"newShape": target})
-
-
-@examples
-@given(SMALL, st.lists(st.integers(-1, 4), max_size=4))
-def test_any_reshape(shape: Shape, target: list[int]) -> None:
-    check("RESHAPE", [T(shape), const(target)], {})
-
-
-def test_transpose_refuses_an_axis_named_twice() -> None:
-    """The interpreter lets it pass and copies beyond the input."""
-    check("TRANSPOSE", [T((2, 3)), const([0, 0])], {}, accepted=True, stricter=True)
-
-
-@examples
-@given(FILLED, st.randoms())
-def test_any_transpose(shape: Shape, random: object) -> None:
-    axes = list(range(len(shape)))
-    random.shuffle(axes)  # type: ignore[attr-defined]
-    check("TRANSPOSE", [T(shape), const(axes)], {}, accepted=True)
-
-
-def test_concatenation_stacks_known_scalars() -> None:
-    check(
-        "CONCATENATION",
-        [const(1), const(2)],
-        {"axis": 0},
-        "INT32",
-        accepted=True,
-        needs_values=True,
-    )
-
-
-@examples
 @given(
-    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=3).map(tuple), min_size=1, max_size=3),
-    st.integers(-3, 3),
-)
-def test_any_concatenation(shapes: list[Shape], axis: int) -> None:
-    check("CONCATENATION", [T(s) for s in shapes], {"axis": axis})
-
-
-MASKS = st.sampled_from([0, 0, 0, 1, 2, 3, 4])
-
-
-@settings(max_examples=120, deadline=None)
-@given(
-    st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple),
-    st.lists(
-        st.tuples(st.integers(-6, 6), st.integers(-6, 6), st.sampled_from([1, 1, 2, -1, -2])),
-        min_size=1,
-        max_size=4,
-    ),
-    st.tuples(MASKS, MASKS, st.sampled_from([0, 0, 1, 2, 4]), MASKS, MASKS),
-)
-def test_any_strided_slice(shape: Shape, bounds: list[tuple[int, int, int]], masks: tuple[int, ...]) -> None:
-    """Every mask and their mixtures. Only we refuse an index outside its axis and an ellipsis over no axis."""
-    begin_mask, end_mask, ellipsis_mask, new_axis_mask, shrink_axis_mask = masks
-    covered = [i for i in range(len(bounds)) if not (ellipsis_mask | new_axis_mask) >> i & 1]
-    assume(len(covered) <= len(shape))
-    assume(max(ellipsis_mask, new_axis_mask) < 1 << len(bounds))
-    options = {
-        "beginMask": begin_mask, "endMask": end_mask, "ellipsisMask": ellipsis_mask,
-        "newAxisMask": new_axis_mask, "shrinkAxisMask": shrink_axis_mask,
-    }  # fmt: skip
-    inputs = [T(shape), *(const(list(column)) for column in zip(*bounds, strict=True))]
-    check(
-        "STRIDED_SLICE",
-        inputs,
-        options,
-        stricter=bool(shrink_axis_mask or ellipsis_mask),
-    )
-
-
-@pytest.mark.parametrize(("index", "inside"), [(0, True), (3, True), (4, False), (-4, True), (-5, False)])
-def test_a_shrunk_axis_is_read_at_an_index_that_it_has(index: int, inside: bool) -> None:
-    bounds = [const([bound]) for bound in (index, index + 1, 1)]
-    model = one_operator("STRIDED_SLICE", [T((4, 3)), *bounds], [T((3,))], {"shrinkAxisMask": 1})
-    shapes = derived_shapes(model)
-    assert shapes == [(3,)] if inside else isinstance(shapes, ShapeError)
-
-
-SIZES = st.integers(1, 9)
-
-
-@pytest.mark.parametrize("name", ["AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D"])
-@examples
-@given(
-    SIZES,
-    SIZES,
-    st.integers(1, 4),
-    st.integers(1, 4),
+    st.integers(1, 6),
     st.integers(1, 3),
     st.integers(1, 3),
+    st.integers(1, 2),
     st.integers(0, 1),
+    st.integers(1, 3),
 )
-def test_pools(name: str, height: int, width: int, fh: int, fw: int, sh: int, sw: int, padding: int) -> None:
-    options = {"padding": padding, "strideH": sh, "strideW": sw, "filterHeight": fh, "filterWidth": fw}
-    # A window far larger than a VALID image leaves nothing; the interpreter then says 0 or refuses, we refuse.
-    fits = padding == 0 or (fh <= height + sh and fw <= width + sw)
-    check(name, [T((2, height, width, 3))], options, stricter=not fits)
-
-
-@examples
-@given(SIZES, st.integers(1, 3), st.integers(1, 3), st.integers(1, 2), st.integers(0, 1), st.integers(1, 2))
-def test_convolutions(height: int, fh: int, stride: int, dilation: int, padding: int, groups: int) -> None:
-    options = {
-        "padding": padding, "strideH": stride, "strideW": 1, "dilationHFactor": dilation, "dilationWFactor": 1,
-    }  # fmt: skip
-    inputs = [T((2, height, 5, 4)), T((6, fh, 2, 4 // groups)), T((6,))]
-    check("CONV_2D", inputs, options)
-
-
-@examples
-@given(SIZES, st.integers(1, 3), st.integers(1, 3), st.integers(1, 2), st.integers(0, 1), st.integers(1, 3))
-def test_depthwise_convolutions(
-    height: int, fh: int, stride: int, dilation: int, padding: int, m: int
+def test_any_window(
+    height: int, window: int, stride: int, dilation: int, padding: int, multiplier: int
 ) -> None:
-    options = {
-        "padding": padding, "strideH": stride, "strideW": 1, "dilationHFactor": dilation, "dilationWFactor": 1,
-        "depthMultiplier": m,
-    }  # fmt: skip
-    inputs = [T((2, height, 5, 4)), T((1, fh, 2, 4 * m)), T((4 * m,))]
-    check("DEPTHWISE_CONV_2D", inputs, options)
-
-
-@examples
-@given(SIZES, st.integers(1, 3), st.integers(1, 3), st.integers(1, 2), st.integers(0, 1))
-def test_convolutions_in_3d(depth: int, fd: int, stride: int, dilation: int, padding: int) -> None:
-    options = {
-        "padding": padding, "strideD": stride, "strideH": 1, "strideW": 2, "dilationDFactor": dilation,
-        "dilationHFactor": 1, "dilationWFactor": 1,
-    }  # fmt: skip
-    inputs = [T((2, depth, 4, 5, 3)), T((fd, 2, 2, 3, 7)), T((7,))]
-    fits = padding == 0 or (fd - 1) * dilation + 1 <= depth + stride
-    check("CONV_3D", inputs, options, stricter=not fits)
-
-
-def test_sparse_tensors() -> None:
-    """The interpreter cannot allocate them here: it wants a table of sparsity."""
-    assert derived_shapes(one_operator("DENSIFY", [const([[1.0, 0.0]], "FLOAT32")], [T(())])) == [(1, 2)]
-
-
-def bounded(derived: object, actual: list[Shape] | None) -> bool:
-    """Each derived shape has the actual rank, and -1 or the actual size in every axis."""
-    assert isinstance(derived, list)
-    assert actual is not None
-    pairs = list(zip(derived, actual, strict=True))
-    return all(len(d) == len(a) and all(x in (-1, y) for x, y in zip(d, a, strict=True)) for d, a in pairs)
+    source = T((2, height, 5, 4))
+    options = {"padding": padding, "strideH": stride, "strideW": 1}
+    for name in ("AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D"):
+        pool = {**options, "filterHeight": window, "filterWidth": 2}
+        check(name, [source], pool, stricter=window > height)
+    options |= {"dilationHFactor": dilation, "dilationWFactor": 1}
+    check("CONV_2D", [source, T((6, window, 2, 4)), T((6,))], options)
+    filters = [T((1, window, 2, 4 * multiplier)), T((4 * multiplier,))]
+    check("DEPTHWISE_CONV_2D", [source, *filters], {**options, "depthMultiplier": multiplier})
 
 
 @pytest.mark.parametrize(("name", "inputs", "options", "outputs"), [
     ("WHERE", [T((2, 3), "BOOL")], None, [T((), "INT64")]),
     ("RESHAPE", [T((0, 3)), T((2,), "INT32")], {}, [T((7, 7))]),
-    ("TILE", [T((2, 3)), T((2,), "INT32")], {}, [T(())]),
     ("FILL", [T((2,), "INT32"), T(())], {}, [T(())]),
     ("SUM", [T((2, 3)), T((1,), "INT32")], {"keepDims": True}, [T(())]),
     ("TOPK_V2", [T((2, 3)), T((), "INT32")], None, [T(()), T((), "INT32")]),
@@ -283,66 +251,15 @@ def bounded(derived: object, actual: list[Shape] | None) -> bool:
     ("SPLIT", [T((), "INT32"), T((2, 3))], {"numSplits": 2}, [T(()), T(())]),
     ("PAD", [T((2, 3)), T((2, 2), "INT32")], {}, [T(())]),
 ])  # fmt: skip
-def test_sizes_that_only_the_data_knows_are_dynamic(
+def test_sizes_that_only_the_data_knows_are_open(
     name: str, inputs: list[T], options: Options, outputs: list[T]
 ) -> None:
     """Run on zeros; what the interpreter then has must fit what the rule says, which must say -1 somewhere."""
     model = one_operator(name, inputs, outputs, options)
-    derived = derived_shapes(model)
-    assert bounded(derived, runtime_shapes(model, run=True))
-    assert any(-1 in shape for shape in derived)  # type: ignore[union-attr]
-
-
-# StableHLO
-
-
-def body(name: str = "STABLEHLO_ADD") -> Graph:
-    """A subgraph that combines two scalars."""
-    graph = Graph("body")
-    a, b = graph.tensor(T(()), is_input=True), graph.tensor(T(()), is_input=True)
-    graph.operator(name, [a, b], [graph.tensor(T(()), is_output=True)])
-    return graph
-
-
-def with_body(name: str, inputs: list[T], options: dict[str, Any]) -> tuple[Shape | None, object]:
-    """What the interpreter and the rule say of an operator that has a subgraph."""
-    graph = Graph()
-    slots = [graph.tensor(t, is_input=t.value is None) for t in inputs]
-    graph.operator(name, slots, [graph.tensor(T(()), is_output=True)], options)
-    model = model_bytes([graph, body()])
-    derived = derived_shapes(model)
-    try:
-        runtime = interpreter(model)
-        runtime.allocate_tensors()
-    except (RuntimeError, ValueError):
-        return None, derived
-    return tuple(int(d) for d in runtime.get_output_details()[0]["shape"]), derived
-
-
-def test_stablehlo_scatter_keeps_the_shape_of_the_operand() -> None:
-    options = {
-        "updateWindowDims": [2, 3], "insertedWindowDims": [0], "scatterDimsToOperandDims": [1, 0], "indexVectorDim": 2,
-        "updateComputationSubgraphIndex": 1,
-    }  # fmt: skip
-    inputs = [T((3, 4, 2)), T((2, 3, 2), "INT64"), T((2, 3, 2, 2))]
-    expected, derived = with_body("STABLEHLO_SCATTER", inputs, options)
-    assert derived == [expected] == [(3, 4, 2)]
-
-
-def derive(name: str, shapes: list[Shape], options: Options = None, result: Shape = ()) -> Shape:
-    graph = Graph()
-    slots = [graph.tensor(T(shape), is_input=True) for shape in shapes]
-    graph.operator(f"STABLEHLO_{name}", slots, [graph.tensor(T(result), is_output=True)], options)
-    derived = derived_shapes(model_bytes([graph, body()]))
-    if isinstance(derived, ShapeError):
-        raise derived
-    (shape,) = derived
-    assert shape is not None
-    return shape
-
-
-@pytest.mark.parametrize("offsets", [[0, 0], [0, 4], [0]])
-def test_stablehlo_gather_refuses_offsets_that_are_no_axes_of_the_result(offsets: list[int]) -> None:
-    options = {"offsetDims": offsets, "collapsedSliceDims": [0], "indexVectorDim": 2, "sliceSizes": [1, 2, 2]}
-    with pytest.raises(ShapeError, match=r"STABLEHLO_GATHER: its (offset_dims|slice)"):
-        derive("GATHER", [(3, 4, 2), (2, 3, 2)], options)
+    derived, actual = derived_shapes(model), runtime_shapes(model, run=True)
+    assert isinstance(derived, list)
+    assert actual is not None
+    assert any(-1 in (shape or ()) for shape in derived)
+    for ours, theirs in zip(derived, actual, strict=True):
+        assert ours is not None
+        assert all(size in (-1, real) for size, real in zip(ours, theirs, strict=True))

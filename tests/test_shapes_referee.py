@@ -10,7 +10,7 @@ import pytest
 from shapes_referee import Shape, compare_all, placeholders
 
 from edge_opt import ir
-from edge_opt.shapes import derive, infer_shapes
+from edge_opt.shapes import infer_shapes, shape_report
 
 ROOT = Path(__file__).parent.parent
 BUNDLED = sorted((ROOT / "testdata").glob("*.tflite"))
@@ -33,7 +33,7 @@ def without_recorded_shapes(model: bytes) -> bytes:
 
 def check_every_tensor(model: bytes) -> None:
     assert infer_shapes(ir.load(model)) == []
-    report = derive(ir.load(model))
+    report = shape_report(ir.load(model))
     count, wrong = compare_all(model)
     assert wrong == []
     assert (report.tensors, report.unknown) == (count, 0)
@@ -126,10 +126,10 @@ def check_public_model(name: str, model: bytes) -> set[str]:
     try:
         count, wrong = compare_all(model, run=True)
     except RuntimeError:
-        assert derive(loaded, resize=placeholders(loaded)).disagreements, name
+        assert shape_report(loaded, resize=placeholders(loaded)).disagreements, name
     else:
         assert wrong == [], name
-        assert derive(loaded).tensors == count
+        assert shape_report(loaded).tensors == count
     return {operator.name for subgraph in loaded.subgraphs for operator in subgraph.operators}
 
 

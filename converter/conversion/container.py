@@ -1,24 +1,21 @@
 """The models that a conversion works on, and static shapes for their inputs."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import replace
 from numbers import Integral
 from typing import Literal, TypeVar, get_args
 
 from edge_opt.base.errors import ModelFormatError, UsageError, unknown
 from edge_opt.comparison.facts import signature_info
-from edge_opt.ir import Buffer, Model, Operator, Shape, Subgraph, Tensor, to_bytes
-from edge_opt.ir.cleanup import called, parts_in_use, remove_unused
+from edge_opt.ir import Model, Shape, Tensor, to_bytes
+from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, ExportedModel, Opened, Part
 from edge_opt.passes.contract import shape_options
 from edge_opt.passes.merging import remove_dead
 from edge_opt.passes.position_table import PositionTable
 from edge_opt.runtime.tensors import known_length
-from edge_opt.schema.data import Data
 from edge_opt.schema.litertlm import read_executor_metadata
-from edge_opt.shapes import ShapeError, derive, infer_operator
-from edge_opt.shapes.folding import fold
-from edge_opt.shapes.rules import Array, Call, constants_of, recorded_shape
+from edge_opt.shapes import Folded, close_shapes
 from edge_opt.soundness import Unsound, broken_ranges, stopped_positions
 
 Sections = Literal["prefill-decode", "all"]
@@ -168,65 +165,16 @@ def _fitting(where: str, tensor: Tensor, given: Sequence[int]) -> Shape:
     return tuple(given)
 
 
-def fix_shapes(model: Model, given: Mapping[Tensor, Shape]) -> None:
-    """Edit the model so that these inputs have these shapes, and the subgraphs that read them no open lengths.
-
-    Lengths that follow from data (of WHERE, say), or differ between the callers of one subgraph, stay open.
+def fix_shapes(model: Model, given: Mapping[Tensor, Shape]) -> list[Folded]:
+    """Close the shapes of a model, see `close_shapes`, and drop what nobody reads any more.
 
     Raises:
         UsageError: operators cannot take such inputs; the model is as it was then.
     """
-    before = {(one.subgraph, one.operator) for one in derive(model).disagreements}
-    report = derive(model, resize=given)
-    for one in report.disagreements:
-        if one.derived is None and (one.subgraph, one.operator) not in before:
-            raise UsageError(f"the given shapes do not go together: {one}")
-    roots = [graph for graph in model.subgraphs if any(tensor in given for tensor in graph.inputs)]
-    reached = called(model, roots)
     usage = parts_in_use(model)
-    for graph in (graph for graph in model.subgraphs if graph in reached):
-        for tensor in graph.tensors:
-            shape = report.shapes.get(tensor)
-            if shape is not None and not tensor.is_constant:
-                tensor.shape = tuple(max(size, 1) if size < 0 else size for size in shape)
-                tensor.shape_signature = shape if -1 in shape else None
-        folded = list(_folded(graph))
-        sources = [tensor.producer for operator in folded for tensor in operator.inputs if tensor is not None]
-        remove_dead(graph, filter(None, sources), model.subgraphs)
+    folded = close_shapes(model, given)
+    for graph, operator, _ in folded:
+        producers = [tensor.producer for tensor in operator.inputs if tensor is not None]
+        remove_dead(graph, filter(None, producers), model.subgraphs)
     remove_unused(model, usage)
-
-
-def _folded(graph: Subgraph) -> Iterator[Operator]:
-    """Make whole numbers that are known constants; the operators that computed them, which are taken out."""
-    for operator in graph.operators:
-        values = _values(operator)
-        if not values or any(graph.is_output(tensor) for tensor in operator.outputs):
-            continue
-        for tensor, value in zip(operator.outputs, values, strict=True):
-            tensor.buffer = Buffer(Data(value.tobytes()))
-        graph.remove(operator)
-        yield operator
-
-
-def _values(operator: Operator) -> Sequence[Array]:
-    """The results of an operator on plain whole numbers or truth values, where all are known; else none.
-
-    Real numbers are left to the kernels, which may round otherwise, and codes of quantized tensors are not what they
-    say.
-    """
-    tensors = [tensor for tensor in (*operator.inputs, *operator.outputs) if tensor is not None]
-    kinds = {tensor.dtype.numpy and tensor.dtype.numpy.kind for tensor in operator.outputs}
-    if not kinds or kinds - {"i", "u", "b"} or any(tensor.is_quantized for tensor in tensors[1:]):
-        return ()
-    shapes, results = (
-        [None if tensor is None else recorded_shape(tensor) for tensor in listed]
-        for listed in (operator.inputs, operator.outputs)
-    )
-    try:
-        if list(infer_operator(operator, shapes, constants_of(operator))) != results:
-            return ()
-        values = fold(Call(operator, shapes, constants_of(operator)), results)
-    except ShapeError:
-        return ()
-    numbers = [value for value in values if value is not None and value.dtype != object]
-    return numbers if len(numbers) == len(operator.outputs) else ()
+    return folded

@@ -24,7 +24,7 @@ from edge_opt.ir.walk import producers, walked
 from edge_opt.passes import PASSES, Context, SiteReport, Status, run_pass
 from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.mha_to_sha import with_callees
-from edge_opt.shapes import ShapeReport, derive
+from edge_opt.shapes import ShapeReport, shape_report
 from edge_opt.soundness import Unsound
 from edge_opt.targets import Finding, TargetLike, lint, load_target
 
@@ -173,7 +173,7 @@ def inspect(
         compiled=is_compiled(model),
         soundness=[*find_unsound(opened), *find_stopped(parts, positions_in(opened, parts))],
         caches=find_caches(model, opened.bundle),
-        inferred=derive(model) if infer else None,
+        inferred=shape_report(model) if infer else None,
     )
     for (name, graph), blocks in zip(model.entry_points(), _attention(model), strict=True):
         inspection.attention += [block for block in blocks if block is not None]

@@ -1,13 +1,13 @@
 """What a rewrite must keep to, checked without running it: its frame, shapes, versions and parameters."""
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable
 
-from edge_opt.ir import Operator, Subgraph, Tensor
+from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import reads, with_called
 from edge_opt.passes.rewrite import Rewrite
-from edge_opt.shapes import ShapeError, infer_operator
-from edge_opt.shapes.rules import Enter, Fact, constants_of, recorded_shape
+from edge_opt.shapes import check_operators
+from edge_opt.shapes.rules import recorded_shape
 
 
 def check_frame(rewrite: Rewrite) -> None:
@@ -80,30 +80,12 @@ def check_shapes(rewrite: Rewrite) -> None:
     A copy of an old operator (on tensors of the same types) is as right as that one.
 
     Raises:
-        RefusedError: a derived shape is not the recorded one.
+        RefusedError: an inferred shape is not the recorded one.
     """
     subgraphs = rewrite.model.subgraphs
     known = {_typed(operator) for operator in with_called(rewrite.old, subgraphs)}
     made = with_called(rewrite.added(), subgraphs)
     check_operators((operator for operator in made if _typed(operator) not in known), subgraphs)
-
-
-def check_operators(operators: Iterable[Operator], subgraphs: Sequence[Subgraph] = ()) -> None:
-    """Whether the shapes recorded of operators' results are derived from their inputs; `subgraphs`: the model's.
-
-    Raises:
-        RefusedError: a derived shape is not the recorded one.
-    """
-
-    def enter(index: int, inputs: Sequence[Fact]) -> list[Fact]:
-        body = subgraphs[index]
-        given, expected = [fact.shape for fact in inputs], [recorded_shape(t) for t in body.inputs]
-        if given != expected:
-            raise ShapeError(f"subgraph '{body.name}' takes {expected}, and is called with {given}")
-        return [Fact(recorded_shape(tensor)) for tensor in body.outputs]
-
-    for operator in operators:
-        _check_operator(operator, enter)
 
 
 def _typed(operator: Operator) -> Hashable:
@@ -113,20 +95,6 @@ def _typed(operator: Operator) -> Hashable:
         for tensor in (*operator.inputs, *operator.outputs)
     ]
     return operator.code.key(), None if operator.options is None else operator.options.key(), *tensors
-
-
-def _check_operator(operator: Operator, enter: Enter) -> None:
-    shapes = [None if tensor is None else recorded_shape(tensor) for tensor in operator.inputs]
-    try:
-        derived = infer_operator(operator, shapes, constants_of(operator), enter)
-    except ShapeError as error:
-        raise RefusedError(str(error)) from error
-    for shape, tensor in zip(derived, operator.outputs, strict=True):
-        recorded = recorded_shape(tensor)
-        if shape is None or shape != recorded:
-            texts = ["unknown" if sizes is None else str(list(sizes)) for sizes in (shape, recorded)]
-            where = f"{operator.name} '{tensor.name}'"
-            raise RefusedError(f"{where}: derived shape {texts[0]}, recorded {texts[1]}")
 
 
 def check_versions(rewrite: Rewrite) -> None:

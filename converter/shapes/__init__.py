@@ -1,24 +1,31 @@
-"""Shapes, derived again from the inputs: rules per operator, never the interpreter's word."""
+"""Shapes, inferred from the inputs: rules per operator, never the interpreter's word."""
 
-from edge_opt.shapes import (  # noqa: F401 - each enters its rules into the table
-    arranging,
-    control_flow,
-    numeric,
-    slicing,
-)
+from edge_opt.shapes import arranging, numeric, slicing  # noqa: F401 - each enters its rules into the table
+from edge_opt.shapes.closing import Folded, close_shapes
 from edge_opt.shapes.dimension import Shape, ShapeError, broadcast, matmul, verify_broadcast
-from edge_opt.shapes.inference import Disagreement, ShapeReport, derive, infer_shapes
+from edge_opt.shapes.inference import (
+    Disagreement,
+    ShapeReport,
+    check_operators,
+    doubted,
+    infer_shapes,
+    shape_report,
+)
 from edge_opt.shapes.rules import infer_operator
 
 __all__ = [
     "Disagreement",
+    "Folded",
     "Shape",
     "ShapeError",
     "ShapeReport",
     "broadcast",
-    "derive",
+    "check_operators",
+    "close_shapes",
+    "doubted",
     "infer_operator",
     "infer_shapes",
     "matmul",
+    "shape_report",
     "verify_broadcast",
 ]

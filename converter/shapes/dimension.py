@@ -1,7 +1,4 @@
-"""Shapes in which some sizes are dynamic: arithmetic on sizes, broadcasting, matrix products, and the error.
-
-The rules are those of the `Broadcastable` trait of MLIR and of OpenVINO's MatMul-1. Nothing here knows an operator.
-"""
+"""Shapes with open sizes: arithmetic on sizes, broadcasting and matrix products. Nothing here knows an operator."""
 
 from __future__ import annotations
 
@@ -16,28 +13,19 @@ from edge_opt.base.errors import EdgeOptError
 class ShapeError(EdgeOptError):
     """The shapes, types or attributes of an operation cannot go together.
 
-    `detail` is the sentence itself, `where` the place ("subgraph 'decode', operator 34 (BATCH_MATMUL)") or
-    None.
+    `detail` is the sentence, `where` the place ("subgraph 'decode', operator 34 (BATCH_MATMUL)") or None.
     """
 
     def __init__(self, detail: str, where: str | None = None) -> None:
         super().__init__(f"{where}: {detail}" if where else detail)
         self.detail = detail
-        self.where = where
-
-    def at(self, where: str) -> ShapeError:
-        """Return the same error with its place; a place that is already known stays."""
-        return self if self.where else ShapeError(self.detail, where)
 
 
 Shape: TypeAlias = tuple[int, ...]
-"""Sizes from the outermost axis in; -1 is a dynamic one. An unranked tensor's shape is None."""
+"""Sizes from the outermost axis in; -1 is an open one. The shape of an unranked tensor is None."""
 
-DYNAMIC = -1
-"""A size that is known only at run time. Sums and products with it are dynamic, comparisons with it prove nothing."""
-
-Element: TypeAlias = int | None
-"""One number of a value that shapes depend on, None where unknown: there -1 is a number, e.g. an axis."""
+OPEN = -1
+"""A size that is known only at run time. Sums and products with it are open, comparisons with it prove nothing."""
 
 
 def as_shape(shape: Iterable[int] | None, label: str) -> Shape | None:
@@ -50,8 +38,8 @@ def as_shape(shape: Iterable[int] | None, label: str) -> Shape | None:
         return None
     sizes = tuple(shape)
     for size in sizes:
-        if not isinstance(size, Integral) or size < DYNAMIC:
-            raise ShapeError(f"{label} has the dimension {size!r}: expected a size, or -1 for a dynamic one")
+        if not isinstance(size, Integral) or size < OPEN:
+            raise ShapeError(f"{label} has the dimension {size!r}: expected a size, or -1 for an open one")
     return tuple(map(int, sizes))
 
 
@@ -66,25 +54,25 @@ def may_be_alike(left: Sequence[int], right: Sequence[int]) -> bool:
 
 
 def product(*sizes: int) -> int:
-    """The number of elements of a shape with these sizes; 0 times a dynamic size is 0."""
-    return DYNAMIC if any(size < 0 for size in sizes) and 0 not in sizes else math.prod(sizes)
+    """The number of elements of a shape with these sizes; 0 times an open size is 0."""
+    return OPEN if min(sizes, default=0) < 0 and 0 not in sizes else math.prod(sizes)
 
 
 def total(*sizes: int) -> int:
     """The sum of the sizes."""
-    return DYNAMIC if any(size < 0 for size in sizes) else sum(sizes)
+    return OPEN if min(sizes, default=0) < 0 else sum(sizes)
 
 
-def size_of(element: Element) -> int:
-    """The size that an element of a shape operand stands for."""
-    return DYNAMIC if element is None else element
+def common_shape(left: Shape | None, right: Shape | None) -> Shape | None:
+    """The most specific shape that both shapes fit: -1 where they differ, None where the ranks do."""
+    if left is None or right is None or len(left) != len(right):
+        return None
+    return tuple(a if a == b else OPEN for a, b in zip(left, right, strict=True))
 
 
 def shape_text(shape: Sequence[int] | None) -> str:
     """The shape for a sentence: `[1,?,256]`, or "unranked"."""
-    if shape is None:
-        return "unranked"
-    return f"[{','.join(map(size_text, shape))}]"
+    return "unranked" if shape is None else f"[{','.join(map(size_text, shape))}]"
 
 
 def size_text(size: int) -> str:
@@ -92,34 +80,27 @@ def size_text(size: int) -> str:
     return "?" if size < 0 else str(size)
 
 
-def broadcast(*shapes: Iterable[int] | None) -> Shape | None:
+def broadcast(*shapes: Iterable[int] | None, labels: Sequence[str] = ()) -> Shape | None:
     """Infer the shape of a result from the shapes of its operands.
 
-    Each shape is a tuple, -1 a dynamic dimension, None an unranked operand. Ranks are made equal
-    with 1s on the left, then dimension by dimension:
+    Each shape is a tuple, -1 an open dimension, None an unranked operand. Ranks are made equal with 1s on the left,
+    then dimension by dimension:
 
         (?, ?) -> ?    (?, 1) -> ?    (?, n) -> n    (1, 1) -> 1    (1, n) -> n    (n, n) -> n
 
-    Unranked operands are left out; if all are, the result is None. Size 0 counts as an n, as in numpy.
+    Unranked operands are left out; if all are, the result is None. Size 0 counts as an n, as in numpy. `labels` name
+    the operands in errors.
 
     Source: MLIR's `Broadcastable` trait, `InferResultShape`.
 
     Raises:
-        ShapeError: there is no operand, two static sizes over 1 differ, or a dimension is no size.
+        ShapeError: there is no operand, two static sizes over 1 differ, or a dimension is not a size.
     """
-    labels = [f"operand {index}" for index in range(len(shapes))]
-    ranked = [as_shape(shape, label) for shape, label in zip(shapes, labels, strict=True)]
-    return broadcast_operands(ranked, labels)
-
-
-def broadcast_operands(shapes: Sequence[Shape | None], labels: Sequence[str]) -> Shape | None:
-    """Do as `broadcast`; in a refusal the operands go by their `labels`, as many as shapes."""
     if not shapes:
         raise ShapeError("a broadcast needs at least one operand, got none")
-    first = shapes[0]
-    if first is not None and min(first, default=0) >= 0 and all(shape == first for shape in shapes):
-        return first
-    ranked = [(shape, label) for shape, label in zip(shapes, labels, strict=True) if shape is not None]
+    labels = labels or [f"operand {index}" for index in range(len(shapes))]
+    operands = [(as_shape(shape, label), label) for shape, label in zip(shapes, labels, strict=True)]
+    ranked = [(shape, label) for shape, label in operands if shape is not None]
     rank = max((len(shape) for shape, _ in ranked), default=0)
     return tuple(_broadcast_axis(ranked, axis) for axis in range(-rank, 0)) if ranked else None
 
@@ -156,79 +137,72 @@ def verify_broadcast(
     """Check that `result` is a legal result shape for the operands.
 
     With nothing inferred (no ranked operand) or an unranked result there is nothing to check. Else the ranks
-    must be equal, and each static dimension of the result must equal the inferred one. An inferred dynamic
-    dimension against a static one is refused, as the trait's pseudo-code and its third incorrect example have
-    it; with `allow_refinement` it passes, as the trait's table has it.
+    must be equal, and each static dimension of the result must equal the inferred one. An inferred open dimension
+    against a static one is refused, as the trait's pseudo-code and its third incorrect example have it; with
+    `allow_refinement` it passes, as the trait's table has it.
 
     Source: MLIR's `Broadcastable` trait, `Verify`.
 
     Raises:
         ShapeError: the operands do not broadcast, or the result does not fit what they give.
     """
-    inferred = broadcast(*operands)
-    actual = as_shape(result, "the result")
+    inferred, actual = broadcast(*operands), as_shape(result, "the result")
     reason = misfit(inferred, actual, allow_refinement=allow_refinement)
     if reason:
         raise ShapeError(f"the result {shape_text(actual)} does not fit {shape_text(inferred)}: {reason}")
 
 
-def misfit(inferred: Shape | None, actual: Shape | None, *, allow_refinement: bool) -> str | None:
-    """Say why a recorded shape does not fit the inferred one; None where it does, or one of them is not known."""
+def misfit(inferred: Shape | None, actual: Shape | None, *, allow_refinement: bool = True) -> str | None:
+    """Why a recorded shape does not fit the inferred one; None where it does, or one of them is not known."""
     if inferred is None or actual is None:
         return None
     if len(inferred) != len(actual):
         return f"rank {len(inferred)} expected, rank {len(actual)} recorded"
     for axis, (expected, recorded) in enumerate(zip(inferred, actual, strict=True)):
-        if recorded < 0 or expected == recorded or (expected < 0 and allow_refinement):
-            continue
-        return f"axis {axis} is {size_text(expected)}, recorded as {recorded}"
+        if recorded >= 0 and expected != recorded and not (expected < 0 and allow_refinement):
+            return f"axis {axis} is {size_text(expected)}, recorded as {recorded}"
     return None
 
 
-_LABELS = ("operand 0", "operand 1")
-
-
 def matmul(
-    a: Iterable[int] | None, b: Iterable[int] | None, *, transpose_a: bool = False, transpose_b: bool = False
+    a: Iterable[int] | None,
+    b: Iterable[int] | None,
+    *,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    labels: Sequence[str] = ("operand 0", "operand 1"),
 ) -> Shape | None:
     """Infer the shape of `a x b`.
 
-    Each shape is a tuple, -1 a dynamic dimension. With an unranked operand the result is None.
+    Each shape is a tuple, -1 an open dimension. With an unranked operand the result is None.
 
-        [X] x [X]                      -> []
-        [X] x [B, ..., X, Y]           -> [B, ..., Y]
-        [B, ..., X, Y] x [Y]           -> [B, ..., X]
+        [X] x [X]                       -> []
+        [X] x [B, ..., X, Y]            -> [B, ..., Y]
+        [B, ..., X, Y] x [Y]            -> [B, ..., X]
         [B, ..., X, Y] x [B, ..., Y, Z] -> [B, ..., X, Z]
 
-    `transpose_a` and `transpose_b` swap the two last axes; a 1-D operand has nothing to swap. Batch axes
-    broadcast.
+    `transpose_a` and `transpose_b` swap the two last axes; a 1-D operand has nothing to swap. Batch axes broadcast.
+    `labels` name the operands in errors.
 
     Source: OpenVINO, MatMul-1.
 
     Raises:
         ShapeError: an operand is a scalar, the inner sizes differ, or the batch axes do not broadcast.
     """
-    shapes = (as_shape(a, _LABELS[0]), as_shape(b, _LABELS[1]))
-    return multiply(shapes, transposes=(transpose_a, transpose_b), labels=_LABELS)
-
-
-def multiply(
-    shapes: tuple[Shape | None, Shape | None], *, transposes: tuple[bool, bool], labels: Sequence[str]
-) -> Shape | None:
-    """Do as `matmul`; in a refusal the two operands go by their `labels`."""
-    if () in shapes:
-        raise ShapeError(f"{labels[shapes.index(())]} is a scalar: a matrix product needs rank 1 or more")
-    left, right = shapes
+    left, right = as_shape(a, labels[0]), as_shape(b, labels[1])
+    for shape, label in ((left, labels[0]), (right, labels[1])):
+        if shape == ():
+            raise ShapeError(f"{label} is a scalar: a matrix product needs rank 1 or more")
     if left is None or right is None:
         return None
-    left_rows, left_columns = _axes(left, transposes[0])
-    right_rows, right_columns = _axes(right, transposes[1])
+    left_rows, left_columns = _axes(left, transpose_a)
+    right_rows, right_columns = _axes(right, transpose_b)
     if not may_be_equal(left[left_columns], right[right_rows]):
         raise ShapeError(
             f"inner dimensions differ: {left[left_columns]} in {labels[0]} (axis {left_columns}), "
             f"{right[right_rows]} in {labels[1]} (axis {right_rows})"
         )
-    batch = broadcast_operands((left[:-2], right[:-2]), labels)
+    batch = broadcast(left[:-2], right[:-2], labels=labels)
     assert batch is not None
     rows = (left[left_rows],) if len(left) > 1 else ()
     columns = (right[right_columns],) if len(right) > 1 else ()
@@ -236,7 +210,7 @@ def multiply(
 
 
 def _axes(shape: Shape, transpose: bool) -> tuple[int, int]:
-    """Which axes are rows and columns; a vector has one for both, and it is the inner one."""
+    """Which axes are rows and columns; a vector has one for both, the inner one."""
     last = len(shape) - 1
     if last == 0:
         return 0, 0

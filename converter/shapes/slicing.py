@@ -1,20 +1,11 @@
 """Rules of operators that take a part of a tensor, or put one in: slices, gathers, scatters, lookups, updates."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.shapes.arranging import check_one_per_axis
-from edge_opt.shapes.dimension import (
-    DYNAMIC,
-    Element,
-    Shape,
-    ShapeError,
-    may_be_alike,
-    may_be_equal,
-    shape_text,
-)
-from edge_opt.shapes.rules import Call, Results, rule
+from edge_opt.shapes.dimension import OPEN, ShapeError, may_be_alike, may_be_equal, shape_text
+from edge_opt.shapes.rules import Call, Element, Results, rule
 
 _MOST_STRIDED_INDICES = 31
 
@@ -22,37 +13,26 @@ _MOST_STRIDED_INDICES = 31
 @rule("SLICE", "TFLite, slice.cc, CalculateOutputShapeVector")
 def slice_(call: Call) -> Results:
     """The result starts at `begin` (input 1) and has the sizes of input 2; -1 stands for all that is left."""
-    bounds = [call.elements(index, rank=1) for index in (1, 2)]
-    check_one_per_axis(call, 1)
-    check_one_per_axis(call, 2)
-    return [tuple(_slice_size(call, axis, *pair) for axis, pair in enumerate(zip(*bounds, strict=True)))]
+    shape, begins, sizes = call.shape(0), call.elements(1, rank=1), call.elements(2, rank=1)
+    call.expect(len(begins) == len(sizes) == len(shape), "a begin and a size for each axis")
+    result = []
+    for axis, (whole, begin, size) in enumerate(zip(shape, begins, sizes, strict=True)):
+        first, least = begin or 0, -1 if size is None else size
+        inside = first >= 0 and least >= -1 and (whole < 0 or first + max(least, 0) <= whole)
+        call.expect(size is None or inside, f"a slice inside axis {axis}, not {size} from {begin} on")
+        rest = OPEN if begin is None or whole < 0 else whole - begin
+        result.append(OPEN if size is None else rest if size < 0 else size)
+    return [tuple(result)]
 
 
-def _slice_size(call: Call, axis: int, begin: Element, size: Element) -> int:
-    whole, text = call.shape(0)[axis], f"the slice of {call.text(0)}"
-    if begin is not None and begin < 0:
-        raise ShapeError(f"{text} begins at {begin} in axis {axis}: expected 0 or more")
-    if size is None:
-        return DYNAMIC
-    if size < -1:
-        raise ShapeError(f"{text} has the size {size} in axis {axis}: expected -1 or more")
-    if whole >= 0 and (begin or 0) + max(size, 0) > whole:
-        amount = "the rest" if size < 0 else size
-        raise ShapeError(f"{text} leaves axis {axis}: it begins at {begin or 0} and takes {amount}")
-    if size >= 0:
-        return size
-    return DYNAMIC if begin is None or whole < 0 else whole - begin
+class Cut(NamedTuple):
+    """What a strided slice takes of one axis of its input, or of a new one."""
 
-
-class _Window(NamedTuple):
-    """One entry of a strided slice: where it begins and ends, and whether masks open these, or shrink the axis."""
-
-    begin: Element
-    end: Element
-    stride: Element
-    open_begin: bool
-    open_end: bool
-    shrink: bool
+    size: int | None
+    """The size in the result; None where the axis is dropped, -1 where unknown."""
+    places: range | None
+    """The indices that are taken; None where unknown."""
+    is_new: bool = False
 
 
 @rule("STRIDED_SLICE", "TFLite, strided_slice.cc, ResizeOutputTensor; strided_slice_logic.h")
@@ -63,89 +43,83 @@ def strided_slice(call: Call) -> Results:
     `shrink_axis_mask` takes the single index `begin` and drops the axis. With `offset`, the end counts from
     the begin.
     """
+    return [tuple(cut.size for cut in strided_cuts(call) if cut.size is not None)]
+
+
+def strided_cuts(call: Call) -> Iterator[Cut]:
+    """Go through the bounds and the input's axes side by side, as the masks pair them up."""
     shape, bounds = call.shape(0), [call.elements(index, rank=1) for index in (1, 2, 3)]
     count = len(bounds[0])
     if count > _MOST_STRIDED_INDICES or any(len(numbers) != count for numbers in bounds):
         raise ShapeError(f"its begin, end and strides need one length, at most {_MOST_STRIDED_INDICES}")
-    masks = [_masked(call, name, count) for name in ("begin", "end", "shrink_axis")]
-    return [_walk_axes(call, shape, [_Window(*entry) for entry in zip(*bounds, *masks, strict=True)])]
-
-
-def _masked(call: Call, name: str, count: int) -> list[bool]:
-    mask = call.number(f"{name}_mask")
-    return [bool(mask >> index & 1) for index in range(count)]
-
-
-def _walk_axes(call: Call, shape: Shape, windows: Sequence[_Window]) -> Shape:
-    """Go through the bounds and the input's axes side by side, as the masks pair them up."""
-    ellipsis, new_axes = (_masked(call, name, len(windows)) for name in ("ellipsis", "new_axis"))
-    if sum(ellipsis) > 1:
-        raise ShapeError(f"its ellipsis_mask has {sum(ellipsis)} bits: expected at most one")
-    covered = len(shape) - sum(not (gap or new) for gap, new in zip(ellipsis, new_axes, strict=True))
-    if covered < sum(ellipsis):
-        text = f"{call.text(0)} has fewer axes than the slice has bounds"
-        raise ShapeError(f"{text} and an ellipsis, which takes one axis at least" if any(ellipsis) else text)
-    result: list[int] = []
+    gap, new = (call.number(f"{name}_mask") for name in ("ellipsis", "new_axis"))
+    masked = gap or new or call.number("begin_mask") or call.number("end_mask")
+    if call.number("offset") and (masked or count < len(shape)):
+        raise RefusedError("with an offset, the runtime takes masks and missing bounds its own way", call.op)
+    gaps = [bool(gap >> index & 1) for index in range(count)]
+    news = [bool(new >> index & 1) and not gaps[index] for index in range(count)]
+    covered = len(shape) - count + sum(news) + sum(gaps)
+    call.expect(sum(gaps) <= 1 and covered >= sum(gaps), "one ellipsis at most, and an axis for each bound")
     axis = 0
-    for index, window in enumerate(windows):
-        if window.stride == 0:
-            raise ShapeError(f"the stride at index {index} is 0")
-        if ellipsis[index]:
-            result.extend(shape[axis : axis + covered])
+    for index, entry in enumerate(zip(*bounds, strict=True)):
+        call.expect(entry[2] != 0, f"a stride at index {index}")
+        if news[index]:
+            yield Cut(1, None, is_new=True)
+        elif gaps[index]:
+            yield from (_whole(size) for size in shape[axis : axis + covered])
             axis += covered
-        elif new_axes[index]:
-            result.append(1)
         else:
-            result.extend(_strided_sizes(call, axis, window))
+            yield _cut(call, axis, index, *entry)
             axis += 1
-    return (*result, *shape[axis:])
+    yield from map(_whole, shape[axis:])
 
 
-def _strided_sizes(call: Call, axis: int, window: _Window) -> Sequence[int]:
-    """The size of an axis that is cut; nothing of one that is shrunk."""
-    size, stride = call.shape(0)[axis], window.stride
-    begin, end = (None if window.open_begin else window.begin), (None if window.open_end else window.end)
-    if window.shrink:
-        index = 0 if window.open_begin else begin
+def _whole(size: int) -> Cut:
+    return Cut(size, None if size < 0 else range(size))
+
+
+def _cut(call: Call, axis: int, index: int, begin: Element, end: Element, stride: Element) -> Cut:
+    """What the bounds at `index` take of an axis."""
+    size = call.shape(0)[axis]
+    open_begin, open_end, shrink = (
+        bool(call.number(f"{name}_mask") >> index & 1) for name in ("begin", "end", "shrink_axis")
+    )
+    if shrink:
+        place = 0 if open_begin else begin
         # With a negative stride the runtime reads what was never written.
-        if stride is not None and stride < 0:
-            raise ShapeError(f"axis {axis} of {call.text(0)} is shrunk by a stride of {stride}")
-        if index is not None and size >= 0 and not -size <= index < size:
-            raise ShapeError(f"index {index} lies outside axis {axis} of {call.text(0)}")
-        return ()
+        forward = stride is None or stride > 0
+        inside = place is None or size < 0 or -size <= place < size
+        call.expect(forward and inside, f"an index inside axis {axis}, not {place} by {stride}")
+        places = None if place is None or size < 0 else range(place % size, place % size + 1)
+        return Cut(None, places)
     if call.number("offset"):
-        return (_offset_size(call, axis, window),)
-    known = (window.open_begin or begin is not None) and (window.open_end or end is not None)
+        return Cut(_offset_size(call, axis, begin, end, stride), None)
+    known = (open_begin or begin is not None) and (open_end or end is not None)
     if size < 0 or not known or stride is None:
-        return (DYNAMIC,)
-    return (len(range(*slice(begin, end, stride).indices(size))),)
+        return Cut(OPEN, None)
+    places = range(*slice(None if open_begin else begin, None if open_end else end, stride).indices(size))
+    return Cut(len(places), places)
 
 
-def _offset_size(call: Call, axis: int, window: _Window) -> int:
+def _offset_size(call: Call, axis: int, begin: Element, length: Element, stride: Element) -> int:
     """The end counts from the begin, and is not cut to the axis: it must lie in it."""
-    size, begin, length, stride = call.shape(0)[axis], window.begin, window.end, window.stride
+    size = call.shape(0)[axis]
     if length is None or stride is None:
-        return DYNAMIC
+        return OPEN
     if begin is not None and size >= 0:
         start = begin + size if begin < 0 else begin
-        if not 0 <= start <= size or not -1 <= start + length <= size:
-            raise ShapeError(f"the slice from {begin} on by {length} leaves axis {axis} of {call.text(0)}")
+        inside = 0 <= start <= size and -1 <= start + length <= size
+        call.expect(inside, f"a slice inside axis {axis}, not {length} from {begin} on")
     return len(range(0, length, stride))
 
 
 @rule("GATHER", "TFLite, gather.cc, Prepare")
 def gather(call: Call) -> Results:
     """The axis `axis` of input 0 is replaced by the axes of the indices, less the `batch_dims` leading ones."""
-    shape, indices, axis = call.shape(0), call.shape(1), call.axis_of(0)
-    if call.is_known(1):
-        call.integers(1)
-    batch = call.number("batch_dims")
+    shape, indices, axis, batch = call.shape(0), call.shape(1), call.axis_of(0), call.number("batch_dims")
     batch = batch + len(indices) if batch < 0 else batch
-    if not 0 <= batch <= min(axis, len(indices)):
-        text = f"its batch_dims {batch} must lie between 0, its axis {axis} and the rank of {call.text(1)}"
-        raise ShapeError(text)
-    if not may_be_alike(shape[:batch], indices[:batch]):
-        raise ShapeError(f"{call.text(0)} and {call.text(1)} differ in their {batch} batch axes")
+    fits = 0 <= batch <= min(axis, len(indices)) and may_be_alike(shape[:batch], indices[:batch])
+    call.expect(fits, f"equal batch axes in front of axis {axis}, {batch} by its batch_dims")
     return [(*shape[:axis], *indices[batch:], *shape[axis + 1 :])]
 
 
@@ -155,20 +129,17 @@ def gather_nd(call: Call) -> Results:
     shape, (*rows, depth) = (call.shape(index, least=1) for index in (0, 1))
     if depth < 0:
         raise RefusedError("the length of an index is not known", call.op)
-    if depth > len(shape):
-        raise ShapeError(f"the rows of {call.text(1)} have more numbers than {call.text(0)} has axes")
+    call.expect(depth <= len(shape), "rows with at most one number for each axis")
     return [(*rows, *shape[depth:])]
 
 
 @rule("SCATTER_ND", "TFLite, scatter_nd.cc, CheckShapes and ResizeOutputTensor")
 def scatter_nd(call: Call) -> Results:
     """The result has the shape that input 2 spells out; each row of the indices places a slice."""
-    (*rows, depth), updates = (call.shape(index, least=1) for index in (0, 1))
-    result = call.sizes(2, rank=1)
+    (*rows, depth), updates, result = call.shape(0, least=1), call.shape(1, least=1), call.sizes(2, rank=1)
     expected = (*rows, *result[depth:])
-    if depth >= 0 and (depth > len(result) or not may_be_alike(updates, expected)):
-        slices = f"a slice of {shape_text(result)} for each row of {call.text(0)}"
-        raise ShapeError(f"the updates {call.text(1)} must have the shape {shape_text(expected)}: {slices}")
+    fits = depth < 0 or (depth <= len(result) and may_be_alike(updates, expected))
+    call.expect(fits, f"updates of the shape {shape_text(expected)}")
     return [result]
 
 
@@ -176,14 +147,10 @@ def scatter_nd(call: Call) -> Results:
 def dynamic_update_slice(call: Call) -> Results:
     """The result has the shape of input 0; the update (input 1) fits into it, input 2 says where."""
     shape, update, start = call.shape(0), call.shape(1), call.shape(2, rank=1)
-    if not may_be_equal(start[0], len(shape)):
-        raise ShapeError(
-            f"{call.text(2)} must have {len(shape)} numbers, one for each axis of {call.text(0)}"
-        )
-    if len(update) != len(shape):
-        raise ShapeError(f"the update {call.text(1)} must have the rank of {call.text(0)}")
-    if any(0 <= size < part for size, part in zip(shape, update, strict=True)):
-        raise ShapeError(f"the update {call.text(1)} does not fit into {call.text(0)}")
+    fits = len(update) == len(shape) and not any(
+        0 <= whole < size for whole, size in zip(shape, update, strict=False)
+    )
+    call.expect(fits and may_be_equal(start[0], len(shape)), "an update that fits, and a start for each axis")
     return [shape]
 
 
@@ -192,35 +159,3 @@ def embedding_lookup(call: Call) -> Results:
     """Each index of the vector `[n]` (input 0) picks a row of the table `[rows, ...]` (input 1)."""
     lookup, table = call.shape(0, rank=1), call.shape(1, least=2)
     return [(lookup[0], *table[1:])]
-
-
-@rule("STABLEHLO_GATHER", "StableHLO specification, gather; TFLite, stablehlo_gather.cc, GetResultShape")
-def stablehlo_gather(call: Call) -> Results:
-    """The indices' axes, less the vector axis, with the slice's axes at `offset_dims`."""
-    shape, indices = call.all_shapes()
-    sizes = call.listed("slice_sizes", len(shape))
-    collapsed, offsets = call.listed("collapsed_slice_dims"), call.listed("offset_dims")
-    window = [size for axis, size in enumerate(sizes) if axis not in collapsed]
-    if len(window) != len(offsets):
-        text = f"its slice {sizes} less {collapsed} has {len(window)} axes"
-        raise ShapeError(f"{text}: expected those of {offsets}")
-    if any(0 <= whole < size for whole, size in zip(shape, sizes, strict=True)):
-        raise ShapeError(f"the slice {shape_text(sizes)} does not fit into {call.text(0)}")
-    vector = call.number("index_vector_dim")
-    if not 0 <= vector <= len(indices):
-        raise ShapeError(f"its index_vector_dim {vector} lies outside {call.text(1)}")
-    batch = [dim for axis, dim in enumerate(indices) if axis != vector]
-    rank = len(batch) + len(window)
-    if any(not 0 <= axis < rank for axis in offsets) or len(set(offsets)) != len(offsets):
-        raise ShapeError(f"its offset_dims {offsets} must name axes of the result, of rank {rank}")
-    slices, places = iter(window), iter(batch)
-    return [tuple(next(slices) if axis in offsets else next(places) for axis in range(rank))]
-
-
-@rule("STABLEHLO_SCATTER", "StableHLO specification, scatter; TFLite, stablehlo_scatter.cc, Prepare")
-def stablehlo_scatter(call: Call) -> Results:
-    """The results have the shapes of the operands: the first inputs, before the indices and the updates."""
-    count = len(call.op.outputs)
-    if len(call.shapes) != 2 * count + 1:
-        raise ShapeError(f"it has {len(call.shapes)} inputs: expected {2 * count + 1} for {count} outputs")
-    return list(call.shapes[:count])

@@ -1,0 +1,71 @@
+"""Gives a model's open inputs static shapes: what follows from them is recorded, and known values become constants."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from edge_opt.base.errors import UsageError
+from edge_opt.ir import Buffer, Model, Operator, Subgraph, Tensor
+from edge_opt.ir.cleanup import called
+from edge_opt.schema.data import Data
+from edge_opt.shapes.dimension import Shape, ShapeError
+from edge_opt.shapes.inference import infer_facts, recorded_facts, shape_report
+from edge_opt.shapes.rules import Array, recorded_shape
+
+
+class Folded(NamedTuple):
+    """An operator that closing took out of its subgraph: its results, now constants, have these values."""
+
+    subgraph: Subgraph
+    operator: Operator
+    values: Sequence[Array]
+
+
+def close_shapes(model: Model, given: Mapping[Tensor, Shape]) -> list[Folded]:
+    """Edit the model so that these inputs have these shapes, and the subgraphs that read them no open lengths.
+
+    Lengths that follow from data (of WHERE, say), or differ between the callers of one subgraph, stay open. What is
+    returned lets a caller run the folded operators and compare; producers that nobody reads any more stay.
+
+    Raises:
+        UsageError: operators cannot take such inputs; the model is as it was then.
+    """
+    before = {(one.subgraph, one.operator) for one in shape_report(model).disagreements}
+    report = shape_report(model, resize=given)
+    for one in report.disagreements:
+        if one.inferred is None and (one.subgraph, one.operator) not in before:
+            raise UsageError(f"the given shapes do not go together: {one}")
+    reached = called(
+        model, [graph for graph in model.subgraphs if any(tensor in given for tensor in graph.inputs)]
+    )
+    graphs = [graph for graph in model.subgraphs if graph in reached]
+    for graph in graphs:
+        for tensor in graph.tensors:
+            shape = report.shapes.get(tensor)
+            if shape is not None and not tensor.is_constant:
+                tensor.shape = tuple(max(size, 1) if size < 0 else size for size in shape)
+                tensor.shape_signature = shape if -1 in shape else None
+    return [folded for graph in graphs for folded in _fold(graph)]
+
+
+def _fold(graph: Subgraph) -> Iterator[Folded]:
+    """Make values that are known constants; the operators that computed them are taken out."""
+    for operator in graph.operators:
+        values = _values(operator)
+        if not values or any(graph.is_output(tensor) for tensor in operator.outputs):
+            continue
+        for tensor, value in zip(operator.outputs, values, strict=True):
+            tensor.buffer = Buffer(Data(value.tobytes()))
+        graph.remove(operator)
+        yield Folded(graph, operator, values)
+
+
+def _values(operator: Operator) -> Sequence[Array]:
+    """The results of an operator where all elements are known, and the file was right about its shapes; else none."""
+    try:
+        facts = infer_facts(operator, recorded_facts(operator))
+    except ShapeError:
+        return ()
+    pairs = list(zip(facts, operator.outputs, strict=True))
+    values = [fact.value for fact, tensor in pairs if fact.shape == recorded_shape(tensor)]
+    known = [value for value in values if value is not None and value.dtype != object]
+    return known if len(known) == len(operator.outputs) else ()
