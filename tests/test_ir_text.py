@@ -8,15 +8,12 @@ import pytest
 from flatbuffers import flexbuffers
 from text_parser import TextFormError, parse
 
-from edge_opt.base.errors import EdgeOptError
 from edge_opt.ir import (
     DType,
     Metadata,
-    Model,
     Operator,
     OperatorCode,
     Quantization,
-    Signature,
     Subgraph,
     Tensor,
     load,
@@ -136,23 +133,6 @@ def test_a_subgraph_as_read() -> None:
     assert [tensor.name for tensor in graph.tensors] == ["q", "k", "scaled", "const_3", "logits"]
 
 
-def test_quantization_as_read() -> None:
-    operator = only(body("%y: int8[2,2] q([0.5, 0.25], [1, -2], axis 1) = ABS(int16(-7) q(0.125, 0))"))
-    (y,), constant = operator.outputs, operator.input(0)
-    assert y.quantization is not None
-    assert y.quantization.scale.tolist() == [0.5, 0.25]
-    assert y.quantization.zero_point.tolist() == [1, -2]
-    assert (y.quantization.is_per_axis, y.quantization.dimension) == (True, 1)
-    assert constant.array() == np.int16(-7)
-    assert constant.quantization is not None
-    assert constant.quantization.key() == Quantization.affine(0.125).key()
-
-
-def test_a_dynamic_dimension_is_minus_one_in_the_signature_and_one_in_the_shape() -> None:
-    x = only(body("%y: float32[4] = ABS(%x)", given="%x: float32[2,?]")).input(0)
-    assert (x.shape, x.shape_signature, x.is_dynamic) == ((2, 1), (2, -1), True)
-
-
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64", "uint32", "uint64", "uint16"])
 def test_the_ends_of_every_integer_type_survive(dtype: str) -> None:
     limits = np.iinfo(dtype)
@@ -178,13 +158,8 @@ def test_tensors_of_one_name_are_told_apart() -> None:
     scaled.name = "q"
     assert '%"q~2": float32[1,1,4,8] = MUL(%q, float32(0.5))' in to_text(model)
     assert to_text(parse(to_text(model))) == to_text(model)
-
-
-def test_what_a_signature_alone_names_is_printed_too() -> None:
-    model = parse(SMALL)
-    odd = Tensor("odd", (1,), DType.FLOAT32)
-    model.signatures[0].outputs["odd"] = odd
-    assert "odd=%odd)" in to_text(model)
+    model.signatures[0].outputs["odd"] = Tensor("odd", (1,), DType.FLOAT32)
+    assert "odd=%odd)" in to_text(model), "which a signature alone names"
 
 
 def test_large_and_packed_constants_are_shown_but_cannot_be_read() -> None:
@@ -200,7 +175,7 @@ def test_large_and_packed_constants_are_shown_but_cannot_be_read() -> None:
     for dtype, shape, values, printed in cases:
         graph.set_input(operator, 0, Tensor("c", shape, dtype, buffer=Buffer(Data(values.tobytes()))))
         assert f"ABS({printed})" in to_text(model)
-        with pytest.raises(TextFormError, match=r"line 2: cannot read '\.\.\.\}"):
+        with pytest.raises(TextFormError, match="line 2: expected"):
             parse(to_text(model))
 
 
@@ -226,23 +201,13 @@ def test_options_that_are_tables_and_lists_are_shown() -> None:
     assert read.get("composite_attributes").dtype == np.uint8
 
 
-def test_one_subgraph_alone_is_printed_without_signatures() -> None:
-    assert subgraph_text(parse(SMALL).subgraphs[0]) == SMALL.split("\n", 1)[1]
-
-
-def test_a_subgraph_without_a_name_is_called_main() -> None:
-    assert to_text(Model(subgraphs=[Subgraph()])) == "subgraph main () {\n  return \n}\n"
-
-
-def test_nothing_is_printed_of_metadata() -> None:
+def test_a_graph_and_a_type_print_as_text() -> None:
     model = parse(SMALL)
+    assert str(model.subgraphs[0]) == subgraph_text(model.subgraphs[0]) == SMALL.split("\n", 1)[1]
+    assert str(Subgraph()) == "subgraph main () {\n  return \n}\n"
+    assert f"{DType.FLOAT32} {DType.INT4!s}" == "float32 int4"
     model.metadata.append(Metadata("note", Buffer(Data(b"x"))))
-    model.signatures[:] = [Signature("decode", model.subgraphs[0], *_arguments(model))]
-    assert to_text(model) == SMALL
-
-
-def _arguments(model: Model) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    return model.signatures[0].inputs, model.signatures[0].outputs
+    assert to_text(model) == SMALL, "nothing is printed of metadata"
 
 
 # Refusals
@@ -251,59 +216,22 @@ def _arguments(model: Model) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("nothing", "line 1: expected 'signature' or 'subgraph', found 'nothing'"),
-        ("\n\n  @", "line 3: cannot read '@'"),
-        ("subgraph 5 () {", "line 1: expected a name, found '5'"),
-        ("subgraph main () {\n", "line 1: expected a tensor (%name) or an operator, found 'the end'"),
-        (body("y: float32[4] = ABS(%x)"), "line 2: expected a tensor (%name) or an operator, found 'y'"),
-        (body("%y float32[4] = ABS(%x)"), "line 2: expected ':', found 'float32'"),
+        ("nothing", "line 1: expected 'subgraph', found 'nothing'"),
+        ("subgraph main () {\n", "line 1: expected an operator, found 'the end'"),
         (body("%y: float33[4] = ABS(%x)"), "line 2: expected an element type, found 'float33'"),
-        (body("%y: float32[1.5] = ABS(%x)"), "line 2: expected an integer, found '1.5'"),
-        (body("%y: float32[x] = ABS(%x)"), "line 2: expected an integer, found 'x'"),
-        (body("%y: float32[4] ABS(%x)"), "line 2: expected '=', found 'ABS'"),
         (body("%y: float32[4] = ABSOLUTE(%x)"), "line 2: expected an operator, found 'ABSOLUTE'"),
-        (body("%y: float32[4] = ABS(%z)"), "line 2: %z is read before it is defined"),
-        (body("%y: float32[4] = ABS(%y)"), "line 2: %y is read before it is defined"),
-        (body("%a: float32[4] = ABS(%x)", result="%y"), "line 3: %y is read before it is defined"),
-        (body("%x: float32[4] = ABS(%x)"), "line 2: %x is already defined"),
-        (body("%y: float32[4] = ADD(%x, float32(1, 2))"), "line 2: the constant needs 1 numbers, found 2"),
-        (body("%y: float32[4] = ADD(%x, float32[3]{1, 2})"), "line 2: the constant needs 3 numbers, found 2"),
-        (
-            body("%y: float32[4] = ADD(%x, float32[3]{splat})"),
-            "line 2: the constant needs 1 numbers, found 0",
-        ),
-        (body("%y: float32[4] = ADD(%x, float32{a})"), "line 2: expected a number, found 'a'"),
-        (body("%y: float32[4] = ADD(%x, int32{1.5})"), "line 2: expected an integer, found '1.5'"),
-        (body("%y: float32[4] = ADD(%x, int8{128})"), "line 2: 128 does not fit int8"),
-        (body("%y: float32[4] = ADD(%x, float16(-1e9))"), "line 2: -1e+09 does not fit float16"),
-        (
-            body("%y: float32[4] = ADD(%x, int4{1})"),
-            "line 2: constants of type int4 cannot be written as text",
-        ),
-        (body("%y: float32[4] = ADD(%x, 5)"), "line 2: expected an element type, found '5'"),
-        (body("%y: float32[4] = ABS(%x) {beta: 1}"), "line 2: ABS has no option 'beta'"),
-        (body("%y: float32[4] = CUSTOM 'a' (%x) {b: 1}"), "line 2: CUSTOM has no option 'b'"),
-        (body("%y: float32[4] = RESHAPE(%x) {new_shape: 4}"), "line 2: option 'new_shape' needs a list"),
-        (body("%y: float32[4] = SOFTMAX(%x) {beta: [1.0]}"), "line 2: option 'beta' needs one value"),
-        (body("%y: float32[4] = RESHAPE(%x) {new_shape: [4000000000]}"), "line 2: option 'new_shape': "),
-        (body("%y: int8[4] q(a, 0) = ABS(%x)"), "line 2: expected a number, found 'a'"),
-        (body("%y: int8[4] q(1 0 = ABS(%x)"), "line 2: expected ')', found '='"),
-        (body('%"y\\q": float32[4] = ABS(%x)'), 'line 2: "y\\q" is no quoted name: '),
-        ("signature a #0 () -> ()", "line 1: expected '=', found '#'"),
-        ("signature a = #0 (x=5) -> ()", "line 1: expected a tensor (%name), found '5'"),
-        (
-            "signature a = #1 () -> ()\n" + body(result="%x"),
-            "line 1: signature a: subgraph #1 does not exist",
-        ),
-        (body(result="%x") + "signature a = #0 (x=%b) -> ()", "line 4: %b is read before it is defined"),
+        (body("%y: float32[4] = ABS(%z)"), "line 2: expected %z to be defined"),
+        (body("%x: float32[4] = ABS(%x)"), "line 2: expected another name than %x"),
+        (body("%y: float32[4] = ADD(%x, float32[3]{1, 2})"), "line 2: expected 3 numbers in the constant, not 2"),
+        (body("%y: float32[4] = ADD(%x, int4{1})"), "line 2: expected a type whose constants can be written"),
+        (body("%y: float32[4] = ABS(%x) {beta: 1}"), "line 2: expected an option, not 'beta'"),
+        ("signature a = #1 () -> ()\n" + body(result="%x"), "line 4: expected subgraph #1 of signature a"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_model_is_refused_by_line(text: str, message: str) -> None:
     with pytest.raises(TextFormError) as caught:
         parse(text)
-    assert isinstance(caught.value, EdgeOptError)
     assert str(caught.value).startswith(message)
-    assert "\n" not in str(caught.value)
 
 
 def test_every_prefix_of_a_model_is_refused_and_nothing_else_happens() -> None:

@@ -58,17 +58,13 @@ def test_version_of_a_cast_depends_on_both_types(source: DType, result: DType, v
     assert KINDS["CAST"].version_for(source, result) == version
 
 
-def test_an_operator_that_no_rewrite_adds_has_no_version_here() -> None:
-    assert KINDS["CONV_2D"].version_for(F32) == 1
-    assert KINDS["CONV_2D"].runtime(1) == ""
-
-
 def test_every_version_that_can_be_given_has_a_runtime() -> None:
+    assert (KINDS["CONV_2D"].version_for(F32), KINDS["CONV_2D"].runtime(1)) == (1, ""), "no rewrite adds it"
     for kind in (kind for kind in KINDS.values() if kind.versions):
         assert kind.options is not None
-        for dtype in DType:
-            for rank in range(8):
-                assert kind.runtime(kind.version_for(dtype, F16, rank=rank))
+        assert all(
+            kind.runtime(kind.version_for(dtype, F16, rank=rank)) for dtype in DType for rank in range(8)
+        )
 
 
 # Of the runtime's flatbuffer_conversions.cc, which reads them.
@@ -118,19 +114,20 @@ def recorded(version: bytes, *, added: str = "SPLIT", number: int = 4) -> bytes:
     return bytes(model.metadata[0].buffer.data.view())
 
 
-def test_a_newer_operator_raises_the_runtime_that_the_model_asks_for() -> None:
-    assert recorded(b"1.5.0".ljust(16, b"\0")) == b"2.3.0".ljust(16, b"\0")
-    assert recorded(b"1.14.0".ljust(16, b"\0"), added="SLICE", number=6) == b"2.14.0".ljust(16, b"\0")
-
-
-def test_versions_are_compared_as_numbers_not_as_text() -> None:
-    assert recorded(b"2.17.0".ljust(16, b"\0")) == b"2.17.0".ljust(16, b"\0")
-    assert recorded(b"2.9.0".ljust(16, b"\0"), added="SLICE", number=6) == b"2.14.0".ljust(16, b"\0")
-
-
-@pytest.mark.parametrize("nothing", [bytes(16), b"", b"not a version\0\0\0"])
-def test_an_entry_that_says_nothing_is_left_alone(nothing: bytes) -> None:
-    assert recorded(nothing) == nothing
+@pytest.mark.parametrize(
+    ("before", "added", "number", "after"),
+    [
+        (b"1.5.0".ljust(16, b"\0"), "SPLIT", 4, b"2.3.0".ljust(16, b"\0")),
+        (b"1.14.0".ljust(16, b"\0"), "SLICE", 6, b"2.14.0".ljust(16, b"\0")),
+        (b"2.17.0".ljust(16, b"\0"), "SPLIT", 4, b"2.17.0".ljust(16, b"\0")),
+        (b"2.9.0".ljust(16, b"\0"), "SLICE", 6, b"2.14.0".ljust(16, b"\0")),
+        *[(nothing, "SPLIT", 4, nothing) for nothing in (bytes(16), b"", b"not a version\0\0\0")],
+    ],
+)
+def test_a_newer_operator_raises_the_runtime_that_the_model_asks_for(
+    before: bytes, added: str, number: int, after: bytes
+) -> None:
+    assert recorded(before, added=added, number=number) == after
 
 
 def test_operators_that_were_there_before_do_not_count() -> None:
