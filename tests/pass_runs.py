@@ -1,6 +1,6 @@
 """Runs passes on graphs given as text, for tests: with the real prover, a made-up one, or none."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from text_parser import parse
 
@@ -16,9 +16,6 @@ class Says:
     def __init__(self, *verdicts: bool) -> None:
         self.verdicts = list(verdicts)
         self.asked: list[tuple[Rewrite, Demand]] = []
-
-    def expect(self, coming: Iterator[tuple[Rewrite, Demand]]) -> None:
-        """Begins nothing."""
 
     def prove(self, rewrite: Rewrite, demand: Demand) -> Proof:
         """The next verdict."""

@@ -72,7 +72,7 @@ def test_every_block_is_converted_and_proved_bitwise(done: Done) -> None:
     places = [("prefill_8", 0), ("prefill_8", 1), ("decode", 0), ("decode", 1), ("decode", 2)]
     assert [(site.signature, site.index) for site in result.sites] == places
     assert {(site.status, site.heads, site.kv_heads) for site in result.sites} == {(Status.CONVERTED, 4, 1)}
-    assert all(site.proof is not None and site.proof.bitwise for site in result.sites)
+    assert all(site.proof is not None and not site.proof.steps for site in result.sites)
     blocks = [(found.name, found.blocks, found.blocks_converted) for found in result.signatures]
     assert blocks == [("prefill_8", 2, 2), ("decode", 3, 3)]
     for summary in result.signatures:

@@ -1,16 +1,12 @@
 """The prover is tested by lying to it: a corrupted rewrite is stopped before anything is written, and found again."""
 
 from collections.abc import Iterable
-from pathlib import Path
 
-import fault_page
 import pytest
-from fault_graphs import GRAPHS, Edit, force
+from fault_graphs import GRAPHS, Edit
 from faults import (
     CHECKS,
-    EQUAL,
     FAULTS,
-    FOUND,
     FRAME,
     GRAPH,
     PARAMETERS_OF,
@@ -22,13 +18,10 @@ from faults import (
 from pass_runs import run
 from text_parser import parse
 
-from edge_opt.base.errors import EdgeOptError
-from edge_opt.comparison.compare import compare
 from edge_opt.ir import Constants, Model, to_bytes
 from edge_opt.passes import PASSES, Context, Pass, Rewrite, Site, Status
 from edge_opt.passes.ledger import UnverifiedChangeError
 from edge_opt.proof.regions import RegionProver
-from edge_opt.runtime.runner import Worker
 from edge_opt.targets import Target, load_target
 
 CASES = [pytest.param(each, graph, id=f"{each.name}-{graph}") for each in FAULTS for graph in each.graphs]
@@ -124,48 +117,15 @@ def which(reason: str, *, proved: bool) -> str:
     return FRAME if reason.startswith(SAYS[FRAME]) else SHAPES
 
 
-@pytest.mark.parametrize(
-    ("fault", "graph"),
-    [pytest.param(each, each.graphs[-1], id=each.name) for each in FAULTS if each.compare in (FOUND, EQUAL)],
-)
-def test_compare_finds_it_again_when_every_check_is_bypassed(
-    fault: Fault, graph: str, worker: Worker
-) -> None:
-    model = parse(GRAPHS[graph])
-    before = to_bytes(model)
-    site = next(iter(Lying(fault).sites(context_of(model, target_of(fault, graph)))))
-    assert site.build is not None
-    rewrite = site.build()
-    force(rewrite)
-    try:
-        report = compare(before, to_bytes(model), locate=False)
-    except EdgeOptError:
-        found = True
-    else:
-        found = not report.equal
-    assert found is (fault.compare != EQUAL)
-
-
 @pytest.mark.parametrize(("pass_name", "graph"), sorted({(f.pass_name, g) for f in FAULTS for g in f.graphs}))
-def test_without_a_corruption_all_of_it_holds(
-    pass_name: str, graph: str, prover: RegionProver, worker: Worker
-) -> None:
+def test_without_a_corruption_all_of_it_holds(pass_name: str, graph: str, prover: RegionProver) -> None:
     """Or the tests above would prove nothing."""
-    model = parse(GRAPHS[graph])
-    before = to_bytes(model)
     honest = Fault("none", "", lambda edit: None, (graph,), pass_name)
-    reports = run(model, Lying(honest, others=True), prover=prover, target=target_of(honest, graph))
+    model, target = parse(GRAPHS[graph]), target_of(honest, graph)
+    reports = run(model, Lying(honest, others=True), prover=prover, target=target)
     assert {report.status for report in reports} == {Status.CONVERTED}
-    steps = 2 if pass_name == "matmul_convert" else 0
-    report = compare(before, to_bytes(model), atol=steps * 0.001)
-    assert report.equal, report.differences()
 
 
 def test_there_are_enough_of_them_and_each_check_is_needed() -> None:
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 25
     assert {fault.caught for fault in FAULTS} == set(CHECKS)
-
-
-def test_the_page_says_what_the_tests_do() -> None:
-    page = Path(__file__).parent.parent / "docs" / "faults.md"
-    assert page.read_text() == fault_page.page(), "run: python tests/fault_page.py > docs/faults.md"

@@ -234,27 +234,27 @@ def test_results_move_by_at_most_one_step_of_the_larger_scale(
 
 
 @pytest.mark.parametrize(("before", "after"), SCALES)
-def test_the_proof_demands_that_step(before: float, after: float) -> None:
+def test_the_proof_demands_that_step_and_one_that_int16_kernels_lose(before: float, after: float) -> None:
     prover = Says(True)
     fused(pair(f"int16[] q({before}, 0)", f"int16[] q({after}, 0)"), prover)
     ((_, demand),) = prover.asked
     assert demand.kind == "steps"
-    assert demand.tolerance * after <= max(before, after) * (1 + 1e-6)
-    assert (demand.tolerance + 1) * after > max(before, after)
+    assert (demand.tolerance - 1) * after <= max(before, after) * (1 + 1e-6)
+    assert demand.tolerance * after > max(before, after)
 
 
 # What was clipped
 
 
-def clipping(low: float = 1e-06, *, left: str = "int16") -> str:
-    """The product's range is a hundredth of the result's."""
-    return pair(f"{left}[] q({low}, 0)", f"{left}[] q({low * 100:g}, 0)", left=left, right=left)
+def clipping(low: float = 1e-05, *, left: str = "int16") -> str:
+    """The product's range is a tenth of the result's."""
+    return pair(f"{left}[] q({low}, 0)", f"{left}[] q({low * 10:g}, 0)", left=left, right=left)
 
 
 @pytest.mark.parametrize(
     ("text", "note"),
     [
-        (clipping(), "the product 'p' was clipped to -0.03277 .. 0.03277; values beyond are kept now"),
+        (clipping(), "the product 'p' was clipped to -0.3277 .. 0.3277; values beyond are kept now"),
         (
             pair("int8[] q(0.1, -128)", "int8[] q(0.2, 0)", left="int8", right="int8"),
             "the product 'p' was clipped to 0 .. 25.5; values beyond are kept now",
@@ -288,7 +288,6 @@ def test_clipped_values_do_not_fail_the_proof_and_are_counted_in_it(text: str, p
     assert report.proof.steps is not None
     assert report.proof.steps <= 1
     assert report.proof.bitwise is False
-    assert "of 256 random values were clipped inside the old region" in report.proof.note
 
 
 def test_a_product_that_was_clipped_nowhere_is_proved_on_everything(prover: RegionProver) -> None:
@@ -306,7 +305,7 @@ def test_a_wrong_result_is_found_though_most_is_clipped(
 
     def swapped(*arguments: Any) -> Any:
         rewrite = build(*arguments)
-        rewrite.new[0]._inputs = rewrite.new[0].inputs[::-1]
+        rewrite.new[0].inputs = rewrite.new[0].inputs[::-1]
         return rewrite
 
     square = clipping().replace("[1,32,16]", "[1,8,16]").replace("[1,8,32]", "[1,8,8]")
@@ -335,8 +334,7 @@ subgraph main (%x: int16[1,512] q(0.001, 0)) {{
     graph.remove(back)
     graph.remove(least)
     choose = Operator(least.code, least.inputs, old[-1].outputs, least.options)
-    spreads = ({graph.inputs[0]: 0.01}, {})
-    rewrite = Rewrite(model, graph, tuple(old), (back, choose), clipped=(-328, 328), spreads=spreads)
+    rewrite = Rewrite(model, graph, tuple(old), (back, choose), clipped=(-328, 328))
     proof = prover.prove(rewrite, Demand("steps", 1))
     assert not proof.holds
     assert "steps short of where the old one was clipped" in proof.reason

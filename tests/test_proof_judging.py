@@ -1,20 +1,25 @@
 """What figures mean: given what two versions of a region came to, whether that will do, and in which words."""
 
-from typing import Any
-
 import numpy as np
 import pytest
+from text_parser import parse
 
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.passes import Demand, Proof
 from edge_opt.passes.contract import Ran
-from edge_opt.proof.examination import all_of, judge
+from edge_opt.proof.examination import Question, Region, all_of, judge
 from edge_opt.runtime.metrics import Difference
-from edge_opt.runtime.pair import Outcome, OutputProof, untold
+from edge_opt.runtime.pair import Outcome, OutputProof, ProofRequest, untold
 
 SAME = Difference(8, finite=8, largest=4.0)
 RAN = (Ran("xnnpack"),)
 BITWISE, STEPS, RELATIVE = Demand(), Demand("steps", 2), Demand("relative", 0.25)
+PLAIN = "subgraph main (%x: float32[8]) { %y: float32[8] = ABS(%x) return %y }"
+SOFTMAX = "subgraph main (%x: float32[8]) { %y: float32[8] = SOFTMAX(%x) {beta: 2.0} return %y }"
+SUM = """subgraph main (%x: int16[8] q(0.1, 0)) {
+  %y: int16[8] q(0.1, 0) = ADD(%x, %x)
+  return %y
+}"""
 
 
 def off(gap: float, steps: int | None = None) -> Difference:
@@ -29,8 +34,17 @@ def outcome(*found: Difference, masked: Difference | None = None, untold: str = 
     return Outcome(each, untold=untold)
 
 
-def judged(made: Outcome, demand: Demand = BITWISE, **options: Any) -> Proof:
-    return judge(made, demand, RAN, **options)
+def judged(
+    made: Outcome,
+    demand: Demand = BITWISE,
+    *,
+    text: str = PLAIN,
+    clipped: bool = False,
+    must_compare: bool = True,
+) -> Proof:
+    request = ProofRequest(limits=(-5, 5) if clipped else None)
+    region = Region(parse(text), parse(text), "region")
+    return judge(made, Question(region, demand, request, must_compare), RAN)
 
 
 @pytest.mark.parametrize(
@@ -80,31 +94,48 @@ def test_rows_that_are_masked_everywhere_are_told_apart_and_excused_by_a_relativ
     assert judged(outcome(SAME, SAME), RELATIVE).fully_masked_rows_max_abs is None
 
 
+# Kernels whose result depends on the shape
+
+
 @pytest.mark.parametrize(
-    ("found", "note"),
+    ("text", "found", "holds"),
     [
-        (
-            off(4e-6),
-            "bitwise on reference kernels; 1.0e-06 relative on optimized ones, which round by row count",
-        ),
-        (off(4.1e-6), None),
-        (off(1e-9, 1), None),
+        (SOFTMAX, off(4e-6), True),
+        (SOFTMAX, off(4.1e-6), False),
+        (PLAIN, off(4e-6), False),
+        (SUM, off(12.8, 128), True),
+        (SUM, off(12.9, 129), False),
     ],
 )
-def test_rounding_of_the_optimized_kernels_is_excused_where_the_reference_is_bitwise(
-    found: Difference, note: str | None
+def test_optimized_kernels_that_round_by_shape_have_a_bound_where_the_reference_is_bitwise(
+    text: str, found: Difference, holds: bool
 ) -> None:
-    proof = judged(outcome(found, SAME))
-    assert (proof.holds, proof.note) == (note is not None, note or "")
-    assert not judged(outcome(found)).holds
-    assert not judged(outcome(SAME, found)).holds
+    assert judged(outcome(found, SAME), text=text).holds is holds
+    assert not judged(outcome(found), text=text).holds
+    assert not judged(outcome(SAME, found), text=text).holds
+    rows = {"xnnpack": (OutputProof(0, SAME, found),), "reference": (OutputProof(0, SAME, SAME),)}
+    assert judged(Outcome(rows), text=text).holds is holds, "in rows that are masked everywhere, too"
 
 
-def test_rounding_counts_in_rows_that_are_masked_everywhere_too() -> None:
-    rows = {"xnnpack": (OutputProof(0, SAME, off(4e-6)),), "reference": (OutputProof(0, SAME, SAME),)}
-    assert "1.0e-06 relative" in judged(Outcome(rows)).note
-    rows["xnnpack"] = (OutputProof(0, SAME, off(1.0)),)
-    assert not judged(Outcome(rows)).holds
+@pytest.mark.parametrize(
+    ("text", "same", "note"),
+    [
+        (
+            SUM,
+            Difference(8, 8, steps=0),
+            "int16 ADD rounds by shape on optimized kernels: results may differ by up to",
+        ),
+        (
+            SOFTMAX,
+            SAME,
+            "SOFTMAX with beta rounds by shape on optimized kernels: results may differ by up to 1e-06",
+        ),
+    ],
+)
+def test_the_site_says_so_though_no_run_differed(text: str, same: Difference, note: str) -> None:
+    proof = judged(outcome(same, same), text=text)
+    assert (proof.holds, proof.bitwise) == (True, False)
+    assert proof.note.startswith(note)
 
 
 def test_versions_that_cannot_be_compared_fail_with_the_reason() -> None:
@@ -144,16 +175,14 @@ def test_results_that_tell_nothing_prove_nothing_where_something_must_be_compare
 
 
 def test_several_runs_are_as_good_as_the_worst() -> None:
-    good = Proof(BITWISE, holds=True, bitwise=True, max_abs=0.0, repeated=True, ran=RAN)
+    good = Proof(BITWISE, holds=True, bitwise=True, max_abs=0.0, ran=RAN)
     worse = Proof(
         BITWISE, holds=True, bitwise=False, max_abs=0.5, steps=1, fully_masked_rows_max_abs=2.0, note="n"
     )
     for proofs in ([good, worse], [worse, good]):
         found = all_of(proofs)
         assert (found.bitwise, found.max_abs, found.steps, found.note) == (False, 0.5, 1, "n")
-        assert (found.fully_masked_rows_max_abs, found.repeated) == (2.0, False)
-        assert found.ran == proofs[-1].ran
-    assert all_of([good, good]).repeated
+        assert (found.fully_masked_rows_max_abs, found.ran) == (2.0, proofs[-1].ran)
     assert all_of([good]).steps is None
 
 

@@ -1,6 +1,6 @@
 """A graph and a pass that are as small as can be, for the tests of what every pass must keep to."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from text_parser import parse
 
@@ -115,7 +115,6 @@ def replacing(
     model: Model,
     old: Iterable[Operator],
     *new: Operator,
-    spreads: tuple[Mapping[Tensor, float], ...] = ({},),
 ) -> Rewrite:
     """A rewrite of these operators."""
-    return Rewrite(model, model.subgraphs[0], tuple(old), new, spreads=spreads)
+    return Rewrite(model, model.subgraphs[0], tuple(old), new)

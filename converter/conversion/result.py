@@ -17,7 +17,6 @@ from edge_opt.soundness import Unsound, sentences
 
 _SITES_NAMED = 6
 _NOTES_SHOWN = 4
-_ROWS_SHOWN = 16
 _KERNELS = {"xnnpack": "XNNPACK", "reference": "the reference kernels"}
 
 
@@ -206,17 +205,18 @@ def proof(site: SiteReport) -> str:
     text += f" ({figures.steps} steps)" if figures.steps else ""
     rows = MaskedRows.of([site])
     masked = "" if rows is None else f"rows masked everywhere {rows.how}"
-    return "; ".join(filter(None, (text, masked, extent(figures.ran), figures.note, site.note)))
+    ran = f"same structure as {figures.like}, not run" if figures.like else extent(figures.ran)
+    return "; ".join(filter(None, (text, masked, ran, figures.note, site.note)))
 
 
 def extent(ran: Sequence[Ran]) -> str:
-    """What was run: 'in full on XNNPACK, rows 0, 31, 32 of 64 on the reference kernels'."""
-    groups: dict[tuple[tuple[int, ...], int], list[str]] = {}
+    """What was run: 'in full on XNNPACK, with lengths divided by 16 on the reference kernels'."""
+    groups: dict[int, list[str]] = defaultdict(list)
     for part in ran:
-        groups.setdefault((part.rows, part.length), []).append(part.kernels)
+        groups[part.divided].append(part.kernels)
     return ", ".join(
-        f"{f'rows {_listed(rows)} of {length}' if rows else 'in full'} on {_named(names)}"
-        for (rows, length), names in groups.items()
+        f"{'in full' if divided == 1 else f'with lengths divided by {divided}'} on {_named(names)}"
+        for divided, names in groups.items()
     )
 
 
@@ -250,6 +250,9 @@ def _proved(result: ConversionResult) -> str:
         return ", nothing proved (--verify none)" if result.converted else ""
     if all(proof.bitwise for proof in proofs):
         text = f", each proved bit for bit on {_kernels(proofs)}"
+    elif all(proof.demand.kind == "bitwise" for proof in proofs):
+        notes = dict.fromkeys(proof.note for proof in proofs if not proof.bitwise)
+        text = f", each proved bit for bit on the reference kernels ({'; '.join(notes)})"
     else:
         worst = max(proofs, key=lambda proof: proof.max_abs)
         figure = f"largest difference {worst.max_abs:.3g}" if worst.max_abs or not worst.note else ""
@@ -267,20 +270,15 @@ def _kernels(proofs: Sequence[Proof]) -> str:
 def _extents(result: ConversionResult) -> list[str]:
     """What was not run in full; nothing where all was."""
     proofs = [site.proof for site in result.converted if site.proof]
-    sampled = [proof for proof in proofs if any(ran.rows for ran in proof.ran)]
-    if not sampled:
-        return []
-    first = sum(any(not ran.rows for ran in proof.ran) for proof in sampled)
-    others = "the others, which differ only in numbers, on rows that reach every head and tile"
-    which = "--report says which, --verify exhaustive runs all"
-    return [f"{many(len(sampled), 'large site')}: {first} in full on one kernel set, {others} ({which})"]
+    lines = []
+    large = sum(not proof.like and any(ran.divided > 1 for ran in proof.ran) for proof in proofs)
+    if large:
+        inputs = "extreme inputs and what other kernels there are with shorter lengths"
+        lines.append(f"{many(large, 'large region')} run in full on random inputs, {inputs}")
+    for name, count in Counter(proof.like for proof in proofs if proof.like).items():
+        lines.append(f"{many(count, 'site')}: same structure as {name}, not run")
+    return lines
 
 
 def _named(kernels: Sequence[str]) -> str:
     return " and ".join(_KERNELS.get(name, name) for name in kernels)
-
-
-def _listed(rows: Sequence[int]) -> str:
-    """All of them where they are few, else the first ones and how many more."""
-    shown = ", ".join(map(str, rows[:_ROWS_SHOWN]))
-    return shown if len(rows) <= _ROWS_SHOWN else f"{shown} and {len(rows) - _ROWS_SHOWN} more"

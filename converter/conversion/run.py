@@ -167,9 +167,9 @@ def _start_prover(stack: ExitStack, options: ConvertOptions, path: str | None) -
     verify = options["verify"]
     if verify == "none":
         return None
-    exhaustive, given = verify == "exhaustive", options["proof_seconds"]
+    given = options["proof_seconds"]
     seconds = None if given is None else float(given)  # numpy's numbers are none of JSON
-    prover = stack.enter_context(RegionProver(model=path or "", time_limit=seconds, exhaustive=exhaustive))
+    prover = stack.enter_context(RegionProver(model=path or "", time_limit=seconds))
     prover.start()
     return prover
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Protocol
@@ -28,23 +28,19 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a proof ran on one kernel set: everything, or these `rows` of `length`."""
+    """What was run on one kernel set: the region as it is, or with its lengths `divided` by so much."""
 
     kernels: str
-    rows: tuple[int, ...] = ()
-    length: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """For reports; `rows` is null where everything was run."""
-        return {"kernels": self.kernels, "rows": list(self.rows) or None, "of": self.length or None}
+    divided: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Proof(Record):
     """What running both versions of a region gave; `None` where a figure does not apply.
 
-    `note` says where the demand was met in another way than stated; `repeated` that an equal region was run before.
-    `ran` says on which kernels, and how much; `extremes` whether extreme inputs were run too. `open` is true where
+    `note` says where the demand was met in another way than stated; `like` names the region of the same structure that
+    was run, where this one was not. `ran` says on which kernels, and how much; `extremes` whether extreme inputs were
+    run too. `open` is true where
     nothing was shown either way: there was no time, or no inputs tell right from wrong. Then `holds` is false, and
     `reason` says what is missing.
     """
@@ -57,13 +53,13 @@ class Proof(Record):
     fully_masked_rows_max_abs: float | None = None
     reason: str = ""
     note: str = ""
-    repeated: bool = False
+    like: str = ""
     ran: tuple[Ran, ...] = ()
     open: bool = False
     extremes: bool = False
 
     _left_out = ("holds", "reason", "open")
-    _or_null = ("note",)
+    _or_null = ("note", "like")
 
     def to_dict(self) -> dict[str, Any]:
         """For reports."""
@@ -75,9 +71,6 @@ class Prover(Protocol):
 
     def prove(self, rewrite: Rewrite, demand: Demand) -> Proof:
         """Whether the new region does what the old one did, to the demand."""
-
-    def expect(self, coming: Iterator[tuple[Rewrite, Demand]]) -> None:
-        """What will probably be asked for next, in that order; may be begun while a proof takes its time."""
 
 
 @dataclass(slots=True)

@@ -14,10 +14,10 @@ from edge_opt.base.words import name_below, shortened
 from edge_opt.ir import DType, Operator, Quantization, Tensor
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import moved_from, still_needed
+from edge_opt.passes.codes import code_limits, is_integer, real_range
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.passes.quantized_mask import two_values
 from edge_opt.passes.rewrite import Demand, MaskInput, Rewrite
-from edge_opt.passes.spreads import code_limits, is_integer, real_range
 
 UNDERFLOW = 104.0
 """exp(-104) = 6.8e-46 rounds to 0 in float32, whose smallest denormal is 1.4e-45."""
@@ -42,7 +42,6 @@ _MASKING = MOVEMENT | {"ADD", "SUB", "MUL", "SELECT", "SELECT_V2", "BROADCAST_TO
 _LOWEST_FLOAT16 = -32752.0
 """Half of the lowest float16, whose sum with logits does not overflow; at that size float16 has steps of 16."""
 
-_SMALL_LOGIT = 1.5
 _QUANTIZED = frozenset({DType.INT8, DType.INT16})
 _COMPLEMENT = {"NOT_EQUAL": "EQUAL", "EQUAL": "NOT_EQUAL"}
 
@@ -260,15 +259,12 @@ def _in_codes(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite:
     """The mask is one SELECT_V2 between 0 and a number as far below it as the lowest code is below the highest."""
     like = site.select.outputs[0]
     assert like.quantization is not None
-    step, (least, most) = float(like.quantization.scale[0]), code_limits(like)
+    step, (least, _) = float(like.quantization.scale[0]), code_limits(like)
     # Masked: 2 * -least steps of the logits, one more than there are between two codes.
     parameters = Quantization.affine(2 * step, 0)
     mask = make.tensor(name_below(site.condition.name, "additive"), site.condition.shape, like, parameters)
     codes = (least, 0) if site.masked_when else (0, least)
     make.emit("SELECT_V2", [site.condition, *two_values(context, mask, codes)], mask)
-    deviation = step * (most - least) / 6
-    # Small logits, for probabilities that tell them apart, and large ones, which only a mask this low still hides.
-    wanted = (max(_SMALL_LOGIT, 3 * step), LARGEST_LOGIT / 4)
     is_above = site.constant > real_range(site.logits)[0]
     return Rewrite(
         context.model,
@@ -278,7 +274,6 @@ def _in_codes(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite:
         demand=Demand(spared=("masks", "high", "low") if is_above else ()),
         note=_equal_above(site) if is_above else "",
         mask=MaskInput(site.condition, float(site.masked_when), float(not site.masked_when), exact=True),
-        spreads=tuple({site.logits: min(1.0, logit / deviation)} for logit in wanted),
         chosen=frozenset({mask}),
     )
 

@@ -7,13 +7,15 @@ from functools import partial
 from edge_opt.ir import DType, Operator
 from edge_opt.ir.operators import KINDS
 from edge_opt.ir.refusal import RefusedError
+from edge_opt.passes.codes import code_limits, nearest_code, real_range
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.passes.rewrite import Demand, Rewrite
-from edge_opt.passes.spreads import code_limits, nearest_code, product_spreads, real_range
 
 
 class MatMulConvert(Pass):
     """Rounding once instead of twice: `q2(q1(A B)) ~ q2(A B)`, at most one step of the larger of the two scales apart.
+
+    Of int16 it is one more, because its kernels multiply by numbers of 15 bits.
 
     Legal where the output type equals both operand types (int16 with zero point 0): the interpreter accepts int16
     operands with int8 output and the reverse, and computes garbage.
@@ -53,11 +55,13 @@ def _build(context: Context, product: Operator, convert: Operator) -> Rewrite:
         context.subgraph,
         (product, convert),
         (fused,),
-        # At most one step of the larger scale. Scales are float32: a ratio of 3 may come out as 2.9999998.
-        demand=Demand("steps", max(1, math.floor(before / after * (1 + 1e-6)))),
+        # At most one step of the larger scale, and one more of int16, whose kernels multiply by numbers of 15 bits.
+        # Scales are float32: a ratio of 3 may come out as 2.9999998.
+        demand=Demand(
+            "steps", max(1, math.floor(before / after * (1 + 1e-6))) + (result.dtype is DType.INT16)
+        ),
         note=kept if clipped else "",
         clipped=clipped,
-        spreads=(product_spreads(product, max(abs(low), abs(high))), {}) if clipped else ({},),
     )
 
 

@@ -18,7 +18,6 @@ from edge_opt.ir.refusal import RefusedError
 from edge_opt.passes.contract import Context, Pass, Site, SiteReport, Status
 from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.rewrite import Demand, Rewrite
-from edge_opt.passes.spreads import attention_spreads
 from edge_opt.targets import Target
 
 _TILED = Form(sink=False)
@@ -68,10 +67,7 @@ def tiled_block(target: Target, block: Block) -> Block:
 def in_pieces(context: Context, block: Block, form: Form) -> Rewrite:
     """The block with each of its pieces computed alone."""
     old, new = split_heads(context.model, context.subgraph, block, form, context.constants)
-    spreads = (attention_spreads(old, block.softmax),)
-    return Rewrite(
-        context.model, context.subgraph, tuple(old), tuple(new), spreads=spreads, parts=block.pieces
-    )
+    return Rewrite(context.model, context.subgraph, tuple(old), tuple(new), parts=block.pieces)
 
 
 ROUNDED = Demand("relative", 1e-6)

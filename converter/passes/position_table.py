@@ -12,9 +12,9 @@ from edge_opt.attention.positions import Rotary, exact_constants, find_rotary
 from edge_opt.ir import DType, Tensor
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import still_needed
+from edge_opt.passes.codes import code_limits
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.passes.rewrite import Demand, Reference, Rewrite
-from edge_opt.passes.spreads import code_limits
 
 _ROUNDING = 2.0**-21
 """Of cosines in float32, as kernels compute them: four units in the last place of 1."""

@@ -8,9 +8,9 @@ import numpy as np
 from edge_opt.ir import DType, Operator, Tensor
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import still_needed
+from edge_opt.passes.codes import nearest_code
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.passes.rewrite import Rewrite
-from edge_opt.passes.spreads import nearest_code
 
 _CHAIN = ("LOGICAL_NOT", "CAST", "QUANTIZE", "MUL")
 _ORDERS = (["CAST", "QUANTIZE", "MUL"], ["CAST", "MUL", "QUANTIZE"])

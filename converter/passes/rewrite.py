@@ -1,8 +1,6 @@
 """One rewrite of one region: what it replaces and what it demands, and how it becomes part of the graph."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor
@@ -64,10 +62,9 @@ class Rewrite:
     Operators in both lists stay (something outside needs their results). `demand`: another one than the pass's. `note`:
     what to tell of the site once it is converted. `mask` is given where the two may differ on rows that are masked
     everywhere, `clipped` where the old region clips values that the new one does not: its result stops at these codes.
-    A proof runs once for each of `spreads`, which say how much of their usual range inputs fill (all of it where they
-    are not named): with the first, not everything may be clipped. `parts` counts the heads or tiles that the new region
-    makes apart: results that do not tell them apart prove nothing. `chosen`: new tensors whose quantization parameters
-    the pass chose. `reference` takes the old region's place in the proof.
+    `parts` counts the heads or tiles that the new region makes apart: results that do not tell them apart prove
+    nothing. `chosen`: new tensors whose quantization parameters the pass chose. `reference` takes the old region's
+    place in the proof.
     """
 
     model: Model
@@ -78,7 +75,6 @@ class Rewrite:
     note: str = ""
     mask: MaskInput | None = None
     clipped: tuple[int, int] | None = None
-    spreads: tuple[Mapping[Tensor, float], ...] = (MappingProxyType({}),)
     parts: int = 1
     chosen: frozenset[Tensor] = frozenset()
     reference: Reference | None = None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 
 from edge_opt.base.errors import TRACEBACK, EdgeOptError
 from edge_opt.ir import Operator
@@ -15,7 +14,7 @@ from edge_opt.passes.checks import check_frame, check_parameters, check_shapes, 
 from edge_opt.passes.contract import Context, Pass, Site, SiteReport, Status
 from edge_opt.passes.ledger import Ledger, UnverifiedChangeError
 from edge_opt.passes.merging import remove_dead, share_equal
-from edge_opt.passes.rewrite import Demand, Rewrite, commit
+from edge_opt.passes.rewrite import Rewrite, commit
 
 
 def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
@@ -33,8 +32,6 @@ def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
     visited: set[Operator] = set()
     if context.ledger is None and any(site.build for site in sites):
         context.ledger = Ledger(context.model, context.subgraph)
-    if context.prover is not None:
-        context.prover.expect(_likely_rewrites(chosen, list(sites), visited))
     try:
         while sites:
             site = sites.popleft()
@@ -72,17 +69,6 @@ def _sites(chosen: Pass, context: Context) -> Iterator[Site]:
     except Exception as error:
         last = context.subgraph.operators[-1]
         yield Site(last, reason=f"looking for further sites failed: {_bug(error)}", is_bug=True)
-
-
-def _likely_rewrites(
-    chosen: Pass, sites: Iterable[Site], visited: Collection[Operator]
-) -> Iterator[tuple[Rewrite, Demand]]:
-    """The rewrites of sites that were not visited, were the graph to stay as it is; for the prover to begin with."""
-    for site in sites:
-        if site.build is not None and site.operator not in visited:
-            with suppress(Exception):  # it is reported when it is the site's turn
-                rewrite = site.build()
-                yield rewrite, rewrite.demand or chosen.demand
 
 
 def _report_on(site: Site, chosen: Pass, context: Context, index: int) -> SiteReport:

@@ -9,52 +9,74 @@ from typing import Any
 
 import numpy as np
 
-from edge_opt.ir import Model, Subgraph, Tensor
+from edge_opt.ir import Model, Operator, Subgraph, Tensor
+from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import Table
 
 Number = tuple[Hashable, ...]
 """The quantization parameters of one tensor, or the bytes of one constant that is real or stands for reals."""
 
+_MOVES = operators_that(Effect.REARRANGING, Effect.CUTTING, Effect.JOINING)
+
 
 @dataclass(frozen=True, slots=True)
 class Structure:
     """Both versions of a region: a digest of all but their numbers, and the numbers of each, in order.
 
-    Regions of equal structures compute the same; names and calibrated ranges are no part of it.
+    Regions of equal structures compute the same; names and calibrated ranges are no part of it. `moves_only`: the new
+    version computes with operators of the old one alone, and otherwise only moves data.
     """
 
     digest: bytes
     before: tuple[Number, ...]
     after: tuple[Number, ...]
+    moves_only: bool
 
     def covers(self, other: Structure) -> bool:
-        """Whether a proof of this region stands for the other, which is this one with other numbers.
+        """Whether a verification of this region stands for the other, which is this one with other numbers.
 
         The numbers of `before` are replaced one by one: equal ones by equal ones, because numbers that are equal here
-        and differ there may have been mixed up here unseen. Then `after` must follow: a number that it has from
-        `before` is replaced as there, and any other stays. So a scale of another layer, or one that is a unit in the
-        last place off, makes a structure of its own.
+        and differ there may have been mixed up here unseen. Then each number of `after` must be one of `before`, and
+        replaced as there. So a scale of another layer, or one that is a unit in the last place off, makes a structure
+        of its own; and so does what the new version computes by itself, which may show at the other numbers only.
         """
-        if self.digest != other.digest:
+        if self.digest != other.digest or not self.moves_only:
             return False
         replaced: dict[Number, Number] = {}
         for here, there in zip(self.before, other.before, strict=True):
             if replaced.setdefault(here, there) != there:
                 return False
-        return all(
-            replaced.get(here, here) == there for here, there in zip(self.after, other.after, strict=True)
-        )
+        return all(replaced.get(here) == there for here, there in zip(self.after, other.after, strict=True))
 
 
 def structure(before: Model, after: Model) -> Structure:
     """The structure of a region of which these are the two versions, as `cut_out` makes them."""
     graphs = [list(map(_graph, model.subgraphs)) for model in (before, after)]
-    numbers = (
-        tuple(number for graph in model.subgraphs for tensor in graph.tensors for number in _numbers(tensor))
-        for model in (before, after)
+    moves_only = _computing(after) <= _computing(before)
+    return Structure(
+        sha256(repr(graphs).encode()).digest(), _all_numbers(before), _all_numbers(after), moves_only
     )
-    return Structure(sha256(repr(graphs).encode()).digest(), *numbers)
+
+
+def _all_numbers(model: Model) -> tuple[Number, ...]:
+    tensors = (tensor for graph in model.subgraphs for tensor in graph.tensors)
+    return tuple(number for tensor in tensors for number in _numbers(tensor))
+
+
+def _computing(model: Model) -> set[str]:
+    """The operators that do more than move data, with their options."""
+    operators = (operator for graph in model.subgraphs for operator in graph.operators)
+    return {
+        repr((operator.code.key(), _content(operator.options)))
+        for operator in operators
+        if _computes(operator)
+    }
+
+
+def _computes(operator: Operator) -> bool:
+    activation = operator.options and operator.options.fields.get("fused_activation_function")
+    return operator.name not in _MOVES or bool(activation)
 
 
 def _graph(graph: Subgraph) -> Iterable[object]:

@@ -1,10 +1,9 @@
 """Extreme inputs of a region: masks as exporters write them, ends of types, large and tiny numbers, -0, NaN, infinity.
 
-`sides` says where each input of a region goes, because a value is extreme for a mask and harmless for a key. Each kind
+The side says where each input of a region goes, because a value is extreme for a mask and harmless for a key. Each kind
 of extreme values is one run in which some inputs are extreme, so that NaN in one does not hide a difference in another.
 """
 
-import math
 from collections.abc import Collection
 from typing import Any, Literal, get_args
 
@@ -16,12 +15,20 @@ from edge_opt.runtime import noise
 Side = Literal["added", "left", "right", "other"]
 """Where an input goes first: added to what a SOFTMAX normalizes, an operand of a product in front of it, or neither."""
 
-Extreme = Literal["masks", "high", "low", "tiny", "nan added", "nan left", "nan right", "nan other"]
+Extreme = Literal[
+    "masks", "high", "low", "tiny",
+    "highest keys", "lowest keys", "highest logits", "lowest logits",
+    "nan added", "nan left", "nan right", "nan other",
+]  # fmt: skip
 KINDS: dict[str, str] = {
-    "masks": "masks as exporters write them, the highest codes",
-    "high": "large positive logits",
-    "low": "large negative logits",
-    "tiny": "tiny numbers, 0 and -0, the lowest codes",
+    "masks": "masks as exporters write them, masks of the lowest codes",
+    "high": "large positive logits, queries of the highest code",
+    "low": "large negative logits, queries of the lowest code",
+    "tiny": "tiny numbers, 0 and -0, masks of the highest codes",
+    "highest keys": "keys of the highest code",
+    "lowest keys": "keys of the lowest code",
+    "highest logits": "logits of the highest code",
+    "lowest logits": "logits of the lowest code",
     "nan added": "NaN and infinity in the mask",
     "nan left": "NaN and infinity in the queries",
     "nan right": "NaN and infinity in the keys",
@@ -38,65 +45,53 @@ _SIDES = {
 }
 """On which sides floats of a kind differ from realistic ones."""
 
+_OF_CODES = frozenset({"highest keys", "lowest keys", "highest logits", "lowest logits"})
+"""The kinds that change only codes."""
+
 _MASKS = (0.0, 0.0, 0.0, -0.0, -12.0, -100.0, -65472.0, -1e9, -3.4e38, -np.inf)
 _CLOSED_ROW = 4  # of so many rows of a mask one is closed everywhere, which the first one is not
 _LARGE = 30.0  # an operand of the logits; the product of two of them is over a hundred
 _LARGE_VALUE = 1000.0
-_HIGH_KEYS = 16  # of each operand
+_GRADES = 0.6  # of operands beside ones at their ends, so that logits stay within their type
 _TINY = {"float16": 2.0**-18}
 
 
-def kinds_for(with_floats: Collection[Side], spared: Collection[str]) -> tuple[Extreme, ...]:
-    """The kinds that differ from realistic inputs where floats are on these sides, without the spared ones."""
-    return tuple(
-        kind
-        for kind in get_args(Extreme)
-        if kind not in spared and (not kind.startswith("nan") or kind.removeprefix("nan ") in with_floats)
-    )
+def kinds_for(
+    floats: Collection[Side], codes: Collection[Side], spared: Collection[str]
+) -> tuple[Extreme, ...]:
+    """The kinds that differ from realistic inputs where floats and codes are on these sides, without spared ones."""
+
+    def differs(kind: str) -> bool:
+        if kind in _OF_CODES:
+            return "right" in codes
+        if kind in {"masks", "tiny"} and "added" not in codes:
+            return bool(floats)
+        return not kind.startswith("nan") or kind.removeprefix("nan ") in floats
+
+    return tuple(kind for kind in get_args(Extreme) if kind not in spared and differs(kind))
 
 
 def extreme(
-    array: NDArray[np.generic],
-    kind: str,
-    side: Side,
-    seed: int,
-    zero_point: int,
-    keys: int = 0,
-    reach: float = 1.0,
-) -> NDArray[np.generic]:
-    """What a kind makes of a realistic array of floats or codes; `zero_point` is the code that stands for 0.
+    array: NDArray[Any], kind: str, side: Side, seed: int, zero_point: int, spread: float
+) -> NDArray[Any]:
+    """What a kind makes of a realistic array of floats or codes, which fills `spread` of its range.
 
-    `keys` and `reach` are those of `InputHint`.
+    `zero_point` is the code that stands for 0.
     """
+    draw = noise.octets(seed, array.size).reshape(array.shape).astype(np.int64)
     if array.dtype.kind == "f":
-        return _floats(array, kind, side, seed)
+        if side not in _SIDES.get(kind, ()):
+            return array
+        with np.errstate(over="ignore"):
+            return np.asarray(_floats(array, kind, side, draw % 16).astype(array.dtype))
     if array.dtype.kind not in "iu" or kind.startswith("nan"):
         return array
-    limits = np.iinfo(array.dtype.name)
-    draw = noise.octets(seed, array.size).reshape(array.shape)
-    if side in {"left", "right"}:
-        codes = _operand(array, kind, side, draw, zero_point, keys, reach)
-    elif kind in {"high", "low"}:
-        codes = np.select([draw % 8 < 2, (draw % 8 < 4) & (side == "other")], [limits.min, limits.max], array)
-    else:
-        # A mask near one end of its type; half of the values at the other one.
-        near = draw % 8 // 2 * np.int64(side == "added")
-        codes = limits.min + near if (kind == "masks") is (side == "added") else limits.max - near
-        if side == "other":
-            codes = np.where(_upper_half(array.shape), codes, array)
+    limits = np.iinfo(array.dtype)
+    codes = _codes(array.astype(np.int64), kind, side, draw, zero_point, spread, limits)
     return np.asarray(np.clip(codes, limits.min, limits.max), array.dtype)
 
 
-def _floats(array: NDArray[np.generic], kind: str, side: Side, seed: int) -> NDArray[np.generic]:
-    if side not in _SIDES[kind]:
-        return array
-    draw = noise.octets(seed, array.size).reshape(array.shape) % 16
-    with np.errstate(over="ignore"):
-        values = _drawn(array, kind, side, draw)
-        return values.astype(array.dtype)
-
-
-def _drawn(array: NDArray[Any], kind: str, side: Side, draw: NDArray[np.uint8]) -> NDArray[Any]:
+def _floats(array: NDArray[Any], kind: str, side: Side, draw: NDArray[np.int64]) -> NDArray[Any]:
     match kind, side:
         case "masks", _:
             values = np.array(_MASKS, array.dtype)[draw % len(_MASKS)]
@@ -115,70 +110,50 @@ def _drawn(array: NDArray[Any], kind: str, side: Side, draw: NDArray[np.uint8]) 
             return np.select([draw == 0, draw == 1, draw == 2], [0.0, -0.0, array * 2.0**-140], tiny)
         case "tiny", _:
             # Every other key is 0, along whichever of the last two axes keys lie, and so are its logits.
-            for place in np.indices(array.shape, sparse=True)[-2:]:
-                array = np.where(place % 2 == 1, 0.0, array)
-            return array
+            return np.where((_along(array.shape, -1) | _along(array.shape, -2)) % 2 == 1, 0.0, array)
     return np.select([draw < 2, draw == 2, draw == 3], [np.nan, np.inf, -np.inf], array)
 
 
-def _operand(
+def _codes(
     array: NDArray[Any],
     kind: str,
     side: Side,
-    draw: NDArray[np.uint8],
+    draw: NDArray[np.int64],
     zero_point: int,
-    keys: int,
-    reach: float,
+    spread: float,
+    limits: "np.iinfo[Any]",
 ) -> NDArray[Any]:
-    """Codes of queries (`left`) and keys: of the logits some lie within their type, and some beyond.
-
-    Where one is at an end of its type, the other one is so small that logits differ. Sizes of less than a code are the
-    share of the elements that have one.
-    """
-    limits, shape = np.iinfo(array.dtype.name), array.shape
-    most, chance = max(limits.max - zero_point, zero_point - limits.min), draw / 256
+    """Codes at the ends of their type, beside others such that results still differ."""
     match kind, side:
-        case "masks" | "tiny", "left":
-            return np.full(shape, limits.max if kind == "masks" else limits.min)
-        case _, "left":
-            # Every other row is small, and of the other sign where the keys are negative.
-            rows = np.arange(math.prod(shape[:-1])).reshape((*shape[:-1], 1)[: len(shape)])
-            small = rows % 2 == 0
-            sizes = np.where(small, 2 * reach * 0.7 ** (rows // 2 % 6), 0.7 ** (rows % 7))
-            signs = np.where(small & (kind == "low"), -1, 1)
-            return np.asarray(signs * np.floor(sizes * most + chance) + zero_point)
-        case "masks" | "tiny", _:
-            if not keys or not shape:
-                return array
-            sizes = reach * most * _few_high(shape, keys)
-            return np.asarray(np.floor((sizes if kind == "masks" else -sizes) + chance) + zero_point)
-    return np.where(chance < _sizes(shape, kind), limits.max if kind == "high" else limits.min, zero_point)
+        case "masks" | "tiny", "added":
+            near = draw % 8 // 2
+            return limits.min + near if kind == "masks" else limits.max - near
+        case "masks" | "tiny", "other":
+            # Of a whole row or column, so that sums reach their ends.
+            turn = _along(array.shape, -1 if kind == "masks" else -2) % 4
+            return np.select([turn == 0, turn == 1], [limits.max, limits.min], array)
+        case "high" | "low", "other":
+            return np.select([draw % 8 < 2, draw % 8 < 4], [limits.min, limits.max], array)
+        case "highest logits" | "lowest logits", "right":
+            axis = -2 if kind == "highest logits" else -1
+            return np.where(_along(array.shape, axis) % 4 < 3, limits.max, array)
+        case ("high" | "highest logits", "left") | ("highest keys", "right"):
+            return np.full(array.shape, limits.max)
+        case ("low" | "lowest logits", "left") | ("lowest keys", "right"):
+            return np.full(array.shape, limits.min)
+        case ("high" | "low", "right") | ("highest keys" | "lowest keys", "left"):
+            most = min(limits.max - zero_point, zero_point - limits.min)
+            return np.floor(_graded(array.shape) * spread * most + draw / 256) + zero_point
+    return array
 
 
-def _few_high(shape: tuple[int, ...], keys: int) -> NDArray[np.float64]:
-    """Sizes of keys: some have high logits, all different, the others low ones.
-
-    So no weight is lost in rounding, and where the values are at their end, the result is at its own.
-    """
-    axis = -2 if len(shape) > 1 and shape[-2] == keys else -1
-    place, rest = np.divmod(np.arange(shape[axis]), max(shape[axis] // _HIGH_KEYS, 1))
-    sizes = np.where(rest, -2.0, 1 - 0.6 * (place % _HIGH_KEYS) / _HIGH_KEYS)
-    return np.asarray(sizes[:, np.newaxis] if axis == -2 else sizes)
+def _graded(shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Numbers alike along one of the last two axes, so that sums over it are as large as sums of random ones."""
+    steps = sum(((_along(shape, axis) * 7) % 13 - 6) / 12 for axis in (-1, -2))
+    return np.asarray(_GRADES * steps / np.sqrt(min(shape[-2:], default=1)))
 
 
-def _upper_half(shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Where the place along one of the last two axes, of which one is the keys', is in its upper half."""
-    upper = np.zeros(shape, np.bool_)
-    for place, size in list(zip(np.indices(shape, sparse=True), shape, strict=True))[-2:]:
-        upper |= 2 * place >= size
-    return upper
-
-
-def _sizes(shape: tuple[int, ...], kind: str) -> NDArray[np.float64]:
-    """Factors that fall from key to key; keys may lie along either of the last two axes.
-
-    Low logits show only where no other one is much higher.
-    """
-    period = 64 if kind == "high" else 8
-    places = np.indices(shape, sparse=True)[-2:]
-    return np.broadcast_to(0.93 ** sum(place % period for place in places), shape)
+def _along(shape: tuple[int, ...], axis: int) -> NDArray[np.int64]:
+    """The place of every element along an axis, or along the first where there are too few."""
+    places = np.indices(shape, sparse=True)
+    return np.broadcast_to(places[max(axis, -len(shape))] if shape else 0, shape)

@@ -39,11 +39,9 @@ class InputHint:
 
     `masked` and `opened` are the values of a masked and an open entry of a mask (by default those that its type and
     exporters have). `masked_rows` are the query rows (along axis -2) that are masked everywhere. `spread`
-    scales plain data: a quarter stays that much closer to zero. `side` is where a region's input goes; of a product
-    that gives logits, `keys` is how many the right operand has (0: not known), and `reach` the share of one operand's
-    range that makes large logits, if the other one is at an end of its own. `every` has all values
-    that an input of integers takes, in as many runs as that needs; beyond `ends` the first version gets the nearer of
-    them.
+    scales plain data: a quarter stays that much closer to zero. `side` is where a region's input goes. `every` has all
+    values that an input of integers takes, in as many runs as that needs; beyond `ends` the first version gets the
+    nearer of them.
     """
 
     role: Role = "data"
@@ -52,8 +50,6 @@ class InputHint:
     masked_rows: tuple[int, ...] = ()
     spread: float = 1.0
     side: Side = "other"
-    keys: int = 0
-    reach: float = 1.0
     every: tuple[int, ...] = ()
     ends: tuple[int, int] | None = None
 
@@ -161,21 +157,18 @@ def _scene(
     sizes = {size for info in caches if "slice" not in info.name for size in info.shape[1:]}
     holds_new = width in sizes and width - new not in sizes
     past = 0 if holds_new else max(width - new, 0)
-    if width:
-        room = max((width if holds_new else past) - new, 0)
-    else:
-        room = max(cache_length(signature) - new, 0) if caches else _ROOM
-    earliest, latest = room // 4, room // 4 + room // 2
+    longest = (width if holds_new else past) if width else cache_length(signature) if caches else _ROOM + new
+    room = max(longest - new, 0)
     tables = [info.entries for info in positions if info.entries]
-    if tables:
-        last = max(min(tables) - new, 0)
-        if width or caches:
-            room = min(room, last)
-        else:  # nothing else depends on the position: it may be anywhere in its table
-            room, earliest, latest = last, 0, last
-    start = 0 if run % 4 == 3 else earliest + noise.seed_of(seed, "start", run) % (latest - earliest + 1)
+    last = max(min(tables, default=room + new) - new, 0)
+    first, choices = room // 4, room // 2 + 1
+    if tables and not (
+        width or caches
+    ):  # nothing else depends on the position: it may be anywhere in its table
+        first, choices = 0, last + 1
+    start = 0 if run % 4 == 3 else first + noise.seed_of(seed, "start", run) % choices
     words = [info.shape[-1] for info in signature.outputs if "logits" in info.name and info.shape]
-    return _Scene(past, width - past, min(start, room), min(words, default=_KNOWN_TOKENS))
+    return _Scene(past, width - past, min(start, last), min(words, default=_KNOWN_TOKENS))
 
 
 def _placed(basis: InputPlan, scene: _Scene, run: int) -> InputPlan:
@@ -241,9 +234,7 @@ def extreme_of(planned: InputPlan, realistic: NDArray[Any]) -> NDArray[Any]:
     if planned.role not in {"data", "cache", "rotary", "embedding"} or plain or not realistic.size:
         return realistic
     seed = noise.seed_of(planned.stream, planned.kind)
-    return extremes.extreme(
-        realistic, planned.kind, planned.side, seed, info.zero_point, planned.keys, planned.reach
-    )
+    return extremes.extreme(realistic, planned.kind, planned.side, seed, info.zero_point, planned.spread)
 
 
 def converted(array: NDArray[Any], source: TensorInfo, target: TensorInfo) -> NDArray[Any]:

@@ -1,18 +1,17 @@
-"""Do two small models compute the same? The worker's side of a region proof, and the plain data of its result.
+"""Do two small models compute the same? The worker's side of verifying a region, and the plain data of its result.
 
-Works on inputs and outputs by position, because a rewrite may rename tensors. Never raises for a difference: a proof
+Works on inputs and outputs by position, because a rewrite may rename tensors. Never raises for a difference: a rewrite
 that fails is a value.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
-from edge_opt.runtime import metrics
+from edge_opt.runtime import metrics, noise
 from edge_opt.runtime.inputs import InputHint, InputPlan, Kind, array_of, extreme_of, plan
 from edge_opt.runtime.metrics import Difference
 from edge_opt.runtime.protocol import Array, Arrays
@@ -21,6 +20,11 @@ from edge_opt.runtime.tensors import Kernels, SignatureInfo, TensorInfo
 VERSIONS = ("before", "after")
 Runner = Callable[[str, Kernels, Iterable[Arrays]], list[list[Array]]]
 """Loads one version and runs it on each of these named inputs; gives the outputs of each run in order."""
+
+SCALES = (1.0, 0.5, 0.25, 0.125, 0.03125, 0.0078125)
+"""How much of their range the operands of a quantized region may fill."""
+
+_LOGIT_RANGE = 12.0  # of what is added to logits: softmax weights then differ, and few are lost in rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +58,24 @@ class Outcome:
 
     `mismatch` says why the two could not be compared at all (numbers, shapes, dtypes or quantization of inputs or
     outputs differ); then `outputs` is empty. `untold` says why many a wrong version would give the same results, and is
-    empty where there is no such reason. `extremes` has by kind what extreme inputs gave. `seconds` is how long all of
-    it took.
+    empty where there is no such reason. `extremes` has by kind what extreme inputs gave. `scale` is the one that was
+    taken for the operands.
     """
 
     outputs: Mapping[str, tuple[OutputProof, ...]]
     mismatch: str | None = None
     untold: str = ""
     extremes: Mapping[str, Mapping[str, tuple[OutputProof, ...]]] = field(default_factory=dict)
-    seconds: float = field(default=0.0, compare=False)
+    scale: float = 1.0
 
     @property
     def bitwise(self) -> bool:
         """Whether every output was bit for bit the same on every kernel set, fully masked rows included."""
         return self.mismatch is None and all(proof.bitwise for proof in self.all())
 
-    def bitwise_on(self, kernels: Kernels) -> bool:
-        """The same for one kernel set."""
-        return kernels in self.outputs and replace(self, outputs={kernels: self.outputs[kernels]}).bitwise
+    def on(self, *kernels: str) -> "Outcome":
+        """The same for some kernel sets."""
+        return replace(self, outputs={name: self.outputs[name] for name in kernels if name in self.outputs})
 
     def worst(self, figure: Callable[[Difference], float], *, masked: bool = False) -> float:
         """The largest figure (`lambda d: d.max_rel`) over kernel sets and outputs; infinite after a mismatch."""
@@ -86,17 +90,6 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """Both versions read only some elements of inputs of these `shapes`.
-
-    `boxes` has, for each version and input, the indices along each axis, ascending; None where all.
-    """
-
-    shapes: tuple[tuple[int, ...], ...]
-    boxes: tuple[tuple[tuple[tuple[int, ...] | None, ...], ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class ProofRequest:
     """On what two versions of a region are run, and what is measured apart.
 
@@ -108,11 +101,10 @@ class ProofRequest:
         limits: the codes at which the first version was clipped inside, so that those elements are counted apart.
         at_once: run both models at the same time, which takes the memory of both.
         parts: how many heads or tiles the results must tell apart.
-        kind: realistic inputs or one of the hostile kinds.
         extremes: kinds of extreme inputs on which both are run as well.
         seed: decides all inputs, together with their positions.
         kernels: the kernel sets to run on.
-        cut: what the models read of larger inputs, where they are versions of a region on some of its rows.
+        scale: how much of their range operands fill; None takes the one of `SCALES` that tells most.
     """
 
     hints: tuple[InputHint | None, ...] = ()
@@ -120,11 +112,10 @@ class ProofRequest:
     limits: tuple[int, int] | None = None
     at_once: bool = False
     parts: int = 1
-    kind: Kind = "realistic"
     extremes: tuple[Kind, ...] = ()
     seed: int = 0
     kernels: tuple[Kernels, ...] = ("xnnpack", "reference")
-    cut: Cut | None = None
+    scale: float | None = None
 
 
 def prove(signatures: tuple[SignatureInfo, SignatureInfo], request: ProofRequest, run: Runner) -> Outcome:
@@ -133,33 +124,26 @@ def prove(signatures: tuple[SignatureInfo, SignatureInfo], request: ProofRequest
     Raises:
         Whatever `run` raises.
     """
-    first, second = (_uncut(signature, request.cut) for signature in signatures)
+    first, second = signatures
     mismatch = _mismatch(first, second)
     if mismatch is not None:
         return Outcome({}, mismatch=mismatch)
     hints = (*request.hints, *[None] * len(first.inputs))[: len(first.inputs)]
     plans = plan(first, seed=request.seed, hints=hints)
-    kinds = (request.kind, *request.extremes)
-    inputs = _inputs((first, second), plans, kinds, request.cut)
-
-    def results(version: int, kernels: Kernels, wanted: Sequence[Kind]) -> list[list[Array]]:
-        given = chain.from_iterable(_runs(inputs[version][kind], plans) for kind in wanted)
-        ran = run(VERSIONS[version], kernels, given)
-        if len(ran) == len(wanted):
-            return ran
-        return [[np.stack(each) for each in zip(*ran, strict=True)]]  # of an input that takes every value
-
+    scale = _most_telling(plans, partial(run, VERSIONS[0], request.kernels[0]), request.scale)
+    plans = tuple(_scaled(each, plans, scale) for each in plans)
+    kinds: tuple[Kind, ...] = ("realistic", *request.extremes)
     reason = ""
     proofs: dict[str, dict[str, tuple[OutputProof, ...]]] = {kind: {} for kind in kinds}
     with ThreadPoolExecutor(1) as beside:
         for kernels in request.kernels:
-            wanted = [kind for kind in kinds if not _is_shown(request, kind, proofs[kind])]
+            results = partial(_results, plans=plans, kinds=kinds, run=run, kernels=kernels)
             # The runtime lets other threads work while it computes.
-            started = beside.submit(results, 1, kernels, wanted) if request.at_once else None
-            before = results(0, kernels, wanted)
-            reason = reason if proofs[request.kind] else untold(before[0], request.parts)
-            after = started.result() if started else results(1, kernels, wanted)
-            for kind, olds, news in zip(wanted, before, after, strict=True):
+            started = beside.submit(results, 1, second) if request.at_once else None
+            before = results(0, first)
+            reason = reason or untold(before[0], request.parts)
+            after = started.result() if started else results(1, second)
+            for kind, olds, news in zip(kinds, before, after, strict=True):
                 for place, (a, b) in enumerate(zip(olds, news, strict=True)):
                     if a.shape != b.shape:
                         where = f"output {place} ('{first.outputs[place].tensor}')"
@@ -168,22 +152,7 @@ def prove(signatures: tuple[SignatureInfo, SignatureInfo], request: ProofRequest
                     _compare(place, a, b, first.outputs[place], plans, request)
                     for place, (a, b) in enumerate(zip(olds, news, strict=True))
                 )
-    return Outcome(proofs.pop(request.kind), untold=reason, extremes=proofs)
-
-
-def _is_shown(request: ProofRequest, kind: Kind, proofs: Mapping[str, Sequence[OutputProof]]) -> bool:
-    """Whether rows of a region gave the same bits on such extreme inputs on one kernel set, which is enough."""
-    same = all(proof.bitwise for outputs in proofs.values() for proof in outputs)
-    return request.cut is not None and kind != request.kind and bool(proofs) and same
-
-
-def _uncut(signature: SignatureInfo, cut: Cut | None) -> SignatureInfo:
-    """The signature of the whole region: inputs are made for that, and then cut."""
-    if cut is None:
-        return signature
-    whole = zip(signature.inputs, cut.shapes, strict=True)
-    inputs = tuple(replace(info, shape=shape, declared=shape) for info, shape in whole)
-    return replace(signature, inputs=inputs)
+    return Outcome(proofs.pop("realistic"), untold=reason, extremes=proofs, scale=scale)
 
 
 def _mismatch(first: SignatureInfo, second: SignatureInfo) -> str | None:
@@ -201,48 +170,95 @@ def _mismatch(first: SignatureInfo, second: SignatureInfo) -> str | None:
     return None
 
 
-def _inputs(
-    signatures: tuple[SignatureInfo, SignatureInfo],
+def _most_telling(
+    plans: Sequence[InputPlan], run: Callable[[Iterable[Arrays]], list[list[Array]]], given: float | None
+) -> float:
+    """The scale at which a step more or less in the operands changes the most results; 1 without quantized operands.
+
+    Where codes fill their range, logits are far apart, every softmax picks one key, and most of what happens before
+    could be wrong unseen; where they fill too little of it, products vanish in rounding.
+    """
+    if given is not None or not any(_is_operand(each, plans) for each in plans):
+        return given or 1.0
+
+    def inputs() -> Iterator[Arrays]:
+        for scale in SCALES:
+            arrays = {each.info.name: array_of(_scaled(each, plans, scale)) for each in plans}
+            yield arrays
+            yield {each.info.name: _nudged(each, arrays[each.info.name], plans) for each in plans}
+
+    ran = run(inputs())
+    changed = [sum(map(_differing, plain, nudged)) for plain, nudged in zip(ran[::2], ran[1::2], strict=True)]
+    return SCALES[int(np.argmax(changed))]
+
+
+def _is_operand(planned: InputPlan, plans: Sequence[InputPlan]) -> bool:
+    """Whether an input is a quantized operand of logits; without any logits, whether it is quantized data."""
+    sides = {each.side for each in plans} & {"left", "right"}
+    return planned.info.quantized and planned.role == "data" and (not sides or planned.side in sides)
+
+
+def _scaled(planned: InputPlan, plans: Sequence[InputPlan], scale: float) -> InputPlan:
+    """The plan at that scale; what is added to logits is as far apart as logits are."""
+    info = planned.info
+    if planned.side == "added" and planned.role == "data" and info.quantized:
+        limits = np.iinfo(info.dtype)
+        return replace(planned, spread=min(1.0, _LOGIT_RANGE / ((limits.max - limits.min) * info.scales[0])))
+    return replace(planned, spread=scale) if _is_operand(planned, plans) else planned
+
+
+def _nudged(planned: InputPlan, array: Array, plans: Sequence[InputPlan]) -> Array:
+    """The same array, with each code of an operand one higher or lower."""
+    if not _is_operand(planned, plans):
+        return array
+    limits = np.iinfo(array.dtype)
+    steps = noise.octets(planned.stream, array.size).reshape(array.shape) % 2 * np.int64(2) - 1
+    return np.asarray(np.clip(array + steps, limits.min, limits.max), array.dtype)
+
+
+def _differing(one: Array, other: Array) -> int:
+    return int(np.count_nonzero(one != other))
+
+
+def _results(
+    version: int,
+    signature: SignatureInfo,
+    *,
     plans: Sequence[InputPlan],
     kinds: Sequence[Kind],
-    cut: Cut | None,
-) -> tuple[dict[Kind, Arrays], dict[Kind, Arrays]]:
-    """What each version gets, by its names; all kinds but the first are extreme. Equal arrays are made once."""
-    versions: tuple[dict[Kind, Arrays], ...] = tuple({kind: {} for kind in kinds} for _ in signatures)
-    for place, planned in enumerate(plans):
-        plain = array_of(replace(planned, kind=kinds[0]))
-        for kind in kinds:
-            whole = plain if kind == kinds[0] else extreme_of(replace(planned, kind=kind), plain)
-            for version, arrays in enumerate(versions):
-                name = signatures[version].inputs[place].name
-                if whole is plain and kind != kinds[0]:
-                    arrays[kind][name] = arrays[kinds[0]][name]
-                    continue
-                array = whole if version or planned.ends is None else whole.clip(*planned.ends)
-                arrays[kind][name] = take(array, cut.boxes[version][place]) if cut else array
-    return versions[0], versions[1]
+    run: Runner,
+    kernels: Kernels,
+) -> list[list[Array]]:
+    """The outputs of one version for each kind of inputs; for an input of every value, stacked over its runs."""
+    ran = run(VERSIONS[version], kernels, _inputs(version, signature, plans, kinds))
+    if len(ran) == len(kinds):
+        return ran
+    return [[np.stack(each) for each in zip(*ran, strict=True)]]
 
 
-def _runs(inputs: Arrays, plans: Sequence[InputPlan]) -> list[Arrays]:
-    """The inputs of each run: an array of every value has one slice for each."""
-    every = [name for name, planned in zip(inputs, plans, strict=True) if planned.every]
-    if not every:
-        return [inputs]
-    return [inputs | {name: inputs[name][run] for name in every} for run in range(len(inputs[every[0]]))]
-
-
-def take(array: Array, box: Sequence[Sequence[int] | NDArray[np.int64] | None]) -> Array:
-    """The elements at these indices along each axis; None where all."""
-    for axis, indices in enumerate(box):
-        if indices is not None:
-            array = np.take(array, indices, axis)
-    return array
+def _inputs(
+    version: int, signature: SignatureInfo, plans: Sequence[InputPlan], kinds: Sequence[Kind]
+) -> Iterator[Arrays]:
+    """What one version gets in each run, by its names; all kinds but the first are extreme."""
+    names = [info.name for info in signature.inputs]
+    plain = dict(zip(names, map(array_of, plans), strict=True))
+    every = [name for name, planned in zip(names, plans, strict=True) if planned.every]
+    for name in every:
+        ends = plans[names.index(name)].ends
+        values = plain[name] if version or ends is None else plain[name].clip(*ends)
+        yield from (plain | {name: value} for value in values)
+    if every:
+        return
+    yield plain
+    for kind in kinds[1:]:
+        both = zip(names, plans, strict=True)
+        yield {name: extreme_of(replace(planned, kind=kind), plain[name]) for name, planned in both}
 
 
 def untold(results: Sequence[Array], parts: int) -> str:
     """Why results do not tell right from wrong (all is NaN or one value, or heads are alike); empty where they do.
 
-    `parts`: along every axis that they divide, so many equal stretches (heads or tiles) must differ from each other.
+    `parts`: along some axis that they divide, so many equal stretches (heads or tiles) must differ from each other.
     """
     for place, array in enumerate(results):
         if not np.isfinite(array).any():

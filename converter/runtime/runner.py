@@ -7,11 +7,10 @@ crashed or was stopped is replaced at the next request.
 import os
 import re
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import NoReturn, Self, TypeVar
@@ -178,7 +177,7 @@ class Worker:
         header = {"operation": "prove", "request": asdict(request or ProofRequest())}
         reply, _ = self._ask(header, f"region {where}".rstrip(), {}, arrays, seconds)
         outcome: Outcome = from_dict(Outcome, reply["proof"])
-        return replace(outcome, seconds=reply["seconds"])
+        return outcome
 
     def _ask(
         self,
@@ -207,12 +206,11 @@ class Worker:
         return reply, results
 
     def _exchange(self, header: Header, arrays: Arrays, where: str) -> tuple[Header, Arrays]:
-        """The answer, with the `seconds` that it took; a child that gives none is ended."""
+        """The answer; a child that gives none is ended."""
         process, seconds = self._started(), header["time_limit"]
         try:
             process.wait_until_ready()
-            started = time.monotonic()
-            reply, results = process.exchange(header, arrays, seconds)
+            return process.exchange(header, arrays, seconds)
         except BaseException as error:
             self._process = None
             process.end(error)
@@ -226,7 +224,6 @@ class Worker:
                     f"{where}: the runtime's process ended with {process.ending()}"
                 ) from None
             raise
-        return {**reply, "seconds": time.monotonic() - started}, results
 
     def _started(self) -> ChildProcess:
         if self._retired:

@@ -100,7 +100,7 @@ def test_an_unknown_signature_is_refused_with_those_there_are(worker: Worker) ->
 def test_what_our_own_reader_refuses_never_reaches_the_runtime() -> None:
     with Worker() as worker:
         for model in (b"not a model at all, just some text", b""):
-            with pytest.raises(ModelFormatError, match="no TFLite model"):
+            with pytest.raises(ModelFormatError, match="not a TFLite model"):
                 worker.describe(model)
         assert worker.pid is None
 
