@@ -216,22 +216,19 @@ def passes(
     if name is not None and name not in PASSES:
         raise unknown("pass", name, PASSES)
     chosen = list(PASSES.values()) if name is None else [PASSES[name]]
-    records = [
-        {"name": one.name, "demand": str(one.demand), "summary": one.summary, "identity": getdoc(type(one))}
-        for one in chosen
-    ]
-
-    def show() -> None:
-        if name is None:
-            rows = [("pass", "must be", "what it does")]
-            output.say(
-                *output.table([*rows, *((one.name, str(one.demand), one.summary) for one in chosen)], left=3)
-            )
-        for one in records if name is not None else ():
-            output.say(f"{one['name']} {one['summary']}.", "", *str(one["identity"]).splitlines(), "")
-            output.say(f"The result must be {one['demand']}.")
-
-    output.answer({"passes": records}, show, as_json=as_json)
+    names = ("name", "demand", "summary", "identity")
+    rows = [(one.name, str(one.demand), one.summary, str(getdoc(type(one)))) for one in chosen]
+    lines = output.table([("pass", "must be", "what it does"), *(row[:3] for row in rows)], left=3)
+    if name is not None:
+        lines = [
+            f"{name} {rows[0][2]}.",
+            "",
+            *rows[0][3].splitlines(),
+            "",
+            f"The result must be {rows[0][1]}.",
+        ]
+    listed = {"passes": [dict(zip(names, row, strict=True)) for row in rows]}
+    output.answer(listed, partial(output.say, *lines), as_json=as_json)
     return 0
 
 

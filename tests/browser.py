@@ -21,25 +21,6 @@ _ARGUMENTS = (
     "--hide-scrollbars",
 )
 
-# What a reader does: open the search and type. The page answers in its own time, so the second waits for it.
-_TYPE = """
-document.querySelector("label[for=__search]").click();
-const field = document.querySelector("[data-md-component=search-query]");
-field.focus();
-field.value = WORDS;
-field.dispatchEvent(new KeyboardEvent("keyup", { bubbles: true }));
-field.dispatchEvent(new Event("input", { bubbles: true }));
-"""
-_FOUND = """
-new Promise((resolve) => {
-  const list = document.querySelector(".md-search-result__list");
-  const found = () => list.children.length && resolve(list.innerText);
-  new MutationObserver(found).observe(list, { childList: true });
-  found();
-  setTimeout(() => resolve(document.querySelector(".md-search-result").innerText), 20000);
-})
-"""
-
 
 def find_browser() -> str | None:
     """The program, or None where there is none."""
@@ -112,25 +93,6 @@ class Browser:
         self._close(target)
         return page
 
-    def height(self, path: Path, *, width: int) -> float:
-        """How high a page's text is in CSS pixels, without the bars above and below it."""
-        target = self._tab()
-        sizes = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-        self._ask("Emulation.setDeviceMetricsOverride", sizes)
-        self._load(path)
-        height: float = self._value("document.querySelector('article').getBoundingClientRect().height")
-        self._close(target)
-        return height
-
-    def search(self, path: Path, words: str) -> str:
-        """Load a page of the documentation, type into its search, and give back what is found."""
-        target = self._tab()
-        self._load(path)
-        self._value(_TYPE.replace("WORDS", json.dumps(words)))
-        found: str = self._value(_FOUND, wait=True)
-        self._close(target)
-        return found
-
     def _tab(self) -> str:
         target: str = self._ask("Target.createTarget", {"url": "about:blank"})["targetId"]
         attached = self._ask("Target.attachToTarget", {"targetId": target, "flatten": True})
@@ -151,9 +113,8 @@ class Browser:
 
     _session = ""
 
-    def _value(self, expression: str, *, wait: bool = False) -> Any:
-        asked = {"expression": expression, "awaitPromise": wait}
-        return self._ask("Runtime.evaluate", asked)["result"].get("value")
+    def _value(self, expression: str) -> Any:
+        return self._ask("Runtime.evaluate", {"expression": expression})["result"].get("value")
 
     def _ask(self, method: str, parameters: dict[str, Any] | None = None) -> dict[str, Any]:
         self._number += 1
