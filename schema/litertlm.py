@@ -366,62 +366,50 @@ def read_executor_metadata(bundle: Bundle | None) -> ExecutorMetadata | None:
     if bundle is None or index is None:
         return None
     source = bundle.content(index)
-    window, buffers = None, []
+    window: int | None = None
+    buffers: list[StateBuffer] = []
     try:
-        for model in _Message(source.view(0, source.size).tobytes()).messages(_LANGUAGE_MODEL):
-            buffers += [_buffer(one) for one in model.messages(_BUFFERS)]
-            for masks in model.messages(_MASKS):
-                window = next((value for value in masks.numbers(_WINDOW) if value), window)
-    except ValueError as error:
-        raise source.refusal(f"its executor metadata is damaged {error}: build the bundle again") from error
+        for model in map(_fields, _fields(source.view(0, source.size).tobytes())[_LANGUAGE_MODEL]):
+            buffers += [_buffer(_fields(one)) for one in model[_BUFFERS]]
+            for masks in map(_fields, model[_MASKS]):
+                window = next((int(value) for value in masks[_WINDOW] if value), window)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise source.refusal("its executor metadata is damaged: build the bundle again") from error
     return ExecutorMetadata(window, tuple(buffers))
 
 
-def _buffer(message: "_Message") -> StateBuffer:
-    name = next(iter(message.texts(_INPUT)), b"").decode("utf-8", "replace")
-    axis = next(iter(message.numbers(_AXIS)), None)
-    return StateBuffer(name, axis, next(iter(message.numbers(_KIND)), 0) in _LOCAL_KINDS)
+def _buffer(fields: Mapping[int, list[Any]]) -> StateBuffer:
+    name, axis, kind = ((*fields[number], None)[0] for number in (_INPUT, _AXIS, _KIND))
+    position_axis = None if axis is None else int(axis)
+    return StateBuffer((name or b"").decode("utf-8", "replace"), position_axis, kind in _LOCAL_KINDS)
 
 
-class _Message:
-    """The fields of a protocol buffer by number: integers, and the bytes of texts and messages."""
+def _fields(data: bytes) -> Mapping[int, list[Any]]:
+    """The values of a protocol buffer by number: integers, and the bytes of texts and messages.
 
-    def __init__(self, data: bytes) -> None:
-        """ValueError, with the place, where the bytes are not a message."""
-        self._fields: dict[int, list[int | bytes]] = defaultdict(list)
-        at = 0
-        while at < len(data):
-            key, at = _varint(data, at)
-            kind = key & 7
-            value, at = (
-                _varint(data, at) if kind in (_VARINT, _BYTES) else (_FIXED.get(kind, len(data) + 1), at)
-            )
-            if kind == _VARINT:
-                self._fields[key >> 3].append(value)
-                continue
-            if value > len(data) - at:
-                raise ValueError(f"at byte {at}")
-            self._fields[key >> 3].append(data[at : at + value])
-            at += value
-
-    def numbers(self, number: int) -> list[int]:
-        """The integers of a field."""
-        return [value for value in self._fields[number] if isinstance(value, int)]
-
-    def texts(self, number: int) -> list[bytes]:
-        """The texts of a field."""
-        return [value for value in self._fields[number] if isinstance(value, bytes)]
-
-    def messages(self, number: int) -> list["_Message"]:
-        """The messages of a field."""
-        return [_Message(value) for value in self.texts(number)]
+    LookupError or TypeError where the bytes are not one.
+    """
+    fields: dict[int, list[Any]] = defaultdict(list)
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        kind = key & 7
+        value: Any = _FIXED.get(kind)
+        if kind in (_VARINT, _BYTES):
+            value, at = _varint(data, at)
+        if kind != _VARINT:
+            value, at = data[at : at + value], at + value
+        fields[key >> 3].append(value)
+    if at > len(data):
+        raise IndexError(at)
+    return fields
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     """Seven bits a byte, lowest first, and the byte behind it."""
     value = 0
-    for place, byte in enumerate(data[at : at + 10]):
-        value |= (byte & 0x7F) << (7 * place)
-        if byte < 0x80:
+    for place in range(10):
+        value |= (data[at + place] & 0x7F) << (7 * place)
+        if data[at + place] < 0x80:
             return value, at + place + 1
-    raise ValueError(f"at byte {at}")
+    raise IndexError(at)

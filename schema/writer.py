@@ -11,10 +11,9 @@ import os
 import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple
 
 import flatbuffers
-import numpy as np
 from flatbuffers import number_types
 from flatbuffers.builder import BuilderSizeError
 
@@ -35,7 +34,7 @@ from edge_opt.schema.table import (
 _NUMBERS = {name: getattr(number_types, f"{name.capitalize()}Flags") for name in SCALAR_CODES}
 
 
-class Hole(NamedTuple):
+class _Hole(NamedTuple):
     """A place in the tables that wants the position of `data`: a uoffset if inside, else a uint64 offset."""
 
     at: int
@@ -43,16 +42,18 @@ class Hole(NamedTuple):
     external: bool
 
 
+_MISFIT = (TypeError, ValueError, OverflowError, AttributeError, struct.error)
+
+
 class _TableBuilder:
     """Writes each table, vector and string once, and what they refer to before them; equal numbers share a vector."""
 
-    def __init__(self, inside: bool, new_after: bool) -> None:
-        self.holes: list[Hole] = []
+    def __init__(self, *, inside: bool, new_after: bool) -> None:
+        self.holes: list[_Hole] = []
         self._inside = inside
         self._new_after = new_after
         self._builder = flatbuffers.Builder()
-        self._tables: dict[int, int] = {}
-        self._vectors: dict[tuple[str, int], int] = {}
+        self._written: dict[tuple[str, int], int] = {}
         self._numbers: dict[tuple[str, bytes], int] = {}
 
     def finish(self, root: Table) -> bytearray:
@@ -68,41 +69,43 @@ class _TableBuilder:
         return content
 
     def _table(self, table: Table) -> int:
-        written = self._tables.get(id(table))
+        written = self._written.get(("", id(table)))
         if written is not None:
             return written
-        spec = table.spec
-        fields, stored, hole = table.fields, None, ""
-        if not fields.keys() <= spec.by_name.keys():
-            unknown = next(name for name in fields if name not in spec.by_name)
-            raise ModelFormatError("is not a field of this table: remove it", table=spec.name, field=unknown)
-        if spec.name in STORED_AFTER:
-            fields, stored, hole = self._placed(table)
+        spec, builder = table.spec, self._builder
+        for name in table.fields.keys() - spec.by_name.keys():
+            raise ModelFormatError("is not a field of this table: remove it", table=spec.name, field=name)
+        fields, data, hole = self._placed(table)
         present = [field for field in spec.largest_first if field.name in fields]
-        references = {
-            field.name: self._reference(field, fields)
-            for field in present
-            if field.kind != "scalar" and field.name != hole
-        }
-        builder = self._builder
-        builder.StartObject(spec.slots)
-        for field in present:
-            if field.name in references:
-                builder.PrependUOffsetTRelative(references[field.name])
-            elif field.kind != "scalar":
-                builder.PrependUint32(0)
-            else:
-                self._number(field, fields[field.name])
-            builder.Slot(field.slot)
-            if field.name == hole and stored is not None:
-                self.holes.append(Hole(builder.Offset(), stored, external=field.kind == "scalar"))
-        position: int = builder.EndObject()
-        self._tables[id(table)] = position
+        places: dict[str, int] = {}
+        field = None
+        try:
+            for field in present:
+                if field.kind != "scalar" and field.name != hole:
+                    member = fields.get(f"{field.name}_type", 0)
+                    places[field.name] = self._reference(field, fields[field.name], member)
+            builder.StartObject(spec.slots)
+            for field in present:
+                if field.name in places:
+                    builder.PrependUOffsetTRelative(places[field.name])
+                elif field.kind == "scalar":
+                    builder.Prepend(_NUMBERS[field.element], fields[field.name])
+                else:
+                    builder.PrependUint32(0)
+                builder.Slot(field.slot)
+                if field.name == hole and data is not None:
+                    self.holes.append(_Hole(builder.Offset(), data, external=field.kind == "scalar"))
+            position: int = builder.EndObject()
+        except _MISFIT as error:
+            assert field is not None
+            text = f"holds {fields[field.name]!r:.80}, which does not fit {field.type}: {error}"
+            raise ModelFormatError(text, table=spec.name, field=field.name) from error
+        self._written["", id(table)] = position
         return position
 
     def _placed(self, table: Table) -> tuple[dict[str, Any], Data | None, str]:
-        """The fields of a table whose bytes may lie behind the tables, the bytes, and the field that says where."""
-        inside, offset, size = STORED_AFTER[table.spec.name]
+        """The fields of a table, bytes that may lie behind the tables, and the field that says where."""
+        inside, offset, size = STORED_AFTER.get(table.spec.name, ("", "", ""))
         fields = table.fields
         data = fields.get(inside)
         if not isinstance(data, Data):
@@ -113,73 +116,42 @@ class _TableBuilder:
         fields = {name: value for name, value in fields.items() if name != inside}
         return fields | {offset: 0, size: data.length}, data, offset
 
-    def _number(self, field: FieldSpec, value: Any) -> None:
-        try:
-            self._builder.Prepend(_NUMBERS[field.element], value)
-        except (TypeError, OverflowError, struct.error) as error:
-            _refuse(field, f"holds {value!r:.80}, which is not a {field.type} ({error})")
-
-    def _reference(self, field: FieldSpec, fields: dict[str, Any]) -> int:
-        value = fields[field.name]
+    def _reference(self, field: FieldSpec, value: Any, member: int) -> int:
+        """Where a text, vector or table is; `member` says which table of a union it is."""
         if field.kind == "string":
-            return self._string(field, value)
+            text: int = self._builder.CreateSharedString(value)
+            return text
         if field.kind in {"table", "union"}:
-            return self._child(field, value, fields.get(f"{field.name}_type", 0))
-        position = self._vectors.get((field.type, id(value)))
-        if position is None:
-            position = self._vectors[field.type, id(value)] = self._vector(field, value)
-        return position
+            return self._child(
+                UNIONS[field.element].get(member) if field.kind == "union" else field.element, value
+            )
+        key = (field.type, id(value))
+        if key not in self._written:
+            self._written[key] = self._vector(field, value)
+        return self._written[key]
 
-    def _child(self, field: FieldSpec, value: Any, member: int = 0) -> int:
-        """A table; `member` says which of a union's it is."""
-        is_union = field.kind == "union"
-        expected = UNIONS[field.element].get(member, "nothing") if is_union else field.element
-        if not isinstance(value, Table) or value.spec.name != expected:
-            wrong = f"but {field.name}_type says {expected}: set both"
-            _refuse(field, f"holds {value!r:.80}, {wrong if is_union else f'not a table of type {expected}'}")
+    def _child(self, kind: str | None, value: Any) -> int:
+        if not isinstance(value, Table) or value.spec.name != kind:
+            raise TypeError(f"expected {kind or 'its type beside it'}")
         return self._table(value)
-
-    def _string(self, field: FieldSpec, text: Any) -> int:
-        try:
-            position: int = self._builder.CreateSharedString(text)
-        except (TypeError, UnicodeEncodeError) as error:
-            _refuse(field, f"holds {text!r:.80}, which is not a text ({error})")
-        return position
 
     def _vector(self, field: FieldSpec, value: Any) -> int:
         builder: Any = self._builder
         if field.kind == "scalars":
-            numbers = _numbers(field, value)
-            content = (field.element, numbers.tobytes())
+            if field.table == "Buffer" or value.dtype != NUMPY_TYPES[field.element] or value.ndim != 1:
+                raise TypeError(
+                    "expected " + ("Data" if field.table == "Buffer" else f"a vector of {field.element}")
+                )
+            content = (field.element, value.tobytes())
             if content not in self._numbers:
-                self._numbers[content] = builder.CreateNumpyVector(numbers)
+                self._numbers[content] = builder.CreateNumpyVector(value)
             return self._numbers[content]
-        targets = [self._child(field, item) for item in value]
+        targets = [self._child(field.element, item) for item in value]
         builder.StartVector(4, len(targets), 4)
         for target in reversed(targets):
             builder.PrependUOffsetTRelative(target)
         position: int = builder.EndVector()
         return position
-
-
-def _numbers(field: FieldSpec, value: Any) -> np.ndarray[Any, Any]:
-    """The vector in the field's type, unless that would change a value."""
-    array = np.asarray(value)
-    dtype = NUMPY_TYPES[field.element]
-    if array.ndim != 1 or field.table == "Buffer" or array.dtype.kind not in "biuf":
-        expected = "Data" if field.table == "Buffer" else f"a vector of {field.element}"
-        _refuse(field, f"holds {value!r:.80}, not {expected}")
-    if array.dtype == dtype:
-        return array
-    with np.errstate(invalid="ignore"):
-        cast = array.astype(dtype)
-    if not np.array_equal(cast, array.astype(np.float32) if dtype.kind == "f" else array):
-        _refuse(field, f"holds {value!r:.80}, which does not fit {field.element}")
-    return cast
-
-
-def _refuse(field: FieldSpec, message: str) -> NoReturn:
-    raise ModelFormatError(message, table=field.table, field=field.name)
 
 
 Progress = Callable[[int, int], None]
@@ -302,7 +274,7 @@ def _place(root: Table, *, inside: bool) -> Placement | None:
     buffers = (table.fields.get("data") for table in root.fields.get("buffers", ()))
     # New bytes go where the model keeps its others.
     new_after = any(isinstance(data, Data) and data.external for data in buffers)
-    builder = _TableBuilder(inside, new_after)
+    builder = _TableBuilder(inside=inside, new_after=new_after)
     tables = builder.finish(root)
     end, pieces, positions = len(tables), list[Piece](), dict[tuple[bool, object], int]()
     for external in (False, True):

@@ -384,14 +384,15 @@ def test_an_output_named_as_another_format_is_refused(name: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("table", "fields", "message"),
     [
-        ("Tensor", {"type": 300}, "Tensor.type: holds 300, which is not a int8"),
-        ("Tensor", {"buffer": -1}, "Tensor.buffer: holds -1, which is not a uint32"),
-        ("Tensor", {"shape": np.array([2**40])}, "does not fit int32"),
-        ("Tensor", {"shape": int32s(1).reshape(1, 1)}, "not a vector of int32"),
-        ("Tensor", {"name": 5}, "Tensor.name: holds 5, which is not a text"),
-        ("Tensor", {"name": "\ud800"}, "which is not a text"),
-        ("Tensor", {"quantization": new_table("Tensor")}, "not a table of type QuantizationParameters"),
-        ("Operator", {"builtin_options": "x"}, "set both"),
+        ("Tensor", {"type": 300}, "Tensor.type: holds 300, which does not fit int8"),
+        ("Tensor", {"buffer": -1}, "Tensor.buffer: holds -1, which does not fit uint32"),
+        ("Tensor", {"shape": np.array([2**40])}, "expected a vector of int32"),
+        ("Tensor", {"shape": int32s(1).reshape(1, 1)}, "expected a vector of int32"),
+        ("Tensor", {"shape": [1]}, "Tensor.shape: holds [1], which does not fit [int32]"),
+        ("Tensor", {"name": 5}, "Tensor.name: holds 5, which does not fit string"),
+        ("Tensor", {"name": "\ud800"}, "does not fit string"),
+        ("Tensor", {"quantization": new_table("Tensor")}, "expected QuantizationParameters"),
+        ("Operator", {"builtin_options": "x"}, "expected its type beside it"),
         ("Tensor", {"shap": 1}, "Tensor.shap: is not a field of this table"),
     ],
 )
@@ -404,7 +405,7 @@ def test_a_value_that_the_field_cannot_hold_is_refused(
     with pytest.raises(ModelFormatError) as caught:
         model_bytes(root)
     assert message in str(caught.value)
-    with pytest.raises(ModelFormatError, match="not Data"):
+    with pytest.raises(ModelFormatError, match="expected Data"):
         model_bytes(new_table("Model", buffers=[new_table("Buffer", data=np.zeros(3, np.uint8))]))
 
 
