@@ -213,6 +213,8 @@ COS_INT8 = ("cos: int16[1,4,1,4] q(3.051851e-05, 0)", "cos: int8[1,4,1,4] q(0.00
 SCALED = "u: float32[1,4,4] = COS(%real)\n  %c: float32[1,4,4] = MUL(%u, float32(0.75))"
 CAST_INT64 = "CAST(%row) {in_data_type: 4}"
 SHIFTED = "one: int32[1,4,1] = ADD(%row, int32(1))\n  %float: float32[1,4,1] = CAST(%one)"
+MULTIPLIED = "MUL(%position, int16{32767, 3277} q(3.051851e-05, 0))"
+QUANTIZED = "%f: int16[2] q(3.051851e-05, 0) = QUANTIZE(float32{1, 0.1})\n  %angle: int16"
 
 
 @pytest.mark.parametrize(
@@ -223,8 +225,9 @@ SHIFTED = "one: int32[1,4,1] = ADD(%row, int32(1))\n  %float: float32[1,4,1] = C
         changed(("c: float32[1,4,4] = COS(%real)", SCALED)),
         changed(("float: float32[1,4,1] = CAST(%row)", SHIFTED)),
         changed(C_INT8, COS_INT8),
+        changed(("%angle: int16", QUANTIZED), (MULTIPLIED, "MUL(%position, %f)")),
     ],
-    ids=["positions [1,T]", "int64", "scaled attention", "shifted", "int8"],
+    ids=["positions [1,T]", "int64", "scaled attention", "shifted", "int8", "frequencies quantized in the graph"],
 )  # fmt: skip
 def test_other_ways_to_write_it(text: str) -> None:
     assert [site.status for site in sites(text)] == [Status.CONVERTED] * 2
