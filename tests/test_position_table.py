@@ -9,12 +9,12 @@ import pytest
 from ai_edge_litert.interpreter import Interpreter
 from bundles import bundle, model_part
 from numpy.typing import NDArray
+from pass_runs import but
 from text_parser import parse
 
 from edge_opt import convert, inspect
 from edge_opt.attention.positions import Rotary, find_rotary
-from edge_opt.conversion import ConversionResult
-from edge_opt.conversion.container import Sections
+from edge_opt.conversion import ConversionResult, Sections
 from edge_opt.ir import Constants, Model, Tensor, load, to_bytes
 from edge_opt.passes import PASSES, Context, Demand, Proof, SiteReport, Status
 from edge_opt.proof.regions import RegionProver
@@ -42,7 +42,7 @@ def changed(*edits: tuple[str, str], text: str = TEXT) -> str:
 
 
 def sites(text: str) -> list[SiteReport]:
-    return convert(parse(text), passes="position_table").sites
+    return convert(parse(text), skip=but("position_table")).sites
 
 
 def rope(model: Model, positions: list[int]) -> dict[str, NDArray[np.float64]]:
