@@ -9,7 +9,7 @@ from edge_opt.build import BuildResult, StageReport
 from edge_opt.build.phone import QUALCOMM
 from edge_opt.cli import output
 from edge_opt.npu import Figures, Profile, Tuning
-from edge_opt.npu.figures import ITSELF_SINCE, NOTE
+from edge_opt.npu.figures import ITSELF_SINCE, NOTE, RUNS
 
 _LEGEND = (
     "on NPU: operators that the NPU takes, of all; the others run on the CPU",
@@ -58,13 +58,12 @@ def step_lines(steps: Iterable[Mapping[str, Any]]) -> list[str]:
     """The table of steps, as `Step.to_dict` gives them, with what it says in sentences; nothing for none."""
     rows, refused = [], []
     for step in steps:
-        for part in step["parts"]:
-            measured = part["measured"]
+        for part, measured in step["parts"].items():
             figures = measured["figures"] or {}
             taken = f"{figures['taken']}/{figures['operators']}" if figures else "-"
             time = figures.get("time")
             told = f"{time['us'] / 1000:.3f}" if time else "-"
-            rows.append((step["name"], part["name"], part["runs"], taken, told))
+            rows.append((step["name"], part, RUNS[part], taken, told))
             if measured["failure"]:
                 refused.append(f"  {measured['signature']} has no estimate: {measured['failure']}")
     heads = ("step", "part", "runs on", "NPU operators", "time ms")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from bundles import bundle, model_part
 from cli_runs import run
-from pretend_stages import QUANTIZED, TOKENIZER, Place, write
+from pretend_stages import TOKENIZER
 from text_parser import parse
 
 from edge_opt.base.errors import ModelFormatError, UsageError
@@ -19,77 +19,58 @@ GEMMA = SlidingLayers(window=512, sliding=5, count=6)
 
 @pytest.mark.parametrize(
     ("window", "prefill", "ring"),
-    [
-        (512, [128], 512),
-        (512, [512], 512),
-        (512, [1024], 1024),
-        (512, [128, 1024], 1024),
-        (1024, [512], 1024),
-        (500, [128], 512),
-        (64, [32], 64),
-        (64, [65], 128),
-    ],
+    [(512, [128], 512), (512, [128, 1024], 1024), (500, [128], 512), (64, [65], 128)],
 )
 def test_a_ring_holds_the_window_and_the_longest_prefill(window: int, prefill: list[int], ring: int) -> None:
     assert shortest_ring(window, prefill) == ring
 
 
 @pytest.mark.parametrize(
-    ("layers", "cache", "whole", "ring"),
+    ("layers", "cache", "asked", "whole", "ring"),
     [
-        (GEMMA, 4096, False, 512),
-        (GEMMA, 4096, True, None),
-        (GEMMA, 512, False, None),  # no longer than the ring
-        (SlidingLayers(count=6), 4096, False, None),
-        (SlidingLayers(window=512, sliding=6, count=6), 4096, False, None),  # no whole cache tells the length
+        (GEMMA, 4096, None, False, 512),
+        (GEMMA, 4096, None, True, None),
+        (GEMMA, 4096, 640, False, 640),
+        (GEMMA, 512, None, False, None),  # no longer than the ring
+        (SlidingLayers(count=6), 4096, None, False, None),
+        (
+            SlidingLayers(window=512, sliding=6, count=6),
+            4096,
+            None,
+            False,
+            None,
+        ),  # no whole cache tells the length
     ],
 )
 def test_there_are_rings_where_they_are_shorter_than_the_cache(
-    layers: SlidingLayers, cache: int, whole: bool, ring: int | None
+    layers: SlidingLayers, cache: int, asked: int | None, whole: bool, ring: int | None
 ) -> None:
-    assert ring_of(layers, [128], cache, None, whole=whole) == ring
-
-
-def test_a_longer_ring_may_be_asked_for() -> None:
-    assert ring_of(GEMMA, [128], 4096, 640, whole=False) == 640
+    assert ring_of(layers, [128], cache, asked, whole=whole) == ring
 
 
 @pytest.mark.parametrize(
-    ("layers", "asked", "whole", "message"),
+    ("layers", "asked", "message"),
     [
-        (GEMMA, 256, False, r"shorter than the window, 512 positions: set 1024 or more"),
-        (GEMMA, 768, False, r"shorter than the longest prefill, 1024 tokens.*: set 1024 or more"),
-        (GEMMA, 1100, False, r"no multiple of 64: set 1152"),
-        (GEMMA, 4096, False, r"not shorter than the cache, 4096 positions"),
-        (SlidingLayers(count=6), 1024, False, r"no sliding layers"),
+        (GEMMA, 256, r"shorter than the window, 512 positions: set 1024 or more"),
+        (GEMMA, 768, r"shorter than the longest prefill, 1024 tokens.*: set 1024 or more"),
+        (GEMMA, 1100, r"multiple of 64: set 1152"),
+        (GEMMA, 4096, r"not shorter than the cache, 4096 positions"),
+        (SlidingLayers(count=6), 1024, r"no sliding layers"),
     ],
 )
-def test_a_ring_that_cannot_work_is_refused(
-    layers: SlidingLayers, asked: int, whole: bool, message: str
-) -> None:
+def test_a_ring_that_cannot_work_is_refused(layers: SlidingLayers, asked: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        ring_of(layers, [128, 1024], 4096, asked, whole=whole)
+        ring_of(layers, [128, 1024], 4096, asked, whole=False)
 
 
-def test_layers_are_counted_by_kind_and_a_window_without_sliding_layers_is_none() -> None:
+def test_layers_are_counted_by_kind_and_a_long_prefill_is_told_of() -> None:
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
     assert SlidingLayers.of({"sliding_window": 512, "layer_types": kinds}) == SlidingLayers(512, 2, 3)
-    assert SlidingLayers.of({"sliding_window": 512, "layer_types": ["full_attention"]}) == SlidingLayers(
-        0, 0, 1
-    )
+    assert SlidingLayers.of({"sliding_window": 512, "layer_types": kinds[1:2]}) == SlidingLayers(0, 0, 1)
     assert SlidingLayers.of({"sliding_window": 4096}) == SlidingLayers()
-
-
-def test_a_prefill_longer_than_the_window_is_told_of() -> None:
     assert len(notes(GEMMA, 512, [512])) == 1
     assert "masks no window within one chunk" in notes(GEMMA, 1024, [1024])[1]
     assert notes(SlidingLayers(count=2), None, [1024]) == []
-
-
-def test_a_bundle_keeps_the_caches_that_it_has(tmp_path: Path) -> None:
-    place = Place(tmp_path)
-    with pytest.raises(UsageError, match=r"leave prefill=... and cache=... out"):
-        place.build(write(place.folder / "quantized.litertlm", QUANTIZED), prompts=None, cache=64)
 
 
 # --- what a bundle says ---
@@ -135,15 +116,18 @@ def ringed(folder: Path, told: bytes | None) -> Path:
     return path
 
 
-def test_window_and_caches_are_read_from_the_executor_metadata(tmp_path: Path) -> None:
-    told = read_executor_metadata(read_bundle(ringed(tmp_path, metadata(window=300))))
+def test_window_and_caches_are_read_from_the_executor_metadata_also_after_it_was_replaced(
+    tmp_path: Path,
+) -> None:
+    assert read_executor_metadata(read_bundle(ringed(tmp_path, None))) is None
+    old, made = read_bundle(ringed(tmp_path, metadata())), tmp_path / "made.litertlm"
+    old.write({0: metadata(window=300)}, made)
+    new = read_bundle(made)
+    told = read_executor_metadata(new)
     assert told is not None
     assert told.window == 300
     assert told.buffers == (("kv_cache_k_0", 3, True), ("kv_cache_k_1", 3, False))
-    assert read_executor_metadata(read_bundle(ringed(tmp_path, None))) is None
-
-
-def test_metadata_of_many_layers_is_read_to_its_end(tmp_path: Path) -> None:
+    assert [new.content(i).size for i in (1, 2)] == [old.content(i).size for i in (1, 2)]
     told = read_executor_metadata(read_bundle(ringed(tmp_path, metadata(window=300, layers=30))))
     assert told is not None
     assert (told.window, len(told.buffers)) == (300, 30)
@@ -173,13 +157,3 @@ def test_inspect_says_which_caches_are_rings_and_what_litert_lm_assumes(
         ("kv_cache_k_0", 3, True),
         ("kv_cache_k_1", 3, False),
     ]
-
-
-def test_a_section_that_is_no_model_can_be_replaced(tmp_path: Path) -> None:
-    old, made = read_bundle(ringed(tmp_path, metadata())), tmp_path / "made.litertlm"
-    old.write({0: metadata(window=300)}, made)
-    new = read_bundle(made)
-    told = read_executor_metadata(new)
-    assert told is not None
-    assert told.window == 300
-    assert [new.content(i).size for i in (1, 2)] == [old.content(i).size for i in (1, 2)]

@@ -64,10 +64,8 @@ def test_every_length_of_the_prefill_runs_on_a_filled_cache() -> None:
     assert found.tokens[len(SHORT) :] == [127, 48]
     assert "2 prompts of 127 and 48 tokens" in found.notes[0]
     assert planned([*SHORT, words(48)], 16, 32, cache=128).tokens[len(SHORT) :] == [48, 127]
-
-
-def test_a_few_tokens_on_a_filled_cache_are_not_enough() -> None:
-    assert planned([*SHORT, words(128 + 4)], 128, 32, cache=256).tokens[len(SHORT) :] == [132, 255, 160]
+    few = planned([*SHORT, words(128 + 4)], 128, 32, cache=256)
+    assert few.tokens[len(SHORT) :] == [132, 255, 160], "a few tokens on a filled cache are not enough"
 
 
 def test_no_prompt_is_joined_that_the_last_prefill_has_no_room_for() -> None:
@@ -76,23 +74,21 @@ def test_no_prompt_is_joined_that_the_last_prefill_has_no_room_for() -> None:
     found = planned([*SHORT, words(115)], 16, cache=120)
     assert 115 not in found.tokens
     assert "Left out: 1 prompt of more tokens than fit into a cache of 120" in found.notes
+    assert planned([words(500), words(300)], 16, cache=128).tokens == [127]
 
 
-def test_prompts_that_are_all_too_long_are_cut_and_joined() -> None:
-    found = planned([words(500), words(300)], 16, cache=128)
-    assert found.tokens == [127]
-
-
-def test_text_that_is_given_twice_counts_once() -> None:
-    with pytest.raises(UsageError, match="23 tokens in all, 89 are missing"):
-        plan([SHORT[0]] * 30, count, [16], 128)
-
-
-def test_too_little_text_is_refused_with_the_tokens_that_are_missing() -> None:
-    with pytest.raises(
-        UsageError, match=r"a cache of 128 tokens and prefills of 16, 32: 43 tokens in all, 69 are missing"
-    ):
-        plan(SHORT[:2], count, [16, 32], 128)
+@pytest.mark.parametrize(
+    ("prompts", "lengths", "words"),
+    [
+        ([SHORT[0]] * 30, [16], "23 tokens in all, 89 are missing"),
+        (SHORT[:2], [16, 32], "128 tokens and prefills of 16, 32: 43 tokens in all, 69 are missing"),
+    ],
+)
+def test_too_little_text_is_refused_and_what_is_given_twice_counts_once(
+    prompts: list[str], lengths: list[int], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        plan(prompts, count, lengths, 128)
 
 
 @pytest.mark.parametrize("cache", [31, 16])
@@ -136,15 +132,14 @@ def test_tokens_are_those_of_calibration_and_markers_of_another_family_are_said(
     )
 
 
-def test_the_text_of_a_prompt_is_what_the_user_says() -> None:
+def test_the_text_of_a_prompt_is_what_the_user_says_and_a_separator_of_unicode_ends_none(
+    tmp_path: Path,
+) -> None:
     turns = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "one"}]
     assert text_of({"messages": [*turns, {"role": "user", "content": "two"}]}) == "one\ntwo"
-    assert [text_of(prompt) for prompt in ("one", {"inputs": "one"}, {"text": "one", "prompt": "two"})] == [
+    assert {text_of(prompt) for prompt in ("one", {"inputs": "one"}, {"text": "one", "prompt": "two"})} == {
         "one"
-    ] * 3
-
-
-def test_a_line_separator_of_unicode_ends_no_prompt(tmp_path: Path) -> None:
+    }
     path = tmp_path / "prompts.jsonl"
     path.write_text('"one\u2028two"\r\n\n"three"\n', encoding="utf-8")
     assert read_prompts(path) == ["one\u2028two", "three"]

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import re
 import signal
 import subprocess
 import sys
@@ -60,14 +59,13 @@ def interrupted(folder: Path, stage: str, number: signal.Signals) -> None:
         while command.poll() is None and not (log.exists() and log.stat().st_size):
             time.sleep(0.1)
         command.send_signal(number)
-        said, complaints = (text.decode() for text in command.communicate(timeout=60))
+        _, said = (text.decode() for text in command.communicate(timeout=60))
     killed = number is signal.SIGKILL
-    assert command.returncode == (-number if killed else 128 + number), complaints
-    assert said.split()[0] == "configure"
+    assert command.returncode == (-number if killed else 128 + number), said
+    lines = [line for line in said.splitlines() if line.strip()]
+    assert lines[0].split()[0] == "configure"
     hint = "what is done so far is in gemma.work: run it again to go on"
-    # A stage that takes longer than a minute says so in lines of its own, which begin with its name.
-    ending = [line for line in complaints.splitlines() if not re.match(r"\w+: \d+ m \d\d s, ", line)]
-    assert ending == ([] if killed else [f"edge-opt: ended by {number.name}; {hint}"])
+    assert killed or lines[-1] == f"edge-opt: ended by {number.name}; {hint}"
     assert not (folder / "gemma.litertlm").exists()
 
 
@@ -83,7 +81,7 @@ def test_a_checkpoint_becomes_a_bundle_for_the_npu_also_after_interruptions(fold
     assert (prefill["kept"], decode["kept"]) == ("converted", "exported")
     assert prefill["after"]["time"]["us"] < 0.65 * prefill["before"]["time"]["us"]
     parts = ["embedder", "rope", "masks", "decoder", "cache update"]
-    assert [[part["name"] for part in step["parts"]] for step in result.optimized["steps"]] == [parts] * 2
+    assert [[*step["parts"]] for step in result.optimized["steps"]] == [parts] * 2
     first = output.read_bytes()
 
     exported, quantized, converted = (
@@ -248,7 +246,6 @@ def configured(window: int = 512, **options: Any) -> dict[str, Any]:
     told = {
         "vendor": "qualcomm",
         "chip": "SM8750",
-        "model_type": "",
         "cache_shape": (),
         "caches": {},
         "settings": {},
@@ -328,7 +325,6 @@ subgraph decode (%x: float32[1,32]) {{
         ({"settings": {"cache_length": 64}}, "a cache of 64 tokens has no room for two prefills of 128, so"),
         ({"settings": {"soc_model": "SM8850"}}, "--set soc_model is not to be set: it follows from --soc"),
         ({"settings": {"spm_path": "x"}}, "--set spm_path is not to be set: it follows from the work folder"),
-        ({"model_type": "gemma3_txt"}, "no language model of the type 'gemma3_txt', which config.json names; did you"),
     ],
 )  # fmt: skip
 def test_settings_and_models_that_do_not_exist_are_a_sentence(options: dict[str, Any], sentence: str) -> None:

@@ -126,7 +126,7 @@ def test_a_step_is_told_by_part_with_the_decoder_that_was_kept(stage: Stage) -> 
     stage.quantized.write_bytes(bundle([TEXT, *(model_part(*part) for part in parts)]))
     done = stage(ran(1000, 500), ran(600, 510), *[ran(7)] * 4)
     told = [
-        [(part["name"], part["measured"]["figures"]["time"]["us"]) for part in step["parts"]]
+        [(name, part["figures"]["time"]["us"]) for name, part in step["parts"].items()]
         for step in done.to_dict()["steps"]
     ]
     around = ("masks", 7), ("cache update", 7)

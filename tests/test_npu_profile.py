@@ -219,7 +219,7 @@ def test_a_phones_time_is_estimated_on_the_chip_of_the_nearest_version(
 @pytest.mark.parametrize(
     ("chip", "said", "words"),
     [
-        ("SM0", NOTHING, "the Hexagon version of SM0 is not known here"),
+        ("SM0", NOTHING, "the compiler gave none for SM0"),
         ("SA8797", NOTHING, "the compiler gave none for SA8797"),
         (
             "SA8797",
@@ -283,8 +283,7 @@ def test_a_step_is_told_by_part_with_who_runs_it(parts: Path, compiler: Compiler
     prefill, decode = run(capsys, *command, "--json").json["profiles"][0]["steps"]
     assert (prefill["name"], decode["name"]) == ("prefill_4", "decode")
     told = [
-        (part["name"], part["measured"]["signature"], part["measured"]["figures"]["time"]["us"])
-        for part in prefill["parts"]
+        (name, part["signature"], part["figures"]["time"]["us"]) for name, part in prefill["parts"].items()
     ]
     assert told == [
         ("embedder", "prefill_embedder_4", 1200),
@@ -292,8 +291,6 @@ def test_a_step_is_told_by_part_with_who_runs_it(parts: Path, compiler: Compiler
         ("decoder", "prefill_4", 1200),
         ("cache update", "prefill_cache_update_4", 1200),
     ]
-    runs = [part["runs"].partition(" ")[0] for part in prefill["parts"]]
-    assert runs == ["CPU", "LiteRT-LM", "NPU", "LiteRT-LM"]
     shown = run(capsys, *command).out
     assert re.search(r"prefill_4 +masks +LiteRT-LM itself \(before 0\.11: the model\) +2/2 +1\.200\n", shown)
     assert "use_hw_masking_for_npu" in shown
@@ -305,10 +302,10 @@ def test_a_part_that_the_compiler_refuses_costs_no_other_its_estimate(
     program = by_part(parts).replace('b"update"', 'b"decode_cache_update"')
     parts.with_name(f"{parts.name}.refuse").touch()
     command = ("profile", parts, "--soc", "SA8797", "--sdk", compiler(program))
-    *others, update = run(capsys, *command, "--json").json["profiles"][0]["steps"][1]["parts"]
-    assert all(part["measured"]["figures"]["time"]["us"] == 1200 for part in others)
-    assert update["measured"]["figures"] is None
-    assert update["measured"]["failure"].endswith("could not create op: q::Select")
+    *others, update = run(capsys, *command, "--json").json["profiles"][0]["steps"][1]["parts"].values()
+    assert all(part["figures"]["time"]["us"] == 1200 for part in others)
+    assert update["figures"] is None
+    assert update["failure"].endswith("could not create op: q::Select")
     shown = run(capsys, *command).out
     assert "decode_cache_update has no estimate: the Hexagon compiler ended with code 6: could not" in shown
 

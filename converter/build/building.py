@@ -125,7 +125,6 @@ def build(
     options = {
         "vendor": vendor,
         "chip": chip,
-        "model_type": given.model_type,
         "cache_shape": given.cache_shape,
         "caches": {"window": given.caches.window, "ring": None, "notes": given.caches.lines()},
         "settings": {**(settings or {}), **{name: n for name, n in lengths.items() if n is not None}},

@@ -21,10 +21,8 @@ from edge_opt.base.errors import UsageError
 from edge_opt.base.record import Record
 from edge_opt.base.words import Progress
 from edge_opt.build.prompts import read_prompts, text_of
-from edge_opt.build.sections import SENTENCEPIECE, TOKENIZER
-from edge_opt.build.source import Kind, look_at, read_json
+from edge_opt.build.source import Kind, look_at
 from edge_opt.build.stages import Job, Processes, StageFailedError
-from edge_opt.ir.opening import Opened
 
 Part = tuple[str, str]
 """A prompt in two parts: what is read, and what is scored."""
@@ -200,35 +198,13 @@ def cut(text: str) -> Part | None:
 
 
 def _check_models(reference: Path, bundles: Sequence[Path]) -> None:
-    """UsageError where a model is not what it has to be, as far as files tell, or has another vocabulary."""
+    """UsageError where a model is not what it has to be, as far as files tell."""
     if {*bundles} <= {reference}:
         raise UsageError("there is nothing to evaluate: give a bundle beside the reference")
     kinds = {path: look_at(path).kind for path in (reference, *bundles)}
     for path in bundles:
         if kinds[path] is Kind.CHECKPOINT:
             raise UsageError(f"{path} is a checkpoint: give it first, as the reference, and bundles after it")
-    sizes = {path: _vocabulary(path) for path in kinds}
-    for path, size in sizes.items():
-        if None not in (size, sizes[reference]) and size != sizes[reference]:
-            raise UsageError(
-                f"{reference} has a vocabulary of {sizes[reference]} tokens and {path} one of {size}: give the model "
-                f"that the bundle was made from"
-            )
-
-
-def _vocabulary(path: Path) -> int | None:
-    """How many tokens a model knows; None where its files do not tell. A bundle must have a tokenizer."""
-    if path.is_dir():
-        config = read_json(path / "config.json")
-        size = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
-        return size if isinstance(size, int) else None
-    opened = Opened(path)
-    sections = [] if opened.bundle is None else opened.bundle.sections
-    if not any(section.data_type in (SENTENCEPIECE, TOKENIZER) for section in sections):
-        raise UsageError(f"{path} has no tokenizer, so it takes no text: give the bundle with it")
-    signatures = opened.main().model.signatures
-    logits = (t for entry in signatures for name, t in entry.outputs.items() if "logits" in name)
-    return next((int(tensor.shape[-1]) for tensor in logits), None)
 
 
 def compare(

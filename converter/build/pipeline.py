@@ -11,13 +11,12 @@ import logging
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edge_opt.base.errors import UsageError, did_you_mean, unknown
+from edge_opt.base.errors import UsageError, unknown
 from edge_opt.base.words import Progress
 from edge_opt.build.prompts import (
     Plan,
@@ -66,7 +65,6 @@ HEAD_AT_4 = "dynamic_wi8_head4_afp32"
 _WHOLE = "full_attention"
 _FILES = ("_path", "_dir", "_litertlm", "_files")
 _LARGEST_CODE = 32767  # of int16, which scales of symmetric ranges divide by
-_MODEL_CLASSES = ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM")
 
 
 def configure(job: Job, _: Progress) -> dict[str, Any]:
@@ -74,10 +72,9 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
 
     Raises:
         UsageError: a setting does not exist or has the wrong type, the prefill is longer than the cache, rings of a
-            length that cannot work are asked for, or no exporter knows the model type.
+            length that cannot work are asked for.
     """
     manager, stages = _lib("config_manager"), _lib("stages")
-    _check_model_type(job.options["model_type"])
     fields: Any = dataclasses.fields(manager.NpuPipelineConfig)
     defaults = {
         field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
@@ -123,7 +120,7 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
     """The checkpoint as a bundle in float.
 
     Raises:
-        UsageError: weights are NaN or do not fit their configuration, or all layers slide.
+        UsageError: weights are NaN, cut off or do not fit their configuration, or all layers slide.
     """
     _check_numbers(Path(job.inputs["model"]))
     config = _config(job)
@@ -298,8 +295,14 @@ def _check_numbers(checkpoint: Path) -> None:
     """
     torch, safetensors = importlib.import_module("torch"), importlib.import_module("safetensors")
     for path in sorted(checkpoint.glob("*.safetensors")):
-        with safetensors.safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118  it is no mapping
+        try:
+            opened = safetensors.safe_open(path, "pt")
+        except safetensors.SafetensorError as error:
+            raise UsageError(
+                f"{path} is not a whole safetensors file ({error}): copy it again, or fetch it with git lfs"
+            ) from error
+        with opened as file:
+            for name in file.keys():  # noqa: SIM118  it is not a mapping
                 weights = file.get_tensor(name)
                 if not weights.is_floating_point():
                     continue
@@ -383,16 +386,3 @@ def _checked(given: Mapping[str, Any], names: Sequence[str], defaults: Mapping[s
                 f"--set {name}: {json.dumps(value)} is not {type(default).__name__}, as {json.dumps(default)} is"
             )
     return dict(given)
-
-
-def _check_model_type(name: str) -> None:
-    """Whether there is a language model of this type; bundles name none."""
-    if not name:
-        return
-    auto = importlib.import_module("transformers.models.auto.modeling_auto")
-    types = {name for kind in _MODEL_CLASSES for name in getattr(auto, f"MODEL_FOR_{kind}_MAPPING_NAMES", ())}
-    if name not in types:
-        raise UsageError(
-            f"transformers {version('transformers')}, which the exporter uses, has no language model of the type "
-            f"'{name}', which config.json names; {did_you_mean(name, sorted(types))}"
-        )

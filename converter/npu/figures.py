@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from edge_opt.base.record import Record
 from edge_opt.ir import DType, Subgraph, Tensor
@@ -120,31 +120,11 @@ class Measured(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class StepPart(Record):
-    """One part of a step: what the compiler makes of it, and where it runs on a phone."""
-
-    name: str
-    measured: Measured
-
-    _properties = ("runs",)
-
-    @property
-    def runs(self) -> str:
-        """Where it runs, and who runs it, with a bundle that `build` made."""
-        return RUNS[self.name]
-
-
-@dataclass(frozen=True, slots=True)
 class Step(Record):
-    """One prefill or one token, under the name of the decoder's entry point, with its parts in their order."""
+    """One prefill or one token, under the name of the decoder's entry point: its parts by name, in their order."""
 
     name: str
-    parts: tuple[StepPart, ...]
-
-    def with_decoder(self, measured: Measured) -> Step:
-        """The same step with another decoder."""
-        parts = (replace(part, measured=measured) if part.name == "decoder" else part for part in self.parts)
-        return Step(self.name, tuple(parts))
+    parts: Mapping[str, Measured]
 
 
 @dataclass(frozen=True, slots=True)

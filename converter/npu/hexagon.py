@@ -69,49 +69,44 @@ def first_complaint(*logs: str) -> str:
 
 
 @dataclass(slots=True)
-class CompiledGraph:
-    """One compiled graph: what its profile says by event type, and what became of it in the emulator.
+class ProbeLog:
+    """Everything that the probe wrote; `interface` is the version of the library's own, `known` if it is trusted.
 
-    `ran` is the library's return code and the seconds; None after `running` means that the process ended there.
+    `finalized` has a return code and `events` the profile for each graph, that is partition. Of the graph that ran in
+    the emulator: its `missing` inputs, the numbers of its `outputs`, and in `ran` the library's return code and the
+    seconds; None after `running` means that the process ended there.
     """
 
-    finalized: int
-    events: dict[int, int] = field(default_factory=dict)
+    interface: str = ""
+    known: bool = False
+    finalized: list[int] = field(default_factory=list)
+    events: list[dict[int, int]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     running: bool = False
     ran: tuple[int, float] | None = None
     outputs: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class ProbeLog:
-    """Everything that the probe wrote; `interface` is the version of the library's own, `known` if it is trusted."""
-
-    interface: str = ""
-    known: bool = False
-    graphs: list[CompiledGraph] = field(default_factory=list)
-
-
 def read_probe_log(text: str) -> ProbeLog:
     """What the probe's log says; its lines are described in `probe.c`."""
     heard = ProbeLog()
     for line in text.splitlines():
-        graph = heard.graphs[-1] if heard.graphs else CompiledGraph(0)
         match line.split("\t"):
             case ["interface", trusted, core, *_]:
                 heard.known, heard.interface = trusted == "known", core
             case ["finalized", _, status, *_]:
-                heard.graphs.append(CompiledGraph(int(status)))
+                heard.finalized.append(int(status))
+                heard.events.append({})
             case ["event", event, value, *_]:
-                graph.events.setdefault(int(event), int(value))
+                heard.events[-1].setdefault(int(event), int(value))
             case ["missing", name, *_]:
-                graph.missing.append(name)
+                heard.missing.append(name)
             case ["running", *_]:
-                graph.running = True
+                heard.running = True
             case ["output", number, _, name, *_]:
-                graph.outputs[name] = int(number)
+                heard.outputs[name] = int(number)
             case ["ran", _, status, seconds, *_]:
-                graph.ran = int(status), float(seconds)
+                heard.ran = int(status), float(seconds)
     return heard
 
 
@@ -128,11 +123,12 @@ class Outcome:
     @property
     def reason(self) -> str:
         """Why it ended, as far as it says so."""
-        return (
-            first_complaint(self.output, self.errors)
-            or processes.killed_by(self.code)
-            or "it does not say why"
-        )
+        return first_complaint(self.output, self.errors) or self.ended
+
+    @property
+    def ended(self) -> str:
+        """What is known of a process that does not say why it ended."""
+        return processes.killed_by(self.code) or "it does not say why"
 
     def figures(self) -> dict[str, int]:
         """The compiler's figures, summed over the graph's partitions; CompilerFailedError where some are lost."""
@@ -156,21 +152,15 @@ class Outcome:
 
     def time(self, chip: str, partitions: int) -> TimeEstimate | None:
         """The estimate for this chip, of all partitions one after the other; None where one has none."""
-        graphs = [graph.events for graph in self.heard.graphs]
-        if (
-            not graphs
-            or len(graphs) != partitions
-            or any(not _EVENTS.keys() <= events.keys() for events in graphs)
-        ):
+        every = self.heard.events
+        if not every or len(every) != partitions or any(_EVENTS.keys() - events.keys() for events in every):
             return None
         return TimeEstimate(
-            chip=chip, **{name: sum(events[event] for events in graphs) for event, name in _EVENTS.items()}
+            chip, **{name: sum(one[event] for one in every) for event, name in _EVENTS.items()}
         )
 
     def why_no_time(self, chip: str) -> str:
         """Why the compiler estimated no time for this chip."""
-        if chip not in CHIPS:
-            return f"the Hexagon version of {chip} is not known here"
         if self.no_probe or self.heard.known:
             return self.no_probe or f"the compiler gave none for {chip}"
         return (
@@ -325,35 +315,35 @@ def emulate(
         (folder / "inputs").write_text("".join(lines), encoding="utf-8")
         outcome = replace(compiler, flags=(*compiler.flags, _RAW_MEMORY)).run(path, folder)
         _check_ran(outcome)
-        compiled, found = outcome.heard.graphs[0], {}
-        assert compiled.ran is not None
+        heard, found = outcome.heard, {}
+        assert heard.ran is not None
         for tensor in graph.outputs:
-            file = folder / f"{compiled.outputs.get(tensor.name)}.out"
+            file = folder / f"{heard.outputs.get(tensor.name)}.out"
             array = np.fromfile(file, tensor.dtype.numpy) if file.exists() else np.empty(0)
             if array.size != tensor.elements:
                 raise CompilerFailedError(
                     f"the compiled graph gives no output '{tensor.name}' of its type and size"
                 )
             found[tensor.name] = array.reshape(tensor.shape)
-        return found, compiled.ran[1]
+        return found, heard.ran[1]
 
 
 def _check_ran(outcome: Outcome) -> None:
     """CompilerFailedError unless the whole graph was compiled as one, and ran in the emulator."""
-    heard, ended = outcome.heard, processes.killed_by(outcome.code) or "it does not say why"
-    graph = heard.graphs[0] if heard.graphs else CompiledGraph(0)
+    heard = outcome.heard
     if heard.interface and not heard.known:
         why = f"QNN interface {heard.interface} is not one that edge-opt's probe was tried with"
-    elif not heard.graphs:
+    elif not heard.finalized:
         why = f"the compiler ended with code {outcome.code}: {outcome.reason}"
-    elif graph.finalized:
+    elif heard.finalized[0]:
         why = f"the compiler refuses the graph: {outcome.reason}"
-    elif graph.missing:
-        why = f"the compiled graph wants input '{graph.missing[0]}' in another type or size"
-    elif graph.ran is None:
-        why = f"{'the emulator crashes on the compiled graph' if graph.running else 'the compiler ends'} ({ended})"
-    elif graph.ran[0]:
-        why = f"the emulator refuses the compiled graph: error {graph.ran[0]}"
+    elif heard.missing:
+        why = f"the compiled graph wants input '{heard.missing[0]}' in another type or size"
+    elif heard.ran is None:
+        where = "the emulator crashes on the compiled graph" if heard.running else "the compiler ends"
+        why = f"{where} ({outcome.ended})"
+    elif heard.ran[0]:
+        why = f"the emulator refuses the compiled graph: error {heard.ran[0]}"
     else:
         taken, operators, partitions = (
             outcome.figures()[name] for name in ("taken", "operators", "partitions")

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from edge_opt.base.atomic import AnyPath
 from edge_opt.ir import Model
 from edge_opt.ir.opening import AUXILIARY_SECTION, EMBEDDER_SECTION, Opened
-from edge_opt.npu.figures import RUNS, Measured, Profile, Step, StepPart
+from edge_opt.npu.figures import RUNS, Measured, Profile, Step
 from edge_opt.npu.hexagon import Compiler, measure
 from edge_opt.npu.sdk import CompilerFailedError, find_sdk
 from edge_opt.targets.chips import DEFAULT_CHIP
@@ -83,15 +83,14 @@ def steps_of(opened: Opened, decoders: Sequence[Measured], compiler: Compiler) -
 
     An entry point that the compiler refuses costs no other its figures. Times are of the chip that estimates some.
     """
-    steps = {entry.signature: [StepPart("decoder", entry)] for entry in decoders}
+    steps = {entry.signature: {"decoder": entry} for entry in decoders}
     for helper in filter(None, map(opened.find, (EMBEDDER_SECTION, AUXILIARY_SECTION))):
         for name, _ in helper.model.entry_points():
             infix, step = _INFIX.search(name), _INFIX.sub("", name)
             if infix is not None and step in steps:
-                steps[step].append(StepPart(_PARTS[infix[1]], attempt(helper.model, name, compiler.judge())))
-    order = [*RUNS].index
+                steps[step][_PARTS[infix[1]]] = attempt(helper.model, name, compiler.judge())
     return tuple(
-        Step(name, tuple(sorted(parts, key=lambda part: order(part.name))))
+        Step(name, {part: parts[part] for part in RUNS if part in parts})
         for name, parts in steps.items()
         if len(parts) > 1
     )

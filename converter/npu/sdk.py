@@ -8,7 +8,6 @@ import os
 import platform
 import shutil
 import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from importlib.metadata import version
@@ -119,7 +118,13 @@ def build_probe() -> Path:
     source = (resources.files(__package__) / "probe.c").read_bytes()
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         raise CompilerMissingError(f"{_PROBE_NEEDS} an x86-64 Linux machine")
-    folder = cache_folder() / f"probe-{hashlib.sha256(source).hexdigest()[:16]}"
+    try:
+        folder = cache_folder() / f"probe-{hashlib.sha256(source).hexdigest()[:16]}"
+        folder.mkdir(exist_ok=True)
+    except (OSError, RuntimeError) as error:
+        raise CompilerMissingError(
+            f"{_PROBE_NEEDS} a folder for a small probe ({error}): name one of yours in XDG_CACHE_HOME"
+        ) from error
     if (folder / LIBRARY).is_file():
         return folder
     compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
@@ -127,7 +132,6 @@ def build_probe() -> Path:
         raise CompilerMissingError(
             f"{_PROBE_NEEDS} a C compiler to build a small probe: install one (as `cc`), or name it in CC"
         )
-    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="edge-opt-", dir=folder) as scratch:
         code, library = Path(scratch) / "probe.c", Path(scratch) / LIBRARY
         code.write_bytes(source)
@@ -144,17 +148,8 @@ def build_probe() -> Path:
 
 
 def cache_folder() -> Path:
-    """The user's cache folder for us; a temporary one where it cannot be written."""
+    """The user's cache folder for us; OSError where it cannot be made."""
     named = os.environ.get("XDG_CACHE_HOME")
-    with suppress(OSError, RuntimeError):
-        folder = (Path(named) if named else Path.home() / ".cache") / "edge-opt"
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
-    fallback = Path(tempfile.gettempdir()) / f"edge-opt-{os.getuid()}"
-    fallback.mkdir(mode=0o700, exist_ok=True)
-    if fallback.stat().st_uid != os.getuid():
-        raise CompilerMissingError(
-            f"{fallback} belongs to somebody else: name a folder of yours in XDG_CACHE_HOME"
-        )
-    return fallback
+    folder = (Path(named) if named else Path.home() / ".cache") / "edge-opt"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt.attention.block import FORMS, Block
-from edge_opt.base.atomic import AnyPath
-from edge_opt.base.errors import UsageError
+from edge_opt.base.atomic import AnyPath, write_whole
+from edge_opt.base.errors import EdgeOptError, UsageError
 from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress
 from edge_opt.conversion import convert
@@ -221,16 +221,12 @@ def rewritten(model: Model, target: Target | None) -> Model:
 
 def try_form(exported: str, form: str, target: Target | None, compiler: Compiler) -> Trial:
     """Rewrite the exported model, of one entry point, and compile that; maybe in another process."""
-    started = time.perf_counter()
-    file = cache_folder() / "trials" / f"{_key(exported, target, compiler)}.json"
-    try:
-        figures = from_dict(Figures, json.loads(file.read_text(encoding="utf-8")))
-        measured = Measured(figures.signature, figures)
-    except (OSError, ValueError):  # no earlier search measured it, or its file cannot be read
+    started, key = time.perf_counter(), _key(exported, target, compiler)
+    measured = _remembered(key)
+    if measured is None:
         model = rewritten(load(exported), target)
         measured = attempt(model, model.entry_points()[0][0], compiler)
-        if measured.figures is not None:
-            _remember(file, asdict(measured.figures))
+        _remember(key, measured)
     return Trial(form, target, measured, round(time.perf_counter() - started, 2))
 
 
@@ -245,12 +241,20 @@ def _key(exported: str, target: Target | None, compiler: Compiler) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _remember(file: Path, values: Mapping[str, Any]) -> None:
-    with suppress(OSError):  # what cannot be kept is compiled again
-        file.parent.mkdir(exist_ok=True)
-        scratch = file.with_suffix(f".{os.getpid()}")
-        scratch.write_text(json.dumps(values), encoding="utf-8")
-        scratch.replace(file)
+def _remembered(key: str) -> Measured | None:
+    """What an earlier search measured."""
+    with suppress(OSError, ValueError):  # none did, or it cannot be read
+        figures = json.loads((cache_folder() / f"trial-{key}.json").read_text(encoding="utf-8"))
+        return Measured(figures["signature"], from_dict(Figures, figures))
+    return None
+
+
+def _remember(key: str, measured: Measured) -> None:
+    """Keep what compiled for the next search; the rest might end otherwise another time."""
+    if measured.figures is not None:
+        with suppress(EdgeOptError, OSError):  # what cannot be kept is compiled again
+            content = json.dumps(asdict(measured.figures)).encode()
+            write_whole(cache_folder() / f"trial-{key}.json", content, overwrite=True)
 
 
 def _idle_cores() -> int:
