@@ -35,13 +35,13 @@ class _Idle(list[ChildProcess]):
     def take(self) -> ChildProcess:
         while self:
             process = self.pop()
-            if process._ready and process._child.poll() is None:
+            if process.is_idle:
                 return process
         return ChildProcess()
 
     def put(self, worker: Worker) -> None:
         process, worker._process = worker._process, None
-        if process is not None and process._ready and process._child.poll() is None:
+        if process is not None and process.is_idle:
             self.append(process)
         elif process is not None:
             process.end()

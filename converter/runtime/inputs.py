@@ -1,4 +1,4 @@
-"""Realistic and hostile inputs for a signature, from names, shapes and a seed; must not load the runtime.
+"""Realistic inputs for a signature, from names, shapes and a seed; must not load the runtime.
 
 `plan` decides what each input is (a mask, a position, a cache, ...) and how the masks, positions and caches of one
 signature fit together; `array_of` makes the array of one plan. A plan is plain data, so that big arrays are made where
@@ -19,18 +19,14 @@ from edge_opt.runtime import extremes, noise
 from edge_opt.runtime.extremes import Extreme, Side
 from edge_opt.runtime.tensors import Role, SignatureInfo, TensorInfo, cache_length, role_of
 
-Kind = Literal["realistic", "masked_rows", "large", "denormal", "nan", Extreme]
-"""How inputs are made: of a whole model the first five, of a region realistic and extreme ones."""
-
-HOSTILE: tuple[Kind, ...] = ("masked_rows", "large", "denormal", "nan")
+Kind = Literal["realistic", "masked_rows", Extreme]
+"""How inputs are made: of a whole model the first two, of a region realistic and extreme ones."""
 
 _MASKED = -100.0  # what the exporter's own masks add
 _KNOWN_TOKENS = 128
 _ROOM = 48  # positions in front of the new tokens where neither a mask nor a cache says how many there are
 _WINDOW = 512
-_LARGE = 1000.0
 _PIECE = 1 << 15  # elements that are worked on at a time, so that they stay in a core's cache
-_SMALL = {"float16": 2.0**-20, "float64": 2.0**-1060}  # makes values of about 1 denormal
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,10 +217,10 @@ def array_of(planned: InputPlan) -> NDArray[Any]:
         case "rotary":
             cosine, sine = noise.circle(planned.stream, info.elements)
             table = sine if "sin" in info.name.lower() else cosine
-            return _hostile(_encode(table.reshape(info.shape), info), planned)
+            return _encode(table.reshape(info.shape), info)
     if np.dtype(source.dtype).kind in "iub" and not source.quantized:
         return _plain_integers(planned)
-    return _hostile(_data(planned, source), planned)
+    return _data(planned, source)
 
 
 def extreme_of(planned: InputPlan, realistic: NDArray[Any]) -> NDArray[Any]:
@@ -328,27 +324,3 @@ def _encode(values: NDArray[Any], info: TensorInfo) -> NDArray[Any]:
         finite = np.isfinite(values).all()
         return np.asarray(np.clip(values, -limit, limit) if finite else values, dtype)
     return np.asarray(np.rint(values), dtype)
-
-
-def _hostile(array: NDArray[Any], planned: InputPlan) -> NDArray[Any]:
-    """Turns realistic values into large, denormal or not finite ones; of codes, large ones only.
-
-    NaN and infinity come in through embeddings and plain data only: in a cache they would leave no number at all.
-    """
-    if planned.kind in {"realistic", "masked_rows"} or array.size == 0:
-        return array
-    if array.dtype.kind in "iu" and planned.kind == "large":
-        limits = np.iinfo(array.dtype)
-        return np.where(array < np.median(array), limits.min, limits.max).astype(array.dtype)
-    if array.dtype.kind != "f":
-        return array
-    if planned.kind == "large":
-        return np.asarray(array * array.dtype.type(_LARGE))
-    if planned.kind == "denormal":
-        return np.asarray(array * array.dtype.type(_SMALL.get(array.dtype.name, 2.0**-135)))
-    if planned.role in {"cache", "rotary"}:
-        return array
-    flat = array.reshape(-1)
-    flat[0] = np.nan
-    flat[-1] = np.inf if flat.size > 1 else np.nan
-    return array

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from edge_opt.base.record import from_dict
 from edge_opt.runtime import inputs, loop, pair
-from edge_opt.runtime.protocol import Array, Arrays, FrameError, Header, frame
+from edge_opt.runtime.protocol import Array, Arrays, Header, MessageError, send
 from edge_opt.runtime.tensors import MAIN, Kernels, SignatureInfo, TensorInfo
 
 ModelContent = Path | bytes
@@ -36,19 +37,23 @@ class MissingError(Exception):
     """A backend that is not installed; the text is its name."""
 
 
-def answer(header: Header, arrays: Arrays) -> list[memoryview]:
-    """What the worker sends back for a request."""
+def answer(channel: Connection, header: Header, arrays: Arrays) -> None:
+    """Carries a request out and sends what came of it."""
     try:
-        return frame(*_OPERATIONS[header["operation"]](header, arrays))
+        send(channel, *_OPERATIONS[header["operation"]](header, arrays))
     except MissingError as error:
         kind, reason = "missing", str(error)
-    except (DeclinedError, FrameError) as error:
+    except (DeclinedError, MessageError) as error:
         kind, reason = "refused", str(error)
     except MemoryError:
         kind, reason = "refused", "out of memory"
+    except OSError:
+        raise
     except Exception:
         kind, reason = "internal", traceback.format_exc()
-    return frame({"error": kind, "reason": reason}, {})
+    else:
+        return
+    send(channel, {"error": kind, "reason": reason}, {})
 
 
 def describe(model: ModelContent) -> tuple[SignatureInfo, ...]:

@@ -1,9 +1,7 @@
-"""The worker process, and the frames between us and it: a length, a JSON header, raw array bytes; no pickled objects.
+"""The worker process, and the messages between us and it: JSON, then the raw bytes of arrays; no pickled objects.
 
-    magic (4 bytes) | header length (uint32, little-endian) | header | the arrays one after the other
-
-The header's `arrays` lists name, dtype and shape of each. Dataclasses go into a header by `asdict`, and
-`edge_opt.base.record.from_dict` makes them again. What frames mean is not known here.
+A message begins with a JSON header whose `arrays` lists name, dtype and shape of each array that follows. Dataclasses
+go into a header by `asdict`, and `edge_opt.base.record.from_dict` makes them again.
 """
 
 import fcntl
@@ -11,12 +9,13 @@ import json
 import math
 import os
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
+from multiprocessing import BufferTooShort
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -30,109 +29,74 @@ Array = NDArray[Any]
 Arrays = dict[str, Array]
 Header = dict[str, Any]
 
-_PREFIX = struct.Struct("<4sI")
-_MAGIC = b"EOv1"
 _MAX_HEADER = 64 << 20
 _MAX_PAYLOAD = 1 << 40
 _KINDS = "biufc"
 
 
-class FrameError(Exception):
-    """The bytes are not a frame: the other side wrote something else. Never reaches a user."""
+class MessageError(Exception):
+    """What came, or is to go, is no message. Never reaches a user."""
 
 
-def frame(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> list[memoryview]:
-    """The pieces of one frame; array bytes are views, not copies.
+ENDED = (EOFError, OSError, MessageError)
+"""What an exchange raises when the worker is gone, or somebody else answers."""
+
+
+def send(channel: Connection, header: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+    """Send a message.
 
     Raises:
-        FrameError: an array's dtype has no raw bytes (strings, objects).
+        MessageError: an array's dtype has no raw bytes (strings, objects).
+        OSError: the other side is gone.
     """
     listed = []
-    pieces = []
     for name, array in arrays.items():
         if array.dtype.kind not in _KINDS:
-            raise FrameError(f"tensor '{name}' has elements of type {array.dtype}, which cannot be passed on")
+            raise MessageError(
+                f"tensor '{name}' has elements of type {array.dtype}, which cannot be passed on"
+            )
         listed.append([name, array.dtype.str, list(array.shape)])
+    channel.send_bytes(json.dumps({**header, "arrays": listed}).encode())
+    for array in arrays.values():
         if array.size:
-            pieces.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    encoded = json.dumps({**header, "arrays": listed}).encode()
-    return [memoryview(_PREFIX.pack(_MAGIC, len(encoded)) + encoded), *pieces]
+            channel.send_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
-def read_frame(fill: Callable[[memoryview], None]) -> tuple[Header, Arrays]:
-    """One frame; `fill` must fill the whole view or raise.
+def receive(channel: Connection, deadline: float = math.inf) -> tuple[Header, Arrays]:
+    """The next message.
 
     Raises:
-        FrameError: what came is not a frame.
+        EOFError, OSError: the other side is gone.
+        MessageError: what came is no message.
+        TimeoutError: the deadline (of `time.monotonic`) passed.
     """
-    prefix = bytearray(_PREFIX.size)
-    fill(memoryview(prefix))
-    magic, length = _PREFIX.unpack(prefix)
-    if magic != _MAGIC or length > _MAX_HEADER:
-        raise FrameError("not a frame")
-    text = bytearray(length)
-    fill(memoryview(text))
+    _wait(channel, deadline)
     try:
-        header: Header = json.loads(text)
-    except ValueError as error:
-        raise FrameError("not a frame") from error
-    arrays: Arrays = {}
-    total = 0
-    for name, code, shape in header.pop("arrays"):
-        dtype = np.dtype(code)
-        total += math.prod(shape) * dtype.itemsize
-        if dtype.kind not in _KINDS or total > _MAX_PAYLOAD:
-            raise FrameError("not an array")
-        array: Array = np.empty(shape, dtype)
+        header: Header = json.loads(channel.recv_bytes(_MAX_HEADER))
+        listed = [(name, np.dtype(code), shape) for name, code, shape in header.pop("arrays")]
+    except (ValueError, TypeError, KeyError) as error:
+        raise MessageError("not a message") from error
+    total = sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in listed)
+    if total > _MAX_PAYLOAD or any(dtype.kind not in _KINDS for _, dtype, _ in listed):
+        raise MessageError("not arrays")
+    arrays = {name: np.empty(shape, dtype) for name, dtype, shape in listed}
+    for array in arrays.values():
         if array.size:
-            fill(array.reshape(-1).view(np.uint8).data)
-        arrays[name] = array
+            _wait(channel, deadline)
+            try:
+                taken = channel.recv_bytes_into(array.reshape(-1).view(np.uint8).data)
+            except BufferTooShort:
+                taken = 0
+            if taken != array.nbytes:
+                raise MessageError("not the array that was announced")
     return header, arrays
 
 
-def send(channel: socket.socket, pieces: Iterable[memoryview], deadline: float | None = None) -> None:
-    """Send all of a frame.
-
-    Raises:
-        ConnectionError: the other side is gone.
-        TimeoutError: the deadline (of `time.monotonic`) passed.
-    """
-    for piece in pieces:
-        _watch(channel, deadline)
-        channel.sendall(piece)
-
-
-def receive(channel: socket.socket, deadline: float | None = None) -> tuple[Header, Arrays]:
-    """The next frame.
-
-    Raises:
-        EOFError, ConnectionError: the other side is gone.
-        FrameError: what came is not a frame.
-        TimeoutError: the deadline (of `time.monotonic`) passed.
-    """
-
-    def fill(view: memoryview) -> None:
-        while view:
-            _watch(channel, deadline)
-            count = channel.recv_into(view)
-            if count == 0:
-                raise EOFError
-            view = view[count:]
-
-    return read_frame(fill)
-
-
-def _watch(channel: socket.socket, deadline: float | None) -> None:
-    if deadline is None:
-        return
-    left = deadline - time.monotonic()
-    if left <= 0:
+def _wait(channel: Connection, deadline: float) -> None:
+    left = None if math.isinf(deadline) else max(deadline - time.monotonic(), 0)
+    if not channel.poll(left):
         raise TimeoutError
-    channel.settimeout(left)
 
-
-ENDED = (EOFError, ConnectionError, FrameError)
-"""What an exchange raises when the worker is gone, or somebody else answers."""
 
 _STARTUP_SECONDS = 120.0
 _ENDING_SECONDS = 2.0
@@ -142,7 +106,7 @@ _ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2", "MALLOC_ARENA_MAX": "1"}
 
 
 class ChildProcess:
-    """One child process, the socket for requests and replies, and the last of what the child prints.
+    """One child process, the channel for requests and replies, and the last of what the child prints.
 
     Raises:
         RuntimeUnavailable: the system starts no process.
@@ -154,15 +118,16 @@ class ChildProcess:
                 "the Python interpreter's own path is unknown, so no worker process can be started: "
                 "run python by its full path"
             )
-        self._channel, theirs = map(_above_streams, socket.socketpair())
+        ours, theirs = map(_above_streams, socket.socketpair())
+        self._channel = Connection(ours)
         try:
             self._child = processes.start_module(
                 "edge_opt.runtime.worker",
-                theirs.fileno(),
+                theirs,
                 environment={name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()},
                 stdout=subprocess.PIPE,
                 bufsize=0,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs,),
             )
         except OSError as error:
             self._channel.close()
@@ -170,15 +135,20 @@ class ChildProcess:
                 f"no worker process can be started ({error.strerror}): free memory or processes, or verify nothing"
             ) from error
         finally:
-            theirs.close()
+            os.close(theirs)
         self.pid = self._child.pid
         self._log = bytearray()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
         self._ready = False
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the child is there, and ready for the next request."""
+        return self._ready and self._child.poll() is None
+
     def wait_until_ready(self) -> None:
-        """Waits for the first frame, which says that the runtime is loaded.
+        """Waits for the first message, which says that the runtime is loaded.
 
         Raises:
             RuntimeUnavailable: it is not, and no model is to blame; the child has been ended.
@@ -187,7 +157,7 @@ class ChildProcess:
             return
         try:
             reply, _ = receive(self._channel, time.monotonic() + _STARTUP_SECONDS)
-        except (*ENDED, TimeoutError) as error:
+        except ENDED as error:
             self.end(error)
             reply = {"reason": f"the worker process ended with {self.ending()}"}
         if "reason" in reply:
@@ -198,27 +168,23 @@ class ChildProcess:
         self._ready = True
 
     def exchange(self, header: Header, arrays: Arrays, seconds: float) -> tuple[Header, Arrays]:
-        """Sends a request and reads its answer, both before the deadline."""
+        """Sends a request and reads its answer before the deadline."""
         deadline = time.monotonic() + seconds
-        send(self._channel, frame(header, arrays), deadline)
+        send(self._channel, header, arrays)
         return receive(self._channel, deadline)
 
     def end(self, why: BaseException | None = None) -> None:
         """Ends the child, and collects it.
 
-        One that hung up (so `why` is one of `ENDED`) is ending by itself: its own exit status says why.
+        One that hung up (so `why` is one of `ENDED`, but no timeout) is ending by itself: its exit status says why.
         """
+        hung_up = isinstance(why, ENDED) and not isinstance(why, TimeoutError)
         try:
-            self._child.wait(_ENDING_SECONDS if isinstance(why, ENDED) else 0)
+            self._child.wait(_ENDING_SECONDS if hung_up else 0)
         except subprocess.TimeoutExpired:
             processes.end(self._child)
         self._listener.join(_ENDING_SECONDS)
         self._channel.close()
-
-    def stop(self) -> None:
-        """Kill the child and leave the rest to whoever waits for its answer."""
-        self._ready = False
-        processes.kill(self._child)
 
     def ending(self) -> str:
         """How the child ended, in words, with the last line that the runtime printed."""
@@ -237,7 +203,7 @@ class ChildProcess:
                 del self._log[:-_LOG_KEPT]
 
 
-def _above_streams(end: socket.socket) -> socket.socket:
+def _above_streams(end: socket.socket) -> int:
     """The same socket under a number above 2: 0 to 2 are free in a daemon, and the child's own streams take them."""
     with end:
-        return socket.socket(fileno=fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3))
+        return fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3)

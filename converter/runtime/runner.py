@@ -1,4 +1,4 @@
-"""The parent's side of worker processes: what may be run, requests and errors, and several workers that share the work.
+"""The parent's side of a worker process: what may be run, requests, and errors.
 
 Nothing here loads the native runtime, and nothing that our own reader and graph checks refuse goes to it. A worker that
 crashed or was stopped is replaced at the next request.
@@ -6,14 +6,12 @@ crashed or was stopped is replaced at the next request.
 
 import os
 import re
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
-from typing import NoReturn, Self, TypeVar
+from typing import NoReturn, Self
 
 import numpy as np
 
@@ -25,7 +23,6 @@ from edge_opt.runtime.errors import (
     RuntimeCrashed,
     RuntimeRefused,
     RuntimeTimedOut,
-    RuntimeUnavailable,
 )
 from edge_opt.runtime.inputs import InputPlan
 from edge_opt.runtime.loop import Call, Chunk, Loop
@@ -57,8 +54,6 @@ class Worker:
         self.time_limit = time_limit
         self.memory_limit = memory_limit
         self._process: ChildProcess | None = None
-        self._retired = False
-        self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -73,21 +68,13 @@ class Worker:
 
     def start(self) -> None:
         """Starts the child and returns at once; the runtime is loaded there while the caller goes on."""
-        with self._lock:
-            self._started()
+        self._started()
 
     def close(self) -> None:
         """Ends the child; a later request starts a new one."""
         process, self._process = self._process, None
         if process is not None:
             process.end()
-
-    def retire(self) -> None:
-        """End the child if another thread waits for it, whose request fails; and start no other."""
-        self._retired = True
-        process = self._process
-        if process is not None and self._lock.locked():
-            process.stop()
 
     def describe(self, model: Runnable) -> tuple[SignatureInfo, ...]:
         """Names, shapes, dtypes and quantization of every signature's inputs and outputs, as the runtime has them."""
@@ -199,8 +186,7 @@ class Worker:
             header["models"] = {name: str(path) for name, path in files.items()}
             header["memory_limit"] = memory
             header["time_limit"] = self.time_limit if seconds is None else seconds
-            with self._lock:
-                reply, results = self._exchange(header, arrays, where)
+            reply, results = self._exchange(header, arrays, where)
         if "error" in reply:
             _raise_reply(reply, where, memory)
         return reply, results
@@ -226,12 +212,8 @@ class Worker:
             raise
 
     def _started(self) -> ChildProcess:
-        if self._retired:
-            raise RuntimeUnavailable("the worker was retired: nothing more is run")
         if self._process is None:
             self._process = ChildProcess()
-            if self._retired:  # by another thread, meanwhile
-                self._process.stop()
         return self._process
 
 
@@ -258,55 +240,6 @@ def _raise_reply(reply: Header, where: str, memory: int) -> NoReturn:
             reason,
         )
     raise RuntimeRefused(f"{where}: the runtime refused it: {reason}", reason)
-
-
-Result = TypeVar("Result")
-
-
-def free_cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class WorkerPool:
-    """At most `count` workers and as many things at a time; the first is started by `start`, or when there is work."""
-
-    def __init__(self, count: int) -> None:
-        self.count = max(count, 1)
-        self.workers = [Worker() for _ in range(self.count)]
-        self._users = dict.fromkeys(range(self.count), 0)
-        self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(self.count, "proof")
-
-    def start(self) -> None:
-        """Start the first, so that loading the runtime overlaps with other work."""
-        self.workers[0].start()
-
-    def submit(self, do: Callable[[Worker], Result], *, alone: bool = True) -> Future[Result]:
-        """Have a worker do something. Without `alone`, no worker is started for it if one runs."""
-        return self._threads.submit(self._carry_out, do, alone)
-
-    def close(self) -> None:
-        """End all of them, what still runs included."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        for worker in self.workers:
-            worker.retire()
-        self._threads.shutdown()
-        for worker in self.workers:
-            worker.close()
-
-    def _carry_out(self, do: Callable[[Worker], Result], alone: bool) -> Result:
-        with self._lock:
-            there = [place for place, worker in enumerate(self.workers) if worker.pid is not None]
-            usable = range(self.count) if alone else there or [0]
-            # Of equally busy ones that which is there: a start takes time and memory.
-            chosen = min(usable, key=lambda place: (self._users[place], place not in there))
-            self._users[chosen] += 1
-        try:
-            return do(self.workers[chosen])
-        finally:
-            with self._lock:
-                self._users[chosen] -= 1
 
 
 def check_model(model: str | os.PathLike[str] | bytes) -> None:

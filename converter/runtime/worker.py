@@ -1,15 +1,15 @@
 """The child process that runs the native runtime: `python -m edge_opt.runtime.worker PARENT_PID SOCKET`.
 
-It takes framed requests and answers them on a socket of its own, so that nothing that is printed here, by the runtime
-or at the interpreter's start, can be taken for an answer. It never outlives its parent, and writes no file.
+It takes requests and answers them on a socket of its own, so that nothing that is printed here, by the runtime or at
+the interpreter's start, can be taken for an answer. It never outlives its parent, and writes no file.
 """
 
 import resource
 import signal
-import socket
+from multiprocessing.connection import Connection
 
 from edge_opt.base.processes import begin_child, limit
-from edge_opt.runtime.protocol import frame, receive, send
+from edge_opt.runtime.protocol import receive, send
 
 _GRACE_SECONDS = 5
 
@@ -18,13 +18,13 @@ def main() -> None:
     """Serves requests until the other end of the socket is closed."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     (descriptor,) = begin_child()
-    channel = socket.socket(fileno=int(descriptor))
+    channel = Connection(int(descriptor))
     try:
         from edge_opt.runtime import native  # noqa: PLC0415 - a runtime that cannot be loaded is an answer, too
     except Exception as error:
-        send(channel, frame({"reason": f"{type(error).__name__}: {error}"}, {}))
+        send(channel, {"reason": f"{type(error).__name__}: {error}"}, {})
         return
-    send(channel, frame({}, {}))
+    send(channel, {}, {})
     while True:
         try:
             header, arrays = receive(channel)
@@ -33,9 +33,8 @@ def main() -> None:
         limit(resource.RLIMIT_DATA, header["memory_limit"])
         # Ends this process even if the runtime never gives control back and the parent is gone.
         signal.alarm(int(header["time_limit"]) + _GRACE_SECONDS)
-        pieces = native.answer(header, arrays)
+        native.answer(channel, header, arrays)
         signal.alarm(0)
-        send(channel, pieces)
 
 
 if __name__ == "__main__":
