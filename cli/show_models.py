@@ -13,11 +13,12 @@ from edge_opt.base.words import many, shortened, size
 from edge_opt.cli import output
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.findings import ComparisonReport, FirstDifference
-from edge_opt.conversion import ConversionResult, convert, default_output
+from edge_opt.conversion import GENERIC, ConversionResult, convert, default_output
 from edge_opt.conversion.result import entry_points
 from edge_opt.inspection import Explanation, Inspection, find_caches, find_example
 from edge_opt.ir import Model
 from edge_opt.passes import Status
+from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.soundness import sentences
 
 EXIT_BUG = 70
@@ -138,9 +139,12 @@ def show_inspection(found: Inspection) -> None:
         if found.compiled:
             output.say(*(f"  {block}" for block in found.attention if block.signature == signature.name))
     own = {signature.name for signature in found.signatures}
-    output.say(*_site_lines(one for one in found.sites if one.verdict.signature not in own))
-    if not found.sites and not found.compiled:
-        output.say("", "No site: the model holds nothing that a pass could apply to.")
+    for name in dict.fromkeys(
+        one.verdict.signature for one in found.sites if one.verdict.signature not in own
+    ):
+        output.say("", name, *_site_lines(one for one in found.sites if one.verdict.signature == name))
+    if not found.compiled:
+        output.say("", f"What would be converted is for target {found.target or GENERIC}.")
     if found.caches.caches:
         output.say("", *found.caches.lines())
     if found.soundness:
@@ -169,11 +173,11 @@ def _signature_rows(found: Inspection) -> Iterator[tuple[str, ...]]:
 
 def _site_lines(sites: Iterable[Explanation]) -> Iterator[str]:
     """A line for each layer's attention and each other site; equal ones share a line, for layers repeat."""
-    groups: defaultdict[tuple[str, str, str], list[Explanation]] = defaultdict(list)
+    groups: defaultdict[tuple[str, str], list[Explanation]] = defaultdict(list)
     for site in sites:
-        what = site.verdict.pass_name if site.block is None else str(site.block)
-        groups[what, str(site), site.verdict.signature].append(site)
-    for (what, verdict, _), group in groups.items():
+        is_split = site.verdict.pass_name == MhaToSha.name and site.block is not None
+        groups[str(site.block) if is_split else site.verdict.pass_name, str(site)].append(site)
+    for (what, verdict), group in groups.items():
         numbers = ", ".join(f"#{one.verdict.index}" for one in group[:_SITES_NAMED])
         more = f" and {len(group) - _SITES_NAMED} more" if len(group) > _SITES_NAMED else ""
         where = "" if group[0].block else f", at '{shortened(group[0].verdict.operator)}'"

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from cli_runs import DEMO, run
 from flatbuffers import flexbuffers
-from pass_runs import but
 from text_parser import parse
 
 from edge_opt import convert
@@ -162,6 +161,6 @@ def test_inspect_shows_them(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("suffix", [".html", ".md", ".json"])
 def test_reports_show_them(suffix: str) -> None:
     attention = to_bytes(parse((TESTDATA / "pass_inline_composites.txt").read_text(encoding="utf-8")))
-    result = convert(attention, skip=but("inline_composites"), verify="none")
+    result = convert(attention, passes=["inline_composites"], verify="none")
     shown = conversion_report(result).render(suffix)
     assert "{from_cache_update: true, is_causal: false, k_ts_idx: 2, v_ts_idx: 3}" in shown

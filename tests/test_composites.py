@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from flatbuffers import flexbuffers
-from pass_runs import INLINING, but, count, names, statuses
+from pass_runs import count, names, statuses
 from text_parser import parse
 
+from edge_opt.base.errors import UsageError
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import ConversionResult, convert
 from edge_opt.inspection import conversion_report
@@ -69,7 +71,7 @@ def test_a_body_that_moves_is_found_at_its_new_place() -> None:
 
 
 def test_every_composite_is_opened_on_request() -> None:
-    result, model = opened(parse(TWO_COMPOSITES), target=INLINING)
+    result, model = opened(parse(TWO_COMPOSITES), inline_composites=True)
     assert "STABLEHLO_COMPOSITE" not in names(model)
     assert len(model.subgraphs) == 1
     assert all(site.proof is not None and site.proof.bitwise for site in result.converted)
@@ -85,9 +87,23 @@ def test_a_body_of_another_type_is_left_with_the_reason() -> None:
     assert "another type in the body" in site.reason
 
 
+def test_an_extracted_signature_stands_alone_as_subgraph_0(tmp_path: Path) -> None:
+    output = tmp_path / "decode.tflite"
+    convert(DEMO, output, extract_signature="decode", verify="full")
+    model = load(output)
+    assert [signature.key for signature in model.signatures] == ["decode"]
+    assert model.signatures[0].subgraph is model.subgraphs[0]
+    assert compare(DEMO, output, signatures=["decode"]).bitwise
+
+
+def test_an_unknown_signature_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(UsageError, match="did you mean 'decode'"):
+        convert(DEMO, dry_run=True, extract_signature="decod")
+
+
 def test_a_model_without_composites_has_no_such_site() -> None:
     model = parse("subgraph main (%x: float32[2]) {\n  %y: float32[2] = ABS(%x)\n  return %y\n}")
-    assert convert(model, target=INLINING).sites == []
+    assert convert(model, inline_composites=True).sites == []
 
 
 NESTED = """
@@ -119,7 +135,7 @@ def test_a_body_that_holds_another_composite_is_opened_and_the_other_moves_as_it
 
 
 def test_on_request_composites_are_opened_at_every_depth() -> None:
-    result, model = opened(parse(NESTED), target=INLINING)
+    result, model = opened(parse(NESTED), inline_composites=True)
     assert [site.index for site in result.converted if site.pass_name == "inline_composites"] == [0, 1]
     assert "STABLEHLO_COMPOSITE" not in names(model)
     assert len(model.subgraphs) == 1
@@ -135,7 +151,7 @@ def test_bodies_that_double_at_every_depth_are_not_opened() -> None:
         for depth in range(40)
     ]
     last = "subgraph last (%x: float32[4]) { %y: float32[4] = ABS(%x) return %y }"
-    result = convert(parse("\n".join([*graphs, last])), target=INLINING, verify="none")
+    result = convert(parse("\n".join([*graphs, last])), inline_composites=True, verify="none")
     assert {site.status for site in result.sites} == {Status.SKIPPED}
     assert "operators" in result.sites[0].reason
 
@@ -160,7 +176,7 @@ def spectrogram(options: bytes) -> Model:
 
 def test_a_body_that_holds_a_custom_operator_is_opened_and_proved_with_its_options() -> None:
     options = flexbuffers.Dumps({"window_size": 8, "stride": 4, "magnitude_squared": True})
-    result, model = opened(spectrogram(bytes(options)), target=INLINING)
+    result, model = opened(spectrogram(bytes(options)), inline_composites=True)
     assert [(site.status, site.reason) for site in result.sites] == [(Status.CONVERTED, "")]
     assert result.sites[0].proof is not None
     assert names(model) == ["CUSTOM"]
@@ -202,7 +218,7 @@ def counting() -> Model:
 
 
 def test_reads_of_a_variable_before_and_after_a_write_stay_two() -> None:
-    result, model = opened(counting(), target=INLINING)
+    result, model = opened(counting(), inline_composites=True)
     assert statuses(result.sites) == ["converted"]
     assert count(model, "READ_VARIABLE") == 2
 
@@ -211,7 +227,7 @@ def test_a_body_with_a_tensor_that_is_kept_between_runs_is_left() -> None:
     """Every call of the body shares that tensor; copies of the body would each have their own."""
     model = parse(TWO_COMPOSITES)
     model.subgraphs[1].tensors[1].is_variable = True
-    result = convert(model, target=INLINING, verify="none")
+    result = convert(model, inline_composites=True, verify="none")
     left = [site.reason for site in result.sites if site.status is not Status.CONVERTED]
     assert left[0].startswith("all calls of the body share a tensor that is kept between runs")
 
@@ -238,7 +254,7 @@ subgraph bad (%q: float32[1,2,6,8], %k: float32[1,2,6,8]) {
 
 def test_a_report_shows_the_first_site_that_is_not_refused() -> None:
     original = to_bytes(parse(TWO))
-    result = convert(original, target=INLINING, skip=but("inline_composites"), verify="none")
+    result = convert(original, inline_composites=True, passes=["inline_composites"], verify="none")
     assert [site.status for site in result.sites[:2]] == [Status.SKIPPED, Status.CONVERTED]
     example = conversion_report(result).example
     assert example is not None

@@ -3,9 +3,10 @@
 from collections import Counter
 from pathlib import Path
 
-from pass_runs import tiles
+import pytest
 from text_parser import parse
 
+from edge_opt.base.errors import UsageError
 from edge_opt.conversion import convert
 from edge_opt.ir import Model, Subgraph
 from edge_opt.ir.text import to_text
@@ -42,7 +43,7 @@ def test_rows_are_off_unless_asked_for() -> None:
 
 
 def test_every_head_is_cut_and_the_mask_only_once() -> None:
-    result = convert(two_heads(8, 16), target=tiles(4))
+    result = convert(two_heads(8, 16), rows_per_tile=4)
     assert result.model is not None
     graph = result.model.subgraphs[0]
     assert [(site.pass_name, site.status) for site in result.sites] == [("mha_to_sha", Status.CONVERTED)]
@@ -54,18 +55,23 @@ def test_every_head_is_cut_and_the_mask_only_once() -> None:
 
 
 def test_rows_that_do_not_divide_take_the_next_smaller_tile() -> None:
-    result = convert(two_heads(12, 16), target=tiles(5), verify="none")
+    result = convert(two_heads(12, 16), rows_per_tile=5, verify="none")
     assert result.model is not None
     assert softmax_shapes(result.model.subgraphs[0]) == {(1, 1, 4, 16)}
 
 
 def test_the_mask_is_cut_once_for_all_layers_of_a_model() -> None:
-    result = convert(TESTDATA / "demo_gemma3.tflite", dry_run=True, target=tiles(4))
+    result = convert(TESTDATA / "demo_gemma3.tflite", dry_run=True, rows_per_tile=4)
     assert result.model is not None
     graph = result.model.signatures[0].subgraph
     masks = [op.input(1).name for op in graph.operators if op.name == "SPLIT" and "mask" in op.input(1).name]
     assert len(masks) == len(set(masks)) > 0
     assert all(site.proof is not None and site.proof.bitwise for site in result.converted)
+
+
+def test_a_tile_has_at_least_one_row() -> None:
+    with pytest.raises(UsageError, match="must be 1 or more"):
+        convert(two_heads(8, 16), rows_per_tile=0)
 
 
 ONE_HEAD = """
@@ -96,7 +102,7 @@ subgraph main (%q: float32[1,1,4,2], %k: float32[1,1,3,2], %v: float32[1,1,3,2],
 
 
 def test_an_attention_of_one_head_is_cut_by_rows_alone() -> None:
-    result = convert(parse(ONE_HEAD), target=tiles(2))
+    result = convert(parse(ONE_HEAD), rows_per_tile=2)
     (site,) = result.converted
     assert (site.pass_name, site.heads, site.kv_heads) == ("tile_rows", 1, 1)
     assert site.proof is not None

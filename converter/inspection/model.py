@@ -13,10 +13,9 @@ from edge_opt.attention.block import Match, NotABlock
 from edge_opt.attention.find import find_blocks
 from edge_opt.attention.surroundings import MASKING, products_above
 from edge_opt.base.record import Record
-from edge_opt.base.words import many
+from edge_opt.base.words import many, shortened
 from edge_opt.conversion import convert
-from edge_opt.conversion.closing import close_inputs
-from edge_opt.conversion.models import choose_parts, find_stopped, find_unsound, positions_in
+from edge_opt.conversion.container import choose_parts, find_stopped, find_unsound, fix_inputs, positions_in
 from edge_opt.inspection.caches import Caches, find_caches
 from edge_opt.ir import Buffer, Constants, DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.composites import COMPOSITE, Composite, composites
@@ -52,7 +51,7 @@ class AttentionBlock(Record):
     def __str__(self) -> str:
         rows, *lengths = ("?" if size < 0 else str(size) for size in (self.query_length, *self.key_lengths))
         sizes = f"N={self.heads} K={self.kv_heads} H={self.head_size} T={rows}, {' + '.join(lengths)} keys"
-        return f"{self.form}: {sizes}, {f'mask {self.mask}' if self.mask else 'no mask'}"
+        return f"{self.form}: {sizes}, {f'mask {shortened(self.mask)}' if self.mask else 'no mask'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +160,7 @@ def inspect(
     parts = choose_parts(opened, "prefill-decode")
     model = parts[0].model
     makers = _makers(model)
-    close_inputs(parts, shapes or {})
+    fix_inputs(parts, shapes or {})
     file = model.file
     inspection = Inspection(
         file=None if file is None or file.path is None else str(file.path),

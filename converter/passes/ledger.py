@@ -132,8 +132,7 @@ class Ledger:
 
 
 def _changed(text: str) -> UnverifiedChangeError:
-    remedy = "nothing was written, please report this mistake of edge-opt"
-    return UnverifiedChangeError(f"the graph was changed outside the verified rewrites: {text}; {remedy}")
+    return UnverifiedChangeError(f"the graph was changed outside the verified rewrites: {text}")
 
 
 def _named(operator: Operator) -> str:

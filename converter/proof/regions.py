@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
+from edge_opt.base.words import shortened
 from edge_opt.ir import DType, Model, Operator, OperatorCode, Subgraph, Tensor
 from edge_opt.ir.operators import BUILTIN_OPERATORS, Effect, operators_that
 from edge_opt.ir.walk import cut_out, is_pure, needed_for
@@ -133,7 +134,7 @@ class RegionProver:
     def _name(self, rewrite: Rewrite) -> str:
         """The region's, for messages: model, subgraph, and the tensor that it ends in."""
         of_model = f" of model '{self._model}'" if self._model else ""
-        return f"'{rewrite.subgraph.name}' up to '{rewrite.anchor.outputs[0].name}'{of_model}"
+        return f"'{rewrite.subgraph.name}' up to '{shortened(rewrite.anchor.outputs[0].name)}'{of_model}"
 
 
 def _with_extremes(request: ProofRequest, graph: Subgraph, demand: Demand) -> ProofRequest:
