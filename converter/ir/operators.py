@@ -3,11 +3,13 @@
 Rooms register behaviour for an operator (a shape rule, say) in tables of their own, by name, and no facts.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cache
-from typing import Final, TypeVar
+from importlib.resources import files
+from typing import Any, Final, TypeVar
 
 from edge_opt.ir.dtypes import DType
 from edge_opt.schema.table import ENUMS, UNIONS, Table, new_table
@@ -49,25 +51,20 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class OperatorKind:
-    """Known facts about an operator.
+    """Known facts about an operator; operators.toml says what each means.
 
-    It has `least` to `most` inputs (by default exactly `least`, -1 is any number) and `outputs` outputs (None: any
-    number). Inputs from `least` to `most` may be left out; without a limit only where there are `gaps`.
-
-    `data` are the inputs that the results are made of (None: all), the others steer. `result` is the type of results:
-    "data" that of the first data operand, the name of an option, a type, or None where nothing fixes it. With `copies`
-    the results hold the data operands' stored numbers as they are. Only a CUTTING operator has several such results;
-    behind the first, those of others hold indices or scratch.
-
-    `options` names the table of its options. `versions` are 1, 2, ... of an operator that rewrites add.
+    It has `least` to `most` inputs (-1 is any number) and `outputs` outputs (None: any number). Inputs from `least` to
+    `most` may be left out; without a limit only where there are `gaps`. `data` are the inputs that the results are made
+    of (None: all). `result` is "data", the name of an option, a type, or None where nothing fixes it. Only a CUTTING
+    operator has several results that are made of its data; behind the first, those of others hold indices or scratch.
     """
 
     effect: Effect
-    least: int = 1
-    most: int | None = None
-    outputs: int | None = 1
-    data: tuple[int, ...] | None = (0,)
-    result: DType | str | None = "data"
+    least: int
+    most: int
+    outputs: int | None
+    data: tuple[int, ...] | None
+    result: DType | str | None
     copies: bool = False
     gaps: bool = False
     options: str | None = None
@@ -80,7 +77,7 @@ class OperatorKind:
 
     def misfit(self, inputs: Sequence[object], outputs: Sequence[object]) -> str | None:
         """Why an operator cannot have these inputs and outputs; None where it can."""
-        least, most = self.least, self.least if self.most is None else self.most
+        least, most = self.least, self.most
         if len(inputs) < least or 0 <= most < len(inputs):
             wanted = f"{least} or more" if most < 0 else " or ".join(map(str, range(least, most + 1)))
             return f"has {len(inputs)} inputs, expected {wanted}"
@@ -117,169 +114,47 @@ class OperatorKind:
         return self.versions[version - 1].runtime if 0 < version <= len(self.versions) else ""
 
 
-# Source: TFLite, each kernel's Prepare: `TF_LITE_ENSURE_EQ(context, NumInputs(node), ...)`, `output->type = ...`,
-# TF_LITE_ENSURE_TYPES_EQ. Kernels copy, or compare, stored numbers; concatenation.cc, pack.cc, unpack.cc and
-# expand_dims.cc demand equal parameters.
-_KINDS: Final[dict[str, OperatorKind]] = {
-    (
-        "ABS CEIL COS ELU EXP FAKE_QUANT FLOOR GELU HARD_SWISH LEAKY_RELU LOG LOGICAL_NOT LOGISTIC NEG RELU RELU6 "
-        "RELU_0_TO_1 RELU_N1_TO_1 ROUND RSQRT SIGN SIN SQRT SQUARE TANH ZEROS_LIKE"
-    ): OperatorKind(Effect.ELEMENTWISE),
-    "CAST COMPLEX_ABS IMAG QUANTIZE REAL": OperatorKind(Effect.ELEMENTWISE, result=None),
-    "DEQUANTIZE": OperatorKind(Effect.ELEMENTWISE, result=DType.FLOAT32),
-    "BUCKETIZE": OperatorKind(Effect.ELEMENTWISE, result=DType.INT32),
-    (
-        "ADD ATAN2 BITWISE_XOR DIV FLOOR_DIV FLOOR_MOD LOGICAL_AND LOGICAL_OR MUL POW RIGHT_SHIFT SQUARED_DIFFERENCE "
-        "STABLEHLO_ADD STABLEHLO_AND STABLEHLO_MAXIMUM STABLEHLO_MINIMUM STABLEHLO_MULTIPLY STABLEHLO_SHIFT_LEFT SUB"
-    ): OperatorKind(Effect.ELEMENTWISE, 2, data=(0, 1)),
-    "MAXIMUM MINIMUM": OperatorKind(Effect.ELEMENTWISE, 2, data=(0, 1), copies=True),
-    "EQUAL GREATER GREATER_EQUAL LESS LESS_EQUAL NOT_EQUAL": OperatorKind(
-        Effect.ELEMENTWISE, 2, data=(0, 1), result=DType.BOOL
-    ),
-    "PRELU": OperatorKind(Effect.ELEMENTWISE, 2),
-    "ADD_N": OperatorKind(Effect.ELEMENTWISE, 2, -1, data=None),
-    "SELECT SELECT_V2": OperatorKind(Effect.ELEMENTWISE, 3, data=(1, 2), copies=True),
-    "L2_NORMALIZATION LOG_SOFTMAX": OperatorKind(Effect.ALONG_ROWS),
-    "SOFTMAX": OperatorKind(Effect.ALONG_ROWS, result=None),
-    "MEAN REDUCE_ALL REDUCE_ANY REDUCE_PROD SUM": OperatorKind(Effect.REDUCTION, 2),
-    "REDUCE_MAX REDUCE_MIN": OperatorKind(Effect.REDUCTION, 2, copies=True),
-    "BATCH_MATMUL": OperatorKind(Effect.PRODUCT, 2, data=(0, 1)),
-    "FULLY_CONNECTED": OperatorKind(Effect.PRODUCT, 2, 3, outputs=None),
-    "CONV_2D CONV_3D DEPTHWISE_CONV_2D": OperatorKind(Effect.CONVOLUTION, 2, 3),
-    "TRANSPOSE_CONV": OperatorKind(Effect.CONVOLUTION, 3, 4, data=(2,)),
-    "SQUEEZE": OperatorKind(Effect.REARRANGING, copies=True),
-    "RESHAPE": OperatorKind(Effect.REARRANGING, 1, 2, copies=True),
-    "EXPAND_DIMS TRANSPOSE": OperatorKind(Effect.REARRANGING, 2, copies=True),
-    "SLICE": OperatorKind(Effect.CUTTING, 3, copies=True),
-    "STRIDED_SLICE": OperatorKind(Effect.CUTTING, 4, copies=True),
-    "SPLIT": OperatorKind(Effect.CUTTING, 2, outputs=None, data=(1,), copies=True),
-    "SPLIT_V": OperatorKind(Effect.CUTTING, 3, outputs=None, copies=True),
-    "UNPACK": OperatorKind(Effect.CUTTING, outputs=None, copies=True),
-    "MIRROR_PAD PAD": OperatorKind(Effect.PADDING, 2, copies=True),
-    "PADV2": OperatorKind(Effect.PADDING, 3, data=(0, 2), copies=True),
-    "BROADCAST_TO GATHER TILE": OperatorKind(Effect.REPEATING, 2, copies=True),
-    "CONCATENATION PACK": OperatorKind(Effect.JOINING, 1, -1, data=None, copies=True),
-    "CALL_ONCE": OperatorKind(Effect.CALLING, 0, outputs=0, data=()),
-    "CALL STABLEHLO_COMPOSITE": OperatorKind(Effect.CALLING, 0, -1, None, (), None, gaps=True),
-    "IF STABLEHLO_CASE": OperatorKind(Effect.CALLING, 1, -1, None, (), None, gaps=True),
-    "WHILE": OperatorKind(Effect.CALLING, 1, -1, None, (), None),
-    "RANDOM_STANDARD_NORMAL RANDOM_UNIFORM": OperatorKind(Effect.RANDOM, data=(), result=None),
-    "MULTINOMIAL": OperatorKind(Effect.RANDOM, 2, data=(), result=None),
-    "STABLEHLO_RNG_BIT_GENERATOR": OperatorKind(Effect.RANDOM, outputs=2, data=(), result=None),
-    "CUSTOM DELEGATE STABLEHLO_CUSTOM_CALL": OperatorKind(Effect.UNKNOWN, 0, -1, None, (), None, gaps=True),
-    "AVERAGE_POOL_2D DENSIFY L2_POOL_2D": OperatorKind(Effect.OTHER),
-    "DEPTH_TO_SPACE MAX_POOL_2D SPACE_TO_DEPTH": OperatorKind(Effect.OTHER, copies=True),
-    "READ_VARIABLE": OperatorKind(Effect.OTHER, result=None),
-    "RANK": OperatorKind(Effect.OTHER, result=DType.INT32),
-    "SHAPE": OperatorKind(Effect.OTHER, result="out_type"),
-    "WHERE": OperatorKind(Effect.OTHER, result=DType.INT64),
-    "VAR_HANDLE": OperatorKind(Effect.OTHER, 0, data=(), result=None),
-    "ASSIGN_VARIABLE": OperatorKind(Effect.OTHER, 2, outputs=0, data=()),
-    "ARG_MAX ARG_MIN": OperatorKind(Effect.OTHER, 2, result="output_type"),
-    "BROADCAST_ARGS STABLEHLO_PAD": OperatorKind(Effect.OTHER, 2, data=(0, 1)),
-    "CUMSUM RESIZE_BILINEAR": OperatorKind(Effect.OTHER, 2),
-    "GATHER_ND RESIZE_NEAREST_NEIGHBOR REVERSE_V2": OperatorKind(Effect.OTHER, 2, copies=True),
-    "EMBEDDING_LOOKUP": OperatorKind(Effect.OTHER, 2, data=(1,), result=None),
-    "FILL": OperatorKind(Effect.OTHER, 2, data=(1,), copies=True),
-    "RFFT2D": OperatorKind(Effect.OTHER, 2, result=DType.COMPLEX64),
-    "STABLEHLO_GATHER": OperatorKind(Effect.OTHER, 2, result=None),
-    "TOPK_V2": OperatorKind(Effect.OTHER, 2, outputs=2, copies=True),
-    "DYNAMIC_UPDATE_SLICE": OperatorKind(Effect.OTHER, 3, data=(0, 1), copies=True),
-    "RANGE": OperatorKind(Effect.OTHER, 3, data=(0, 1, 2)),
-    "SCATTER_ND": OperatorKind(Effect.OTHER, 3, data=(1,)),
-    "UNSORTED_SEGMENT_MAX UNSORTED_SEGMENT_MIN UNSORTED_SEGMENT_PROD UNSORTED_SEGMENT_SUM": OperatorKind(
-        Effect.OTHER, 3
-    ),
-    "STABLEHLO_SCATTER": OperatorKind(Effect.OTHER, 3, -1, outputs=None, result=None),
-    "ONE_HOT": OperatorKind(Effect.OTHER, 4, data=(2, 3)),
-}
-
-# Operators that rewrites add: for each version its first runtime, then the types, or the rank, that need it. The
-# runtime doesn't check the version, other readers do.
-# Source: LiteRT, tflite/tools/versioning: op_version.cc, GetBuiltinOperatorVersion; runtime_version.cc,
-# FindMinimumRuntimeVersionForOp.
-_VERSIONS: Final = {
-    "ADD": "1.5.0, 1.14.0 INT8, 2.4.0 INT16, 2.6.0 INT64, 2.13.0",
-    "BATCH_MATMUL": "2.3.0, 2.3.0 INT8, 2.4.0 INT16, 2.5.0",
-    "CAST": (
-        "1.5.0, 2.7.0 UINT32, 2.8.0 INT8, 2.9.0 UINT16, 2.12.0 FLOAT16 FLOAT64, 2.15.0 INT4, 2.17.0 BFLOAT16"
-    ),
-    "CONCATENATION": "1.5.0, 1.14.0 INT8, 2.3.0 INT16, 2.14.0 UINT32",
-    "EQUAL": "1.14.0, 1.14.0 INT8, 2.3.0 STRING, 2.13.0 INT16",
-    "GATHER": "1.6.0, 1.14.0 INT8, 1.15.0 BOOL, 2.4.0 INT16, 2.5.0",
-    "LESS": "1.14.0, 1.14.0 INT8, 2.13.0 INT16",
-    "LOGICAL_NOT": "1.11.0",
-    "MAXIMUM": "1.14.0, 1.14.0 INT8, 2.3.0 RANK5, 2.3.0 INT16",
-    "MINIMUM": "1.14.0, 1.14.0 INT8, 2.3.0 RANK5, 2.3.0 INT16",
-    "MUL": "1.5.0, 1.14.0 INT8, 1.15.0, 2.3.0 INT16, 2.6.0 INT64, 2.11.0 COMPLEX64, 2.13.0 UINT32",
-    "NOT_EQUAL": "1.14.0, 1.14.0 INT8, 2.3.0 STRING",
-    "PACK": "1.11.0, 1.14.0 INT8, 2.3.0 INT16, 2.13.0 UINT32",
-    "RESHAPE": "1.5.0",
-    "SELECT_V2": "2.2.0, 2.12.0 UINT32",
-    "SHAPE": "1.10.0",
-    "SLICE": "1.14.0, 1.14.0 INT8, 1.14.0 STRING, 2.4.0 INT16, 2.5.0 RANK5, 2.14.0 UINT32",
-    "SPLIT": "1.5.0, 1.14.0 INT8, 1.14.0 INT32, 2.3.0 INT16",
-    "SQUEEZE": "1.6.0, 2.5.0 INT8",
-    "SUB": "1.6.0, 1.14.0 INT8, 2.3.0 RANK5, 2.4.0 INT64, 2.4.0 INT16",
-    "TRANSPOSE": "1.6.0, 1.14.0 INT8, 1.15.0 BOOL, 2.3.0 RANK5, 2.4.0 INT16, 2.12.0 RANK6, 2.14.4 INT4",
-    "UNPACK": "1.11.0, 1.14.0 INT8 UINT8, 2.2.0 BOOL, 2.3.0 INT16",
-}
+def _record(name: str, facts: Mapping[str, Any]) -> OperatorKind:
+    """The record of an operator, from its entry in operators.toml; nothing is known of one that has none."""
+    options = facts.get("options") or _OWN_OPTIONS.get(name.replace("_", "").lower())
+    if "effect" not in facts:
+        return OperatorKind(Effect.OTHER, 0, -1, None, (), None, gaps=True, options=options)
+    inputs, outputs, data = facts.get("inputs", "1"), facts.get("outputs", "1"), facts.get("data", [0])
+    least, _, most = inputs.rstrip("+").partition("-")
+    result = facts.get("result", "data")
+    return OperatorKind(
+        Effect[facts["effect"].upper()],
+        int(least),
+        -1 if inputs.endswith("+") else int(most or least),
+        None if outputs == "any" else int(outputs),
+        None if data == "all" else tuple(data),
+        DType[result] if result in DType.__members__ else result or None,
+        facts.get("copies", False),
+        facts.get("gaps", False),
+        options,
+        tuple(map(_version, filter(None, facts.get("versions", "").split(", ")))),
+    )
 
 
-def _versions(text: str) -> Iterator[Version]:
-    for entry in filter(None, text.split(", ")):
-        runtime, *needs = entry.split()
-        ranks = [int(word.removeprefix("RANK")) for word in needs if word.startswith("RANK")]
-        types = frozenset(DType[word] for word in needs if not word.startswith("RANK"))
-        yield Version(runtime, types, ranks[0] if ranks else None)
+def _version(text: str) -> Version:
+    runtime, *needs = text.split()
+    ranks = [int(word.removeprefix("RANK")) for word in needs if word.startswith("RANK")]
+    return Version(runtime, frozenset(DType[word] for word in needs if word in DType.__members__), *ranks)
 
 
-# Operators whose options table is not named after them (schema.fbs, union BuiltinOptions).
-_OPTIONS: Final = {
-    "CONV_3D_TRANSPOSE": "Conv3DOptions",
-    "L2_NORMALIZATION": "L2NormOptions",
-    "MAXIMUM MINIMUM": "MaximumMinimumOptions",
-    "AVERAGE_POOL_2D L2_POOL_2D MAX_POOL_2D": "Pool2DOptions",
-    "MULTINOMIAL RANDOM_STANDARD_NORMAL RANDOM_UNIFORM": "RandomOptions",
-    "MEAN REDUCE_ALL REDUCE_ANY REDUCE_MAX REDUCE_MIN REDUCE_PROD SUM": "ReducerOptions",
-    "UNIDIRECTIONAL_SEQUENCE_RNN": "SequenceRNNOptions",
-}
-_SHARED_OPTIONS: Final = {name: table for names, table in _OPTIONS.items() for name in names.split()}
+_FACTS: Final = tomllib.loads(files("edge_opt.ir").joinpath("operators.toml").read_text("utf-8"))
 _OWN_OPTIONS: Final = {
     table.removesuffix("Options").lower(): table
     for union in ("BuiltinOptions2", "BuiltinOptions")
     for table in UNIONS[union].values()
 }
+KINDS: Final = {name: _record(name, _FACTS.get(name, {})) for name in BUILTIN_OPERATORS}
+"""The record of each builtin operator, by its name in the schema."""
 
 SUBGRAPH_FIELDS: Final[dict[str, tuple[str, ...]]] = {
-    "CallOnceOptions": ("init_subgraph_index",),
-    "CallOptions": ("subgraph",),
-    "IfOptions": ("then_subgraph_index", "else_subgraph_index"),
-    "StableHLOCompositeOptions": ("decomposition_subgraph_index",),
-    "StablehloCaseOptions": ("branch_subgraph_indices",),
-    "StablehloCustomCallOptions": ("called_computations",),
-    "StablehloReduceOptions": ("body_subgraph_index",),
-    "StablehloReduceWindowOptions": ("body_subgraph_index",),
-    "StablehloScatterOptions": ("update_computation_subgraph_index",),
-    "StablehloSortOptions": ("comparator_subgraph_index",),
-    "StablehloWhileOptions": ("cond_subgraph_index", "body_subgraph_index"),
-    "WhileOptions": ("cond_subgraph_index", "body_subgraph_index"),
+    str(KINDS[name].options): tuple(facts["calls"]) for name, facts in _FACTS.items() if "calls" in facts
 }
 """Options table -> its fields that hold subgraph indices (schema.fbs names them by these words only)."""
-
-_UNDESCRIBED: Final = OperatorKind(Effect.OTHER, 0, -1, None, (), None, gaps=True)
-
-
-def _records() -> Iterator[tuple[str, OperatorKind]]:
-    described = {name: kind for names, kind in _KINDS.items() for name in names.split()}
-    for name in BUILTIN_OPERATORS:
-        options = _SHARED_OPTIONS.get(name) or _OWN_OPTIONS.get(name.replace("_", "").lower())
-        versions = tuple(_versions(_VERSIONS.get(name, "")))
-        yield name, replace(described.get(name, _UNDESCRIBED), options=options, versions=versions)
-
-
-KINDS: Final = dict(_records())
-"""The record of each builtin operator, by its name in the schema."""
 
 
 def operators_that(*effects: Effect) -> frozenset[str]:
