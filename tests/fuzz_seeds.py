@@ -10,19 +10,7 @@ from schema_models import everything, pack, with_data_after, with_options_after
 from text_parser import parse
 
 from edge_opt.base.errors import EdgeOptError
-from edge_opt.ir import (
-    Buffer,
-    DType,
-    Model,
-    Operator,
-    OperatorCode,
-    Quantization,
-    Subgraph,
-    Tensor,
-    load,
-    to_bytes,
-)
-from edge_opt.ir.operators import BUILTIN_OPERATORS
+from edge_opt.ir import Buffer, DType, Model, Operator, Quantization, Subgraph, load, to_bytes
 from edge_opt.ir.walk import cut_out, reads
 from edge_opt.schema import Data, Table, new_table, read_model
 
@@ -93,6 +81,19 @@ _TEXTS = {
           return %r, %e, %p
         }
     """,
+    "variables": """
+        subgraph main () {
+          CALL_ONCE() {init_subgraph_index: 1}
+          %handle: resource[] = VAR_HANDLE() {container: 'c', shared_name: 'state'}
+          %value: float32[4] = READ_VARIABLE(%handle)
+          return %value
+        }
+        subgraph init () {
+          %handle: resource[] = VAR_HANDLE() {container: 'c', shared_name: 'state'}
+          ASSIGN_VARIABLE(%handle, float32{0, 0, 0, 0})
+          return
+        }
+    """,
 }
 
 
@@ -118,7 +119,6 @@ def handmade() -> list[Seed]:
     made.append(seed("everything", pack(everything())))
     made.append(seed("weights behind", with_data_after(everything(), b"weights" * 9, b"more")))
     made.append(seed("options behind", with_options_after(everything(), b"large options")))
-    made.append(seed("variables", to_bytes(_variables())))
     made.append(seed("odd tensors", to_bytes(_odd_tensors())))
     for path in sorted(BUNDLED.glob("*.tflite")):
         made += list(cuts(path))[:1]
@@ -169,76 +169,29 @@ def _cut(graph: Subgraph, window: list[Operator]) -> Model:
     return cut_out(Model(), window, inputs, outputs)
 
 
-def _model(graph: Subgraph) -> Model:
-    model = Model()
-    model.subgraphs.append(graph)
-    return model
-
-
-def _operator(
-    name: str, inputs: list[Tensor], outputs: list[Tensor], options: Table | None = None
-) -> Operator:
-    return Operator(OperatorCode(BUILTIN_OPERATORS[name]), inputs, outputs, options)
-
-
-def _variables() -> Model:
-    """A resource variable, set once by a subgraph of its own, read and written."""
-    graphs = [Subgraph("main"), Subgraph("init")]
-    model = _model(graphs[0])
-    model.subgraphs.append(graphs[1])
-    for graph, source in zip(graphs, ("READ_VARIABLE", "ASSIGN_VARIABLE"), strict=True):
-        handle = graph.add_tensor(Tensor("handle", (), DType.RESOURCE))
-        named = new_table("VarHandleOptions", container="c", shared_name="state")
-        if graph is graphs[0]:
-            graph.append(_operator("CALL_ONCE", [], [], new_table("CallOnceOptions", init_subgraph_index=1)))
-        graph.append(_operator("VAR_HANDLE", [], [handle], named))
-        data = Buffer(Data(np.zeros(4, np.float32))) if graph is graphs[1] else None
-        value = graph.add_tensor(Tensor("value", (4,), DType.FLOAT32, buffer=data))
-        outputs = [value] if source == "READ_VARIABLE" else []
-        graph.append(_operator(source, [handle] if outputs else [handle, value], outputs))
-        graph.outputs += outputs
-    return model
-
-
 def _odd_tensors() -> Model:
     """Packed and sparse constants, strings, blockwise and calibration-only parameters, a state, an empty tensor."""
-    graph = Subgraph("main")
-    blockwise = new_table(
-        "QuantizationParameters", details=new_table("BlockwiseQuantization", scales=2, block_size=32)
-    )
-    ranges = new_table(
-        "QuantizationParameters", min=np.array([-1], np.float32), max=np.array([1], np.float32)
-    )
-    sparse = new_table(
-        "SparsityParameters",
-        traversal_order=[0, 1],
-        dim_metadata=[new_table("DimensionMetadata", dense_size=4), new_table("DimensionMetadata", format=1)],
-    )
-    x = graph.add_tensor(Tensor("x", (1, 4), DType.FLOAT32, quantization=Quantization(ranges)))
-    packed = Tensor(
-        "w", (4, 4), DType.INT4, quantization=Quantization(blockwise), buffer=Buffer(Data(bytes(8)))
-    )
-    scales = Tensor("scales", (4,), DType.FLOAT16, buffer=Buffer(Data(np.ones(4, np.float16))))
-    few = Tensor(
-        "few",
-        (4, 4),
-        DType.FLOAT32,
-        buffer=Buffer(Data(bytes(12))),
-        table=new_table("Tensor", sparsity=sparse),
-    )
-    text = Tensor("text", (1,), DType.STRING, buffer=Buffer(Data(b"\1\0\0\0\x0c\0\0\0\x0d\0\0\0a")))
-    state = Tensor("state", (1, 4), DType.FLOAT32, is_variable=True)
-    empty = Tensor("empty", (0,), DType.INT32)
-    results = [Tensor(f"y{i}", (1, 4), DType.FLOAT32) for i in range(4)]
-    for tensor in (packed, scales, few, text, state, empty, *results):
-        graph.add_tensor(tensor)
-    graph.inputs = [x]
-    y, z, s, o = results
-    graph.append(_operator("FULLY_CONNECTED", [x, packed], [y], new_table("FullyConnectedOptions")))
-    graph.append(_operator("FULLY_CONNECTED", [y, few], [z], new_table("FullyConnectedOptions")))
-    graph.append(_operator("ADD", [z, state], [s], new_table("AddOptions", pot_scale_int16=False)))
-    graph.append(
-        Operator(OperatorCode(BUILTIN_OPERATORS["CUSTOM"], 1, "Mine"), [s, text, empty, scales], [o])
-    )
-    graph.outputs = [o]
-    return _model(graph)
+    model = parse("""
+        subgraph main (%x: float32[1,4]) {
+          variable %state: float32[1,4]
+          unset %empty: int32[0]
+          %y: float32[1,4] = FULLY_CONNECTED(%x, float32[4,4]{splat 0.0}, none)
+          %z: float32[1,4] = FULLY_CONNECTED(%y, float32[4,4]{splat 0.0}, none)
+          %s: float32[1,4] = ADD(%z, %state)
+          %o: float32[1,4] = CUSTOM 'Mine' (%s, int32{0}, %empty, float16{1, 1, 1, 1})
+          return %o
+        }
+    """)
+    (graph,) = model.subgraphs
+    (x,), (first, second, _, custom) = graph.inputs, graph.operators
+    packed, few, text = first.input(1), second.input(1), custom.input(1)
+    blockwise = new_table("BlockwiseQuantization", scales=2, block_size=32)
+    ranges = {"min": np.array([-1], np.float32), "max": np.array([1], np.float32)}
+    x.quantization = Quantization(new_table("QuantizationParameters", **ranges))
+    packed.dtype, packed.buffer = DType.INT4, Buffer(Data(bytes(8)))
+    packed.quantization = Quantization(new_table("QuantizationParameters", details=blockwise))
+    sizes = [new_table("DimensionMetadata", dense_size=4), new_table("DimensionMetadata", format=1)]
+    sparsity = new_table("SparsityParameters", traversal_order=[0, 1], dim_metadata=sizes)
+    few.table, few.buffer = new_table("Tensor", sparsity=sparsity), Buffer(Data(bytes(12)))
+    text.dtype, text.buffer = DType.STRING, Buffer(Data(b"\1\0\0\0\x0c\0\0\0\x0d\0\0\0a"))
+    return model
