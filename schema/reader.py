@@ -58,23 +58,11 @@ class ModelFile:
     """A model read from a file or from bytes; close it, or use it in a `with`, to give the file back.
 
     `flatbuffer_size` is the part that holds the tables and the weights inside; weights after it start there.
-    `max_objects` is what the reader allowed.
     """
 
     root: Table
     source: Source
     flatbuffer_size: int
-    max_objects: int = MAX_OBJECTS
-
-    @property
-    def path(self) -> os.PathLike[str] | None:
-        """Where the model was read from; None for bytes."""
-        return self.source.path
-
-    @property
-    def size(self) -> int:
-        """Bytes of the whole file."""
-        return self.source.size
 
     def close(self) -> None:
         """Give back the file; weights that were not read yet can then no longer be read."""
@@ -91,23 +79,18 @@ class ModelFile:
         self.close()
 
 
-def read_model(
-    model: str | os.PathLike[str] | bytes | Source, *, max_objects: int | None = None
-) -> ModelFile:
+def read_model(model: str | os.PathLike[str] | bytes | Source) -> ModelFile:
     """Read the tables of a .tflite file (or of a section of a file); weights stay there until they are read.
 
-    `max_objects` tables, vectors and strings are read at most; where None, as many as the environment variable
-    EDGE_OPT_MAX_OBJECTS says, or `MAX_OBJECTS`.
-
     Raises:
-        ModelFormatError: the file is missing, not a model, malformed, or written by a newer schema.
-        UsageError: the environment variable is not a number.
+        ModelFormatError: the file is missing, not a model, malformed, or written by a newer schema; or it has more
+            tables, vectors and strings than `objects_allowed`.
     """
-    if max_objects is None:
-        max_objects = objects_allowed()
-    source = _source_of(model)
+    if isinstance(model, bytes | bytearray | memoryview):
+        model = Source(bytes(model))
+    source = model if isinstance(model, Source) else Source.open(model)
     try:
-        file = Reader(source, max_objects).model()
+        file = Reader(source).model()
         source.check_unchanged()
     except BaseException:
         source.close()
@@ -116,7 +99,7 @@ def read_model(
 
 
 def objects_allowed() -> int:
-    """How many tables, vectors and strings a file may have.
+    """How many tables, vectors and strings a file may have: as the environment variable says, or `MAX_OBJECTS`.
 
     Raises:
         UsageError: the environment variable is not a number.
@@ -127,12 +110,9 @@ def objects_allowed() -> int:
     return int(value)
 
 
-def _source_of(model: str | os.PathLike[str] | bytes | Source) -> Source:
-    if isinstance(model, Source):
-        return model
-    if isinstance(model, bytes | bytearray | memoryview):
-        return Source(bytes(model))
-    return Source.open(model)
+def raise_the_bound() -> str:
+    """The remedy for a model with too many objects."""
+    return f"if it is trusted, set the environment variable {MAX_OBJECTS_VARIABLE} to {4 * objects_allowed()}"
 
 
 class _Shape(NamedTuple):
@@ -147,14 +127,14 @@ class _Shape(NamedTuple):
 class Reader:
     """One reading of one source."""
 
-    def __init__(self, source: Source, max_objects: int) -> None:
+    def __init__(self, source: Source) -> None:
         self.source = source
         self._stream = source.stream()
         self._end = min(source.size, MAX_FLATBUFFER_SIZE)
         self._external_start = source.size
         self._named_end = 0
         self._bytes_left = source.size
-        self._objects_left = self._max_objects = max_objects
+        self._objects_left = self._allowed = objects_allowed()
         self._shapes: dict[tuple[str, int], _Shape] = {}
         self._tables: dict[tuple[str, int], Table] = {}
         self._values: dict[tuple[str, int], Any] = {}
@@ -171,7 +151,7 @@ class Reader:
             self._fail(None, f"the root table's offset is {offset}, but it cannot lie in the header", 0)
         root = self._table(TABLES["Model"], offset)
         root.trailing = self._trailing()
-        return ModelFile(root, self.source, min(self._external_start, self._named_end), self._max_objects)
+        return ModelFile(root, self.source, min(self._external_start, self._named_end))
 
     def _trailing(self) -> Data | None:
         """Bytes behind the last one that a table names; zeros that only fill up to a boundary are none."""
@@ -204,10 +184,8 @@ class Reader:
             self._fail(field, "tables, vectors or weights overlap", offset)
         self._objects_left -= objects
         if self._objects_left < 0:
-            limit = (
-                f"more than {self._max_objects} tables, vectors and strings (a long one counts as several)"
-            )
-            raise ModelFormatError(f"{self.source.name} has {limit}: {raise_the_bound(self._max_objects)}")
+            limit = f"more than {self._allowed} tables, vectors and strings (a long one counts as several)"
+            raise ModelFormatError(f"{self.source.name} has {limit}: {raise_the_bound()}")
 
     def _table(self, spec: TableSpec, position: int, field: FieldSpec | None = None) -> Table:
         """The table at `position`, read once."""
@@ -376,11 +354,6 @@ _READERS: Final[dict[str, Callable[[Reader, FieldSpec, int], Any]]] = {
 def _fail_newer(table: str, field: str, message: str, offset: int) -> NoReturn:
     """Refuse what our tables don't know: reading on would lose it."""
     raise ModelFormatError(f"{message}, so it was {_NEWER}", table=table, field=field, offset=offset)
-
-
-def raise_the_bound(allowed: int) -> str:
-    """The remedy for a model with too many objects."""
-    return f"if it is trusted, set the environment variable {MAX_OBJECTS_VARIABLE} to {4 * allowed}"
 
 
 def _what_else(start: bytes) -> str:

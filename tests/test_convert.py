@@ -125,8 +125,8 @@ def test_weights_are_where_they_were_and_there_once(done: Done) -> None:
         large = {data for data in before if len(data) > 512}
         assert large <= after
         assert {data for data in after if len(data) > 512} == large
-        assert (old.flatbuffer_size == old.size) == (new.flatbuffer_size == new.size)
-        assert new.size < old.size * 1.35
+        assert (old.flatbuffer_size == old.source.size) == (new.flatbuffer_size == new.source.size)
+        assert new.source.size < old.source.size * 1.35
 
 
 def test_operators_outside_the_blocks_are_the_same_in_the_same_order(done: Done) -> None:

@@ -132,7 +132,7 @@ def test_every_field_is_what_the_bindings_read_also_when_it_was_written_again(
     (tmp_path / "model.tflite").write_bytes(content)
     with read_model(tmp_path / "model.tflite") as file:
         assert_same(file.root, unpack(content), content)
-        assert file.size == len(content)
+        assert file.source.size == len(content)
         again = model_bytes(file.root)
     assert values(read_model(again).root) == values(read_model(content).root)
     assert_same(read_model(again).root, unpack(again), again)
@@ -303,7 +303,7 @@ def test_what_nobody_changed_stays_as_it_was(tmp_path: Path, content: bytes) -> 
         assert np.array_equal(one.view(), other.view())
         assert other.offset % 16 == 0
         assert other.offset % min(one.offset & -one.offset, 4096) == 0
-    assert new.size == max(new.flatbuffer_size, after[-1].offset + after[-1].length)
+    assert new.source.size == max(new.flatbuffer_size, after[-1].offset + after[-1].length)
     assert paths[2].read_bytes() == paths[1].read_bytes()
 
 

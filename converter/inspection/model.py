@@ -163,8 +163,8 @@ def inspect(
     fix_inputs(parts, shapes or {})
     file = model.file
     inspection = Inspection(
-        file=None if file is None or file.path is None else str(file.path),
-        size=None if file is None else file.size,
+        file=None if file is None or file.source.path is None else str(file.source.path),
+        size=None if file is None else file.source.size,
         flatbuffer_size=None if file is None else file.flatbuffer_size,
         subgraphs=len(model.subgraphs),
         weights=_weights(model.subgraphs),

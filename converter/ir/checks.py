@@ -13,7 +13,7 @@ import numpy as np
 from edge_opt.base.errors import ModelFormatError
 from edge_opt.ir.graph import Operator, Signature, Subgraph, Tensor, used_tensors
 from edge_opt.ir.operators import KINDS, SUBGRAPH_FIELDS, subgraph_indices
-from edge_opt.schema.reader import MAX_OBJECTS, raise_the_bound
+from edge_opt.schema.reader import MAX_OBJECTS, objects_allowed, raise_the_bound
 from edge_opt.schema.table import Table
 
 _MAX_SIZE: Final = (1 << 31) - 1  # of the format, which stores a size as int32
@@ -204,10 +204,10 @@ def _stands_alone(tensor: Tensor) -> bool:
     return tensor.is_constant or external or tensor.is_variable or not tensor.elements
 
 
-def check_extent(root: Table, max_objects: int = MAX_OBJECTS) -> None:
+def check_extent(root: Table) -> None:
     """Refuse a model whose graphs hold more than `MAX_EXTENT` things, each counted as often as it is referred to.
 
-    The bound grows with `max_objects`. A thousand subgraphs that share one vector of a hundred thousand tensors take
+    The bound grows with `objects_allowed`. A thousand subgraphs that share one vector of many tensors take
     little room in a file and very much in memory.
 
     Raises:
@@ -229,7 +229,7 @@ def check_extent(root: Table, max_objects: int = MAX_OBJECTS) -> None:
     for graph in root.get("subgraphs") or ():
         total += listed(graph.get("tensors"), "shape", "shape_signature")
         total += listed(graph.get("operators"), "inputs", "outputs", "intermediates")
-    allowed = MAX_EXTENT * max_objects // MAX_OBJECTS
+    allowed = MAX_EXTENT * objects_allowed() // MAX_OBJECTS
     if total > allowed:
         what = f"the graphs hold {total} tensors, operators and indices, expected at most {allowed}"
-        raise ModelFormatError(f"{what}: {raise_the_bound(max_objects)}", table="Model", field="subgraphs")
+        raise ModelFormatError(f"{what}: {raise_the_bound()}", table="Model", field="subgraphs")

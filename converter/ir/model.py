@@ -72,7 +72,8 @@ class Model:
     new_codes: dict[Hashable, OperatorCode] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        where = "in memory" if self.file is None or self.file.path is None else repr(str(self.file.path))
+        path = None if self.file is None else self.file.source.path
+        where = "in memory" if path is None else repr(str(path))
         entries = ", ".join(f"{name}: {len(graph)} operators" for name, graph in self.entry_points())
         return f"Model({where}, {entries or 'empty'}; {len(self.subgraphs)} subgraphs in all)"
 

@@ -23,7 +23,7 @@ def from_tables(file: ModelFile) -> Model:
             themselves, graphs far larger than their file.
     """
     root = file.root
-    check_extent(root, file.max_objects)
+    check_extent(root)
     model = Model(table=root, file=file)
     model.operator_codes = [_operator_code(table) for table in root.get("operator_codes") or []]
     model.buffers = [Buffer(table.fields.get("data"), table) for table in root.get("buffers") or []]
