@@ -1,5 +1,6 @@
 """The rewrites, in the order in which they run. A pass of your own runs last once it is in `PASSES`."""
 
+from edge_opt.passes.balanced_norms import BalancedNorms
 from edge_opt.passes.contract import (
     Context,
     MaskedRows,
@@ -31,6 +32,7 @@ PASSES: dict[str, Pass] = {
         MhaToSha(),
         TileRows(),
         MaskBeforeJoin(),
+        BalancedNorms(),
     )
 }
 

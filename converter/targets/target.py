@@ -35,6 +35,7 @@ class Target:
             above it; smaller heads are cut below.
         rows_per_tile: most query rows of a head in one piece.
         mask_before_join: True where the mask is added to each part of the logits before they are joined.
+        norms_round_down: True where norms of integers truncate; some are then negated, so that the errors cancel.
         mask_constant: lowest value of an additive mask, as float16 holds it; rows masked everywhere change with it.
         inline_composites: open every composite, not only attention.
         on_chip_bytes: memory beside the NPU, which one head's logits should fit into.
@@ -65,6 +66,7 @@ class Target:
     norm_per_head_from: int | None = None
     rows_per_tile: int | None = None
     mask_before_join: bool = False
+    norms_round_down: bool = False
     mask_constant: float | None = None
     inline_composites: bool = False
     on_chip_bytes: int | None = None

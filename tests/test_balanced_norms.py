@@ -1,0 +1,82 @@
+"""balanced_norms: `x + norm * w` -> `x - norm * -w` where norms that round down made the stream too small."""
+
+from itertools import accumulate
+
+import pytest
+from pass_runs import convert_text, names, reread
+from text_parser import parse
+
+import edge_opt
+from edge_opt.passes import Status
+from edge_opt.passes.balanced_norms import residual_sums
+from edge_opt.proof.regions import RegionProver
+from edge_opt.targets import Target, load_target
+
+TARGET = Target("truncates", "", norms_round_down=True)
+STEPS = (0.01, 0.02, 0.03, 0.004)
+BODY = """
+subgraph body (%a: int16[1,3,4] q(0.001, 0), %b: int16[4] q(0.0001, 0)) {
+  %c: int16[1,3,4] q(STEP, 0) = MUL(%a, %b)
+  return %c
+}
+"""
+
+
+def layers(steps: tuple[float, ...] = STEPS, addition: str = "ADD(%x{0}, %n{0})") -> str:
+    """A residual stream with one norm a layer, whose result has that step."""
+    lines = ["subgraph main (%x0: int16[1,3,4] q(0.001, 0), %h: int16[1,3,4] q(0.001, 0)) {"]
+    for place, step in enumerate(steps):
+        weight = f"int16{{{place + 3}, -700, 20000, 32767}} q(0.0001, 0)"
+        body = f"decomposition_subgraph_index: {place + 1}, composite_attributes: {{epsilon: 1.0}}"
+        options = f"{{name: 'odml.rms_norm', {body}}}"
+        lines.append(f"  %n{place}: int16[1,3,4] q({step}, 0) = STABLEHLO_COMPOSITE(%h, {weight}) {options}")
+        lines.append(f"  %x{place + 1}: int16[1,3,4] q(0.05, 0) = {addition.format(place)}")
+    lines += [f"  return %x{len(steps)}", "}"]
+    return "\n".join(lines) + "".join(BODY.replace("STEP", str(step)) for step in steps)
+
+
+def test_a_norm_is_negated_where_the_errors_so_far_are_below_zero(prover: RegionProver) -> None:
+    model, reports = convert_text(layers(), "balanced_norms", target=TARGET, prover=prover)
+    assert [(report.status, report.reason) for report in reports] == [(Status.CONVERTED, "")] * 2
+    kinds = [name for name in names(reread(model)) if name != "STABLEHLO_COMPOSITE"]
+    assert kinds == ["ADD", "SUB", "ADD", "SUB"]
+    signs = [-1 if kind == "ADD" else 1 for kind in kinds]
+    errors = list(accumulate(sign * step / 2 for sign, step in zip(signs, STEPS, strict=True)))
+    assert max(map(abs, errors)) <= max(STEPS) / 2 < sum(STEPS) / 2
+    weights = [found.norm.input(1).array().tolist() for found in residual_sums(model.subgraphs[0])]
+    assert weights[1] == [-4, 700, -20000, -32767]
+
+
+def test_what_is_balanced_already_stays() -> None:
+    model = parse(layers())
+    assert edge_opt.convert(model, target=TARGET, verify="none").converted
+    assert not edge_opt.convert(model, target=TARGET, verify="none").converted
+
+
+def test_verification_sees_a_weight_that_was_not_negated(
+    prover: RegionProver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_opt.passes.balanced_norms.np.negative", lambda array: array)
+    _, reports = convert_text(layers(), "balanced_norms", target=TARGET, prover=prover)
+    assert {report.status for report in reports} == {Status.ROLLED_BACK}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("return %x4", "return %x4, %n1"),
+        ("odml.rms_norm", "odml.layer_norm"),
+        ("-700", "-32768"),
+    ],
+    ids=["read elsewhere", "another composite", "a weight without a negative"],
+)
+def test_a_norm_that_is_read_elsewhere_or_has_no_negative_is_not_negated(old: str, new: str) -> None:
+    _, reports = convert_text(layers().replace(old, new), "balanced_norms", target=TARGET)
+    assert len(reports) == {"return %x4": 1}.get(old, 0)
+
+
+@pytest.mark.parametrize("name", ["generic", "qualcomm-htp"])
+def test_only_a_target_whose_norms_round_down_asks_for_it(name: str) -> None:
+    target = load_target(name)
+    _, reports = convert_text(layers(), "balanced_norms", target=target)
+    assert bool(reports) is target.norms_round_down is (name == "qualcomm-htp")
