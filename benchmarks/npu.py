@@ -27,7 +27,7 @@ from edge_opt.ir import Model, load, save
 from edge_opt.npu import TimeEstimate, Trial
 from edge_opt.npu.hexagon import Compiler
 from edge_opt.npu.layers import cut_entry_point, largest_attention
-from edge_opt.npu.tuning import try_form, variants
+from edge_opt.npu.tuning import applied, try_form, variants
 from edge_opt.targets import Target, load_target
 
 # litert_torch.generative.export_hf.experimental.npu_export compiles with these.
@@ -88,7 +88,9 @@ def candidates(
     yield OURS, target
     if forms:
         _, blocks = largest_attention(model, signature)
-        yield from (variant for variant in variants(blocks[0], target) if variant[1] is not None)
+        yield from (
+            (form, applied(target, changes)) for form, changes in variants(blocks[0], target) if changes
+        )
 
 
 def measured(

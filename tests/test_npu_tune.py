@@ -37,7 +37,7 @@ from edge_opt.npu import (
 from edge_opt.npu.hexagon import Compiler
 from edge_opt.npu.layers import cut_layers
 from edge_opt.npu.sdk import LIBRARY, libraries_digest
-from edge_opt.npu.tuning import _key, variants
+from edge_opt.npu.tuning import _key, applied, rewritten, variants
 from edge_opt.targets import Target, load_target
 
 # Of `decode`: as exported, in two forms (unpack gives the graph of split), one of them cut at the norm in the other
@@ -144,7 +144,7 @@ def test_a_layer_has_the_real_shapes_and_one_attention_and_converts_as_the_model
     assert kinds[-1] == "FULLY_CONNECTED", "the output projection belongs to the layer"
     assert len(kinds) < len(graph)
     converted = convert(layer.model).converted
-    assert [(site.heads, site.proof is not None and site.proof.bitwise) for site in converted] == [(4, True)]
+    assert [(site.heads, site.proof is not None) for site in converted] == [(4, True)]
 
 
 def test_several_layers_can_be_cut_out() -> None:
@@ -180,11 +180,13 @@ def test_every_form_is_tried_and_tiles_of_the_one_that_is_mostly_the_best() -> N
         "split-above, tiles of 128 rows",
         "split-above, tiles of 64 rows",
     ]
-    unpack = tried["unpack"]
-    assert unpack is not None
-    assert unpack.splits("decode"), "for every signature and length"
-    assert (unpack.form, unpack.rows_per_tile, unpack.long_context) == ("unpack", None, {})
-    assert unpack.largest_joined_rows_bytes == target.largest_joined_rows_bytes
+    assert tried["unpack"] == {"form": "unpack", "rows_per_tile": None}
+    model = rewritten(load(DEMO), applied(target, tried["unpack"]))
+    for _, graph in model.entry_points():
+        found = [match for match in find_blocks(graph) if isinstance(match, Block)]
+        assert all(match.heads == 1 and match.query_length in (1, 8) for match in found), (
+            "whatever the length"
+        )
 
 
 def test_what_gives_the_same_graph_is_tried_once(tmp_path: Path) -> None:

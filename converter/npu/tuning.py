@@ -37,23 +37,22 @@ _TILES, _LEAST_ROWS = 4, 2
 _SMALL_TILES = (128, 64)
 _ALWAYS = 1  # a least head size that every attention has
 _CHECKED_LAYERS = 2
-_VARIED = ("form", "rows_per_tile", "norm_per_head_from", "mask_before_join")
+Changes = Mapping[str, Any] | None
+"""Facts of a target that a form changes; None leaves the model as exported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial(Record):
-    """One form, compiled: `target` rewrites into it, None leaves the model as exported.
+    """One form, compiled.
 
     `verdict` says what is wrong with the numbers that the emulator computes; empty where nothing is, or nobody looked.
     """
 
     form: str
-    target: Target | None
     measured: Measured
     seconds: float
     verdict: str = ""
 
-    _left_out = ("target",)
     _or_null = ("verdict",)
 
     @property
@@ -67,7 +66,7 @@ class Tuning(Record):
     """All trials, best first; those that failed, or whose numbers are wrong, come last.
 
     `blocks` is None where the whole signature was compiled. `long_context`: one head does not fit on the chip.
-    `checked` says how the winner's numbers were checked, or why they were not.
+    `checked` says how the winner's numbers were checked, or why they were not, `changes` what it changes of the target.
     """
 
     model: str
@@ -79,6 +78,7 @@ class Tuning(Record):
     versions: Mapping[str, str]
     trials: tuple[Trial, ...]
     checked: str = ""
+    changes: Changes = None
     notes: tuple[str, ...] = ()
 
     _properties = ("winner",)
@@ -145,20 +145,22 @@ def tune(
     no_probe = find_sdk(sdk).no_probe
     layers = cut_layers(Opened(path).main().model, signature, blocks=blocks)
     forms = dict(_different(layers, base))
+    targets = {form: applied(base, changes) for form, changes in forms.items()}
     with ExitStack() as stack:
-        exported = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-")), "exported.tflite"
-        )
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-"))
+        exported = f"{folder}/exported.tflite"
         save(layers.model, exported)
         running = executor or stack.enter_context(compiling_threads(jobs or _idle_cores()))
-        waiting = [running.submit(try_form, str(exported), *form, compiler.judge()) for form in forms.items()]
+        waiting = [
+            running.submit(try_form, exported, *target, compiler.judge()) for target in targets.items()
+        ]
         tell("compiling", 0, len(forms))
         for done, _ in enumerate(as_completed(waiting), 1):
             tell("compiling", done, len(forms))
         trials = sorted((future.result() for future in waiting), key=lambda trial: trial.measured.rank)
         checked = f"numbers not checked: {no_probe}"
         if not no_probe:
-            trials, checked = _checked(trials, exported, compiler, tell)
+            trials, checked = _checked(trials, exported, targets, compiler, tell)
     first = next((trial.measured.figures for trial in trials if trial.measured.figures), None)
     return Tuning(
         model=os.fspath(path),
@@ -170,46 +172,53 @@ def tune(
         versions={} if first is None else versions(first.qnn),
         trials=tuple(trials),
         checked=checked,
+        changes=forms[trials[0].form],
         notes=() if first is None or not first.note else (first.note,),
     )
 
 
-def variants(attention: Block, base: Target) -> Iterator[tuple[str, Target | None]]:
-    """As exported, with the mask before the join and without, and every form, each for all signatures and lengths.
+def variants(attention: Block, base: Target) -> Iterator[tuple[str, Changes]]:
+    """As exported, with the mask before the join and without, and every form.
 
     Of the form that is mostly the best also tiles of rows, the other cut at the norm and the other place of the mask.
     """
-    whole = replace(base, long_context={}, rows_per_tile=None, split_signatures=("*",))
     yield "as exported", None
-    yield "as exported, the mask before the join", replace(whole, split_signatures=(), mask_before_join=True)
+    yield "as exported, the mask before the join", {"mask_before_join": True}
     for form in FORMS:
-        yield form, replace(whole, form=form)
-    best, above = "split-above", replace(whole, form="split-above")
-    least = base.norm_per_head_from or _ALWAYS
-    if attention.head_size < least:
-        yield f"{best}, a norm for each head", replace(above, norm_per_head_from=_ALWAYS)
+        yield form, {"form": form, "rows_per_tile": None}
+    best, above = "split-above", {"form": "split-above", "rows_per_tile": None}
+    if attention.head_size < (base.norm_per_head_from or _ALWAYS):
+        yield f"{best}, a norm for each head", {**above, "norm_per_head_from": _ALWAYS}
     else:
-        yield f"{best}, one norm for all", replace(above, norm_per_head_from=attention.head_size + 1)
+        yield f"{best}, one norm for all", {**above, "norm_per_head_from": attention.head_size + 1}
     place = "after" if base.mask_before_join else "before"
-    yield f"{best}, the mask {place} the join", replace(above, mask_before_join=not base.mask_before_join)
+    yield f"{best}, the mask {place} the join", {**above, "mask_before_join": not base.mask_before_join}
     rows = attention.query_length
     for size in dict.fromkeys((rows // _TILES, *_SMALL_TILES)):
         if _LEAST_ROWS <= size < rows and rows % size == 0:
-            yield f"{best}, tiles of {size} rows", replace(above, rows_per_tile=size)
+            yield f"{best}, tiles of {size} rows", {**above, "rows_per_tile": size}
 
 
-def _different(layers: Layers, base: Target) -> Iterator[tuple[str, Target | None]]:
+def _different(layers: Layers, base: Target) -> Iterator[tuple[str, Changes]]:
     """Those that give another graph than the ones before them: without norms there is no other cut at the norm.
 
     The layer with the largest attention decides.
     """
     tried = set()
-    for form, target in variants(layers.attention, base):
-        layer = rewritten(cut_layers(layers.model, blocks=1).model, target)
+    for form, changes in variants(layers.attention, base):
+        layer = rewritten(cut_layers(layers.model, blocks=1).model, applied(base, changes))
         graph = subgraph_text(layer.entry_points()[0][1])
         if graph not in tried:
             tried.add(graph)
-            yield form, target
+            yield form, changes
+
+
+def applied(base: Target, changes: Changes) -> Target | None:
+    """The target with a form for all signatures and lengths; None for the model as exported."""
+    if changes is None:
+        return None
+    split = ("*",) if "form" in changes else ()
+    return replace(base, **{**changes, "long_context": {}, "split_signatures": split})
 
 
 def rewritten(model: Model, target: Target | None) -> Model:
@@ -227,7 +236,7 @@ def try_form(exported: str, form: str, target: Target | None, compiler: Compiler
         model = rewritten(load(exported), target)
         measured = attempt(model, model.entry_points()[0][0], compiler)
         _remember(key, measured)
-    return Trial(form, target, measured, round(time.perf_counter() - started, 2))
+    return Trial(form, measured, round(time.perf_counter() - started, 2))
 
 
 def _key(exported: str, target: Target | None, compiler: Compiler) -> str:
@@ -263,7 +272,11 @@ def _idle_cores() -> int:
 
 
 def _checked(
-    ranked: Sequence[Trial], exported: Path, compiler: Compiler, tell: Progress
+    ranked: Sequence[Trial],
+    exported: str,
+    targets: Mapping[str, Target | None],
+    compiler: Compiler,
+    tell: Progress,
 ) -> tuple[list[Trial], str]:
     """The trials with the best one in front whose numbers are right, and what is to be said of the check."""
     wrong: list[Trial] = []
@@ -273,18 +286,17 @@ def _checked(
         tell(f"checking the numbers of {trial.form}", place, len(ranked))
         comparison = compare_on_npu(
             exported,
-            rewritten(load(exported), trial.target),
+            rewritten(load(exported), targets[trial.form]),
             sdk=compiler.sdk,
             chip=compiler.chip,
             layers=_CHECKED_LAYERS,
             seconds=compiler.seconds,
         )
         if comparison.equal:
-            same = (
-                "its numbers are the compiler's own" if trial.target is None else "the same bits as exported"
-            )
-            layers = f"{_CHECKED_LAYERS} layers on {compiler.chip}'s emulator"
-            return [*ranked[place:], *wrong], f"{same}, {layers}"
+            own = targets[trial.form] is None
+            same = "its numbers are the compiler's own" if own else "the same bits as exported"
+            where = f"{_CHECKED_LAYERS} layers on {compiler.chip}'s emulator"
+            return [*ranked[place:], *wrong], f"{same}, {where}"
         wrong.append(replace(trial, verdict=comparison.summary()))
     return [*wrong, *(trial for trial in ranked if not trial.usable)], "no trial's numbers are right"
 
@@ -301,26 +313,20 @@ def tuned_target(tuning: Tuning, name: str | None = None) -> Target:
             f"nothing compiled for target '{base.name}' with the right numbers: there is no winner to write"
         )
     where = f"{tuning.extent} of {Path(tuning.model).name}, {tuning.signature}"
-    split = winner.target is not None and winner.target.split_signatures != ()
-    changed: dict[str, Any] = {"split_signatures": _split_signatures(tuning, split=split)}
-    if winner.target is not None:
-        facts = {name: getattr(winner.target, name) for name in _VARIED}
-        own = {name: value for name, value in facts.items() if value != getattr(base, name)}
-        if tuning.long_context and split:
-            cut = {name: own.pop(name, facts[name]) for name in ("form", "rows_per_tile")}
-            own["long_context"] = {name: value for name, value in cut.items() if value is not None}
-        elif split:
-            own["form"] = winner.target.form
-        changed |= own
-    elif not changed["split_signatures"]:
+    changed: dict[str, Any] = dict(tuning.changes or {})
+    split = "form" in changed
+    if split and tuning.long_context:
+        form = {name: changed.pop(name) for name in ("form", "rows_per_tile")}
+        changed["long_context"] = {name: value for name, value in form.items() if value is not None}
+    changed["split_signatures"] = _split_signatures(tuning, split=split)
+    if tuning.changes is None and not changed["split_signatures"]:
         changed["mask_before_join"] = False  # the trial was the exported file, with no pass run on it
-    summary = f"{base.name} as tuned for {tuning.chip} on {where}: {winner.form}"
     source = f"measured with `edge-opt tune` on {where}"
     target = replace(
         base,
         **changed,
         name=name or f"{base.name}-tuned",
-        summary=summary,
+        summary=f"{base.name} as tuned for {tuning.chip} on {where}: {winner.form}",
         versions={**tuning.versions, "chip": tuning.chip},
     )
     kept = {name: text for name, text in base.sources.items() if name not in changed}
