@@ -42,6 +42,7 @@ from edge_opt.inspection import inspect
 from edge_opt.ir import load, to_bytes
 from edge_opt.npu import CompilerMissingError
 from edge_opt.npu.sdk import SDK_VARIABLES
+from edge_opt.targets import load_target
 
 ALL = ["configure", "export", "calibrate", "quantize", "optimize", "compile"]
 
@@ -202,9 +203,10 @@ def test_litert_s_own_package_of_qualcomms_libraries_is_found(
         place.build(sdk=None)
 
 
-def test_chips_are_found_however_they_are_spelled() -> None:
-    found = [chip_of(name)[1] for name in ("sm8750", " MT6993 ", "TENSOR_G5")]
-    assert found == ["SM8750", "MT6993", "Tensor_G5"]
+def test_chips_are_found_however_they_are_spelled_and_select_their_vendors_target() -> None:
+    targets = {"sm8750": "qualcomm-htp", " MT6993 ": "mediatek", "TENSOR_G5": "google-tensor"}
+    assert [chip_of(name)[1] for name in targets] == ["SM8750", "MT6993", "Tensor_G5"]
+    assert {name: load_target(name).name for name in targets} == targets
 
 
 # --- what is not delivered ---

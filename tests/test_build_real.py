@@ -19,7 +19,6 @@ from text_parser import parse
 from edge_opt import compare, convert, evaluate
 from edge_opt.base.errors import UsageError
 from edge_opt.build import Job, build, pipeline
-from edge_opt.build.prompts import Plan
 from edge_opt.build.source import SETTING
 from edge_opt.inspection import inspect
 from edge_opt.ir import load, to_bytes
@@ -157,73 +156,6 @@ def said_on_cpu(path: Path) -> str:
         [sys.executable, "-c", SAY, path], check=True, capture_output=True, text=True, timeout=300
     )
     return done.stdout
-
-
-SCORE = """
-import sys, litert_lm
-
-path, prompt, *words = sys.argv[1:]
-with litert_lm.Engine(path, backend=litert_lm.Backend.NPU(litert_dispatch_lib_dir="")) as engine:
-    for word in words:
-        with engine.create_session(apply_prompt_template=False) as session:
-            session.run_prefill([prompt])
-            print(session.run_text_scoring([word]).token_scores[0][0])
-"""
-
-
-def test_short_prompts_would_have_made_a_bundle_that_ignores_its_cache(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And so answers another text than it was asked; the checkpoint's own likelihoods say what is right."""
-    build(
-        folder / "gemma", folder / "gemma.litertlm", prompts=folder / "gemma.jsonl", overwrite=True, **OPTIONS
-    )
-    work, short, ruined = folder / "gemma.work", folder / "short.jsonl", folder / "ruined"
-    short.write_text("".join(json.dumps(f"w{line} w5 w6") + "\n" for line in range(7, 10)))
-    config = json.loads((work / "configure" / "stage.json").read_text())["values"]["config"]
-    inputs = {"model": str(work / "export" / "model.litertlm"), "prompts": str(short)}
-    with pytest.raises(UsageError, match=r"too little text .* \d+ tokens in all, 8\d\d are missing"):
-        pipeline.calibrate(Job("calibrate", str(folder / "none"), inputs, config), lambda *_: None)
-
-    given = [json.loads(line) for line in short.read_text().splitlines()]
-    monkeypatch.setattr(pipeline, "_planned", lambda *_: Plan(given, [0] * len(given)))
-    pipeline.calibrate(Job("calibrate", str(folder / "ranges"), inputs, config), lambda *_: None)
-    ruined.mkdir()
-    made = Job("quantize", str(ruined), {**inputs, "ranges": str(folder / "ranges")}, config)
-    pipeline.quantize(made, lambda *_: None)
-    assert {one.rule for one in inspect(made.model).soundness} >= {"range-too-narrow"}
-    mended = inspect(work / "quantize" / "model.litertlm").soundness
-    assert {one.rule for one in mended} <= {"positions-stop"}, "which our stage mends"
-
-    prompt = " ".join(f"w{(7 * word * word + 13 * word) % 400 + 4}" for word in range(700))
-    words = [f"w{word}" for word in range(4, 20)]
-    truth = likelihoods(folder / "gemma", prompt, words)
-    lost, kept = (
-        sum(abs(a - b) for a, b in zip(scores(path, prompt, words), truth, strict=True)) / len(words)
-        for path in (made.model, work / "quantize" / "model.litertlm")
-    )
-    print(f"nats a word off the checkpoint: {lost:.4f} ruined, {kept:.4f} as build makes it")
-    assert lost > 4 * kept
-
-
-def scores(path: Path, prompt: str, words: list[str]) -> list[float]:
-    """The logarithms of how likely LiteRT-LM finds each word after a prompt."""
-    command = [sys.executable, "-c", SCORE, str(path), prompt, *words]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
-    return [float(line) for line in done.stdout.split()]
-
-
-def likelihoods(checkpoint: Path, prompt: str, words: list[str]) -> list[float]:
-    """The same of transformers, in float."""
-    import torch
-    import transformers
-
-    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(checkpoint / "tokenizer.json"))
-    tokens = [model.config.bos_token_id, *tokenizer(prompt, add_special_tokens=False)["input_ids"]]
-    with torch.no_grad():
-        found = model(torch.tensor([tokens])).logits[0, -1].log_softmax(-1)
-    return [found[tokenizer.convert_tokens_to_ids(word)].item() for word in words]
 
 
 def metadata_of(path: Path) -> Any:
