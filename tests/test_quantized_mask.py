@@ -2,13 +2,11 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
-from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from pass_runs import Says, convert_text, names, reread, run, statuses
 from text_parser import parse
 
-from edge_opt.ir import Model, Tensor, to_bytes
+from edge_opt.ir import Model, Tensor
 from edge_opt.ir.text import to_text
 from edge_opt.passes import SiteReport
 from edge_opt.proof.regions import RegionProver
@@ -36,11 +34,6 @@ INT8 = {
     "kind": "int8", "unit": "0.003921569", "zero": -128, "scale": "0.39215687", "result": 127, "factor": -128,
     "step": "0.39215687", "shift": 127, "real": "-100.0",
 }  # fmt: skip
-CASES = pytest.mark.parametrize(
-    ("chain", "values"),
-    [(QUANTIZE_FIRST, INT16), (QUANTIZE_FIRST, INT8), (MULTIPLY_FIRST, INT16), (MULTIPLY_FIRST, INT8)],
-    ids=["quantize first, int16", "quantize first, int8", "multiply first, int16", "multiply first, int8"],
-)
 
 
 def text_of(chain: tuple[str, ...], values: dict[str, Any], *, more: str = "", out: str = "%mask") -> str:
@@ -49,91 +42,63 @@ def text_of(chain: tuple[str, ...], values: dict[str, Any], *, more: str = "", o
     return f"subgraph main (%open: bool{SHAPE}) {{\n{inside}{more}  return {out}\n}}\n"
 
 
+PLAIN = text_of(QUANTIZE_FIRST, INT16)
+NEGATION = f"  %n: bool{SHAPE} = LOGICAL_NOT(%open)\n"
+TWICE = f"{NEGATION}  %n2: bool{SHAPE} = LOGICAL_NOT(%n)\n"
+
+
 def only(text: str, prover: RegionProver | Says | None = None) -> tuple[Model, SiteReport]:
     model, (report,) = convert_text(text, "quantized_mask", prover=prover)
     return model, report
 
 
-@CASES
+@pytest.mark.parametrize("negations", [0, 1, 2])
+@pytest.mark.parametrize("values", [INT16, INT8], ids=["int16", "int8"])
+@pytest.mark.parametrize("chain", [QUANTIZE_FIRST, MULTIPLY_FIRST], ids=["quantize first", "multiply first"])
 def test_a_chain_becomes_one_select_and_every_bit_stays(
-    chain: tuple[str, ...], values: dict[str, Any], prover: RegionProver
+    chain: tuple[str, ...], values: dict[str, Any], negations: int, prover: RegionProver
 ) -> None:
-    model, report = only(text_of(chain, values), prover)
+    text = text_of(chain, values)
+    if negations == 0:
+        text = text.replace(NEGATION, "").replace("CAST(%n)", "CAST(%open)")
+    if negations == 2:
+        text = text.replace(NEGATION, TWICE).replace("CAST(%n)", "CAST(%n2)")
+    model, report = only(text, prover)
     assert (str(report.status), report.reason) == ("converted", "")
     assert report.proof is not None
     assert (str(report.proof.demand), report.proof.bitwise) == ("bitwise", True)
+    assert {ran.kernels for ran in report.proof.ran} == {"xnnpack", "reference"}
     assert names(model) == ["SELECT_V2"]
 
 
-def test_golden() -> None:
-    model, _ = only(text_of(QUANTIZE_FIRST, INT16))
+def test_it_runs_once_and_the_result_is_as_drawn() -> None:
+    model, _ = only(PLAIN)
     constants = "int16(0) q(0.00305176, 0), int16(-32768) q(0.00305176, 0)"
-    assert (
-        to_text(model)
-        == f"""\
+    text = f"""\
 subgraph main (%open: bool{SHAPE}) {{
   %mask: int16{SHAPE} q(0.00305176, 0) = SELECT_V2(%open, {constants})
   return %mask
 }}
 """
-    )
+    assert to_text(model) == to_text(reread(model)) == text
+    assert run(model, "quantized_mask", "mask_to_add") == []
+    assert to_text(model) == text
 
 
-@CASES
-@pytest.mark.parametrize("kernels", [OpResolverType.BUILTIN, OpResolverType.BUILTIN_REF])
-def test_both_kernel_sets_give_the_values_that_were_computed_here(
-    chain: tuple[str, ...], values: dict[str, Any], kernels: OpResolverType
-) -> None:
-    text = text_of(chain, values)
-    model, _ = only(text)
-    condition = np.random.default_rng(0).integers(0, 2, (1, 1, 4, 6)).astype(bool)
-    results = []
-    for each in (parse(text), model):
-        runtime = Interpreter(model_content=to_bytes(each), experimental_op_resolver_type=kernels)
-        runtime.allocate_tensors()
-        runtime.set_tensor(runtime.get_input_details()[0]["index"], condition)
-        runtime.invoke()
-        results.append(runtime.get_tensor(runtime.get_output_details()[0]["index"]))
-    assert results[0].tobytes() == results[1].tobytes()
-    assert len(np.unique(results[0])) == 2
-
-
-@pytest.mark.parametrize("chain", [QUANTIZE_FIRST, MULTIPLY_FIRST])
-@pytest.mark.parametrize("negations", [0, 2])
-def test_with_no_negation_or_two(chain: tuple[str, ...], negations: int, prover: RegionProver) -> None:
-    text = text_of(chain, INT16)
-    if negations == 0:
-        text = text.replace(f"  %n: bool{SHAPE} = LOGICAL_NOT(%open)\n", "").replace(
-            "CAST(%n)", "CAST(%open)"
-        )
-    else:
-        text = text.replace("CAST(%n)", "CAST(%n2)").replace(
-            "  %f:", f"  %n2: bool{SHAPE} = LOGICAL_NOT(%n)\n  %f:"
-        )
-    model, report = only(text, prover)
-    assert (str(report.status), report.reason) == ("converted", "")
-    assert names(model) == ["SELECT_V2"]
-
-
-def test_what_others_read_of_the_chain_stays(prover: RegionProver) -> None:
+def test_what_others_read_of_the_chain_stays_until_the_last_mask_frees_it(prover: RegionProver) -> None:
     model, report = only(text_of(QUANTIZE_FIRST, INT16, out="%mask, %f"), prover)
     assert str(report.status) == "converted"
     assert names(model) == ["LOGICAL_NOT", "CAST", "SELECT_V2"]
-
-
-def test_two_masks_of_one_chain(prover: RegionProver) -> None:
-    """The second one frees what they shared."""
     more = f"  %other: int16{SHAPE} q(0.1, 0) = MUL(%q, int16(-100) q(0.01, 0))\n"
-    model, reports = convert_text(
-        text_of(QUANTIZE_FIRST, INT16, more=more, out="%mask, %other"), "quantized_mask", prover=prover
-    )
+    text = text_of(QUANTIZE_FIRST, INT16, more=more, out="%mask, %other")
+    model, reports = convert_text(text, "quantized_mask", prover=prover)
     assert statuses(reports) == ["converted", "converted"]
     assert names(model) == ["SELECT_V2", "SELECT_V2"]
 
 
 def test_equal_masks_of_several_layers_become_one(prover: RegionProver) -> None:
     """They are read by operators; a graph output must stay defined."""
-    again = "".join(text_of(QUANTIZE_FIRST, INT16).splitlines(keepends=True)[1:-2])
+    again = "".join(PLAIN.splitlines(keepends=True)[1:-2])
     for name in ("%n", "%f", "%q", "%mask"):
         again = again.replace(name, f"{name}2")
     readers = "".join(
@@ -143,14 +108,6 @@ def test_equal_masks_of_several_layers_become_one(prover: RegionProver) -> None:
     model, reports = convert_text(text, "quantized_mask")
     assert statuses(reports) == ["converted", "converted"]
     assert names(model) == ["SELECT_V2", "ABS", "ABS"]
-
-
-def test_it_runs_once(prover: RegionProver) -> None:
-    model, _ = only(text_of(QUANTIZE_FIRST, INT16), prover)
-    text = to_text(model)
-    assert run(model, "quantized_mask", "mask_to_add", prover=prover) == []
-    assert to_text(model) == text
-    assert to_text(reread(model)) == text
 
 
 NUMBER = "%f: float32[] = CAST(%open) {in_data_type: 6}"
@@ -203,8 +160,7 @@ def test_constants_that_are_not_what_the_kernels_compute_fail_the_proof(
     prover: RegionProver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Tensor, "real", lambda tensor: -99.99)
-    text = text_of(QUANTIZE_FIRST, INT16)
-    model, report = only(text, prover)
+    model, report = only(PLAIN, prover)
     assert str(report.status) == "rolled-back"
     assert "demanded bitwise" in report.reason
-    assert to_text(model) == text
+    assert to_text(model) == PLAIN
