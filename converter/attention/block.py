@@ -58,12 +58,11 @@ _HALF = 2
 class Block:
     """One layer's attention, matched.
 
-    `output` is the tensor where the heads stand side by side, with factors `factored`; `others` are more of them, where
-    several products of values are never summed. `core` are the operators from the logits products to these, `logits`
-    the former with the factors of their results, `products` those of the values. `heads_are_rows` is True where a
-    product's rows are nothing but heads (T = 1). `kv_heads` is K, `query_length` T, `key_lengths` the segments of keys
-    (S, or S and T), `head_size` H. Each of the N heads is a piece of its own; where rows are cut into `tiles`, there
-    are N*tiles pieces, and `query_length` is a tile's.
+    `output` is the tensor where the heads stand side by side, with factors `factored`. `core` are the operators from
+    the logits products to this, `logits` the former with the factors of their results, `products` those of the values.
+    `heads_are_rows` is True where a product's rows are nothing but heads (T = 1). `kv_heads` is K, `query_length` T,
+    `key_lengths` the segments of keys (S, or S and T), `head_size` H. Each of the N heads is a piece of its own; where
+    rows are cut into `tiles`, there are N*tiles pieces, and `query_length` is a tile's.
 
     An attention with one head (or one of those that were split already) is one piece without a label: `output` is the
     (sum of the) value product(s), and `logits` and `core` are empty.
@@ -84,7 +83,6 @@ class Block:
     core: frozenset[Operator] = frozenset()
     heads_are_rows: bool = False
     tiles: int = 1
-    others: tuple[tuple[Tensor, Factored], ...] = ()
 
     @property
     def heads(self) -> int:
@@ -130,8 +128,6 @@ def row_tiles(block: Block, count: int) -> Block:
     Raises:
         RefusedError: the rows cannot be followed to the logits.
     """
-    if block.others:
-        raise RefusedError("the probabilities weigh several values that are never summed", block.softmax)
     refusal = RefusedError("no axis of the result is the queries' sequence", block.softmax, block.output)
     for factored in _with_rows(block, count):
         try:
@@ -156,8 +152,8 @@ def _with_rows(block: Block, count: int) -> Iterator[Factored]:
 
 def _labelled(block: Block, factored: Factored, count: int) -> Block:
     """The block with other factors, where every piece of them reaches the logits as rows of its own."""
-    trace = trace_heads([(block.output, factored)], block.products, block.operands)
-    if trace.lost is not None or not trace.logits:
+    trace = trace_heads((block.output, factored), block.products, block.operands)
+    if not trace.logits:
         raise RefusedError(trace.refusal or "no logits product leads to this SOFTMAX", block.softmax)
     for product, labelled in trace.products.items():
         rows = labelled[block.products[product].rows]

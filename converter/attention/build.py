@@ -46,11 +46,7 @@ def split_heads(
     operands = with_composites(model) if form.above and form.composites else block.operands
     plan, assembly = Planner(subgraph, block, form, operands).plan(), Assembly(model, constants)
     splitter = Splitter(form, assembly, block, operands, plan)
-    pieces = []
-    for head in range(block.pieces):
-        pieces.append(splitter.piece(block.output, block.factored, head))
-        for other, factored in block.others:
-            splitter.piece(other, factored, head)
+    pieces = [splitter.piece(block.output, block.factored, head) for head in range(block.pieces)]
     join_heads(assembly, form, pieces, block.output, block.factored)
     assert block.output.producer is not None
     joined = [block.output]

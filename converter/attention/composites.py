@@ -24,17 +24,16 @@ class Composite(Rule):
     """STABLEHLO_COMPOSITE, read off its body: `rms_norm([1,N,T,H])` -> N x `rms_norm([1,1,T,H])`.
 
     Every tensor of the body must carry the label in one way: a mean over H leaves a label on N alone, a mean over N
-    would need that axis whole. Every operator must have a rule, and no constant may differ between heads: they are to
-    be the same composite. Each keeps its axes (the heads' at size 1), since attributes may count them, and has a body
-    of its own: LiteRT's compiler plugins count one for each composite that they take, and where some share one they
-    compile as many others by mistake (litert/compiler/plugin/compiler_plugin.cc, PartitionModel).
+    would need that axis whole. Every operator must have a rule, so no body may hold another, and no constant may differ
+    between heads: they are to be the same composite. Each keeps its axes (the heads' at size 1), since attributes may
+    count them, and has a body of its own: LiteRT's compiler plugins count one for each composite that they take, and
+    where some share one they compile as many others by mistake (litert/compiler/plugin/compiler_plugin.cc,
+    PartitionModel).
     """
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._depth = 0
-        self._bodies: dict[tuple[int, Factored, int], int] = {}
-        self._inner = OperandFactors({**RULES, COMPOSITE: self})
+        self._inner = OperandFactors()
 
     def operands(self, of: Labelled) -> Operands:
         body = checked_body(self._model, of.operator)
@@ -45,18 +44,10 @@ class Composite(Rule):
 
     def made(self, one: OneHead) -> Tensor:
         body = body_of(self._model, one.of.operator)
-        key = (id(body), fx.canonical(one.of.factored), one.head)
-        # Calls within one body share one: where each calls the next twice, there would be twice as many at every level.
-        place = self._bodies.get(key) if self._depth else None
-        if place is None:
-            self._depth += 1
-            made = self._for_one_head(body, one.of.factored, f"head_{one.head}")
-            self._depth -= 1
-            if not self._depth:
-                self._bodies.clear()
-            place = self._bodies[key] = len(self._model.subgraphs)
-            self._model.subgraphs.append(made)
+        made = self._for_one_head(body, one.of.factored, f"head_{one.head}")
+        self._model.subgraphs.append(made)
         read = {index: one.piece(index) for index in range(len(body.inputs))}
+        place = len(self._model.subgraphs) - 1
         return one.clone(read, one.of.piece_shape(keep=True), **{BODY: place})
 
     def _labels(self, body: Subgraph, result: Factored) -> dict[Tensor, Factored]:

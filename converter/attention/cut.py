@@ -77,8 +77,7 @@ class Planner:
     def plan(self) -> Plan:
         """Go up from the merged heads to the tensors that are cut, each after all its readers; then place the cuts."""
         plan, block = self._plan, self.block
-        for tensor, factored in ((block.output, block.factored), *block.others):
-            self._read(tensor, factored, 0)
+        self._read(block.output, block.factored, 0)
         for operator in reversed(self.subgraph.operators):
             if operator in self._waiting:
                 self._decide(operator, self._waiting.pop(operator))

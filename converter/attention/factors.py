@@ -75,12 +75,8 @@ def piece_axes(factored: Factored, *, keep: bool) -> tuple[int, ...]:
 
 def piece_shape(factored: Factored, *, keep: bool) -> Shape:
     """Shape of one head's piece: labelled factors removed."""
-    return piece_shape_on(factored, piece_axes(factored, keep=keep))
-
-
-def piece_shape_on(factored: Factored, axes: Iterable[int]) -> Shape:
-    """Sizes that one head's piece has along the given axes."""
-    return tuple(_size(f for f in factored[i] if not f.stride) for i in axes)
+    kept = piece_axes(factored, keep=keep)
+    return tuple(_size(factor for factor in factored[axis] if not factor.stride) for axis in kept)
 
 
 def merge_neighbours(factors: Iterable[Factor]) -> list[Factor]:

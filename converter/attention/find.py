@@ -147,21 +147,18 @@ class _Search:
         Raises:
             RefusedError: its heads cannot be told, or not be followed.
         """
-        beside = self._beside_head_size()
-        placed = self._on_batch_axes() if beside is None else [beside]
-        return self._with_heads(placed) if placed else self._single_head()
+        placed = self._beside_head_size() or self._on_batch_axes()
+        return self._single_head() if placed is None else self._with_heads(*placed)
 
-    def _with_heads(self, outputs: Sequence[OnHeads]) -> Block:
-        heads = _head_count(outputs)
-        trace = trace_heads(outputs, self.values, self.operands)
+    def _with_heads(self, output: Tensor, factored: Factored) -> Block:
+        heads = fx.piece_count(factored)
+        trace = trace_heads((output, factored), self.values, self.operands)
         trace.check(heads, self.softmax)
         if trace.refusal is not None and any(product not in trace.logits for product in self.scores):
             raise RefusedError(trace.refusal)
         product, labelled = next(iter(trace.products.items()))
         length = _plain(labelled[self.values[product].rows])
         rows = {own: length * math.prod(map(_plain, own[:-2])) for own in trace.logits.values()}
-        made_by = {tensor.producer: (tensor, factored) for tensor, factored in outputs}
-        *others, (output, factored) = (made_by[one] for one in self.subgraph.operators if one in made_by)
         axes = (axis for own in trace.logits.values() for axis in own[-2:] if axis)
         return Block(
             softmax=self.softmax,
@@ -178,7 +175,6 @@ class _Search:
             core=frozenset(trace.core),
             operands=self.operands,
             heads_are_rows=any(map(fx.only_labels, axes)),
-            others=tuple(others),
         )
 
     def _kv_heads(self, product: Operator, factored: Factored, heads: int) -> int:
@@ -257,36 +253,38 @@ class _Search:
 
     # Heads in batch axes
 
-    def _on_batch_axes(self) -> list[OnHeads]:
+    def _on_batch_axes(self) -> OnHeads | None:
         """Heads in the batch axes of the products, where each index is a matrix by itself, or only of the SOFTMAX.
 
-        All are heads but the own batch of the model. Empty where there are none.
+        All are heads but the own batch of the model.
 
         Raises:
             RefusedError: the heads do not reach the logits.
         """
-        summed, product = self._tail[:1], self._first.outputs[0]
-        alike = summed and summed[0].shape[:-2] == product.shape[:-2]
-        outputs = summed if alike else [value.outputs[0] for value in self.values]
-        rank = max(len(output.shape) for output in outputs)
+        output = self._first.outputs[0]
+        if self._tail and self._tail[0].shape[:-2] == output.shape[:-2]:
+            output = self._tail[0]
+        elif len(self.values) > 1 and math.prod(output.shape[:-2]) > 1:
+            raise RefusedError(
+                "the probabilities weigh several values that are not summed as they are", self.softmax
+            )
         heads: dict[int, int] = {}
-        for axis in range(-rank, -2):
-            size = max(_size(output, axis) for output in outputs)
+        for axis, size in enumerate(output.shape[:-2]):
             try:
-                trace = self._traced(_labelled(outputs, {axis: size}))
+                trace = self._traced(_labelled(output, {axis: size}))
             except RefusedError:
-                if axis > -rank or rank == 3:
+                if axis or len(output.shape) == 3:
                     raise
                 continue
             if trace is not None:
                 heads[axis] = size // self._batch(trace)
         in_rows = self._heads_in_rows()
-        placed = _labelled(outputs, heads, self._weighing.rows, in_rows)
-        if self._traced(placed) is None:
-            return []
+        factored = _labelled(output, heads, self._weighing.rows, in_rows)[1]
+        if self._traced((output, factored)) is None:
+            return None
         if in_rows == 1:
             self._check_rows()
-        return placed
+        return output, factored
 
     def _heads_in_rows(self) -> int:
         """How many heads a product's rows hold, by how they are masked: `[1,1,(G)(T),S] -> [1,G,T,S] + [1,1,T,S]`."""
@@ -297,13 +295,13 @@ class _Search:
             return 1
         return math.prod(lanes) // own
 
-    def _traced(self, placed: Sequence[OnHeads]) -> Trace | None:
+    def _traced(self, placed: OnHeads) -> Trace | None:
         """The way of the label, which all heads go; None where there is no label."""
-        heads = _head_count(placed)
+        heads = fx.piece_count(placed[1])
         if heads == 1:
             return None
         trace = trace_heads(placed, self.values, self.operands)
-        trace.check(heads, (trace.lost or placed[0][0]).producer)
+        trace.check(heads, placed[0].producer)
         return trace
 
     def _batch(self, trace: Trace) -> int:
@@ -361,32 +359,16 @@ class _Search:
                 raise RefusedError(text, tensor.producer, tensor)
 
 
-def _labelled(
-    outputs: Sequence[Tensor], heads: Mapping[int, int], rows: int = -2, in_rows: int = 1
-) -> list[OnHeads]:
-    """Tensors with so many heads innermost in these axes (from the back), and so many outermost in the rows."""
-    placed = []
-    for output in outputs:
-        factored = list(fx.plain(output.shape))
-        for axis, count in heads.items():
-            if _size(output, axis) > 1:
-                inner = math.prod(heads[other] for other in heads if other > axis)
-                parts = (Factor(output.shape[axis] // count), Factor(count, inner * in_rows))
-                factored[axis] = tuple(part for part in parts if part.size > 1)
-        if in_rows > 1:
-            factored[rows] = (Factor(in_rows, 1), *fx.plain((output.shape[rows] // in_rows,))[0])
-        placed.append((output, tuple(factored)))
-    return placed
-
-
-def _head_count(placed: Sequence[OnHeads]) -> int:
-    """One more than the highest head that the labels know."""
-    factors = [factor for _, own in placed for factor in fx.labels(own)]
-    return 1 + sum({factor.stride: (factor.size - 1) * factor.stride for factor in factors}.values())
-
-
-def _size(output: Tensor, axis: int) -> int:
-    return output.shape[axis] if -axis <= len(output.shape) else 1
+def _labelled(output: Tensor, heads: Mapping[int, int], rows: int = -2, in_rows: int = 1) -> OnHeads:
+    """A tensor with so many heads innermost in these axes, and so many outermost in the rows."""
+    factored = list(fx.plain(output.shape))
+    for axis, count in heads.items():
+        inner = math.prod(heads[other] for other in heads if other > axis)
+        parts = Factor(output.shape[axis] // count), Factor(count, inner * in_rows)
+        factored[axis] = tuple(part for part in parts if part.size > 1)
+    if in_rows > 1:
+        factored[rows] = (Factor(in_rows, 1), *fx.plain((output.shape[rows] // in_rows,))[0])
+    return output, tuple(factored)
 
 
 def _moved(operator: Operator, factored: Factored) -> Factored | None:

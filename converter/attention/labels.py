@@ -1,6 +1,6 @@
 """Carries the head label backwards through a graph, operator by operator, from the merged heads to the logits."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -124,14 +124,12 @@ class Trace:
     """Where the head label leads from the merged heads: up to the products of queries and keys.
 
     `products` are those of the values and `logits` those of queries and keys, with the factors of their results. `core`
-    are the operators from the latter on. `lost` is a tensor with merged heads that leads to no logits, `refusal` the
-    first reason why the label was not followed further.
+    are the operators from the latter on, `refusal` the first reason why the label was not followed further.
     """
 
     products: dict[Operator, Factored] = field(default_factory=dict)
     logits: dict[Operator, Factored] = field(default_factory=dict)
     core: dict[Operator, None] = field(default_factory=dict)
-    lost: Tensor | None = None
     refusal: Refusal | None = None
 
     def check(self, heads: int, end: Operator | None) -> None:
@@ -140,7 +138,7 @@ class Trace:
         Raises:
             RefusedError: not all do.
         """
-        if self.lost is not None or not self.logits:
+        if not self.logits:
             raise RefusedError(self.refusal or "no product of queries and keys carries the heads", end)
         for product, factored in self.logits.items():
             count = fx.piece_count(factored)
@@ -148,12 +146,12 @@ class Trace:
                 raise RefusedError("not every head reaches the logits", product, None, str(heads), str(count))
 
 
-def trace_heads(merged: Sequence[OnHeads], values: Weighings, operands: OperandFactors) -> Trace:
-    """Follow the label from tensors where heads are merged, behind the value products, to the logits products."""
+def trace_heads(merged: OnHeads, values: Weighings, operands: OperandFactors) -> Trace:
+    """Follow the label from the tensor where heads are merged, behind the value products, to the logits products."""
     trace = Trace()
     readers: dict[Operator, list[Operator]] = {}
     seen: set[OnHeads] = set()
-    pending = [(tensor, factored, 0, True) for tensor, factored in reversed(merged)]
+    pending = [(*merged, 0, True)]
     while pending:
         tensor, factored, depth, is_behind_values = pending.pop()
         operator = tensor.producer
@@ -182,5 +180,4 @@ def trace_heads(merged: Sequence[OnHeads], values: Weighings, operands: OperandF
         if operator not in trace.core:
             trace.core[operator] = None
             reached += readers.get(operator, ())
-    trace.lost = next((tensor for tensor, _ in merged if tensor.producer not in trace.core), None)
     return trace

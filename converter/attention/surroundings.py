@@ -92,18 +92,14 @@ def between_products(softmax: Operator) -> bool:
 def _meets_product(
     softmax: Operator, beside: Callable[[Operator], Iterable[Operator]], projections: int
 ) -> bool:
-    seen: set[Operator] = set()
-    frontier = [(softmax, projections)]
-    while frontier and len(seen) < DEEPEST:
-        reached, left = frontier.pop(0)
-        for operator in beside(reached):
-            if multiplies_activations(operator):
-                return True
-            further = left - (operator.name in PROJECTIONS)
-            if operator not in seen and operator.name not in SOFTMAXES and further >= 0:
-                seen.add(operator)
-                frontier.append((operator, further))
-    return False
+    def around(node: tuple[Operator, int]) -> Iterator[tuple[Operator, int]]:
+        for operator in beside(node[0]):
+            left = node[1] - (operator.name in PROJECTIONS)
+            if multiplies_activations(operator) or (operator.name not in SOFTMAXES and left >= 0):
+                yield operator, left
+
+    met = walked([(softmax, projections)], around, DEEPEST)
+    return any(multiplies_activations(operator) for operator, _ in met)
 
 
 def products_beside(core: Collection[Operator]) -> list[Operator]:
