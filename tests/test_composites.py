@@ -1,23 +1,20 @@
-"""Composites are opened where their body is attention (or all of them on request); entry points can be extracted."""
+"""Composites are opened where their body is attention, or all of them where the target asks for it."""
 
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
-import pytest
 from flatbuffers import flexbuffers
 from pass_runs import count, names, statuses
 from text_parser import parse
 
-from edge_opt.base.errors import UsageError
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import ConversionResult, convert
-from edge_opt.inspection import conversion_report
 from edge_opt.ir import DType, Model, Operator, Tensor, load, to_bytes
 from edge_opt.passes import Status
 from edge_opt.schema.table import new_table
+from edge_opt.targets import Target, load_target
 
 BODY = "composite_attributes: [0, 0, 1], decomposition_subgraph_index"
-DEMO = Path(__file__).parent.parent / "testdata" / "demo_gemma3.tflite"
 
 TWO_COMPOSITES = """
 signature main = #0 (q=%q, k=%k, v=%v) -> (out=%out)
@@ -41,10 +38,13 @@ subgraph attention (%q: float32[1,2,3,4], %k: float32[1,2,5,4], %v: float32[1,2,
 """.replace("BODY", BODY)
 
 
-def opened(model: Model, **options: bool) -> tuple[ConversionResult, Model]:
+ALL = replace(load_target("generic"), inline_composites=True)
+
+
+def opened(model: Model, target: Target | None = None) -> tuple[ConversionResult, Model]:
     """The model converted, which computes the same bits."""
     before = to_bytes(model)
-    result = convert(before, **options)
+    result = convert(before, target=target)
     assert result.model is not None
     assert compare(before, to_bytes(result.model)).bitwise
     return result, result.model
@@ -71,7 +71,7 @@ def test_a_body_that_moves_is_found_at_its_new_place() -> None:
 
 
 def test_every_composite_is_opened_on_request() -> None:
-    result, model = opened(parse(TWO_COMPOSITES), inline_composites=True)
+    result, model = opened(parse(TWO_COMPOSITES), ALL)
     assert "STABLEHLO_COMPOSITE" not in names(model)
     assert len(model.subgraphs) == 1
     assert all(site.proof is not None and site.proof.bitwise for site in result.converted)
@@ -85,25 +85,6 @@ def test_a_body_of_another_type_is_left_with_the_reason() -> None:
     site = next(site for site in result.sites if site.pass_name == "inline_composites")
     assert site.status is Status.SKIPPED
     assert "another type in the body" in site.reason
-
-
-def test_an_extracted_signature_stands_alone_as_subgraph_0(tmp_path: Path) -> None:
-    output = tmp_path / "decode.tflite"
-    convert(DEMO, output, extract_signature="decode", verify="full")
-    model = load(output)
-    assert [signature.key for signature in model.signatures] == ["decode"]
-    assert model.signatures[0].subgraph is model.subgraphs[0]
-    assert compare(DEMO, output, signatures=["decode"]).bitwise
-
-
-def test_an_unknown_signature_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(UsageError, match="did you mean 'decode'"):
-        convert(DEMO, dry_run=True, extract_signature="decod")
-
-
-def test_a_model_without_composites_has_no_such_site() -> None:
-    model = parse("subgraph main (%x: float32[2]) {\n  %y: float32[2] = ABS(%x)\n  return %y\n}")
-    assert convert(model, inline_composites=True).sites == []
 
 
 NESTED = """
@@ -135,7 +116,7 @@ def test_a_body_that_holds_another_composite_is_opened_and_the_other_moves_as_it
 
 
 def test_on_request_composites_are_opened_at_every_depth() -> None:
-    result, model = opened(parse(NESTED), inline_composites=True)
+    result, model = opened(parse(NESTED), ALL)
     assert [site.index for site in result.converted if site.pass_name == "inline_composites"] == [0, 1]
     assert "STABLEHLO_COMPOSITE" not in names(model)
     assert len(model.subgraphs) == 1
@@ -151,7 +132,7 @@ def test_bodies_that_double_at_every_depth_are_not_opened() -> None:
         for depth in range(40)
     ]
     last = "subgraph last (%x: float32[4]) { %y: float32[4] = ABS(%x) return %y }"
-    result = convert(parse("\n".join([*graphs, last])), inline_composites=True, verify="none")
+    result = convert(parse("\n".join([*graphs, last])), target=ALL, verify="none")
     assert {site.status for site in result.sites} == {Status.SKIPPED}
     assert "operators" in result.sites[0].reason
 
@@ -176,7 +157,7 @@ def spectrogram(options: bytes) -> Model:
 
 def test_a_body_that_holds_a_custom_operator_is_opened_and_proved_with_its_options() -> None:
     options = flexbuffers.Dumps({"window_size": 8, "stride": 4, "magnitude_squared": True})
-    result, model = opened(spectrogram(bytes(options)), inline_composites=True)
+    result, model = opened(spectrogram(bytes(options)), ALL)
     assert [(site.status, site.reason) for site in result.sites] == [(Status.CONVERTED, "")]
     assert result.sites[0].proof is not None
     assert names(model) == ["CUSTOM"]
@@ -218,7 +199,7 @@ def counting() -> Model:
 
 
 def test_reads_of_a_variable_before_and_after_a_write_stay_two() -> None:
-    result, model = opened(counting(), inline_composites=True)
+    result, model = opened(counting(), ALL)
     assert statuses(result.sites) == ["converted"]
     assert count(model, "READ_VARIABLE") == 2
 
@@ -227,35 +208,6 @@ def test_a_body_with_a_tensor_that_is_kept_between_runs_is_left() -> None:
     """Every call of the body shares that tensor; copies of the body would each have their own."""
     model = parse(TWO_COMPOSITES)
     model.subgraphs[1].tensors[1].is_variable = True
-    result = convert(model, inline_composites=True, verify="none")
+    result = convert(model, target=ALL, verify="none")
     left = [site.reason for site in result.sites if site.status is not Status.CONVERTED]
     assert left[0].startswith("all calls of the body share a tensor that is kept between runs")
-
-
-TWO = """
-signature main = #0 (q=%q, k=%k, v=%v) -> (out=%out, x=%x, y=%y)
-subgraph main (%q: float32[1,2,6,8], %k: float32[1,2,6,8], %v: float32[1,2,6,8]) {
-  %x: float32[1,2,6,6], %y: float32[1,2,6,6] = STABLEHLO_COMPOSITE(%k, %v) {name: 'bad', BODY: 2}
-  %out: float32[1,2,6,8] = STABLEHLO_COMPOSITE(%q, %k, %v) {name: 'sdpa', BODY: 1}
-  return %out, %x, %y
-}
-subgraph body (%q: float32[1,2,6,8], %k: float32[1,2,6,8], %v: float32[1,2,6,8]) {
-  %l: float32[1,2,6,6] = BATCH_MATMUL(%q, %k) {adj_y: true}
-  %p: float32[1,2,6,6] = SOFTMAX(%l) {beta: 1.0}
-  %o: float32[1,2,6,8] = BATCH_MATMUL(%p, %v)
-  return %o
-}
-subgraph bad (%q: float32[1,2,6,8], %k: float32[1,2,6,8]) {
-  %l: float32[1,2,6,6] = BATCH_MATMUL(%q, %k) {adj_y: true}
-  return %l, %l
-}
-""".replace("BODY", BODY)
-
-
-def test_a_report_shows_the_first_site_that_is_not_refused() -> None:
-    original = to_bytes(parse(TWO))
-    result = convert(original, inline_composites=True, passes=["inline_composites"], verify="none")
-    assert [site.status for site in result.sites[:2]] == [Status.SKIPPED, Status.CONVERTED]
-    example = conversion_report(result).example
-    assert example is not None
-    assert [operator.name for operator in example.after][:1] == ["BATCH_MATMUL"]

@@ -49,43 +49,25 @@ def test_a_mask_is_cut_once_for_all_that_read_it() -> None:
     assert names(model).count("SLICE") == 2
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("%logits: int16[1,1,4,12] q(0.0005, 0)", "%logits: int16[1,1,4,12] q(0.0006, 0)"),
-        ("return %p", "return %p, %logits"),
-        ("SOFTMAX(%masked) {beta: 1.0}", "LOGISTIC(%masked)"),
-        ("ADD(%logits, %mask)", "ADD(%logits, %logits)"),
-        ("ADD(%logits, %mask)", "MUL(%logits, %mask)"),
-        ("{axis: 3}", "{axis: 3, fused_activation_function: 1}"),
-        (
-            "%mask: int16[1,1,4,12] q(0.003, 0)",
-            f"%mask: int16[1,1,4,12] q({[0.003] * 12}, {[0] * 12}, axis 3)",
-        ),
-        (
-            "%masked: int16[1,1,4,12] q(0.0031, 0)",
-            f"%masked: int16[1,1,4,12] q({[0.003] * 12}, {[0] * 12}, axis 3)",
-        ),
-        ("%mask: int16[1,1,4,12]", "%mask: int16[1,1,4,1]"),
-        (
-            "[1,1,4,12] q(0.0005, 0) = CONCATENATION(%old, %new)",
-            "[1,1,4,12] q(0.0005, 0) = CONCATENATION(%q, %q)",
-        ),
-    ],
-    ids=[
-        "another scale",
-        "joined logits are an output",
-        "no SOFTMAX",
-        "no mask",
-        "no addition",
-        "an activation fused into the join",
-        "a scale for each column of the mask",
-        "a scale for each column of the sum",
-        "one column for all",
-        "no products",
-    ],
-)
-def test_what_is_something_else_is_left_alone(old: str, new: str) -> None:
+COLUMNS = f"int16[1,1,4,12] q({[0.003] * 12}, {[0] * 12}, axis 3)"
+OTHERS = {
+    "another scale": ("%logits: int16[1,1,4,12] q(0.0005, 0)", "%logits: int16[1,1,4,12] q(0.0006, 0)"),
+    "joined logits are an output": ("return %p", "return %p, %logits"),
+    "no SOFTMAX": ("SOFTMAX(%masked) {beta: 1.0}", "LOGISTIC(%masked)"),
+    "no mask": ("ADD(%logits, %mask)", "ADD(%logits, %logits)"),
+    "no addition": ("ADD(%logits, %mask)", "MUL(%logits, %mask)"),
+    "an activation fused into the join": ("{axis: 3}", "{axis: 3, fused_activation_function: 1}"),
+    "rows that are joined": ("{axis: 3}", "{axis: 2}"),
+    "a scale for each column of the mask": ("%mask: int16[1,1,4,12] q(0.003, 0)", f"%mask: {COLUMNS}"),
+    "a scale for each column of the sum": ("%masked: int16[1,1,4,12] q(0.0031, 0)", f"%masked: {COLUMNS}"),
+    "one column for all": ("%mask: int16[1,1,4,12]", "%mask: int16[1,1,4,1]"),
+    "no products": ("= CONCATENATION(%old, %new)", "= CONCATENATION(%q, %q)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_what_is_something_else_is_left_alone(case: str) -> None:
+    old, new = OTHERS[case]
     assert old in JOINED_LOGITS
     _, reports = convert_text(JOINED_LOGITS.replace(old, new), "mask_before_join", target=TARGET)
     assert reports == []
@@ -108,20 +90,6 @@ def test_leading_axes_of_one_may_be_left_out_of_the_mask(
 
 def test_a_mask_that_is_broadcast_over_heads_is_left_alone() -> None:
     text = FLOAT.replace("[1,1,", "[1,2,").replace("%mask: float32[1,2,3,8]", "%mask: float32[1,1,3,8]")
-    assert convert_text(text, "mask_before_join", target=TARGET)[1] == []
-
-
-def test_rows_that_are_joined_are_left_alone() -> None:
-    text = """\
-subgraph main (%q: float32[1,1,2,4], %k: float32[1,1,4,5], %mask: float32[1,1,4,5]) {
-  %a: float32[1,1,2,5] = BATCH_MATMUL(%q, %k)
-  %b: float32[1,1,2,5] = BATCH_MATMUL(%q, %k)
-  %logits: float32[1,1,4,5] = CONCATENATION(%a, %b) {axis: 2}
-  %masked: float32[1,1,4,5] = ADD(%logits, %mask)
-  %p: float32[1,1,4,5] = SOFTMAX(%masked) {beta: 1.0}
-  return %p
-}
-"""
     assert convert_text(text, "mask_before_join", target=TARGET)[1] == []
 
 

@@ -1,18 +1,21 @@
-"""The reference page's graphs, before and after, as text that can be held against the page."""
+"""The reference page's graphs, before and after, as text; the forms that heads are cut in, and tiles of their rows."""
 
 from collections import Counter
+from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from attention_checks import assert_same_bits, convert, only_block, random_inputs
+from attention_checks import assert_same_bits, convert, random_inputs
 from pass_runs import run
 from text_parser import parse
 
-from edge_opt.ir import Model, load, to_bytes
+from edge_opt.conversion import convert as convert_model
+from edge_opt.ir import Model, Subgraph, to_bytes
 from edge_opt.ir.text import to_text
 from edge_opt.passes import Status
-from edge_opt.shapes import shape_report
+from edge_opt.targets import Target, load_target
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
 GOLDEN = [
@@ -49,44 +52,6 @@ def test_the_page_and_its_original_compute_the_same_bits(name: str) -> None:
     before, after = (parse(reference(which)) for which in (name, f"{name}_sha"))
     for kernels in ("xnnpack", "reference"):
         assert_same_bits(to_bytes(before), to_bytes(after), random_inputs(before), kernels)
-
-
-def test_a_head_of_the_prefill_graph_has_the_operators_of_the_page() -> None:
-    model = parse(reference("reference_prefill_sha"))
-    heads = 4
-    assert kinds(model) == {
-        "MUL": heads,
-        "BATCH_MATMUL": 4 * heads,
-        "CONCATENATION": heads + 1,
-        "ADD": 2 * heads,
-        "SOFTMAX": heads,
-        "SLICE": 2 * heads,
-        "SPLIT": 1,
-        # Of the query and of the new values; of the query, the new keys and the joined heads.
-        "TRANSPOSE": 2,
-        "RESHAPE": 3,
-    }
-
-
-def test_a_head_of_the_unpacked_graph_has_the_operators_of_the_page() -> None:
-    blocks, heads = 2, 4
-    assert kinds(parse(reference("reference_add_sha"))) == {
-        "UNPACK": 3 * blocks,
-        "MUL": 2 * blocks * heads,
-        "TRANSPOSE": blocks * heads,
-        "BATCH_MATMUL": 2 * blocks * heads,
-        "ADD": blocks * heads,
-        "SOFTMAX": blocks * heads,
-        "PACK": blocks,
-    }
-
-
-def test_one_scale_is_multiplied_into_each_head_and_the_unscaled_query_is_split() -> None:
-    model = parse(reference("reference_prefill"))
-    convert(model, "split")
-    (split,) = [op for op in model.subgraphs[0].operators if op.name == "SPLIT"]
-    assert split.input(1).shape == (1, 1, 512, 256)
-    assert [op.name for op in split.outputs[0].consumers] == ["MUL"]
 
 
 def test_what_a_head_can_read_without_a_reshape_costs_none() -> None:
@@ -169,20 +134,6 @@ def test_what_leads_to_queries_and_a_mask_of_every_head_may_be_as_long_as_it_lik
     assert kinds(model)["SOFTMAX"] == 2
 
 
-def test_what_takes_the_heads_apart_ends_the_block_also_where_only_one_of_them_is_read() -> None:
-    model = parse("""
-    subgraph main (%q: float32[1,4,6,5], %k: float32[1,4,8,5], %v: float32[1,4,8,5]) {
-      %l: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
-      %p: float32[1,4,6,8] = SOFTMAX(%l) {beta: 1.0}
-      %o: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)
-      %a: float32[1,6,5], %b: float32[1,6,5], %c: float32[1,6,5], %d: float32[1,6,5] = UNPACK(%o) {num: 4, axis: 1}
-      %r: float32[1,30] = RESHAPE(%a, int32{1, 30})
-      return %r
-    }""")
-    block = only_block(model.subgraphs[0])
-    assert (block.heads, block.output.name) == (4, "o")
-
-
 def test_probabilities_that_others_read_are_joined_for_them_and_no_several_heads_stay() -> None:
     model = parse(SCALED.format(also="", returned=", %p"))
     assert [report.status for report in convert(model, "split")] == [Status.CONVERTED]
@@ -192,34 +143,6 @@ def test_probabilities_that_others_read_are_joined_for_them_and_no_several_heads
     assert joined == ["r/heads", "p"]
     again = convert(model, "split")
     assert all(report.settled for report in again)
-
-
-def test_a_gate_made_of_the_heads_alone_is_part_of_each_head() -> None:
-    gate = "%o: float32[1,4,6,5] = BATCH_MATMUL(%p, %v) %g: float32[1,4,6,5] = LOGISTIC(%o)"
-    text = SCALED.replace("%o: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)", gate)
-    text = text.replace("TRANSPOSE(%o,", "TRANSPOSE(%m,").replace(
-        "  %u:", "  %m: float32[1,4,6,5] = MUL(%g, %o)\n  %u:"
-    )
-    model = parse(text.format(also="", returned=""))
-    assert [report.status for report in convert(model, "split")] == [Status.CONVERTED]
-    assert kinds(model)["LOGISTIC"] == 4
-
-
-def test_all_heads_count_where_only_some_stand_beside_the_head_size_at_first() -> None:
-    model = parse(
-        """
-        subgraph main (%q: float32[1,2,2,1,5], %k: float32[1,2,1,8,5], %v: float32[1,2,1,8,5]) {
-          %l: float32[1,2,2,1,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
-          %p: float32[1,2,2,1,8] = SOFTMAX(%l) {beta: 1.0}
-          %o: float32[1,2,2,1,5] = BATCH_MATMUL(%p, %v)
-          %some: float32[1,2,2,5] = RESHAPE(%o, int32{1, 2, 2, 5})
-          %all: float32[1,1,4,5] = RESHAPE(%some, int32{1, 1, 4, 5})
-          return %all
-        }
-        """
-    )
-    (report,) = convert(model, "split")
-    assert (report.status, report.heads, report.kv_heads) == (Status.CONVERTED, 4, 2)
 
 
 UNMERGED = """
@@ -232,23 +155,6 @@ subgraph main (%x: {query}, %k: float32[1,4,8,5], %v: float32[1,4,8,5]) {{
   return %r
 }}
 """
-TRANSPOSED = "%q: float32[1,4,6,5] = TRANSPOSE({}, int32{{0, 2, 1, 3}})"
-
-
-@pytest.mark.parametrize(
-    ("query", "leads"),
-    [
-        ("float32[1,6,4,5]", TRANSPOSED.format("%x")),
-        ("float32[6,1,4,5]", "%q: float32[1,4,6,5] = TRANSPOSE(%x, int32{1, 2, 0, 3})"),
-        ("float32[6,20]", "%h: float32[1,6,4,5] = RESHAPE(%x, int32{1, 6, 4, 5}) " + TRANSPOSED.format("%h")),
-    ],
-)
-def test_heads_that_nothing_merges_are_known_by_where_the_queries_have_them(query: str, leads: str) -> None:
-    model = parse(UNMERGED.format(query=query, leads=leads))
-    (report,) = convert(model, "split")
-    assert (report.status, report.heads) == (Status.CONVERTED, 4)
-    (join,) = [op for op in model.subgraphs[0].operators if op.name == "CONCATENATION"]
-    assert join.outputs[0].name == "o"
 
 
 @pytest.mark.parametrize(
@@ -283,24 +189,119 @@ def test_the_models_own_batch_is_no_head() -> None:
     assert (report.heads, report.reason) == (1, "already single-head")
 
 
-@pytest.mark.parametrize("kind", ["STABLEHLO_TANH", "LOCAL_RESPONSE_NORMALIZATION"])
-def test_an_operator_whose_shape_nobody_derives_stays_as_it_is(kind: str) -> None:
-    """The runtime has no kernel for the first, and language models do not hold the second."""
-    model = parse(f"""
-    subgraph main (%x: float32[1,2,4,8], %k: float32[1,2,6,8], %v: float32[1,2,8,6]) {{
-      %q: float32[1,2,4,8] = {kind}(%x)
-      %l: float32[1,2,4,6] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
-      %p: float32[1,2,4,6] = SOFTMAX(%l) {{beta: 1.0}}
-      %h: float32[1,2,4,8] = BATCH_MATMUL(%p, %v) {{adj_y: true}}
-      %t: float32[1,4,2,8] = TRANSPOSE(%h, int32{{0, 2, 1, 3}})
-      %m: float32[1,4,16] = RESHAPE(%t, int32{{1, 4, 16}}) {{new_shape: [1, 4, 16]}}
-      %n: float32[1,4,16] = {kind}(%m)
-      return %n
+# Forms: where heads are split is a choice, what they compute is not
+
+MODELS = ["demo_gemma3.tflite", "demo_gemma3_a16w8.tflite"]
+
+
+@cache
+def demo(name: str, form: str) -> Model:
+    result = convert_model(TESTDATA / name, dry_run=True, target=replace(load_target("generic"), form=form))
+    assert result.model is not None
+    assert len(result.converted) == 5
+    assert all(site.proof is not None and site.proof.bitwise for site in result.converted)
+    return result.model
+
+
+def sources_of_splits(model: Model) -> set[str]:
+    """What makes the tensors that are split into heads."""
+    found = set()
+    for _, graph in model.entry_points():
+        for operator in graph.operators:
+            if operator.name in ("SPLIT", "UNPACK"):
+                producer = operator.input(len(operator.inputs) - 1).producer
+                found.add("input" if producer is None else producer.name)
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_heads_are_split_below_rope_by_default_and_at_their_projection_on_request(name: str) -> None:
+    """RoPE ends in an ADD; above it stand the query's norm, a composite, and the query's projection."""
+    assert sources_of_splits(demo(name, "split")) <= {"ADD", "RESHAPE"}
+    assert sources_of_splits(demo(name, "split-above")) == {"FULLY_CONNECTED"}
+
+
+def test_small_heads_are_cut_below_their_norm_where_the_target_wants_it() -> None:
+    """The heads of this model have H = 16."""
+    target = replace(load_target("generic"), form="split-above")
+    for least, cut_at in ((17, "STABLEHLO_COMPOSITE"), (16, "FULLY_CONNECTED")):
+        result = convert_model(
+            TESTDATA / MODELS[0], dry_run=True, target=replace(target, norm_per_head_from=least)
+        )
+        assert all(site.proof is not None and site.proof.bitwise for site in result.converted)
+        assert result.model is not None
+        assert sources_of_splits(result.model) == {cut_at}
+
+
+# Tiles of query rows, the mask cut once for all heads and layers
+
+
+def two_heads(rows: int, keys: int) -> Model:
+    return parse(f"""
+    subgraph main (%q: float32[1,2,{rows},4], %k: float32[1,2,{keys},4], %v: float32[1,2,{keys},4],
+                   %mask: float32[1,1,{rows},{keys}]) {{
+      %logits: float32[1,2,{rows},{keys}] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+      %masked: float32[1,2,{rows},{keys}] = ADD(%logits, %mask)
+      %p: float32[1,2,{rows},{keys}] = SOFTMAX(%masked) {{beta: 1.0}}
+      %heads: float32[1,2,{rows},4] = BATCH_MATMUL(%p, %v)
+      %t: float32[1,{rows},2,4] = TRANSPOSE(%heads, int32{{0, 2, 1, 3}})
+      %out: float32[1,{rows},8] = RESHAPE(%t, int32{{1, {rows}, 8}}) {{new_shape: [1, {rows}, 8]}}
+      return %out
     }}""")
-    assert [report.status for report in convert(model, "split")] == [Status.CONVERTED]
-    text = to_text(model)
-    assert f"%q: float32[1,2,4,8] = {kind}(%x)" in text
-    assert f"%n: float32[1,4,16] = {kind}(%m)" in text
-    report = shape_report(load(to_bytes(model)))
-    assert report.disagreements == ()
-    assert report.unknown == 2
+
+
+def tiled(rows: int) -> Target:
+    return replace(load_target("generic"), rows_per_tile=rows)
+
+
+def softmax_shapes(graph: Subgraph) -> set[tuple[int, ...]]:
+    return {operator.outputs[0].shape for operator in graph.operators if operator.name == "SOFTMAX"}
+
+
+def test_every_head_is_cut_and_the_mask_only_once() -> None:
+    result = convert_model(two_heads(8, 16), target=tiled(4))
+    assert result.model is not None
+    graph = result.model.subgraphs[0]
+    assert [(site.pass_name, site.status) for site in result.sites] == [("mha_to_sha", Status.CONVERTED)]
+    assert all(site.proof is not None and site.proof.bitwise for site in result.sites)
+    assert softmax_shapes(graph) == {(1, 1, 4, 16)}
+    assert kinds(result.model)["SOFTMAX"] == 4
+    cuts_of_the_mask = [op for op in graph.operators if op.name == "SPLIT" and op.inputs[1] in graph.inputs]
+    assert [op.input(1).name for op in cuts_of_the_mask].count("mask") == 1
+
+
+ONE_HEAD = """
+subgraph main (%q: float32[1,1,4,2], %k: float32[1,1,3,2], %v: float32[1,1,3,2], %mask: float32[1,1,4,3]) {
+  %logits: float32[1,1,4,3] = BATCH_MATMUL(%q, %k) {adj_y: true}
+  %masked: float32[1,1,4,3] = ADD(%logits, %mask)
+  %p: float32[1,1,4,3] = SOFTMAX(%masked) {beta: 1.0}
+  %out: float32[1,1,4,2] = BATCH_MATMUL(%p, %v)
+  return %out
+}
+"""
+TWO_TILES = """
+subgraph main (%q: float32[1,1,4,2], %k: float32[1,1,3,2], %v: float32[1,1,3,2], %mask: float32[1,1,4,3]) {
+  %q/piece_0: float32[1,1,2,2], %q/piece_1: float32[1,1,2,2] = SPLIT(int32(2), %q) {num_splits: 2}
+  %logits/piece_0: float32[1,1,2,3] = BATCH_MATMUL(%q/piece_0, %k) {adj_y: true}
+  %mask/piece_0: float32[1,1,2,3], %mask/piece_1: float32[1,1,2,3] = SPLIT(int32(2), %mask) {num_splits: 2}
+  %masked/piece_0: float32[1,1,2,3] = ADD(%logits/piece_0, %mask/piece_0)
+  %p/piece_0: float32[1,1,2,3] = SOFTMAX(%masked/piece_0) {beta: 1.0}
+  %out/piece_0: float32[1,1,2,2] = BATCH_MATMUL(%p/piece_0, %v)
+  %logits/piece_1: float32[1,1,2,3] = BATCH_MATMUL(%q/piece_1, %k) {adj_y: true}
+  %masked/piece_1: float32[1,1,2,3] = ADD(%logits/piece_1, %mask/piece_1)
+  %p/piece_1: float32[1,1,2,3] = SOFTMAX(%masked/piece_1) {beta: 1.0}
+  %out/piece_1: float32[1,1,2,2] = BATCH_MATMUL(%p/piece_1, %v)
+  %out: float32[1,1,4,2] = CONCATENATION(%out/piece_0, %out/piece_1) {axis: 2}
+  return %out
+}
+"""
+
+
+def test_an_attention_of_one_head_is_cut_by_rows_alone() -> None:
+    result = convert_model(parse(ONE_HEAD), target=tiled(2))
+    (site,) = result.converted
+    assert (site.pass_name, site.heads, site.kv_heads) == ("tile_rows", 1, 1)
+    assert site.proof is not None
+    assert site.proof.bitwise
+    assert result.model is not None
+    assert to_text(result.model) == TWO_TILES.lstrip()
