@@ -362,17 +362,17 @@ class Edit:
 def force(rewrite: Rewrite) -> None:
     """Make a rewrite part of the graph whatever it is: what a pass without checks would do."""
     graph = rewrite.subgraph
-    staying = set(rewrite.new)
-    position = graph.after(rewrite.anchor)
-    while position is not None and position in rewrite.old and position not in staying:
-        position = graph.after(position)
-    for operator in rewrite.old:
-        if operator not in staying:
-            graph.remove(operator)
+    order = list(graph.operators)
+    place = order.index(rewrite.anchor) + 1
+    order[place:place] = rewrite.added()
+    for operator in rewrite.removed():
+        graph.remove(operator)
+        order.remove(operator)
     for operator in rewrite.added():
         for tensor in operator.outputs:
             tensor.producer = None
-        graph.insert_before(position, operator)
+    graph.arrange(order)
+    for operator in rewrite.added():
         for read in (*operator.inputs, *operator.outputs):
             if read is not None and not graph.lists(read):
                 graph.add_tensor(read)

@@ -53,12 +53,12 @@ class Tensor:
     is_variable: bool = False
     table: Table | None = None
     producer: Operator | None = field(default=None, init=False)
-    _uses: dict[Operator, int] = field(default_factory=dict, init=False)
+    readers: dict[Operator, None] = field(default_factory=dict, init=False)
 
     @property
     def consumers(self) -> list[Operator]:
         """Operators of the subgraph that read this tensor, each once, in the order in which they began to read."""
-        return list(self._uses)
+        return list(self.readers)
 
     @property
     def has_rank(self) -> bool:
@@ -324,7 +324,8 @@ class Subgraph:
         self._operators[operator] = None
         self._order = None
         for tensor in operator.inputs:
-            _count_use(tensor, operator, 1)
+            if tensor is not None:
+                tensor.readers[operator] = None
         for output in operator.outputs:
             assert output.producer is None, f"{output} is defined twice"
             output.producer = operator
@@ -337,7 +338,8 @@ class Subgraph:
         del self._operators[operator]
         self._order = None
         for tensor in operator.inputs:
-            _count_use(tensor, operator, -1)
+            if tensor is not None:
+                tensor.readers.pop(operator, None)
         for output in operator.outputs:
             output.producer = None
 
@@ -352,29 +354,15 @@ class Subgraph:
                 self.append(operator)
         self._operators, self._order = order, None
 
-    def insert_before(self, anchor: Operator | None, operator: Operator) -> Operator:
-        """Add an operator in front of `anchor` (at the end for None)."""
-        order = list(self.operators)
-        order.insert(len(order) if anchor is None else order.index(anchor), operator)
-        self.arrange(order)
-        return operator
-
-    def after(self, operator: Operator) -> Operator | None:
-        """The operator that runs next; None after the last."""
-        place = self.operators.index(operator) + 1
-        return self.operators[place] if place < len(self) else None
-
-    def before(self, operator: Operator) -> Operator | None:
-        """The operator that runs right before; None before the first."""
-        place = self.operators.index(operator)
-        return self.operators[place - 1] if place else None
-
     def set_input(self, operator: Operator, index: int, tensor: Tensor | None) -> None:
         """Let an operator of this subgraph read another tensor."""
         assert operator.subgraph is self
-        _count_use(operator.inputs[index], operator, -1)
+        old = operator.inputs[index]
         operator.inputs = (*operator.inputs[:index], tensor, *operator.inputs[index + 1 :])
-        _count_use(tensor, operator, 1)
+        if old is not None and old not in operator.inputs:
+            del old.readers[operator]
+        if tensor is not None:
+            tensor.readers[operator] = None
 
     def replace_uses(self, old: Tensor, new: Tensor) -> None:
         """Let every operator that reads `old` read `new`; graph outputs stay as they are."""
@@ -382,16 +370,6 @@ class Subgraph:
             for index, tensor in enumerate(operator.inputs):
                 if tensor is old:
                     self.set_input(operator, index, new)
-
-
-def _count_use(tensor: Tensor | None, operator: Operator, change: int) -> None:
-    if tensor is None:
-        return
-    count = tensor._uses.get(operator, 0) + change  # noqa: SLF001
-    if count:
-        tensor._uses[operator] = count  # noqa: SLF001
-    else:
-        del tensor._uses[operator]  # noqa: SLF001
 
 
 def used_tensors(graph: Subgraph, operators: Iterable[Operator]) -> Iterator[Tensor]:

@@ -10,9 +10,9 @@ replaced(graph, old, new)        the order to run in once new operators stand fo
 cut_out(model, operators, ...)   a part as a model of its own
 """
 
+from collections import deque
 from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import TypeVar
 
 import numpy as np
@@ -35,20 +35,16 @@ def walked(
     Nodes are operators, tensors, or tuples of them with what a walk carries along. What is `beside` a node is asked
     after the caller has seen it, so a caller may decide where the walk ends.
     """
-
-    def reached() -> Iterator[_Node]:
-        seen = dict.fromkeys(starts)
-        frontier = list(seen)
-        while frontier:
-            following: list[_Node] = []
-            for node in frontier:
-                yield node
-                new = dict.fromkeys(other for other in beside(node) if other not in seen)
-                seen.update(new)
-                following += new
-            frontier = following
-
-    return islice(reached(), most)
+    seen = dict.fromkeys(starts)
+    frontier = deque(seen)
+    while frontier and most != 0:
+        node = frontier.popleft()
+        yield node
+        most = None if most is None else most - 1
+        for other in beside(node):
+            if other not in seen:
+                seen[other] = None
+                frontier.append(other)
 
 
 def producers(operator: Operator) -> list[Operator]:
@@ -102,12 +98,6 @@ def backward_slice(
     starts: dict[Tensor, None] = {}
     ends = [tensor.producer for tensor in tensors if tensor.producer is not None]
     return set(walked(ends, above)), list(starts)
-
-
-def between(starts: Iterable[Tensor], ends: Iterable[Tensor]) -> set[Operator]:
-    """The operators on a way from one of the `starts` to one of the `ends`."""
-    below = walked((reader for tensor in starts for reader in tensor.consumers), readers)
-    return backward_slice(ends)[0].intersection(below)
 
 
 def needed_for(
