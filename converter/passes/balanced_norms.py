@@ -28,6 +28,7 @@ class BalancedNorms(Pass):
 
     name = "balanced_norms"
     summary = "negates some norms in front of residual sums, so that the NPU's rounding errors cancel"
+    repairs = True
     demand = Demand("steps", 2)
 
     def sites(self, context: Context) -> Iterable[Site]:

@@ -205,6 +205,8 @@ class Pass(ABC):
     summary: ClassVar[str]
     demand: ClassVar[Demand] = Demand()
     """What its rewrites are held to where they demand nothing else."""
+    repairs: ClassVar[bool] = False
+    """It makes answers better, so that its rewrites stay where they gain no time."""
     repeats: ClassVar[bool] = False
     """Its rewrites may bring further sites, which are then looked for again."""
 

@@ -33,6 +33,7 @@ class PositionTable(Pass):
 
     name = "position_table"
     summary = "reads cosines and sines of positions from a table where integers computed them"
+    repairs = True
     demand = Demand("absolute", 2.0**-16)
 
     def sites(self, context: Context) -> Iterable[Site]:
