@@ -166,7 +166,7 @@ def attributes(content: Any) -> Any:
     try:
         return read_flexbuffer(bytes(content)) if len(content) else {}
     except ModelFormatError as error:
-        return f"<{len(content)} bytes, no FlexBuffer: {error}>"
+        return f"<{len(content)} bytes, {error}>"
 
 
 def option_text(value: Any) -> str:
