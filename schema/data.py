@@ -194,9 +194,6 @@ class Data:
         """Itself: the bytes never change."""
         return self
 
-    def __len__(self) -> int:
-        return self.length
-
     def __repr__(self) -> str:
         where = "memory" if self.source is None else f"{self.source.name} at {self.offset}"
         return f"Data({self.length} bytes, {where}{', external' if self.external else ''})"

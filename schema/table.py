@@ -113,8 +113,6 @@ STORED_AFTER: Final = {
 
 NUMPY_TYPES: dict[str, np.dtype[Any]] = {name: np.dtype(f"<{code}") for name, code in SCALAR_CODES.items()}
 
-_MOST_SHOWN = 8
-
 _MEMBER_CODES = {union: {table: code for code, table in members.items()} for union, members in UNIONS.items()}
 
 
@@ -187,26 +185,13 @@ class Table:
         return self.copy()
 
     def __repr__(self) -> str:
-        return (
-            f"{self.spec.name}({', '.join(f'{name}={_short(value)}' for name, value in self.fields.items())})"
-        )
+        return f"{self.spec.name}({', '.join(self.fields)})"
 
 
 def _value_key(value: object) -> Hashable:
     if isinstance(value, np.ndarray):
         return (value.tobytes(), value.dtype.str)
     return value if isinstance(value, int | float | str) else id(value)
-
-
-def _short(value: object) -> str:
-    """A model's root holds everything: below a table, and of long vectors, only what it is."""
-    if isinstance(value, Table):
-        return f"{value.name}(...)"
-    if isinstance(value, list) and value:
-        return f"[{len(value)} x {value[0].name if isinstance(value[0], Table) else type(value[0]).__name__}]"
-    if isinstance(value, np.ndarray) and len(value) > _MOST_SHOWN:
-        return f"{value.dtype}[{len(value)}]"
-    return repr(value.tolist() if isinstance(value, np.ndarray) else value)
 
 
 def new_table(table: str, /, **fields: Any) -> Table:
