@@ -15,7 +15,7 @@ from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.block import Block, Form
 from edge_opt.attention.composites import with_composites
 from edge_opt.attention.cut import Cut, Plan, Planner, Step
-from edge_opt.attention.factors import Factor, Factored
+from edge_opt.attention.factors import Factored
 from edge_opt.attention.labels import OperandFactors
 from edge_opt.attention.rule import Labelled, OneHead
 from edge_opt.attention.rules import keeps_order
@@ -223,32 +223,19 @@ def join_heads(
     each: first along T for every k, then along K.
     """
     tensors = dict(enumerate(heads))
-    runs = _labelled_runs(factored)
-    while runs:
-        front, digits = runs.pop()
-        groups: dict[int, dict[int, Tensor]] = {}  # the pieces that differ in these digits of the head only
-        for head, tensor in tensors.items():
-            others = head - sum(factor.digit(head) * factor.stride for factor in digits)
-            groups.setdefault(others, {})[fx.mixed_index(digits, head)] = tensor
-        tensors = {}
-        for head, parts in groups.items():
-            in_order = [parts[i] for i in sorted(parts)]
-            tensors[head] = _side_by_side(assembly, form, in_order, front, output, last=not runs)
-
-
-def _labelled_runs(factored: Factored) -> list[tuple[int, list[Factor]]]:
-    """The labelled factors in row-major order, those side by side together, behind so many elements of a head."""
-    runs: list[tuple[int, list[Factor]]] = []
-    front, beside = 1, False
-    for factor in fx.merge_neighbours(factor for axis in factored for factor in axis):
-        if not factor.stride:
-            front *= factor.size
-        elif beside:
-            runs[-1][1].append(factor)
-        else:
-            runs.append((front, [factor]))
-        beside = factor.stride > 0
-    return runs
+    factors = fx.merge_neighbours(factor for axis in factored for factor in axis)
+    labelled = [place for place, factor in enumerate(factors) if factor.stride]
+    for place in reversed(labelled):
+        factor = factors[place]
+        front = math.prod(before.size for before in factors[:place] if not before.stride)
+        groups: dict[int, list[Tensor]] = {}  # the pieces that differ in this digit of the head only
+        for head in sorted(tensors):
+            groups.setdefault(head - factor.digit(head) * factor.stride, []).append(tensors[head])
+        last = place == labelled[0]
+        tensors = {
+            head: _side_by_side(assembly, form, parts, front, output, last=last)
+            for head, parts in groups.items()
+        }
 
 
 def _side_by_side(

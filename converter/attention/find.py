@@ -265,9 +265,7 @@ class _Search:
         if self._tail and self._tail[0].shape[:-2] == output.shape[:-2]:
             output = self._tail[0]
         elif len(self.values) > 1 and math.prod(output.shape[:-2]) > 1:
-            raise RefusedError(
-                "the probabilities weigh several values that are not summed as they are", self.softmax
-            )
+            raise RefusedError("the probabilities weigh several values that are never summed", self.softmax)
         heads: dict[int, int] = {}
         for axis, size in enumerate(output.shape[:-2]):
             try:

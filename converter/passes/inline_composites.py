@@ -17,7 +17,7 @@ class InlineComposites(Pass):
     """A composite stands for its decomposition, but a runtime may compute it in a way of its own.
 
     So both are run: the body must give what the composite gives, to 1e-6. Only composites that multiply
-    activations are opened, as attention does, unless the target (or `--inline-composites`) asks for all. What a body
+    activations are opened, as attention does, unless the target asks for all. What a body
     holds moves as it is; composites among it are opened in their turn.
     """
 

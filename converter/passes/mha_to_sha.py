@@ -26,7 +26,7 @@ _TILED = Form(sink=False)
 class TileRows(Pass):
     """`softmax` is per row, so query rows never mix: `[.., T, S]` -> T/R x `[.., R, S]`, joined at the value product.
 
-    Off unless the target or `--rows-per-tile` asks for it. The mask is cut once per mask and length, and shared by
+    Off unless the target asks for it. The mask is cut once per mask and length, and shared by
     heads and layers. These are the attentions that have one head; where there are several, `mha_to_sha` cuts rows and
     heads in one go.
     """
@@ -188,5 +188,7 @@ def with_callees(
 def _inside(operator: Operator) -> str:
     if operator.name == COMPOSITE:
         name = composite_name(operator)
-        return f"inside the composite '{name}', which was not opened: --inline-composites opens all"
+        return (
+            f"inside the composite '{name}', which was not opened: a target with inline_composites opens all"
+        )
     return f"inside a graph that {operator.title} calls: only what a signature runs itself is rewritten"
