@@ -4,7 +4,7 @@ What nobody changed keeps its table as it was read; indices are given out anew.
 """
 
 import os
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
@@ -208,8 +208,18 @@ def checked_tables(model: Model) -> Table:
 
 
 def to_tables(model: Model) -> Table:
-    """The root table of a model, unchecked."""
-    return _ModelWriter(model).write()
+    """The root table of a model, unchecked; what nobody changed keeps its table."""
+    codes, buffers = _Numbering(model.operator_codes), _Numbering(model.buffers)
+    numbers = {graph: _Numbering(graph.tensors) for graph in model.subgraphs}
+    root = _copied(model.table, "Model", version=_SCHEMA_VERSION)
+    _put(root, "subgraphs", [_subgraph(graph, codes, buffers, numbers[graph]) for graph in model.subgraphs])
+    _put(root, "signature_defs", [_signature(one, model.subgraphs, numbers) for one in model.signatures])
+    entries = [(entry, _copied(entry.table, "Metadata", name=entry.name)) for entry in model.metadata]
+    _put(root, "metadata", [_put(table, "buffer", buffers.of(entry.buffer)) for entry, table in entries])
+    _put(root, "metadata_buffer", [buffers.of(buffer) for buffer in model.metadata_buffers])
+    _put(root, "operator_codes", [_operator_code(code) for code in codes.items])
+    _put(root, "buffers", [buffer.table or new_table("Buffer", data=buffer.data) for buffer in buffers.items])
+    return root
 
 
 class _Numbering:
@@ -226,79 +236,87 @@ class _Numbering:
         return index
 
 
-class _ModelWriter:
-    def __init__(self, model: Model) -> None:
-        self._model = model
-        self._codes = _Numbering(model.operator_codes)
-        self._buffers = _Numbering(model.buffers)
-        self._subgraphs = _Numbering(model.subgraphs)
-        self._tensors: dict[Subgraph, _Numbering] = {}
+def _subgraph(graph: Subgraph, codes: _Numbering, buffers: _Numbering, numbers: _Numbering) -> Table:
+    table = _copied(graph.table, "SubGraph", name=graph.name or None)
+    operators = [_operator(operator, codes, numbers) for operator in graph.operators]
+    for field_name, tensors in (("inputs", graph.inputs), ("outputs", graph.outputs)):
+        _put(table, field_name, list(map(numbers.of, tensors)))
+    _put(table, "operators", operators)
+    _put(table, "tensors", [_tensor(tensor, buffers) for tensor in numbers.items])
+    return table
 
-    def write(self) -> Table:
-        model = self._model
-        root = (model.table or new_table("Model", version=_SCHEMA_VERSION)).copy()
-        _put(root, "subgraphs", [self._subgraph(subgraph) for subgraph in model.subgraphs])
-        _put(root, "signature_defs", [self._signature(signature) for signature in model.signatures])
-        _put(root, "metadata", [self._metadata(entry) for entry in model.metadata])
-        _put_indices(root, "metadata_buffer", [self._buffers.of(buffer) for buffer in model.metadata_buffers])
-        _put(root, "operator_codes", [_operator_code(code) for code in self._codes.items])
-        buffers = [buffer.table or new_table("Buffer", data=buffer.data) for buffer in self._buffers.items]
-        _put(root, "buffers", buffers)
-        return root
 
-    def _metadata(self, entry: Metadata) -> Table:
-        table = (entry.table or new_table("Metadata", name=entry.name)).copy()
-        return _update(table, "buffer", self._buffers.of(entry.buffer))
+def _operator(operator: Operator, codes: _Numbering, numbers: _Numbering) -> Table:
+    table = _copied(operator.table, "Operator")
+    _put(table, "opcode_index", codes.of(operator.code))
+    _put(table, "inputs", [-1 if tensor is None else numbers.of(tensor) for tensor in operator.inputs])
+    _put(table, "outputs", list(map(numbers.of, operator.outputs)))
+    if operator.intermediates:
+        _put(table, "intermediates", list(map(numbers.of, operator.intermediates)))
+    for place, union in _OPTION_FIELDS.items():
+        options = operator.options
+        own = options if options is not None and options.spec.name in UNIONS[union].values() else None
+        if table.fields.get(place) is not own:
+            table.set(place, own)
+    return table
 
-    def _subgraph(self, subgraph: Subgraph) -> Table:
-        table = (subgraph.table or new_table("SubGraph", name=subgraph.name or None)).copy()
-        numbers = self._tensors[subgraph] = _Numbering(subgraph.tensors)
-        operators = [self._operator(operator, numbers) for operator in subgraph.operators]
-        _put_indices(table, "inputs", [numbers.of(tensor) for tensor in subgraph.inputs])
-        _put_indices(table, "outputs", [numbers.of(tensor) for tensor in subgraph.outputs])
-        _put(table, "operators", operators)
-        _put(table, "tensors", [self._tensor(tensor) for tensor in numbers.items])
-        return table
 
-    def _operator(self, operator: Operator, numbers: _Numbering) -> Table:
-        table = (operator.table or new_table("Operator")).copy()
-        _update(table, "opcode_index", self._codes.of(operator.code))
-        inputs = [-1 if tensor is None else numbers.of(tensor) for tensor in operator.inputs]
-        _put_indices(table, "inputs", inputs)
-        _put_indices(table, "outputs", [numbers.of(tensor) for tensor in operator.outputs])
-        if operator.intermediates:
-            _put_indices(table, "intermediates", [numbers.of(tensor) for tensor in operator.intermediates])
-        _put_options(table, operator.options)
-        return table
+def _tensor(tensor: Tensor, buffers: _Numbering) -> Table:
+    table = _copied(tensor.table, "Tensor", has_rank=True)
+    _put(table, "name", tensor.name)
+    _put(table, "shape", tensor.shape)
+    _put(table, "shape_signature", tensor.shape_signature)
+    _put(table, "type", int(tensor.dtype))
+    # A tensor without a buffer of its own refers to buffer 0, which is always the empty one.
+    _put(table, "buffer", 0 if tensor.buffer is None else buffers.of(tensor.buffer))
+    _put(table, "quantization", None if tensor.quantization is None else tensor.quantization.table)
+    return _put(table, "is_variable", tensor.is_variable)
 
-    def _tensor(self, tensor: Tensor) -> Table:
-        table = (tensor.table or new_table("Tensor", has_rank=True)).copy()
-        _update(table, "name", tensor.name)
-        _put_indices(table, "shape", tensor.shape)
-        if tensor.shape_signature is None:
-            table.set("shape_signature", None)
-        else:
-            _put_indices(table, "shape_signature", tensor.shape_signature)
-        _update(table, "type", int(tensor.dtype))
-        # A tensor without a buffer of its own refers to buffer 0, which is always the empty one.
-        _update(table, "buffer", 0 if tensor.buffer is None else self._buffers.of(tensor.buffer))
-        _update(table, "quantization", None if tensor.quantization is None else tensor.quantization.table)
-        _update(table, "is_variable", tensor.is_variable)
-        return table
 
-    def _signature(self, signature: Signature) -> Table:
-        table = (signature.table or new_table("SignatureDef")).copy()
-        _update(table, "signature_key", signature.key)
-        _update(table, "subgraph_index", self._subgraphs.of(signature.subgraph))
-        numbers = self._tensors[signature.subgraph]
-        for listed, arguments in (("inputs", signature.inputs), ("outputs", signature.outputs)):
-            entries = [
-                new_table("TensorMap", name=name, tensor_index=numbers.of(tensor))
-                for name, tensor in arguments.items()
-            ]
-            if not _same_arguments(table.get(listed), entries):
-                _put(table, listed, entries)
-        return table
+def _signature(
+    signature: Signature, subgraphs: list[Subgraph], numbers: Mapping[Subgraph, _Numbering]
+) -> Table:
+    table = _copied(signature.table, "SignatureDef")
+    _put(table, "signature_key", signature.key)
+    _put(table, "subgraph_index", subgraphs.index(signature.subgraph))
+    for side, arguments in (("inputs", signature.inputs), ("outputs", signature.outputs)):
+        places = [(name, numbers[signature.subgraph].of(tensor)) for name, tensor in arguments.items()]
+        if places != [(entry.get("name"), entry.get("tensor_index")) for entry in table.get(side) or ()]:
+            entries = [new_table("TensorMap", name=name, tensor_index=place) for name, place in places]
+            _put(table, side, entries)
+    return table
+
+
+def _operator_code(code: OperatorCode) -> Table:
+    return code.table or new_table(
+        "OperatorCode",
+        deprecated_builtin_code=deprecated_code(code),
+        version=code.version,
+        builtin_code=code.builtin,
+        custom_code=code.custom_code,
+    )
+
+
+def deprecated_code(code: OperatorCode) -> int:
+    """An operator's kind in the field of older files, which has one byte for it."""
+    return min(code.builtin, _PLACEHOLDER)
+
+
+def _copied(table: Table | None, kind: str, **fields: object) -> Table:
+    return new_table(kind, **fields) if table is None else table.copy()
+
+
+def _put(table: Table, field_name: str, value: Any) -> Table:
+    """Set a field unless it says so already: "absent" and "present with the default" stay apart."""
+    present = table.fields.get(field_name)
+    if not isinstance(value, list | tuple):
+        if table.get(field_name) != value:
+            table.set(field_name, value)
+    elif isinstance(present, list) or (value and isinstance(value[0], Table)):
+        table.fields[field_name] = list(value)
+    elif (value or present is not None) and (present is None or present.tolist() != list(value)):
+        table.fields[field_name] = np.array(value, np.int32)
+    return table
 
 
 @contextmanager
@@ -314,54 +332,3 @@ def restored_on_failure(source: object) -> Iterator[None]:
         for entry in fields(Model) if isinstance(source, Model) else ():
             setattr(source, entry.name, getattr(kept, entry.name))
         raise
-
-
-def deprecated_code(code: OperatorCode) -> int:
-    """An operator's kind in the field of older files, which has one byte for it."""
-    return min(code.builtin, _PLACEHOLDER)
-
-
-def _operator_code(code: OperatorCode) -> Table:
-    return code.table or new_table(
-        "OperatorCode",
-        deprecated_builtin_code=deprecated_code(code),
-        version=code.version,
-        builtin_code=code.builtin,
-        custom_code=code.custom_code,
-    )
-
-
-def _put_options(table: Table, options: Table | None) -> None:
-    for place, union in _OPTION_FIELDS.items():
-        if options is not None and options.spec.name in UNIONS[union].values():
-            if table.fields.get(place) is not options:
-                table.set(place, options)
-        elif table.fields.get(place) is not None:
-            table.set(place, None)
-
-
-def _update(table: Table, field: str, value: object) -> Table:
-    """Set a field unless it says so already: "absent" and "present with the default" stay apart."""
-    if table.get(field) != value:
-        table.set(field, value)
-    return table
-
-
-def _put(table: Table, field: str, values: list[Table]) -> None:
-    if values or field in table.fields:
-        table.fields[field] = values
-
-
-def _put_indices(table: Table, field: str, values: Sequence[int]) -> None:
-    present = table.fields.get(field)
-    if present is None and not values:
-        return
-    if present is None or len(present) != len(values) or present.tolist() != list(values):
-        table.fields[field] = np.array(values, np.int32)
-
-
-def _same_arguments(present: list[Table] | None, entries: list[Table]) -> bool:
-    def pairs(tables: list[Table]) -> list[tuple[object, object]]:
-        return [(table.get("name"), table.get("tensor_index")) for table in tables]
-
-    return pairs(present or []) == pairs(entries)
