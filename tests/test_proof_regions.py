@@ -5,8 +5,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from fault_graphs import Edit, Size, attention, number
-from faults import FAULTS, PROOF, Fault
+from fault_graphs import Size, attention
+from mutations import Mutant, constant, mutants, sampled
 from pass_runs import rewrites_of, run
 from text_parser import parse
 from toy_passes import replacing
@@ -25,7 +25,6 @@ from edge_opt.proof.sizes import FACTOR, multiply_adds, peak_bytes, shrunk
 from edge_opt.runtime.errors import RuntimeCrashed, RuntimeFailed, RuntimeRefused, RuntimeTimedOut
 from edge_opt.runtime.metrics import Difference
 from edge_opt.runtime.pair import Outcome, OutputProof, ProofRequest
-from edge_opt.targets import Target
 
 # What is asked of a worker, which only says what it is told to
 
@@ -79,7 +78,7 @@ def test_a_small_region_is_asked_for_once_on_both_kernel_sets() -> None:
     assert (proof.holds, proof.bitwise, proof.ran) == (True, True, (Ran("xnnpack"), Ran("reference")))
     (asked,) = worker.asked
     assert ((asked["before"], asked["after"]), asked["kernels"]) == (REGION.files, BOTH)
-    assert (asked["seed"], asked["parts"], asked["at_once"], asked["scale"]) == (3, 4, True, None)
+    assert (asked["seed"], asked["parts"], asked["at_once"], asked["scale"]) == (9, 4, True, None)
     assert (asked["where"], asked["seconds"]) == ("'main' up to 'y'", 60 + 2 * REGION.cost / 2e7)
 
 
@@ -255,9 +254,9 @@ def at_size() -> Iterator[RegionProver]:
         yield made
 
 
-def layers(dtype: str, target: Target | None = None) -> tuple[Model, list[Rewrite]]:
+def layers(dtype: str) -> tuple[Model, list[Rewrite]]:
     model = parse(attention(dtype, SIZE))
-    return model, rewrites_of("mha_to_sha", model, target)
+    return model, rewrites_of("mha_to_sha", model)
 
 
 def with_two_equal_scales() -> list[Rewrite]:
@@ -293,18 +292,26 @@ def test_a_proof_to_one_demand_stands_for_no_other() -> None:
         assert [bool(prover.prove(*each).like) for each in demands] == [False, False, True]
 
 
-def clamped(limits: dict[int, int]) -> list[Rewrite]:
-    """Two layers whose masked logits of one head the new version clamps at a code; their scales are far apart."""
+def corrupted(rewrites: list[Rewrite], kind: str, place: str) -> list[Rewrite]:
+    """Each layer with the first mistake of a kind, where a layer's tensor has such a name."""
+    found = []
+    for layer, rewrite in enumerate(rewrites, 1):
+        name = place.format(layer)
+        found.append(next(m.rewrite for m in mutants(rewrite) if (m.kind, m.place) == (kind, name)))
+    return found
+
+
+def clamped(code: int) -> list[Rewrite]:
+    """Two layers whose logits of one head the new version clamps at a code; their scales are far apart."""
     text = attention("int16")
     second = text.index("%scaled2: ")
     tight = text[second:].replace("q(0.0033, 0)", "q(0.0032, 0)").replace("q(0.0003, 0)", "q(0.00002, 0)")
     model = parse(text[:second].replace("q(0.0003, 0)", "q(0.01, 0)") + tight)
-    wrong = []
-    for layer, rewrite in enumerate(rewrites_of("mha_to_sha", model), 1):
-        edit = Edit(model, rewrite)
-        logits = edit.tensor(f"logits{layer}/head_1")
-        edit.over(logits.name, "MINIMUM", number(limits[layer], logits.dtype, logits.quantization))
-        wrong.append(edit.finish())
+    wrong = corrupted(rewrites_of("mha_to_sha", model), "a clamp", "logits{}/head_1")
+    for rewrite in wrong:
+        clamp = next(op for op in rewrite.new if op.name == "MINIMUM")
+        limit = clamp.input(1)
+        clamp.inputs = (clamp.input(0), constant(code, limit.dtype, limit.quantization))
     return wrong
 
 
@@ -312,20 +319,18 @@ def clamped(limits: dict[int, int]) -> list[Rewrite]:
 def test_what_the_new_version_computes_by_itself_is_run_in_every_layer(code: int) -> None:
     """In the first layer no input reaches the code, in the second many do."""
     with RegionProver() as prover:
-        proofs = [prover.prove(each, Demand()) for each in clamped({1: code, 2: code})]
+        proofs = [prover.prove(each, Demand()) for each in clamped(code)]
     assert not proofs[1].holds
     assert proofs[1].like == ""
 
 
 @pytest.mark.usefixtures("large")
 def test_a_region_that_failed_stands_for_equal_ones_and_for_no_others() -> None:
-    wrong = []
-    for dtype in ("int16", "int8"):
-        model, rewrites = layers(dtype)
-        for layer, rewrite in enumerate(rewrites, 1):
-            edit = Edit(model, rewrite, SIZE)
-            edit.swap(f"out{layer}/heads", 0, 1)
-            wrong.append(edit.finish())
+    wrong = [
+        each
+        for dtype in ("int16", "int8")
+        for each in corrupted(layers(dtype)[1], "operands swapped", "out{}/heads")
+    ]
     with RegionProver() as prover:
         proofs = [prover.prove(each, Demand()) for each in (*wrong, wrong[0])]
     assert [proof.holds for proof in proofs] == [False] * 5
@@ -342,22 +347,24 @@ def test_a_region_that_took_too_long_is_tried_again(monkeypatch: pytest.MonkeyPa
         assert prover.prove(first, Demand()).holds
 
 
-AT_SIZE = [each for each in FAULTS if each.caught == PROOF and each.pass_name == "mha_to_sha"]
-TILES = Target("tiles", "", rows_per_tile=16)
+AT_SIZE = [
+    pytest.param(dtype, mutant, id=f"{dtype} {mutant.kind} {mutant.place}")
+    for dtype in ("float32", "int16", "int8")
+    for mutant in sampled(layers(dtype)[1][0], 2)
+    if mutant.kind not in {"another option", "a clamp"}
+]
 
 
-@pytest.mark.parametrize("fault", AT_SIZE, ids=[each.name for each in AT_SIZE])
+@pytest.mark.parametrize(("dtype", "mutant"), AT_SIZE)
 def test_a_corrupted_layer_is_caught_although_one_like_it_was_proved(
-    fault: Fault, at_size: RegionProver
+    dtype: str, mutant: Mutant, at_size: RegionProver
 ) -> None:
-    tiled, _, dtype = fault.graphs[0].partition(" ")
-    model, (first, second) = layers(dtype, TILES if tiled == "tiled" else None)
-    assert at_size.prove(second, Demand()).holds
-    edit = Edit(model, first, SIZE)
-    fault.apply(edit)
-    proof = at_size.prove(edit.finish(), Demand())
-    assert not proof.holds
-    assert not proof.open
+    """What the proof at size lets pass is so small a mistake that a proof in full lets it pass, too."""
+    assert at_size.prove(layers(dtype)[1][1], Demand()).holds
+    if at_size.prove(mutant.rewrite, Demand()).holds:
+        with pytest.MonkeyPatch.context() as patch, RegionProver(seed=1) as thorough:
+            patch.setattr(examination, "_IN_FULL", 1 << 60)
+            assert thorough.prove(mutant.rewrite, Demand()).holds
 
 
 # No proof
@@ -394,9 +401,10 @@ def test_where_all_is_nan_nothing_is_proved(prover: RegionProver) -> None:
     assert "not provable: output 0 is nowhere a finite number" in proof.reason
 
 
-def test_where_all_is_one_value_heads_may_be_swapped_and_nothing_is_proved(prover: RegionProver) -> None:
+def test_where_all_is_one_value_heads_may_be_swapped_and_nothing_is_proved() -> None:
     text = attention("int16").replace("q(0.00015, 0)", "q(1000.0, 0)")
-    reports = run(parse(text), "mha_to_sha", prover=prover)
+    with RegionProver() as prover:
+        reports = run(parse(text), "mha_to_sha", prover=prover)
     assert {report.status for report in reports} == {Status.SKIPPED}
     assert "the same value everywhere" in reports[0].reason
 
@@ -426,7 +434,7 @@ def test_a_step_on_the_reference_kernels_is_a_difference(prover: RegionProver) -
     model = parse(SUM)
     (old,) = model.subgraphs[0].operators
     a, b = model.subgraphs[0].inputs
-    one = number(1, a.dtype, old.output.quantization)
+    one = constant(1, a.dtype, old.output.quantization)
     before = Tensor("before", a.shape, a.dtype, quantization=old.output.quantization)
     summed = Operator(old.code, [a, b], [before], old.options)
     added = Operator(old.code, [before, one], old.outputs, old.options)

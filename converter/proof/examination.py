@@ -27,6 +27,7 @@ _KERNELS: tuple[Kernels, ...] = ("xnnpack", "reference")
 _IN_FULL = (
     1 << 26
 )  # multiply-adds up to which a region is run in full on both kernel sets, extreme inputs included
+_DRAWS = 3
 _LEAST_SECONDS = 60.0
 _SLOWEST = 2e7  # multiply-adds a second: a hundredth of the slowest kernel's, for a machine as busy as that
 _ROUNDING = 1e-6  # relative, of floats that optimized kernels round by shape
@@ -116,6 +117,14 @@ class Question:
     demand: Demand
     request: ProofRequest
     must_compare: bool = True
+    draw: int = 0
+
+    @property
+    def draws(self) -> int:
+        """On how many random inputs the region is run: codes of a small one on several."""
+        inputs = self.region.before.subgraphs[0].inputs
+        small = self.region.cost <= _IN_FULL and any(tensor.is_quantized for tensor in inputs)
+        return _DRAWS if small else 1
 
     def in_part(self) -> Question | None:
         """The same at a fraction of the lengths; None where the region is small, or no part stands for it.
@@ -156,7 +165,7 @@ class Examiner:
             RuntimeTimedOut: the region takes too long, which says nothing of it.
         """
         try:
-            return self._at_size(question) or self._where_possible(question, _KERNELS)[0]
+            return self._at_size(question) or self._drawn(question)[0]
         except RefusedError as untold:
             reason = f"not provable: {untold}, so a wrong rewrite would give the same"
             return undecided(question.demand, reason)
@@ -178,13 +187,12 @@ class Examiner:
         if part is None:
             return None
         try:
-            in_part, scale = self._where_possible(part, _KERNELS)
+            in_part, scale = self._drawn(part)
         except (RuntimeRefused, RuntimeCrashed, RefusedError, ModelFormatError):
             return None
         if not in_part.holds:
-            return (
-                in_part if in_part.ran else None
-            )  # Without numbers to compare, the lengths may be at fault.
+            # Without numbers that were compared, the lengths may be at fault.
+            return in_part if in_part.ran else None
         kernels = _KERNELS if question.region.rounds_by_shape else _KERNELS[:1]
         # Sums of so many times the products deviate by the root of that.
         whole = question.on_realistic(scale / FACTOR**0.25)
@@ -194,6 +202,15 @@ class Examiner:
         done = {ran.kernels for ran in in_full.ran}
         rest = tuple(ran for ran in in_part.ran if ran.kernels not in done)
         return replace(all_of([in_part, in_full]), ran=(*in_full.ran, *rest))
+
+    def _drawn(self, question: Question) -> tuple[Proof, float]:
+        """The verdict on several draws of codes: rounding may hide in one what another shows."""
+        proofs: list[Proof] = []
+        while True:
+            proof, scale = self._where_possible(replace(question, draw=len(proofs)), _KERNELS)
+            proofs.append(proof)
+            if not proof.holds or len(proofs) == question.draws:
+                return all_of(proofs) if proof.holds else proof, scale
 
     def _where_possible(self, question: Question, kernels: tuple[Kernels, ...]) -> tuple[Proof, float]:
         """Some operators exist in one kernel set only; then that one has to do, and the proof says so."""
@@ -226,7 +243,7 @@ class Examiner:
         if limit is None:
             runs = len(kernels) * (1 + len(request.extremes))
             limit = _LEAST_SECONDS + region.cost * runs / _SLOWEST
-        request = replace(request, kernels=kernels, seed=self.seed)
+        request = replace(request, kernels=kernels, seed=self.seed * _DRAWS + question.draw)
         for last in (False, True):
             try:
                 return self.worker.prove(*region.files, request, seconds=limit, where=region.name)
