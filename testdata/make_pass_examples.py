@@ -14,6 +14,7 @@ from edge_opt.inspection import find_example
 from edge_opt.ir import Model, Operator, Tensor, load
 from edge_opt.ir.text import to_text
 from edge_opt.ir.walk import cut_out
+from edge_opt.passes import PASSES
 
 # pass -> the model that shows it, the entry point, and names for what comes in
 SHOWN = {
@@ -28,7 +29,8 @@ def main(folder: Path) -> None:
     for name, (file, signature, inputs) in SHOWN.items():
         path = next(path for path in (folder / file, folder / "q" / file) if path.exists())
         model = load(path)
-        example = find_example(convert(model, passes=[name], signatures=signature, verify="none"))
+        others = [other for other in PASSES if other != name]
+        example = find_example(convert(model, skip=others, signatures=signature, verify="none"))
         assert example is not None, f"{name} has no site in {file}"
         target = Path(__file__).parent / f"pass_{name}.txt"
         shown = region(model, example.before)

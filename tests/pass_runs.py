@@ -1,6 +1,7 @@
 """Runs passes on graphs given as text, for tests: with the real prover, a made-up one, or none."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from text_parser import parse
 
@@ -8,6 +9,19 @@ from edge_opt.ir import Constants, Model, load, to_bytes
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.passes import PASSES, Context, Demand, Pass, Proof, Prover, Rewrite, SiteReport, run_pass
 from edge_opt.targets import Target, load_target
+
+INLINING = replace(load_target("generic"), inline_composites=True)
+"""Opens every composite."""
+
+
+def tiles(rows: int) -> Target:
+    """A target that cuts heads into blocks of so many rows."""
+    return replace(load_target("generic"), rows_per_tile=rows)
+
+
+def but(*names: str) -> list[str]:
+    """What to skip for these passes alone to run."""
+    return [name for name in PASSES if name not in names]
 
 
 class Says:

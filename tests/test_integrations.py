@@ -40,10 +40,10 @@ class OlderExported(Exported):
 @pytest.mark.parametrize("kind", [Exported, OlderExported])
 def test_convert_gives_back_the_kind_it_was_given(kind: type[Exported]) -> None:
     given = kind(DEMO.read_bytes())
-    results: list[edge_opt.ConversionResult] = []
-    made = edge_opt.convert(given, verify="none", on_result=results.append)
+    result = edge_opt.convert(given, verify="none")
+    made = result.exported
     assert type(made) is kind
-    assert [len(result.converted) for result in results] == [5]
+    assert len(result.converted) == 5
     assert given.content == DEMO.read_bytes(), "the given model stays as it is"
     assert edge_opt.compare(DEMO.read_bytes(), made.content).bitwise
     assert made.content != given.content
@@ -51,7 +51,7 @@ def test_convert_gives_back_the_kind_it_was_given(kind: type[Exported]) -> None:
 
 def test_all_functions_take_an_exported_model(tmp_path: Path) -> None:
     given = Exported(DEMO.read_bytes())
-    made = edge_opt.convert(given, verify="none")
+    made = edge_opt.convert(given, verify="none").exported
     assert edge_opt.compare(given, made).bitwise
     assert len(edge_opt.inspect(given).attention) == 5
     record(given, tmp_path / "golden.npz")
@@ -61,7 +61,7 @@ def test_all_functions_take_an_exported_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("function", [edge_opt.convert, edge_opt.inspect])
 def test_anything_else_is_refused_by_name(function: Callable[..., object]) -> None:
     with pytest.raises(
-        UsageError, match=r"builtins\.dict is no model: give a \.tflite file, .* litert_torch\.convert"
+        UsageError, match=r"builtins\.dict is not a model: give a \.tflite file, .* litert_torch\.convert"
     ):
         function({})
 
@@ -82,6 +82,6 @@ def test_a_fresh_export_of_litert_torch_is_split_and_computes_the_same() -> None
     torch.manual_seed(0)
     x = torch.randn(1, 10, 32)
     exported = exporter.convert(Attention().eval(), (x,))
-    made = edge_opt.convert(exported, require_match=True)
+    made = edge_opt.convert(exported, require_all=True).exported
     assert type(made) is type(exported)
     assert np.array_equal(exported(x.numpy()), made(x.numpy()))

@@ -14,7 +14,6 @@ from cli_runs import DEMO, run
 from text_parser import parse
 
 import edge_opt
-from edge_opt.conversion import ConvertOptions
 from edge_opt.ir import Operator, to_bytes
 from edge_opt.ir.text import to_text
 from edge_opt.passes import PASSES, Context, Demand, Pass, Proof, Rewrite, Site, Status
@@ -44,12 +43,6 @@ class MulToSquare(Pass):
     def build(context: Context, old: Operator) -> Rewrite:
         new = Operator(context.model.operator_code("SQUARE"), [old.input(0)], old.outputs)
         return Rewrite(context.model, context.subgraph, (old,), (new,))
-
-
-class Imposter(MulToSquare):
-    """Has the name of another."""
-
-    name: ClassVar[str] = "mha_to_sha"
 
 
 def test_a_model_is_saved_by_its_own_method(tmp_path: Path) -> None:
@@ -101,12 +94,7 @@ def test_a_model_of_a_bundle_is_loaded_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"rows_per_tile": 2.5}, "rows_per_tile is 2.5, expected int"),
-        ({"target": 5}, "target is 5, expected str"),
-        ({"verify": False}, "verify is False, expected"),
-        ({"passes": [3]}, "pass '3' does not exist"),
-        ({"shapes": "x"}, "shapes is 'x', expected"),
-        ({"on_result": 3}, "on_result is 3, expected"),
+        ({"verify": "fully"}, "verification 'fully' does not exist, did you mean 'full'"),
         ({"target": Path("no.toml")}, "target file no.toml cannot be read"),
     ],
 )
@@ -132,8 +120,6 @@ def test_what_compare_cannot_count_with_is_refused_before_the_work(
 def test_numbers_of_numpy_are_numbers() -> None:
     compared: dict[str, Any] = {"seed": np.int64(3), "atol": np.float32(0.5)}
     assert json.loads(json.dumps(edge_opt.compare(DEMO, DEMO, **compared).to_dict()))["seed"] == 3
-    options: dict[str, Any] = {"rows_per_tile": np.int64(4), "proof_seconds": np.float32(60)}
-    assert len(edge_opt.convert(DEMO, dry_run=True, **options).converted) == 5
 
 
 def test_operators_are_a_sequence_and_signatures_have_names() -> None:
@@ -174,39 +160,38 @@ def test_a_copy_keeps_what_a_signature_alone_names() -> None:
 def test_a_dry_run_leaves_the_model_alone_and_gives_what_it_would_become() -> None:
     model = edge_opt.load(DEMO)
     before = to_bytes(model)
-    result = edge_opt.convert(model, dry_run=True, verify="none", extract_signature="decode")
+    result = edge_opt.convert(model, dry_run=True, verify="none")
     assert to_bytes(model) == before
     assert result.model is not None
     assert result.model is not model
-    assert [signature.key for signature in result.model.signatures] == ["decode"]
     assert len(edge_opt.inspect(model).sites) == 5
     assert to_bytes(model) == before
 
 
 def test_one_name_alone_needs_no_list() -> None:
-    result = edge_opt.convert(DEMO, dry_run=True, verify="none", passes="mha_to_sha", signatures="decode")
-    assert {(site.pass_name, site.signature) for site in result.sites} == {("mha_to_sha", "decode")}
+    result = edge_opt.convert(DEMO, dry_run=True, verify="none", signatures="decode")
+    assert {site.signature for site in result.sites} == {"decode"}
     assert not edge_opt.convert(DEMO, dry_run=True, verify="none", skip="mha_to_sha").converted
 
 
-@pytest.mark.parametrize("passes", [MulToSquare(), [MulToSquare()], ["mha_to_sha", MulToSquare()]])
-def test_a_pass_of_ones_own_is_taken_as_it_is(passes: Pass | list[Pass | str]) -> None:
+def test_a_pass_of_ones_own_runs_once_it_is_among_the_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(edge_opt.UsageError, match="pass 'mul_to_square' does not exist"):
+        edge_opt.convert(parse(SQUARES), skip="mul_to_square")
+    monkeypatch.setitem(PASSES, MulToSquare.name, MulToSquare())
     model = parse(SQUARES)
-    result = edge_opt.convert(model, passes=passes)
-    (site,) = result.converted
+    (site,) = edge_opt.convert(model).converted
     assert (site.pass_name, site.status) == ("mul_to_square", Status.CONVERTED)
     assert site.proof is not None
     assert site.proof.bitwise
     assert "SQUARE(%x)" in to_text(model)
-    assert MulToSquare.name not in PASSES
+    assert edge_opt.convert(parse(SQUARES), skip="mul_to_square").sites == []
 
 
-def test_passes_of_ones_own_can_be_skipped_and_have_names_of_their_own() -> None:
-    assert edge_opt.convert(parse(SQUARES), passes=[MulToSquare()], skip="mul_to_square").sites == []
-    with pytest.raises(edge_opt.UsageError, match="two passes 'mha_to_sha'"):
-        edge_opt.convert(parse(SQUARES), passes=["mha_to_sha", Imposter()])
-    with pytest.raises(edge_opt.UsageError, match="did you mean 'mul_to_square'"):
-        edge_opt.convert(parse(SQUARES), passes=[MulToSquare()], skip=["mul_to_squares"])
+def test_a_result_is_true_unless_it_failed() -> None:
+    assert edge_opt.convert(DEMO, dry_run=True, verify="none", require_all=True)
+    with pytest.raises(edge_opt.EdgeOptError) as caught:
+        edge_opt.convert(DEMO, dry_run=True, verify="none", skip="mha_to_sha", require_all=True)
+    assert not caught.value.result  # type: ignore[attr-defined]
 
 
 def test_the_summary_is_what_the_command_prints(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -214,7 +199,7 @@ def test_the_summary_is_what_the_command_prints(capsys: pytest.CaptureFixture[st
     printed = run(capsys, "convert", DEMO, "-o", output, "--verify", "none").out
     result = edge_opt.convert(DEMO, dry_run=True, verify="none", target=None)
     assert result.target == "generic", "where none is given"
-    assert result.summary() == "5 of 5 sites converted, nothing proved (--verify none)."
+    assert result.summary() == "5 of 5 sites converted, not verified (--verify none)."
     assert result.summary() in printed
 
 
@@ -223,19 +208,3 @@ def test_plain_data_is_json_without_infinity() -> None:
     result.sites[0].proof = Proof(Demand(), holds=False, bitwise=False, max_abs=float("inf"))
     data = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert data["sites"][0]["proof"]["max_abs"] is None
-
-
-@pytest.mark.parametrize(
-    ("options", "needed"),
-    [
-        ({"rows_per_tile": 4, "skip": "tile_rows"}, "rows_per_tile=4 .* 'tile_rows'"),
-        ({"form": "split", "passes": "mask_to_add"}, "form='split' .* 'mha_to_sha'"),
-        (
-            {"inline_composites": True, "passes": "mha_to_sha"},
-            "inline_composites=True .* 'inline_composites'",
-        ),
-    ],
-)
-def test_options_that_cannot_act_together_are_refused(options: ConvertOptions, needed: str) -> None:
-    with pytest.raises(edge_opt.UsageError, match=needed):
-        edge_opt.convert(DEMO, dry_run=True, verify="none", **options)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pass_runs import INLINING
 
 from edge_opt.conversion import convert
 from edge_opt.integrations.litert_torch import export_language_model
@@ -73,5 +74,5 @@ def test_an_exported_bundle_says_the_same_after_the_conversion(exported: Path) -
 @pytest.mark.slow
 def test_a_bundle_says_the_same_when_all_of_its_models_are_rewritten(exported: Path, tmp_path: Path) -> None:
     output = tmp_path / "all.litertlm"
-    convert(exported / "model.litertlm", output, sections="all", inline_composites=True)
+    convert(exported / "model.litertlm", output, sections="all", target=INLINING)
     assert tokens(output) == tokens(exported / "model.litertlm")

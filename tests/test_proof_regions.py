@@ -449,7 +449,7 @@ def test_a_step_on_the_reference_kernels_is_a_difference(prover: RegionProver) -
 def test_only_kernels_that_ran_are_named() -> None:
     """The reference kernels multiply no float16."""
     result = convert(to_bytes(parse(attention("float32").replace("float32", "float16"))))
-    assert result.summary().splitlines()[0] == "2 of 2 sites converted, each proved bit for bit on XNNPACK."
+    assert result.summary().splitlines()[0] == "2 of 2 sites converted, each verified bit for bit on XNNPACK."
 
 
 @pytest.mark.usefixtures("large")
@@ -463,4 +463,4 @@ def test_the_console_says_what_was_not_run() -> None:
 
 def test_of_sums_that_round_by_shape_the_console_says_so_though_nothing_differed() -> None:
     lines = convert(to_bytes(parse(attention("int16")))).summary().splitlines()
-    assert "each proved bit for bit on the reference kernels (int16 ADD rounds by shape" in lines[0]
+    assert "each verified bit for bit on the reference kernels (int16 ADD rounds by shape" in lines[0]

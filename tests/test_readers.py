@@ -1,16 +1,28 @@
 """Other readers take what we write, and compute the same: OpenVINO, the Hexagon compiler. One test per reader."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cli_runs import DEMO, QUANTIZED
+from pass_runs import INLINING
 from sdk import require_qnn
 
 from edge_opt.conversion import convert
+from edge_opt.ir import Model, load
+from edge_opt.ir.cleanup import keep_signature
 from edge_opt.npu import profile
 from edge_opt.runtime.inputs import array_of, plan
 from edge_opt.runtime.runner import Worker
+from edge_opt.targets import load_target
+
+
+def alone(path: Path, signature: str) -> Model:
+    """The model with one entry point, as subgraph 0, for readers that look at nothing else."""
+    model = load(path)
+    keep_signature(model, signature)
+    return model
 
 
 @pytest.mark.slow
@@ -21,7 +33,7 @@ def test_openvino_reads_an_extracted_signature_and_agrees(
 ) -> None:
     openvino = pytest.importorskip("openvino", reason="extra dev is not installed")
     output = tmp_path / "one.tflite"
-    convert(DEMO, output, extract_signature=signature, inline_composites=inline_composites)
+    convert(alone(DEMO, signature), output, target=INLINING if inline_composites else None)
     with Worker() as worker:
         described = {info.name: info for info in worker.describe(DEMO)}[signature]
         inputs = {made.info.name: array_of(made) for made in plan(described)}
@@ -39,11 +51,11 @@ def test_openvino_reads_a_quantized_model_only_as_its_target_writes_it(tmp_path:
     """ai-edge-quantizer stores weights after the flatbuffer, and leaves the deprecated field of a QUANTIZE at 0."""
     openvino = pytest.importorskip("openvino", reason="extra dev is not installed")
     generic, ours = tmp_path / "generic.tflite", tmp_path / "ours.tflite"
-    options = {"extract_signature": "prefill_8", "inline_composites": True, "verify": "none"}
-    convert(QUANTIZED, generic, **options)
+    convert(alone(QUANTIZED, "prefill_8"), generic, target=INLINING, verify="none")
     with pytest.raises(RuntimeError, match="FrontEnd API failed"):
         openvino.Core().read_model(generic)
-    convert(QUANTIZED, ours, target="intel-npu", **options)
+    target = replace(load_target("intel-npu"), inline_composites=True)
+    convert(alone(QUANTIZED, "prefill_8"), ours, target=target, verify="none")
     assert len(openvino.Core().read_model(ours).get_ops()) > 100
 
 

@@ -64,7 +64,7 @@ def test_attention_that_does_not_fit_on_the_chip_takes_another_form() -> None:
 
 def test_what_a_user_asks_for_holds_for_every_length() -> None:
     target = replace(load_target("qualcomm-htp"), on_chip_bytes=1, long_context={"rows_per_tile": 1})
-    result = convert(parse(attention()), target=target, rows_per_tile=2, verify="none")
+    result = convert(parse(attention()), target=target.asked(rows_per_tile=2), verify="none")
     assert [site.note for site in result.converted] == [""]
     assert result.model is not None
     assert {
@@ -75,11 +75,6 @@ def test_what_a_user_asks_for_holds_for_every_length() -> None:
     assert {
         op.outputs[0].shape[-2] for op in result.model.subgraphs[0].operators if op.name == "SOFTMAX"
     } == {8}
-
-
-def test_a_form_that_does_not_exist_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UsageError, match="form 'splitt' does not exist, did you mean 'split'"):
-        convert(parse(attention()), form="splitt")
 
 
 def test_an_unknown_target_is_refused_with_the_nearest_name() -> None:
@@ -131,7 +126,7 @@ def test_a_user_s_target_file_is_used(tmp_path: Path) -> None:
     left = [site for site in result.sites if site.signature == "decode"]
     assert left
     assert all(site.settled and "gains nothing" in site.reason for site in left)
-    assert "decode, 3 blocks left as exported: target 'mine' gains nothing" in result.summary()
+    assert "decode, 3 blocks not split: target 'mine' gains nothing" in result.summary()
 
 
 def test_a_rewrite_that_the_target_cannot_take_is_rolled_back() -> None:
@@ -324,8 +319,8 @@ def test_composites_and_several_signatures_are_named_with_the_remedy() -> None:
     model = convert(TESTDATA / "demo_gemma3.tflite", dry_run=True, verify="none").model
     assert model is not None
     messages = {finding.rule: finding.message for finding in lint(model, target)}
-    assert "--inline-composites" in messages["composite"]
-    assert "--extract-signature" in messages["signatures"]
+    assert "inline_composites = true" in messages["composite"]
+    assert "a file of its own" in messages["signatures"]
 
 
 # --- what a target reads of a file, and what it gains nothing from ---

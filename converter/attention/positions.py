@@ -49,14 +49,18 @@ class FloatForm:
         for operator in operators:
             old = operator.outputs[0]
             if operator.name in _RETYPED:
-                floats[old] = floats[operator.input(0)]
+                source = operator.input(0)
+                if source not in floats and not source.has_numbers:
+                    raise RefusedError("it takes numbers that cannot be read here", operator)
+                floats[old] = floats.get(source) or _in_float(source)
             else:
                 _check(operator)
                 inputs = [t and (floats.get(t) or _in_float(t)) for t in operator.inputs]
                 is_real = old.is_quantized or old.dtype.is_float
                 floats[old] = Tensor(old.name, old.shape, DType.FLOAT32 if is_real else old.dtype)
                 self.operators.append(Operator(operator.code, inputs, [floats[old]], operator.options))
-            if _is_code(old) and not any(each.name in _ANGLES for each in self.operators):
+            is_angle = _is_code(old) and not floats[old].is_constant
+            if is_angle and not any(each.name in _ANGLES for each in self.operators):
                 self.angles.append((floats[old], old))
         self.result = floats[operators[-1].outputs[0]]
 

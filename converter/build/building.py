@@ -27,7 +27,7 @@ from edge_opt.build.stages import (
     digest_of,
     taken,
 )
-from edge_opt.conversion.container import find_unsound
+from edge_opt.conversion.models import find_unsound
 from edge_opt.ir.opening import WORK, Opened
 from edge_opt.npu.sdk import libraries_digest
 from edge_opt.schema.data import Source, copy_range

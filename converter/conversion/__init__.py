@@ -1,27 +1,23 @@
-"""The main job: a model is read, rewritten, proved and written; and the result, as data and in sentences."""
+"""The main job: a model is read, rewritten, verified and written; and the result, as data and in sentences."""
 
-from edge_opt.conversion.choices import GENERIC, ConvertOptions, Verify, default_output
+from edge_opt.conversion.models import Sections
 from edge_opt.conversion.result import (
     ConversionResult,
     DifferenceFoundError,
-    NothingMatchedError,
     RequirementError,
     SignatureSummary,
     SitesLeftError,
-    UnsoundError,
 )
-from edge_opt.conversion.run import convert
+from edge_opt.conversion.run import GENERIC, Verify, convert, default_output
 
 __all__ = [
     "GENERIC",
     "ConversionResult",
-    "ConvertOptions",
     "DifferenceFoundError",
-    "NothingMatchedError",
     "RequirementError",
+    "Sections",
     "SignatureSummary",
     "SitesLeftError",
-    "UnsoundError",
     "Verify",
     "convert",
     "default_output",

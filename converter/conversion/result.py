@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from edge_opt.base.errors import EdgeOptError
+from edge_opt.base.errors import EdgeOptError, UsageError
 from edge_opt.base.record import Record
 from edge_opt.base.words import as_html, many, one_line, size
 from edge_opt.comparison.whole import WholeSignature
-from edge_opt.ir import Model
+from edge_opt.ir import Model, to_bytes
+from edge_opt.ir.opening import ExportedModel, ModelLike
 from edge_opt.passes import MaskedRows, Proof, SiteReport, Status
 from edge_opt.passes.contract import Ran
 from edge_opt.soundness import Unsound, sentences
@@ -26,20 +28,8 @@ class RequirementError(EdgeOptError):
     result: ConversionResult
 
 
-class NothingMatchedError(RequirementError):
-    """`require_match` was asked for, and no site matched."""
-
-    exit_code = 4
-
-
 class SitesLeftError(RequirementError):
-    """`require_all` was asked for, and a site could not be converted."""
-
-    exit_code = 1
-
-
-class UnsoundError(RequirementError):
-    """`require_sound` was asked for, and the model was ruined before."""
+    """A site could not be converted although `require_all` was asked for, or none could be verified."""
 
     exit_code = 1
 
@@ -72,9 +62,10 @@ class SignatureSummary:
 class ConversionResult(Record):
     """What was done: every site with its verdict, and where the model went (None for a dry run).
 
-    `whole` has what comparing the whole models demanded and found, signature by signature, for `verify="full"`.
-    `soundness`: what was ruined in the model before it came here, and is as it was. `failure`: why nothing was written,
-    of a result that an error carries.
+    `whole` has what comparing the whole models demanded and found, signature by signature, for `verify="full"`;
+    `not_compared` the signatures that were meant to change, and were left out. `soundness`: what is broken in the
+    model, and stays as it was. `failure`: why nothing was written, of a result that an error carries. `given`: what was
+    given as a model. A result is true unless it has a `failure`.
     """
 
     input: str | None
@@ -86,11 +77,16 @@ class ConversionResult(Record):
     seconds: float = 0.0
     model: Model | None = field(default=None, repr=False)
     whole: list[WholeSignature] = field(default_factory=list)
+    not_compared: list[str] = field(default_factory=list)
     soundness: list[Unsound] = field(default_factory=list)
     failure: str | None = None
+    given: ModelLike | None = field(default=None, repr=False)
 
     _properties = ("masked_rows",)
-    _left_out = ("model",)
+    _left_out = ("model", "given")
+
+    def __bool__(self) -> bool:
+        return self.failure is None
 
     def __repr__(self) -> str:
         done = f"{len(self.converted)} of {len(self.sites)} sites converted"
@@ -98,6 +94,20 @@ class ConversionResult(Record):
 
     def _repr_html_(self) -> str:
         return as_html(self.summary(), entry_points(self))
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """Write the converted model as a .tflite file, in place of one that is there."""
+        assert self.model is not None
+        self.model.save(path, overwrite=True)
+
+    @property
+    def exported(self) -> ExportedModel:
+        """The converted model as one of the class that was given; where that is what `litert_torch.convert` returns."""
+        assert self.model is not None
+        if not isinstance(self.given, ExportedModel):
+            raise UsageError("there is no exported model: a file, bytes or a Model was given")
+        kind: Callable[[bytes], ExportedModel] = type(self.given)
+        return kind(to_bytes(self.model))
 
     @property
     def converted(self) -> list[SiteReport]:
@@ -110,7 +120,7 @@ class ConversionResult(Record):
         return MaskedRows.of(self.sites)
 
     def summary(self) -> str:
-        """What became of the sites, as the command line prints it: how those converted were proved, why others stay."""
+        """What became of the sites, as the command line prints it: how they were verified, or why they stay."""
         lines = [headline(self)]
         groups: dict[tuple[Status, str, str], list[SiteReport]] = defaultdict(list)
         for site in _left(self):
@@ -125,28 +135,20 @@ class ConversionResult(Record):
         return "\n".join(map(one_line, lines))
 
 
-def check_soundness(result: ConversionResult, *, require_sound: bool) -> None:
-    """Raise `UnsoundError` where `require_sound`, and the model was ruined before."""
-    ruined = unsound(result)
-    if require_sound and ruined:
-        raise UnsoundError(
-            f"the model is not sound and require_sound=True asks for that: nothing was written; {ruined[0]}"
-        )
-
-
-def check_requirements(result: ConversionResult, *, require_match: bool, require_all: bool) -> None:
-    """Raise `NothingMatchedError` or `SitesLeftError` where less was converted than was asked for."""
-    if require_match and not result.converted:
-        raise NothingMatchedError(
-            "no attention block was converted and require_match=True asks for one: nothing was written; "
-            "run `edge-opt explain` to see why each block was left"
-        )
+def check_requirements(result: ConversionResult, *, require_all: bool) -> None:
+    """Raise `SitesLeftError` where less was converted than was asked for, or nothing at all could be verified."""
     left = _left(result)
     if require_all and left:
         first = left[0]
         raise SitesLeftError(
             f"{len(left)} of {len(result.sites)} sites were not converted and require_all=True asks for all: nothing "
             f"was written; the first is {first.pass_name} site {first.index} of '{first.signature}': {first.reason}"
+        )
+    unverified = [site for site in left if site.proof is not None and site.proof.open]
+    if unverified and not result.converted:
+        raise SitesLeftError(
+            f"none of {many(len(left), 'site')} could be verified: nothing was written; the first reason is: "
+            f"{unverified[0].reason}; verify='none' converts without verification"
         )
 
 
@@ -156,13 +158,13 @@ def _left(result: ConversionResult) -> list[SiteReport]:
 
 
 def headline(result: ConversionResult) -> str:
-    """How many sites were converted and how that was proved, or why there was nothing to convert."""
+    """How many sites were converted and how that was verified, or why there was nothing to convert."""
     attention = [site for site in result.sites if site.heads is not None or not site.settled]
     sites = [site for site in attention if not site.settled]
     if not attention:
         return "The model holds no attention: there was nothing to split."
     if sites or result.converted:
-        return f"{len(result.converted)} of {many(len(sites), 'site')} converted{_proved(result)}."
+        return f"{len(result.converted)} of {many(len(sites), 'site')} converted{_verified(result)}."
     if any((site.heads or 0) > 1 for site in attention):
         return (
             f"Target '{result.target}' leaves the attention of these signatures as it is: nothing was split."
@@ -186,8 +188,8 @@ def entry_points(result: ConversionResult) -> list[tuple[str, ...]]:
 
 
 def unsound(result: ConversionResult) -> list[str]:
-    """What was ruined in the model before it came here; nothing where it was not."""
-    return [f"Ruined before: {text}" for text in sentences(result.soundness)]
+    """What is broken in the input's quantization; nothing where it is sound."""
+    return [f"Broken in the input: {text}" for text in sentences(result.soundness)]
 
 
 def masked_rows(result: ConversionResult) -> list[str]:
@@ -196,7 +198,7 @@ def masked_rows(result: ConversionResult) -> list[str]:
 
 
 def proof(site: SiteReport) -> str:
-    """What the proof of a site showed, and what else a user should know of the site."""
+    """What the verification of a site showed, and what else a user should know of the site."""
     figures = site.proof
     if figures is None:
         return "; ".join(filter(None, ("not run", site.note)))
@@ -221,14 +223,17 @@ def extent(ran: Sequence[Ran]) -> str:
 
 
 def _kept(result: ConversionResult) -> list[str]:
-    """Multi-head attention that stays on purpose, beside some that was split; the headline says it where all stays."""
+    """Multi-head attention that is not split on purpose; the headline says it where nothing was converted."""
     settled = [site for site in result.sites if site.settled and site.status is Status.SKIPPED]
     groups = Counter((site.signature, site.reason) for site in settled if (site.heads or 0) > 1)
-    return [
-        f"{signature}, {many(count, 'block')} left as exported: {reason}"
-        for (signature, reason), count in groups.items()
-        if result.converted
-    ]
+    lines = []
+    for (signature, reason), count in groups.items() if result.converted else ():
+        ran = Counter(site.pass_name for site in result.converted if site.signature == signature)
+        others = ", ".join(f"{name} ({many(done, 'site')})" for name, done in ran.items())
+        lines.append(
+            f"{signature}, {many(count, 'block')} not split: {reason}{f'; converted there: {others}' if others else ''}"
+        )
+    return lines
 
 
 def _notes(result: ConversionResult) -> list[str]:
@@ -244,20 +249,23 @@ def _change(before: str, after: str) -> str:
     return before if before == after else f"{before} -> {after}"
 
 
-def _proved(result: ConversionResult) -> str:
+def _verified(result: ConversionResult) -> str:
     proofs = [site.proof for site in result.converted if site.proof is not None]
     if result.verified == "none" or not result.converted:
-        return ", nothing proved (--verify none)" if result.converted else ""
+        return ", not verified (--verify none)" if result.converted else ""
     if all(proof.bitwise for proof in proofs):
-        text = f", each proved bit for bit on {_kernels(proofs)}"
+        text = f", each verified bit for bit on {_kernels(proofs)}"
     elif all(proof.demand.kind == "bitwise" for proof in proofs):
         notes = dict.fromkeys(proof.note for proof in proofs if not proof.bitwise)
-        text = f", each proved bit for bit on the reference kernels ({'; '.join(notes)})"
+        text = f", each verified bit for bit on the reference kernels ({'; '.join(notes)})"
     else:
         worst = max(proofs, key=lambda proof: proof.max_abs)
         figure = f"largest difference {worst.max_abs:.3g}" if worst.max_abs or not worst.note else ""
-        text = f", each proved to what its pass demands ({': '.join(filter(None, (figure, worst.note)))})"
-    return text + (", and the whole models compared" if result.verified == "full" else "")
+        text = f", each verified to what its pass demands ({': '.join(filter(None, (figure, worst.note)))})"
+    if result.verified != "full":
+        return text
+    left_out = f" but {', '.join(result.not_compared)}, meant to change" if result.not_compared else ""
+    return f"{text}, and the whole models compared{left_out}"
 
 
 def _kernels(proofs: Sequence[Proof]) -> str:

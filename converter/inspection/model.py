@@ -15,7 +15,8 @@ from edge_opt.attention.surroundings import MASKING, products_above
 from edge_opt.base.record import Record
 from edge_opt.base.words import many, shortened
 from edge_opt.conversion import convert
-from edge_opt.conversion.container import choose_parts, find_stopped, find_unsound, fix_inputs, positions_in
+from edge_opt.conversion.closing import close_inputs
+from edge_opt.conversion.models import choose_parts, find_stopped, find_unsound, positions_in
 from edge_opt.inspection.caches import Caches, find_caches
 from edge_opt.ir import Buffer, Constants, DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.composites import COMPOSITE, Composite, composites
@@ -160,7 +161,7 @@ def inspect(
     parts = choose_parts(opened, "prefill-decode")
     model = parts[0].model
     makers = _makers(model)
-    fix_inputs(parts, shapes or {})
+    close_inputs(parts, shapes or {})
     file = model.file
     inspection = Inspection(
         file=None if file is None or file.source.path is None else str(file.source.path),

@@ -132,7 +132,8 @@ class Ledger:
 
 
 def _changed(text: str) -> UnverifiedChangeError:
-    return UnverifiedChangeError(f"the graph was changed outside the verified rewrites: {text}")
+    remedy = "nothing was written, please report this mistake of edge-opt"
+    return UnverifiedChangeError(f"the graph was changed outside the verified rewrites: {text}; {remedy}")
 
 
 def _named(operator: Operator) -> str:

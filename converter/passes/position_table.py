@@ -16,6 +16,8 @@ from edge_opt.passes.codes import code_limits
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.passes.rewrite import Demand, Reference, Rewrite
 
+_MOST_POSITIONS = 1 << 17
+
 _ROUNDING = 2.0**-21
 """Of cosines in float32, as kernels compute them: four units in the last place of 1."""
 
@@ -23,12 +25,12 @@ _ROUNDING = 2.0**-21
 class PositionTable(Pass):
     """`quantize(cos(p * f))` for p = 0 .. S - 1 is a table `[S, H]`, and row `clamp(p, 0, S - 1)` of it is the result.
 
-    S is the number of positions that the bundle's caches hold, f the graph's own frequencies. A quantized graph
-    computes `p * f` in integers whose range ends at the last position of the calibration: all later positions get the
-    cosines of that one. So the old region is no reference. The new one is held to the old one in float (no QUANTIZE,
-    constants in real numbers), at every position from 0 to S - 1 and at some beyond both ends, to half a step of the
-    result. Given the entry points before they
-    were quantized, f and the region in float are the export's.
+    S is the number of positions that the bundle's caches hold, or that the integers tell apart where these are more; f
+    are the graph's own frequencies. A quantized graph computes `p * f` in integers whose range ends at the last
+    position of the calibration: all later positions get the cosines of that one. So the old region is no reference. The
+    new one is held to the old one in float (no QUANTIZE, constants in real numbers), at every position from 0 to S - 1
+    and at some beyond both ends, to half a step of the result. Given the entry points before they were quantized, f and
+    the region in float are the export's.
     """
 
     name = "position_table"
@@ -46,16 +48,13 @@ class PositionTable(Pass):
 
 def _build(context: Context, rotary: Rotary) -> Rewrite:
     """Raises RefusedError where a table cannot stand for the operators."""
-    position, result, axis, count = rotary.position, rotary.result, rotary.axis, context.positions
+    position, result, axis = rotary.position, rotary.result, rotary.axis
     tolerance = _ROUNDING
     if result.dtype is not DType.FLOAT32:
         if result.quantization is None or len(result.quantization.scale) != 1 or result.dtype.numpy is None:
             raise RefusedError("the table needs one scale", rotary.operators[-1], result)
         tolerance += float(result.quantization.scale[0]) / 2  # half a step
-    if not count:
-        raise RefusedError(
-            "the number of positions is not known: no cache of the model or its bundle tells it"
-        )
+    count, notes = _counted(context, rotary)
 
     def constant(value: object, dtype: DType) -> Tensor:
         return context.constants.make("positions/constant", np.asarray(value, dtype.numpy), dtype)
@@ -80,10 +79,6 @@ def _build(context: Context, rotary: Rotary) -> Rewrite:
         make.emit("CONCATENATION", [half, half], result, axis=len(result.shape) - 1)
     else:
         make.emit("GATHER", [table, index], result, axis=axis)
-    stopped = rotary.last_position(count)
-    notes = (
-        [] if stopped is None else [f"stopped counting at position {stopped} of {count}, and counts on now"]
-    )
     if rotary.is_exact:
         notes.append("has the exact frequencies of the export")
     kept = still_needed(context.subgraph, rotary.operators, rotary.operators[-1])
@@ -96,6 +91,25 @@ def _build(context: Context, rotary: Rotary) -> Rewrite:
         note="; ".join(notes),
         reference=Reference(tuple(rotary.form.operators), rotary.form.result, count),
     )
+
+
+def _counted(context: Context, rotary: Rotary) -> tuple[int, list[str]]:
+    """How many positions the table needs, and what to tell of them.
+
+    What the integers tell apart stays apart, also beyond the cache: a ring may be shorter than what is counted, and a
+    time step of a diffusion is no position at all.
+    """
+    count = context.positions
+    if not count:
+        raise RefusedError(
+            "the number of positions is not known: no cache of the model or its bundle tells it"
+        )
+    stopped = rotary.last_position(_MOST_POSITIONS)
+    if stopped is None:
+        text = f"the integers tell {_MOST_POSITIONS:,} positions apart, and no table is that long"
+        raise RefusedError(text, rotary.operators[-1], rotary.result)
+    notes = [f"stopped counting at position {stopped} of {count}, and counts on now"]
+    return max(count, stopped + 1), notes if stopped < count - 1 else []
 
 
 def _stored(values: NDArray[np.float32], result: Tensor) -> NDArray[Any]:

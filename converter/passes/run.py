@@ -56,9 +56,10 @@ def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
         if context.ledger is not None:
             context.ledger.check()
     except UnverifiedChangeError as changed:
-        where = f"pass '{chosen.name}', signature '{context.signature}'"
-        remedy = f"nothing was written, convert with skip='{chosen.name}' and report this mistake of edge-opt"
-        raise UnverifiedChangeError(f"{where}: {changed}; {remedy}") from changed
+        where = (
+            f"pass '{chosen.name}' (leave it out with skip='{chosen.name}'), signature '{context.signature}'"
+        )
+        raise UnverifiedChangeError(f"{where}: {changed}") from changed
     return reports
 
 

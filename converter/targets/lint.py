@@ -54,7 +54,7 @@ def lint(model: Model, target: Target) -> list[Finding]:
     ]
     if target.signatures is False and len(model.signatures) > 1:
         names = ", ".join(signature.key for signature in model.signatures)
-        message = f"only subgraph 0 is read, of the signatures {names}: write one with --extract-signature"
+        message = f"only subgraph 0 is read, of the signatures {names}: export each to a file of its own"
         findings.append(Finding("warning", "signatures", message))
     after = len(external_weights(model)) if target.external_weights is False else 0
     if after:
@@ -76,7 +76,10 @@ def _refused(graph: Subgraph, target: Target) -> _Faults:
         yield "operator", f"{name} is not taken ({many(count, 'time')})"
     if composites:
         names = ", ".join(f"{name} {many(count, 'time')}" for name, count in sorted(composites.items()))
-        yield "composite", f"composites are not opened: {names}; replace them with --inline-composites"
+        yield (
+            "composite",
+            f"composites are not opened: {names}; a target file with inline_composites = true opens them",
+        )
 
 
 def _tensors(graph: Subgraph, target: Target) -> _Faults:
