@@ -172,9 +172,6 @@ def test_a_bundle_judges_tokens_after_the_other_models_own_words() -> None:
     assert engine.agreeing(("told", "scored"), []) == 0
 
 
-# --- the gate ---
-
-
 @pytest.mark.parametrize(("limit", "code"), [(None, 0), (5.1, 0), (4.9, 1), (1.1, 1)])
 def test_a_limit_is_a_gate(
     place: Place,

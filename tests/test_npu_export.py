@@ -147,35 +147,18 @@ def test_where_nothing_gains_the_bundle_is_the_same_bytes(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "changed", "kept", "why"),
     [
-        (
-            900,
-            None,
-            {"ddr_read": 30},
-            "converted",
-            "40 bytes moved as exported, 30 bytes moved as converted (0.750 of it)",
-        ),
-        (
-            None,
-            900,
-            {"ddr_read": 50},
-            "exported",
-            "40 bytes moved as exported, 50 bytes moved as converted (1.250 of it)",
-        ),
-        (
-            900,
-            9,
-            {"taken": 8},
-            "exported",
-            "0 operators off the NPU as exported, 1 operators off the NPU as converted",
-        ),
+        (900, None, {"ddr_read": 30}, "converted", "40 bytes moved as exported, 30 bytes"),
+        (None, 900, {"ddr_read": 50}, "exported", "40 bytes moved as exported, 50 bytes"),
+        (900, 9, {"taken": 8}, "exported", "0 operators off the NPU as exported, 1 operators"),
     ],
-)
+)  # fmt: skip
 def test_what_leaves_the_npu_decides_then_time_then_bytes(
     before: int | None, after: int | None, changed: dict[str, int], kept: str, why: str
 ) -> None:
     exported = Figures("decode", 9, 9, 1, 0, 0, 40, 0, 3, 0, estimate(before))
     converted = replace(exported, time=estimate(after), **changed)
-    assert exported.gain(converted) == (kept == "converted", why)
+    better, told = exported.gain(converted)
+    assert (better, told.startswith(why)) == (kept == "converted", True)
 
 
 @pytest.mark.parametrize(
@@ -208,10 +191,8 @@ def test_it_is_judged_with_the_flags_that_npu_compile_will_give(stage: Stage) ->
     }
     judged = ["--soc_model=SA8797", flags[0], SHARED, "--qualcomm_vtcm_size=8"]
     assert stage.flags == [judged] * 4
-
-
-def test_weight_sharing_is_off_where_the_pipeline_is_told_so(stage: Stage) -> None:
-    stage(ran(1000, 500), ran(600, 500), disable_weight_sharing=True)
+    stage.calls.unlink()
+    stage(ran(1000, 500), ran(600, 500), disable_weight_sharing=True, overwrite=True)
     assert SHARED not in stage.flags[0]
 
 
@@ -234,36 +215,31 @@ def test_where_nothing_can_be_measured_what_was_converted_is_kept_and_that_is_sa
     assert reason in note
 
 
-def test_a_named_sdk_that_is_none_is_said_before_anything_is_written(stage: Stage) -> None:
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"backend": "qualcom"}, "no target for the vendor 'qualcom', did you mean 'qualcomm'"),
+        ({"compile_configs": "{"}, r"cfg\.compile_configs must be a table, JSON or a file of it"),
+        ({"compile_configs": "nowhere.json"}, r"cfg\.compile_configs must be a table, JSON or a file of it"),
+    ],
+)
+def test_a_configuration_that_cannot_work_is_refused(
+    stage: Stage, fields: dict[str, str], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        stage(**fields)
+
+
+def test_what_cannot_be_compiled_or_written_is_said_before_the_work(stage: Stage) -> None:
     with pytest.raises(CompilerMissingError, match=r"holds no libQnnHtp\.so"):
-        npu_optimize(config(), stage.quantized, stage.out, sdk=stage.folder)
+        npu_optimize(config(), stage.quantized, stage.out, sdk=stage.folder / "none")
     assert not stage.out.exists()
-
-
-def test_an_unknown_vendor_is_refused_with_the_nearest_name(stage: Stage) -> None:
-    with pytest.raises(UsageError, match="no target for the vendor 'qualcom', did you mean 'qualcomm'"):
-        stage(backend="qualcom")
-
-
-@pytest.mark.parametrize("given", ["{", "nowhere.json"])
-def test_compiler_settings_that_cannot_be_read_are_refused(stage: Stage, given: str) -> None:
-    with pytest.raises(UsageError, match=r"cfg\.compile_configs must be a table, JSON or a file of it"):
-        stage(compile_configs=given)
-
-
-def test_an_output_is_replaced_as_the_pipeline_is_told(stage: Stage) -> None:
     stage.out.touch()
     with pytest.raises(UsageError, match=r"out\.litertlm exists"):
-        stage()
+        stage(ran(900))
+    assert not stage.calls.exists()
     stage(overwrite=True)
     assert stage.out.stat().st_size > 0
-
-
-def test_an_output_that_exists_is_refused_before_anything_is_compiled(stage: Stage) -> None:
-    sdk = stage.compiler()
-    with pytest.raises(UsageError, match=r"quantized\.litertlm exists"):
-        npu_optimize(config(), stage.quantized, stage.quantized, sdk=sdk)
-    assert not stage.calls.exists()
 
 
 @pytest.mark.slow

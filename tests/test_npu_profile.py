@@ -82,19 +82,11 @@ def test_partitions_run_one_after_the_other() -> None:
     assert found.time("SA8797", 3) is None
 
 
-@pytest.mark.parametrize(
-    ("output", "taken", "words"),
-    [
-        (TWO.replace("fill_bytes=20\n", ""), TAKEN_TWICE, "1 figures for fill and 2 partitions"),
-        (TWO, "of another format", "says nothing of the graph"),
-    ],
-)
-def test_a_lost_figure_is_an_error(output: str, taken: str, words: str) -> None:
-    with pytest.raises(CompilerFailedError, match=words):
-        outcome(output, taken).figures()
-
-
-def test_a_graph_that_the_plugin_refuses_has_no_partition() -> None:
+def test_a_lost_figure_is_an_error_and_a_refused_graph_has_no_partition() -> None:
+    with pytest.raises(CompilerFailedError, match="1 figures for fill and 2 partitions"):
+        outcome(TWO.replace("fill_bytes=20\n", ""), TAKEN_TWICE).figures()
+    with pytest.raises(CompilerFailedError, match="says nothing of the graph"):
+        outcome(TWO, "of another format").figures()
     told = outcome("", "selected 0 ops, from a total of 3 ops. resulted in 0").figures()
     assert (told["taken"], told["operators"], told["ddr_read"]) == (0, 3, 0)
 
@@ -131,23 +123,19 @@ def test_the_tool_gets_model_chip_flags_and_libraries_behind_the_probe(
     assert (report.chip, report.versions["qnn"]) == ("SM9999", "2.39.1")
 
 
-def test_without_the_libraries_the_error_says_how_to_get_them(
-    tmp_path: Path, model: Path, capsys: Captured
+def test_the_libraries_are_found_by_environment_and_without_them_the_error_says_how_to_get_them(
+    tmp_path: Path, model: Path, compiler: Compilers, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(CompilerMissingError, match=r"pip download .*sdk=DIR or in EDGE_OPT_QNN"):
         find_libraries(None)
     with pytest.raises(CompilerMissingError, match=r"holds no libQnnHtp\.so"):
         find_libraries(tmp_path)
     assert run(capsys, "profile", model).code == UsageError.exit_code
-
-
-@pytest.mark.parametrize("variable", SDK_VARIABLES)
-def test_the_libraries_are_found_by_environment(
-    compiler: Compilers, monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
     sdk = compiler("")
-    monkeypatch.setenv(variable, str(sdk))
-    assert find_libraries(None) == sdk / "lib" / "x86_64-linux-clang"
+    for variable in SDK_VARIABLES:
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, str(sdk))
+            assert find_libraries(None) == sdk / "lib" / "x86_64-linux-clang"
 
 
 @pytest.mark.parametrize("flag", ["foo", "--", "-O2"])
