@@ -245,10 +245,10 @@ def test_a_bundle_that_calibration_broke_is_no_result_then_and_later(place: Plac
 
 BAD_BUNDLES = {
     "its sections are": bundle([model_part("prefill_decode", to_bytes(parse(COMPILED)))]),
-    "its data is not what it was": bundle_of(COMPILED).replace(b"words", b"wards"),
+    "its data has changed": bundle_of(COMPILED).replace(b"words", b"wards"),
     "keeps 1 operators of 'prefill_4' off the NPU, BATCH_MATMUL": bundle_of(QUANTIZED),
-    "prefill_decode model has not the signatures that it had": bundle_of(COMPILED.replace("logits=", "logit=")),
-    "model has not the signatures": bundle_of(COMPILED.replace("%e: int16[1,1,4,8]", "%e: int16[1,1,8,8]")),
+    "prefill_decode model does not have the signatures that it had": bundle_of(COMPILED.replace("logits=", "logit=")),
+    "model does not have the signatures": bundle_of(COMPILED.replace("%e: int16[1,1,4,8]", "%e: int16[1,1,8,8]")),
     "seems to hold some of its own": bundle_of(COMPILED, METADATA, padding=20_000),
     "calls the NPU 2 times in 'prefill_4'": bundle_of(
         COMPILED.replace(
@@ -402,16 +402,16 @@ BAD: dict[str, Change] = {
     "is compiled for an NPU already": put("in", bundle_of(COMPILED), "source"),
     "is not exported for an NPU": put("in", bundle_of(FLOAT.replace("kv_cache_k_0=", "k=")), "source"),
     "has no prefill_decode model, its models are: aux": put("in", bundle([AUXILIARY, TOKENIZER]), "source"),
-    "is empty: give some ten": put("prompts.jsonl", "\n\n"),
-    "line 2 is no JSON": put("prompts.jsonl", '"one"\ntwo\n'),
-    "line 1 is no prompt": put("prompts.jsonl", '{"question": "?"}\n'),
-    "line 1 is no prompt: write a string": put("prompts.jsonl", '{"prompt": ["?"]}\n'),
+    "is empty: give ten": put("prompts.jsonl", "\n\n"),
+    "line 2 is not JSON": put("prompts.jsonl", '"one"\ntwo\n'),
+    "line 1 is not a prompt": put("prompts.jsonl", '{"question": "?"}\n'),
+    "line 1 is not a prompt: write a string": put("prompts.jsonl", '{"prompt": ["?"]}\n'),
     "or messages of which one is the user's": put("prompts.jsonl", '{"messages": ["?"]}\n'),
-    "line 4 is no prompt": put(
+    "line 4 is not a prompt": put(
         "prompts.jsonl", '"one"\n\n{"text": "two"}\n{"messages": [{"role": "system", "content": "three"}]}\n'
     ),
-    "line 1 is no JSON": put("prompts.jsonl", "[" * 100_000),
-    "line 1 is no JSON text": put("prompts.jsonl", '"half an emoji: \\ud83d"\n'),
+    "line 1 is not JSON": put("prompts.jsonl", "[" * 100_000),
+    "line 1 is not JSON text": put("prompts.jsonl", '"half an emoji: \\ud83d"\n'),
     "prompts .* cannot be read: No such file": put("none.jsonl", None, "prompts"),
     "prompts .* cannot be read: it is not UTF-8 text": put("prompts.jsonl", b"\xe9"),
     "is calibrated on text: give prompts=FILE": options(prompts=None),
@@ -567,8 +567,8 @@ def test_a_bundle_that_is_as_it_has_to_be_has_no_faults(tmp_path: Path) -> None:
     [
         (QUANTIZED, []),
         (COMPILED, []),
-        (QUANTIZED.replace("0.1", "0.2"), ["its aux model is another one, and not compiled"]),
-        (COMPILED.replace("logits=", "logit="), ["its aux model has not the signatures that it had"]),
+        (QUANTIZED.replace("0.1", "0.2"), ["its aux model differs and is not compiled"]),
+        (COMPILED.replace("logits=", "logit="), ["its aux model does not have the signatures that it had"]),
     ],
 )
 def test_other_models_are_as_they_were_or_compiled(tmp_path: Path, made: str, told: list[str]) -> None:

@@ -253,7 +253,7 @@ subgraph decode (%x: float32[1,32]) {{
     ("options", "sentence"),
     [
         ({"settings": {"cache_lenght": 3}}, "--set: setting 'cache_lenght' does not exist, did you mean 'cache_length"),
-        ({"settings": {"cache_length": "long"}}, '--set cache_length: "long" is not int, as 1280 is'),
+        ({"settings": {"cache_length": "long"}}, '--set cache_length: "long" is not of the type of 1280'),
         ({"settings": {"cache_length": 64}}, "a cache of 64 tokens has no room for two prefills of 128, so"),
         ({"settings": {"soc_model": "SM8850"}}, "--set soc_model is not to be set: it follows from --soc"),
         ({"settings": {"spm_path": "x"}}, "--set spm_path is not to be set: it follows from the work folder"),

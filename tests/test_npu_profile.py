@@ -85,7 +85,7 @@ def test_partitions_run_one_after_the_other() -> None:
 def test_a_lost_figure_is_an_error_and_a_refused_graph_has_no_partition() -> None:
     with pytest.raises(CompilerFailedError, match="1 figures for fill and 2 partitions"):
         outcome(TWO.replace("fill_bytes=20\n", ""), TAKEN_TWICE).figures()
-    with pytest.raises(CompilerFailedError, match="says nothing of the graph"):
+    with pytest.raises(CompilerFailedError, match="reports nothing for the graph"):
         outcome(TWO, "of another format").figures()
     told = outcome("", "selected 0 ops, from a total of 3 ops. resulted in 0").figures()
     assert (told["taken"], told["operators"], told["ddr_read"]) == (0, 3, 0)
@@ -151,7 +151,7 @@ def test_what_is_no_flag_is_refused(model: Path, capsys: Captured, flag: str) ->
         ("import time; time.sleep(60)", 3, "was not done after 0.3 seconds; give more with --seconds"),
         ("import os; os.abort()", 3, "ended with code -6: killed by SIGABRT"),
         ("print(' 0.0ms [ ERROR ]   <E> no room'); raise SystemExit(6)", 3, "compiler ended with code 6: no room"),
-        ("pass", 3, "says nothing of the graph"),
+        ("pass", 3, "reports nothing for the graph"),
     ],
 )  # fmt: skip
 def test_a_compiler_that_fails_is_told_in_one_sentence(

@@ -272,7 +272,7 @@ def _deliver(converted: Path, compiled: Path, output: Path, *, shared: bool, ove
     """Look at what the compiler made, and write the output."""
     wrong = faults(converted, compiled, shared=shared)
     if wrong:
-        raise BuildCheckError(f"{compiled} is not as it has to be: {'; '.join(wrong)}")
+        raise BuildCheckError(f"{compiled} is not a valid result: {'; '.join(wrong)}")
     source = Source.open(compiled)
     with replacing(output, overwrite=overwrite) as target:
         copy_range(source, 0, target, 0, source.size, lambda _: None)

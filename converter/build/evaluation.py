@@ -262,9 +262,9 @@ def _check_tokens(at: int, theirs: Sequence[Sequence[int]], ours: Sequence[Seque
     for their_part, part in zip(theirs, ours, strict=True):
         if their_part != part:
             raise UsageError(
-                f"the reference has another vocabulary than the bundle: it makes other tokens of held-out prompt "
-                f"{at + 1} ({len(their_part)} of a part, the bundle {len(part)}); give the model that the bundle was "
-                f"made from"
+                f"the reference has another vocabulary than the bundle: it splits held-out prompt {at + 1} into "
+                f"different tokens ({len(their_part)} in a part, the bundle {len(part)}); give the model that the "
+                f"bundle was made from"
             )
 
 

@@ -109,7 +109,7 @@ def _caches(config: Any, checkpoint: str, *, whole: bool) -> dict[str, Any]:
     layers = SlidingLayers.of(described.get_text_config().to_dict())
     chosen, prefill = getattr(config, SETTING, None), config.prefill_lengths
     if chosen is not None and type(chosen) is not int:
-        raise UsageError(f"{SETTING}: {json.dumps(chosen)} is no int, as 512 is")
+        raise UsageError(f"{SETTING}: {json.dumps(chosen)} is not an integer such as 512")
     shortest = min(getattr(config, "cache_lengths", None) or [config.cache_length])
     ring = ring_of(layers, prefill, shortest, chosen, whole=whole)
     setattr(config, SETTING, ring)
@@ -382,7 +382,5 @@ def _checked(given: Mapping[str, Any], names: Sequence[str], defaults: Mapping[s
         default = defaults.get(name, value)
         kinds = (int, float) if isinstance(default, float) else type(default)
         if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(default, bool)):
-            raise UsageError(
-                f"--set {name}: {json.dumps(value)} is not {type(default).__name__}, as {json.dumps(default)} is"
-            )
+            raise UsageError(f"--set {name}: {json.dumps(value)} is not of the type of {json.dumps(default)}")
     return dict(given)

@@ -41,14 +41,14 @@ class Plan:
 
 
 def read_prompts(path: Path) -> list[Any]:
-    """The prompts of a file, one JSON value a line; UsageError where there is none, or a line is no prompt."""
+    """The prompts of a file, one JSON value a line; UsageError where there is none, or a line is not a prompt."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UsageError(f"prompts {path} cannot be read: {reason}") from error
     if not text.strip():
-        raise UsageError(f"prompts {path} is empty: give some ten that are like what the model will be asked")
+        raise UsageError(f"prompts {path} is empty: give ten or more that are typical of real use")
     # Not of `splitlines`: JSON may hold a line separator of Unicode as it is.
     lines = enumerate(text.split("\n"), 1)
     return [_prompt(path, number, line) for number, line in lines if line.strip()]
@@ -157,11 +157,11 @@ def _prompt(path: Path, number: int, line: str) -> Any:
         json.dumps(prompt, ensure_ascii=False).encode()  # half a character is no text
     except (ValueError, RecursionError):
         raise UsageError(
-            f'prompts {path}, line {number} is no JSON text: write "a prompt" or {{"prompt": "..."}}, one a line'
+            f'prompts {path}, line {number} is not JSON text: write "a prompt" or {{"prompt": "..."}}, one a line'
         ) from None
     if not any(_texts(prompt)):
         raise UsageError(
-            f"prompts {path}, line {number} is no prompt: write a string, an object with a string as "
+            f"prompts {path}, line {number} is not a prompt: write a string, an object with a string as "
             f"{', '.join(_TEXTS[:-1])} or {_TEXTS[-1]}, or messages of which one is the user's"
         )
     return prompt

@@ -59,7 +59,7 @@ def faults(before: Path, after: Path, *, shared: bool = False) -> list[str]:
         contents, main = (old.content(index), new.content(index)), section.model_type == MAIN_SECTION
         if not main and _same(*contents):
             continue
-        wrong = ["is not what it was"]
+        wrong = ["has changed"]
         if section.is_model:
             model = load(contents[0])
             wrong = _model_faults(model, load(contents[1]), main=main)
@@ -71,9 +71,9 @@ def faults(before: Path, after: Path, *, shared: bool = False) -> list[str]:
 
 def _model_faults(before: Model, after: Model, *, main: bool) -> list[str]:
     if signatures(before) != signatures(after):
-        return ["model has not the signatures that it had"]
+        return ["model does not have the signatures that it had"]
     if not main:
-        return [] if is_compiled(after) else ["model is another one, and not compiled"]
+        return [] if is_compiled(after) else ["model differs and is not compiled"]
     wrong = []
     for key, graph in after.entry_points():
         left = [operator for operator in graph.operators if operator.code.custom_code != CALL]

@@ -79,7 +79,7 @@ def _checkpoint(path: Path) -> Given:
 
 
 def read_json(path: Path) -> Any:
-    """The value that a file holds; UsageError where it cannot be read, or is no JSON."""
+    """The value that a file holds; UsageError where it cannot be read, or is not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -165,23 +165,12 @@ def ring_of(
     least = shortest_ring(layers.window, prefill)
     if chosen is None:
         return least if 0 < layers.sliding < layers.count and least < cache and not whole else None
-    where = f"{SETTING} {chosen}"
     if not layers.sliding:
-        raise UsageError(f"{where}: the checkpoint has no sliding layers, so leave it out")
-    if chosen < layers.window:
+        raise UsageError(f"{SETTING} {chosen}: the checkpoint has no sliding layers, so leave it out")
+    if not least <= chosen < cache or chosen % _STEP:
         raise UsageError(
-            f"{where} is shorter than the window, {layers.window} positions: set {least} or more"
-        )
-    if chosen < max(prefill):
-        raise UsageError(
-            f"{where} is shorter than the longest prefill, {max(prefill)} tokens, which LiteRT-LM refuses: set "
-            f"{least} or more, or give a shorter prefill=..."
-        )
-    if chosen % _STEP:
-        raise UsageError(f"{where} is no multiple of {_STEP}: set {-(-chosen // _STEP) * _STEP}")
-    if chosen >= cache:
-        raise UsageError(
-            f"{where} is not shorter than the cache, {cache} positions: give a longer cache=..., or leave it out"
+            f"{SETTING} {chosen} must be a multiple of {_STEP}, at least {least} for a window of {layers.window} "
+            f"positions and a prefill of {max(prefill)} tokens, and less than the cache, {cache} positions"
         )
     return chosen
 

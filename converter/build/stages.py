@@ -256,11 +256,10 @@ class Stages:
             try:
                 report = self._made(job, key, carry_out or self.tools.carry_out)
             except (EdgeOptError, OSError) as error:
-                cause = OutputError(error.strerror or str(error)) if isinstance(error, OSError) else error
-                kinds = (UsageError, OutputError)
-                kind = next((kind for kind in kinds if isinstance(cause, kind)), StageFailedError)
+                cause = error.strerror or error if isinstance(error, OSError) else error
+                kind = _KINDS.get(OutputError.exit_code if isinstance(error, OSError) else error.exit_code)
                 where = log_of(self.folder, name)
-                raise kind(f"stage '{name}': {cause}; its log is {where}") from error
+                raise (kind or StageFailedError)(f"stage '{name}': {cause}; its log is {where}") from error
         self.done.append(report)
         if self.on_stage is not None:
             self.on_stage(report)

@@ -135,7 +135,7 @@ class Outcome:
         found = _PARTITIONED.search(self.errors)
         if found is None:
             raise CompilerFailedError(
-                "the compiler says nothing of the graph: its plugin may not know the chip"
+                "the compiler reports nothing for the graph: its plugin may not know the chip"
             )
         taken, operators, partitions = map(int, found.groups())
         told = {
