@@ -252,7 +252,9 @@ def test_a_reference_of_other_tokens_is_refused(place: Place) -> None:
 
     reference = place.write("float", FLOAT)
     tools = Runtimes({**MODELS, "float": (0.5, 0)}, other)
-    with pytest.raises(UsageError, match=r"has another vocabulary than the bundle: it splits held-out prompt 1"):
+    with pytest.raises(
+        UsageError, match=r"has another vocabulary than the bundle: it splits held-out prompt 1"
+    ):
         evaluated(place, tools, reference=reference, bundles=place.good)
 
 
