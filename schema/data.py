@@ -9,7 +9,6 @@ import io
 import os
 import stat
 import weakref
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -190,6 +189,13 @@ class Data:
         assert self.source is not None
         return self.source.view(self.offset, self.length)
 
+    def write(self, target: int, at: int) -> None:
+        """Write the bytes to a descriptor; those of a file are copied, and not held in memory."""
+        if self.source is None:
+            write_bytes(self.view().data, target, at)
+        else:
+            copy_range(self.source, self.offset, target, at, self.length)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "Data":
         """Itself: the bytes never change."""
         return self
@@ -237,19 +243,16 @@ _KERNEL_STEP: Final = 64 << 20
 # Fits a processor's cache: steps of 1 MiB took two to three times as long.
 _STEP: Final = 512 << 10
 
-Advance = Callable[[int], object]
-"""Called with the bytes of each step that was written."""
 
-
-def copy_range(source: Source, start: int, target: int, at: int, length: int, advance: Advance) -> None:
-    """Copy `length` bytes of an open file, from `start` on, to `at` of a descriptor, in the kernel where it can.
+def copy_range(source: Source, start: int, target: int, at: int, length: int) -> None:
+    """Copy `length` bytes, from `start` on, to `at` of a descriptor, in the kernel where it can.
 
     Raises:
-        ModelFormatError: the source ended early: somebody shortened it.
+        ModelFormatError: the source ended early: somebody shortened it; or it cannot be read.
         OSError: the target could not be written.
     """
     if source.fd is None:
-        write_bytes(source.view(start, length).data, target, at, advance)
+        write_bytes(source.view(start, length).data, target, at)
         return
     in_kernel, done = hasattr(os, "copy_file_range"), 0
     while done < length:
@@ -265,10 +268,9 @@ def copy_range(source: Source, start: int, target: int, at: int, length: int, ad
             if not count:
                 raise source.shortened()
         done += count
-        advance(count)
 
 
-def write_bytes(content: memoryview, target: int, at: int, advance: Advance) -> None:
+def write_bytes(content: memoryview, target: int, at: int) -> None:
     """Write all of `content` at `at`.
 
     Raises:
@@ -276,6 +278,4 @@ def write_bytes(content: memoryview, target: int, at: int, advance: Advance) -> 
     """
     while content:
         count = os.pwrite(target, content[:_KERNEL_STEP], at)
-        advance(count)
-        content = content[count:]
-        at += count
+        content, at = content[count:], at + count

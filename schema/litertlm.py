@@ -24,11 +24,10 @@ from typing import Any, Final, NamedTuple
 import flatbuffers
 from flatbuffers import number_types
 
-from edge_opt.base.atomic import replacing
 from edge_opt.base.errors import ModelFormatError
-from edge_opt.schema.data import Source, copy_range, write_bytes
+from edge_opt.schema.data import Data, Source
 from edge_opt.schema.table import Table
-from edge_opt.schema.writer import Placement, Progress, check_suffix, counter, place_model
+from edge_opt.schema.writer import Layout, Piece, Progress, check_suffix, lay_out, write_layout
 
 MAGIC: Final = b"LITERTLM"
 SUFFIX: Final = ".litertlm"
@@ -77,20 +76,6 @@ class Section(NamedTuple):
         return self.items.get("model_type", "").lower().removeprefix("tf_lite_") if self.is_model else ""
 
 
-class _Place(NamedTuple):
-    """Where `size` bytes go: those from `start` of the old file on, or new content."""
-
-    begin: int
-    size: int
-    start: int
-    new: Placement | None = None
-
-    @property
-    def stop(self) -> int:
-        """The byte behind the last one."""
-        return self.begin + self.size
-
-
 class Bundle:
     """An open bundle: its header, and where its sections lie."""
 
@@ -120,67 +105,58 @@ class Bundle:
             UsageError, OutputError, ModelFormatError: as `write_model`.
         """
         check_suffix(path, SUFFIX)
-        places = self._lay_out(contents)
-        header = self._moved(places)
-        distinct = {place.begin: place for place in (*places, *self._trailing(places))}.values()
-        advance = counter(sum(place.new.amount if place.new else place.size for place in distinct), progress)
-        with replacing(path, overwrite=overwrite, inputs=(self.source.identity,), check=check) as target:
-            os.ftruncate(target, max(place.stop for place in distinct))  # what no section fills is zeros
-            for begin, size, start, new in distinct:
-                if new is None:
-                    copy_range(self.source, start, target, begin, size, advance)
-                else:
-                    new.write(target, begin, advance)
-            write_bytes(memoryview(header), target, 0, lambda _: None)
-            self.source.check_unchanged()
-
-    def _lay_out(self, contents: Mapping[int, Content]) -> list[_Place]:
-        """Sections keep the order in which they lie in the file; those that are the same bytes stay the same."""
+        places: dict[tuple[int, int], tuple[int, int]] = {}
+        pieces: list[Piece] = []
         end = len(self.header)
-        placed: dict[tuple[int, int], _Place] = {}
-        for index, section in sorted(enumerate(self.sections), key=lambda pair: pair[1].begin):
-            if section[:2] not in placed:
-                new = _place_content(contents[index]) if index in contents else None
-                size = section.end - section.begin if new is None else new.size
-                begin = -(-end // ALIGNMENT) * ALIGNMENT
-                placed[section[:2]] = _Place(begin, size, section.begin, new)
-                end = begin + size
-        return [placed[section[:2]] for section in self.sections]
+        # Sections keep the order in which they lie in the file; those that are the same bytes stay the same.
+        for index, (begin, stop, *_) in sorted(enumerate(self.sections), key=lambda pair: pair[1].begin):
+            if (begin, stop) not in places:
+                at = -(-end // ALIGNMENT) * ALIGNMENT
+                layout = self._layout(begin, stop, contents.get(index))
+                pieces += [Piece(at + one.at, one.data) for one in layout.pieces]
+                end = at + layout.size
+                places[begin, stop] = at, end
+        header = Piece(0, Data(self._moved([places[section[:2]] for section in self.sections])))
+        behind = max(section.end for section in self.sections)
+        if not self._is_padding(behind):
+            trailing = self._layout(behind, self.source.size).pieces[0].data
+            pieces.append(Piece(max(end, behind), trailing))
+            end = pieces[-1].at + trailing.length
+        layout = Layout([header, *pieces], end)
+        write_layout(layout, path, overwrite=overwrite, progress=progress, check=check)
 
-    def _trailing(self, places: list[_Place]) -> list[_Place]:
-        """Bytes behind the last section, no nearer to the file's begin; zeros up to a boundary are not among them."""
-        start = max(section.end for section in self.sections)
-        size = self.source.size - start
-        if size < ALIGNMENT and not self.source.view(start, size).any():
-            return []
-        return [_Place(max(start, *(place.stop for place in places)), size, start)]
+    def _layout(self, begin: int, stop: int, content: Content | None = None) -> Layout:
+        """New content, a model with its weights or bytes as they are; or bytes of the file."""
+        if isinstance(content, Table):
+            return lay_out(content)
+        data = (
+            Data.region(self.source, begin, stop - begin, external=True) if content is None else Data(content)
+        )
+        return Layout([Piece(0, data)], data.length)
 
-    def _moved(self, places: list[_Place]) -> bytes:
+    def _is_padding(self, begin: int) -> bool:
+        """Whether nothing follows the last section but zeros up to a boundary."""
+        size = self.source.size - begin
+        return size < ALIGNMENT and not self.source.view(begin, size).any()
+
+    def _moved(self, places: list[tuple[int, int]]) -> bytes:
         """The header with the new places.
 
         Positions may be stored in bytes that mean something else too; then writing one of them spoils the header.
         """
-        header = bytearray(self.header)
-        wanted = []
-        for section, place in zip(self.sections, places, strict=True):
-            struct.pack_into("<Q", header, section.begin_at, place.begin)
-            struct.pack_into("<Q", header, section.end_at, place.stop)
-            wanted.append(section._replace(begin=place.begin, end=place.stop))
+        header, wanted = bytearray(self.header), list[Section]()
+        for section, (begin, end) in zip(self.sections, places, strict=True):
+            struct.pack_into("<Q", header, section.begin_at, begin)
+            struct.pack_into("<Q", header, section.end_at, end)
+            wanted.append(section._replace(begin=begin, end=end))
         try:
-            again = _sections(self.source, bytes(header), max(place.stop for place in places))
+            again = _sections(self.source, bytes(header), max(end for _, end in places))
         except ModelFormatError:
             again = []
         if again != wanted:
             reason = "the header's tables overlap, so that no section can be moved: make the bundle anew"
             raise self.source.refusal(reason)
         return bytes(header)
-
-
-def _place_content(content: Content) -> Placement:
-    """A model with its weights, or bytes as they are."""
-    if isinstance(content, bytes):
-        return Placement(bytearray(content), [], len(content))
-    return place_model(content)
 
 
 def is_bundle(path: str | os.PathLike[str]) -> bool:

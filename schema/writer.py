@@ -19,7 +19,7 @@ from flatbuffers.builder import BuilderSizeError
 
 from edge_opt.base.atomic import replacing
 from edge_opt.base.errors import ModelFormatError, UsageError
-from edge_opt.schema.data import Advance, Data, copy_range, write_bytes
+from edge_opt.schema.data import Data
 from edge_opt.schema.table import (
     IDENTIFIER,
     MAX_FLATBUFFER_SIZE,
@@ -169,26 +169,11 @@ class Piece(NamedTuple):
     data: Data
 
 
-class Placement(NamedTuple):
-    """All pieces in file order, the tables with the positions in them, and the size of the whole file."""
+class Layout(NamedTuple):
+    """A file in pieces, with zeros between them."""
 
-    tables: bytearray
     pieces: list[Piece]
     size: int
-
-    @property
-    def amount(self) -> int:
-        """Bytes to write."""
-        return len(self.tables) + sum(piece.data.length for piece in self.pieces)
-
-    def write(self, target: int, base: int, advance: Advance) -> None:
-        """Write it to a descriptor, from byte `base` on."""
-        write_bytes(memoryview(self.tables), target, base, advance)
-        for at, data in self.pieces:
-            if data.source is None:
-                write_bytes(data.view().data, target, base + at, advance)
-            else:
-                copy_range(data.source, data.offset, target, base + at, data.length, advance)
 
 
 def write_model(
@@ -209,15 +194,31 @@ def write_model(
         ModelFormatError: the tables hold what the format cannot, or the input was changed meanwhile.
     """
     check_suffix(path, ".tflite")
-    placement = place_model(root)
-    sources = {id(piece.data.source): piece.data.source for piece in placement.pieces}.values()
-    inputs = tuple(source.identity for source in sources if source is not None)
+    write_layout(lay_out(root), path, overwrite=overwrite, progress=progress, check=check)
+
+
+def write_layout(
+    layout: Layout,
+    path: str | os.PathLike[str],
+    *,
+    overwrite: bool,
+    progress: Progress | None,
+    check: Callable[[Path], None] | None,
+) -> None:
+    """Write a file in pieces, as `write_model`; files that pieces come from must not change meanwhile."""
+    pieces = layout.pieces
+    sources = list({id(data.source): data.source for _, data in pieces if data.source is not None}.values())
+    inputs = tuple(source.identity for source in sources)
+    done, total = 0, sum(data.length for _, data in pieces)
     with replacing(path, overwrite=overwrite, inputs=inputs, check=check) as target:
-        os.ftruncate(target, placement.size)
-        placement.write(target, 0, counter(placement.amount, progress))
+        os.ftruncate(target, layout.size)
+        for at, data in pieces:
+            data.write(target, at)
+            done += data.length
+            if progress is not None:
+                progress(done, total)
         for source in sources:
-            if source is not None:
-                source.check_unchanged()
+            source.check_unchanged()
 
 
 def check_suffix(path: str | os.PathLike[str], suffix: str) -> None:
@@ -232,45 +233,32 @@ def model_bytes(root: Table) -> bytes:
     Raises:
         ModelFormatError: the tables hold what the format cannot.
     """
-    placement = place_model(root)
-    content = bytearray(placement.size)
-    for at, data in (Piece(0, Data(bytes(placement.tables))), *placement.pieces):
+    layout = lay_out(root)
+    content = bytearray(layout.size)
+    for at, data in layout.pieces:
         content[at : at + data.length] = data.view().data
     return bytes(content)
 
 
-def counter(total: int, progress: Progress | None) -> Advance:
-    """Adds up steps for `progress(done, total)`."""
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        if progress is not None:
-            progress(done, total)
-
-    return advance
-
-
-def place_model(root: Table) -> Placement:
+def lay_out(root: Table) -> Layout:
     """Build the tables, and give every weight its place: inside the flatbuffer as far as that can be.
 
     Raises:
         ModelFormatError: a field holds something that the format cannot.
     """
-    placement = _place(root, inside=True) or _place(root, inside=False)
-    assert placement is not None
+    layout = _lay_out(root, inside=True) or _lay_out(root, inside=False)
+    assert layout is not None
     trailing = root.trailing
     if trailing is None:
-        return placement
+        return layout
     # Positions inside trailing bytes count from their own beginning or from the file's. Readers of zip archives work
     # out which from what stands in front: that may have grown, as in self-extracting archives, but not shrunk.
-    at = max(placement.size, trailing.offset)
-    return Placement(placement.tables, [*placement.pieces, Piece(at, trailing)], at + trailing.length)
+    at = max(layout.size, trailing.offset)
+    return Layout([*layout.pieces, Piece(at, trailing)], at + trailing.length)
 
 
-def _place(root: Table, *, inside: bool) -> Placement | None:
-    """The placement with all weights inside the flatbuffer that may be, or none; None where it gets too large."""
+def _lay_out(root: Table, *, inside: bool) -> Layout | None:
+    """The model with all weights inside the flatbuffer that may be, or none; None where it gets too large."""
     buffers = (table.fields.get("data") for table in root.fields.get("buffers", ()))
     # New bytes go where the model keeps its others.
     new_after = any(isinstance(data, Data) and data.external for data in buffers)
@@ -295,7 +283,7 @@ def _place(root: Table, *, inside: bool) -> Placement | None:
             tables[at : at + 8] = position.to_bytes(8, "little")
         else:
             tables[at : at + 4] = (position - 4 - at).to_bytes(4, "little")
-    return Placement(tables, pieces, end)
+    return Layout([Piece(0, Data(bytes(tables))), *pieces], end)
 
 
 def _key(data: Data) -> tuple[int, int, int]:

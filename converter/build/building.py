@@ -275,5 +275,5 @@ def _deliver(converted: Path, compiled: Path, output: Path, *, shared: bool, ove
         raise BuildCheckError(f"{compiled} is not a valid result: {'; '.join(wrong)}")
     source = Source.open(compiled)
     with replacing(output, overwrite=overwrite) as target:
-        copy_range(source, 0, target, 0, source.size, lambda _: None)
+        copy_range(source, 0, target, 0, source.size)
     source.close()

@@ -164,7 +164,7 @@ class Part:
                 path.write_bytes(source)
             else:
                 with path.open("wb") as file:
-                    copy_range(source, 0, file.fileno(), 0, source.size, lambda _: None)
+                    copy_range(source, 0, file.fileno(), 0, source.size)
             yield path
 
 
