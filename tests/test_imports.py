@@ -21,7 +21,6 @@ ALLOWED = {room: set(ROOMS[: place + 1]) for place, room in enumerate(ROOMS)}
 # package -> where it may be imported from
 THIRD_PARTY = {
     "ai_edge_litert": ("converter/runtime/",),
-    "tensorflow": ("converter/runtime/",),
     "litert_torch": ("converter/integrations/", "converter/build/pipeline.py", "converter/build/prompts.py"),
     "torch": ("converter/build/evaluation.py", "converter/build/pipeline.py"),
     "litert_lm": ("converter/build/evaluation.py",),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edge_opt.runtime import protocol
-from edge_opt.runtime.errors import BackendMissing, RuntimeCrashed, RuntimeRefused
+from edge_opt.runtime.errors import RuntimeCrashed, RuntimeRefused
 from edge_opt.runtime.protocol import MessageError, receive, send
 from edge_opt.runtime.runner import _raise_reply
 
@@ -92,7 +92,6 @@ def test_objects_are_not_sent(ends: Ends) -> None:
 @pytest.mark.parametrize(
     ("kind", "reason", "error", "said"),
     [
-        ("missing", "tensorflow", BackendMissing, "pip install '.[tensorflow]' in a checkout of edge-opt"),
         ("internal", "KeyError", RuntimeCrashed, "region: the worker failed: KeyError"),
         ("refused", "no kernel", RuntimeRefused, "region: the runtime refused it: no kernel"),
         ("refused", "out of memory", RuntimeRefused, "out of memory; it was allowed 3 MiB of memory"),

@@ -20,7 +20,6 @@ from edge_opt.base.errors import EdgeOptError, ModelFormatError
 from edge_opt.ir import save
 from edge_opt.runtime import runner
 from edge_opt.runtime.errors import (
-    BackendMissing,
     RuntimeCrashed,
     RuntimeRefused,
     RuntimeTimedOut,
@@ -200,21 +199,6 @@ def test_a_child_that_does_not_start_is_no_models_fault(
         pytest.raises(RuntimeUnavailable, match="exit status 7; its last words: out of luck"),
     ):
         worker.describe(models.adder())
-
-
-def test_a_backend_that_is_not_installed_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "tensorflow.py").write_text("raise ImportError\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with Worker() as worker, pytest.raises(BackendMissing, match=r"pip install '\.\[tensorflow\]'"):
-        worker.run(models.adder(), "main", PAIR, "tensorflow")
-
-
-@pytest.mark.slow
-def test_tensorflow_is_a_backend(worker: Worker) -> None:
-    pytest.importorskip("tensorflow")
-    assert np.array_equal(worker.run(models.adder(), "main", PAIR, "tensorflow")["z"], 11 * X)
 
 
 def test_the_parent_never_loads_the_runtime(tmp_path: Path) -> None:

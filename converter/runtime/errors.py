@@ -1,6 +1,6 @@
 """What can go wrong between us and the native runtime, as types; no logic."""
 
-from edge_opt.base.errors import EdgeOptError, UsageError
+from edge_opt.base.errors import EdgeOptError
 
 
 class RuntimeUnavailable(EdgeOptError):  # noqa: N818 - nothing is wrong with a model
@@ -25,10 +25,6 @@ class RuntimeCrashed(RuntimeFailed):
 
 class RuntimeTimedOut(RuntimeFailed):
     """The runtime gave no answer within the time limit and was stopped."""
-
-
-class BackendMissing(UsageError):  # noqa: N818 - nothing went wrong, a package is not there
-    """The chosen backend is an optional package that is not installed."""
 
 
 class GoldenError(EdgeOptError):

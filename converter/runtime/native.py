@@ -3,7 +3,6 @@
 Whatever the runtime raises becomes `DeclinedError` with its own words, so that the caller need not know its exceptions.
 """
 
-import importlib
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,16 +32,10 @@ class DeclinedError(Exception):
     """The runtime does not take a model or its inputs; the text is its reason."""
 
 
-class MissingError(Exception):
-    """A backend that is not installed; the text is its name."""
-
-
 def answer(channel: Connection, header: Header, arrays: Arrays) -> None:
     """Carries a request out and sends what came of it."""
     try:
         send(channel, *_OPERATIONS[header["operation"]](header, arrays))
-    except MissingError as error:
-        kind, reason = "missing", str(error)
     except (DeclinedError, MessageError) as error:
         kind, reason = "refused", str(error)
     except MemoryError:
@@ -78,7 +71,6 @@ class Session:
 
     Raises:
         DeclinedError: the runtime cannot read the model.
-        MissingError: the backend is not installed.
     """
 
     def __init__(self, model: ModelContent, kernels: Kernels) -> None:
@@ -114,12 +106,6 @@ def _open(model: ModelContent, kernels: Kernels) -> Any:
     source: dict[str, Any] = (
         {"model_content": model} if isinstance(model, bytes) else {"model_path": str(model)}
     )
-    if kernels == "tensorflow":
-        try:
-            tensorflow = importlib.import_module("tensorflow")
-        except ImportError as error:
-            raise MissingError("tensorflow") from error
-        return tensorflow.lite.Interpreter(**source)
     return Interpreter(**source, experimental_op_resolver_type=_RESOLVERS[kernels])
 
 

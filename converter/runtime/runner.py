@@ -19,7 +19,6 @@ from edge_opt.base.record import from_dict
 from edge_opt.ir import load
 from edge_opt.ir.opening import Part
 from edge_opt.runtime.errors import (
-    BackendMissing,
     RuntimeCrashed,
     RuntimeRefused,
     RuntimeTimedOut,
@@ -224,10 +223,6 @@ def name_of(model: Runnable) -> str:
 
 def _raise_reply(reply: Header, where: str, memory: int) -> NoReturn:
     kind, reason = reply["error"], reply["reason"]
-    if kind == "missing":
-        raise BackendMissing(
-            f"the backend '{reason}' is not installed: pip install '.[{reason}]' in a checkout of edge-opt"
-        )
     if kind == "internal":
         raise RuntimeCrashed(f"{where}: the worker failed: {reason}")
     if reason.startswith("no reason given") or reason == "out of memory":

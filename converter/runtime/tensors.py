@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Kernels = Literal["xnnpack", "reference", "tensorflow"]
+Kernels = Literal["xnnpack", "reference"]
 """Which kernels run: XNNPACK, the reference kernels, TensorFlow's own."""
 
 MAIN = "main"
