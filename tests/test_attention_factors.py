@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from labelled_shapes import elements, labelled_shapes
@@ -74,20 +73,6 @@ def test_an_axis_cut_in_two_is_the_axis(data: st.DataObject) -> None:
         for head in range(heads):
             assert elements((cut[0] + cut[1],), head) == elements((axis,), head)
         assert (fx.take_outer(axis, count) is None) == any(not factor.stride for factor in cut[0])
-
-
-@quick
-@given(st.data())
-def test_an_operand_of_a_broadcast_gives_every_head_what_it_reads(data: st.DataObject) -> None:
-    factored, heads = data.draw(labelled_shapes())
-    shape = fx.sizes(factored)
-    first = data.draw(st.integers(0, len(shape)))
-    operand = tuple(size if data.draw(st.booleans()) else 1 for size in shape[first:])
-    read = np.broadcast_to(np.arange(math.prod(operand)).reshape(operand), shape).ravel()
-    own = fx.of_operand(factored, operand)
-    assert fx.sizes(own) == operand
-    for head in range(heads):
-        assert sorted(set(read[elements(factored, head)])) == elements(own, head)
 
 
 def test_neighbours_that_are_one_factor_cut_in_two_become_one() -> None:

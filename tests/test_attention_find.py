@@ -274,7 +274,7 @@ EXAMPLES = {
                 "[1,6,4,5] -> [1,6,3,5]", "[1,6,20] -> [1,6,15]", "{1, 6, 20} -> {1, 6, 15}",
                 "  %o: -> %p3: float32[1,3,6,8] = SLICE(%p, int32{0, 1, 0, 0}, int32{1, 3, 6, 8}) "
                 "%v3: float32[1,3,8,5] = SLICE(%v, int32{0, 1, 0, 0}, int32{1, 3, 8, 5})\n  %o:"),
-        "a slice cuts through the heads, at SLICE, tensor 'p'",
+        "an axis of heads is cut or made longer, at SLICE, tensor 'p'",
     ),
     "logits of which one part cannot be followed": (
         changed("  %p: -> %l2: float32[1,4,6,8] = STRIDED_SLICE(%l3, int32{0, 0, 0, 0}, int32{1, 4, 6, 16}, "

@@ -123,15 +123,6 @@ def regroup(factored: Factored, shape: Shape) -> Factored | None:
     return None if rest else tuple(axes)
 
 
-def of_operand(factored: Factored, shape: Shape) -> Factored:
-    """Labels of an operand of `shape` that is broadcast (from the right) to a result of these factors."""
-    offset = len(factored) - len(shape)
-    return tuple(
-        factored[offset + i] if size == _size(factored[offset + i]) else repeated(factored[offset + i])
-        for i, size in enumerate(shape)
-    )
-
-
 def repeated(axis: Axis) -> Axis:
     """An axis of size 1 that is repeated along `axis`.
 

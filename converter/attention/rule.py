@@ -116,17 +116,13 @@ class Rule(ABC):
         """The operands of which a head reads its own part; others it reads as they are."""
         return self.operands(of)
 
-    def steering(self, one: OneHead) -> Mapping[int, Tensor]:
-        """The inputs that steer the operator and name sizes along the heads' axes."""
-        return {}
-
     def made(self, one: OneHead) -> Tensor:
         """The operator for one head, where it is needed; its result may still have to be reshaped."""
         parts = self.parts(one.of, keep=one.keep_axes)
         if self.drops_axes:
             return one.clone({index: one.piece(index) for index in parts}, one.shape)
         read = {index: one.whole(index, own) for index, own in parts.items()}
-        return one.clone({**read, **self.steering(one)}, one.of.piece_shape(keep=True))
+        return one.clone(read, one.of.piece_shape(keep=True))
 
     def emit(self, one: OneHead) -> Tensor:
         """The result for one head."""

@@ -4,33 +4,61 @@ A labelled axis may move, but it must stay whole. What only joins or repeats ten
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from itertools import dropwhile
 
 from edge_opt.attention import factors as fx
-from edge_opt.attention.factors import Axis, Factored
+from edge_opt.attention.factors import Axis
 from edge_opt.attention.rule import Labelled, OneHead, Operands, Rule, constant_integers
 from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.operators import KINDS, Effect, operators_that
 from edge_opt.ir.refusal import RefusedError
 
-# What computes
+# Operators each axis of whose operands is one of the result's, or none of them
+
+Places = Sequence[int | None]
+"""For each axis of an operand the one of the result that it is; None for one that every head reads whole."""
 
 
-class Elementwise(Rule):
-    """Operands are aligned from the right; one without the labelled axis is shared by the heads.
+class ByAxes(Rule):
+    """The label of an axis is that of the result's axis. An axis of heads is not cut or made longer.
 
-    SELECT does not broadcast; its rank-1 condition selects whole rows, which no label survives.
+    `places` has the axes of each operand; it raises RefusedError where these cannot be told. With `drops_axes` an axis
+    of size 1 is broadcast to the result's.
     """
 
-    drops_axes = True
+    def __init__(self, places: Callable[[Labelled], dict[int, Places]], *, drops_axes: bool = False) -> None:
+        self._places = places
+        self.drops_axes = drops_axes
 
     def operands(self, of: Labelled) -> Operands:
-        if of.operator.name == "SELECT" and of.input(0).shape not in ((), of.tensor.shape):
-            text = "SELECT's condition must have the result's shape"
-            raise RefusedError(text, of.operator, of.input(0))
-        shapes = {i: tensor.shape for i, tensor in enumerate(of.operator.inputs) if tensor is not None}
-        return {index: fx.of_operand(of.factored, shape) for index, shape in shapes.items()}
+        return {
+            index: tuple(self._axis(of, index, axis, place) for axis, place in enumerate(places))
+            for index, places in self._places(of).items()
+        }
+
+    def _axis(self, of: Labelled, index: int, axis: int, place: int | None) -> Axis:
+        source = of.input(index)
+        (plain,) = fx.plain((source.shape[axis],))
+        if place is None:
+            return plain
+        own = of.factored[place]
+        if source.shape[axis] == of.tensor.shape[place]:
+            return own
+        if self.drops_axes:
+            return fx.repeated(own)
+        if fx.tells_heads(own):
+            raise RefusedError("an axis of heads is cut or made longer", of.operator, source)
+        return plain
+
+    def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
+        # One part is all there is.
+        is_whole = of.operator.name in ("SPLIT", "SPLIT_V", "UNPACK") and len(of.operator.outputs) == 1
+        return next(iter(self._places(of))) if is_whole else None
+
+
+class Elementwise(ByAxes):
+    """Operands are aligned from the right; one without the labelled axis is shared by the heads."""
 
     def parts(self, of: Labelled, *, keep: bool) -> Operands:
         parts = self.operands(of)
@@ -43,25 +71,150 @@ class Elementwise(Rule):
         return parts
 
 
-class BatchMatMul(Rule):
-    """Batch axes broadcast, the left operand's rows and the right one's columns keep theirs.
+def _aligned(of: Labelled) -> dict[int, Places]:
+    """SELECT does not broadcast; its rank-1 condition selects whole rows, which no label survives."""
+    if of.operator.name == "SELECT" and of.input(0).shape not in ((), of.tensor.shape):
+        raise RefusedError("SELECT's condition must have the result's shape", of.operator, of.input(0))
+    rank = len(of.factored)
+    shapes = {i: tensor.shape for i, tensor in enumerate(of.operator.inputs) if tensor is not None}
+    return {index: range(rank - len(shape), rank) for index, shape in shapes.items()}
+
+
+def _of_product(of: Labelled) -> dict[int, Places]:
+    """Batch axes broadcast, the left operand's rows and the right one's columns keep their labels.
 
     `[.., M, C] x [.., C, N] -> [.., M, N]`: a label on M never reaches the right operand, which all heads share.
     """
+    last, places = len(of.factored) - 1, dict[int, Places]()
+    for index, own in ((0, last - 1), (1, last)):
+        batch = range(last + 1 - len(of.input(index).shape), last - 1)
+        is_first = bool(of.operator.option("adj_y" if index else "adj_x")) == bool(index)
+        places[index] = [*batch, own, None] if is_first else [*batch, None, own]
+    return places
 
-    drops_axes = True
+
+def _along_rows(of: Labelled) -> dict[int, Places]:
+    """SOFTMAX and LOG_SOFTMAX: per row, so rows of different heads never mix."""
+    if fx.tells_heads(of.factored[-1]):
+        text = "the heads lie on the axis of the softmax"
+        raise RefusedError(text, of.operator, actual=fx.to_text(of.factored))
+    return {0: range(len(of.factored))}
+
+
+def _reduced(of: Labelled) -> dict[int, Places]:
+    """SUM, MEAN and the like. Backwards a reduced axis is plain: where it holds heads, these end in the sum."""
+    rank = len(of.input(0).shape)
+    # Of a scalar, TFLite takes any axes: there is none to reduce.
+    reduced = {axis % rank for axis in constant_integers(of.operator, 1)} if rank else set()
+    kept = [axis for axis in range(rank) if of.operator.option("keep_dims") or axis not in reduced]
+    return {0: [None if axis in reduced else kept.index(axis) for axis in range(rank)]}
+
+
+def _same_axes(of: Labelled) -> dict[int, Places]:
+    """SLICE, STRIDED_SLICE, SPLIT, SPLIT_V and kinds of PAD, which shifts rows of relative positions."""
+    data, steering = {"SPLIT": (1, 0), "SPLIT_V": (0, 2)}.get(of.operator.name, (0, 1))
+    constant_integers(of.operator, steering)
+    return {data: range(len(of.factored))}
+
+
+def _unpacked(of: Labelled) -> dict[int, Places]:
+    """Each result is one step of an axis that it no longer has."""
+    rank = len(of.factored)
+    axis = of.axis(rank + 1)
+    return {0: [*range(axis), None, *range(axis, rank)]}
+
+
+def _gathered(of: Labelled) -> dict[int, Places]:
+    """GATHER: the gathered axis stays whole, and its places in the result are those of the positions.
+
+    With batch axes, `[B,N,T,R]` and positions `[B,N,T,S]` -> `[B,N,T,S]`, every head has positions of its own.
+    """
+    rank, positions, batch = len(of.input(0).shape), of.input(1), int(of.operator.option("batch_dims"))
+    batch += len(positions.shape) if batch < 0 else 0
+    axis = of.axis(rank)
+    end = axis + len(positions.shape) - batch
+    places: dict[int, Places] = {0: [*range(axis), None, *range(end, len(of.factored))]}
+    if batch or any(map(fx.tells_heads, of.factored[axis:end])):
+        places[1] = [*range(batch), *range(axis, end)]
+    return places
+
+
+class Transpose(ByAxes):
+    """The label moves with its axis; what only moves axes of size 1 is a RESHAPE, or nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda of: {0: inverse(constant_integers(of.operator, 1))})
+
+    def made(self, one: OneHead) -> Tensor:
+        (source,) = self.operands(one.of).values()
+        kept, sizes = (
+            fx.piece_axes(source, keep=one.keep_axes),
+            fx.piece_shape(source, keep=one.keep_axes),
+        )
+        order = [kept.index(axis) for axis in constant_integers(one.of.operator, 1) if axis in kept]
+        wide, last = [axis for axis in order if sizes[axis] > 1], len(order) - 1
+        if wide[-2:] == [last, last - 1] and wide[:-2] == sorted(wide[:-2]):
+            # Axes of size 1 aside this exchanges rows and columns, which a matrix product can do itself.
+            order = [*range(last - 1), last, last - 1]
+        steering = {0: one.piece(0), 1: one.integers("perm", order)}
+        return one.clone(steering, tuple(sizes[axis] for axis in order))
+
+    def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
+        return 0 if keeps_order(of) else None
+
+
+def inverse(permutation: Sequence[int]) -> list[int]:
+    """Where each axis goes."""
+    return sorted(range(len(permutation)), key=permutation.__getitem__)
+
+
+def keeps_order(of: Labelled) -> bool:
+    """True where a RESHAPE, its kin or a TRANSPOSE leaves one head's elements in row-major order."""
+    if of.operator.name != "TRANSPOSE":
+        return True
+    order = zip(constant_integers(of.operator, 1), of.piece_shape(keep=True), strict=True)
+    wide = [axis for axis, size in order if size > 1]
+    return wide == sorted(wide)
+
+
+class Slice(ByAxes):
+    """SLICE and STRIDED_SLICE."""
+
+    def __init__(self) -> None:
+        super().__init__(_same_axes)
 
     def operands(self, of: Labelled) -> Operands:
-        left, right = of.input(0), of.input(1)
-        adj_x, adj_y = bool(of.operator.option("adj_x")), bool(of.operator.option("adj_y"))
-        (contracted,) = fx.plain((left.shape[-2 if adj_x else -1],))
-        *batch, rows, columns = of.factored
-        a = (contracted, rows) if adj_x else (rows, contracted)
-        b = (columns, contracted) if adj_y else (contracted, columns)
-        return {
-            0: fx.of_operand(tuple(batch), left.shape[:-2]) + a,
-            1: fx.of_operand(tuple(batch), right.shape[:-2]) + b,
-        }
+        _begins(of.operator)
+        return super().operands(of)
+
+    def made(self, one: OneHead) -> Tensor:
+        begins, shape = _begins(one.of.operator), one.of.piece_shape(keep=True)
+        read = {0: one.whole(0, self.operands(one.of)[0]), 1: one.integers("begin", begins)}
+        if one.of.operator.name == "SLICE":
+            return one.clone({**read, 2: one.integers("size", shape)}, shape)
+        ends = [begin + size for begin, size in zip(begins, shape, strict=True)]
+        read |= {2: one.integers("end", ends), 3: one.integers("strides", [1] * len(ends))}
+        return one.clone(read, shape, begin_mask=0, end_mask=0)
+
+
+def _begins(operator: Operator) -> list[int]:
+    """Where a SLICE begins on each axis, or a STRIDED_SLICE that only takes ranges."""
+    begins, source = constant_integers(operator, 1), operator.input(0)
+    if not len(operator.outputs[0].shape) == len(source.shape) == len(begins):
+        raise RefusedError("a slice must keep the rank", operator, source)
+    if operator.name == "SLICE":
+        return begins
+    masks = ("ellipsis_mask", "new_axis_mask", "shrink_axis_mask", "offset")
+    if set(constant_integers(operator, 3)) != {1} or any(operator.option(mask) for mask in masks):
+        raise RefusedError("only plain ranges of a STRIDED_SLICE are followed", operator)
+    open_begin = int(operator.option("begin_mask"))
+    return [
+        0 if open_begin >> axis & 1 else max(begin if begin >= 0 else begin + size, 0)
+        for axis, (begin, size) in enumerate(zip(begins, source.shape, strict=True))
+    ]
+
+
+# Others
 
 
 class FullyConnected(Rule):
@@ -83,43 +236,6 @@ class FullyConnected(Rule):
         return operands
 
 
-class AlongLastAxis(Rule):
-    """SOFTMAX and LOG_SOFTMAX: per row, so rows of different heads never mix."""
-
-    drops_axes = True
-
-    def operands(self, of: Labelled) -> Operands:
-        if fx.tells_heads(of.factored[-1]):
-            text = "the heads lie on the axis of the softmax"
-            raise RefusedError(text, of.operator, actual=fx.to_text(of.factored))
-        return {0: of.factored}
-
-
-class Reduce(Rule):
-    """SUM, MEAN, REDUCE_MAX and the like: the axes that are left keep their labels.
-
-    Backwards a reduced axis is always a plain one; where it holds heads, these end in the sum and no label comes here.
-    """
-
-    def operands(self, of: Labelled) -> Operands:
-        shape = of.input(0).shape
-        # Of a scalar, TFLite takes any axes: there is none to reduce.
-        reduced = {axis % len(shape) for axis in constant_integers(of.operator, 1)} if shape else set()
-        rest = list(of.factored)
-        axes: list[Axis] = []
-        for axis, size in enumerate(shape):
-            if axis not in reduced:
-                axes.append(rest.pop(0))
-                continue
-            if of.operator.option("keep_dims"):
-                rest.pop(0)
-            axes.extend(fx.plain((size,)))
-        return {0: tuple(axes)}
-
-
-# One tensor in another order
-
-
 class Regroup(Rule):
     """RESHAPE, SQUEEZE, EXPAND_DIMS: row-major order stays, so labels stay on their factors."""
 
@@ -134,133 +250,6 @@ class Regroup(Rule):
 
     def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
         return 0
-
-
-class Transpose(Rule):
-    """The label moves with its axis; what only moves axes of size 1 is a RESHAPE, or nothing."""
-
-    def operands(self, of: Labelled) -> Operands:
-        permutation = constant_integers(of.operator, 1)
-        axes: list[Axis] = [()] * len(permutation)
-        for target, source in enumerate(permutation):
-            axes[source] = of.factored[target]
-        return {0: tuple(axes)}
-
-    def made(self, one: OneHead) -> Tensor:
-        (source,) = self.operands(one.of).values()
-        kept, sizes = (
-            fx.piece_axes(source, keep=one.keep_axes),
-            fx.piece_shape(source, keep=one.keep_axes),
-        )
-        order = [kept.index(axis) for axis in constant_integers(one.of.operator, 1) if axis in kept]
-        wide, last = [axis for axis in order if sizes[axis] > 1], len(order) - 1
-        if wide[-2:] == [last, last - 1] and wide[:-2] == sorted(wide[:-2]):
-            # Axes of size 1 aside this exchanges rows and columns, which a matrix product can do itself.
-            order = [*range(last - 1), last, last - 1]
-        steering = {0: one.piece(0), 1: one.integers("perm", order)}
-        return one.clone(steering, tuple(sizes[axis] for axis in order))
-
-    def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
-        return 0 if keeps_order(of) else None
-
-
-def keeps_order(of: Labelled) -> bool:
-    """True where a RESHAPE, its kin or a TRANSPOSE leaves one head's elements in row-major order."""
-    if of.operator.name != "TRANSPOSE":
-        return True
-    order = zip(constant_integers(of.operator, 1), of.piece_shape(keep=True), strict=True)
-    wide = [axis for axis, size in order if size > 1]
-    return wide == sorted(wide)
-
-
-# A part of a tensor, or something around it
-
-
-def _resized(of: Labelled, source: Tensor, refusal: str) -> Factored:
-    """Factors of an operand that is longer or shorter on some axes. They may hold no heads: there it is whole."""
-    changed = [axis for axis, size in enumerate(of.tensor.shape) if size != source.shape[axis]]
-    if any(fx.tells_heads(of.factored[axis]) for axis in changed):
-        raise RefusedError(refusal, of.operator, source)
-    plain = fx.plain(source.shape)
-    return tuple(plain[axis] if axis in changed else own for axis, own in enumerate(of.factored))
-
-
-class Slice(Rule):
-    """SLICE and STRIDED_SLICE."""
-
-    def operands(self, of: Labelled) -> Operands:
-        _begins(of.operator)
-        return {0: _resized(of, of.input(0), "a slice cuts through the heads")}
-
-    def steering(self, one: OneHead) -> Mapping[int, Tensor]:
-        begins, sizes = _begins(one.of.operator), one.of.piece_shape(keep=True)
-        begin = one.integers("begin", begins)
-        if one.of.operator.name == "SLICE":
-            return {1: begin, 2: one.integers("size", sizes)}
-        ends = [begin + size for begin, size in zip(begins, sizes, strict=True)]
-        return {1: begin, 2: one.integers("end", ends), 3: one.integers("strides", [1] * len(ends))}
-
-    def made(self, one: OneHead) -> Tensor:
-        read = {0: one.whole(0, self.operands(one.of)[0]), **self.steering(one)}
-        masks = {} if one.of.operator.name == "SLICE" else {"begin_mask": 0, "end_mask": 0}
-        return one.clone(read, one.of.piece_shape(keep=True), **masks)
-
-
-def _begins(operator: Operator) -> list[int]:
-    """Where a SLICE begins on each axis, or a STRIDED_SLICE that only takes ranges."""
-    begins, source = constant_integers(operator, 1), operator.input(0)
-    if not len(operator.outputs[0].shape) == len(source.shape) == len(begins):
-        raise RefusedError("a slice must keep the rank", operator, source)
-    if operator.name == "SLICE":
-        return begins
-    masks = ("ellipsis_mask", "new_axis_mask", "shrink_axis_mask", "offset")
-    if set(constant_integers(operator, 3)) != {1} or any(operator.option(mask) for mask in masks):
-        raise RefusedError("only plain ranges of a STRIDED_SLICE are followed", operator)
-    open_begin = int(operator.option("begin_mask"))
-    return [
-        0 if open_begin >> axis & 1 else max(begin if begin >= 0 else begin + size, 0)
-        for axis, (begin, size) in enumerate(zip(begins, source.shape, strict=True))
-    ]
-
-
-class Pad(Rule):
-    """PAD, PADV2 and MIRROR_PAD: rows of relative positions are shifted by padding them and cutting them again."""
-
-    def operands(self, of: Labelled) -> Operands:
-        constant_integers(of.operator, 1)
-        return {0: _resized(of, of.input(0), "the axis of the heads is padded")}
-
-
-class Split(Rule):
-    """SPLIT and SPLIT_V: each result is a slice; one head's part is split in the same way."""
-
-    def operands(self, of: Labelled) -> Operands:
-        data, steering = self._places(of)
-        constant_integers(of.operator, steering)
-        return {data: _resized(of, of.input(data), "a split cuts through the heads")}
-
-    @staticmethod
-    def _places(of: Labelled) -> tuple[int, int]:
-        """Which input is split, and which says on what axis."""
-        return (1, 0) if of.operator.name == "SPLIT" else (0, 2)
-
-    def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
-        return self._places(of)[0] if len(of.operator.outputs) == 1 else None
-
-
-class Unpack(Rule):
-    """Each result is one step of an axis that it no longer has; one head's part is unpacked in the same way."""
-
-    def operands(self, of: Labelled) -> Operands:
-        shape = of.input(0).shape
-        axis = of.axis(len(shape))
-        return {0: (*of.factored[:axis], *fx.plain((shape[axis],)), *of.factored[axis:])}
-
-    def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
-        return 0 if len(of.operator.outputs) == 1 else None
-
-
-# One tensor of several, or of one several times
 
 
 class Concatenation(Rule):
@@ -291,15 +280,19 @@ class Concatenation(Rule):
         return None if cut is None else fx.mixed_index(cut[0], head)
 
 
-class Pack(Rule):
+class Pack(ByAxes):
     """As CONCATENATION, along an axis that the parts do not have."""
 
-    def operands(self, of: Labelled) -> Operands:
+    def __init__(self) -> None:
+        super().__init__(self._of_parts)
+
+    @staticmethod
+    def _of_parts(of: Labelled) -> dict[int, Places]:
         axis = of.axis(len(of.factored))
         if fx.tells_heads(of.factored[axis]) and not fx.only_labels(of.factored[axis]):
             raise RefusedError("the parts of a PACK are not the heads", of.operator)
-        part = (*of.factored[:axis], *of.factored[axis + 1 :])
-        return dict.fromkeys(range(len(of.operator.inputs)), part)
+        others = [place for place in range(len(of.factored)) if place != axis]
+        return dict.fromkeys(range(len(of.operator.inputs)), others)
 
     def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
         packed = of.factored[of.axis(len(of.factored))]
@@ -330,30 +323,12 @@ class Broadcast(Rule):
         shapes = fx.piece_shape(self.operands(of)[0], keep=keep), of.piece_shape(keep=keep)
         return 0 if len({*map(math.prod, shapes)}) == 1 else None
 
-    def steering(self, one: OneHead) -> Mapping[int, Tensor]:
-        sizes = one.of.piece_shape(keep=True)
+    def made(self, one: OneHead) -> Tensor:
+        (own,), shape = self.operands(one.of).values(), one.of.piece_shape(keep=True)
+        source, sizes = one.whole(0, own), shape
         if one.of.operator.name == "TILE":
-            source = fx.piece_shape(self.operands(one.of)[0], keep=True)
-            sizes = tuple(size // part for size, part in zip(sizes, source, strict=True))
-        return {1: one.integers("shape", sizes)}
-
-
-class Gather(Rule):
-    """GATHER: the gathered axis stays whole, and its places in the result are those of the positions.
-
-    With batch axes, `[B,N,T,R]` and positions `[B,N,T,S]` -> `[B,N,T,S]`, every head has positions of its own.
-    """
-
-    def operands(self, of: Labelled) -> Operands:
-        source, positions, batch = of.input(0), of.input(1), int(of.operator.option("batch_dims"))
-        batch += len(positions.shape) if batch < 0 else 0
-        axis = of.axis(len(source.shape))
-        end = axis + len(positions.shape) - batch
-        (gathered,) = fx.plain((source.shape[axis],))
-        operands: Operands = {0: (*of.factored[:axis], gathered, *of.factored[end:])}
-        if batch or any(map(fx.tells_heads, of.factored[axis:end])):
-            operands[1] = (*of.factored[:batch], *of.factored[axis:end])
-        return operands
+            sizes = tuple(size // part for size, part in zip(shape, source.shape, strict=True))
+        return one.clone({0: source, 1: one.integers("shape", sizes)}, shape)
 
 
 PRODUCTS = operators_that(Effect.PRODUCT)
@@ -361,21 +336,20 @@ MOVEMENT = operators_that(Effect.REARRANGING)
 ELEMENTWISE = operators_that(Effect.ELEMENTWISE)
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys((*ELEMENTWISE, "SELECT"), Elementwise()),
+    **dict.fromkeys((*ELEMENTWISE, "SELECT"), Elementwise(_aligned, drops_axes=True)),
     **dict.fromkeys(MOVEMENT, Regroup()),
-    **dict.fromkeys(operators_that(Effect.ALONG_ROWS), AlongLastAxis()),
+    **dict.fromkeys(operators_that(Effect.ALONG_ROWS), ByAxes(_along_rows, drops_axes=True)),
     **dict.fromkeys(("SLICE", "STRIDED_SLICE"), Slice()),
-    **dict.fromkeys(("SPLIT", "SPLIT_V"), Split()),
-    **dict.fromkeys(operators_that(Effect.PADDING), Pad()),
-    **dict.fromkeys(operators_that(Effect.REDUCTION), Reduce()),
+    **dict.fromkeys(("SPLIT", "SPLIT_V", *operators_that(Effect.PADDING)), ByAxes(_same_axes)),
+    **dict.fromkeys(operators_that(Effect.REDUCTION), ByAxes(_reduced)),
     **dict.fromkeys(operators_that(Effect.REPEATING), Broadcast()),
-    "GATHER": Gather(),
+    "GATHER": ByAxes(_gathered),
     "TRANSPOSE": Transpose(),
-    "BATCH_MATMUL": BatchMatMul(),
+    "BATCH_MATMUL": ByAxes(_of_product, drops_axes=True),
     "FULLY_CONNECTED": FullyConnected(),
     "CONCATENATION": Concatenation(),
     "PACK": Pack(),
-    "UNPACK": Unpack(),
+    "UNPACK": ByAxes(_unpacked),
 }
 
 
