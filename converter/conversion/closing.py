@@ -1,7 +1,6 @@
 """Static shapes for inputs of open lengths, as a caller names them; what follows from them is folded and verified."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from numbers import Integral
 
 import numpy as np
@@ -10,12 +9,11 @@ from edge_opt.base.errors import UsageError, unknown
 from edge_opt.ir import Model, Shape, Tensor, to_bytes
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.ir.opening import Part
-from edge_opt.ir.walk import cut_out, reads
 from edge_opt.passes.contract import shape_options
 from edge_opt.passes.ledger import UnverifiedChangeError
 from edge_opt.passes.merging import remove_dead
 from edge_opt.runtime.runner import Worker
-from edge_opt.shapes import Folded, close_shapes
+from edge_opt.shapes import Folded, close_shapes, folded_regions
 
 
 def close_inputs(parts: Sequence[Part], shapes: Mapping[str, Sequence[int]], *, verify: bool = False) -> None:
@@ -86,32 +84,19 @@ def _fitting(where: str, tensor: Tensor, given: Sequence[int]) -> Shape:
     return tuple(given)
 
 
-def _compare(model: Model, folded: Iterable[Folded]) -> None:
+def _compare(model: Model, folded: Sequence[Folded]) -> None:
     """Run the folded operators of each subgraph, and compare their results with the constants that stand for them.
 
     Raises:
         UnverifiedChangeError: they differ, which is a mistake of ours.
     """
-    groups: dict[object, list[Folded]] = {}
-    for one in folded:
-        groups.setdefault(one.subgraph, []).append(one)
     with Worker() as worker:
-        for group in groups.values():
-            defined = {
-                tensor: replace(tensor, buffer=None) for one in group for tensor in one.operator.outputs
-            }
-            operators = [one.operator.on(lambda tensor: defined.get(tensor, tensor)) for one in group]  # noqa: B023
-            inputs = [tensor for tensor in reads(operators) if not tensor.is_constant]
-            region = cut_out(model, operators, inputs, list(defined.values()))
-            given = {
-                tensor.name: np.zeros(tensor.shape, tensor.dtype.numpy)
-                for tensor in region.subgraphs[0].inputs
-            }
+        for region, values in folded_regions(model, folded):
+            graph = region.subgraphs[0]
+            given = {tensor.name: np.zeros(tensor.shape, tensor.dtype.numpy) for tensor in graph.inputs}
             found = worker.run(to_bytes(region), None, given, "reference")
-            values = [value for one in group for value in one.values]
-            for tensor, copy, value in zip(defined, region.subgraphs[0].outputs, values, strict=True):
-                if not np.array_equal(found[copy.name], value):
-                    text = f"tensor '{tensor.name}' was folded to other values than the runtime computes"
-                    raise UnverifiedChangeError(
-                        f"{text}; nothing was written, please report this mistake of edge-opt with the model"
-                    )
+            for tensor, value in zip(graph.outputs, values, strict=True):
+                if not np.array_equal(found[tensor.name], value):
+                    text = f"a folded tensor of shape {list(value.shape)} has other values than the runtime computes"
+                    remedy = "nothing was written, please report this mistake of edge-opt with the model"
+                    raise UnverifiedChangeError(f"{text}; {remedy}")

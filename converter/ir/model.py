@@ -309,7 +309,10 @@ def _copied(table: Table | None, kind: str, **fields: object) -> Table:
 def _put(table: Table, field_name: str, value: Any) -> Table:
     """Set a field unless it says so already: "absent" and "present with the default" stay apart."""
     present = table.fields.get(field_name)
-    if not isinstance(value, list | tuple):
+    if value is None:
+        if present is not None:
+            table.set(field_name, None)
+    elif not isinstance(value, list | tuple):
         if table.get(field_name) != value:
             table.set(field_name, value)
     elif isinstance(present, list) or (value and isinstance(value[0], Table)):
