@@ -1,5 +1,6 @@
 """What holds for every command: help, exit codes, one JSON object, one sentence for an error, quiet when piped."""
 
+import ast
 import json
 import os
 import pty
@@ -169,6 +170,23 @@ def test_errors_name_the_words_of_who_asked(tmp_path: Path, capsys: Captured) ->
         ("--target=x 'target=x' retarget=x", "--target=x 'target=x' retarget=x"),
     ):
         assert in_options(text) == expected
+
+
+def test_every_command_and_option_that_a_message_names_exists() -> None:
+    words = {w for c in commands().values() for o in c.params for w in (*o.opts, *o.secondary_opts)}
+    of_others = {"--no-deps"}  # pip's
+    texts = [
+        node.value
+        for package in (edge_opt, cli)
+        for folder in package.__path__
+        for path in Path(folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    named = {w for text in texts for w in re.findall(r"(?<![\w-])--[a-z][a-z-]+[a-z]\b(?![_=])", text)}
+    assert named - {"--no"} <= words | of_others | {"--help", "--version"}
+    called = {w for text in texts for w in re.findall(r"`edge-opt (\w+)", text)}
+    assert called <= {name.split()[0] for name in commands()}
 
 
 # --- --json ---

@@ -53,7 +53,7 @@ class RegionProver:
     def __init__(self, *, model: str = "", seed: int = 0, time_limit: float | None = None) -> None:
         self._worker = Worker()
         self._examiner = Examiner(self._worker, seed, time_limit)
-        self._model = model
+        self._of_model = f" of model '{model}'" if model else ""
         self._answers: defaultdict[object, list[_Answer]] = defaultdict(list)
 
     def __enter__(self) -> Self:
@@ -92,7 +92,7 @@ class RegionProver:
             proof = self._examiner.examine(question)
         except RuntimeTimedOut as error:
             return undecided(question.demand, f"there was no time to prove it: {error}")
-        answers.append(_Answer(region.structure, region.name, proof))
+        answers.append(_Answer(region.structure, region.name.removesuffix(self._of_model), proof))
         return proof
 
     def _questions(self, rewrite: Rewrite, demand: Demand) -> Iterator[Question]:
@@ -133,8 +133,9 @@ class RegionProver:
 
     def _name(self, rewrite: Rewrite) -> str:
         """The region's, for messages: model, subgraph, and the tensor that it ends in."""
-        of_model = f" of model '{self._model}'" if self._model else ""
-        return f"'{rewrite.subgraph.name}' up to '{shortened(rewrite.anchor.outputs[0].name)}'{of_model}"
+        return (
+            f"'{rewrite.subgraph.name}' up to '{shortened(rewrite.anchor.outputs[0].name)}'{self._of_model}"
+        )
 
 
 def _with_extremes(request: ProofRequest, graph: Subgraph, demand: Demand) -> ProofRequest:
