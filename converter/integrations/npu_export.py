@@ -10,7 +10,7 @@ stages.npu_compile(cfg, "optimized.litertlm", "npu.litertlm", compile_configs=do
 
 import importlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -141,9 +141,7 @@ def npu_optimize(
     if any(site.signature in exported_only for site in result.converted):
         kept = [entry.name for entry in result.signatures if entry.name not in exported_only]
         result = run(overwrite=True, signatures=kept)
-    decoders = [
-        (before if gain.kept == "exported" else after)[_bare(gain.signature)] for gain in gains if before
-    ]
+    decoders = [(before if gain.kept == "exported" else after)[gain.signature] for gain in gains if before]
     return Optimized(
         conversion=result,
         signatures=tuple(gains),
@@ -193,9 +191,10 @@ def _gains(
     """One for each entry point of the prefill/decode model, in the file's order."""
     rewritten = {site.signature for site in result.converted}
     repaired = {site.signature for site in result.converted if PASSES[site.pass_name].repairs}
-    for name in _main_signatures([entry.name for entry in result.signatures]):
-        none = Measured(_bare(name))
-        old, new = before.get(_bare(name), none), after.get(_bare(name), none)
+    for name in (entry.name for entry in result.signatures):
+        if name.startswith(f"{AUXILIARY_SECTION}/"):
+            continue
+        old, new = before.get(name, Measured(name)), after.get(name, Measured(name))
         converted, why = True, "not measured"
         if name not in rewritten:
             converted, why = False, "nothing was rewritten in it"
@@ -210,17 +209,6 @@ def _gains(
         elif new.failure:
             why = f"it compiles neither way: {new.failure}"
         yield Gain(name, old.figures, new.figures, "converted" if converted else "exported", why)
-
-
-def _main_signatures(names: Sequence[str]) -> Sequence[str]:
-    """Those of the prefill/decode model; several models of a bundle are told apart by a prefix."""
-    return [name for name in names if name.startswith(f"{MAIN_SECTION}/")] or [
-        name for name in names if not name.startswith(f"{AUXILIARY_SECTION}/")
-    ]
-
-
-def _bare(signature: str) -> str:
-    return signature.removeprefix(f"{MAIN_SECTION}/")
 
 
 def _vendor(cfg: PipelineConfig) -> str:
