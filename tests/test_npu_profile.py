@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from textwrap import dedent
@@ -20,10 +21,11 @@ from sdk import require_qnn
 from text_parser import parse
 
 from edge_opt.base.errors import UsageError
-from edge_opt.ir import save, to_bytes
+from edge_opt.ir import load, save, to_bytes
 from edge_opt.npu import CompilerFailedError, CompilerMissingError, Figures, TimeEstimate, profile
 from edge_opt.npu.figures import read_floor
-from edge_opt.npu.hexagon import Outcome, ProbeLog, first_complaint, read_probe_log
+from edge_opt.npu.hexagon import Compiler, Outcome, ProbeLog, first_complaint, read_probe_log
+from edge_opt.npu.profiling import attempt
 from edge_opt.npu.sdk import SDK_VARIABLES, find_libraries
 
 Captured = pytest.CaptureFixture[str]
@@ -162,6 +164,24 @@ def test_a_compiler_that_fails_is_told_in_one_sentence(
     shown = run(capsys, *command, "--json")
     assert shown.code == code
     assert words in shown.json["error"]["message"]
+
+
+def test_a_compiler_that_fails_leaves_others_alone(model: Path, compiler: Compilers) -> None:
+    sdk = compiler(f"""
+        import sys, time
+        if "--soc_model=SM8750" in sys.argv:
+            raise SystemExit(6)
+        time.sleep(1)
+        print({TAKEN!r}, file=sys.stderr)
+        print({FIGURES!r})
+    """)
+    loaded = load(model)
+    with ThreadPoolExecutor(2) as threads:
+        other, failing = (
+            threads.submit(attempt, loaded, "main", Compiler(chip, (), sdk)) for chip in ("SA8797", "SM8750")
+        )
+        assert failing.result().failure.startswith("the Hexagon compiler ended with code 6")
+        assert other.result().figures is not None
 
 
 # Time

@@ -282,6 +282,9 @@ def compiling_threads(count: int) -> Iterator[Executor]:
     with ThreadPoolExecutor(count) as executor:
         try:
             yield executor
+        except Exception:
+            executor.shutdown(cancel_futures=True)
+            raise
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
             # Not once: a thread may be about to start its compiler just now.
