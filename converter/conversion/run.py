@@ -31,7 +31,6 @@ from edge_opt.ir.opening import (
     Part,
     Readable,
     check_not_compiled,
-    rare_collections,
     readable,
 )
 from edge_opt.passes import PASSES, Context, MaskedRows, Pass, SiteReport, Status, run_pass
@@ -104,7 +103,6 @@ def convert(
     if dry_run and isinstance(source, Model):
         source = deepcopy(source)
     with ExitStack() as stack:
-        stack.enter_context(rare_collections())
         stack.enter_context(restored_on_failure(source))
         proving = stack.enter_context(ExitStack())
         prover = None

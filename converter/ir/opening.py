@@ -4,10 +4,8 @@ The content decides what a file is, not its name. Each model is read when it is 
 together.
 """
 
-import gc
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,32 +17,6 @@ from edge_opt.ir.read import from_tables
 from edge_opt.schema.data import Source, copy_range
 from edge_opt.schema.litertlm import SUFFIX, is_bundle, read_bundle
 from edge_opt.schema.reader import read_model
-
-# A model of 10,000 operators is half a million objects that all stay; the regions cut out of it are a few thousand
-# that soon go, and are still found among the young ones.
-_THRESHOLDS = (50_000, 20, 100)
-# Blocks of several threads may overlap: the first one sets the thresholds, and the last one takes them back.
-_collector = threading.Lock()
-_inside, _before = 0, gc.get_threshold()
-
-
-@contextmanager
-def rare_collections() -> Iterator[None]:
-    """Within the block, Python's cycle collector looks through large models less often; then as often as before."""
-    global _before, _inside  # noqa: PLW0603  the collector is the process's
-    with _collector:
-        _inside += 1
-        if _inside == 1:
-            _before = gc.get_threshold()
-            if _before[0]:  # 0: the caller has turned it off
-                gc.set_threshold(*_THRESHOLDS)
-    try:
-        yield
-    finally:
-        with _collector:
-            _inside -= 1
-            if _inside == 0:
-                gc.set_threshold(*_before)
 
 
 def load(source: str | os.PathLike[str] | bytes | Source, *, model: str | None = None) -> Model:
@@ -66,15 +38,14 @@ def load(source: str | os.PathLike[str] | bytes | Source, *, model: str | None =
         if part is None:
             raise unknown("model", model, [part.kind for part in opened.parts])
         return part.model
-    with rare_collections():
-        try:
-            return from_tables(read_model(source))
-        except ModelFormatError as error:
-            path = source.path if isinstance(source, Source) else source
-            name = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
-            if not str(error).startswith(name):
-                error.args = (f"{name}: {error}",)
-            raise
+    try:
+        return from_tables(read_model(source))
+    except ModelFormatError as error:
+        path = source.path if isinstance(source, Source) else source
+        name = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
+        if not str(error).startswith(name):
+            error.args = (f"{name}: {error}",)
+        raise
 
 
 @runtime_checkable
