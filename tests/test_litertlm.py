@@ -73,6 +73,32 @@ def test_a_model_is_replaced_and_all_else_goes_over_byte_for_byte(file: Path) ->
     assert len(result.converted) == 5
 
 
+MASKS = """
+signature prefill_mask_4 = #0 (open=%open) -> (mask=%mask)
+subgraph masks (%open: bool[1,1,4,6]) {
+  %n: bool[1,1,4,6] = LOGICAL_NOT(%open)
+  %f: float32[1,1,4,6] = CAST(%n) {in_data_type: 6}
+  %m: float32[1,1,4,6] = MUL(%f, float32(-100.0))
+  %mask: int16[1,1,4,6] q(0.00305176, 0) = QUANTIZE(%m)
+  return %mask
+}
+"""
+
+
+def test_all_models_are_rewritten_on_request_only_and_named_by_their_kind(file: Path) -> None:
+    file.write_bytes(bundle([*PARTS, model_part("aux", to_bytes(parse(MASKS)))]))
+    alone = convert(file, file.with_name("alone.litertlm"), verify="none")
+    both = convert(file, file.with_name("all.litertlm"), sections="all", verify="full")
+    assert {summary.name for summary in alone.signatures} == {"prefill_8", "decode"}
+    assert {summary.name for summary in both.signatures} == {
+        "prefill_decode/prefill_8", "prefill_decode/decode", "embedder/main", "aux/prefill_mask_4"
+    }  # fmt: skip
+    (masks,) = (site for site in both.converted if site.signature == "aux/prefill_mask_4")
+    assert masks.pass_name == "quantized_mask"
+    kept, changed = (contents(read_bundle(str(result.output)))[3] for result in (alone, both))
+    assert kept == contents(read_bundle(file))[3] != changed
+
+
 @pytest.mark.parametrize("more", [b"", b"\0" * 100, b"\0" * 100 + b"signature"])
 def test_a_bundle_written_without_changes_is_the_same_file_but_for_zeros_behind_it(
     file: Path, tmp_path: Path, more: bytes

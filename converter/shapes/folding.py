@@ -206,7 +206,7 @@ def _strided_slice(call: Call, shapes: Sequence[Shape]) -> Array:
 def _gather(call: Call, shapes: Sequence[Shape]) -> Array:
     value, indices, axis = call.some(0), call.numbers(1), call.axis_of(0)
     outside = indices.size and not 0 <= indices.min() <= indices.max() < value.shape[axis]
-    if outside or call.number("batch_dims"):
+    if indices.dtype.kind not in "iu" or outside or call.number("batch_dims"):
         raise RefusedError("the positions are not followed", call.op)
     return value.take(indices.ravel(), axis).reshape(shapes[0])
 
