@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def answer(channel: Connection, header: Header, arrays: Arrays) -> None:
     send(channel, {"error": kind, "reason": reason}, {})
 
 
-def describe(model: ModelContent) -> tuple[SignatureInfo, ...]:
+def describe(model: ModelContent, where: str = "") -> tuple[SignatureInfo, ...]:
     """Every signature of the model; subgraph 0 under the name `main` if it has none.
 
     Nothing is allocated.
@@ -57,7 +58,7 @@ def describe(model: ModelContent) -> tuple[SignatureInfo, ...]:
     Raises:
         DeclinedError: the runtime cannot read the model.
     """
-    with _refusals():
+    with _refusals(where):
         # The reference kernels know fewer operator versions, and nothing is run here.
         interpreter = _open(model, "xnnpack")
         keys = list(interpreter.get_signature_list())
@@ -73,9 +74,10 @@ class Session:
         DeclinedError: the runtime cannot read the model.
     """
 
-    def __init__(self, model: ModelContent, kernels: Kernels) -> None:
-        self._calls: dict[str | None, Callable[[Arrays], Arrays]] = {}
-        with _refusals():
+    def __init__(self, model: ModelContent, kernels: Kernels, where: str = "") -> None:
+        self._calls: dict[str | None, Callable[..., Arrays]] = {}
+        self._where = where
+        with _refusals(where):
             self._interpreter = _open(model, kernels)
 
     def run(self, signature: str | None, values: Arrays) -> Arrays:
@@ -84,63 +86,58 @@ class Session:
         Raises:
             DeclinedError: the runtime cannot run it, or does not know it.
         """
-        with _refusals():
+        where = f"{self._where}, signature '{signature}'" if self._where and signature else self._where
+        with _refusals(where):
             if signature not in self._calls:
-                first, runtime = not self._calls, self._interpreter
-                self._calls[signature] = _callable(runtime, signature)
+                first = not self._calls
+                self._calls[signature] = _callable(self._interpreter, signature)
                 if first:
-                    runtime.reset_all_variables()
-            return self._calls[signature](values)
+                    self._interpreter.reset_all_variables()
+            return dict(self._calls[signature](**values))
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
+def _refusals(where: str = "") -> Iterator[None]:
+    """What the runtime raises, as a refusal that says where."""
     try:
         yield
     except (ValueError, RuntimeError, TypeError, MemoryError) as error:
-        words = " ".join(str(error).split())
-        raise DeclinedError(words[:600] or f"no reason given ({type(error).__name__})") from error
+        words = " ".join(str(error).split())[:600] or f"no reason given ({type(error).__name__})"
+        raise DeclinedError(f"{where}: {words}" if where else words) from error
 
 
 def _open(model: ModelContent, kernels: Kernels) -> Any:
-    source: dict[str, Any] = (
-        {"model_content": model} if isinstance(model, bytes) else {"model_path": str(model)}
-    )
+    source = {"model_content": model} if isinstance(model, bytes) else {"model_path": str(model)}
     return Interpreter(**source, experimental_op_resolver_type=_RESOLVERS[kernels])
 
 
-def _callable(interpreter: Any, signature: str | None) -> Callable[[Arrays], Arrays]:
+def _callable(interpreter: Any, signature: str | None) -> Callable[..., Arrays]:
     keys = list(interpreter.get_signature_list())
     if not keys:
-        return _by_position(interpreter)
+        return partial(_run_main, interpreter)
     if signature is None and len(keys) == 1:
         signature = keys[0]
     if signature not in keys:
-        raise DeclinedError(f"no signature '{signature}', there is {', '.join(map(repr, keys))}")
-    runner = interpreter.get_signature_runner(signature)
-    return lambda values: dict(runner(**values))
+        raise ValueError(f"no signature '{signature}', there is {', '.join(map(repr, keys))}")
+    runner: Callable[..., Arrays] = interpreter.get_signature_runner(signature)
+    return runner
 
 
-def _by_position(interpreter: Any) -> Callable[[Arrays], Arrays]:
-    """Calls subgraph 0 by the names that `describe` gives to its inputs."""
-    main = _main(interpreter)
-    details = interpreter.get_input_details()
+def _run_main(interpreter: Any, **values: Array) -> Arrays:
+    """Runs subgraph 0 on inputs by the names that `describe` gives to them."""
+    main, details = _main(interpreter), interpreter.get_input_details()
     places = {info.name: detail["index"] for info, detail in zip(main.inputs, details, strict=True)}
-
-    def call(values: Arrays) -> Arrays:
-        if set(places) != set(values):
-            raise DeclinedError(f"inputs {sorted(values)} given, {sorted(places)} expected")
-        for info in main.inputs:
-            if values[info.name].shape != info.shape:
-                interpreter.resize_tensor_input(places[info.name], values[info.name].shape)
-        interpreter.allocate_tensors()
-        for name, place in places.items():
-            interpreter.set_tensor(place, values[name])
-        interpreter.invoke()
-        results = zip(main.outputs, interpreter.get_output_details(), strict=True)
-        return {info.name: interpreter.get_tensor(detail["index"]) for info, detail in results}
-
-    return call
+    if set(places) != set(values):
+        raise ValueError(f"inputs {sorted(values)} given, {sorted(places)} expected")
+    for info in main.inputs:
+        if values[info.name].shape != info.shape:
+            interpreter.resize_tensor_input(places[info.name], values[info.name].shape)
+    interpreter.allocate_tensors()
+    for name, place in places.items():
+        interpreter.set_tensor(place, values[name])
+    interpreter.invoke()
+    results = zip(main.outputs, interpreter.get_output_details(), strict=True)
+    return {info.name: interpreter.get_tensor(detail["index"]) for info, detail in results}
 
 
 def _main(interpreter: Any) -> SignatureInfo:
@@ -202,13 +199,11 @@ def _prove(header: Header, arrays: Arrays) -> _Answer:
     models = {version: arrays[version].tobytes() for version in pair.VERSIONS}
     described: list[SignatureInfo] = []
     for version, model in models.items():
-        with _within(version):
-            described += describe(model)
+        described += describe(model, version)
 
     def run(version: str, kernels: Kernels, inputs: Iterable[Arrays]) -> list[list[Array]]:
-        with _within(version):
-            session = Session(models[version], kernels)
-            return [list(session.run(None, given).values()) for given in inputs]
+        session = Session(models[version], kernels, version)
+        return [list(session.run(None, given).values()) for given in inputs]
 
     first, second = described
     outcome = pair.prove((first, second), from_dict(pair.ProofRequest, header["request"]), run)
@@ -216,14 +211,11 @@ def _prove(header: Header, arrays: Arrays) -> _Answer:
 
 
 def _generate(header: Header, _: Arrays) -> _Answer:
-    sessions = {}
-    for name, path in header["models"].items():
-        with _within(name):
-            sessions[name] = Session(Path(path), header["kernels"])
+    models = header["models"].items()
+    sessions = {name: Session(Path(path), header["kernels"], f"{name} model") for name, path in models}
 
     def invoke(call: loop.Call, inputs: Arrays) -> Arrays:
-        with _within(f"{call.model} model, signature '{call.signature.name}'"):
-            return sessions[call.model].run(call.signature.name, inputs)
+        return sessions[call.model].run(call.signature.name, inputs)
 
     tokens, logits = loop.run(from_dict(loop.Loop, header["loop"]), invoke)
     return {"tokens": tokens}, {"logits": logits}
@@ -234,15 +226,6 @@ def _fill(header: Header, _: Arrays) -> _Answer:
     call = from_dict(loop.Call, header["call"])
     chunks = [from_dict(loop.Chunk, fields) for fields in header["chunks"]]
     return {}, loop.fill(call, chunks, lambda call, values: session.run(call.signature.name, values))
-
-
-@contextmanager
-def _within(where: str) -> Iterator[None]:
-    """A refusal says where."""
-    try:
-        yield
-    except DeclinedError as error:
-        raise DeclinedError(f"{where}: {error}") from error
 
 
 _OPERATIONS = {"describe": _describe, "run": _run, "prove": _prove, "generate": _generate, "fill": _fill}

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Kernels = Literal["xnnpack", "reference"]
-"""Which kernels run: XNNPACK, the reference kernels, TensorFlow's own."""
+"""Which kernels run: XNNPACK and what it declines on optimized ones, or the reference kernels."""
 
 MAIN = "main"
 """The name under which subgraph 0 of a model without signatures is run, by position."""
