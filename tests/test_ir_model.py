@@ -208,7 +208,7 @@ def test_new_tensors_operators_and_constants_are_written_behind_what_was_there()
 def test_what_is_taken_from_a_tensor_is_gone_from_the_file() -> None:
     content = unpack(sample())
     x = content.subgraphs[0].tensors[0]
-    x.shapeSignature = np.array([-1], np.int32)
+    x.shape, x.shapeSignature = np.array([4, 1], np.int32), np.array([-1, 1], np.int32)
     x.quantization = tfl.QuantizationParametersT(scale=[1.0], zeroPoint=[0])
     model = load(pack(content))
     tensor = model.subgraphs[0].tensors[0]
