@@ -19,7 +19,7 @@ import typer
 from edge_opt.cli import models, output, phones
 
 PROGRAM = "edge-opt"
-EXIT_USAGE, EXIT_BUG, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 70, 130, 141
+EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
 _ARGUMENT = re.compile(r"(?<![\w'-])(\w+)=('[^']*'|[\w./…]+)")
 # The base of typer's usage errors; where it lives depends on typer's version, that BadParameter has it does not.
 _ParseError = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -130,7 +130,7 @@ def _failed(error: Exception, *, as_json: bool) -> int:
         code, sentence = EXIT_USAGE, _usage_sentence(error)
     else:
         what = " ".join(f"{type(error).__name__}: {error}".split())
-        code = EXIT_BUG
+        code = output.EXIT_BUG
         sentence = (
             f"this is a bug in edge-opt, please report it with the command and the model's source: {what} "
             f"({TRACEBACK}=1 in the environment shows where)"

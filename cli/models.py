@@ -40,16 +40,19 @@ def convert(
     quiet: options.QuietOption = False,
 ) -> int:
     """Rewrite a model for an NPU, verify every rewrite, and write it."""
-    from edge_opt.cli import show_models
-    from edge_opt.conversion import DifferenceFoundError, RequirementError, convert
+    from edge_opt.cli.show_models import show_conversion
+    from edge_opt.conversion import ConversionResult, DifferenceFoundError, RequirementError, convert
     from edge_opt.inspection import check_report_path, conversion_report
+
+    def write_reports(result: ConversionResult) -> None:
+        for path in reports:
+            conversion_report(result, target=target).write(path, overwrite=overwrite)
 
     if out is not None and destination is not None:
         raise typer.BadParameter("the output is given twice: leave out one of both")
     destination, reports = destination or out, report or []
     for number, path in enumerate(reports):
         check_report_path(path, overwrite=overwrite, others=(source, destination, *reports[:number]))
-    failure: RequirementError | DifferenceFoundError | None = None
     try:
         with output.bar(wanted=not quiet) as progress:
             result = convert(
@@ -67,14 +70,12 @@ def convert(
                 progress=progress,
             )
     except (RequirementError, DifferenceFoundError) as error:
-        failure, result = error, error.result
-    for path in reports:
-        conversion_report(result, target=target).write(path, overwrite=overwrite)
-    if failure is not None:
-        raise failure
-    show = partial(show_models.show_conversion, result, target=target, reports=reports)
+        write_reports(error.result)
+        raise
+    write_reports(result)
+    show = partial(show_conversion, result, target=target, reports=reports)
     output.answer(result.to_dict(), show, as_json=as_json, quiet=quiet)
-    return show_models.exit_code(result)
+    return output.EXIT_BUG if any(site.is_bug for site in result.sites) else 0
 
 
 def inspect(

@@ -13,6 +13,9 @@ from typing import Any
 
 from edge_opt.base.words import Progress
 
+EXIT_BUG = 70
+"""Of a mistake of ours."""
+
 GOOD, BAD = "32", "1;31"
 """The colours of verdicts."""
 

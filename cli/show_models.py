@@ -21,19 +21,10 @@ from edge_opt.passes import Status
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.soundness import sentences
 
-EXIT_BUG = 70
 _OPERATORS_SHOWN = 16  # at either end of a region
 _OPERATORS_NAMED = 12
 _SITES_NAMED = 6
 MODELS = {"demo_gemma3.tflite": "float32", "demo_gemma3_a16w8.tflite": "int16 activations, int8 weights"}
-
-
-def exit_code(result: ConversionResult) -> int:
-    """0, although sites were skipped, but for a mistake of ours; 1 where there was no time to verify anything."""
-    if any(site.is_bug for site in result.sites):
-        return EXIT_BUG
-    unverified = any(site.proof is not None and site.proof.open for site in result.sites)
-    return 1 if unverified and not result.converted else 0
 
 
 def show_conversion(
@@ -55,9 +46,9 @@ def show_conversion(
     output.say(*others)
     if target is None and folders and result.model is not None and _is_for_npus(result.model):
         output.say(
-            "The model seems made for an NPU: with its target, such as --target qualcomm-htp or a chip's"
+            "The model seems made for an NPU: it may run faster there if converted with its target, such as"
         )
-        output.say("name, the result may be faster there than with 'generic'.")
+        output.say("--target qualcomm-htp, or with the name of its chip.")
     output.say(*(f"Report: {path}" for path in reports))
 
 
