@@ -1,4 +1,4 @@
-"""A model that was ruined before it came here is told of, by tensor; a healthy one is not."""
+"""Broken quantization is named, by tensor; a healthy model is not accused."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -41,55 +41,35 @@ def found(**changed: str) -> list[Unsound]:
     return list(broken_ranges(parse(text)))
 
 
-def test_healthy_ranges_are_not_accused() -> None:
-    assert found() == []
-    assert list(broken_ranges(load(QUANTIZED))) == []
+@pytest.mark.parametrize("scales", [
+    {}, {"VALUES": "1e-8"}, {"VALUES": "0.0000002"}, {"MASK": "0.305", "MASKED": "0.31"}, {"MASK": "3", "MASKED": "3"},
+    {"SCORES": "0.00001", "MASK": "2", "MASKED": "2"},
+])  # fmt: skip
+def test_healthy_ranges_are_not_accused(scales: dict[str, str]) -> None:
+    """One new token among thousands has a small weight; equal logits are uniform by themselves."""
+    assert found(**scales) == []
 
 
-def test_a_product_with_a_cache_that_was_never_filled_is_told_of_by_name() -> None:
-    (one,) = found(VALUES="3.05e-14")
-    assert (one.rule, one.signature, one.tensor) == ("range-too-narrow", "prefill_4", "y")
-    assert "what 'kv_cache_v_0' holds has no effect" in one.message
-    assert "prompts that go on well beyond one prefill" in one.remedy
+def test_a_quantized_model_real_numbers_and_integers_without_scales_are_not_accused() -> None:
+    text = "subgraph f (%x: float32[2,2]) {\n  %y: float32[2,2] = BATCH_MATMUL(%x, %x)\n  return %y\n}"
+    assert [*broken_ranges(load(QUANTIZED)), *broken_ranges(parse(text))] == []
 
 
-@pytest.mark.parametrize("scale", ["1e-8", "0.0000002"])
-def test_a_product_that_is_small_and_not_lost_is_healthy(scale: str) -> None:
-    """One new token among thousands has a weight like that."""
-    assert found(VALUES=scale) == []
+@pytest.mark.parametrize(("scales", "rule", "tensor", "text"), [
+    ({"VALUES": "3.05e-14"}, "range-too-narrow", "y", "what 'kv_cache_v_0' holds has no effect"),
+    ({"MASK": "30518", "MASKED": "30518"}, "mask-in-range", "weights", "attention is uniform"),
+    ({"SCORES": "30518", "MASKED": "30518"}, "range-too-wide", "scores", "it is always 0"),
+])  # fmt: skip
+def test_broken_ranges_are_named(scales: dict[str, str], rule: str, tensor: str, text: str) -> None:
+    (one,) = found(**scales)
+    assert (one.rule, one.signature, one.tensor) == (rule, "prefill_4", tensor)
+    assert text in one.message
 
 
-def test_a_mask_in_the_range_of_the_logits_makes_attention_uniform() -> None:
-    (one,) = found(MASK="30518", MASKED="30518")
-    assert (one.rule, one.tensor) == ("mask-in-range", "weights")
-    assert "attention is uniform" in one.message
-
-
-def test_a_mask_of_ten_thousand_leaves_the_logits_some_steps() -> None:
-    assert found(MASK="0.305", MASKED="0.31") == []
-    assert found(MASK="3", MASKED="3") == [], "the scores end at 6.6"
-
-
-def test_logits_that_are_all_but_equal_are_uniform_by_themselves() -> None:
-    assert found(SCORES="0.00001", MASK="2", MASKED="2") == []
-
-
-def test_a_product_below_half_a_step_of_its_result_is_always_0() -> None:
-    (one,) = found(SCORES="30518", MASKED="30518")
-    assert (one.rule, one.tensor) == ("range-too-wide", "scores")
-
-
-def test_values_in_steps_beyond_the_end_of_what_takes_them_are_cut_off() -> None:
-    text = """
-signature update = #0 (slice=%s) -> (cache=%c)
-subgraph update (%s: int16[4] q(0.0001, 0)) {
-  %c: int16[4] q(3e-14, 0) = QUANTIZE(%s)
-  return %c
-}
-"""
-    (one,) = broken_ranges(parse(text))
-    assert (one.rule, one.tensor) == ("values-cut-off", "c")
-    assert list(broken_ranges(parse(text.replace("3e-14", "0.00001")))) == []
+@pytest.mark.parametrize(("scale", "rules"), [("3e-14", ["values-cut-off"]), ("0.00001", [])])
+def test_values_in_steps_beyond_the_end_of_what_takes_them_are_cut_off(scale: str, rules: list[str]) -> None:
+    text = f"subgraph f (%s: int16[4] q(0.0001, 0)) {{ %c: int16[4] q({scale}, 0) = QUANTIZE(%s) return %c }}"
+    assert [one.rule for one in broken_ranges(parse(text))] == rules
 
 
 POSITIONS = """
@@ -111,44 +91,26 @@ def test_a_sum_that_broadcasts_in_powers_of_two_ends_the_process(ends_at: float,
         assert worker.run(content, None, inputs)["y"].shape == (128, 1)
 
 
-def test_floats_are_not_looked_at() -> None:
-    text = "subgraph f (%x: float32[2,2]) {\n  %y: float32[2,2] = BATCH_MATMUL(%x, %x)\n  return %y\n}"
-    assert list(broken_ranges(parse(text))) == []
-
-
-def ruined(folder: Path) -> Path:
-    """A file with a ruined product."""
-    path, text = folder / "ruined.tflite", ATTENTION
+def test_convert_and_inspect_warn_and_name_the_model_of_a_bundle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a bundle every model is looked at, and one that is only copied may be of any kind."""
+    path, text = tmp_path / "broken.tflite", ATTENTION
     for name, scale in {**HEALTHY, "VALUES": "3.05e-14"}.items():
         text = text.replace(f"q({name}, 0)", f"q({scale}, 0)")
     path.write_bytes(to_bytes(parse(text)))
-    return path
-
-
-def test_convert_says_it_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, out = ruined(tmp_path), tmp_path / "out.tflite"
-    ran = run(capsys, "convert", path, "-o", out, "--report", tmp_path / "r.md")
-    assert (ran.code, out.exists()) == (0, True)
-    for text in (ran.out, (tmp_path / "r.md").read_text()):
-        assert "Broken in the input: prefill_4: 'y' ends at 1e-09" in text
-
-
-def test_inspect_says_it_and_so_does_its_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = ruined(tmp_path)
-    assert "Not sound:\n  prefill_4: 'y' ends at 1e-09" in run(capsys, "inspect", path).out
+    ran = run(capsys, "convert", path, "-o", tmp_path / "out.tflite", "--report", tmp_path / "r.md")
+    shown = run(capsys, "inspect", path)
+    assert (ran.code, shown.code) == (0, 0)
+    for words in (ran.out, (tmp_path / "r.md").read_text(), shown.out):
+        assert "prefill_4: 'y' ends at 1e-09" in words
     (told,) = run(capsys, "inspect", path, "--json").json["soundness"]
     assert (told["rule"], told["signature"], told["tensor"]) == ("range-too-narrow", "prefill_4", "y")
-    assert "Not sound" not in run(capsys, "inspect", QUANTIZED).out
-
-
-def test_of_a_bundle_every_model_is_looked_at_and_one_that_is_only_copied_may_be_strange(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "ruined.litertlm"
-    model = ruined(tmp_path).read_bytes()
-    parts = [model_part("prefill_decode", QUANTIZED.read_bytes()), model_part("aux", model)]
-    path.write_bytes(bundle([*parts, model_part("odd", b"no model"), (GENERIC, {}, b"words")]))
-    (told,) = inspect(path).soundness
-    assert told.model == "aux"
-    assert sentences([told, told])[0].startswith("aux/prefill_4: 'y' ends at")
-    assert "(and 1 more like it)" in sentences([told, told])[0]
+    several = tmp_path / "broken.litertlm"
+    parts = [model_part("prefill_decode", QUANTIZED.read_bytes()), model_part("aux", path.read_bytes())]
+    several.write_bytes(bundle([*parts, model_part("odd", b"no model"), (GENERIC, {}, b"words")]))
+    (one,) = inspect(several).soundness
+    assert one.model == "aux"
+    (sentence,) = sentences([one, one])
+    assert sentence.startswith("aux/prefill_4: 'y' ends at")
+    assert "(and 1 more like it)" in sentence
