@@ -14,8 +14,10 @@ from edge_opt.conversion import convert
 from edge_opt.inspection import conversion_report, inspect
 from edge_opt.ir import to_bytes
 from edge_opt.passes import Status
+from edge_opt.passes.ledger import UnverifiedChangeError
 from edge_opt.runtime.runner import Worker
-from edge_opt.shapes import close_shapes, folded_regions, infer_shapes
+from edge_opt.shapes import infer_shapes
+from edge_opt.shapes.folding import FOLDERS
 
 ATTENTION = """
     subgraph main (%q: float32[1,4,?,5], %k: float32[1,4,?,5], %v: float32[1,4,?,5]) {{
@@ -130,18 +132,11 @@ def test_a_model_of_given_shapes_is_static_and_computes_what_the_open_one_does_a
     assert [array.tobytes() for array in old] == [array.tobytes() for array in new]
 
 
-@pytest.mark.parametrize("case", MODELS)
-def test_what_closing_folded_can_be_run_and_compared(case: str) -> None:
-    text, shapes = MODELS[case]
-    model = parse(text)
-    inputs = {tensor: shapes[tensor.name] for tensor in model.subgraphs[0].inputs}
-    folded = close_shapes(model, inputs)
-    assert bool(folded) is (" SHAPE(" in text)
-    with Worker() as worker:
-        for region, values in folded_regions(model, folded):
-            zeros = {t.name: np.zeros(t.shape, t.dtype.numpy) for t in region.subgraphs[0].inputs}
-            found = list(worker.run(to_bytes(region), None, zeros, "reference").values())
-            assert [array.tobytes() for array in found] == [value.tobytes() for value in values]
+def test_a_value_that_is_folded_wrongly_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, shapes = MODELS["rows selected, sizes unpacked"]
+    monkeypatch.setitem(FOLDERS, "SELECT", lambda _, shapes: np.zeros(shapes[0], np.int64))
+    with pytest.raises(UnverifiedChangeError, match="tensor 'c' was folded to other values"):
+        convert(parse(text), shapes=shapes)
 
 
 def test_attention_of_open_lengths_stays_and_the_reason_says_what_to_give() -> None:

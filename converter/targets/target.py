@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias, TypedDict
+
+import msgspec
+from msgspec import Meta
 
 from edge_opt.attention.block import AS_FOUND, FORM_NAMES, Block, logits_bytes
 from edge_opt.base.atomic import write_whole
@@ -20,6 +23,16 @@ from edge_opt.ir.composites import COMPOSITE, composite_name
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.schema.table import ENUMS
 from edge_opt.targets.chips import TARGETS, find_chip
+
+Form: TypeAlias = Annotated[str, Meta(pattern=f"^({'|'.join(FORM_NAMES)})$")]
+Count: TypeAlias = Annotated[int, Meta(ge=1)]
+
+
+class LongContext(TypedDict, total=False):
+    """What a target changes for attention that does not fit on the chip."""
+
+    form: Form
+    rows_per_tile: Count | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +72,23 @@ class Target:
 
     name: str
     summary: str
-    form: str = AS_FOUND
+    form: Form = AS_FOUND
     split_signatures: tuple[str, ...] = ("*",)
     unsplit_types: tuple[str, ...] = ()
-    split_from_head_size: int | None = None
-    norm_per_head_from: int | None = None
-    rows_per_tile: int | None = None
+    split_from_head_size: Count | None = None
+    norm_per_head_from: Count | None = None
+    rows_per_tile: Count | None = None
     mask_before_join: bool = False
     norms_round_down: bool = False
-    mask_constant: float | None = None
+    mask_constant: Annotated[float, Meta(lt=0, gt=-3.4e38)] | None = None
     inline_composites: bool = False
-    on_chip_bytes: int | None = None
-    long_context: Mapping[str, str | int | bool] = field(default_factory=dict)
+    on_chip_bytes: Count | None = None
+    long_context: LongContext = field(default_factory=LongContext)
     refused_operators: tuple[str, ...] = ()
     taken_operators: tuple[str, ...] = ()
     taken_composites: tuple[str, ...] = ()
-    largest_rank: int | None = None
-    largest_joined_rows_bytes: int | None = None
+    largest_rank: Count | None = None
+    largest_joined_rows_bytes: Count | None = None
     int64: bool | None = None
     floats: bool | None = None
     dynamic_shapes: bool | None = None
@@ -107,7 +120,7 @@ class Target:
 
     def for_attention(self, match: Block) -> Target:
         """The target with the form for this attention: `long_context`'s where it does not fit on the chip."""
-        return replace(self, **self.long_context) if self.overflows(match) else self  # type: ignore[arg-type]
+        return replace(self, **self.long_context) if self.overflows(match) else self
 
     def asked(self, **facts: str | int | bool | None) -> Target:
         """With facts that a user named, whatever the attention's length; None takes a fact away."""
@@ -182,70 +195,32 @@ def load_target(name: TargetLike) -> Target:
     return _parse(text, name)
 
 
-def _are_texts(values: Iterable[object]) -> bool:
-    return all(isinstance(value, str) for value in values)
-
-
-_Kind = tuple[str, Callable[[Any], bool]]
-_FLAG: _Kind = "true or false", lambda value: isinstance(value, bool)
-_KINDS: dict[str, _Kind] = {
-    "str": ("text", lambda value: isinstance(value, str)),
-    "tuple[str, ...]": ("a list of texts", lambda value: isinstance(value, list) and _are_texts(value)),
-    "int | None": ("a number of 1 or more", lambda value: type(value) is int and value > 0),
-    "float | None": ("a finite number below 0", lambda v: type(v) in (int, float) and -3.4e38 < v < 0),
-    "bool": _FLAG,
-    "bool | None": _FLAG,
-    "Mapping[str, str]": ("a table of texts", lambda v: isinstance(v, dict) and _are_texts(v.values())),
-}
-"""Of a field of that type: what a file must say, in words, and whether it does."""
-
-_TYPES: dict[str, Any] = {entry.name: entry.type for entry in fields(Target)}
 _LISTS: dict[str, tuple[str, Collection[str]]] = {
     "refused_operators": ("operator", ENUMS["BuiltinOperator"]),
     "taken_operators": ("operator", ENUMS["BuiltinOperator"]),
     "unsplit_types": ("type", DType.__members__),
 }
 """What the names in a list are, and which there are."""
-_LONG = ("form", "rows_per_tile")
+_FIELDS = {entry.name for entry in fields(Target)}
 
 
 def _parse(text: str, source: str) -> Target:
     try:
         data: dict[str, Any] = tomllib.loads(text)
+        target = msgspec.convert(data, Target)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"target file {source} is not valid TOML: {error}") from error
-    wrong = next(_faults(data), None)
-    if wrong is not None:
-        raise UsageError(f"target file {source}: {wrong}")
-    facts: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in data.items()}
-    return Target(**facts)
-
-
-def _faults(data: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong in a target file."""
-    for key, value in data.items():
-        if key not in _TYPES:
-            yield f"'{key}' is unknown, {did_you_mean(key, _TYPES)}"
-        elif (expected := _misfit(key, value)) is not None:
-            yield f"'{key}' must be {expected}, found {value!r}"
+    except msgspec.ValidationError as error:
+        raise UsageError(f"target file {source}: {error}") from error
+    wrong = [f"'{key}' is unknown, {did_you_mean(key, _FIELDS)}" for key in data if key not in _FIELDS]
+    extra = data.get("long_context", {}).keys() - LongContext.__annotations__.keys()
+    wrong += [f"'{key}' in 'long_context' is unknown" for key in sorted(extra)]
     for key, (what, known) in _LISTS.items():
-        for name in data.get(key, ()):
-            if name not in known:
-                yield f"'{name}' in '{key}' is no {what} of TFLite, {did_you_mean(name, known)}"
-    for key in ("name", "summary"):
-        if key not in data:
-            yield f"'{key}' must be there, as text"
-
-
-def _misfit(key: str, value: object) -> str | None:
-    """What a fact should look like; None where it does."""
-    if key == "form":
-        return None if value in FORM_NAMES else f"one of {', '.join(FORM_NAMES)}"
-    if key == "long_context":
-        wrong = not isinstance(value, dict) or any(k not in _LONG or _misfit(k, v) for k, v in value.items())
-        return f"a table of {', '.join(_LONG)}, each as outside of it" if wrong else None
-    words, fits = _KINDS[_TYPES[key]]
-    return None if fits(value) else words
+        unknown_names = (name for name in getattr(target, key) if name not in known)
+        wrong += [f"'{n}' in '{key}' is not a TFLite {what}, {did_you_mean(n, known)}" for n in unknown_names]
+    if wrong:
+        raise UsageError(f"target file {source}: {wrong[0]}")
+    return target
 
 
 def write_target(target: Target, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -266,16 +241,10 @@ def to_toml(target: Target) -> str:
     tables = {name: value for name, value in facts.items() if isinstance(value, dict)}
     lines = [f"{name} = {_value(value)}" for name, value in facts.items() if name not in tables]
     for name, table in tables.items():
-        lines += ["", f"[{name}]", *(f"{_key(key)} = {_value(value)}" for key, value in table.items())]
+        lines += ["", f"[{name}]", *(f"{_value(key)} = {_value(value)}" for key, value in table.items())]
     return "\n".join(lines) + "\n"
 
 
-def _key(name: str) -> str:
-    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else _value(name)
-
-
 def _value(value: object) -> str:
-    """A TOML value: its strings, numbers and truths are written as in JSON, but for one control character."""
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_value(entry) for entry in value)}]"
+    """A TOML value: its strings, lists, numbers and truths are written as in JSON, except for one control character."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
