@@ -19,7 +19,7 @@ from edge_opt.schema.data import Source
 from edge_opt.shapes.dimension import Shape, ShapeError, as_shape, common_shape, misfit, shape_text
 from edge_opt.shapes.folding import fold
 from edge_opt.shapes.results import wrong_results
-from edge_opt.shapes.rules import Array, Call, Enter, Fact, apply, recorded_shape, small_value
+from edge_opt.shapes.rules import Call, Enter, Fact, apply, recorded_shape, small_value
 
 Stated: TypeAlias = Shape | str | None
 """A shape, a type or quantization parameters in words, or None where there are none."""
@@ -150,7 +150,7 @@ class _Walk:
         self._states_ranks = any(t.table is not None and t.table.get("has_rank") for t in tensors)
         self._entered: dict[object, Sequence[Fact]] = {}
         self._entries: Counter[int] = Counter()
-        self._stack: list[int] = []
+        self._depth = 0
         self._wrong: set[Tensor] = set()
 
     def recorded(self, tensor: Tensor) -> Shape | None:
@@ -177,7 +177,7 @@ class _Walk:
         """Infer every operator of the subgraph; `facts` has its inputs and takes up everything else."""
         subgraph = self._model.subgraphs[index]
         self.walked.add(index)
-        self._stack.append(index)
+        self._depth += 1
         for tensor, fact in facts.items():
             self._take(tensor, fact.shape)
         for position, op in enumerate(subgraph.operators):
@@ -187,7 +187,7 @@ class _Walk:
             ):
                 self._take(tensor, shape)
                 facts[tensor] = Fact(self.recorded(tensor) if shape is None else shape, value)
-        self._stack.pop()
+        self._depth -= 1
         return [self._fact(tensor, facts) for tensor in subgraph.outputs]
 
     def _take(self, tensor: Tensor, shape: Shape | None) -> None:
@@ -226,24 +226,20 @@ class _Walk:
         return facts
 
     def enter(self, caller: str, index: int, inputs: Sequence[Fact]) -> Sequence[Fact] | None:
-        """Walk a subgraph with a caller's inputs; once for equal inputs.
-
-        After many different ones it is entered without their values, in the end not at all: nothing is known then.
-        """
+        """Walk a subgraph with a caller's inputs; once for equal inputs, and after many different ones not at all."""
         if not 0 <= index < len(self._model.subgraphs):
             raise ShapeError(f"it enters subgraph {index}: the model has {len(self._model.subgraphs)}")
         subgraph = self._model.subgraphs[index]
         if len(inputs) != len(subgraph.inputs):
             text = f"it gives {len(inputs)} inputs to subgraph '{subgraph.name}'"
             raise ShapeError(f"{text}: expected {len(subgraph.inputs)}")
-        if index in self._stack or len(self._stack) >= _DEEPEST:
+        if self._depth >= _DEEPEST:
             raise ShapeError(
-                f"it enters subgraph '{subgraph.name}', which is entered already, or nested too deep"
+                f"it enters subgraph '{subgraph.name}', which enters itself, or is nested too deep"
             )
-        if self._entries[index] >= _MOST_ENTRIES:
-            inputs = [Fact(fact.shape) for fact in inputs]
-        key = (index, tuple((fact.shape, _value_key(fact.value)) for fact in inputs))
-        if key not in self._entered and self._entries[index] < 2 * _MOST_ENTRIES:
+        values = (None if value is None else (value.dtype.str, repr(value.tolist())) for _, value in inputs)
+        key = (index, tuple(fact.shape for fact in inputs), *values)
+        if key not in self._entered and self._entries[index] < _MOST_ENTRIES:
             self._entries[index] += 1
             pairs = zip(subgraph.inputs, inputs, strict=True)
             facts = {tensor: self._entering(caller, subgraph, tensor, fact) for tensor, fact in pairs}
@@ -258,13 +254,6 @@ class _Walk:
             self.report(subgraph, "", tensor, recorded, fact.shape, reason)
             self._wrong.add(tensor)
         return Fact(recorded if fact.shape is None else fact.shape, fact.value)
-
-
-def _value_key(value: Array | None) -> object:
-    if value is None:
-        return None
-    content = repr(value.tolist()) if value.dtype == object else value.tobytes()
-    return (value.shape, value.dtype.str, content)
 
 
 def check_operators(operators: Iterable[Operator], subgraphs: Sequence[Subgraph] = ()) -> None:
