@@ -1,7 +1,7 @@
 """Shapes, inferred from the inputs: rules per operator, never the interpreter's word."""
 
 from edge_opt.shapes import arranging, numeric, slicing  # noqa: F401 - each enters its rules into the table
-from edge_opt.shapes.closing import Folded, close_shapes
+from edge_opt.shapes.closing import Folded, close_shapes, folded_regions
 from edge_opt.shapes.dimension import Shape, ShapeError, broadcast, matmul, verify_broadcast
 from edge_opt.shapes.inference import (
     Disagreement,
@@ -23,6 +23,7 @@ __all__ = [
     "check_operators",
     "close_shapes",
     "doubted",
+    "folded_regions",
     "infer_operator",
     "infer_shapes",
     "matmul",

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from edge_opt.base.errors import UsageError
 from edge_opt.ir import Buffer, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.cleanup import called
+from edge_opt.ir.walk import cut_out, reads
 from edge_opt.schema.data import Data
 from edge_opt.shapes.dimension import Shape, ShapeError
 from edge_opt.shapes.inference import infer_facts, recorded_facts, shape_report
@@ -24,7 +25,7 @@ def close_shapes(model: Model, given: Mapping[Tensor, Shape]) -> list[Folded]:
     """Edit the model so that these inputs have these shapes, and the subgraphs that read them no open lengths.
 
     Lengths that follow from data (of WHERE, say), or differ between the callers of one subgraph, stay open. Producers
-    that nobody reads any more stay. What is returned can be cut out, run and compared.
+    that nobody reads any more stay. See `folded_regions` for how to verify what is returned.
 
     Raises:
         UsageError: operators cannot take such inputs; the model is as it was then.
@@ -45,6 +46,27 @@ def close_shapes(model: Model, given: Mapping[Tensor, Shape]) -> list[Folded]:
                 tensor.shape = tuple(max(size, 1) if size < 0 else size for size in shape)
                 tensor.shape_signature = shape if -1 in shape else None
     return [folded for graph in graphs for folded in _fold(graph)]
+
+
+def folded_regions(model: Model, folded: Sequence[Folded]) -> Iterator[tuple[Model, list[Array]]]:
+    """For each subgraph a model of its folded operators, and the values that its outputs must have on any inputs.
+
+    Run on the reference kernels, this verifies a closing as a region is verified.
+    """
+    for graph in dict.fromkeys(one.subgraph for one in folded):
+        here = [one for one in folded if one.subgraph is graph]
+        operators = [one.operator for one in here]
+        values = {
+            tensor: value
+            for one in here
+            for tensor, value in zip(one.operator.outputs, one.values, strict=True)
+        }
+        inputs = [tensor for tensor in reads(operators) if not tensor.is_constant]
+        region = cut_out(model, operators, inputs, list(values))
+        for operator in region.subgraphs[0].operators:
+            for tensor in operator.outputs:
+                tensor.buffer = None
+        yield region, list(values.values())
 
 
 def _fold(graph: Subgraph) -> Iterator[Folded]:
