@@ -354,7 +354,7 @@ REFUSED = {
     ),
     "other type": (
         block(given=f"{BOOL}, %i: int16{LOGITS}", select="SELECT_V2(%open, %i, float32(-1e+09))"),
-        "SELECT's operands and result differ in type, at SELECT_V2, tensor 'i'",
+        "an operand of the SELECT has another type, at SELECT_V2, tensor 'i'",
     ),
     "infinite logits": (
         block(OTHER_MASKS["select"].replace("-1e+09", "-inf"), given=f"{BOOL}, %mask: bool[1,1,{T},{S}]",

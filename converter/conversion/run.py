@@ -280,9 +280,8 @@ class _Conversion:
         """
         before, after = Opened(source), None if written is None else Opened(written)
         for part in self.parts:
-            if not part.is_helper:
-                now = part.model if after is None else after.part(part.index).readable
-                self._compare(part, before.part(part.index).readable, now)
+            now = part.model if after is None else after.part(part.index).readable
+            self._compare(part, before.part(part.index).readable, now)
         for signature in self.result.whole:
             if not signature.holds:
                 why = _explanation(self.result, signature.name)
@@ -297,9 +296,10 @@ class _Conversion:
             for name in names
         }
         # What was held to a reference of its own is meant to differ, and was run at every value of its input.
-        compared = [name for name in names if not any(map(_has_reference, sites[name]))]
-        self.result.not_compared += [part.signature(name) for name in names if name not in compared]
-        if not compared:
+        changed = [name for name in names if any(map(_has_reference, sites[name]))]
+        self.result.not_compared += map(part.signature, changed)
+        compared = [name for name in names if name not in changed]
+        if part.is_helper or not compared:
             return
         allowed = allowances(part.model, sites)
         wanted = None if len(compared) == len(names) else compared

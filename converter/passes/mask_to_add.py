@@ -13,7 +13,7 @@ from edge_opt.attention.rules import MOVEMENT
 from edge_opt.base.words import name_below, shortened
 from edge_opt.ir import DType, Operator, Quantization, Tensor
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.ir.walk import moved_from, still_needed
+from edge_opt.ir.walk import moved_from, still_needed, walked
 from edge_opt.passes.codes import code_limits, is_integer, real_range
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.passes.quantized_mask import two_values
@@ -26,9 +26,6 @@ LOWEST_ROW_MAXIMUM = -1024.0
 """Logits of trained models stay far above it; a row whose largest logit were lower would not be masked exactly."""
 
 _HIDDEN = LOWEST_ROW_MAXIMUM - UNDERFLOW
-
-LARGEST_LOGIT = LOWEST_ROW_MAXIMUM / -2
-"""Quantized logits are drawn within plus and minus this much, which is how far apart the bound above lets them be."""
 
 ABSORBING = -(2.0**100)
 """Float32 numbers up to 3.7e22 vanish in the sum with it: `x + ABSORBING == ABSORBING`, as SELECT would have it.
@@ -111,19 +108,13 @@ class MaskedSoftmax:
 def _match(select: Operator, softmax: Operator, path: list[Operator]) -> MaskedSoftmax:
     condition, *operands = (select.input(i) for i in range(3))
     result = select.outputs[0]
-    for fits, text, tensor in (
-        (_addable(result), "logits are neither float nor quantized", result),
-        (operands[0].dtype is result.dtype, "SELECT's operands and result differ in type", operands[0]),
-        (operands[1].dtype is result.dtype, "SELECT's operands and result differ in type", operands[1]),
-        (condition.dtype is DType.BOOL, "the condition of a SELECT must be bool", condition),
-        (
-            select.name != "SELECT" or condition.shape in ((), result.shape),
-            "SELECT's condition chooses whole rows",
-            condition,
-        ),
-    ):
-        if not fits:
-            raise RefusedError(text, select, tensor)
+    if not _addable(result):
+        raise RefusedError("logits are neither float nor quantized", select, result)
+    for tensor, dtype in ((condition, DType.BOOL), *((operand, result.dtype) for operand in operands)):
+        if tensor.dtype is not dtype:
+            raise RefusedError("an operand of the SELECT has another type", select, tensor)
+    if select.name == "SELECT" and condition.shape not in ((), result.shape):
+        raise RefusedError("SELECT's condition chooses whole rows", select, condition)
     constants = [_uniform(tensor, result) for tensor in operands]
     masked_when = constants[0] is not None
     masked, logits = operands if masked_when else operands[::-1]
@@ -147,20 +138,20 @@ def _match(select: Operator, softmax: Operator, path: list[Operator]) -> MaskedS
 
 def _added_before(logits: Tensor) -> tuple[float, Tensor | None]:
     """What another mask may have put into the logits: the lowest constant (or 0), and a float input that is added."""
-    pending, seen, lowest = [(logits, False)], set[Tensor](), 0.0
-    given: list[Tensor] = []
-    while pending:
-        tensor, added = pending.pop()
-        if tensor in seen:
-            continue
-        seen.add(tensor)
-        maker = tensor.producer
+
+    def above(node: tuple[Tensor, bool]) -> list[tuple[Tensor, bool]]:
+        maker, added = node[0].producer, node[1]
+        if maker is None or maker.name not in _MASKING:
+            return []
+        return [
+            (source, added or maker.name in ("ADD", "SUB")) for source in maker.inputs if source is not None
+        ]
+
+    lowest, given = 0.0, list[Tensor]()
+    for tensor, added in walked([(logits, False)], above):
         if tensor.has_numbers and tensor.dtype.is_float and 0 < tensor.elements <= _SMALL_CONSTANT:
             lowest = min(lowest, float(np.min(tensor.array())))
-        elif maker is not None and maker.name in _MASKING:
-            added |= maker.name in {"ADD", "SUB"}
-            pending += ((source, added) for source in maker.inputs if source is not None)
-        elif maker is None and added and tensor.dtype.is_float and not tensor.is_constant:
+        elif tensor.producer is None and added and tensor.dtype.is_float and not tensor.is_constant:
             given.append(tensor)
     return lowest, min(given, key=lambda tensor: tensor.elements, default=None)
 

@@ -82,21 +82,16 @@ def _carried(operator: Operator) -> Tensor | None:
 
 
 def _evaluate(chain: tuple[Operator, ...], flag: bool) -> float:
-    """The stored number at the end of the chain for one value of the condition.
-
-    Raises:
-        RefusedError: it cannot be told.
-    """
+    """The stored number at the end of the chain for one value of the condition, or RefusedError."""
     stored = real = float(flag)
     for operator in chain:
+        output = operator.outputs[0]
         if operator.name == "LOGICAL_NOT":
             real = 1.0 - real
         elif operator.name == "MUL":
-            factor = next(t for t in operator.inputs if t is not None and t.is_constant)
-            real *= factor.real()
+            real *= next(t for t in operator.inputs if t is not None and t.is_constant).real()
             if operator.option("fused_activation_function"):
                 raise RefusedError("the mask is clipped by a fused activation", operator)
-        output = operator.outputs[0]
         if not np.isfinite(real):
             text = "the mask has a value that no integer stands for"
             raise RefusedError(text, operator, output, "a finite one", str(real))

@@ -30,7 +30,8 @@ def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
     staying: list[Operator] = []
     added: list[Operator] = []
     visited: set[Operator] = set()
-    if context.ledger is None and any(site.build for site in sites):
+    tries = any(site.build for site in sites)
+    if tries and context.ledger is None:
         context.ledger = Ledger(context.model, context.subgraph)
     try:
         while sites:
@@ -53,7 +54,7 @@ def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
         remove_dead(context.subgraph, staying, context.model.subgraphs)
         share_equal(context.subgraph, added)
         remove_uncalled(context.model, listed)
-        if context.ledger is not None:
+        if tries and context.ledger is not None:
             context.ledger.check()
     except UnverifiedChangeError as changed:
         where = (
