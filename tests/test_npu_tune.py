@@ -147,13 +147,10 @@ def test_a_layer_has_the_real_shapes_and_one_attention_and_converts_as_the_model
     assert [(site.heads, site.proof is not None) for site in converted] == [(4, True)]
 
 
-def test_several_layers_can_be_cut_out() -> None:
+def test_several_layers_can_be_cut_out_and_what_has_no_such_attention_is_refused() -> None:
     layers = cut_layers(load(DEMO), "decode", blocks=2)
     assert (layers.blocks, count(layers.model)) == (2, 2)
     assert cut_layers(load(DEMO), "decode", blocks=99).blocks == 3
-
-
-def test_what_holds_no_such_attention_is_refused() -> None:
     with pytest.raises(UsageError, match="signature 'prefil' does not exist, did you mean 'prefill_8'"):
         cut_layers(load(DEMO), "prefil")
     model = convert(DEMO, dry_run=True, verify="none").model

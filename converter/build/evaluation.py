@@ -228,33 +228,35 @@ def compare(
     """
     reference, *bundles = models
     folder = str(models[reference].resolve()) if models[reference].is_dir() else None
-    said: dict[str, list[Said]] = {}
-    agreed: dict[str, int] = {}
-    peak = 0
-    for name in (*bundles, reference):
-        options: dict[str, Any] = {"parts": text.parts, "skip_long": text.rest is not None}
-        first = next(iter(said.values()), None)
-        if name == reference:
-            options["said"] = None if folder is None or first is None else [asdict(one) for one in first]
-            options["judged"] = {bundle: [one.generated for one in every] for bundle, every in said.items()}
-        elif first is None:
-            options["tokenizer"] = folder
+    peaks = [0]
+
+    def run(name: str, **more: Any) -> dict[str, Any]:
+        options = {"parts": text.parts, "skip_long": text.rest is not None, **more}
         job = Job("score", "", {"model": str(models[name].resolve())}, options=options)
-        place = scratch / f"score-{len(said) + 1}"
-        place.mkdir()
+        place = Path(tempfile.mkdtemp(dir=scratch))
         try:
-            done = tools.carry_out(job, log, place, lambda _, *step, name=name: progress(name, *step))
+            done = tools.carry_out(job, log, place, lambda _, *step: progress(name, *step))
         except StageFailedError as error:
             complaints = _COMPLAINT.findall(log.read_text(encoding="utf-8", errors="replace"))
             complaint = f" ({complaints[-1]})" if complaints else ""
             raise StageFailedError(f"{Path(name).name} did not run: {error}{complaint}") from error
-        said[name] = [Said(**one) for one in done.values["said"]]
-        for at, (one, other) in enumerate(zip(said[name], first or said[name], strict=True)):
+        peaks.append(done.peak_bytes or 0)
+        return done.values
+
+    said = {name: [Said(**one) for one in run(name, tokenizer=folder)["said"]] for name in bundles}
+    first = said[bundles[0]]
+    own = run(
+        reference,
+        said=None if folder is None else [asdict(one) for one in first],
+        judged={name: [one.generated for one in every] for name, every in said.items()},
+    )
+    said[reference] = [Said(**one) for one in own["said"]]
+    for every in said.values():
+        for at, (one, other) in enumerate(zip(every, first, strict=True)):
             _check_tokens(at, (one.before, one.scored), (other.before, other.scored))
-        agreed, peak = done.values["agreed"], max(peak, done.peak_bytes or 0)
     skipped = sum(not one.scored for one in said[reference])
-    scores = [ModelScore.of(name, said[name], agreed.get(name)) for name in models]
-    return Evaluation(scores, len(text.parts) - skipped, skipped), peak
+    scores = [ModelScore.of(name, said[name], own["agreed"].get(name)) for name in models]
+    return Evaluation(scores, len(text.parts) - skipped, skipped), max(peaks)
 
 
 def _check_tokens(at: int, theirs: Sequence[Sequence[int]], ours: Sequence[Sequence[int]]) -> None:
