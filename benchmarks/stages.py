@@ -21,12 +21,9 @@ from typing import Any
 # Stage -> what does it: (module, object in it).
 STAGES = {
     "read the tables": [("edge_opt.ir.opening", "read_model")],
-    "build the graph": [("edge_opt.ir.read", "from_tables")],
+    "build the graph": [("edge_opt.ir.opening", "from_tables")],
     "match": [("edge_opt.passes.mha_to_sha", "find_blocks")],
-    "split, check shapes and frames": [
-        ("edge_opt.passes.contract", "run_pass"),
-        ("edge_opt.conversion", "run_pass"),
-    ],
+    "split, check shapes and frames": [("edge_opt.conversion.run", "run_pass")],
     "cut the regions out": [
         ("edge_opt.proof.regions", "cut_out"),
         ("edge_opt.proof.examination", "model_bytes"),
@@ -34,8 +31,8 @@ STAGES = {
     "check them before they run": [("edge_opt.runtime.runner", "check_model")],
     "prove: wait for the runtime": [("edge_opt.runtime.runner", "Worker.prove")],
     "tables from the graph": [("edge_opt.ir.model", "to_tables")],
-    "flatbuffer from the tables": [("edge_opt.schema.writer", "place_model")],
-    "copy the weights": [("edge_opt.schema.writer", "write_placed")],
+    "flatbuffer from the tables": [("edge_opt.schema.writer", "lay_out")],
+    "copy the weights": [("edge_opt.schema.data", "Data.write")],
     "flush to the disk": [("edge_opt.base.atomic", "_finish")],
 }
 
