@@ -19,6 +19,7 @@ from syrupy.assertion import SnapshotAssertion
 from edge_opt.base import atomic
 from edge_opt.ir import load
 from edge_opt.ir.text import subgraph_text
+from edge_opt.passes.mha_to_sha import MhaToSha
 
 Captured = pytest.CaptureFixture[str]
 CONTENT = DEMO.read_bytes()
@@ -131,6 +132,20 @@ def test_require_all_exits_1_and_writes_nothing_but_the_report(
     assert (len(told["sites"]), told["example"]) == (5, None)
     assert told["failure"].startswith("5 of 5 sites were not converted")
     assert "Refused: 5 of 5 sites" in reports[1].read_text()
+
+
+def test_a_mistake_of_ours_at_a_site_is_exit_70_and_the_rest_is_written(
+    demo: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("seven")
+
+    monkeypatch.delenv("EDGE_OPT_TRACEBACK", raising=False)
+    monkeypatch.setattr(MhaToSha, "sites", broken)
+    ran = run(capsys, "convert", demo)
+    assert (ran.code, ran.err) == (70, "")
+    assert "a bug in edge-opt, please report it" in ran.out
+    assert demo.with_name("gemma.opt.tflite").exists()
 
 
 def test_a_model_without_attention_fulfils_require_all(tmp_path: Path, capsys: Captured) -> None:
