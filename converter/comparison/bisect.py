@@ -52,7 +52,9 @@ def first_difference(worker: Worker, a: Path, b: Path, probe: Probe, measure: Me
         RuntimeFailed: a model that was cut does not run.
         ModelFormatError: a file cannot be read any more.
     """
-    sides = _Side.of(a, probe.signature, probe.outputs[0]), _Side.of(b, probe.signature, probe.outputs[1])
+    place = [info.name for info in probe.signature.outputs].index(probe.outputs[0].name)
+    files = zip((a, b), probe.outputs, strict=True)
+    sides = tuple(_Side.of(file, probe.signature, output, place) for file, output in files)
     return _Search(worker, sides, _shared(*sides), probe, measure).run()
 
 
@@ -66,14 +68,13 @@ class _Side:
     output: Tensor
 
     @classmethod
-    def of(cls, file: Path, signature: SignatureInfo, output: TensorInfo) -> _Side:
+    def of(cls, file: Path, signature: SignatureInfo, output: TensorInfo, place: int) -> _Side:
         model = load(file)
         entry = next((s for s in model.signatures if s.key == signature.name), None)
         if entry is not None:
             return cls(model, entry.subgraph, dict(entry.inputs), entry.outputs[output.name])
         graph = model.subgraphs[0]
         inputs = dict(zip((info.name for info in signature.inputs), graph.inputs, strict=True))
-        place = [info.name for info in signature.outputs].index(output.name)
         return cls(model, graph, inputs, graph.outputs[place])
 
     def cone(
@@ -83,14 +84,13 @@ class _Side:
         operators, starts = backward_slice(roots, stops)
         return [operator for operator in self.graph.operators if operator in operators], starts
 
-    def cut(self, signature: SignatureInfo, probes: Sequence[Tensor]) -> Model:
-        """A model with the same inputs whose outputs are the probes, by number."""
+    def cut(self, signature: SignatureInfo, planned: Sequence[InputPlan], probes: Sequence[Tensor]) -> Model:
+        """A model with the same inputs, named as they are planned, whose outputs are the probes, by number."""
         # In a model with state, what is computed last may be what the next run reads.
         operators = self.graph.operators if keeps_state(self.model) else self.cone(probes)[0]
-        names = [info.name for info in signature.inputs]
-        model = cut_out(self.model, operators, [self.inputs[name] for name in names], probes)
+        model = cut_out(self.model, operators, [self.inputs[info.name] for info in signature.inputs], probes)
         graph = model.subgraphs[0]
-        inputs = dict(zip(names, graph.inputs, strict=True))
+        inputs = dict(zip((one.info.name for one in planned), graph.inputs, strict=True))
         outputs = {str(place): tensor for place, tensor in enumerate(graph.outputs)}
         model.signatures = Signatures([Signature(MAIN, graph, inputs, outputs)])
         return model
@@ -101,7 +101,7 @@ class _Search:
     """`shared` are the tensors that both sides have, the output last; `equal` and `different` sort those looked at."""
 
     worker: Worker
-    sides: tuple[_Side, _Side]
+    sides: tuple[_Side, ...]
     shared: Sequence[tuple[Tensor, Tensor]]
     probe: Probe
     measure: Measure
@@ -142,7 +142,8 @@ class _Search:
         """Run both models up to some shared tensors, and sort these by whether they are equal."""
         outputs = []
         for which, plans in enumerate(self.probe.plans):
-            cut = self.sides[which].cut(self.probe.signature, [self.shared[place][which] for place in places])
+            probes = [self.shared[place][which] for place in places]
+            cut = self.sides[which].cut(self.probe.signature, plans[0], probes)
             with Part(cut).file() as file:
                 outputs.append(self.worker.run_plans(file, MAIN, plans, self.probe.kernels))
         for number, place in enumerate(places):
