@@ -24,9 +24,7 @@ from edge_opt.runtime.tensors import Kernels
 from edge_opt.schema.writer import model_bytes
 
 _KERNELS: tuple[Kernels, ...] = ("xnnpack", "reference")
-_IN_FULL = (
-    1 << 26
-)  # multiply-adds up to which a region is run in full on both kernel sets, extreme inputs included
+_IN_FULL = 1 << 26  # multiply-adds up to which everything is run in full
 _DRAWS = 3
 _LEAST_SECONDS = 60.0
 _SLOWEST = 2e7  # multiply-adds a second: a hundredth of the slowest kernel's, for a machine as busy as that
@@ -150,8 +148,8 @@ class Examiner:
     """Examines regions on a worker.
 
     A small region is run in full, on both kernel sets. A large one is run at a fraction of its lengths on both, extreme
-    inputs included; then in full, on XNNPACK's kernels where these must give the same bits, else on both. A region that
-    does not run at such a fraction is run in full like a small one.
+    inputs included; then in full, on XNNPACK's kernels where these must give the same bits, else on the reference ones.
+    A region that does not run at such a fraction is run in full like a small one.
     """
 
     worker: Worker
@@ -193,7 +191,8 @@ class Examiner:
         if not in_part.holds:
             # Without numbers that were compared, the lengths may be at fault.
             return in_part if in_part.ran else None
-        kernels = _KERNELS if question.region.rounds_by_shape else _KERNELS[:1]
+        # The kernels that must give the same bits, and of these the faster ones.
+        kernels = _KERNELS[1:] if question.region.rounds_by_shape else _KERNELS[:1]
         # Sums of so many times the products deviate by the root of that.
         whole = question.on_realistic(scale / FACTOR**0.25)
         in_full, _ = self._where_possible(whole, kernels)
