@@ -15,6 +15,7 @@ from edge_opt.ir.cleanup import called
 from edge_opt.ir.composites import COMPOSITE, composite_name
 from edge_opt.ir.operators import subgraph_indices
 from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.walk import walked
 from edge_opt.passes.contract import Context, Pass, Site, SiteReport, Status
 from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.rewrite import Demand, Rewrite
@@ -170,19 +171,18 @@ def with_callees(
 
     Composites that are sites themselves are told of there.
     """
-    pending: list[tuple[Subgraph, str]] = [(graph, f"the pass {MhaToSha.name} was left out")]
-    seen: set[Subgraph] = set()
-    while pending:
-        current, reason = pending.pop()
-        if current in seen:
-            continue
-        seen.add(current)
-        yield current, reason
+    reasons = {graph: f"the pass {MhaToSha.name} was left out"}
+
+    def callees(current: Subgraph) -> Iterator[Subgraph]:
         for operator in current.operators:
             if current is graph and operator.name == COMPOSITE and operator.outputs[0].name in reported:
                 continue
-            calls = subgraph_indices(operator.options)
-            pending += [(model.subgraphs[place], _inside(operator)) for place in calls]
+            for place in subgraph_indices(operator.options):
+                reasons.setdefault(model.subgraphs[place], _inside(operator))
+                yield model.subgraphs[place]
+
+    for current in walked([graph], callees):
+        yield current, reasons[current]
 
 
 def _inside(operator: Operator) -> str:
