@@ -200,6 +200,25 @@ def test_what_may_be_heads_or_tokens_is_not_counted_as_done(mask: str) -> None:
     assert match.is_attention
 
 
+def test_tokens_as_a_batch_of_rows_are_no_heads() -> None:
+    text = GROUPED.replace("1,4,8,16", "1,32,1,16").replace("1, 4, 8, 16", "1, 32, 1, 16")
+    (match,) = find_blocks(
+        parse(text.replace("MASK", "1,32,1,16").replace("ADDED", "ADD(%h, %m)")).subgraphs[0]
+    )
+    assert isinstance(match, NotABlock)
+
+
+def test_two_softmaxes_that_weigh_the_same_values_are_one_attention() -> None:
+    text = changed(
+        "(%p, %v) -> (%w, %v)",
+        "  %o: -> %l2: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true} "
+        "%p2: float32[1,4,6,8] = SOFTMAX(%l2) %w: float32[1,4,6,8] = SUB(%p, %p2)\n  %o:",
+    )
+    assert heads_found(parse(text).subgraphs[0]) == [4]
+    one = text.replace("[1,4,", "[1,1,").replace("[1,6,4,5]", "[1,6,1,5]").replace("20", "5")
+    assert heads_found(parse(one).subgraphs[0]) == [1]
+
+
 # What stays
 
 
