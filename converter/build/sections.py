@@ -39,7 +39,9 @@ def keep_sections(before: Path, after: Path) -> list[str]:
             for index, section in enumerate(whole.sections)
             if section.is_model and _key(section) in places
         }
-        whole.write(models, after, overwrite=True)
+        made = after.with_name(f"{after.stem}_whole{after.suffix}")
+        whole.write(models, made, overwrite=True)
+        made.replace(after)
     return lost
 
 
