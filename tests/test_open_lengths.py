@@ -135,7 +135,7 @@ def test_a_model_of_given_shapes_is_static_and_computes_what_the_open_one_does_a
 def test_a_value_that_is_folded_wrongly_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     text, shapes = MODELS["rows selected, sizes unpacked"]
     monkeypatch.setitem(FOLDERS, "SELECT", lambda _, shapes: np.zeros(shapes[0], np.int64))
-    with pytest.raises(UnverifiedChangeError, match="folded tensor of shape .2, 2. has other values"):
+    with pytest.raises(UnverifiedChangeError, match="a folded tensor of shape"):
         convert(parse(text), shapes=shapes)
 
 
