@@ -393,6 +393,7 @@ def test_an_output_named_as_another_format_is_refused(name: str, tmp_path: Path)
         ("Tensor", {"name": "\ud800"}, "does not fit string"),
         ("Tensor", {"quantization": new_table("Tensor")}, "expected QuantizationParameters"),
         ("Operator", {"builtin_options": "x"}, "expected its type beside it"),
+        ("Operator", {"builtin_options": new_table("Conv2DOptions")}, "expected its type beside it"),
         ("Tensor", {"shap": 1}, "Tensor.shap: is not a field of this table"),
     ],
 )

@@ -222,6 +222,9 @@ def test_what_is_not_a_file_is_refused_without_waiting(
     make(tmp_path / "model.tflite")
     with pytest.raises(ModelFormatError, match=reason):
         read_model(tmp_path / "model.tflite")
+    (tmp_path / "config.json").touch()
+    with pytest.raises(ModelFormatError, match="`edge-opt build` makes a model of a checkpoint"):
+        read_model(tmp_path)
     with pytest.raises(ModelFormatError, match="not a file name"):
         read_model("a\0b")
 
