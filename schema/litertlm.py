@@ -154,7 +154,7 @@ class Bundle:
         except ModelFormatError:
             again = []
         if again != wanted:
-            reason = "the header's tables overlap, so that no section can be moved: make the bundle anew"
+            reason = "the header's tables overlap, so that no section can be moved: make the bundle again"
             raise self.source.refusal(reason)
         return bytes(header)
 

@@ -30,7 +30,7 @@ FETCHED = re.compile(
     r"""|<link[^>]*\shref=["']?(?:https?:)?//|url\(["']?(?:https?:)?//|@import\s+["']?(?:https?:)?//"""
 )
 AVOIDED = re.compile(
-    r"\b(told|ruined?|ruins|undone|anew|likes of|is no|are no|riddles?|derived? again|thereof|whatever it says)\b"
+    r"\b(told|ruined?|ruins|undone|anew|likes of|(?<!here )is no|(?<!here )are no|riddles?|derived? again)\b"
 )
 
 

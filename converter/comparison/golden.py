@@ -270,9 +270,9 @@ def _read(path: Path) -> tuple[dict[str, Any], Arrays]:
         raise _broken(path, f"{type(error).__name__}: {error}") from error
     if kind != _KIND:
         text = f"golden file '{path}' is of kind {list(kind.values())}, expected {list(_KIND.values())}"
-        raise GoldenError(f"{text}; record it anew")
+        raise GoldenError(f"{text}; record it again")
     return meta, arrays
 
 
 def _broken(path: Path, why: str) -> GoldenError:
-    return GoldenError(f"golden file '{path}' cannot be read ({why}); record it anew")
+    return GoldenError(f"golden file '{path}' cannot be read ({why}); record it again")
