@@ -168,6 +168,7 @@ def test_the_pytest_example_tells_the_model_from_another(tmp_path: Path, broken:
     assert ("1 failed, 2 passed" if broken else "3 passed") in ran.stdout, ran.stdout
 
 
+@pytest.mark.slow
 def test_what_the_pages_say_of_the_code_is_what_the_code_says() -> None:
     pytest.importorskip("griffe", reason="pip install '.[docs]'")
     import write

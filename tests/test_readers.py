@@ -47,6 +47,7 @@ def test_openvino_reads_an_extracted_signature_and_agrees(
         np.testing.assert_allclose(found[info.tensor], reference, atol=1e-4 * np.abs(reference).max())
 
 
+@pytest.mark.slow
 def test_openvino_reads_a_quantized_model_only_as_its_target_writes_it(tmp_path: Path) -> None:
     """ai-edge-quantizer stores weights after the flatbuffer, and leaves the deprecated field of a QUANTIZE at 0."""
     openvino = pytest.importorskip("openvino", reason="extra dev is not installed")
