@@ -19,7 +19,7 @@ from edge_opt.comparison.findings import GenerationComparison
 from edge_opt.comparison.generate import FilledCaches, _can_fill, plan_loop
 from edge_opt.ir import to_bytes
 from edge_opt.runtime.errors import RuntimeCrashed, RuntimeRefused
-from edge_opt.runtime.inputs import Stored, array_of
+from edge_opt.runtime.inputs import Stored, array_of, plan
 from edge_opt.runtime.loop import Loop
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
@@ -278,9 +278,11 @@ def filled(path: Path, worker: Worker, runs: int, folder: Path) -> FilledCaches:
 def taken(caches: FilledCaches, run: int, name: str) -> np.ndarray:
     """What the prefill was given of one input, all chunks of a run together."""
     count = caches._needed(["prefill_4", "decode"], run)
-    chunks = caches._chunks(caches.described["prefill_4"], count, run)
-    assert [chunk.start for chunk in chunks] == list(range(0, count, ROWS))
-    return np.concatenate([array_of(m)[0] for chunk in chunks for m in chunk.plans if m.info.name == name])
+    prefill = caches.described["prefill_4"]
+    chunks = caches._chunks(prefill, count, run)
+    assert [start for start, _ in chunks] == list(range(0, count, ROWS))
+    plans = [made for start, seed in chunks for made in plan(prefill, seed=seed, start=start)]
+    return np.concatenate([array_of(made)[0] for made in plans if made.info.name == name])
 
 
 def test_a_cache_holds_the_keys_of_every_token_before(folder: Path, worker: Worker, tmp_path: Path) -> None:
@@ -379,12 +381,11 @@ def test_a_prefill_fills_the_caches_that_it_gives_back() -> None:
 def test_chunks_reach_as_far_as_is_needed_and_not_beyond_the_cache(count: int, starts: list[int]) -> None:
     prefill = SignatureInfo("prefill", (tokens(4), tensor("mask", 1, 1, 4, 16), CACHE), (CACHE,))
     chunks = caches(prefill)._chunks(prefill, count, 0)
-    assert [chunk.start for chunk in chunks] == starts
-    assert all({made.start for made in chunk.plans} == {chunk.start} for chunk in chunks)
-    seeds = {made.seed for chunk in chunks for made in chunk.plans}
+    assert [start for start, _ in chunks] == starts
+    seeds = {seed for _, seed in chunks}
     assert len(seeds) == len(chunks)
     others = caches(prefill)._chunks(prefill, count, 1)
-    assert seeds.isdisjoint({made.seed for chunk in others for made in chunk.plans})
+    assert seeds.isdisjoint(seed for _, seed in others)
 
 
 def test_caches_are_read_no_further_than_they_are_filled(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from cli_runs import DEMO
 
 from edge_opt.base.errors import UsageError
 from edge_opt.comparison import golden
-from edge_opt.runtime.errors import GoldenError
+from edge_opt.comparison.golden import GoldenError
 from edge_opt.runtime.tensors import TensorInfo
 from edge_opt.testing import assert_golden
 

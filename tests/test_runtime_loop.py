@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from proof_models import tensor
 
-from edge_opt.runtime.inputs import array_of, plan
-from edge_opt.runtime.loop import Call, Chunk, Loop, basic_input, fill, is_basic, run
+from edge_opt.runtime.loop import Call, Loop, basic_input, fill, is_basic, run
 from edge_opt.runtime.tensors import (
     SignatureInfo,
     TensorInfo,
@@ -113,13 +112,13 @@ def test_new_keys_that_come_apart_are_put_behind_the_old_ones_and_a_full_cache_b
     cache, part = tensor("kv_cache_k_0", 1, 6, 2), tensor("kv_slice_k_0", 1, 4, 2)
     positions = tensor("input_pos", 4, dtype="int32")
     call = Call("main", SignatureInfo("prefill", (positions, cache), (part,)))
-    chunks = [Chunk(start, plan(call.signature, start=start)) for start in (0, 4)]
+    chunks = [(start, 0) for start in (0, 4)]
 
     def invoke(_: Call, inputs: Arrays) -> Arrays:
         rows = inputs["input_pos"].astype(np.float32) + 1
         return {"kv_slice_k_0": np.repeat(rows[np.newaxis, :, np.newaxis], 2, axis=2)}
 
-    filled = fill(call, chunks, invoke)["kv_cache_k_0"]
+    filled = fill(call.signature, chunks, invoke)["kv_cache_k_0"]
     assert filled[0, :, 0].tolist() == filled[0, :, 1].tolist() == [7, 8, 3, 4, 5, 6]
 
 
@@ -128,36 +127,23 @@ def test_new_keys_that_fill_a_whole_ring_are_put_where_their_positions_belong() 
     parts = tensor("kv_slice_k_0", 1, 4, 2), tensor("kv_slice_k_1", 1, 4, 2)
     positions = tensor("input_pos", 4, dtype="int32")
     call = Call("main", SignatureInfo("prefill", (positions, *caches), parts))
-    chunks = [Chunk(start, plan(call.signature, start=start)) for start in (0, 2)]
+    chunks = [(start, 0) for start in (0, 2)]
 
     def invoke(_: Call, inputs: Arrays) -> Arrays:
         rows = inputs["input_pos"].astype(np.float32) + 1
         part = np.repeat(rows[np.newaxis, :, np.newaxis], 2, axis=2)
         return {"kv_slice_k_0": part, "kv_slice_k_1": part}
 
-    filled = fill(call, chunks, invoke)
+    filled = fill(call.signature, chunks, invoke)
     assert filled["kv_cache_k_0"][0, :, 0].tolist() == [5, 6, 3, 4]
     assert filled["kv_cache_k_1"][0, :, 0].tolist() == [1, 2, 3, 4, 5, 6, 0, 0]
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_a_chunk_gives_each_input_what_was_planned_for_it(order: int) -> None:
-    infos = (
-        tensor("embeddings", 1, 4, 2),
-        tensor("input_pos", 4, dtype="int32"),
-        tensor("tokens", 1, 4, dtype="int32"),
-    )
-    plans = plan(SignatureInfo("prefill", infos[::order], ()), start=3)
-    chunk = Chunk(3, plans)
-    for made in plans:
-        assert np.array_equal(chunk.give(made.info), array_of(made))
 
 
 def test_a_cache_that_comes_whole_is_taken_as_it_is() -> None:
     cache, positions = tensor("kv_cache_k_0", 1, 6), tensor("input_pos", 4, dtype="int32")
     call = Call("main", SignatureInfo("prefill", (positions, cache), (cache,)))
-    chunks = [Chunk(start, plan(call.signature, start=start)) for start in (0, 4)]
-    filled = fill(call, chunks, lambda _, inputs: {"kv_cache_k_0": inputs["kv_cache_k_0"] + 1})
+    chunks = [(start, 0) for start in (0, 4)]
+    filled = fill(call.signature, chunks, lambda _, inputs: {"kv_cache_k_0": inputs["kv_cache_k_0"] + 1})
     assert filled["kv_cache_k_0"].tolist() == [[2] * 6]
 
 

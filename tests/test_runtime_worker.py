@@ -101,7 +101,7 @@ def test_what_our_own_reader_refuses_never_reaches_the_runtime() -> None:
         for model in (b"not a model at all, just some text", b""):
             with pytest.raises(ModelFormatError, match="not a TFLite model"):
                 worker.describe(model)
-        assert worker.pid is None
+        assert worker._process is None
 
 
 def test_a_missing_file_and_a_pipe_are_refused_before_anything_is_read(
@@ -122,16 +122,20 @@ def test_a_crash_is_one_clear_error_and_the_next_request_is_served() -> None:
             match="signature 'main', xnnpack kernels: the runtime's process ended with SIGSEGV",
         ):
             worker.run(models.crashing(), "main", inputs)
-        assert worker.pid is None
+        assert worker._process is None
         assert np.array_equal(worker.run(models.adder(), "main", PAIR)["z"], 11 * X)
+
+
+def child_of(worker: Worker) -> int:
+    assert worker._process is not None
+    return worker._process.pid
 
 
 @pytest.mark.parametrize("moment", ["during a request", "between two"])
 def test_a_worker_that_is_killed_is_a_crash(moment: str) -> None:
     with Worker(time_limit=60) as worker:
         worker.describe(models.adder())
-        pid = worker.pid
-        assert pid is not None
+        pid = child_of(worker)
         threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
         assert moment == "during a request" or gone(pid)
         with pytest.raises(RuntimeCrashed, match="SIGKILL"):
@@ -141,22 +145,22 @@ def test_a_worker_that_is_killed_is_a_crash(moment: str) -> None:
 def test_a_hang_is_cut_and_the_next_request_is_served() -> None:
     with Worker(time_limit=60) as worker:
         worker.describe(models.adder())
-        hung = worker.pid
+        hung = child_of(worker)
         worker.time_limit = 0.5
         with pytest.raises(RuntimeTimedOut, match=r"within 0\.5 s"):
             worker.run(models.endless(), "main", {"x": np.ones(1, np.float32)})
-        assert hung is not None
         assert gone(hung)
         worker.time_limit = 60
         assert np.array_equal(worker.run(models.adder(), "main", PAIR)["z"], 11 * X)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces RLIMIT_DATA")
-def test_memory_is_limited_request_by_request() -> None:
-    with Worker(time_limit=60, memory_limit=256 << 20) as worker:
+def test_memory_is_limited_request_by_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_BASE_MEMORY", 256 << 20)
+    with Worker(time_limit=60) as worker:
         with pytest.raises(RuntimeRefused, match="allowed 256 MiB"):
             worker.run(models.greedy(), "main", {"x": np.ones((2, 3), np.float32)})
-        worker.memory_limit = 1 << 30
+        monkeypatch.setattr(runner, "_BASE_MEMORY", 1 << 30)
         assert worker.run(models.greedy(), "main", {"x": np.ones((2, 3), np.float32)})["z"] > 0
 
 
@@ -218,7 +222,7 @@ import numpy as np
 from edge_opt.runtime.runner import Worker
 worker = Worker(time_limit=60)
 worker.describe(proof_models.adder())
-print(worker.pid, flush=True)
+print(worker._process.pid, flush=True)
 try:
     worker.run(proof_models.endless(), "main", {"x": np.ones(1, np.float32)})
 except KeyboardInterrupt:
@@ -242,12 +246,11 @@ def test_the_child_does_not_outlive_an_interrupted_or_killed_parent(how: signal.
 def test_an_early_start_and_an_unused_worker_leave_nothing_behind() -> None:
     worker = Worker()
     worker.start()
-    pid = worker.pid
+    pid = child_of(worker)
     worker.close()
-    assert pid is not None
     assert gone(pid)
     with Worker() as unused:
-        assert unused.pid is None
+        assert unused._process is None
 
 
 def test_a_custom_operator_that_no_kernel_knows_is_named_with_what_still_works(tmp_path: Path) -> None:

@@ -110,9 +110,9 @@ def test_a_worker_killed_between_two_regions_is_started_again(
 
     def killing(self: Worker, *arguments: object, **options: object) -> object:
         outcome = prove(self, *arguments, **options)  # type: ignore[arg-type]
-        if not killed and self.pid is not None:
-            killed.append(self.pid)
-            os.kill(self.pid, signal.SIGKILL)
+        if not killed and self._process is not None:
+            killed.append(self._process.pid)
+            os.kill(self._process.pid, signal.SIGKILL)
         return outcome
 
     monkeypatch.setattr(Worker, "prove", killing)

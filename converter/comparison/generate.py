@@ -21,7 +21,7 @@ from edge_opt.ir.refusal import RefusedError
 from edge_opt.runtime import noise
 from edge_opt.runtime.errors import RuntimeFailed
 from edge_opt.runtime.inputs import InputPlan, Stored, plan
-from edge_opt.runtime.loop import Call, Chunk, Loop, is_basic
+from edge_opt.runtime.loop import Call, Loop, is_basic
 from edge_opt.runtime.protocol import Arrays
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import (
@@ -110,14 +110,13 @@ class FilledCaches:
         plans = (one for name in names for one in plan(self.described[name], seed=self.seed, run=run))
         return max((one.start for one in plans), default=0)
 
-    def _chunks(self, prefill: SignatureInfo, count: int, run: int) -> tuple[Chunk, ...]:
-        """Calls that take `count` tokens or a few more, none of them beyond the end of the cache."""
+    def _chunks(self, prefill: SignatureInfo, count: int, run: int) -> tuple[tuple[int, int], ...]:
+        """Positions and seeds of calls that take `count` tokens or a few more, none beyond the end of the cache."""
         step = new_tokens(prefill)
         last = max(cache_length(prefill) - step, 0)
         starts = [min(begin, last) for begin in range(0, count, step)]
         seeds = [noise.seed_of(self.seed, "fill", run, number) for number in range(len(starts))]
-        both = zip(starts, seeds, strict=True)
-        return tuple(Chunk(start, plan(prefill, seed=seed, start=start)) for start, seed in both)
+        return tuple(zip(starts, seeds, strict=True))
 
 
 def _can_fill(prefill: SignatureInfo) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from edge_opt.base.atomic import write_whole
+from edge_opt.base.errors import EdgeOptError
 from edge_opt.base.record import from_dict
 from edge_opt.comparison.compare import checked_numbers, choose
 from edge_opt.comparison.facts import keeps_state, with_facts
@@ -26,7 +27,6 @@ from edge_opt.comparison.models import name_of
 from edge_opt.ir import load
 from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime import metrics, noise
-from edge_opt.runtime.errors import GoldenError
 from edge_opt.runtime.inputs import plan
 from edge_opt.runtime.protocol import Array, Arrays
 from edge_opt.runtime.runner import Worker
@@ -37,6 +37,10 @@ _BUDGET = 640 << 10
 _MAX_FILE = 16 << 20
 _MAX_UNPACKED = 64 << 20
 _META = "meta"
+
+
+class GoldenError(EdgeOptError):
+    """A golden file cannot be read, or was not recorded for what is asked of it."""
 
 
 def record(

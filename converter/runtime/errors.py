@@ -25,7 +25,3 @@ class RuntimeCrashed(RuntimeFailed):
 
 class RuntimeTimedOut(RuntimeFailed):
     """The runtime gave no answer within the time limit and was stopped."""
-
-
-class GoldenError(EdgeOptError):
-    """A golden file cannot be read, or was not recorded for what is asked of it."""

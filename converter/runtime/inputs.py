@@ -110,7 +110,6 @@ def plan(
     *,
     seed: int = 0,
     run: int = 0,
-    kind: Kind = "realistic",
     hints: Sequence[InputHint | None] | None = None,
     start: int | None = None,
 ) -> tuple[InputPlan, ...]:
@@ -128,7 +127,7 @@ def plan(
     plans = []
     for info, hint in given:
         key = f"{signature.name}/{run}/{_stream_name(info.name, hint.role)}"
-        basis = InputPlan(**asdict(hint), info=info, key=key, seed=seed, kind=kind, start=scene.start)
+        basis = InputPlan(**asdict(hint), info=info, key=key, seed=seed, start=scene.start)
         plans.append(_placed(basis, scene, run))
     return tuple(plans)
 
@@ -212,14 +211,13 @@ def array_of(planned: InputPlan) -> NDArray[Any]:
             values = planned.start + np.arange(info.shape[-1] if info.shape else 1, dtype=np.float32)
             return _encode(np.broadcast_to(values, info.shape or (1,)).reshape(info.shape), info)
         case "token" | "index":
-            first = int(planned.role == "token")  # 0 often stands for padding
-            return _encode(_integers(planned, first, max(planned.limit, first + 1)), info)
+            return _encode(_integers(planned), info)
         case "rotary":
             cosine, sine = noise.circle(planned.stream, info.elements)
             table = sine if "sin" in info.name.lower() else cosine
             return _encode(table.reshape(info.shape), info)
     if np.dtype(source.dtype).kind in "iub" and not source.quantized:
-        return _plain_integers(planned)
+        return _integers(planned).astype(info.dtype)
     return _data(planned, source)
 
 
@@ -275,38 +273,29 @@ def _seen(column: NDArray[np.int64], row: NDArray[np.int64], planned: InputPlan)
 
 
 def _data(planned: InputPlan, source: TensorInfo) -> NDArray[Any]:
-    """Normal values in the tensor's type; where there are more of them than different ones, each is made once."""
-    summed = noise.sums(planned.stream, planned.info.elements)
-    many = summed.size > noise.SUMS
-    wanted = np.arange(noise.SUMS, dtype=np.uint32) if many else summed
-    values = np.empty(wanted.size, planned.info.dtype)
-    for begin in range(0, wanted.size, _PIECE):
-        piece = noise.normal_of(wanted[begin : begin + _PIECE])
-        values[begin : begin + _PIECE] = _encode(_real(piece, planned.spread, source), planned.info)
-    return (values[summed] if many else values).reshape(planned.info.shape)
+    """Normal values that fill most of a quantized tensor's range, around its middle, or `spread` of all that."""
+    values = noise.normal(planned.stream, planned.info.elements)
+    made = np.empty(values.size, planned.info.dtype)
+    middle, width = 0.0, 1.0
+    if source.quantized:
+        limits = np.iinfo(source.dtype)
+        low, high = source.reals(np.array([limits.min, limits.max]))
+        middle, width = (low + high) / 2, (high - low) / 6
+    for begin in range(0, values.size, _PIECE):
+        piece = (middle + width * values[begin : begin + _PIECE]) * planned.spread
+        made[begin : begin + _PIECE] = _encode(np.asarray(piece, np.float32), planned.info)
+    return made.reshape(planned.info.shape)
 
 
-def _real(values: NDArray[np.float32], spread: float, source: TensorInfo) -> NDArray[np.float32]:
-    """Values that fill most of a quantized tensor's range, around its middle, or `spread` of all that."""
-    if not source.quantized:
-        return values * np.float32(spread)
-    limits = np.iinfo(source.dtype)
-    low, high = source.reals(np.array([limits.min, limits.max]))
-    return np.asarray(((low + high) / 2 + (high - low) / 6 * values) * spread, np.float32)
-
-
-def _plain_integers(planned: InputPlan) -> NDArray[Any]:
-    """Integers that may be indices stay small; bytes and shorts take their whole range."""
-    dtype = np.dtype(planned.info.dtype)
+def _integers(planned: InputPlan) -> NDArray[np.int64]:
+    """Tokens and indices in their range; others stay small, as they may be indices, but for bytes and shorts."""
+    info, dtype = planned.info, np.dtype(planned.info.dtype)
     low, high = 0, 2
-    if dtype.itemsize <= 2 and dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        low, high = int(limits.min), int(limits.max) + 1
-    return _integers(planned, low, high).astype(dtype)
-
-
-def _integers(planned: InputPlan, low: int, high: int) -> NDArray[np.int64]:
-    info = planned.info
+    if planned.role in {"token", "index"}:
+        low = int(planned.role == "token")  # 0 often stands for padding
+        high = max(planned.limit, low + 1)
+    elif dtype.itemsize <= 2 and dtype.kind in "iu":
+        low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max) + 1
     return noise.integers(planned.stream, info.elements, low, high).reshape(info.shape)
 
 

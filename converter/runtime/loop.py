@@ -4,13 +4,13 @@ Knows nothing of how a model is run, and must not load the runtime: the worker c
 keeps open, the parent only plans it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
-from edge_opt.runtime.inputs import InputPlan, array_of, converted
+from edge_opt.runtime.inputs import InputPlan, array_of, converted, plan
 from edge_opt.runtime.protocol import Array, Arrays
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo, caches_of, growing_axes, part_of, role_of
 
@@ -43,18 +43,6 @@ class Loop:
     logits: str
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """One call of a prefill: the position of its first token, and what its inputs are beside the caches."""
-
-    start: int
-    plans: tuple[InputPlan, ...]
-
-    def give(self, info: TensorInfo) -> Array:
-        """What was planned for an input."""
-        return array_of(next(one for one in self.plans if one.info.name == info.name))
-
-
 def run(loop: Loop, invoke: Invoke) -> tuple[list[list[int]], Array]:
     """The tokens generated greedily, one list for each step, and the logits of every step."""
     board = _Board()
@@ -76,14 +64,31 @@ def run(loop: Loop, invoke: Invoke) -> tuple[list[list[int]], Array]:
     return tokens, np.stack(logits)
 
 
-def fill(call: Call, chunks: Sequence[Chunk], invoke: Invoke) -> Arrays:
-    """The caches after a prefill that took these chunks one after the other, in the type that its inputs have."""
+def fill(signature: SignatureInfo, chunks: Sequence[tuple[int, int]], invoke: Invoke) -> Arrays:
+    """The caches after a prefill that took these chunks one after the other, in the type that its inputs have.
+
+    A chunk is the position of its first token, and the seed of what its inputs are beside the caches.
+    """
     board = _Board()
-    caches, axes = caches_of(call.signature), growing_axes(call.signature)
+    caches, axes = caches_of(signature), growing_axes(signature)
     board.values.update({name: (_empty(info), info) for name, info in caches.items()})
-    for chunk in chunks:
-        board.carry_out((call,), chunk.give, invoke)
-        board.insert_parts(caches, axes, chunk.start)
+    for start, seed in chunks:
+        made = {
+            planned.info: array_of(planned)
+            for planned in plan(signature, seed=seed, start=start)
+            if planned.info.name not in caches
+        }
+        board.carry_out((Call("main", signature),), made.__getitem__, invoke)
+        for name, axis in axes.items():
+            # New keys and values that came apart go into their caches; a full one begins again at its front.
+            (part, info), array = board.values.pop(part_of(name)), board.values[name][0]
+            if axis is None:
+                board.values[name] = part, info
+                continue
+            array = array.copy()
+            places = (start + np.arange(part.shape[axis])) % array.shape[axis]
+            array[(slice(None),) * axis + (places,)] = converted(part, info, caches[name])
+            board.values[name] = array, caches[name]
     return {name: converted(*board.values[name], info) for name, info in caches.items()}
 
 
@@ -104,21 +109,6 @@ class _Board:
             }
             outputs = invoke(call, inputs)
             self.values.update({info.name: (outputs[info.name], info) for info in call.signature.outputs})
-
-    def insert_parts(
-        self, caches: Mapping[str, TensorInfo], axes: Mapping[str, int | None], start: int
-    ) -> None:
-        """Put new keys and values that came apart into their caches; a full one begins again at its front."""
-        for name, info in caches.items():
-            if part_of(name) not in self.values:
-                continue
-            part, part_info = self.values.pop(part_of(name))
-            axis = axes[name]
-            array = part if axis is None else self.values[name][0].copy()
-            if axis is not None:
-                places = (start + np.arange(part.shape[axis])) % array.shape[axis]
-                array[(slice(None),) * axis + (places,)] = converted(part, part_info, info)
-            self.values[name] = array, info
 
 
 def is_basic(info: TensorInfo) -> bool:

@@ -6,7 +6,7 @@ by any kernel, +0 and -0 on the other hand differ. Quantized integers are compar
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,6 @@ _PIECE = 1 << 19
 _LOGITS_WIDTH = 1024
 _ULP_LIMITS = (0, 1, 4, 16, 256, 65536)
 _ULP_NAMES = ("0", "1", "2-4", "5-16", "17-256", "257-65536", ">65536", "nan")
-_WITH_ULPS = (np.float32, np.float16)
 
 Floats = NDArray[np.float64]
 _Real = Callable[[NDArray[Any]], Floats]
@@ -102,26 +101,25 @@ def measure(
     """
     assert a.shape == b.shape, "shapes are compared before elements are"
     one, other = (np.ascontiguousarray(array).reshape(-1) for array in (a, b))
-    real_a, real_b = (
-        info.reals if info else lambda values: values.astype(np.float64)
-        for info in (quantized_a, quantized_b)
-    )
+    reals = [_reals(info) for info in (quantized_a, quantized_b)]
     difference, powers = Difference(0), np.zeros(4)
     for begin in range(0, max(one.size, 1), _PIECE):
-        piece = slice(begin, begin + _PIECE)
-        part, more = _in_reals(real_a(one[piece]), real_b(other[piece]), begin, atol, rtol)
-        part = replace(part, **_in_bits(one[piece], other[piece]))
+        piece = one[begin : begin + _PIECE], other[begin : begin + _PIECE]
+        part, more = _of_piece(*piece, reals, begin, atol, rtol)
         difference = merge(difference, part) if begin else part
         powers += more
-    figures: dict[str, Any] = {}
+    figures = _of_powers(*powers.tolist())
     if difference.worst is not None:
         figures["worst"] = tuple(int(index) for index in np.unravel_index(difference.worst[0], a.shape))
     if quantized_a and quantized_b and quantized_a.quantization != quantized_b.quantization:
         figures["steps"] = None
     if logits and a.size and a.ndim and a.shape[-1] > 1:
-        rows = one.reshape(-1, a.shape[-1]), other.reshape(-1, a.shape[-1])
-        figures["kl"], figures["top1"], figures["top5"] = _rows_agreement(*rows, real_a, real_b)
-    return replace(difference, snr_db=_snr(*powers.tolist()), cosine=_cosine(*powers.tolist()), **figures)
+        figures |= _of_rows(one.reshape(-1, a.shape[-1]), other.reshape(-1, a.shape[-1]), reals)
+    return replace(difference, **figures)
+
+
+def _reals(info: TensorInfo | None) -> _Real:
+    return info.reals if info else lambda values: values.astype(np.float64)
 
 
 def merge(one: Difference, other: Difference) -> Difference:
@@ -141,17 +139,11 @@ def merge(one: Difference, other: Difference) -> Difference:
         snr_db=float(np.minimum(one.snr_db, other.snr_db)),
         cosine=float(np.minimum(one.cosine, other.cosine)),
         steps=both("steps", max),
-        ulps=both("ulps", _added),
+        ulps=both("ulps", lambda a, b: tuple((name, count + b[at][1]) for at, (name, count) in enumerate(a))),
         kl=both("kl", max),
         top1=both("top1", min),
         top5=both("top5", min),
     )
-
-
-def _added(
-    one: tuple[tuple[str, int], ...], other: tuple[tuple[str, int], ...]
-) -> tuple[tuple[str, int], ...]:
-    return tuple((name, count + more) for (name, count), (_, more) in zip(one, other, strict=True))
 
 
 def are_logits(info: TensorInfo) -> bool:
@@ -172,7 +164,7 @@ def _in_bits(a: NDArray[Any], b: NDArray[Any]) -> dict[str, Any]:
     figures: dict[str, Any] = {"differing": int(np.count_nonzero(differ))}
     if a.dtype.kind in "iu":
         figures["steps"] = int(np.abs(a.astype(np.int64) - b.astype(np.int64)).max(initial=0))
-    if a.dtype in _WITH_ULPS:
+    if a.dtype in (np.float32, np.float16):
         places = np.zeros(a.size, np.int64)
         places[differ] = np.searchsorted(_ULP_LIMITS, np.abs(_ordered(a[differ]) - _ordered(b[differ])))
         places[differ & (np.isnan(a) | np.isnan(b))] = len(_ULP_LIMITS) + 1
@@ -188,69 +180,65 @@ def _ordered(values: NDArray[Any]) -> NDArray[np.int64]:
     return np.where(bits < 0, -(bits & np.iinfo(width).max), bits)
 
 
-def _in_reals(
-    a: Floats, b: Floats, begin: int, atol: float, rtol: float
+def _of_piece(
+    a: NDArray[Any], b: NDArray[Any], reals: Sequence[_Real], begin: int, atol: float, rtol: float
 ) -> tuple[Difference, tuple[float, float, float, float]]:
-    """How two pieces differ as real numbers, and their powers: of a, of b, of both, of the noise.
-
-    `worst` counts from `begin`, in row-major order.
-    """
+    """How two pieces differ, and their powers: of a, of b, of both, of the noise; `worst` counts from `begin`."""
+    bits = _in_bits(a, b)
+    a, b = reals[0](a), reals[1](b)
     finite = np.abs(a[np.isfinite(a)])
-    difference = Difference(a.size, finite.size, largest=float(finite.max(initial=0.0)))
+    difference = Difference(a.size, finite.size, largest=float(finite.max(initial=0.0)), **bits)
     with np.errstate(invalid="ignore", over="ignore"):
         if finite.size == a.size and np.array_equal(a, b):
             # The usual case; the rest would find no difference, in ten times the time.
             power = float(a @ a)
             return difference, (power, power, power, 0.0)
-        same = (a == b) | (np.isnan(a) & np.isnan(b))
-        gap = np.where(same, 0.0, np.abs(a - b))
+        gap = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
         gap[np.isnan(gap)] = math.inf
-        close = (gap <= atol + rtol * np.abs(a)) & np.isfinite(gap)
+        outside = (gap > 0) & ~((gap <= atol + rtol * np.abs(a)) & np.isfinite(gap))
         powers = float(a @ a), float(b @ b), float(a @ b), float(gap @ gap)
-    difference = replace(difference, outside=int(np.count_nonzero(~same & ~close)))
+    difference = replace(difference, outside=int(np.count_nonzero(outside)))
     place = int(gap.argmax())
     if gap[place] > 0:
-        values = float(a[place]), float(b[place])
-        difference = replace(
-            difference, max_abs=float(gap[place]), worst=(begin + place,), worst_values=values
-        )
+        worst: dict[str, Any] = {
+            "worst": (begin + place,),
+            "worst_values": (float(a[place]), float(b[place])),
+        }
+        difference = replace(difference, max_abs=float(gap[place]), **worst)
     return difference, powers
 
 
-def _snr(power: float, _other: float, _both: float, noise: float) -> float:
+def _of_powers(power: float, other: float, both: float, noise: float) -> dict[str, Any]:
+    """Signal to noise in decibel, and cosine: of equal arrays infinite and 1, NaN where they have no meaning."""
     if noise == 0:
-        return math.inf
-    ratio = power / noise
-    return 10 * math.log10(ratio) if math.isfinite(ratio) and ratio > 0 else math.nan
+        return {"snr_db": math.inf, "cosine": 1.0}
+    ratio, product = power / noise, math.sqrt(power) * math.sqrt(other)
+    return {
+        "snr_db": 10 * math.log10(ratio) if math.isfinite(ratio) and ratio > 0 else math.nan,
+        "cosine": min(both / product, 1.0) if product > 0 and math.isfinite(product) else math.nan,
+    }
 
 
-def _cosine(power: float, other: float, both: float, noise: float) -> float:
-    if noise == 0:
-        return 1.0
-    product = math.sqrt(power) * math.sqrt(other)
-    return min(both / product, 1.0) if product > 0 and math.isfinite(product) else math.nan
-
-
-def _rows_agreement(
-    a: NDArray[Any], b: NDArray[Any], real_a: _Real, real_b: _Real
-) -> tuple[float, float, float]:
+def _of_rows(a: NDArray[Any], b: NDArray[Any], reals: Sequence[_Real]) -> dict[str, float]:
     """Mean over rows of KL(softmax(a) || softmax(b)), of equal arg max, and of the overlap of the five highest.
 
     Rows that are not finite on both sides have no divergence and count as none.
     """
     rows, width = a.shape
-    step = max(_PIECE // width, 1)
-    divergence = first = five = 0.0
-    top = min(5, width)
+    step, top = max(_PIECE // width, 1), min(5, width)
+    sums = np.zeros(3)
     for begin in range(0, rows, step):
-        one, other = real_a(a[begin : begin + step]), real_b(b[begin : begin + step])
+        one, other = reals[0](a[begin : begin + step]), reals[1](b[begin : begin + step])
         finite = np.isfinite(one).all(axis=1) & np.isfinite(other).all(axis=1)
         log_one, log_other = (_log_softmax(values[finite]) for values in (one, other))
-        divergence += float((np.exp(log_one) * (log_one - log_other)).sum())
-        first += float(np.count_nonzero(one.argmax(axis=1) == other.argmax(axis=1)))
         best_one, best_other = (np.argpartition(v, width - top, axis=1)[:, -top:] for v in (one, other))
-        five += float((best_one[:, :, np.newaxis] == best_other[:, np.newaxis, :]).any(axis=2).sum()) / top
-    return max(divergence / rows, 0.0), first / rows, five / rows
+        sums += (
+            (np.exp(log_one) * (log_one - log_other)).sum(),
+            np.count_nonzero(one.argmax(axis=1) == other.argmax(axis=1)),
+            (best_one[:, :, np.newaxis] == best_other[:, np.newaxis, :]).sum() / top,
+        )
+    divergence, first, five = (sums / rows).tolist()
+    return {"kl": max(divergence, 0.0), "top1": first, "top5": five}
 
 
 def _log_softmax(rows: Floats) -> Floats:

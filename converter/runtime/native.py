@@ -6,8 +6,6 @@ Whatever the runtime raises becomes `DeclinedError` with its own words, so that 
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -50,35 +48,24 @@ def answer(channel: Connection, header: Header, arrays: Arrays) -> None:
     send(channel, {"error": kind, "reason": reason}, {})
 
 
-def describe(model: ModelContent, where: str = "") -> tuple[SignatureInfo, ...]:
-    """Every signature of the model; subgraph 0 under the name `main` if it has none.
-
-    Nothing is allocated.
-
-    Raises:
-        DeclinedError: the runtime cannot read the model.
-    """
-    with _refusals(where):
-        # The reference kernels know fewer operator versions, and nothing is run here.
-        interpreter = _open(model, "xnnpack")
-        keys = list(interpreter.get_signature_list())
-        return tuple(_signature(interpreter, key) for key in keys) or (_main(interpreter),)
-
-
 class Session:
     """A model that stays loaded while its signatures are run again and again; what it keeps is fresh at the first.
 
-    Subgraph 0 is run by position if the model has no signatures.
+    `signatures` are all that it has; subgraph 0 under the name `main`, run by position, if it has none. Describing a
+    model allocates nothing.
 
     Raises:
         DeclinedError: the runtime cannot read the model.
     """
 
-    def __init__(self, model: ModelContent, kernels: Kernels, where: str = "") -> None:
-        self._calls: dict[str | None, Callable[..., Arrays]] = {}
+    def __init__(self, model: ModelContent, kernels: Kernels = "xnnpack", where: str = "") -> None:
         self._where = where
+        self._calls: dict[str, Callable[..., Arrays]] = {}
+        source = {"model_content": model} if isinstance(model, bytes) else {"model_path": str(model)}
         with _refusals(where):
-            self._interpreter = _open(model, kernels)
+            self._interpreter = Interpreter(**source, experimental_op_resolver_type=_RESOLVERS[kernels])
+            keys = list(self._interpreter.get_signature_list())
+            self.signatures = tuple(map(self._described, keys)) or (self._main(),)
 
     def run(self, signature: str | None, values: Arrays) -> Arrays:
         """One signature's outputs; None means the model's only one.
@@ -87,13 +74,56 @@ class Session:
             DeclinedError: the runtime cannot run it, or does not know it.
         """
         where = f"{self._where}, signature '{signature}'" if self._where and signature else self._where
+        names = [info.name for info in self.signatures]
+        name = signature or names[0]
         with _refusals(where):
-            if signature not in self._calls:
-                first = not self._calls
-                self._calls[signature] = _callable(self._interpreter, signature)
-                if first:
+            if name not in names or (signature is None and len(names) > 1):
+                raise ValueError(f"no signature '{signature}', there is {', '.join(map(repr, names))}")
+            if name not in self._calls:
+                positional = self.signatures[0].positional
+                call = self._run_main if positional else self._interpreter.get_signature_runner(name)
+                if not self._calls:
                     self._interpreter.reset_all_variables()
-            return dict(self._calls[signature](**values))
+                self._calls[name] = call
+            return dict(self._calls[name](**values))
+
+    def _run_main(self, **values: Array) -> Arrays:
+        """Runs subgraph 0 on inputs by the names that its description gives to them."""
+        interpreter, (main,) = self._interpreter, self.signatures
+        details = interpreter.get_input_details()
+        places = {info.name: detail["index"] for info, detail in zip(main.inputs, details, strict=True)}
+        if set(places) != set(values):
+            raise ValueError(f"inputs {sorted(values)} given, {sorted(places)} expected")
+        for info in main.inputs:
+            if values[info.name].shape != info.shape:
+                interpreter.resize_tensor_input(places[info.name], values[info.name].shape)
+        interpreter.allocate_tensors()
+        for name, place in places.items():
+            interpreter.set_tensor(place, values[name])
+        interpreter.invoke()
+        results = zip(main.outputs, interpreter.get_output_details(), strict=True)
+        return {info.name: interpreter.get_tensor(detail["index"]) for info, detail in results}
+
+    def _main(self) -> SignatureInfo:
+        """Subgraph 0: its tensors under their own names, or numbered where two share one."""
+
+        def numbered(details: Sequence[Any]) -> tuple[TensorInfo, ...]:
+            names = [detail["name"] for detail in details]
+            return tuple(
+                _tensor(name if name and names.count(name) == 1 else f"{name}#{place}", detail)
+                for place, (name, detail) in enumerate(zip(names, details, strict=True))
+            )
+
+        inputs, outputs = self._interpreter.get_input_details(), self._interpreter.get_output_details()
+        return SignatureInfo(MAIN, numbered(inputs), numbered(outputs), positional=True)
+
+    def _described(self, key: str) -> SignatureInfo:
+        runner = self._interpreter.get_signature_runner(key)
+        inputs, outputs = (
+            tuple(_tensor(name, detail) for name, detail in sorted(details.items()))
+            for details in (runner.get_input_details(), runner.get_output_details())
+        )
+        return SignatureInfo(key, inputs, outputs)
 
 
 @contextmanager
@@ -104,63 +134,6 @@ def _refusals(where: str = "") -> Iterator[None]:
     except (ValueError, RuntimeError, TypeError, MemoryError) as error:
         words = " ".join(str(error).split())[:600] or f"no reason given ({type(error).__name__})"
         raise DeclinedError(f"{where}: {words}" if where else words) from error
-
-
-def _open(model: ModelContent, kernels: Kernels) -> Any:
-    source = {"model_content": model} if isinstance(model, bytes) else {"model_path": str(model)}
-    return Interpreter(**source, experimental_op_resolver_type=_RESOLVERS[kernels])
-
-
-def _callable(interpreter: Any, signature: str | None) -> Callable[..., Arrays]:
-    keys = list(interpreter.get_signature_list())
-    if not keys:
-        return partial(_run_main, interpreter)
-    if signature is None and len(keys) == 1:
-        signature = keys[0]
-    if signature not in keys:
-        raise ValueError(f"no signature '{signature}', there is {', '.join(map(repr, keys))}")
-    runner: Callable[..., Arrays] = interpreter.get_signature_runner(signature)
-    return runner
-
-
-def _run_main(interpreter: Any, **values: Array) -> Arrays:
-    """Runs subgraph 0 on inputs by the names that `describe` gives to them."""
-    main, details = _main(interpreter), interpreter.get_input_details()
-    places = {info.name: detail["index"] for info, detail in zip(main.inputs, details, strict=True)}
-    if set(places) != set(values):
-        raise ValueError(f"inputs {sorted(values)} given, {sorted(places)} expected")
-    for info in main.inputs:
-        if values[info.name].shape != info.shape:
-            interpreter.resize_tensor_input(places[info.name], values[info.name].shape)
-    interpreter.allocate_tensors()
-    for name, place in places.items():
-        interpreter.set_tensor(place, values[name])
-    interpreter.invoke()
-    results = zip(main.outputs, interpreter.get_output_details(), strict=True)
-    return {info.name: interpreter.get_tensor(detail["index"]) for info, detail in results}
-
-
-def _main(interpreter: Any) -> SignatureInfo:
-    inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
-    return SignatureInfo(MAIN, _numbered(inputs), _numbered(outputs), positional=True)
-
-
-def _numbered(details: Sequence[Any]) -> tuple[TensorInfo, ...]:
-    """Tensors under their own names, or numbered where two share one."""
-    names = [detail["name"] for detail in details]
-    return tuple(
-        _tensor(name if name and names.count(name) == 1 else f"{name}#{place}", detail)
-        for place, (name, detail) in enumerate(zip(names, details, strict=True))
-    )
-
-
-def _signature(interpreter: Any, key: str) -> SignatureInfo:
-    runner = interpreter.get_signature_runner(key)
-    inputs, outputs = (
-        tuple(_tensor(name, detail) for name, detail in sorted(details.items()))
-        for details in (runner.get_input_details(), runner.get_output_details())
-    )
-    return SignatureInfo(key, inputs, outputs)
 
 
 def _tensor(name: str, detail: Any) -> TensorInfo:
@@ -181,14 +154,13 @@ def _tensor(name: str, detail: Any) -> TensorInfo:
 
 
 def _describe(header: Header, _: Arrays) -> _Answer:
-    return {"signatures": [asdict(signature) for signature in describe(Path(header["models"]["main"]))]}, {}
+    return {"signatures": Session(Path(header["models"]["main"])).signatures}, {}
 
 
 def _run(header: Header, arrays: Arrays) -> _Answer:
     session = Session(Path(header["models"]["main"]), header["kernels"])
     results: Arrays = {}
-    for number, listed in enumerate(header["plans"]):
-        plans = [from_dict(inputs.InputPlan, fields) for fields in listed or ()]
+    for number, plans in enumerate(from_dict(list[list[inputs.InputPlan]], header["plans"])):
         given = {planned.info.name: inputs.array_of(planned) for planned in plans} or arrays
         outputs = session.run(header["signature"], given)
         results.update({f"{number}/{name}": array for name, array in outputs.items()})
@@ -197,17 +169,14 @@ def _run(header: Header, arrays: Arrays) -> _Answer:
 
 def _prove(header: Header, arrays: Arrays) -> _Answer:
     models = {version: arrays[version].tobytes() for version in pair.VERSIONS}
-    described: list[SignatureInfo] = []
-    for version, model in models.items():
-        described += describe(model, version)
+    ((first,), (second,)) = (Session(model, where=version).signatures for version, model in models.items())
 
     def run(version: str, kernels: Kernels, inputs: Iterable[Arrays]) -> list[list[Array]]:
         session = Session(models[version], kernels, version)
         return [list(session.run(None, given).values()) for given in inputs]
 
-    first, second = described
     outcome = pair.prove((first, second), from_dict(pair.ProofRequest, header["request"]), run)
-    return {"proof": asdict(outcome)}, {}
+    return {"proof": outcome}, {}
 
 
 def _generate(header: Header, _: Arrays) -> _Answer:
@@ -223,9 +192,8 @@ def _generate(header: Header, _: Arrays) -> _Answer:
 
 def _fill(header: Header, _: Arrays) -> _Answer:
     session = Session(Path(header["models"]["main"]), "xnnpack")
-    call = from_dict(loop.Call, header["call"])
-    chunks = [from_dict(loop.Chunk, fields) for fields in header["chunks"]]
-    return {}, loop.fill(call, chunks, lambda call, values: session.run(call.signature.name, values))
+    signature, chunks = from_dict(tuple[SignatureInfo, list[tuple[int, int]]], header["fill"])
+    return {}, loop.fill(signature, chunks, lambda call, values: session.run(call.signature.name, values))
 
 
 _OPERATIONS = {"describe": _describe, "run": _run, "prove": _prove, "generate": _generate, "fill": _fill}

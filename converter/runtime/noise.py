@@ -12,9 +12,6 @@ from numpy.typing import NDArray
 GENERATOR_VERSION = 1
 """Goes up whenever the same seed gives other numbers; golden files carry it."""
 
-SUMS = 4 * 65535 + 1
-"""How many different values `sums` has: 0 up to one less."""
-
 _CHUNK = 1 << 15
 _CENTRE = 2 * 65535
 _DEVIATION = 65536 / 3**0.5
@@ -37,24 +34,18 @@ def octets(seed: int, count: int) -> NDArray[np.uint8]:
     return bits(seed, -(-count // 8)).astype("<u8").view(np.uint8)[:count]
 
 
-def sums(seed: int, count: int) -> NDArray[np.uint32]:
-    """`count` sums of four uniform 16-bit integers each (Irwin-Hall): about normal, but for `normal_of`."""
+def normal(seed: int, count: int) -> NDArray[np.float32]:
+    """`count` sums of four uniform 16-bit integers (Irwin-Hall), centred and scaled: about normal, within +-3.47."""
     stream = np.random.PCG64(seed)
-    total = np.empty(count, np.uint32)
+    values = np.empty(count, np.float32)
     for begin in range(0, count, _CHUNK):
-        part = total[begin : begin + _CHUNK]
+        part = values[begin : begin + _CHUNK]
         words = np.asarray(stream.random_raw(part.size), np.uint64)
         # Two sums in the halves of each word, then one.
         words = (words & _PAIR) + ((words >> np.uint64(16)) & _PAIR)
         part[:] = words + (words >> np.uint64(32)) & np.uint64(0xFFFFFFFF)
-    return total
-
-
-def normal_of(summed: NDArray[np.uint32]) -> NDArray[np.float32]:
-    """What sums stand for: centred and scaled, within +-3.47; exact up to one rounding."""
-    values = summed.astype(np.float32)
-    values -= np.float32(_CENTRE)
-    values *= np.float32(1 / _DEVIATION)
+        part -= np.float32(_CENTRE)
+        part *= np.float32(1 / _DEVIATION)
     return values
 
 

@@ -131,35 +131,38 @@ def prove(signatures: tuple[SignatureInfo, SignatureInfo], request: ProofRequest
     hints = (*request.hints, *[None] * len(first.inputs))[: len(first.inputs)]
     plans = plan(first, seed=request.seed, hints=hints)
     scale = _most_telling(plans, partial(run, VERSIONS[0], request.kernels[0]), request.scale)
-    plans = tuple(_scaled(each, plans, scale) for each in plans)
+    plans = _scaled(plans, scale)
     kinds: tuple[Kind, ...] = ("realistic", *request.extremes)
     reason = ""
     proofs: dict[str, dict[str, tuple[OutputProof, ...]]] = {kind: {} for kind in kinds}
+
+    def results(version: int, kernels: Kernels) -> list[list[Array]]:
+        """The outputs for each kind of inputs; for an input of every value, stacked over its runs."""
+        ran = run(VERSIONS[version], kernels, _inputs(version, signatures[version], plans, kinds))
+        return ran if len(ran) == len(kinds) else [[np.stack(each) for each in zip(*ran, strict=True)]]
+
     with ThreadPoolExecutor(1) as beside:
         for kernels in request.kernels:
-            results = partial(_results, plans=plans, kinds=kinds, run=run, kernels=kernels)
             # The runtime lets other threads work while it computes.
-            started = beside.submit(results, 1, second) if request.at_once else None
-            before = results(0, first)
+            started = beside.submit(results, 1, kernels) if request.at_once else None
+            before = results(0, kernels)
             reason = reason or untold(before[0], request.parts)
-            after = started.result() if started else results(1, second)
+            after = started.result() if started else results(1, kernels)
             for kind, olds, news in zip(kinds, before, after, strict=True):
-                for place, (a, b) in enumerate(zip(olds, news, strict=True)):
+                both = list(zip(first.outputs, olds, news, strict=True))
+                for place, (info, a, b) in enumerate(both):
                     if a.shape != b.shape:
-                        where = f"output {place} ('{first.outputs[place].tensor}')"
+                        where = f"output {place} ('{info.tensor}')"
                         return Outcome({}, mismatch=f"{where}: shape {a.shape} before, {b.shape} after")
                 proofs[kind][kernels] = tuple(
-                    _compare(place, a, b, first.outputs[place], plans, request)
-                    for place, (a, b) in enumerate(zip(olds, news, strict=True))
+                    _compare(place, a, b, info, plans, request) for place, (info, a, b) in enumerate(both)
                 )
     return Outcome(proofs.pop("realistic"), untold=reason, extremes=proofs, scale=scale)
 
 
 def _mismatch(first: SignatureInfo, second: SignatureInfo) -> str | None:
-    for what, ones, others in (
-        ("input", first.inputs, second.inputs),
-        ("output", first.outputs, second.outputs),
-    ):
+    for what in ("input", "output"):
+        ones, others = (getattr(signature, f"{what}s") for signature in (first, second))
         if len(ones) != len(others):
             return f"{len(ones)} {what}s before, {len(others)} after"
         for place, (one, other) in enumerate(zip(ones, others, strict=True)):
@@ -178,81 +181,65 @@ def _most_telling(
     Where codes fill their range, logits are far apart, every softmax picks one key, and most of what happens before
     could be wrong unseen; where they fill too little of it, products vanish in rounding.
     """
-    if given is not None or not any(_is_operand(each, plans) for each in plans):
+    operands = _operands(plans)
+    if given is not None or not operands:
         return given or 1.0
 
     def inputs() -> Iterator[Arrays]:
         for scale in SCALES:
-            arrays = {each.info.name: array_of(_scaled(each, plans, scale)) for each in plans}
+            arrays = {each.info.name: array_of(each) for each in _scaled(plans, scale)}
             yield arrays
-            yield {each.info.name: _nudged(each, arrays[each.info.name], plans) for each in plans}
+            yield arrays | {each.info.name: _nudged(each, arrays[each.info.name]) for each in operands}
 
     ran = run(inputs())
-    changed = [sum(map(_differing, plain, nudged)) for plain, nudged in zip(ran[::2], ran[1::2], strict=True)]
+    changed = [
+        sum(int(np.count_nonzero(one != other)) for one, other in zip(plain, nudged, strict=True))
+        for plain, nudged in zip(ran[::2], ran[1::2], strict=True)
+    ]
     return SCALES[int(np.argmax(changed))]
 
 
-def _is_operand(planned: InputPlan, plans: Sequence[InputPlan]) -> bool:
-    """Whether an input is a quantized operand of logits; without any logits, whether it is quantized data."""
+def _operands(plans: Sequence[InputPlan]) -> list[InputPlan]:
+    """The quantized operands of logits; without any logits, all quantized data."""
     sides = {each.side for each in plans} & {"left", "right"}
-    return planned.info.quantized and planned.role == "data" and (not sides or planned.side in sides)
+    quantized = (each for each in plans if each.info.quantized and each.role == "data")
+    return [each for each in quantized if not sides or each.side in sides]
 
 
-def _scaled(planned: InputPlan, plans: Sequence[InputPlan], scale: float) -> InputPlan:
-    """The plan at that scale; what is added to logits is as far apart as logits are."""
-    info = planned.info
-    if planned.side == "added" and planned.role == "data" and info.quantized:
-        limits = np.iinfo(info.dtype)
-        return replace(planned, spread=min(1.0, _LOGIT_RANGE / ((limits.max - limits.min) * info.scales[0])))
-    return replace(planned, spread=scale) if _is_operand(planned, plans) else planned
+def _scaled(plans: Sequence[InputPlan], scale: float) -> tuple[InputPlan, ...]:
+    """The plans with operands at that scale; what is added to logits is as far apart as logits are."""
+    operands = _operands(plans)
+
+    def spread(each: InputPlan) -> float:
+        if each.side == "added" and each.role == "data" and each.info.quantized:
+            limits = np.iinfo(each.info.dtype)
+            return min(1.0, _LOGIT_RANGE / ((limits.max - limits.min) * each.info.scales[0]))
+        return scale if each in operands else each.spread
+
+    return tuple(replace(each, spread=spread(each)) for each in plans)
 
 
-def _nudged(planned: InputPlan, array: Array, plans: Sequence[InputPlan]) -> Array:
-    """The same array, with each code of an operand one higher or lower."""
-    if not _is_operand(planned, plans):
-        return array
+def _nudged(planned: InputPlan, array: Array) -> Array:
+    """The same array, with each code one higher or lower."""
     limits = np.iinfo(array.dtype)
     steps = noise.octets(planned.stream, array.size).reshape(array.shape) % 2 * np.int64(2) - 1
     return np.asarray(np.clip(array + steps, limits.min, limits.max), array.dtype)
-
-
-def _differing(one: Array, other: Array) -> int:
-    return int(np.count_nonzero(one != other))
-
-
-def _results(
-    version: int,
-    signature: SignatureInfo,
-    *,
-    plans: Sequence[InputPlan],
-    kinds: Sequence[Kind],
-    run: Runner,
-    kernels: Kernels,
-) -> list[list[Array]]:
-    """The outputs of one version for each kind of inputs; for an input of every value, stacked over its runs."""
-    ran = run(VERSIONS[version], kernels, _inputs(version, signature, plans, kinds))
-    if len(ran) == len(kinds):
-        return ran
-    return [[np.stack(each) for each in zip(*ran, strict=True)]]
 
 
 def _inputs(
     version: int, signature: SignatureInfo, plans: Sequence[InputPlan], kinds: Sequence[Kind]
 ) -> Iterator[Arrays]:
     """What one version gets in each run, by its names; all kinds but the first are extreme."""
-    names = [info.name for info in signature.inputs]
-    plain = dict(zip(names, map(array_of, plans), strict=True))
-    every = [name for name, planned in zip(names, plans, strict=True) if planned.every]
-    for name in every:
-        ends = plans[names.index(name)].ends
+    both = [(info.name, planned) for info, planned in zip(signature.inputs, plans, strict=True)]
+    plain = {name: array_of(planned) for name, planned in both}
+    every = [(name, planned.ends) for name, planned in both if planned.every]
+    for name, ends in every:
         values = plain[name] if version or ends is None else plain[name].clip(*ends)
         yield from (plain | {name: value} for value in values)
-    if every:
-        return
-    yield plain
-    for kind in kinds[1:]:
-        both = zip(names, plans, strict=True)
-        yield {name: extreme_of(replace(planned, kind=kind), plain[name]) for name, planned in both}
+    if not every:
+        yield plain
+        for kind in kinds[1:]:
+            yield {name: extreme_of(replace(planned, kind=kind), plain[name]) for name, planned in both}
 
 
 def untold(results: Sequence[Array], parts: int) -> str:

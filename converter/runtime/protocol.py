@@ -1,7 +1,7 @@
 """The worker process, and the messages between us and it: JSON, then the raw bytes of arrays; no pickled objects.
 
 A message begins with a JSON header whose `arrays` lists name, dtype and shape of each array that follows. Dataclasses
-go into a header by `asdict`, and `edge_opt.base.record.from_dict` makes them again.
+go into a header as they are, and `edge_opt.base.record.from_dict` makes them again.
 """
 
 import fcntl
@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from multiprocessing import BufferTooShort
 from multiprocessing.connection import Connection
 from typing import Any
@@ -56,7 +57,7 @@ def send(channel: Connection, header: Mapping[str, Any], arrays: Mapping[str, Ar
                 f"tensor '{name}' has elements of type {array.dtype}, which cannot be passed on"
             )
         listed.append([name, array.dtype.str, list(array.shape)])
-    channel.send_bytes(json.dumps({**header, "arrays": listed}).encode())
+    channel.send_bytes(json.dumps({**header, "arrays": listed}, default=asdict).encode())
     for array in arrays.values():
         if array.size:
             channel.send_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import NoReturn, Self
@@ -24,7 +23,7 @@ from edge_opt.runtime.errors import (
     RuntimeTimedOut,
 )
 from edge_opt.runtime.inputs import InputPlan
-from edge_opt.runtime.loop import Call, Chunk, Loop
+from edge_opt.runtime.loop import Loop
 from edge_opt.runtime.pair import VERSIONS, Outcome, ProofRequest
 from edge_opt.runtime.protocol import ENDED, Array, Arrays, ChildProcess, Header
 from edge_opt.runtime.tensors import Kernels, SignatureInfo
@@ -41,17 +40,16 @@ class Worker:
 
     Args:
         time_limit: seconds that one request may take.
-        memory_limit: bytes of private memory for one request, mapped model files not counted; by default 4 GiB and
-            three times the model's size (XNNPACK keeps a packed copy of float weights). Linux enforces it
-            (RLIMIT_DATA); on macOS only the time limit holds.
+
+    One request may also take 4 GiB of private memory and three times the model's size (XNNPACK keeps a packed copy of
+    float weights), mapped model files not counted. Linux enforces it (RLIMIT_DATA); on macOS only the time limit holds.
 
     Every request raises `RuntimeRefused` (the runtime's reason is in `.reason`), `RuntimeCrashed` or
     `RuntimeTimedOut`; the worker can be used on after each of them. An interrupt kills the child at once.
     """
 
-    def __init__(self, *, time_limit: float = 600.0, memory_limit: int | None = None) -> None:
+    def __init__(self, *, time_limit: float = 600.0) -> None:
         self.time_limit = time_limit
-        self.memory_limit = memory_limit
         self._process: ChildProcess | None = None
 
     def __enter__(self) -> Self:
@@ -59,11 +57,6 @@ class Worker:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def pid(self) -> int | None:
-        """The child's process id while there is one."""
-        return self._process.pid if self._process else None
 
     def start(self) -> None:
         """Starts the child and returns at once; the runtime is loaded there while the caller goes on."""
@@ -78,7 +71,7 @@ class Worker:
     def describe(self, model: Runnable) -> tuple[SignatureInfo, ...]:
         """Names, shapes, dtypes and quantization of every signature's inputs and outputs, as the runtime has them."""
         reply, _ = self._ask({"operation": "describe"}, f"model {name_of(model)}", {"main": model})
-        return tuple(from_dict(SignatureInfo, fields) for fields in reply["signatures"])
+        return from_dict(tuple[SignatureInfo, ...], reply["signatures"])
 
     def run(
         self,
@@ -107,8 +100,7 @@ class Worker:
         A run without plans is on the `arrays`.
         """
         where = f"model {name_of(model)}, signature '{signature or 'main'}', {kernels} kernels"
-        listed = [list(map(asdict, run)) for run in plans]
-        header = {"operation": "run", "signature": signature, "kernels": kernels, "plans": listed}
+        header = {"operation": "run", "signature": signature, "kernels": kernels, "plans": plans}
         _, results = self._ask(header, where, {"main": model}, arrays)
         runs: list[Arrays] = [{} for _ in plans]
         for key, array in results.items():
@@ -124,15 +116,14 @@ class Worker:
         `models`, by the names that the loop's calls have ("main" among them), are all loaded at once.
         """
         where = f"model {name_of(models['main'])}, generating {loop.count} tokens on {kernels} kernels"
-        header = {"operation": "generate", "kernels": kernels, "loop": asdict(loop)}
+        header = {"operation": "generate", "kernels": kernels, "loop": loop}
         reply, results = self._ask(header, where, models)
         return reply["tokens"], results["logits"]
 
-    def fill(self, model: Runnable, signature: SignatureInfo, chunks: Sequence[Chunk]) -> Arrays:
-        """The caches after a prefill signature took these chunks, whose inputs the worker makes itself."""
+    def fill(self, model: Runnable, signature: SignatureInfo, chunks: Sequence[tuple[int, int]]) -> Arrays:
+        """The caches after a prefill signature took these chunks, each a first position and a seed of its inputs."""
         where = f"model {name_of(model)}, signature '{signature.name}', filling caches"
-        call, listed = asdict(Call("main", signature)), list(map(asdict, chunks))
-        return self._ask({"operation": "fill", "call": call, "chunks": listed}, where, {"main": model})[1]
+        return self._ask({"operation": "fill", "fill": (signature, chunks)}, where, {"main": model})[1]
 
     def prove(
         self,
@@ -160,10 +151,9 @@ class Worker:
         for version, model in zip(VERSIONS, (before, after), strict=True):
             check_model(model)
             arrays[version] = np.frombuffer(model, np.uint8)
-        header = {"operation": "prove", "request": asdict(request or ProofRequest())}
+        header = {"operation": "prove", "request": request or ProofRequest()}
         reply, _ = self._ask(header, f"region {where}".rstrip(), {}, arrays, seconds)
-        outcome: Outcome = from_dict(Outcome, reply["proof"])
-        return outcome
+        return from_dict(Outcome, reply["proof"])
 
     def _ask(
         self,
@@ -181,7 +171,7 @@ class Worker:
             files = {name: stack.enter_context(Part(model).file()) for name, model in models.items()}
             size = sum(path.stat().st_size for path in files.values())
             size += sum(array.nbytes for array in arrays.values())
-            memory = self.memory_limit or _BASE_MEMORY + _MEMORY_PER_BYTE * size
+            memory = _BASE_MEMORY + _MEMORY_PER_BYTE * size
             header["models"] = {name: str(path) for name, path in files.items()}
             header["memory_limit"] = memory
             header["time_limit"] = self.time_limit if seconds is None else seconds
@@ -246,13 +236,12 @@ def check_model(model: str | os.PathLike[str] | bytes) -> None:
     if isinstance(model, bytes):
         load(model)
         return
-    path = os.fspath(model)
     try:
-        status = Path(path).stat()
+        status = Path(model).stat()
     except OSError:
-        load(path)  # the reader has the sentence for it
-        return
-    _check_file(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        load(model)  # the reader has the sentence for it
+    else:
+        _check_file(os.fspath(model), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=32)
