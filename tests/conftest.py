@@ -29,19 +29,23 @@ def _no_sdk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 _CLOSE = Worker.close
 
 
+def is_idle(process: ChildProcess) -> bool:
+    return process._ready and process._child.poll() is None
+
+
 class _Idle(list[ChildProcess]):
     """Worker processes that ended one test well and serve the next: starting them took a third of the suite's time."""
 
     def take(self) -> ChildProcess:
         while self:
             process = self.pop()
-            if process.is_idle:
+            if is_idle(process):
                 return process
         return ChildProcess()
 
     def put(self, worker: Worker) -> None:
         process, worker._process = worker._process, None
-        if process is not None and process.is_idle:
+        if process is not None and is_idle(process):
             self.append(process)
         elif process is not None:
             process.end()

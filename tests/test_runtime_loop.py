@@ -19,64 +19,36 @@ from edge_opt.runtime.tensors import (
 Arrays = dict[str, Any]
 
 
-def given(info: TensorInfo, tokens: Any = ((7, 8),), start: int = 3, valid: int = 2) -> Any:
-    made = basic_input(info, np.array(tokens), start, valid)
-    assert made.dtype == np.dtype(info.dtype)
-    assert made.shape == info.shape
-    return made.tolist()
-
-
-def test_tokens_and_positions_follow_the_start() -> None:
-    assert given(tensor("tokens", 1, 2, dtype="int32")) == [[7, 8]]
-    assert given(tensor("tokens", 2, dtype="int64")) == [7, 8]
-    assert given(tensor("input_pos", 4, dtype="int32")) == [3, 4, 5, 6]
-    assert given(tensor("input_pos", 2, 3, dtype="int32")) == [[3, 4, 5]] * 2
-    assert given(tensor("input_pos", dtype="int32")) == 3
-
-
-def test_the_exporters_parameters_are_offset_filled_length_twice_and_update() -> None:
-    info = tensor("param_tensor", 1, 1, 7, dtype="int32")
-    assert given(info) == [[[3, 5, 5, 2, 0, 0, 0]]]
-    assert is_basic(info)
-    assert not is_basic(tensor("param_tensor", 1, 1, 6, dtype="int32"))
-
-
-def test_valid_tokens_come_first() -> None:
-    assert given(tensor("valid_mask", 1, 4, dtype="bool")) == [[True, True, False, False]]
-
-
 @pytest.mark.parametrize(
-    ("dtype", "closed", "opened"), [("float32", -100, 0), ("bool", False, True), ("int32", 0, 1)]
-)
-def test_a_mask_is_causal_over_the_whole_cache(dtype: str, closed: float, opened: float) -> None:
-    made = given(tensor("mask", 1, 1, 2, 6, dtype=dtype))
-    assert made == [[[[opened] * 4 + [closed] * 2, [opened] * 5 + [closed]]]]
-
-
-def test_a_quantized_mask_has_codes_of_both_values() -> None:
-    made = given(tensor("mask", 1, 1, 1, 5, dtype="int8", scale=1.0, zero=100))
-    assert made == [[[[100] * 4 + [0]]]]
-
-
-def test_an_empty_cache_is_zero_as_its_type_has_it() -> None:
-    assert given(tensor("kv_cache_k_0", 1, 2, dtype="int8", scale=0.5, zero=-3)) == [[-3, -3]]
-    assert given(tensor("kv_cache_k_0", 1, 2)) == [[0, 0]]
-
-
-@pytest.mark.parametrize(
-    ("info", "basic"),
+    ("info", "expected"),
     [
-        (tensor("tokens", 1, 2, dtype="int32"), True),
-        (tensor("input_pos", 2, dtype="int32"), True),
-        (tensor("mask", 1, 2), True),
-        (tensor("kv_cache_k_0", 1, 2), True),
-        (tensor("kv_slice_k_0", 1, 2), False),
-        (tensor("embeddings", 1, 2), False),
-        (tensor("x", 1, 2), False),
+        (tensor("tokens", 1, 2, dtype="int32"), [[7, 8]]),
+        (tensor("tokens", 2, dtype="int64"), [7, 8]),
+        (tensor("input_pos", 4, dtype="int32"), [3, 4, 5, 6]),
+        (tensor("input_pos", 2, 3, dtype="int32"), [[3, 4, 5]] * 2),
+        (tensor("input_pos", dtype="int32"), 3),
+        # offset, filled length twice, length of the update
+        (tensor("param_tensor", 1, 1, 7, dtype="int32"), [[[3, 5, 5, 2, 0, 0, 0]]]),
+        (tensor("valid_mask", 1, 4, dtype="bool"), [[True, True, False, False]]),
+        (tensor("mask", 1, 1, 2, 6), [[[[0] * 4 + [-100] * 2, [0] * 5 + [-100]]]]),
+        (tensor("mask", 1, 1, 1, 5, dtype="bool"), [[[[True] * 4 + [False]]]]),
+        (tensor("mask", 1, 1, 1, 5, dtype="int8", scale=1.0, zero=100), [[[[100] * 4 + [0]]]]),
+        (tensor("kv_cache_k_0", 1, 2, dtype="int8", scale=0.5, zero=-3), [[-3, -3]]),
+        (tensor("kv_cache_k_0", 1, 2), [[0, 0]]),
     ],
 )
-def test_what_the_loop_knows_by_itself(info: TensorInfo, basic: bool) -> None:
-    assert is_basic(info) is basic
+def test_what_the_loop_gives_by_itself(info: TensorInfo, expected: Any) -> None:
+    made = basic_input(info, np.array([[7, 8]]), start=3, valid=2)
+    assert (made.dtype, made.shape, made.tolist()) == (np.dtype(info.dtype), info.shape, expected)
+    assert is_basic(info)
+
+
+@pytest.mark.parametrize(
+    "info",
+    [tensor("kv_slice_k_0", 1, 2), tensor("embeddings", 1, 2), tensor("param_tensor", 6, dtype="int32")],
+)
+def test_what_the_loop_does_not_know(info: TensorInfo) -> None:
+    assert not is_basic(info)
 
 
 WORDS = 10

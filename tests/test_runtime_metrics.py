@@ -42,19 +42,13 @@ def test_the_largest_difference_is_placed() -> None:
     assert (found.max_abs, found.worst, found.worst_values, found.differing) == (0.5, (1, 2), (0.0, 0.5), 2)
 
 
-def test_finite_elements_are_counted() -> None:
-    assert measure(f32(1, math.nan, math.inf), f32(1, 2, 3)).finite == 1
-
-
 @pytest.mark.parametrize("other", [math.nan, math.inf, -math.inf])
 def test_what_is_finite_on_one_side_only_differs_infinitely(other: float) -> None:
     found = measure(f32(1, 2), f32(1, other), atol=1e9, rtol=1e9)
     assert (found.max_abs, found.outside, found.worst) == (math.inf, 1, (1,))
-    assert measure(f32(1, other), f32(1, 2), atol=1e9, rtol=1e9).outside == 1
-
-
-def test_infinities_of_the_same_sign_are_equal() -> None:
-    assert measure(f32(math.inf, -math.inf), f32(math.inf, -math.inf)).bitwise
+    back = measure(f32(1, other), f32(1, 2), atol=1e9, rtol=1e9)
+    assert (back.outside, back.finite) == (1, 1)
+    assert measure(f32(1, other), f32(1, other)).bitwise
 
 
 @pytest.mark.parametrize(
@@ -63,13 +57,6 @@ def test_infinities_of_the_same_sign_are_equal() -> None:
 )
 def test_tolerances_are_absolute_plus_relative_to_a(atol: float, rtol: float, equal: bool) -> None:
     assert measure(f32(1.0), f32(1.25), atol=atol, rtol=rtol).equal is equal
-
-
-def test_snr_and_cosine_follow_their_definitions() -> None:
-    found = measure(f32(3, 4), f32(3, 4.5))
-    assert found.snr_db == pytest.approx(10 * math.log10(25 / 0.25))
-    assert found.cosine == pytest.approx((9 + 18) / (5 * math.hypot(3, 4.5)))
-    assert found.max_rel == pytest.approx(0.125)
 
 
 def test_floats_are_counted_by_units_in_the_last_place() -> None:
@@ -106,20 +93,6 @@ def test_with_a_scale_for_each_channel_codes_are_all_there_is() -> None:
     codes, other = np.array([[1, 1], [2, 2]], np.int8), np.array([[1, 4], [2, 2]], np.int8)
     found = measure(codes, other, quantized_a=info, quantized_b=info)
     assert (found.steps, found.max_abs) == (3, 3)
-
-
-def test_logits_are_compared_as_distributions() -> None:
-    a = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]])).astype(np.float32)
-    b = np.log(np.array([[0.25, 0.5, 0.25], [0.1, 0.2, 0.7]])).astype(np.float32)
-    found = measure(a, b, logits=True)
-    assert found.kl == pytest.approx(0.25 * math.log(2) / 2, rel=1e-5)
-    assert (found.top1, found.top5) == (0.5, 1.0)
-
-
-def test_the_five_highest_are_a_set() -> None:
-    a, b = np.arange(10, dtype=np.float32)[np.newaxis], np.arange(10, dtype=np.float32)[np.newaxis].copy()
-    b[0, 0] = 8.5
-    assert measure(a, b, logits=True).top5 == pytest.approx(0.8)
 
 
 def test_pieces_do_not_change_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,8 +196,3 @@ def _counted(a: np.ndarray, b: np.ndarray) -> dict[str, int]:
         distance = abs(place(x) - place(y))
         counts[next((name for limit, name in limits.items() if distance <= limit), ">65536")] += 1
     return counts
-
-
-def test_small_numbers_are_measured_by_their_own_range() -> None:
-    found = measure(np.array([0.25, -0.125], np.float32), np.array([0.125, -0.125], np.float32))
-    assert (found.largest, found.max_abs, found.max_rel) == (0.25, 0.125, 0.5)

@@ -5,7 +5,7 @@ of extreme values is one run in which some inputs are extreme, so that NaN in on
 """
 
 from collections.abc import Collection
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,6 @@ from edge_opt.runtime import noise
 Side = Literal["added", "left", "right", "other"]
 """Where an input goes first: added to what a SOFTMAX normalizes, an operand of a product in front of it, or neither."""
 
-Extreme = Literal[
-    "masks", "high", "low", "tiny",
-    "highest keys", "lowest keys", "highest logits", "lowest logits",
-    "nan added", "nan left", "nan right", "nan other",
-]  # fmt: skip
 KINDS: dict[str, str] = {
     "masks": "masks as exporters write them, masks of the lowest codes",
     "high": "large positive logits, queries of the highest code",
@@ -56,9 +51,7 @@ _GRADES = 0.6  # of operands beside ones at their ends, so that logits stay with
 _TINY = {"float16": 2.0**-18}
 
 
-def kinds_for(
-    floats: Collection[Side], codes: Collection[Side], spared: Collection[str]
-) -> tuple[Extreme, ...]:
+def kinds_for(floats: Collection[Side], codes: Collection[Side], spared: Collection[str]) -> tuple[str, ...]:
     """The kinds that differ from realistic inputs where floats and codes are on these sides, without spared ones."""
 
     def differs(kind: str) -> bool:
@@ -68,7 +61,7 @@ def kinds_for(
             return bool(floats)
         return not kind.startswith("nan") or kind.removeprefix("nan ") in floats
 
-    return tuple(kind for kind in get_args(Extreme) if kind not in spared and differs(kind))
+    return tuple(kind for kind in KINDS if kind not in spared and differs(kind))
 
 
 def extreme(

@@ -10,17 +10,14 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.runtime import extremes, noise
-from edge_opt.runtime.extremes import Extreme, Side
+from edge_opt.runtime.extremes import Side
 from edge_opt.runtime.tensors import Role, SignatureInfo, TensorInfo, cache_length, role_of
-
-Kind = Literal["realistic", "masked_rows", Extreme]
-"""How inputs are made: of a whole model the first two, of a region realistic and extreme ones."""
 
 _MASKED = -100.0  # what the exporter's own masks add
 _KNOWN_TOKENS = 128
@@ -67,6 +64,7 @@ class Stored:
 class InputPlan(InputHint):
     """How to make one input: `info` says for which tensor, `key` names the stream of random numbers.
 
+    `kind` is realistic, masked_rows (of a whole model), or one of the `extremes` (of a region).
     `start` is the position of the first new token, `past` the number of leading mask columns that stand for the
     cache, `padding` the number of masked tokens at the beginning, `window` how far back a row sees (0: all the way),
     `limit` the end of the range of a token or of an index into a table. `source` is the quantized counterpart whose
@@ -76,7 +74,7 @@ class InputPlan(InputHint):
     info: TensorInfo
     key: str = ""
     seed: int = 0
-    kind: Kind = "realistic"
+    kind: str = "realistic"
     start: int = 0
     past: int = 0
     window: int = 0
@@ -89,20 +87,6 @@ class InputPlan(InputHint):
     def stream(self) -> int:
         """The seed of its own random numbers."""
         return noise.seed_of(self.seed, self.key)
-
-
-@dataclass(frozen=True, slots=True)
-class _Scene:
-    """How the inputs of one signature fit together: the masks' columns, the first position, the tokens.
-
-    The last `new` columns of a mask stand for the new tokens; `past` columns of the widest one, before them, for the
-    cache. A mask over a shorter ring has fewer of those.
-    """
-
-    past: int
-    new: int
-    start: int
-    vocabulary: int
 
 
 def plan(
@@ -122,13 +106,28 @@ def plan(
     if hints is None:
         hints = [InputHint(role_of(info)) for info in signature.inputs]
     given = [(info, hint or InputHint()) for info, hint in zip(signature.inputs, hints, strict=True)]
-    scene = _scene(signature, [(info, hint.role) for info, hint in given], seed, run)
-    scene = scene if start is None else replace(scene, start=start)
+    past, new, begin = _scene(signature, [(info, hint.role) for info, hint in given], seed, run)
+    begin = begin if start is None else start
+    words = [info.shape[-1] for info in signature.outputs if "logits" in info.name and info.shape]
+    vocabulary = min(words, default=_KNOWN_TOKENS)
     plans = []
     for info, hint in given:
         key = f"{signature.name}/{run}/{_stream_name(info.name, hint.role)}"
-        basis = InputPlan(**asdict(hint), info=info, key=key, seed=seed, start=scene.start)
-        plans.append(_placed(basis, scene, run))
+        made = InputPlan(**asdict(hint), info=info, key=key, seed=seed, start=begin)
+        if info.entries and hint.role in {"token", "data"}:
+            made = replace(made, role="index", limit=info.entries)
+        elif hint.role == "token":
+            made = replace(made, limit=vocabulary)
+        elif hint.role == "mask":
+            width = info.shape[-1] if info.shape else 1
+            sliding = "local" in info.name or "sliding" in info.name or run % 4 == 2
+            made = replace(
+                made,
+                past=max(width - new, 0) if past else 0,
+                window=min(_WINDOW, max(width // 4, 1)) if sliding else 0,
+                padding=min(begin // 4 + 1, width // 4) if run % 4 == 1 else 0,
+            )
+        plans.append(made)
     return tuple(plans)
 
 
@@ -139,8 +138,11 @@ def _stream_name(name: str, role: Role) -> str:
 
 def _scene(
     signature: SignatureInfo, inputs: Sequence[tuple[TensorInfo, Role]], seed: int, run: int
-) -> _Scene:
-    """First how many tokens are new, from masks and positions; then how many the cache holds; then where they begin."""
+) -> tuple[int, int, int]:
+    """How many columns of the widest mask stand for the cache, and how many for new tokens, the last; and their start.
+
+    A mask over a shorter ring has fewer columns of the cache.
+    """
     positions = [info for info, role in inputs if role == "position"]
     caches = [info for info, role in inputs if role == "cache"]
     masks = [info.shape for info, role in inputs if role == "mask"]
@@ -162,27 +164,7 @@ def _scene(
     ):  # nothing else depends on the position: it may be anywhere in its table
         first, choices = 0, last + 1
     start = 0 if run % 4 == 3 else first + noise.seed_of(seed, "start", run) % choices
-    words = [info.shape[-1] for info in signature.outputs if "logits" in info.name and info.shape]
-    return _Scene(past, width - past, min(start, last), min(words, default=_KNOWN_TOKENS))
-
-
-def _placed(basis: InputPlan, scene: _Scene, run: int) -> InputPlan:
-    """The plan of an input with what its role takes from the scene."""
-    info = basis.info
-    if info.entries and basis.role in {"token", "data"}:
-        return replace(basis, role="index", limit=info.entries)
-    if basis.role == "token":
-        return replace(basis, limit=scene.vocabulary)
-    if basis.role != "mask":
-        return basis
-    width = info.shape[-1] if info.shape else 1
-    sliding = "local" in info.name or "sliding" in info.name or run % 4 == 2
-    return replace(
-        basis,
-        past=max(width - scene.new, 0) if scene.past else 0,
-        window=min(_WINDOW, max(width // 4, 1)) if sliding else 0,
-        padding=min(scene.start // 4 + 1, width // 4) if run % 4 == 1 else 0,
-    )
+    return past, width - past, min(start, last)
 
 
 def pair(planned: InputPlan, other: TensorInfo) -> tuple[InputPlan, InputPlan]:

@@ -18,6 +18,7 @@ _PARAMETERS = "param_tensor"
 
 Invoke = Callable[["Call", Arrays], Arrays]
 _Give = Callable[[TensorInfo], Array]
+_Values = dict[str, tuple[Array, TensorInfo]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +46,19 @@ class Loop:
 
 def run(loop: Loop, invoke: Invoke) -> tuple[list[list[int]], Array]:
     """The tokens generated greedily, one list for each step, and the logits of every step."""
-    board = _Board()
+    values: _Values = {}
     prompt = np.array(loop.prompt, np.int64)
     filled = prompt.shape[1] - 1
     padded = np.zeros((len(prompt), loop.rows), np.int64)
     padded[:, :filled] = prompt[:, :filled]
-    board.carry_out(loop.prefill, partial(basic_input, tokens=padded, start=0, valid=filled), invoke)
+    _carry_out(values, loop.prefill, partial(basic_input, tokens=padded, start=0, valid=filled), invoke)
     tokens: list[list[int]] = []
     logits: list[Array] = []
     current = prompt[:, -1:]
     for place in range(loop.count):
         give = partial(basic_input, tokens=current, start=filled + place, valid=1)
-        board.carry_out(loop.decode, give, invoke)
-        rows = board.values[loop.logits][0].reshape(len(prompt), -1)
+        _carry_out(values, loop.decode, give, invoke)
+        rows = values[loop.logits][0].reshape(len(prompt), -1)
         current = rows.argmax(axis=-1)[:, np.newaxis]
         logits.append(rows)
         tokens.append(current[:, 0].tolist())
@@ -69,46 +70,37 @@ def fill(signature: SignatureInfo, chunks: Sequence[tuple[int, int]], invoke: In
 
     A chunk is the position of its first token, and the seed of what its inputs are beside the caches.
     """
-    board = _Board()
     caches, axes = caches_of(signature), growing_axes(signature)
-    board.values.update({name: (_empty(info), info) for name, info in caches.items()})
+    values: _Values = {name: (_empty(info), info) for name, info in caches.items()}
     for start, seed in chunks:
         made = {
             planned.info: array_of(planned)
             for planned in plan(signature, seed=seed, start=start)
             if planned.info.name not in caches
         }
-        board.carry_out((Call("main", signature),), made.__getitem__, invoke)
+        _carry_out(values, (Call("main", signature),), made.__getitem__, invoke)
         for name, axis in axes.items():
             # New keys and values that came apart go into their caches; a full one begins again at its front.
-            (part, info), array = board.values.pop(part_of(name)), board.values[name][0]
+            (part, info), array = values.pop(part_of(name)), values[name][0]
             if axis is None:
-                board.values[name] = part, info
+                values[name] = part, info
                 continue
             array = array.copy()
             places = (start + np.arange(part.shape[axis])) % array.shape[axis]
             array[(slice(None),) * axis + (places,)] = converted(part, info, caches[name])
-            board.values[name] = array, caches[name]
-    return {name: converted(*board.values[name], info) for name, info in caches.items()}
+            values[name] = array, caches[name]
+    return {name: converted(*values[name], info) for name, info in caches.items()}
 
 
-class _Board:
-    """What earlier calls gave, by name."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, tuple[Array, TensorInfo]] = {}
-
-    def carry_out(self, calls: tuple[Call, ...], give: _Give, invoke: Invoke) -> None:
-        """The calls of one step, in order; `give` makes what no call before gave."""
-        for call in calls:
-            inputs = {
-                info.name: converted(*self.values[info.name], info)
-                if info.name in self.values
-                else give(info)
-                for info in call.signature.inputs
-            }
-            outputs = invoke(call, inputs)
-            self.values.update({info.name: (outputs[info.name], info) for info in call.signature.outputs})
+def _carry_out(values: _Values, calls: tuple[Call, ...], give: _Give, invoke: Invoke) -> None:
+    """The calls of one step, in order, on what earlier calls gave; `give` makes what no call before gave."""
+    for call in calls:
+        inputs = {
+            info.name: converted(*values[info.name], info) if info.name in values else give(info)
+            for info in call.signature.inputs
+        }
+        outputs = invoke(call, inputs)
+        values.update({info.name: (outputs[info.name], info) for info in call.signature.outputs})
 
 
 def is_basic(info: TensorInfo) -> bool:

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from edge_opt.runtime import metrics, noise
-from edge_opt.runtime.inputs import InputHint, InputPlan, Kind, array_of, extreme_of, plan
+from edge_opt.runtime.inputs import InputHint, InputPlan, array_of, extreme_of, plan
 from edge_opt.runtime.metrics import Difference
 from edge_opt.runtime.protocol import Array, Arrays
 from edge_opt.runtime.tensors import Kernels, SignatureInfo, TensorInfo
@@ -112,7 +112,7 @@ class ProofRequest:
     limits: tuple[int, int] | None = None
     at_once: bool = False
     parts: int = 1
-    extremes: tuple[Kind, ...] = ()
+    extremes: tuple[str, ...] = ()
     seed: int = 0
     kernels: tuple[Kernels, ...] = ("xnnpack", "reference")
     scale: float | None = None
@@ -132,7 +132,7 @@ def prove(signatures: tuple[SignatureInfo, SignatureInfo], request: ProofRequest
     plans = plan(first, seed=request.seed, hints=hints)
     scale = _most_telling(plans, partial(run, VERSIONS[0], request.kernels[0]), request.scale)
     plans = _scaled(plans, scale)
-    kinds: tuple[Kind, ...] = ("realistic", *request.extremes)
+    kinds = ("realistic", *request.extremes)
     reason = ""
     proofs: dict[str, dict[str, tuple[OutputProof, ...]]] = {kind: {} for kind in kinds}
 
@@ -227,7 +227,7 @@ def _nudged(planned: InputPlan, array: Array) -> Array:
 
 
 def _inputs(
-    version: int, signature: SignatureInfo, plans: Sequence[InputPlan], kinds: Sequence[Kind]
+    version: int, signature: SignatureInfo, plans: Sequence[InputPlan], kinds: Sequence[str]
 ) -> Iterator[Arrays]:
     """What one version gets in each run, by its names; all kinds but the first are extreme."""
     both = [(info.name, planned) for info, planned in zip(signature.inputs, plans, strict=True)]
@@ -250,17 +250,11 @@ def untold(results: Sequence[Array], parts: int) -> str:
     for place, array in enumerate(results):
         if not np.isfinite(array).any():
             return f"output {place} is nowhere a finite number"
-        if array.size == 1:
-            continue
-        numbers = array[~np.isnan(array)] if array.dtype.kind == "f" else array
-        if numbers.min() == numbers.max():
+        if array.size > 1 and np.nanmin(array) == np.nanmax(array):
             return f"output {place} is the same value everywhere"
         for axis, size in enumerate(array.shape):
-            if (
-                parts > 1
-                and size % parts == 0
-                and len({part.tobytes() for part in np.split(array, parts, axis)}) < parts
-            ):
+            stretches = np.split(array, parts, axis) if parts > 1 and size % parts == 0 else []
+            if len({stretch.tobytes() for stretch in stretches}) < len(stretches):
                 return f"of the {parts} parts of output {place} along axis {axis} some are equal"
     return ""
 
@@ -268,9 +262,7 @@ def untold(results: Sequence[Array], parts: int) -> str:
 def _compare(
     place: int, a: Array, b: Array, info: TensorInfo, plans: Sequence[InputPlan], request: ProofRequest
 ) -> OutputProof:
-    def measure(one: Array, other: Array) -> Difference:
-        return metrics.measure(one, other, quantized_a=info, quantized_b=info)
-
+    measure = partial(metrics.measure, quantized_a=info, quantized_b=info)
     if request.limits is not None:
         # Where the first version was clipped, the second may lie beyond that limit, but must not fall short of it.
         low, high = request.limits
@@ -278,10 +270,10 @@ def _compare(
         gap = np.where(a >= high, a.astype(np.int64) - b, b.astype(np.int64) - a)[~inside]
         return OutputProof(place, measure(a[inside], b[inside]), None, gap.size, int(gap.max(initial=0)))
     axis = request.row_axes[place] if place < len(request.row_axes) else None
-    masks = (one for one in plans if one.role == "mask" and one.masked_rows and len(one.info.shape) > 1)
-    mask = next(masks, None)
-    if axis is None or mask is None:
+    masks = [one for one in plans if one.role == "mask" and one.masked_rows and len(one.info.shape) > 1]
+    if axis is None or not masks:
         return OutputProof(place, measure(a, b))
+    mask = masks[0]
     closed = np.isin(np.arange(a.shape[axis]) % mask.info.shape[-2], mask.masked_rows)
     opened, masked = (measure(a.compress(rows, axis), b.compress(rows, axis)) for rows in (~closed, closed))
     return OutputProof(place, opened, masked)

@@ -143,11 +143,6 @@ class ChildProcess:
         self._listener.start()
         self._ready = False
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether the child is there, and ready for the next request."""
-        return self._ready and self._child.poll() is None
-
     def wait_until_ready(self) -> None:
         """Waits for the first message, which says that the runtime is loaded.
 

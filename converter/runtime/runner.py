@@ -58,9 +58,11 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self) -> None:
-        """Starts the child and returns at once; the runtime is loaded there while the caller goes on."""
-        self._started()
+    def start(self) -> ChildProcess:
+        """The child, started if there is none; the runtime is loaded there while the caller goes on."""
+        if self._process is None:
+            self._process = ChildProcess()
+        return self._process
 
     def close(self) -> None:
         """Ends the child; a later request starts a new one."""
@@ -182,7 +184,7 @@ class Worker:
 
     def _exchange(self, header: Header, arrays: Arrays, where: str) -> tuple[Header, Arrays]:
         """The answer; a child that gives none is ended."""
-        process, seconds = self._started(), header["time_limit"]
+        process, seconds = self.start(), header["time_limit"]
         try:
             process.wait_until_ready()
             return process.exchange(header, arrays, seconds)
@@ -199,11 +201,6 @@ class Worker:
                     f"{where}: the runtime's process ended with {process.ending()}"
                 ) from None
             raise
-
-    def _started(self) -> ChildProcess:
-        if self._process is None:
-            self._process = ChildProcess()
-        return self._process
 
 
 def name_of(model: Runnable) -> str:

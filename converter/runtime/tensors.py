@@ -162,14 +162,13 @@ def known_length(signature: SignatureInfo) -> int:
     What a cache and its new part differ in tells, else the mask over it.
     """
     parts = {info.name: info for info in (*signature.inputs, *signature.outputs)}
-    caches = caches_of(signature)
-    sizes = [
-        cache.shape[axis]
-        for name, cache in caches.items()
-        if part_of(name) in parts and (axis := growing_axis(cache, parts[part_of(name)])) is not None
+    both = [
+        (one, parts[part_of(name)]) for name, one in caches_of(signature).items() if part_of(name) in parts
     ]
+    grown = [(cache, growing_axis(cache, part)) for cache, part in both]
+    sizes = [cache.shape[axis] for cache, axis in grown if axis is not None]
     masks = [info.shape[-1] for info in signature.inputs if role_of(info) == "mask" and info.shape]
-    return max(sizes or masks, default=0) if caches else 0
+    return max(sizes or masks, default=0) if caches_of(signature) else 0
 
 
 def new_tokens(signature: SignatureInfo) -> int:
