@@ -112,11 +112,11 @@ def packaged_models(wheel: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def check_public_model(name: str, model: bytes) -> set[str]:
-    """Everything equals after a run; where the interpreter refuses the placeholder sizes, we do too."""
+    """What is known equals after a run; where the interpreter refuses the placeholder sizes, we do too."""
     loaded = ir.load(model)
     assert infer_shapes(loaded) == [], name
     try:
-        count, wrong = compare_all(model, run=True)
+        count, wrong = compare_all(model, run=True, may_be_unknown=True)
     except RuntimeError:
         assert shape_report(loaded, resize=placeholders(loaded)).disagreements, name
     else:
