@@ -103,9 +103,7 @@ def scales(model: Path) -> int:
 
 def report(worker: Worker, model: Path, folder: Path, data: dict[str, list[Inputs]]) -> dict[str, Any]:
     """Both orders against the float model, and what splitting last did to the quantized one."""
-    same = edge_opt.compare(
-        folder / "quantized.tflite", folder / f"{ORDERS[1]}.tflite", locate=False
-    )
+    same = edge_opt.compare(folder / "quantized.tflite", folder / f"{ORDERS[1]}.tflite", locate=False)
     made: dict[str, Any] = {"splitting_last_is_bitwise": same.bitwise}
     for order in ORDERS:
         path = folder / f"{order}.tflite"
