@@ -1,7 +1,9 @@
 """Files that load, of graphs that no exporter writes: converted or left with a reason, in time, never a traceback."""
 
+import re
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import fuzz
 import numpy as np
@@ -213,6 +215,14 @@ def test_a_product_of_a_tensor_whose_rank_the_file_leaves_out_is_left() -> None:
     query.shape, query.table = (), new_table("Tensor", has_rank=False)
     (site,) = converted(to_bytes(model)).sites
     assert site.reason.startswith("a dimension is known only at run time, at BATCH_MATMUL")
+
+
+def test_keys_and_values_that_are_recorded_as_scalars_leave_their_blocks_and_nothing_fails() -> None:
+    page = (Path(__file__).parent.parent / "testdata" / "reference_add.txt").read_text(encoding="utf-8")
+    text = re.sub(r"(%[kv]t\d): float32\[1,4,32,64\]", r"\1: float32[]", page)
+    sites = converted(to_bytes(parse(text))).sites
+    assert {site.status for site in sites} == {Status.SKIPPED}
+    assert not [site for site in sites if site.is_bug]
 
 
 @pytest.mark.parametrize("name", ["STABLEHLO_COMPOSITE", "IF", "WHILE", "CALL"])

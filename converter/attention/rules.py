@@ -32,9 +32,13 @@ class ByAxes(Rule):
         self.drops_axes = drops_axes
 
     def operands(self, of: Labelled) -> Operands:
+        found = self._places(of)
+        for index, places in found.items():
+            if len(places) != len(of.input(index).shape):
+                raise RefusedError("the recorded shapes do not fit", of.operator, of.input(index))
         return {
             index: tuple(self._axis(of, index, axis, place) for axis, place in enumerate(places))
-            for index, places in self._places(of).items()
+            for index, places in found.items()
         }
 
     def _axis(self, of: Labelled, index: int, axis: int, place: int | None) -> Axis:
