@@ -85,6 +85,6 @@ def test_type_checkers_see_the_real_types(tmp_path: Path) -> None:
     errors = [line for line in done.stdout.splitlines() if ": error: " in line]
     assert len(errors) == 2, done.stdout
     assert errors[0].startswith("user.py:9:")
-    assert "[call-overload]" in errors[0]
+    assert "[arg-type]" in errors[0]
     assert errors[1].startswith("user.py:10:")
     assert "[attr-defined]" in errors[1]
