@@ -65,7 +65,8 @@ TargetOption = Annotated[
     option("A name of `edge-opt targets`, a chip such as SM8750, or a .toml file.", "<TARGET>", "--target"),
 ]
 SignaturesOption = Annotated[
-    list[str] | None, option("Only these signatures.", "<A,B>", "--signatures", callback=split_names)
+    list[str] | None,
+    option("Only these signatures; * stands for any text.", "<A,B>", "--signatures", callback=split_names),
 ]
 ShapeOption = Annotated[
     list[str] | None,

@@ -1,7 +1,8 @@
 """The errors that a user can cause; a message is one sentence: what, where, expected, actual, what to do."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Final
 
 _MOST_NAMED = 40
@@ -59,3 +60,18 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """The error for a name that does not exist."""
     return UsageError(f"{kind} '{name}' does not exist, {did_you_mean(name, known)}")
+
+
+def match_names(kind: str, wanted: str | Iterable[str], known: Collection[str]) -> list[str]:
+    """The known names that are `wanted`, each by its name or a pattern such as `prefill_*`; a single one as it is.
+
+    Raises:
+        UsageError: a wanted one fits no known name.
+    """
+    found: dict[str, None] = {}
+    for pattern in [wanted] if isinstance(wanted, str) else wanted:
+        fitting = [name for name in known if name == pattern or fnmatchcase(name, pattern)]
+        if not fitting:
+            raise unknown(kind, pattern, known)
+        found |= dict.fromkeys(fitting)
+    return list(found)

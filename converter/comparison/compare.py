@@ -11,7 +11,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from edge_opt.base.errors import EdgeOptError, UsageError, unknown
+from edge_opt.base.errors import EdgeOptError, UsageError, match_names, unknown
 from edge_opt.base.words import Progress
 from edge_opt.comparison.bisect import Probe, first_difference
 from edge_opt.comparison.facts import agreed, keeps_state, with_facts
@@ -120,20 +120,17 @@ def checked_numbers(seed: int, atol: float, rtol: float) -> tuple[int, float, fl
     return int(seed), float(atol), float(rtol)
 
 
-def choose(available: Sequence[str], chosen: Sequence[str] | None) -> list[str]:
+def choose(available: Sequence[str], wanted: str | Sequence[str] | None) -> list[str]:
     """The signatures to run, in order.
 
     Raises:
         UsageError: a chosen one does not exist, or none is chosen: comparing nothing would find no difference.
     """
-    if isinstance(chosen, str):
-        chosen = [chosen]
-    if chosen is not None and not chosen:
+    if wanted is None:
+        return list(available)
+    if not wanted:
         raise UsageError(f"no signature is chosen, there is {', '.join(available)}")
-    for name in chosen or ():
-        if name not in available:
-            raise unknown("signature", name, available)
-    return list(available if chosen is None else dict.fromkeys(chosen))
+    return match_names("signature", wanted, available)
 
 
 class _Pairs(NamedTuple):

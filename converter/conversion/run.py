@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from edge_opt.base.atomic import resolve_target
-from edge_opt.base.errors import EdgeOptError, UsageError, unknown
+from edge_opt.base.errors import EdgeOptError, UsageError, match_names, unknown
 from edge_opt.base.words import Progress
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.whole import WholeSignature, allowances
@@ -64,15 +64,19 @@ def convert(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> ConversionResult:
-    """Rewrite a model for an NPU, verify every rewrite, and write it.
+    """Rewrite a model for an NPU, verify every rewrite, and write it; a loaded `Model` is edited in place.
+
+    Examples:
+        >>> result = convert("gemma.tflite", target="qualcomm-htp")  # writes gemma.opt.tflite
+        >>> print(result.summary())
 
     Args:
-        source: a .tflite file, its bytes, a .litertlm bundle, a loaded `Model` (which is edited in place, unless
-            `dry_run`, and stays as it was where an error is raised), or what `litert_torch.convert` returns.
+        source: a .tflite file, its bytes, a .litertlm bundle, a loaded `Model` (unchanged by a `dry_run`, and where an
+            error is raised), or what `litert_torch.convert` returns.
         output: where to write; beside the input as `<stem>.opt<suffix>` where None and the source is a file.
         target: a bundled target's name, the path of a target file, or a `Target`; "generic" where None.
         skip: names of passes (`edge_opt.passes.PASSES`) to leave out.
-        signatures: names of the entry points to rewrite, all where None; those of a bundle also as `model/name`.
+        signatures: entry points to rewrite, by name or a pattern such as `prefill_*`; in a bundle also as `model/name`.
         shapes: static shapes for inputs of open lengths, by `NAME` (in each signature with it) or `signature/NAME`.
         verify: "regions", the default, verifies each rewritten region, "full" also compares the whole models, "none"
             does neither.
@@ -82,6 +86,9 @@ def convert(
         exported: the entry points before they were quantized; tables of rope then have their exact frequencies.
         overwrite: replace an existing output.
         progress: called with (stage, done, total) on long work.
+
+    Returns:
+        The sites and what was done at each, the signatures before and after, the path written, and the model.
 
     Raises:
         ModelFormatError: the source is not a valid model.
@@ -136,28 +143,18 @@ def convert(
     return result
 
 
-def _listed(names: str | Iterable[str] | None) -> list[str]:
-    """The names as a list; a single name is not taken for a list of letters."""
-    return [names] if isinstance(names, str) else list(names or ())
-
-
 def _choose_passes(skip: str | Iterable[str] | None) -> list[Pass]:
-    skipped = _listed(skip)
-    for name in skipped:
-        if name not in PASSES:
-            raise unknown("pass", name, PASSES)
-    return [chosen for name, chosen in PASSES.items() if name not in skipped]
+    skipped = match_names("pass", skip or (), PASSES)
+    return [one for name, one in PASSES.items() if name not in skipped]
 
 
 def _choose_signatures(parts: Sequence[Part], wanted: str | Iterable[str] | None) -> frozenset[str]:
     """The entry points to rewrite, as `Part.signature` has them."""
     both = [(part.signature(name), name) for part in parts for name, _ in part.model.entry_points()]
-    names = _listed(wanted)
-    available = list(dict.fromkeys(name for pair in both for name in pair))
-    for name in names:
-        if name not in available:
-            raise unknown("signature", name, available)
-    return frozenset(full for full, name in both if wanted is None or full in names or name in names)
+    names = [name for pair in both for name in pair]
+    if wanted is not None:
+        names = match_names("signature", wanted, dict.fromkeys(names))
+    return frozenset(full for full, name in both if full in names or name in names)
 
 
 def default_output(source: str | os.PathLike[str], suffix: str = "") -> Path:

@@ -15,7 +15,6 @@ _QUOTED = re.compile(r": '([^']+)'(?= = |$)")  # an annotation that was not eval
 _TITLES = {
     DocstringSectionKind.parameters: "Arguments",
     DocstringSectionKind.raises: "Raises",
-    DocstringSectionKind.returns: "Returns",
     DocstringSectionKind.attributes: "Attributes",
 }
 
@@ -92,6 +91,10 @@ def _docstring(target: Any, *, indent: str = "") -> str:
         if part.kind in _TITLES:
             rows = [_row(entry, indent) for entry in part.value]
             parts.append("\n".join([f"{indent}{_TITLES[part.kind]}:", "", *rows]))
+        elif part.kind is DocstringSectionKind.returns:
+            parts.append(f"{indent}Returns: {' '.join(part.value[0].description.split())}")
+        elif part.kind is DocstringSectionKind.examples:
+            parts += [f"```python\n{text.replace('>>> ', '')}\n```" for _, text in part.value]
         elif part.kind is DocstringSectionKind.admonition:
             parts.append(f"{indent}{part.title}: {part.value.contents}")
         else:
