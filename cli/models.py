@@ -122,18 +122,15 @@ def compare(
     chip: options.ChipOption = None,
     flags: options.FlagOption = None,
     layers: options.LayersOption = None,
-    least_db: Annotated[
-        float | None, option("On the NPU: least SNR against the CPU. Default: 20.", "<DB>", "--npu-db")
-    ] = None,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> int:
     """Run two models on the same inputs; exit 1 if they differ."""
     from edge_opt.cli.show_models import show_comparison
     from edge_opt.comparison.compare import compare
-    from edge_opt.npu.comparing import LEAST_DB, compare_on_npu
+    from edge_opt.npu.comparing import compare_on_npu
 
-    of_npu = {"--sdk": sdk, "--soc": chip, "--flag": flags, "--layers": layers, "--npu-db": least_db}
+    of_npu = {"--sdk": sdk, "--soc": chip, "--flag": flags, "--layers": layers}
     of_cpu = {"--shape": shapes, "--generate": generate}
     for name, value in (of_cpu if on == "npu" else of_npu).items():
         if value is not None:
@@ -142,7 +139,6 @@ def compare(
     with output.bar(wanted=not quiet) as progress:
         if on == "npu":
             compiler: dict[str, Any] = {"sdk": sdk, "chip": chip, "flags": flags or (), "layers": layers}
-            demands["least_db"] = LEAST_DB if least_db is None else least_db
             report = compare_on_npu(a, b, **demands, **compiler, progress=progress)
         else:
             sizes = read_shapes(shapes)

@@ -26,9 +26,9 @@ def assert_equivalent(
 ) -> ComparisonReport:
     """Asserts that |a-b| <= atol + rtol*|a| for every output of every signature; returns the report.
 
-    On the NPU both models run in the emulator of its compiler, and must also be near the CPU's numbers. `options` are
-    those of `edge_opt.compare` (`signatures`, `seed`, `shapes`, ...), or of `edge_opt.npu`'s `compare_on_npu` (`sdk`,
-    `chip`, `flags`, `layers`, `least_db`, ...).
+    On the NPU both models run in the emulator of its compiler. `options` are those of `edge_opt.compare`
+    (`signatures`, `seed`, `shapes`, ...), or of `edge_opt.npu`'s `compare_on_npu` (`sdk`, `chip`, `flags`, `layers`,
+    ...).
 
     Raises:
         AssertionError: the models differ; the message has one line per output that does.

@@ -24,8 +24,7 @@ from edge_opt.base.errors import UsageError
 from edge_opt.ir import load, save, to_bytes
 from edge_opt.npu import CompilerFailedError, CompilerMissingError, Figures, TimeEstimate, profile
 from edge_opt.npu.figures import read_floor
-from edge_opt.npu.hexagon import Compiler, Outcome, ProbeLog, first_complaint, read_probe_log
-from edge_opt.npu.profiling import attempt
+from edge_opt.npu.hexagon import Compiler, Outcome, ProbeLog, first_complaint, measure, read_probe_log
 from edge_opt.npu.sdk import SDK_VARIABLES, find_libraries
 
 Captured = pytest.CaptureFixture[str]
@@ -80,8 +79,8 @@ def test_partitions_run_one_after_the_other() -> None:
     found = outcome(TWO, TAKEN_TWICE, heard() + heard().partition("\n")[2])
     told = {"spill": 11, "fill": 22, "ddr_written": 33, "ddr_read": 440, "run_list": 55}
     assert found.figures() == {"taken": 7, "operators": 9, "partitions": 2, **told}
-    assert found.time("SA8797", 2) == TimeEstimate("SA8797", 3000, 2000, 5000, 2400, 1800, 2800, 2)
-    assert found.time("SA8797", 3) is None
+    assert found.time("SA8797") == TimeEstimate("SA8797", 3000, 2000, 5000, 2400, 1800, 2800, 2)
+    assert outcome(TWO, TAKEN_TWICE, heard()).time("SA8797") is None, "of one partition alone"
 
 
 def test_a_lost_figure_is_an_error_and_a_refused_graph_has_no_partition() -> None:
@@ -178,7 +177,7 @@ def test_a_compiler_that_fails_leaves_others_alone(model: Path, compiler: Compil
     loaded = load(model)
     with ThreadPoolExecutor(2) as threads:
         other, failing = (
-            threads.submit(attempt, loaded, "main", Compiler(chip, (), sdk)) for chip in ("SA8797", "SM8750")
+            threads.submit(measure, loaded, "main", Compiler(chip, (), sdk)) for chip in ("SA8797", "SM8750")
         )
         assert failing.result().failure.startswith("the Hexagon compiler ended with code 6")
         assert other.result().figures is not None

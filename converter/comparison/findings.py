@@ -205,9 +205,9 @@ class ComparisonReport(Record):
 
     Whoever runs models fills one in: a `SignatureComparison` for every signature that either has (with a `reason` where
     it could not be run on both), in it an `OutputComparison` for every output that either has. `on` says where they
-    ran: "cpu", "reference" (the CPU's reference kernels) or "npu". What else must hold of an output, for instance its
-    distance from the CPU, is its `reason` where it does not. `settings` are what else was chosen (`chip`, `flags`),
-    for `--json`. `caches` says what caches held, `opened` at which one size inputs of open lengths were run.
+    ran: "cpu", "reference" (the CPU's reference kernels) or "npu". `settings` are what else was chosen (`chip`,
+    `flags`), for `--json`. `caches` says what caches held, `opened` at which one size inputs of open lengths were run,
+    and `warnings` what does not count as a difference.
     """
 
     a: str
@@ -221,6 +221,7 @@ class ComparisonReport(Record):
     generation: GenerationComparison | None = None
     caches: tuple[str, ...] = ()
     opened: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     _properties = ("equal", "bitwise")
@@ -294,7 +295,8 @@ class ComparisonReport(Record):
         chosen = ", ".join(f"{name}={value}" for name, value in self.settings.items() if value)
         told = [f"chosen: {chosen}"] if chosen else []
         opened = [sizes] if self.opened else []
-        return [*told, *logits, *self.caches, *opened, *filter(None, masked), *without]
+        warnings = (f"warning: {text}" for text in self.warnings)
+        return [*warnings, *told, *logits, *self.caches, *opened, *filter(None, masked), *without]
 
     def summary(self) -> str:
         """One sentence: that all is equal and how, or the first difference and how many there are."""

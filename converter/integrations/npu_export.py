@@ -24,8 +24,8 @@ from edge_opt.base.words import Progress
 from edge_opt.conversion import ConversionResult, convert
 from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, Opened
 from edge_opt.npu.figures import Figures, Measured, Step
-from edge_opt.npu.hexagon import Compiler
-from edge_opt.npu.profiling import attempt, steps_of
+from edge_opt.npu.hexagon import Compiler, measure
+from edge_opt.npu.profiling import steps_of
 from edge_opt.npu.sdk import CompilerMissingError, find_sdk
 from edge_opt.passes import PASSES
 from edge_opt.targets import Target, TargetLike, load_target
@@ -181,7 +181,7 @@ def _measured(compiler: Compiler | None, path: AnyPath, tell: Any) -> dict[str, 
     names, measured = [name for name, _ in model.entry_points()], {}
     for place, name in enumerate(names):
         tell(place, len(names))
-        measured[name] = attempt(model, name, compiler)
+        measured[name] = measure(model, name, compiler)
     return measured
 
 

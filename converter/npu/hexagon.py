@@ -1,8 +1,7 @@
 """Compiles a model for a Hexagon NPU on this machine, with LiteRT's ahead-of-time tool: no phone takes part.
 
 Each entry point is compiled alone, so every figure in the tool's log is of one graph. Nothing is kept of a compilation
-but the figures. `emulate` also runs the graph, in the x86 emulator of QNN's HTP library: the NPU's own arithmetic.
-Compiler and emulator are somebody else's and may crash.
+but the figures. The compiler is somebody else's and may crash.
 
 LiteRT's tool prints to standard error, the QNN libraries to standard output. Both are buffered apart, so the two texts
 must be taken apart too: in one pipe they cut each other's lines. Our probe writes a file.
@@ -11,7 +10,7 @@ must be taken apart too: in one pipe they cut each other's lines. Our probe writ
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,20 +18,18 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from threading import Thread
 
-import numpy as np
-
 from edge_opt.base import processes
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.errors import UsageError, did_you_mean
-from edge_opt.ir import Model, Subgraph, save
-from edge_opt.npu.figures import Figures, TimeEstimate, read_floor
+from edge_opt.ir import Model, save
+from edge_opt.npu.figures import Figures, Measured, TimeEstimate, read_floor
 from edge_opt.npu.layers import cut_entry_point
 from edge_opt.npu.sdk import LIBRARY, CompilerFailedError, find_sdk, search_path
-from edge_opt.runtime.protocol import Array
 from edge_opt.targets.chips import CHIPS, DEFAULT_CHIP
 
 _PARTITIONED = re.compile(
-    r"Partitioned subgraph<0>, selected (\d+) ops, from a total of (\d+) ops\. resulted in (\d+) partitions"
+    r"Partitioned subgraph<0>, selected (?P<taken>\d+) ops, from a total of (?P<operators>\d+) ops\. "
+    r"resulted in (?P<partitions>\d+) partitions"
 )
 _FIGURES = {
     "spill": re.compile(r"\bspill_bytes=(\d+)"),
@@ -55,8 +52,6 @@ _VERSION = re.compile(r"Qnn library version ([\d.]+) is used")
 _COMPLAINTS = re.compile(r"^(?:.*::ERROR:|.*?\[ ERROR \]\s+(?:<E>\s+)?|ERROR: |└ )(.*)$", re.MULTILINE)
 # The plugin sets an option that is newer than the library; the library ignores it.
 _HARMLESS = "unexpected GraphHtpSettings option"
-# Without it the plugin wants memory that only a device shares with its NPU.
-_RAW_MEMORY = "--qualcomm_graph_io_tensor_mem_type=raw"
 _KNOWN_INTERFACES = "2.36 to 2.40"
 _VTCM_FLAG = "--qualcomm_vtcm_size"
 _UNKNOWN_CHIP = "Unexpected SoC model"
@@ -72,9 +67,9 @@ def first_complaint(*logs: str) -> str:
 class ProbeLog:
     """Everything that the probe wrote; `interface` is the version of the library's own, `known` if it is trusted.
 
-    `finalized` has a return code and `events` the profile for each graph, that is partition. Of the graph that ran in
-    the emulator: its `missing` inputs, the numbers of its `outputs`, and in `ran` the library's return code and the
-    seconds; None after `running` means that the process ended there.
+    `finalized` has a return code and `events` the profile for each graph, that is partition. Of the graph in the
+    emulator: its `missing` inputs, and in `ran` the library's return code of the last run; None after `running` means
+    that the process ended there.
     """
 
     interface: str = ""
@@ -83,8 +78,7 @@ class ProbeLog:
     events: list[dict[int, int]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     running: bool = False
-    ran: tuple[int, float] | None = None
-    outputs: dict[str, int] = field(default_factory=dict)
+    ran: int | None = None
 
 
 def read_probe_log(text: str) -> ProbeLog:
@@ -102,11 +96,9 @@ def read_probe_log(text: str) -> ProbeLog:
             case ["missing", name, *_]:
                 heard.missing.append(name)
             case ["running", *_]:
-                heard.running = True
-            case ["output", number, _, name, *_]:
-                heard.outputs[name] = int(number)
-            case ["ran", _, status, seconds, *_]:
-                heard.ran = int(status), float(seconds)
+                heard.running, heard.ran = True, None
+            case ["ran", _, status, *_]:
+                heard.ran = int(status)
     return heard
 
 
@@ -137,23 +129,23 @@ class Outcome:
             raise CompilerFailedError(
                 "the compiler reports nothing for the graph: its plugin may not know the chip"
             )
-        taken, operators, partitions = map(int, found.groups())
-        told = {
-            name: [int(text) for text in wanted.findall(self.output)] for name, wanted in _FIGURES.items()
-        }
-        lost = [name for name, values in told.items() if len(values) != partitions]
-        if lost:
-            raise CompilerFailedError(
-                f"the compiler's log cannot be read: it has {len(told[lost[0]])} figures for {lost[0]} and "
-                f"{partitions} partitions"
-            )
-        sums = {name: sum(values) for name, values in told.items()}
-        return {"taken": taken, "operators": operators, "partitions": partitions, **sums}
+        partitions = int(found["partitions"])
+        sums = {name: int(text) for name, text in found.groupdict().items()}
+        for name, wanted in _FIGURES.items():
+            values = wanted.findall(self.output)
+            if len(values) != partitions:
+                raise CompilerFailedError(
+                    f"the compiler's log cannot be read: it has {len(values)} figures for {name} and "
+                    f"{partitions} partitions"
+                )
+            sums[name] = sum(map(int, values))
+        return sums
 
-    def time(self, chip: str, partitions: int) -> TimeEstimate | None:
+    def time(self, chip: str) -> TimeEstimate | None:
         """The estimate for this chip, of all partitions one after the other; None where one has none."""
-        every = self.heard.events
-        if not every or len(every) != partitions or any(_EVENTS.keys() - events.keys() for events in every):
+        found, every = _PARTITIONED.search(self.errors), self.heard.events
+        complete = all(events.keys() >= _EVENTS.keys() for events in every)
+        if found is None or not every or len(every) != int(found["partitions"]) or not complete:
             return None
         return TimeEstimate(
             chip, **{name: sum(one[event] for one in every) for event, name in _EVENTS.items()}
@@ -196,12 +188,12 @@ class Compiler:
         vtcm = () if named else (f"{_VTCM_FLAG}={chip.vtcm}",)
         return replace(self, chip=chip.judge.name, flags=(*self.flags, *vtcm))
 
-    def run(self, path: Path, inputs: Path | None = None) -> Outcome:
+    def run(self, path: Path, folders: Path | None = None) -> Outcome:
         """Compile one file.
 
         Args:
             path: a model with one entry point.
-            inputs: a folder of inputs, see `probe.c`; the graph then runs on them in the emulator.
+            folders: names folders of inputs, see `probe.c`; the graph then runs on them in the emulator.
 
         Raises:
             UsageError: the compiler does not know the chip.
@@ -220,13 +212,13 @@ class Compiler:
                 f"--soc_model={self.chip}",
                 *self.flags,
             ]
-            folders = [sdk.libraries] if sdk.probe is None else [sdk.probe, sdk.libraries]
+            searched = [sdk.libraries] if sdk.probe is None else [sdk.probe, sdk.libraries]
             environment = {
                 **os.environ,
                 "EDGE_OPT_QNN_REAL": str(sdk.libraries / LIBRARY),
                 "EDGE_OPT_PROBE_LOG": str(log),
-                **({} if inputs is None else {"EDGE_OPT_PROBE_RUN": str(inputs)}),
-                "LD_LIBRARY_PATH": search_path(*folders, scratch=Path(folder)),
+                **({} if folders is None else {"EDGE_OPT_PROBE_RUN": str(folders)}),
+                "LD_LIBRARY_PATH": search_path(*searched, scratch=Path(folder)),
             }
             try:
                 done = processes.run(command, self.seconds, environment)
@@ -242,38 +234,34 @@ class Compiler:
         return Outcome(done.returncode, done.stdout, done.stderr, heard, sdk.no_probe)
 
 
-def measure(model: Model, signature: str, compiler: Compiler) -> Figures:
+def measure(model: Model, signature: str, compiler: Compiler) -> Measured:
     """Compile one entry point of a model alone; for the nearest chip too, where its own has no estimate of time.
 
-    Raises:
-        CompilerFailedError: the compiler ended without a result, or took too long; an operator that it refuses is no
-            such failure, nor is it one if only the estimate is not to be had. The message is the reason alone.
+    A compiler that ends without a result, or takes too long, is a failure; an operator that it refuses is none, nor is
+    it one if only the estimate is not to be had.
     """
     alone, judge = cut_entry_point(model, signature), compiler.judge()
-    with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder, compiling_threads(2) as threads:
-        file = Path(folder) / "model.tflite"
-        save(alone, file)
-        judging = threads.submit(judge.run, file) if judge.chip != compiler.chip else None
-        outcome = compiler.run(file)
-        if outcome.code:
-            raise CompilerFailedError(
-                f"the Hexagon compiler ended with code {outcome.code}: {outcome.reason}"
-            )
-        judged = outcome if judging is None else judging.result()
-    figures = outcome.figures()
-    time = judged.time(judge.chip, figures["partitions"])
+    try:
+        with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder, compiling_threads(2) as threads:
+            file = Path(folder) / "model.tflite"
+            save(alone, file)
+            judging = threads.submit(judge.run, file) if judge.chip != compiler.chip else None
+            outcome = compiler.run(file)
+            if outcome.code:
+                failure = f"the Hexagon compiler ended with code {outcome.code}: {outcome.reason}"
+                return Measured(signature, failure=failure)
+            judged = outcome if judging is None else judging.result()
+        figures = outcome.figures()
+    except CompilerFailedError as error:
+        return Measured(signature, failure=str(error))
+    time = judged.time(judge.chip)
     note = CHIPS[compiler.chip].note if compiler.chip in CHIPS else ""
     if time is None:
         note = f"no estimate of time: {judged.why_no_time(judge.chip)}"
     named = _VERSION.search(outcome.errors)
-    return Figures(
-        signature=signature,
-        floor=read_floor(alone.subgraphs[0]),
-        time=time,
-        note=note,
-        qnn=outcome.heard.interface if named is None else named[1],
-        **figures,
-    )
+    qnn = outcome.heard.interface if named is None else named[1]
+    floor = read_floor(alone.subgraphs[0])
+    return Measured(signature, Figures(signature, **figures, floor=floor, time=time, note=note, qnn=qnn))
 
 
 @contextmanager
@@ -294,64 +282,3 @@ def compiling_threads(count: int) -> Iterator[Executor]:
                 processes.end_all()
                 waiting.join(0.05)
             raise
-
-
-def emulate(
-    path: Path, graph: Subgraph, inputs: Mapping[str, Array], compiler: Compiler
-) -> tuple[dict[str, Array], float]:
-    """Compile a model and run its one entry point: the outputs by tensor name, and the emulator's seconds.
-
-    Args:
-        path: the model, of one entry point.
-        graph: its graph: names, shapes and dtypes of inputs and outputs.
-        inputs: numbers by tensor name, in the tensors' dtypes.
-        compiler: with a probe.
-
-    Raises:
-        CompilerFailedError: compiler or emulator gave no result, or took too long; the message is the reason alone.
-    """
-    with tempfile.TemporaryDirectory(prefix="edge-opt-") as name:
-        folder = Path(name)
-        for number, array in enumerate(inputs.values()):
-            np.ascontiguousarray(array).tofile(folder / f"{number}.in")
-        lines = [f"{number}\t{given}\n" for number, given in enumerate(inputs)]
-        (folder / "inputs").write_text("".join(lines), encoding="utf-8")
-        outcome = replace(compiler, flags=(*compiler.flags, _RAW_MEMORY)).run(path, folder)
-        _check_ran(outcome)
-        heard, found = outcome.heard, {}
-        assert heard.ran is not None
-        for tensor in graph.outputs:
-            file = folder / f"{heard.outputs.get(tensor.name)}.out"
-            array = np.fromfile(file, tensor.dtype.numpy) if file.exists() else np.empty(0)
-            if array.size != tensor.elements:
-                raise CompilerFailedError(
-                    f"the compiled graph gives no output '{tensor.name}' of its type and size"
-                )
-            found[tensor.name] = array.reshape(tensor.shape)
-        return found, heard.ran[1]
-
-
-def _check_ran(outcome: Outcome) -> None:
-    """CompilerFailedError unless the whole graph was compiled as one, and ran in the emulator."""
-    heard = outcome.heard
-    if heard.interface and not heard.known:
-        why = f"QNN interface {heard.interface} is not one that edge-opt's probe was tried with"
-    elif not heard.finalized:
-        why = f"the compiler ended with code {outcome.code}: {outcome.reason}"
-    elif heard.finalized[0]:
-        why = f"the compiler refuses the graph: {outcome.reason}"
-    elif heard.missing:
-        why = f"the compiled graph wants input '{heard.missing[0]}' in another type or size"
-    elif heard.ran is None:
-        where = "the emulator crashes on the compiled graph" if heard.running else "the compiler ends"
-        why = f"{where} ({outcome.ended})"
-    elif heard.ran[0]:
-        why = f"the emulator refuses the compiled graph: error {heard.ran[0]}"
-    else:
-        taken, operators, partitions = (
-            outcome.figures()[name] for name in ("taken", "operators", "partitions")
-        )
-        if (taken, partitions) == (operators, 1):
-            return
-        why = f"the compiler takes {taken} of {operators} operators in {partitions} pieces: no one graph can run"
-    raise CompilerFailedError(why)

@@ -9,11 +9,12 @@
  *     event      TYPE  VALUE                       what the library's profile says of that graph
  *     running    GRAPH                             the line before the emulator gets it: the last one if it crashes
  *     missing    TENSOR                            an input that nobody gave, or of another size
- *     output     NUMBER  DTYPE  TENSOR
  *     ran        GRAPH  RC  SECONDS
  *
- * With EDGE_OPT_PROBE_RUN=FOLDER each graph is run in the library's x86 emulator as well. FOLDER/inputs has a line
- * "NUMBER<tab>TENSOR" for each input, whose bytes are in FOLDER/NUMBER.in; outputs go to FOLDER/NUMBER.out.
+ * With EDGE_OPT_PROBE_RUN=FILE the first graph also runs in the library's x86 emulator, once for each line of FILE,
+ * which may be a pipe. A line names a FOLDER: FOLDER/tensors has a line "NUMBER<tab>TENSOR" for each input and output.
+ * The bytes of an input are in FOLDER/NUMBER.in, those of an output go to FOLDER/NUMBER.out. FOLDER/done, with the
+ * seconds, is the last file to be written.
  *
  * The positions below are those of QNN's public C interface: the functions of QnnInterface.h in their order, and
  * Qnn_Tensor_t of QnnTypes.h, versions 1 and 2. They are trusted only where the library reports a core version that
@@ -71,7 +72,7 @@ static uint64_t table[TABLE_WORDS], provider;
 static const uint64_t *real;
 static void *backend;
 static Graph graphs[MOST_GRAPHS];
-static int graph_count;
+static int graph_count, served;
 
 #define REAL(position) ((Function)real[position])
 
@@ -151,7 +152,7 @@ static int number_of(const char *folder, const char *name) {
   char *path, *line = NULL;
   size_t room = 0;
   int found = -1;
-  if (asprintf(&path, "%s/inputs", folder) < 0) return -1;
+  if (asprintf(&path, "%s/tensors", folder) < 0) return -1;
   FILE *list = fopen(path, "r");
   free(path);
   while (list && found < 0 && getline(&line, &room, list) > 0) {
@@ -165,15 +166,29 @@ static int number_of(const char *folder, const char *name) {
 }
 
 /* Reads into, or writes from, FOLDER/NUMBER.in or .out; the bytes that were moved. */
-static size_t transfer(const char *folder, int number, const Tensor *tensor, int write) {
+static size_t transfer(const char *folder, const Tensor *tensor, int write) {
+  int number = number_of(folder, tensor->name);
   char *path;
-  if (asprintf(&path, "%s/%d.%s", folder, number, write ? "out" : "in") < 0) return 0;
+  if (number < 0 || asprintf(&path, "%s/%d.%s", folder, number, write ? "out" : "in") < 0) return 0;
   FILE *file = fopen(path, write ? "wb" : "rb");
   free(path);
   if (!file) return 0;
   size_t moved = write ? fwrite(tensor->data, 1, tensor->bytes, file) : fread(tensor->data, 1, tensor->bytes, file);
   fclose(file);
   return moved;
+}
+
+static void say_done(const char *folder, double taken) {
+  char *path, *whole;
+  if (asprintf(&path, "%s/partial", folder) < 0 || asprintf(&whole, "%s/done", folder) < 0) return;
+  FILE *file = fopen(path, "w");
+  if (file) {
+    fprintf(file, "%.3f", taken);
+    fclose(file);
+    rename(path, whole);
+  }
+  free(path);
+  free(whole);
 }
 
 static void run(Graph *graph, const char *folder) {
@@ -188,31 +203,46 @@ static void run(Graph *graph, const char *folder) {
       out[outs++] = tensor;
       continue;
     }
-    int number = number_of(folder, tensor.name);
-    if (number < 0 || transfer(folder, number, &tensor, 0) != tensor.bytes) say("missing\t%s\n", tensor.name);
+    if (transfer(folder, &tensor, 0) != tensor.bytes) say("missing\t%s\n", tensor.name);
     in[ins++] = tensor;
   }
   say("running\t%s\n", graph->name);
   double start = seconds();
   uint64_t rc = REAL(GRAPH_EXECUTE)(graph->handle, in, ins, out, outs, NULL, NULL);
   double taken = seconds() - start;
-  for (uint32_t i = 0; rc == 0 && i < outs; i++) {
-    transfer(folder, i, &out[i], 1);
-    say("output\t%u\t0x%04x\t%s\n", i, out[i].dtype, out[i].name);
-  }
   say("ran\t%s\t%llu\t%.3f\n", graph->name, (unsigned long long)rc, taken);
+  for (uint32_t i = 0; i < outs; i++) {
+    if (rc == 0) transfer(folder, &out[i], 1);
+    free(out[i].data);
+  }
+  for (uint32_t i = 0; i < ins; i++) free(in[i].data);
+  free(in);
+  free(out);
+  say_done(folder, taken);
+}
+
+static void serve(Graph *graph, const char *path) {
+  char *folder = NULL;
+  size_t room = 0;
+  FILE *folders = fopen(path, "r");
+  while (folders && getline(&folder, &room, folders) > 0) {
+    folder[strcspn(folder, "\n")] = 0;
+    run(graph, folder);
+  }
+  if (folders) fclose(folders);
+  free(folder);
 }
 
 static uint64_t on_graph_finalize(void *handle, void *profile, void *signal) {
   Graph *graph = graph_of(handle);
-  const char *folder = getenv("EDGE_OPT_PROBE_RUN");
+  const char *folders = getenv("EDGE_OPT_PROBE_RUN");
   if (!graph) return REAL(GRAPH_FINALIZE)(handle, profile, signal);
   void *own = profile;
   if (REAL(PROFILE_CREATE)(backend, BASIC_PROFILE, &own)) own = profile;
   uint64_t rc = REAL(GRAPH_FINALIZE)(handle, own, signal);
   say("finalized\t%s\t%llu\n", graph->name, (unsigned long long)rc);
   if (own != profile) say_events(own, 0, 0);
-  if (rc == 0 && folder) run(graph, folder);
+  if (rc == 0 && folders && !served++) serve(graph, folders);
   return rc;
 }
 

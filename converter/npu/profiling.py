@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from edge_opt.base.atomic import AnyPath
-from edge_opt.ir import Model
 from edge_opt.ir.opening import AUXILIARY_SECTION, EMBEDDER_SECTION, Opened
 from edge_opt.npu.figures import RUNS, Measured, Profile, Step
 from edge_opt.npu.hexagon import Compiler, measure
@@ -46,7 +45,7 @@ def profile(
     find_sdk(sdk)
     opened = Opened(path)
     model = opened.main().model
-    measured = [attempt(model, name, compiler) for name, _ in model.entry_points()]
+    measured = [measure(model, name, compiler) for name, _ in model.entry_points()]
     for entry in measured:
         if entry.failure:
             where = f"{os.fspath(path)}, {entry.signature}"
@@ -70,14 +69,6 @@ def versions(qnn: str) -> dict[str, str]:
     return {"ai-edge-litert": version("ai-edge-litert"), **({"qnn": qnn} if qnn else {})}
 
 
-def attempt(model: Model, signature: str, compiler: Compiler) -> Measured:
-    """The same of one entry point; a compiler that fails is an outcome."""
-    try:
-        return Measured(signature, measure(model, signature, compiler))
-    except CompilerFailedError as error:
-        return Measured(signature, failure=str(error))
-
-
 def steps_of(opened: Opened, decoders: Sequence[Measured], compiler: Compiler) -> tuple[Step, ...]:
     """A step for each entry point of the decoder that other models of the bundle serve, with those.
 
@@ -88,7 +79,7 @@ def steps_of(opened: Opened, decoders: Sequence[Measured], compiler: Compiler) -
         for name, _ in helper.model.entry_points():
             infix, step = _INFIX.search(name), _INFIX.sub("", name)
             if infix is not None and step in steps:
-                steps[step][_PARTS[infix[1]]] = attempt(helper.model, name, compiler.judge())
+                steps[step][_PARTS[infix[1]]] = measure(helper.model, name, compiler.judge())
     return tuple(
         Step(name, {part: parts[part] for part in RUNS if part in parts})
         for name, parts in steps.items()

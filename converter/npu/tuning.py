@@ -1,33 +1,30 @@
 """Rewrites a signature in every form, compiles and ranks them, and makes a target of the best."""
 
-import hashlib
-import json
 import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, as_completed
-from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from edge_opt.attention.block import FORMS, Block
-from edge_opt.base.atomic import AnyPath, write_whole
-from edge_opt.base.errors import EdgeOptError, UsageError
-from edge_opt.base.record import Record, from_dict
+from edge_opt.base.atomic import AnyPath
+from edge_opt.base.errors import UsageError
+from edge_opt.base.record import Record
 from edge_opt.base.words import Progress
 from edge_opt.conversion import convert
 from edge_opt.ir import Model, load, save
 from edge_opt.ir.opening import Opened
 from edge_opt.ir.text import subgraph_text
 from edge_opt.npu.comparing import compare_on_npu
-from edge_opt.npu.figures import Figures, Measured
-from edge_opt.npu.hexagon import Compiler, compiling_threads
-from edge_opt.npu.layers import Layers, cut_layers
-from edge_opt.npu.profiling import attempt, versions
-from edge_opt.npu.sdk import cache_folder, find_sdk, libraries_digest
+from edge_opt.npu.figures import Measured
+from edge_opt.npu.hexagon import Compiler, compiling_threads, measure
+from edge_opt.npu.layers import cut_layers
+from edge_opt.npu.profiling import versions
+from edge_opt.npu.sdk import find_sdk
 from edge_opt.targets import Target, TargetLike, load_target, target_names
 from edge_opt.targets.chips import DEFAULT_CHIP
 
@@ -114,9 +111,8 @@ def tune(
     """Try every form on one signature of a model, for a Hexagon NPU. The file is only read.
 
     Trials are ranked by the compiler's estimate of time, then by bytes. The best trial's numbers are checked in the
-    emulator, on two layers at their real shapes: they must be near enough to the CPU's, and the same bits as before. If
-    they are not, the next trial is taken. Figures are remembered in the user's cache, so a search that was interrupted
-    goes on where it was.
+    emulator, on two layers at their real shapes: they must be the same bits as before. If they are not, the next trial
+    is taken.
 
     Args:
         path: a .tflite model as exported, or a bundle: then its prefill/decode model.
@@ -144,24 +140,30 @@ def tune(
     compiler = Compiler(chip or DEFAULT_CHIP, (), sdk, seconds)
     no_probe = find_sdk(sdk).no_probe
     layers = cut_layers(Opened(path).main().model, signature, blocks=blocks)
-    forms = dict(_different(layers, base))
+    forms: dict[str, Changes] = {}
+    graphs = set()
+    for form, changes in variants(layers.attention, base):
+        layer = rewritten(cut_layers(layers.model, blocks=1).model, applied(base, changes))
+        graph = subgraph_text(layer.entry_points()[0][1])
+        # Forms that give the same graph are one: without norms there is no other cut at the norm.
+        if graph not in graphs:
+            graphs.add(graph)
+            forms[form] = changes
     targets = {form: applied(base, changes) for form, changes in forms.items()}
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-"))
         exported = f"{folder}/exported.tflite"
         save(layers.model, exported)
         running = executor or stack.enter_context(compiling_threads(jobs or _idle_cores()))
-        waiting = [
-            running.submit(try_form, exported, *target, compiler.judge()) for target in targets.items()
-        ]
-        tell("compiling", 0, len(forms))
+        waiting = [running.submit(try_form, exported, *one, compiler.judge()) for one in targets.items()]
+        tell("compiling", 0, len(waiting))
         for done, _ in enumerate(as_completed(waiting), 1):
-            tell("compiling", done, len(forms))
+            tell("compiling", done, len(waiting))
         trials = sorted((future.result() for future in waiting), key=lambda trial: trial.measured.rank)
         checked = f"numbers not checked: {no_probe}"
         if not no_probe:
             trials, checked = _checked(trials, exported, targets, compiler, tell)
-    first = next((trial.measured.figures for trial in trials if trial.measured.figures), None)
+    figures = [trial.measured.figures for trial in trials if trial.measured.figures is not None]
     return Tuning(
         model=os.fspath(path),
         signature=layers.signature,
@@ -169,11 +171,11 @@ def tune(
         long_context=base.overflows(layers.attention),
         target=base,
         chip=compiler.chip,
-        versions={} if first is None else versions(first.qnn),
+        versions=versions(figures[0].qnn) if figures else {},
         trials=tuple(trials),
         checked=checked,
         changes=forms[trials[0].form],
-        notes=() if first is None or not first.note else (first.note,),
+        notes=tuple(one.note for one in figures[:1] if one.note),
     )
 
 
@@ -199,20 +201,6 @@ def variants(attention: Block, base: Target) -> Iterator[tuple[str, Changes]]:
             yield f"{best}, tiles of {size} rows", {**above, "rows_per_tile": size}
 
 
-def _different(layers: Layers, base: Target) -> Iterator[tuple[str, Changes]]:
-    """Those that give another graph than the ones before them: without norms there is no other cut at the norm.
-
-    The layer with the largest attention decides.
-    """
-    tried = set()
-    for form, changes in variants(layers.attention, base):
-        layer = rewritten(cut_layers(layers.model, blocks=1).model, applied(base, changes))
-        graph = subgraph_text(layer.entry_points()[0][1])
-        if graph not in tried:
-            tried.add(graph)
-            yield form, changes
-
-
 def applied(base: Target, changes: Changes) -> Target | None:
     """The target with a form for all signatures and lengths; None for the model as exported."""
     if changes is None:
@@ -230,40 +218,9 @@ def rewritten(model: Model, target: Target | None) -> Model:
 
 def try_form(exported: str, form: str, target: Target | None, compiler: Compiler) -> Trial:
     """Rewrite the exported model, of one entry point, and compile that; maybe in another process."""
-    started, key = time.perf_counter(), _key(exported, target, compiler)
-    measured = _remembered(key)
-    if measured is None:
-        model = rewritten(load(exported), target)
-        measured = attempt(model, model.entry_points()[0][0], compiler)
-        _remember(key, measured)
+    started, model = time.perf_counter(), rewritten(load(exported), target)
+    measured = measure(model, model.entry_points()[0][0], compiler)
     return Trial(form, measured, round(time.perf_counter() - started, 2))
-
-
-def _key(exported: str, target: Target | None, compiler: Compiler) -> str:
-    """What figures depend on, model and libraries by their digests."""
-    with Path(exported).open("rb") as file:
-        model = hashlib.file_digest(file, "sha256").hexdigest()
-    libraries = libraries_digest(find_sdk(compiler.sdk).libraries)
-    facts = None if target is None else target.to_dict()
-    tools = [version("ai-edge-litert"), version("edge-opt")]
-    values = [model, facts, compiler.chip, compiler.flags, libraries, tools]
-    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _remembered(key: str) -> Measured | None:
-    """What an earlier search measured."""
-    with suppress(OSError, ValueError):  # none did, or it cannot be read
-        figures = json.loads((cache_folder() / f"trial-{key}.json").read_text(encoding="utf-8"))
-        return Measured(figures["signature"], from_dict(Figures, figures))
-    return None
-
-
-def _remember(key: str, measured: Measured) -> None:
-    """Keep what compiled for the next search; the rest might end otherwise another time."""
-    if measured.figures is not None:
-        with suppress(EdgeOptError, OSError):  # what cannot be kept is compiled again
-            content = json.dumps(asdict(measured.figures)).encode()
-            write_whole(cache_folder() / f"trial-{key}.json", content, overwrite=True)
 
 
 def _idle_cores() -> int:
@@ -283,21 +240,22 @@ def _checked(
     for place, trial in enumerate(ranked):
         if not trial.usable:
             break
+        target = targets[trial.form]
+        if target is None:
+            return [*ranked[place:], *wrong], "its numbers are those that the compiler makes of the export"
         tell(f"checking the numbers of {trial.form}", place, len(ranked))
-        comparison = compare_on_npu(
+        found = compare_on_npu(
             exported,
-            rewritten(load(exported), targets[trial.form]),
+            rewritten(load(exported), target),
             sdk=compiler.sdk,
             chip=compiler.chip,
             layers=_CHECKED_LAYERS,
             seconds=compiler.seconds,
         )
-        if comparison.equal:
-            own = targets[trial.form] is None
-            same = "its numbers are the compiler's own" if own else "the same bits as exported"
+        if found.equal:
             where = f"{_CHECKED_LAYERS} layers on {compiler.chip}'s emulator"
-            return [*ranked[place:], *wrong], f"{same}, {where}"
-        wrong.append(replace(trial, verdict=comparison.summary()))
+            return [*ranked[place:], *wrong], f"the same bits as exported, {where}"
+        wrong.append(replace(trial, verdict=found.summary()))
     return [*wrong, *(trial for trial in ranked if not trial.usable)], "no trial's numbers are right"
 
 
@@ -314,12 +272,15 @@ def tuned_target(tuning: Tuning, name: str | None = None) -> Target:
         )
     where = f"{tuning.extent} of {Path(tuning.model).name}, {tuning.signature}"
     changed: dict[str, Any] = dict(tuning.changes or {})
-    split = "form" in changed
-    if split and tuning.long_context:
+    splits, known = "form" in changed, base.split_signatures
+    if splits and tuning.long_context:
         form = {name: changed.pop(name) for name in ("form", "rows_per_tile")}
         changed["long_context"] = {name: value for name, value in form.items() if value is not None}
-    changed["split_signatures"] = _split_signatures(tuning, split=split)
-    if tuning.changes is None and not changed["split_signatures"]:
+    if splits != base.splits(tuning.signature):
+        matching = [one for one in known if replace(base, split_signatures=(one,)).splits(tuning.signature)]
+        known = (*known, tuning.signature) if splits else tuple(one for one in known if one not in matching)
+    changed["split_signatures"] = known
+    if tuning.changes is None and not known:
         changed["mask_before_join"] = False  # the trial was the exported file, with no pass run on it
     source = f"measured with `edge-opt tune` on {where}"
     target = replace(
@@ -332,15 +293,3 @@ def tuned_target(tuning: Tuning, name: str | None = None) -> Target:
     kept = {name: text for name, text in base.sources.items() if name not in changed}
     told = {name: source for name in changed if name in target.stated()}
     return replace(target, sources={**kept, **told})
-
-
-def _split_signatures(tuning: Tuning, *, split: bool) -> tuple[str, ...]:
-    """Patterns of signatures: with this one, or those that match without it."""
-    known = tuning.target.split_signatures
-    if split:
-        return known if tuning.target.splits(tuning.signature) else (*known, tuning.signature)
-    return tuple(
-        pattern
-        for pattern in known
-        if not replace(tuning.target, split_signatures=(pattern,)).splits(tuning.signature)
-    )

@@ -1,0 +1,123 @@
+"""Runs a compiled graph in the x86 emulator of QNN's HTP library: the NPU's own arithmetic, on this machine.
+
+A model of one entry point is compiled once, and runs as often as it is asked to. The emulator is somebody else's and
+may crash.
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Lock
+from typing import NoReturn, TextIO
+
+import numpy as np
+
+from edge_opt.ir import Model, Signature, save
+from edge_opt.npu.hexagon import Compiler, Outcome, compiling_threads
+from edge_opt.npu.sdk import CompilerFailedError, CompilerMissingError, find_sdk
+from edge_opt.runtime.protocol import Array, Arrays
+
+# Without it the plugin wants memory that only a device shares with its NPU.
+_RAW_MEMORY = "--qualcomm_graph_io_tensor_mem_type=raw"
+_LOOK_SECONDS = 0.02
+
+
+def check_emulator(compiler: Compiler) -> None:
+    """CompilerMissingError unless compiled graphs can run here; the message says what is needed."""
+    no_probe = find_sdk(compiler.sdk).no_probe
+    if no_probe:
+        raise CompilerMissingError(no_probe)
+
+
+@contextmanager
+def emulating(model: Model, compiler: Compiler) -> "Iterator[Emulator]":
+    """Compile a model, to run it in the emulator; `compiler.seconds` are for the compiler and all runs.
+
+    Raises:
+        CompilerFailedError: compiler or emulator gave no result, or took too long, or the NPU does not take the whole
+            graph; the message is the reason alone.
+    """
+    (signature,) = model.signatures
+    compiler = replace(compiler, flags=(*compiler.flags, _RAW_MEMORY))
+    with tempfile.TemporaryDirectory(prefix="edge-opt-") as name, compiling_threads(1) as threads:
+        path, folders = Path(name, "model.tflite"), Path(name, "folders")
+        save(model, path)
+        os.mkfifo(folders)
+        # Opened both ways, neither side waits for the other one to open it.
+        with open(os.open(folders, os.O_RDWR), "w", encoding="utf-8") as told:  # noqa: PTH123 - of a descriptor
+            compiling = threads.submit(compiler.run, path, folders)
+            yield Emulator(Path(name), signature, told, compiling)
+        _check_ran(compiling.result())
+
+
+@dataclass(frozen=True, slots=True)
+class Emulator:
+    """A model of one `signature` that is compiled, or being compiled; `told` takes the names of folders to run on."""
+
+    folder: Path
+    signature: Signature
+    told: TextIO
+    compiling: Future[Outcome]
+    _turn: Lock = field(default_factory=Lock)
+
+    def run(self, inputs: Mapping[str, Array]) -> tuple[Arrays, float]:
+        """The outputs and the emulator's seconds; inputs and outputs by the signature's names. Threads take turns."""
+        given, wanted = self.signature.inputs, self.signature.outputs
+        with self._turn, tempfile.TemporaryDirectory(dir=self.folder) as name:
+            folder, tensors = Path(name), enumerate([*wanted.values(), *given.values()])
+            lines = [f"{number}\t{tensor.name}\n" for number, tensor in tensors]
+            for number, key in enumerate(given, len(wanted)):
+                np.ascontiguousarray(inputs[key]).tofile(folder / f"{number}.in")
+            (folder / "tensors").write_text("".join(lines), encoding="utf-8")
+            if not self.told.closed:
+                self.told.write(f"{folder}\n")
+                self.told.flush()
+            while not (folder / "done").exists():
+                if self.compiling.done():
+                    self._fail("the compiler ends before the graph runs")
+                time.sleep(_LOOK_SECONDS)
+            outputs = {}
+            for number, (key, tensor) in enumerate(wanted.items()):
+                file = folder / f"{number}.out"
+                array = np.fromfile(file, tensor.dtype.numpy) if file.exists() else np.empty(0)
+                if array.size != tensor.elements:
+                    self._fail(f"the compiled graph gives no output '{tensor.name}' of its type and size")
+                outputs[key] = array.reshape(tensor.shape)
+            return outputs, float((folder / "done").read_text(encoding="utf-8"))
+
+    def _fail(self, otherwise: str) -> NoReturn:
+        """The compiler's own reason, where it has one."""
+        self.told.close()
+        _check_ran(self.compiling.result())
+        raise CompilerFailedError(otherwise)
+
+
+def _check_ran(outcome: Outcome) -> None:
+    """CompilerFailedError unless the whole graph was compiled as one, and ran in the emulator."""
+    heard = outcome.heard
+    if heard.interface and not heard.known:
+        why = f"QNN interface {heard.interface} is not one that edge-opt's probe was tried with"
+    elif not heard.finalized:
+        why = f"the compiler ended with code {outcome.code}: {outcome.reason}"
+    elif heard.finalized[0]:
+        why = f"the compiler refuses the graph: {outcome.reason}"
+    elif heard.missing:
+        why = f"the compiled graph wants input '{heard.missing[0]}' in another type or size"
+    elif heard.ran is None:
+        where = "the emulator crashes on the compiled graph" if heard.running else "the compiler ends"
+        why = f"{where} ({outcome.ended})"
+    elif heard.ran:
+        why = f"the emulator refuses the compiled graph: error {heard.ran}"
+    else:
+        taken, operators, partitions = (
+            outcome.figures()[name] for name in ("taken", "operators", "partitions")
+        )
+        if (taken, partitions) == (operators, 1):
+            return
+        why = f"the compiler takes {taken} of {operators} operators in {partitions} pieces: no one graph can run"
+    raise CompilerFailedError(why)
