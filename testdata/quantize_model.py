@@ -23,20 +23,23 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class NpuRecipe:
-    """A choice in litert-torch's recipe for NPUs: activation bits, norms in float, bits of the products."""
+    """A choice in litert-torch's recipe for NPUs: activation bits, norms in float, bits of products and caches."""
 
     wide: bool
     float_norms: bool = True
     product_bits: int = 0
+    narrow_caches: bool = False
 
 
-# `-int` quantizes the norms too; `-bmmN` gives BATCH_MATMUL other bits, which puts a QUANTIZE on either side of it.
+# `-int` quantizes the norms too; `-bmmN` gives BATCH_MATMUL other bits, which puts a QUANTIZE on either side of it;
+# `-kv8` keeps keys and values in int8, as Gemma4-E4B's export for NPUs does.
 NPU_RECIPES = {
     "a16w8": NpuRecipe(wide=True),
     "a8w8": NpuRecipe(wide=False),
     "a16w8-int": NpuRecipe(wide=True, float_norms=False),
     "a8w8-int": NpuRecipe(wide=False, float_norms=False),
     "a16w8-bmm8": NpuRecipe(wide=True, product_bits=8),
+    "a16w8-kv8": NpuRecipe(wide=True, narrow_caches=True),
     "a8w8-bmm16": NpuRecipe(wide=False, product_bits=16),
 }
 # names in ai_edge_quantizer.recipe
@@ -155,6 +158,40 @@ def quantize(
         statistics = calibrate(quantizer, data)
         calibration.align_kv_cache_params(statistics, str(model), *CACHES)
     quantizer.quantize(statistics).export_model(str(out), overwrite=True)
+    if npu is not None and npu.narrow_caches:
+        narrow_caches(out)
+
+
+def narrow_caches(path: Path) -> None:
+    """Keep int16 caches in int8: a QUANTIZE behind each cache that is read, and two behind new keys and values."""
+    ir = lib("edge_opt.ir")
+    model = ir.load(path)
+    code = next(one.code for graph in model.subgraphs for one in graph.operators if one.name == "QUANTIZE")
+
+    def like(tensor: Any, name: str, *, narrow: bool) -> Any:
+        scale = float(tensor.quantization.scale[0]) * (258 if narrow else 1)  # 32767 / 127
+        dtype = ir.DType.INT8 if narrow else tensor.dtype
+        return ir.Tensor(name, tensor.shape, dtype, quantization=ir.Quantization.affine(scale))
+
+    for signature in model.signatures:
+        graph, front, behind = signature.subgraph, [], {}
+        for names, listed in ((signature.inputs, graph.inputs), (signature.outputs, graph.outputs)):
+            for name, tensor in names.items():
+                if not name.startswith("kv_") or tensor.dtype is not ir.DType.INT16 or not tensor.consumers:
+                    continue
+                narrow = graph.add_tensor(like(tensor, f"{tensor.name}/narrow", narrow=True))
+                if tensor.producer is None:
+                    front.append(ir.Operator(code, [narrow], [tensor]))
+                else:
+                    wide = graph.add_tensor(like(tensor, f"{tensor.name}/wide", narrow=False))
+                    graph.replace_uses(tensor, wide)
+                    behind[tensor.producer] = [
+                        ir.Operator(code, [tensor], [narrow]),
+                        ir.Operator(code, [narrow], [wide]),
+                    ]
+                names[name] = listed[listed.index(tensor)] = narrow
+        graph.arrange([*front, *(new for one in graph for new in (one, *behind.get(one, ())))])
+    path.write_bytes(ir.to_bytes(model))
 
 
 def quantize_in_child(model: Path, out: Path, recipe: str, samples: int) -> bool:
