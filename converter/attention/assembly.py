@@ -73,11 +73,12 @@ class Assembly:
         """An int32 constant."""
         return self.constants.make(name, np.asarray(values, np.int32), DType.INT32)
 
-    def constant(self, tensor: Tensor, values: np.ndarray) -> Tensor:
-        """A constant made of a part of another."""
-        return self.constants.make(
-            name_below(tensor.name, "piece"), values, tensor.dtype, tensor.quantization
-        )
+    def constant(
+        self, tensor: Tensor, values: np.ndarray, quantization: Quantization | None = None
+    ) -> Tensor:
+        """A constant made of a part of another, quantized alike unless told otherwise."""
+        name = name_below(tensor.name, "piece")
+        return self.constants.make(name, values, tensor.dtype, quantization or tensor.quantization)
 
     def source(self, tensor: Tensor) -> Tensor:
         """What a tensor is a RESHAPE of, if one made here; else itself."""

@@ -160,7 +160,15 @@ class Splitter:
         if not axes and target == tensor.shape:
             return tensor
         if tensor.has_numbers:
-            return self.assembly.constant(tensor, _head_of(tensor.array(), factored, head).reshape(target))
+            values, quantization = (
+                _head_of(tensor.array(), factored, head).reshape(target),
+                tensor.quantization,
+            )
+            if quantization is not None and quantization.is_per_axis:
+                axis, kept = quantization.dimension, fx.piece_axes(factored, keep=self.form.keep_axes)
+                places = _head_of(np.arange(tensor.shape[axis]), (factored[axis],), head)
+                quantization = quantization.along(kept.index(axis) if axis in kept else 0, places)
+            return self.assembly.constant(tensor, values, quantization)
         if not axes:
             return self.assembly.reshaped(tensor, target, name_below(tensor.name, "squeezed"))
         axis = axes[0]

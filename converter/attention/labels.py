@@ -71,8 +71,8 @@ class OperandFactors:
         for index, own in operands.items():
             tensor = of.operator.input(index)
             per_axis = tensor.quantization is not None and tensor.quantization.is_per_axis
-            if per_axis and fx.piece_count(own) > 1:
-                text = "a tensor with one scale for each step of an axis is not cut"
+            if fx.piece_count(own) > 1 and (tensor.is_blockwise or (per_axis and not tensor.has_numbers)):
+                text = "a tensor with several scales is cut only where its numbers can be read here"
                 return Refusal(text, of.operator, tensor)
         return operands
 

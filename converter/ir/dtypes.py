@@ -128,9 +128,12 @@ class Quantization:
         """The real number that a stored one stands for, by the first of the parameters."""
         return (stored - int(self.zero_point[0])) * float(self.scale[0])
 
-    def along(self, dimension: int) -> Quantization:
-        """The same parameters along another axis (a reshape or transpose moved it)."""
+    def along(self, dimension: int, places: NDArray[np.integer] | slice = slice(None)) -> Quantization:
+        """The parameters of some places, or all, of the axis, which is `dimension` now (what is cut may lose axes)."""
         fields = dict(self.table.fields)
+        for name in ("scale", "zero_point", "min", "max"):
+            if len(fields.get(name, ())) > 1:
+                fields[name] = fields[name][places]
         fields["quantized_dimension"] = dimension
         return Quantization(Table(self.table.spec, fields))
 
