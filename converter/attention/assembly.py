@@ -10,7 +10,7 @@ from edge_opt.base.words import name_below
 from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Shape, Tensor
 from edge_opt.ir.walk import needed_for
 from edge_opt.schema.table import Table, new_table
-from edge_opt.shapes.rules import constants_of
+from edge_opt.shapes.rules import small_value
 
 
 class Assembly:
@@ -146,7 +146,7 @@ def exchanges_last_two(operator: Operator) -> bool:
     """True for a TRANSPOSE that exchanges rows and columns and nothing else."""
     if operator.name != "TRANSPOSE":
         return False
-    order = constants_of(operator)(1)
+    order = small_value(operator.inputs[1])
     rank = len(operator.outputs[0].shape)
     return rank >= 2 and order is not None and [*order] == [*range(rank - 2), rank - 1, rank - 2]
 

@@ -29,7 +29,7 @@ from edge_opt.ir import Operator, Subgraph, Tensor
 from edge_opt.ir.refusal import Refusal, RefusedError
 from edge_opt.ir.walk import producers
 from edge_opt.shapes.inference import doubted
-from edge_opt.shapes.rules import constants_of
+from edge_opt.shapes.rules import small_value
 
 _SMALL = 1 << 16
 
@@ -373,7 +373,7 @@ def _moved(operator: Operator, factored: Factored) -> Factored | None:
     """Where digits lie in the result that lie so in an operand; None for an operator that does more."""
     result = operator.outputs[0].shape if len(operator.outputs) == 1 else None
     if operator.name == "TRANSPOSE":
-        order = constants_of(operator)(1)
+        order = small_value(operator.inputs[1])
         return None if order is None else tuple(factored[axis] for axis in order.ravel())
     if operator.name in MOVEMENT and result is not None:
         return fx.regroup(factored, result)

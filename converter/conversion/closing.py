@@ -9,6 +9,7 @@ from edge_opt.base.errors import UsageError, unknown
 from edge_opt.ir import Model, Shape, Tensor, to_bytes
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.ir.opening import Part
+from edge_opt.ir.walk import reads
 from edge_opt.passes.contract import shape_options
 from edge_opt.passes.ledger import UnverifiedChangeError
 from edge_opt.passes.merging import remove_dead
@@ -38,8 +39,8 @@ def close_inputs(parts: Sequence[Part], shapes: Mapping[str, Sequence[int]], *, 
         folded = close_shapes(model, chosen)
         if verify and folded:
             _compare(model, folded)
-        for graph, operator, _ in folded:
-            producers = (tensor.producer for tensor in operator.inputs if tensor is not None)
+        for graph, operators, _ in folded:
+            producers = (tensor.producer for tensor in reads(operators))
             remove_dead(graph, filter(None, producers), model.subgraphs)
         remove_unused(model, usage)
         part.changed = True

@@ -8,13 +8,15 @@ from edge_opt.shapes.inference import (
     ShapeReport,
     check_operators,
     doubted,
+    infer_operator,
     infer_shapes,
     shape_report,
 )
-from edge_opt.shapes.rules import infer_operator
+from edge_opt.shapes.rules import Fact
 
 __all__ = [
     "Disagreement",
+    "Fact",
     "Folded",
     "Shape",
     "ShapeError",

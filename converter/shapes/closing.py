@@ -9,16 +9,16 @@ from edge_opt.ir.cleanup import called
 from edge_opt.ir.walk import cut_out, reads
 from edge_opt.schema.data import Data
 from edge_opt.shapes.dimension import Shape, ShapeError
-from edge_opt.shapes.inference import infer_facts, recorded_facts, shape_report
-from edge_opt.shapes.rules import Array, recorded_shape
+from edge_opt.shapes.inference import infer_operator, shape_report
+from edge_opt.shapes.rules import Array, recorded_fact, recorded_shape
 
 
 class Folded(NamedTuple):
-    """An operator that closing took out of its subgraph: its results, now constants, have these values."""
+    """Operators that closing took out of a subgraph, and their results, now constants, with their values."""
 
     subgraph: Subgraph
-    operator: Operator
-    values: Sequence[Array]
+    operators: list[Operator]
+    values: dict[Tensor, Array]
 
 
 def close_shapes(model: Model, given: Mapping[Tensor, Shape]) -> list[Folded]:
@@ -35,9 +35,8 @@ def close_shapes(model: Model, given: Mapping[Tensor, Shape]) -> list[Folded]:
     for one in report.disagreements:
         if one.inferred is None and (one.subgraph, one.operator) not in before:
             raise UsageError(f"the given shapes do not go together: {one}")
-    reached = called(
-        model, [graph for graph in model.subgraphs if any(tensor in given for tensor in graph.inputs)]
-    )
+    entered = [graph for graph in model.subgraphs if any(tensor in given for tensor in graph.inputs)]
+    reached = called(model, entered)
     graphs = [graph for graph in model.subgraphs if graph in reached]
     for graph in graphs:
         for tensor in graph.tensors:
@@ -45,7 +44,7 @@ def close_shapes(model: Model, given: Mapping[Tensor, Shape]) -> list[Folded]:
             if shape is not None and not tensor.is_constant:
                 tensor.shape = tuple(max(size, 1) if size < 0 else size for size in shape)
                 tensor.shape_signature = shape if -1 in shape else None
-    return [folded for graph in graphs for folded in _fold(graph)]
+    return [folded for folded in map(_fold, graphs) if folded.operators]
 
 
 def folded_regions(model: Model, folded: Sequence[Folded]) -> Iterator[tuple[Model, list[Array]]]:
@@ -53,41 +52,38 @@ def folded_regions(model: Model, folded: Sequence[Folded]) -> Iterator[tuple[Mod
 
     Run on the reference kernels, this verifies a closing as a region is verified.
     """
-    for graph in dict.fromkeys(one.subgraph for one in folded):
-        here = [one for one in folded if one.subgraph is graph]
-        operators = [one.operator for one in here]
-        values = {
-            tensor: value
-            for one in here
-            for tensor, value in zip(one.operator.outputs, one.values, strict=True)
-        }
+    for _, operators, values in folded:
         inputs = [tensor for tensor in reads(operators) if not tensor.is_constant]
         region = cut_out(model, operators, inputs, list(values))
-        for operator in region.subgraphs[0].operators:
+        for operator in region.subgraphs[0]:
             for tensor in operator.outputs:
                 tensor.buffer = None
         yield region, list(values.values())
 
 
-def _fold(graph: Subgraph) -> Iterator[Folded]:
+def _fold(graph: Subgraph) -> Folded:
     """Make values that are known constants; the operators that computed them are taken out."""
+    folded = Folded(graph, [], {})
     for operator in graph.operators:
         values = _values(operator)
-        if not values or any(graph.is_output(tensor) for tensor in operator.outputs):
-            continue
-        for tensor, value in zip(operator.outputs, values, strict=True):
-            tensor.buffer = Buffer(Data(value.tobytes()))
-        graph.remove(operator)
-        yield Folded(graph, operator, values)
+        if values and not any(graph.is_output(tensor) for tensor in operator.outputs):
+            for tensor, value in values.items():
+                tensor.buffer = Buffer(Data(value.tobytes()))
+            graph.remove(operator)
+            folded.operators.append(operator)
+            folded.values.update(values)
+    return folded
 
 
-def _values(operator: Operator) -> Sequence[Array]:
+def _values(operator: Operator) -> dict[Tensor, Array]:
     """The results of an operator where all elements are known, and the file was right about its shapes; else none."""
     try:
-        facts = infer_facts(operator, recorded_facts(operator))
+        facts = infer_operator(operator, list(map(recorded_fact, operator.inputs)))
     except ShapeError:
-        return ()
-    pairs = list(zip(facts, operator.outputs, strict=True))
-    values = [fact.value for fact, tensor in pairs if fact.shape == recorded_shape(tensor)]
-    known = [value for value in values if value is not None and value.dtype != object]
-    return known if len(known) == len(operator.outputs) else ()
+        return {}
+    values = {
+        tensor: value
+        for tensor, (shape, value) in zip(operator.outputs, facts, strict=True)
+        if value is not None and value.dtype != object and shape == recorded_shape(tensor)
+    }
+    return values if len(values) == len(operator.outputs) else {}

@@ -1,30 +1,21 @@
 """Shapes with open sizes: arithmetic on sizes, broadcasting and matrix products. Nothing here knows an operator."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from numbers import Integral
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from edge_opt.base.errors import EdgeOptError
 
 
 class ShapeError(EdgeOptError):
-    """The shapes, types or attributes of an operation cannot go together.
-
-    `detail` is the sentence, `where` the place ("subgraph 'decode', operator 34 (BATCH_MATMUL)") or None.
-    """
-
-    def __init__(self, detail: str, where: str | None = None) -> None:
-        super().__init__(f"{where}: {detail}" if where else detail)
-        self.detail = detail
+    """The shapes, types or attributes of an operation cannot go together."""
 
 
 Shape: TypeAlias = tuple[int, ...]
 """Sizes from the outermost axis in; -1 is an open one. The shape of an unranked tensor is None."""
 
-OPEN = -1
+OPEN: Final = -1
 """A size that is known only at run time. Sums and products with it are open, comparisons with it prove nothing."""
 
 
@@ -63,13 +54,6 @@ def total(*sizes: int) -> int:
     return OPEN if min(sizes, default=0) < 0 else sum(sizes)
 
 
-def common_shape(left: Shape | None, right: Shape | None) -> Shape | None:
-    """The most specific shape that both shapes fit: -1 where they differ, None where the ranks do."""
-    if left is None or right is None or len(left) != len(right):
-        return None
-    return tuple(a if a == b else OPEN for a, b in zip(left, right, strict=True))
-
-
 def shape_text(shape: Sequence[int] | None) -> str:
     """The shape for a sentence: `[1,?,256]`, or "unranked"."""
     return "unranked" if shape is None else f"[{','.join(map(size_text, shape))}]"
@@ -106,29 +90,17 @@ def broadcast(*shapes: Iterable[int] | None, labels: Sequence[str] = ()) -> Shap
 
 
 def _broadcast_axis(ranked: Sequence[tuple[Shape, str]], axis: int) -> int:
-    """One dimension of the result; `axis` counts from the end."""
+    """One dimension of the result; `axis` counts from the end. Source: `InferDim` of the trait."""
     result, place = 1, ""
     for shape, label in ranked:
-        if len(shape) < -axis:
-            continue
-        size, here = shape[axis], f"{label} (axis {axis + len(shape)})"
-        merged = _infer_dimension(result, size)
-        if merged is None:
+        size = shape[axis] if len(shape) >= -axis else 1
+        here = f"{label} (axis {axis + len(shape)})"
+        if result == 1 or (result < 0 and size != 1):
+            result, place = size, here
+        elif size >= 0 and size not in (1, result):
             detail = f"sizes do not broadcast: {result} in {place}, {size} in {here}"
             raise ShapeError(f"{detail}: expected equal sizes, or 1 in one of them")
-        if merged != result:
-            result, place = merged, here
     return result
-
-
-def _infer_dimension(left: int, right: int) -> int | None:
-    """Infer one dimension of the result; None where two static sizes exclude each other.
-
-    Source: MLIR's `Broadcastable` trait, `InferDim`.
-    """
-    if left == 1 or (left < 0 and right != 1):
-        return right
-    return left if right < 0 or right in (1, left) else None
 
 
 def verify_broadcast(
@@ -136,10 +108,9 @@ def verify_broadcast(
 ) -> None:
     """Check that `result` is a legal result shape for the operands.
 
-    With nothing inferred (no ranked operand) or an unranked result there is nothing to check. Else the ranks
-    must be equal, and each static dimension of the result must equal the inferred one. An inferred open dimension
-    against a static one is refused, as the trait's pseudo-code and its third incorrect example have it; with
-    `allow_refinement` it passes, as the trait's table has it.
+    Without a ranked operand, or with an unranked result, there is nothing to check. Else the ranks must be equal, and
+    each static dimension of the result must equal the inferred one. An inferred open dimension against a static one is
+    refused, as the trait's pseudo-code has it; with `allow_refinement` it passes, as the trait's table has it.
 
     Source: MLIR's `Broadcastable` trait, `Verify`.
 
@@ -195,23 +166,15 @@ def matmul(
             raise ShapeError(f"{label} is a scalar: a matrix product needs rank 1 or more")
     if left is None or right is None:
         return None
-    left_rows, left_columns = _axes(left, transpose_a)
-    right_rows, right_columns = _axes(right, transpose_b)
+    # A vector has one axis for rows and columns, the inner one.
+    left_rows, left_columns = sorted((max(len(left) - 2, 0), len(left) - 1), reverse=transpose_a)
+    right_rows, right_columns = sorted((max(len(right) - 2, 0), len(right) - 1), reverse=transpose_b)
     if not may_be_equal(left[left_columns], right[right_rows]):
         raise ShapeError(
             f"inner dimensions differ: {left[left_columns]} in {labels[0]} (axis {left_columns}), "
             f"{right[right_rows]} in {labels[1]} (axis {right_rows})"
         )
-    batch = broadcast(left[:-2], right[:-2], labels=labels)
-    assert batch is not None
+    batch = broadcast(left[:-2], right[:-2], labels=labels) or ()
     rows = (left[left_rows],) if len(left) > 1 else ()
     columns = (right[right_columns],) if len(right) > 1 else ()
     return batch + rows + columns
-
-
-def _axes(shape: Shape, transpose: bool) -> tuple[int, int]:
-    """Which axes are rows and columns; a vector has one for both, the inner one."""
-    last = len(shape) - 1
-    if last == 0:
-        return 0, 0
-    return (last, last - 1) if transpose else (last - 1, last)

@@ -5,21 +5,20 @@ It never asks the interpreter, and never changes the model; `doubted` marks oper
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from edge_opt.base.record import Record
 from edge_opt.ir import Model, Operator, Subgraph, Tensor, load
-from edge_opt.ir.operators import subgraph_indices
+from edge_opt.ir.operators import KINDS, subgraph_indices
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.schema.data import Source
-from edge_opt.shapes.dimension import Shape, ShapeError, as_shape, common_shape, misfit, shape_text
+from edge_opt.shapes.dimension import OPEN, Shape, ShapeError, as_shape, misfit, shape_text
 from edge_opt.shapes.folding import fold
 from edge_opt.shapes.results import wrong_results
-from edge_opt.shapes.rules import Call, Enter, Fact, apply, recorded_shape, small_value
+from edge_opt.shapes.rules import RULES, Call, Fact, UnknownError, recorded_fact, recorded_shape
 
 Stated: TypeAlias = Shape | str | None
 """A shape, a type or quantization parameters in words, or None where there are none."""
@@ -55,8 +54,8 @@ class Disagreement(Record):
 class ShapeReport(Record):
     """The outcome for a whole model of that many `tensors`.
 
-    `shapes` has every tensor that an operator, a graph input or a constant defines. A tensor of a subgraph that is
-    entered with several shapes has what these have in common.
+    `shapes` has every graph input and every operator's results. A tensor of a subgraph that is entered with several
+    shapes has what these have in common.
     """
 
     tensors: int
@@ -96,42 +95,91 @@ def shape_report(model: Model, *, resize: Mapping[Tensor, Sequence[int]] | None 
     for subgraph in model.subgraphs:
         for tensor in subgraph.tensors:
             if tensor.wrong_size is not None:
-                walk.report(
-                    subgraph, "", tensor, tensor.shape, None, f"tensor '{tensor.name}': {tensor.wrong_size}"
-                )
+                reason = f"tensor '{tensor.name}': {tensor.wrong_size}"
+                walk.report(subgraph, "", tensor, tensor.shape, None, reason)
     # What operators enter is walked with their shapes; then with its own what was not entered after all.
-    for index in sorted(range(len(model.subgraphs)), key=called_subgraphs(model).__contains__):
-        if index not in walk.walked:
-            inputs = model.subgraphs[index].inputs
-            walk.walk(index, {tensor: Fact(given.get(tensor, walk.recorded(tensor))) for tensor in inputs})
+    for subgraph in sorted(model.subgraphs, key=called_subgraphs(model).__contains__):
+        if subgraph not in walk.walked:
+            inputs = subgraph.inputs
+            walk.walk(
+                subgraph, {tensor: Fact(given.get(tensor, recorded_shape(tensor))) for tensor in inputs}
+            )
     count = sum(len(subgraph.tensors) for subgraph in model.subgraphs)
     return ShapeReport(count, tuple(walk.disagreements.values()), walk.shapes)
 
 
 def called_subgraphs(model: Model) -> set[int]:
     """The subgraphs that operators enter or refer to."""
-    operators = (op for subgraph in model.subgraphs for op in subgraph.operators)
-    return {index for op in operators for index in subgraph_indices(op.options)}
+    operators = (operator for graph in model.subgraphs for operator in graph)
+    return {index for operator in operators for index in subgraph_indices(operator.options)}
 
 
-def infer_facts(op: Operator, inputs: Sequence[Fact], enter: Enter = lambda *_: None) -> list[Fact]:
+CALLS: Final = frozenset({"CALL", "STABLEHLO_COMPOSITE"})
+"""Operators that compute what a subgraph does."""
+
+Enter: TypeAlias = Callable[[int, Sequence[Fact]], Sequence[Fact] | None]
+"""Infers the outputs of a subgraph (by index) from what is known of its inputs; None where it cannot."""
+
+
+def infer_operator(op: Operator, inputs: Sequence[Fact], enter: Enter = lambda *_: None) -> Sequence[Fact]:
     """What is known of an operator's results, from what is known of its inputs; of unknown operators nothing.
 
+    Of the operator only name, options, and the names and types of its tensors are read, not their shapes. An input that
+    is left out is `Fact(None)`. `enter` infers the subgraph that a composite or call runs.
+
     Raises:
-        ShapeError: the inputs cannot go together; the sentence has no place yet.
+        ShapeError: the inputs cannot go together; names tensors, axes and sizes.
     """
-    call = Call(op, [fact.shape for fact in inputs], lambda index: inputs[index].value, enter)
-    shapes = apply(call)
+    unknown = [Fact(None)] * len(op.outputs)
+    if op.name in CALLS:
+        (index,) = subgraph_indices(op.options)
+        entered = enter(index, inputs)
+        return unknown if entered is None or len(entered) != len(unknown) else entered
+    if op.name not in RULES:
+        return unknown
+    reason = KINDS[op.name].misfit(op.inputs, op.outputs)
+    if reason is not None:
+        raise ShapeError(f"it {reason}")
+    call = Call(op, inputs)
+    try:
+        shapes = RULES[op.name].rule(call)
+    except UnknownError:
+        return unknown
     return [Fact(*pair) for pair in zip(shapes, fold(call, shapes), strict=True)]
 
 
-def recorded_facts(op: Operator) -> list[Fact]:
-    """What the file says of an operator's inputs: recorded shapes, and the values of small constants."""
-    return [Fact(None) if t is None else Fact(recorded_shape(t), small_value(t)) for t in op.inputs]
+class _Step(NamedTuple):
+    """What is inferred of an operator's results, or why its inputs cannot go together; whether one has an open size."""
+
+    operator: Operator
+    results: Sequence[Fact]
+    error: str
+    is_open: bool
 
 
-_DEEPEST = 64
-"""Subgraphs inside subgraphs: more than the reader lets through, fewer than a Python stack holds."""
+def _steps(graph: Iterable[Operator], facts: dict[Tensor, Fact], enter: Enter) -> Iterator[_Step]:
+    """Infer each operator in turn; `facts` has the graph's inputs and takes up everything else."""
+    for operator in graph:
+        inputs = [facts[tensor] if tensor in facts else recorded_fact(tensor) for tensor in operator.inputs]
+        is_open = any(fact.shape and OPEN in fact.shape for fact in inputs)
+        try:
+            step = _Step(operator, infer_operator(operator, inputs, enter), "", is_open)
+        except ShapeError as error:
+            step = _Step(operator, [Fact(None)] * len(operator.outputs), str(error), is_open)
+        for tensor, (shape, value) in zip(operator.outputs, step.results, strict=True):
+            facts[tensor] = Fact(_settled(tensor, shape, is_open), value)
+        yield step
+
+
+def _settled(tensor: Tensor, shape: Shape | None, is_open: bool) -> Shape | None:
+    """The inferred shape. A size that is not inferred is the recorded one, unless it may follow from an open one."""
+    recorded = recorded_shape(tensor)
+    if shape is None and recorded is not None:
+        return (OPEN,) * len(recorded) if is_open and not tensor.is_dynamic else recorded
+    if shape is None or recorded is None or is_open or len(shape) != len(recorded):
+        return shape
+    return tuple(there if size < 0 else size for size, there in zip(shape, recorded, strict=True))
+
 
 _MOST_ENTRIES = 64
 """Ways to enter one subgraph: a file may call each from two places of the one before, with other values each time."""
@@ -143,117 +191,67 @@ class _Walk:
     def __init__(self, model: Model) -> None:
         self.shapes: dict[Tensor, Shape | None] = {}
         self.disagreements: dict[object, Disagreement] = {}
-        self.walked: set[int] = set()
+        self.walked: set[Subgraph] = set()
         self._model = model
-        # Older writers state no ranks at all: where no tensor of the model does, a shape without sizes is a scalar.
-        tensors = (tensor for subgraph in model.subgraphs for tensor in subgraph.tensors)
-        self._states_ranks = any(t.table is not None and t.table.get("has_rank") for t in tensors)
-        self._entered: dict[object, Sequence[Fact]] = {}
+        self._entered: dict[object, Sequence[Fact] | None] = {}
         self._entries: Counter[int] = Counter()
-        self._depth = 0
-        self._wrong: set[Tensor] = set()
-
-    def recorded(self, tensor: Tensor) -> Shape | None:
-        """The shape that the file records, None for an unranked tensor."""
-        shape = recorded_shape(tensor)
-        return () if shape is None and not self._states_ranks else shape
 
     def report(
-        self,
-        subgraph: Subgraph,
-        operator: str,
-        tensor: Tensor,
-        recorded: Stated,
-        inferred: Stated,
-        reason: str,
+        self, graph: Subgraph, operator: str, tensor: Tensor, recorded: Stated, inferred: Stated, reason: str
     ) -> None:
         """Report a disagreement; of a tensor in a subgraph that is entered twice, once."""
         key = (tensor, operator, inferred if isinstance(inferred, str) else None)
-        name = self._model.signature_name(subgraph)
+        name = self._model.signature_name(graph)
         found = Disagreement(name, tensor.name, operator, recorded, inferred, reason)
         self.disagreements.setdefault(key, found)
 
-    def walk(self, index: int, facts: dict[Tensor, Fact]) -> list[Fact]:
-        """Infer every operator of the subgraph; `facts` has its inputs and takes up everything else."""
-        subgraph = self._model.subgraphs[index]
-        self.walked.add(index)
-        self._depth += 1
-        for tensor, fact in facts.items():
-            self._take(tensor, fact.shape)
-        for position, op in enumerate(subgraph.operators):
-            inputs = [self._fact(tensor, facts) for tensor in op.inputs]
-            for tensor, (shape, value) in zip(
-                op.outputs, self._results(subgraph, position, op, inputs), strict=True
-            ):
-                self._take(tensor, shape)
-                facts[tensor] = Fact(self.recorded(tensor) if shape is None else shape, value)
-        self._depth -= 1
-        return [self._fact(tensor, facts) for tensor in subgraph.outputs]
+    def walk(self, graph: Subgraph, facts: dict[Tensor, Fact]) -> list[Fact]:
+        """Infer every operator of the subgraph, whose inputs are in `facts`; what is known of its outputs."""
+        self.walked.add(graph)
+        wrong = {tensor for tensor in facts if self._take(graph, "", tensor, facts[tensor].shape, "")}
+        for position, (operator, results, error, _) in enumerate(_steps(graph, facts, self.enter)):
+            where = f"{position} ({operator.name})"
+            if error:
+                tensor = next(t for t in (*operator.outputs, *operator.inputs) if t is not None)
+                self.report(graph, where, tensor, recorded_shape(tensor), None, error)
+            cause = next((tensor for tensor in operator.inputs if tensor in wrong), None)
+            source = "" if cause is None else f"; it follows from tensor '{cause.name}'"
+            for tensor, (shape, _) in zip(operator.outputs, results, strict=True):
+                if self._take(graph, where, tensor, shape, source):
+                    wrong.add(tensor)
+            for one in () if error else wrong_results(operator):
+                self.report(graph, where, *one)
+        return [facts[tensor] if tensor in facts else recorded_fact(tensor) for tensor in graph.outputs]
 
-    def _take(self, tensor: Tensor, shape: Shape | None) -> None:
-        """Take up a shape; in a subgraph that is entered with several, what they have in common."""
-        self.shapes[tensor] = common_shape(self.shapes.get(tensor, shape), shape)
+    def _take(self, graph: Subgraph, where: str, tensor: Tensor, shape: Shape | None, source: str) -> bool:
+        """Take up a shape, of several what they have in common; report it and return True where it is another."""
+        known = self.shapes.get(tensor, shape)
+        alike = shape is not None and known is not None and len(shape) == len(known)
+        common = (a if a == b else OPEN for a, b in zip(shape or (), known or (), strict=False))
+        self.shapes[tensor] = tuple(common) if alike else None
+        recorded = recorded_shape(tensor)
+        reason = misfit(shape, recorded)
+        if reason is not None:
+            reason = reason + source if where else f"an operator enters with {shape_text(shape)}"
+            self.report(graph, where, tensor, recorded, shape, reason)
+        return reason is not None
 
-    def _fact(self, tensor: Tensor | None, facts: dict[Tensor, Fact]) -> Fact:
-        """What is known of an operator's input; a tensor that no operator defines is as the file says."""
-        if tensor is None:
-            return Fact(None)
-        if tensor not in facts:
-            shape = tensor.shape if tensor.is_constant else self.recorded(tensor)
-            facts[tensor] = Fact(shape, small_value(tensor))
-        return facts[tensor]
-
-    def _results(self, subgraph: Subgraph, position: int, op: Operator, inputs: Sequence[Fact]) -> list[Fact]:
-        """What is known of an operator's results; disagreements with the file are reported."""
-        where = f"{position} ({op.name})"
-        caller = f"operator {where} of subgraph '{self._model.signature_name(subgraph)}'"
-        try:
-            facts = infer_facts(op, inputs, partial(self.enter, caller))
-        except ShapeError as error:
-            tensor = next((t for t in (*op.outputs, *op.inputs) if t is not None), None)
-            if tensor is not None:
-                self.report(subgraph, where, tensor, self.recorded(tensor), None, error.detail)
-            return [Fact(None)] * len(op.outputs)
-        for tensor, fact in zip(op.outputs, facts, strict=True):
-            reason = misfit(fact.shape, self.recorded(tensor))
-            if reason is not None:
-                cause = next((tensor for tensor in op.inputs if tensor in self._wrong), None)
-                reason += "" if cause is None else f"; it follows from tensor '{cause.name}'"
-                self.report(subgraph, where, tensor, self.recorded(tensor), fact.shape, reason)
-                self._wrong.add(tensor)
-        for wrong in wrong_results(op):
-            self.report(subgraph, where, wrong.tensor, wrong.recorded, wrong.expected, wrong.reason)
-        return facts
-
-    def enter(self, caller: str, index: int, inputs: Sequence[Fact]) -> Sequence[Fact] | None:
+    def enter(self, index: int, inputs: Sequence[Fact]) -> Sequence[Fact] | None:
         """Walk a subgraph with a caller's inputs; once for equal inputs, and after many different ones not at all."""
-        if not 0 <= index < len(self._model.subgraphs):
-            raise ShapeError(f"it enters subgraph {index}: the model has {len(self._model.subgraphs)}")
-        subgraph = self._model.subgraphs[index]
-        if len(inputs) != len(subgraph.inputs):
-            text = f"it gives {len(inputs)} inputs to subgraph '{subgraph.name}'"
-            raise ShapeError(f"{text}: expected {len(subgraph.inputs)}")
-        if self._depth >= _DEEPEST:
-            raise ShapeError(
-                f"it enters subgraph '{subgraph.name}', which enters itself, or is nested too deep"
-            )
+        count = len(self._model.subgraphs)
+        graph = self._model.subgraphs[index] if 0 <= index < count else None
+        if graph is None or len(inputs) != len(graph.inputs):
+            raise ShapeError(f"it enters subgraph {index} of {count} with {len(inputs)} inputs")
         values = (None if value is None else (value.dtype.str, repr(value.tolist())) for _, value in inputs)
         key = (index, tuple(fact.shape for fact in inputs), *values)
         if key not in self._entered and self._entries[index] < _MOST_ENTRIES:
             self._entries[index] += 1
-            pairs = zip(subgraph.inputs, inputs, strict=True)
-            facts = {tensor: self._entering(caller, subgraph, tensor, fact) for tensor, fact in pairs}
-            self._entered[key] = self.walk(index, facts)
+            self._entered[key] = None  # where it enters itself
+            pairs = zip(graph.inputs, inputs, strict=True)
+            self._entered[key] = self.walk(
+                graph, {t: Fact(recorded_shape(t) if shape is None else shape, v) for t, (shape, v) in pairs}
+            )
         return self._entered.get(key)
-
-    def _entering(self, caller: str, subgraph: Subgraph, tensor: Tensor, fact: Fact) -> Fact:
-        """What is known of a subgraph's input; that a caller gives another shape is reported."""
-        recorded = self.recorded(tensor)
-        if misfit(fact.shape, recorded) is not None:
-            reason = f"{caller} enters with {shape_text(fact.shape)}"
-            self.report(subgraph, "", tensor, recorded, fact.shape, reason)
-            self._wrong.add(tensor)
-        return Fact(recorded if fact.shape is None else fact.shape, fact.value)
 
 
 def check_operators(operators: Iterable[Operator], subgraphs: Sequence[Subgraph] = ()) -> None:
@@ -272,63 +270,43 @@ def check_operators(operators: Iterable[Operator], subgraphs: Sequence[Subgraph]
             raise ShapeError(f"subgraph '{body.name}' takes {expected}, and is called with {given}")
         return [Fact(recorded_shape(tensor)) for tensor in body.outputs]
 
-    for op in operators:
-        try:
-            facts = infer_facts(op, recorded_facts(op), enter)
-        except ShapeError as error:
-            raise RefusedError(f"{op.name}: {error.detail}") from error
-        for (shape, _), tensor in zip(facts, op.outputs, strict=True):
-            recorded = recorded_shape(tensor)
-            if shape is None or shape != recorded:
-                texts = ["unknown" if sizes is None else str(list(sizes)) for sizes in (shape, recorded)]
-                raise RefusedError(
-                    f"{op.name} '{tensor.name}': inferred shape {texts[0]}, recorded {texts[1]}"
-                )
+    for operator in operators:
+        for _, results, error, _ in _steps([operator], {}, enter):
+            for tensor, (shape, _) in zip(operator.outputs, results, strict=True):
+                recorded = recorded_shape(tensor)
+                if shape is None or shape != recorded:
+                    text = f"inferred shape {shape_text(shape)}, recorded {shape_text(recorded)}"
+                    raise RefusedError(f"{operator.name} '{tensor.name}': {error or text}")
 
 
 @contextmanager
 def doubted(graphs: Iterable[Subgraph]) -> Iterator[None]:
     """Within the block, operators whose recorded shapes do not fit have a `shape_error` and the name UNTRUSTED."""
     checked = [graph for graph in graphs if not graph.is_checked]
-    given: dict[Tensor, Shape] = {}
-    errors = [(operator, _shape_error(operator, given)) for graph in checked for operator in graph.operators]
-    for operator, error in errors:
-        operator.shape_error = error
+    steps = [step for graph in checked for step in _steps(graph, {}, lambda *_: None)]
+    for step in steps:
+        step.operator.shape_error = _doubt(step)
     for graph in checked:
         graph.is_checked = True
     try:
         yield
     finally:
-        for operator, _ in errors:
-            operator.shape_error = ""
+        for step in steps:
+            step.operator.shape_error = ""
         for graph in checked:
             graph.is_checked = False
 
 
-def _shape_error(operator: Operator, given: dict[Tensor, Shape]) -> str:
+def _doubt(step: _Step) -> str:
     """Why the recorded shapes of an operator tell nothing; empty where they do.
 
-    A file may record another size than the inputs give, or one where they leave it open. LiteRT goes by the inputs:
-    `given` gets what they give.
+    A file may record another size than the inputs give, or one where they leave it open. LiteRT goes by the inputs.
     """
-    recorded = zip(operator.inputs, recorded_facts(operator), strict=True)
-    inputs = [fact if t is None else fact._replace(shape=given.get(t, fact.shape)) for t, fact in recorded]
-    try:
-        shapes = [fact.shape for fact in infer_facts(operator, inputs)]
-    except ShapeError as error:
-        return error.detail
-    results = list(zip(operator.outputs, shapes, strict=True))
-    for tensor, shape in results:
+    for tensor, (shape, _) in zip(step.operator.outputs, step.results, strict=True):
         reason = misfit(shape, recorded_shape(tensor))
-        if reason is not None:
-            given |= {tensor: shape for tensor, shape in results if shape is not None}
-            return f"{reason} of '{tensor.name}'"
-        if 0 in tensor.shape:
-            return f"'{tensor.name}' is empty"
-    if not any(fact.shape and -1 in fact.shape for fact in inputs):
-        return ""
-    # Of what is not inferred, any size may be open.
-    sizes = [(tensor, (-1,) * len(tensor.shape) if shape is None else shape) for tensor, shape in results]
-    lies = {tensor: shape for tensor, shape in sizes if -1 in shape and not tensor.is_dynamic}
-    given |= lies
-    return f"'{next(iter(lies)).name}' has a size on record, its operands an open one" if lies else ""
+        if reason is not None or 0 in tensor.shape:
+            return f"{reason} of '{tensor.name}'" if reason else f"'{tensor.name}' is empty"
+        may_be_open = bool(tensor.shape) if shape is None else OPEN in shape
+        if step.is_open and may_be_open and not tensor.is_dynamic and not step.error:
+            return f"'{tensor.name}' has a size on record, its operands an open one"
+    return step.error

@@ -1,16 +1,21 @@
-"""Rules of operators that take a part of a tensor, or put one in: slices, gathers, scatters, lookups, updates."""
+"""Rules of operators that take a part of a tensor, or put one in: slices, gathers, lookups, updates."""
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from types import EllipsisType
+from typing import TypeAlias
 
-from edge_opt.ir.refusal import RefusedError
-from edge_opt.shapes.dimension import OPEN, ShapeError, may_be_alike, may_be_equal, shape_text
-from edge_opt.shapes.rules import Call, Element, Results, rule
+from edge_opt.shapes.dimension import OPEN, may_be_alike, may_be_equal
+from edge_opt.shapes.rules import Call, Results, UnknownError, rule
 
-_MOST_STRIDED_INDICES = 31
+Index: TypeAlias = "slice | int | EllipsisType | None"
+"""What takes a part of one axis in numpy; None adds an axis."""
+
+_UNKNOWN = slice(None, None, 0)
+"""A part whose bounds are not known."""
+
+_MOST_BOUNDS = 31
 
 
-@rule("SLICE", "TFLite, slice.cc, CalculateOutputShapeVector")
+@rule("SLICE", "slice.cc, CalculateOutputShapeVector")
 def slice_(call: Call) -> Results:
     """The result starts at `begin` (input 1) and has the sizes of input 2; -1 stands for all that is left."""
     shape, begins, sizes = call.shape(0), call.elements(1, rank=1), call.elements(2, rank=1)
@@ -25,95 +30,75 @@ def slice_(call: Call) -> Results:
     return [tuple(result)]
 
 
-class Cut(NamedTuple):
-    """What a strided slice takes of one axis of its input, or of a new one."""
-
-    size: int | None
-    """The size in the result; None where the axis is dropped, -1 where unknown."""
-    places: range | None
-    """The indices that are taken; None where unknown."""
-    is_new: bool = False
-
-
-@rule("STRIDED_SLICE", "TFLite, strided_slice.cc, ResizeOutputTensor; strided_slice_logic.h")
+@rule("STRIDED_SLICE", "strided_slice.cc, ResizeOutputTensor; strided_slice_logic.h")
 def strided_slice(call: Call) -> Results:
     """Numpy's `x[begin:end:stride, ...]`: inputs 1 to 3 give the bounds, masks open them or change the axes.
 
     `ellipsis_mask` covers the axes that have no bounds, `new_axis_mask` adds an axis of size 1,
-    `shrink_axis_mask` takes the single index `begin` and drops the axis. With `offset`, the end counts from
-    the begin.
+    `shrink_axis_mask` takes the single index `begin` and drops the axis.
     """
-    return [tuple(cut.size for cut in strided_cuts(call) if cut.size is not None)]
-
-
-def strided_cuts(call: Call) -> Iterator[Cut]:
-    """Go through the bounds and the input's axes side by side, as the masks pair them up."""
-    shape, bounds = call.shape(0), [call.elements(index, rank=1) for index in (1, 2, 3)]
-    count = len(bounds[0])
-    if count > _MOST_STRIDED_INDICES or any(len(numbers) != count for numbers in bounds):
-        raise ShapeError(f"its begin, end and strides need one length, at most {_MOST_STRIDED_INDICES}")
-    gap, new = (call.number(f"{name}_mask") for name in ("ellipsis", "new_axis"))
-    masked = gap or new or call.number("begin_mask") or call.number("end_mask")
-    if call.number("offset") and (masked or count < len(shape)):
-        raise RefusedError("with an offset, the runtime takes masks and missing bounds its own way", call.op)
-    gaps = [bool(gap >> index & 1) for index in range(count)]
-    news = [bool(new >> index & 1) and not gaps[index] for index in range(count)]
-    covered = len(shape) - count + sum(news) + sum(gaps)
-    call.expect(sum(gaps) <= 1 and covered >= sum(gaps), "one ellipsis at most, and an axis for each bound")
-    axis = 0
-    for index, entry in enumerate(zip(*bounds, strict=True)):
-        call.expect(entry[2] != 0, f"a stride at index {index}")
-        if news[index]:
-            yield Cut(1, None, is_new=True)
-        elif gaps[index]:
-            yield from (_whole(size) for size in shape[axis : axis + covered])
-            axis += covered
+    shape, indices = call.shape(0), strided_indices(call)
+    named = sum(isinstance(index, slice | int) for index in indices)
+    gaps = indices.count(...)
+    call.expect(gaps <= 1 and named + gaps <= len(shape), "one ellipsis at most, and an axis for each bound")
+    axis, result = 0, list[int]()
+    for index in indices:
+        if index is None:
+            result.append(1)
+        elif index is ...:
+            result += shape[axis : axis + len(shape) - named]
+            axis += len(shape) - named
         else:
-            yield _cut(call, axis, index, *entry)
+            result += _taken(call, axis, index)
             axis += 1
-    yield from map(_whole, shape[axis:])
+    return [(*result, *shape[axis:])]
 
 
-def _whole(size: int) -> Cut:
-    return Cut(size, None if size < 0 else range(size))
-
-
-def _cut(call: Call, axis: int, index: int, begin: Element, end: Element, stride: Element) -> Cut:
-    """What the bounds at `index` take of an axis."""
+def _taken(call: Call, axis: int, index: slice | int) -> list[int]:
+    """The size that an index leaves of an axis; none where it drops the axis."""
     size = call.shape(0)[axis]
-    open_begin, open_end, shrink = (
-        bool(call.number(f"{name}_mask") >> index & 1) for name in ("begin", "end", "shrink_axis")
+    if isinstance(index, int):
+        call.expect(size < 0 or -size <= index < size, f"an index inside axis {axis}, not {index}")
+        return []
+    return [OPEN if size < 0 or index is _UNKNOWN else len(range(*index.indices(size)))]
+
+
+def strided_indices(call: Call) -> list[Index]:
+    """The bounds of a STRIDED_SLICE as numpy's indices, as the masks change them; an unknown single index as 0."""
+    bounds = [call.elements(index, rank=1) for index in (1, 2, 3)]
+    count = len(bounds[0])
+    call.expect(
+        count <= _MOST_BOUNDS and all(len(one) == count for one in bounds), "one number of bounds, up to 31"
     )
-    if shrink:
-        place = 0 if open_begin else begin
-        # With a negative stride the runtime reads what was never written.
-        forward = stride is None or stride > 0
-        inside = place is None or size < 0 or -size <= place < size
-        call.expect(forward and inside, f"an index inside axis {axis}, not {place} by {stride}")
-        places = None if place is None or size < 0 else range(place % size, place % size + 1)
-        return Cut(None, places)
-    if call.number("offset"):
-        return Cut(_offset_size(call, axis, begin, end, stride), None)
-    known = (open_begin or begin is not None) and (open_end or end is not None)
-    if size < 0 or not known or stride is None:
-        return Cut(OPEN, None)
-    places = range(*slice(None if open_begin else begin, None if open_end else end, stride).indices(size))
-    return Cut(len(places), places)
+    if call.number("offset"):  # the end counts from the begin: the runtime takes masks its own way then
+        raise UnknownError
+    masks = {
+        name: call.number(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis", "begin", "end")
+    }
+    indices: list[Index] = []
+    for place, (begin, end, stride) in enumerate(zip(*bounds, strict=True)):
+        flags = {name for name, mask in masks.items() if mask >> place & 1}
+        call.expect(stride != 0, f"a stride at index {place}")
+        if "ellipsis" in flags:
+            indices.append(...)
+        elif "new_axis" in flags:
+            indices.append(None)
+        elif "shrink_axis" in flags:
+            # With a negative stride the runtime reads what was never written.
+            call.expect(stride is None or stride > 0, f"a positive stride at index {place}")
+            indices.append(0 if "begin" in flags or begin is None else begin)
+        elif (
+            stride is None or ("begin" not in flags and begin is None) or ("end" not in flags and end is None)
+        ):
+            indices.append(_UNKNOWN)
+        else:
+            indices.append(
+                slice(None if "begin" in flags else begin, None if "end" in flags else end, stride)
+            )
+    return indices
 
 
-def _offset_size(call: Call, axis: int, begin: Element, length: Element, stride: Element) -> int:
-    """The end counts from the begin, and is not cut to the axis: it must lie in it."""
-    size = call.shape(0)[axis]
-    if length is None or stride is None:
-        return OPEN
-    if begin is not None and size >= 0:
-        start = begin + size if begin < 0 else begin
-        inside = 0 <= start <= size and -1 <= start + length <= size
-        call.expect(inside, f"a slice inside axis {axis}, not {length} from {begin} on")
-    return len(range(0, length, stride))
-
-
-@rule("GATHER", "TFLite, gather.cc, Prepare")
+@rule("GATHER", "gather.cc, Prepare")
 def gather(call: Call) -> Results:
     """The axis `axis` of input 0 is replaced by the axes of the indices, less the `batch_dims` leading ones."""
     shape, indices, axis, batch = call.shape(0), call.shape(1), call.axis_of(0), call.number("batch_dims")
@@ -123,27 +108,7 @@ def gather(call: Call) -> Results:
     return [(*shape[:axis], *indices[batch:], *shape[axis + 1 :])]
 
 
-@rule("GATHER_ND", "TFLite, gather_nd.cc, Prepare")
-def gather_nd(call: Call) -> Results:
-    """Each row of the last axis of the indices picks a slice of input 0."""
-    shape, (*rows, depth) = (call.shape(index, least=1) for index in (0, 1))
-    if depth < 0:
-        raise RefusedError("the length of an index is not known", call.op)
-    call.expect(depth <= len(shape), "rows with at most one number for each axis")
-    return [(*rows, *shape[depth:])]
-
-
-@rule("SCATTER_ND", "TFLite, scatter_nd.cc, CheckShapes and ResizeOutputTensor")
-def scatter_nd(call: Call) -> Results:
-    """The result has the shape that input 2 spells out; each row of the indices places a slice."""
-    (*rows, depth), updates, result = call.shape(0, least=1), call.shape(1, least=1), call.sizes(2, rank=1)
-    expected = (*rows, *result[depth:])
-    fits = depth < 0 or (depth <= len(result) and may_be_alike(updates, expected))
-    call.expect(fits, f"updates of the shape {shape_text(expected)}")
-    return [result]
-
-
-@rule("DYNAMIC_UPDATE_SLICE", "TFLite, dynamic_update_slice.cc, Prepare")
+@rule("DYNAMIC_UPDATE_SLICE", "dynamic_update_slice.cc, Prepare")
 def dynamic_update_slice(call: Call) -> Results:
     """The result has the shape of input 0; the update (input 1) fits into it, input 2 says where."""
     shape, update, start = call.shape(0), call.shape(1), call.shape(2, rank=1)
@@ -154,8 +119,7 @@ def dynamic_update_slice(call: Call) -> Results:
     return [shape]
 
 
-@rule("EMBEDDING_LOOKUP", "TFLite, embedding_lookup.cc, Prepare")
+@rule("EMBEDDING_LOOKUP", "embedding_lookup.cc, Prepare")
 def embedding_lookup(call: Call) -> Results:
     """Each index of the vector `[n]` (input 0) picks a row of the table `[rows, ...]` (input 1)."""
-    lookup, table = call.shape(0, rank=1), call.shape(1, least=2)
-    return [(lookup[0], *table[1:])]
+    return [(*call.shape(0, rank=1), *call.shape(1, least=2)[1:])]

@@ -3,9 +3,11 @@
 from edge_opt.ir.operators import BUILTIN_OPERATORS
 from edge_opt.shapes.rules import RULES
 
-_NOT_HELD = "no language model is known to hold it"
+_NOT_HELD = "rare in language models"
 _WHY_NOT = {
     "CONCAT_EMBEDDINGS": "no kernel defines it",
+    "CALL": "its subgraph says",
+    "STABLEHLO_COMPOSITE": "its decomposition says",
     "CUSTOM": "its kernel is the user's own",
     "DELEGATE": "made by the runtime, never stored",
     "PLACEHOLDER_FOR_GREATER_OP_CODES": "a marker of the file format, no operator",
