@@ -131,10 +131,7 @@ def compare(
     from edge_opt.npu.comparing import compare_on_npu
 
     of_npu = {"--sdk": sdk, "--soc": chip, "--flag": flags, "--layers": layers}
-    of_cpu = {"--shape": shapes, "--generate": generate}
-    for name, value in (of_cpu if on == "npu" else of_npu).items():
-        if value is not None:
-            raise typer.BadParameter(f"{name} has no meaning with --on {on}: leave one of them out")
+    options.check_meaning(on, npu=of_npu, cpu={"--shape": shapes, "--generate": generate})
     demands: dict[str, Any] = {"signatures": signatures, "seed": seed, "atol": atol, "rtol": rtol}
     with output.bar(wanted=not quiet) as progress:
         if on == "npu":

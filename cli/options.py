@@ -1,7 +1,7 @@
 """Arguments and options that several commands share, each declared once; how their values are read."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -89,3 +89,10 @@ FlagOption = Annotated[
 ]
 LayersOption = Annotated[int | None, option("Only this many layers, to save time.", "<N>", "--layers", min=1)]
 SecondsOption = Annotated[float, option("Time limit for one model; 0: none.", "<S>", "--seconds", min=0)]
+
+
+def check_meaning(on: str, *, npu: Mapping[str, Any], cpu: Mapping[str, Any] | None = None) -> None:
+    """Refuse options, by their names, that were given and have a meaning elsewhere only."""
+    for name, value in ((cpu or {}) if on == "npu" else npu).items():
+        if value is not None:
+            raise typer.BadParameter(f"{name} has no meaning with --on {on}: leave one of them out")

@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from edge_opt.cli import options, output
 from edge_opt.cli.options import argument, option, read_settings
@@ -75,6 +75,15 @@ def evaluate(
     prompts: Annotated[
         Path, option("Text that calibration did not use: one prompt a line, as JSON.", "<FILE.jsonl>")
     ],
+    on: Annotated[
+        Literal["cpu", "npu"], option("cpu: LiteRT-LM on CPU kernels; npu: Hexagon's emulator.")
+    ] = "cpu",
+    tokens: Annotated[
+        int | None, option("On the NPU: tokens to score, many seconds each. Default: 20.", "<N>", min=1)
+    ] = None,
+    sdk: options.SdkOption = None,
+    chip: options.ChipOption = None,
+    flags: options.FlagOption = None,
     max_perplexity_ratio: Annotated[
         float | None,
         option("Exit 1 if a bundle's perplexity is more than X times the reference's.", "<X>", min=0),
@@ -84,10 +93,17 @@ def evaluate(
 ) -> int:
     """Score held-out text with a model and with bundles made from it."""
     from edge_opt.build.evaluation import evaluate
+    from edge_opt.build.npu_evaluation import TOKENS, evaluate_on_npu
     from edge_opt.cli.show_phones import evaluation_lines
 
+    options.check_meaning(on, npu={"--tokens": tokens, "--sdk": sdk, "--soc": chip, "--flag": flags})
     with output.bar(wanted=not quiet) as progress:
-        scores = evaluate(reference, bundles, prompts, progress=progress)
+        if on == "npu":
+            compiler: dict[str, Any] = {"sdk": sdk, "chip": chip, "flags": flags or ()}
+            count = TOKENS if tokens is None else tokens
+            scores = evaluate_on_npu(reference, bundles, prompts, tokens=count, **compiler, progress=progress)
+        else:
+            scores = evaluate(reference, bundles, prompts, progress=progress)
     values = scores.to_dict()
     output.answer(values, lambda: output.say(*evaluation_lines(values)), as_json=as_json, quiet=quiet)
     if max_perplexity_ratio is None or scores.within(max_perplexity_ratio):

@@ -134,17 +134,20 @@ def show_build(result: BuildResult) -> None:
 
 def evaluation_lines(evaluation: Mapping[str, Any]) -> list[str]:
     """An `Evaluation` as plain values: a row for each model, then the text that it was scored on."""
-    reference = evaluation["models"][0]["perplexity"]
+    models = evaluation["models"]
+    reference = models[0]["perplexity"]
     rows = [
         (
-            model["source"],
+            f"{model['source']}, in the NPU's emulator" if model["on_npu"] else model["source"],
             "no number" if model["perplexity"] is None else f"{model['perplexity']:.2f}",
             _ratio(model["perplexity"], reference),
             "-" if model["top1_agreement"] is None else f"{100 * model['top1_agreement']:.1f} %",
+            "-" if model["kl"] is None else f"{model['kl']:.4f}",
         )
-        for model in evaluation["models"]
+        for model in models
     ]
-    heads = ("", "perplexity", "of the reference's", "top-1 agreement")
+    heads = ("", "perplexity", "of the reference's", "top-1 agreement", "mean KL")
+    shown = len(heads) - all(model["kl"] is None for model in models)
     scored = f"On {evaluation['models'][0]['tokens']} tokens of {evaluation['prompts']} held-out prompts"
     skipped = f"; {evaluation['skipped']} more are longer than the cache" if evaluation["skipped"] else ""
-    return [*output.table([heads, *rows]), "", f"{scored}{skipped}."]
+    return [*output.table([row[:shown] for row in (heads, *rows)]), "", f"{scored}{skipped}."]

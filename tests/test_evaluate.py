@@ -185,7 +185,7 @@ def test_a_limit_is_a_gate(
     ran = run(capsys, *words, *([] if limit is None else ["--max-perplexity-ratio", limit]))
     assert ran.code == code
     models = ran.json["models"]
-    assert set(models[0]) == {"source", "tokens", "perplexity", "top1_agreement"}
+    assert set(models[0]) == {"source", "tokens", "perplexity", "top1_agreement", "kl", "on_npu"}
     assert models[2]["perplexity"] == pytest.approx(10)
     assert ("more than" in ran.err) == bool(code)
 

@@ -58,23 +58,30 @@ class ModelScore:
     """One model: over how many held-out tokens its perplexity is.
 
     `top1_agreement` is the share of the tokens that the model generates greedily, which the reference, too, finds most
-    likely at that place; of the reference it is 1, and None where nothing was generated.
+    likely at that place; of the reference it is 1, and None where nothing was generated. `on_npu`: on the NPU's own
+    arithmetic, see `evaluate_on_npu`, which also gives the mean divergence `kl` from the reference, in nats.
     """
 
     source: str
     tokens: int
     perplexity: float
     top1_agreement: float | None
+    kl: float | None = None
+    on_npu: bool = False
 
     @classmethod
     def of(cls, source: str, said: Sequence[Said], agreed: int | None) -> "ModelScore":
         """The figures of one model; `agreed` is how many generated tokens are the reference's, too; None for itself."""
         likelihoods = [value for one in said for value in one.likelihoods]
-        mean = -sum(likelihoods) / len(likelihoods)
-        perplexity = math.inf if mean > _HIGHEST else math.exp(mean)
         generated = sum(len(one.generated) for one in said)
         share = 1.0 if agreed is None else agreed / generated if generated else None
-        return cls(source, len(likelihoods), perplexity, share)
+        return cls(source, len(likelihoods), perplexity_of(likelihoods), share)
+
+
+def perplexity_of(likelihoods: Sequence[float]) -> float:
+    """One over the mean chance, infinite beyond what a number holds."""
+    mean = -sum(likelihoods) / len(likelihoods)
+    return math.inf if mean > _HIGHEST else math.exp(mean)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +129,7 @@ def evaluate(
     given = [bundles] if isinstance(bundles, str | os.PathLike) else [*bundles]
     models = {os.fspath(path): Path(path) for path in (reference, *given)}
     tools, text = toolchain or Processes(), choose(prompts, None)
-    _check_models(Path(reference), [Path(path) for path in given])
+    check_models(Path(reference), [Path(path) for path in given])
     tools.check_runtimes(checkpoint=Path(reference).is_dir())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -197,7 +204,7 @@ def cut(text: str) -> Part | None:
 # The models, from outside
 
 
-def _check_models(reference: Path, bundles: Sequence[Path]) -> None:
+def check_models(reference: Path, bundles: Sequence[Path]) -> None:
     """UsageError where a model is not what it has to be, as far as files tell."""
     if {*bundles} <= {reference}:
         raise UsageError("there is nothing to evaluate: give a bundle beside the reference")
@@ -398,7 +405,7 @@ class Checkpoint:
         """The log-likelihood of each token of `text.scored` after all before it."""
         likelihoods = []
         if text.scored:
-            rows = self._logits(text.before, text.scored).log_softmax(-1)
+            rows = self.logits(text.before, text.scored).log_softmax(-1)
             likelihoods = [float(row[token]) for row, token in zip(rows, text.scored, strict=True)]
         return replace(text, likelihoods=likelihoods, generated=[])
 
@@ -407,10 +414,10 @@ class Checkpoint:
         tokens = [token for _, token in generated]
         if not tokens:
             return 0
-        most_likely = self._logits(text.before, tokens).argmax(-1).tolist()
+        most_likely = self.logits(text.before, tokens).argmax(-1).tolist()
         return sum(own == token for own, token in zip(most_likely, tokens, strict=True))
 
-    def _logits(self, before: Sequence[int], tokens: Sequence[int]) -> Any:
+    def logits(self, before: Sequence[int], tokens: Sequence[int]) -> Any:
         """Float logits `[len(tokens), vocabulary]`: what is expected in the place of each of the tokens."""
         ids = self._torch.tensor([[*before, *tokens]])
         with self._torch.no_grad():

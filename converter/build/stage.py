@@ -16,6 +16,7 @@ from edge_opt.base.errors import EdgeOptError, OutputError
 from edge_opt.base.processes import begin_child
 from edge_opt.base.record import from_dict
 from edge_opt.build.evaluation import score
+from edge_opt.build.npu_evaluation import NEXT_LOGITS, next_logits
 from edge_opt.build.pipeline import STAGES
 from edge_opt.build.stages import Job
 
@@ -42,7 +43,8 @@ def _answer(job: Job) -> dict[str, Any]:
     try:
         if job.stage == "score":
             return {"values": score(job.inputs["model"], partial(_progress, job.stage), **job.options)}
-        return {"values": STAGES[job.stage](job, _progress)}
+        stages = {**STAGES, NEXT_LOGITS: next_logits}
+        return {"values": stages[job.stage](job, _progress)}
     except EdgeOptError as error:
         return {"error": str(error), "exit_code": error.exit_code}
     except Exception as error:

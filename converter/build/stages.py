@@ -151,10 +151,10 @@ class Processes:
             )
         return versions
 
-    def check_runtimes(self, *, checkpoint: bool) -> dict[str, str]:
+    def check_runtimes(self, *, checkpoint: bool, bundles: bool = True) -> dict[str, str]:
         """The version of what runs bundles; UsageError where that is missing, or what runs a checkpoint."""
         try:
-            versions = {_RUNTIME: version(_RUNTIME)}
+            versions = {_RUNTIME: version(_RUNTIME)} if bundles else {}
         except PackageNotFoundError:
             raise UsageError(
                 "bundles are evaluated in LiteRT-LM, which is not installed: pip install '.[lm]' in a checkout of "

@@ -33,7 +33,8 @@ class Call:
 class Loop:
     """Calls of the prefill and of one decode step, the prompt by batch row, and how many tokens to generate.
 
-    The prefill takes all of the prompt but its last token, with which decoding begins. `rows` is the prefill's length.
+    The prefill takes all of the prompt but its last token, `rows` tokens at a time; decoding begins with that one. The
+    tokens `follow`, if any, are read behind the prompt instead of those that are generated.
     """
 
     prefill: tuple[Call, ...]
@@ -42,6 +43,7 @@ class Loop:
     prompt: tuple[tuple[int, ...], ...]
     count: int
     logits: str
+    follow: tuple[int, ...] = ()
 
 
 def run(loop: Loop, invoke: Invoke) -> tuple[list[list[int]], Array]:
@@ -49,9 +51,13 @@ def run(loop: Loop, invoke: Invoke) -> tuple[list[list[int]], Array]:
     values: _Values = {}
     prompt = np.array(loop.prompt, np.int64)
     filled = prompt.shape[1] - 1
-    padded = np.zeros((len(prompt), loop.rows), np.int64)
-    padded[:, :filled] = prompt[:, :filled]
-    _carry_out(values, loop.prefill, partial(basic_input, tokens=padded, start=0, valid=filled), invoke)
+    for start in range(0, filled, loop.rows):
+        valid = min(loop.rows, filled - start)
+        padded = np.zeros((len(prompt), loop.rows), np.int64)
+        padded[:, :valid] = prompt[:, start : start + valid]
+        _carry_out(
+            values, loop.prefill, partial(basic_input, tokens=padded, start=start, valid=valid), invoke
+        )
     tokens: list[list[int]] = []
     logits: list[Array] = []
     current = prompt[:, -1:]
@@ -59,9 +65,10 @@ def run(loop: Loop, invoke: Invoke) -> tuple[list[list[int]], Array]:
         give = partial(basic_input, tokens=current, start=filled + place, valid=1)
         _carry_out(values, loop.decode, give, invoke)
         rows = values[loop.logits][0].reshape(len(prompt), -1)
-        current = rows.argmax(axis=-1)[:, np.newaxis]
+        best = rows.argmax(axis=-1)
+        current = np.full((1, 1), loop.follow[place]) if loop.follow else best[:, np.newaxis]
         logits.append(rows)
-        tokens.append(current[:, 0].tolist())
+        tokens.append(best.tolist())
     return tokens, np.stack(logits)
 
 

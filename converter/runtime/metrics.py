@@ -230,7 +230,7 @@ def _of_rows(a: NDArray[Any], b: NDArray[Any], reals: Sequence[_Real]) -> dict[s
     for begin in range(0, rows, step):
         one, other = reals[0](a[begin : begin + step]), reals[1](b[begin : begin + step])
         finite = np.isfinite(one).all(axis=1) & np.isfinite(other).all(axis=1)
-        log_one, log_other = (_log_softmax(values[finite]) for values in (one, other))
+        log_one, log_other = (log_softmax(values[finite]) for values in (one, other))
         best_one, best_other = (np.argpartition(v, width - top, axis=1)[:, -top:] for v in (one, other))
         sums += (
             (np.exp(log_one) * (log_one - log_other)).sum(),
@@ -241,6 +241,7 @@ def _of_rows(a: NDArray[Any], b: NDArray[Any], reals: Sequence[_Real]) -> dict[s
     return {"kl": max(divergence, 0.0), "top1": first, "top5": five}
 
 
-def _log_softmax(rows: Floats) -> Floats:
+def log_softmax(rows: Floats) -> Floats:
+    """The log-likelihoods that rows of logits stand for."""
     shifted = rows - rows.max(axis=1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))

@@ -1,0 +1,151 @@
+"""Reads a text with a bundle as a phone would, in the NPU's emulator: prefill and decode steps with caches and masks.
+
+Embedder and auxiliary model run on the CPU, as they do beside LiteRT-LM's executor for NPUs. The next token's logits
+come out, which are compared with a reference's.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from edge_opt.base.atomic import AnyPath
+from edge_opt.base.errors import UsageError
+from edge_opt.comparison.generate import Described, plan_loop
+from edge_opt.comparison.models import MAIN, find_parts, name_of
+from edge_opt.npu.emulator import check_emulator, emulating
+from edge_opt.npu.hexagon import Compiler, compiling_threads
+from edge_opt.npu.layers import cut_entry_point
+from edge_opt.npu.sdk import CompilerFailedError
+from edge_opt.runtime import loop as steps
+from edge_opt.runtime.loop import Call, Loop
+from edge_opt.runtime.metrics import log_softmax
+from edge_opt.runtime.protocol import Array, Arrays
+from edge_opt.runtime.runner import Worker
+from edge_opt.runtime.tensors import cache_length
+
+_SIDE_BY_SIDE = 2
+"""Texts at a time: while one is in the prefill's emulator, the other is in that of decode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Tokens that are read, and those behind them, each of which is scored."""
+
+    before: tuple[int, ...]
+    scored: tuple[int, ...]
+
+
+def read_on_cpu(bundle: AnyPath, texts: Sequence[Text]) -> list[Array]:
+    """Logits `[scored, vocabulary]` of each text, as real numbers, on LiteRT's CPU kernels.
+
+    Raises:
+        UsageError, ModelFormatError, RuntimeFailed: as `read_on_npu`.
+    """
+    with ExitStack() as stack:
+        worker = stack.enter_context(Worker())
+        files = {role: stack.enter_context(part.file()) for role, part in find_parts(bundle).items()}
+        described = {role: worker.describe(file) for role, file in files.items()}
+        loops = [_planned(bundle, described, text) for text in texts]
+        return [_reals(loop, worker.generate(files, loop)[1]) for loop in loops]
+
+
+def read_on_npu(
+    bundle: AnyPath,
+    texts: Sequence[Text],
+    compiler: Compiler,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> list[Array]:
+    """The same with prefill and decode compiled for an NPU, once, and run in the compiler's emulator.
+
+    Args:
+        bundle: a bundle that is not compiled, or a model with its embedder and auxiliary model beside it.
+        texts: their tokens.
+        compiler: with a probe; its `seconds` are for all runs of one entry point.
+        progress: called with how many runs are done, and how many there are.
+
+    Raises:
+        UsageError: it cannot read text, or has too short a cache.
+        ModelFormatError: it cannot be read.
+        CompilerMissingError: the compiler, its libraries or a C compiler are not on this machine.
+        CompilerFailedError: an entry point does not compile, or does not run.
+        RuntimeFailed: the embedder or auxiliary model does not run.
+    """
+    check_emulator(compiler)
+    parts, turn, done = find_parts(bundle), threading.Lock(), 0
+    with ExitStack() as stack:
+        worker = stack.enter_context(Worker())
+        files = {role: stack.enter_context(part.file()) for role, part in parts.items()}
+        described = {role: worker.describe(file) for role, file in files.items()}
+        loops = [_planned(bundle, described, text) for text in texts]
+        runs = sum(-(-(len(loop.prompt[0]) - 1) // loop.rows) + loop.count for loop in loops)
+        # Ends last: where a text fails, the emulators end the others.
+        threads = stack.enter_context(compiling_threads(_SIDE_BY_SIDE))
+        names = {
+            call.signature.name: None for call in (*loops[0].prefill, *loops[0].decode) if call.model == MAIN
+        }
+        emulators = {
+            name: stack.enter_context(emulating(cut_entry_point(parts[MAIN].model, name), compiler))
+            for name in names
+        }
+
+        def invoke(call: Call, inputs: Arrays) -> Arrays:
+            nonlocal done
+            name = call.signature.name
+            if call.model != MAIN:
+                with turn:
+                    return worker.run(files[call.model], name, inputs)
+            try:
+                outputs, _ = emulators[name].run(inputs)
+            except CompilerFailedError as error:
+                raise CompilerFailedError(f"{name_of(bundle, 'bundle')}, {name}: {error}") from error
+            with turn:
+                done += 1
+                progress(done, runs)
+            return outputs
+
+        progress(0, runs)
+        waiting = [threads.submit(partial(steps.run, loop, invoke)) for loop in loops]
+        return [_reals(loop, one.result()[1]) for loop, one in zip(loops, waiting, strict=True)]
+
+
+def _planned(bundle: AnyPath, described: Described, text: Text) -> Loop:
+    """What is called to read the text."""
+    name = name_of(bundle, "bundle")
+    loop = plan_loop(name, described, len(text.scored), 0, (text.before,))
+    room = min(cache_length(call.signature) for call in loop.decode if call.model == MAIN)
+    tokens = len(text.before) + len(text.scored)
+    if tokens > room:
+        raise UsageError(f"{name}: {tokens} tokens do not fit into its cache of {room}: give shorter prompts")
+    return replace(loop, follow=text.scored)
+
+
+def _reals(loop: Loop, logits: Array) -> Array:
+    (info,) = (info for call in loop.decode for info in call.signature.outputs if info.name == loop.logits)
+    return info.reals(logits.reshape(loop.count, -1))
+
+
+@dataclass(frozen=True, slots=True)
+class Closeness:
+    """How near predictions are to a reference's, position by position.
+
+    `kl` is the Kullback-Leibler divergence from the reference in nats, `agrees` whether the most likely token is the
+    same, `likelihoods` are the logarithms of the chance that the model gives to the token that comes.
+    """
+
+    kl: list[float]
+    agrees: list[bool]
+    likelihoods: list[float]
+
+    @classmethod
+    def of(cls, reference: Array, logits: Array, tokens: Sequence[int]) -> "Closeness":
+        """Of rows of logits, one for each of the tokens."""
+        theirs, own = log_softmax(reference.astype(np.float64)), log_softmax(logits.astype(np.float64))
+        return cls(
+            (np.exp(theirs) * (theirs - own)).sum(axis=1).tolist(),
+            (theirs.argmax(axis=1) == own.argmax(axis=1)).tolist(),
+            own[np.arange(len(tokens)), list(tokens)].tolist(),
+        )

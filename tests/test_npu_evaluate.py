@@ -1,0 +1,209 @@
+"""evaluate --on npu: text is read as a phone reads it, and what a bundle predicts is judged against the checkpoint."""
+
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import generation_models as models
+import numpy as np
+import pytest
+from bundles import bundle, model_part
+from cli_runs import run
+from pretend_npu import TAKEN, emulator, pretend
+from pretend_stages import checkpoint
+from sdk import require_qnn
+from text_parser import parse
+
+from edge_opt.base.errors import UsageError
+from edge_opt.build import npu_evaluation
+from edge_opt.build.npu_evaluation import next_logits
+from edge_opt.build.stages import Job, Processes, StageAnswer
+from edge_opt.ir import to_bytes
+from edge_opt.npu import CompilerFailedError
+from edge_opt.npu.hexagon import Compiler
+from edge_opt.npu.scoring import Closeness, Text, read_on_cpu, read_on_npu
+
+Captured = pytest.CaptureFixture[str]
+WHOLE = TAKEN.replace("selected 2 ops, from a total of 2", "selected 9 ops, from a total of 9")
+TEXTS = [
+    Text((3, 14, 15, 92, 65, 35, 89, 79, 32), (38, 46, 26)),
+    Text((2, 71), (82, 81, 8)),
+    Text((5,), (77, 21, 5)),
+]
+
+
+@pytest.fixture
+def gemma(tmp_path: Path) -> Path:
+    """A bundle that reads four tokens at a time into a cache of 16."""
+    texts = {"prefill_decode": models.split(), "embedder": models.embedder(), "aux": models.auxiliary()}
+    path = tmp_path / "gemma.litertlm"
+    path.write_bytes(bundle([model_part(kind, to_bytes(parse(text))) for kind, text in texts.items()]))
+    return path
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Puts a program in the place of LiteRT's tool; the folder to give as --sdk."""
+    return partial(pretend, tmp_path, monkeypatch)
+
+
+# Reading
+
+
+def test_every_token_is_predicted_from_all_before_it_however_they_were_read(gemma: Path) -> None:
+    found = read_on_cpu(gemma, TEXTS)
+    assert [array.shape for array in found] == [(3, models.WORDS)] * 3
+    for text, rows in zip(TEXTS, found, strict=True):
+        longer = [Text((*text.before, *text.scored[:at]), (token,)) for at, token in enumerate(text.scored)]
+        for row, (again,) in zip(rows, read_on_cpu(gemma, longer), strict=True):
+            np.testing.assert_allclose(again, row, rtol=1e-5, atol=1e-5)
+
+
+def test_the_emulator_reads_as_the_cpu_does_and_says_how_far_it_is(
+    gemma: Path, compiler: Callable[[str], Path]
+) -> None:
+    steps: list[tuple[int, int]] = []
+    sdk = compiler(emulator(taken=WHOLE))
+    found = read_on_npu(gemma, TEXTS, Compiler(sdk=sdk), lambda *step: steps.append(step))
+    for rows, expected in zip(found, read_on_cpu(gemma, TEXTS), strict=True):
+        np.testing.assert_array_equal(rows, expected)
+    prefills, decodes = 2 + 1, 3 * 3
+    assert steps == [(done, prefills + decodes) for done in range(prefills + decodes + 1)]
+    calls = (sdk.parent / "apply_plugin_main.calls").read_text()
+    assert calls == "..", "prefill and decode are compiled once each"
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("raise SystemExit(6)", r"gemma\.litertlm, (prefill_4|decode): the compiler ended with code 6"),
+        (emulator("array = array[..., :1]", taken=WHOLE), r"gives no output '.*' of its type and size"),
+        (emulator(taken=TAKEN.replace("selected 2", "selected 1")), "takes 1 of 2 operators"),
+    ],
+)
+def test_an_emulator_that_fails_is_an_error_in_one_sentence(
+    gemma: Path, compiler: Callable[[str], Path], program: str, words: str
+) -> None:
+    with pytest.raises(CompilerFailedError, match=words):
+        read_on_npu(gemma, TEXTS, Compiler(sdk=compiler(program)))
+
+
+def test_a_text_that_does_not_fit_is_refused(gemma: Path) -> None:
+    with pytest.raises(UsageError, match="17 tokens do not fit into its cache of 16"):
+        read_on_cpu(gemma, [Text(tuple(range(1, 15)), (1, 2, 3))])
+
+
+def test_closeness_is_by_position() -> None:
+    rows = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]]))
+    other = np.log(np.array([[0.25, 0.5, 0.25], [0.1, 0.1, 0.8]])) + 7
+    found = Closeness.of(rows, other, [0, 2])
+    assert found.kl == pytest.approx([0.5 * math.log(2) - 0.25 * math.log(2), 0])
+    assert found.agrees == [False, True]
+    assert np.exp(found.likelihoods) == pytest.approx([0.25, 0.8])
+
+
+# The command
+
+
+class Toolchain(Processes):
+    """A checkpoint that predicts what the bundle does on the CPU, a little less surely."""
+
+    def __init__(self, bundle: Path) -> None:
+        self.bundle = bundle
+
+    def check_runtimes(self, **_: bool) -> dict[str, str]:
+        """All is there."""
+        return {}
+
+    def carry_out(self, job: Job, log: Path, scratch: Path, progress: Any) -> StageAnswer:
+        progress(job.stage, 1, 1)
+        assert (job.stage, job.options["tokens"]) == ("next-logits", 3)
+        np.save(Path(job.output) / "logits.npy", 0.9 * np.concatenate(read_on_cpu(self.bundle, TEXTS[:2])))
+        return StageAnswer({"texts": [asdict(text) for text in TEXTS[:2]]})
+
+
+@pytest.fixture
+def command(gemma: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[object, ...]:
+    prompts = tmp_path / "held.jsonl"
+    prompts.write_text('"one two three four"\n"five six seven"\n')
+    monkeypatch.setattr(npu_evaluation, "Processes", lambda: Toolchain(gemma))
+    return ("evaluate", checkpoint(tmp_path / "hf"), gemma, "--prompts", prompts, "--on", "npu")
+
+
+def test_the_command_gives_a_row_for_the_cpu_and_one_for_the_npu(
+    command: tuple[object, ...], compiler: Callable[[str], Path], capsys: Captured
+) -> None:
+    sdk = compiler(emulator("array = array * np.float32(0.8)", taken=WHOLE))
+    options = ("--tokens", 6, "--sdk", sdk)
+    reference, cpu, npu = run(capsys, *command, *options, "--json").json["models"]
+    assert (reference["kl"], reference["top1_agreement"], reference["tokens"]) == (0, 1, 6)
+    assert 0 < cpu["kl"] < 0.05
+    assert (cpu["top1_agreement"], cpu["on_npu"]) == (1, False)
+    assert npu["kl"] > cpu["kl"]
+    assert npu["on_npu"]
+    shown = run(capsys, *command, *options)
+    assert shown.code == 0, shown
+    _, *rows = shown.out.splitlines()
+    assert rows[0].split() == [str(command[1]), *rows[0].split()[1:-4], "1.000", "100.0", "%", "0.0000"]
+    assert "in the NPU's emulator" in shown.out
+    assert "On 6 tokens of 2 held-out prompts." in shown.out
+    assert run(capsys, *command, *options, "--max-perplexity-ratio", 0.1).code == 1
+
+
+def test_what_cannot_be_evaluated_is_refused_with_the_remedy(
+    command: tuple[object, ...], compiler: Callable[[str], Path], capsys: Captured
+) -> None:
+    assert "onnxruntime-qnn" in run(capsys, *command).failed_in_one_sentence(2)
+    sdk = ("--sdk", compiler(emulator()))
+    name, _, gemma, *rest = command
+    other = shutil.copy(Path(str(gemma)), Path(str(gemma)).with_name("float.litertlm"))
+    told = run(capsys, name, other, gemma, *rest, *sdk).failed_in_one_sentence(2)
+    assert "float.litertlm is not a checkpoint" in told
+    told = run(capsys, *command[:-1], "cpu", *sdk).failed_in_one_sentence(2)
+    assert "--sdk has no meaning with --on cpu" in told
+
+
+# The real ones
+
+
+@pytest.mark.slow
+def test_the_real_emulator_reads_a_tiny_model_as_the_cpu_does(gemma: Path) -> None:
+    require_qnn()
+    found = read_on_npu(gemma, TEXTS, Compiler())
+    expected = read_on_cpu(gemma, TEXTS)
+    for rows, own, text in zip(expected, found, TEXTS, strict=True):
+        assert max(Closeness.of(rows, own, text.scored).kl) < 1e-3
+
+
+def test_the_stage_of_the_checkpoint_gives_tokens_and_logits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Words:
+        def __call__(self, text: str) -> dict[str, list[int]]:
+            return {"input_ids": [2, *map(len, text.split())]}
+
+    class Model:
+        def __init__(self, folder: str) -> None:
+            assert folder == "hf"
+
+        def logits(self, before: tuple[int, ...], tokens: tuple[int, ...]) -> Any:
+            return torch.full((len(tokens), 4), float(len(before)))
+
+    modules = {
+        "transformers": SimpleNamespace(AutoTokenizer=SimpleNamespace(from_pretrained=lambda _: Words()))
+    }
+    monkeypatch.setattr(npu_evaluation, "importlib", SimpleNamespace(import_module=modules.__getitem__))
+    monkeypatch.setattr(npu_evaluation, "Checkpoint", Model)
+    options = {"texts": ["a bb ccc dddd e", "word " * 1000], "tokens": 2}
+    told = next_logits(Job("next-logits", str(tmp_path), {"model": "hf"}, options=options), lambda *_: None)
+    first, second = told["texts"]
+    assert first == {"before": (2, 1, 2), "scored": (3, 4)}
+    assert len(second["before"]) == 200
+    assert np.load(tmp_path / "logits.npy")[:, 0].tolist() == [3, 3, 200, 200]
