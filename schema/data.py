@@ -5,13 +5,11 @@ mapped: looking into a mapping whose file somebody else shortens ends the proces
 """
 
 import errno
-import io
 import os
 import stat
 import weakref
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +18,6 @@ from edge_opt.base.errors import ModelFormatError
 
 Bytes = npt.NDArray[np.uint8]
 
-_PAGE: Final = 4096
-
 
 class Source:
     """A model file, open for reading (until `close`, or as long as the source lives), or a bytes object.
@@ -29,7 +25,7 @@ class Source:
     It may also be a section of a file, which begins at its byte `base`; offsets count from there.
     """
 
-    __slots__ = ("__weakref__", "_array", "_finalizer", "_stat", "base", "content", "fd", "path", "size")
+    __slots__ = ("__weakref__", "_finalizer", "_stat", "base", "content", "fd", "path", "size")
 
     def __init__(
         self,
@@ -42,8 +38,6 @@ class Source:
     ) -> None:
         """The bytes, or where None a part of an open file, whose descriptor is closed with the source."""
         self.content, self.path, self.fd, self.base = content, path, fd, base
-        # All arrays look into this one: four times cheaper than a buffer each.
-        self._array: Bytes | None = None if content is None else np.frombuffer(content, np.uint8)
         self.size = size if content is None else len(content)
         self._stat = None if fd is None else _identity(fd)
         self._finalizer: Any = None if fd is None else weakref.finalize(self, os.close, fd)
@@ -78,12 +72,8 @@ class Source:
             where = f"bytes {begin} to {begin + size}, of {self.size}"
             raise self.refusal(f"a section lies outside the file ({where})")
         if self.fd is None:
-            return Source(bytes(self.view(begin, size)))
+            return Source(self.read(begin, size))
         return Source(None, path=self.path, fd=os.dup(self.fd), base=self.base + begin, size=size)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A file's source is closed once it was pickled: in another process its descriptor is another file's."""
-        return partial(Source, path=self.path, base=self.base, size=self.size), (self.content,)
 
     @property
     def name(self) -> str:
@@ -99,40 +89,35 @@ class Source:
         """Device and inode of the file; None for bytes."""
         return None if self._stat is None else (self._stat[0], self._stat[1])
 
-    def stream(self) -> BinaryIO:
-        """A buffered reader for many small reads; seek to `base` and further. It must not outlive the source."""
-        if self.fd is None:
-            return io.BytesIO(self.content or b"")
-        return open(self.fd, "rb", buffering=_PAGE, closefd=False)
-
-    def view(self, offset: int, length: int) -> Bytes:
-        """`length` bytes from `offset` on, uint8[length], read-only; those of a file are read now, into memory.
+    def read(self, offset: int, length: int) -> bytes:
+        """`length` bytes from `offset` on; those of a file are read now, into memory.
 
         Raises:
             ModelFormatError: the file was closed, shortened meanwhile, or cannot be read.
         """
-        if length == 0:
-            return np.empty(0, np.uint8)
-        if self._array is not None:
-            return self._array[offset : offset + length]
-        if self.fd is None:
-            raise ModelFormatError(f"{self.name} was closed: keep it open while its weights are needed")
-        content = np.empty(length, np.uint8)
-        done = 0
-        while done < length:
-            try:
-                count = os.preadv(self.fd, [content[done:].data], self.base + offset + done)
-            except OSError as error:
-                raise ModelFormatError(f"{self.name} cannot be read: {error.strerror}") from error
-            if count == 0:
-                raise self.shortened()
-            done += count
-        content.flags.writeable = False
+        if self.content is not None:
+            return self.content[offset : offset + length]
+        content = self._some(offset, length)
+        while len(content) < length:  # the kernel gives 2 GB at most
+            content += self._some(offset + len(content), length - len(content))
         return content
 
-    def shortened(self) -> ModelFormatError:
-        """The error for a file that ends before the byte where it ended when it was opened."""
-        return self.refusal("it was shortened while it was in use: read it again")
+    def _some(self, offset: int, length: int) -> bytes:
+        if self.fd is None:
+            raise ModelFormatError(f"{self.name} was closed: keep it open while its weights are needed")
+        try:
+            content = os.pread(self.fd, length, self.base + offset)
+        except OSError as error:
+            raise ModelFormatError(f"{self.name} cannot be read: {error.strerror}") from error
+        if length and not content:
+            raise self.refusal("it was shortened while it was in use: read it again")
+        return content
+
+    def view(self, offset: int, length: int) -> Bytes:
+        """As `read`, uint8[length], read-only; bytes in memory are not copied."""
+        if self.content is not None:
+            return np.frombuffer(self.content, np.uint8)[offset : offset + length]
+        return np.frombuffer(self.read(offset, length), np.uint8)
 
     def check_unchanged(self) -> None:
         """Compare size and modification time with those at opening.
@@ -160,7 +145,7 @@ class Data:
     __slots__ = ("_memory", "length", "offset", "placement", "source")
 
     def __init__(self, content: bytes | npt.NDArray[Any], *, external: bool | None = None) -> None:
-        self._memory: Bytes | None = _as_bytes(content)
+        self._memory: Bytes = _as_bytes(content)
         self.placement = external
         self.source: Source | None = None
         self.offset = 0
@@ -170,7 +155,7 @@ class Data:
     def region(cls, source: Source, offset: int, length: int, *, external: bool) -> "Data":
         """`length` bytes of `source` from `offset` on; the caller has checked that they lie inside."""
         data = cls(b"", external=external)
-        data._memory, data.source, data.offset, data.length = None, source, offset, length
+        data.source, data.offset, data.length = source, offset, length
         return data
 
     @property
@@ -184,17 +169,17 @@ class Data:
         Raises:
             ModelFormatError: the file they come from was closed, shortened meanwhile, or cannot be read.
         """
-        if self._memory is not None:
-            return self._memory
-        assert self.source is not None
-        return self.source.view(self.offset, self.length)
+        return self._memory if self.source is None else self.source.view(self.offset, self.length)
 
     def write(self, target: int, at: int) -> None:
         """Write the bytes to a descriptor; those of a file are copied, and not held in memory."""
-        if self.source is None:
-            write_bytes(self.view().data, target, at)
-        else:
+        if self.source is not None:
             copy_range(self.source, self.offset, target, at, self.length)
+            return
+        content = self._memory.data
+        while content:
+            count = os.pwrite(target, content[:_KERNEL_STEP], at)
+            content, at = content[count:], at + count
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Data":
         """Itself: the bytes never change."""
@@ -218,7 +203,7 @@ def _identity(fd: int) -> tuple[int, ...]:
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+_KINDS: Final = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
 def _not_a_model(path: Path, status: os.stat_result) -> str | None:
@@ -251,31 +236,16 @@ def copy_range(source: Source, start: int, target: int, at: int, length: int) ->
         ModelFormatError: the source ended early: somebody shortened it; or it cannot be read.
         OSError: the target could not be written.
     """
-    if source.fd is None:
-        write_bytes(source.view(start, length).data, target, at)
-        return
-    in_kernel, done = hasattr(os, "copy_file_range"), 0
+    in_kernel, done = source.fd is not None and hasattr(os, "copy_file_range"), 0
     while done < length:
-        begin, left = source.base + start + done, length - done
-        if in_kernel:
+        begin, left = start + done, length - done
+        if in_kernel and source.fd is not None:
             try:
-                count = os.copy_file_range(source.fd, target, min(left, _KERNEL_STEP), begin, at + done)
+                step = min(left, _KERNEL_STEP)
+                count = os.copy_file_range(source.fd, target, step, source.base + begin, at + done)
             except OSError:
                 count = 0
             in_kernel = count > 0  # not between these file systems, or not at this place: then we copy
         else:
-            count = os.pwrite(target, os.pread(source.fd, min(left, _STEP), begin), at + done)
-            if not count:
-                raise source.shortened()
+            count = os.pwrite(target, source.view(begin, min(left, _STEP)).data, at + done)
         done += count
-
-
-def write_bytes(content: memoryview, target: int, at: int) -> None:
-    """Write all of `content` at `at`.
-
-    Raises:
-        OSError: the target could not be written.
-    """
-    while content:
-        count = os.pwrite(target, content[:_KERNEL_STEP], at)
-        content, at = content[count:], at + count

@@ -1,8 +1,7 @@
 """LiteRT-LM bundles (.litertlm): several models and their metadata in one file, as sections aligned to 16 KiB.
 
 Reads where the sections lie, and writes a bundle in which some sections are replaced. Everything else goes over byte
-for byte: of the header, only the sections' positions change. `stamp_by_content` is for bundles that must come out the
-same whenever they are made.
+for byte: of the header, only the sections' positions change.
 
 Of the executor metadata, a protocol buffer in a section of its own, it reads the window of sliding layers and known
 facts about each cache.
@@ -11,13 +10,12 @@ Source of the formats: the PyPI package litert-lm-builder (litertlm_core, litert
 runtime/proto/executor_metadata_pb2).
 """
 
-import hashlib
 import os
 import struct
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -27,7 +25,7 @@ from flatbuffers import number_types
 from edge_opt.base.errors import ModelFormatError
 from edge_opt.schema.data import Data, Source
 from edge_opt.schema.table import Table
-from edge_opt.schema.writer import Layout, Piece, Progress, check_suffix, lay_out, write_layout
+from edge_opt.schema.writer import Piece, Progress, check_suffix, lay_out, write_pieces
 
 MAGIC: Final = b"LITERTLM"
 SUFFIX: Final = ".litertlm"
@@ -42,14 +40,9 @@ _LONGEST_TEXT: Final = 4096
 _TFLITE_MODEL: Final = 3
 
 # Slots of the header's tables. Of the values of entries, only texts are read.
-_SYSTEM, _SECTIONS = 0, 1  # LiteRTLMMetaData
+_SECTIONS = 1  # LiteRTLMMetaData
 _ITEMS, _BEGIN, _END, _DATA_TYPE = 0, 1, 2, 3  # SectionObject
 _KEY, _VALUE_TYPE, _VALUE, _STRING_VALUE = 0, 1, 2, 9  # KeyValuePair
-
-# What litert-lm-builder says of a file: a random UUID, and when it was made.
-_UUID, _TIME = "uuid", "creation_timestamp"
-_NO_TIME: Final = "1970-01-01T00:00:00.000000+00:00"
-_CHUNK: Final = 1 << 22
 
 Content = Table | bytes
 """What a section is replaced with: a model's root table, or the bytes of any other section."""
@@ -106,49 +99,37 @@ class Bundle:
         """
         check_suffix(path, SUFFIX)
         places: dict[tuple[int, int], tuple[int, int]] = {}
-        pieces: list[Piece] = []
-        end = len(self.header)
+        pieces = [Piece(0, Data(self.header))]
         # Sections keep the order in which they lie in the file; those that are the same bytes stay the same.
         for index, (begin, stop, *_) in sorted(enumerate(self.sections), key=lambda pair: pair[1].begin):
             if (begin, stop) not in places:
-                at = -(-end // ALIGNMENT) * ALIGNMENT
-                layout = self._layout(begin, stop, contents.get(index))
-                pieces += [Piece(at + one.at, one.data) for one in layout.pieces]
-                end = at + layout.size
-                places[begin, stop] = at, end
-        header = Piece(0, Data(self._moved([places[section[:2]] for section in self.sections])))
-        behind = max(section.end for section in self.sections)
-        if not self._is_padding(behind):
-            trailing = self._layout(behind, self.source.size).pieces[0].data
-            pieces.append(Piece(max(end, behind), trailing))
-            end = pieces[-1].at + trailing.length
-        layout = Layout([header, *pieces], end)
-        write_layout(layout, path, overwrite=overwrite, progress=progress, check=check)
+                at = -(-pieces[-1].end // ALIGNMENT) * ALIGNMENT
+                content = contents.get(index)
+                if isinstance(content, Table):
+                    pieces += [Piece(at + one.at, one.data) for one in lay_out(content)]
+                else:
+                    pieces.append(Piece(at, self._region(begin, stop) if content is None else Data(content)))
+                places[begin, stop] = at, pieces[-1].end
+        pieces[0] = Piece(0, Data(self._moved([places[section[:2]] for section in self.sections])))
+        trailing = self._region(max(section.end for section in self.sections), self.source.size)
+        if trailing.length >= ALIGNMENT or trailing.view().any():  # zeros up to a boundary are no content
+            pieces.append(Piece(max(pieces[-1].end, trailing.offset), trailing))
+        write_pieces(pieces, path, overwrite=overwrite, progress=progress, check=check)
 
-    def _layout(self, begin: int, stop: int, content: Content | None = None) -> Layout:
-        """New content, a model with its weights or bytes as they are; or bytes of the file."""
-        if isinstance(content, Table):
-            return lay_out(content)
-        data = (
-            Data.region(self.source, begin, stop - begin, external=True) if content is None else Data(content)
-        )
-        return Layout([Piece(0, data)], data.length)
-
-    def _is_padding(self, begin: int) -> bool:
-        """Whether nothing follows the last section but zeros up to a boundary."""
-        size = self.source.size - begin
-        return size < ALIGNMENT and not self.source.view(begin, size).any()
+    def _region(self, begin: int, end: int) -> Data:
+        return Data.region(self.source, begin, end - begin, external=True)
 
     def _moved(self, places: list[tuple[int, int]]) -> bytes:
         """The header with the new places.
 
         Positions may be stored in bytes that mean something else too; then writing one of them spoils the header.
         """
-        header, wanted = bytearray(self.header), list[Section]()
-        for section, (begin, end) in zip(self.sections, places, strict=True):
-            struct.pack_into("<Q", header, section.begin_at, begin)
-            struct.pack_into("<Q", header, section.end_at, end)
-            wanted.append(section._replace(begin=begin, end=end))
+        header = bytearray(self.header)
+        for section, place in zip(self.sections, places, strict=True):
+            for at, position in zip((section.begin_at, section.end_at), place, strict=True):
+                struct.pack_into("<Q", header, at, position)
+        moved = zip(self.sections, places, strict=True)
+        wanted = [section._replace(begin=begin, end=end) for section, (begin, end) in moved]
         try:
             again = _sections(self.source, bytes(header), max(end for _, end in places))
         except ModelFormatError:
@@ -163,7 +144,7 @@ def is_bundle(path: str | os.PathLike[str]) -> bool:
     """True where the file begins like a bundle; a file that cannot be opened is none."""
     try:
         with closing(Source.open(path)) as source:
-            return bytes(source.view(0, min(len(MAGIC), source.size))) == MAGIC
+            return source.read(0, min(len(MAGIC), source.size)) == MAGIC
     except ModelFormatError:
         return False
 
@@ -177,40 +158,9 @@ def read_bundle(path: str | os.PathLike[str]) -> Bundle:
     return Bundle(Source.open(path))
 
 
-def stamp_by_content(path: Path) -> None:
-    """Give a bundle the UUID that follows from its content, and the time zero: the same content is the same file.
-
-    litert-lm-builder writes a random UUID and the time into the header. Only texts as long as the new ones are
-    replaced, in place. A bundle without them stays as it is.
-
-    Raises:
-        ModelFormatError: it is not a bundle.
-        OSError: it cannot be written.
-    """
-    bundle = read_bundle(path)
-    header = _stamped(bundle.source, bundle.header, {_UUID: str(uuid.UUID(int=0)), _TIME: _NO_TIME})
-    digest = hashlib.sha256(header)
-    for at in range(len(header), bundle.source.size, _CHUNK):
-        digest.update(bundle.source.view(at, min(_CHUNK, bundle.source.size - at)).data)
-    header = _stamped(bundle.source, header, {_UUID: str(uuid.uuid5(uuid.NAMESPACE_OID, digest.hexdigest()))})
-    bundle.source.close()
-    with path.open("r+b") as file:
-        file.write(header)
-
-
-def _stamped(source: Source, header: bytes, texts: Mapping[str, str]) -> bytes:
-    """The header with other texts for these keys, wherever the old ones are as long."""
-    system = _root(source, header).child(_SYSTEM)
-    old = {} if system is None else system.texts(0)
-    for key, text in texts.items():
-        if len(old.get(key, "").encode()) == len(text):
-            header = header.replace(old[key].encode(), text.encode())
-    return header
-
-
 def _header(source: Source) -> bytes:
     """The first bytes of a bundle, up to the end of the flatbuffer that says where the sections lie."""
-    begin = bytes(source.view(0, min(_HEADER_BEGIN, source.size)))
+    begin = source.read(0, min(_HEADER_BEGIN, source.size))
     if begin[: len(MAGIC)] != MAGIC or len(begin) < _HEADER_BEGIN:
         raise source.refusal("this is not a LiteRT-LM bundle")
     major, end = int.from_bytes(begin[8:12], "little"), int.from_bytes(begin[24:32], "little")
@@ -219,7 +169,7 @@ def _header(source: Source) -> bytes:
         raise source.refusal(newer)
     if not _HEADER_BEGIN + 4 <= end <= min(source.size, _LARGEST_HEADER):
         raise source.refusal(f"the header ends at byte {end}, of {source.size}")
-    return bytes(source.view(0, end))
+    return source.read(0, end)
 
 
 class _HeaderTable(flatbuffers.table.Table):  # type: ignore[misc]
@@ -234,50 +184,38 @@ class _HeaderTable(flatbuffers.table.Table):  # type: ignore[misc]
         """A scalar; 0 where it is absent."""
         return int(self.Get(flags, self.place(slot))) if self.place(slot) else 0
 
-    def child(self, slot: int) -> "_HeaderTable | None":
-        """A table; None where it is absent."""
-        return _HeaderTable(self.Bytes, self.Indirect(self.place(slot))) if self.place(slot) else None
-
-    def children(self, slot: int) -> list["_HeaderTable"]:
-        """A list of tables."""
+    def counted(self, slot: int, most: int) -> tuple[int, int]:
+        """Where the content of a list or text begins, and its count; none where it is absent."""
         if not self.place(slot):
-            return []
-        first = self.Indirect(self.place(slot)) + 4
-        count = self.Get(number_types.UOffsetTFlags, first - 4)
-        if count > _MOST_LISTED:
-            raise struct.error(f"a list of {count}, at most {_MOST_LISTED} are read")
+            return 0, 0
+        begin = self.Indirect(self.place(slot)) + 4
+        count = self.Get(number_types.UOffsetTFlags, begin - 4)
+        if count > min(most, len(self.Bytes) - begin):
+            raise struct.error(f"{count} entries or bytes, at most {most} are read")
+        return begin, count
+
+    def tables(self, slot: int) -> "list[_HeaderTable]":
+        """A list of tables."""
+        first, count = self.counted(slot, _MOST_LISTED)
         return [_HeaderTable(self.Bytes, self.Indirect(first + 4 * index)) for index in range(count)]
 
     def text(self, slot: int) -> str:
         """A text; empty where it is absent."""
-        if not self.place(slot):
-            return ""
-        begin = self.Indirect(self.place(slot)) + 4
-        size = self.Get(number_types.UOffsetTFlags, begin - 4)
-        if size > min(_LONGEST_TEXT, len(self.Bytes) - begin):
-            raise struct.error(f"a text of {size} bytes")
+        begin, size = self.counted(slot, _LONGEST_TEXT)
         return bytes(self.Bytes[begin : begin + size]).decode("utf-8", "replace")
 
-    def texts(self, slot: int) -> dict[str, str]:
-        """The texts among the values of a list of entries, by key."""
-        return {
-            entry.text(_KEY): value.text(0)
-            for entry in self.children(slot)
-            if entry.number(_VALUE_TYPE, number_types.Uint8Flags) == _STRING_VALUE
-            and (value := entry.child(_VALUE)) is not None
-        }
-
-
-def _root(source: Source, header: bytes) -> _HeaderTable:
-    root = _HeaderTable(header, 0)
-    return _HeaderTable(header, root.Indirect(_HEADER_BEGIN))
+    def table(self, slot: int) -> "_HeaderTable":
+        """A table, which must be there."""
+        if not self.place(slot):
+            raise struct.error("a table is missing")
+        return _HeaderTable(self.Bytes, self.Indirect(self.place(slot)))
 
 
 def _sections(source: Source, header: bytes, size: int) -> list[Section]:
     """Where the sections of a file of that size lie, checked to be inside the file and apart."""
     try:
-        metadata = _root(source, header).child(_SECTIONS)
-        sections = [] if metadata is None else [_section(table) for table in metadata.children(0)]
+        root = _HeaderTable(header, _HeaderTable(header, 0).Indirect(_HEADER_BEGIN))
+        sections = [_section(table) for table in root.table(_SECTIONS).tables(0)]
     except (struct.error, TypeError) as error:
         raise source.refusal(f"its header is damaged ({error}): copy it again") from error
     if not sections:
@@ -287,18 +225,21 @@ def _sections(source: Source, header: bytes, size: int) -> list[Section]:
             raise source.refusal(
                 f"section {index} lies at bytes {begin} to {end}, of {size}: the file is damaged, copy it again"
             )
-    end = 0
-    for begin, stop in sorted({section[:2] for section in sections}):
+    for (_, end), (begin, _) in pairwise(sorted({section[:2] for section in sections})):
         if begin < end:
             raise source.refusal(f"sections overlap at byte {begin}")
-        end = stop
     return sections
 
 
 def _section(table: _HeaderTable) -> Section:
     begin, end = (table.number(slot, number_types.Uint64Flags) for slot in (_BEGIN, _END))
+    items = {
+        entry.text(_KEY): entry.table(_VALUE).text(0)
+        for entry in table.tables(_ITEMS)
+        if entry.number(_VALUE_TYPE, number_types.Uint8Flags) == _STRING_VALUE
+    }
     data_type = table.number(_DATA_TYPE, number_types.Uint8Flags)
-    return Section(begin, end, data_type, table.texts(_ITEMS), table.place(_BEGIN), table.place(_END))
+    return Section(begin, end, data_type, items, table.place(_BEGIN), table.place(_END))
 
 
 SECTION_TYPE: Final = 9
@@ -345,7 +286,7 @@ def read_executor_metadata(bundle: Bundle | None) -> ExecutorMetadata | None:
     window: int | None = None
     buffers: list[StateBuffer] = []
     try:
-        for model in map(_fields, _fields(source.view(0, source.size).tobytes())[_LANGUAGE_MODEL]):
+        for model in map(_fields, _fields(source.read(0, source.size))[_LANGUAGE_MODEL]):
             buffers += [_buffer(_fields(one)) for one in model[_BUFFERS]]
             for masks in map(_fields, model[_MASKS]):
                 window = next((int(value) for value in masks[_WINDOW] if value), window)

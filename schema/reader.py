@@ -9,7 +9,8 @@ import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, NoReturn, Self
+from struct import iter_unpack, unpack_from
+from typing import Any, Final, NoReturn, Self
 
 import numpy as np
 
@@ -33,12 +34,10 @@ from edge_opt.schema.table import (
 MAX_OBJECTS: Final = 500_000
 MAX_OBJECTS_VARIABLE: Final = "EDGE_OPT_MAX_OBJECTS"
 
-# Compiling the decoder of a vtable costs as much as reading this many objects.
-_VTABLE_COST: Final = 16
-
-# Texts take up to four bytes a character. Vectors and texts are copied out of the file; weights are not.
+# Texts take up to four bytes a character. Vectors, vtables and texts are read; weights are not.
 _TEXT_PER_OBJECT: Final = 64
 _BYTES_PER_OBJECT: Final = 256
+_VTABLE_PER_OBJECT: Final = 8
 
 # Writers may fill a file up to a boundary of as many bytes.
 _PADDING: Final = 64
@@ -115,35 +114,22 @@ def raise_the_bound() -> str:
     return f"if it is trusted, set the environment variable {MAX_OBJECTS_VARIABLE} to {4 * objects_allowed()}"
 
 
-class _Shape(NamedTuple):
-    """What a vtable says of its tables: how to unpack the inline values, where they lie, and which are references."""
-
-    size: int
-    unpack: Callable[[bytes], tuple[Any, ...]]
-    places: dict[str, int]
-    references: tuple[FieldSpec, ...]
-
-
 class Reader:
     """One reading of one source."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self._stream = source.stream()
         self._end = min(source.size, MAX_FLATBUFFER_SIZE)
         self._external_start = source.size
         self._named_end = 0
         self._bytes_left = source.size
         self._objects_left = self._allowed = objects_allowed()
-        self._shapes: dict[tuple[str, int], _Shape] = {}
-        self._tables: dict[tuple[str, int], Table] = {}
-        self._values: dict[tuple[str, int], Any] = {}
-        self._contents: dict[bytes, bytes] = {}
-        self._regions: dict[tuple[int, int], Data] = {}
+        self._vtables: dict[tuple[str, int], tuple[int, dict[str, int]]] = {}
+        self._known: dict[tuple[object, int], Any] = {}
 
     def model(self) -> ModelFile:
         """The root table and everything below it."""
-        start = self._read(0, min(8, self.source.size))
+        start = self.source.read(0, min(8, self.source.size))
         if start[4:8] != IDENTIFIER:
             raise ModelFormatError(f"{self.source.name} is not a TFLite model: {_what_else(start)}")
         (offset,) = _u32(start[:4])
@@ -156,19 +142,8 @@ class Reader:
     def _trailing(self) -> Data | None:
         """Bytes behind the last one that a table names; zeros that only fill up to a boundary are none."""
         begin, size = self._named_end, self.source.size - self._named_end
-        if size < _PADDING and not self.source.view(begin, size).any():
-            return None
-        return Data.region(self.source, begin, size, external=True)
-
-    def _read(self, position: int, length: int) -> bytes:
-        try:
-            self._stream.seek(self.source.base + position)
-            content = self._stream.read(length)
-        except OSError as error:
-            raise self.source.refusal(f"it cannot be read: {error.strerror}") from error
-        if len(content) < length:
-            raise self.source.shortened()
-        return content
+        data = Data.region(self.source, begin, size, external=True)
+        return None if size < _PADDING and not data.view().any() else data
 
     def _fail(self, field: FieldSpec | None, message: str, offset: int) -> NoReturn:
         """Refuse the file, naming the field that points to the trouble."""
@@ -189,58 +164,51 @@ class Reader:
 
     def _table(self, spec: TableSpec, position: int, field: FieldSpec | None = None) -> Table:
         """The table at `position`, read once."""
-        table = self._tables.get((spec.name, position))
-        if table is not None:
-            return table
+        known = self._known.get((spec.name, position))
+        if known is not None:
+            assert isinstance(known, Table)
+            return known
         if position + 4 > self._end:
             self._fail(field, f"{spec.name} lies beyond the end of the file", position)
-        shape = self._shape(spec, position, position - _i32(self._read(position, 4))[0], field)
-        if position + shape.size > self._end:
+        vtable = position - _i32(self.source.read(position, 4))[0]
+        if (spec.name, vtable) not in self._vtables:
+            self._vtables[spec.name, vtable] = self._vtable(spec, vtable, field, position)
+        size, places = self._vtables[spec.name, vtable]
+        if position + size > self._end:
             self._fail(field, f"{spec.name} runs over the end of the file", position)
-        self._spend(field, shape.size, position)
-        values = dict(zip(shape.places, shape.unpack(self._read(position, shape.size)), strict=True))
-        table = self._tables[spec.name, position] = Table(spec, values)
-        for one in shape.references:
-            values[one.name] = self._reference(one, position + shape.places[one.name], values[one.name])
+        self._spend(field, size, position)
+        content, by_name = self.source.read(position, size), spec.by_name
+        values = {name: unpack_from(by_name[name].code, content, at)[0] for name, at in places.items()}
+        table = self._known[spec.name, position] = Table(spec, values)
+        for name, at in places.items():
+            if by_name[name].kind not in ("scalar", "union"):
+                values[name] = self._reference(by_name[name], position + at, values[name])
         for union in spec.unions:
-            self._union(union, position + shape.places.get(union.name, 0), values)
+            self._union(union, position + places.get(union.name, 0), values)
         self._interpret(table, position)
         return table
 
-    def _shape(self, spec: TableSpec, position: int, vtable: int, field: FieldSpec | None) -> _Shape:
-        shape = self._shapes.get((spec.name, vtable))
-        if shape is None:
-            self._spend(field, 0, position, _VTABLE_COST)
-            if not 0 <= vtable <= self._end - 4:
-                self._fail(field, f"the vtable of {spec.name} lies outside the file", position)
-            length, size = _u16_u16(self._read(vtable, 4))
-            if length < 4 or length % 2 or vtable + length > self._end or size < 4:
-                text = f"the vtable of {spec.name} has impossible sizes {length} and {size}"
-                self._fail(field, text, vtable)
-            self._named_end = max(self._named_end, vtable + length)
-            shape = self._shapes[spec.name, vtable] = self._compile(spec, vtable, length, size)
-        return shape
-
-    def _compile(self, spec: TableSpec, vtable: int, length: int, size: int) -> _Shape:
-        present: list[tuple[int, FieldSpec]] = []
-        for slot, at in enumerate(struct.unpack(f"<{length // 2 - 2}H", self._read(vtable + 4, length - 4))):
-            where, field = vtable + 4 + 2 * slot, spec.by_slot.get(slot)
-            if at and field is None:
+    def _vtable(
+        self, spec: TableSpec, vtable: int, field: FieldSpec | None, position: int
+    ) -> tuple[int, dict[str, int]]:
+        """The size of tables with this vtable, and where the fields that are present lie in them."""
+        if not 0 <= vtable <= self._end - 4:
+            self._fail(field, f"the vtable of {spec.name} lies outside the file", position)
+        length, size = _u16_u16(self.source.read(vtable, 4))
+        if length < 4 or length % 2 or vtable + length > self._end or size < 4:
+            self._fail(field, f"the vtable of {spec.name} has impossible sizes {length} and {size}", vtable)
+        self._spend(field, 0, vtable + length, 1 + length // _VTABLE_PER_OBJECT)
+        places: dict[str, int] = {}
+        for slot, (at,) in enumerate(iter_unpack("<H", self.source.read(vtable + 4, length - 4))):
+            where, known = vtable + 4 + 2 * slot, spec.by_slot.get(slot)
+            if at and known is None:
                 what = "a deprecated field" if slot < spec.slots else "a field we don't know"
                 _fail_newer(spec.name, f"slot {slot}", f"{what} is present", where)
-            if at and field is not None:
-                if at < 4 or at + field.size > size:
-                    self._fail(field, f"lies at {at}, outside its table of {size} bytes", where)
-                present.append((at, field))
-        codes, reached = ["<4x"], 4
-        for at, field in sorted(present):
-            if at < reached:
-                self._fail(field, "overlaps another field of its table", vtable)
-            codes.append(f"{at - reached}x{field.code}")
-            reached = at + field.size
-        unpack = struct.Struct(f"{''.join(codes)}{size - reached}x").unpack
-        references = tuple(field for _, field in present if field.kind not in ("scalar", "union"))
-        return _Shape(size, unpack, {field.name: at for at, field in sorted(present)}, references)
+            elif at and known is not None:
+                if at < 4 or at + known.size > size:
+                    self._fail(known, f"lies at {at}, outside its table of {size} bytes", where)
+                places[known.name] = at
+        return size, places
 
     def _reference(self, field: FieldSpec, at: int, offset: int) -> Any:
         """What a field refers to; a vector or text is read once for all fields of the same type."""
@@ -248,9 +216,9 @@ class Reader:
         if field.kind == "table":
             return self._table(TABLES[field.element], target, field)
         key = ("data" if field.table == "Buffer" else field.type, target)
-        if key not in self._values:
-            self._values[key] = _READERS[field.kind](self, field, target)
-        return self._values[key]
+        if key not in self._known:
+            self._known[key] = _READERS[field.kind](self, field, target)
+        return self._known[key]
 
     def _target(self, field: FieldSpec, at: int, offset: int) -> int:
         target = at + offset
@@ -259,7 +227,7 @@ class Reader:
         return target
 
     def _count(self, field: FieldSpec, target: int, width: int) -> int:
-        count: int = _u32(self._read(target, 4))[0]
+        count: int = _u32(self.source.read(target, 4))[0]
         if count * width > self._end - target - 4:
             self._fail(field, f"claims {count} elements, more than the file holds", target)
         return count
@@ -271,14 +239,12 @@ class Reader:
             self._spend(field, 4 + size, target)
             return Data.region(self.source, target + 4, size, external=False)
         self._spend(field, 4 + size, target, 1 + size // _BYTES_PER_OBJECT)
-        content = self._read(target + 4, size)
-        # Equal vectors share their bytes: a quantized model says hundreds of times that all zero points are zero.
-        return np.frombuffer(self._contents.setdefault(content, content), dtype)
+        return np.frombuffer(self.source.read(target + 4, size), dtype)
 
     def _text(self, field: FieldSpec, target: int) -> str:
         count = self._count(field, target, 1)
         self._spend(field, 4 + count + 1, target, 1 + count // _TEXT_PER_OBJECT)
-        content = self._read(target + 4, min(count + 1, self._end - target - 4))
+        content = self.source.read(target + 4, min(count + 1, self._end - target - 4))
         if len(content) <= count or content[count]:
             self._fail(field, "is a string that does not end in a zero byte", target)
         try:
@@ -289,7 +255,7 @@ class Reader:
     def _children(self, field: FieldSpec, target: int) -> list[Table]:
         count, spec = self._count(field, target, 4), TABLES[field.element]
         self._spend(field, 4 + 4 * count, target, 1 + count)
-        offsets = struct.unpack(f"<{count}I", self._read(target + 4, 4 * count))
+        offsets = struct.unpack(f"<{count}I", self.source.read(target + 4, 4 * count))
         return [self._table(spec, target + 4 + 4 * place + at, field) for place, at in enumerate(offsets)]
 
     def _union(self, field: FieldSpec, at: int, values: dict[str, Any]) -> None:
@@ -336,10 +302,10 @@ class Reader:
             limit = f"the file has {self.source.size} bytes"
             self._fail(field, f"claims {length} bytes from byte {start} on, but {limit}", position)
         self._external_start = min(self._external_start, start)
-        if (start, length) not in self._regions:
+        if (start, length) not in self._known:
             self._spend(field, length, start)
-            self._regions[start, length] = Data.region(self.source, start, length, external=True)
-        table.fields[inside] = self._regions[start, length]
+            self._known[start, length] = Data.region(self.source, start, length, external=True)
+        table.fields[inside] = self._known[start, length]
         table.fields.pop(offset)
         table.fields.pop(size, None)
 

@@ -60,15 +60,13 @@ class FieldSpec(NamedTuple):
     kind: str
     element: str
 
-    @property
-    def size(self) -> int:
-        """Inline bytes of the field: a scalar's own, four (a uoffset) for everything else."""
-        return struct.calcsize(f"<{self.code}")
+    code: str
+    """Struct code of the inline value: a scalar's own, a uoffset for everything else."""
 
     @property
-    def code(self) -> str:
-        """Struct code of the inline value."""
-        return SCALAR_CODES[self.element] if self.kind == "scalar" else "I"
+    def size(self) -> int:
+        """Inline bytes of the field."""
+        return struct.calcsize(self.code)
 
 
 class TableSpec:
@@ -89,7 +87,7 @@ class TableSpec:
         self.defaults = {field.name: field.default for field in self.fields}
 
 
-def _kind(type_name: str) -> tuple[str, str]:
+def _kind(type_name: str) -> tuple[str, str, str]:
     element = type_name.strip("[]")
     if element in SCALAR_CODES:
         kind = "scalar"
@@ -97,7 +95,8 @@ def _kind(type_name: str) -> tuple[str, str]:
         kind = "union"
     else:
         kind = "string" if element == "string" else "table"
-    return (kind if element == type_name else f"{kind}s"), element
+    code = SCALAR_CODES[element] if type_name in SCALAR_CODES else "I"
+    return (kind if element == type_name else f"{kind}s"), element, f"<{code}"
 
 
 TABLES: Final = {name: TableSpec(name, slots, rows) for name, (slots, rows) in _CONTENT["tables"].items()}
@@ -155,20 +154,14 @@ class Table:
             KeyError: the table has no such field, or the union no such member.
         """
         field = self.spec.by_name[name]
+        values = {name: value}
         if field.kind == "union":
-            self._set_union(name, field.element, value)
-        elif value is None:
-            self.fields.pop(name, None)
-        else:
-            self.fields[name] = value
-
-    def _set_union(self, name: str, union: str, value: "Table | None") -> None:
-        if value is None:
-            self.fields.pop(name, None)
-            self.fields.pop(f"{name}_type", None)
-            return
-        self.fields[f"{name}_type"] = _MEMBER_CODES[union][value.spec.name]
-        self.fields[name] = value
+            values[f"{name}_type"] = None if value is None else _MEMBER_CODES[field.element][value.spec.name]
+        for key, one in values.items():
+            if one is None:
+                self.fields.pop(key, None)
+            else:
+                self.fields[key] = one
 
     def key(self) -> Hashable:
         """Equal keys: tables of one kind that say the same; the tables and lists in them are the same objects."""
@@ -205,10 +198,8 @@ def new_table(table: str, /, **fields: Any) -> Table:
     new = Table(TABLES[table], {})
     for name, value in fields.items():
         field = new.spec.by_name[name]
-        if field.kind == "scalars" and isinstance(value, list | tuple):
-            new.set(name, vector(field.element, value))
-        else:
-            new.set(name, value)
+        listed = field.kind == "scalars" and isinstance(value, list | tuple)
+        new.set(name, vector(field.element, value) if listed else value)
     return new
 
 

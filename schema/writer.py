@@ -9,7 +9,7 @@ well aligned as it was in its file.
 
 import os
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -53,8 +53,7 @@ class _TableBuilder:
         self._inside = inside
         self._new_after = new_after
         self._builder = flatbuffers.Builder()
-        self._written: dict[tuple[str, int], int] = {}
-        self._numbers: dict[tuple[str, bytes], int] = {}
+        self._written: dict[tuple[str, object], int] = {}
 
     def finish(self, root: Table) -> bytearray:
         """The flatbuffer, and `holes` at their places in it."""
@@ -68,10 +67,16 @@ class _TableBuilder:
         self.holes = [hole._replace(at=len(content) - hole.at) for hole in self.holes]
         return content
 
+    def _once(self, kind: str, key: object, write: Callable[[], int]) -> int:
+        """Where something is that is written once."""
+        if (kind, key) not in self._written:
+            self._written[kind, key] = write()
+        return self._written[kind, key]
+
     def _table(self, table: Table) -> int:
-        written = self._written.get(("", id(table)))
-        if written is not None:
-            return written
+        return self._once("", id(table), lambda: self._new_table(table))
+
+    def _new_table(self, table: Table) -> int:
         spec, builder = table.spec, self._builder
         for name in table.fields.keys() - spec.by_name.keys():
             raise ModelFormatError("is not a field of this table: remove it", table=spec.name, field=name)
@@ -82,7 +87,7 @@ class _TableBuilder:
         try:
             for field in present:
                 if field.kind != "scalar" and field.name != hole:
-                    member = fields.get(f"{field.name}_type", 0)
+                    member = UNIONS.get(field.element, {}).get(fields.get(f"{field.name}_type", 0))
                     places[field.name] = self._reference(field, fields[field.name], member)
             builder.StartObject(spec.slots)
             for field in present:
@@ -100,57 +105,46 @@ class _TableBuilder:
             assert field is not None
             text = f"holds {fields[field.name]!r:.80}, which does not fit {field.type}: {error}"
             raise ModelFormatError(text, table=spec.name, field=field.name) from error
-        self._written["", id(table)] = position
         return position
 
     def _placed(self, table: Table) -> tuple[dict[str, Any], Data | None, str]:
         """The fields of a table, bytes that may lie behind the tables, and the field that says where."""
         inside, offset, size = STORED_AFTER.get(table.spec.name, ("", "", ""))
-        fields = table.fields
-        data = fields.get(inside)
+        data = table.fields.get(inside)
         if not isinstance(data, Data):
-            return fields, None, ""
+            return table.fields, None, ""
         external = self._new_after if data.placement is None else data.placement
         if self._inside and not external:
-            return fields, data, inside
-        fields = {name: value for name, value in fields.items() if name != inside}
+            return table.fields, data, inside
+        fields = {name: value for name, value in table.fields.items() if name != inside}
         return fields | {offset: 0, size: data.length}, data, offset
 
-    def _reference(self, field: FieldSpec, value: Any, member: int) -> int:
-        """Where a text, vector or table is; `member` says which table of a union it is."""
+    def _reference(self, field: FieldSpec, value: Any, member: str | None) -> int:
+        """Where a text, vector or table is; `member` is the table that a union holds."""
         if field.kind == "string":
             text: int = self._builder.CreateSharedString(value)
             return text
         if field.kind in {"table", "union"}:
-            return self._child(
-                UNIONS[field.element].get(member) if field.kind == "union" else field.element, value
+            return self._child(member if field.kind == "union" else field.element, value)
+        if field.kind == "tables":
+            return self._once(field.type, id(value), lambda: self._tables(field.element, value))
+        if field.table == "Buffer" or value.dtype != NUMPY_TYPES[field.element] or value.ndim != 1:
+            raise TypeError(
+                "expected Data" if field.table == "Buffer" else f"expected a vector of {field.element}"
             )
-        key = (field.type, id(value))
-        if key not in self._written:
-            self._written[key] = self._vector(field, value)
-        return self._written[key]
+        return self._once(field.type, value.tobytes(), lambda: self._builder.CreateNumpyVector(value))
 
     def _child(self, kind: str | None, value: Any) -> int:
         if not isinstance(value, Table) or value.spec.name != kind:
             raise TypeError(f"expected {kind or 'its type beside it'}")
         return self._table(value)
 
-    def _vector(self, field: FieldSpec, value: Any) -> int:
-        builder: Any = self._builder
-        if field.kind == "scalars":
-            if field.table == "Buffer" or value.dtype != NUMPY_TYPES[field.element] or value.ndim != 1:
-                raise TypeError(
-                    "expected " + ("Data" if field.table == "Buffer" else f"a vector of {field.element}")
-                )
-            content = (field.element, value.tobytes())
-            if content not in self._numbers:
-                self._numbers[content] = builder.CreateNumpyVector(value)
-            return self._numbers[content]
-        targets = [self._child(field.element, item) for item in value]
-        builder.StartVector(4, len(targets), 4)
+    def _tables(self, kind: str, tables: Any) -> int:
+        targets = [self._child(kind, table) for table in tables]
+        self._builder.StartVector(4, len(targets), 4)
         for target in reversed(targets):
-            builder.PrependUOffsetTRelative(target)
-        position: int = builder.EndVector()
+            self._builder.PrependUOffsetTRelative(target)
+        position: int = self._builder.EndVector()
         return position
 
 
@@ -163,17 +157,15 @@ SUFFIXES: Final = {".tflite", ".litertlm", ".task", ".onnx", ".pte", ".gguf", ".
 
 
 class Piece(NamedTuple):
-    """Bytes for position `at`."""
+    """Bytes for position `at`. A file is a list of pieces, by position, with zeros between them."""
 
     at: int
     data: Data
 
-
-class Layout(NamedTuple):
-    """A file in pieces, with zeros between them."""
-
-    pieces: list[Piece]
-    size: int
+    @property
+    def end(self) -> int:
+        """The position behind the bytes."""
+        return self.at + self.data.length
 
 
 def write_model(
@@ -194,11 +186,11 @@ def write_model(
         ModelFormatError: the tables hold what the format cannot, or the input was changed meanwhile.
     """
     check_suffix(path, ".tflite")
-    write_layout(lay_out(root), path, overwrite=overwrite, progress=progress, check=check)
+    write_pieces(lay_out(root), path, overwrite=overwrite, progress=progress, check=check)
 
 
-def write_layout(
-    layout: Layout,
+def write_pieces(
+    pieces: Sequence[Piece],
     path: str | os.PathLike[str],
     *,
     overwrite: bool,
@@ -206,12 +198,11 @@ def write_layout(
     check: Callable[[Path], None] | None,
 ) -> None:
     """Write a file in pieces, as `write_model`; files that pieces come from must not change meanwhile."""
-    pieces = layout.pieces
-    sources = list({id(data.source): data.source for _, data in pieces if data.source is not None}.values())
+    sources = dict.fromkeys(data.source for _, data in pieces if data.source is not None)
     inputs = tuple(source.identity for source in sources)
     done, total = 0, sum(data.length for _, data in pieces)
     with replacing(path, overwrite=overwrite, inputs=inputs, check=check) as target:
-        os.ftruncate(target, layout.size)
+        os.ftruncate(target, pieces[-1].end)
         for at, data in pieces:
             data.write(target, at)
             done += data.length
@@ -233,32 +224,30 @@ def model_bytes(root: Table) -> bytes:
     Raises:
         ModelFormatError: the tables hold what the format cannot.
     """
-    layout = lay_out(root)
-    content = bytearray(layout.size)
-    for at, data in layout.pieces:
+    pieces = lay_out(root)
+    content = bytearray(pieces[-1].end)
+    for at, data in pieces:
         content[at : at + data.length] = data.view().data
     return bytes(content)
 
 
-def lay_out(root: Table) -> Layout:
+def lay_out(root: Table) -> list[Piece]:
     """Build the tables, and give every weight its place: inside the flatbuffer as far as that can be.
 
     Raises:
         ModelFormatError: a field holds something that the format cannot.
     """
-    layout = _lay_out(root, inside=True) or _lay_out(root, inside=False)
-    assert layout is not None
+    pieces = _pieces(root, inside=True) or _pieces(root, inside=False)
     trailing = root.trailing
-    if trailing is None:
-        return layout
-    # Positions inside trailing bytes count from their own beginning or from the file's. Readers of zip archives work
-    # out which from what stands in front: that may have grown, as in self-extracting archives, but not shrunk.
-    at = max(layout.size, trailing.offset)
-    return Layout([*layout.pieces, Piece(at, trailing)], at + trailing.length)
+    if trailing is not None:
+        # Positions inside trailing bytes count from their own beginning or from the file's. Readers of zip archives
+        # work out which from what stands in front: that may have grown, as in self-extracting archives, but not shrunk.
+        pieces.append(Piece(max(pieces[-1].end, trailing.offset), trailing))
+    return pieces
 
 
-def _lay_out(root: Table, *, inside: bool) -> Layout | None:
-    """The model with all weights inside the flatbuffer that may be, or none; None where it gets too large."""
+def _pieces(root: Table, *, inside: bool) -> list[Piece]:
+    """The model with all weights inside the flatbuffer that may be, or none; empty where it gets too large."""
     buffers = (table.fields.get("data") for table in root.fields.get("buffers", ()))
     # New bytes go where the model keeps its others.
     new_after = any(isinstance(data, Data) and data.external for data in buffers)
@@ -276,14 +265,11 @@ def _lay_out(root: Table, *, inside: bool) -> Layout | None:
             positions[external, _key(data)] = at
             end = at + data.length
         if not external and end > MAX_FLATBUFFER_SIZE:
-            return None
-    for hole in builder.holes:
-        position, at = positions[hole.external, _key(hole.data)], hole.at
-        if hole.external:
-            tables[at : at + 8] = position.to_bytes(8, "little")
-        else:
-            tables[at : at + 4] = (position - 4 - at).to_bytes(4, "little")
-    return Layout([Piece(0, Data(bytes(tables))), *pieces], end)
+            return []
+    for at, data, external in builder.holes:
+        position, width = positions[external, _key(data)], 8 if external else 4
+        tables[at : at + width] = (position if external else position - 4 - at).to_bytes(width, "little")
+    return [Piece(0, Data(bytes(tables))), *pieces]
 
 
 def _key(data: Data) -> tuple[int, int, int]:
@@ -294,9 +280,9 @@ def _key(data: Data) -> tuple[int, int, int]:
 def _in_order(weights: Iterable[Data]) -> list[Data]:
     """The distinct weights: those of each file by their places in it, the new ones behind them."""
     distinct = list({_key(data): data for data in weights}.values())
-    files = list(dict.fromkeys(id(data.source) for data in distinct if data.source is not None))
+    files = {id(data.source): place for place, data in reversed(list(enumerate(distinct))) if data.source}
     old = [data for data in distinct if data.source is not None]
-    old.sort(key=lambda data: (files.index(id(data.source)), data.offset, data.length))
+    old.sort(key=lambda data: (files[id(data.source)], data.offset, data.length))
     return old + [data for data in distinct if data.source is None]
 
 

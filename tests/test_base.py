@@ -285,12 +285,11 @@ subgraph main (%x: float32[1,4]) {
 }"""
 
 
-def test_a_model_gives_its_file_back_and_a_pickled_one_has_none(tmp_path: Path) -> None:
+def test_a_model_gives_its_file_back(tmp_path: Path) -> None:
     with load(written(tmp_path, CONSTANT)) as model:
-        pickled = pickle.loads(pickle.dumps(model))
-    for closed in (model, pickled):
-        with pytest.raises(ModelFormatError, match="was closed"):
-            to_text(closed)
+        pass
+    with pytest.raises(ModelFormatError, match="was closed"):
+        to_text(model)
 
 
 _COMPILING = """

@@ -26,7 +26,6 @@ from edge_opt.base.errors import EdgeOptError, OutputError, UsageError
 from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress
 from edge_opt.npu.sdk import search_path
-from edge_opt.schema.litertlm import stamp_by_content
 
 MODEL = "model.litertlm"
 """What a stage that makes a bundle calls it, in its folder."""
@@ -283,8 +282,6 @@ class Stages:
         started = time.perf_counter()
         self.progress(job.stage, 0, 1)
         answer = carry_out(job, log_of(self.folder, job.stage), scratch.resolve(), self.progress)
-        if job.model.exists():
-            stamp_by_content(job.model)
         files = _files(partial)
         report = StageReport(
             name=job.stage,
