@@ -9,10 +9,11 @@ from edge_opt.base.atomic import AnyPath
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.findings import ComparisonReport
 from edge_opt.comparison.golden import check
+from edge_opt.comparison.golden import record as record_golden
 from edge_opt.ir.opening import ModelLike
 from edge_opt.npu.comparing import compare_on_npu
 
-__all__ = ["assert_equivalent", "assert_golden"]
+__all__ = ["assert_equivalent", "assert_golden", "record_golden"]
 
 
 def assert_equivalent(
@@ -40,7 +41,7 @@ def assert_equivalent(
 
 
 def assert_golden(model: ModelLike, path: AnyPath) -> ComparisonReport:
-    """Asserts that the model computes what `edge-opt golden record` stored in `path`; returns the report.
+    """Asserts that the model computes what `record_golden` or `edge-opt golden record` stored; returns the report.
 
     Raises:
         AssertionError: it does not; the message has one line per output that differs.

@@ -26,7 +26,6 @@ from edge_opt.runtime.errors import RuntimeCrashed, RuntimeRefused
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 from edge_opt.schema.table import new_table
-from edge_opt.targets import Target
 from edge_opt.testing import assert_equivalent
 
 WEIGHT = np.random.default_rng(0).standard_normal((12, 5)).astype(np.float32)
@@ -53,7 +52,6 @@ def test_a_model_equals_itself_bit_for_bit(on: Any) -> None:
     report = compare(PAIR[0], PAIR[0], on=on)
     assert report
     assert report.bitwise
-    assert report.summary() == "the only output of 1 signature is bitwise equal"
 
 
 def test_one_changed_weight_is_found_and_placed_and_tolerances_decide_what_is_equal() -> None:
@@ -101,7 +99,7 @@ def test_other_inputs_and_quantizations_are_differences() -> None:
     assert "only in" in signature.reason
     report = compare(models.requantized(scale=0.5), models.requantized(scale=0.25), atol=1e6)
     assert not report
-    assert "quantization" in report.summary()
+    assert "scale 0.5, zero point 0 in a, scale 0.25, zero point 0 in b" in report.summary()
 
 
 def test_models_without_signatures_are_compared_by_position() -> None:
@@ -246,7 +244,7 @@ def test_how_many_entries_the_table_has_that_an_input_indexes(case: str) -> None
     assert [info.entries for info in found["main"].inputs] == [wanted, 0]
 
 
-# State, and rows that are masked everywhere
+# State
 
 
 def remembering(stored: str) -> Model:
@@ -287,34 +285,6 @@ def test_models_that_keep_state_are_run_again_with_it() -> None:
     assert report.first_difference is not None
     assert report.first_difference.tensor == "out"
     assert compare(one, one).bitwise
-
-
-SELECTED = """
-signature main = #0 (mask=%mask, x=%x) -> (p=%p)
-subgraph main (%mask: bool[1,1,8,16], %x: float32[1,2,8,16]) {
-  %masked: float32[1,2,8,16] = SELECT_V2(%mask, %x, float32(-1e9))
-  %p: float32[1,2,8,16] = SOFTMAX(%masked) {beta: 1.0}
-  return %p
-}
-"""
-
-
-def test_rows_that_are_masked_everywhere_are_compared_apart() -> None:
-    before = to_bytes(parse(SELECTED))
-    exact = convert(before).model
-    half = convert(before, target=Target("npu", "", mask_constant=-65472.0)).model
-    assert exact is not None
-    assert half is not None
-    report = compare(before, to_bytes(exact))
-    assert report.bitwise
-    assert report.notes() == []
-    assert [output.bitwise for output in report.signatures[0].masked_rows] == [True]
-    report = compare(before, to_bytes(half))
-    assert (report.equal, report.bitwise) == (True, True), "no token has such a row"
-    (sentence,) = report.notes()
-    assert sentence.startswith(
-        "with rows that are masked everywhere, 1 of 1 outputs of signature 'main' differ"
-    )
 
 
 # Where a difference begins
@@ -407,21 +377,15 @@ def test_models_without_common_names_or_signatures_are_shown_whole() -> None:
     assert (len(found.operators_a), len(found.operators_b)) == (3, 3)
 
 
-@pytest.mark.parametrize("names", [("weight", "weight"), ("weight", "other")])
-def test_a_changed_weight_is_named(names: tuple[str, str]) -> None:
-    changed = []
-    for name, value in zip(names, (0.25, 0.5), strict=True):
-        model = parse(CHAIN.format(lines="  %h: float32[1,8] = ABS(%x)\n  %y: float32[1,8] = MUL(%h, %h)"))
+def test_a_changed_weight_is_named() -> None:
+    plain = "  %h: float32[1,8] = ABS(%x)\n  %y: float32[1,8] = MUL(%h, %h)"
+    models = [parse(CHAIN.format(lines=plain)) for _ in range(2)]
+    for model, value in zip(models, (0.25, 0.5), strict=True):
         graph = model.subgraphs[0]
-        weight = Constants(model).make(name, np.full((1, 8), value, np.float32), DType.FLOAT32)
+        weight = Constants(model).make("weight", np.full((1, 8), value, np.float32), DType.FLOAT32)
         graph.set_input(graph.operators[-1], 1, graph.add_tensor(weight))
-        changed.append(model)
-    found = located(*changed)
+    found = located(*models)
     assert (found.tensor, found.constants) == ("y", ("weight",))
-    line = "  %h: float32[1,8] = ABS(%x)\n  %y: float32[1,8] = FULLY_CONNECTED(%h, float32[8,8]{splat 0.25}{bias})"
-    texts = (line.replace("{bias}", bias) for bias in ("", ", float32[8]{splat 1}"))
-    ours, theirs = (parse(CHAIN.format(lines=text)).subgraphs[0].operators for text in texts)
-    assert bisect._changed_constants(ours, theirs) == (), "paired by name, where one has more inputs"
 
 
 def test_a_search_that_finds_nothing_or_fails_leaves_the_comparison_as_it_is(

@@ -18,8 +18,9 @@ from edge_opt.comparison import generate
 from edge_opt.comparison.findings import GenerationComparison
 from edge_opt.comparison.generate import FilledCaches, _can_fill, plan_loop
 from edge_opt.ir import to_bytes
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.runtime.errors import RuntimeCrashed, RuntimeRefused
-from edge_opt.runtime.inputs import Stored, array_of, plan
+from edge_opt.runtime.inputs import array_of, plan
 from edge_opt.runtime.loop import Loop
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
@@ -192,7 +193,7 @@ UPDATE = SignatureInfo("update", (CACHE, tensor("kv_slice_k_0", 1, 1, 8)), (CACH
 def planned(
     *main: SignatureInfo, count: int = 3, seed: int = 0, prompt: Any = None, **others: list[SignatureInfo]
 ) -> Loop:
-    return plan_loop("model.tflite", {"main": list(main), **others}, count, seed, prompt)
+    return plan_loop({"main": list(main), **others}, count, seed, prompt)
 
 
 def called(loop: Loop) -> list[tuple[str, str]]:
@@ -234,7 +235,7 @@ EMBEDDED = SignatureInfo("decode", (EMBEDDINGS, CACHE), (CACHE, LOGITS))
         ),
         (
             [PREFILL, SPLIT], {"embedder": [EMBEDDER], "auxiliary": [ROPE, MASKS]},
-            ", signature 'decode': no signature of the auxiliary model updates its caches",
+            ", signature 'decode': no auxiliary model (a file auxiliary.tflite beside the model) has a signature that",
         ),
         ([PREFILL, LOOSE], {}, ", signature 'decode': input 'tokens' has a dynamic shape"),
         ([PREFILL, ODD], {}, ", signature 'decode': input 'per_layer' of [1, 3] is not known here, expected tokens"),
@@ -242,9 +243,9 @@ EMBEDDED = SignatureInfo("decode", (EMBEDDINGS, CACHE), (CACHE, LOGITS))
     ],
 )  # fmt: skip
 def test_what_is_missing_is_said_and_what_to_do(main: Any, helpers: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(RefusedError) as caught:
         planned(*main, **helpers)
-    assert str(caught.value).startswith(f"model.tflite{said}")
+    assert str(caught.value).startswith(said)
 
 
 def test_a_prompt_is_as_long_as_the_prefill_and_one_if_the_cache_has_room() -> None:
@@ -268,53 +269,53 @@ def worker() -> Iterator[Worker]:
         yield started
 
 
-def filled(path: Path, worker: Worker, runs: int, folder: Path) -> FilledCaches:
+def filled(path: Path, worker: Worker, folder: Path, seed: int = 5) -> FilledCaches:
     described = {signature.name: signature for signature in worker.describe(path)}
-    caches = FilledCaches(worker, path, described, 5, folder)
-    caches.fill(described, runs)
+    caches = FilledCaches(worker, path, described, seed, folder)
+    caches.fill(described)
     return caches
 
 
-def taken(caches: FilledCaches, run: int, name: str) -> np.ndarray:
-    """What the prefill was given of one input, all chunks of a run together."""
-    count = caches._needed(["prefill_4", "decode"], run)
+def recorded_chunks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The chunks that the prefill is given from now on."""
+    given: list[tuple[int, int]] = []
+    fill = Worker.fill
+    monkeypatch.setattr(Worker, "fill", lambda *all: given.extend(all[3]) or fill(*all))
+    return given
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("unsplit", "tokens"), ("model", "embeddings")])
+def test_a_cache_holds_the_keys_of_every_token_before(
+    name: str, tokens: str, folder: Path, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = recorded_chunks(monkeypatch)
+    caches = filled(folder / f"{name}.tflite", worker, tmp_path)
     prefill = caches.described["prefill_4"]
-    chunks = caches._chunks(prefill, count, run)
-    assert [start for start, _ in chunks] == list(range(0, count, ROWS))
+    assert [start for start, _ in chunks] == list(range(0, caches.filled["decode"], ROWS))
+    assert len({seed for _, seed in chunks}) == len(chunks) > 1
     plans = [made for start, seed in chunks for made in plan(prefill, seed=seed, start=start)]
-    return np.concatenate([array_of(made)[0] for made in plans if made.info.name == name])
-
-
-def test_a_cache_holds_the_keys_of_every_token_before(folder: Path, worker: Worker, tmp_path: Path) -> None:
-    caches = filled(folder / "unsplit.tflite", worker, 2, tmp_path)
-    for number in (0, 1):
-        keys = models.table()[taken(caches, number, "tokens")]
-        found = caches.stored["decode", number, "kv_cache_k_0"].array()[0, 0]
-        values = caches.stored["decode", number, "kv_cache_v_0"].array()[0, 0]
-        assert len(keys) >= ROWS
+    given = np.concatenate([array_of(made)[0] for made in plans if made.info.name == tokens])
+    keys = models.table()[given] if name == "unsplit" else given
+    for signature in ("prefill_4", "decode"):
+        found = caches.stored[signature, "kv_cache_k_0"].array()[0, 0]
+        values = caches.stored[signature, "kv_cache_v_0"].array()[0, 0]
         assert np.array_equal(found[: len(keys)], keys)
         assert np.array_equal(values[: len(keys)], keys[:, ::-1])
         assert not found[len(keys) :].any()
-    caches = filled(folder / "model.tflite", worker, 1, tmp_path)
-    keys = taken(caches, 0, "embeddings")
-    found = caches.stored["prefill_4", 0, "kv_cache_k_0"].array()[0, 0]
-    assert np.array_equal(found[: len(keys)], keys)
-    assert not found[len(keys) :].any()
 
 
 def test_a_long_cache_is_filled_by_four_calls_and_read_no_further(
     folder: Path, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(generate, "_MOST_CALLS", 1)
-    caches = filled(folder / "unsplit.tflite", worker, 2, tmp_path)
-    needed = [caches._needed(["decode"], number) for number in (0, 1)]
-    assert max(needed) > ROWS, "otherwise this shows nothing"
-    for number, start in enumerate(needed):
-        made = caches.plan("decode", number)
-        assert {one.start for one in made} == {min(start, ROWS)}
-        keys = caches.stored["decode", number, "kv_cache_k_0"].array()[0, 0]
-        assert keys[:start].any()
-        assert not keys[ROWS:].any()
+    (decode,) = (one for one in worker.describe(folder / "unsplit.tflite") if one.name == "decode")
+    seed = next(seed for seed in range(99) if plan(decode, seed=seed)[0].start > ROWS)
+    caches = filled(folder / "unsplit.tflite", worker, tmp_path, seed)
+    for number in (0, 1):
+        assert {one.start for one in caches.plan("decode", number)} == {ROWS}
+    keys = caches.stored["decode", "kv_cache_k_0"].array()[0, 0]
+    assert keys[:ROWS].any()
+    assert not keys[ROWS:].any()
 
 
 @pytest.mark.parametrize("name", ["model", "unsplit"])
@@ -327,7 +328,7 @@ def test_both_models_read_what_the_first_ones_prefill_left(
     path = folder / f"{name}.tflite"
     report = compare(path, path)
     assert report.bitwise
-    (said,) = report.caches
+    (said,) = report.remarks
     assert said.startswith("caches of prefill_4, decode: filled by prefill_4 up to position ")
     stored = [[{m.stored for m in listed if m.role == "cache"} for listed in plans] for plans in asked]
     assert all(None not in one for plans in stored for one in plans)
@@ -339,8 +340,8 @@ def test_caches_that_no_prefill_fills_are_random_and_that_is_said(
 ) -> None:
     path = folder / "decode_only.tflite"
     report = compare(path, path)
-    assert report.caches == ("caches of fill, decode: random, because no prefill signature of a fills them",)
-    assert report.caches[0] in run(capsys, "compare", path, path).out
+    assert report.remarks == ("caches of fill, decode: random, because no prefill signature of a fills them",)
+    assert report.remarks[0] in run(capsys, "compare", path, path).out
 
     def crash(*_: Any, **__: Any) -> None:
         raise RuntimeCrashed("signal 11")
@@ -348,12 +349,7 @@ def test_caches_that_no_prefill_fills_are_random_and_that_is_said(
     monkeypatch.setattr(Worker, "fill", crash)
     found = compare(folder / "model.tflite", folder / "model.tflite")
     assert found.bitwise
-    assert found.caches[0].endswith("random, because the prefill that would fill them failed: signal 11")
-
-
-def caches(*known: SignatureInfo, seed: int = 0, **filled: Any) -> FilledCaches:
-    described = {one.name: one for one in known}
-    return FilledCaches(None, b"", described, seed, None, **filled)  # type: ignore[arg-type]
+    assert found.remarks[0].endswith("random, because the prefill that would fill them failed: signal 11")
 
 
 def test_a_prefill_fills_the_caches_that_it_gives_back() -> None:
@@ -372,29 +368,3 @@ def test_a_prefill_fills_the_caches_that_it_gives_back() -> None:
         SignatureInfo("empty", (tokens(4), tensor("kv_cache_k_0", 0, 8)), (tensor("kv_cache_k_0", 0, 8),)),
     ):
         assert not _can_fill(signature), signature.name
-
-
-@pytest.mark.parametrize(
-    ("count", "starts"),
-    [(0, []), (1, [0]), (4, [0]), (5, [0, 4]), (16, [0, 4, 8, 12]), (17, [0, 4, 8, 12, 12])],
-)
-def test_chunks_reach_as_far_as_is_needed_and_not_beyond_the_cache(count: int, starts: list[int]) -> None:
-    prefill = SignatureInfo("prefill", (tokens(4), tensor("mask", 1, 1, 4, 16), CACHE), (CACHE,))
-    chunks = caches(prefill)._chunks(prefill, count, 0)
-    assert [start for start, _ in chunks] == starts
-    seeds = {seed for _, seed in chunks}
-    assert len(seeds) == len(chunks)
-    others = caches(prefill)._chunks(prefill, count, 1)
-    assert seeds.isdisjoint(seed for _, seed in others)
-
-
-def test_caches_are_read_no_further_than_they_are_filled(tmp_path: Path) -> None:
-    decode = SignatureInfo("decode", (tensor("input_pos", 1, dtype="int32"), CACHE), (CACHE, LOGITS))
-    stored = Stored(str(tmp_path), 0, CACHE)
-    for seed in range(8):
-        made = caches(decode, seed=seed, stored={("decode", 0, "kv_cache_k_0"): stored}, reach={"decode": 2})
-        position, cache = made.plan("decode", 0)
-        assert position.start <= 2
-        assert (position.stored, cache.stored) == (None, stored)
-        assert made.plan("decode", 1)[1].stored is None
-    assert max(caches(decode, seed=seed).plan("decode", 0)[0].start for seed in range(8)) > 2

@@ -7,14 +7,13 @@ tensors that they share, a logarithmic number of times; only one of them is load
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from edge_opt.comparison.facts import keeps_state, tensor_info
+from edge_opt.comparison.facts import arguments, keeps_state, tensor_info
 from edge_opt.comparison.findings import FirstDifference, OutputComparison
 from edge_opt.ir import Model, Operator, Signature, Signatures, Subgraph, Tensor, load
 from edge_opt.ir.opening import Part
@@ -36,26 +35,31 @@ _VANISHED = (
 _NOTHING_SHARED = "the models share no names of tensors between their inputs and this output"
 
 
-class Probe(NamedTuple):
-    """One output of a signature that differs, and what it was run on."""
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """An output of a signature that differs, as `a` names both, and how the two models were run and measured."""
 
+    worker: Worker
+    files: tuple[Path, Path]
     signature: SignatureInfo
-    outputs: tuple[TensorInfo, TensorInfo]
-    kernels: Kernels
+    output: str
     plans: tuple[Plans, Plans]
+    kernels: Kernels
+    measure: Measure
 
 
-def first_difference(worker: Worker, a: Path, b: Path, probe: Probe, measure: Measure) -> FirstDifference:
+def first_difference(probe: Probe) -> FirstDifference:
     """The first shared tensor that differs, with the operators of both models that lead to it from equal ones.
 
     Raises:
         RuntimeFailed: a model that was cut does not run.
         ModelFormatError: a file cannot be read any more.
     """
-    place = [info.name for info in probe.signature.outputs].index(probe.outputs[0].name)
-    files = zip((a, b), probe.outputs, strict=True)
-    sides = tuple(_Side.of(file, probe.signature, output, place) for file, output in files)
-    return _Search(worker, sides, _shared(*sides), probe, measure).run()
+    sides = tuple(_Side.of(load(file), probe.signature, probe.output) for file in probe.files)
+    ours, theirs = (side.named() for side in sides)
+    pairs = [(tensor, theirs[name]) for name, tensor in ours.items() if name in theirs]
+    alike = [pair for pair in pairs if len({(t.shape, t.shape_signature, t.dtype) for t in pair}) == 1]
+    return _Search(probe, sides, [*alike, tuple(side.output for side in sides)]).run()
 
 
 @dataclass(slots=True)
@@ -64,33 +68,35 @@ class _Side:
 
     model: Model
     graph: Subgraph
-    inputs: dict[str, Tensor]
+    inputs: list[Tensor]
     output: Tensor
 
     @classmethod
-    def of(cls, file: Path, signature: SignatureInfo, output: TensorInfo, place: int) -> _Side:
-        model = load(file)
-        entry = next((s for s in model.signatures if s.key == signature.name), None)
-        if entry is not None:
-            return cls(model, entry.subgraph, dict(entry.inputs), entry.outputs[output.name])
-        graph = model.subgraphs[0]
-        inputs = dict(zip((info.name for info in signature.inputs), graph.inputs, strict=True))
-        return cls(model, graph, inputs, graph.outputs[place])
+    def of(cls, model: Model, signature: SignatureInfo, output: str) -> _Side:
+        graph, inputs, outputs = arguments(model, signature)
+        return cls(model, graph, inputs, outputs[[info.name for info in signature.outputs].index(output)])
 
     def cone(
-        self, roots: Iterable[Tensor], stops: Container[Tensor] = ()
+        self, roots: Sequence[Tensor], stops: Collection[Tensor] = ()
     ) -> tuple[list[Operator], list[Tensor]]:
         """The operators that compute the roots from known tensors and inputs, in order; and what they start from."""
         operators, starts = backward_slice(roots, stops)
         return [operator for operator in self.graph.operators if operator in operators], starts
 
-    def cut(self, signature: SignatureInfo, planned: Sequence[InputPlan], probes: Sequence[Tensor]) -> Model:
-        """A model with the same inputs, named as they are planned, whose outputs are the probes, by number."""
+    def named(self) -> dict[str, Tensor]:
+        """Tensors of numbers that lead to the output, by name, in execution order; only names that are unique."""
+        tensors = [tensor for operator in self.cone([self.output])[0] for tensor in operator.outputs]
+        counts = Counter(tensor.name for tensor in tensors if tensor is not self.output)
+        usable = (tensor for tensor in tensors if tensor.name and tensor.dtype.numpy is not None)
+        return {tensor.name: tensor for tensor in usable if counts[tensor.name] == 1}
+
+    def cut(self, plans: Sequence[InputPlan], probes: Sequence[Tensor]) -> Model:
+        """A model with the inputs of the plans, whose outputs are the probes, by number."""
         # In a model with state, what is computed last may be what the next run reads.
         operators = self.graph.operators if keeps_state(self.model) else self.cone(probes)[0]
-        model = cut_out(self.model, operators, [self.inputs[info.name] for info in signature.inputs], probes)
+        model = cut_out(self.model, operators, self.inputs, probes)
         graph = model.subgraphs[0]
-        inputs = dict(zip((one.info.name for one in planned), graph.inputs, strict=True))
+        inputs = dict(zip((plan.info.name for plan in plans), graph.inputs, strict=True))
         outputs = {str(place): tensor for place, tensor in enumerate(graph.outputs)}
         model.signatures = Signatures([Signature(MAIN, graph, inputs, outputs)])
         return model
@@ -100,11 +106,9 @@ class _Side:
 class _Search:
     """`shared` are the tensors that both sides have, the output last; `equal` and `different` sort those looked at."""
 
-    worker: Worker
-    sides: tuple[_Side, ...]
-    shared: Sequence[tuple[Tensor, Tensor]]
     probe: Probe
-    measure: Measure
+    sides: Sequence[_Side]
+    shared: Sequence[Sequence[Tensor]]
     equal: set[int] = field(default_factory=set)
     different: dict[int, OutputComparison] = field(default_factory=dict)
 
@@ -134,32 +138,32 @@ class _Search:
             tensor = self.shared[place][0]
             size = tensor.dtype.byte_size(tensor.elements) or 0
             if not chosen or size <= room:
-                chosen.insert(0, place)
+                chosen.append(place)
                 room -= size
         return chosen
 
     def _look(self, places: Sequence[int]) -> None:
         """Run both models up to some shared tensors, and sort these by whether they are equal."""
-        outputs = []
-        for which, plans in enumerate(self.probe.plans):
-            probes = [self.shared[place][which] for place in places]
-            cut = self.sides[which].cut(self.probe.signature, plans[0], probes)
+        results = []
+        for which, (side, plans) in enumerate(zip(self.sides, self.probe.plans, strict=True)):
+            cut = side.cut(plans[0], [self.shared[place][which] for place in places])
             with Part(cut).file() as file:
-                outputs.append(self.worker.run_plans(file, MAIN, plans, self.probe.kernels))
+                results.append(self.probe.worker.run_plans(file, MAIN, plans, self.probe.kernels))
         for number, place in enumerate(places):
-            one, other = (tensor_info(tensor, tensor.name) for tensor in self.shared[place])
-            for ours, theirs in zip(*outputs, strict=True):
-                compared = self.measure(one, other, ours[str(number)], theirs[str(number)])
-                if not compared.equal:
-                    self.different.setdefault(place, compared)
-            if place not in self.different:
+            infos = [tensor_info(tensor, tensor.name) for tensor in self.shared[place]]
+            runs = zip(*([run[str(number)] for run in one] for one in results), strict=True)
+            found = [self.probe.measure(infos[0], infos[1], *arrays) for arrays in runs]
+            worst = next((one for one in found if not one.equal), None)
+            if worst is None:
                 self.equal.add(place)
+            else:
+                self.different[place] = worst
 
     def _cones(self, place: int) -> list[tuple[list[Operator], list[Tensor]]]:
         """In each model, what a shared tensor is computed by and from, back to other shared tensors."""
+        known = {tensor for pair in self.shared for tensor in pair}
         return [
-            side.cone([self.shared[place][which]], {pair[which] for pair in self.shared})
-            for which, side in enumerate(self.sides)
+            side.cone([tensor], known) for side, tensor in zip(self.sides, self.shared[place], strict=True)
         ]
 
     def _sources(self, place: int) -> set[int]:
@@ -169,10 +173,12 @@ class _Search:
 
     def _describe(self, place: int) -> FirstDifference:
         (ours, border), (theirs, other_border) = self._cones(place)
-        tensor = self.shared[place][0]
-        twins = {one: pair for pair in self.shared for one in pair}
+        twins = {tensor: pair for pair in self.shared for tensor in pair}
         legend: dict[str, str] = {}
-        known = {tensor: f"%{name}" for side in self.sides for name, tensor in side.inputs.items()}
+        names = [info.name for info in self.probe.signature.inputs]
+        known = {
+            tensor: f"%{name}" for side in self.sides for name, tensor in zip(names, side.inputs, strict=True)
+        }
 
         def short(tensor: Tensor) -> str:
             """A short name, the same for shared tensors of both models; `legend` has the long ones."""
@@ -182,6 +188,7 @@ class _Search:
                 known.update(dict.fromkeys(twins.get(tensor, (tensor,)), name))
             return known[tensor]
 
+        tensor = self.shared[place][0]
         return FirstDifference(
             signature=self.probe.signature.name,
             equal_before=tuple(dict.fromkeys(map(short, (*border, *other_border)))),
@@ -196,34 +203,13 @@ class _Search:
         )
 
 
-def _shared(a: _Side, b: _Side) -> list[tuple[Tensor, Tensor]]:
-    """Tensors of one name, type and shape that the output is computed from in both models; it comes last."""
-    ours, theirs = _named(a), _named(b)
-    pairs = [(tensor, theirs[name]) for name, tensor in ours.items() if name in theirs]
-    alike = [pair for pair in pairs if len({(t.shape, t.shape_signature, t.dtype) for t in pair}) == 1]
-    return [*alike, (a.output, b.output)]
-
-
-def _named(side: _Side) -> dict[str, Tensor]:
-    """Tensors of numbers that the output is computed from, by name, in execution order; only names that are unique."""
-    tensors = [tensor for operator in side.cone([side.output])[0] for tensor in operator.outputs]
-    counts = Counter(tensor.name for tensor in tensors)
-    usable = (tensor for tensor in tensors if tensor.name and tensor.dtype.numpy is not None)
-    return {t.name: t for t in usable if counts[t.name] == 1 and t is not side.output}
-
-
 def _changed_constants(a: Sequence[Operator], b: Sequence[Operator]) -> tuple[str, ...]:
-    """Names of constants of the first region that have other bytes in the second one.
-
-    They are paired by place where both regions are the same operators, else by name.
-    """
-    ours, theirs = ([tensor for operator in region for tensor in operator.inputs] for region in (a, b))
-    if [(one.name, len(one.inputs)) for one in a] != [(one.name, len(one.inputs)) for one in b]:
-        named = {tensor.name: tensor for tensor in theirs if tensor is not None}
-        theirs = [tensor and named.get(tensor.name) for tensor in ours]
-    changed: dict[str, None] = {}
-    for one, other in zip(ours, theirs, strict=True):
-        data = [t.buffer.data for t in (one, other) if t and t.is_constant and t.buffer and t.buffer.data]
-        if one and len(data) == 2 and not np.array_equal(data[0].view(), data[1].view()):
-            changed[one.name] = None
-    return tuple(changed)
+    """Names of constants that both regions read, with other bytes."""
+    ours, theirs = (
+        {t.name: t.buffer.data for one in region for t in one.inputs if t and t.is_constant and t.buffer}
+        for region in (a, b)
+    )
+    both = ((name, data, theirs.get(name)) for name, data in ours.items())
+    return tuple(
+        name for name, one, other in both if one and other and not np.array_equal(one.view(), other.view())
+    )

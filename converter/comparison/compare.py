@@ -4,12 +4,12 @@ At most one of the two is loaded at a time; of the other only the outputs of the
 """
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, Self, get_args
 
 from edge_opt.base.errors import EdgeOptError, UsageError, match_names, unknown
 from edge_opt.base.words import Progress
@@ -21,22 +21,24 @@ from edge_opt.comparison.findings import (
     OutputComparison,
     SignatureComparison,
     measured,
+    name_of,
+    quantization_of,
 )
-from edge_opt.comparison.generate import FilledCaches, compare_generation, keep
-from edge_opt.comparison.models import MAIN, find_parts, name_of
+from edge_opt.comparison.generate import FilledCaches, compare_generation, find_parts, keep
 from edge_opt.ir import load
 from edge_opt.ir.opening import ModelLike
-from edge_opt.runtime.inputs import InputPlan, pair
+from edge_opt.ir.refusal import RefusedError
+from edge_opt.runtime.inputs import InputPlan
+from edge_opt.runtime.inputs import pair as twins
 from edge_opt.runtime.metrics import are_logits
 from edge_opt.runtime.protocol import Array
 from edge_opt.runtime.runner import Worker
-from edge_opt.runtime.tensors import Kernels, SignatureInfo, TensorInfo, role_of
+from edge_opt.runtime.tensors import MAIN, Kernels, SignatureInfo, TensorInfo
 
 Place = Literal["cpu", "reference"]
 
 KERNELS: dict[str, Kernels] = {"cpu": "xnnpack", "reference": "reference"}
 _SECONDS_PER_REQUEST = 1800.0
-_REPLY_BYTES = 256 << 20
 
 
 def compare(
@@ -81,29 +83,55 @@ def compare(
     if on not in get_args(Place):
         raise unknown("place to run on", on, get_args(Place))
     seed, atol, rtol = checked_numbers(seed, atol, rtol)
+    tell, kernels = progress or (lambda *_: None), KERNELS[on]
+    report = ComparisonReport(name_of(a, "a"), name_of(b, "b"), on, seed, atol, rtol)
     with ExitStack() as stack:
         worker = stack.enter_context(Worker(time_limit=_SECONDS_PER_REQUEST))
         worker.start()
-        models = [find_parts(model) for model in (a, b)]
-        first, second = (stack.enter_context(parts[MAIN].file()) for parts in models)
+        parts = [find_parts(model) for model in (a, b)]
+        files = [stack.enter_context(each[MAIN].file()) for each in parts]
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-")))
-        report = ComparisonReport(name_of(a, "a"), name_of(b, "b"), on, seed, atol, rtol)
         if generate is not None:
             # First: what is missing for it is found before the long work.
-            helped = {**models[1], **models[0]}, {**models[0], **models[1]}
-            names = report.a, report.b
-            found = compare_generation(worker, *helped, names, count=generate, seed=seed, kernels=KERNELS[on])
+            helped = {**parts[1], **parts[0]}, {**parts[0], **parts[1]}
+            found = compare_generation(
+                worker, *helped, (report.a, report.b), count=generate, seed=seed, kernels=kernels
+            )
             report = replace(report, generation=found)
-        comparison = _Comparison(
-            worker, first, second, report, progress or (lambda *_: None), folder, shapes or {}
+        models = [load(file) for file in files]
+        runs = 1 + any(map(keeps_state, models))
+        ours, theirs = (
+            with_facts(worker.describe(file), model) for file, model in zip(files, models, strict=True)
         )
-        compared = comparison.signatures(signatures)
+        names = choose(list(dict.fromkeys([*ours, *theirs])), signatures)
+        _check_shapes(shapes or {}, ours)
+        pairs: dict[str, _Pair] = {}
+        reasons: dict[str, str] = {}
+        for name in names:
+            try:
+                pairs[name] = _Pair.of(ours.get(name), theirs.get(name), shapes or {}, (report.a, report.b))
+            except RefusedError as refused:
+                reasons[name] = str(refused)
+        described = ours | {name: pair.signature for name, pair in pairs.items()}
+        tell("filling caches", 0, 2 * len(names))
+        caches = FilledCaches(worker, files[0], described, seed, folder)
+        caches.fill(pairs)
+        comparison = _Comparison(worker, (files[0], files[1]), caches, kernels, runs, atol, rtol)
+        compared = []
+        for place, name in enumerate(names):
+            tell(f"{name}: running", 2 * place, 2 * len(names))
+            if name in pairs:
+                compared.append(comparison.run(pairs[name]))
+            else:
+                compared.append(SignatureComparison(name, reason=reasons[name]))
+        tell("compared", 2 * len(names), 2 * len(names))
+        sizes = ", ".join(text for pair in pairs.values() for text in pair.opened)
+        opened = [f"open lengths were run at one size only (--shape gives others): {sizes}"] if sizes else []
         return replace(
             report,
-            signatures=compared,
-            first_difference=comparison.first_difference(compared) if locate else None,
-            caches=tuple(comparison.caches.notes),
-            opened=tuple(comparison.opened),
+            signatures=tuple(compared),
+            first_difference=comparison.locate(pairs, compared) if locate else None,
+            remarks=(*caches.notes, *opened),
         )
 
 
@@ -133,175 +161,131 @@ def choose(available: Sequence[str], wanted: str | Sequence[str] | None) -> list
     return match_names("signature", wanted, available)
 
 
-class _Pairs(NamedTuple):
-    """Inputs and outputs that both models have of a signature, and the outputs that only one has."""
+def _check_shapes(shapes: Mapping[str, Sequence[int]], described: Mapping[str, SignatureInfo]) -> None:
+    """Sizes are given for inputs that there are."""
+    inputs = [(name, info.name) for name, one in described.items() for info in one.inputs]
+    known = dict.fromkeys([*(name for _, name in inputs), *map("/".join, inputs)])
+    for name in shapes:
+        if name not in known:
+            raise unknown("input", name, list(known))
 
-    inputs: list[tuple[TensorInfo, TensorInfo]]
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A signature of both models: that of `a` with its inputs as both take them, and the inputs of `b`.
+
+    `outputs` are those of both, `alone` those that only one has; `opened` are the inputs of open lengths, with the
+    size that was taken.
+    """
+
+    signature: SignatureInfo
+    inputs: list[TensorInfo]
     outputs: list[tuple[TensorInfo, TensorInfo]]
-    unmatched: list[OutputComparison]
+    alone: list[OutputComparison]
+    opened: list[str]
+
+    @classmethod
+    def of(
+        cls,
+        a: SignatureInfo | None,
+        b: SignatureInfo | None,
+        shapes: Mapping[str, Sequence[int]],
+        names: Sequence[str],
+    ) -> Self:
+        """What both models have; `names` are theirs.
+
+        Raises:
+            RefusedError: the signature cannot be run on both.
+        """
+        if a is None or b is None:
+            raise RefusedError(f"only in {names[a is None]}")
+        inputs, alone = _matched(a, b, "inputs", names)
+        if alone:
+            raise RefusedError(f"input '{alone[0].name}' is {alone[0].reason}")
+        both, opened = [], []
+        for one, other in inputs:
+            given = shapes.get(f"{a.name}/{one.name}", shapes.get(one.name))
+            taken = agreed(one, other, given)
+            if taken is None:
+                wanted = "" if given is None else f", {tuple(given)} is asked for"
+                shown = f"input '{one.name}' has shape {one.declared} in a, {other.declared} in b"
+                raise RefusedError(f"{shown}{wanted}")
+            both.append(taken)
+            if -1 in map(max, one.declared, other.declared):
+                opened.append(f"{a.name}/{one.name} {list(taken[0].shape)}")
+        signature = replace(a, inputs=tuple(one for one, _ in both))
+        return cls(signature, [other for _, other in both], *_matched(a, b, "outputs", names), opened)
 
 
-@dataclass
+def _matched(
+    a: SignatureInfo, b: SignatureInfo, what: str, names: Sequence[str]
+) -> tuple[list[tuple[TensorInfo, TensorInfo]], list[OutputComparison]]:
+    """Inputs or outputs in pairs, by place where neither model has signatures, else by name; and those of one only."""
+    by_place = a.positional and b.positional
+    ours, theirs = (
+        {at if by_place else info.name: info for at, info in enumerate(getattr(side, what))}
+        for side in (a, b)
+    )
+    alone = [(info, names[0]) for key, info in ours.items() if key not in theirs]
+    alone += [(info, names[1]) for key, info in theirs.items() if key not in ours]
+    pairs = [(info, theirs[key]) for key, info in ours.items() if key in theirs]
+    return pairs, [OutputComparison(info.name, reason=f"only in {name}") for info, name in alone]
+
+
+@dataclass(frozen=True, slots=True)
 class _Comparison:
-    """Runs both models; `report` has the settings, and no signatures yet."""
+    """How both models are run and measured; in `runs` after the first, they have the state that the one before left."""
 
     worker: Worker
-    a: Path
-    b: Path
-    report: ComparisonReport
-    progress: Progress
-    folder: Path
-    shapes: Mapping[str, Sequence[int]]
-    caches: FilledCaches = field(init=False)
-    described: dict[str, SignatureInfo] = field(init=False)
-    """The signatures of `a`, with the inputs as both models take them."""
-    pairs: dict[str, _Pairs | str] = field(default_factory=dict, init=False)
-    """By signature; a text says why it cannot be run on both sides."""
-    opened: list[str] = field(default_factory=list, init=False)
-    runs: int = field(default=1, init=False)
+    files: tuple[Path, Path]
+    caches: FilledCaches
+    kernels: Kernels
+    runs: int
+    atol: float
+    rtol: float
 
-    def signatures(self, chosen: Sequence[str] | None) -> tuple[SignatureComparison, ...]:
-        """One comparison for each signature that either model has."""
-        self.described, theirs = self._describe(self.a), self._describe(self.b)
-        names = choose(list(dict.fromkeys([*self.described, *theirs])), chosen)
-        self._check_shapes()
-        for name in names:
-            if name not in self.described or name not in theirs:
-                self.pairs[name] = self._only(name in self.described)
-                continue
-            pairs = self.pairs[name] = self._pair(self.described[name], theirs[name])
-            if isinstance(pairs, _Pairs):
-                given = tuple(one for one, _ in pairs.inputs)
-                self.described[name] = replace(self.described[name], inputs=given)
-        self.progress("filling caches", 0, 2 * len(names))
-        self.caches = FilledCaches(self.worker, self.a, self.described, self.report.seed, self.folder)
-        self.caches.fill([name for name in names if isinstance(self.pairs[name], _Pairs)], self.runs)
-        compared = []
-        for place, name in enumerate(names):
-            self.progress(f"{name}: running", 2 * place, 2 * len(names))
-            compared.append(self._signature(name))
-        self.progress("compared", 2 * len(names), 2 * len(names))
-        return tuple(compared)
+    def run(self, pair: _Pair) -> SignatureComparison:
+        """Run both models on the same inputs, one after the other, and measure the outputs that both have."""
+        name, path = pair.signature.name, self.caches.folder / "outputs"
+        plans = self._plans(pair)
+        path.unlink(missing_ok=True)
+        ours = [keep(run, path) for run in self.worker.run_plans(self.files[0], name, plans[0], self.kernels)]
+        theirs = self.worker.run_plans(self.files[1], name, plans[1], self.kernels)
+        found: dict[str, OutputComparison] = {}
+        for one, other in zip(ours, theirs, strict=True):
+            for a, b in pair.outputs:
+                output = self._measure(a, b, one[a.name], other.pop(b.name))
+                found[a.name] = output.merged(found.get(a.name))
+        return SignatureComparison(name, (*found.values(), *pair.alone))
 
-    def _check_shapes(self) -> None:
-        """Sizes are given for inputs that there are."""
-        inputs = [(name, info.name) for name, one in self.described.items() for info in one.inputs]
-        known = dict.fromkeys([*(name for _, name in inputs), *map("/".join, inputs)])
-        for name in self.shapes:
-            if name not in known:
-                raise unknown("input", name, list(known))
-
-    def _describe(self, file: Path) -> dict[str, SignatureInfo]:
-        model = load(file)
-        self.runs = max(self.runs, 1 + keeps_state(model))
-        return with_facts(self.worker.describe(file), model)
-
-    def _signature(self, name: str) -> SignatureComparison:
-        pairs = self.pairs[name]
-        if isinstance(pairs, str):
-            return SignatureComparison(name, reason=pairs)
-        runs: list[int | None] = list(range(self.runs))
-        if any(role_of(info) == "mask" for info in self.described[name].inputs):
-            # A realistic mask closes no row, for no token is one; still, both models should agree there.
-            runs.append(None)
-        judged: dict[str, OutputComparison] = {}
-        masked: dict[str, OutputComparison] = {}
-        for run, outputs in self._run(name, pairs, runs):
-            merged = masked if run is None else judged
-            merged.update({output.name: output.merged(merged.get(output.name)) for output in outputs})
-        return SignatureComparison(
-            name, (*judged.values(), *pairs.unmatched), masked_rows=tuple(masked.values())
-        )
-
-    def _run(
-        self, name: str, pairs: _Pairs, runs: Sequence[int | None]
-    ) -> Iterator[tuple[int | None, list[OutputComparison]]]:
-        """Run both models on several sets of inputs, and measure the outputs that both have.
-
-        Runs are numbered; None is one with masked rows.
-        """
-        room = _REPLY_BYTES // max(sum(info.nbytes for info in self.described[name].outputs), 1)
-        batch = max(room, 1)
-        kernels, path = KERNELS[self.report.on], self.folder / "outputs"
-        for begin in range(0, len(runs), batch):
-            part = runs[begin : begin + batch]
-            plans_a, plans_b = self._plans(name, pairs, part)
-            path.unlink(missing_ok=True)
-            ours = [keep(run, path) for run in self.worker.run_plans(self.a, name, plans_a, kernels)]
-            theirs = self.worker.run_plans(self.b, name, plans_b, kernels)
-            for run, one, other in zip(part, ours, theirs, strict=True):
-                yield run, [self._measure(a, b, one[a.name], other.pop(b.name)) for a, b in pairs.outputs]
-
-    def _plans(
-        self, name: str, pairs: _Pairs, runs: Sequence[int | None]
-    ) -> tuple[list[list[InputPlan]], list[list[InputPlan]]]:
-        plans_a, plans_b = [], []
-        for run in runs:
-            planned = self.caches.plan(name, run or 0)
-            if run is None:
-                planned = tuple(replace(p, kind="masked_rows") if p.role == "mask" else p for p in planned)
-            twins = [pair(ours, other) for ours, (_, other) in zip(planned, pairs.inputs, strict=True)]
-            plans_a.append([ours for ours, _ in twins])
-            plans_b.append([other for _, other in twins])
-        return plans_a, plans_b
+    def _plans(self, pair: _Pair) -> tuple[list[list[InputPlan]], list[list[InputPlan]]]:
+        """The inputs of each run, for both models."""
+        runs = [
+            [twins(ours, other) for ours, other in zip(planned, pair.inputs, strict=True)]
+            for planned in (self.caches.plan(pair.signature.name, run) for run in range(self.runs))
+        ]
+        return [[ours for ours, _ in run] for run in runs], [[other for _, other in run] for run in runs]
 
     def _measure(self, info_a: TensorInfo, info_b: TensorInfo, a: Array, b: Array) -> OutputComparison:
-        how: dict[str, Any] = {
-            "atol": self.report.atol,
-            "rtol": self.report.rtol,
-            "logits": are_logits(info_a),
-        }
-        output = measured(info_a, info_b, a, b, **how)
+        logits = are_logits(info_a)
+        output = measured(info_a, info_b, a, b, atol=self.atol, rtol=self.rtol, logits=logits)
         requantized = info_a.quantized and info_b.quantized and info_a.quantization != info_b.quantization
         if output.reason or not requantized:
             return output
-        return replace(output, reason=f"quantization {info_a.quantization} in a, {info_b.quantization} in b")
+        return replace(output, reason=f"{quantization_of(info_a)} in a, {quantization_of(info_b)} in b")
 
-    def first_difference(self, compared: Sequence[SignatureComparison]) -> FirstDifference | None:
+    def locate(
+        self, pairs: Mapping[str, _Pair], compared: Sequence[SignatureComparison]
+    ) -> FirstDifference | None:
         """Where the first output that differs begins to; None where none does in its numbers."""
         for name, output in ((one.name, output) for one in compared for output in one.outputs):
-            pairs = self.pairs[name]
-            if isinstance(pairs, str) or output.difference is None or output.difference.equal:
+            if output.difference is None or output.difference.equal:
                 continue
-            outputs = next(both for both in pairs.outputs if both[0].name == output.name)
-            plans = self._plans(name, pairs, range(self.runs))
-            probe = Probe(self.described[name], outputs, KERNELS[self.report.on], plans)
+            signature, plans = pairs[name].signature, self._plans(pairs[name])
+            probe = Probe(self.worker, self.files, signature, output.name, plans, self.kernels, self._measure)
             try:
-                return first_difference(self.worker, self.a, self.b, probe, self._measure)
+                return first_difference(probe)
             except EdgeOptError as error:
                 # The comparison itself is done: what was found must not be lost.
                 return FirstDifference(name, reason=f"looking for it failed: {error}")
         return None
-
-    def _pair(self, a: SignatureInfo, b: SignatureInfo) -> _Pairs | str:
-        """What both models have of a signature, or why it cannot be run on both."""
-        by_place = a.positional and b.positional
-        matched, alone = _match(a.inputs, b.inputs, by_place=by_place)
-        for info, in_a in alone:
-            return f"input '{info.name}' is {self._only(in_a)}"
-        inputs = []
-        for one, other in matched:
-            given = self.shapes.get(f"{a.name}/{one.name}", self.shapes.get(one.name))
-            both = agreed(one, other, given)
-            if both is None:
-                wanted = "" if given is None else f", {tuple(given)} is asked for"
-                return f"input '{one.name}' has shape {one.declared} in a, {other.declared} in b{wanted}"
-            inputs.append(both)
-            if -1 in map(max, one.declared, other.declared):
-                self.opened.append(f"{a.name}/{one.name} {list(both[0].shape)}")
-        outputs, alone = _match(a.outputs, b.outputs, by_place=by_place)
-        missing = [OutputComparison(info.name, reason=self._only(in_a)) for info, in_a in alone]
-        return _Pairs(inputs, outputs, missing)
-
-    def _only(self, in_a: bool) -> str:
-        return f"only in {self.report.a if in_a else self.report.b}"
-
-
-def _match(
-    ours: Sequence[TensorInfo], theirs: Sequence[TensorInfo], *, by_place: bool
-) -> tuple[list[tuple[TensorInfo, TensorInfo]], list[tuple[TensorInfo, bool]]]:
-    """Pairs by name, or by place, and what has no partner, with whether it is in `a`."""
-    a, b = ({at if by_place else info.name: info for at, info in enumerate(side)} for side in (ours, theirs))
-    alone = [(info, True) for key, info in a.items() if key not in b]
-    alone += [(info, False) for key, info in b.items() if key not in a]
-    return [(info, b[key]) for key, info in a.items() if key in b], alone

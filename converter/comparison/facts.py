@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_opt.ir import DType, Model, Operator, Signature, Tensor
+from edge_opt.ir import DType, Model, Operator, Signature, Subgraph, Tensor
 from edge_opt.ir.operators import KINDS, subgraph_indices
 from edge_opt.ir.walk import walked
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
@@ -32,15 +32,21 @@ def signature_info(signature: Signature) -> SignatureInfo:
     return SignatureInfo(signature.key, inputs, outputs)
 
 
+def arguments(model: Model, signature: SignatureInfo) -> tuple[Subgraph, list[Tensor], list[Tensor]]:
+    """The graph of a signature, and its inputs and outputs in the order in which the runtime has them."""
+    entry = next((one for one in model.signatures if one.key == signature.name), None)
+    if entry is None or signature.positional:
+        graph = model.subgraphs[0]
+        return graph, [*graph.inputs], [*graph.outputs]
+    inputs = [entry.inputs[info.name] for info in signature.inputs]
+    return entry.subgraph, inputs, [entry.outputs[info.name] for info in signature.outputs]
+
+
 def with_facts(described: Iterable[SignatureInfo], model: Model) -> dict[str, SignatureInfo]:
     """The signatures that the runtime describes, by name, with how many entries the tables have that inputs index."""
-    arguments = {signature.key: signature.inputs for signature in model.signatures}
     known = {}
     for signature in described:
-        given = model.subgraphs[0].inputs
-        if signature.name in arguments and not signature.positional:
-            given = [arguments[signature.name][info.name] for info in signature.inputs]
-        both = zip(signature.inputs, given, strict=True)
+        both = zip(signature.inputs, arguments(model, signature)[1], strict=True)
         inputs = tuple(replace(info, entries=_entries(model, tensor)) for info, tensor in both)
         known[signature.name] = replace(signature, inputs=inputs)
     return known
@@ -74,41 +80,36 @@ def keeps_state(model: Model) -> bool:
 
 
 def _entries(model: Model, tensor: Tensor) -> int:
-    """Entries of the smallest table that the tensor's numbers index; 0 where they index none."""
-
-    def read_at(current: Tensor) -> Iterator[tuple[Operator, int]]:
-        for operator in current.consumers:
-            yield from ((operator, place) for place, given in enumerate(operator.inputs) if given is current)
+    """Entries of the smallest table that the tensor's numbers index, also in subgraphs; 0 where they index none."""
+    sizes: list[int] = []
 
     def carried(current: Tensor) -> Iterator[Tensor]:
-        for operator, place in read_at(current):
-            yield from _carried(model, operator, place)
+        """The tensors that have these numbers unchanged."""
+        for operator in current.consumers:
+            places = [place for place, given in enumerate(operator.inputs) if given is current]
+            sizes.extend(_indexed(operator, place) for place in places)
+            kind = KINDS.get(operator.name)
+            copies = kind is not None and (kind.copies or operator.name == "CAST")
+            if kind is not None and copies and any(map(kind.has_data_at, places)):
+                yield from kind.data_results(operator.outputs)
+            for index in subgraph_indices(operator.options):
+                inputs = model.subgraphs[index].inputs
+                # IF has its condition in front of what it hands on.
+                first = len(operator.inputs) - len(inputs)
+                yield from (inputs[place - first] for place in places if 0 <= place - first < len(inputs))
 
-    sizes = (_indexed(*reading) for current in walked([tensor], carried) for reading in read_at(current))
+    for _ in walked([tensor], carried):
+        pass
     return min(filter(None, sizes), default=0)
-
-
-def _carried(model: Model, operator: Operator, place: int) -> Iterator[Tensor]:
-    """The tensors that have this operand's numbers unchanged, also in subgraphs that it is handed to."""
-    kind = KINDS.get(operator.name)
-    if kind is not None and (kind.copies or operator.name == "CAST") and kind.has_data_at(place):
-        yield from kind.data_results(operator.outputs)
-    for index in subgraph_indices(operator.options):
-        arguments = model.subgraphs[index].inputs
-        # IF has its condition in front of what it hands on.
-        argument = place - (len(operator.inputs) - len(arguments))
-        if 0 <= argument < len(arguments):
-            yield arguments[argument]
 
 
 def _indexed(operator: Operator, place: int) -> int:
     """Entries of the table that this operand of a lookup indexes; 0 where it is none, or that is not known."""
-    table, axis = operator.inputs[-1], 0
     if operator.name == "GATHER" and place == 1:
-        table, axis = operator.inputs[0], int(operator.option("axis"))
-    elif operator.name != "EMBEDDING_LOOKUP" or place:
+        table, axis = operator.input(0), int(operator.option("axis"))
+    elif operator.name == "EMBEDDING_LOOKUP" and place == 0:
+        table, axis = operator.input(1), 0
+    else:
         return 0
-    if table is None or not -len(table.shape) <= axis < len(table.shape):
-        return 0
-    declared = table.shape if table.shape_signature is None else table.shape_signature
-    return max(declared[axis], 0) if len(declared) == len(table.shape) else 0
+    sizes = table.shape_signature or table.shape
+    return max(sizes[axis], 0) if -len(sizes) <= axis < len(sizes) else 0

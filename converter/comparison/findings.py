@@ -6,13 +6,14 @@ where there is no noise, the distance to a NaN) is null.
 
 from __future__ import annotations
 
-import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from edge_opt.base.record import Record
 from edge_opt.base.words import as_html, many
+from edge_opt.ir.opening import ModelLike
 from edge_opt.runtime.metrics import Difference, measure, merge
 from edge_opt.runtime.protocol import Array
 from edge_opt.runtime.tensors import TensorInfo
@@ -63,12 +64,22 @@ class OutputComparison:
         return OutputComparison(self.name, worse, other.reason or self.reason)
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures as JSON values."""
-        unmeasured = {"max_abs": None, "snr_db": None, "cosine": None}
-        figures = unmeasured if self.difference is None else self.difference.to_dict()
-        told = {"reason": self.reason or None, "db_a": self.db and self.db[0], "db_b": self.db and self.db[1]}
-        more = {name: value for name, value in told.items() if value is not None}
-        return {"name": self.name, **figures, "bitwise": self.bitwise, "equal": self.equal, **more}
+        """The figures as JSON values; none where the output could not be measured."""
+        figures = {} if self.difference is None else self.difference.to_dict()
+        verdict = {"bitwise": self.bitwise, "equal": self.equal, "reason": self.reason or None, "db": self.db}
+        return {"name": self.name, **figures, **verdict}
+
+
+def name_of(given: ModelLike, role: str) -> str:
+    """A model's name for people: its path, or its role."""
+    return os.fspath(given) if isinstance(given, str | os.PathLike) else f"<{role}>"
+
+
+def quantization_of(info: TensorInfo) -> str:
+    """The scale of a tensor, for people."""
+    if len(info.scales) != 1:
+        return f"{len(info.scales)} scales"
+    return f"scale {info.scales[0]:.6g}, zero point {info.zero_point}"
 
 
 def measured(info_a: TensorInfo, info_b: TensorInfo, a: Array, b: Array, **how: Any) -> OutputComparison:
@@ -82,14 +93,12 @@ def measured(info_a: TensorInfo, info_b: TensorInfo, a: Array, b: Array, **how: 
 class SignatureComparison(Record):
     """One signature; `reason` says why it could not be run on both sides.
 
-    `masked_rows` are its outputs where a mask closes whole rows, and are not part of the verdict: a row without a key
-    belongs to no token. Empty where no input is a mask. `seconds` that `a` and `b` took, where that was measured.
+    `seconds` are those that `a` and `b` took, where that was measured.
     """
 
     name: str
     outputs: tuple[OutputComparison, ...] = ()
     reason: str = ""
-    masked_rows: tuple[OutputComparison, ...] = ()
     seconds: tuple[float, float] | None = None
 
     _properties = ("equal", "bitwise")
@@ -109,34 +118,6 @@ class SignatureComparison(Record):
     def measured(self) -> list[Difference]:
         """How far the outputs of both models are apart."""
         return [output.difference for output in self.outputs if output.difference is not None]
-
-    def row(self, *, apart: bool) -> tuple[str, ...]:
-        """How many outputs are equal, and the worst figures of all: a row of `ComparisonReport.rows`.
-
-        `apart`: also the lowest signal-to-noise ratios of `a` and `b` against the CPU.
-        """
-        equal, figures = sum(output.bitwise for output in self.outputs), self.measured
-        sides = zip(*(output.db for output in self.outputs if output.db is not None), strict=True)
-        lowest = [f"{min(side):.1f} dB" for side in sides] or ["-", "-"]
-        worst: tuple[str, ...] = ("-", "-", "-")
-        if figures and not self.reason:
-            worst = (
-                f"{max(figure.max_abs for figure in figures):.3g}",
-                f"{min(figure.snr_db for figure in figures):.1f} dB",
-                f"{min(figure.cosine for figure in figures):.6g}",
-            )
-        return (self.name, str(len(self.outputs)), str(equal), *worst, *(lowest if apart else ()))
-
-    def masked_rows_sentence(self) -> str:
-        """How far outputs are apart where rows are masked everywhere; empty where they are not."""
-        figures = [output.difference for output in self.masked_rows if not output.bitwise]
-        if not figures:
-            return ""
-        worst = max((figure.max_abs for figure in figures if figure is not None), default=math.inf)
-        return (
-            f"with rows that are masked everywhere, {len(figures)} of {len(self.masked_rows)} outputs of signature "
-            f"'{self.name}' differ, by up to {worst:.3g}"
-        )
 
     def sentences(self) -> list[str]:
         """One sentence per thing that differs in any bit."""
@@ -205,9 +186,8 @@ class ComparisonReport(Record):
 
     Whoever runs models fills one in: a `SignatureComparison` for every signature that either has (with a `reason` where
     it could not be run on both), in it an `OutputComparison` for every output that either has. `on` says where they
-    ran: "cpu", "reference" (the CPU's reference kernels) or "npu". `settings` are what else was chosen (`chip`,
-    `flags`), for `--json`. `caches` says what caches held, `opened` at which one size inputs of open lengths were run,
-    and `warnings` what does not count as a difference.
+    ran: "cpu", "reference" (the CPU's reference kernels) or "npu". `remarks` are sentences on how they ran, such as
+    what caches held; they are no part of the verdict.
     """
 
     a: str
@@ -219,13 +199,10 @@ class ComparisonReport(Record):
     signatures: tuple[SignatureComparison, ...] = ()
     first_difference: FirstDifference | None = None
     generation: GenerationComparison | None = None
-    caches: tuple[str, ...] = ()
-    opened: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
     _properties = ("equal", "bitwise")
-    _left_out = ("settings",)
+    _left_out = ("remarks",)
 
     def __bool__(self) -> bool:
         return self.equal
@@ -265,38 +242,37 @@ class ComparisonReport(Record):
         return sentences
 
     def rows(self) -> list[tuple[str, ...]]:
-        """A table of the signatures; the first row is its heads."""
-        heads = ("signature", "outputs", "bitwise equal", "max abs", "lowest SNR", "lowest cosine")
+        """A table of the signatures with the worst figures of each; the first row is its heads."""
+        heads = ["signature", "outputs", "bitwise equal", "max abs", "lowest SNR", "lowest cosine"]
         apart = any(output.db for signature in self.signatures for output in signature.outputs)
-        more = ("a to CPU", "b to CPU") if apart else ()
-        return [(*heads, *more), *(signature.row(apart=apart) for signature in self.signatures)]
+        heads += ["a to CPU", "b to CPU"] if apart else []
+        rows: list[tuple[str, ...]] = [tuple(heads)]
+        for one in self.signatures:
+            worst: list[str] = ["-"] * (len(heads) - 3)
+            if one.measured:
+                worst[0] = f"{max(figures.max_abs for figures in one.measured):.3g}"
+                worst[1] = f"{min(figures.snr_db for figures in one.measured):.1f} dB"
+                worst[2] = f"{min(figures.cosine for figures in one.measured):.6g}"
+            sides = zip(*(output.db for output in one.outputs if output.db is not None), strict=True)
+            worst[3:] = [f"{min(side):.1f} dB" for side in sides] or worst[3:]
+            equal = sum(output.bitwise for output in one.outputs)
+            rows.append((one.name, str(len(one.outputs)), str(equal), *worst))
+        return rows
 
     def notes(self) -> list[str]:
-        """What is not part of the verdict: logits, caches, the size of open lengths, masked rows, nothing finite."""
-        sizes = f"open lengths were run at one size only (--shape gives others): {', '.join(self.opened)}"
-        masked = (signature.masked_rows_sentence() for signature in self.signatures)
-        outputs = [
-            (f"signature '{signature.name}'", output.name, output.difference)
-            for signature in self.signatures
-            for output in signature.outputs
-            if output.difference is not None
-        ]
-        logits = [
-            f"{where}, logits '{name}', mean over rows: top-1 agreement {figures.top1:.2%}, top-5 {figures.top5:.2%}, "
-            f"KL divergence {figures.kl:.3g} nats"
-            for where, name, figures in outputs
-            if figures.kl is not None and not figures.bitwise
-        ]
-        without = [
-            f"{where}, output '{name}': no element is finite in a"
-            for where, name, figures in outputs
-            if figures.elements and not figures.finite
-        ]
-        chosen = ", ".join(f"{name}={value}" for name, value in self.settings.items() if value)
-        told = [f"chosen: {chosen}"] if chosen else []
-        opened = [sizes] if self.opened else []
-        warnings = (f"warning: {text}" for text in self.warnings)
-        return [*warnings, *told, *logits, *self.caches, *opened, *filter(None, masked), *without]
+        """What is not part of the verdict: the remarks, what logits show, and outputs without a number."""
+        lines = [*self.remarks]
+        for signature in self.signatures:
+            for output in signature.outputs:
+                where, figures = f"signature '{signature.name}', output '{output.name}'", output.difference
+                if figures is not None and figures.elements and not figures.finite:
+                    lines.append(f"{where}: no element is finite in a")
+                if figures is not None and figures.kl is not None and not figures.bitwise:
+                    lines.append(
+                        f"{where}, mean over rows of logits: top-1 agreement {figures.top1:.2%}, "
+                        f"top-5 {figures.top5:.2%}, KL divergence {figures.kl:.3g} nats"
+                    )
+        return lines
 
     def summary(self) -> str:
         """One sentence: that all is equal and how, or the first difference and how many there are."""
@@ -304,13 +280,10 @@ class ComparisonReport(Record):
         if differences:
             more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
             return f"{differences[0]}{more}"
-        if self.bitwise:
-            outputs = "the only output" if count == 1 else f"all {count} outputs"
-            verb = "is" if count == 1 else "are"
-            return f"{outputs} of {many(len(self.signatures), 'signature')} {verb} bitwise equal"
-        return f"all {count} outputs are equal within atol={self.atol:g}, rtol={self.rtol:g}"
+        outputs = f"all {many(count, 'output')} of {many(len(self.signatures), 'signature')}"
+        how = "bitwise equal" if self.bitwise else f"equal within atol={self.atol:g}, rtol={self.rtol:g}"
+        return f"{outputs} are {how}"
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract of `edge-opt compare --json`."""
-        more = {"differences": self.differences(), "notes": self.notes()}
-        return {**Record.to_dict(self), **self.settings, **more}
+        return {**Record.to_dict(self), "differences": self.differences(), "notes": self.notes()}

@@ -15,8 +15,8 @@ of the network, and outputs get room:
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from edge_opt.base.record import Record
 from edge_opt.base.words import many
 from edge_opt.comparison.findings import OutputComparison, SignatureComparison
 from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
@@ -55,12 +55,14 @@ class Allowance:
 
 
 @dataclass(frozen=True, slots=True)
-class WholeSignature:
+class WholeSignature(Record):
     """One signature of the whole models, compared, and how equal it had to be."""
 
     name: str
     allowance: Allowance
     comparison: SignatureComparison
+
+    _properties = ("holds",)
 
     @property
     def holds(self) -> bool:
@@ -80,72 +82,48 @@ class WholeSignature:
 
     def outcome(self) -> str:
         """How equal the outputs were."""
-        text, figures = f"all {len(self.comparison.outputs)} outputs are", self.comparison.measured
+        text, figures = f"all {many(len(self.comparison.outputs), 'output')} are", self.comparison.measured
         if self.comparison.bitwise:
-            text += " bitwise equal"
-        else:
-            steps = max((figure.steps or 0 for figure in figures), default=0)
-            text += f" within {many(steps, 'step')} or" if steps else " within"
-            text += f" {max(figure.max_rel for figure in figures):.2g} of the range"
-        agreement = [figure.top1 for figure in figures if figure.top1 is not None and not figure.bitwise]
-        text += f", highest logits agree in {100 * min(agreement):.0f} % of rows" if agreement else ""
-        return "; ".join(filter(None, (text, self.comparison.masked_rows_sentence())))
-
-    def to_dict(self) -> dict[str, Any]:
-        """For reports."""
-        return {
-            "signature": self.name,
-            "holds": self.holds,
-            "bitwise": self.comparison.bitwise,
-            "demanded": str(self.allowance),
-            "relative": self.allowance.relative,
-            "steps": dict(self.allowance.steps),
-            "outputs": [output.to_dict() for output in self.comparison.outputs],
-        }
+            return f"{text} bitwise equal"
+        steps = max((figure.steps or 0 for figure in figures), default=0)
+        in_steps = f" {many(steps, 'step')} or" if steps else ""
+        return f"{text} within{in_steps} {max(figure.max_rel for figure in figures):.2g} of the range"
 
 
 def allowances(model: Model, sites: Mapping[str, Sequence[SiteReport]]) -> dict[str, Allowance]:
     """What each entry point of a converted model is allowed; `sites` are those reported for each."""
-    by_graph: dict[Subgraph, list[SiteReport]] = {}
-    for name, graph in model.entry_points():
-        by_graph.setdefault(graph, []).extend(sites.get(name, ()))
     allowed = {}
     for name, graph in model.entry_points():
+        sharing = [other for other, its in model.entry_points() if its is graph]
         outputs = model.signatures[name].outputs if model.signatures else {t.name: t for t in graph.outputs}
-        allowed[name] = _allowance(by_graph[graph], graph, outputs)
+        allowed[name] = _allowance([site for one in sharing for site in sites.get(one, ())], graph, outputs)
     return allowed
 
 
 def _allowance(sites: Sequence[SiteReport], graph: Subgraph, outputs: Mapping[str, Tensor]) -> Allowance:
-    tolerant: Counter[str] = Counter()
-    total = 0.0
-    for site in sites:
-        proof = site.proof
-        is_exact = proof and proof.demand.kind == "bitwise" and proof.bitwise
-        if site.status is not Status.CONVERTED or is_exact:
-            continue
-        assert proof is not None
-        tolerant[site.pass_name] += 1
-        total += proof.demand.tolerance if proof.demand.kind == "relative" else _ROUNDING
+    proofs = [
+        (site.pass_name, site.proof) for site in sites if site.status is Status.CONVERTED and site.proof
+    ]
+    tolerant = [(name, one) for name, one in proofs if one.demand.kind != "bitwise" or not one.bitwise]
     if not tolerant:
         return Allowance()
-    relative, steps = _GROWTH * total, dict[str, int]()
+    demands = (one.demand for _, one in tolerant)
+    relative = _GROWTH * sum(one.tolerance if one.kind == "relative" else _ROUNDING for one in demands)
+    steps: dict[str, int] = {}
     bits = min(filter(None, map(_bits, graph.operators)), default=0)
     if bits:
         relative = max(relative, _STEPS[bits] * 2.0**-bits)
         wide = {name: max(_BITS[t.dtype] - bits, 0) for name, t in outputs.items() if t.dtype in _BITS}
-        steps = {name: int(_STEPS[bits] * 2.0**more) for name, more in wide.items()}
-    because = ", ".join(f"{many(count, 'site')} of {name}" for name, count in tolerant.items())
-    return Allowance(relative, steps, because)
+        steps = {name: _STEPS[bits] << more for name, more in wide.items()}
+    counts = Counter(name for name, _ in tolerant)
+    return Allowance(relative, steps, ", ".join(f"{many(n, 'site')} of {name}" for name, n in counts.items()))
 
 
 def _bits(operator: Operator) -> int:
     """Bits of an operator's coarsest activation, 0 for none; a float one that meets integer weights is quantized."""
-    tensors = [tensor for tensor in (*operator.inputs, *operator.outputs) if tensor is not None]
-    moving = [_BITS[t.dtype] for t in tensors if t.is_quantized and not t.is_constant and t.dtype in _BITS]
-    weights = [t for t in operator.inputs if t is not None and t.is_constant and t.is_quantized]
-    hybrid = not moving and any(tensor.dtype in _BITS for tensor in weights) and operator.name not in _EXACT
-    return min([*moving, *([8] if hybrid else [])], default=0)
+    coded = [t for t in (*operator.inputs, *operator.outputs) if t and t.is_quantized and t.dtype in _BITS]
+    moving = [_BITS[tensor.dtype] for tensor in coded if not tensor.is_constant]
+    return min(moving, default=8 if coded and operator.name not in _EXACT else 0)
 
 
 _EXACT = frozenset({"DEQUANTIZE", "GATHER", "EMBEDDING_LOOKUP"})

@@ -12,11 +12,16 @@ from pathlib import Path
 
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.errors import UsageError
-from edge_opt.base.words import Progress
+from edge_opt.base.words import Progress, many
 from edge_opt.comparison.compare import choose
-from edge_opt.comparison.findings import ComparisonReport, OutputComparison, SignatureComparison, measured
+from edge_opt.comparison.findings import (
+    ComparisonReport,
+    OutputComparison,
+    SignatureComparison,
+    measured,
+    name_of,
+)
 from edge_opt.comparison.generate import FilledCaches
-from edge_opt.comparison.models import name_of
 from edge_opt.ir import Model, load, save
 from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.npu.emulator import check_emulator, emulating
@@ -54,7 +59,7 @@ def compare_on_npu(
 ) -> ComparisonReport:
     """Compile both models for a Hexagon NPU, run them in the compiler's emulator, and compare what comes out.
 
-    Where they are far from what the CPU computes, the report's `warnings` say so; whether they are equal is decided by
+    Where they are far from what the CPU computes, the report's `remarks` say so; whether they are equal is decided by
     the two alone.
 
     Args:
@@ -105,6 +110,8 @@ def compare_on_npu(
             plans = _plans(caches, name, theirs[name])
             compared.append(_compared(cuts, plans, compiler, worker, folder, atol=atol, rtol=rtol))
         tell("compared", len(names), len(names))
+    cut = "" if layers is None else f", cut behind {many(layers, 'layer')}"
+    chosen = f"compiled for {compiler.chip}{cut}{''.join(f', {flag}' for flag in flags)}"
     return ComparisonReport(
         name_of(a, "a"),
         name_of(b, "b"),
@@ -113,9 +120,7 @@ def compare_on_npu(
         atol,
         rtol,
         signatures=tuple(compared),
-        caches=tuple(caches.notes),
-        warnings=tuple(warning for one in compared for warning in _warnings(one)),
-        settings={"chip": compiler.chip, "flags": list(flags), "layers": layers},
+        remarks=(*(text for one in compared for text in _warnings(one)), chosen, *caches.notes),
     )
 
 
@@ -184,6 +189,6 @@ def _warnings(compared: SignatureComparison) -> Iterator[str]:
         if far:
             db, name = min(far)
             yield (
-                f"signature '{compared.name}', output '{name}': {side} is {db:.1f} dB from the CPU's kernels "
+                f"warning: signature '{compared.name}', output '{name}': {side} is {db:.1f} dB from the CPU's kernels "
                 "(the NPU's arithmetic; it is no difference between a and b)"
             )
