@@ -18,7 +18,6 @@ from edge_opt.comparison import generate
 from edge_opt.comparison.findings import GenerationComparison
 from edge_opt.comparison.generate import FilledCaches, _can_fill, plan_loop
 from edge_opt.ir import to_bytes
-from edge_opt.ir.refusal import RefusedError
 from edge_opt.runtime.errors import RuntimeCrashed, RuntimeRefused
 from edge_opt.runtime.inputs import array_of, plan
 from edge_opt.runtime.loop import Loop
@@ -193,7 +192,7 @@ UPDATE = SignatureInfo("update", (CACHE, tensor("kv_slice_k_0", 1, 1, 8)), (CACH
 def planned(
     *main: SignatureInfo, count: int = 3, seed: int = 0, prompt: Any = None, **others: list[SignatureInfo]
 ) -> Loop:
-    return plan_loop({"main": list(main), **others}, count, seed, prompt)
+    return plan_loop("model.tflite", {"main": list(main), **others}, count, seed, prompt)
 
 
 def called(loop: Loop) -> list[tuple[str, str]]:
@@ -243,9 +242,9 @@ EMBEDDED = SignatureInfo("decode", (EMBEDDINGS, CACHE), (CACHE, LOGITS))
     ],
 )  # fmt: skip
 def test_what_is_missing_is_said_and_what_to_do(main: Any, helpers: dict[str, Any], said: str) -> None:
-    with pytest.raises(RefusedError) as caught:
+    with pytest.raises(UsageError) as caught:
         planned(*main, **helpers)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(f"model.tflite{said}")
 
 
 def test_a_prompt_is_as_long_as_the_prefill_and_one_if_the_cache_has_room() -> None:

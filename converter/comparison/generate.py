@@ -177,10 +177,7 @@ def compare_generation(
         with ExitStack() as stack:
             files = {role: stack.enter_context(part.file()) for role, part in parts.items()}
             described = {role: worker.describe(file) for role, file in files.items()}
-            try:
-                loop = plan_loop(described, count, seed, prompt)
-            except RefusedError as refused:
-                raise UsageError(f"{name}{refused}") from refused
+            loop = plan_loop(name, described, count, seed, prompt)
             prompt = loop.prompt
             steps, rows = worker.generate(files, loop, kernels)
         tokens.append(tuple(map(tuple, steps)))
@@ -191,31 +188,38 @@ def compare_generation(
     return GenerationComparison(count, prompt, *tokens, measured(*infos, *logits, logits=True))
 
 
-def plan_loop(described: Described, count: int, seed: int, prompt: Prompt | None = None) -> Loop:
-    """What is called to generate `count` tokens, from the signatures of each model alone.
+def plan_loop(name: str, described: Described, count: int, seed: int, prompt: Prompt | None = None) -> Loop:
+    """What is called to generate `count` tokens, from signatures alone; `name` is the main model's, for messages.
 
     Raises:
-        RefusedError: a signature, an embedder or an auxiliary model is missing, or the cache has too little room; it
-            continues the main model's name.
+        UsageError: a signature, an embedder or an auxiliary model is missing, or the cache has too little room.
     """
     names = ", ".join(signature.name for signature in described[MAIN])
     decode = next(filter(_decodes, described[MAIN]), None)
     if decode is None:
-        raise RefusedError(f" has no decode signature with caches and one output of logits, there is {names}")
+        raise UsageError(
+            f"{name} has no decode signature with caches and one output of logits, there is {names}"
+        )
     prefill = longest_prefill(described[MAIN], decode)
     if prefill is None:
-        raise RefusedError(f" has no prefill signature with the caches of '{decode.name}', there is {names}")
+        raise UsageError(
+            f"{name} has no prefill signature with the caches of '{decode.name}', there is {names}"
+        )
     rows = new_tokens(prefill)
     room = (cache_length(decode) or _MOST_TOKENS) - count
     if room < 1:
-        raise RefusedError(f": {count} tokens do not fit into a cache of {room + count}: generate fewer")
+        raise UsageError(f"{name}: {count} tokens do not fit into a cache of {room + count}: generate fewer")
     (logits,) = (info for info in decode.outputs if "logits" in info.name)
     if prompt is None:
         batch = logits.shape[0] if len(logits.shape) > 2 else 1
         length = min(rows, room) + 1
         numbers = noise.integers(noise.seed_of(seed, "prompt", 0), batch * length, 1, logits.shape[-1])
         prompt = tuple(tuple(row) for row in np.reshape(numbers, (batch, length)).tolist())
-    return Loop(_calls(described, prefill), _calls(described, decode), rows, prompt, count, logits.name)
+    try:
+        steps = _calls(described, prefill), _calls(described, decode)
+    except RefusedError as refused:
+        raise UsageError(f"{name}{refused}") from refused
+    return Loop(*steps, rows, prompt, count, logits.name)
 
 
 def _decodes(signature: SignatureInfo) -> bool:

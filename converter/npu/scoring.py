@@ -14,8 +14,8 @@ import numpy as np
 
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.errors import UsageError
-from edge_opt.comparison.generate import Described, plan_loop
-from edge_opt.comparison.models import MAIN, find_parts, name_of
+from edge_opt.comparison.findings import name_of
+from edge_opt.comparison.generate import Described, find_parts, plan_loop
 from edge_opt.npu.emulator import check_emulator, emulating
 from edge_opt.npu.hexagon import Compiler, compiling_threads
 from edge_opt.npu.layers import cut_entry_point
@@ -25,7 +25,7 @@ from edge_opt.runtime.loop import Call, Loop
 from edge_opt.runtime.metrics import log_softmax
 from edge_opt.runtime.protocol import Array, Arrays
 from edge_opt.runtime.runner import Worker
-from edge_opt.runtime.tensors import cache_length
+from edge_opt.runtime.tensors import MAIN, cache_length
 
 _SIDE_BY_SIDE = 2
 """Texts at a time: while one is in the prefill's emulator, the other is in that of decode."""
