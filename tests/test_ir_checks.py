@@ -83,7 +83,9 @@ def quantization(**fields: Any) -> Any:
 
 
 REFUSED: dict[str, tuple[Change, str]] = {
-    "no subgraph": (setting("subgraphs", []), "expected at least one subgraph, found none"),
+    "no subgraph": (
+        lambda made: (made.subgraphs.clear(), made.signatureDefs.clear()), "expected at least one subgraph, found none",
+    ),
     **{
         name: (
             setting(OPERATOR(at, "outputs"), int32s(*outputs)),
@@ -152,9 +154,9 @@ REFUSED: dict[str, tuple[Change, str]] = {
         f"{field} {name}": (setting(TENSOR(3, field), int32s(*sizes)), f"subgraph 'run', tensor 3 'sum': {sentence}")
         for field, negative in (("shape", -1), ("shapeSignature", -2))
         for name, sizes, sentence in [
-            ("negative", [2, negative], f"shape [2, {negative}] is not one that memory can hold"),
-            ("far below 0", [2, -(2**31)], "shape [2, -2147483648] is not one that memory can hold"),
-            ("huge", [2**31 - 1] * 2, "shape [2147483647, 2147483647] is not one that memory can hold"),
+            ("negative", [2, negative], f"shape [2, {negative}] is not one that files and memory can hold"),
+            ("far below 0", [2, -(2**31)], "shape [2, -2147483648] is not one that files and memory can hold"),
+            ("huge", [2**31 - 1] * 2, "shape [2147483647, 2147483647] is not one that files and memory can hold"),
             ("huge beside zero", [0, 2**31 - 1, 2**31 - 1], "shape [0, 2147483647, 2147483647] is not one"),
             ("of many axes", [1] * 33, "33 dimensions, expected at most 32"),
             ("of very many axes", [1] * 100_000, "100000 dimensions, expected at most 32"),
@@ -233,7 +235,7 @@ def test_what_only_looks_odd_is_read(case: str) -> None:
 
 def test_numbers_can_be_read_of_constants_alone_and_not_written() -> None:
     x, w, *_ = load(changed()).subgraphs[0].tensors
-    assert w.array().tolist() == w.numpy().tolist() == [0, 1, 2]
+    assert w.array().tolist() == [0, 1, 2]
     with pytest.raises(ValueError, match="read-only"):
         w.array()[0] = 5
     text = load(changed(setting(TENSOR(1, "type"), tfl.TensorType.STRING))).subgraphs[0].tensors[1]
@@ -340,18 +342,11 @@ def chain(length: int, last: int) -> bytes:
     return to_bytes(model)
 
 
-def test_subgraphs_may_call_others_but_not_too_deep() -> None:
+def test_subgraphs_may_call_others_but_neither_too_deep_nor_in_a_circle() -> None:
     load(chain(DEEPEST - 1, DEEPEST - 1))
-    with pytest.raises(ModelFormatError, match="calls go 49 subgraphs deep"):
-        load(chain(DEEPEST, DEEPEST))
-    with pytest.raises(ModelFormatError, match="subgraphs deep"):
-        load(chain(1500, 1500))
-
-
-@pytest.mark.parametrize("last", [0, 1, 2])
-def test_subgraphs_that_lead_back_to_themselves_are_refused(last: int) -> None:
-    with pytest.raises(ModelFormatError, match=f"calls subgraph {last}, which leads back here"):
-        load(chain(3, last))
+    for length, last in ((DEEPEST, DEEPEST), (1500, 1500), (3, 0), (3, 1), (3, 2)):
+        with pytest.raises(ModelFormatError, match="subgraph 0 'g0': its calls lead in a circle, or over 48"):
+            load(chain(length, last))
 
 
 @pytest.mark.parametrize("index", [-1, 3])
@@ -379,7 +374,7 @@ def constant(model: Model) -> Tensor:
 NEW = Tensor("z", (1,), DType.FLOAT32)
 UNWRITABLE: list[tuple[Callable[[Model], object], str]] = [
     (lambda m: setattr(m.subgraphs[0].inputs[0], "shape", (-1, 2)), r"tensor \d 'x': shape \[-1, 2\] is not one that"),
-    (lambda m: setattr(m.subgraphs[0].inputs[0], "shape", (1 << 31,)), r"shape \[2147483648\] has a size over"),
+    (lambda m: setattr(m.subgraphs[0].inputs[0], "shape", (1 << 31,)), r"shape \[2147483648\] is not one that files"),
     (lambda m: setattr(constant(m), "buffer", Buffer(Data(b"1234"))), r"FLOAT32\[2, 2\] needs 16 bytes, its buffer"),
     (lambda m: (m.subgraphs.clear(), m.signatures.clear()), "expected at least one subgraph, found none"),
     (lambda m: m.signatures.append(m.signatures[0]), "signature 'run' is there twice"),

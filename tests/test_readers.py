@@ -11,7 +11,7 @@ from sdk import require_qnn
 
 from edge_opt.conversion import convert
 from edge_opt.ir import Model, load
-from edge_opt.ir.cleanup import keep_signature
+from edge_opt.ir.cleanup import _renumber, parts_in_use, remove_unused
 from edge_opt.npu import profile
 from edge_opt.runtime.inputs import array_of, plan
 from edge_opt.runtime.runner import Worker
@@ -21,7 +21,11 @@ from edge_opt.targets import load_target
 def alone(path: Path, signature: str) -> Model:
     """The model with one entry point, as subgraph 0, for readers that look at nothing else."""
     model = load(path)
-    keep_signature(model, signature)
+    before = parts_in_use(model)
+    model.signatures[:] = [model.signatures[signature]]
+    chosen = model.signatures[0].subgraph
+    _renumber(model, sorted(model.subgraphs, key=lambda graph: graph is not chosen))
+    remove_unused(model, before)
     return model
 
 

@@ -4,8 +4,7 @@ What is read is counted first, before it is built: shared vectors can make graph
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from graphlib import CycleError, TopologicalSorter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -28,82 +27,72 @@ MAX_EXTENT: Final = 1 << 18
 DEEPEST: Final = 48
 
 
-def check_model(subgraphs: Sequence[Subgraph], signatures: Sequence[Signature]) -> None:
-    """Check every tensor and operator of a model's subgraphs, and its signatures.
+def check_model(
+    subgraphs: Sequence[Subgraph],
+    signatures: Sequence[Signature],
+    bodies: Sequence[Sequence[Operator]] | None = None,
+) -> None:
+    """Check every tensor and operator of a model's subgraphs, what they call, and the signatures.
+
+    `bodies` are the subgraphs' operators in execution order while they are not in them yet.
 
     Raises:
         ModelFormatError: names subgraph, operator and tensor, or signature.
     """
+    bodies = [graph.operators for graph in subgraphs] if bodies is None else bodies
+    _check_calls(subgraphs, bodies)
+    defined: dict[Subgraph, Callable[[Tensor], bool]] = {}
+    held: dict[Subgraph, set[Tensor]] = {}
     sound_scales: set[int] = set()
-    for index, graph in enumerate(subgraphs):
-        check_subgraph(graph, graph.operators, index, sound_scales)
-    check_references(subgraphs)
-    check_signatures(signatures, subgraphs)
-
-
-def check_signatures(signatures: Sequence[Signature], subgraphs: Sequence[Subgraph]) -> None:
-    """Check that no two signatures have the same key, and that their tensors are in their subgraphs and defined.
-
-    Raises:
-        ModelFormatError: names signature and tensor.
-    """
-    inputs = {graph: set(graph.inputs) for graph in subgraphs}
+    for index, (graph, operators) in enumerate(zip(subgraphs, bodies, strict=True)):
+        place = f"subgraph '{graph.name or f'#{index}'}'"
+        tensors = dict.fromkeys([*graph.tensors, *used_tensors(graph, operators)])
+        for position, tensor in enumerate(tensors):
+            _check_tensor(tensor, f"{place}, tensor {position} '{tensor.name}'", sound_scales)
+        held[graph], defined[graph] = set(tensors), _check_operators(graph, operators, place)
+        _check_defined(place, {tensor.name: tensor for tensor in graph.outputs}, defined[graph])
     keys: set[str] = set()
     for signature in signatures:
         where, graph = f"signature '{signature.key}'", signature.subgraph
         if signature.key in keys:
             raise ModelFormatError(f"{where} is there twice", table="Model", field="signature_defs")
         keys.add(signature.key)
-        if graph not in inputs:
+        if graph not in held:
             raise ModelFormatError(f"{where}: its subgraph is not one of the model's")
         for name, tensor in (*signature.inputs.items(), *signature.outputs.items()):
-            if not graph.lists(tensor) and tensor not in used_tensors(graph, graph.operators):
+            if tensor not in held[graph]:
                 raise ModelFormatError(f"{where}: its subgraph does not hold '{name}'")
-        for name, tensor in signature.outputs.items():
-            if tensor.producer is None and tensor not in inputs[graph] and not _stands_alone(tensor):
-                raise ModelFormatError(f"{where}: nothing defines its output '{name}'")
+        _check_defined(where, signature.outputs, defined[graph])
 
 
-def check_subgraph(
-    graph: Subgraph, operators: Iterable[Operator], index: int, sound_scales: set[int]
-) -> None:
-    """Check a subgraph's tensors, and its operators (not in it yet while it is read) in the order in which they run.
+def _check_defined(where: str, outputs: dict[str, Tensor], is_defined: Callable[[Tensor], bool]) -> None:
+    for name, tensor in outputs.items():
+        if not is_defined(tensor):
+            raise ModelFormatError(f"{where}: nothing defines its output '{name}'")
 
-    A long vector of scales that many tensors share is looked through once: `sound_scales` are those already seen.
 
-    Raises:
-        ModelFormatError: names subgraph, operator and tensor.
-    """
-    place = f"subgraph '{graph.name or f'#{index}'}'"
-    operators = list(operators)
-    for position, tensor in enumerate(dict.fromkeys([*graph.tensors, *used_tensors(graph, operators)])):
-        _check_tensor(tensor, f"{place}, tensor {position} '{tensor.name}'", sound_scales)
+def _check_operators(graph: Subgraph, operators: Sequence[Operator], place: str) -> Callable[[Tensor], bool]:
+    """Check operators in the order in which they run; whether a tensor is defined at the end."""
     defined = set(graph.inputs)
-    scratch: list[tuple[str, Tensor]] = []
+    made = {tensor for operator in operators for tensor in operator.outputs}
+
+    def is_defined(tensor: Tensor) -> bool:
+        return tensor in defined or _stands_alone(tensor)
+
     for position, operator in enumerate(operators):
         where = f"{place}, operator {position} ({operator.code.name})"
-        for operand in (t for t in operator.inputs if t is not None and t not in defined):
-            if _stands_alone(operand):
-                continue
-            if operator.code.name != "CUSTOM":
-                raise _too_early(where, operand)
+        for tensor in operator.inputs:
             # What nobody defines later on either is scratch memory that a custom operator asks for.
-            scratch.append((where, operand))
-        for output in operator.outputs:
-            if output in defined or output.is_constant:
-                raise ModelFormatError(f"{where}: defines '{output.name}', which is already defined")
-            defined.add(output)
+            is_scratch = operator.code.name == "CUSTOM" and tensor not in made
+            if not (tensor is None or is_scratch or is_defined(tensor)):
+                why = "cyclic, out of order, or by nobody"
+                raise ModelFormatError(f"{where}: reads '{tensor.name}' before it is defined ({why})")
+        for tensor in operator.outputs:
+            if tensor in defined or tensor.is_constant:
+                raise ModelFormatError(f"{where}: defines '{tensor.name}', which is already defined")
+            defined.add(tensor)
         _check_operator(operator, where)
-    if late := next((entry for entry in scratch if entry[1] in defined), None):
-        raise _too_early(*late)
-    undefined = [tensor for tensor in graph.outputs if tensor not in defined and not _stands_alone(tensor)]
-    if undefined:
-        raise ModelFormatError(f"{place}: nothing defines its output '{undefined[0].name}'")
-
-
-def _too_early(where: str, tensor: Tensor) -> ModelFormatError:
-    why = "cyclic, out of order, or by nobody"
-    return ModelFormatError(f"{where}: reads '{tensor.name}' before it is defined ({why})")
+    return is_defined
 
 
 def _check_operator(operator: Operator, where: str) -> None:
@@ -111,58 +100,41 @@ def _check_operator(operator: Operator, where: str) -> None:
     if kind is None:
         return
     reason = kind.misfit(operator.inputs, operator.outputs) if kind.is_followed else None
+    options, expected = operator.options, kind.options
+    if reason is None and options is None and expected in SUBGRAPH_FIELDS:
+        reason = "has no options, which say what subgraph to run"
+    # The runtime would not look at options of another operator, or take them for its own.
+    if reason is None and options is not None and expected not in (None, options.name):
+        reason = f"has {options.name}, expected {expected}"
     if reason is not None:
         raise ModelFormatError(f"{where}: {reason}")
-    options, expected = operator.options, kind.options
-    # The runtime would not look at options of another operator, or take them for its own.
-    if options is not None and expected is not None and options.name != expected:
-        raise ModelFormatError(f"{where}: has {options.name}, expected {expected}")
-    if options is None and expected in SUBGRAPH_FIELDS:
-        raise ModelFormatError(f"{where}: has no options, which say what subgraph to run")
 
 
-def check_references(subgraphs: Sequence[Subgraph]) -> None:
-    """Check that there is a subgraph, that every named one exists, and that none leads back to itself or goes too deep.
-
-    The runtime would call itself until its stack ends.
-
-    Raises:
-        ModelFormatError: names subgraph and operator.
-    """
+def _check_calls(subgraphs: Sequence[Subgraph], bodies: Sequence[Sequence[Operator]]) -> None:
+    """Check that there is a subgraph, that every named one exists, and that calls end before the runtime's stack."""
     if not subgraphs:
         raise ModelFormatError("expected at least one subgraph, found none", table="Model", field="subgraphs")
-    called = [_calls(graph, len(subgraphs)) for graph in subgraphs]
-    try:
-        order = list(TopologicalSorter(dict(enumerate(called))).static_order())
-    except CycleError as error:
-        circle = set(error.args[1])
-        caller = max(circle)
-        callee = min(circle.intersection(called[caller]))
-        what = f"calls subgraph {callee}, which leads back here: it would never end"
-        raise ModelFormatError(f"{called[caller][callee]}: {what}") from None
-    depths: dict[int, int] = {}
-    for index in order:
-        depths[index] = 1 + max((depths[callee] for callee in called[index]), default=0)
-        if depths[index] > DEEPEST:
-            place = f"subgraph {index} '{subgraphs[index].name}'"
-            raise ModelFormatError(
-                f"{place}: calls go {depths[index]} subgraphs deep, expected at most {DEEPEST}"
-            )
-
-
-def _calls(graph: Subgraph, count: int) -> dict[int, str]:
-    """Each subgraph that operators name, with the first that does."""
-    calls: dict[int, str] = {}
-    for position, operator in enumerate(graph.operators):
-        for index in subgraph_indices(operator.options):
-            place = calls.setdefault(index, f"subgraph '{graph.name}', operator {position} ({operator.name})")
-            if not 0 <= index < count:
-                raise ModelFormatError(f"{place}: subgraph {index} does not exist, there are {count}")
-    return calls
+    called: list[set[int]] = []
+    for graph, operators in zip(subgraphs, bodies, strict=True):
+        called.append(set())
+        for position, operator in enumerate(operators):
+            for index in subgraph_indices(operator.options):
+                if not 0 <= index < len(subgraphs):
+                    place = f"subgraph '{graph.name}', operator {position} ({operator.name})"
+                    what = f"subgraph {index} does not exist, there are {len(subgraphs)}"
+                    raise ModelFormatError(f"{place}: {what}")
+                called[-1].add(index)
+    shallow: set[int] = set()
+    for _ in range(DEEPEST):
+        shallow |= {index for index, callees in enumerate(called) if callees <= shallow}
+    deep = next((index for index in range(len(called)) if index not in shallow), None)
+    if deep is not None:
+        place = f"subgraph {deep} '{subgraphs[deep].name}'"
+        raise ModelFormatError(f"{place}: its calls lead in a circle, or over {DEEPEST} subgraphs deep")
 
 
 def _check_tensor(tensor: Tensor, where: str, sound_scales: set[int]) -> None:
-    """Check shape, bytes and quantization of a tensor."""
+    """Check shape, bytes and quantization; a long vector of scales that many tensors share is looked through once."""
     _check_shape(tensor.shape, where, 0)
     _check_shape(tensor.shape_signature or (), where, -1)
     if tensor.wrong_size is not None:
@@ -185,14 +157,9 @@ def _check_tensor(tensor: Tensor, where: str, sound_scales: set[int]) -> None:
 def _check_shape(shape: Sequence[int], where: str, least: int) -> None:
     if len(shape) > _MAX_RANK:
         raise ModelFormatError(f"{where}: {len(shape)} dimensions, expected at most {_MAX_RANK}")
-    lowest = min(shape, default=1)
-    elements = math.prod(shape if lowest > 0 else [max(size, 1) for size in shape])
-    if lowest < least or elements > _MAX_ELEMENTS:
-        raise ModelFormatError(f"{where}: shape {list(shape)} is not one that memory can hold")
-    if max(shape, default=0) > _MAX_SIZE:
-        raise ModelFormatError(
-            f"{where}: shape {list(shape)} has a size over {_MAX_SIZE}, the format's largest"
-        )
+    elements = math.prod(max(size, 1) for size in shape)
+    if min(shape, default=0) < least or max(shape, default=0) > _MAX_SIZE or elements > _MAX_ELEMENTS:
+        raise ModelFormatError(f"{where}: shape {list(shape)} is not one that files and memory can hold")
 
 
 def _stands_alone(tensor: Tensor) -> bool:
@@ -213,23 +180,27 @@ def check_extent(root: Table) -> None:
     Raises:
         ModelFormatError: there are too many.
     """
-    sizes: dict[int, int] = {}
-
-    def lengths(table: Table, *names: str) -> int:
-        return sum(len(table.fields[name]) for name in names if name in table.fields)
-
-    def listed(tables: list[Table] | None, *names: str) -> int:
-        if id(tables) not in sizes:
-            sizes[id(tables)] = sum(1 + lengths(table, *names) for table in tables or ())
-        return sizes[id(tables)]
-
-    total = lengths(root, "metadata_buffer")
-    for table in (*(root.get("subgraphs") or ()), *(root.get("signature_defs") or ())):
-        total += lengths(table, "inputs", "outputs")
-    for graph in root.get("subgraphs") or ():
-        total += listed(graph.get("tensors"), "shape", "shape_signature")
-        total += listed(graph.get("operators"), "inputs", "outputs", "intermediates")
     allowed = MAX_EXTENT * objects_allowed() // MAX_OBJECTS
-    if total > allowed:
-        what = f"the graphs hold {total} tensors, operators and indices, expected at most {allowed}"
-        raise ModelFormatError(f"{what}: {raise_the_bound()}", table="Model", field="subgraphs")
+    total = 0
+    for count in _extents(root):
+        total += count
+        if total > allowed:
+            what = f"the graphs hold over {allowed} tensors, operators and indices"
+            raise ModelFormatError(f"{what}: {raise_the_bound()}", table="Model", field="subgraphs")
+
+
+def _extents(root: Table) -> Iterator[int]:
+    """A number for each table that becomes a part of a graph: itself, and what its vectors refer to."""
+
+    def extent(table: Table, *names: str) -> int:
+        return 1 + sum(len(table.fields[name]) for name in names if name in table.fields)
+
+    yield extent(root, "metadata_buffer")
+    for signature in root.get("signature_defs") or ():
+        yield extent(signature, "inputs", "outputs")
+    for graph in root.get("subgraphs") or ():
+        yield extent(graph, "inputs", "outputs")
+        for tensor in graph.get("tensors") or ():
+            yield extent(tensor, "shape", "shape_signature")
+        for operator in graph.get("operators") or ():
+            yield extent(operator, "inputs", "outputs", "intermediates")

@@ -56,8 +56,12 @@ def remove_unused(model: Model, before: Collection[Part]) -> None:
             graph.tensors = [tensor for tensor in graph.tensors if tensor in now or tensor not in before]
     held = now.union(tensor.buffer for graph in model.subgraphs for tensor in graph.tensors if tensor.buffer)
     model.buffers[1:] = [buffer for buffer in model.buffers[1:] if buffer in held or buffer not in before]
-    codes = {operator.code for graph in model.subgraphs for operator in graph.operators}
+    codes = _used_codes(model)
     model.operator_codes = [code for code in model.operator_codes if code in codes]
+
+
+def _used_codes(model: Model) -> set[OperatorCode]:
+    return {operator.code for graph in model.subgraphs for operator in graph.operators}
 
 
 def remove_uncalled(model: Model, listed: int) -> None:
@@ -65,15 +69,6 @@ def remove_uncalled(model: Model, listed: int) -> None:
     if len(model.subgraphs) > listed:
         needed = called(model, model.subgraphs[:listed])
         _renumber(model, [graph for graph in model.subgraphs if graph in needed])
-
-
-def keep_signature(model: Model, key: str) -> None:
-    """Leave one entry point, as subgraph 0, and what it calls; for readers that look at nothing else."""
-    chosen = model.signatures[key]
-    before = parts_in_use(model)
-    _renumber(model, [chosen.subgraph, *(g for g in model.subgraphs if g is not chosen.subgraph)])
-    model.signatures[:] = [chosen]
-    remove_unused(model, before)
 
 
 def _renumber(model: Model, kept: list[Subgraph]) -> None:
@@ -109,8 +104,7 @@ def raise_runtime_version(model: Model) -> None:
 
     The bytes get a buffer of their own, as long as the old one (16 bytes in what TFLite's converters write).
     """
-    used = {operator.code for graph in model.subgraphs for operator in graph.operators}
-    added = used.intersection(model.new_codes.values())
+    added = _used_codes(model).intersection(model.new_codes.values())
     needed = max((_numbers(KINDS[code.name].runtime(code.version)) for code in added), default=())
     for entry in model.metadata:
         if entry.name == _RUNTIME and entry.buffer.data is not None:
@@ -132,22 +126,21 @@ def external_weights(model: Model) -> list[Buffer]:
 
 def new_codes(model: Model) -> list[OperatorCode]:
     """Kinds of operators that the deprecated field does not have."""
+    field = "deprecated_builtin_code"
     return [
-        code
-        for code in model.operator_codes
-        if code.table is not None and code.table.get("deprecated_builtin_code") != deprecated_code(code)
+        code for code in model.operator_codes if code.table and code.table.get(field) != deprecated_code(code)
     ]
 
 
 def take_weights_inside(model: Model) -> bool:
     """Have all weights written inside the flatbuffer, as long as it stays under 2 GB; whether any was not."""
-    changed = False
-    for buffer in external_weights(model):
-        if (data := buffer.data) is not None and data.source is not None:
+    outside = external_weights(model)
+    for buffer in outside:
+        data = buffer.data
+        if data is not None and data.source is not None:
             buffer.data = Data.region(data.source, data.offset, data.length, external=False)
             buffer.table = None
-            changed = True
-    return changed
+    return bool(outside)
 
 
 def fill_old_codes(model: Model) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,40 +50,26 @@ class DType(IntEnum):
         return self in _FLOATS
 
     @property
-    def numpy(self) -> np.dtype[np.generic] | None:
+    def numpy(self) -> np.dtype[Any] | None:
         """The numpy type with the same bytes; None where numpy has none (strings, packed and 8-bit floats)."""
         return _NUMPY.get(self)
 
     @property
     def bits(self) -> int | None:
         """Bits of one element; None where an element has no fixed size (STRING, RESOURCE, VARIANT)."""
-        if self in _PACKED_BITS:
-            return _PACKED_BITS[self]
-        dtype = self.numpy
-        return None if dtype is None else dtype.itemsize * 8
+        return _PACKED_BITS.get(self, None if self.numpy is None else self.numpy.itemsize * 8)
 
     def byte_size(self, elements: int) -> int | None:
         """Bytes of `elements` of this type, packed types rounded up to whole bytes; None without fixed size."""
-        bits = self.bits
-        return None if bits is None else (elements * bits + 7) // 8
+        return None if self.bits is None else (elements * self.bits + 7) // 8
 
 
 _FLOATS = frozenset({DType.FLOAT32, DType.FLOAT16, DType.FLOAT64, DType.BFLOAT16})
-_NUMPY: dict[DType, np.dtype[np.generic]] = {
-    DType[name.upper()]: np.dtype(name)
-    for name in (
-        "float32", "float16", "float64", "int8", "int16", "int32", "int64",
-        "uint8", "uint16", "uint32", "uint64", "complex64", "complex128", "bool",
-    )
-}  # fmt: skip
 _PACKED_BITS = {
-    DType.INT4: 4,
-    DType.UINT4: 4,
-    DType.INT2: 2,
-    DType.BFLOAT16: 16,
-    DType.FLOAT8_E4M3FN: 8,
-    DType.FLOAT8_E5M2: 8,
-}
+    DType.INT4: 4, DType.UINT4: 4, DType.INT2: 2, DType.BFLOAT16: 16, DType.FLOAT8_E4M3FN: 8, DType.FLOAT8_E5M2: 8,
+}  # fmt: skip
+_WITHOUT_NUMPY = {DType.STRING, DType.RESOURCE, DType.VARIANT, *_PACKED_BITS}
+_NUMPY = {dtype: np.dtype(dtype.name.lower()) for dtype in DType if dtype not in _WITHOUT_NUMPY}
 
 
 class Quantization:
@@ -151,9 +138,7 @@ class Quantization:
 
 def same_quantization(a: Quantization | None, b: Quantization | None) -> bool:
     """True where both map stored numbers to real ones alike (no parameters counts as one mapping)."""
-    if a is b:
-        return True
     if any(parameters is not None and parameters.is_blockwise for parameters in (a, b)):
-        return False  # what a place means depends on the subgraph
+        return a is b  # what a place means depends on the subgraph
     key_a, key_b = (p.key() if p is not None and p.is_affine else None for p in (a, b))
     return key_a == key_b

@@ -112,16 +112,10 @@ class Tensor:
         Raises:
             ValueError: if the tensor does not have `has_numbers`.
         """
-        dtype = self.dtype.numpy
-        if not self.has_numbers or dtype is None:
+        dtype, data = self.dtype.numpy, None if self.buffer is None else self.buffer.data
+        if not self.has_numbers or dtype is None or data is None:
             raise ValueError(f"tensor '{self.name}' ({self.dtype.name}) has no numbers to read")
-        assert self.buffer is not None
-        assert self.buffer.data is not None
-        return self.buffer.data.view().view(dtype).reshape(self.shape)
-
-    def numpy(self) -> NDArray[np.generic]:
-        """As `array`, under the name that other libraries give it."""
-        return self.array()
+        return data.view().view(dtype).reshape(self.shape)
 
     @property
     def is_blockwise(self) -> bool:
@@ -249,11 +243,7 @@ class Operator:
         return copy
 
     def __repr__(self) -> str:
-        inputs, outputs = (
-            ", ".join("-" if t is None else f"{t.dtype.name}{list(t.shape)}" for t in tensors)
-            for tensors in (self.inputs, self.outputs)
-        )
-        return f"Operator({self.title}({inputs}) -> {outputs})"
+        return f"Operator({self.title}: {list(self.inputs)} -> {list(self.outputs)})"
 
 
 class Subgraph:
@@ -304,9 +294,7 @@ class Subgraph:
         return tensor in self.outputs or any(tensor in tensors for tensors in named)
 
     def add_tensor(self, tensor: Tensor) -> Tensor:
-        """List a tensor; operators may only use listed ones when the model is written."""
-        is_listed = self.lists(tensor)
-        assert not is_listed, f"{tensor} is listed already"
+        """List a tensor: it is written even if no operator uses it, and before those that are not listed."""
         self.tensors.append(tensor)
         self._listed.add(tensor)
         return tensor

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self, SupportsIndex, overload
+from typing import Any, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,20 +21,14 @@ from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Signature, Subgrap
 from edge_opt.ir.operators import BUILTIN_OPERATORS, KINDS
 from edge_opt.schema.data import Data
 from edge_opt.schema.reader import ModelFile
-from edge_opt.schema.table import UNIONS, Table, new_table
+from edge_opt.schema.table import UNIONS, Table, new_table, vector
 from edge_opt.schema.writer import model_bytes, write_model
 
 
 class Signatures(list[Signature]):
     """The signatures in the file's order; `signatures["decode"]` is the one of that name."""
 
-    @overload
-    def __getitem__(self, index: SupportsIndex | str) -> Signature: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Signature]: ...
-
-    def __getitem__(self, index: SupportsIndex | slice | str) -> Signature | list[Signature]:
+    def __getitem__(self, index: SupportsIndex | str) -> Signature:  # type: ignore[override]
         if not isinstance(index, str):
             return super().__getitem__(index)
         for signature in self:
@@ -79,7 +73,7 @@ class Model:
 
     def _repr_html_(self) -> str:
         rows = [
-            (name, str(len(graph)), str(len(graph.inputs)), str(len(graph.outputs)))
+            (name, *(str(len(part)) for part in (graph, graph.inputs, graph.outputs)))
             for name, graph in self.entry_points()
         ]
         return as_html(repr(self), [("signature", "operators", "inputs", "outputs"), *rows])
@@ -162,22 +156,16 @@ class Constants:
 
     def __init__(self, model: Model) -> None:
         self._buffers = model.constant_buffers
-        self._tensors: dict[tuple[object, ...], Tensor] = {}
+        self._tensors: dict[Hashable, Tensor] = {}
 
     def make(
-        self,
-        name: str,
-        array: NDArray[np.generic],
-        dtype: DType,
-        quantization: Quantization | None = None,
+        self, name: str, array: NDArray[np.generic], dtype: DType, quantization: Quantization | None = None
     ) -> Tensor:
         """A constant with the numbers of `array` (already in the type that stores `dtype`) and its shape."""
-        raw, shape = array.tobytes(), tuple(int(size) for size in array.shape)
-        key = (raw, shape, dtype, None if quantization is None else quantization.key())
-        if key not in self._tensors:
-            buffer = self._buffers.setdefault(raw, Buffer(Data(raw)))
-            self._tensors[key] = Tensor(name, shape, dtype, quantization=quantization, buffer=buffer)
-        return self._tensors[key]
+        raw = array.tobytes()
+        buffer = self._buffers.setdefault(raw, Buffer(Data(raw)))
+        made = Tensor(name, array.shape, dtype, quantization=quantization, buffer=buffer)
+        return self._tensors.setdefault((raw, made.shape, dtype, quantization and quantization.key()), made)
 
 
 _SCHEMA_VERSION = 3
@@ -211,15 +199,16 @@ def to_tables(model: Model) -> Table:
     """The root table of a model, unchecked; what nobody changed keeps its table."""
     codes, buffers = _Numbering(model.operator_codes), _Numbering(model.buffers)
     numbers = {graph: _Numbering(graph.tensors) for graph in model.subgraphs}
-    root = _copied(model.table, "Model", version=_SCHEMA_VERSION)
-    _put(root, "subgraphs", [_subgraph(graph, codes, buffers, numbers[graph]) for graph in model.subgraphs])
-    _put(root, "signature_defs", [_signature(one, model.subgraphs, numbers) for one in model.signatures])
-    entries = [(entry, _copied(entry.table, "Metadata", name=entry.name)) for entry in model.metadata]
-    _put(root, "metadata", [_put(table, "buffer", buffers.of(entry.buffer)) for entry, table in entries])
-    _put(root, "metadata_buffer", [buffers.of(buffer) for buffer in model.metadata_buffers])
-    _put(root, "operator_codes", [_operator_code(code) for code in codes.items])
-    _put(root, "buffers", [buffer.table or new_table("Buffer", data=buffer.data) for buffer in buffers.items])
-    return root
+    return _filled(
+        model.table or new_table("Model", version=_SCHEMA_VERSION),
+        subgraphs=[_subgraph(graph, codes, buffers, numbers[graph]) for graph in model.subgraphs],
+        signature_defs=[_signature(one, model.subgraphs, numbers) for one in model.signatures],
+        metadata=[_metadata(entry, buffers) for entry in model.metadata],
+        metadata_buffer=[buffers.of(buffer) for buffer in model.metadata_buffers],
+        # Last: by now they hold what the subgraphs and the metadata use beside what the model lists.
+        operator_codes=[_operator_code(code) for code in codes.items],
+        buffers=[buffer.table or new_table("Buffer", data=buffer.data) for buffer in buffers.items],
+    )
 
 
 class _Numbering:
@@ -237,54 +226,61 @@ class _Numbering:
 
 
 def _subgraph(graph: Subgraph, codes: _Numbering, buffers: _Numbering, numbers: _Numbering) -> Table:
-    table = _copied(graph.table, "SubGraph", name=graph.name or None)
-    operators = [_operator(operator, codes, numbers) for operator in graph.operators]
-    for field_name, tensors in (("inputs", graph.inputs), ("outputs", graph.outputs)):
-        _put(table, field_name, list(map(numbers.of, tensors)))
-    _put(table, "operators", operators)
-    _put(table, "tensors", [_tensor(tensor, buffers) for tensor in numbers.items])
-    return table
+    return _filled(
+        graph.table or new_table("SubGraph", name=graph.name or None),
+        operators=[_operator(operator, codes, numbers) for operator in graph.operators],
+        inputs=[numbers.of(tensor) for tensor in graph.inputs],
+        outputs=[numbers.of(tensor) for tensor in graph.outputs],
+        tensors=[_tensor(tensor, buffers) for tensor in numbers.items],
+    )
 
 
 def _operator(operator: Operator, codes: _Numbering, numbers: _Numbering) -> Table:
-    table = _copied(operator.table, "Operator")
-    _put(table, "opcode_index", codes.of(operator.code))
-    _put(table, "inputs", [-1 if tensor is None else numbers.of(tensor) for tensor in operator.inputs])
-    _put(table, "outputs", list(map(numbers.of, operator.outputs)))
-    if operator.intermediates:
-        _put(table, "intermediates", list(map(numbers.of, operator.intermediates)))
+    table = _filled(
+        operator.table or new_table("Operator"),
+        opcode_index=codes.of(operator.code),
+        inputs=[-1 if tensor is None else numbers.of(tensor) for tensor in operator.inputs],
+        outputs=[numbers.of(tensor) for tensor in operator.outputs],
+        intermediates=[numbers.of(tensor) for tensor in operator.intermediates],
+    )
     for place, union in _OPTION_FIELDS.items():
         options = operator.options
-        own = options if options is not None and options.spec.name in UNIONS[union].values() else None
+        own = options if options is not None and options.name in UNIONS[union].values() else None
         if table.fields.get(place) is not own:
             table.set(place, own)
     return table
 
 
 def _tensor(tensor: Tensor, buffers: _Numbering) -> Table:
-    table = _copied(tensor.table, "Tensor", has_rank=True)
-    _put(table, "name", tensor.name)
-    _put(table, "shape", tensor.shape)
-    _put(table, "shape_signature", tensor.shape_signature)
-    _put(table, "type", int(tensor.dtype))
-    # A tensor without a buffer of its own refers to buffer 0, which is always the empty one.
-    _put(table, "buffer", 0 if tensor.buffer is None else buffers.of(tensor.buffer))
-    _put(table, "quantization", None if tensor.quantization is None else tensor.quantization.table)
-    return _put(table, "is_variable", tensor.is_variable)
+    return _filled(
+        tensor.table or new_table("Tensor", has_rank=True, name=tensor.name),
+        name=tensor.name,
+        shape=tensor.shape,
+        shape_signature=tensor.shape_signature,
+        type=int(tensor.dtype),
+        # A tensor without a buffer of its own refers to buffer 0, which is always the empty one.
+        buffer=0 if tensor.buffer is None else buffers.of(tensor.buffer),
+        quantization=None if tensor.quantization is None else tensor.quantization.table,
+        is_variable=tensor.is_variable,
+    )
 
 
 def _signature(
     signature: Signature, subgraphs: list[Subgraph], numbers: Mapping[Subgraph, _Numbering]
 ) -> Table:
-    table = _copied(signature.table, "SignatureDef")
-    _put(table, "signature_key", signature.key)
-    _put(table, "subgraph_index", subgraphs.index(signature.subgraph))
+    table = signature.table or new_table("SignatureDef")
+    sides: dict[str, list[Table]] = {}
     for side, arguments in (("inputs", signature.inputs), ("outputs", signature.outputs)):
         places = [(name, numbers[signature.subgraph].of(tensor)) for name, tensor in arguments.items()]
-        if places != [(entry.get("name"), entry.get("tensor_index")) for entry in table.get(side) or ()]:
-            entries = [new_table("TensorMap", name=name, tensor_index=place) for name, place in places]
-            _put(table, side, entries)
-    return table
+        sides[side] = table.get(side) or []
+        if places != [(entry.get("name"), entry.get("tensor_index")) for entry in sides[side]]:
+            sides[side] = [new_table("TensorMap", name=name, tensor_index=place) for name, place in places]
+    index = subgraphs.index(signature.subgraph)
+    return _filled(table, signature_key=signature.key, subgraph_index=index, **sides)
+
+
+def _metadata(entry: Metadata, buffers: _Numbering) -> Table:
+    return _filled(entry.table or new_table("Metadata", name=entry.name), buffer=buffers.of(entry.buffer))
 
 
 def _operator_code(code: OperatorCode) -> Table:
@@ -302,24 +298,21 @@ def deprecated_code(code: OperatorCode) -> int:
     return min(code.builtin, _PLACEHOLDER)
 
 
-def _copied(table: Table | None, kind: str, **fields: object) -> Table:
-    return new_table(kind, **fields) if table is None else table.copy()
-
-
-def _put(table: Table, field_name: str, value: Any) -> Table:
-    """Set a field unless it says so already: "absent" and "present with the default" stay apart."""
-    present = table.fields.get(field_name)
-    if value is None:
-        if present is not None:
-            table.set(field_name, None)
-    elif not isinstance(value, list | tuple):
-        if table.get(field_name) != value:
-            table.set(field_name, value)
-    elif isinstance(present, list) or (value and isinstance(value[0], Table)):
-        table.fields[field_name] = list(value)
-    elif (value or present is not None) and (present is None or present.tolist() != list(value)):
-        table.fields[field_name] = np.array(value, np.int32)
-    return table
+def _filled(table: Table, **values: Any) -> Table:
+    """A copy with these values; a field that says so already stays, be it absent or present with its default."""
+    made = table.copy()
+    for name, value in values.items():
+        present = table.fields.get(name)
+        if value is None:
+            made.set(name, None)
+        elif isinstance(present, list) or (isinstance(value, list) and value and isinstance(value[0], Table)):
+            made.fields[name] = value
+        elif isinstance(value, list | tuple):
+            if list(value) != ([] if present is None else present.tolist()):
+                made.fields[name] = vector("int32", value)
+        elif (table.get(name) or None) != (value or None):
+            made.set(name, value)
+    return made
 
 
 @contextmanager
@@ -328,10 +321,11 @@ def restored_on_failure(source: object) -> Iterator[None]:
 
     Its subgraphs are then other objects: look them up again. Sources that are no `Model` are not looked at.
     """
-    kept = deepcopy(source) if isinstance(source, Model) else None
+    kept = deepcopy(source)
     try:
         yield
     except BaseException:
-        for entry in fields(Model) if isinstance(source, Model) else ():
-            setattr(source, entry.name, getattr(kept, entry.name))
+        if isinstance(source, Model):
+            for entry in fields(Model):
+                setattr(source, entry.name, getattr(kept, entry.name))
         raise

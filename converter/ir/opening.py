@@ -8,11 +8,12 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from edge_opt.base.errors import ModelFormatError, UsageError, unknown
-from edge_opt.ir.model import Model, checked_tables, save
+from edge_opt.ir.model import Model, checked_tables, to_bytes
 from edge_opt.ir.read import from_tables
 from edge_opt.schema.data import Source, copy_range
 from edge_opt.schema.litertlm import SUFFIX, is_bundle, read_bundle
@@ -88,6 +89,7 @@ MAIN_SECTION, EMBEDDER_SECTION, AUXILIARY_SECTION = "prefill_decode", "embedder"
 """What models of a LiteRT-LM bundle are for, as their sections say."""
 
 
+@dataclass(slots=True, eq=False)
 class Part:
     """One model of what was opened.
 
@@ -96,19 +98,19 @@ class Part:
     for, and only passes that run on every model of a bundle run on it.
     """
 
-    __slots__ = ("_model", "changed", "index", "is_helper", "kind", "label", "source")
-
-    def __init__(self, source: Readable | Source, index: int = 0, kind: str = "") -> None:
-        self.source, self.index, self.kind, self.label = source, index, kind, ""
-        self.changed = self.is_helper = False
-        self._model = source if isinstance(source, Model) else None
+    source: Readable | Source
+    index: int = 0
+    kind: str = ""
+    label: str = field(default="", init=False)
+    changed: bool = field(default=False, init=False)
+    is_helper: bool = field(default=False, init=False)
+    _model: Model | None = field(default=None, init=False)
 
     @property
     def model(self) -> Model:
         """The model, read when it is first needed; ModelFormatError where it is not valid."""
         if self._model is None:
-            assert not isinstance(self.source, Model)
-            self._model = load(self.source)
+            self._model = self.source if isinstance(self.source, Model) else load(self.source)
         return self._model
 
     @property
@@ -129,13 +131,11 @@ class Part:
             return
         with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
             path = Path(folder) / name
-            if isinstance(source, Model):
-                save(source, path)
-            elif isinstance(source, bytes):
-                path.write_bytes(source)
-            else:
+            if isinstance(source, Source):
                 with path.open("wb") as file:
                     copy_range(source, 0, file.fileno(), 0, source.size)
+            else:
+                path.write_bytes(source if isinstance(source, bytes) else to_bytes(source))
             yield path
 
 
@@ -153,8 +153,8 @@ class Opened:
         self.bundle = read_bundle(self.path) if self.path is not None and is_bundle(self.path) else None
         self.parts = [Part(source)]
         if bundle := self.bundle:
-            models = [(index, one.model_type) for index, one in enumerate(bundle.sections) if one.is_model]
-            self.parts = [Part(bundle.content(index), index, kind) for index, kind in models]
+            models = enumerate(bundle.sections)
+            self.parts = [Part(bundle.content(i), i, one.model_type) for i, one in models if one.is_model]
 
     @property
     def suffix(self) -> str:
@@ -217,16 +217,13 @@ def is_compiled(model: Model) -> bool:
 
 def made_from(path: str | os.PathLike[str] | None) -> Path | None:
     """The quantized bundle that a compiled one was made from, where the work folder beside it has one."""
-    if path is None:
-        return None
-    quantized = Path(path).with_suffix(WORK) / "quantize" / f"model{Path(path).suffix}"
-    return quantized if quantized.is_file() else None
+    path = None if path is None else Path(path)
+    quantized = path and path.with_suffix(WORK) / "quantize" / f"model{path.suffix}"
+    return quantized if quantized and quantized.is_file() else None
 
 
 def check_not_compiled(model: Model, path: str | os.PathLike[str] | None) -> None:
     """UsageError for a compiled model; it names the bundle to give instead, if that can be told."""
-    if not is_compiled(model):
-        return
-    instead = made_from(path) or "the bundle that it was made from"
-    what = "the model" if path is None else os.fspath(path)
-    raise UsageError(f"{what} is compiled for an NPU already: give {instead}")
+    if is_compiled(model):
+        instead = made_from(path) or "the bundle that it was made from"
+        raise UsageError(f"{path or 'the model'} is compiled for an NPU already: give {instead}")

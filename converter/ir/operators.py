@@ -4,12 +4,14 @@ Rooms register behaviour for an operator (a shape rule, say) in tables of their 
 """
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final, TypeVar
+
+import msgspec
 
 from edge_opt.ir.dtypes import DType
 from edge_opt.schema.table import ENUMS, UNIONS, Table, new_table
@@ -21,54 +23,43 @@ _T = TypeVar("_T")
 class Effect(Enum):
     """What an operator does with the elements of its data operands."""
 
-    ELEMENTWISE = auto()  # a result's element is computed from those at its place; operands may broadcast
-    ALONG_ROWS = auto()  # a row of the last axis is computed from the operand's row, of the same length
-    REDUCTION = auto()  # folds whole axes
-    PRODUCT = auto()  # of matrices
-    CONVOLUTION = auto()
-    REARRANGING = auto()  # all elements, under other axes
-    CUTTING = auto()  # parts of the operand; each result is one
-    PADDING = auto()
-    REPEATING = auto()  # may take elements several times
-    JOINING = auto()
-    CALLING = auto()  # runs subgraphs
-    RANDOM = auto()
-    UNKNOWN = auto()  # code that is not the runtime's
-    OTHER = auto()  # nothing above; no rewrite looks at it
+    ELEMENTWISE = (
+        "elementwise"  # a result's element is computed from those at its place; operands may broadcast
+    )
+    ALONG_ROWS = "along_rows"  # a row of the last axis is computed from the operand's row, of the same length
+    REDUCTION = "reduction"  # folds whole axes
+    PRODUCT = "product"  # of matrices
+    CONVOLUTION = "convolution"
+    REARRANGING = "rearranging"  # all elements, under other axes
+    CUTTING = "cutting"  # parts of the operand; each result is one
+    PADDING = "padding"
+    REPEATING = "repeating"  # may take elements several times
+    JOINING = "joining"
+    CALLING = "calling"  # runs subgraphs
+    RANDOM = "random"
+    UNKNOWN = "unknown"  # code that is not the runtime's
+    OTHER = "other"  # nothing above; no rewrite looks at it
 
 
 _UNSEEN: Final = {Effect.CALLING, Effect.RANDOM, Effect.UNKNOWN, Effect.OTHER}
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
-    """A version of an operator: the first runtime that has it, and the types or the rank that need it."""
-
-    runtime: str
-    types: frozenset[DType] = frozenset()
-    rank: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class OperatorKind:
-    """Known facts about an operator; operators.toml says what each means.
-
-    It has `least` to `most` inputs (-1 is any number) and `outputs` outputs (None: any number). Inputs from `least` to
-    `most` may be left out; without a limit only where there are `gaps`. `data` are the inputs that the results are made
-    of (None: all). `result` is "data", the name of an option, a type, or None where nothing fixes it. Only a CUTTING
-    operator has several results that are made of its data; behind the first, those of others hold indices or scratch.
-    """
+    """Known facts about an operator; operators.toml says what each means."""
 
     effect: Effect
-    least: int
-    most: int
-    outputs: int | None
-    data: tuple[int, ...] | None
-    result: DType | str | None
+    least: int = 1
+    most: int = 1
+    outputs: int = 1
+    data: tuple[int, ...] = (0,)
+    all_data: bool = False
+    result: str = "data"
     copies: bool = False
     gaps: bool = False
     options: str | None = None
-    versions: tuple[Version, ...] = ()
+    calls: tuple[str, ...] = ()
+    versions: tuple[str, ...] = ()
 
     @property
     def is_followed(self) -> bool:
@@ -81,79 +72,55 @@ class OperatorKind:
         if len(inputs) < least or 0 <= most < len(inputs):
             wanted = f"{least} or more" if most < 0 else " or ".join(map(str, range(least, most + 1)))
             return f"has {len(inputs)} inputs, expected {wanted}"
-        if self.is_followed and not outputs:
-            return f"has 0 outputs, expected {self.outputs or '1 or more'}"
-        if self.outputs not in (None, len(outputs)):
-            return f"has {len(outputs)} outputs, expected {self.outputs}"
+        if self.outputs not in (-1, len(outputs)) or (self.is_followed and not outputs):
+            return f"has {len(outputs)} outputs, expected {'1 or more' if self.outputs < 0 else self.outputs}"
         required = inputs if most < 0 and not self.gaps else inputs[:least]
         return "leaves out an input that it needs" if None in required else None
 
     def has_data_at(self, place: int) -> bool:
         """Whether the results are made of the input at this place."""
-        return self.data is None or place in self.data
+        return self.all_data or place in self.data
 
     def data_operands(self, inputs: Sequence[_T | None]) -> list[_T]:
         """Of an operator's inputs, those that its results are made of."""
         return [given for place, given in enumerate(inputs) if given is not None and self.has_data_at(place)]
 
     def data_results(self, outputs: Sequence[_T]) -> Sequence[_T]:
-        """Of an operator's outputs, those that are made of its data operands."""
+        """Of an operator's outputs, those that are made of its data; others hold indices or scratch."""
         return outputs if self.effect is Effect.CUTTING else outputs[:1]
 
     def version_for(self, *types: DType, rank: int = 0) -> int:
         """The lowest version for data operands of these types and this rank; 1 for one that no rewrite adds."""
-        needed = (
-            number
-            for number, version in enumerate(self.versions, 1)
-            if not version.types.isdisjoint(types) or (version.rank is not None and rank >= version.rank)
-        )
-        return max(needed, default=1)
+        needs = {*(dtype.name for dtype in types), *(f"RANK{size}" for size in range(rank + 1))}
+        fitting = (number for number, text in enumerate(self.versions, 1) if needs.intersection(text.split()))
+        return max(fitting, default=1)
 
     def runtime(self, version: int) -> str:
         """The first runtime that has this version, e.g. "2.3.0"; empty for an operator that no rewrite adds."""
-        return self.versions[version - 1].runtime if 0 < version <= len(self.versions) else ""
-
-
-def _record(name: str, facts: Mapping[str, Any]) -> OperatorKind:
-    """The record of an operator, from its entry in operators.toml; nothing is known of one that has none."""
-    options = facts.get("options") or _OWN_OPTIONS.get(name.replace("_", "").lower())
-    if "effect" not in facts:
-        return OperatorKind(Effect.OTHER, 0, -1, None, (), None, gaps=True, options=options)
-    inputs, outputs, data = facts.get("inputs", "1"), facts.get("outputs", "1"), facts.get("data", [0])
-    least, _, most = inputs.rstrip("+").partition("-")
-    result = facts.get("result", "data")
-    return OperatorKind(
-        Effect[facts["effect"].upper()],
-        int(least),
-        -1 if inputs.endswith("+") else int(most or least),
-        None if outputs == "any" else int(outputs),
-        None if data == "all" else tuple(data),
-        DType[result] if result in DType.__members__ else result or None,
-        facts.get("copies", False),
-        facts.get("gaps", False),
-        options,
-        tuple(map(_version, filter(None, facts.get("versions", "").split(", ")))),
-    )
-
-
-def _version(text: str) -> Version:
-    runtime, *needs = text.split()
-    ranks = [int(word.removeprefix("RANK")) for word in needs if word.startswith("RANK")]
-    return Version(runtime, frozenset(DType[word] for word in needs if word in DType.__members__), *ranks)
+        return self.versions[version - 1].split()[0] if 0 < version <= len(self.versions) else ""
 
 
 _FACTS: Final = tomllib.loads(files("edge_opt.ir").joinpath("operators.toml").read_text("utf-8"))
+_NOTHING_KNOWN: Final = {
+    "effect": "other", "least": 0, "most": -1, "outputs": -1, "data": [], "result": "", "gaps": True
+}  # fmt: skip
 _OWN_OPTIONS: Final = {
     table.removesuffix("Options").lower(): table
     for union in ("BuiltinOptions2", "BuiltinOptions")
     for table in UNIONS[union].values()
 }
+
+
+def _record(name: str, facts: dict[str, Any]) -> OperatorKind:
+    defaults = {} if "effect" in facts else _NOTHING_KNOWN
+    own = {"options": _OWN_OPTIONS.get(name.replace("_", "").lower())}
+    return msgspec.convert({**defaults, **own, **facts}, OperatorKind)
+
+
 KINDS: Final = {name: _record(name, _FACTS.get(name, {})) for name in BUILTIN_OPERATORS}
 """The record of each builtin operator, by its name in the schema."""
 
-SUBGRAPH_FIELDS: Final[dict[str, tuple[str, ...]]] = {
-    str(KINDS[name].options): tuple(facts["calls"]) for name, facts in _FACTS.items() if "calls" in facts
-}
+SUBGRAPH_FIELDS: Final = {str(kind.options): kind.calls for kind in KINDS.values() if kind.calls}
 """Options table -> its fields that hold subgraph indices (schema.fbs names them by these words only)."""
 
 

@@ -1,12 +1,10 @@
-"""Tables become a graph. What makes a graph a graph is checked: indices, one producer each, execution order."""
+"""Tables become a graph, which is checked before anything walks it."""
 
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from edge_opt.base.errors import ModelFormatError
-from edge_opt.ir.checks import check_extent, check_references, check_signatures, check_subgraph
+from edge_opt.ir.checks import check_extent, check_model
 from edge_opt.ir.dtypes import DType, Quantization
 from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Signature, Subgraph, Tensor
 from edge_opt.ir.model import Metadata, Model
@@ -27,19 +25,21 @@ def from_tables(file: ModelFile) -> Model:
     model = Model(table=root, file=file)
     model.operator_codes = [_operator_code(table) for table in root.get("operator_codes") or []]
     model.buffers = [Buffer(table.fields.get("data"), table) for table in root.get("buffers") or []]
-    sound_scales: set[int] = set()
+    bodies: list[list[Operator]] = []
     for index, table in enumerate(root.get("subgraphs") or []):
-        model.subgraphs.append(_read_subgraph(model, table, index, sound_scales))
-    check_references(model.subgraphs)
-    for table in root.get("signature_defs") or []:
-        model.signatures.append(_read_signature(model, table))
-    check_signatures(model.signatures, model.subgraphs)
+        graph, operators = _read_subgraph(model, table, index)
+        model.subgraphs.append(graph)
+        bodies.append(operators)
+    model.signatures.extend(_read_signature(model, table) for table in root.get("signature_defs") or [])
+    check_model(model.subgraphs, model.signatures, bodies)
+    for graph, operators in zip(model.subgraphs, bodies, strict=True):
+        for operator in operators:
+            graph.append(operator)
     for table in root.get("metadata") or []:
         name = table.get("name") or ""
         buffer = _at(model.buffers, table.get("buffer"), f"metadata '{name}'", "buffer")
         model.metadata.append(Metadata(name, buffer, table))
-    for index in _integers(root.get("metadata_buffer")):
-        model.metadata_buffers.append(_at(model.buffers, index, "metadata_buffer", "buffer"))
+    model.metadata_buffers = _listed(model.buffers, root, "metadata_buffer", "metadata_buffer", "buffer")
     return model
 
 
@@ -55,7 +55,17 @@ def _at(items: Sequence[Any], index: int, where: str, what: str) -> Any:
     raise ModelFormatError(f"{where}: {what} {index} does not exist, there are {len(items)}")
 
 
-def _read_subgraph(model: Model, table: Table, index: int, sound_scales: set[int]) -> Subgraph:
+def _listed(items: Sequence[Any], table: Table, field: str, where: str, what: str) -> list[Any]:
+    return [_at(items, index, where, what) for index in _integers(table, field)]
+
+
+def _integers(table: Table, field: str) -> tuple[int, ...]:
+    values = table.get(field)
+    return () if values is None else tuple(values.tolist())
+
+
+def _read_subgraph(model: Model, table: Table, index: int) -> tuple[Subgraph, list[Operator]]:
+    """A subgraph, and its operators, which are not in it yet."""
     graph = Subgraph(table.get("name") or "", table)
     place = f"subgraph '{graph.name or f'#{index}'}'"
     graph.tensors = [
@@ -64,27 +74,23 @@ def _read_subgraph(model: Model, table: Table, index: int, sound_scales: set[int
     ]
     graph.inputs = _listed(graph.tensors, table, "inputs", f"{place} inputs", "tensor")
     graph.outputs = _listed(graph.tensors, table, "outputs", f"{place} outputs", "tensor")
-    operators = [
+    return graph, [
         _read_operator(model, graph.tensors, operator, f"{place}, operator {position}")
         for position, operator in enumerate(table.get("operators") or [])
     ]
-    check_subgraph(graph, operators, index, sound_scales)
-    for operator in operators:
-        graph.append(operator)
-    return graph
 
 
 def _read_tensor(model: Model, table: Table, where: str) -> Tensor:
-    signature, quantization = table.get("shape_signature"), table.get("quantization")
+    quantization, dynamic = table.get("quantization"), table.get("shape_signature") is not None
     buffer = _at(model.buffers, table.get("buffer"), where, "buffer")
     return Tensor(
         table.get("name") or "",
-        _integers(table.get("shape")),
+        _integers(table, "shape"),
         DType(table.get("type")),
         quantization=None if quantization is None else Quantization(quantization),
         # Buffer 0 says that there are no bytes, whatever it holds: the runtime never looks into it.
         buffer=buffer if table.get("buffer") else None,
-        shape_signature=None if signature is None else _integers(signature),
+        shape_signature=_integers(table, "shape_signature") if dynamic else None,
         is_variable=table.get("is_variable"),
         table=table,
     )
@@ -93,20 +99,14 @@ def _read_tensor(model: Model, table: Table, where: str) -> Tensor:
 def _read_operator(model: Model, tensors: list[Tensor], table: Table, place: str) -> Operator:
     code: OperatorCode = _at(model.operator_codes, table.get("opcode_index"), place, "operator code")
     place = f"{place} ({code.name})"
-    inputs: list[Tensor | None] = [
-        None if index == -1 else _at(tensors, index, place, "input tensor")
-        for index in _integers(table.get("inputs"))
-    ]
+    inputs = _integers(table, "inputs")
+    read = [None if index == -1 else _at(tensors, index, place, "input tensor") for index in inputs]
     outputs = _listed(tensors, table, "outputs", place, "output tensor")
     intermediates = _listed(tensors, table, "intermediates", place, "intermediate tensor")
     first, second = table.get("builtin_options"), table.get("builtin_options_2")
     if first is not None and second is not None:
         raise ModelFormatError(f"{place}: has two kinds of options, {first.name} and {second.name}")
-    return Operator(code, inputs, outputs, first if second is None else second, table, intermediates)
-
-
-def _listed(tensors: list[Tensor], table: Table, field: str, where: str, what: str) -> list[Tensor]:
-    return [_at(tensors, index, where, what) for index in _integers(table.get(field))]
+    return Operator(code, read, outputs, first if second is None else second, table, intermediates)
 
 
 def _read_signature(model: Model, table: Table) -> Signature:
@@ -124,9 +124,3 @@ def _read_signature(model: Model, table: Table) -> Signature:
         return named
 
     return Signature(key, subgraph, arguments("inputs"), arguments("outputs"), table)
-
-
-def _integers(values: Sequence[int] | None) -> tuple[int, ...]:
-    if values is None:
-        return ()
-    return tuple(values.tolist()) if isinstance(values, np.ndarray) else tuple(values)

@@ -19,31 +19,21 @@ class Refusal:
 
     def __post_init__(self) -> None:
         # Now: a shape error of the operator is part of its title, and only while the graph is looked at.
-        object.__setattr__(self, "place", "" if self.operator is None else self.operator.title)
+        object.__setattr__(self, "place", "" if self.operator is None else f", at {self.operator.title}")
 
     def __str__(self) -> str:
-        text = self.condition
-        comparison = [
+        compared = [
             f"{word} {value if isinstance(value, str) else list(value)}"
             for word, value in (("expected", self.expected), ("found", self.actual))
             if value != ""
         ]
-        if comparison:
-            text += f" ({', '.join(comparison)})"
-        if self.place:
-            text += f", at {self.place}"
-        if self.tensor is not None:
-            text += f", tensor '{shortened(self.tensor.name)}'"
-        return text
+        comparison = f" ({', '.join(compared)})" if compared else ""
+        tensor = "" if self.tensor is None else f", tensor '{shortened(self.tensor.name)}'"
+        return f"{self.condition}{comparison}{self.place}{tensor}"
 
 
 class RefusedError(Exception):
-    """Carries a refusal; it never reaches a user, who is told the refusal.
-
-    Args:
-        condition: the condition that failed, or the whole refusal.
-        operator, tensor, expected, actual: as of a `Refusal`.
-    """
+    """Carries a refusal, given whole or as its fields; it never reaches a user, who sees the refusal."""
 
     def __init__(
         self,

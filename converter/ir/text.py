@@ -2,24 +2,22 @@
 
     signature decode = #0 (query=%q) -> (output=%out)
     subgraph main (%q: float32[1,1,4,8], %k: float32[1,1,16,8]) {
+      variable %state: float32[4]
       %scaled: float32[1,1,4,8] = MUL(%q, float32(0.5))
       %logits: float32[1,1,4,16] = BATCH_MATMUL(%scaled, %k) {adj_y: true}
       return %logits
     }
 
 Constants stand where they are read: `int32(2)` a scalar, `int32{0, 2, 1, 3}` a vector, `float32[2,3]{...}` any
-shape row by row, `float32[1,16]{splat 0.5}` one value everywhere. Constants of more than 64 elements are printed
-as `float32[640,640]{...}`. Quantization follows a type:
-`int16[1,4] q(0.001, 0)`, per axis `int8[2,4] q([0.1, 0.2], [0, 0], axis 0)`. Names that are no plain words stand in
-double quotes: `%"a name;1"`, `signature "serving default" = ...`. An operator without results stands alone:
-`ASSIGN_VARIABLE(%handle, %x)`. A tensor that no operator defines has a line of its own, in front of the operators:
-`variable %state: float32[4]`, or `unset` for one that is no state. Attributes of composites are decoded:
-`composite_attributes: {epsilon: 1e-06}`. `print(graph)` prints a subgraph this way.
+shape row by row, `float32[1,16]{splat 0.5}` one value everywhere; those of more than 64 elements are left out. Names
+that are no plain words stand in double quotes. Quantization follows a type, `int16[1,4] q(0.001, 0)`, per axis
+`int8[2,4] q([0.1, 0.2], [0, 0], axis 0)`. A tensor that no operator defines has a line in front of the operators,
+`variable`, or `unset` where it is no state. `print(graph)` prints a subgraph this way.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -40,22 +38,15 @@ _PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 def to_text(model: Model) -> str:
     """The model as text."""
     lines: list[str] = []
-    names = {graph: _names(graph) for graph in model.subgraphs}
     for signature in model.signatures:
-        index, of = model.subgraphs.index(signature.subgraph), names[signature.subgraph]
+        names = _names(signature.subgraph)
         inputs, outputs = (
-            ", ".join(f"{_word(name)}={of[tensor]}" for name, tensor in side.items())
+            ", ".join(f"{_word(name)}={names[tensor]}" for name, tensor in side.items())
             for side in (signature.inputs, signature.outputs)
         )
-        lines.append(f"signature {_word(signature.key)} = #{index} ({inputs}) -> ({outputs})")
-    for graph in model.subgraphs:
-        lines.extend(_subgraph_lines(graph, names[graph]))
-    return "\n".join(lines) + "\n"
-
-
-def subgraph_text(subgraph: Subgraph) -> str:
-    """One subgraph as text."""
-    return "\n".join(_subgraph_lines(subgraph, _names(subgraph))) + "\n"
+        index = model.subgraphs.index(signature.subgraph)
+        lines.append(f"signature {_word(signature.key)} = #{index} ({inputs}) -> ({outputs})\n")
+    return "".join([*lines, *map(subgraph_text, model.subgraphs)])
 
 
 def _word(name: str) -> str:
@@ -78,16 +69,17 @@ def _names(subgraph: Subgraph) -> dict[Tensor, str]:
     return names
 
 
-def _subgraph_lines(subgraph: Subgraph, names: Mapping[Tensor, str]) -> Iterator[str]:
+def subgraph_text(subgraph: Subgraph) -> str:
+    """One subgraph as text."""
+    names = _names(subgraph)
     inputs = ", ".join(f"{names[tensor]}: {_type(tensor)}" for tensor in subgraph.inputs)
-    yield f"subgraph {_word(subgraph.name or 'main')} ({inputs}) {{"
+    lines = [f"subgraph {_word(subgraph.name or 'main')} ({inputs}) {{"]
     for tensor, name in names.items():
         if tensor not in subgraph.inputs and tensor.producer is None and not tensor.is_constant:
-            yield f"  {'variable' if tensor.is_variable else 'unset'} {name}: {_type(tensor)}"
-    for operator in subgraph.operators:
-        yield "  " + operator_text(operator, names.__getitem__)
-    yield f"  return {', '.join(names[tensor] for tensor in subgraph.outputs)}"
-    yield "}"
+            lines.append(f"  {'variable' if tensor.is_variable else 'unset'} {name}: {_type(tensor)}")
+    lines += [f"  {operator_text(operator, names.__getitem__)}" for operator in subgraph.operators]
+    results = ", ".join(names[tensor] for tensor in subgraph.outputs)
+    return "\n".join([*lines, f"  return {results}", "}\n"])
 
 
 def operator_text(operator: Operator, name: Callable[[Tensor], str] | None = None) -> str:

@@ -1,28 +1,17 @@
-"""Walks of a graph: up to producers, down to readers, what computes a tensor, in which order to run, copies of parts.
-
-walked(starts, beside)           everything that can be reached, the nearest first
-producers(op), readers(op)       one step up, one step down
-moved_from(tensor, names)        up a chain of first inputs
-backward_slice(tensors, stops)   all that computes tensors
-between(starts, ends)            what lies on a way from some tensors to others
-reads(operators), read_outside   what a part takes from the rest of the graph, and gives to it
-replaced(graph, old, new)        the order to run in once new operators stand for old ones
-cut_out(model, operators, ...)   a part as a model of its own
-"""
+"""Walks of a graph: up to producers, down to readers, what computes a tensor; orders to run in, copies of parts."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from graphlib import TopologicalSorter
 from typing import TypeVar
-
-import numpy as np
 
 from edge_opt.ir.dtypes import DType
 from edge_opt.ir.graph import Buffer, Operator, Subgraph, Tensor
 from edge_opt.ir.model import Model
 from edge_opt.ir.operators import SUBGRAPH_FIELDS, Effect, operators_that, subgraph_indices
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.schema.table import Table, new_table
+from edge_opt.schema.table import Table, vector
 
 _Node = TypeVar("_Node", bound=Hashable)
 
@@ -85,6 +74,7 @@ def backward_slice(
 
     It starts from `stops` and from what no operator defines.
     """
+    starts: dict[Tensor, None] = {}
 
     def above(operator: Operator) -> Iterator[Operator]:
         for tensor in operator.inputs:
@@ -95,7 +85,6 @@ def backward_slice(
             else:
                 yield tensor.producer
 
-    starts: dict[Tensor, None] = {}
     ends = [tensor.producer for tensor in tensors if tensor.producer is not None]
     return set(walked(ends, above)), list(starts)
 
@@ -149,22 +138,16 @@ def is_pure(operator: Operator, subgraphs: Sequence[Subgraph] = ()) -> bool:
     """
     if not subgraphs and subgraph_indices(operator.options):
         return False
-    return all(map(_only_computes, with_called([operator], subgraphs)))
-
-
-def _only_computes(operator: Operator) -> bool:
-    tensors = (*operator.inputs, *operator.outputs, *operator.intermediates)
-    return operator.code.name not in _IMPURE and not any(
-        tensor is not None and (tensor.is_variable or tensor.dtype in _HANDLES) for tensor in tensors
+    operators = with_called([operator], subgraphs)
+    tensors = (t for op in operators for t in (*op.inputs, *op.outputs, *op.intermediates) if t is not None)
+    return not any(op.code.name in _IMPURE for op in operators) and not any(
+        tensor.is_variable or tensor.dtype in _HANDLES for tensor in tensors
     )
 
 
-def with_called(operators: Iterable[Operator], subgraphs: Sequence[Subgraph]) -> Iterator[Operator]:
+def with_called(operators: Sequence[Operator], subgraphs: Sequence[Subgraph]) -> list[Operator]:
     """The operators, and those of all subgraphs that they call; each subgraph once, however often it is called."""
-    operators = list(operators)
-    yield from operators
-    for graph in called_by(operators, subgraphs):
-        yield from graph.operators
+    return [*operators, *(op for graph in called_by(operators, subgraphs) for op in graph)]
 
 
 def called_by(operators: Iterable[Operator], subgraphs: Sequence[Subgraph]) -> list[Subgraph]:
@@ -173,10 +156,8 @@ def called_by(operators: Iterable[Operator], subgraphs: Sequence[Subgraph]) -> l
     def calls(operators: Iterable[Operator]) -> Iterator[int]:
         return (index for operator in operators for index in subgraph_indices(operator.options))
 
-    return [
-        subgraphs[index]
-        for index in walked(calls(operators), lambda index: calls(subgraphs[index].operators))
-    ]
+    reached = walked(calls(operators), lambda index: calls(subgraphs[index].operators))
+    return [subgraphs[index] for index in reached]
 
 
 def ordered(operators: Iterable[Operator], subgraphs: Sequence[Subgraph] = ()) -> list[Operator]:
@@ -187,24 +168,23 @@ def ordered(operators: Iterable[Operator], subgraphs: Sequence[Subgraph] = ()) -
     Raises:
         RefusedError: some wait for each other.
     """
-    order: list[Operator] = []
-    waiting = list(operators)
+    waiting, order = list(operators), dict[Operator, None]()
+    effects = [operator for operator in waiting if not is_pure(operator, subgraphs)]
+    effect_before = dict(zip(effects[1:], effects, strict=False))
     undefined = {tensor for operator in waiting for tensor in operator.outputs}
     while waiting:
         late: list[Operator] = []
         for operator in waiting:
-            held = (
-                late and not is_pure(operator, subgraphs) and not all(is_pure(op, subgraphs) for op in late)
-            )
-            if held or not undefined.isdisjoint(operator.inputs):
-                late.append(operator)
-            else:
-                order.append(operator)
+            before = effect_before.get(operator)
+            if undefined.isdisjoint(operator.inputs) and (before is None or before in order):
+                order[operator] = None
                 undefined.difference_update(operator.outputs)
+            else:
+                late.append(operator)
         if len(late) == len(waiting):
             raise RefusedError("it needs the result of an operator that needs its own", late[0])
         waiting = late
-    return order
+    return list(order)
 
 
 def replaced(
@@ -235,39 +215,27 @@ def replaced(
 
 
 def topological(operators: Iterable[Operator]) -> list[Operator]:
-    """The given operators ordered so that each comes after those whose outputs it reads (stable, depth first)."""
+    """The given operators ordered so that each comes after those whose outputs it reads; they need not be in a graph.
+
+    Equal graphs have equal orders.
+    """
     pending = list(operators)
-    producer: dict[Tensor | None, Operator] = {t: operator for operator in pending for t in operator.outputs}
-    done: dict[Operator, None] = {}
-    opened: set[Operator] = set()
-    for root in pending:
-        stack = [root]
-        while stack:
-            operator = stack[-1]
-            sources = (producer.get(tensor) for tensor in operator.inputs)
-            missing = [source for source in sources if source is not None and source not in done]
-            if missing and operator not in done:
-                opened.add(operator)
-                assert opened.isdisjoint(missing), "the operators are cyclic"
-                stack.extend(reversed(missing))
-            else:
-                done.setdefault(operator)
-                stack.pop()
-    return list(done)
+    makers = {tensor: operator for operator in pending for tensor in operator.outputs}
+    above = {op: [makers[t] for t in op.inputs if t is not None and t in makers] for op in pending}
+    return list(TopologicalSorter(above).static_order())
 
 
 def cut_out(
-    model: Model,
-    operators: Sequence[Operator],
-    inputs: Sequence[Tensor],
-    outputs: Sequence[Tensor],
+    model: Model, operators: Sequence[Operator], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
 ) -> Model:
     """A model that holds just these operators and what they call. Names are numbers: equal regions give equal bytes."""
-    region, moved = Model(), dict[int, int]()
+    region, called = Model(), called_by(operators, model.subgraphs)
+    places = {model.subgraphs.index(graph): place for place, graph in enumerate(called, 1)}
 
     def add(
-        graph: Subgraph, operators: Iterable[Operator], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+        name: str, operators: Sequence[Operator], inputs: Iterable[Tensor], outputs: Iterable[Tensor]
     ) -> None:
+        graph = Subgraph(name)
         region.subgraphs.append(graph)
         copies: dict[Tensor, Tensor] = {}
 
@@ -279,37 +247,27 @@ def cut_out(
         graph.inputs = [copied(tensor) for tensor in inputs]
         for operator in operators:
             new = graph.append(operator.on(copied))
-            new.table = _custom(operator)
-            for index in subgraph_indices(operator.options):
-                bring(index)
-            new.options = renumbered(operator.options, moved)
+            new.table, new.options = _custom(operator), renumbered(operator.options, places)
         graph.outputs = [copied(tensor) for tensor in outputs]
 
-    def bring(index: int) -> None:
-        if index not in moved:
-            called = model.subgraphs[index]
-            # Its place is taken before its own callees come, which stand behind it.
-            moved[index] = len(region.subgraphs)
-            add(Subgraph(f"called_{moved[index]}"), called.operators, called.inputs, called.outputs)
-
-    add(Subgraph("region"), operators, inputs, outputs)
+    add("region", operators, inputs, outputs)
+    for place, graph in enumerate(called, 1):
+        add(f"called_{place}", graph.operators, graph.inputs, graph.outputs)
     return region
 
 
 def _custom(operator: Operator) -> Table | None:
     """What only an operator's own kernel understands of its table; the rest is indices, which change."""
-    if operator.table is None or "custom_options" not in operator.table.fields:
+    table = operator.table
+    if table is None or "custom_options" not in table.fields:
         return None
-    fields = ("custom_options", "custom_options_format")
-    return new_table("Operator", **{name: operator.table.fields.get(name) for name in fields})
+    names = ("custom_options", "custom_options_format")
+    return Table(table.spec, {name: table.fields[name] for name in names if name in table.fields})
 
 
 def _copied(tensor: Tensor, name: str) -> Tensor:
-    buffer = None
-    if tensor.is_constant:
-        assert tensor.buffer is not None
-        buffer = Buffer(tensor.buffer.data)
-    table = tensor.table if tensor.is_sparse else None
+    data = tensor.buffer.data if tensor.buffer is not None and tensor.is_constant else None
+    buffer, table = None if data is None else Buffer(data), tensor.table if tensor.is_sparse else None
     return replace(tensor, name=name, buffer=buffer, shape_signature=None, table=table)
 
 
@@ -342,5 +300,5 @@ def renumbered(options: Table | None, places: Mapping[int, int]) -> Table | None
         if isinstance(value, int):
             table.set(field, places[value])
         elif value is not None:
-            table.set(field, np.array([places[int(index)] for index in value], np.int32))
+            table.set(field, vector("int32", [places[index] for index in value.tolist()]))
     return table

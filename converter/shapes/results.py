@@ -48,16 +48,16 @@ def wrong_results(op: Operator) -> Iterator[Wrong]:
 def _wrong_types(op: Operator, kind: OperatorKind) -> Iterator[Wrong]:
     data, result, is_product = kind.data_operands(op.inputs), op.outputs[0], kind.effect is Effect.PRODUCT
     types = [tensor.dtype for tensor in data]
-    expected, reason = kind.result, f"{op.name} writes this type"
+    expected, reason = DType.__members__.get(kind.result), f"{op.name} writes this type"
     if is_product and data and (types[0], result.dtype) in _WIDER_PRODUCTS:
         return
-    if expected == "data":
+    if kind.result == "data":
         expected, reason = (types[0], f"it has the type of tensor '{data[0].name}'") if data else (None, "")
-    elif isinstance(expected, str):
+    elif kind.result and expected is None:
         known = op.options is not None and op.options.name == kind.options
-        chosen, reason = op.option(expected) if known else None, f"its option {expected} says so"
+        chosen, reason = op.option(kind.result) if known else None, f"its option {kind.result} says so"
         expected = DType(int(chosen)) if chosen in _TYPES else None
-    if not isinstance(expected, DType):
+    if expected is None:
         return
     for wrong in (tensor for tensor in kind.data_results(op.outputs) if tensor.dtype != expected):
         yield wrong, wrong.dtype.name, expected.name, reason

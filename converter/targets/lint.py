@@ -24,7 +24,7 @@ _RUINS_A_SCALE = -1e6
 _LAYOUT = operators_that(Effect.REARRANGING) | {"BROADCAST_TO", "TILE", "QUANTIZE"}
 # Between a CONCATENATION and an ADD they leave the fault of joined rows as it is, while rows and type stay.
 _ROWS_STAY = frozenset({"RESHAPE", "QUANTIZE", "MUL", "TANH"})
-_COMPARISONS = frozenset(name for name, kind in KINDS.items() if kind.result is DType.BOOL)
+_COMPARISONS = frozenset(name for name, kind in KINDS.items() if kind.result == "BOOL")
 _MASK_OPERATORS = frozenset({"ADD", "SELECT", "SELECT_V2", "MUL"})
 _NAMED = 3
 _MOST_ELEMENTS = 1 << 20
