@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edge_opt.build.pipeline import HEAD_AT_4, own_recipe
 from edge_opt.ir import save
 from edge_opt.ir.opening import Opened
 
@@ -90,9 +89,6 @@ SHAPES = {
     "3l_vocabulary": Shape(GEMMA3_270M, 3, 128, 1024, vocabulary=262144),
     "3l_vocabulary_4_bits": Shape(
         GEMMA3_270M, 3, 128, 1024, vocabulary=262144, settings={RECIPE: "dynamic_wi4_afp32"}
-    ),
-    "3l_vocabulary_head_4_bits": Shape(
-        GEMMA3_270M, 3, 128, 1024, vocabulary=262144, settings={RECIPE: HEAD_AT_4}
     ),
 }
 FLOAT = ".float32"
@@ -167,7 +163,7 @@ def make(name: str, folder: Path) -> None:
         stage(exported, lambda to: stages.npu_export(config, str(to), quantization_recipe="none"))
         save(Opened(bundle).main(compiled=True).model, made)
     else:
-        stage(exported, lambda to: stages.npu_export(config, str(to), **own_recipe(config, scratch)))
+        stage(exported, lambda to: stages.npu_export(config, str(to)))
         prompts(scratch / "prompts", shape)
         calibrate_and_quantize(stages, config, bundle, scratch).replace(made)
     shutil.rmtree(scratch)

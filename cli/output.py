@@ -73,6 +73,7 @@ def bar(*, wanted: bool = True) -> Iterator[Progress | None]:
         parts.BarColumn(),
         parts.TaskProgressColumn(),
         parts.TimeElapsedColumn(),
+        parts.TimeRemainingColumn(),
     )
     with parts.Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         tasks: dict[str, parts.TaskID] = {}

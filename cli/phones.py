@@ -25,6 +25,7 @@ def build(
         list[int] | None, option("Length of the prefill, once for each. Default: 128.", "<N>", min=1)
     ] = None,
     cache: Annotated[int | None, option("Length of the cache. Default: 1280.", "<N>", min=1)] = None,
+    weights: Annotated[str, option("Bits of the weights.", "<8>")] = "8",
     work: Annotated[
         Path | None, option("Folder for the stages' results. Default: OUT.work.", "<DIR>")
     ] = None,
@@ -54,6 +55,7 @@ def build(
             sdk=sdk,
             prefill=prefill,
             cache=cache,
+            weights=weights,
             work=work,
             settings=read_settings(settings),
             target=target,

@@ -114,33 +114,32 @@ def _time(seconds: float) -> str:
 
 
 def show_build(result: BuildResult) -> None:
-    """How each signature came out, how good the text is, the bundle, and how to run it on the phone."""
-    kept = [f"{one['signature']}: {one['kept']}, {one['why']}" for one in result.optimized["signatures"]]
-    output.say(*kept, *result.optimized["notes"], *result.caches["notes"])
+    """Warnings, how each signature came out, how good the text is, the bundle, and where the next steps are."""
+    output.say(*(f"Warning: {warning}" for warning in result.warnings))
+    output.say(
+        *(f"{one['signature']}: {one['kept']}, {one['why']}" for one in result.optimized["signatures"])
+    )
+    output.say(*result.optimized["notes"], *result.caches["notes"])
     if result.vendor == QUALCOMM and result.settings["compile"].get("disable_aux_compilation"):
         output.say(_AUXILIARY)
-    if result.sections_put_back:
-        names = ", ".join(result.sections_put_back)
-        output.say(f"Sections that litert-torch's packing left out are back: {names}")
     if result.evaluation is not None:
         output.say(*(evaluation_lines(result.evaluation) if result.evaluation["models"] else ()))
         output.say(*filter(None, [result.evaluation["note"]]))
     written = Path(str(result.output))
-    output.say(f"{written} ({size(written.stat().st_size)}) for {result.chip} ({result.vendor}).")
-    if result.next is not None:
-        output.say(*(f"  {command}" for command in result.next.commands))
-        output.say("--json has more: the stages, the time of each part, which files the phone needs.")
+    output.say(
+        f"{written} ({size(written.stat().st_size)}) for {result.chip} ({result.vendor}), in {_time(result.seconds)}."
+    )
+    output.say(f"Next steps, with the phone's commands: {result.next_file}")
 
 
 def evaluation_lines(evaluation: Mapping[str, Any]) -> list[str]:
     """An `Evaluation` as plain values: a row for each model, then the text that it was scored on."""
     models = evaluation["models"]
-    reference = models[0]["perplexity"]
     rows = [
         (
             f"{model['source']}, in the NPU's emulator" if model["on_npu"] else model["source"],
             "no number" if model["perplexity"] is None else f"{model['perplexity']:.2f}",
-            _ratio(model["perplexity"], reference),
+            _of_reference(model, models[0]),
             "-" if model["top1_agreement"] is None else f"{100 * model['top1_agreement']:.1f} %",
             "-" if model["kl"] is None else f"{model['kl']:.4f}",
         )
@@ -148,6 +147,12 @@ def evaluation_lines(evaluation: Mapping[str, Any]) -> list[str]:
     ]
     heads = ("", "perplexity", "of the reference's", "top-1 agreement", "mean KL")
     shown = len(heads) - all(model["kl"] is None for model in models)
-    scored = f"On {evaluation['models'][0]['tokens']} tokens of {evaluation['prompts']} held-out prompts"
+    scored = f"On {models[0]['tokens']} tokens of {evaluation['prompts']} held-out prompts"
     skipped = f"; {evaluation['skipped']} more are longer than the cache" if evaluation["skipped"] else ""
-    return [*output.table([row[:shown] for row in (heads, *rows)]), "", f"{scored}{skipped}."]
+    return [*output.table([row[:shown] for row in (heads, *rows)]), f"{scored}{skipped}."]
+
+
+def _of_reference(model: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
+    """The ratio of two perplexities, with its standard error where that is known."""
+    error = model["ratio_error"]
+    return _ratio(model["perplexity"], reference["perplexity"]) + (f" ± {error:.3f}" if error else "")

@@ -3,7 +3,8 @@
 import hashlib
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,16 +65,29 @@ class Stages(Processes):
     installed: dict[str, str] = field(default_factory=lambda: {"edge-opt": "1"})
     ran: list[str] = field(default_factory=list)
     jobs: dict[str, Job] = field(default_factory=dict)
-    checked: bool | None = None
+    parts: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    checked: bool = False
 
     def versions(self) -> dict[str, str]:
         """Of what there is."""
         return self.installed
 
-    def check_runtimes(self, *, checkpoint: bool) -> dict[str, str]:
+    def check_runtimes(self, *, checkpoint: bool, bundles: bool = True) -> dict[str, str]:
         """Of what runs models."""
-        self.checked = checkpoint
+        self.checked = self.checked or checkpoint
         return {"litert-lm-api": "1"}
+
+    def side_by_side(
+        self,
+        jobs: Sequence[Job],
+        log: Path,
+        scratch: Path,
+        progress: Callable[[str, int, int], None],
+        *,
+        at_a_time: int = 1,
+    ) -> list[StageAnswer]:
+        """One after the other."""
+        return [self.carry_out(job, log, scratch, progress) for job in jobs]
 
     def carry_out(
         self, job: Job, log: Path, scratch: Path, progress: Callable[[str, int, int], None]
@@ -81,7 +95,7 @@ class Stages(Processes):
         """One function."""
         assert scratch.is_dir()
         if job.stage == "score":
-            self.jobs[f"score {Path(job.inputs['model']).parent.name}"] = job
+            self.parts[Path(job.inputs["model"]).parent.name] += job.options["parts"]
             return StageAnswer(scored(job), 6 << 20)
         assert not any(Path(job.output).iterdir())
         log.write_text(f"noise of {job.stage}\n")
@@ -123,7 +137,7 @@ class Stages(Processes):
     def quantize(self, job: Job) -> dict[str, Any]:
         """The quantized bundle."""
         write(job.model, QUANTIZED)
-        return {"put_back": ["metadata"]}
+        return {"notes": ["put back: metadata"]}
 
     def optimize(self, job: Job) -> dict[str, Any]:
         """Nothing but what it says."""
@@ -144,15 +158,14 @@ class Stages(Processes):
 
 def scored(job: Job) -> dict[str, Any]:
     """What a model says that finds every token as likely as one of 2, and a bundle of 4; half of its words agree."""
-    chance = 0.5 if Path(job.inputs["model"]).is_dir() else 0.25
-    said = [
-        {"before": [1], "scored": [2], "likelihoods": [math.log(chance)], "generated": [("a", 1), ("b", 2)]}
-        for _ in job.options["parts"]
-    ]
-    return {
-        "said": said,
-        "agreed": {name: len(every) for name, every in job.options.get("judged", {}).items()},
+    is_folder = Path(job.inputs["model"]).is_dir()
+    said = {
+        "before": [1],
+        "scored": [2, 3],
+        "likelihoods": [math.log(0.5 if is_folder else 0.25)] * 2,
+        "generated": [1, 2 if is_folder else 3],
     }
+    return {"said": [said] * len(job.options["parts"])}
 
 
 class Place:

@@ -65,7 +65,7 @@ def test_a_checkpoint_runs_through_every_stage(place: Place) -> None:
     assert stages.ran == ALL
     assert place.output.read_bytes() == bundle_of(COMPILED)
     assert result.output == str(place.output)
-    assert result.sections_put_back == ["metadata"]
+    assert result.stages[3].notes == ["put back: metadata"]
     assert [(stage.name, stage.made_now) for stage in result.stages] == [(name, True) for name in ALL]
     assert result.stages[-1].peak_bytes == 5 << 20
     settings = {"cache_length": 4096, "prefill_lengths": [128, 512], "overwrite": False}
@@ -113,7 +113,7 @@ def test_the_command_says_one_line_a_stage_and_what_was_kept(
     monkeypatch.setattr(building, "Processes", Joins)
     done = run(capsys, *command(place, "--set", "cache_length=64"))
     assert done.code == 0, done.err
-    lines = [line for line in done.err.splitlines() if "Joined" not in line]
+    lines = [line for line in done.err.splitlines() if not line.startswith(" ")]
     assert [line.split()[0] for line in lines[: len(ALL)]] == ALL
     assert "5.00 MiB of memory" in lines[1]
     assert "prefill_4: converted, 2.0 ms as exported, 1.0 ms as converted" in done.out
@@ -144,7 +144,9 @@ def test_the_end_names_the_bundle_to_try_and_the_files_for_this_very_chip(
     assert result.next is not None
     assert result.next.bundle == str(place.work / "optimize" / "model.litertlm")
     assert f"Engine({result.next.bundle!r}, backend=npu)" in result.next.python
-    assert [Path(file.path).name for file in result.next.files] == [
+    pushed = shlex.split(result.next.commands[1])
+    assert [Path(file).name for file in pushed[2:-1]] == [
+        "gemma.litertlm",
         "litert_lm_main",
         "libLiteRtDispatch_Qualcomm.so",
         "libQnnHtp.so",
@@ -152,9 +154,9 @@ def test_the_end_names_the_bundle_to_try_and_the_files_for_this_very_chip(
         f"libQnnHtpV{version}Stub.so",
         f"libQnnHtpV{version}Skel.so",
     ]
-    skeleton = f"$QNN_SDK_ROOT/lib/hexagon-v{version}/unsigned/libQnnHtpV{version}Skel.so"
-    assert result.next.files[-1].path == skeleton
-    assert all(file.path in result.next.commands[1] for file in result.next.files)
+    assert pushed[-2] == f"$QNN_SDK_ROOT/lib/hexagon-v{version}/unsigned/libQnnHtpV{version}Skel.so"
+    page = Path(str(result.next_file)).read_text()
+    assert all(text in page for text in (*result.next.commands, result.next.python))
 
 
 def test_commands_for_the_phone_can_be_pasted_and_name_a_whole_sdk_that_is_at_hand(tmp_path: Path) -> None:
@@ -163,8 +165,7 @@ def test_commands_for_the_phone_can_be_pasted_and_name_a_whole_sdk_that_is_at_ha
     steps = next_steps("qualcomm", "SM8750", compiler, "w/model.litertlm", "out dir/my gemma.litertlm")
     _, push, run = (shlex.split(command) for command in steps.commands)
     assert push[2] == "out dir/my gemma.litertlm"
-    assert push[5:9] == [file.path for file in steps.files[2:]]
-    assert steps.files[-2].path == str(tmp_path / "lib" / "aarch64-android" / "libQnnHtpV79Stub.so")
+    assert push[-3] == str(tmp_path / "lib" / "aarch64-android" / "libQnnHtpV79Stub.so")
     assert "--model_path=my gemma.litertlm" in shlex.split(run[2])
 
 
@@ -184,7 +185,8 @@ def test_what_other_vendors_compilers_say_leaves_the_converted_bundle(
     kept = place.work / "optimize" / "model.litertlm"
     assert str(caught.value).endswith(f"the bundle before the compiler is {kept}")
     told = caught.value.result.to_dict()
-    assert (told["converted"], told["next"]["bundle"], told["next"]["files"]) == (str(kept), str(kept), [])
+    assert (told["converted"], told["next"]["bundle"], told["next"]["commands"]) == (str(kept), str(kept), [])
+    assert "no commands for this vendor's phones" in Path(told["next_file"]).read_text()
     with pytest.raises(UsageError, match=rf"litert-torch finds those of {vendor} by itself"):
         place.build(soc=chip)
 
@@ -419,6 +421,10 @@ BAD: dict[str, Change] = {
     "has its lengths already": lambda place: {"source": write(place.folder / "f.litertlm", FLOAT), "cache": 64},
     "chip 'SM8751' does not exist, did you mean 'SM8750'?": options(soc="SM8751"),
     "chip 'nothing' does not exist, there are: ": options(soc="nothing"),
+    "weights '4' does not exist, there are: 8": options(weights="4"),
+    "is quantized already .gptq, as its config.json says": put(
+        CONFIG, '{"quantization_config": {"quant_method": "gptq"}}'
+    ),
     "the Hexagon compiler needs Qualcomm's QNN libraries": options(sdk=None),
     "holds no libQnnHtp.so": lambda place: {"sdk": place.checkpoint},
     r"target file no\.toml cannot be read": options(target="no.toml"),
@@ -465,15 +471,15 @@ def test_every_fifth_prompt_is_held_out_of_the_calibration_to_evaluate_with(plac
     many(place, *PROMPTS)
     stages, result = place.build()
     assert calibrated_on(stages) == [text for at, text in enumerate(PROMPTS) if at % 5]
-    scored = stages.jobs["score optimize"].options
-    assert scored["parts"] == [("prompt number", " 0"), ("prompt number", " 5"), ("prompt number", " 10")]
-    assert scored["skip_long"]
+    parts = [("prompt number", " 0"), ("prompt number", " 5"), ("prompt number", " 10")]
+    assert sorted(stages.parts["optimize"]) == sorted(parts)
     assert stages.checked
     found = result.evaluation
     assert found is not None
-    assert sources(result) == ["checkpoint", "quantized", "converted"]
-    assert [model["perplexity"] for model in found["models"]] == pytest.approx([2, 4, 4])
-    assert [model["top1_agreement"] for model in found["models"]] == [1, 0.5, 0.5]
+    assert sources(result) == ["checkpoint", "converted"]
+    assert [model["perplexity"] for model in found["models"]] == pytest.approx([2, 4])
+    assert [model["top1_agreement"] for model in found["models"]] == [1, 0.5]
+    assert [warning[:26] for warning in result.warnings] == ["Perplexity is 2.00 times t"]
     assert found["note"].endswith("3 of 12 prompts, every fifth")
     _, again = place.build()
     ended = [(stage.name, stage.made_now) for stage in again.stages][-2:]
@@ -485,8 +491,7 @@ def test_held_out_text_of_a_file_leaves_all_prompts_to_calibration(place: Place)
     text = many(place, "some other text", name="held-out.jsonl")
     stages, _ = place.build(held_out=text)
     assert calibrated_on(stages) == PROMPTS
-    assert stages.jobs["score optimize"].options["parts"] == [("some other", " text")]
-    assert not stages.jobs["score optimize"].options["skip_long"]
+    assert stages.parts["optimize"] == [("some other", " text")]
     many(place, "another text", name="held-out.jsonl")
     _, other = place.build(held_out=text)
     assert ("evaluate", True) in [(stage.name, stage.made_now) for stage in other.stages]
@@ -498,7 +503,7 @@ def test_held_out_text_of_a_file_leaves_all_prompts_to_calibration(place: Place)
 def test_a_bundle_is_the_reference_of_its_own_build(place: Place) -> None:
     many(place, *PROMPTS)
     stages, result = place.build(write(place.folder / "float.litertlm", FLOAT))
-    assert sources(result) == ["float bundle", "quantized", "converted"]
+    assert sources(result) == ["float bundle", "converted"]
     assert not stages.checked
     quantized = write(place.folder / "quantized.litertlm", QUANTIZED)
     text = many(place, "some text", name="held-out.jsonl")
@@ -509,13 +514,13 @@ def test_a_bundle_is_the_reference_of_its_own_build(place: Place) -> None:
 def test_few_prompts_are_not_split_and_without_evaluation_none_is_held_out(place: Place) -> None:
     many(place, *PROMPTS[:9])
     stages, result = place.build()
-    assert (calibrated_on(stages), stages.checked) == (PROMPTS[:9], None)
+    assert (calibrated_on(stages), stages.checked) == (PROMPTS[:9], False)
     assert result.evaluation is not None
     assert result.evaluation["models"] == []
     assert "give --held-out FILE.jsonl" in result.evaluation["note"]
     many(place, *PROMPTS)
     stages, result = place.build(evaluate=False)
-    assert (calibrated_on(stages), stages.checked, result.evaluation) == (PROMPTS, None, None)
+    assert (calibrated_on(stages), stages.checked, result.evaluation) == (PROMPTS, False, None)
 
 
 def test_a_missing_runtime_is_said_before_work_begins(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -538,9 +543,13 @@ def test_the_console_has_one_table_of_the_evaluation_at_the_end(
     ran = run(capsys, *command(place))
     assert ran.code == 0, ran.err
     rows = [line.split() for line in ran.out.splitlines()]
+    assert ran.out.startswith(
+        "Warning: Perplexity is 2.00 times the checkpoint's, more than 1.05: look at answers"
+    )
+    assert "  Perplexity is 2.00 times the checkpoint's" in ran.err
     assert ["checkpoint", "2.00", "1.000", "100.0", "%"] in rows
-    assert ["quantized", "4.00", "2.000", "50.0", "%"] in rows
     assert ["converted", "4.00", "2.000", "50.0", "%"] in rows
+    assert f"Next steps, with the phone's commands: {place.work / 'NEXT.md'}" in ran.out
     assert "Held out of the calibration, to evaluate with: 3 of 12 prompts, every fifth" in ran.out
     assert len(rows) <= 15
 

@@ -114,7 +114,7 @@ def test_a_stages_process_tells_its_steps_its_memory_and_what_it_says(
     assert (3, 7) in steps
     assert done.peak_bytes is not None
     assert done.peak_bytes > 200 << 20
-    assert done.values == {"tmp": str(place.folder / "scratch" / "tmp")}
+    assert done.values == {"tmp": str(place.folder / "scratch" / "0" / "tmp")}
     assert str(place.sdk) in (place.folder / "log").read_text()
 
 
@@ -145,7 +145,7 @@ def fails(place: Place, monkeypatch: pytest.MonkeyPatch, error: Exception) -> No
     files[0].write_text(json.dumps({"stage": "export", "output": "x"}))
     monkeypatch.setattr(stage, "begin_child", lambda: files)
     assert stage.main() == 1
-    stages._answer(1, files[1], place.folder)
+    stages._answer(1, place.folder)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Prompts to calibrate with: read, counted, and joined into long ones where no prefill would run on a filled cache."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -7,16 +8,7 @@ import pytest
 from pretend_stages import FLOAT, write
 
 from edge_opt.base.errors import UsageError
-from edge_opt.build.prompts import (
-    Plan,
-    check_lengths,
-    counter,
-    plan,
-    read_prompts,
-    template_note,
-    text_of,
-    tokenizer_of,
-)
+from edge_opt.build.prompts import Plan, check_lengths, plan, read_prompts, text_of, wording_of
 
 AROUND = 3
 SHORT = [" ".join(f"{line}.{word}" for word in range(20)) for line in range(30)]
@@ -100,22 +92,17 @@ def test_a_cache_without_room_for_two_prefills_is_refused(cache: int) -> None:
     check_lengths([8, 16], 32)
 
 
-def test_a_bundle_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"float\.litertlm has no tokenizer"):
-        tokenizer_of(write(tmp_path / "float.litertlm", FLOAT))
-
-
-TURNS = "{% for message in messages %}<turn>{{ message.content }}</turn>{% endfor %}"
+TURNS = """{% for turn in messages %}{{ raise_exception('no system') if turn.role == 'system' }}\
+<turn>{{ turn.content }}</turn>{% endfor %}"""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("template", "around"), [(None, 11), (TURNS, 2)], ids=["Gemma's turns", "a template"]
+    ("template", "text", "tokens"), [(None, "one two", 3), (TURNS, "<turn>one two</turn>", 5)]
 )
-def test_tokens_are_those_of_calibration_and_markers_of_another_family_are_said(
-    tmp_path: Path, template: str | None, around: int
+def test_prompts_go_through_the_chat_template_and_a_base_model_reads_plain_text(
+    tmp_path: Path, template: str | None, text: str, tokens: int
 ) -> None:
-    """The turns are 11 of these tokens, <start_of_turn> user ... for the tokenizer splits them; `<bos>` is in front."""
     pytest.importorskip("litert_torch", reason="litert_torch is not installed (extra build)")
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
@@ -125,11 +112,16 @@ def test_tokens_are_those_of_calibration_and_markers_of_another_family_are_said(
     special = {"additional_special_tokens": ["<turn>", "</turn>"], "unk_token": "<unk>", "bos_token": "<bos>"}
     whole = transformers.PreTrainedTokenizerFast(tokenizer_object=made, chat_template=template, **special)
     whole.save_pretrained(tmp_path)
-    tokenizer = tokenizer_of(tmp_path)
-    assert [counter(tokenizer)(prompt) for prompt in ("one two", {"text": ""})] == [3 + around, 1 + around]
-    assert [note.startswith("No chat template") for note in template_note(tokenizer)] == [True] * (
-        not template
-    )
+    wording = wording_of(tmp_path)
+    turns = {"messages": [{"role": "user", "content": "one two"}]}
+    assert [wording.text(prompt) for prompt in ("one two", turns)] == [text] * 2
+    assert [wording.count(prompt) for prompt in ("one two", {"text": ""})] == [tokens, tokens - 2]
+    turns["messages"].insert(0, {"role": "system", "content": "be kind"})
+    refused = pytest.raises(UsageError, match="the chat template refuses the prompt 'one two': no system")
+    with refused if template else nullcontext():
+        assert wording.text(turns) == text
+    with pytest.raises(UsageError, match=r"float\.litertlm has no tokenizer"):
+        wording_of(write(tmp_path / "float.litertlm", FLOAT))
 
 
 def test_the_text_of_a_prompt_is_what_the_user_says_and_a_separator_of_unicode_ends_none(

@@ -11,17 +11,14 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from sdk import require_qnn
-from text_parser import parse
 
 from edge_opt import compare, convert, evaluate
 from edge_opt.base.errors import UsageError
 from edge_opt.build import Job, build, pipeline
 from edge_opt.build.source import SETTING
 from edge_opt.inspection import inspect
-from edge_opt.ir import load, to_bytes
 from edge_opt.schema.litertlm import read_bundle
 
 pytestmark = pytest.mark.slow
@@ -77,7 +74,7 @@ def test_a_checkpoint_becomes_a_bundle_for_the_npu_also_after_interruptions(fold
     result = build(folder / "gemma", output, prompts=folder / "gemma.jsonl", **OPTIONS)
     assert [stage.made_now for stage in result.stages] == [False] * 5 + [True]
     assert all((stage.peak_bytes or 0) > 100 << 20 for stage in result.stages[1:])
-    assert result.sections_put_back == ["executor metadata"]
+    assert result.stages[3].notes == ["Put back what litert-torch's packing left out: executor metadata"]
     prefill, decode = result.optimized["signatures"]
     assert (prefill["kept"], decode["kept"]) == ("converted", "converted")
     assert "nearer to the checkpoint's" in decode["why"]
@@ -221,37 +218,6 @@ def test_settings_come_from_the_vendor_and_the_command_line_in_that_order() -> N
     assert configured(cache_shape=(1, 1, 256, 96))["config"]["cache_length"] == 96
 
 
-def test_our_recipe_gives_the_logits_weights_of_4_bits_and_all_else_8(tmp_path: Path) -> None:
-    from ai_edge_quantizer import quantizer
-
-    rng = np.random.default_rng(0)
-    weights = ", ".join(map(str, rng.normal(size=32 * 32).round(2)))
-    model, out = tmp_path / "float.tflite", tmp_path / "quantized.tflite"
-    model.write_bytes(
-        to_bytes(
-            parse(f"""
-signature decode = #0 (x=%x) -> (logits=%decode_logits_output)
-subgraph decode (%x: float32[1,32]) {{
-  %hidden: float32[1,32] = FULLY_CONNECTED(%x, float32[32,32]{{{weights}}}, none)
-  %decode_logits_output: float32[1,32] = FULLY_CONNECTED(%hidden, float32[32,32]{{{weights}}}, none)
-  return %decode_logits_output
-}}
-""")
-        )
-    )
-    config = SimpleNamespace(weight_quantization_recipe=pipeline.HEAD_AT_4)
-    (recipe,) = pipeline.own_recipe(config, tmp_path).values()
-    tool = quantizer.Quantizer(str(model))
-    tool.load_quantization_recipe(recipe)
-    tool.quantize().export_model(str(out))
-    ((_, graph),) = load(out).entry_points()
-    products = [op for op in graph.operators if op.name == "FULLY_CONNECTED"]
-    kinds = [str(product.inputs[1].dtype.name) for product in products if product.inputs[1] is not None]
-    assert kinds == ["INT8", "INT4"]
-    config.weight_quantization_recipe = "dynamic_wi8_afp32"
-    assert pipeline.own_recipe(config, tmp_path) == {}
-
-
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -259,6 +225,7 @@ subgraph decode (%x: float32[1,32]) {{
         ({"settings": {"cache_length": "long"}}, '--set cache_length: "long" is not of the type of 1280'),
         ({"settings": {"cache_length": 64}}, "a cache of 64 tokens has no room for two prefills of 128, so"),
         ({"settings": {"soc_model": "SM8850"}}, "--set soc_model is not to be set: it follows from --soc"),
+        ({"settings": {"weight_quantization_recipe": "x"}}, "is not to be set: it follows from --weights"),
         ({"settings": {"spm_path": "x"}}, "--set spm_path is not to be set: it follows from the work folder"),
     ],
 )  # fmt: skip
@@ -282,9 +249,8 @@ def test_beside_a_vision_encoder_whole_prompts_are_embedded_too(monkeypatch: pyt
     )
     monkeypatch.setattr(pipeline, "_lib", lambda _: stages)
     monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [])
-    config = {**told, "weight_quantization_recipe": ""}
     pipeline.export(
-        Job("export", "", {"model": "none"}, config=config, options={"window": None}), lambda *_: None
+        Job("export", "", {"model": "none"}, config=told, options={"window": None}), lambda *_: None
     )
     assert seen[0].export_vision_encoder
     assert not seen[0].single_token_embedder
@@ -311,8 +277,7 @@ def test_weights_that_do_not_fit_are_said_and_not_made_up(
     )
     monkeypatch.setattr(pipeline, "_lib", lambda _: stages)
     monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [])
-    config = {"weight_quantization_recipe": ""}
-    job = Job("export", "", {"model": str(tmp_path)}, config=config, options={"window": None})
+    job = Job("export", "", {"model": str(tmp_path)}, config={}, options={"window": None})
     assert pipeline.export(job, lambda *_: None) == {}
     written = json.loads((tmp_path / "config.json").read_text())
     for told, sentence in (
@@ -341,7 +306,7 @@ def test_a_checkpoint_whose_layers_all_slide_is_a_sentence(
         NpuPipelineConfig=SimpleNamespace(from_dict=lambda values: SimpleNamespace(**values)),
     )
     monkeypatch.setattr(pipeline, "_lib", lambda _: stages)
-    job = Job("export", "", {"model": "none"}, config={"weight_quantization_recipe": ""})
+    job = Job("export", "", {"model": "none"}, config={})
     with pytest.raises(UsageError if cause == "full_attention" else KeyError, match=r"every layer|other"):
         pipeline.export(job, lambda *_: None)
 

@@ -2,20 +2,30 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Self
 
 import pytest
 from bundles import bundle, model_part
 from cli_runs import run
-from pretend_stages import COMPILED, FLOAT, METADATA, QUANTIZED, checkpoint
+from pretend_stages import COMPILED, METADATA, QUANTIZED, checkpoint
 from text_parser import parse
 
 from edge_opt.base.errors import EdgeOptError, UsageError
 from edge_opt.build import evaluation, stages
-from edge_opt.build.evaluation import Checkpoint, Evaluation, ModelScore, Runtime, Said, cut
+from edge_opt.build.evaluation import (
+    Checkpoint,
+    Evaluation,
+    ModelScore,
+    Runtime,
+    Said,
+    cut,
+    long_and_short,
+    ratio_of,
+)
 from edge_opt.build.stages import Job, Processes, StageAnswer, StageFailedError
 from edge_opt.ir import to_bytes
 
@@ -23,13 +33,10 @@ TEXTS = ["one two three four", "five six seven eight nine ten"]
 HUGGING_FACE = (6, {}, b"words")
 
 
-def said(text: str, *, chance: float, wrong: int = 0) -> Said:
+def said(part: tuple[str, str], *, chance: float, wrong: int = 0) -> Said:
     """A token a word, whose id is its length; each has this chance."""
-    parts = cut(text)
-    assert parts is not None
-    before, scored = ([len(word) for word in part.split()] for part in parts)
-    generated = [("a", 1 + (at < wrong)) for at in range(4)]
-    return Said(before, scored, [math.log(chance)] * len(scored), generated)
+    before, scored = ([len(word) for word in text.split()] for text in part)
+    return Said(before, scored, [math.log(chance)] * len(scored), [1, 1, 1, 1][wrong:] + [2] * wrong)
 
 
 @dataclass
@@ -40,18 +47,23 @@ class Runtimes(Processes):
     instead: Callable[[Job, list[Said]], list[Said]] = lambda _, found: found
     jobs: list[Job] = field(default_factory=list)
 
-    def check_runtimes(self, *, checkpoint: bool) -> None:
+    def check_runtimes(self, *, checkpoint: bool, bundles: bool = True) -> dict[str, str]:
         """All is there."""
+        return {}
+
+    def side_by_side(
+        self, jobs: Sequence[Job], log: Path, scratch: Path, progress: Any, *, at_a_time: int = 1
+    ) -> list[StageAnswer]:
+        """One after the other."""
+        return [self.carry_out(job, log, scratch, progress) for job in jobs]
 
     def carry_out(self, job: Job, log: Path, scratch: Path, progress: Any) -> StageAnswer:
         """One model."""
         self.jobs.append(job)
         progress(job.stage, 1, 2)
         chance, wrong = self.models[Path(job.inputs["model"]).stem]
-        found = self.instead(job, [said(text, chance=chance, wrong=wrong) for text in TEXTS])
-        judged = job.options.get("judged", {})
-        agreed = {name: sum(one[1] == 1 for every in said for one in every) for name, said in judged.items()}
-        return StageAnswer({"said": [asdict(one) for one in found], "agreed": agreed})
+        found = [said(part, chance=chance, wrong=wrong) for part in job.options["parts"]]
+        return StageAnswer({"said": [asdict(one) for one in self.instead(job, found)]})
 
 
 class Place:
@@ -65,13 +77,11 @@ class Place:
         self.prompts = folder / "held-out.jsonl"
         self.prompts.write_text("".join(json.dumps(text) + "\n" for text in TEXTS))
 
-    def write(self, name: str, text: str, *others: Any) -> Path:
+    def write(self, name: str, text: str) -> Path:
         """A bundle with this prefill/decode model."""
         path = self.folder / f"{name}.litertlm"
         path.write_bytes(
-            bundle(
-                [*(others or (METADATA, HUGGING_FACE)), model_part("prefill_decode", to_bytes(parse(text)))]
-            )
+            bundle([METADATA, HUGGING_FACE, model_part("prefill_decode", to_bytes(parse(text)))])
         )
         return path
 
@@ -84,7 +94,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def evaluated(place: Place, tools: Runtimes | None = None, **options: Any) -> Evaluation:
+def evaluated(place: Place, tools: Processes | None = None, **options: Any) -> Evaluation:
     told = {
         "reference": place.reference,
         "bundles": [place.good, place.bad],
@@ -97,25 +107,66 @@ def evaluated(place: Place, tools: Runtimes | None = None, **options: Any) -> Ev
 # --- the figures ---
 
 
-def test_perplexity_is_one_over_the_mean_chance_and_agreement_a_share_of_what_was_generated(
+def test_perplexity_is_one_over_the_mean_chance_and_agreement_ends_at_the_first_token_that_differs(
     place: Place,
 ) -> None:
-    found = evaluated(place)
+    found = evaluated(place, Runtimes({**MODELS, "good": (0.4, 0)}))
     assert [Path(model.source).stem for model in found.models] == ["gemma", "good", "bad"]
     assert [model.perplexity for model in found.models] == pytest.approx([2.0, 2.5, 10.0])
-    assert [model.top1_agreement for model in found.models] == [1.0, 6 / 8, 2 / 8]
+    assert [model.ratio for model in found.models] == pytest.approx([1.0, 1.25, 5.0])
     assert {model.tokens for model in found.models} == {4}
     assert found.prompts == 2
+    tokens = [[1, 2, 3], [1, 2, 4], [5, 2, 3], []]
+    agreed = [
+        ModelScore.of("m", [Said([1], [2], [0.0], one)], [Said([1], [2], [0.0], tokens[0])]).top1_agreement
+        for one in tokens
+    ]
+    assert agreed == [1.0, 2 / 3, 0.0, None]
 
 
 def test_perplexity_counts_every_token_alike_and_is_infinite_without_any_chance() -> None:
     uneven = [Said([1], [2], [math.log(0.5)]), Said([1], [2, 3, 4], [math.log(0.25)] * 3)]
-    assert ModelScore.of("m", uneven, 0).perplexity == pytest.approx(2 ** (7 / 4))
-    found = ModelScore.of("m", [Said([1], [2], [-math.inf])], 0)
+    assert ModelScore.of("m", uneven, uneven).perplexity == pytest.approx(2 ** (7 / 4))
+    found = ModelScore.of("m", [Said([1], [2], [-math.inf])], [Said([1], [2], [-1.0])])
     assert found.perplexity == math.inf
     assert Evaluation([found], 1).to_dict()["models"][0]["perplexity"] is None
     models = [ModelScore("a", 1, 2.0, 1.0), ModelScore("b", 1, math.nan, 1.0)]
     assert not Evaluation(models, 1).within(1e9), "what is no number passes no gate"
+
+
+def test_the_error_of_a_ratio_is_of_pairs_of_tokens() -> None:
+    ratio, error = ratio_of([-1.0, -5.0, -3.0], [-1.1, -4.9, -3.0])
+    assert ratio == pytest.approx(1.0)
+    assert error == pytest.approx(0.1 / math.sqrt(3))
+
+
+@pytest.mark.parametrize(("spread", "rounds"), [(0.0, 1), (0.4, 2), (40.0, 2)])
+def test_more_text_is_scored_until_the_ratio_is_known_to_a_hundredth(
+    place: Place, spread: float, rounds: int
+) -> None:
+    def spread_out(job: Job, found: list[Said]) -> list[Said]:
+        sign = 0 if Path(job.inputs["model"]).is_dir() else spread
+        return [
+            Said(one.before, one.scored, [sign * (-1) ** at - 1.0 for at in range(len(one.scored))])
+            for one in found
+        ]
+
+    place.prompts.write_text("".join(json.dumps(f"{at} " + "word " * 200) + "\n" for at in range(40)))
+    tools = Runtimes(MODELS, spread_out)
+    found = evaluated(place, tools, bundles=place.good)
+    assert sum(Path(job.inputs["model"]).is_dir() for job in tools.jobs) == rounds
+    assert found.models[1].tokens == sum(
+        len(part[1].split()) for job in tools.jobs if job.options.get("said") for part in job.options["parts"]
+    )
+    error = found.models[1].ratio_error
+    assert error is not None
+    assert (error <= 0.0101) == (spread < 1)
+    assert (found.prompts == 40) == (spread > 1)
+
+
+def test_long_and_short_prompts_take_turns() -> None:
+    parts = [("x" * length, "y") for length in (3, 1, 5, 4, 2)]
+    assert [len(before) for before, _ in long_and_short(parts)] == [5, 1, 4, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -128,48 +179,27 @@ def test_perplexity_counts_every_token_alike_and_is_infinite_without_any_chance(
         ("  ", None),
     ],
 )
-def test_the_second_half_of_a_prompt_is_scored_from_a_space_on(
+def test_the_second_half_of_a_prompt_is_scored_from_a_space_on_and_of_a_long_one_the_end(
     text: str, parts: tuple[str, str] | None
 ) -> None:
     assert cut(text) == parts
+    long = cut("word " * 1000)
+    assert long is not None
+    assert 500 < len(long[1]) <= 512
+    assert "".join(long) == ("word " * 1000).strip()
 
 
-def test_of_a_long_prompt_only_the_end_is_scored() -> None:
-    parts = cut("word " * 1000)
-    assert parts is not None
-    assert 500 < len(parts[1]) <= 512
-    assert "".join(parts) == ("word " * 1000).strip()
-
-
-def test_the_reference_scores_the_tokens_that_litert_lm_made_and_judges_what_was_generated(
-    place: Place,
+def test_the_reference_scores_the_tokens_that_litert_lm_made_and_bundles_share_the_cores(
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tools = Runtimes(MODELS)
-    evaluated(place, tools)
-    assert [Path(job.inputs["model"]).stem for job in tools.jobs] == ["good", "bad", "gemma"]
-    assert [one["scored"] for one in tools.jobs[-1].options["said"]] == [[4], [5, 4, 3]]
-    assert list(tools.jobs[-1].options["judged"]) == [str(place.good), str(place.bad)]
-    assert tools.jobs[0].options["tokenizer"] == str(place.reference.resolve())
-
-
-class Engine(Runtime):
-    """A bundle that says the same words whatever it is told, one token each."""
-
-    def __init__(self, words: str) -> None:
-        self.words, self.asked = words.split(), 0
-
-    def generate(self, told: Any, count: int) -> list[tuple[str, int]]:
-        self.asked += 1
-        at = len("".join(told[1:]))
-        return [(word, ord(word)) for word in self.words[at : at + count]]
-
-
-def test_a_bundle_judges_tokens_after_the_other_models_own_words() -> None:
-    engine = Engine("a b c d e f")
-    other = [(word, ord(word)) for word in "axcdyf"]
-    assert engine.agreeing(("told", "scored"), other) == 4
-    assert engine.asked == 3  # once, and again after each token that differs
-    assert engine.agreeing(("told", "scored"), []) == 0
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(4))
+    tools, told = Runtimes(MODELS), list[str]()
+    evaluated(place, tools, progress=lambda what, *_: told.append(what))
+    stems = [Path(job.inputs["model"]).stem for job in tools.jobs]
+    assert stems == ["good", "good", "bad", "bad", "gemma"]
+    assert [len(job.options["parts"]) for job in tools.jobs] == [1, 1, 1, 1, 2]
+    assert [one["scored"] for one in tools.jobs[-1].options["said"]] == [[5, 4, 3], [4]]
+    assert told[0] == f"{place.good}, {place.bad} (about 1 min)"
 
 
 @pytest.mark.parametrize(("limit", "code"), [(None, 0), (5.1, 0), (4.9, 1), (1.1, 1)])
@@ -185,20 +215,30 @@ def test_a_limit_is_a_gate(
     ran = run(capsys, *words, *([] if limit is None else ["--max-perplexity-ratio", limit]))
     assert ran.code == code
     models = ran.json["models"]
-    assert set(models[0]) == {"source", "tokens", "perplexity", "top1_agreement", "kl", "on_npu"}
+    assert {"source", "tokens", "perplexity", "top1_agreement", "ratio", "ratio_error"} <= set(models[0])
     assert models[2]["perplexity"] == pytest.approx(10)
+    assert models[2]["ratio_error"] < 1e-9
     assert ("more than" in ran.err) == bool(code)
 
 
 def test_the_table_has_a_row_for_each_model(
     place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(evaluation, "Processes", lambda: Runtimes(MODELS))
+    def unsure(job: Job, found: list[Said]) -> list[Said]:
+        shift = 0.0 if Path(job.inputs["model"]).is_dir() else 0.1
+        return [
+            Said(
+                one.before, one.scored, [value + shift * at for at, value in enumerate(one.likelihoods)], [1]
+            )
+            for one in found
+        ]
+
+    monkeypatch.setattr(evaluation, "Processes", lambda: Runtimes(MODELS, unsure))
     ran = run(capsys, "evaluate", place.reference, place.good, "--prompts", place.prompts)
     assert ran.code == 0
-    head, reference, good, _, note = ran.out.splitlines()
+    head, reference, good, note = ran.out.splitlines()
     assert reference.split() == [str(place.reference), "2.00", "1.000", "100.0", "%"]
-    assert good.split() == [str(place.good), "2.50", "1.250", "75.0", "%"]
+    assert good.split() == [str(place.good), "2.32", "1.160", "±", "0.056", "100.0", "%"]
     assert note == "On 4 tokens of 2 held-out prompts."
     assert "perplexity" in head
 
@@ -226,15 +266,6 @@ def test_bad_input_is_refused_before_anything_runs(
     assert tools.jobs == []
 
 
-def test_a_compiled_bundle_is_refused_with_the_one_to_give_instead(place: Place) -> None:
-    made = place.write("compiled", COMPILED)
-    before = place.folder / "compiled.work" / "quantize" / "model.litertlm"
-    before.parent.mkdir(parents=True)
-    before.write_bytes(place.good.read_bytes())
-    with pytest.raises(UsageError, match=str(before)):
-        evaluated(place, bundles=made)
-
-
 def test_a_checkpoint_is_no_bundle_and_nothing_is_no_bundle(place: Place) -> None:
     with pytest.raises(UsageError, match="is a checkpoint: give it first"):
         evaluated(place, bundles=[place.good, place.reference])
@@ -244,18 +275,24 @@ def test_a_checkpoint_is_no_bundle_and_nothing_is_no_bundle(place: Place) -> Non
 
 def test_a_reference_of_other_tokens_is_refused(place: Place) -> None:
     def other(job: Job, found: list[Said]) -> list[Said]:
-        return (
-            found
-            if "good" in job.inputs["model"]
-            else [Said([9], one.scored, one.likelihoods) for one in found]
-        )
+        is_good = "good" in job.inputs["model"]
+        return found if is_good else [Said([9], one.scored, one.likelihoods) for one in found]
 
-    reference = place.write("float", FLOAT)
-    tools = Runtimes({**MODELS, "float": (0.5, 0)}, other)
-    with pytest.raises(
-        UsageError, match=r"has another vocabulary than the bundle: it splits held-out prompt 1"
-    ):
-        evaluated(place, tools, reference=reference, bundles=place.good)
+    tools = Runtimes(MODELS, other)
+    with pytest.raises(UsageError, match=r"has another vocabulary than the bundle .*good"):
+        evaluated(place, tools, reference=place.bad, bundles=place.good)
+
+
+def test_prompts_longer_than_the_cache_are_left_out_and_refused_where_all_are(place: Place) -> None:
+    def long(job: Job, found: list[Said]) -> list[Said]:
+        return [one if len(one.scored) in fitting else Said() for one in found]
+
+    fitting = [1]
+    found = evaluated(place, Runtimes(MODELS, long))
+    assert (found.prompts, found.skipped, found.models[1].tokens) == (1, 1, 1)
+    fitting.clear()
+    with pytest.raises(UsageError, match="every held-out prompt is longer than the bundle's cache"):
+        evaluated(place, Runtimes(MODELS, long))
 
 
 def test_what_is_not_installed_is_said_before_anything_runs(
@@ -272,45 +309,71 @@ def test_what_is_not_installed_is_said_before_anything_runs(
 
 
 def test_a_model_that_does_not_run_is_named_with_what_the_runtime_said(place: Place) -> None:
-    def fail(self: object, job: Job, log: Path, scratch: Path, progress: object) -> StageAnswer:
-        log.write_text("noise\nE0000 00:00:1.5  22 engine.cc:1004] Failed to run prefill: no room\nmore\n")
-        raise StageFailedError("RuntimeError: failed")
+    class Failing(Runtimes):
+        def carry_out(self, job: Job, log: Path, scratch: Path, progress: object) -> StageAnswer:
+            for one in stages.logs_of(log, 2):
+                one.write_text("noise\nE0000 00:00:1.5  22 engine.cc:1004] Failed to run: no room\nmore\n")
+            raise StageFailedError("RuntimeError: failed")
 
-    tools = Runtimes(MODELS)
-    tools.carry_out = fail.__get__(tools)  # type: ignore[method-assign]
     with pytest.raises(StageFailedError) as caught:
-        evaluated(place, tools)
-    assert (
-        str(caught.value)
-        == "good.litertlm did not run: RuntimeError: failed (Failed to run prefill: no room)"
+        evaluated(place, Failing(MODELS), bundles=place.good)
+    assert str(caught.value) == "good.litertlm did not run: RuntimeError: failed (Failed to run: no room)"
+
+
+# --- one model ---
+
+
+class Session:
+    """LiteRT-LM's, of a model that says its own words, a token each."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def run_prefill(self, texts: list[str]) -> None:
+        """Read."""
+        (self.read,) = texts
+
+    def run_text_scoring(self, texts: list[str]) -> Any:
+        """How long each word is."""
+        return SimpleNamespace(token_scores=[[-float(len(word)) for word in texts[0].split()]])
+
+    def run_decode_async(self) -> Any:
+        """The words that were read, once more; then half a character."""
+        return [SimpleNamespace(texts=[f" {word}"]) for word in [*self.read.split(), ""]]
+
+
+def test_a_bundle_scores_the_second_part_after_the_first_and_generates_there() -> None:
+    bundle = object.__new__(Runtime)
+    engine = SimpleNamespace(
+        tokenize=lambda text: [len(word) for word in text.split()],
+        bos_token_id=7,
+        create_session=lambda **_: Session(),
     )
+    bundle._engine, bundle._room = engine, 20
+    assert bundle.say(("one three", " two four"), Said()) == Said([7, 3, 5], [3, 4], [-3.0, -4.0], [3, 5])
+    bundle._room = 19
+    assert bundle.say(("one three", " two four"), Said()) == Said()
 
 
-def test_a_prompt_longer_than_the_cache_is_refused_or_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Small(Engine):
-        def __init__(self, _: str) -> None:
-            super().__init__("a b c")
-            self.room, self._begin = 40, None
-
-        def encode(self, text: str) -> list[int]:
-            return [len(word) for word in text.split()]
-
-        def say(self, part: tuple[str, str] | None) -> Said:
-            before, scored = map(self.encode, part or ("", ""))
-            return Said(before, scored, [0.0] * len(scored))
-
-    monkeypatch.setattr(evaluation, "Runtime", Small)
-    parts = [("one two", " three"), ("one " * 30, " two" * 30)]
-    with pytest.raises(UsageError, match="held-out prompt 2 has 60 tokens, and the bundle's cache holds 40"):
-        evaluation.score("bundle", lambda *_: None, parts=parts, skip_long=False)
-    found = evaluation.score("bundle", lambda *_: None, parts=parts, skip_long=True)
-    assert [len(one["scored"]) for one in found["said"]] == [1, 0]
-
-
-def test_a_checkpoint_has_no_likelihoods_for_what_was_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Checkpoint, "__init__", lambda *_: None)
-    said = [asdict(Said())]
-    found = evaluation.score(
-        "folder", lambda *_: None, parts=[], skip_long=True, said=said, judged={"a": [[]]}
-    )
-    assert found == {"said": said, "agreed": {"a": 0}}
+@pytest.mark.slow
+def test_a_checkpoint_scores_the_tokens_of_a_bundle_or_gives_its_own(tmp_path: Path) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "a": 1, "b": 2}, unk_token="<unk>"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(vocab_size=4, **sizes)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    model = Checkpoint(str(tmp_path))
+    found = model.say(("a b", " b a"), Said([3, 1, 2], [2, 1]))
+    assert (found.before, found.scored, len(found.generated)) == ([3, 1, 2], [2, 1], 16)
+    with torch.no_grad():
+        rows = model._model(torch.tensor([[3, 1, 2, 2]])).logits[0].log_softmax(-1)
+    assert found.likelihoods == pytest.approx([float(rows[2, 2]), float(rows[3, 1])], abs=1e-5)
+    assert found.generated[0] == int(rows[2].argmax())
+    assert model.say(("a b", " b a"), Said([1, 1], [2, 1])) == Said([1, 2], [2, 1])
+    assert model.say(("a b", " b a"), Said()) == Said()

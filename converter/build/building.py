@@ -1,13 +1,14 @@
 """Builds a bundle: one stage after the other, each skipped where the work folder has its result."""
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from edge_opt.base.atomic import AnyPath, replacing, resolve_target
-from edge_opt.base.errors import EdgeOptError, UsageError
+from edge_opt.base.errors import EdgeOptError, UsageError, unknown
 from edge_opt.base.record import Record
 from edge_opt.base.words import Progress
 from edge_opt.build.evaluation import HeldOut, choose, compare
@@ -36,6 +37,12 @@ from edge_opt.soundness import sentences
 from edge_opt.targets import Target, load_target, target_names
 from edge_opt.targets.chips import TARGETS
 
+WEIGHTS = ("8",)
+"""Bits of the weights that a build offers: all at 8."""
+WORST_RATIO = 1.05
+"""Perplexity over the source's that is warned of above."""
+_NEXT = "NEXT.md"
+
 
 @dataclass(slots=True)
 class BuildResult(Record):
@@ -43,8 +50,9 @@ class BuildResult(Record):
 
     `converted` is the bundle in front of the compiler, in the work folder; `output` is None where that is the last one.
     `caches` has the window of sliding layers, the length of their rings (None for whole caches), and `notes` on both.
-    `next` says how to try it, and what goes to the phone. `evaluation` is an `Evaluation` of the source, the quantized
-    and the converted bundle as plain values, with a `note` on the text; None where none was wanted.
+    `next` says how to try it, and what goes to the phone; `next_file` is a page of it. `evaluation` is an `Evaluation`
+    of the source and the converted bundle as plain values, with a `note` on the text; None where none was wanted.
+    `warnings` come first: what a user has to know before the bundle goes anywhere. `seconds` is this run's time.
     """
 
     source: str
@@ -54,14 +62,16 @@ class BuildResult(Record):
     work: str
     output: str | None = None
     converted: str | None = None
+    warnings: list[str] = field(default_factory=list)
     stages: list[StageReport] = field(default_factory=list)
     optimized: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     caches: dict[str, Any] = field(default_factory=dict)
-    sections_put_back: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     next: NextSteps | None = None
+    next_file: str | None = None
     evaluation: dict[str, Any] | None = None
+    seconds: float = 0.0
 
 
 def build(
@@ -73,6 +83,7 @@ def build(
     sdk: AnyPath | None = None,
     prefill: Sequence[int] | None = None,
     cache: int | None = None,
+    weights: str = WEIGHTS[0],
     work: AnyPath | None = None,
     settings: Mapping[str, Any] | None = None,
     target: str | None = None,
@@ -94,6 +105,7 @@ def build(
             vendors' compilers are those that litert-torch finds by itself.
         prefill: lengths of the prefill; 128 where None.
         cache: length of the cache; 1280 where None.
+        weights: bits of the weights; "8" is for all.
         work: where the stages leave their results; `<output's stem>.work` beside the output where None.
         settings: other fields of litert-torch's `NpuPipelineConfig`, and arguments of its stages.
             `sliding_window_ring_buffer_size` None keeps whole caches.
@@ -113,10 +125,13 @@ def build(
         BuildCheckError: the quantized bundle is broken, or the compiled one is not what it has to be.
         OutputError: no room, or the output cannot be written.
     """
+    began = time.perf_counter()
     vendor, chip = chip_of(soc)
     folder = Path(output).with_suffix(WORK) if work is None else Path(work)
     _check_output(Path(output), Path(source), folder, overwrite=overwrite)
     place, facts = _target(vendor, chip, target)
+    if weights not in WEIGHTS:
+        raise unknown("weights", weights, WEIGHTS)
     given = look_at(Path(source))
     _check_together(given, prompts, prefill, cache)
     if held_out is not None and not evaluate:
@@ -130,8 +145,9 @@ def build(
         "settings": {**(settings or {}), **{name: n for name, n in lengths.items() if n is not None}},
     }
     libraries, tools = find_compiler(vendor, sdk), toolchain or Processes()
-    text = choose(held_out, prompts) if evaluate else HeldOut()
-    runtimes = tools.check_runtimes(checkpoint=given.kind is Kind.CHECKPOINT) if text.parts else {}
+    text = choose(held_out, prompts) if evaluate else None
+    if text is not None and text.parts:
+        tools.check_runtimes(checkpoint=given.kind is Kind.CHECKPOINT)
     result = BuildResult(str(source), given.kind, chip, vendor, str(folder), versions=tools.versions())
     with taken(folder):
         run = Stages(folder, tools, result.versions, libraries, progress or (lambda *_: None), on_stage)
@@ -143,32 +159,33 @@ def build(
             compiler = [result.settings["compile"], "" if libraries is None else libraries_digest(libraries)]
             order = {"target": place, "sdk": None if libraries is None else str(libraries)}
             optimized = run.run("optimize", [*compiler, facts.to_dict()], order, **bundles)
-            converted = optimized.bundle
-            result.optimized, result.converted = optimized.values, str(converted.path)
-            result.next = next_steps(vendor, chip, libraries, result.converted, None)
-            if evaluate:
-                models = {str(given.kind): origin, "quantized": bundles["model"], "converted": converted}
-                if given.kind is Kind.QUANTIZED:
-                    del models["quantized"]
-                result.evaluation = _evaluation(run, text, runtimes, models)
-            configs = {"compile_configs": optimized.values["compile_configs"]}
-            try:
-                compiled = run.run("compile", [*compiler, configs], configs, model=converted).bundle.path
-            except StageFailedError as error:
-                raise StageFailedError(
-                    f"{error}; the bundle before the compiler is {converted.path}"
-                ) from error
-            shared = vendor == QUALCOMM and not run.config.get("disable_weight_sharing")
-            _deliver(converted.path, compiled, Path(output), shared=shared, overwrite=overwrite)
+            result.optimized, result.converted = optimized.values, str(optimized.bundle.path)
+            _write_next(result, run)
+            if text is not None:
+                models = {str(given.kind): origin, "converted": optimized.bundle}
+                result.evaluation = _evaluation(run, text, tools, models)
+                result.warnings += result.evaluation.get("notes", ())
+            _deliver(_compiled(run, compiler, optimized), result, run, Path(output), overwrite=overwrite)
             result.output = str(output)
-            result.next = next_steps(vendor, chip, libraries, result.converted, result.output)
+            _write_next(result, run)
         except EdgeOptError as error:
             error.result = result
             raise
         except KeyboardInterrupt as error:
             error.add_note(f"what is done so far is in {folder}: run it again to go on")
             raise
+        finally:
+            result.seconds = round(time.perf_counter() - began, 3)
     return result
+
+
+def _write_next(result: BuildResult, run: Stages) -> None:
+    """What to do next with the output or, where there is none yet, the bundle in front of the compiler."""
+    assert result.converted is not None
+    result.next = next_steps(result.vendor, result.chip, run.libraries, result.converted, result.output)
+    page = run.folder / _NEXT
+    page.write_text(result.next.markdown(Path(result.output or result.converted).name), encoding="utf-8")
+    result.next_file = str(page)
 
 
 def _target(vendor: str, chip: str, target: str | None) -> tuple[str, Target]:
@@ -205,9 +222,9 @@ def _check_together(
         read_prompts(Path(prompts))
 
 
-def _rest(folder: Path, text: HeldOut, prompts: AnyPath | None) -> AnyPath | None:
+def _rest(folder: Path, text: HeldOut | None, prompts: AnyPath | None) -> AnyPath | None:
     """The prompts to calibrate with: those given, or a file of those that are not held out."""
-    if text.rest is None:
+    if text is None or text.rest is None:
         return prompts
     path = folder / "prompts.jsonl"
     path.write_text("".join(json.dumps(prompt) + "\n" for prompt in text.rest), encoding="utf-8")
@@ -240,7 +257,6 @@ def _quantized(
         calibrated = run.run("calibrate", settings["calibrate"], None, model=model, **text)
         ranges = Input(calibrated.folder, calibrated.digest)
         quantized = run.run("quantize", settings["quantize"], model=model, ranges=ranges)
-        result.sections_put_back = list(quantized.values["put_back"])
         bundles = {"exported": model, "model": quantized.bundle}
     path = bundles["model"].path
     # Where calibration did not reach everything; a bundle that ignores its cache is no result.
@@ -250,9 +266,7 @@ def _quantized(
     return bundles
 
 
-def _evaluation(
-    run: Stages, text: HeldOut, runtimes: Mapping[str, str], models: dict[str, Input]
-) -> dict[str, Any]:
+def _evaluation(run: Stages, text: HeldOut, tools: Processes, models: dict[str, Input]) -> dict[str, Any]:
     """An `Evaluation` of the models, the reference first, as plain values, with a note on the text."""
     if not text.parts:
         return {"models": [], "note": text.note}
@@ -260,17 +274,36 @@ def _evaluation(
     def carry_out(job: Job, log: Path, scratch: Path, progress: Progress) -> StageAnswer:
         paths = {name: Path(path) for name, path in job.inputs.items()}
         evaluation, peak = compare(
-            run.tools, paths, text, log, scratch, lambda _, *step: progress(job.stage, *step)
+            run.tools, paths, text, log, scratch, lambda what, *step: progress(f"{job.stage} {what}", *step)
         )
-        return StageAnswer(evaluation.to_dict(), peak)
+        notes = [
+            f"Perplexity is {model.ratio:.2f} times the {name}'s, more than {WORST_RATIO}: look at answers before "
+            f"the bundle goes to users; the settings that were changed may be the cause"
+            for name, model in [(evaluation.models[0].source, evaluation.models[-1])]
+            if not evaluation.within(WORST_RATIO)
+        ]
+        return StageAnswer({**evaluation.to_dict(), "notes": notes}, peak)
 
-    done = run.run("evaluate", [text.parts, text.rest is not None, runtimes], None, carry_out, **models)
+    runtimes = tools.check_runtimes(checkpoint=False)
+    done = run.run("evaluate", [text.parts, runtimes], None, carry_out, **models)
     return {**done.values, "note": text.note}
 
 
-def _deliver(converted: Path, compiled: Path, output: Path, *, shared: bool, overwrite: bool) -> None:
+def _compiled(run: Stages, compiler: list[Any], optimized: StageReport) -> Path:
+    """The bundle for the NPU."""
+    configs = {"compile_configs": optimized.values["compile_configs"]}
+    try:
+        return run.run("compile", [*compiler, configs], configs, model=optimized.bundle).bundle.path
+    except StageFailedError as error:
+        raise StageFailedError(
+            f"{error}; the bundle before the compiler is {optimized.bundle.path}"
+        ) from error
+
+
+def _deliver(compiled: Path, result: BuildResult, run: Stages, output: Path, *, overwrite: bool) -> None:
     """Look at what the compiler made, and write the output."""
-    wrong = faults(converted, compiled, shared=shared)
+    shared = result.vendor == QUALCOMM and not run.config.get("disable_weight_sharing")
+    wrong = faults(Path(str(result.converted)), compiled, shared=shared)
     if wrong:
         raise BuildCheckError(f"{compiled} is not a valid result: {'; '.join(wrong)}")
     source = Source.open(compiled)

@@ -1,8 +1,8 @@
 """Evaluates bundles against the model that they were made from: likelihoods of held-out text, and agreement.
 
 LiteRT-LM gives the likelihoods of a text, and the tokens that it generates; not which token would have been most likely
-in place of each one of the text. So agreement is measured on what is generated. Each model is loaded in a process of
-its own, which runs `score`.
+in place of each one of the text. So agreement is measured on what is generated. Models run in processes, which run
+`score`, as many side by side as there are cores.
 """
 
 import importlib
@@ -11,26 +11,33 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.errors import UsageError
-from edge_opt.base.record import Record
+from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress
 from edge_opt.build.prompts import read_prompts, text_of
 from edge_opt.build.source import Kind, look_at
-from edge_opt.build.stages import Job, Processes, StageFailedError
+from edge_opt.build.stages import Job, Processes, StageFailedError, logs_of
 
 Part = tuple[str, str]
 """A prompt in two parts: what is read, and what is scored."""
-Generated = list[tuple[str, int]]
-"""Tokens, as text and id."""
 
 GENERATED = 16
-"""Tokens that a bundle generates after the first part of each prompt."""
+"""Tokens that a model generates after the first part of each prompt."""
+ERROR = 0.01
+"""Standard error of a perplexity's ratio at which no more text is scored."""
+_FIRST_CHARACTERS, _SPARE, _CHARACTERS = 2560, 1.2, 4
+"""How much is scored at first, usually enough; how much more than is needed then; and how long a token is."""
+_STEP_SECONDS, _READ_SECONDS, _CHECKPOINT_SECONDS = 1.5e-10, 3e-11, 5
+"""For announcements: what a token takes for each byte of a bundle, scored and read, and a prompt in a checkpoint."""
 _MOST_SCORED = 512
 """Characters of a prompt that are scored: each token of them is one decode step."""
 _FEWEST, _SHARE = 10, 5
@@ -44,22 +51,24 @@ _COMPLAINT = re.compile(r"^[EF]\d{4} .*?\] (.+)$", re.MULTILINE)
 class Said:
     """What a model says of one prompt: ids of the tokens `before` and `scored`, and the log-likelihood of the latter.
 
-    `generated` are the tokens that it finds most likely after `before`, one after the other.
+    `generated` are the tokens that it finds most likely after `before`, one after the other. All are empty for a prompt
+    that was skipped.
     """
 
     before: list[int] = field(default_factory=list)
     scored: list[int] = field(default_factory=list)
     likelihoods: list[float] = field(default_factory=list)
-    generated: Generated = field(default_factory=list)
+    generated: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelScore:
     """One model: over how many held-out tokens its perplexity is.
 
-    `top1_agreement` is the share of the tokens that the model generates greedily, which the reference, too, finds most
-    likely at that place; of the reference it is 1, and None where nothing was generated. `on_npu`: on the NPU's own
-    arithmetic, see `evaluate_on_npu`, which also gives the mean divergence `kl` from the reference, in nats.
+    `ratio` is its perplexity over the reference's, and `ratio_error` the standard error of that, paired by token.
+    `top1_agreement` is the share of tokens that both models generate after the same tokens; of the reference it is 1,
+    and None where nothing was generated. `on_npu`: on the NPU's own arithmetic, see `evaluate_on_npu`, which also gives
+    the mean divergence `kl` from the reference, in nats.
     """
 
     source: str
@@ -68,20 +77,42 @@ class ModelScore:
     top1_agreement: float | None
     kl: float | None = None
     on_npu: bool = False
+    ratio: float | None = None
+    ratio_error: float | None = None
 
     @classmethod
-    def of(cls, source: str, said: Sequence[Said], agreed: int | None) -> "ModelScore":
-        """The figures of one model; `agreed` is how many generated tokens are the reference's, too; None for itself."""
-        likelihoods = [value for one in said for value in one.likelihoods]
-        generated = sum(len(one.generated) for one in said)
-        share = 1.0 if agreed is None else agreed / generated if generated else None
-        return cls(source, len(likelihoods), perplexity_of(likelihoods), share)
+    def of(cls, source: str, said: Sequence[Said], reference: Sequence[Said]) -> "ModelScore":
+        """The figures of one model beside those of the reference."""
+        own, theirs = ([value for one in every for value in one.likelihoods] for every in (said, reference))
+        pairs = [(one.generated, other.generated) for one, other in zip(said, reference, strict=True)]
+        same = sum(_agreed(*pair) for pair in pairs)
+        # Behind the first token that differs both models go on from different texts.
+        judged = sum(min(_agreed(*pair) + 1, *map(len, pair)) for pair in pairs)
+        share = same / judged if judged else None
+        ratio, error = ratio_of(own, theirs)
+        return cls(source, len(own), perplexity_of(own), share, ratio=ratio, ratio_error=error)
+
+
+def _agreed(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens are the same, up to the first that differs."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 def perplexity_of(likelihoods: Sequence[float]) -> float:
     """One over the mean chance, infinite beyond what a number holds."""
-    mean = -sum(likelihoods) / len(likelihoods)
-    return math.inf if mean > _HIGHEST else math.exp(mean)
+    return _exp(-sum(likelihoods) / len(likelihoods))
+
+
+def ratio_of(likelihoods: Sequence[float], reference: Sequence[float]) -> tuple[float, float]:
+    """The ratio of two perplexities on the same tokens, and its standard error."""
+    gaps = np.subtract(reference, likelihoods)
+    ratio = _exp(float(gaps.mean()))
+    spread = float(gaps.std(ddof=1)) if len(gaps) > 1 else math.inf
+    return ratio, ratio * spread / math.sqrt(len(gaps))
+
+
+def _exp(nats: float) -> float:
+    return math.inf if nats > _HIGHEST else math.exp(nats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +144,13 @@ def evaluate(
 
     Bundles run in LiteRT-LM's executor for NPUs on CPU kernels, as they are before the vendor's compiler. Of each
     prompt the second half, at most 512 characters, is scored: the prefill reads what stands before it, decode the rest.
+    Prompts are scored, long and short ones in turn, until the standard error of the perplexity's ratio is 1 %.
 
     Args:
         reference: the checkpoint, a Hugging Face folder, or a float .litertlm.
         bundles: .litertlm bundles for NPUs, not compiled.
         prompts: JSON lines, as `edge_opt.build.build` has them, that no bundle was calibrated on.
-        progress: called with (source, done, total).
+        progress: called with (what, done, total); `what` says about how long it takes.
         toolchain: what runs the models; processes where None.
 
     Raises:
@@ -144,7 +176,7 @@ class HeldOut:
     """The text to evaluate on.
 
     `parts` are empty where nothing is evaluated; `note` says where the text came from, or why there is none. `rest` are
-    the prompts that are left to calibrate with, where these were chosen among them; then long ones are skipped.
+    the prompts that are left to calibrate with, where these were chosen among them.
     """
 
     parts: list[Part] = field(default_factory=list)
@@ -201,6 +233,12 @@ def cut(text: str) -> Part | None:
     return (text[:at], text[at:]) if text[:at].strip() and text[at:].strip() else None
 
 
+def long_and_short(parts: Sequence[Part]) -> list[Part]:
+    """The longest prompt, the shortest, the longest that is left, and so on: also the first few are of every length."""
+    left = sorted(parts, key=lambda part: len(part[0]))
+    return [left.pop(-1 if at % 2 == 0 else 0) for at in range(len(left))]
+
+
 # The models, from outside
 
 
@@ -219,61 +257,102 @@ def compare(
 ) -> tuple[Evaluation, int]:
     """The scores of models by the names that they go by, the reference first, and the most memory of one in bytes.
 
-    The bundles run first: the reference scores the very tokens that LiteRT-LM made, and judges what they generated.
+    A checkpoint runs last: it scores the very tokens that LiteRT-LM made.
 
     Args:
         tools: run the models.
         models: the reference, then the bundles.
         text: with parts.
-        log: for what the models print; that of the last one stays.
+        log: for what the models print.
         scratch: an empty folder.
-        progress: called with (name, done, total).
+        progress: called with (what, done, total).
 
     Raises:
-        UsageError: the models make other tokens of a prompt.
+        UsageError: the models make other tokens of a prompt, or all prompts are too long.
         StageFailedError: a model did not run.
     """
     reference, *bundles = models
-    folder = str(models[reference].resolve()) if models[reference].is_dir() else None
-    peaks = [0]
-
-    def run(name: str, **more: Any) -> dict[str, Any]:
-        options = {"parts": text.parts, "skip_long": text.rest is not None, **more}
-        job = Job("score", "", {"model": str(models[name].resolve())}, options=options)
-        place = Path(tempfile.mkdtemp(dir=scratch))
-        try:
-            done = tools.carry_out(job, log, place, lambda _, *step: progress(name, *step))
-        except StageFailedError as error:
-            complaints = _COMPLAINT.findall(log.read_text(encoding="utf-8", errors="replace"))
-            complaint = f" ({complaints[-1]})" if complaints else ""
-            raise StageFailedError(f"{Path(name).name} did not run: {error}{complaint}") from error
-        peaks.append(done.peak_bytes or 0)
-        return done.values
-
-    said = {name: [Said(**one) for one in run(name, tokenizer=folder)["said"]] for name in bundles}
-    first = said[bundles[0]]
-    own = run(
-        reference,
-        said=None if folder is None else [asdict(one) for one in first],
-        judged={name: [one.generated for one in every] for name, every in said.items()},
-    )
-    said[reference] = [Said(**one) for one in own["said"]]
-    for every in said.values():
-        for at, (one, other) in enumerate(zip(every, first, strict=True)):
-            _check_tokens(at, (one.before, one.scored), (other.before, other.scored))
+    run = partial(_run, tools, log, scratch, progress)
+    said: dict[str, list[Said]] = {name: [] for name in models}
+    left, peak, scores = long_and_short(text.parts), 0, list[ModelScore]()
+    count = 1 + int(np.searchsorted(np.cumsum([len(part[1]) for part in left]), _FIRST_CHARACTERS))
+    while left and count:
+        batch, left = left[:count], left[count:]
+        found, used = run({name: path for name, path in models.items() if not path.is_dir()}, batch)
+        if models[reference].is_dir():
+            own, more = run({reference: models[reference]}, batch, found[bundles[0]])
+            found, used = {**own, **found}, max(used, more)
+        peak = max(peak, used)
+        for name, one in found.items():
+            said[name] += one
+            _check_tokens(found[reference], one, name)
+        if any(one.scored for one in said[reference]):
+            scores = [ModelScore.of(name, said[name], said[reference]) for name in models]
+            off = max(1, *((one.ratio_error or 0) / ERROR for one in scores))
+            count = math.ceil(_SPARE * len(said[reference]) * min(off**2 - 1, len(left)))
+    if not scores:
+        raise UsageError("every held-out prompt is longer than the bundle's cache: give shorter ones")
     skipped = sum(not one.scored for one in said[reference])
-    scores = [ModelScore.of(name, said[name], own["agreed"].get(name)) for name in models]
-    return Evaluation(scores, len(text.parts) - skipped, skipped), max(peaks)
+    return Evaluation(scores, len(said[reference]) - skipped, skipped), peak
 
 
-def _check_tokens(at: int, theirs: Sequence[Sequence[int]], ours: Sequence[Sequence[int]]) -> None:
-    """UsageError where the reference makes other tokens of the two parts of the prompt at this place."""
-    for their_part, part in zip(theirs, ours, strict=True):
-        if their_part != part:
+def _run(
+    tools: Processes,
+    log: Path,
+    scratch: Path,
+    progress: Progress,
+    models: Mapping[str, Path],
+    parts: Sequence[Part],
+    said: Sequence[Said] | None = None,
+) -> tuple[dict[str, list[Said]], int]:
+    """What models say of prompts, by name, and the most memory of one; a checkpoint scores the tokens of `said`."""
+    cores = len(os.sched_getaffinity(0))
+    # A checkpoint uses all cores by itself.
+    shares = 1 if said is not None else min(max(cores // len(models), 1), len(parts))
+    jobs = []
+    for path in models.values():
+        for at in range(shares):
+            options: dict[str, Any] = {"parts": [*parts[at::shares]]}
+            if said is not None:
+                options["said"] = [asdict(one) for one in said]
+            jobs.append(Job("score", "", {"model": str(path.resolve())}, options=options))
+    seconds = sum(_seconds(path, parts) for path in models.values()) / cores
+    what = f"{', '.join(models)} (about {math.ceil(seconds / 60)} min)"
+    place = Path(tempfile.mkdtemp(dir=scratch))
+    try:
+        answers = tools.side_by_side(
+            jobs, log, place, lambda _, *step: progress(what, *step), at_a_time=cores
+        )
+    except StageFailedError as error:
+        printed = (one.read_text(encoding="utf-8", errors="replace") for one in logs_of(log, len(jobs)))
+        complaints = _COMPLAINT.findall("".join(printed))
+        complaint = f" ({complaints[-1]})" if complaints else ""
+        names = " or ".join(Path(name).name for name in models)
+        raise StageFailedError(f"{names} did not run: {error}{complaint}") from error
+    found = {name: [Said()] * len(parts) for name in models}
+    for at, answer in enumerate(answers):
+        found[[*models][at // shares]][at % shares :: shares] = from_dict(list[Said], answer.values["said"])
+    return found, max(answer.peak_bytes or 0 for answer in answers)
+
+
+def _seconds(model: Path, parts: Sequence[Part]) -> float:
+    """How long a model is going to take on one core, for announcements; each prompt is read twice."""
+    if model.is_dir():
+        return _CHECKPOINT_SECONDS * len(parts)
+    read, scored = (sum(map(len, texts)) / _CHARACTERS for texts in zip(*parts, strict=True))
+    return model.stat().st_size * (
+        _READ_SECONDS * 2 * read + _STEP_SECONDS * (scored + GENERATED * len(parts))
+    )
+
+
+def _check_tokens(reference: Sequence[Said], found: Sequence[Said], name: str) -> None:
+    """UsageError where a model made other tokens of a prompt than the reference."""
+    for theirs, own in zip(reference, found, strict=True):
+        if (theirs.before, theirs.scored) != (own.before, own.scored):
             raise UsageError(
-                f"the reference has another vocabulary than the bundle: it splits held-out prompt {at + 1} into "
-                f"different tokens ({len(their_part)} in a part, the bundle {len(part)}); give the model that the "
-                f"bundle was made from"
+                f"the reference has another vocabulary than the bundle {name}: it splits a held-out prompt into "
+                f"different tokens ({len(theirs.before)} and {len(theirs.scored)}, the bundle {len(own.before)} and "
+                f"{len(own.scored)}); give the model that the bundle was made from"
             )
 
 
@@ -285,137 +364,87 @@ def score(
     step: Callable[[int, int], None],
     *,
     parts: Sequence[Part],
-    skip_long: bool,
-    tokenizer: str | None = None,
     said: Sequence[Mapping[str, Any]] | None = None,
-    judged: Mapping[str, Sequence[Generated]] | None = None,
 ) -> dict[str, Any]:
-    """What a model says of each prompt (`said`), and with how many generated tokens of others it agrees (`agreed`).
+    """What a model says of each prompt (`said`).
 
     Args:
         model: a bundle, or the folder of a checkpoint.
         step: called with (done, total).
         parts: the prompts, as `cut` cuts them.
-        skip_long: give nothing for a prompt that is longer than a bundle's cache, instead of the error.
-        tokenizer: of a bundle, the folder of the reference, whose tokenizer must give the same tokens.
         said: for a checkpoint, what a bundle said of the prompts: their tokens.
-        judged: what others generated, by name, prompt by prompt.
-
-    Raises:
-        UsageError: a prompt is longer than the cache, or the reference's tokens are others.
     """
-    scorer: Any
-    texts: Sequence[Any]
-    if said is not None:
-        scorer, texts = Checkpoint(model), [Said(**one) for one in said]
-    else:
-        scorer = Runtime(model)
-        if tokenizer is not None:
-            scorer.check_tokens(parts, tokenizer)
-        texts = scorer.fitting(parts, skip_long=skip_long)
-    scored, agreed = [], dict.fromkeys(judged or {}, 0)
-    for at, text in enumerate(texts):
-        step(at, len(texts))
-        scored.append(asdict(scorer.say(text)))
-        for name, generated in (judged or {}).items():
-            agreed[name] += scorer.agreeing(text, generated[at])
-    step(len(texts), len(texts))
-    return {"said": scored, "agreed": agreed}
+    scorer: Any = Runtime(model) if said is None else Checkpoint(model)
+    others = [Said()] * len(parts) if said is None else [from_dict(Said, one) for one in said]
+    found = []
+    for at, (part, other) in enumerate(zip(parts, others, strict=True)):
+        step(at, len(parts))
+        found.append(asdict(scorer.say(part, other)))
+    step(len(parts), len(parts))
+    return {"said": found}
 
 
 class Runtime:
-    """A bundle in LiteRT-LM's executor for NPUs, which runs on CPU kernels where it is given no NPU.
-
-    `room` is the length of its cache in tokens.
-    """
+    """A bundle in LiteRT-LM's executor for NPUs, which runs on CPU kernels where it is given no NPU."""
 
     def __init__(self, path: str) -> None:
         lm = importlib.import_module("litert_lm")
         self._engine: Any = lm.Engine(path, backend=lm.Backend.NPU(litert_dispatch_lib_dir=""))
-        self._begin: int | None = self._engine.bos_token_id
-        self.room: int = lm.ModelInfo(path).max_context_tokens
+        self._room: int = lm.ModelInfo(path).max_context_tokens
 
-    def encode(self, text: str) -> list[int]:
+    def _encode(self, text: str) -> list[int]:
         """The ids of a text, without the one that every prompt begins with."""
         return list(self._engine.tokenize(text))
 
-    def fitting(self, parts: Sequence[Part], *, skip_long: bool) -> list[Part | None]:
-        """The prompts; None for one that is longer than the cache, which is a UsageError without `skip_long`."""
-        lengths = [(len(self.encode(before)), len(self.encode(scored))) for before, scored in parts]
-        fits = [1 + read + max(rest, GENERATED) < self.room for read, rest in lengths]
-        if not (all(fits) or (skip_long and any(fits))):
-            at = fits.index(False)
-            raise UsageError(
-                f"held-out prompt {at + 1} has {sum(lengths[at])} tokens, and the bundle's cache holds {self.room}, "
-                f"which must leave room for {GENERATED} more: give a shorter one"
-            )
-        return [part if fit else None for part, fit in zip(parts, fits, strict=True)]
-
-    def check_tokens(self, parts: Sequence[Part], checkpoint: str) -> None:
-        """UsageError where the tokenizer of this folder makes other tokens of a prompt."""
-        tokenizer = importlib.import_module("transformers").AutoTokenizer.from_pretrained(checkpoint)
-        for at, part in enumerate(parts):
-            theirs = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in part]
-            _check_tokens(at, theirs, [self.encode(text) for text in part])
-
-    def say(self, part: Part | None) -> Said:
-        """Likelihoods of the second part after the first, and what the bundle generates there; nothing for None."""
-        if part is None:
+    def say(self, part: Part, _: Said) -> Said:
+        """Likelihoods of the second part after the first, and what the bundle generates there; nothing if too long."""
+        before, scored = map(self._encode, part)
+        if 1 + len(before) + max(len(scored), GENERATED) >= self._room:
             return Said()
-        before, scored = part
+        begin = [] if self._engine.bos_token_id is None else [self._engine.bos_token_id]
         with self._engine.create_session(apply_prompt_template=False) as session:
-            session.run_prefill([before])
-            likelihoods = session.run_text_scoring([scored]).token_scores[0]
-        begin = [] if self._begin is None else [self._begin]
-        ids = [*begin, *self.encode(before)], self.encode(scored)
-        return Said(*ids, likelihoods, self.generate([before], GENERATED))
+            session.run_prefill([part[0]])
+            likelihoods = [*session.run_text_scoring([part[1]]).token_scores[0]]
+        return Said([*begin, *before], scored, likelihoods, self._generated(part[0]))
 
-    def generate(self, texts: Sequence[str], count: int) -> Generated:
-        """The most likely tokens after the texts, as text and id; fewer than `count` where the model ends."""
-        with self._engine.create_session(apply_prompt_template=False, max_output_tokens=count) as session:
-            session.run_prefill([*texts])
+    def _generated(self, text: str) -> list[int]:
+        """The most likely tokens after the text; fewer than `GENERATED` where the model ends."""
+        limit = {"max_output_tokens": GENERATED}
+        with self._engine.create_session(apply_prompt_template=False, **limit) as session:
+            session.run_prefill([text])
             pieces = [one.texts[0] for one in session.run_decode_async()]
         # Pieces of which the tokenizer makes other tokens (half a character, say) have no id here.
-        while len(ids := self.encode("".join(pieces))) != len(pieces):
+        while len(ids := self._encode("".join(pieces))) != len(pieces):
             pieces.pop()
-        return list(zip(pieces, ids, strict=True))
-
-    def agreeing(self, part: Part | None, generated: Generated) -> int:
-        """How many tokens of another model are most likely here, too, each after the other model's tokens before it."""
-        agreed = at = 0
-        while part is not None and at < len(generated):
-            before = "".join(piece for piece, _ in generated[:at])
-            own = self.generate([part[0], before] if before else [part[0]], len(generated) - at)
-            pairs = zip(own, generated[at:], strict=False)
-            same = sum(1 for _ in takewhile(lambda pair: pair[0][1] == pair[1][1], pairs))
-            agreed += same
-            at += same + 1
-        return agreed
+        return ids
 
 
 class Checkpoint:
-    """The checkpoint of a Hugging Face folder, in float32; it scores the very tokens that a bundle scored."""
+    """The checkpoint of a Hugging Face folder, in float32."""
 
     def __init__(self, folder: str) -> None:
         self._torch: Any = importlib.import_module("torch")
-        loaded = importlib.import_module("transformers").AutoModelForCausalLM
-        self._model: Any = loaded.from_pretrained(folder, dtype=self._torch.float32).eval()
+        transformers = importlib.import_module("transformers")
+        self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=self._torch.float32)
+        self._model: Any = loaded.eval()
 
-    def say(self, text: Said) -> Said:
-        """The log-likelihood of each token of `text.scored` after all before it."""
-        likelihoods = []
-        if text.scored:
-            rows = self.logits(text.before, text.scored).log_softmax(-1)
-            likelihoods = [float(row[token]) for row, token in zip(rows, text.scored, strict=True)]
-        return replace(text, likelihoods=likelihoods, generated=[])
-
-    def agreeing(self, text: Said, generated: Generated) -> int:
-        """How many generated tokens are the most likely ones, each after all before it."""
-        tokens = [token for _, token in generated]
-        if not tokens:
-            return 0
-        most_likely = self.logits(text.before, tokens).argmax(-1).tolist()
-        return sum(own == token for own, token in zip(most_likely, tokens, strict=True))
+    def say(self, part: Part, bundle: Said) -> Said:
+        """The log-likelihood of each token that a bundle scored; only the tokens where the tokenizer's are others."""
+        if not bundle.scored:
+            return Said()
+        before, scored = (self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in part)
+        before = [
+            *bundle.before[: len(bundle.before) - len(before)],
+            *before,
+        ]  # what every prompt begins with
+        if (before, scored) != (bundle.before, bundle.scored):
+            return Said(before, scored)
+        rows = self.logits(before, scored).log_softmax(-1)
+        likelihoods = [float(row[token]) for row, token in zip(rows, scored, strict=True)]
+        ids = self._torch.tensor([before])
+        whole = self._model.generate(ids, max_new_tokens=GENERATED, do_sample=False)
+        return Said(before, scored, likelihoods, whole[0, len(before) :].tolist())
 
     def logits(self, before: Sequence[int], tokens: Sequence[int]) -> Any:
         """Float logits `[len(tokens), vocabulary]`: what is expected in the place of each of the tokens."""

@@ -1,4 +1,4 @@
-"""The chip that a build is for, where its compiler's libraries are, and what goes to the phone at the end."""
+"""The chip that a build is for, where its compiler's libraries are, and what to do with the bundle at the end."""
 
 import importlib
 import os
@@ -15,11 +15,6 @@ from edge_opt.targets.chips import CHIPS, VENDORS, find_chip
 QUALCOMM = "qualcomm"
 _PACKAGE = "ai_edge_litert_sdk_qualcomm"
 _FOLDER, _ANDROID = "/data/local/tmp/edge-opt", "aarch64-android"
-_QUALCOMMS = (
-    "of Qualcomm's AI Engine Direct SDK (QAIRT), or of com.qualcomm.qti:qnn-runtime from Maven Central; not older than "
-    "the one that compiled the bundle"
-)
-_BUILT = "built from one release of LiteRT-LM, for android_arm64"
 _TRY = """\
 import litert_lm
 npu = litert_lm.Backend.NPU(litert_dispatch_lib_dir="")
@@ -27,6 +22,30 @@ with litert_lm.Engine({path!r}, backend=npu) as engine:
     with engine.create_session(max_output_tokens=32) as session:
         session.run_prefill(["a prompt"])
         print(*session.run_decode().texts)
+"""
+_NEXT = """\
+# Next steps for {name}
+
+## Try it here
+
+LiteRT-LM runs the bundle in front of the compiler on this machine's CPU (`pip install litert-lm-api`):
+
+```py
+{python}```
+
+## Run it on the phone
+
+{phone}"""
+_PHONE = """\
+Put these into one folder on the phone:
+
+- `litert_lm_main` and `libLiteRtDispatch_Qualcomm.so`, built from one release of LiteRT-LM for android_arm64
+- the other libraries, from Qualcomm's AI Engine Direct SDK (QAIRT) or from com.qualcomm.qti:qnn-runtime of Maven
+  Central, not older than the release that compiled the bundle
+
+```bash
+{commands}
+```
 """
 
 
@@ -52,25 +71,23 @@ def find_compiler(vendor: str, sdk: AnyPath | None) -> Path | None:
 
 
 @dataclass(frozen=True, slots=True)
-class PhoneFile:
-    """A file that the phone needs beside the bundle: what to push, and where it comes from."""
-
-    path: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
 class NextSteps:
     """The end of a build.
 
-    `bundle` is the one in front of the compiler, and `python` runs it in LiteRT-LM on CPU kernels. `files` and the
-    `commands` are for a phone with Qualcomm's NPU; there are none where nothing was compiled.
+    `bundle` is the one in front of the compiler, and `python` runs it in LiteRT-LM on CPU kernels. The `commands` are
+    for a phone with Qualcomm's NPU; there are none where nothing was compiled.
     """
 
     bundle: str
     python: str
-    files: tuple[PhoneFile, ...] = ()
     commands: tuple[str, ...] = ()
+
+    def markdown(self, name: str) -> str:
+        """The same as a page, for the bundle of this name."""
+        phone = "edge-opt knows no commands for this vendor's phones: see LiteRT-LM's documentation.\n"
+        if self.commands:
+            phone = _PHONE.format(commands="\n".join(self.commands))
+        return _NEXT.format(name=name, python=self.python, phone=phone)
 
 
 def next_steps(
@@ -88,19 +105,15 @@ def next_steps(
     root = libraries.parent if libraries is not None and whole else Path("$QNN_SDK_ROOT/lib")
     names = ("libQnnHtp.so", "libQnnSystem.so", f"libQnnHtpV{version}Stub.so")
     skeleton = root / f"hexagon-v{version}" / "unsigned" / f"libQnnHtpV{version}Skel.so"
-    files = (
-        *(PhoneFile(name, _BUILT) for name in ("litert_lm_main", "libLiteRtDispatch_Qualcomm.so")),
-        *(PhoneFile(str(root / _ANDROID / name), _QUALCOMMS) for name in names),
-        PhoneFile(str(skeleton), _QUALCOMMS),
-    )
+    of_qualcomm = (*(root / _ANDROID / name for name in names), skeleton)
+    paths = (output, "litert_lm_main", "libLiteRtDispatch_Qualcomm.so", *map(str, of_qualcomm))
+    # The shell replaces $QNN_SDK_ROOT, so what begins with it stays unquoted.
+    pushed = (path if path.startswith("$") else shlex.quote(path) for path in paths)
     name = shlex.quote(Path(output).name)
     run = f"./litert_lm_main --backend=npu --model_path={name} --input_prompt='a prompt'"
-    # The shell replaces $QNN_SDK_ROOT, so what begins with it stays unquoted.
-    paths = (output, *(file.path for file in files))
-    pushed = (path if path.startswith("$") else shlex.quote(path) for path in paths)
     commands = (
         f"adb shell mkdir -p {_FOLDER}",
         f"adb push {' '.join(pushed)} {_FOLDER}/",
         f'adb shell "cd {_FOLDER} && chmod +x litert_lm_main && LD_LIBRARY_PATH=. ADSP_LIBRARY_PATH=. {run}"',
     )
-    return NextSteps(converted, python, files, commands)
+    return NextSteps(converted, python, commands)

@@ -18,15 +18,7 @@ import numpy as np
 
 from edge_opt.base.errors import UsageError, unknown
 from edge_opt.base.words import Progress
-from edge_opt.build.prompts import (
-    Plan,
-    check_lengths,
-    counter,
-    plan,
-    read_prompts,
-    template_note,
-    tokenizer_of,
-)
+from edge_opt.build.prompts import Plan, Wording, check_lengths, plan, read_prompts, wording_of
 from edge_opt.build.sections import keep_sections
 from edge_opt.build.source import SETTING, SlidingLayers, notes, ring_of
 from edge_opt.build.stages import INSTALL, SUPPORTED, Job
@@ -57,11 +49,12 @@ _OURS = {
     "calibration_dataset_format": "--prompts",
     "calibration_eval_task_names": "--prompts",
     "overwrite": "the work folder",
+    "weight_quantization_recipe": "--weights",
+    "quantization_recipe": "--weights",
+    "enable_formatting": "the tokenizer's chat template",
 }
 _DEFAULTS = {"disable_aux_compilation": True}
 """Where ours differ from litert-torch's. Of the auxiliary model it compiles the masks, which LiteRT-LM makes itself."""
-HEAD_AT_4 = "dynamic_wi8_head4_afp32"
-"""A recipe of ours: weights of 4 bits in the product that gives the logits, of 8 in all others."""
 _WHOLE = "full_attention"
 _FILES = ("_path", "_dir", "_litertlm", "_files")
 _LARGEST_CODE = 32767  # of int16, which scales of symmetric ranges divide by
@@ -98,7 +91,7 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
         caches = _caches(config, job.inputs["model"], whole=settings.get(SETTING, 0) is None)
         if "prompts" in job.inputs:
             # Now, not after the export: the tokenizer of the bundle will count the same, to a token or two.
-            _planned(job, tokenizer_of(Path(job.inputs["model"])), config, config.prefill_lengths)
+            _planned(job, wording_of(Path(job.inputs["model"])), config, config.prefill_lengths)
     config.print_summary()
     return {"config": config.to_dict(), "settings": _taken(config, stages), "caches": caches}
 
@@ -128,7 +121,7 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
     if getattr(config, "export_vision_encoder", False):
         _embed_whole_prompts()
     try:
-        _lib("stages").npu_export(config, job.output, **own_recipe(config, Path(job.output)))
+        _lib("stages").npu_export(config, job.output)
     except KeyError as error:
         if error.args != (_WHOLE,):
             raise
@@ -159,18 +152,6 @@ def _write_window(path: Path, window: int) -> None:
     written.replace(path)
 
 
-def own_recipe(config: Any, folder: Path) -> dict[str, str]:
-    """What the exporter is given instead of the name of a recipe of ours: the file, which is written to `folder`."""
-    if config.weight_quantization_recipe != HEAD_AT_4:
-        return {}
-    recipes = importlib.import_module("ai_edge_quantizer.recipe")
-    (four,) = recipes.dynamic_wi4_afp32()
-    head = {**four, "regex": ".*logits.*", "operation": "FULLY_CONNECTED"}
-    file = folder / "recipe.json"
-    file.write_text(json.dumps([*recipes.dynamic_wi8_afp32(), head]), encoding="utf-8")
-    return {"quantization_recipe": str(file)}
-
-
 def calibrate(job: Job, _: Progress) -> dict[str, Any]:
     """The ranges of every tensor on the prompts; one task, as a file of the name that the pipeline looks for.
 
@@ -181,10 +162,10 @@ def calibrate(job: Job, _: Progress) -> dict[str, Any]:
     signatures = [signature.key for signature in Opened(model).main().model.signatures]
     lengths = [int(match[1]) for name in signatures if (match := re.fullmatch(r"prefill_(\d+)", name))]
     check_lengths(lengths, config.cache_length)
-    tokenizer = tokenizer_of(model)
-    planned = _planned(job, tokenizer, config, lengths)
+    wording = wording_of(model)
+    planned = _planned(job, wording, config, lengths)
     with tempfile.TemporaryDirectory() as folder:
-        lines = "".join(f"{json.dumps(prompt)}\n" for prompt in planned.prompts)
+        lines = "".join(f"{json.dumps(wording.text(prompt))}\n" for prompt in planned.prompts)
         (Path(folder) / f"{task}.jsonl").write_text(lines, encoding="utf-8")
         _lib("stages").npu_calibrate(
             config,
@@ -193,10 +174,11 @@ def calibrate(job: Job, _: Progress) -> dict[str, Any]:
             job.output,
             calibration_dataset_format="jsonl",
             calibration_eval_task_names=task,
+            enable_formatting=False,
         )
     _check_all_ran(signatures, Path(job.output))
     widen_sums(model, Path(job.output))
-    return {"notes": [*planned.notes, *template_note(tokenizer)], "tokens": planned.tokens}
+    return {"notes": planned.notes, "tokens": planned.tokens}
 
 
 def quantize(job: Job, _: Progress) -> dict[str, Any]:
@@ -204,7 +186,8 @@ def quantize(job: Job, _: Progress) -> dict[str, Any]:
     _lib("stages").npu_quantize(_config(job), job.inputs["model"], str(job.model), job.inputs["ranges"])
     for left in Path(job.output).glob("*intermediate.tflite"):
         left.unlink()
-    return {"put_back": keep_sections(Path(job.inputs["model"]), job.model)}
+    lost = keep_sections(Path(job.inputs["model"]), job.model)
+    return {"notes": [f"Put back what litert-torch's packing left out: {', '.join(lost)}"] if lost else []}
 
 
 def optimize(job: Job, progress: Progress) -> dict[str, Any]:
@@ -247,9 +230,9 @@ def _lib(name: str) -> Any:
     return importlib.import_module(f"{_ROOT}.{name}")
 
 
-def _planned(job: Job, tokenizer: Any, config: Any, lengths: Sequence[int]) -> Plan:
+def _planned(job: Job, wording: Wording, config: Any, lengths: Sequence[int]) -> Plan:
     prompts, room = read_prompts(Path(job.inputs["prompts"])), config.max_calibration_decode_steps
-    return plan(prompts, counter(tokenizer), lengths, config.cache_length, room)
+    return plan(prompts, wording.count, lengths, config.cache_length, room)
 
 
 def _check_all_ran(signatures: Sequence[str], ranges: Path) -> None:

@@ -1,7 +1,7 @@
-"""The prompts that a build calibrates with: read, counted in tokens, and joined into long ones where all are short.
+"""The prompts that a build calibrates with: read, put into the chat template, counted, and joined where all are short.
 
-Tokens are counted as litert-torch's calibration makes them: its templates, its tokenizer, its `<bos>`. Its tokenizer is
-loaded in a stage's own process only.
+Tokens are counted as litert-torch's calibration makes them, with its tokenizer and its `<bos>`. That is loaded in a
+stage's own process only.
 """
 
 import importlib
@@ -20,24 +20,18 @@ from edge_opt.base.words import many
 from edge_opt.build.sections import METADATA, SENTENCEPIECE, TOKENIZER
 from edge_opt.schema.litertlm import read_bundle
 
-# Where litert-torch's calibration looks for the text of a prompt.
 _TEXTS = ("text", "prompt", "inputs")
+"""Where the text of a prompt may be, as in litert-torch's calibration."""
 _NEARLY: Final = 7 / 8
 """Of the longest prompt that a cache takes."""
 _JOINT = "\n\n"
-
-Count = Callable[[Any], int]
-"""Tokens that calibration makes of a prompt, with what it puts around it."""
 _SIZE_BYTES = 8
 
+Count = Callable[[Any], int]
+"""Tokens that calibration makes of a prompt, with what the chat template puts around it."""
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The prompts to calibrate with, how many tokens each has, and what was done to those given, in sentences."""
 
-    prompts: list[Any]
-    tokens: list[int]
-    notes: list[str] = field(default_factory=list)
+# Files
 
 
 def read_prompts(path: Path) -> list[Any]:
@@ -51,12 +45,50 @@ def read_prompts(path: Path) -> list[Any]:
         raise UsageError(f"prompts {path} is empty: give ten or more that are typical of real use")
     # Not of `splitlines`: JSON may hold a line separator of Unicode as it is.
     lines = enumerate(text.split("\n"), 1)
-    return [_prompt(path, number, line) for number, line in lines if line.strip()]
+    return [_prompt(f"prompts {path}, line {number}", line) for number, line in lines if line.strip()]
+
+
+def _prompt(where: str, line: str) -> Any:
+    try:
+        prompt = json.loads(line)
+        json.dumps(prompt, ensure_ascii=False).encode()  # half a character is no text
+    except (ValueError, RecursionError):
+        raise UsageError(
+            f'{where} is not JSON text: write "a prompt" or {{"prompt": "..."}}, one a line'
+        ) from None
+    if not text_of(prompt):
+        raise UsageError(
+            f"{where} is not a prompt: write a string, an object with a string as {', '.join(_TEXTS[:-1])} or "
+            f"{_TEXTS[-1]}, or messages of which one is the user's"
+        )
+    return prompt
 
 
 def text_of(prompt: Any) -> str:
-    """What the user says in a prompt."""
-    return "\n".join(text for text in _texts(prompt) if isinstance(text, str))
+    """What the user says in a prompt; empty where that is nothing."""
+    return "\n".join(turn["content"] for turn in _turns(prompt) if turn.get("role") == "user")
+
+
+def _turns(prompt: Any) -> list[dict[str, str]]:
+    """The turns of a conversation; a text alone is one turn of the user."""
+    if isinstance(prompt, dict):
+        told = [prompt[key] for key in _TEXTS if isinstance(prompt.get(key), str)]
+        if not told and isinstance(turns := prompt.get("messages"), list):
+            return [one for one in turns if isinstance(one, dict) and isinstance(one.get("content"), str)]
+        prompt = told[0] if told else None
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else []
+
+
+# What calibration needs
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The prompts to calibrate with, how many tokens each has, and what was done to those given, in sentences."""
+
+    prompts: list[Any]
+    tokens: list[int]
+    notes: list[str] = field(default_factory=list)
 
 
 def check_lengths(lengths: Sequence[int], cache: int) -> None:
@@ -151,41 +183,45 @@ def _joined(counted: Sequence[tuple[Any, int]], count: Count, most: int) -> str:
     return whole[:end]
 
 
-def _prompt(path: Path, number: int, line: str) -> Any:
-    try:
-        prompt = json.loads(line)
-        json.dumps(prompt, ensure_ascii=False).encode()  # half a character is no text
-    except (ValueError, RecursionError):
-        raise UsageError(
-            f'prompts {path}, line {number} is not JSON text: write "a prompt" or {{"prompt": "..."}}, one a line'
-        ) from None
-    if not any(_texts(prompt)):
-        raise UsageError(
-            f"prompts {path}, line {number} is not a prompt: write a string, an object with a string as "
-            f"{', '.join(_TEXTS[:-1])} or {_TEXTS[-1]}, or messages of which one is the user's"
-        )
-    return prompt
+# The tokenizer
 
 
-def _texts(prompt: Any) -> list[Any]:
-    """What is not empty is a text that litert-torch's calibration finds."""
-    if not isinstance(prompt, dict):
-        return [isinstance(prompt, str) and prompt]
-    texts = [prompt[key] for key in _TEXTS if isinstance(prompt.get(key), str)]
-    messages = prompt.get("messages")
-    if texts or not isinstance(messages, list) or not all(isinstance(entry, dict) for entry in messages):
-        return texts[:1]
-    return [entry.get("content") for entry in messages if entry.get("role") == "user"]
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """How calibration words a prompt: in the model's chat template; a base model has none, and reads plain text."""
+
+    tokenizer: Any
+    template: str | None
+
+    def text(self, prompt: Any) -> str:
+        """The prompt as the model reads it, up to where its answer begins; UsageError where the template fails."""
+        if self.template is None:
+            return text_of(prompt)
+        render = importlib.import_module("transformers.utils.chat_template_utils").render_jinja_template
+        special = getattr(self.tokenizer.tx_tokenizer, "special_tokens_map", {})
+        try:
+            texts, _ = render(
+                [_turns(prompt)], chat_template=self.template, add_generation_prompt=True, **special
+            )
+        except Exception as error:  # a template may raise whatever it likes
+            raise UsageError(
+                f"the chat template refuses the prompt {text_of(prompt)!r:.60}: {error}"
+            ) from error
+        return str(texts[0])
+
+    def count(self, prompt: Any) -> int:
+        """How many tokens calibration makes of a prompt."""
+        return len(self.tokenizer.tokenize(self.text(prompt)))
 
 
-def tokenizer_of(model: Path) -> Any:
-    """The tokenizer that calibration makes of a bundle, or would make of one exported from a checkpoint.
-
-    Raises:
-        UsageError: the bundle has none.
-    """
+def wording_of(model: Path) -> Wording:
+    """The wording for a bundle, or for a checkpoint; UsageError where a bundle has no tokenizer."""
+    module = "litert_torch.generative.export_hf.experimental.calib.tokenizer"
+    make = importlib.import_module(module).Tokenizer
     if model.is_dir():
-        return _calibration("tokenizer").Tokenizer(transformers_model_path=str(model))
+        tokenizer = make(transformers_model_path=str(model))
+        template = tokenizer.tx_tokenizer.chat_template
+        return Wording(tokenizer, template.get("default") if isinstance(template, dict) else template)
     bundle = read_bundle(model)
     held = {
         section.data_type: bytes(source.view(0, source.size))
@@ -199,36 +235,13 @@ def tokenizer_of(model: Path) -> Any:
         )
     metadata = importlib.import_module("litert_lm_builder.runtime.proto.llm_metadata_pb2").LlmMetadata
     template = metadata.FromString(held.get(METADATA, b"")).jinja_prompt_template or None
-    make = _calibration("tokenizer").Tokenizer
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tokenizer"
-        # A SentencePiece model goes first, and without the template, as there.
-        if SENTENCEPIECE in held:
+        if SENTENCEPIECE in held:  # it goes first in the calibration, too
             path.write_bytes(held[SENTENCEPIECE])
-            return make(spm_model_path=str(path))
+            return Wording(make(spm_model_path=str(path)), template)
         path.write_bytes(_unpacked(held[TOKENIZER]))
-        return make(tokenizer_json_path=str(path), chat_template=template)
-
-
-def counter(tokenizer: Any) -> Count:
-    """How many tokens calibration makes of a prompt."""
-    shown = _calibration("quant_utils").get_example_prompt
-    return lambda prompt: len(tokenizer.tokenize(shown(prompt, tokenizer=tokenizer)))
-
-
-def template_note(tokenizer: Any) -> list[str]:
-    """What is to be said where calibration puts Gemma's turns around prompts, for want of a chat template."""
-    module = _calibration("tokenizer")
-    fallback = f"{module.PROMPT_TEMPLATE_PREFIX}x{module.PROMPT_TEMPLATE_SUFFIX}"
-    note = (
-        "No chat template reaches the calibration, so litert-torch puts Gemma's turn markers around every prompt: for "
-        "another family add its chat_template to the tokenizer's files"
-    )
-    return [note] if tokenizer.format_chat_prompt("x") == fallback else []
-
-
-def _calibration(name: str) -> Any:
-    return importlib.import_module(f"litert_torch.generative.export_hf.experimental.calib.{name}")
+        return Wording(make(tokenizer_json_path=str(path)), template)
 
 
 def _unpacked(content: bytes) -> bytes:

@@ -67,7 +67,13 @@ def _checkpoint(path: Path) -> Given:
     """A Hugging Face folder, with the files that a result depends on."""
     if not (path / CONFIG).is_file():
         raise UsageError(f"{path} is not a Hugging Face checkpoint: it has no {CONFIG}")
-    read_json(path / CONFIG)
+    config = read_json(path / CONFIG)
+    if isinstance(config, dict) and (quantized := config.get("quantization_config")):
+        method = quantized.get("quant_method", "unknown") if isinstance(quantized, dict) else quantized
+        raise UsageError(
+            f"{path} is quantized already ({method}, as its {CONFIG} says), and litert-torch exports floats only: give "
+            f"the checkpoint that it was made from"
+        )
     if not any((path / name).is_file() for name in _TOKENIZERS):
         raise UsageError(
             f"{path} has no tokenizer ({_TOKENIZERS[0]} or {_TOKENIZERS[1]}): copy it from the model that was tuned"

@@ -13,8 +13,8 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -40,7 +40,8 @@ _RUNTIME = "litert-lm-api"
 _OURS = ("configure", "calibrate", "optimize", "evaluate")
 """Stages whose results depend on our own version."""
 _LOOK_SECONDS = 0.3
-_STEP = re.compile(rb"(\d+)/(\d+)\s*$", re.MULTILINE)
+# Lines of ours, `stage 3/7`, and bars of tqdm, `..| 3/7 [00:10<00:14, 3.5s/it]`.
+_STEP = re.compile(rb"(\d+)/(\d+)(?:\s*$| \[\d\d)", re.MULTILINE)
 _TAIL, _ALMOST_FULL = 4096, 1 << 20
 _KINDS: dict[int, type[EdgeOptError]] = {2: UsageError, 5: OutputError}
 
@@ -175,36 +176,57 @@ class Processes:
         Raises:
             EdgeOptError: it failed; the message is the cause alone.
         """
-        order, outcome, temporary = (scratch / name for name in ("job.json", "outcome.json", "tmp"))
-        order.write_text(json.dumps(asdict(job)), encoding="utf-8")
-        temporary.mkdir()
-        variables = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": str(temporary)}
-        if job.libraries is not None:
-            variables["LD_LIBRARY_PATH"] = search_path(Path(job.libraries), scratch=scratch)
-        with log.open("wb") as out:
-            child = processes.start_module(
-                "edge_opt.build.stage", order, outcome, environment=variables, stdout=out
-            )
-            try:
-                while (status := _ended(child)) is None:
-                    steps = _STEP.findall(_tail(log)) or [(0, 1)]
-                    progress(job.stage, *map(int, steps[-1]))
-            finally:
-                processes.end(child)
-        return _answer(status, outcome, scratch)
+        return self.side_by_side([job], log, scratch, progress)[0]
+
+    def side_by_side(
+        self, jobs: Sequence[Job], log: Path, scratch: Path, progress: Progress, *, at_a_time: int = 1
+    ) -> list[StageAnswer]:
+        """The same for several jobs, some at a time; the steps are the sum, and each has a log, see `logs_of`."""
+        logs, places = logs_of(log, len(jobs)), [scratch / str(number) for number in range(len(jobs))]
+        children: list[subprocess.Popen[bytes]] = []
+        with ExitStack() as stack:
+            while len(children) < len(jobs) or any(child.poll() is None for child in children):
+                running = [child for child in children if child.poll() is None]
+                if len(running) < at_a_time and len(children) < len(jobs):
+                    number = len(children)
+                    places[number].mkdir()
+                    children.append(_start(jobs[number], logs[number], places[number]))
+                    stack.callback(processes.end, children[-1])
+                elif running:
+                    with suppress(subprocess.TimeoutExpired):
+                        running[0].wait(_LOOK_SECONDS)
+                    done, total = map(sum, zip(*map(_steps, logs), strict=True))
+                    progress(jobs[0].stage, done, total)
+        return [_answer(child.returncode, place) for child, place in zip(children, places, strict=True)]
 
 
-def _ended(child: subprocess.Popen[bytes]) -> int | None:
-    """The exit status after a while; None where the child still runs."""
-    with suppress(subprocess.TimeoutExpired):
-        return child.wait(_LOOK_SECONDS)
-    return None
+def _start(job: Job, log: Path, scratch: Path) -> subprocess.Popen[bytes]:
+    order, temporary = scratch / "job.json", scratch / "tmp"
+    order.write_text(json.dumps(asdict(job)), encoding="utf-8")
+    temporary.mkdir()
+    variables = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": str(temporary)}
+    if job.libraries is not None:
+        variables["LD_LIBRARY_PATH"] = search_path(Path(job.libraries), scratch=scratch)
+    with log.open("wb") as out:
+        return processes.start_module(
+            "edge_opt.build.stage", order, scratch / "outcome.json", environment=variables, stdout=out
+        )
 
 
-def _answer(status: int, outcome: Path, scratch: Path) -> StageAnswer:
+def _steps(log: Path) -> tuple[int, int]:
+    """The last steps that a log tells, done and in all."""
+    tail = b""
+    with suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+        tail = file.read().replace(b"\r", b"\n")
+    done, total = (_STEP.findall(tail) or [(0, 1)])[-1]
+    return int(done), int(total)
+
+
+def _answer(status: int, scratch: Path) -> StageAnswer:
     answer: dict[str, Any] = {}
     with suppress(OSError, ValueError):
-        answer = json.loads(outcome.read_text(encoding="utf-8"))
+        answer = json.loads((scratch / "outcome.json").read_text(encoding="utf-8"))
     if "values" in answer:
         return StageAnswer(answer["values"], answer["peak_bytes"])
     if shutil.disk_usage(scratch).free < _ALMOST_FULL:
@@ -246,14 +268,15 @@ class Stages:
         """
         versions = {tool: v for tool, v in self.versions.items() if name in _OURS or tool != "edge-opt"}
         key = key_of([name, {role: given.digest for role, given in inputs.items()}, depends, versions])
-        report = self._earlier(name, key)
+        earlier = self._earlier(name)
+        report = earlier if earlier is not None and earlier.key == key and _is_whole(earlier) else None
         if report is None:
             paths = {role: str(given.path.resolve()) for role, given in inputs.items()}
             libraries = None if self.libraries is None else str(self.libraries)
             partial = str((self.folder / f"{name}{_PARTIAL}").resolve())
             job = Job(name, partial, paths, self.config or None, options or {}, libraries)
             try:
-                report = self._made(job, key, carry_out or self.tools.carry_out)
+                report = self._made(job, key, carry_out or self.tools.carry_out, earlier)
             except (EdgeOptError, OSError) as error:
                 cause = error.strerror or error if isinstance(error, OSError) else error
                 kind = _KINDS.get(OutputError.exit_code if isinstance(error, OSError) else error.exit_code)
@@ -264,24 +287,31 @@ class Stages:
             self.on_stage(report)
         return report
 
-    def _earlier(self, name: str, key: str) -> StageReport | None:
+    def _earlier(self, name: str) -> StageReport | None:
+        """The result that is in the folder, whatever it was made from."""
         folder = self.folder / name
         with suppress(OSError, ValueError, TypeError):
             values = json.loads((folder / _TOLD).read_text(encoding="utf-8"))
-            report = from_dict(StageReport, {**values, "folder": folder, "made_now": False})
-            if report.key == key and digest_of(_files(folder), folder) == report.digest:
-                return report
+            return from_dict(StageReport, {**values, "folder": folder, "made_now": False})
         return None
 
-    def _made(self, job: Job, key: str, carry_out: CarryOut) -> StageReport:
+    def _made(self, job: Job, key: str, carry_out: CarryOut, earlier: StageReport | None) -> StageReport:
         """Carry out a stage in an empty folder, which gets its name when it is complete."""
         partial, folder, scratch = Path(job.output), self.folder / job.stage, self.folder / _SCRATCH
         for empty in (partial, scratch):
             shutil.rmtree(empty, ignore_errors=True)
             empty.mkdir()
         started = time.perf_counter()
-        self.progress(job.stage, 0, 1)
-        answer = carry_out(job, log_of(self.folder, job.stage), scratch.resolve(), self.progress)
+
+        def told(stage: str, done: int, total: int) -> None:
+            """Steps of a stage that tells none are the seconds that it took before."""
+            if total <= 1 and earlier is not None and earlier.seconds >= 1:
+                total = int(earlier.seconds)
+                done = min(int(time.perf_counter() - started), total - 1)
+            self.progress(stage, done, total)
+
+        told(job.stage, 0, 1)
+        answer = carry_out(job, log_of(self.folder, job.stage), scratch.resolve(), told)
         files = _files(partial)
         report = StageReport(
             name=job.stage,
@@ -294,8 +324,8 @@ class Stages:
             values=answer.values,
             made_now=True,
         )
-        told = {name: value for name, value in asdict(report).items() if name not in ("folder", "made_now")}
-        (partial / _TOLD).write_text(json.dumps(told, indent=1), encoding="utf-8")
+        values = {name: value for name, value in asdict(report).items() if name not in ("folder", "made_now")}
+        (partial / _TOLD).write_text(json.dumps(values, indent=1), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
         shutil.rmtree(scratch, ignore_errors=True)
@@ -316,23 +346,22 @@ def taken(folder: Path) -> Iterator[None]:
         if folder.is_dir() and any(folder.iterdir()) and not mark.exists():
             raise UsageError(f"{folder} holds other files: give an empty folder, or a new one, with work=...")
         folder.mkdir(exist_ok=True)
-        lock = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        lock = mark.open("ab")
     except OSError as error:
         raise OutputError(f"work folder {folder} cannot be used: {error.strerror}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise UsageError(
-            f"another build is at work in {folder}: wait for it, or give another work=..."
-        ) from None
-    try:
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(
+                f"another build is at work in {folder}: wait for it, or give another work=..."
+            ) from None
         for left in folder.glob(f"*{_PARTIAL}"):
             shutil.rmtree(left, ignore_errors=True)
-        yield
-    finally:
-        shutil.rmtree(folder / _SCRATCH, ignore_errors=True)
-        os.close(lock)
+        try:
+            yield
+        finally:
+            shutil.rmtree(folder / _SCRATCH, ignore_errors=True)
 
 
 def log_of(folder: Path, stage: str) -> Path:
@@ -340,11 +369,9 @@ def log_of(folder: Path, stage: str) -> Path:
     return folder / f"{stage}.log"
 
 
-def _tail(log: Path) -> bytes:
-    with suppress(OSError), log.open("rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-        return file.read()
-    return b""
+def logs_of(log: Path, count: int) -> list[Path]:
+    """The logs of several jobs: the one that is named, and others beside it."""
+    return [log, *(log.with_name(f"{log.stem}_{number}{log.suffix}") for number in range(1, count))]
 
 
 def key_of(value: object) -> str:
@@ -360,6 +387,13 @@ def digest_of(files: Iterable[Path], root: Path) -> str:
             content = hashlib.file_digest(file, "sha256").hexdigest()
         digest.update(f"{path.relative_to(root)}\0{content}\0".encode())
     return digest.hexdigest()
+
+
+def _is_whole(report: StageReport) -> bool:
+    """Whether a result is what was written."""
+    with suppress(OSError):
+        return digest_of(_files(report.folder), report.folder) == report.digest
+    return False
 
 
 def _files(folder: Path) -> list[Path]:
