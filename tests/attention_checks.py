@@ -1,5 +1,6 @@
 """What tests of the attention passes do with a model: convert it, and run it before and after."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from edge_opt.attention.find import find_blocks
 from edge_opt.ir import Constants, Model, Subgraph
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.passes import Context, SiteReport, run_pass
-from edge_opt.passes.mha_to_sha import MhaToSha, TileRows
+from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.runtime.native import Session
 from edge_opt.targets import Target
 
@@ -26,12 +27,11 @@ def convert(
     reports: list[SiteReport] = []
     target = Target(form, form, form=form, rows_per_tile=rows_per_tile)
     for key, graph in model.entry_points():
-        context = Context(
-            model, graph, key, target.asked(rows_per_tile=None) if later else target, Constants(model)
-        )
-        split = run_pass(MhaToSha(), context)
+        whole = replace(target, rows_per_tile=None)
+        context = Context(model, graph, key, whole if later else target, Constants(model))
+        last = run_pass(MhaToSha(), context)
         context.target = target
-        reports += run_pass(TileRows(), context) if later else split
+        reports += run_pass(MhaToSha(), context) if later else last
     remove_unused(model, usage)
     return reports
 

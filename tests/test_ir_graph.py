@@ -13,7 +13,7 @@ from edge_opt.ir.dtypes import Quantization
 from edge_opt.ir.operators import BUILTIN_OPERATORS
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import ordered, producers, readers, reads, replaced, still_needed, walked
-from edge_opt.passes.merging import remove_dead
+from edge_opt.passes.rewrite import remove_dead
 from edge_opt.schema.table import new_table
 
 ADD = OperatorCode(0)

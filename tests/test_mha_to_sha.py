@@ -335,7 +335,7 @@ subgraph main (%q: float32[1,1,4,2], %k: float32[1,1,3,2], %v: float32[1,1,3,2],
 def test_an_attention_of_one_head_is_cut_by_rows_alone() -> None:
     result = convert_model(parse(ONE_HEAD), target=tiled(2))
     (site,) = result.converted
-    assert (site.pass_name, site.heads, site.kv_heads) == ("tile_rows", 1, 1)
+    assert (site.pass_name, site.heads, site.kv_heads) == ("mha_to_sha", 1, 1)
     assert site.proof is not None
     assert site.proof.bitwise
     assert result.model is not None

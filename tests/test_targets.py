@@ -64,21 +64,6 @@ def test_attention_that_does_not_fit_on_the_chip_takes_another_form() -> None:
     assert (chosen.form, chosen.rows_per_tile) == ("unpack", 4)
 
 
-def test_what_a_user_asks_for_holds_for_every_length() -> None:
-    target = replace(load_target("qualcomm-htp"), on_chip_bytes=1, long_context={"rows_per_tile": 1})
-    result = convert(parse(attention()), target=target.asked(rows_per_tile=2), verify="none")
-    assert [site.note for site in result.converted] == [""]
-    assert result.model is not None
-    assert {
-        op.outputs[0].shape[-2] for op in result.model.subgraphs[0].operators if op.name == "SOFTMAX"
-    } == {2}
-    result = convert(parse(attention()), target=target, skip=["tile_rows"], verify="none")
-    assert result.model is not None
-    assert {
-        op.outputs[0].shape[-2] for op in result.model.subgraphs[0].operators if op.name == "SOFTMAX"
-    } == {8}
-
-
 def test_an_unknown_target_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UsageError, match="did you mean 'qualcomm-htp'"):
         load_target("qualcom-htp")
@@ -246,26 +231,6 @@ def test_what_the_target_does_not_take_is_named(
     assert rules(text, **firing) == [rule]
     assert rules(text, **silent) == []
     assert rules(text) == [], "what is not known is not linted"
-
-
-@pytest.mark.parametrize(("keys", "queries", "fires"), [
-    ("float32[1,1,16,4]", "float32[1,1,4,16]", True), ("float32[1,16,1,4]", "float32[1,1,4,16]", True),
-    ("float32[1,16,4]", "float32[1,1,16,4]", False), ("float32[2,8,1,4]", "float32[1,8,2,4]", False),
-    ("float32[8,8,1]", "float32[1,1,8,8]", False), ("float32[1,32,8]", "float32[1,1,16,16]", False),
-])  # fmt: skip
-def test_keys_that_a_reshape_turns_over_are_named(keys: str, queries: str, *, fires: bool) -> None:
-    """As TensorFlow's converter writes one key/value head that is repeated over the query heads."""
-    shape = [int(size) for size in queries.removeprefix("float32[").removesuffix("]").split(",")]
-    rows, columns = shape[-2:]
-    heads = 4 * shape[-3]
-    text = f"""
-    subgraph main (%q: float32[1,{heads},8,{rows}], %k: {keys}) {{
-      %turned: {queries} = RESHAPE(%k, int32{{{", ".join(map(str, shape))}}})
-      %again: float32[1,{heads},{rows},{columns}] = BROADCAST_TO(%turned, int32{{1, {heads}, {rows}, {columns}}})
-      %y: float32[1,{heads},8,{columns}] = BATCH_MATMUL(%q, %again)
-      return %y
-    }}"""
-    assert rules(text) == (["reordered"] if fires else [])
 
 
 def test_a_rewrite_may_have_what_was_refused_before() -> None:

@@ -12,7 +12,7 @@ from edge_opt.ir.opening import Part
 from edge_opt.ir.walk import reads
 from edge_opt.passes.contract import shape_options
 from edge_opt.passes.ledger import UnverifiedChangeError
-from edge_opt.passes.merging import remove_dead
+from edge_opt.passes.rewrite import remove_dead
 from edge_opt.runtime.runner import Worker
 from edge_opt.shapes import Folded, close_shapes, folded_regions
 

@@ -35,7 +35,7 @@ from edge_opt.ir.opening import (
 )
 from edge_opt.passes import PASSES, Context, MaskedRows, Pass, SiteReport, Status, run_pass
 from edge_opt.passes.ledger import Ledger
-from edge_opt.passes.mha_to_sha import MhaToSha, TileRows, attention_left, attention_uncalled
+from edge_opt.passes.mha_to_sha import MhaToSha, attention_left, attention_uncalled
 from edge_opt.passes.position_table import PositionTable
 from edge_opt.proof.regions import RegionProver
 from edge_opt.schema.writer import SUFFIXES, check_suffix
@@ -105,8 +105,6 @@ def convert(
     if verify == "full" and isinstance(source, Model):
         raise UsageError("verify='full' compares with the source file: give a path or bytes, not a Model")
     passes, facts = _choose_passes(skip), load_target(target or GENERIC)
-    if PASSES[TileRows.name] not in passes:
-        facts = facts.asked(rows_per_tile=None)
     if dry_run and isinstance(source, Model):
         source = deepcopy(source)
     with ExitStack() as stack:

@@ -126,14 +126,7 @@ def npu_optimize(
     before = _measured(compiler, input_litertlm, partial(tell, "compiling as exported"))
     auxiliary = None if exported is None else Opened(exported).find(AUXILIARY_SECTION)
     graphs = {} if auxiliary is None else dict(auxiliary.model.entry_points())
-    run = partial(
-        convert,
-        input_litertlm,
-        output_litertlm,
-        target=facts,
-        progress=progress,
-        exported=graphs,
-    )
+    run = partial(convert, input_litertlm, output_litertlm, target=facts, progress=progress, exported=graphs)
     result = run(overwrite=replacing)
     after = _measured(compiler, output_litertlm, partial(tell, "compiling as converted"))
     gains = list(_gains(result, before, after))
@@ -142,31 +135,26 @@ def npu_optimize(
         kept = [entry.name for entry in result.signatures if entry.name not in exported_only]
         result = run(overwrite=True, signatures=kept)
     decoders = [(before if gain.kept == "exported" else after)[gain.signature] for gain in gains if before]
-    return Optimized(
-        conversion=result,
-        signatures=tuple(gains),
-        compile_configs=configs,
-        notes=notes,
-        steps=() if compiler is None else steps_of(Opened(output_litertlm), decoders, compiler),
-    )
+    steps = () if compiler is None else steps_of(Opened(output_litertlm), decoders, compiler)
+    return Optimized(result, tuple(gains), configs, notes, steps)
 
 
 def _compiler(
     cfg: PipelineConfig, configs: Mapping[str, Any], sdk: AnyPath | None, seconds: float | None
 ) -> tuple[Compiler | None, tuple[str, ...]]:
     """What compiles a bundle as it will be compiled for the chip of `cfg`, if anything can; and what to say of it."""
+    is_ours = _vendor(cfg) == _QUALCOMM
     try:
-        if _vendor(cfg) != _QUALCOMM:
+        if not is_ours:
             raise CompilerMissingError(f"no compiler for '{cfg.backend}' can be run here")
         find_sdk(sdk)
     except CompilerMissingError as error:
-        if _vendor(cfg) == _QUALCOMM and sdk is not None:
+        if is_ours and sdk is not None:
             raise
         return None, (f"nothing was measured, and what was converted is kept: {error}",)
     flags = [flag for flag in configs[MAIN_SECTION].get("flags", ()) if not flag.startswith(_LOG_LEVEL)]
-    if not any(flag.startswith(_SHARING) for flag in flags) and not getattr(
-        cfg, "disable_weight_sharing", False
-    ):
+    shares = not getattr(cfg, "disable_weight_sharing", False)
+    if shares and not any(flag.startswith(_SHARING) for flag in flags):
         flags.append(f"{_SHARING}=true")
     chip = cfg.soc_model.strip().upper()
     note = CHIPS[chip].note if chip in CHIPS else ""
@@ -216,13 +204,10 @@ def _vendor(cfg: PipelineConfig) -> str:
 
 
 def _target(cfg: PipelineConfig, target: TargetLike | None) -> Target:
-    if target is not None:
-        return load_target(target)
-    if _vendor(cfg) not in TARGETS:
-        raise UsageError(
-            f"there is no target for the vendor '{cfg.backend}', {did_you_mean(_vendor(cfg), TARGETS)}"
-        )
-    return load_target(TARGETS[_vendor(cfg)])
+    if target is None and _vendor(cfg) not in TARGETS:
+        near = did_you_mean(_vendor(cfg), TARGETS)
+        raise UsageError(f"there is no target for the vendor '{cfg.backend}', {near}")
+    return load_target(TARGETS[_vendor(cfg)] if target is None else target)
 
 
 def _compile_configs(cfg: PipelineConfig) -> dict[str, Any]:
@@ -233,10 +218,9 @@ def _compile_configs(cfg: PipelineConfig) -> dict[str, Any]:
             given = json.loads(given if given.startswith("{") else Path(given).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"cfg.compile_configs must be a table, JSON or a file of it: {error}") from error
-    told: dict[str, Any] = {MAIN_SECTION: [], **given}
     return {
         kind: deepcopy(entry) if isinstance(entry, dict) else {"compile": True, "flags": [*entry]}
-        for kind, entry in told.items()
+        for kind, entry in {MAIN_SECTION: [], **given}.items()
     }
 
 
@@ -248,11 +232,8 @@ def _own_configs(cfg: PipelineConfig) -> Mapping[str, Any]:
     try:
         own = importlib.import_module(f"{package}.{_CONFIGS}")
         model = (cfg.backend, getattr(cfg, "model_name", None))
-        configs: Mapping[str, Any] = own.MODEL_SPECIFIC_DEFAULTS.get(
-            model
-        ) or own.GENERIC_DEFAULT_CONFIGS.get(cfg.backend, {})
+        configs = own.MODEL_SPECIFIC_DEFAULTS.get(model) or own.GENERIC_DEFAULT_CONFIGS.get(cfg.backend, {})
     except (ImportError, AttributeError) as error:
-        raise UsageError(
-            f"this version of litert-torch keeps its compiler's settings elsewhere ({error}): set cfg.compile_configs"
-        ) from error
-    return configs
+        where = f"this version of litert-torch keeps its compiler's settings elsewhere ({error})"
+        raise UsageError(f"{where}: set cfg.compile_configs") from error
+    return dict(configs)

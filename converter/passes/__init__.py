@@ -15,7 +15,7 @@ from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.mask_before_join import MaskBeforeJoin
 from edge_opt.passes.mask_to_add import MaskToAdd
 from edge_opt.passes.matmul_convert import MatMulConvert
-from edge_opt.passes.mha_to_sha import MhaToSha, TileRows
+from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.passes.position_table import PositionTable
 from edge_opt.passes.quantized_mask import QuantizedMaskToSelect
 from edge_opt.passes.rewrite import Demand, Rewrite
@@ -30,7 +30,6 @@ PASSES: dict[str, Pass] = {
         MaskToAdd(),
         MatMulConvert(),
         MhaToSha(),
-        TileRows(),
         MaskBeforeJoin(),
         BalancedNorms(),
     )

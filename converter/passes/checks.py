@@ -1,6 +1,6 @@
 """What a rewrite must keep to, checked without running it: its frame, shapes, versions and parameters."""
 
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Hashable
 
 from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.refusal import RefusedError
@@ -23,55 +23,43 @@ def check_frame(rewrite: Rewrite) -> None:
     for operator in (*rewrite.old, *rewrite.added()):
         if (operator.subgraph is rewrite.subgraph) != (operator in old):
             where = "is not in the graph any more" if operator in old else "belongs to the graph already"
-            raise RefusedError(
-                f"the operator {operator.name} that defines '{operator.outputs[0].name}' {where}"
-            )
-    _check_reading(rewrite)
-    _check_definitions(rewrite)
+            name = operator.outputs[0].name
+            raise RefusedError(f"the operator {operator.name} that defines '{name}' {where}")
+    _check_tensors(rewrite)
+    outputs = rewrite.outputs()
+    if not outputs:
+        raise RefusedError("nothing reads what the region gives, so nothing can be verified")
+    defined = {tensor for operator in rewrite.new for tensor in operator.outputs}
+    for tensor in outputs:
+        if tensor not in defined:
+            raise RefusedError(f"the new region leaves '{tensor.name}' undefined")
     rewrite.order()
 
 
-def _check_reading(rewrite: Rewrite) -> None:
+def _check_tensors(rewrite: Rewrite) -> None:
+    """Whether the new operators read what the old ones did, and define their own or new tensors, each once."""
+    for tensor in reads((*rewrite.old, *rewrite.new)):
+        if tensor.is_blockwise:
+            where = "its scales are named by a place in its own subgraph"
+            raise RefusedError(f"'{tensor.name}' is quantized by blocks: {where}")
+    old = {tensor for operator in rewrite.old for tensor in operator.outputs}
+    undefined = {tensor for operator in rewrite.new for tensor in operator.outputs}
+    for operator in rewrite.new:
+        early = next((tensor for tensor in operator.inputs if tensor in undefined), None)
+        if early is not None:
+            raise RefusedError(f"the new region reads '{early.name}' before defining it")
+        for tensor in operator.outputs:
+            ours = tensor in old or not rewrite.subgraph.lists(tensor)
+            fault = "" if ours else f"'{tensor.name}', which is not the old one's"
+            fault = f"the constant '{tensor.name}'" if tensor.is_constant else fault
+            fault = fault if tensor in undefined else f"'{tensor.name}' twice"
+            if fault:
+                raise RefusedError(f"the new region defines {fault}")
+            undefined.remove(tensor)
     allowed = set(reads(rewrite.old))
     for tensor in reads(rewrite.new):
         if tensor not in allowed and not tensor.is_constant:
             raise RefusedError(f"the new region reads '{tensor.name}', which the old one did not")
-    for tensor in reads((*rewrite.old, *rewrite.new)):
-        if tensor.is_blockwise:
-            raise RefusedError(
-                f"'{tensor.name}' is quantized by blocks: its scales are named by a place in its own subgraph"
-            )
-
-
-def _check_definitions(rewrite: Rewrite) -> None:
-    old = {tensor for operator in rewrite.old for tensor in operator.outputs}
-    undefined = {tensor for operator in rewrite.new for tensor in operator.outputs}
-    defined: set[Tensor] = set()
-    for operator in rewrite.new:
-        for tensor in operator.inputs:
-            if tensor in undefined:
-                raise RefusedError(f"the new region reads '{tensor.name}' before defining it")
-        for tensor in operator.outputs:
-            fault = _fault(tensor, defined, ours=tensor in old or not rewrite.subgraph.lists(tensor))
-            if fault:
-                raise RefusedError(f"the new region defines {fault}")
-            defined.add(tensor)
-        undefined.difference_update(operator.outputs)
-    outputs = rewrite.outputs()
-    if not outputs:
-        raise RefusedError("nothing reads what the region gives, so nothing can be verified")
-    for tensor in outputs:
-        if tensor not in defined:
-            raise RefusedError(f"the new region leaves '{tensor.name}' undefined")
-
-
-def _fault(tensor: Tensor, defined: Collection[Tensor], *, ours: bool) -> str:
-    """Why the new region may not define a tensor; empty where it may."""
-    if tensor in defined:
-        return f"'{tensor.name}' twice"
-    if tensor.is_constant:
-        return f"the constant '{tensor.name}'"
-    return "" if ours else f"'{tensor.name}', which is not the old one's"
 
 
 def check_shapes(rewrite: Rewrite) -> None:
@@ -122,7 +110,7 @@ def check_parameters(rewrite: Rewrite) -> None:
         RefusedError: a tensor has parameters of its own.
     """
     old = with_called(rewrite.old, rewrite.model.subgraphs)
-    known = {_parameters(tensor) for operator in old for tensor in _tensors(operator)}
+    known = {_parameters(tensor) for operator in old for tensor in (*operator.inputs, *operator.outputs)}
     for operator in rewrite.added():
         for tensor in operator.outputs:
             if tensor.is_quantized and tensor not in rewrite.chosen and _parameters(tensor) not in known:
@@ -130,9 +118,6 @@ def check_parameters(rewrite: Rewrite) -> None:
                 raise RefusedError(f"{where} has parameters that no tensor of the old region has")
 
 
-def _parameters(tensor: Tensor) -> Hashable:
-    return None if tensor.quantization is None else (tensor.dtype, tensor.quantization.key())
-
-
-def _tensors(operator: Operator) -> Iterable[Tensor]:
-    return (tensor for tensor in (*operator.inputs, *operator.outputs) if tensor is not None)
+def _parameters(tensor: Tensor | None) -> Hashable:
+    quantization = tensor and tensor.quantization
+    return tensor and quantization and (tensor.dtype, quantization.key())

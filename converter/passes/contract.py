@@ -38,10 +38,9 @@ class Ran:
 class Proof(Record):
     """What running both versions of a region gave; `None` where a figure does not apply.
 
-    `note` says where the demand was met in another way than stated; `like` names the region of the same structure that
-    was run, where this one was not. `ran` says on which kernels, and how much; `extremes` whether extreme inputs were
-    run too. `open` is true where
-    nothing was shown either way: there was no time, or no inputs tell right from wrong. Then `holds` is false, and
+    `note`: where the demand was met in another way than stated. `like`: the region of the same structure that was run
+    instead of this one. `ran`: on which kernels, and how much; `extremes`: whether also on extreme inputs. `open`:
+    nothing was shown either way, for want of time or of inputs that tell right from wrong; then `holds` is false, and
     `reason` says what is missing.
     """
 
@@ -77,9 +76,8 @@ class Prover(Protocol):
 class SiteReport(Record):
     """One place where a pass could apply, and the verdict; `settled` where there was nothing to do.
 
-    `note` is what a user should know of a site that was converted: values clamped, or no longer saturated. `is_bug`: it
-    stays because of a mistake of edge-opt, which should be reported. `replaced` are the operators that a rewrite took
-    out of the graph, and `added` counts those that it put in.
+    `note`: what a user should know of a converted site. `is_bug`: it stays because of a mistake of edge-opt, which
+    should be reported. `replaced`: the operators that a rewrite took out; `added` counts those that it put in.
     """
 
     pass_name: str
@@ -117,12 +115,9 @@ class MaskedRows(Record):
     def of(cls, sites: Iterable[SiteReport]) -> MaskedRows | None:
         """None where the proofs found no change."""
         converted = [(s.pass_name, s.proof) for s in sites if s.status is Status.CONVERTED and s.proof]
-        figures = [(name, proof.fully_masked_rows_max_abs) for name, proof in converted]
-        changes = [(name, figure) for name, figure in figures if figure]
-        if not changes:
-            return None
-        passes = tuple(dict.fromkeys(name for name, _ in changes))
-        return cls(len(changes), max(figure for _, figure in changes), passes)
+        changes = [(n, p.fully_masked_rows_max_abs) for n, p in converted if p.fully_masked_rows_max_abs]
+        names, figures = dict.fromkeys(name for name, _ in changes), [figure for _, figure in changes]
+        return cls(len(changes), max(figures), tuple(names)) if changes else None
 
     @property
     def how(self) -> str:

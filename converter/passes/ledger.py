@@ -1,11 +1,11 @@
 """What a graph computes, step by step, as it was found and as verified rewrites changed it. Runs nothing.
 
-A rewrite is built aside, and building it may change nothing that is there already, e.g. options that new operators
-share with old ones: the proof cannot see that, it runs both regions as they then are. Nor does it see what is merged or
-removed afterwards. So every step is compared in the end with what it was when it was found, or verified.
+A proof runs both regions as they then are. It does not see what building the new one changed in passing, e.g. options
+that old and new operators share, nor what is merged or removed afterwards. So in the end every step of the graph must
+be one that was found or verified.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import TypeAlias
 
 from edge_opt.base.errors import EdgeOptError
@@ -16,8 +16,7 @@ from edge_opt.passes.rewrite import Rewrite
 
 _SMALL = 1 << 12
 _Value: TypeAlias = Hashable
-_Operand: TypeAlias = tuple[_Value, _Value]
-"""A value, and the type of the tensor that holds it."""
+"""Tensors of equal values hold equal bits, whatever is put in."""
 
 
 class UnverifiedChangeError(EdgeOptError):
@@ -27,37 +26,49 @@ class UnverifiedChangeError(EdgeOptError):
 
 
 class Ledger:
-    """The value of every tensor of one subgraph: tensors of equal values hold equal bits, whatever is put in."""
+    """The steps of one subgraph: what an operator does, the values that it reads, and those that it gives."""
 
     def __init__(self, model: Model, subgraph: Subgraph) -> None:
         self._model, self._subgraph = model, subgraph
         self._interface = self._names()
         self._values: dict[Tensor, _Value] = {
-            tensor: ("input", place) for place, tensor in enumerate(subgraph.inputs)
+            tensor: hash(("input", place)) for place, tensor in enumerate(subgraph.inputs)
         }
-        self._steps: dict[Operator, tuple[_Value, list[_Operand]]] = {}
-        self._same: dict[_Value, _Value] = {}
+        self._steps: set[_Value] = set()
         self._effects: list[Operator] = []
-        for operator in subgraph.operators:
-            self._enter(operator)
-            if not is_pure(operator, model.subgraphs):
-                self._effects.append(operator)
+        self._enter(subgraph.operators)
 
     def allow(self, rewrite: Rewrite) -> None:
-        """A verified rewrite that becomes part of the graph: its results have the values that they had.
+        """A verified rewrite that becomes part of the graph: its results keep the values that they had.
 
         Raises:
             UnverifiedChangeError: what it replaces is not what it was.
         """
         for operator in rewrite.old:
             self._compare(operator)
-        for operator in rewrite.added():
-            self._enter(operator)
         replaced = rewrite.removed()
         self._effects = [operator for operator in self._effects if operator not in replaced]
+        self._enter(rewrite.added())
+
+    def merge(self, added: Iterable[Operator]) -> None:
+        """Of the `added` operators, readers of those whose results have equal values read the first one's.
+
+        What reads state, draws random numbers or calls a subgraph is equal to nothing.
+        """
+        chosen, first = set(added), dict[_Value, Operator]()
+        for operator in self._subgraph.operators if chosen else ():
+            if operator not in chosen or not is_pure(operator):
+                continue
+            if any(map(self._subgraph.is_output, operator.outputs)):
+                continue
+            known = first.setdefault(self._step(operator), operator)
+            if known is not operator:
+                for old, new in zip(operator.outputs, known.outputs, strict=True):
+                    self._subgraph.replace_uses(old, new)
+                self._subgraph.remove(operator)
 
     def check(self) -> None:
-        """Compare the graph with what it was, and what was allowed.
+        """Compare the graph with what was found and allowed.
 
         Raises:
             UnverifiedChangeError: something else is different.
@@ -66,12 +77,10 @@ class Ledger:
             raise _changed("the inputs, outputs or signatures are others")
         defined = set(self._subgraph.inputs)
         for operator in self._subgraph.operators:
-            if operator not in self._steps:
-                raise _changed(f"{_named(operator)} is new")
+            self._compare(operator)
             for tensor in operator.inputs:
                 if tensor in self._values and tensor not in defined:
                     raise _changed(f"{_named(operator)} reads what nothing defines before it")
-            self._compare(operator)
             defined.update(operator.outputs)
         for tensor in self._subgraph.outputs:
             if tensor not in defined and not tensor.is_constant:
@@ -80,47 +89,38 @@ class Ledger:
             if operator.subgraph is not self._subgraph:
                 raise _changed(f"{_named(operator)} is gone, and does more than compute")
 
-    def _enter(self, operator: Operator) -> None:
-        """Take up a step. A tensor that has a value already keeps it: the step was verified to give that one."""
-        kind, operands = self._steps[operator] = self._step(operator)
-        for place, tensor in enumerate(operator.outputs):
-            value = hash((kind, *map(self._resolved, operands), place))
-            known = self._values.setdefault(tensor, value)
-            # Where two verified rewrites give two values by the same step, these are one.
-            same = self._resolved((self._same.setdefault(value, known), None))[0]
-            if same != self._resolved((known, None))[0]:
-                self._same[known] = same
-
-    def _resolved(self, operand: _Operand) -> _Operand:
-        value, kind = operand
-        while self._same.get(value, value) != value:
-            value = self._same[value]
-        return value, kind
+    def _enter(self, operators: Iterable[Operator]) -> None:
+        """Take up steps. A tensor that has a value already keeps it: the step was verified to give that one."""
+        for operator in operators:
+            read = hash(self._read(operator))
+            for place, tensor in enumerate(operator.outputs):
+                self._values.setdefault(tensor, hash((read, place)))
+            self._steps.add(self._step(operator))
+            if not is_pure(operator, self._model.subgraphs):
+                self._effects.append(operator)
 
     def _compare(self, operator: Operator) -> None:
-        kind, operands = self._steps[operator]
-        found, given = self._step(operator)
-        if kind != found or [*map(self._resolved, operands)] != [*map(self._resolved, given)]:
-            raise _changed(f"{_named(operator)} has other inputs, outputs or options")
+        if self._step(operator) not in self._steps:
+            raise _changed(f"{_named(operator)} is new, or has other inputs, outputs or options")
 
-    def _step(self, operator: Operator) -> tuple[_Value, list[_Operand]]:
-        """What an operator does, its results' types among it; and the values of what it reads."""
+    def _step(self, operator: Operator) -> _Value:
+        return self._read(operator), tuple(map(self._values.get, operator.outputs))
+
+    def _read(self, operator: Operator) -> _Value:
+        """What an operator does, the types of its results among it, and the types and values of what it reads."""
         options, called = operator.options, subgraph_indices(operator.options)
         if called:
             options = renumbered(options, dict.fromkeys(called, 0))
-        kind = (
+        return (
             operator.code.key(),
             None if options is None else options.key(),
             *(id(self._model.subgraphs[index]) for index in called),
             *map(_type_of, operator.outputs),
-            len(operator.inputs),
+            *map(self._operand, operator.inputs),
         )
-        return kind, [self._operand(tensor) for tensor in operator.inputs]
 
-    def _operand(self, tensor: Tensor | None) -> _Operand:
-        if tensor is None:
-            return None, None
-        return self._values.get(tensor) or _constant(tensor), _type_of(tensor)
+    def _operand(self, tensor: Tensor | None) -> _Value:
+        return tensor and (self._values.get(tensor) or _constant(tensor), _type_of(tensor))
 
     def _names(self) -> _Value:
         """What callers know the graph by."""
@@ -142,11 +142,10 @@ def _named(operator: Operator) -> str:
 
 
 def _type_of(tensor: Tensor) -> _Value:
-    """What decides which values a tensor's bytes stand for."""
+    """What decides which numbers a tensor's bytes stand for."""
     quantization = tensor.quantization
-    small = quantization is not None and not quantization.is_per_axis
     # The scales of weights may be many; those arrays are the file's own and cannot be written to.
-    numbers = quantization.key() if quantization is not None and small else id(quantization)
+    numbers = id(quantization) if quantization is None or quantization.is_per_axis else quantization.key()
     return tensor.dtype, tensor.shape, tensor.shape_signature, tensor.is_variable, numbers
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,12 +36,8 @@ It vanishes in turn in the sum with the lowest float32, so no sum of two masks o
 
 _SMALL_CONSTANT = 1 << 20
 _MASKING = MOVEMENT | {"ADD", "SUB", "MUL", "SELECT", "SELECT_V2", "BROADCAST_TO", "CONCATENATION"}
-
-_LOWEST_FLOAT16 = -32752.0
-"""Half of the lowest float16, whose sum with logits does not overflow; at that size float16 has steps of 16."""
-
 _QUANTIZED = frozenset({DType.INT8, DType.INT16})
-_COMPLEMENT = {"NOT_EQUAL": "EQUAL", "EQUAL": "NOT_EQUAL"}
+_OPPOSITE = {"NOT_EQUAL": "EQUAL", "EQUAL": "NOT_EQUAL"}
 
 
 class MaskToAdd(Pass):
@@ -82,9 +79,8 @@ def _build(context: Context, select: Operator, softmax: Operator, path: list[Ope
             raise RefusedError("the masked logits are read elsewhere too", select, select.outputs[0])
     masked = _match(select, softmax, path)
     make = Assembly(context.model, context.constants)
-    if masked.logits.dtype in _QUANTIZED:
-        return _in_codes(context, masked, make)
-    return _in_floats(context, masked, make)
+    build = _in_codes if masked.logits.dtype in _QUANTIZED else _in_floats
+    return build(context, masked, make)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +98,14 @@ class MaskedSoftmax:
     logits: Tensor
     constant: float
     masked_when: bool
-    other: str = ""
+    other: str
 
 
 def _match(select: Operator, softmax: Operator, path: list[Operator]) -> MaskedSoftmax:
     condition, *operands = (select.input(i) for i in range(3))
     result = select.outputs[0]
-    if not _addable(result):
-        raise RefusedError("logits are neither float nor quantized", select, result)
-    for tensor, dtype in ((condition, DType.BOOL), *((operand, result.dtype) for operand in operands)):
-        if tensor.dtype is not dtype:
-            raise RefusedError("an operand of the SELECT has another type", select, tensor)
+    if result.dtype is not DType.FLOAT32 and not (result.dtype in _QUANTIZED and is_integer(result)):
+        raise RefusedError("logits are neither float32 nor quantized", select, result)
     if select.name == "SELECT" and condition.shape not in ((), result.shape):
         raise RefusedError("SELECT's condition chooses whole rows", select, condition)
     constants = [_uniform(tensor, result) for tensor in operands]
@@ -126,42 +119,29 @@ def _match(select: Operator, softmax: Operator, path: list[Operator]) -> MaskedS
     if not constant <= _HIDDEN:
         text = "the mask constant is too close to the logits for an ADD to hide them"
         raise RefusedError(text, select, masked, f"at most {_HIDDEN:g}", f"{constant:g}")
-    closed, given = _added_before(logits)
-    if closed == -np.inf:
+    lowest, given = _added_before(logits)
+    if lowest == -np.inf:
         text = "another mask has put -inf into the logits, which SELECT hides and ADD does not"
         raise RefusedError(text, select, logits)
     other = f"input '{shortened(given.name)}'" if given else ""
-    if closed < LOWEST_ROW_MAXIMUM:
-        other = f"{closed:g}"
+    if lowest < LOWEST_ROW_MAXIMUM:
+        other = f"{lowest:g}"
     return MaskedSoftmax(select, softmax, path, condition, logits, constant, masked_when, other)
 
 
 def _added_before(logits: Tensor) -> tuple[float, Tensor | None]:
     """What another mask may have put into the logits: the lowest constant (or 0), and a float input that is added."""
 
-    def above(node: tuple[Tensor, bool]) -> list[tuple[Tensor, bool]]:
+    def above(node: tuple[Tensor, bool]) -> Iterator[tuple[Tensor, bool]]:
         maker, added = node[0].producer, node[1]
-        if maker is None or maker.name not in _MASKING:
-            return []
-        return [
-            (source, added or maker.name in ("ADD", "SUB")) for source in maker.inputs if source is not None
-        ]
+        if maker is not None and maker.name in _MASKING:
+            yield from ((t, added or maker.name in ("ADD", "SUB")) for t in maker.inputs if t is not None)
 
-    lowest, given = 0.0, list[Tensor]()
-    for tensor, added in walked([(logits, False)], above):
-        if tensor.has_numbers and tensor.dtype.is_float and 0 < tensor.elements <= _SMALL_CONSTANT:
-            lowest = min(lowest, float(np.min(tensor.array())))
-        elif tensor.producer is None and added and tensor.dtype.is_float and not tensor.is_constant:
-            given.append(tensor)
-    return lowest, min(given, key=lambda tensor: tensor.elements, default=None)
-
-
-def _addable(tensor: Tensor) -> bool:
-    if tensor.dtype not in _QUANTIZED:
-        return tensor.dtype in (DType.FLOAT32, DType.FLOAT16)
-    least, most = code_limits(tensor)
-    parameters = tensor.quantization
-    return is_integer(tensor) and parameters is not None and least <= int(parameters.zero_point[0]) <= most
+    nodes = [(tensor, added) for tensor, added in walked([(logits, False)], above) if tensor.dtype.is_float]
+    small = [t for t, _ in nodes if t.has_numbers and 0 < t.elements <= _SMALL_CONSTANT]
+    given = [t for t, added in nodes if added and t.producer is None and not t.is_constant]
+    lowest = min((float(np.min(tensor.array())) for tensor in small), default=0.0)
+    return min(lowest, 0.0), min(given, key=lambda tensor: tensor.elements, default=None)
 
 
 def _uniform(tensor: Tensor, result: Tensor) -> float | None:
@@ -169,37 +149,32 @@ def _uniform(tensor: Tensor, result: Tensor) -> float | None:
 
     SELECT copies stored numbers, so they mean what the result's parameters say.
     """
-    if not tensor.has_numbers or not tensor.elements:
+    values = tensor.array().ravel() if tensor.has_numbers and tensor.elements else None
+    if values is None or not (values == values[0]).all():
         return None
-    values = tensor.array().ravel()
     first = float(values[0])
-    if not (values == values[0]).all():
-        return None
-    if result.dtype not in _QUANTIZED:
+    if result.dtype not in _QUANTIZED or result.quantization is None:
         return first
-    assert result.quantization is not None
     return result.quantization.real(first)
 
 
 def _in_floats(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite:
     """The mask is CAST(masked) * number: the number is added where masked, 0 where open."""
-    added = _added(context, site)
+    lowest = context.target.mask_constant
+    added = ABSORBING if lowest is None or lowest <= ABSORBING else max(site.constant, lowest)
     if added > _HIDDEN:
         text = f"target '{context.target.name}' wants a mask constant too close to the logits for an ADD to hide them"
         raise RefusedError(text, site.select, None, f"at most {_HIDDEN:g}", f"{added:g}")
-    source, chain, comparison = _followed(site.condition)
-    name, dtype, shape = site.condition.name, site.logits.dtype, source.shape
-    masked, values = _masked(make, site, source, comparison)
-    number = Tensor(name_below(name, "number"), shape, dtype)
-    make.emit("CAST", [masked], number, in_data_type=int(DType.BOOL), out_data_type=int(dtype))
-    constant = make.constants.make("mask/constant", np.array(added, dtype.numpy), dtype)
-    mask = make.emit("MUL", [number, constant], Tensor(name_below(name, "additive"), shape, dtype))
-    if shape != (wanted := site.condition.shape):
-        reshaped = Tensor(name_below(name, "additive/reshaped"), wanted, dtype)
-        mask = make.emit(
-            "RESHAPE", [mask, make.integers("mask/shape", wanted)], reshaped, new_shape=list(wanted)
-        )
-    new = _softmax_of(make, site, mask)
+    source, chain, flag, values = _flag(make, site)
+    name = site.condition.name
+    number = Tensor(name_below(name, "number"), source.shape, DType.FLOAT32)
+    make.emit("CAST", [flag], number, in_data_type=int(DType.BOOL), out_data_type=int(DType.FLOAT32))
+    constant = make.constants.make("mask/constant", np.array(added, np.float32), DType.FLOAT32)
+    mask = Tensor(name_below(name, "additive"), source.shape, DType.FLOAT32)
+    make.emit("MUL", [number, constant], mask)
+    if source.shape != site.condition.shape:
+        reshaped = Tensor(name_below(mask.name, "reshaped"), site.condition.shape, DType.FLOAT32)
+        mask = make.reshape_to(mask, reshaped)
     old = (*chain, site.select, *site.path, site.softmax)
     kept = still_needed(context.subgraph, old, site.softmax)
     # Rows that are masked everywhere stay as they are, where every logit vanishes in what is added.
@@ -208,21 +183,11 @@ def _in_floats(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite
         context.model,
         context.subgraph,
         old,
-        (*kept, *new),
+        (*kept, *_softmax_of(make, site, mask)),
         demand=Demand(spared=("masks", "nan added")) if exact else Demand("relative", 1e-6),
         note="; ".join(_notes(site, added)),
         mask=MaskInput(source, *values, exact=exact),
     )
-
-
-def _added(context: Context, site: MaskedSoftmax) -> float:
-    """What is added to float logits where masked: lower than any logit, and no lower than the target takes."""
-    lowest = context.target.mask_constant
-    if site.logits.dtype is DType.FLOAT16:
-        return max(site.constant, lowest or -np.inf, _LOWEST_FLOAT16)
-    if lowest is None or lowest <= ABSORBING:
-        return ABSORBING
-    return max(site.constant, lowest)
 
 
 def _notes(site: MaskedSoftmax, added: float) -> Iterator[str]:
@@ -284,40 +249,49 @@ def _softmax_of(make: Assembly, site: MaskedSoftmax, mask: Tensor) -> list[Opera
     return make.finished(make.copy(site.softmax, [tensor], site.softmax.outputs[0]))
 
 
-def _followed(condition: Tensor) -> tuple[Tensor, list[Operator], Operator | None]:
-    """What a condition is computed from, through which operators, and which of these compares or negates.
+class _Flag(NamedTuple):
+    """A boolean `tensor`, true where masked, made of `source` instead of by the operators of `chain`.
 
-    They are one comparison with a number, or one NOT, and RESHAPEs around it; else the condition is its own source.
+    `values`: what the source holds where masked, and where open.
     """
-    tensor, below = moved_from(condition, ("RESHAPE",))
+
+    source: Tensor
+    chain: list[Operator]
+    tensor: Tensor
+    values: tuple[float, float]
+
+
+def _flag(make: Assembly, site: MaskedSoftmax) -> _Flag:
+    """RESHAPEs around one comparison with a number, or around one NOT, are followed up; else nothing is.
+
+    So the mask has as few axes as its source, and is reshaped once it is made.
+    """
+    tensor, below = moved_from(site.condition, ("RESHAPE",))
     comparison = tensor.producer
-    if comparison is None or comparison.name not in {*_COMPLEMENT, "LOGICAL_NOT"}:
-        return condition, [], None
-    read = [tensor for tensor in comparison.inputs if tensor is not None]
-    data = [tensor for tensor in read if not tensor.is_constant or comparison.name == "LOGICAL_NOT"]
+    read = [] if comparison is None else [t for t in comparison.inputs if t is not None]
     numbers = [tensor for tensor in read if tensor.has_numbers and tensor.elements == 1]
-    if len(data) != 1 or (comparison.name in _COMPLEMENT and len(numbers) != 1):
-        return condition, [], None
-    source, above = moved_from(data[0], ("RESHAPE",))
-    return source, [*reversed(above), comparison, *reversed(below)], comparison
-
-
-def _masked(
-    make: Assembly, site: MaskedSoftmax, source: Tensor, comparison: Operator | None
-) -> tuple[Tensor, tuple[float, float]]:
-    """A tensor shaped like the source, true where masked; and what the source holds where masked, and where open."""
-    masked = Tensor(name_below(site.condition.name, "masked"), source.shape, DType.BOOL)
-    if comparison is None or comparison.name == "LOGICAL_NOT":
-        if site.masked_when is (comparison is None):
-            return source, (1.0, 0.0)
-        return make.emit("LOGICAL_NOT", [source], masked), (0.0, 1.0)
-    kind = comparison.name if site.masked_when else _COMPLEMENT[comparison.name]
-    number = next(t for t in comparison.inputs if t is not None and t.is_constant)
-    value = number.real()
-    other = 1.0 if value == 0 else 0.0
+    compares = comparison is not None and comparison.name in _OPPOSITE and len(numbers) == 1
+    if comparison is None or not (compares or comparison.name == "LOGICAL_NOT"):
+        return _negated(make, site, site.condition, [], not site.masked_when)
+    source, above = moved_from(next(t for t in read if t not in numbers or not compares), ("RESHAPE",))
+    chain = [*above[::-1], comparison, *below[::-1]]
+    if not compares:
+        return _negated(make, site, source, chain, site.masked_when)
+    (number,), kind = numbers, comparison.name if site.masked_when else _OPPOSITE[comparison.name]
     # With more axes than the source, the number compared with would add axes to the mask.
-    scalar = make.constants.make(
-        "mask/compared", number.array().reshape(()), number.dtype, number.quantization
-    )
-    make.emit(kind, [scalar if tensor is number else source for tensor in comparison.inputs], masked)
-    return masked, ((value, other) if kind == "EQUAL" else (other, value))
+    array = number.array().reshape(())
+    scalar = make.constants.make("mask/compared", array, number.dtype, number.quantization)
+    flag = Tensor(name_below(site.condition.name, "masked"), source.shape, DType.BOOL)
+    make.emit(kind, [scalar if tensor is number else source for tensor in comparison.inputs], flag)
+    equal, other = number.real(), 0.0 if number.real() else 1.0
+    return _Flag(source, chain, flag, (equal, other) if kind == "EQUAL" else (other, equal))
+
+
+def _negated(
+    make: Assembly, site: MaskedSoftmax, source: Tensor, chain: list[Operator], negate: bool
+) -> _Flag:
+    """A boolean source as it is, or negated where it is true for open entries."""
+    if not negate:
+        return _Flag(source, chain, source, (1.0, 0.0))
+    flag = Tensor(name_below(site.condition.name, "masked"), source.shape, DType.BOOL)
+    return _Flag(source, chain, make.emit("LOGICAL_NOT", [source], flag), (0.0, 1.0))

@@ -21,35 +21,64 @@ from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.rewrite import Demand, Rewrite
 from edge_opt.targets import Target
 
-_TILED = Form(sink=False)
+_BY_ROWS = Form(sink=False)
+_BY_PRODUCTS = Demand("relative", 1e-6)
+"""Of a block with FULLY_CONNECTED products."""
 
 
-class TileRows(Pass):
-    """`softmax` is per row, so query rows never mix: `[.., T, S]` -> T/R x `[.., R, S]`, joined at the value product.
+class MhaToSha(Pass):
+    """`softmax` is per row and `BATCH_MATMUL` per batch and row, so heads never mix before the output projection.
 
-    Off unless the target asks for it. The mask is cut once per mask and length, and shared by
-    heads and layers. These are the attentions that have one head; where there are several, `mha_to_sha` cuts rows and
-    heads in one go.
+    `[B,K,G*T,S]` becomes N x `[B,1,T,S]`, with N = K*G. Exact: the same products are summed in the same order. Query
+    rows never mix either: where the target asks for it, each head, or the only one, is cut into blocks of rows,
+    `[.., T, S]` -> T/R x `[.., R, S]`, joined at the value product. The mask is cut once for all heads and layers.
     """
 
-    name = "tile_rows"
-    summary = "cuts attention further, into blocks of query rows"
+    name = "mha_to_sha"
+    summary = "splits multi-head attention into one single-head attention per head, or per block of its rows"
 
     def sites(self, context: Context) -> Iterable[Site]:
-        """One for each single-head attention that is to be cut."""
+        """One for each SOFTMAX."""
         for match in find_blocks(context.subgraph):
-            if isinstance(match, Block) and match.heads == 1:
-                target = context.target.for_attention(match)
-                try:
-                    tiled = tiled_block(target, match)
-                except RefusedError as refused:
-                    yield Site(match.softmax, reason=str(refused))
-                    continue
-                if tiled is not match:
-                    yield Site(match.softmax, partial(in_pieces, context, tiled, _TILED), heads=1, kv_heads=1)
+            if isinstance(match, NotABlock):
+                yield Site(match.softmax, None, str(match.reason), settled=not match.is_attention)
+                continue
+            reason = context.target.no_gain(context.signature, match) if match.heads > 1 else ""
+            if reason:
+                reason = f"target '{context.target.name}' gains nothing from splitting {reason}"
+                yield Site(match.softmax, None, reason, True, match.heads, match.kv_heads)
+            else:
+                yield _site(context, match)
 
 
-def tiled_block(target: Target, block: Block) -> Block:
+def _site(context: Context, block: Block) -> Site:
+    """Heads and rows are cut in the same go: a tile's heads are then joined to finished rows."""
+    target, heads, kv_heads = context.target.for_attention(block), block.heads, block.kv_heads
+    notes = []
+    try:
+        tiled = _tiled(target, block)
+    except RefusedError as refused:
+        if heads == 1:
+            return Site(block.softmax, reason=str(refused))
+        tiled = block
+        notes.append(f"rows are not cut: {refused}")
+    if heads == 1 and tiled is block:
+        return Site(block.softmax, None, "already single-head", True, heads, kv_heads)
+    form = form_for(target.form, merged=block.merged) if heads > 1 else _BY_ROWS
+    if heads > 1 and block.head_size < (target.norm_per_head_from or 0):
+        form = replace(form, composites=False)
+    if heads > 1 and (beside := products_beside(tiled.core)):
+        where = ", ".join(sorted(f"'{shortened(product.outputs[0].name)}'" for product in beside))
+        notes.append(f"the heads are not followed up to scores that are added: {where} still holds several")
+    demand = None
+    if any(operator.name == "FULLY_CONNECTED" for operator in tiled.core):
+        demand = _BY_PRODUCTS
+        notes.append("products by FULLY_CONNECTED, which XNNPACK rounds by the number of rows: equal to 1e-6")
+    build = partial(_build, context, tiled, form, demand, "; ".join(notes))
+    return Site(block.softmax, build, heads=heads, kv_heads=kv_heads)
+
+
+def _tiled(target: Target, block: Block) -> Block:
     """The attention cut into as few equal blocks of rows as the target's wish allows; itself where it stays whole.
 
     Raises:
@@ -65,70 +94,12 @@ def tiled_block(target: Target, block: Block) -> Block:
     return row_tiles(block, rows // size)
 
 
-def in_pieces(context: Context, block: Block, form: Form) -> Rewrite:
-    """The block with each of its pieces computed alone."""
-    old, new = split_heads(context.model, context.subgraph, block, form, context.constants)
-    return Rewrite(context.model, context.subgraph, tuple(old), tuple(new), parts=block.pieces)
-
-
-ROUNDED = Demand("relative", 1e-6)
-"""Of a block with FULLY_CONNECTED products."""
-
-
-class MhaToSha(Pass):
-    """`softmax` is per row and `BATCH_MATMUL` per batch and row, so heads never mix before the output projection.
-
-    `[B,K,G*T,S]` becomes N x `[B,1,T,S]`, with N = K*G. Exact: the same products are summed in the same order.
-    """
-
-    name = "mha_to_sha"
-    summary = "splits multi-head attention into one single-head attention per head"
-
-    def sites(self, context: Context) -> Iterable[Site]:
-        """One for each SOFTMAX."""
-        for match in find_blocks(context.subgraph):
-            if isinstance(match, NotABlock):
-                yield Site(match.softmax, None, str(match.reason), settled=not match.is_attention)
-                continue
-            kept = context.target.no_gain(context.signature, match)
-            if match.heads > 1 and not kept:
-                yield _site(context, match)
-            else:
-                reason = "already single-head"
-                if match.heads > 1:
-                    reason = f"target '{context.target.name}' gains nothing from splitting {kept}"
-                yield Site(match.softmax, None, reason, True, match.heads, match.kv_heads)
-
-
-def _site(context: Context, block: Block) -> Site:
-    """Rows are cut in the same go, where they are to be: a tile's heads are then joined to finished rows."""
-    target = context.target.for_attention(block)
-    form = form_for(target.form, merged=block.merged)
-    if block.head_size < (target.norm_per_head_from or 0):
-        form = replace(form, composites=False)
-    notes = []
-    try:
-        block = tiled_block(target, block)
-    except RefusedError as refused:
-        notes.append(f"rows are not cut: {refused}")
-    beside = products_beside(block.core)
-    if beside:
-        where = ", ".join(sorted(f"'{shortened(product.outputs[0].name)}'" for product in beside))
-        notes.append(f"the heads are not followed up to scores that are added: {where} still holds several")
-    demand = None
-    if any(operator.name == "FULLY_CONNECTED" for operator in block.core):
-        demand = ROUNDED
-        notes.append("products by FULLY_CONNECTED, which XNNPACK rounds by the number of rows: equal to 1e-6")
-    build = partial(_build, context, block, form, demand, "; ".join(notes))
-    return Site(block.softmax, build, heads=block.heads, kv_heads=block.kv_heads)
-
-
 def _build(context: Context, block: Block, form: Form, demand: Demand | None, note: str) -> Rewrite:
-    rewrite = replace(in_pieces(context, block, form), demand=demand, note=note)
-    staying = next((op for op in rewrite.new if op in block.core and op.name in (*PRODUCTS, "SOFTMAX")), None)
-    if staying is not None:
+    old, new = split_heads(context.model, context.subgraph, block, form, context.constants)
+    staying = next((op for op in new if op in block.core and op.name in (*PRODUCTS, "SOFTMAX")), None)
+    if staying is not None and block.heads > 1:
         raise RefusedError("somebody else reads what several heads make together", staying)
-    return rewrite
+    return Rewrite(context.model, context.subgraph, tuple(old), tuple(new), demand, note, parts=block.pieces)
 
 
 def attention_left(

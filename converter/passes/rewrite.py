@@ -1,12 +1,13 @@
 """One rewrite of one region: what it replaces and what it demands, and how it becomes part of the graph."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor
 from edge_opt.attention.labels import OperandFactors
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
-from edge_opt.ir.walk import read_outside, reads, replaced
+from edge_opt.ir.walk import is_pure, read_outside, reads, replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +60,11 @@ class Reference:
 class Rewrite:
     """`old` operators of a subgraph are to be replaced by `new` ones, both in execution order.
 
-    Operators in both lists stay (something outside needs their results). `demand`: another one than the pass's. `note`:
-    what to tell of the site once it is converted. `mask` is given where the two may differ on rows that are masked
-    everywhere, `clipped` where the old region clips values that the new one does not: its result stops at these codes.
-    `parts` counts the heads or tiles that the new region makes apart: results that do not tell them apart prove
-    nothing. `chosen`: new tensors whose quantization parameters the pass chose. `reference` takes the old region's
-    place in the proof.
+    Operators in both lists stay. `demand`: instead of the pass's. `note`: what a user should know of the converted
+    site. `mask`: where rows that are masked everywhere may differ. `clipped`: the old region's result stops at these
+    codes, the new one's does not. `parts`: heads or tiles that the new region makes apart; a result that does not tell
+    them apart proves nothing. `chosen`: new tensors whose quantization parameters the pass chose. `reference` takes the
+    old region's place in the proof.
     """
 
     model: Model
@@ -152,3 +152,19 @@ def commit(rewrite: Rewrite) -> list[Operator]:
             if tensor is not None and not graph.lists(tensor):
                 graph.add_tensor(tensor)
     return [operator for operator in rewrite.old if operator.subgraph is graph]
+
+
+def remove_dead(graph: Subgraph, candidates: Iterable[Operator], subgraphs: Sequence[Subgraph] = ()) -> None:
+    """Remove those operators whose results nobody reads any more, and what only they needed.
+
+    What does more than compute its results stays. `subgraphs` are the model's: without them, any call does.
+    """
+    pending = list(candidates)
+    while pending:
+        operator = pending.pop()
+        is_read = any(tensor.consumers or graph.is_output(tensor) for tensor in operator.outputs)
+        if operator.subgraph is not graph or is_read or not is_pure(operator, subgraphs):
+            continue
+        read = [tensor for tensor in operator.inputs if tensor is not None]
+        graph.remove(operator)
+        pending.extend(tensor.producer for tensor in read if tensor.producer is not None)

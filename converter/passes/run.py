@@ -13,8 +13,7 @@ from edge_opt.ir.refusal import RefusedError
 from edge_opt.passes.checks import check_frame, check_parameters, check_shapes, check_versions
 from edge_opt.passes.contract import Context, Pass, Site, SiteReport, Status
 from edge_opt.passes.ledger import Ledger, UnverifiedChangeError
-from edge_opt.passes.merging import remove_dead, share_equal
-from edge_opt.passes.rewrite import Rewrite, commit
+from edge_opt.passes.rewrite import Rewrite, commit, remove_dead
 
 
 def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
@@ -24,43 +23,40 @@ def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
         UnverifiedChangeError: the pass changed the graph outside its rewrites, or merging changed what they give. That
             is a mistake of ours, not of the model.
     """
-    reports: list[SiteReport] = []
-    listed = len(context.model.subgraphs)
-    sites = deque(_sites(chosen, context))
-    staying: list[Operator] = []
-    added: list[Operator] = []
-    visited: set[Operator] = set()
-    tries = any(site.build for site in sites)
-    if tries and context.ledger is None:
-        context.ledger = Ledger(context.model, context.subgraph)
+    sites, ledger = deque(_sites(chosen, context)), None
+    if any(site.build for site in sites):
+        ledger = context.ledger = context.ledger or Ledger(context.model, context.subgraph)
     try:
-        while sites:
-            site = sites.popleft()
-            visited.add(site.operator)
-            report = _report_on(site, chosen, context, len(reports))
-            rewrite = None if report.reason else _verified_rewrite(site, chosen, context, report)
-            if rewrite is not None:
-                assert context.ledger is not None
-                context.ledger.allow(rewrite)
-                staying += commit(rewrite)
-                added += rewrite.added()
-            reports.append(report)
-            if context.on_site is not None:
-                context.on_site(report)
-            if not sites and chosen.repeats:
-                sites.extend(
-                    further for further in _sites(chosen, context) if further.operator not in visited
-                )
-        remove_dead(context.subgraph, staying, context.model.subgraphs)
-        share_equal(context.subgraph, added)
-        remove_uncalled(context.model, listed)
-        if tries and context.ledger is not None:
-            context.ledger.check()
+        return _applied(chosen, context, sites, ledger)
     except UnverifiedChangeError as changed:
-        where = (
-            f"pass '{chosen.name}' (leave it out with skip='{chosen.name}'), signature '{context.signature}'"
-        )
+        remedy = f"leave it out with skip='{chosen.name}'"
+        where = f"pass '{chosen.name}' ({remedy}), signature '{context.signature}'"
         raise UnverifiedChangeError(f"{where}: {changed}") from changed
+
+
+def _applied(chosen: Pass, context: Context, sites: deque[Site], ledger: Ledger | None) -> list[SiteReport]:
+    reports: list[SiteReport] = []
+    listed, visited = len(context.model.subgraphs), set[Operator]()
+    staying, added = list[Operator](), list[Operator]()
+    while sites:
+        site = sites.popleft()
+        visited.add(site.operator)
+        report = _report_on(site, chosen, context, len(reports))
+        rewrite = None if report.reason else _verified_rewrite(site, chosen, context, report)
+        if rewrite is not None and ledger is not None:
+            ledger.allow(rewrite)
+            staying += commit(rewrite)
+            added += rewrite.added()
+        reports.append(report)
+        if context.on_site is not None:
+            context.on_site(report)
+        if not sites and chosen.repeats:
+            sites.extend(site for site in _sites(chosen, context) if site.operator not in visited)
+    remove_dead(context.subgraph, staying, context.model.subgraphs)
+    remove_uncalled(context.model, listed)
+    if ledger is not None:
+        ledger.merge(added)
+        ledger.check()
     return reports
 
 

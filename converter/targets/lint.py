@@ -11,17 +11,14 @@ import numpy as np
 from edge_opt.attention.block import element_bytes
 from edge_opt.base.record import Record
 from edge_opt.base.words import many
-from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
+from edge_opt.ir import DType, Model, Subgraph, Tensor
 from edge_opt.ir.cleanup import external_weights, new_codes
 from edge_opt.ir.composites import COMPOSITE, composite_name
-from edge_opt.ir.operators import KINDS, Effect, operators_that
-from edge_opt.ir.walk import moved_from
+from edge_opt.ir.operators import KINDS
 from edge_opt.targets.target import Target
 
 _HALF_LOWEST = -65504.0
 _RUINS_A_SCALE = -1e6
-# What brings an operand into the shape that a product needs, and computes nothing.
-_LAYOUT = operators_that(Effect.REARRANGING) | {"BROADCAST_TO", "TILE", "QUANTIZE"}
 # Between a CONCATENATION and an ADD they leave the fault of joined rows as it is, while rows and type stay.
 _ROWS_STAY = frozenset({"RESHAPE", "QUANTIZE", "MUL", "TANH"})
 _COMPARISONS = frozenset(name for name, kind in KINDS.items() if kind.result == "BOOL")
@@ -56,12 +53,12 @@ def lint(model: Model, target: Target) -> list[Finding]:
         names = ", ".join(signature.key for signature in model.signatures)
         message = f"only subgraph 0 is read, of the signatures {names}: export each to a file of its own"
         findings.append(Finding("warning", "signatures", message))
-    after = len(external_weights(model)) if target.external_weights is False else 0
-    if after:
-        message = f"{many(after, 'weight')} after the flatbuffer are not read: convert writes them inside"
+    if target.external_weights is False and (outside := external_weights(model)):
+        message = (
+            f"{many(len(outside), 'weight')} after the flatbuffer are not read: convert writes them inside"
+        )
         findings.append(Finding("error", "external-weights", message))
-    codes = new_codes(model) if target.new_operator_codes is False else []
-    if codes:
+    if target.new_operator_codes is False and (codes := new_codes(model)):
         names = ", ".join(code.name for code in codes)
         message = f"{names}: the kind is read from deprecated_builtin_code, which is not set: convert sets it"
         findings.append(Finding("error", "operator-codes", message))
@@ -71,32 +68,39 @@ def lint(model: Model, target: Target) -> list[Finding]:
 def _refused(graph: Subgraph, target: Target) -> _Faults:
     refused = [operator for operator in graph.operators if target.refuses(operator)]
     counts = Counter(operator.name for operator in refused if operator.name != COMPOSITE)
-    composites = Counter(composite_name(operator) for operator in refused if operator.name == COMPOSITE)
     for name, count in sorted(counts.items()):
         yield "operator", f"{name} is not taken ({many(count, 'time')})"
-    if composites:
-        names = ", ".join(f"{name} {many(count, 'time')}" for name, count in sorted(composites.items()))
-        yield (
-            "composite",
-            f"composites are not opened: {names}; a target file with inline_composites = true opens them",
-        )
+    composites = Counter(composite_name(operator) for operator in refused if operator.name == COMPOSITE)
+    names = ", ".join(f"{name} {many(count, 'time')}" for name, count in sorted(composites.items()))
+    if names:
+        remedy = "a target file with inline_composites = true opens them"
+        yield "composite", f"composites are not opened: {names}; {remedy}"
 
 
 def _tensors(graph: Subgraph, target: Target) -> _Faults:
-    limit = math.inf if target.largest_rank is None else target.largest_rank
+    limit = target.largest_rank or math.inf
+    rules: list[tuple[str, bool | None, str, Callable[[Tensor], bool]]] = [
+        ("rank", False, f"tensors of a rank over {limit}", lambda t: len(t.shape) > limit),
+        ("int64", target.int64, "64-bit integers are not taken", lambda t: t.dtype is DType.INT64),
+        (
+            "float",
+            target.floats,
+            "floating point is not taken, quantize the model",
+            lambda t: t.dtype.is_float,
+        ),
+        (
+            *("dynamic", target.dynamic_shapes, "dimensions known only at run time are not taken"),
+            lambda t: t.is_dynamic or not t.has_rank,
+        ),
+    ]
     defined = [*graph.inputs, *(tensor for operator in graph.operators for tensor in operator.outputs)]
-    unknown = [tensor for tensor in defined if tensor.is_dynamic or not tensor.has_rank]
-    wide, floats = [t for t in defined if t.dtype is DType.INT64], [t for t in defined if t.dtype.is_float]
-    for rule, taken, text, tensors in (
-        ("rank", False, f"tensors of a rank over {limit}", [t for t in defined if len(t.shape) > limit]),
-        ("int64", target.int64, "64-bit integers are not taken", wide),
-        ("float", target.floats, "floating point is not taken, quantize the model", floats),
-        ("dynamic", target.dynamic_shapes, "dimensions known only at run time are not taken", unknown),
-    ):
-        if taken is False and tensors:
-            named = ", ".join(f"'{tensor.name[-60:]}' {list(tensor.shape)}" for tensor in tensors[:_NAMED])
-            more = f" and {len(tensors) - _NAMED} more" if len(tensors) > _NAMED else ""
-            yield rule, f"{text}: {named}{more}"
+    for rule, taken, text, fits in rules:
+        found = (
+            [] if taken is not False else [f"'{t.name[-60:]}' {list(t.shape)}" for t in defined if fits(t)]
+        )
+        if found:
+            more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+            yield rule, f"{text}: {', '.join(found[:_NAMED])}{more}"
 
 
 def _joined_rows(graph: Subgraph, target: Target) -> _Faults:
@@ -140,42 +144,15 @@ def _has_joined_rows(tensor: Tensor) -> bool:
 
 def _constants(graph: Subgraph, _: Target) -> _Faults:
     """Mask constants that overflow in half precision, or leave no precision to what is quantized with them."""
-    lowest: dict[Tensor, tuple[str, float]] = {}
-    for operator in graph.operators:
-        for tensor in operator.inputs if operator.name in _MASK_OPERATORS else ():
-            if tensor is None or tensor in lowest or not tensor.has_numbers:
-                continue
-            if tensor.dtype is DType.FLOAT32 and 0 < tensor.elements <= _MOST_ELEMENTS:
-                lowest[tensor] = operator.name, float(np.min(tensor.array()))
-    for name, value in lowest.values():
-        if value < _RUINS_A_SCALE:
-            harm = "overflows in half precision, and quantized with it a tensor has no precision left"
-            remedy = "mask_to_add raises it for a target with a mask_constant"
-            yield "mask-constant", f"the mask constant {value:g} of {name} {harm}: {remedy}"
-        elif value < _HALF_LOWEST:
-            yield "mask-constant", f"the mask constant {value:g} overflows in half precision"
-
-
-def _reordered(graph: Subgraph, _: Target) -> _Faults:
-    """Operands of attention's products that a RESHAPE puts into another order, where a TRANSPOSE is due.
-
-    RESHAPE keeps the order of the numbers: `[S,H] -> [H,S]` with S and H other than 1 and not the same puts parts of
-    different keys into one column. TensorFlow's converter is known to write it for one key/value head that is repeated.
-    """
-    exchanging: dict[Operator, None] = {}
-    for product in graph.operators:
-        if product.name != "BATCH_MATMUL" or any(t is None or t.is_constant for t in product.inputs):
-            continue
-        for tensor in product.inputs:
-            passed = [] if tensor is None else moved_from(tensor, _LAYOUT)[1]
-            reshapes = [operator for operator in passed if operator.name == "RESHAPE"]
-            exchanging |= dict.fromkeys(filter(_exchanges_axes, reshapes))
-    for operator in exchanging:
-        before, after = list(operator.input(0).shape), list(operator.outputs[0].shape)
-        text = f"a RESHAPE {before} -> {after} exchanges axes in front of a BATCH_MATMUL"
-        harm = "where only a TRANSPOSE keeps together what belongs together"
-        remedy = "the model was probably converted wrongly, compare it with its source"
-        yield "reordered", f"{text}, {harm}: {remedy}"
+    readers = {t: op.name for op in graph.operators if op.name in _MASK_OPERATORS for t in op.inputs if t}
+    for tensor, name in readers.items():
+        known = tensor.has_numbers and tensor.dtype is DType.FLOAT32 and 0 < tensor.elements <= _MOST_ELEMENTS
+        value = float(np.min(tensor.array())) if known else 0.0
+        if value < _HALF_LOWEST:
+            text = f"the mask constant {value:g} of {name} overflows in half precision"
+            if value < _RUINS_A_SCALE:
+                text += ", and quantized with it a tensor has no precision left"
+            yield "mask-constant", f"{text}: mask_to_add raises it for a target with a mask_constant"
 
 
 def _comparisons(graph: Subgraph, _: Target) -> _Faults:
@@ -196,17 +173,7 @@ def _comparisons(graph: Subgraph, _: Target) -> _Faults:
             yield "comparison", f"{text}, and LiteRT's kernels compare wrongly from 1 on: {harm}; {remedy}"
 
 
-def _exchanges_axes(reshape: Operator) -> bool:
-    """True where the axes longer than 1 are the same in another order, and another one is the last.
-
-    Where the last one stays, whole rows are grouped anew: `[B,K*G,H] -> [B*K,G,H]` is right.
-    """
-    shapes = reshape.input(0).shape, reshape.outputs[0].shape
-    before, after = ([size for size in shape if size != 1] for shape in shapes)
-    return sorted(before) == sorted(after) and before[-1:] != after[-1:]
-
-
 _LOOKS: dict[Callable[[Subgraph, Target], _Faults], str] = {
     **dict.fromkeys((_refused, _tensors, _joined_rows), "error"),
-    **dict.fromkeys((_constants, _reordered, _comparisons), "warning"),
+    **dict.fromkeys((_constants, _comparisons), "warning"),
 }

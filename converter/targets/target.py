@@ -122,11 +122,6 @@ class Target:
         """The target with the form for this attention: `long_context`'s where it does not fit on the chip."""
         return replace(self, **self.long_context) if self.overflows(match) else self
 
-    def asked(self, **facts: str | int | bool | None) -> Target:
-        """With facts that a user named, whatever the attention's length; None takes a fact away."""
-        kept = {name: value for name, value in self.long_context.items() if name not in facts}
-        return replace(self, long_context=kept, **facts)  # type: ignore[arg-type]
-
     def to_dict(self) -> dict[str, Any]:
         """Every fact that is known, as JSON values."""
         known = {entry.name: getattr(self, entry.name) for entry in fields(self)}
