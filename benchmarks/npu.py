@@ -87,9 +87,9 @@ def candidates(
     yield EXPORTED, None
     yield OURS, target
     if forms:
-        _, blocks = largest_attention(model, signature)
+        _, attention = largest_attention(model, signature)
         yield from (
-            (form, applied(target, changes)) for form, changes in variants(blocks[0], target) if changes
+            (form, applied(target, changes)) for form, changes in variants(attention, target) if changes
         )
 
 

@@ -152,7 +152,7 @@ def tune(
     overwrite: options.ForceOption = False,
     sdk: options.SdkOption = None,
     chip: options.ChipOption = None,
-    blocks: options.LayersOption = None,
+    layers: options.LayersOption = None,
     seconds: options.SecondsOption = 1800.0,
     jobs: Annotated[
         int | None, option("Trials at a time. Default: the number of free cores.", "<N>", min=1)
@@ -173,7 +173,7 @@ def tune(
             model,
             target or "qualcomm-htp",
             signature=signature,
-            blocks=blocks,
+            layers=layers,
             sdk=sdk,
             chip=chip,
             seconds=seconds or None,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from bundles import GENERIC, bundle, model_part
 from cli_runs import DEMO, QUANTIZED
-from pretend_npu import EVENTS, pretend
+from pretend_npu import calls, compiling, pretend
 from sdk import require_qnn
 from text_parser import parse
 
@@ -27,29 +27,6 @@ from edge_opt.schema.litertlm import read_bundle
 SHARED = "--qualcomm_enable_weight_sharing=true"
 TEXT = (GENERIC, {"name": "metadata"}, b"tokens")
 
-# Writes its arguments down. At each call, for one entry point, it says the next of `runs`: estimated microseconds
-# (None for none), bytes read, and operators taken of 9.
-TOOL = """
-    import json, os, pathlib, sys
-    calls = pathlib.Path({calls!r})
-    done = calls.read_text().splitlines() if calls.exists() else []
-    calls.write_text("\\n".join([*done, json.dumps(sys.argv[1:])]))
-    run = {runs!r}[len(done)]
-    if run is None:
-        print(" 0.0ms [ ERROR ]   <E> no room")
-        raise SystemExit(6)
-    time, read, taken = run
-    log = open(os.environ["EDGE_OPT_PROBE_LOG"], "w")
-    print("interface", "known", "2.40.0", "5", sep="\\t", file=log)
-    print("Partitioned subgraph<0>, selected %d ops, from a total of 9 ops. resulted in 1 partitions." % taken,
-          file=sys.stderr)
-    print("spill_bytes=0\\nfill_bytes=0\\nwrite_total_bytes=0\\nread_total_bytes=%d" % read)
-    print("finalize_runlist: in_runlist=3, x")
-    print("finalized", "g", 0, sep="\\t", file=log)
-    for event, value in {events!r}.items() if time is not None else ():
-        print("event", event, time if event in (2019, 2020, 2021) else value, sep="\\t", file=log)
-"""
-
 
 def config(**fields: Any) -> Any:
     """As the pipeline's own, as far as it is read."""
@@ -60,23 +37,18 @@ class Stage:
     """The stage between a quantized bundle and its output, with a pretended compiler."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder, self.calls, self.out = folder, folder / "calls", folder / "out.litertlm"
+        self.folder, self.out = folder, folder / "out.litertlm"
+        self.calls = folder / "apply_plugin_main.calls"
         self._monkeypatch = monkeypatch
         self.quantized = folder / "quantized.litertlm"
         self.quantized.write_bytes(bundle([TEXT, model_part("prefill_decode", DEMO.read_bytes())]))
-
-    def compiler(self, *runs: Sequence[object]) -> Path:
-        """Its folder."""
-        text = TOOL.format(
-            calls=str(self.calls), runs=[one for every in runs for one in every], events=EVENTS
-        )
-        return pretend(self.folder, self._monkeypatch, text)
 
     def __call__(self, *runs: Sequence[object], **options: Any) -> Optimized:
         """Run it; without `runs` there is no compiler. Other fields than options are of the configuration."""
         told = {name: options.pop(name) for name in ("target",) if name in options}
         if runs:
-            told["sdk"] = self.compiler(*runs)
+            program = compiling([one for every in runs for one in every])
+            told["sdk"] = pretend(self.folder, self._monkeypatch, program)
         return npu_optimize(config(**options), self.quantized, self.out, **told)
 
     @property
@@ -84,8 +56,8 @@ class Stage:
         """Of the compiler's calls, as far as they are not about files."""
         files = ("--cmd", "--model", "--o", "--libs", "--soc_manufacturer")
         return [
-            [flag for flag in json.loads(line) if flag.partition("=")[0] not in files]
-            for line in self.calls.read_text().splitlines()
+            [flag for flag in call if flag.partition("=")[0] not in files]
+            for call in calls(self.folder / "sdk")
         ]
 
     def grown(self) -> list[int]:

@@ -16,7 +16,7 @@ import generation_models as models
 import pytest
 from bundles import bundle, model_part
 from cli_runs import NO_ATTENTION, QUANTIZED, run
-from pretend_npu import EVENTS, FIGURES, TAKEN, pretend
+from pretend_npu import EVENTS, FIGURES, TAKEN, compiling, pretend
 from sdk import require_qnn
 from text_parser import parse
 
@@ -42,13 +42,7 @@ def partition(spill: int, fill: int, written: int, read: int, steps: int) -> str
         """)
 
 
-def heard(share: int = 1) -> str:
-    """The probe's log of one graph, with that share of the time."""
-    lines = [f"event\t{kind}\t{value // share}" for kind, value in EVENTS.items()]
-    return "\n".join(["interface\tknown\t2.40.0\t5", "finalized\tg\t0", *lines, ""])
-
-
-NOTHING = "interface\tknown\t2.40.0\t5\nfinalized\tg\t0\n"
+HEARD = "".join(["finalized\tg\t0\n", *(f"event\t{kind}\t{value}\n" for kind, value in EVENTS.items())])
 
 
 def outcome(output: str, taken: str, log: str = "") -> Outcome:
@@ -76,11 +70,11 @@ TAKEN_TWICE = "selected 7 ops, from a total of 9 ops. resulted in 2"
 
 
 def test_partitions_run_one_after_the_other() -> None:
-    found = outcome(TWO, TAKEN_TWICE, heard() + heard().partition("\n")[2])
+    found = outcome(TWO, TAKEN_TWICE, HEARD + HEARD)
     told = {"spill": 11, "fill": 22, "ddr_written": 33, "ddr_read": 440, "run_list": 55}
     assert found.figures() == {"taken": 7, "operators": 9, "partitions": 2, **told}
     assert found.time("SA8797") == TimeEstimate("SA8797", 3000, 2000, 5000, 2400, 1800, 2800, 2)
-    assert outcome(TWO, TAKEN_TWICE, heard()).time("SA8797") is None, "of one partition alone"
+    assert outcome(TWO, TAKEN_TWICE, HEARD).time("SA8797") is None, "of one partition alone"
 
 
 def test_a_lost_figure_is_an_error_and_a_refused_graph_has_no_partition() -> None:
@@ -114,7 +108,7 @@ def test_the_tool_gets_model_chip_flags_and_libraries_behind_the_probe(
         assert "--soc_model=SM9999" in sys.argv and sys.argv[-1] == "--level=O2"
         print({TAKEN!r}, file=sys.stderr)
         print("Qnn library version 2.39.1 is used.", file=sys.stderr)
-        print({partition(0, 0, 16, 40, 3)!r})
+        print({FIGURES!r})
     """)
     report = profile(model, sdk=sdk, chip="SM9999", flags=["--level=O2"])
     (figures,) = report.to_dict()["signatures"]
@@ -166,35 +160,18 @@ def test_a_compiler_that_fails_is_told_in_one_sentence(
 
 
 def test_a_compiler_that_fails_leaves_others_alone(model: Path, compiler: Compilers) -> None:
-    sdk = compiler(f"""
-        import sys, time
-        if "--soc_model=SM8750" in sys.argv:
-            raise SystemExit(6)
-        time.sleep(1)
-        print({TAKEN!r}, file=sys.stderr)
-        print({FIGURES!r})
-    """)
-    loaded = load(model)
+    program = "import sys, time; time.sleep('SA8797' in ' '.join(sys.argv))\n"
+    sdk = compiler(program + dedent(compiling({"SM8750": None, "SA8797": (1200, 40, 9)})))
     with ThreadPoolExecutor(2) as threads:
         other, failing = (
-            threads.submit(measure, loaded, "main", Compiler(chip, (), sdk)) for chip in ("SA8797", "SM8750")
+            threads.submit(measure, load(model), "main", Compiler(chip, (), sdk))
+            for chip in ("SA8797", "SM8750")
         )
-        assert failing.result().failure.startswith("the Hexagon compiler ended with code 6")
+        assert failing.result().failure == "the Hexagon compiler ended with code 6: no room"
         assert other.result().figures is not None
 
 
 # Time
-
-
-def program_with_times(chips: dict[str, str]) -> str:
-    """A tool that says of each chip in the table what the probe would hear, and fails for any other."""
-    return f"""
-        import os, sys
-        chip = next(a.partition("=")[2] for a in sys.argv if a.startswith("--soc_model="))
-        open(os.environ["EDGE_OPT_PROBE_LOG"], "w").write({chips!r}[chip])
-        print({TAKEN!r}, file=sys.stderr)
-        print({partition(0, 0, 16, 40, 3)!r})
-        """
 
 
 def judged(model: Path, sdk: Path, chip: str) -> tuple[Figures, tuple[str, ...]]:
@@ -216,64 +193,44 @@ def judged(model: Path, sdk: Path, chip: str) -> tuple[Figures, tuple[str, ...]]
 def test_a_phones_time_is_estimated_on_the_chip_of_the_nearest_version(
     model: Path, compiler: Compilers, chip: str, judge: str, words: str
 ) -> None:
-    sdk = compiler(program_with_times({chip: NOTHING, judge: heard()}))
+    sdk = compiler(compiling({chip: (None, 40, 9), judge: (1200, 40, 9)}))
     figures, notes = judged(model, sdk, chip)
-    assert figures.time == TimeEstimate(judge, 1500, 1000, 2500, 1200, 900, 1400, 1)
+    assert figures.time == TimeEstimate(judge, 1500, 1000, 2500, 1200, 1200, 1200, 1)
     assert words in "".join(notes)
     assert len(notes) == (1 if words else 0)
 
 
 @pytest.mark.parametrize(
-    ("chip", "said", "words"),
+    ("chip", "interface", "words"),
     [
-        ("SM0", NOTHING, "the compiler gave none for SM0"),
-        ("SA8797", NOTHING, "the compiler gave none for SA8797"),
-        (
-            "SA8797",
-            NOTHING.replace("known\t2.40", "unknown\t3.1"),
-            "QNN interface 3.1.0, and edge-opt's probe was tried with 2.36 to 2.40",
-        ),
+        ("SM0", (), "the compiler gave none for SM0"),
+        ("SA8797", (), "the compiler gave none for SA8797"),
+        ("SA8797", ("unknown", "3.1.0"), "QNN interface 3.1.0, and edge-opt's probe was tried with 2.36 to 2.40"),
+        ("SM8750", None, "there is no C compiler"),
     ],
-)
+)  # fmt: skip
 def test_without_an_estimate_the_bytes_are_there_and_one_sentence_says_why(
-    model: Path, compiler: Compilers, chip: str, said: str, words: str
+    model: Path,
+    compiler: Compilers,
+    monkeypatch: pytest.MonkeyPatch,
+    chip: str,
+    interface: tuple[str, ...] | None,
+    words: str,
 ) -> None:
-    figures, notes = judged(model, compiler(program_with_times({chip: said})), chip)
+    sdk = compiler(compiling(dict.fromkeys((chip, "SA8797"), (None, 40, 9, *(interface or ())))))
+    if interface is None:
+
+        def missing() -> Path:
+            raise CompilerMissingError("there is no C compiler")
+
+        monkeypatch.setattr("edge_opt.npu.sdk.build_probe", missing)
+    figures, notes = judged(model, sdk, chip)
     assert (figures.time, figures.ddr_read) == (None, 40)
     assert notes[0].startswith("no estimate of time: ")
     assert words in notes[0]
 
 
-def test_without_a_c_compiler_the_bytes_are_there_too(
-    model: Path, compiler: Compilers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sdk = compiler(program_with_times({"SM8750": "", "SA8797": ""}))
-
-    def missing() -> Path:
-        raise CompilerMissingError("there is no C compiler")
-
-    monkeypatch.setattr("edge_opt.npu.sdk.build_probe", missing)
-    assert judged(model, sdk, "SM8750")[1] == ("no estimate of time: there is no C compiler",)
-
-
 # The parts of a bundle
-
-
-def by_part(parts: Path) -> str:
-    """A tool that estimates a time of every part; beside a file `.refuse` it refuses cache updates."""
-    return f"""
-    import os, sys
-    if b"update" in open(sys.argv[2].partition("=")[2], "rb").read() and os.path.exists({str(parts)!r} + ".refuse"):
-        print(" 0.0ms [ ERROR ]   <E> could not create op: q::Select")
-        raise SystemExit(6)
-    log = open(os.environ["EDGE_OPT_PROBE_LOG"], "w")
-    print("interface", "known", "2.40.0", "5", sep="\\t", file=log)
-    print({TAKEN!r}, file=sys.stderr)
-    print({FIGURES!r})
-    print("finalized", "g", 0, sep="\\t", file=log)
-    for event, value in {EVENTS!r}.items():
-        print("event", event, value, sep="\\t", file=log)
-    """
 
 
 @pytest.fixture
@@ -285,36 +242,27 @@ def parts(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_step_is_told_by_part_with_who_runs_it(parts: Path, compiler: Compilers, capsys: Captured) -> None:
-    command = ("profile", parts, "--soc", "SA8797", "--sdk", compiler(by_part(parts)))
-    prefill, decode = run(capsys, *command, "--json").json["profiles"][0]["steps"]
-    assert (prefill["name"], decode["name"]) == ("prefill_4", "decode")
-    told = [
-        (name, part["signature"], part["figures"]["time"]["us"]) for name, part in prefill["parts"].items()
-    ]
-    assert told == [
-        ("embedder", "prefill_embedder_4", 1200),
-        ("masks", "prefill_mask_4", 1200),
-        ("decoder", "prefill_4", 1200),
-        ("cache update", "prefill_cache_update_4", 1200),
-    ]
-    shown = run(capsys, *command).out
-    assert re.search(r"prefill_4 +masks +LiteRT-LM itself \(before 0\.11: the model\) +2/2 +1\.200\n", shown)
-    assert "use_hw_masking_for_npu" in shown
-
-
-def test_a_part_that_the_compiler_refuses_costs_no_other_its_estimate(
+def test_a_step_is_told_by_part_and_one_that_the_compiler_refuses_costs_no_other_its_estimate(
     parts: Path, compiler: Compilers, capsys: Captured
 ) -> None:
-    program = by_part(parts).replace('b"update"', 'b"decode_cache_update"')
-    parts.with_name(f"{parts.name}.refuse").touch()
-    command = ("profile", parts, "--soc", "SA8797", "--sdk", compiler(program))
-    *others, update = run(capsys, *command, "--json").json["profiles"][0]["steps"][1]["parts"].values()
+    command = ("profile", parts, "--soc", "SA8797", "--sdk")
+    names = ("embedder", "masks", "decoder", "cache update")
+    sdk = compiler(compiling([(1200, 40, 9)] * 7 + [None]))
+    prefill, decode = run(capsys, *command, sdk, "--json").json["profiles"][0]["steps"]
+    assert [(step["name"], [*step["parts"]]) for step in (prefill, decode)] == [
+        ("prefill_4", [*names]),
+        ("decode", [*names]),
+    ]
+    signatures = [part["signature"] for part in prefill["parts"].values()]
+    assert signatures == ["prefill_embedder_4", "prefill_mask_4", "prefill_4", "prefill_cache_update_4"]
+    *others, update = [*prefill["parts"].values(), *decode["parts"].values()]
     assert all(part["figures"]["time"]["us"] == 1200 for part in others)
     assert update["figures"] is None
-    assert update["failure"].endswith("could not create op: q::Select")
-    shown = run(capsys, *command).out
-    assert "decode_cache_update has no estimate: the Hexagon compiler ended with code 6: could not" in shown
+    (parts.parent / "apply_plugin_main.calls").unlink()
+    shown = run(capsys, *command, sdk).out
+    assert re.search(r"prefill_4 +masks +LiteRT-LM itself \(before 0\.11: the model\) +9/9 +1\.200\n", shown)
+    assert "use_hw_masking_for_npu" in shown
+    assert "decode_cache_update has no estimate: the Hexagon compiler ended with code 6: no room" in shown
 
 
 # The floor
@@ -342,26 +290,15 @@ def test_profile_prints_a_table_for_each_model_with_the_ratio_of_time(
     other = tmp_path / "after" / model.name
     other.parent.mkdir()
     shutil.copy(model, other)
-    seen = str(tmp_path / "seen")
-    sdk = compiler(f"""
-        import os, sys
-        print({TAKEN!r}, file=sys.stderr)
-        print({partition(1024, 2048, 16, 36, 3)!r})
-        told = {heard(2)!r} if os.path.exists({seen!r}) else {heard()!r}
-        open(os.environ["EDGE_OPT_PROBE_LOG"], "w").write(told)
-        open({seen!r}, "w")
-    """)
+    sdk = compiler(compiling([(1200, 36, 9), (600, 36, 9)]))
     shown = run(capsys, "profile", model, other, "--sdk", sdk, "--soc", "SA8797")
     assert shown.code == 0
     lines = shown.out.splitlines()
     assert lines[0].startswith("SA8797, ai-edge-litert")
     assert (lines[2], lines[6]) == (str(model), str(other))
-    cells = ["main", "2/2", "1.200", "1.00", "KiB", "2.00", "KiB"]
-    assert lines[4].split()[:7] == cells
-    assert (lines[4].split()[-1], lines[8].split()[-1]) == ("1.000", "0.500")
+    assert lines[4].split()[:3] == ["main", "9/9", "1.200"]
+    assert lines[8].split()[:3] == ["main", "9/9", "0.600"]
     assert max(map(len, lines[3:5])) <= 80
-    told = run(capsys, "profile", model, "--sdk", sdk, "--json")
-    assert told.json["profiles"][0]["signatures"][0]["fill"] == 2048
 
 
 # The real one

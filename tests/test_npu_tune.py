@@ -34,7 +34,7 @@ from edge_opt.npu import (
     write_target,
 )
 from edge_opt.npu.hexagon import Compiler
-from edge_opt.npu.layers import cut_layers
+from edge_opt.npu.layers import cut_entry_point, largest_attention, layer_ends
 from edge_opt.npu.tuning import applied, rewritten, variants
 from edge_opt.targets import Target, load_target
 
@@ -93,7 +93,7 @@ def compiler_that_takes(**us: int) -> Measure:
 
 
 def tuned(answers: dict[int, Figures], path: Path = DEMO, **options: Any) -> Tuning:
-    given = {"target": "qualcomm-htp", "blocks": 1, "jobs": 2, **options}
+    given = {"target": "qualcomm-htp", "layers": 1, "jobs": 2, **options}
     sdk = SimpleNamespace(no_probe="")
     with (
         patch("edge_opt.npu.tuning.measure", given.pop("measure", FakeCompiler(answers))),
@@ -111,32 +111,29 @@ def forms(tuning: Tuning) -> list[str]:
 
 
 @pytest.mark.parametrize("path", [DEMO, QUANTIZED])
-def test_a_layer_has_the_real_shapes_and_one_attention_and_converts_as_the_model_does(path: Path) -> None:
+def test_the_first_layers_have_real_shapes_and_convert_as_the_model_does(path: Path) -> None:
     model = load(path)
-    name, graph = model.entry_points()[0]
-    whole = [match for match in find_blocks(graph) if isinstance(match, Block)]
-    layer = cut_layers(model, blocks=1)
-    assert (layer.signature, layer.blocks) == (name, 1)
-    found = [match for match in find_blocks(layer.model.subgraphs[0]) if isinstance(match, Block)]
-    assert [(match.heads, match.key_lengths) for match in found] == [(whole[0].heads, whole[0].key_lengths)]
-    assert [signature.key for signature in layer.model.signatures] == [name]
-    kinds = [operator.name for operator in layer.model.subgraphs[0].operators]
+    name, attention = largest_attention(model)
+    assert name == "prefill_8"
+    layer = cut_entry_point(model, name, layer_ends(model, name, 1))
+    found = [match for match in find_blocks(layer.subgraphs[0]) if isinstance(match, Block)]
+    assert [(match.heads, match.key_lengths) for match in found] == [(attention.heads, attention.key_lengths)]
+    assert [signature.key for signature in layer.signatures] == [name]
+    kinds = [operator.name for operator in layer.subgraphs[0].operators]
     assert kinds[-1] == "FULLY_CONNECTED", "the output projection belongs to the layer"
-    assert len(kinds) < len(graph)
-    converted = convert(layer.model).converted
+    converted = convert(layer).converted
     assert [(site.heads, site.proof is not None) for site in converted] == [(4, True)]
+    counts = [count(cut_entry_point(model, "decode", layer_ends(model, "decode", n))) for n in (2, 99)]
+    assert counts == [2, 3]
 
 
-def test_several_layers_can_be_cut_out_and_what_has_no_such_attention_is_refused() -> None:
-    layers = cut_layers(load(DEMO), "decode", blocks=2)
-    assert (layers.blocks, count(layers.model)) == (2, 2)
-    assert cut_layers(load(DEMO), "decode", blocks=99).blocks == 3
+def test_a_signature_without_attention_of_several_heads_is_refused() -> None:
     with pytest.raises(UsageError, match="signature 'prefil' does not exist, did you mean 'prefill_8'"):
-        cut_layers(load(DEMO), "prefil")
+        largest_attention(load(DEMO), "prefil")
     model = convert(DEMO, dry_run=True, verify="none").model
     assert model is not None
     with pytest.raises(UsageError, match="holds no multi-head attention"):
-        cut_layers(model, blocks=1)
+        largest_attention(model)
 
 
 # What is tried
@@ -144,7 +141,7 @@ def test_several_layers_can_be_cut_out_and_what_has_no_such_attention_is_refused
 
 def test_every_form_is_tried_and_tiles_of_the_one_that_is_mostly_the_best() -> None:
     target = replace(load_target("qualcomm-htp"), on_chip_bytes=1, long_context={"rows_per_tile": 2})
-    block = replace(cut_layers(load(DEMO), "prefill_8").attention, query_length=512)
+    block = replace(largest_attention(load(DEMO), "prefill_8")[1], query_length=512)
     tried = dict(variants(block, target))
     assert [*tried] == [
         "as exported",
@@ -271,7 +268,7 @@ def test_a_search_that_is_interrupted_leaves_no_compiler_running(
             raise KeyboardInterrupt
 
     with patch("edge_opt.npu.tuning.measure", measure), pytest.raises(KeyboardInterrupt):
-        tune(DEMO, blocks=1, jobs=2, sdk=sdk, progress=interrupt)
+        tune(DEMO, layers=1, jobs=2, sdk=sdk, progress=interrupt)
     assert not _running
     assert {process.returncode for process in started} <= {-signal.SIGKILL}
     assert bool(started) == (measure is hexagon.measure)
@@ -391,7 +388,7 @@ def test_the_command_prints_one_table_and_writes_the_target(
 @pytest.mark.slow
 def test_the_real_compiler_finds_a_form_for_the_demo_on_a_cluster_too(tmp_path: Path) -> None:
     require_qnn()
-    found = tune(QUANTIZED, signature="prefill_8", blocks=1)
+    found = tune(QUANTIZED, signature="prefill_8", layers=1)
     assert found.winner is not None
     best = found.winner.measured.figures
     assert best is not None
@@ -404,5 +401,5 @@ def test_the_real_compiler_finds_a_form_for_the_demo_on_a_cluster_too(tmp_path: 
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
         distributed.Client(cluster) as client,
     ):
-        again = tune(QUANTIZED, signature="prefill_8", blocks=1, executor=client.get_executor())
+        again = tune(QUANTIZED, signature="prefill_8", layers=1, executor=client.get_executor())
     assert forms(again) == forms(found)

@@ -22,7 +22,7 @@ from edge_opt.ir.text import subgraph_text
 from edge_opt.npu.comparing import compare_on_npu
 from edge_opt.npu.figures import Measured
 from edge_opt.npu.hexagon import Compiler, compiling_threads, measure
-from edge_opt.npu.layers import cut_layers
+from edge_opt.npu.layers import cut_entry_point, largest_attention, layer_ends
 from edge_opt.npu.profiling import versions
 from edge_opt.npu.sdk import find_sdk
 from edge_opt.targets import Target, TargetLike, load_target, target_names
@@ -62,13 +62,13 @@ class Trial(Record):
 class Tuning(Record):
     """All trials, best first; those that failed, or whose numbers are wrong, come last.
 
-    `blocks` is None where the whole signature was compiled. `long_context`: one head does not fit on the chip.
+    `layers` is None where the whole signature was compiled. `long_context`: one head does not fit on the chip.
     `checked` says how the winner's numbers were checked, or why they were not, `changes` what it changes of the target.
     """
 
     model: str
     signature: str
-    blocks: int | None
+    layers: int | None
     long_context: bool
     target: Target
     chip: str
@@ -88,7 +88,7 @@ class Tuning(Record):
     @property
     def extent(self) -> str:
         """How much of the signature was compiled, in words."""
-        return {None: "all layers", 1: "one layer"}.get(self.blocks, f"{self.blocks} layers")
+        return {None: "all layers", 1: "one layer"}.get(self.layers, f"{self.layers} layers")
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json`; of the target only the name."""
@@ -100,7 +100,7 @@ def tune(
     target: TargetLike = BASE,
     *,
     signature: str | None = None,
-    blocks: int | None = None,
+    layers: int | None = None,
     sdk: AnyPath | None = None,
     chip: str | None = None,
     seconds: float | None = 1800.0,
@@ -118,7 +118,7 @@ def tune(
         path: a .tflite model as exported, or a bundle: then its prefill/decode model.
         target: the target to vary: qualcomm-htp, or a target (or its file) of yours.
         signature: the entry point to tune for; None the one with the largest attention.
-        blocks: only so many layers in a row, for a cheaper look; None the whole signature.
+        layers: only so many, the first ones, for a cheaper look; None the whole signature.
         sdk: folder with Qualcomm's libraries; None takes it from EDGE_OPT_QNN or QNN_SDK_ROOT.
         chip: the compiler's word for the chip; None is SM8750.
         seconds: after so long a trial is given up; None never.
@@ -139,12 +139,16 @@ def tune(
         )
     compiler = Compiler(chip or DEFAULT_CHIP, (), sdk, seconds)
     no_probe = find_sdk(sdk).no_probe
-    layers = cut_layers(Opened(path).main().model, signature, blocks=blocks)
+    whole = Opened(path).main().model
+    name, _ = largest_attention(whole, signature)
+    one_layer = layer_ends(whole, name, 1)
+    model = cut_entry_point(whole, name, () if layers is None else layer_ends(whole, name, layers))
+    _, attention = largest_attention(model)
     forms: dict[str, Changes] = {}
     graphs = set()
-    for form, changes in variants(layers.attention, base):
-        layer = rewritten(cut_layers(layers.model, blocks=1).model, applied(base, changes))
-        graph = subgraph_text(layer.entry_points()[0][1])
+    for form, changes in variants(attention, base):
+        layer = rewritten(cut_entry_point(whole, name, one_layer), applied(base, changes))
+        graph = subgraph_text(layer.subgraphs[0])
         # Forms that give the same graph are one: without norms there is no other cut at the norm.
         if graph not in graphs:
             graphs.add(graph)
@@ -153,7 +157,7 @@ def tune(
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-"))
         exported = f"{folder}/exported.tflite"
-        save(layers.model, exported)
+        save(model, exported)
         running = executor or stack.enter_context(compiling_threads(jobs or _idle_cores()))
         waiting = [running.submit(try_form, exported, *one, compiler.judge()) for one in targets.items()]
         tell("compiling", 0, len(waiting))
@@ -166,9 +170,9 @@ def tune(
     figures = [trial.measured.figures for trial in trials if trial.measured.figures is not None]
     return Tuning(
         model=os.fspath(path),
-        signature=layers.signature,
-        blocks=layers.blocks,
-        long_context=base.overflows(layers.attention),
+        signature=name,
+        layers=layers,
+        long_context=base.overflows(attention),
         target=base,
         chip=compiler.chip,
         versions=versions(figures[0].qnn) if figures else {},
