@@ -1,5 +1,6 @@
 """Small models for the tests of edge_opt.schema, made with TFLite's object API, and a comparison with it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,13 +150,13 @@ def everything() -> Any:
     )
 
 
-def with_data_after(model: Any, *payloads: bytes) -> bytes:
+def with_data_after(model: Any, *payloads: bytes, alignments: Sequence[int] = ()) -> bytes:
     """The model with these buffers stored after the flatbuffer, as ai-edge-quantizer writes them."""
     first = len(model.buffers)
     model.buffers += [tfl.BufferT(offset=2, size=len(payload)) for payload in payloads]
     content = bytearray(pack(model))
     for index, payload in enumerate(payloads, first):
-        content += bytes(-len(content) % 16)
+        content += bytes(-len(content) % (alignments[index - first] if alignments else 16))
         _patch(content, tfl.Model.GetRootAs(content, 0).Buffers(index)._tab, 6, len(content))
         content += payload
     return bytes(content)

@@ -203,73 +203,26 @@ def _read(runtime: Interpreter, detail: dict[str, Any]) -> Any:
     return np.zeros(shape, detail["dtype"]) if 0 in shape else runtime.get_tensor(detail["index"])
 
 
-def allocated_shapes(
-    model: bytes, resize: Sizes | None = None, *, run: bool = False
-) -> list[dict[int, Shape]]:
-    """Every subgraph's tensor shapes by index, after the interpreter allocated all that nothing enters.
-
-    `resize` has new shapes of inputs by subgraph and tensor index; with `run`, each is invoked on zeros too (only
-    then does the interpreter know the shapes that follow from a shape operand which is no constant).
-    """
-    runtime = interpreter(model)
-    inner = runtime._interpreter
-    for (subgraph, tensor), shape in (resize or {}).items():
-        inner.ResizeInputTensor(tensor, np.array(shape, np.int32), False, subgraph)
-    for subgraph in roots(ir.load(model)):
-        inner.AllocateTensors(subgraph)
-        if run:
-            _feed_zeros(runtime, model, subgraph)
-            inner.Invoke(subgraph)
-    details = [runtime.get_tensor_details(subgraph) for subgraph in range(inner.NumSubgraphs())]
-    return [{d["index"]: tuple(int(n) for n in d["shape"]) for d in rows} for rows in details]
-
-
-Sizes = dict[tuple[int, int], Shape]
-
-
-def _feed_zeros(runtime: Interpreter, model: bytes, subgraph: int) -> None:
-    details = {detail["index"]: detail for detail in runtime.get_tensor_details(subgraph)}
-    graph = ir.load(model).subgraphs[subgraph]
-    for index, tensor in enumerate(graph.tensors):
-        if tensor in graph.inputs and tensor.dtype.numpy is not None:
-            zeros = np.zeros(details[index]["shape"], tensor.dtype.numpy)
-            runtime._interpreter.SetTensor(index, zeros, subgraph)
-
-
 def placeholders(model: ir.Model) -> dict[ir.Tensor, Shape]:
     """The sizes that the file records for dynamic dimensions of graph inputs, which the interpreter takes as real."""
     return {tensor: tensor.shape for subgraph in model.subgraphs for tensor in subgraph.inputs}
 
 
-def roots(model: ir.Model) -> list[int]:
-    """The subgraphs that no operator enters."""
-    called = called_subgraphs(model)
-    return [index for index in range(len(model.subgraphs)) if index not in called]
+def compare_all(model: bytes, recorded: bytes) -> tuple[int, list[str]]:
+    """How many tensors there are, and each whose inferred shape is not what the interpreter allocates.
 
-
-def compare_all(
-    model: bytes,
-    resize: Sizes | None = None,
-    *,
-    run: bool = False,
-    recorded: bytes | None = None,
-    may_be_unknown: bool = False,
-) -> tuple[int, list[str]]:
-    """How many tensors there are, and each whose inferred shape is not the interpreter's.
-
-    Behind an operator without a rule sizes `may_be_unknown`; those that are known agree all the same.
-    We derive from `recorded` where it is given, a model that differs from the interpreter's in recorded shapes only.
+    We derive from `recorded`, which differs from the interpreter's model in recorded shapes only.
     """
-    loaded = ir.load(recorded or model)
-    sizes = {loaded.subgraphs[place[0]].tensors[place[1]]: shape for place, shape in (resize or {}).items()}
-    derived = shape_report(loaded, resize=placeholders(loaded) | sizes).shapes
-    wrong = []
-    allocated = allocated_shapes(model, resize, run=run)
-    for subgraph, actual in zip(loaded.subgraphs, allocated, strict=True):
+    loaded, runtime = ir.load(recorded), interpreter(model)
+    for index in set(range(len(loaded.subgraphs))) - called_subgraphs(loaded):
+        runtime._interpreter.AllocateTensors(index)
+    derived = shape_report(loaded, resize=placeholders(loaded)).shapes
+    wrong, count = [], 0
+    for place, subgraph in enumerate(loaded.subgraphs):
+        details = {detail["index"]: detail for detail in runtime.get_tensor_details(place)}
         for index, tensor in enumerate(subgraph.tensors):
-            ours = derived.get(tensor, tensor.shape)
-            if ours is not None and may_be_unknown and len(ours) == len(actual[index]):
-                ours = tuple(b if a < 0 else a for a, b in zip(ours, actual[index], strict=True))
-            if ours is not None and ours != actual[index]:
-                wrong.append(f"{subgraph.name} {tensor.name}: we {ours}, the interpreter {actual[index]}")
-    return sum(len(subgraph.tensors) for subgraph in loaded.subgraphs), wrong
+            ours, theirs = derived.get(tensor, tensor.shape), tuple(map(int, details[index]["shape"]))
+            count += 1
+            if ours != theirs:
+                wrong.append(f"{subgraph.name} {tensor.name}: we {ours}, the interpreter {theirs}")
+    return count, wrong

@@ -284,12 +284,3 @@ def test_a_truncated_file_is_refused() -> None:
     for length in range(0, len(content), 97):
         with pytest.raises(ModelFormatError):
             read_model(content[:length])
-
-
-def test_what_a_custom_operator_reads_is_its_own_affair() -> None:
-    """Compilers for microcontrollers hand their operator scratch memory as an input that nobody defines."""
-    codes = [new_table("OperatorCode", builtin_code=32, custom_code="ethos-u")]
-    load(model([tensor(), tensor("scratch"), tensor()], [operator([0, 1], [2])], operator_codes=codes))
-    cycle = [operator([0, 2], [1]), operator([0, 1], [2])]
-    with pytest.raises(ModelFormatError, match="before it is defined"):
-        load(model([tensor(), tensor(), tensor()], cycle, operator_codes=codes))

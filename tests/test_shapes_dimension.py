@@ -1,8 +1,8 @@
 """Broadcasting and matrix products as the `Broadcastable` trait and MatMul-1 have them: the pages' examples by name,
-then numpy and OpenVINO as referees."""
+then numpy as the referee."""
 
 import itertools
-import random
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -47,31 +47,21 @@ def test_what_does_not_broadcast_is_refused_by_name(operands: list[Any], complai
         broadcast(*operands)
 
 
-@pytest.mark.parametrize(("operands", "result"), [
-    ([(1, 2), (1, 2)], (1, 2)), ([(-1,), (-1,)], (-1,)), ([(1,), (4,)], (4,)), ([(4,)], (-1,)),
-    ([(4,), (2, 3, 4)], (2, 3, 4)), ([(2,)], UNRANKED), ([UNRANKED, UNRANKED], (2,)),
+@pytest.mark.parametrize(("operands", "result", "complaint"), [
+    ([(1, 2), (1, 2)], (1, 2), None), ([(-1,), (-1,)], (-1,), None), ([(1,), (4,)], (4,), None),
+    ([(4,)], (-1,), None), ([(4,), (2, 3, 4)], (2, 3, 4), None), ([(2,)], UNRANKED, None),
+    ([UNRANKED, UNRANKED], (2,), None),
+    ([(3,), (2,)], (-1,), "do not broadcast: 3 in operand 0"),
+    ([(3,), (3,)], (1, 3), r"\[1,3\] does not fit \[3\]: rank 1 expected, rank 2"),
+    ([(-1,), (-1,)], (4,), r"\[4\] does not fit \[\?\]"), ([(2,), (2,)], (4,), "axis 0 is 2, recorded as 4"),
+    ([(1,), (1,)], (4,), "axis 0 is 1, recorded as 4"),
 ])  # fmt: skip
-def test_page_correct_uses(operands: list[Shape | None], result: Shape | None) -> None:
-    verify_broadcast(operands, result)
-    verify_broadcast(operands, result, allow_refinement=True)
-
-
-@pytest.mark.parametrize(("operands", "result", "complaint", "refined"), [
-    ([(3,), (2,)], (-1,), "do not broadcast: 3 in operand 0", False),
-    ([(3,), (3,)], (1, 3), r"\[1,3\] does not fit \[3\]: rank 1 expected, rank 2", False),
-    ([(-1,), (-1,)], (4,), r"\[4\] does not fit \[\?\]", True),
-    ([(2,), (2,)], (4,), "axis 0 is 2, recorded as 4", False),
-    ([(1,), (1,)], (4,), "axis 0 is 1, recorded as 4", False),
-])  # fmt: skip
-def test_page_incorrect_uses(operands: list[Shape], result: Shape, complaint: str, refined: bool) -> None:
+def test_page_uses(operands: list[Shape | None], result: Shape | None, complaint: str | None) -> None:
     """Inferred `?` against static: OK by the page's table, an error by its pseudo-code and examples."""
-    with pytest.raises(ShapeError, match=complaint):
-        verify_broadcast(operands, result)
-    if refined:
-        verify_broadcast(operands, result, allow_refinement=True)
-    else:
-        with pytest.raises(ShapeError):
-            verify_broadcast(operands, result, allow_refinement=True)
+    for refine in (False, True):
+        wrong = complaint is not None and not (refine and operands == [(-1,), (-1,)])
+        with pytest.raises(ShapeError, match=complaint) if wrong else nullcontext():
+            verify_broadcast(operands, result, allow_refinement=refine)
 
 
 def test_numpy_integers_are_sizes() -> None:
@@ -163,28 +153,3 @@ def test_shapes_multiply_as_in_numpy(a: Shape, batch: Shape, ta: bool, tb: bool,
     else:
         assert matmul(a, b, transpose_a=ta, transpose_b=tb) == expected
         assert fits(matmul(hidden_a, hidden_b, transpose_a=ta, transpose_b=tb), expected)
-
-
-@pytest.mark.slow
-def test_openvino_agrees_on_thousands_of_random_pairs() -> None:
-    """The referee of the specification is its own implementation; both refuse the same pairs."""
-    openvino = pytest.importorskip("openvino", reason="openvino is in the dev extra")
-    opset = pytest.importorskip("openvino.opset13", reason="openvino is in the dev extra")
-    rng, refused = random.Random(0), 0
-    for _ in range(5000):
-        ta, tb, sizes = rng.random() < 0.5, rng.random() < 0.5, rng.choice([[-1, 1, 2, 3], [1, 2, 3]])
-        a, b = ([rng.choice(sizes) for _ in range(rng.randint(1, 5))] for _ in range(2))
-        if rng.random() < 0.7:
-            b[-1 if len(b) == 1 or tb else -2] = a[-2 if ta and len(a) > 1 else -1]
-        inputs = [opset.parameter(openvino.PartialShape(shape), np.float32) for shape in (a, b)]
-        try:
-            node = opset.matmul(*inputs, ta, tb)
-        except RuntimeError:
-            refused += 1
-            with pytest.raises(ShapeError):
-                matmul(a, b, transpose_a=ta, transpose_b=tb)
-            continue
-        shape = node.get_output_partial_shape(0)
-        expected = tuple(size.get_length() if size.is_static else -1 for size in shape)
-        assert matmul(a, b, transpose_a=ta, transpose_b=tb) == expected, (a, b, ta, tb)
-    assert 500 < refused < 4500

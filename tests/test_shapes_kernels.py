@@ -189,6 +189,20 @@ def test_any_two_shapes_multiply(x: Shape, data: st.DataObject, adj_x: bool, adj
     check("BATCH_MATMUL", [T(x), T(y)], {"adjX": adj_x, "adjY": adj_y})
 
 
+SMALL = st.integers(1, 3)
+
+
+@examples
+@given(st.integers(3, 6), SMALL, SMALL, st.integers(1, 2), st.integers(0, 1))
+def test_any_window(height: int, window: int, stride: int, dilation: int, padding: int) -> None:
+    source, options = T((2, height, 5, 4)), {"padding": padding, "strideH": stride, "strideW": 1}
+    for name in ("AVERAGE_POOL_2D", "MAX_POOL_2D"):
+        check(name, [source], {**options, "filterHeight": window, "filterWidth": 2})
+    options |= {"dilationHFactor": min(dilation, (height + 1) // 2), "dilationWFactor": 1}
+    check("CONV_2D", [source, T((6, min(window, 2), 2, 4)), T((6,))], options)
+    check("DEPTHWISE_CONV_2D", [source, T((1, 2, 2, 8)), T((8,))], {**options, "depthMultiplier": 2})
+
+
 @pytest.mark.parametrize(("name", "inputs", "options", "outputs"), [
     ("WHERE", [T((2, 3), "BOOL")], None, [T((), "INT64")]),
     ("RESHAPE", [T((0, 3)), T((2,), "INT32")], {}, [T((7, 7))]),

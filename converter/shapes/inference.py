@@ -132,8 +132,7 @@ def infer_operator(op: Operator, inputs: Sequence[Fact], enter: Enter = lambda *
     """
     unknown = [Fact(None)] * len(op.outputs)
     if op.name in CALLS:
-        (index,) = subgraph_indices(op.options)
-        entered = enter(index, inputs)
+        entered = next((enter(index, inputs) for index in subgraph_indices(op.options)), None)
         return unknown if entered is None or len(entered) != len(unknown) else entered
     if op.name not in RULES:
         return unknown

@@ -85,7 +85,7 @@ def fill(call: Call) -> Results:
     return [call.sizes(0)]
 
 
-_LONGEST_RANGE = 2**31 - 1
+_LONGEST_RANGE, _SAME = 2**31 - 1, 0
 
 
 @rule("RANGE", "range.cc, GetSize")
@@ -141,3 +141,24 @@ def _flatten(call: Call, shape: Shape, depth: int) -> Shape:
     count = product(*shape)
     call.expect(depth < 0 or count < 0 or (depth > 0 and count % depth == 0), f"rows of {depth} elements")
     return (OPEN if min(count, depth) < 0 else count // depth, depth)
+
+
+@rule(
+    "AVERAGE_POOL_2D CONV_2D DEPTHWISE_CONV_2D MAX_POOL_2D",
+    "Prepare of conv.cc, depthwise_conv.cc and pooling.cc",
+)
+def windows(call: Call) -> Results:
+    """A window slides over height and width of `[b, h, w, c]`; filters `[o, h, w, i]` or `[1, h, w, o]` change c."""
+    batch, *sides, channels = call.shape(0, rank=4)
+    if call.has(1):
+        count, *window, depth = call.shape(1, rank=4)
+        channels = count if call.op.name == "CONV_2D" else depth
+        dilations = [call.number(f"dilation_{side}_factor") for side in "hw"]
+    else:
+        window, dilations = [call.number(f"filter_{side}") for side in ("height", "width")], [1, 1]
+    strides, places = [call.number(f"stride_{side}") for side in "hw"], []
+    call.expect(min(strides) > 0, "strides from 1")
+    for size, span, stride, dilation in zip(sides, window, strides, dilations, strict=True):
+        reach = 1 if call.number("padding") == _SAME else (span - 1) * dilation + 1
+        places.append(OPEN if min(size, span) < 0 else max((size + stride - reach) // stride, 0))
+    return [(batch, *places, channels)]

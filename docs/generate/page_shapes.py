@@ -34,7 +34,7 @@ def table() -> str:
     reasons = [f"- {', '.join(names)}: {why}." for why, names in missing.items()]
     without = len(BUILTIN_OPERATORS) - len(RULES)
     counts = f"{len(BUILTIN_OPERATORS)} operators: {len(RULES)} have a rule, {without} have none."
-    head = ["| operators | what is derived | source of the rule |", "| --- | --- | --- |"]
+    head = ["| operators | what is derived | source in TFLite's kernels |", "| --- | --- | --- |"]
     rest = "Of other operators nothing is derived, and readers of their results use the recorded shapes:"
     return "\n".join([counts, "", *head, *lines, "", rest, "", *reasons])
 
