@@ -25,7 +25,7 @@ def build(
         list[int] | None, option("Length of the prefill, once for each. Default: 128.", "<N>", min=1)
     ] = None,
     cache: Annotated[int | None, option("Length of the cache. Default: 1280.", "<N>", min=1)] = None,
-    weights: Annotated[str, option("Bits of the weights.", "<8>")] = "8",
+    weights: Annotated[str, option("Bits of the weights; 4-logits generates faster.", "<8|4-logits>")] = "8",
     work: Annotated[
         Path | None, option("Folder for the stages' results. Default: OUT.work.", "<DIR>")
     ] = None,

@@ -85,6 +85,21 @@ def test_a_float_bundle_starts_at_calibration_and_a_quantized_one_at_the_rewriti
     assert stages.jobs["configure"].options["cache_shape"] == (1, 1, 8, 16)
 
 
+def test_logits_in_4_bits_are_a_stage_of_their_own_behind_the_quantizer(place: Place) -> None:
+    config = place.checkpoint / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "vocab_size": 262144}))
+    stages, _ = place.build(weights="4-logits")
+    assert stages.ran == [*ALL[:4], "narrow", *ALL[4:]]
+    assert stages.jobs["narrow"].inputs["checkpoint"] == str(place.checkpoint)
+    assert stages.jobs["optimize"].inputs["model"] == str(place.work / "narrow" / "model.litertlm")
+    config.write_text('{"text_config": {"vocab_size": 16384}}')
+    with pytest.raises(UsageError, match="16384 tokens, of which 16384 stay at 8 bits"):
+        place.build(weights="4-logits")
+    quantized = write(place.folder / "quantized.litertlm", QUANTIZED)
+    with pytest.raises(UsageError, match="needs a checkpoint and an NPU of Qualcomm"):
+        place.build(quantized, prompts=None, weights="4-logits")
+
+
 TARGET = """name = "mine"
 summary = "Found by a search."
 form = "unpack"

@@ -12,10 +12,11 @@ from edge_opt.base.errors import EdgeOptError, UsageError, unknown
 from edge_opt.base.record import Record
 from edge_opt.base.words import Progress
 from edge_opt.build.evaluation import HeldOut, choose, compare
+from edge_opt.build.logits import KEPT_ROWS
 from edge_opt.build.phone import QUALCOMM, NextSteps, chip_of, find_compiler, next_steps
 from edge_opt.build.prompts import read_prompts
 from edge_opt.build.sections import faults
-from edge_opt.build.source import CONFIG, Given, Kind, look_at
+from edge_opt.build.source import CONFIG, Given, Kind, look_at, read_json
 from edge_opt.build.stages import (
     BuildCheckError,
     Input,
@@ -37,8 +38,8 @@ from edge_opt.soundness import sentences
 from edge_opt.targets import Target, load_target, target_names
 from edge_opt.targets.chips import TARGETS
 
-WEIGHTS = ("8",)
-"""Bits of the weights that a build offers: all at 8."""
+WEIGHTS = ("8", "4-logits")
+"""Bits of the weights that a build offers: all at 8, or those of the logits at 4 but for frequent tokens."""
 WORST_RATIO = 1.05
 """Perplexity over the source's that is warned of above."""
 _NEXT = "NEXT.md"
@@ -105,7 +106,8 @@ def build(
             vendors' compilers are those that litert-torch finds by itself.
         prefill: lengths of the prefill; 128 where None.
         cache: length of the cache; 1280 where None.
-        weights: bits of the weights; "8" is for all.
+        weights: bits of the weights; "8" is for all, "4-logits" has those of the logits in 4 but for frequent tokens:
+            generating is faster, and the text a little worse. Of checkpoints, for Qualcomm's NPUs.
         work: where the stages leave their results; `<output's stem>.work` beside the output where None.
         settings: other fields of litert-torch's `NpuPipelineConfig`, and arguments of its stages.
             `sliding_window_ring_buffer_size` None keeps whole caches.
@@ -130,9 +132,8 @@ def build(
     folder = Path(output).with_suffix(WORK) if work is None else Path(work)
     _check_output(Path(output), Path(source), folder, overwrite=overwrite)
     place, facts = _target(vendor, chip, target)
-    if weights not in WEIGHTS:
-        raise unknown("weights", weights, WEIGHTS)
     given = look_at(Path(source))
+    _check_weights(weights, given, vendor)
     _check_together(given, prompts, prefill, cache)
     if held_out is not None and not evaluate:
         raise UsageError("held_out=... is text to evaluate on: leave it out, or evaluate=False")
@@ -155,7 +156,7 @@ def build(
         try:
             root = given.path if given.path.is_dir() else given.path.parent
             origin = Input(given.path, digest_of(given.files, root))
-            bundles = _quantized(run, result, given, origin, options, _rest(folder, text, prompts))
+            bundles = _quantized(run, result, given, origin, options, _rest(folder, text, prompts), weights)
             compiler = [result.settings["compile"], "" if libraries is None else libraries_digest(libraries)]
             order = {"target": place, "sdk": None if libraries is None else str(libraries)}
             optimized = run.run("optimize", [*compiler, facts.to_dict()], order, **bundles)
@@ -198,6 +199,21 @@ def _target(vendor: str, chip: str, target: str | None) -> tuple[str, Target]:
     return str(Path(target).resolve()) if target and target.endswith(".toml") else facts.name, facts
 
 
+def _check_weights(weights: str, given: Given, vendor: str) -> None:
+    if weights not in WEIGHTS:
+        raise unknown("weights", weights, WEIGHTS)
+    if weights == WEIGHTS[0]:
+        return
+    if given.kind is not Kind.CHECKPOINT or vendor != QUALCOMM:
+        raise UsageError(f"weights='{weights}' needs a checkpoint and an NPU of Qualcomm's: use weights='8'")
+    config = read_json(given.path / CONFIG)
+    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    if size and size <= KEPT_ROWS:
+        raise UsageError(
+            f"the vocabulary has {size} tokens, of which {KEPT_ROWS} stay at 8 bits: use weights='8'"
+        )
+
+
 def _check_output(output: Path, source: Path, work: Path, *, overwrite: bool) -> None:
     status = source.stat() if source.is_file() else None
     inputs = () if status is None else ((status.st_dev, status.st_ino),)
@@ -238,6 +254,7 @@ def _quantized(
     model: Input,
     options: Mapping[str, Any],
     prompts: AnyPath | None,
+    weights: str,
 ) -> dict[str, Input]:
     """The quantized `model`: the input itself, or made of it by the first stages; and the float `exported`, if any."""
     # Of the content the configuration alone: nothing else decides on settings.
@@ -249,6 +266,7 @@ def _quantized(
     answer = run.run("configure", depends, options, model=source, **text).values
     settings = answer["settings"]
     run.config, result.settings, result.caches = answer["config"], settings, answer["caches"]
+    checkpoint = model
     if given.kind is Kind.CHECKPOINT:
         window = {"window": answer["caches"]["window"]}
         model = run.run("export", [settings["export"], window], window, model=model).bundle
@@ -257,6 +275,9 @@ def _quantized(
         calibrated = run.run("calibrate", settings["calibrate"], None, model=model, **text)
         ranges = Input(calibrated.folder, calibrated.digest)
         quantized = run.run("quantize", settings["quantize"], model=model, ranges=ranges)
+        if weights != WEIGHTS[0]:
+            made_from = {"model": quantized.bundle, "checkpoint": checkpoint}
+            quantized = run.run("narrow", KEPT_ROWS, None, **made_from, **text)
         bundles = {"exported": model, "model": quantized.bundle}
     path = bundles["model"].path
     # Where calibration did not reach everything; a bundle that ignores its cache is no result.

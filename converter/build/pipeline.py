@@ -18,6 +18,7 @@ import numpy as np
 
 from edge_opt.base.errors import UsageError, unknown
 from edge_opt.base.words import Progress
+from edge_opt.build.logits import narrow
 from edge_opt.build.prompts import Plan, Wording, check_lengths, plan, read_prompts, wording_of
 from edge_opt.build.sections import keep_sections
 from edge_opt.build.source import SETTING, SlidingLayers, notes, ring_of
@@ -221,6 +222,7 @@ STAGES: dict[str, Callable[[Job, Progress], dict[str, Any]]] = {
     "export": export,
     "calibrate": calibrate,
     "quantize": quantize,
+    "narrow": narrow,
     "optimize": optimize,
     "compile": compile_bundle,
 }

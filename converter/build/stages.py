@@ -37,7 +37,7 @@ _MARK, _TOLD, _PARTIAL, _SCRATCH = "edge-opt-build", "stage.json", ".partial", "
 _PACKAGES = "litert-torch ai-edge-quantizer ai-edge-litert litert-lm-builder torch transformers edge-opt"
 _MODULE = "tensorflow"  # litert-torch imports it without requiring it
 _RUNTIME = "litert-lm-api"
-_OURS = ("configure", "calibrate", "optimize", "evaluate")
+_OURS = ("configure", "calibrate", "narrow", "optimize", "evaluate")
 """Stages whose results depend on our own version."""
 _LOOK_SECONDS = 0.3
 # Lines of ours, `stage 3/7`, and bars of tqdm, `..| 3/7 [00:10<00:14, 3.5s/it]`.

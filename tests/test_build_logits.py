@@ -1,0 +1,81 @@
+"""Logits whose weights are in 4 bits: the frequent rows are what they were, and the others as near as 4 bits allow."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+from text_parser import parse
+
+from edge_opt.base.errors import UsageError
+from edge_opt.build.logits import gptq, narrow_logits
+from edge_opt.ir import Model, to_bytes
+
+HIDDEN, ROWS, KEPT = 33, 97, 40
+RNG = np.random.default_rng(5)
+MIX = RNG.standard_normal((HIDDEN, HIDDEN)) * (0.1 + 3 * RNG.random(HIDDEN))
+INPUTS = (RNG.standard_normal((500, HIDDEN)) @ MIX).astype(np.float32)
+MOMENTS = INPUTS.T @ INPUTS
+CODES = np.clip(RNG.normal(0, 40, (ROWS, HIDDEN)), -127, 127).round().astype(np.int8)
+SCALES = np.full(ROWS, 0.01, np.float32)
+
+
+def model(tail: str = "%logits: int16[1,1,97] q(0.05, 0) = RESHAPE(%y, int32{1, 1, 97})") -> Model:
+    """One product with int8 weights in front of the logits, and one operator between."""
+    codes, scales = ", ".join(map(str, CODES.ravel())), ", ".join(map(str, SCALES))
+    return parse(
+        "signature decode = #0 (x=%x) -> (logits=%logits)\n"
+        f"subgraph decode (%x: int16[1,1,{HIDDEN}] q(0.001, 0)) {{\n"
+        f"  %y: int16[1,1,{ROWS}] q(0.05, 0) = FULLY_CONNECTED(%x, int8[{ROWS},{HIDDEN}]{{{codes}}} "
+        f"q([{scales}], [{', '.join('0' * ROWS)}], axis 0), none) {{keep_num_dims: true}}\n"
+        f"  {tail}\n  return %logits\n}}"
+    )
+
+
+def logits(found: Model, codes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    runner = Interpreter(model_content=to_bytes(found), experimental_op_resolver_type=plain)
+    return np.asarray(runner.get_signature_runner("decode")(x=codes)["logits"], np.float64)[0, 0]
+
+
+def test_frequent_rows_give_the_same_numbers_and_the_others_near_ones() -> None:
+    old, new = model(), model()
+    narrow_logits(new, MOMENTS, kept=KEPT)
+    names = [operator.name for operator in new.subgraphs[0]]
+    assert names == ["FULLY_CONNECTED", "FULLY_CONNECTED", "CONCATENATION", "RESHAPE"]
+    kinds = [(op.input(1).shape, op.input(1).dtype.name) for op in list(new.subgraphs[0])[:2]]
+    assert kinds == [((KEPT, HIDDEN), "INT8"), ((ROWS - KEPT, HIDDEN), "INT4")]
+    for x in (INPUTS[:8] * 300).clip(-32767, 32767).astype(np.int16):
+        before, after = logits(old, x[None, None]), logits(new, x[None, None])
+        assert (before[:KEPT] == after[:KEPT]).all()
+        error = np.abs(before - after)[KEPT:]
+        assert 0 < error.mean() < 0.15 * np.abs(before).mean(), (
+            "what the runtime computes is what was rounded"
+        )
+
+
+def test_an_error_is_made_up_for_by_the_columns_that_follow() -> None:
+    """Against nearest codes of the same scales, in the numbers that the product gives."""
+    narrow, scales = gptq(CODES, SCALES, MOMENTS)
+    assert np.abs(narrow).max() <= 7
+    weights = CODES * SCALES[:, None]
+    nearest = np.clip(np.rint(weights / scales[:, None]), -7, 7)
+    wanted = INPUTS @ weights.T
+    errors = [np.square(INPUTS @ (one * scales[:, None]).T - wanted).sum() for one in (narrow, nearest)]
+    assert errors[0] < 0.6 * errors[1]
+
+
+@pytest.mark.parametrize(
+    ("found", "kept", "message"),
+    [
+        (model(), ROWS, "97 rows, of which 97 stay at 8 bits"),
+        (
+            model("%logits: int16[1,1,97] q(0.05, 0) = ADD(%y, %y)"),
+            KEPT,
+            "no logits are the product of int8 weights",
+        ),
+    ],
+)
+def test_what_cannot_be_narrowed_is_refused(found: Model, kept: int, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        narrow_logits(found, MOMENTS, kept=kept)
