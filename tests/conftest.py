@@ -9,8 +9,7 @@ import pytest
 from edge_opt.npu.sdk import SDK_VARIABLES
 from edge_opt.proof.regions import RegionProver
 from edge_opt.runtime import runner
-from edge_opt.runtime.protocol import ChildProcess
-from edge_opt.runtime.runner import Worker
+from edge_opt.runtime.runner import ChildProcess, Worker
 
 
 def pytest_configure() -> None:

@@ -1,7 +1,6 @@
 """`convert --verify full`: how equal the whole models must be follows from what the rewrites demanded of regions."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,13 @@ from test_convert import swapped_heads
 from text_parser import parse
 
 from edge_opt import convert, load
-from edge_opt.comparison.findings import OutputComparison, SignatureComparison
-from edge_opt.comparison.whole import Allowance, WholeSignature, allowances
+from edge_opt.comparison.whole import Allowance, allowances
 from edge_opt.conversion import ConversionResult, DifferenceFoundError
 from edge_opt.inspection import conversion_report
 from edge_opt.ir import Model, Operator, Quantization, Tensor, save, to_bytes
 from edge_opt.ir.walk import replaced
 from edge_opt.passes import Demand, Proof, SiteReport, Status, mha_to_sha
 from edge_opt.proof.regions import RegionProver
-from edge_opt.runtime.metrics import Difference
 
 
 @pytest.fixture(scope="module")
@@ -177,20 +174,14 @@ def test_floats_that_meet_integer_weights_have_the_room_of_what_the_kernels_make
     assert found.relative == pytest.approx(16e-6 if bits is None else 24 / 2**bits)
 
 
-def test_every_report_says_what_was_demanded_of_the_whole_and_how_far_floats_are_apart(
+def test_every_report_says_what_was_demanded_of_the_whole_and_what_was_found(
     tolerant: ConversionResult,
 ) -> None:
-    counts = (("0", 90), ("1", 5), ("2-4", 0))
-    figures = (Difference(4, 4, differing=1, ulps=ulps) for ulps in (counts, counts, None))
-    found = SignatureComparison("decode", tuple(OutputComparison("logits", figure) for figure in figures))
-    result = replace(tolerant, whole=[*tolerant.whole, WholeSignature("other", Allowance(), found)])
-    report = conversion_report(result)
+    report = conversion_report(tolerant)
     for suffix in (".md", ".html"):
         text = report.render(suffix).replace("\\_", "_")
         assert "demanded" in text
         assert "of matmul_convert" in text
-        assert "units in the last place" in text
-    assert "| 0 | 180 |\n| 1 | 10 |\n" in report.render(".md")
     told = json.loads(report.render(".json"))["whole"]
-    assert [one["holds"] for one in told] == [True, True, False]
+    assert told[1]["holds"]
     assert "of matmul_convert" in told[1]["allowance"]["because"]

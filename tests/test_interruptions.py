@@ -88,11 +88,11 @@ from edge_opt.cli import main
 from edge_opt.proof import examination
 from edge_opt.runtime import runner
 examination.model_bytes = lambda _: proof_models.endless()
-ready = runner.ChildProcess.wait_until_ready
-def announced(process):
-    ready(process)
+exchange = runner.ChildProcess.exchange
+def announced(process, *arguments):
     print(process.pid, flush=True)
-runner.ChildProcess.wait_until_ready = announced
+    return exchange(process, *arguments)
+runner.ChildProcess.exchange = announced
 sys.exit(main(["convert", sys.argv[1], "-o", sys.argv[2], "-q"]))
 """
 

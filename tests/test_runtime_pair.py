@@ -1,7 +1,7 @@
 """Two versions of a region on the same inputs: what is compared, and how it is counted. Only figures come back."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -12,13 +12,14 @@ from proof_models import tensor
 from tiny_models import Graph, Op, T, build, options
 
 from edge_opt.base.record import from_dict
-from edge_opt.runtime.errors import RuntimeRefused, RuntimeTimedOut
+from edge_opt.runtime.errors import DeclinedError, RuntimeRefused, RuntimeTimedOut
 from edge_opt.runtime.inputs import InputHint
-from edge_opt.runtime.pair import SCALES, Outcome, OutputProof, ProofRequest, prove
+from edge_opt.runtime.metrics import Difference
+from edge_opt.runtime.pair import SCALES, Outcome, Parts, ProofRequest, prove, untold
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 
-REFERENCE = ProofRequest(kernels=("reference",))
+BOTH = ProofRequest()
 
 
 def subtraction(*, swapped: bool = False, names: str = "xyz") -> bytes:
@@ -28,36 +29,24 @@ def subtraction(*, swapped: bool = False, names: str = "xyz") -> bytes:
     return build(Graph(tensors, [Op("SUB", operands, [z], options("SubOptions"))], [x, y], [z]))
 
 
-def test_equal_regions_are_bitwise_equal_on_both_kernel_sets(worker: Worker) -> None:
-    proof = worker.prove(subtraction(), subtraction())
-    assert proof.bitwise
-    assert set(proof.outputs) == {"xnnpack", "reference"}
+def bitwise(outcome: Outcome) -> list[tuple[str, bool]]:
+    return [(name, all(each.bitwise for each in found)) for name, found in outcome.outputs.items()]
 
 
-def test_tensors_are_matched_by_position_not_by_name(worker: Worker) -> None:
-    assert worker.prove(subtraction(), subtraction(names="yxz")).bitwise
-    assert not worker.prove(subtraction(), subtraction(swapped=True)).bitwise
-
-
-@pytest.mark.parametrize(
-    ("after", "word"),
-    [
-        (models.requantized(scale=0.25), "quantization"),
-        (models.requantized(dtype="int16"), "dtype"),
-        (models.softmax(), "1 inputs before, 2 after"),
-        (build(Graph([T("x", (1, 32), "int8", scale=0.5)], [], ["x"], ["x"])), "shape"),
-    ],
-)
-def test_what_cannot_be_compared_is_a_value_with_a_reason(worker: Worker, after: bytes, word: str) -> None:
-    proof = worker.prove(models.requantized(), after)
-    assert word in (proof.mismatch or "")
-    assert not proof.bitwise
-    assert proof.worst(lambda d: d.max_abs) == float("inf")
+@pytest.mark.parametrize("at_once", [False, True])
+def test_tensors_are_matched_by_position_not_by_name_on_both_kernel_sets(
+    worker: Worker, at_once: bool
+) -> None:
+    request = ProofRequest(at_once=at_once)
+    same = worker.prove(subtraction(), subtraction(names="yxz"), request)
+    assert bitwise(same) == [("xnnpack", True), ("reference", True)]
+    wrong = worker.prove(subtraction(), subtraction(swapped=True), request)
+    assert bitwise(wrong) == [("xnnpack", False), ("reference", False)]
 
 
 def test_proofs_are_deterministic(worker: Worker) -> None:
     before, after = models.softmax(), models.softmax(scale=1.01)
-    first, second = worker.prove(before, after), worker.prove(before, after)
+    first, second = (worker.prove(before, after, BOTH) for _ in range(2))
     assert first == second
     assert worker.prove(before, after, ProofRequest(seed=1)) != first
 
@@ -65,45 +54,32 @@ def test_proofs_are_deterministic(worker: Worker) -> None:
 def test_a_refusal_says_which_version_and_where(worker: Worker) -> None:
     good, bad = models.adder(), models.adder(other=(2, 3))
     with pytest.raises(RuntimeRefused, match="region 'layer_3'") as caught:
-        worker.prove(bad, bad, where="'layer_3'")
+        worker.prove(bad, bad, BOTH, where="'layer_3'")
     assert caught.value.reason.startswith("before: ")
-    weird = build(
-        Graph(
-            [T("x", (2, 4)), T("y", (2, 4)), T("z", (2, 4))],
-            [Op("CUSTOM", ["x", "y"], ["z"], None, "foo")],
-            ["x", "y"],
-            ["z"],
-        )
-    )
+    tensors = [T(name, (2, 4)) for name in "xyz"]
+    weird = build(Graph(tensors, [Op("CUSTOM", ["x", "y"], ["z"], None, "foo")], ["x", "y"], ["z"]))
     with pytest.raises(RuntimeRefused, match="foo") as caught:
-        worker.prove(good, weird)
+        worker.prove(good, weird, BOTH)
     assert caught.value.reason.startswith("after: ")
 
 
 def test_a_region_that_hangs_is_cut() -> None:
     with Worker(time_limit=60) as worker, pytest.raises(RuntimeTimedOut, match="within 1 s"):
-        worker.prove(models.endless(), models.endless(), seconds=1)
+        worker.prove(models.endless(), models.endless(), BOTH, seconds=1)
 
 
 def test_proof_inputs_are_not_guessed_from_names(worker: Worker) -> None:
     tensors = [T("mask", (4, 4)), T("z", (4, 4))]
-    doubled = build(
-        Graph(tensors, [Op("ADD", ["mask", "mask"], ["z"], options("AddOptions"))], ["mask"], ["z"])
-    )
+    add = Op("ADD", ["mask", "mask"], ["z"], options("AddOptions"))
+    doubled = build(Graph(tensors, [add], ["mask"], ["z"]))
     (output,) = worker.prove(doubled, doubled, ProofRequest(kernels=("xnnpack",))).outputs["xnnpack"]
-    assert 0 < output.open_rows.largest < 8
-    assert np.isfinite(output.open_rows.largest)
+    assert 0 < output.largest < 8
 
 
 # Versions that are plain functions in place of models
 
 Version = Callable[..., Any]
-X, Y, MASK, CODES = (
-    tensor("x", 4, 3),
-    tensor("y", 4, 3),
-    tensor("mask", 2, 3),
-    tensor("codes", 100, dtype="int8"),
-)
+X, Y, CODES = tensor("x", 4, 3), tensor("y", 4, 3), tensor("codes", 1000, dtype="int8", scale=0.1)
 
 
 def compared(
@@ -116,118 +92,153 @@ def compared(
     """Each version gets the inputs in order, and gives the only output."""
     versions = {"before": before, "after": after}
     signature = SignatureInfo("region", inputs, (output,))
-    told = ProofRequest(**{"kernels": ("xnnpack",), **request})
-    return prove(
-        (signature, signature),
-        told,
-        lambda name, _, given: [[versions[name](*each.values())] for each in given],
-    )
+
+    def run(version: str, kernels: str, given: Iterable[dict[str, Any]]) -> list[list[Any]]:
+        if kernels in request.get("declined", {}).get(version, ()):
+            raise DeclinedError(f"{version}: not on {kernels}")
+        return [[versions[version](*each.values())] for each in given]
+
+    told = {"kernels": ("xnnpack",), **{key: value for key, value in request.items() if key != "declined"}}
+    return prove((signature, signature), ProofRequest(**told), run)
 
 
-def only(outcome: Outcome) -> OutputProof:
-    (found,) = outcome.all()
+def only(outcome: Outcome) -> Difference:
+    ((found,),) = outcome.outputs.values()
     return found
 
 
-def same(x: Any) -> Any:
+def same(x: Any, *_: Any) -> Any:
     return x
 
 
 @pytest.mark.parametrize(
-    ("value", "other", "short"), [(60, 57, 3), (60, 61, 0), (-50, -46, 4), (-50, -51, 0)]
+    ("value", "other", "steps"), [(60, 57, 3), (60, 61, 0), (-50, -46, 4), (-50, -51, 0), (59, 61, 2)]
 )
-def test_what_turns_back_from_where_it_was_clipped_is_short_of_it(value: int, other: int, short: int) -> None:
-    found = only(
-        compared(
-            lambda x: np.full_like(x, value),
-            lambda x: np.full_like(x, other),
-            (CODES,),
-            CODES,
-            limits=(-50, 60),
-        )
-    )
-    assert (found.saturated, found.short, found.open_rows.elements) == (100, short, 0)
-
-
-def test_what_the_first_version_clipped_is_counted_apart_and_the_second_may_go_on() -> None:
-    values = np.arange(-50, 50).astype(np.int8)
-    found = only(
-        compared(lambda _: values.clip(-40, 30), lambda _: values, (CODES,), CODES, limits=(-40, 30))
-    )
-    assert (found.saturated, found.short, found.open_rows.elements) == (31, 0, 69)
-    assert found.open_rows.bitwise
-    assert not found.bitwise
-
-
-@pytest.mark.parametrize(("axis", "closed", "apart"), [(0, (1,), True), (None, (1,), False), (0, (), False)])
-def test_rows_that_a_mask_closes_are_measured_apart_where_the_axis_is_known(
-    axis: int | None, closed: tuple[int, ...], apart: bool
+def test_beyond_where_the_first_version_was_clipped_the_second_may_go_on_and_not_turn_back(
+    value: int, other: int, steps: int
 ) -> None:
-    """Four rows of an output are twice the mask's two, of which the second is closed."""
-    hints = (None, InputHint("mask", masked=-100.0, opened=0.0, masked_rows=closed))
-
-    def closed_rows_differ(x: Any, _: Any) -> Any:
-        return x + np.array([[0], [1], [0], [1]], np.float32)
-
-    found = only(compared(lambda x, _: x, closed_rows_differ, (X, MASK), hints=hints, row_axes=(axis,)))
-    counted = [(part.elements, part.differing) for part in found.measured]
-    assert counted == ([(6, 0), (6, 6)] if apart else [(12, 6)])
+    found = compared(
+        lambda x: np.full_like(x, value), lambda x: np.full_like(x, other), (CODES,), CODES, limits=(-50, 60)
+    )
+    assert only(found).steps == steps
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_both_versions_get_the_same_numbers_of_every_kind(at_once: bool) -> None:
-    outcome = compared(
-        same, same, at_once=at_once, kernels=("xnnpack", "reference"), extremes=("high", "tiny")
-    )
-    assert outcome.bitwise
-    assert set(outcome.outputs) == {"xnnpack", "reference"}
-    assert [proof.open_rows.elements for proof in outcome.all()] == [12, 12]
+def test_both_versions_get_the_same_numbers_of_every_kind_that_changes_an_input(at_once: bool) -> None:
+    kinds = ("closed", "high", "highest keys", "tiny")
+    outcome = compared(same, same, at_once=at_once, kernels=("xnnpack", "reference"), extremes=kinds)
+    assert bitwise(outcome) == [("xnnpack", True), ("reference", True)]
+    assert [found.elements for (found,) in outcome.outputs.values()] == [12, 12]
     assert set(outcome.extremes) == {"high", "tiny"}
+    wrong = compared(same, lambda x: np.minimum(x, 500), extremes=kinds)
+    assert only(wrong).bitwise
+    assert [found[0].bitwise for found in wrong.extremes["high"].values()] == [False]
+
+
+def test_a_mask_can_be_closed_in_every_row() -> None:
+    mask = tensor("mask", 2, 3)
+    hints = (None, InputHint("mask", masked=-100.0, opened=0.0))
+    outcome = compared(
+        same,
+        lambda x, mask: x + (mask == -100).all(),
+        (X, mask),
+        hints=hints,
+        extremes=("closed",),
+    )
+    assert only(outcome).bitwise
+    assert not outcome.extremes["closed"]["xnnpack"][0].bitwise
+
+
+def test_a_kernel_set_that_does_not_take_the_first_version_is_left_out() -> None:
+    kernels = ("xnnpack", "reference")
+    for declined in kernels:
+        (ran,) = compared(same, same, kernels=kernels, declined={"before": [declined]}).outputs
+        assert ran != declined
+    with pytest.raises(DeclinedError, match="before: not on reference"):
+        compared(same, same, kernels=kernels, declined={"before": kernels})
+    with pytest.raises(DeclinedError, match="after: not on reference"):
+        compared(same, same, kernels=kernels, declined={"after": ["reference"]})
+
+
+def test_an_input_takes_every_value_and_some_beyond_where_the_first_version_has_the_nearest() -> None:
+    integer, seen = tensor("position", 2, dtype="int32"), {"before": [], "after": []}
+
+    def version(name: str) -> Version:
+        return lambda x: seen[name].extend(x.tolist()) or x
+
+    compared(version("before"), version("after"), (integer,), integer, hints=(InputHint(every=5),))
+    assert seen["before"] == [0, 0, 0, 1, 2, 3, 4, 4, 4, 4]
+    assert seen["after"] == [-(2**31), -1, 0, 1, 2, 3, 4, 5, 2**31 - 1, 2**31 - 1]
 
 
 @pytest.mark.parametrize("told", [0.125, 0.5])
-def test_operands_have_the_scale_at_which_results_tell_most(told: float) -> None:
+def test_operands_are_run_at_every_scale_and_one_of_them_tells_most(told: float) -> None:
     """A result that follows its operand only where that fills so much of its range."""
-    codes = tensor("x", 1000, dtype="int8", scale=0.1)
+    widths: list[float] = []
 
     def follows(x: Any) -> Any:
-        return x if told / 2 < np.abs(x.astype(int)).max() / 128 < told else np.sign(x)
+        widths.append(np.abs(x.astype(int)).max() / 128)
+        return x if told * 0.7 < widths[-1] < told * 1.5 else np.zeros_like(x)
 
-    assert told in SCALES
-    assert compared(follows, follows, (codes,), codes).scale == told
-    assert compared(follows, follows, (codes,), codes, scale=1.0).scale == 1.0
+    outcome = compared(follows, same, (CODES,), CODES)
+    assert widths[: len(SCALES)] == [pytest.approx(scale, rel=0.3, abs=0.01) for scale in SCALES]
+    assert only(outcome).elements == len(SCALES) * CODES.elements
+    assert outcome.scale == told
+    assert compared(follows, same, (CODES,), CODES, scales=(1.0,)).scale == 1.0
 
 
 def test_requests_and_outcomes_survive_the_way_to_the_worker_and_back() -> None:
-    request = ProofRequest((None, InputHint(spread=0.5)), (1, None), (-5, 5), parts=4, extremes=("high",))
+    parts = Parts(0, ((2, 0), (3, 1)))
+    request = ProofRequest((None, InputHint(spread=0.5)), (-5, 5), parts=parts, extremes=("high",))
     assert from_dict(ProofRequest, json.loads(json.dumps(asdict(request)))) == request
-    hints = (None, InputHint("mask", masked_rows=(1,)))
-    for outcome in (
-        compared(lambda x, _: x, lambda x, _: x + 1, (X, MASK), hints=hints, row_axes=(0,)),
-        compared(same, lambda x: x[:2]),
-        compared(np.zeros_like, np.zeros_like),
-    ):
-        assert from_dict(Outcome, json.loads(json.dumps(asdict(outcome)))) == outcome
+    outcome = compared(np.zeros_like, lambda x: x + 1, extremes=("high",))
+    assert from_dict(Outcome, json.loads(json.dumps(asdict(outcome)))) == outcome
 
 
-def test_an_output_in_another_shape_cannot_be_compared() -> None:
-    outcome = compared(same, lambda x: x[:2], limits=(-1, 1))
-    assert outcome.mismatch == "output 0 ('y'): shape (4, 3) before, (2, 3) after"
-    assert outcome.worst(lambda d: d.max_abs) == float("inf")
-    assert not outcome.bitwise
+def test_an_output_in_another_shape_is_a_refusal() -> None:
+    with pytest.raises(DeclinedError, match=r"after: output 'y' has shape \(2, 3\), not \(4, 3\)"):
+        compared(same, lambda x: x[:2])
 
 
-def test_results_that_tell_nothing_are_told_of() -> None:
+# What tells right from wrong
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([0, 1, 2, 3], ""),
+        ([1, 1, 1], "output 0 is the same value everywhere"),
+        ([np.nan, np.nan], "output 0 is nowhere a finite number"),
+        ([], "output 0 is nowhere a finite number"),
+        ([np.nan, 1, 1], "output 0 is the same value everywhere"),
+        ([np.nan, 1, np.inf], ""),
+        ([1], ""),
+        ([5, 9, -5], "output 0 is clipped everywhere in the old region"),
+        ([5, 4, -5], ""),
+    ],
+)
+def test_results_tell_where_they_hold_two_values(values: list[float], said: str) -> None:
+    limits = (-5, 5) if 5 in values else None
+    assert untold([np.array(values, np.float32)], None, limits) == said
+    assert untold([np.arange(4), np.array(values, np.float32)], None, limits) == said.replace("0", "1")
+
+
+def test_one_run_that_tells_is_enough() -> None:
     assert compared(np.zeros_like, np.zeros_like).untold == "output 0 is the same value everywhere"
-    assert compared(same, same).untold == ""
+    assert compared(np.sign, np.sign, (CODES,), CODES).untold == ""
 
 
-def test_bitwise_means_everywhere_with_closed_rows_and_nothing_clipped() -> None:
-    fine, worse = only(compared(same, same)).open_rows, only(compared(same, lambda x: x + 1)).open_rows
-    assert Outcome({"xnnpack": (OutputProof(0, fine, fine),)}).bitwise
-    for proof in (OutputProof(0, worse), OutputProof(0, fine, worse), OutputProof(0, fine, saturated=1)):
-        outcome = Outcome({"reference": (OutputProof(0, fine),), "xnnpack": (OutputProof(0, fine), proof)})
-        assert not outcome.bitwise
-        assert outcome.on("reference").bitwise
-        assert not outcome.on("xnnpack").bitwise
-    assert not Outcome({}, mismatch="shapes").bitwise
+def test_heads_tell_where_all_of_them_differ_along_their_own_axis() -> None:
+    """Four heads of two numbers in `[2, 8]`; rows that are equal are no heads."""
+    parts = Parts(0, ((2, 0), (4, 1), (2, 0)))
+    different = np.arange(8).reshape(1, 8).repeat(2, axis=0)
+    assert untold([different], parts, None) == ""
+    assert untold([different % 6], parts, None) == "of the 4 heads or tiles in output 0 some are equal"
+    assert untold([different, different % 6], parts, None) == ""
+
+
+def test_a_part_is_cut_out_by_the_digits_of_its_number() -> None:
+    """`[(K), T, (G)]` with heads n = 2k + g."""
+    array = np.arange(12).reshape(2, 3, 2)
+    parts = [part.tolist() for part in Parts(0, ((2, 2), (3, 0), (2, 1))).of(array)]
+    assert parts == [[0, 2, 4], [1, 3, 5], [6, 8, 10], [7, 9, 11]]

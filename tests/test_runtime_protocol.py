@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edge_opt.runtime import protocol
-from edge_opt.runtime.errors import RuntimeCrashed, RuntimeRefused
+from edge_opt.runtime.errors import DeclinedError, RuntimeCrashed, RuntimeRefused
 from edge_opt.runtime.protocol import MessageError, receive, send
 from edge_opt.runtime.runner import _raise_reply
 
@@ -85,7 +85,7 @@ def test_a_deadline_is_kept_and_an_end_is_told(ends: Ends) -> None:
 
 
 def test_objects_are_not_sent(ends: Ends) -> None:
-    with pytest.raises(MessageError, match="tensor 'words'"):
+    with pytest.raises(DeclinedError, match="tensor 'words'"):
         send(ends[0], {}, {"words": np.array(["a"], object)})
 
 

@@ -26,7 +26,7 @@ from edge_opt.runtime.errors import (
     RuntimeUnavailable,
 )
 from edge_opt.runtime.inputs import array_of, plan
-from edge_opt.runtime.runner import Worker
+from edge_opt.runtime.runner import ChildProcess, Worker
 
 pytestmark = pytest.mark.usefixtures("own_workers")
 
@@ -159,8 +159,9 @@ def test_memory_is_limited_request_by_request(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_memory_allowed_grows_with_what_a_request_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(Worker, "_exchange", lambda _, header, *__: asked.append(header) or ({}, {}))
-    Worker().run(models.adder(), "main", PAIR)
+    monkeypatch.setattr(ChildProcess, "exchange", lambda _, header, *__: asked.append(header) or ({}, {}))
+    with Worker() as worker:
+        worker.run(models.adder(), "main", PAIR)
     assert asked[0]["memory_limit"] == (4 << 30) + 3 * (len(models.adder()) + 2 * X.nbytes)
 
 

@@ -16,6 +16,7 @@ from edge_opt.conversion import ConversionResult, SitesLeftError, convert
 from edge_opt.passes import Status
 from edge_opt.proof import examination
 from edge_opt.runtime.errors import RuntimeUnavailable
+from edge_opt.runtime.pair import ProofRequest
 from edge_opt.runtime.runner import Worker
 
 pytestmark = pytest.mark.usefixtures("own_workers")
@@ -123,7 +124,7 @@ def test_a_worker_killed_between_two_regions_is_started_again(
 
 def test_a_region_that_our_reader_refuses_never_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examination, "model_bytes", lambda _: b"nothing that could be read")
-    monkeypatch.setattr("edge_opt.runtime.protocol.ChildProcess.exchange", pytest.fail)
+    monkeypatch.setattr("edge_opt.runtime.runner.ChildProcess.exchange", pytest.fail)
     result = convert_decode(tmp_path / "out.tflite")
     assert all("no model that may be run" in site.reason for site in result.sites if site.heads != 1)
 
@@ -139,7 +140,7 @@ def test_every_public_way_to_the_runtime_reads_the_file_first(tmp_path: Path) ->
         lambda: edge_opt.testing.assert_golden(path, tmp_path / "golden.npz"),
         lambda: edge_opt.testing.assert_equivalent(path, path),
         lambda: Worker().run(path, None, {}),
-        lambda: Worker().prove(path.read_bytes(), path.read_bytes()),
+        lambda: Worker().prove(path.read_bytes(), path.read_bytes(), ProofRequest()),
     ]
     from edge_opt.comparison import golden
 

@@ -71,7 +71,7 @@ def start_module(
         module: its main function calls `begin_child`, which gives it the `arguments`.
         arguments: as text.
         environment: variables to set; all others stay as they are here.
-        streams: options of `subprocess.Popen` that say where the output goes.
+        streams: options of `subprocess.Popen` that say where the output goes, and what the input is.
 
     Raises:
         OSError: the system starts no process.
@@ -81,11 +81,10 @@ def start_module(
     variables["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry or ".") for entry in sys.path)  # noqa: PTH100
     return subprocess.Popen(
         [sys.executable, "-P", "-m", module, str(os.getpid()), *map(str, arguments)],
-        stdin=subprocess.DEVNULL,
         stderr=subprocess.STDOUT,
         env={**variables, **environment},
         start_new_session=True,
-        **streams,
+        **{"stdin": subprocess.DEVNULL, **streams},
     )
 
 

@@ -13,7 +13,7 @@ from edge_opt.base.words import as_html, many, one_line, size
 from edge_opt.comparison.whole import WholeSignature
 from edge_opt.ir import Model, to_bytes
 from edge_opt.ir.opening import ExportedModel, ModelLike
-from edge_opt.passes import MaskedRows, Proof, SiteReport, Status
+from edge_opt.passes import Proof, SiteReport, Status
 from edge_opt.passes.contract import Ran
 from edge_opt.soundness import Unsound, sentences
 
@@ -82,7 +82,6 @@ class ConversionResult(Record):
     failure: str | None = None
     given: ModelLike | None = field(default=None, repr=False)
 
-    _properties = ("masked_rows",)
     _left_out = ("model", "given")
 
     def __bool__(self) -> bool:
@@ -114,11 +113,6 @@ class ConversionResult(Record):
         """Sites that were rewritten."""
         return [site for site in self.sites if site.status is Status.CONVERTED]
 
-    @property
-    def masked_rows(self) -> MaskedRows | None:
-        """What changes in rows that are masked everywhere; None where nothing was found to."""
-        return MaskedRows.of(self.sites)
-
     def summary(self) -> str:
         """What became of the sites, as the command line prints it: how they were verified, or why they stay."""
         lines = [headline(self)]
@@ -129,7 +123,7 @@ class ConversionResult(Record):
             places = ", ".join(f"{site.signature}#{site.index}" for site in sites[:_SITES_NAMED])
             more = f" and {len(sites) - _SITES_NAMED} more" if len(sites) > _SITES_NAMED else ""
             lines.append(f"  {status} {many(len(sites), 'site')} of {name} ({places}{more}): {reason}")
-        lines += [f"  {text}" for text in (*unsound(self), *_kept(self), *_extents(self), *masked_rows(self))]
+        lines += [f"  {text}" for text in (*unsound(self), *_kept(self), *_extents(self))]
         lines += [f"  {text}" for text in _notes(self)]
         lines += [f"  {signature.sentence()}" for signature in self.whole]
         return "\n".join(map(one_line, lines))
@@ -192,11 +186,6 @@ def unsound(result: ConversionResult) -> list[str]:
     return [f"Broken in the input: {text}" for text in sentences(result.soundness)]
 
 
-def masked_rows(result: ConversionResult) -> list[str]:
-    """What changes in rows that are masked everywhere; nothing where the proofs found no change in them."""
-    return [] if result.masked_rows is None else [f"But {result.masked_rows}"]
-
-
 def proof(site: SiteReport) -> str:
     """What the verification of a site showed, and what else a user should know of the site."""
     figures = site.proof
@@ -205,10 +194,8 @@ def proof(site: SiteReport) -> str:
     differs = "equal" if not figures.max_abs else f"differs by up to {figures.max_abs:.3g}"
     text = "bit for bit equal" if figures.bitwise else differs
     text += f" ({figures.steps} steps)" if figures.steps else ""
-    rows = MaskedRows.of([site])
-    masked = "" if rows is None else f"rows masked everywhere {rows.how}"
     ran = f"same structure as {figures.like}, not run" if figures.like else extent(figures.ran)
-    return "; ".join(filter(None, (text, masked, ran, figures.note, site.note)))
+    return "; ".join(filter(None, (text, ran, figures.note, site.note)))
 
 
 def extent(ran: Sequence[Ran]) -> str:

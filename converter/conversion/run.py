@@ -33,7 +33,7 @@ from edge_opt.ir.opening import (
     check_not_compiled,
     readable,
 )
-from edge_opt.passes import PASSES, Context, MaskedRows, Pass, SiteReport, Status, run_pass
+from edge_opt.passes import PASSES, Context, Pass, SiteReport, Status, run_pass
 from edge_opt.passes.ledger import Ledger
 from edge_opt.passes.mha_to_sha import MhaToSha, attention_left, attention_uncalled
 from edge_opt.passes.position_table import PositionTable
@@ -313,10 +313,9 @@ def _has_reference(site: SiteReport) -> bool:
 def _explanation(result: ConversionResult, signature: str) -> str:
     """What the proofs of a signature's sites said that may explain a difference between the whole models."""
     sites = [site for site in result.converted if site.signature == signature]
-    known = [(site, str(rows)) for site in sites if (rows := MaskedRows.of([site]))]
-    known = known or [(site, site.note) for site in sites if site.note]
-    for site, text in known[:1]:
-        return f" (known of {site.pass_name}: {text}; skip='{site.pass_name}' leaves that as it was)"
+    for site in sites:
+        if site.note:
+            return f" (known of {site.pass_name}: {site.note}; skip='{site.pass_name}' leaves that as it was)"
     return ""
 
 

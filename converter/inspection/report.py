@@ -3,7 +3,6 @@
 import hashlib
 import json
 import platform
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,7 +14,7 @@ from edge_opt.base.atomic import AnyPath, resolve_target, write_whole
 from edge_opt.base.errors import UsageError
 from edge_opt.base.record import to_json
 from edge_opt.conversion import GENERIC, ConversionResult
-from edge_opt.conversion.result import entry_points, headline, masked_rows, proof, unsound
+from edge_opt.conversion.result import entry_points, headline, proof, unsound
 from edge_opt.inspection.markdown import to_markdown
 from edge_opt.inspection.page import to_html
 from edge_opt.inspection.picture import Example, find_example
@@ -54,9 +53,9 @@ class Report:
         """What every format for people has, in this order."""
         result = self.result
         yield Section("Signatures", [entry_points(result)])
-        yield Section("Sites", [self._sites() if result.sites else _NO_SITES, *masked_rows(result)])
+        yield Section("Sites", [self._sites() if result.sites else _NO_SITES])
         if result.whole:
-            yield Section("The whole models, before and after", self._whole())
+            yield Section("The whole models, before and after", [self._whole()])
         heads = ("severity", "finding")
         yield Section(f"Findings for {result.target}", [[heads, *self.lint] if self.lint else _NO_LINT])
         if self.example is not None:
@@ -73,15 +72,10 @@ class Report:
         )
         return [heads, *rows]
 
-    def _whole(self) -> list[Table]:
-        """How equal the whole models had to be and are, and their float outputs by units in the last place."""
-        heads, ulps = ("signature", "found", "demanded"), ("units in the last place", "elements")
-        rows = [(item.name, item.outcome(), str(item.allowance)) for item in self.result.whole]
-        counts = Counter[str]()
-        for output in (output for item in self.result.whole for output in item.comparison.outputs):
-            counts.update(dict(output.difference.ulps or ()) if output.difference is not None else {})
-        distances: Table = [ulps, *((bucket, f"{count:,}") for bucket, count in counts.items() if count)]
-        return [[heads, *rows], *([distances] if len(distances) > 1 else [])]
+    def _whole(self) -> Table:
+        """How equal the whole models had to be and are."""
+        heads = ("signature", "found", "demanded")
+        return [heads, *((item.name, item.outcome(), str(item.allowance)) for item in self.result.whole)]
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON values: `convert --json`, and the summary, findings and example."""

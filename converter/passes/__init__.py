@@ -3,7 +3,6 @@
 from edge_opt.passes.balanced_norms import BalancedNorms
 from edge_opt.passes.contract import (
     Context,
-    MaskedRows,
     Pass,
     Proof,
     Prover,
@@ -39,7 +38,6 @@ __all__ = [
     "PASSES",
     "Context",
     "Demand",
-    "MaskedRows",
     "Pass",
     "Proof",
     "Prover",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +9,6 @@ from enum import StrEnum
 from typing import Any, ClassVar, Protocol
 
 from edge_opt.base.record import Record
-from edge_opt.base.words import many
 from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.cleanup import CONTROL_EDGES
 from edge_opt.passes.ledger import Ledger
@@ -49,7 +47,6 @@ class Proof(Record):
     bitwise: bool
     max_abs: float
     steps: int | None = None
-    fully_masked_rows_max_abs: float | None = None
     reason: str = ""
     note: str = ""
     like: str = ""
@@ -101,32 +98,6 @@ class SiteReport(Record):
     def to_dict(self) -> dict[str, Any]:
         """For reports; `index` counts the sites of a pass in a signature."""
         return {"pass": self.pass_name, **Record.to_dict(self)}
-
-
-@dataclass(frozen=True, slots=True)
-class MaskedRows(Record):
-    """What converted `sites` change in rows that are masked everywhere: by up to `max_abs`, infinite where from NaN."""
-
-    sites: int
-    max_abs: float
-    passes: tuple[str, ...]
-
-    @classmethod
-    def of(cls, sites: Iterable[SiteReport]) -> MaskedRows | None:
-        """None where the proofs found no change."""
-        converted = [(s.pass_name, s.proof) for s in sites if s.status is Status.CONVERTED and s.proof]
-        changes = [(n, p.fully_masked_rows_max_abs) for n, p in converted if p.fully_masked_rows_max_abs]
-        names, figures = dict.fromkeys(name for name, _ in changes), [figure for _, figure in changes]
-        return cls(len(changes), max(figures), tuple(names)) if changes else None
-
-    @property
-    def how(self) -> str:
-        """How much they change."""
-        return f"by up to {self.max_abs:.3g}" if self.max_abs < math.inf else "from NaN to numbers"
-
-    def __str__(self) -> str:
-        count = f"{many(self.sites, 'site')} of {', '.join(self.passes)}"
-        return f"rows that are masked everywhere change {self.how} ({count})"
 
 
 @dataclass(frozen=True, slots=True)

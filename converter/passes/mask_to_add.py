@@ -177,8 +177,7 @@ def _in_floats(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite
         mask = make.reshape_to(mask, reshaped)
     old = (*chain, site.select, *site.path, site.softmax)
     kept = still_needed(context.subgraph, old, site.softmax)
-    # Rows that are masked everywhere stay as they are, where every logit vanishes in what is added.
-    exact = added == ABSORBING and site.constant != -np.inf and not site.other
+    exact = _is_exact(site, added)
     return Rewrite(
         context.model,
         context.subgraph,
@@ -194,6 +193,8 @@ def _notes(site: MaskedSoftmax, added: float) -> Iterator[str]:
     """On what it depends that probabilities stay what they were."""
     if site.other:
         yield f"rows that only this mask and another one ({site.other}) close together change"
+    elif not _is_exact(site, added):
+        yield f"rows that are masked everywhere change{' from NaN to numbers' if site.constant == -np.inf else ''}"
     if added != site.constant:
         yield f"the mask constant {site.constant:g} becomes {added:g}"
         if added == ABSORBING:
@@ -204,6 +205,11 @@ def _notes(site: MaskedSoftmax, added: float) -> Iterator[str]:
         yield f"equal where no masked logit is {least} or more above the largest open one of its row"
     if site.constant > ABSORBING:
         yield _equal_above(site)
+
+
+def _is_exact(site: MaskedSoftmax, added: float) -> bool:
+    """Whether rows that are masked everywhere stay as they are: every logit vanishes in what is added."""
+    return added == ABSORBING and site.constant != -np.inf and not site.other
 
 
 def _equal_above(site: MaskedSoftmax) -> str:

@@ -99,7 +99,8 @@ def _build(context: Context, block: Block, form: Form, demand: Demand | None, no
     staying = next((op for op in new if op in block.core and op.name in (*PRODUCTS, "SOFTMAX")), None)
     if staying is not None and block.heads > 1:
         raise RefusedError("somebody else reads what several heads make together", staying)
-    return Rewrite(context.model, context.subgraph, tuple(old), tuple(new), demand, note, parts=block.pieces)
+    parts = block.output, block.factored
+    return Rewrite(context.model, context.subgraph, tuple(old), tuple(new), demand, note, parts=parts)
 
 
 def attention_left(

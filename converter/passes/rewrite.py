@@ -3,9 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from edge_opt.attention import factors as fx
-from edge_opt.attention.factors import Factor
-from edge_opt.attention.labels import OperandFactors
+from edge_opt.attention.factors import Factored
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.walk import is_pure, read_outside, reads, replaced
 
@@ -34,7 +32,7 @@ class Demand:
 class MaskInput:
     """Which of a region's inputs is a mask `[.., T, S]`, and what masked and open entries are in it.
 
-    `exact`: also rows that are masked everywhere must be what they were; else they are measured only.
+    `exact`: also rows that are masked everywhere must be what they were.
     """
 
     tensor: Tensor
@@ -62,9 +60,9 @@ class Rewrite:
 
     Operators in both lists stay. `demand`: instead of the pass's. `note`: what a user should know of the converted
     site. `mask`: where rows that are masked everywhere may differ. `clipped`: the old region's result stops at these
-    codes, the new one's does not. `parts`: heads or tiles that the new region makes apart; a result that does not tell
-    them apart proves nothing. `chosen`: new tensors whose quantization parameters the pass chose. `reference` takes the
-    old region's place in the proof.
+    codes, the new one's does not. `parts`: a result, and where in it the heads or tiles are that the new region makes
+    apart; if two are equal, it proves nothing. `chosen`: new tensors whose quantization parameters the pass chose.
+    `reference` takes the old region's place in the proof.
     """
 
     model: Model
@@ -75,7 +73,7 @@ class Rewrite:
     note: str = ""
     mask: MaskInput | None = None
     clipped: tuple[int, int] | None = None
-    parts: int = 1
+    parts: tuple[Tensor, Factored] | None = None
     chosen: frozenset[Tensor] = frozenset()
     reference: Reference | None = None
 
@@ -111,30 +109,6 @@ class Rewrite:
             RefusedError: there is no such order, or effects would change theirs.
         """
         return replaced(self.subgraph, self.old, self.new, self.model.subgraphs)
-
-    def mask_axes(self) -> tuple[int | None, ...]:
-        """For each output the axis where the mask's rows lie, index modulo their number; None where they are on none.
-
-        `[T, S]` lies on axis -2 of `[B, N, T, S]` or `[B, K, G*T, S]`, a padding mask `[B, S]` on axis 0.
-        """
-        mask = None if self.mask is None else self.mask.tensor
-        if mask is None or len(mask.shape) < 2 or mask.shape[-2] == 1:
-            return (None,) * len(self.outputs())
-        return tuple(_axis_of_rows(mask, output) for output in self.outputs())
-
-
-def _axis_of_rows(mask: Tensor, output: Tensor) -> int | None:
-    """The axis of `output` whose index, modulo the mask's rows, says which of them (axis -2) is read there."""
-    operands, rows = OperandFactors(), mask.shape[-2]
-    for axis, size in enumerate(output.shape[:-1]):
-        if size % rows:
-            continue
-        plain = fx.plain(output.shape)
-        labelled = (*plain[:axis], (Factor(size, 1),), *plain[axis + 1 :])
-        for tensor, factored, _ in operands.upwards([(output, labelled)], lambda *_: True):
-            if tensor is mask and factored[-2] == (Factor(rows, 1),):
-                return axis
-    return None
 
 
 def commit(rewrite: Rewrite) -> list[Operator]:

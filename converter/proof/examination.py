@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -25,11 +25,12 @@ from edge_opt.schema.writer import model_bytes
 
 _KERNELS: tuple[Kernels, ...] = ("xnnpack", "reference")
 _IN_FULL = 1 << 26  # multiply-adds up to which everything is run in full
-_DRAWS = 3
 _LEAST_SECONDS = 60.0
 _SLOWEST = 2e7  # multiply-adds a second: a hundredth of the slowest kernel's, for a machine as busy as that
 _ROUNDING = 1e-6  # relative, of floats that optimized kernels round by shape
 _STEPS = {DType.INT16: 128}  # of codes that follow such a rounding, by type; otherwise one
+
+_Found = Mapping[str, tuple[Difference, ...]]
 
 
 def failed(demand: Demand, reason: str) -> Proof:
@@ -42,28 +43,18 @@ def undecided(demand: Demand, reason: str) -> Proof:
     return replace(failed(demand, reason), open=True)
 
 
-def all_of(proofs: Sequence[Proof]) -> Proof:
-    """One verdict on runs that all hold: the worst figures, and the last run's words."""
-    steps = [proof.steps for proof in proofs if proof.steps is not None]
-    masked = [p.fully_masked_rows_max_abs for p in proofs if p.fully_masked_rows_max_abs is not None]
-    return replace(
-        proofs[-1],
-        bitwise=all(proof.bitwise for proof in proofs),
-        max_abs=max(proof.max_abs for proof in proofs),
-        steps=max(steps, default=None),
-        fully_masked_rows_max_abs=max(masked, default=None),
-        note=next((proof.note for proof in reversed(proofs) if proof.note), ""),
-        extremes=any(proof.extremes for proof in proofs),
-    )
-
-
 @dataclass(frozen=True)
-class Region:
-    """Both versions cut out as models, and the region's name for messages; at its lengths `divided` by so much."""
+class Question:
+    """Both versions of a region cut out as models, the inputs to run them on, and the demand.
+
+    `name` is the region's, for messages; its lengths are `divided` by so much.
+    """
 
     before: Model
     after: Model
     name: str
+    demand: Demand
+    request: ProofRequest
     divided: int = 1
 
     @cached_property
@@ -84,18 +75,22 @@ class Region:
     @cached_property
     def rounds_by_shape(self) -> str:
         """The operator whose optimized kernel gives other numbers for other shapes; empty where there is none."""
-        operators = (
-            operator
-            for model in (self.before, self.after)
-            for graph in model.subgraphs
-            for operator in graph.operators
-        )
-        return next(filter(None, map(_rounds_by_shape, operators)), "")
+        graphs = (graph for model in (self.before, self.after) for graph in model.subgraphs)
+        return next(filter(None, (_rounds_by_shape(op) for graph in graphs for op in graph.operators)), "")
 
-    @property
-    def bounds(self) -> list[int]:
-        """By how many codes each result may differ where such an operator rounds."""
-        return [_STEPS.get(tensor.dtype, 1) for tensor in self.before.subgraphs[0].outputs]
+    def in_part(self) -> Question | None:
+        """The same at a fraction of the lengths; None where the region is small, or no part stands for it.
+
+        Clipped values are places, and so is what a demand other than bitwise may concern: such a region has no part.
+        """
+        if self.cost <= _IN_FULL or self.request.limits or self.demand.kind != "bitwise":
+            return None
+        before, after = shrunk(self.before), shrunk(self.after)
+        if before is None or after is None:
+            return None
+        return replace(
+            self, before=before, after=after, request=replace(self.request, parts=None), divided=FACTOR
+        )
 
 
 def _rounds_by_shape(operator: Operator) -> str:
@@ -105,42 +100,6 @@ def _rounds_by_shape(operator: Operator) -> str:
     if operator.name == "SOFTMAX" and operator.output.dtype.is_float and operator.option("beta") != 1.0:
         return "SOFTMAX with beta"  # XNNPACK declines it, and the other kernel rounds by the number of rows
     return ""
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What is asked of a region: to run it on inputs, and to judge the results by a demand."""
-
-    region: Region
-    demand: Demand
-    request: ProofRequest
-    must_compare: bool = True
-    draw: int = 0
-
-    @property
-    def draws(self) -> int:
-        """On how many random inputs the region is run: codes of a small one on several."""
-        inputs = self.region.before.subgraphs[0].inputs
-        small = self.region.cost <= _IN_FULL and any(tensor.is_quantized for tensor in inputs)
-        return _DRAWS if small else 1
-
-    def in_part(self) -> Question | None:
-        """The same at a fraction of the lengths; None where the region is small, or no part stands for it.
-
-        Rows that are masked on purpose and clipped values are places, so such a region has no part.
-        """
-        region = self.region
-        placed = self.request.limits or self.request.row_axes or self.demand.kind != "bitwise"
-        if region.cost <= _IN_FULL or placed:
-            return None
-        before, after = shrunk(region.before), shrunk(region.after)
-        if before is None or after is None:
-            return None
-        return replace(self, region=Region(before, after, region.name, FACTOR))
-
-    def on_realistic(self, scale: float) -> Question:
-        """The same without extreme inputs, its operands at a scale."""
-        return replace(self, request=replace(self.request, extremes=(), scale=scale))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +122,7 @@ class Examiner:
             RuntimeTimedOut: the region takes too long, which says nothing of it.
         """
         try:
-            return self._at_size(question) or self._drawn(question)[0]
+            return self._at_size(question) or self._ask(question)[0]
         except RefusedError as untold:
             reason = f"not provable: {untold}, so a wrong rewrite would give the same"
             return undecided(question.demand, reason)
@@ -185,182 +144,127 @@ class Examiner:
         if part is None:
             return None
         try:
-            in_part, scale = self._drawn(part)
+            in_part, scale = self._ask(part)
         except (RuntimeRefused, RuntimeCrashed, RefusedError, ModelFormatError):
             return None
         if not in_part.holds:
-            # Without numbers that were compared, the lengths may be at fault.
-            return in_part if in_part.ran else None
-        # The kernels that must give the same bits, and of these the faster ones.
-        kernels = _KERNELS[1:] if question.region.rounds_by_shape else _KERNELS[:1]
+            return in_part
+        # The kernels that must give the same bits, and of these the faster ones that take it.
+        kernels = [ran.kernels for ran in in_part.ran]
+        fast = _KERNELS[1 if question.rounds_by_shape and _KERNELS[1] in kernels else 0]
+        only = fast if fast in kernels else _KERNELS[1]
         # Sums of so many times the products deviate by the root of that.
-        whole = question.on_realistic(scale / FACTOR**0.25)
-        in_full, _ = self._where_possible(whole, kernels)
+        request = replace(question.request, extremes=(), scales=(scale / FACTOR**0.25,), kernels=(only,))
+        in_full, _ = self._ask(replace(question, request=request))
         if not in_full.holds:
             return in_full
-        done = {ran.kernels for ran in in_full.ran}
-        rest = tuple(ran for ran in in_part.ran if ran.kernels not in done)
-        return replace(all_of([in_part, in_full]), ran=(*in_full.ran, *rest))
+        rest = (ran for ran in in_part.ran if ran.kernels != only)
+        return replace(
+            in_part,
+            bitwise=in_part.bitwise and in_full.bitwise,
+            max_abs=max(in_part.max_abs, in_full.max_abs),
+            steps=max(filter(None, (in_part.steps, in_full.steps)), default=in_part.steps),
+            ran=(*in_full.ran, *rest),
+        )
 
-    def _drawn(self, question: Question) -> tuple[Proof, float]:
-        """The verdict on several draws of codes: rounding may hide in one what another shows."""
-        proofs: list[Proof] = []
-        while True:
-            proof, scale = self._where_possible(replace(question, draw=len(proofs)), _KERNELS)
-            proofs.append(proof)
-            if not proof.holds or len(proofs) == question.draws:
-                return all_of(proofs) if proof.holds else proof, scale
-
-    def _where_possible(self, question: Question, kernels: tuple[Kernels, ...]) -> tuple[Proof, float]:
-        """Some operators exist in one kernel set only; then that one has to do, and the proof says so."""
-        try:
-            return self._ask(question, kernels)
-        except RuntimeRefused as error:
-            if not error.reason.startswith("before:"):
-                raise
-            refusal = error
-        for only in _KERNELS:
-            try:
-                proof, scale = self._ask(question, (only,))
-            except RuntimeTimedOut:
-                raise
-            except RuntimeFailed:
-                continue
-            note = f"on {only} kernels only: the others refuse the region alone"
-            return replace(proof, note="; ".join(filter(None, (note, proof.note)))), scale
-        raise refusal
-
-    def _ask(self, question: Question, kernels: tuple[Kernels, ...]) -> tuple[Proof, float]:
-        """The verdict on one run, and the scale of its operands."""
-        outcome = self._outcome(question, kernels)
-        ran = tuple(Ran(name, question.region.divided) for name in kernels)
-        return judge(outcome, question, ran), outcome.scale
-
-    def _outcome(self, question: Question, kernels: tuple[Kernels, ...]) -> Outcome:
-        region, request = question.region, question.request
-        limit = self.time_limit
+    def _ask(self, question: Question) -> tuple[Proof, float]:
+        """The verdict, and the scale of operands at which results tell most."""
+        request, limit = question.request, self.time_limit
         if limit is None:
-            runs = len(kernels) * (1 + len(request.extremes))
-            limit = _LEAST_SECONDS + region.cost * runs / _SLOWEST
-        request = replace(request, kernels=kernels, seed=self.seed * _DRAWS + question.draw)
+            runs = len(request.kernels) * (len(request.scales) + len(request.extremes))
+            limit = _LEAST_SECONDS + question.cost * runs / _SLOWEST
+        request = replace(request, seed=self.seed)
         for last in (False, True):
             try:
-                return self.worker.prove(*region.files, request, seconds=limit, where=region.name)
+                outcome = self.worker.prove(*question.files, request, seconds=limit, where=question.name)
+                return judge(outcome, question), outcome.scale
             except RuntimeCrashed:
                 # A worker killed by somebody between two requests says nothing of a region; a second time, it does.
                 if last:
                     raise
             except RuntimeTimedOut as error:
                 raise RuntimeTimedOut(
-                    f"region {region.name} took longer than {limit:.3g} s; --verify none proves nothing"
+                    f"region {question.name} took longer than {limit:.3g} s; --verify none proves nothing"
                 ) from error
         raise AssertionError("the second attempt answers or raises")
 
 
-def judge(outcome: Outcome, question: Question, ran: tuple[Ran, ...]) -> Proof:
+def judge(outcome: Outcome, question: Question) -> Proof:
     """What the figures mean.
 
     Raises:
-        RefusedError: both versions agree, but so would many a wrong one, and the question is to tell them apart.
+        RefusedError: both versions agree, but so would many a wrong one.
     """
-    demand, clipped = question.demand, bool(question.request.limits)
-    if outcome.mismatch is not None:
-        return failed(demand, f"the two versions cannot be compared: {outcome.mismatch}")
-    proofs = outcome.all()
-    if question.must_compare and clipped and not all(proof.open_rows.elements for proof in proofs):
-        return failed(demand, "every value is clipped inside the old region, so nothing can be compared")
-    reason, note = _violation(outcome, question)
-    for kind, outputs in outcome.extremes.items():
-        reason = reason or _violation(Outcome(outputs), question, on=f"on {KINDS[kind]}")[0]
-    if not reason and outcome.untold and question.must_compare:
+    demand = question.demand
+    violated = (
+        "" if _holds(outcome.outputs, question) else f"the new region differs: {_figures(outcome.outputs)}"
+    )
+    for kind, found in outcome.extremes.items():
+        if not violated and not _holds(found, question):
+            violated = f"the new region differs on {KINDS[kind]}: {_figures(found)}"
+    if not violated and outcome.untold:
         raise RefusedError(outcome.untold)
-    has_masked = any(proof.masked_rows is not None for proof in proofs)
+    differences = [difference for found in outcome.outputs.values() for difference in found]
+    steps = [difference.steps for difference in differences if difference.steps is not None]
+    exact = not question.request.limits and not (demand.kind == "bitwise" and question.rounds_by_shape)
     return Proof(
         demand,
-        holds=not reason,
-        bitwise=outcome.bitwise and not (demand.kind == "bitwise" and question.region.rounds_by_shape),
-        max_abs=outcome.worst(lambda difference: difference.max_abs),
-        steps=_steps(outcome),
-        fully_masked_rows_max_abs=outcome.worst(lambda d: d.max_abs, masked=True) if has_masked else None,
-        reason=reason,
-        note=note,
-        ran=ran,
+        holds=not violated,
+        bitwise=exact and all(difference.bitwise for difference in differences),
+        max_abs=max(difference.max_abs for difference in differences),
+        steps=max(steps, default=None),
+        reason=violated and f"{violated}, demanded {demand}",
+        note="; ".join(_notes(outcome, question, differences)),
+        ran=tuple(Ran(kernels, question.divided) for kernels in outcome.outputs),
         extremes=bool(outcome.extremes),
     )
 
 
-def _violation(outcome: Outcome, question: Question, *, on: str = "") -> tuple[str, str]:
-    """Why the demand is not met, empty where it is; and a note on how it is met."""
-    demand = question.demand
-    holds, note = _holds(outcome, question)
-    if not holds:
-        return f"the new region differs{on and ' '}{on}: {_figures(outcome)}, demanded {demand}", note
-    if not question.request.limits:
-        return "", note
-    proofs = outcome.all()
-    most, short = max(proof.saturated for proof in proofs), max(proof.short for proof in proofs)
-    total = max(proof.saturated + proof.open_rows.elements for proof in proofs)
-    if short > demand.tolerance:
-        new = f"{on}{on and ' '}the new region"
-        return f"{new} stays {short} steps short of where the old one was clipped", ""
-    if most:
-        note = f"{most} of {total} random values were clipped inside the old region and are not any more"
-    return "", note if most else ""
+def _holds(found: _Found, question: Question) -> bool:
+    """Whether the demand is met; optimized kernels that round by shape are held to a bound instead of the same bits."""
+    demand, optimized = question.demand, question.rounds_by_shape and "reference" in found
+    for kernels, differences in found.items():
+        for tensor, difference in zip(question.before.subgraphs[0].outputs, differences, strict=True):
+            steps = math.inf if difference.steps is None else difference.steps
+            if demand.kind == "relative":
+                met = difference.max_rel <= demand.tolerance
+            elif demand.kind == "absolute":
+                met = difference.max_abs <= demand.tolerance
+            elif demand.kind == "steps":
+                met = steps <= demand.tolerance
+            elif optimized and kernels != "reference":
+                met = difference.max_rel <= _ROUNDING or steps <= _STEPS.get(tensor.dtype, 1)
+            else:
+                met = False
+            if not met and not difference.bitwise:
+                return False
+    return True
 
 
-def _holds(outcome: Outcome, question: Question) -> tuple[bool, str]:
-    """Whether the demand is met, and a note where optimized kernels are held to a bound instead of the same bits."""
-    demand, region = question.demand, question.region
-    if demand.kind == "relative":
-        return outcome.worst(lambda difference: difference.max_rel) <= demand.tolerance, ""
-    if demand.kind == "absolute":
-        return outcome.worst(lambda difference: difference.max_abs) <= demand.tolerance, ""
-    if demand.kind == "steps":
-        opened = [proof.open_rows for proof in outcome.all()]
-        return all(o.bitwise or (o.steps is not None and o.steps <= demand.tolerance) for o in opened), ""
-    if not region.rounds_by_shape:
-        return outcome.bitwise, ""
-    note = f"{region.rounds_by_shape} rounds by shape on optimized kernels"
+def _notes(outcome: Outcome, question: Question, differences: Sequence[Difference]) -> list[str]:
+    """Where kernels were left out, and where optimized ones are held to a bound."""
+    notes = []
+    if len(outcome.outputs) < len(question.request.kernels):
+        notes.append(f"on {', '.join(outcome.outputs)} kernels only: the others refuse the region alone")
+    if question.demand.kind != "bitwise" or not question.rounds_by_shape:
+        return notes
+    note = f"{question.rounds_by_shape} rounds by shape on optimized kernels"
+    steps = [difference.steps for difference in differences if difference.steps is not None]
     if "reference" not in outcome.outputs:
-        return outcome.bitwise, f"{note}, and others cannot run it"
-    bounds = region.bounds
-    within = all(
-        _is_rounding(difference, bounds[proof.output])
-        for proof in outcome.all()
-        for difference in proof.measured
+        note += ", and others cannot run it"
+    elif steps:
+        most = max(_STEPS.get(tensor.dtype, 1) for tensor in question.before.subgraphs[0].outputs)
+        note += f": results may differ by up to {many(most, 'step')} (here by {max(steps)})"
+    else:
+        worst = max(difference.max_rel for difference in differences)
+        note += f": results may differ by up to {_ROUNDING:g} of their range (here by {worst:.1e})"
+    return [*notes, note]
+
+
+def _figures(found: _Found) -> str:
+    worst = {kernels: max(each, key=lambda difference: difference.max_abs) for kernels, each in found.items()}
+    return "; ".join(
+        f"{most.differing} of {most.elements} elements, by up to {most.max_abs:.3g}"
+        f"{f' ({most.steps} steps)' if most.steps else ''} on {kernels}"
+        for kernels, most in worst.items()
     )
-    return outcome.on("reference").bitwise and within, f"{note}: results may differ {_bound(outcome, bounds)}"
-
-
-def _is_rounding(difference: Difference, steps: int) -> bool:
-    if difference.steps is None:
-        return difference.bitwise or difference.max_rel <= _ROUNDING
-    return difference.steps <= steps
-
-
-def _bound(outcome: Outcome, bounds: Sequence[int]) -> str:
-    """By how much results may differ on optimized kernels, and do here."""
-    steps = _steps(outcome)
-    if steps is None:
-        worst = outcome.worst(lambda difference: difference.max_rel)
-        return f"by up to {_ROUNDING:g} of their range (here by {worst:.1e})"
-    return f"by up to {many(max(bounds), 'step')} (here by {steps})"
-
-
-def _steps(outcome: Outcome) -> int | None:
-    """The most steps in rows that are not masked everywhere."""
-    steps = (proof.open_rows.steps for proof in outcome.all())
-    return max((count for count in steps if count is not None), default=None)
-
-
-def _figures(outcome: Outcome) -> str:
-    texts = []
-    for kernels, proofs in outcome.outputs.items():
-        rows = [(proof.open_rows, "") for proof in proofs]
-        rows += [(p.masked_rows, " in rows masked everywhere") for p in proofs if p.masked_rows is not None]
-        worst, where = max(rows, key=lambda row: row[0].max_abs)
-        steps = f" ({worst.steps} steps)" if worst.steps else ""
-        texts.append(
-            f"{worst.differing} of {worst.elements} elements, by up to {worst.max_abs:.3g}{steps}{where} on {kernels}"
-        )
-    return "; ".join(texts)

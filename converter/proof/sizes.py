@@ -22,21 +22,10 @@ def multiply_adds(model: Model) -> int:
     return sum(map(_operations, model.subgraphs[0].operators))
 
 
-def peak_bytes(model: Model) -> int:
-    """Bytes of the tensors that exist at the same time, if each is freed once it is read."""
-    operators = model.subgraphs[0].operators
-    last = {tensor: place for place, operator in enumerate(operators) for tensor in operator.inputs}
-    freed: dict[int, int] = {}
-    now = most = 0
-    for place, operator in enumerate(operators):
-        for tensor in operator.outputs:
-            size = tensor.dtype.byte_size(tensor.elements) or 0
-            now += size
-            end = last.get(tensor, len(operators))
-            freed[end] = freed.get(end, 0) + size
-        most = max(most, now)
-        now -= freed.pop(place, 0)
-    return most
+def intermediate_bytes(model: Model) -> int:
+    """Bytes of all tensors that operators define."""
+    tensors = (tensor for operator in model.subgraphs[0].operators for tensor in operator.outputs)
+    return sum(tensor.dtype.byte_size(tensor.elements) or 0 for tensor in tensors)
 
 
 def shrunk(model: Model) -> Model | None:

@@ -25,3 +25,7 @@ class RuntimeCrashed(RuntimeFailed):
 
 class RuntimeTimedOut(RuntimeFailed):
     """The runtime gave no answer within the time limit and was stopped."""
+
+
+class DeclinedError(Exception):
+    """In the worker: the runtime does not take a model or its inputs; the text is its reason."""

@@ -6,7 +6,6 @@ they are used. The same seed gives the same numbers whatever the order of the in
 float tensor and to its quantized counterpart.
 """
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,6 +22,7 @@ _MASKED = -100.0  # what the exporter's own masks add
 _KNOWN_TOKENS = 128
 _ROOM = 48  # positions in front of the new tokens where neither a mask nor a cache says how many there are
 _WINDOW = 512
+_CLOSED_ROWS = {"masked_rows": 4, "closed": 1}  # by kind, of how many rows the first is masked everywhere
 _PIECE = 1 << 15  # elements that are worked on at a time, so that they stay in a core's cache
 
 
@@ -31,20 +31,21 @@ class InputHint:
     """What a caller knows of an input and a name does not say.
 
     `masked` and `opened` are the values of a masked and an open entry of a mask (by default those that its type and
-    exporters have). `masked_rows` are the query rows (along axis -2) that are masked everywhere. `spread`
-    scales plain data: a quarter stays that much closer to zero. `side` is where a region's input goes. `every` has all
-    values that an input of integers takes, in as many runs as that needs; beyond `ends` the first version gets the
-    nearer of them.
+    exporters have). `spread` scales plain data: a quarter stays that much closer to zero. `side` is where a region's
+    input goes. `every` counts the values from 0 on that an input of integers takes one after the other, with some
+    beyond both ends.
     """
 
     role: Role = "data"
     masked: float | None = None
     opened: float | None = None
-    masked_rows: tuple[int, ...] = ()
     spread: float = 1.0
     side: Side = "other"
-    every: tuple[int, ...] = ()
-    ends: tuple[int, int] | None = None
+    every: int = 0
+
+
+BEYOND = 4
+"""How many values beyond both ends such an input takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +66,11 @@ class InputPlan(InputHint):
     """How to make one input: `info` says for which tensor, `key` names the stream of random numbers.
 
     `kind` is realistic, masked_rows (of a whole model), or one of the `extremes` (of a region).
-    `start` is the position of the first new token, `past` the number of leading mask columns that stand for the
-    cache, `padding` the number of masked tokens at the beginning, `window` how far back a row sees (0: all the way),
-    `limit` the end of the range of a token or of an index into a table. `source` is the quantized counterpart whose
-    range the real numbers take. `stored` is where the real numbers lie that it takes instead of random ones.
+    `start` is the position of the first new token (where an input takes `every` value, the number of the first),
+    `past` the number of leading mask columns that stand for the cache, `padding` the number of masked tokens at the
+    beginning, `window` how far back a row sees (0: all the way), `limit` the end of the range of a token or of an index
+    into a table. `source` is the quantized counterpart whose range the real numbers take. `stored` is where the real
+    numbers lie that it takes instead of random ones.
     """
 
     info: TensorInfo
@@ -177,40 +179,32 @@ def pair(planned: InputPlan, other: TensorInfo) -> tuple[InputPlan, InputPlan]:
 
 
 def array_of(planned: InputPlan) -> NDArray[Any]:
-    """The array of one plan, in the dtype of its tensor; where it takes `every` value, with a first axis for runs."""
+    """The array of one plan, in the dtype of its tensor."""
     info, source = planned.info, planned.source or planned.info
+    if planned.role == "mask":
+        return _encode(_mask(planned), info)
     if planned.every:
-        runs = math.ceil(len(planned.every) / info.elements)
-        return np.resize(np.array(planned.every, info.dtype), (runs, *info.shape))
-    if planned.kind in extremes.KINDS:
-        return extreme_of(planned, array_of(replace(planned, kind="realistic")))
+        limits = np.iinfo(info.dtype)
+        values = np.array([limits.min, -1, *range(planned.every + 1), limits.max], info.dtype)
+        return np.resize(values[planned.start : planned.start + info.elements], info.shape)
+    if planned.role == "position":
+        values = planned.start + np.arange(info.shape[-1] if info.shape else 1, dtype=np.float32)
+        return _encode(np.broadcast_to(values, info.shape or (1,)).reshape(info.shape), info)
+    if planned.role in {"token", "index"}:
+        return _encode(_integers(planned), info)
     if planned.stored is not None:
-        return converted(planned.stored.array(), planned.stored.info, info)
-    match planned.role:
-        case "mask":
-            return _encode(_mask(planned), info)
-        case "position":
-            values = planned.start + np.arange(info.shape[-1] if info.shape else 1, dtype=np.float32)
-            return _encode(np.broadcast_to(values, info.shape or (1,)).reshape(info.shape), info)
-        case "token" | "index":
-            return _encode(_integers(planned), info)
-        case "rotary":
-            cosine, sine = noise.circle(planned.stream, info.elements)
-            table = sine if "sin" in info.name.lower() else cosine
-            return _encode(table.reshape(info.shape), info)
-    if np.dtype(source.dtype).kind in "iub" and not source.quantized:
+        array = converted(planned.stored.array(), planned.stored.info, info)
+    elif planned.role == "rotary":
+        cosine, sine = noise.circle(planned.stream, info.elements)
+        array = _encode((sine if "sin" in info.name.lower() else cosine).reshape(info.shape), info)
+    elif np.dtype(source.dtype).kind in "iub" and not source.quantized:
         return _integers(planned).astype(info.dtype)
-    return _data(planned, source)
-
-
-def extreme_of(planned: InputPlan, realistic: NDArray[Any]) -> NDArray[Any]:
-    """The array of a plan of extreme inputs, made of the realistic one of the same tensor."""
-    info = planned.info
-    plain = np.dtype(info.dtype).kind in "iu" and not info.quantized
-    if planned.role not in {"data", "cache", "rotary", "embedding"} or plain or not realistic.size:
-        return realistic
+    else:
+        array = _data(planned, source)
+    if planned.kind not in extremes.KINDS or not array.size:
+        return array
     seed = noise.seed_of(planned.stream, planned.kind)
-    return extremes.extreme(realistic, planned.kind, planned.side, seed, info.zero_point, planned.spread)
+    return extremes.extreme(array, planned.kind, planned.side, seed, info.zero_point, planned.spread)
 
 
 def converted(array: NDArray[Any], source: TensorInfo, target: TensorInfo) -> NDArray[Any]:
@@ -242,8 +236,8 @@ def _mask(planned: InputPlan) -> NDArray[np.float32]:
     masked = (_MASKED if additive else 0.0) if planned.masked is None else planned.masked
     opened = (0.0 if additive else 1.0) if planned.opened is None else planned.opened
     values = np.where(visible, np.float32(opened), np.float32(masked))
-    closed = planned.masked_rows or (range(0, rows, 4) if planned.kind == "masked_rows" else ())
-    values[[index for index in closed if index < rows]] = masked
+    if planned.kind in _CLOSED_ROWS:
+        values[:: _CLOSED_ROWS[planned.kind]] = masked
     return values.reshape(shape) if len(shape) < 3 else np.broadcast_to(values, shape)
 
 

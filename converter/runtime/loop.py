@@ -87,6 +87,8 @@ def fill(signature: SignatureInfo, chunks: Sequence[tuple[int, int]], invoke: In
         }
         _carry_out(values, (Call("main", signature),), made.__getitem__, invoke)
         for name, axis in axes.items():
+            if part_of(name) not in values:
+                continue
             # New keys and values that came apart go into their caches; a full one begins again at its front.
             (part, info), array = values.pop(part_of(name)), values[name][0]
             if axis is None:

@@ -4,7 +4,7 @@ Whatever the runtime raises becomes `DeclinedError` with its own words, so that 
 """
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,10 +15,9 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from edge_opt.base.record import from_dict
 from edge_opt.runtime import inputs, loop, pair
-from edge_opt.runtime.protocol import Array, Arrays, Header, MessageError, send
+from edge_opt.runtime.errors import DeclinedError
+from edge_opt.runtime.protocol import Arrays, Header, send
 from edge_opt.runtime.tensors import MAIN, Kernels, SignatureInfo, TensorInfo
-
-ModelContent = Path | bytes
 
 _RESOLVERS = {
     "xnnpack": OpResolverType.BUILTIN,
@@ -27,25 +26,18 @@ _RESOLVERS = {
 _Answer = tuple[Header, Arrays]
 
 
-class DeclinedError(Exception):
-    """The runtime does not take a model or its inputs; the text is its reason."""
-
-
 def answer(channel: Connection, header: Header, arrays: Arrays) -> None:
     """Carries a request out and sends what came of it."""
     try:
         send(channel, *_OPERATIONS[header["operation"]](header, arrays))
-    except (DeclinedError, MessageError) as error:
-        kind, reason = "refused", str(error)
-    except MemoryError:
-        kind, reason = "refused", "out of memory"
     except OSError:
         raise
+    except DeclinedError as error:
+        send(channel, {"error": "refused", "reason": str(error)}, {})
+    except MemoryError:
+        send(channel, {"error": "refused", "reason": "out of memory"}, {})
     except Exception:
-        kind, reason = "internal", traceback.format_exc()
-    else:
-        return
-    send(channel, {"error": kind, "reason": reason}, {})
+        send(channel, {"error": "internal", "reason": traceback.format_exc()}, {})
 
 
 class Session:
@@ -58,14 +50,26 @@ class Session:
         DeclinedError: the runtime cannot read the model.
     """
 
-    def __init__(self, model: ModelContent, kernels: Kernels = "xnnpack", where: str = "") -> None:
+    def __init__(self, model: Path | bytes, kernels: Kernels = "xnnpack", where: str = "") -> None:
         self._where = where
-        self._calls: dict[str, Callable[..., Arrays]] = {}
+        self._ran = False
         source = {"model_content": model} if isinstance(model, bytes) else {"model_path": str(model)}
         with _refusals(where):
             self._interpreter = Interpreter(**source, experimental_op_resolver_type=_RESOLVERS[kernels])
             keys = list(self._interpreter.get_signature_list())
-            self.signatures = tuple(map(self._described, keys)) or (self._main(),)
+            self._runners = {key: self._interpreter.get_signature_runner(key) for key in keys}
+            positional = not self._runners
+            if positional:
+                self._runners = {MAIN: _Main(self._interpreter)}
+            self.signatures = tuple(
+                SignatureInfo(
+                    key,
+                    _tensors(runner.get_input_details(), positional),
+                    _tensors(runner.get_output_details(), positional),
+                    positional,
+                )
+                for key, runner in self._runners.items()
+            )
 
     def run(self, signature: str | None, values: Arrays) -> Arrays:
         """One signature's outputs; None means the model's only one.
@@ -73,57 +77,51 @@ class Session:
         Raises:
             DeclinedError: the runtime cannot run it, or does not know it.
         """
+        names = list(self._runners)
+        if signature not in names and (signature or len(names) > 1):
+            raise DeclinedError(f"no signature '{signature}', there is {', '.join(map(repr, names))}")
         where = f"{self._where}, signature '{signature}'" if self._where and signature else self._where
-        names = [info.name for info in self.signatures]
-        name = signature or names[0]
         with _refusals(where):
-            if name not in names or (signature is None and len(names) > 1):
-                raise ValueError(f"no signature '{signature}', there is {', '.join(map(repr, names))}")
-            if name not in self._calls:
-                positional = self.signatures[0].positional
-                call = self._run_main if positional else self._interpreter.get_signature_runner(name)
-                if not self._calls:
-                    self._interpreter.reset_all_variables()
-                self._calls[name] = call
-            return dict(self._calls[name](**values))
+            if not self._ran:
+                self._interpreter.reset_all_variables()
+                self._ran = True
+            return dict(self._runners[signature or names[0]](**values))
 
-    def _run_main(self, **values: Array) -> Arrays:
-        """Runs subgraph 0 on inputs by the names that its description gives to them."""
-        interpreter, (main,) = self._interpreter, self.signatures
-        details = interpreter.get_input_details()
-        places = {info.name: detail["index"] for info, detail in zip(main.inputs, details, strict=True)}
-        if set(places) != set(values):
-            raise ValueError(f"inputs {sorted(values)} given, {sorted(places)} expected")
-        for info in main.inputs:
-            if values[info.name].shape != info.shape:
-                interpreter.resize_tensor_input(places[info.name], values[info.name].shape)
+
+class _Main:
+    """Subgraph 0 of a model without signatures, run as the runtime's own signatures are.
+
+    Its tensors have their own names, or are numbered where two share one.
+    """
+
+    def __init__(self, interpreter: Interpreter) -> None:
+        self._interpreter = interpreter
+
+    def get_input_details(self) -> dict[str, Any]:
+        return _named(self._interpreter.get_input_details())
+
+    def get_output_details(self) -> dict[str, Any]:
+        return _named(self._interpreter.get_output_details())
+
+    def __call__(self, **values: Any) -> Arrays:
+        interpreter, expected = self._interpreter, self.get_input_details()
+        if set(expected) != set(values):
+            raise ValueError(f"inputs {sorted(values)} given, {sorted(expected)} expected")
+        for name, detail in expected.items():
+            if values[name].shape != tuple(detail["shape"]):
+                interpreter.resize_tensor_input(detail["index"], values[name].shape)
         interpreter.allocate_tensors()
-        for name, place in places.items():
-            interpreter.set_tensor(place, values[name])
+        for name, detail in expected.items():
+            interpreter.set_tensor(detail["index"], values[name])
         interpreter.invoke()
-        results = zip(main.outputs, interpreter.get_output_details(), strict=True)
-        return {info.name: interpreter.get_tensor(detail["index"]) for info, detail in results}
+        outputs = self.get_output_details().items()
+        return {name: interpreter.get_tensor(detail["index"]) for name, detail in outputs}
 
-    def _main(self) -> SignatureInfo:
-        """Subgraph 0: its tensors under their own names, or numbered where two share one."""
 
-        def numbered(details: Sequence[Any]) -> tuple[TensorInfo, ...]:
-            names = [detail["name"] for detail in details]
-            return tuple(
-                _tensor(name if name and names.count(name) == 1 else f"{name}#{place}", detail)
-                for place, (name, detail) in enumerate(zip(names, details, strict=True))
-            )
-
-        inputs, outputs = self._interpreter.get_input_details(), self._interpreter.get_output_details()
-        return SignatureInfo(MAIN, numbered(inputs), numbered(outputs), positional=True)
-
-    def _described(self, key: str) -> SignatureInfo:
-        runner = self._interpreter.get_signature_runner(key)
-        inputs, outputs = (
-            tuple(_tensor(name, detail) for name, detail in sorted(details.items()))
-            for details in (runner.get_input_details(), runner.get_output_details())
-        )
-        return SignatureInfo(key, inputs, outputs)
+def _named(details: list[Any]) -> dict[str, Any]:
+    names = [detail["name"] for detail in details]
+    unique = [name if name and names.count(name) == 1 else f"{name}#{n}" for n, name in enumerate(names)]
+    return dict(zip(unique, details, strict=True))
 
 
 @contextmanager
@@ -136,17 +134,19 @@ def _refusals(where: str = "") -> Iterator[None]:
         raise DeclinedError(f"{where}: {words}" if where else words) from error
 
 
-def _tensor(name: str, detail: Any) -> TensorInfo:
-    quantization = detail["quantization_parameters"]
-    return TensorInfo(
-        name=name,
-        tensor=detail["name"],
-        shape=tuple(int(size) for size in detail["shape"]),
-        declared=tuple(int(size) for size in detail["shape_signature"]),
-        dtype=np.dtype(detail["dtype"]).name,
-        scales=tuple(float(scale) for scale in quantization["scales"]),
-        zero_points=tuple(int(zero) for zero in quantization["zero_points"]),
-        axis=int(quantization["quantized_dimension"]),
+def _tensors(details: dict[str, Any], positional: bool) -> tuple[TensorInfo, ...]:
+    return tuple(
+        TensorInfo(
+            name=name,
+            tensor=detail["name"],
+            shape=tuple(map(int, detail["shape"])),
+            declared=tuple(map(int, detail["shape_signature"])),
+            dtype=np.dtype(detail["dtype"]).name,
+            scales=tuple(map(float, detail["quantization_parameters"]["scales"])),
+            zero_points=tuple(map(int, detail["quantization_parameters"]["zero_points"])),
+            axis=int(detail["quantization_parameters"]["quantized_dimension"]),
+        )
+        for name, detail in (details.items() if positional else sorted(details.items()))
     )
 
 
@@ -171,9 +171,9 @@ def _prove(header: Header, arrays: Arrays) -> _Answer:
     models = {version: arrays[version].tobytes() for version in pair.VERSIONS}
     ((first,), (second,)) = (Session(model, where=version).signatures for version, model in models.items())
 
-    def run(version: str, kernels: Kernels, inputs: Iterable[Arrays]) -> list[list[Array]]:
+    def run(version: str, kernels: Kernels, given: Iterable[Arrays]) -> pair.Results:
         session = Session(models[version], kernels, version)
-        return [list(session.run(None, given).values()) for given in inputs]
+        return [list(session.run(None, values).values()) for values in given]
 
     outcome = pair.prove((first, second), from_dict(pair.ProofRequest, header["request"]), run)
     return {"proof": outcome}, {}
@@ -182,18 +182,23 @@ def _prove(header: Header, arrays: Arrays) -> _Answer:
 def _generate(header: Header, _: Arrays) -> _Answer:
     models = header["models"].items()
     sessions = {name: Session(Path(path), header["kernels"], f"{name} model") for name, path in models}
-
-    def invoke(call: loop.Call, inputs: Arrays) -> Arrays:
-        return sessions[call.model].run(call.signature.name, inputs)
-
-    tokens, logits = loop.run(from_dict(loop.Loop, header["loop"]), invoke)
+    tokens, logits = loop.run(
+        from_dict(loop.Loop, header["loop"]),
+        lambda call, values: sessions[call.model].run(call.signature.name, values),
+    )
     return {"tokens": tokens}, {"logits": logits}
 
 
 def _fill(header: Header, _: Arrays) -> _Answer:
-    session = Session(Path(header["models"]["main"]), "xnnpack")
+    session = Session(Path(header["models"]["main"]))
     signature, chunks = from_dict(tuple[SignatureInfo, list[tuple[int, int]]], header["fill"])
     return {}, loop.fill(signature, chunks, lambda call, values: session.run(call.signature.name, values))
 
 
-_OPERATIONS = {"describe": _describe, "run": _run, "prove": _prove, "generate": _generate, "fill": _fill}
+_OPERATIONS: dict[str, Callable[[Header, Arrays], _Answer]] = {
+    "describe": _describe,
+    "run": _run,
+    "prove": _prove,
+    "generate": _generate,
+    "fill": _fill,
+}

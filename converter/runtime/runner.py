@@ -6,26 +6,29 @@ crashed or was stopped is replaced at the next request.
 
 import os
 import re
+import socket
+import subprocess
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn, Self
 
 import numpy as np
 
+from edge_opt.base import processes
 from edge_opt.base.record import from_dict
+from edge_opt.base.words import signal_name
 from edge_opt.ir import load
 from edge_opt.ir.opening import Part
-from edge_opt.runtime.errors import (
-    RuntimeCrashed,
-    RuntimeRefused,
-    RuntimeTimedOut,
-)
+from edge_opt.runtime.errors import RuntimeCrashed, RuntimeRefused, RuntimeTimedOut, RuntimeUnavailable
 from edge_opt.runtime.inputs import InputPlan
 from edge_opt.runtime.loop import Loop
 from edge_opt.runtime.pair import VERSIONS, Outcome, ProofRequest
-from edge_opt.runtime.protocol import ENDED, Array, Arrays, ChildProcess, Header
+from edge_opt.runtime.protocol import Array, Arrays, Header, MessageError, receive, send
 from edge_opt.runtime.tensors import Kernels, SignatureInfo
 
 Runnable = str | os.PathLike[str] | bytes
@@ -33,6 +36,89 @@ Runnable = str | os.PathLike[str] | bytes
 _BASE_MEMORY = 4 << 30
 _MEMORY_PER_BYTE = 3
 _UNKNOWN_OPERATOR = re.compile(r"unresolved custom op: ([^.\s]+)")
+_STARTUP_SECONDS = 120.0
+_ENDING_SECONDS = 2.0
+_LOG_READ = 16 << 10
+# glibc gives each thread a heap of its own, and what one of them frees is not there for the next.
+_ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2", "MALLOC_ARENA_MAX": "1"}
+_ENDED = (EOFError, OSError, MessageError)
+
+
+class ChildProcess:
+    """One child process, the socket for requests and replies, and a file with what the child prints.
+
+    Raises:
+        RuntimeUnavailable: the system starts no process.
+    """
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._channel = Connection(ours.detach())
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        try:
+            with theirs:
+                self._child = processes.start_module(
+                    "edge_opt.runtime.worker",
+                    environment={name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()},
+                    stdin=theirs,
+                    stdout=self._log,
+                )
+        except OSError as error:
+            self._channel.close()
+            self._log.close()
+            raise RuntimeUnavailable(
+                f"no worker process can be started ({error.strerror}): free memory or processes, or verify nothing"
+            ) from error
+        self.pid = self._child.pid
+        self._ready = False
+
+    def exchange(self, header: Header, arrays: Arrays, seconds: float) -> tuple[Header, Arrays]:
+        """Sends a request and reads its answer; the time counts from when the runtime is loaded.
+
+        Raises:
+            RuntimeUnavailable: it cannot be loaded, and no model is to blame.
+            RuntimeCrashed: the child ended.
+            TimeoutError: it did not answer in time.
+        """
+        if not self._ready:
+            try:
+                reply, _ = receive(self._channel, time.monotonic() + _STARTUP_SECONDS)
+            except _ENDED as error:
+                reply = {"reason": f"the worker process ended with {self._ending(error)}"}
+            if "reason" in reply:
+                raise RuntimeUnavailable(
+                    f"the LiteRT runtime could not be loaded ({reply['reason']}): check the installation of "
+                    "ai-edge-litert, or go on without verification (verify='none')"
+                )
+            self._ready = True
+        deadline = time.monotonic() + seconds
+        try:
+            send(self._channel, header, arrays)
+            return receive(self._channel, deadline)
+        except TimeoutError:
+            raise
+        except _ENDED as error:
+            raise RuntimeCrashed(f"the runtime's process ended with {self._ending(error)}") from None
+
+    def end(self) -> None:
+        """Ends the child, and collects it."""
+        processes.end(self._child)
+        self._channel.close()
+        self._log.close()
+
+    def _ending(self, error: Exception) -> str:
+        """How the child ended, in words, with the last line that the runtime printed."""
+        try:
+            # One that hung up is ending by itself: its exit status says why.
+            self._child.wait(0 if isinstance(error, TimeoutError) else _ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            processes.end(self._child)
+        status = self._child.returncode
+        how = signal_name(-status) if status < 0 else f"exit status {status}"
+        self._log.seek(max(self._log.seek(0, os.SEEK_END) - _LOG_READ, 0))
+        lines = map(str.strip, self._log.read().decode(errors="replace").splitlines())
+        said = [line for line in lines if line and not line.startswith(("INFO:", "WARNING:"))]
+        return f"{how}; its last words: {said[-1][:300]}" if said else how
 
 
 class Worker:
@@ -131,7 +217,7 @@ class Worker:
         self,
         before: bytes,
         after: bytes,
-        request: ProofRequest | None = None,
+        request: ProofRequest,
         *,
         seconds: float | None = None,
         where: str = "",
@@ -149,11 +235,13 @@ class Worker:
             RuntimeRefused: the reason starts with `before:` or `after:`.
             RuntimeCrashed, RuntimeTimedOut: as every request.
         """
-        arrays = {}
-        for version, model in zip(VERSIONS, (before, after), strict=True):
-            check_model(model)
-            arrays[version] = np.frombuffer(model, np.uint8)
-        header = {"operation": "prove", "request": request or ProofRequest()}
+        check_model(before)
+        check_model(after)
+        arrays = {
+            name: np.frombuffer(model, np.uint8)
+            for name, model in zip(VERSIONS, (before, after), strict=True)
+        }
+        header = {"operation": "prove", "request": request}
         reply, _ = self._ask(header, f"region {where}".rstrip(), {}, arrays, seconds)
         return from_dict(Outcome, reply["proof"])
 
@@ -166,7 +254,7 @@ class Worker:
         seconds: float | None = None,
     ) -> tuple[Header, Arrays]:
         """One request, of models that the worker reads from files, and its answer; `where` begins every message."""
-        arrays = arrays or {}
+        arrays, seconds = arrays or {}, self.time_limit if seconds is None else seconds
         with ExitStack() as stack:
             for model in models.values():
                 check_model(model)
@@ -175,32 +263,24 @@ class Worker:
             size += sum(array.nbytes for array in arrays.values())
             memory = _BASE_MEMORY + _MEMORY_PER_BYTE * size
             header["models"] = {name: str(path) for name, path in files.items()}
-            header["memory_limit"] = memory
-            header["time_limit"] = self.time_limit if seconds is None else seconds
-            reply, results = self._exchange(header, arrays, where)
+            header |= {"memory_limit": memory, "time_limit": seconds}
+            try:
+                reply, results = self.start().exchange(header, arrays, seconds)
+            except BaseException as error:
+                process, self._process = self._process, None
+                if process is not None:
+                    process.end()
+                if isinstance(error, TimeoutError):
+                    raise RuntimeTimedOut(
+                        f"{where}: the runtime gave no answer within {seconds:g} s and was stopped; "
+                        "raise the time limit, or look for an endless loop in the model"
+                    ) from None
+                if isinstance(error, RuntimeCrashed):
+                    raise RuntimeCrashed(f"{where}: {error}") from None
+                raise
         if "error" in reply:
             _raise_reply(reply, where, memory)
         return reply, results
-
-    def _exchange(self, header: Header, arrays: Arrays, where: str) -> tuple[Header, Arrays]:
-        """The answer; a child that gives none is ended."""
-        process, seconds = self.start(), header["time_limit"]
-        try:
-            process.wait_until_ready()
-            return process.exchange(header, arrays, seconds)
-        except BaseException as error:
-            self._process = None
-            process.end(error)
-            if isinstance(error, TimeoutError):
-                raise RuntimeTimedOut(
-                    f"{where}: the runtime gave no answer within {seconds:g} s and was stopped; "
-                    "raise the time limit, or look for an endless loop in the model"
-                ) from None
-            if isinstance(error, ENDED):
-                raise RuntimeCrashed(
-                    f"{where}: the runtime's process ended with {process.ending()}"
-                ) from None
-            raise
 
 
 def name_of(model: Runnable) -> str:
@@ -224,21 +304,17 @@ def _raise_reply(reply: Header, where: str, memory: int) -> NoReturn:
     raise RuntimeRefused(f"{where}: the runtime refused it: {reason}", reason)
 
 
-def check_model(model: str | os.PathLike[str] | bytes) -> None:
+def check_model(model: Runnable) -> None:
     """Read the model's tables and graphs; a file that passed and was not written to since is not read again.
 
     Raises:
         ModelFormatError: it is no valid model.
     """
-    if isinstance(model, bytes):
-        load(model)
-        return
-    try:
-        status = Path(model).stat()
-    except OSError:
-        load(model)  # the reader has the sentence for it
+    if isinstance(model, bytes) or not Path(model).exists():
+        load(model)  # the reader has the sentence for a missing file
     else:
-        _check_file(os.fspath(model), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        status = Path(model).stat()
+        _check_file(os.fspath(model), status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=32)

@@ -25,8 +25,7 @@ class TensorInfo:
 
     `name` is the signature's name for it, `tensor` the tensor's own. `shape` has 1 where `declared` has -1 (a
     dynamic dimension). `scales` and `zero_points` are empty without quantization, and run along `axis` when
-    there are several. `entries` is the size of the smallest table that an input's numbers index, 0 where they index
-    none, or nobody looked.
+    there are several. `entries` is the size of the smallest table that an input's numbers index; 0: of none.
     """
 
     name: str
@@ -96,18 +95,13 @@ _ROLES: tuple[tuple[Role, str, str], ...] = (
 def role_of(info: TensorInfo) -> Role:
     """What an input is, by the signature's name for it, then the tensor's own name."""
     kind = np.dtype(info.dtype).kind
+    is_index = kind in "iu" and not info.quantized
     for name in (info.name, info.tensor.rsplit("/", 1)[-1]):
         for role, pattern, kinds in _ROLES:
-            if re.search(pattern, name.lower()) and kind in kinds and _fits(role, info):
+            fits = role == "mask" or is_index == (role in {"position", "token"})
+            if fits and kind in kinds and re.search(pattern, name.lower()):
                 return role
     return "data"
-
-
-def _fits(role: Role, info: TensorInfo) -> bool:
-    unquantized_integer = np.dtype(info.dtype).kind in "iu" and not info.quantized
-    if role in {"position", "token"}:
-        return unquantized_integer
-    return role == "mask" or not unquantized_integer
 
 
 def caches_of(signature: SignatureInfo) -> dict[str, TensorInfo]:
@@ -130,16 +124,13 @@ def growing_axis(cache: TensorInfo, part: TensorInfo) -> int | None:
 
 
 def growing_axes(signature: SignatureInfo) -> dict[str, int | None]:
-    """The growing axis of every cache whose new part comes out apart.
+    """The growing axis of every cache whose new part comes apart.
 
     Where the part is as long as the cache, as that of a prefill is that fills a whole ring, other layers' caches tell.
     """
-    outputs = {info.name: info for info in signature.outputs}
-    axes = {
-        name: growing_axis(cache, outputs[part_of(name)])
-        for name, cache in caches_of(signature).items()
-        if part_of(name) in outputs
-    }
+    parts = {info.name: info for info in (*signature.inputs, *signature.outputs)}
+    caches = {name: one for name, one in caches_of(signature).items() if part_of(name) in parts}
+    axes = {name: growing_axis(one, parts[part_of(name)]) for name, one in caches.items()}
     # A cache's name without the layer's number.
     kinds = {name: re.sub(r"\d+", "", name) for name in axes}
     of_kind = {kinds[name]: axis for name, axis in axes.items() if axis is not None}
@@ -147,28 +138,18 @@ def growing_axes(signature: SignatureInfo) -> dict[str, int | None]:
 
 
 def cache_length(signature: SignatureInfo) -> int:
-    """Positions that the longest cache has room for; 0 without caches.
-
-    `known_length` tells, else the smaller of a cache's two largest sizes is taken.
-    """
+    """Positions that the longest cache has room for: `known_length`, or its second largest size; 0 without caches."""
     caches = caches_of(signature).values()
     guessed = (sorted(cache.shape)[-2] for cache in caches if len(cache.shape) > 1)
     return known_length(signature) or min(guessed, default=0)
 
 
 def known_length(signature: SignatureInfo) -> int:
-    """Positions that the longest cache has room for, at most; 0 where nothing tells.
-
-    What a cache and its new part differ in tells, else the mask over it.
-    """
-    parts = {info.name: info for info in (*signature.inputs, *signature.outputs)}
-    both = [
-        (one, parts[part_of(name)]) for name, one in caches_of(signature).items() if part_of(name) in parts
-    ]
-    grown = [(cache, growing_axis(cache, part)) for cache, part in both]
-    sizes = [cache.shape[axis] for cache, axis in grown if axis is not None]
+    """Positions that the longest cache has room for, at most, by what grows or by the mask; 0 where nothing tells."""
+    caches, axes = caches_of(signature), growing_axes(signature)
+    sizes = [caches[name].shape[axis] for name, axis in axes.items() if axis is not None]
     masks = [info.shape[-1] for info in signature.inputs if role_of(info) == "mask" and info.shape]
-    return max(sizes or masks, default=0) if caches_of(signature) else 0
+    return max(sizes or masks, default=0) if caches else 0
 
 
 def new_tokens(signature: SignatureInfo) -> int:

@@ -1,7 +1,7 @@
-"""The child process that runs the native runtime: `python -m edge_opt.runtime.worker PARENT_PID SOCKET`.
+"""The child process that runs the native runtime: `python -m edge_opt.runtime.worker PARENT_PID`.
 
-It takes requests and answers them on a socket of its own, so that nothing that is printed here, by the runtime or at
-the interpreter's start, can be taken for an answer. It never outlives its parent, and writes no file.
+Its standard input is a socket on which it takes requests and answers them, so that nothing that is printed here, by the
+runtime or at the interpreter's start, can be taken for an answer. It never outlives its parent, and writes no file.
 """
 
 import resource
@@ -17,8 +17,8 @@ _GRACE_SECONDS = 5
 def main() -> None:
     """Serves requests until the other end of the socket is closed."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    (descriptor,) = begin_child()
-    channel = Connection(int(descriptor))
+    begin_child()
+    channel = Connection(0)
     try:
         from edge_opt.runtime import native  # noqa: PLC0415 - a runtime that cannot be loaded is an answer, too
     except Exception as error:
