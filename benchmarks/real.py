@@ -1,0 +1,96 @@
+"""What `edge-opt build` makes of a real checkpoint: the figures at the head of README, a row for each `--weights`.
+
+    python benchmarks/real.py CHECKPOINT --prompts calibration.jsonl --held-out held.jsonl
+                              [--weights 8 4-logits] [--soc SM8750] [--sdk DIR] [--work DIR] [--json]
+
+CHECKPOINT is a Hugging Face folder; `testdata/make_checkpoint.py` makes one with random weights. Builds with the
+defaults, evaluation included. What an earlier run left in DIR is kept, and its time with it. Needs the extras `build`
+and `lm`, Qualcomm's libraries and some 12 GiB, no network.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from edge_opt.build import BuildResult, StageReport, build
+
+_MEBI, _GIBI = 1 << 20, 1 << 30
+
+
+def stage_line(stage: StageReport) -> str:
+    """Seconds, memory of the largest process and size of a stage's result."""
+    peak = 0.0 if stage.peak_bytes is None else stage.peak_bytes / _GIBI
+    return f"  {stage.name:10} {stage.seconds:8.1f} s {peak:7.2f} GiB {stage.bytes / _MEBI:8.1f} MiB"
+
+
+def times(result: BuildResult) -> Iterator[tuple[str, float, float]]:
+    """Estimated ms of each signature as the pipeline makes it, and as delivered."""
+    for entry in result.optimized["signatures"]:
+        found = [(entry[side] or {}).get("time") for side in ("before", "after")]
+        if all(found):
+            yield entry["signature"], found[0]["us"] / 1000, found[1]["us"] / 1000
+
+
+def row(weights: str, result: BuildResult) -> dict[str, Any]:
+    """The figures of one build."""
+    evaluation = result.evaluation or {"models": []}
+    delivered = Path(str(result.output)).stat().st_size
+    models = evaluation["models"]
+    return {
+        "weights": weights,
+        "estimated_ms": {name: {"exported": old, "delivered": new} for name, old, new in times(result)},
+        "bundle_mib": delivered / _MEBI,
+        "perplexity_ratio": models[-1]["perplexity"] / models[0]["perplexity"] if models else None,
+        "evaluation": evaluation,
+        "seconds": sum(stage.seconds for stage in result.stages),
+        "stages": [stage.to_dict() for stage in result.stages],
+    }
+
+
+def main() -> int:
+    """Build once for each choice of weights, and print a row for each."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--held-out", type=Path, required=True)
+    parser.add_argument("--weights", nargs="+", default=["8"])
+    parser.add_argument("--soc", default="SM8750")
+    parser.add_argument("--sdk")
+    parser.add_argument("--work", type=Path, help="folder of all results; default: CHECKPOINT.real")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    folder = options.work or options.checkpoint.with_suffix(".real")
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for weights in options.weights:
+        result = build(
+            options.checkpoint,
+            folder / f"{weights}.litertlm",
+            soc=options.soc,
+            prompts=options.prompts,
+            held_out=options.held_out,
+            sdk=options.sdk,
+            weights=weights,
+            work=folder / "work",
+            overwrite=True,
+            on_stage=None if options.json else lambda stage: print(stage_line(stage), flush=True),
+        )
+        rows.append(row(weights, result))
+        if not options.json:
+            ms = ", ".join(f"{name} {old:.2f} -> {new:.2f} ms" for name, old, new in times(result))
+            ratio = rows[-1]["perplexity_ratio"]
+            text = "not evaluated" if ratio is None else f"perplexity {ratio:.3f} of the checkpoint's"
+            size, seconds = rows[-1]["bundle_mib"], rows[-1]["seconds"]
+            print(f"weights {weights}: {ms}, {size:.0f} MiB, {text}, {seconds:.0f} s", flush=True)
+    if options.json:
+        print(json.dumps(rows, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
