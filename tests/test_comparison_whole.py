@@ -174,14 +174,12 @@ def test_floats_that_meet_integer_weights_have_the_room_of_what_the_kernels_make
     assert found.relative == pytest.approx(16e-6 if bits is None else 24 / 2**bits)
 
 
-def test_every_report_says_what_was_demanded_of_the_whole_and_what_was_found(
-    tolerant: ConversionResult,
-) -> None:
+def test_every_report_says_what_was_demanded_of_the_whole(tolerant: ConversionResult) -> None:
     report = conversion_report(tolerant)
     for suffix in (".md", ".html"):
         text = report.render(suffix).replace("\\_", "_")
         assert "demanded" in text
         assert "of matmul_convert" in text
     told = json.loads(report.render(".json"))["whole"]
-    assert told[1]["holds"]
+    assert [one["holds"] for one in told] == [True, True]
     assert "of matmul_convert" in told[1]["allowance"]["because"]

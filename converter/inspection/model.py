@@ -9,19 +9,18 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from edge_opt.attention.block import Match, NotABlock
+from edge_opt.attention.block import NotABlock
 from edge_opt.attention.find import find_blocks
-from edge_opt.attention.surroundings import MASKING, products_above
+from edge_opt.attention.surroundings import masking
 from edge_opt.base.record import Record
 from edge_opt.base.words import many, shortened
 from edge_opt.conversion import convert
 from edge_opt.conversion.closing import close_inputs
 from edge_opt.conversion.models import choose_parts, find_stopped, find_unsound, positions_in
 from edge_opt.inspection.caches import Caches, find_caches
-from edge_opt.ir import Buffer, Constants, DType, Model, Operator, Subgraph, Tensor
+from edge_opt.ir import Buffer, Constants, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.composites import COMPOSITE, Composite, composites
 from edge_opt.ir.opening import ModelLike, Opened, is_compiled, made_from, readable
-from edge_opt.ir.walk import producers, walked
 from edge_opt.passes import PASSES, Context, SiteReport, Status, run_pass
 from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.mha_to_sha import with_callees
@@ -29,10 +28,7 @@ from edge_opt.shapes import ShapeReport, shape_report
 from edge_opt.soundness import Unsound
 from edge_opt.targets import Finding, TargetLike, lint, load_target
 
-_DEEPEST = 32
-"""From a mask back to its input there are a few reshapes, repetitions and conversions."""
-_NEAREST = 200
-"""Operators between a SOFTMAX and the products above it."""
+Form = Literal["multi-head", "single-head"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +36,7 @@ class AttentionBlock(Record):
     """One attention: sizes as in its matmuls, `mask` the argument it comes from, or the tensor where it is made."""
 
     signature: str
-    form: Literal["multi-head", "single-head"]
+    form: Form
     heads: int
     kv_heads: int
     head_size: int
@@ -176,8 +172,10 @@ def inspect(
         caches=find_caches(model, opened.bundle),
         inferred=shape_report(model) if infer else None,
     )
-    for (name, graph), blocks in zip(model.entry_points(), _attention(model), strict=True):
-        inspection.attention += [block for block in blocks if block is not None]
+    opened_up = _with_open_composites(model)
+    for (name, graph), (_, seen) in zip(model.entry_points(), opened_up.entry_points(), strict=True):
+        blocks = _attention(opened_up, name, seen)
+        inspection.attention += filter(None, blocks)
         inspection.signatures.append(_content(model, name, graph, blocks.count(None)))
     if inspection.compiled:
         whole = made_from(inspection.file)
@@ -193,47 +191,42 @@ def inspect(
 def _content(model: Model, name: str, graph: Subgraph, unmatched: int) -> SignatureContent:
     operators = dict(Counter(operator.name for operator in graph.operators).most_common())
     inputs, outputs = (
-        tuple(
-            Argument(label, t.shape_signature or t.shape, DType(t.dtype).name) for label, t in named.items()
-        )
+        tuple(Argument(label, t.shape_signature or t.shape, t.dtype.name) for label, t in named.items())
         for named in _arguments(model, name, graph)
     )
     return SignatureContent(name, operators, inputs, outputs, tuple(composites(graph.operators)), unmatched)
 
 
-def _attention(model: Model) -> list[list[AttentionBlock | None]]:
-    """The attentions of every entry point in execution order; None for one whose form is not understood.
+def _attention(model: Model, name: str, graph: Subgraph) -> list[AttentionBlock | None]:
+    """The attentions of an entry point in execution order; None for one whose form is not understood.
 
     Behind them those of the graphs that it calls: branches, and composites that a conversion does not open.
     """
-    model = _with_open_composites(model)
-    return [
-        [
-            _described(match, name, {t: label for named in arguments for label, t in named.items()})
-            for called, _ in with_callees(model, graph)
-            for match in find_blocks(called)
-            if not isinstance(match, NotABlock) or match.is_attention
-        ]
-        for name, graph in model.entry_points()
-        for arguments in [_arguments(model, name, graph)]
-    ]
+    labels = {tensor: label for label, tensor in _arguments(model, name, graph)[0].items()}
+    blocks: list[AttentionBlock | None] = []
+    for match in (match for called, _ in with_callees(model, graph) for match in find_blocks(called)):
+        if not isinstance(match, NotABlock):
+            form: Form = "multi-head" if match.heads > 1 else "single-head"
+            sizes = match.heads, match.kv_heads, match.head_size, match.query_length, match.key_lengths
+            softmax = match.softmax.outputs[0].name
+            blocks.append(AttentionBlock(name, form, *sizes, _mask(match.softmax, labels), softmax))
+        elif match.is_attention:
+            blocks.append(None)
+    return blocks
 
 
-def _described(match: Match, signature: str, arguments: Mapping[Tensor, str]) -> AttentionBlock | None:
-    if isinstance(match, NotABlock):
+def _mask(softmax: Operator, arguments: Mapping[Tensor, str]) -> str | None:
+    """The argument that the mask is made of where it is made of just one, else its own name; None without a mask."""
+    found = masking(softmax)
+    if found is None:
         return None
-    mask = _mask_above(match.softmax)
-    return AttentionBlock(
-        signature,
-        "multi-head" if match.heads > 1 else "single-head",
-        match.heads,
-        match.kv_heads,
-        match.head_size,
-        match.query_length,
-        match.key_lengths,
-        None if mask is None else _mask_name(mask, arguments),
-        match.softmax.outputs[0].name,
-    )
+    tensor = mask = found[1]
+    while tensor.producer is not None:
+        sources = {one for one in tensor.producer.inputs if one is not None and not one.is_constant}
+        if len(sources) != 1:
+            break
+        (tensor,) = sources
+    return arguments.get(tensor, mask.name)
 
 
 def _with_open_composites(model: Model) -> Model:
@@ -254,57 +247,22 @@ def _weights(graphs: Iterable[Subgraph]) -> dict[str, int]:
         first.setdefault(tensor.buffer, tensor)
     total: Counter[str] = Counter()
     for buffer, tensor in first.items():
-        total[DType(tensor.dtype).name] += buffer.data.length if buffer and buffer.data else 0
+        total[tensor.dtype.name] += buffer.data.length if buffer and buffer.data else 0
     return dict(total.most_common())
 
 
-def _arguments(model: Model, name: str, graph: Subgraph) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _arguments(model: Model, name: str, graph: Subgraph) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
     """The inputs and outputs, by what callers call them."""
-    for signature in model.signatures:
-        if signature.key == name and signature.subgraph is graph:
-            return dict(signature.inputs), dict(signature.outputs)
+    if model.signatures:
+        return model.signatures[name].inputs, model.signatures[name].outputs
     return {tensor.name: tensor for tensor in graph.inputs}, {tensor.name: tensor for tensor in graph.outputs}
-
-
-def _mask_above(softmax: Operator) -> Tensor | None:
-    """What is added to the scores above a SOFTMAX, or chooses among them: an operand that no product leads to.
-
-    It may be applied to each part of the scores, before they are joined.
-    """
-    for operator in walked([softmax], _scores, _NEAREST):
-        scores = _scores(operator)
-        computed = [tensor for tensor in operator.inputs if tensor is not None and not tensor.is_constant]
-        others = [tensor for tensor in computed if tensor.producer not in scores]
-        if operator.name in MASKING and scores and others:
-            return others[0]
-    return None
-
-
-def _scores(operator: Operator) -> list[Operator]:
-    """The operators right above that a product leads to."""
-    return [one for one in producers(operator) if products_above([one])[0]]
-
-
-def _mask_name(mask: Tensor, arguments: Mapping[Tensor, str]) -> str:
-    """The argument that a mask is made of, where it is made of just one."""
-    tensor = mask
-    for _ in range(_DEEPEST):
-        if tensor in arguments and tensor.producer is None:
-            return arguments[tensor]
-        operands = [] if tensor.producer is None else tensor.producer.inputs
-        sources = {operand for operand in operands if operand is not None and not operand.is_constant}
-        if len(sources) != 1:
-            break
-        (tensor,) = sources
-    return mask.name
 
 
 _COLOURS = {Status.CONVERTED: "#bfe5cb", Status.SKIPPED: "#f7dcae", Status.ROLLED_BACK: "#f3b8b0"}
 _SETTLED = "#e3e6ea"
-_Places = Mapping[str, tuple[str, str]]
 
 
-def _makers(model: Model) -> _Places:
+def _makers(model: Model) -> dict[str, tuple[str, str]]:
     """The graph and the place of the operator that makes each tensor, by the tensor's name."""
     return {
         tensor.name: (graph.name, str(place))
@@ -314,24 +272,20 @@ def _makers(model: Model) -> _Places:
     }
 
 
-def _node_data(sites: Iterable[SiteReport], makers: _Places) -> dict[str, Any]:
+def _node_data(sites: Iterable[SiteReport], makers: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
     """What a conversion makes of each operator, as Model Explorer reads it; what came first about an operator stays."""
     overlay: dict[str, Any] = {}
     for site in sites:
-        named = [site.operator]
-        text = site.reason
+        name = f"{site.pass_name} #{site.index}"
         if site.status is Status.CONVERTED:
-            text = f"{len(site.replaced)} operators become {site.added}"
             named = [operator.outputs[0].name for operator in site.replaced if operator.outputs]
-        for graph, node in (makers[name] for name in named if name in makers):
+            text = f"converted by {name}: {len(site.replaced)} operators become {site.added}"
+        else:
+            named = [site.operator]
+            text = f"{'nothing to do' if site.settled else site.status} ({name}): {site.reason}"
+        colour = _SETTLED if site.settled else _COLOURS[site.status]
+        for graph, node in (makers[tensor] for tensor in named if tensor in makers):
             data = {"name": "edge-opt", "results": {}, "showExpandedSummaryOnGroupNode": True}
-            overlay.setdefault(graph, data)["results"].setdefault(node, _result(site, text))
+            result = {"value": text, "bgColor": colour, "textColor": "#111111"}
+            overlay.setdefault(graph, data)["results"].setdefault(node, result)
     return overlay
-
-
-def _result(site: SiteReport, text: str) -> dict[str, str]:
-    name = f"{site.pass_name} #{site.index}"
-    verdict = f"{'nothing to do' if site.settled else site.status} ({name})"
-    title = f"converted by {name}" if site.status is Status.CONVERTED else verdict
-    colour = _SETTLED if site.settled else _COLOURS[site.status]
-    return {"value": f"{title}: {text}", "bgColor": colour, "textColor": "#111111"}

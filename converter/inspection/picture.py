@@ -8,8 +8,6 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from edge_opt.base.words import escape, many, one_line
 from edge_opt.conversion import ConversionResult
 from edge_opt.ir import Operator, Tensor
@@ -127,17 +125,14 @@ class Stretch(NamedTuple):
 def longest_repeat(kinds: Sequence[str], at_least: int = 4) -> Stretch:
     """The repetitions of `at_least` so many items that cover most; of equal ones the last, which ends with a head."""
     best = Stretch()
-    places = {kind: place for place, kind in enumerate(dict.fromkeys(kinds))}
-    numbers = np.array([places[kind] for kind in kinds], np.int64)
     for period in range(at_least, len(kinds) // 2 + 1):
-        others = np.flatnonzero(numbers[:-period] != numbers[period:])
-        starts = np.arange(len(kinds) - period)
-        # From each start on, as many items as this are the same a period later.
-        same = np.append(others, len(starts))[np.searchsorted(others, starts)] - starts
-        times = 1 + same // period
-        most = int(times.max())
-        if most > 1 and most * period > best.times * best.period:
-            best = Stretch(int(np.flatnonzero(times == most)[-1]), period, most)
+        same = 0
+        for end in range(period, len(kinds)):
+            same = same + 1 if kinds[end] == kinds[end - period] else 0
+            times = 1 + same // period
+            gain = times * period - best.times * best.period
+            if times > 1 and (gain > 0 or (gain == 0 and period == best.period)):
+                best = Stretch(end + 1 - times * period, period, times)
     return best
 
 

@@ -15,10 +15,8 @@ from edge_opt.base.errors import UsageError
 from edge_opt.base.record import to_json
 from edge_opt.conversion import GENERIC, ConversionResult
 from edge_opt.conversion.result import entry_points, headline, proof, unsound
-from edge_opt.inspection.markdown import to_markdown
-from edge_opt.inspection.page import to_html
+from edge_opt.inspection.formats import Section, Table, to_html, to_markdown
 from edge_opt.inspection.picture import Example, find_example
-from edge_opt.inspection.section import Section, Table
 from edge_opt.targets import TargetLike, lint, load_target
 
 FORMATS = (".json", ".md", ".html")
@@ -55,7 +53,8 @@ class Report:
         yield Section("Signatures", [entry_points(result)])
         yield Section("Sites", [self._sites() if result.sites else _NO_SITES])
         if result.whole:
-            yield Section("The whole models, before and after", [self._whole()])
+            rows = [(one.name, one.outcome(), str(one.allowance)) for one in result.whole]
+            yield Section("The whole models, before and after", [[("signature", "found", "demanded"), *rows]])
         heads = ("severity", "finding")
         yield Section(f"Findings for {result.target}", [[heads, *self.lint] if self.lint else _NO_LINT])
         if self.example is not None:
@@ -71,11 +70,6 @@ class Report:
             for why in [site.reason or proof(site)]
         )
         return [heads, *rows]
-
-    def _whole(self) -> Table:
-        """How equal the whole models had to be and are."""
-        heads = ("signature", "found", "demanded")
-        return [heads, *((item.name, item.outcome(), str(item.allowance)) for item in self.result.whole)]
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON values: `convert --json`, and the summary, findings and example."""

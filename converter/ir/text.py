@@ -11,8 +11,9 @@
 Constants stand where they are read: `int32(2)` a scalar, `int32{0, 2, 1, 3}` a vector, `float32[2,3]{...}` any
 shape row by row, `float32[1,16]{splat 0.5}` one value everywhere; those of more than 64 elements are left out. Names
 that are no plain words stand in double quotes. Quantization follows a type, `int16[1,4] q(0.001, 0)`, per axis
-`int8[2,4] q([0.1, 0.2], [0, 0], axis 0)`. A tensor that no operator defines has a line in front of the operators,
-`variable`, or `unset` where it is no state. `print(graph)` prints a subgraph this way.
+`int8[2,4] q([0.1, 0.2], [0, 0], axis 0)`, `q(640 scales, axis 0)` for more than eight. A tensor that no operator
+defines has a line in front of the operators, `variable`, or `unset` where it is no state. `print(graph)` prints a
+subgraph this way.
 """
 
 import json
@@ -30,6 +31,7 @@ from edge_opt.schema.flexbuffers import read_flexbuffer
 from edge_opt.schema.table import Table
 
 _MOST_PRINTED = 64
+_MOST_SCALES = 8
 _MOST_LOOKED_AT = 1 << 16
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_./]+\Z")
 _PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -114,7 +116,7 @@ def _quantization(parameters: Quantization | None) -> str:
     points = [str(value) for value in parameters.zero_point.tolist()]
     if not parameters.is_per_axis:
         return f" q({scales[0]}, {points[0]})"
-    if len(scales) > _MOST_PRINTED:
+    if len(scales) > _MOST_SCALES:
         return f" q({len(scales)} scales, axis {parameters.dimension})"
     return f" q([{', '.join(scales)}], [{', '.join(points)}], axis {parameters.dimension})"
 

@@ -1,0 +1,111 @@
+"""A report as Markdown, with pictures drawn by Mermaid, and as one HTML page. No name in it is markup.
+
+The page needs no network and no script; its frame and its style are the files `page.html` and `page.css`.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import resources
+from string import Template
+from typing import NamedTuple
+
+from edge_opt.base.words import escape, html_table, many, one_line
+from edge_opt.inspection.picture import Example, draw
+
+Table = list[tuple[str, ...]]
+"""Rows, the first being the heads."""
+
+_ROWS_OPEN = 12
+_MARKS = re.compile(r"[\\`*\[\]|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+_TAGS = {"&": "&amp;", "<": "&lt;"}
+
+
+class Section(NamedTuple):
+    """A title, and below it sentences, tables and blocks that are drawn before and after."""
+
+    title: str
+    parts: Sequence[str | Table | Example]
+
+
+def to_markdown(title: str, summary: str, sections: Iterable[Section]) -> str:
+    """The whole report."""
+    parts = [f"# edge-opt: {_text(title)}", _text(summary)]
+    for section in sections:
+        parts.append(f"## {_text(section.title)}")
+        for part in section.parts:
+            if isinstance(part, str):
+                parts.append(_text(part))
+            elif isinstance(part, Example):
+                parts += _drawn(part)
+            else:
+                parts.append(_markdown_table(part))
+    return "\n\n".join(parts) + "\n"
+
+
+def _drawn(example: Example) -> Iterator[str]:
+    for word, operators in example.versions.items():
+        drawing = draw(operators, example.name)
+        yield f"{_text(example.caption(word))}:"
+        if drawing is None:
+            yield _fenced("text", example.lines(operators))
+        else:
+            yield _fenced("mermaid", [drawing.to_mermaid()])
+
+
+def _fenced(kind: str, lines: Sequence[str]) -> str:
+    """A block of code that no name in it can end."""
+    plain = [one_line(line) for text in lines for line in text.splitlines()]
+    longest = max((len(run) for line in plain for run in re.findall("`+", line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return "\n".join([f"{fence}{kind}", *plain, fence])
+
+
+def _markdown_table(rows: Table) -> str:
+    head, *body = (f"| {' | '.join(map(_text, row))} |" for row in rows)
+    return "\n".join([head, "|" + " --- |" * len(rows[0]), *body])
+
+
+def _text(text: str) -> str:
+    """Names come from the model, so they may hold anything."""
+    plain = "".join(_TAGS.get(letter, letter) for letter in one_line(text))
+    return _MARKS.sub(lambda match: f"\\{match[0]}", plain)
+
+
+def to_html(title: str, summary: str, sections: Iterable[Section]) -> str:
+    """The whole page."""
+    frame, style = (
+        resources.files(__package__).joinpath(f"page.{kind}").read_text() for kind in ("html", "css")
+    )
+    body = "".join(_html_section(section) for section in sections)
+    return Template(frame).substitute(title=escape(title), summary=escape(summary), style=style, body=body)
+
+
+def _html_section(section: Section) -> str:
+    return f"<section><h2>{escape(section.title)}</h2>{''.join(map(_html_part, section.parts))}</section>"
+
+
+def _html_part(part: str | Table | Example) -> str:
+    if isinstance(part, str):
+        return f"<p>{escape(part)}</p>"
+    if isinstance(part, Example):
+        return _figures(part)
+    rows = len(part) - 1
+    table = html_table(part)
+    is_long = rows > _ROWS_OPEN
+    return f"<details><summary>{many(rows, 'row')}</summary>{table}</details>" if is_long else table
+
+
+def _figures(example: Example) -> str:
+    """Both versions as pictures; as lists where they have too many operators."""
+    figures = []
+    for word, operators in example.versions.items():
+        label = example.caption(word)
+        drawing = draw(operators, example.name)
+        if drawing is None:
+            shown = "\n".join(map(escape, example.lines(operators)))
+            shown = f"<pre>{shown}</pre>"
+        else:
+            shown = drawing.to_svg(f"The block {word}: {label}")
+        caption = f"<figcaption>{escape(label)}</figcaption>"
+        figures.append(f"<figure>{caption}<div class=scroll>{shown}</div></figure>")
+    return "".join(figures)
