@@ -1,18 +1,22 @@
 """Rotary embeddings by dataflow: the operators that make cosines and sines of positions, and the same in float.
 
-Nothing goes by names. The way up from a COS or SIN ends at one integer input of the graph. The index of a position is
-followed through every operator, which shows that each entry of the result depends on one position alone.
+Nothing goes by names. The way up from a COS or SIN ends at one integer input of the graph. A label on the axis of the
+positions, followed up like that of heads, shows that each entry of the result depends on one position alone.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_opt.attention import factors as fx
+from edge_opt.attention.factors import Factor
+from edge_opt.attention.labels import OperandFactors, tells_heads
+from edge_opt.attention.rules import MOVEMENT
 from edge_opt.ir import DType, Operator, Subgraph, Tensor
 from edge_opt.ir.graph import Buffer
 from edge_opt.ir.refusal import RefusedError
@@ -20,86 +24,22 @@ from edge_opt.ir.walk import backward_slice
 from edge_opt.schema.data import Data
 
 _Array = NDArray[Any]
-_Move = Callable[[Operator, list[_Array]], _Array]
 
 _ANGLES = frozenset({"COS", "SIN"})
 _RETYPED = frozenset({"QUANTIZE", "DEQUANTIZE"})
-_CONSTANT, _MIXED = -1, -2
 _BLOCK = 1 << 12
 _HALF_A_STEP = 0.501  # quantizers divide in float32
 
 
-class FloatForm:
-    """`operators` on float tensors that read `position` and make `result`: no QUANTIZE, constants in real numbers.
+class FloatForm(NamedTuple):
+    """Operators on float tensors: no QUANTIZE, constants in real numbers, `result` at the end.
 
-    `angles` has the integer tensors of the original in front of the COS or SIN, each with the float one in its place.
-    `exact` has constants to take instead, see `exact_constants`.
-
-    Raises:
-        RefusedError: an operator is not understood.
+    `angles` has the float tensors in front of the COS or SIN that were integers, each with the original.
     """
 
-    def __init__(
-        self, operators: Sequence[Operator], position: Tensor, exact: Mapping[Tensor, Tensor]
-    ) -> None:
-        self.position = position
-        self.operators: list[Operator] = []
-        self.angles: list[tuple[Tensor, Tensor]] = []
-        floats = {**exact, position: position}
-        for operator in operators:
-            old = operator.outputs[0]
-            if operator.name in _RETYPED:
-                source = operator.input(0)
-                if source not in floats and not source.has_numbers:
-                    raise RefusedError("it takes numbers that cannot be read here", operator)
-                floats[old] = floats.get(source) or _in_float(source)
-            else:
-                _check(operator)
-                inputs = [t and (floats.get(t) or _in_float(t)) for t in operator.inputs]
-                is_real = old.is_quantized or old.dtype.is_float
-                floats[old] = Tensor(old.name, old.shape, DType.FLOAT32 if is_real else old.dtype)
-                self.operators.append(Operator(operator.code, inputs, [floats[old]], operator.options))
-            is_angle = _is_code(old) and not floats[old].is_constant
-            if is_angle and not any(each.name in _ANGLES for each in self.operators):
-                self.angles.append((floats[old], old))
-        self.result = floats[operators[-1].outputs[0]]
-
-    def evaluate(self, positions: _Array) -> dict[Tensor, _Array]:
-        """Every tensor; the last axis counts runs: `positions` has the position's shape and that one."""
-
-        def compute(operator: Operator, values: list[_Array]) -> _Array:
-            result = np.asarray(_COMPUTES[operator.name](*values))
-            return result.astype(operator.outputs[0].dtype.numpy)
-
-        return self._followed(positions, lambda constant: constant.array(), compute)
-
-    def origins(self) -> dict[Tensor, _Array]:
-        """For every tensor the index of the position that each entry depends on, with a last axis of size 1."""
-        indices = np.arange(self.position.elements).reshape(*self.position.shape, 1)
-        return self._followed(
-            indices, lambda constant: np.full(constant.shape, _CONSTANT), lambda _, values: _joined(values)
-        )
-
-    def _followed(
-        self,
-        positions: _Array,
-        constant: Callable[[Tensor], _Array],
-        compute: Callable[[Operator, list[_Array]], _Array],
-    ) -> dict[Tensor, _Array]:
-        arrays = {self.position: positions}
-        for operator in self.operators:
-            values = [
-                arrays[tensor] if tensor in arrays else constant(tensor)[..., np.newaxis]
-                for tensor in operator.inputs
-                if tensor is not None
-            ]
-            if operator.name in _MOVES:
-                runs = max(value.shape[-1] for value in values)
-                values = [np.broadcast_to(value, (*value.shape[:-1], runs)) for value in values]
-                arrays[operator.outputs[0]] = _MOVES[operator.name](operator, values)
-            else:
-                arrays[operator.outputs[0]] = compute(operator, values)
-        return arrays
+    operators: tuple[Operator, ...]
+    result: Tensor
+    angles: list[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -128,22 +68,51 @@ class Rotary:
     @cached_property
     def form(self) -> FloatForm:
         """The same in float; raises RefusedError where an operator is not understood."""
-        return FloatForm(self.operators, self.position, self.exact)
+        made: list[Operator] = []
+        angles: list[tuple[Tensor, Tensor]] = []
+        floats = {**self.exact, self.position: self.position}
+        for operator in self.operators:
+            _check(operator)
+            old = operator.outputs[0]
+            inputs = [t and (floats.get(t) or _in_float(t)) for t in operator.inputs]
+            if operator.name in _RETYPED:
+                assert inputs[0] is not None
+                floats[old] = inputs[0]
+            else:
+                is_real = old.is_quantized or old.dtype.is_float
+                floats[old] = Tensor(old.name, old.shape, DType.FLOAT32 if is_real else old.dtype)
+                made.append(Operator(operator.code, inputs, [floats[old]], operator.options))
+            is_angle = _is_code(old) and not floats[old].is_constant
+            if is_angle and not any(each.name in _ANGLES for each in made):
+                angles.append((floats[old], old))
+        return FloatForm(tuple(made), floats[self.result], angles)
 
     @cached_property
-    def axis(self) -> int:
-        """The axis of the result on which the positions lie.
+    def _axes(self) -> dict[Tensor, int]:
+        """The axis of the positions in the result, and in all that leads to it where there are several positions.
 
         Raises:
             RefusedError: an entry depends on several positions, or they have no axis of their own.
         """
-        origins = self.form.origins()[self.form.result][..., 0]
-        for axis, size in enumerate(origins.shape):
-            along = np.arange(size).reshape(-1, *[1] * (origins.ndim - axis - 1))
-            if size == self.position.elements and (origins == along).all():
-                return axis
+        assert self.form is not None
+        count, shape = self.position.elements, self.result.shape
+        if count == 1 and 1 in shape:
+            return {self.result: shape.index(1)}
+        own = (Factor(count, 1),)
+        for axis in (axis for axis, size in enumerate(shape) if size == count > 1):
+            labelled = (*fx.plain(shape[:axis]), own, *fx.plain(shape[axis + 1 :]))
+            met = list(OperandFactors().upwards([(self.result, labelled)], tells_heads))
+            carry = [tensor is self.position or not ends for tensor, other, ends in met if own in other]
+            others = [tensor for tensor, other, _ in met if own not in other]
+            if all(carry) and self.position not in (*others, *backward_slice(others)[1]):
+                return {tensor: other.index(own) for tensor, other, _ in met if own in other}
         text = "its entries do not depend on one position each, in order along one axis"
         raise RefusedError(text, self.operators[-1], self.result)
+
+    @property
+    def axis(self) -> int:
+        """The axis of the result on which the positions lie; raises RefusedError where there is none."""
+        return self._axes[self.result]
 
     def values(self, count: int) -> NDArray[np.float32]:
         """The result in float at positions 0 to `count` - 1: these lie along `axis`."""
@@ -155,30 +124,39 @@ class Rotary:
 
     def last_position(self, count: int) -> int | None:
         """The last position that the integers in between can count to; None where that is `count` - 1 or more."""
-        origins = self.form.origins()
+        axes, least = self._axes, count
         for first, arrays in self._evaluated(count):
-            beyond = [count]
             for tensor, stored in self.form.angles:
                 assert stored.quantization is not None
                 assert stored.dtype.numpy is not None
                 limits = np.iinfo(stored.dtype.numpy.name)
                 # Real numbers up to half a step beyond the ends round to a code.
                 low, high = map(stored.quantization.real, (limits.min - 0.5, limits.max + 0.5))
-                *_, run = outside = np.nonzero((arrays[tensor] < low) | (arrays[tensor] > high))
-                places = origins[tensor][(*outside[:-1], 0)]
-                beyond += [int((first + run * self.position.elements + places).min())] if run.size else []
-            if min(beyond) < count:
-                return min(beyond) - 1
+                outside = np.nonzero((arrays[tensor] < low) | (arrays[tensor] > high))
+                if outside[-1].size:
+                    place = outside[axes[stored]] if stored in axes and self.position.elements > 1 else 0
+                    least = min(least, int((first + outside[-1] * self.position.elements + place).min()))
+            if least < count:
+                return least - 1
         return None
 
     def _evaluated(self, count: int) -> Iterator[tuple[int, dict[Tensor, _Array]]]:
-        """Every tensor at all positions up to `count`, some runs at a time; with the first position of these."""
+        """Every float tensor at all positions up to `count`, some runs at a time; with the first position of these.
+
+        The last axis counts runs.
+        """
         size = self.position.elements
         block, end = math.ceil(_BLOCK / size), math.ceil(count / size)
         for begin in range(0, end, block):
             runs = np.arange(begin, min(begin + block, end))
             given = (np.arange(size)[:, np.newaxis] + runs * size).reshape(*self.position.shape, -1)
-            yield begin * size, self.form.evaluate(given)
+            arrays = {self.position: given}
+            for operator in self.form.operators:
+                read = [t for t in operator.inputs if t is not None]
+                values = [arrays[t] if t in arrays else t.array()[..., np.newaxis] for t in read]
+                dtype = operator.outputs[0].dtype.numpy
+                arrays[operator.outputs[0]] = np.asarray(_COMPUTES[operator.name](operator, values), dtype)
+            yield begin * size, arrays
 
 
 def exact_constants(graph: Subgraph, exported: Subgraph) -> dict[Tensor, Tensor]:
@@ -210,11 +188,8 @@ def _rounds_to(real: Tensor, stored: Tensor) -> bool:
 
 def find_rotary(graph: Subgraph, exact: Mapping[Tensor, Tensor] | None = None) -> Iterator[Rotary]:
     """Every cosine and sine of an integer input of the graph, where integers stand for angles on the way."""
-    places: dict[Operator, int] = {}
-    for angle in graph.operators:
-        if angle.name not in _ANGLES:
-            continue
-        places = places or {operator: place for place, operator in enumerate(graph.operators)}
+    places = {operator: place for place, operator in enumerate(graph.operators)}
+    for angle in (operator for operator in places if operator.name in _ANGLES):
         above, sources = backward_slice(angle.outputs)
         through_codes = any(_is_code(tensor) for operator in above for tensor in operator.outputs)
         if len(sources) == 1 and through_codes and sources[0].dtype in (DType.INT32, DType.INT64):
@@ -231,9 +206,8 @@ def _following(graph: Subgraph, operator: Operator) -> Iterator[Operator]:
         if graph.is_output(result) or len(result.consumers) != 1:
             return
         (operator,) = result.consumers
-        known = operator.name in _RETYPED or operator.name in _MOVES or operator.name in _COMPUTES
         others = [t for t in operator.inputs if t is not None and t is not result and not t.is_constant]
-        if not known or others:
+        if operator.name not in _COMPUTES.keys() | _RETYPED or others:
             return
         yield operator
 
@@ -244,7 +218,7 @@ def _is_code(tensor: Tensor) -> bool:
 
 def _check(operator: Operator) -> None:
     """Raises RefusedError unless it can be evaluated."""
-    if operator.name not in _MOVES and operator.name not in _COMPUTES:
+    if operator.name not in _COMPUTES.keys() | _RETYPED:
         raise RefusedError("it is not known what becomes of positions here", operator)
     if operator.options is not None and operator.options.fields.get("fused_activation_function"):
         raise RefusedError("an activation is fused into it", operator)
@@ -268,18 +242,16 @@ def _in_float(tensor: Tensor) -> Tensor:
     return Tensor(tensor.name, tensor.shape, DType.FLOAT32, buffer=Buffer(Data(values.tobytes())))
 
 
-def _joined(values: Sequence[_Array]) -> _Array:
-    """The index that all entries agree on that are no constants."""
-    joined = values[0]
-    for other in values[1:]:
-        agree = np.where(joined == other, joined, _MIXED)
-        joined = np.where(joined == _CONSTANT, other, np.where(other == _CONSTANT, joined, agree))
-    return joined
-
-
 def _concatenated(operator: Operator, values: list[_Array]) -> _Array:
-    axis = int(operator.option("axis"))
-    return np.concatenate(values, axis if axis >= 0 else axis - 1)
+    axis, runs = int(operator.option("axis")), max(value.shape[-1] for value in values)
+    wide = [np.broadcast_to(value, (*value.shape[:-1], runs)) for value in values]
+    return np.concatenate(wide, axis if axis >= 0 else axis - 1)
+
+
+def _shaped(
+    function: Callable[[_Array, tuple[int, ...]], _Array],
+) -> Callable[[Operator, list[_Array]], _Array]:
+    return lambda operator, values: function(values[0], (*operator.outputs[0].shape, values[0].shape[-1]))
 
 
 def _transposed(operator: Operator, values: list[_Array]) -> _Array:
@@ -287,28 +259,24 @@ def _transposed(operator: Operator, values: list[_Array]) -> _Array:
     return values[0].transpose(*order, len(order))
 
 
-def _to_shape(function: Callable[[_Array, tuple[int, ...]], _Array]) -> _Move:
-    return lambda operator, values: function(values[0], (*operator.outputs[0].shape, values[0].shape[-1]))
+def _each(function: Callable[..., _Array]) -> Callable[[Operator, list[_Array]], _Array]:
+    return lambda _, values: function(*values)
 
 
-_MOVES: dict[str, _Move] = {
-    "BROADCAST_TO": _to_shape(np.broadcast_to),
+_COMPUTES: dict[str, Callable[[Operator, list[_Array]], _Array]] = {
+    **dict.fromkeys(MOVEMENT - {"TRANSPOSE"}, _shaped(np.reshape)),
+    "BROADCAST_TO": _shaped(np.broadcast_to),
     "CONCATENATION": _concatenated,
-    **dict.fromkeys(("EXPAND_DIMS", "RESHAPE", "SQUEEZE"), _to_shape(np.reshape)),
     "TRANSPOSE": _transposed,
+    "ADD": _each(np.add),
+    "CAST": _each(np.asarray),
+    "COS": _each(lambda angle: np.cos(angle.astype(np.float64))),
+    "DIV": _each(np.divide),
+    "MAXIMUM": _each(np.maximum),
+    "MINIMUM": _each(np.minimum),
+    "MUL": _each(np.multiply),
+    "NEG": _each(np.negative),
+    "SIN": _each(lambda angle: np.sin(angle.astype(np.float64))),
+    "SUB": _each(np.subtract),
 }
-"""Of arrays with a last axis for runs; only the first input holds what is moved, but for CONCATENATION."""
-
-_COMPUTES: dict[str, Callable[..., _Array]] = {
-    "ADD": np.add,
-    "CAST": np.asarray,
-    "COS": lambda angle: np.cos(angle.astype(np.float64)),
-    "DIV": np.divide,
-    "MAXIMUM": np.maximum,
-    "MINIMUM": np.minimum,
-    "MUL": np.multiply,
-    "NEG": np.negative,
-    "SIN": lambda angle: np.sin(angle.astype(np.float64)),
-    "SUB": np.subtract,
-}
-"""Element by element, operands broadcast; cosines and sines are rounded once."""
+"""What operators make of arrays with a last axis for runs; cosines and sines are rounded once."""

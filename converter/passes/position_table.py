@@ -89,7 +89,7 @@ def _build(context: Context, rotary: Rotary) -> Rewrite:
         (*kept, *make.finished(result)),
         demand=Demand("absolute", tolerance),
         note="; ".join(notes),
-        reference=Reference(tuple(rotary.form.operators), rotary.form.result, count),
+        reference=Reference(rotary.form.operators, rotary.form.result, count),
     )
 
 
