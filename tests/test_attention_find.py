@@ -545,7 +545,7 @@ subgraph main (%x: float32[6,16], %e: float32[6,4,16]) {
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("subgraph main (" + GIVEN + ") {" + BY_SUMS, "weigh values by MUL and a sum"),
+        ("subgraph main (" + GIVEN + ") {" + BY_SUMS, "are not followed through this operator, at MUL"),
         (IN_A_COMPOSITE, "inside the composite 'n'"),
         (UNCALLED, "in subgraph 1, which no signature and no operator calls"),
     ],

@@ -7,31 +7,18 @@ keys. Heads are read off where they are merged, `[.., N*H]`; else off the batch 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import chain, islice, pairwise
+from itertools import pairwise
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention import surroundings as around
 from edge_opt.attention.block import Block, Match, NotABlock
 from edge_opt.attention.factors import Axis, Factor, Factored
-from edge_opt.attention.labels import (
-    DEEPEST,
-    OnHeads,
-    OperandFactors,
-    Trace,
-    Weighings,
-    distrusted,
-    tells_heads,
-    trace_heads,
-)
-from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, is_product, multiplies_activations
+from edge_opt.attention.labels import OnHeads, OperandFactors, Trace, Weighings, distrusted, trace_heads
+from edge_opt.attention.rules import is_product, multiplies_activations
 from edge_opt.ir import Operator, Subgraph, Tensor
 from edge_opt.ir.refusal import Refusal, RefusedError
 from edge_opt.ir.walk import producers
 from edge_opt.shapes.inference import doubted
-from edge_opt.shapes.rules import small_value
-
-_SMALL = 1 << 16
 
 
 def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
@@ -49,7 +36,7 @@ def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
             if softmax in inside:
                 continue
             try:
-                match = _match(subgraph, softmax, operands)
+                match = _match(softmax, operands)
             except RefusedError as refused:
                 match = NotABlock(softmax, refused.refusal)
             if isinstance(match, Block):
@@ -64,14 +51,11 @@ def _weights_without_softmax(subgraph: Subgraph, softmaxes: Sequence[Operator]) 
     """The last operators between two products of several matrices that belong to no SOFTMAX: each makes weights."""
     assigned: set[Operator] = set()
     for softmax in softmaxes:
-        products = around.value_products(softmax)
-        assigned.update(() if isinstance(products, Refusal) else products)
-        assigned.update(around.products_above(producers(softmax))[0])
+        assigned.update(around.value_products(softmax)[0], around.products_above(producers(softmax))[0])
     for product in subgraph.operators:
         if product in assigned or not multiplies_activations(product):
             continue
-        makers = [around.last_computation(product.input(index)) for index in (0, 1)]
-        for weights in filter(None, makers):
+        for weights in filter(None, map(around.last_computation, product.inputs[:2])):
             scores = [weights]
             if not is_product(weights):
                 scores, _ = around.products_above(producers(weights))
@@ -82,64 +66,48 @@ def _weights_without_softmax(subgraph: Subgraph, softmaxes: Sequence[Operator]) 
                 break
 
 
-def _match(subgraph: Subgraph, softmax: Operator, operands: OperandFactors) -> Match:
+def _match(softmax: Operator, operands: OperandFactors) -> Match:
     """What a SOFTMAX belongs to; raises RefusedError where that is attention which is not understood."""
     if is_product(softmax):
         raise RefusedError("linear attention: nothing lies between this product and the next", softmax)
     if softmax.shape_error:
         raise RefusedError("the recorded shapes do not fit", softmax)
-    products = around.value_products(softmax)
-    if isinstance(products, Refusal):
-        return _without_values(softmax, products)
+    products, blocker = around.value_products(softmax)
+    if not products and blocker is not None and around.is_opaque(blocker):
+        raise RefusedError("the probabilities go into an operator that nothing is known of", blocker)
+    attends = around.is_attention(softmax)
+    if not products and attends:
+        raise RefusedError("the probabilities are not followed through this operator", blocker)
+    if not products:
+        reason = Refusal("no value product behind this SOFTMAX: not attention", blocker)
+        return NotABlock(softmax, reason, is_attention=False)
     if not all(weighing.head_size for weighing in products.values()):
         raise RefusedError("an empty tensor", next(iter(products)))
     logits, ends = around.products_above(producers(softmax))
+    if not logits and (attends or not all(end.name in around.PROJECTIONS for end in ends)):
+        raise RefusedError("the scores are not followed through this operator", next(iter(ends), softmax))
     if not logits:
-        return _without_scores(softmax, ends)
+        reason = Refusal("no product of queries and keys leads to this SOFTMAX: not attention", *ends[:1])
+        return NotABlock(softmax, reason, is_attention=False)
     if any(tensor.is_dynamic for one in (softmax, *products, *logits) for tensor in one.outputs):
         raise RefusedError("a dimension is known only at run time", softmax)
-    return _Search(subgraph, softmax, products, logits, operands).block()
-
-
-def _without_values(softmax: Operator, reason: Refusal) -> NotABlock:
-    """A SOFTMAX behind which no value product is seen; it is attention all the same if its rows weigh something."""
-    opaque = around.is_opaque(reason.operator)
-    summed = around.weighing_sum(softmax)
-    if summed is not None:
-        raise RefusedError("the probabilities weigh values by MUL and a sum, which is not split", summed)
-    if not opaque and around.between_products(softmax):
-        raise RefusedError("the probabilities are not followed through this operator", reason.operator)
-    return NotABlock(softmax, reason, is_attention=opaque)
-
-
-def _without_scores(softmax: Operator, ends: Sequence[Operator]) -> NotABlock:
-    """A SOFTMAX whose numbers weigh something, of which no product of queries and keys is seen."""
-    blocker = ends[0] if ends else None
-    learned = all(end.name in around.PROJECTIONS for end in ends)
-    if learned and not around.between_products(softmax):
-        reason = Refusal("no product of queries and keys leads to this SOFTMAX: not attention", blocker)
-        return NotABlock(softmax, reason, is_attention=False)
-    if blocker is None:
-        raise RefusedError("no product of queries and keys is found above this SOFTMAX")
-    raise RefusedError("the scores are not followed through this operator", blocker)
+    return _Search(softmax, products, logits, operands).block()
 
 
 @dataclass(eq=False)
 class _Search:
     """The search for one block: `values` are the value products, `scores` the nearest ones in front of the SOFTMAX."""
 
-    subgraph: Subgraph
     softmax: Operator
     values: Weighings
     scores: list[Operator]
     operands: OperandFactors
 
     def __post_init__(self) -> None:
-        self._first, self._weighing = next(iter(self.values.items()))
+        first, self._weighing = next(iter(self.values.items()))
+        self._product = first.outputs[0]
         self._tail = around.tail_of(self.values)
-        masking = around.masking(self.softmax)
-        self._masked = self.softmax if masking is None else masking[0]
-        self._mask = None if masking is None else masking[1]
+        self._masked, self._mask = around.masking(self.softmax) or (self.softmax, None)
 
     def block(self) -> Block:
         """What the SOFTMAX belongs to.
@@ -172,7 +140,7 @@ class _Search:
             mask=self._mask,
             products=self.values,
             logits=trace.logits,
-            core=frozenset(trace.core),
+            core=trace.core,
             operands=self.operands,
             heads_are_rows=any(map(fx.only_labels, axes)),
         )
@@ -181,7 +149,8 @@ class _Search:
         """K: how many different keys or values the heads have, before anything repeats them for several heads."""
         side = 1 - self.values[product].operand
         start = product.input(side), self.operands.known(product.outputs[0], factored)[side]
-        walk = self.operands.upwards([start], tells_heads)
+        walk = self.operands.upwards([start])
+        # Some exporters repeat by multiplying with ones.
         sources = [own for tensor, own, ends in walk if ends and not _is_one_number(tensor)]
         return len({tuple(fx.piece_key(own, head) for own in sources) for head in range(heads)})
 
@@ -195,61 +164,49 @@ class _Search:
         size, most, best = self._weighing.head_size, 1, None
         if size == 1 or any(own.head_size != size for own in self.values.values()):
             return None
-        for tensor, digits in self._arranged(self._digits):
+        for tensor in self._tail:
             *front, width = tensor.shape
-            apart = fx.cut_axis(digits[-1], width // size)
-            if width % size or apart is None or apart[1] != self._digits[self._weighing.columns]:
-                continue
-            plain, merged = fx.plain(tuple(front)), width > size
-            heads = apart[0] if merged or not front else digits[-2]
-            count = math.prod(factor.size for factor in heads)
-            beside = digits[1:-1] if merged else digits[1:-2]
-            if not self._are_heads(heads, beside, merged=merged):
+            merged = width > size
+            count = width // size if merged else (1, *front)[-1]
+            if width % size or not self._are_heads(tensor, count, merged=merged):
                 continue
             if merged:
-                return tensor, (*plain, (Factor(count, 1), Factor(size)))
+                return tensor, (*fx.plain(tuple(front)), (Factor(count, 1), Factor(size)))
             if count > most:
-                most, best = count, (tensor, (*plain[:-1], (Factor(count, 1),), (Factor(size),)))
+                most, best = (
+                    count,
+                    (tensor, (*fx.plain(tuple(front[:-1])), (Factor(count, 1),), (Factor(size),))),
+                )
         return best
 
-    def _are_heads(self, digits: Axis, others: Factored, *, merged: bool) -> bool:
-        """True where digits left of the head size are heads: batch axes of a product, then a part of its rows.
+    def _are_heads(self, tensor: Tensor, count: int, *, merged: bool) -> bool:
+        """True where the digits left of the head size are heads: batch axes of a product, then a part of its rows.
 
         In the other order they are the sequence, as in `[B, T*N*H]`. Unmerged, inner rows are the sequence, too, and
-        batch axes in `others` more heads.
+        batch axes that do not lie in the outermost axis more heads.
         """
+        size = self._weighing.head_size
+        front = tensor.shape[:-1] if merged else tensor.shape[:-2]
+        batch = (Factor(front[0], count * size),) if front and front[0] > 1 else ()
+        beside = (
+            ((Factor(count, size), Factor(size, 1)),)
+            if merged
+            else ((Factor(count, size),), (Factor(size, 1),))
+        )
+        own = self._at_product(tensor, (*(() if not front else (batch, *fx.plain(front[1:]))), *beside))
+        if own is None or own[self._weighing.columns] != (Factor(size, 1),):
+            return False
+        digits = [digit for axis in own for digit in axis if size <= digit.stride < count * size]
         if any(outer.stride < inner.stride for outer, inner in pairwise(digits)):
             return False
-        if merged:
-            return True
-        shape = self._first.outputs[0].shape
-        first = math.prod(shape[self._weighing.rows + len(shape) + 1 :])
-        end = first * shape[self._weighing.rows]
-        inside = [digit for digit in digits if digit.stride < end and digit.stride * digit.size > first]
-        if inside and (inside[0].stride == first or inside[0].stride * inside[0].size < end):
-            return False
-        return all(digit.stride < math.prod(shape[-2:]) for axis in others for digit in axis)
+        rows = [digit in digits for digit in own[self._weighing.rows]]
+        is_sequence = any(rows) and (not rows[0] or rows[-1])
+        return merged or not (is_sequence or not all(map(fx.only_labels, own[:-2])))
 
-    @cached_property
-    def _digits(self) -> Factored:
-        """The first product's result, each step of which is told apart by its number."""
-        shape = self._first.outputs[0].shape
-        strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-        return tuple((Factor(*axis),) if axis[0] > 1 else () for axis in zip(shape, strides, strict=True))
-
-    def _arranged(self, product: Factored) -> Iterator[OnHeads]:
-        """The tensors behind the value products, nearest first, and where digits of a product's result lie in them."""
-        pending = [(self._first.outputs[0], product)]
-        seen: set[Tensor] = set()
-        # More are reached while these are looked at.
-        for tensor, digits in islice(pending, DEEPEST):
-            if tensor in self._tail and tensor not in seen:
-                yield tensor, digits
-            seen.add(tensor)
-            for operator in tensor.consumers:
-                moved = _moved(operator, digits)
-                if moved is not None:
-                    pending.append((operator.outputs[0], moved))
+    def _at_product(self, tensor: Tensor, factored: Factored) -> Factored | None:
+        """How a label of a tensor behind the first value product lies in its result."""
+        walk = self.operands.upwards([(tensor, factored)], self.values)
+        return next((own for met, own, _ in walk if met is self._product), None)
 
     # Heads in batch axes
 
@@ -261,7 +218,7 @@ class _Search:
         Raises:
             RefusedError: the heads do not reach the logits.
         """
-        output = self._first.outputs[0]
+        output = self._product
         if self._tail and self._tail[0].shape[:-2] == output.shape[:-2]:
             output = self._tail[0]
         elif len(self.values) > 1 and math.prod(output.shape[:-2]) > 1:
@@ -286,7 +243,7 @@ class _Search:
 
     def _heads_in_rows(self) -> int:
         """How many heads a product's rows hold, by how they are masked: `[1,1,(G)(T),S] -> [1,G,T,S] + [1,1,T,S]`."""
-        own = math.prod(self._first.outputs[0].shape[:-2])
+        own = math.prod(self._product.shape[:-2])
         *lanes, rows, _ = (1, 1, *self._masked.outputs[0].shape)
         mask = (1, 1, *(self._mask.shape if self._mask is not None else ()))
         if mask[-2] != rows or math.prod(lanes) % own or (rows == 1 and math.prod(mask[:-2]) > 1):
@@ -313,10 +270,7 @@ class _Search:
             for index, labelled in self.operands.known(product.outputs[0], own).items()
             if product.input(index).producer not in trace.core
         ]
-        walk = self.operands.upwards(
-            starts, lambda tensor, own: not tensor.is_constant and fx.piece_count(own) > 1
-        )
-        edges = ((tensor, own) for tensor, own, ends in islice(walk, DEEPEST * len(trace.logits)) if ends)
+        edges = [(tensor, own) for tensor, own, ends in self.operands.upwards(starts) if ends]
         computed = [own for tensor, own in edges if fx.piece_count(own) > 1 and not tensor.is_constant]
         return min((math.prod(factor.size for factor in fx.leading(own[0])) for own in computed), default=1)
 
@@ -328,7 +282,7 @@ class _Search:
             if tensor.producer and (refusal := distrusted(tensor.producer)):
                 raise RefusedError(refusal)
         self._check_rows()
-        product = self._first.outputs[0]
+        product = self._product
         rows = product.shape[self._weighing.rows]
         lengths = tuple(
             one.outputs[0].elements // (math.prod(product.shape[:-2]) * rows) for one in self.scores
@@ -339,21 +293,23 @@ class _Search:
 
     def _check_rows(self) -> None:
         """Raises RefusedError where rows of the value product are several heads', but nothing tells which."""
-        product, place = self._first.outputs[0], self._weighing.rows
+        product, place = self._product, self._weighing.rows
         if math.prod(self.softmax.outputs[0].shape[:-2]) > math.prod(product.shape[:-2]):
             raise RefusedError("the SOFTMAX has more matrices than the value product", self.softmax)
         factored = list(fx.plain(product.shape))
         factored[place] = (Factor(product.shape[place], 1),)
-        own = tuple(factored)
-        above = (
-            (tensor, labelled) for tensor, labelled, _ in self.operands.upwards([(product, own)], tells_heads)
-        )
-        for tensor, labelled in chain(above, self._arranged(own)):
+        text = "rows of the value product are taken apart or repeated, for heads or not"
+        for tensor, labelled, _ in self.operands.upwards([(product, tuple(factored))]):
             maker = tensor.producer
             read = maker.inputs if maker is not None and maker.name in around.JOINING else ()
             repeats = len({*read}) == 1 < len(read) and fx.tells_heads(labelled[place])
             if len(fx.merge_neighbours(fx.labels(labelled))) > 1 or repeats:
-                text = "rows of the value product are taken apart or repeated, for heads or not"
+                raise RefusedError(text, maker, tensor)
+        for tensor in self._tail:
+            shape = tensor.shape
+            steps = [(Factor(size, math.prod(shape[axis + 1 :])),) for axis, size in enumerate(shape)]
+            own = self._at_product(tensor, fx.canonical(tuple(steps)))
+            if own is not None and len(fx.merge_neighbours(own[place])) > 1:
                 raise RefusedError(text, tensor.producer, tensor)
 
 
@@ -369,24 +325,12 @@ def _labelled(output: Tensor, heads: Mapping[int, int], rows: int = -2, in_rows:
     return output, tuple(factored)
 
 
-def _moved(operator: Operator, factored: Factored) -> Factored | None:
-    """Where digits lie in the result that lie so in an operand; None for an operator that does more."""
-    result = operator.outputs[0].shape if len(operator.outputs) == 1 else None
-    if operator.name == "TRANSPOSE":
-        order = small_value(operator.inputs[1])
-        return None if order is None else tuple(factored[axis] for axis in order.ravel())
-    if operator.name in MOVEMENT and result is not None:
-        return fx.regroup(factored, result)
-    return factored if operator.name in ELEMENTWISE and result == fx.sizes(factored) else None
-
-
 def _plain(factors: Axis) -> int:
     return math.prod(factor.size for factor in factors if not factor.stride)
 
 
 def _is_one_number(tensor: Tensor) -> bool:
-    """True for a constant that has the same number everywhere: some exporters repeat by multiplying with ones."""
-    if not tensor.has_numbers or not 0 < tensor.elements <= _SMALL:
+    if not (tensor.has_numbers and tensor.elements):
         return False
     values = tensor.array()
     return bool((values == values.flat[0]).all())

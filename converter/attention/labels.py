@@ -1,6 +1,6 @@
 """Carries the head label backwards through a graph, operator by operator, from the merged heads to the logits."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -10,12 +10,15 @@ from edge_opt.attention.rule import Labelled, Operands, Rule
 from edge_opt.attention.rules import RULES, is_product
 from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.refusal import Refusal, RefusedError
+from edge_opt.ir.walk import walked
 
 OnHeads: TypeAlias = tuple[Tensor, Factored]
 """A tensor, and how the heads lie in it."""
 
 DEEPEST = 60
-"""Operators that a label is followed through at most; real blocks have under thirty."""
+"""Operators that are followed at most in one direction; real blocks have under thirty."""
+
+_MOST_LABELLED = 4 * DEEPEST
 
 
 class Weighing(NamedTuple):
@@ -83,26 +86,24 @@ class OperandFactors:
         return operands
 
     def upwards(
-        self, starts: Iterable[OnHeads], through: Callable[[Tensor, Factored], bool]
+        self, starts: Iterable[OnHeads], stops: Container[Operator] = ()
     ) -> Iterator[tuple[Tensor, Factored, bool]]:
-        """The labelled tensors that these are made of, themselves too, and whether the way up ends there.
+        """The tensors that these are made of, themselves too, how heads lie in them, and whether the way up ends there.
 
-        It goes on above those that `through` lets pass, as far as the label can be followed.
+        It ends where all heads have the same, at results of `stops`, and where the label cannot be followed.
         """
-        pending = list(starts)
-        seen: set[OnHeads] = set()
-        while pending:
-            tensor, factored = pending.pop()
-            if (tensor, factored) in seen:
-                continue
-            seen.add((tensor, factored))
-            operator = tensor.producer
-            above = self(tensor, factored) if through(tensor, factored) else None
-            if operator is None or not isinstance(above, dict):
-                yield tensor, factored, True
-                continue
-            yield tensor, factored, False
-            pending.extend((operator.input(index), own) for index, own in above.items())
+
+        def above(node: OnHeads) -> Operands | Refusal | None:
+            ends = fx.piece_count(node[1]) == 1 or node[0].producer in stops
+            return None if ends else self(*node)
+
+        def beside(node: OnHeads) -> Iterator[OnHeads]:
+            found, operator = above(node), node[0].producer
+            if operator is not None and isinstance(found, dict):
+                yield from ((operator.input(index), own) for index, own in found.items())
+
+        for node in walked(starts, beside):
+            yield (*node, not isinstance(above(node), dict))
 
 
 def distrusted(operator: Operator) -> Refusal | None:
@@ -112,11 +113,6 @@ def distrusted(operator: Operator) -> Refusal | None:
     if any(tensor and (tensor.is_dynamic or not tensor.has_rank) for tensor in operator.inputs):
         return Refusal("a dimension is known only at run time", operator, operator.outputs[0])
     return None
-
-
-def tells_heads(_: Tensor, factored: Factored) -> bool:
-    """True where heads have different pieces of a tensor."""
-    return fx.piece_count(factored) > 1
 
 
 @dataclass(slots=True)
@@ -129,7 +125,7 @@ class Trace:
 
     products: dict[Operator, Factored] = field(default_factory=dict)
     logits: dict[Operator, Factored] = field(default_factory=dict)
-    core: dict[Operator, None] = field(default_factory=dict)
+    core: frozenset[Operator] = frozenset()
     refusal: Refusal | None = None
 
     def check(self, heads: int, end: Operator | None) -> None:
@@ -150,34 +146,28 @@ def trace_heads(merged: OnHeads, values: Weighings, operands: OperandFactors) ->
     """Follow the label from the tensor where heads are merged, behind the value products, to the logits products."""
     trace = Trace()
     readers: dict[Operator, list[Operator]] = {}
-    seen: set[OnHeads] = set()
-    pending = [(*merged, 0, True)]
-    while pending:
-        tensor, factored, depth, is_behind_values = pending.pop()
+
+    def above(node: tuple[Tensor, Factored, bool]) -> Iterator[tuple[Tensor, Factored, bool]]:
+        tensor, factored, is_behind_values = node
         operator = tensor.producer
-        if operator is None or depth > DEEPEST or fx.is_shared(factored) or (tensor, factored) in seen:
-            continue
-        seen.add((tensor, factored))
-        above = operands(tensor, factored)
-        if not isinstance(above, dict):
-            trace.refusal = trace.refusal or above
-            continue
+        found = None if fx.is_shared(factored) else operands(tensor, factored)
+        if operator is None or not isinstance(found, dict):
+            trace.refusal = trace.refusal or found if isinstance(found, Refusal) else trace.refusal
+            return
         if operator in values:
             trace.products[operator] = factored
             place = values[operator].operand
-            above, is_behind_values = {place: above[place]}, False
+            found, is_behind_values = {place: found[place]}, False
         elif is_product(operator) and not is_behind_values and fx.piece_count(factored) > 1:
             trace.logits[operator] = factored
-            continue
-        for index, own in reversed(above.items()):
+            return
+        for index, own in found.items():
             source = operator.input(index)
-            pending.append((source, own, depth + 1, is_behind_values))
             if source.producer is not None:
                 readers.setdefault(source.producer, []).append(operator)
-    reached = list(trace.logits)
-    while reached:
-        operator = reached.pop()
-        if operator not in trace.core:
-            trace.core[operator] = None
-            reached += readers.get(operator, ())
+            yield source, own, is_behind_values
+
+    for _ in walked([(*merged, True)], above, _MOST_LABELLED):
+        pass
+    trace.core = frozenset(walked(trace.logits, lambda operator: readers.get(operator, ())))
     return trace
