@@ -55,7 +55,8 @@ def _weights_without_softmax(subgraph: Subgraph, softmaxes: Sequence[Operator]) 
     for product in subgraph.operators:
         if product in assigned or not multiplies_activations(product):
             continue
-        for weights in filter(None, map(around.last_computation, product.inputs[:2])):
+        makers = [around.last_computation(product.input(side)) for side in (0, 1)]
+        for weights in filter(None, makers):
             scores = [weights]
             if not is_product(weights):
                 scores, _ = around.products_above(producers(weights))
@@ -87,7 +88,9 @@ def _match(softmax: Operator, operands: OperandFactors) -> Match:
     if not logits and (attends or not all(end.name in around.PROJECTIONS for end in ends)):
         raise RefusedError("the scores are not followed through this operator", next(iter(ends), softmax))
     if not logits:
-        reason = Refusal("no product of queries and keys leads to this SOFTMAX: not attention", *ends[:1])
+        reason = Refusal(
+            "no product of queries and keys leads to this SOFTMAX: not attention", next(iter(ends), None)
+        )
         return NotABlock(softmax, reason, is_attention=False)
     if any(tensor.is_dynamic for one in (softmax, *products, *logits) for tensor in one.outputs):
         raise RefusedError("a dimension is known only at run time", softmax)
@@ -107,7 +110,9 @@ class _Search:
         first, self._weighing = next(iter(self.values.items()))
         self._product = first.outputs[0]
         self._tail = around.tail_of(self.values)
-        self._masked, self._mask = around.masking(self.softmax) or (self.softmax, None)
+        masking = around.masking(self.softmax)
+        self._masked = self.softmax if masking is None else masking[0]
+        self._mask = None if masking is None else masking[1]
 
     def block(self) -> Block:
         """What the SOFTMAX belongs to.
