@@ -37,16 +37,15 @@ class Unsound(Record):
 
 def sentences(findings: Iterable[Unsound]) -> list[str]:
     """One for each rule and signature: layers repeat, so only the first tensor is named."""
-    groups: dict[tuple[str, str, str], list[Unsound]] = {}
-    for finding in findings:
-        groups.setdefault((finding.model, finding.signature, finding.rule), []).append(finding)
-    return [_sentence(first, len(others)) for first, *others in groups.values()]
-
-
-def _sentence(found: Unsound, others: int) -> str:
-    where = f"{found.model}/{found.signature}" if found.model else found.signature
-    more = f" (and {others} more like it)" if others else ""
-    return f"{where}: '{shortened(found.tensor)}' {found.message}{more}: {found.remedy}"
+    groups: dict[tuple[str, str], list[Unsound]] = {}
+    for found in findings:
+        where = f"{found.model}/{found.signature}" if found.model else found.signature
+        groups.setdefault((where, found.rule), []).append(found)
+    return [
+        f"{where}: '{shortened(first.tensor)}' {first.message}"
+        f"{f' (and {len(others)} more like it)' if others else ''}: {first.remedy}"
+        for (where, _), (first, *others) in groups.items()
+    ]
 
 
 def stopped_positions(model: Model, positions: int | None) -> Iterator[Unsound]:
@@ -67,16 +66,27 @@ _SMALLEST_SHARE: Final = 2.0**-20
 _MATTERS: Final = math.log(2)
 """Logits of this size, either way, make one weight four times another."""
 
-_PRODUCTS = operators_that(Effect.PRODUCT)
 _REARRANGING = operators_that(Effect.REARRANGING, Effect.REPEATING, Effect.CUTTING) | {"QUANTIZE"}
 _AGAIN = "calibrate again on inputs that fill it, for a cache on prompts that go on well beyond one prefill"
 _UNMASKED = "quantize again with the mask out of that range: one of -100 hides as much"
 _WIDER = "quantize again with a range of this tensor that is 1 % wider"
 _ENDS: Final = {"INT4": (-8, 7), "INT8": (-128, 127), "UINT8": (0, 255), "INT16": (-32768, 32767)}
 
+
+class _Range(NamedTuple):
+    """What one step of an integer stands for (the largest where there are several), and its largest number."""
+
+    step: float
+    largest: float
+
+
+class _Problem(NamedTuple):
+    rule: str
+    message: str
+    remedy: str
+
+
 _Named = Callable[[Tensor | None], str]
-_Problem = tuple[str, str, str]
-"""The rule that an operator's result breaks, what that means, and the remedy."""
 
 
 def broken_ranges(model: Model) -> Iterator[Unsound]:
@@ -86,15 +96,14 @@ def broken_ranges(model: Model) -> Iterator[Unsound]:
         named = _names(model, graph)
         for operator in graph.operators:
             look = _LOOKS.get(operator.name)
-            problem = next(look(operator, named), None) if look is not None and operator.outputs else None
-            if problem is not None:
-                rule, *texts = problem
-                yield Unsound(rule, entries.get(graph, graph.name), operator.outputs[0].name, *texts)
+            for problem in list(look(operator, named))[:1] if look is not None and operator.outputs else ():
+                where = entries.get(graph, graph.name), operator.outputs[0].name
+                yield Unsound(problem.rule, *where, problem.message, problem.remedy)
 
 
 def _product(operator: Operator, named: _Named) -> Iterator[_Problem]:
     """A product ends far below |a b| of the operands' largest numbers, or its steps are beyond a sum of n of these."""
-    (left, right), result = map(_range, operator.inputs[:2]), _range(operator.outputs[0])
+    left, right, result = map(_range, (*operator.inputs[:2], operator.outputs[0]))
     if left is None or right is None or result is None:
         return
     if result.largest < _SMALLEST_SHARE * left.largest * right.largest:
@@ -102,32 +111,27 @@ def _product(operator: Operator, named: _Named) -> Iterator[_Problem]:
         text = (
             f"ends at {result.largest:.2g}, and is the product of {numbers}: what {named(operator.inputs[1])}"
         )
-        yield "range-too-narrow", f"{text} holds has no effect", _AGAIN
+        yield _Problem("range-too-narrow", f"{text} holds has no effect", _AGAIN)
     most = left.largest * right.largest * max(operator.input(0).shape[-2:], default=0)
     if 0 < most < result.step / 2 and not any(operator.inputs[2:]):  # a bias adds to it
         text = f"has steps of {result.step:.2g}, and its operands give {most:.2g} at most: it is always 0"
-        yield "range-too-wide", text, _UNMASKED
+        yield _Problem("range-too-wide", text, _UNMASKED)
 
 
 def _taken(operator: Operator, named: _Named) -> Iterator[_Problem]:
     """The smallest step of every operand is beyond the result's end; or an int16 ADD cannot broadcast."""
     result, ranges = _range(operator.outputs[0]), list(map(_range, operator.inputs))
-    steps = [0 if one is None else one.step for one in ranges]
-    if result is not None and steps and min(steps) > result.largest:
-        comes = f"{named(operator.inputs[0])} comes in steps of {min(steps):.2g}"
+    least = min((0 if one is None else one.step for one in ranges), default=0)
+    if result is not None and least > result.largest:
+        comes = f"{named(operator.inputs[0])} comes in steps of {least:.2g}"
         text = f"ends at {result.largest:.2g}, and {comes}: whatever is not 0 becomes one of its ends"
-        yield "values-cut-off", text, _AGAIN
-    shapes = {tensor.shape for tensor in operator.inputs if tensor is not None}
-    is_int16 = all(t is not None and t.dtype.name == "INT16" for t in (*operator.inputs, *operator.outputs))
-    scales = [one and one.step for one in (*ranges, result)]
-    if (
-        operator.name == "ADD"
-        and len(shapes) > 1
-        and is_int16
-        and all(scale and power_of_two(scale) for scale in scales)
-    ):
+        yield _Problem("values-cut-off", text, _AGAIN)
+    tensors = [tensor for tensor in (*operator.inputs, *operator.outputs) if tensor is not None]
+    is_int16 = operator.name == "ADD" and all(tensor.dtype.name == "INT16" for tensor in tensors)
+    shifts = is_int16 and all(one is not None and power_of_two(one.step) for one in (*ranges, result))
+    if shifts and len({tensor.shape for tensor in tensors[:2]}) > 1:
         text = "broadcasts, and its three scales are powers of two to a thousandth: LiteRT's kernel for int16"
-        yield "sum-cannot-broadcast", f"{text} ends the process", _WIDER
+        yield _Problem("sum-cannot-broadcast", f"{text} ends the process", _WIDER)
 
 
 def power_of_two(scale: float) -> bool:
@@ -145,24 +149,15 @@ def _only_the_mask(operator: Operator, _: _Named) -> Iterator[_Problem]:
         score = _range(tensor)
         is_score = tensor is not None and tensor.producer is not None and products_above([tensor.producer])[0]
         if is_score and score is not None and _MATTERS < score.largest < step:
-            text = (
-                f"takes logits in steps of {step:.3g}, and without the mask they end at {score.largest:.2g}"
-            )
-            yield "mask-in-range", f"{text}: they become equal, and attention is uniform", _UNMASKED
+            ends = f"without the mask they end at {score.largest:.2g}: they become equal, and attention is uniform"
+            yield _Problem("mask-in-range", f"takes logits in steps of {step:.3g}, and {ends}", _UNMASKED)
 
 
 _LOOKS: Final[dict[str, Callable[[Operator, _Named], Iterator[_Problem]]]] = {
-    **dict.fromkeys(_PRODUCTS, _product),
+    **dict.fromkeys(operators_that(Effect.PRODUCT), _product),
     **dict.fromkeys(("QUANTIZE", "ADD", "SUB", "CONCATENATION"), _taken),
     "SOFTMAX": _only_the_mask,
 }
-
-
-class _Range(NamedTuple):
-    """What one step of an integer stands for (the largest where there are several), and its largest number."""
-
-    step: float
-    largest: float
 
 
 def _range(tensor: Tensor | None) -> _Range | None:
@@ -177,11 +172,9 @@ def _range(tensor: Tensor | None) -> _Range | None:
 
 def _names(model: Model, graph: Subgraph) -> _Named:
     """What callers call a tensor, or the one that it is a rearrangement of."""
-    labels: dict[Tensor, str] = {}
-    for signature in model.signatures:
-        if signature.subgraph is graph:
-            for arguments in (signature.outputs, signature.inputs):
-                labels |= {tensor: label for label, tensor in arguments.items()}
+    signatures = [signature for signature in model.signatures if signature.subgraph is graph]
+    named = [each.outputs for each in signatures] + [each.inputs for each in signatures]
+    labels = {tensor: label for arguments in named for label, tensor in arguments.items()}
     return lambda tensor: next((f"'{labels[t]}'" for t in _origins(tensor) if t in labels), "its operand")
 
 

@@ -1,7 +1,5 @@
 """The rule of composites: the label goes through the operators of the body, and every head gets a smaller body."""
 
-from functools import partial
-
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.factors import Factored
@@ -12,7 +10,7 @@ from edge_opt.base.words import name_below
 from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor, topological
 from edge_opt.ir.composites import BODY, COMPOSITE, body_of, checked_body
 from edge_opt.ir.refusal import Refusal, RefusedError
-from edge_opt.ir.walk import renamed, repeated
+from edge_opt.ir.walk import backward_slice, renamed, repeated
 
 
 def with_composites(model: Model) -> OperandFactors:
@@ -23,12 +21,11 @@ def with_composites(model: Model) -> OperandFactors:
 class Composite(Rule):
     """STABLEHLO_COMPOSITE, read off its body: `rms_norm([1,N,T,H])` -> N x `rms_norm([1,1,T,H])`.
 
-    Every tensor of the body must carry the label in one way: a mean over H leaves a label on N alone, a mean over N
-    would need that axis whole. Every operator must have a rule, so no body may hold another, and no constant may differ
-    between heads: they are to be the same composite. Each keeps its axes (the heads' at size 1), since attributes may
-    count them, and has a body of its own: LiteRT's compiler plugins count one for each composite that they take, and
-    where some share one they compile as many others by mistake (litert/compiler/plugin/compiler_plugin.cc,
-    PartitionModel).
+    The label must lead to the body's inputs and lie in each tensor in one way: a mean over H leaves a label on N alone,
+    a mean over N would need that axis whole. No constant may differ between heads: they are to be the same composite.
+    Each keeps its axes (the heads' at size 1), since attributes may count them, and has a body of its own: LiteRT's
+    compiler plugins count one for each composite that they take, and where some share one they compile as many others
+    by mistake (litert/compiler/plugin/compiler_plugin.cc, PartitionModel).
     """
 
     def __init__(self, model: Model) -> None:
@@ -39,77 +36,62 @@ class Composite(Rule):
         body = checked_body(self._model, of.operator)
         if len(body.outputs) != 1:
             raise RefusedError("the composite has several results", of.operator)
-        labels = self._labels(body, of.factored)
+        labels: dict[Tensor, Factored] = {}
+        for tensor, own, ends in self._inner.upwards([(body.outputs[0], of.factored)]):
+            if labels.setdefault(tensor, fx.canonical(own)) != fx.canonical(own):
+                raise RefusedError("the body of a composite mixes heads", tensor.producer, tensor)
+            per_axis = tensor.quantization is not None and tensor.quantization.is_per_axis
+            if fx.piece_count(own) > 1 and (tensor.is_constant or per_axis):
+                text = "the body of a composite is not the same for all heads"
+                raise RefusedError(text, tensor.producer, tensor)
+            if fx.piece_count(own) > 1 and ends and tensor not in body.inputs:
+                reason = self._inner(tensor, own)
+                missing = Refusal("no rule for an operator in the body of a composite", tensor.producer)
+                raise RefusedError(reason if isinstance(reason, Refusal) else missing)
+        cut = {tensor for tensor, own in labels.items() if fx.piece_count(own) > 1}
+        mixed = cut.intersection(backward_slice(labels.keys() - cut)[1])
+        if mixed:
+            raise RefusedError("the body of a composite mixes heads", of.operator)
         return {i: labels.get(tensor, fx.plain(tensor.shape)) for i, tensor in enumerate(body.inputs)}
 
     def made(self, one: OneHead) -> Tensor:
-        body = body_of(self._model, one.of.operator)
-        made = self._for_one_head(body, one.of.factored, f"head_{one.head}")
-        self._model.subgraphs.append(made)
-        read = {index: one.piece(index) for index in range(len(body.inputs))}
-        place = len(self._model.subgraphs) - 1
+        body, place = body_of(self._model, one.of.operator), len(self._model.subgraphs)
+        operands = self.operands(one.of)
+        self._model.subgraphs.append(self._for_one_head(body, one.of.factored, operands, f"head_{one.head}"))
+        read = {index: one.piece(index) for index in operands}
         return one.clone(read, one.of.piece_shape(keep=True), **{BODY: place})
 
-    def _labels(self, body: Subgraph, result: Factored) -> dict[Tensor, Factored]:
-        """Factors of all that the result is made of."""
-        labels = {body.outputs[0]: fx.canonical(result)}
-        for operator in reversed(body.operators):
-            for tensor in filter(labels.__contains__, operator.outputs):
-                operands = self._inner(tensor, labels[tensor])
-                if not isinstance(operands, dict):
-                    missing = Refusal("no rule for an operator in the body of a composite", operator)
-                    raise RefusedError(operands or missing)
-                _agree(operator, operands, labels)
-        return labels
-
-    def _for_one_head(self, body: Subgraph, result: Factored, name: str) -> Subgraph:
+    def _for_one_head(self, body: Subgraph, result: Factored, operands: Operands, name: str) -> Subgraph:
         """The body without the heads' factors in its shapes; `name` is added to its names."""
-        labels = self._labels(body, result)
         assembly = Assembly(self._model, Constants(self._model))
         pieces: dict[Tensor, Tensor] = {}
-        shared: list[Operator] = []
-        for tensor in body.inputs:
-            own = labels.get(tensor, ())
+        for index, own in operands.items():
             if fx.piece_count(own) > 1:
-                shape = fx.piece_shape(own, keep=True)
-                pieces[tensor] = assembly.tensor(name_below(tensor.name, name), shape, tensor)
-        for operator in body.operators:
-            for tensor in operator.outputs:
-                of = Labelled(tensor, labels.get(tensor, ()))
-                if fx.piece_count(of.factored) > 1:
-                    one = OneHead(assembly, of, 0, partial(_piece, operator, pieces), name, keep_axes=True)
-                    pieces[tensor] = self._inner.rules[operator.name].emit(one)
-                elif tensor in labels:
-                    shared.append(operator)
-        arguments = [pieces.get(tensor, tensor) for tensor in body.inputs]
-        made = pieces[body.outputs[0]]
+                whole, shape = body.inputs[index], fx.piece_shape(own, keep=True)
+                pieces[whole] = assembly.tensor(name_below(whole.name, name), shape, whole)
+
+        def piece(tensor: Tensor, own: Factored) -> Tensor:
+            if fx.piece_count(own) == 1:
+                return tensor
+            if tensor not in pieces:
+                of, read = Labelled(tensor, own), self._inner.known(tensor, own)
+
+                def part(index: int) -> Tensor:
+                    return piece(of.input(index), read[index])
+
+                rule = self._inner.rules[of.operator.name]
+                pieces[tensor] = rule.emit(OneHead(assembly, of, 0, part, name, keep_axes=True))
+            return pieces[tensor]
+
+        made, arguments = piece(body.outputs[0], result), [pieces.get(t, t) for t in body.inputs]
         if any(made is argument for argument in arguments):
             made = assembly.reshape_to(made, assembly.tensor(name_below(made.name, "same"), made.shape, made))
-        return _subgraph(f"{body.name}/{name}", arguments, [*shared, *assembly.finished(made)], made)
-
-
-def _piece(operator: Operator, pieces: dict[Tensor, Tensor], index: int) -> Tensor:
-    """One head's part of an operand; the operand itself, where all share it."""
-    return pieces.get(operator.input(index), operator.input(index))
-
-
-def _agree(operator: Operator, operands: Operands, labels: dict[Tensor, Factored]) -> None:
-    """Note how an operator of a body wants what it reads, unless another wants it in another way."""
-    for index, tensor in enumerate(operator.inputs):
-        if tensor is None:
-            continue
-        if index not in operands:
-            if not tensor.is_constant:
-                text = "what steers an operator in the body of a composite is no constant"
-                raise RefusedError(text, operator, tensor)
-            continue
-        own = fx.canonical(operands[index])
-        if labels.setdefault(tensor, own) != own:
-            raise RefusedError("the body of a composite mixes heads", operator, tensor)
-        per_axis = tensor.quantization is not None and tensor.quantization.is_per_axis
-        if fx.piece_count(own) > 1 and (tensor.is_constant or per_axis):
-            text = "the body of a composite is not the same for all heads"
-            raise RefusedError(text, operator, tensor)
+        new = assembly.finished(made)
+        shared, _ = backward_slice(
+            tensor for operator in new for tensor in operator.inputs if tensor is not None
+        )
+        operators = [*(operator for operator in body.operators if operator in shared), *new]
+        return _subgraph(f"{body.name}/{name}", arguments, operators, made)
 
 
 def _subgraph(name: str, arguments: list[Tensor], operators: list[Operator], result: Tensor) -> Subgraph:
