@@ -72,7 +72,6 @@ def test_an_axis_cut_in_two_is_the_axis(data: st.DataObject) -> None:
         assert math.prod(factor.size for factor in cut[0]) == count
         for head in range(heads):
             assert elements((cut[0] + cut[1],), head) == elements((axis,), head)
-        assert (fx.take_outer(axis, count) is None) == any(not factor.stride for factor in cut[0])
 
 
 def test_neighbours_that_are_one_factor_cut_in_two_become_one() -> None:

@@ -72,7 +72,6 @@ class Splitter:
     def __post_init__(self) -> None:
         self._pieces: dict[tuple[Tensor, Factored, tuple[int, ...]], Tensor] = {}
         self._sources: dict[Cut, Tensor] = {}
-        self._cut_off: dict[tuple[Tensor, Factored, tuple[int, ...]], Tensor] = {}
         self._parts: dict[tuple[Tensor, int, int], tuple[Tensor, ...]] = {}
 
     def piece(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
@@ -85,7 +84,7 @@ class Splitter:
             if cut is None:
                 piece = self._emit(Labelled(tensor, factored), head, {})
             else:
-                piece = self.cut_off(self._source(cut), cut.factored, head)
+                piece = self._cut_off(self._source(cut), cut.factored, head)
                 for step in cut.steps:
                     if step.scales:
                         piece = self._scaled(step, piece, head)
@@ -134,15 +133,6 @@ class Splitter:
     def _unscaled(self, source: Tensor, like: Tensor) -> Tensor:
         return self.assembly.reshaped(source, like.shape, name_below(like.name, "unscaled"))
 
-    def cut_off(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
-        """One head's part of a tensor, cut off."""
-        if fx.is_shared(factored):
-            return tensor
-        key = (tensor, factored, fx.piece_key(factored, head))
-        if key not in self._cut_off:
-            self._cut_off[key] = self._make(tensor, factored, head)
-        return self._cut_off[key]
-
     def _scaled(self, step: Step, piece: Tensor, head: int) -> Tensor:
         """A piece multiplied by a number, whatever rearrangements the cut moved in front of that."""
         of = step.result
@@ -154,21 +144,14 @@ class Splitter:
         name = name_below(of.tensor.name, self._name(of.factored, head))
         return self.assembly.again(of.operator, read, [name], [piece.shape], of.operator.options)[0]
 
-    def _make(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
+    def _cut_off(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
+        """One head's part of a tensor, cut off."""
         target = fx.piece_shape(factored, keep=self.form.keep_axes)
         axes = fx.labelled_axes(factored)
-        if not axes and target == tensor.shape:
+        if fx.is_shared(factored) or (not axes and target == tensor.shape):
             return tensor
         if tensor.has_numbers:
-            values, quantization = (
-                _head_of(tensor.array(), factored, head).reshape(target),
-                tensor.quantization,
-            )
-            if quantization is not None and quantization.is_per_axis:
-                axis, kept = quantization.dimension, fx.piece_axes(factored, keep=self.form.keep_axes)
-                places = _head_of(np.arange(tensor.shape[axis]), (factored[axis],), head)
-                quantization = quantization.along(kept.index(axis) if axis in kept else 0, places)
-            return self.assembly.constant(tensor, values, quantization)
+            return self._part_of_constant(tensor, factored, head)
         if not axes:
             return self.assembly.reshaped(tensor, target, name_below(tensor.name, "squeezed"))
         axis = axes[0]
@@ -178,15 +161,23 @@ class Splitter:
             axes_apart = factored[axis][:inner], factored[axis][inner:]
             exposed = (*factored[:axis], *axes_apart, *factored[axis + 1 :])
             name = name_below(tensor.name, "exposed")
-            piece = self.cut_off(self.assembly.reshaped(tensor, fx.sizes(exposed), name), exposed, head)
+            piece = self._cut_off(self.assembly.reshaped(tensor, fx.sizes(exposed), name), exposed, head)
             return self.assembly.reshaped(piece, target, name_below(tensor.name, "piece"))
-        count = fx.sizes((lead,))[0]
         rest = factored[axis][len(lead) :]
         drops = self.form.cut == "unpack" and not rest and tensor.dtype not in _NOT_UNPACKED
-        part = self._split(tensor, axis, count, drops=drops)[fx.mixed_index(lead, head)]
-        remaining = () if drops else (rest,)
-        piece = self.cut_off(part, (*factored[:axis], *remaining, *factored[axis + 1 :]), head)
+        parts = self._split(tensor, axis, fx.sizes((lead,))[0], drops=drops)
+        remaining = (*factored[:axis], *(() if drops else (rest,)), *factored[axis + 1 :])
+        piece = self._cut_off(parts[fx.mixed_index(lead, head)], remaining, head)
         return self.assembly.reshaped(piece, target, name_below(piece.name, "piece"))
+
+    def _part_of_constant(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
+        keep, quantization = self.form.keep_axes, tensor.quantization
+        values = _head_of(tensor.array(), factored, head).reshape(fx.piece_shape(factored, keep=keep))
+        if quantization is not None and quantization.is_per_axis:
+            axis, kept = quantization.dimension, fx.piece_axes(factored, keep=keep)
+            places = _head_of(np.arange(tensor.shape[axis]), (factored[axis],), head)
+            quantization = quantization.along(kept.index(axis) if axis in kept else 0, places)
+        return self.assembly.constant(tensor, values, quantization)
 
     def _split(self, tensor: Tensor, axis: int, count: int, *, drops: bool) -> tuple[Tensor, ...]:
         """The tensor cut into `count` parts along an axis, which they have no longer where it `drops`."""

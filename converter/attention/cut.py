@@ -72,7 +72,6 @@ class Planner:
         # How the heads lie in what is read of operators that are still to come; and how far up these are.
         self._reads: dict[Tensor, dict[Factored, None]] = {}
         self._waiting: dict[Operator, int] = {}
-        self._vanishing: dict[OnHeads, bool] = {}
 
     def plan(self) -> Plan:
         """Go up from the merged heads to the tensors that are cut, each after all its readers; then place the cuts."""
@@ -103,7 +102,10 @@ class Planner:
         alone = self.form.above and depth < DEEPEST and self._is_made_alone(operator)
         for tensor in operator.outputs:
             for factored in self._reads.pop(tensor, ()):
-                if not (in_core or alone or self._vanishes(tensor, factored)):
+                leaves_nothing = not self._is_free(tensor, factored) and self._vanishes(
+                    tensor, factored, DEEPEST
+                )
+                if not (in_core or alone or leaves_nothing):
                     self._plan.cuts[tensor, factored] = Cut(tensor, factored)
                     continue
                 self._plan.old[operator] = None
@@ -130,10 +132,6 @@ class Planner:
                 return False
         return True
 
-    def _vanishes(self, tensor: Tensor, factored: Factored) -> bool:
-        """True where the operator repeats, joins or enumerates for the heads, or moves what does: nothing is left."""
-        return not self._is_free(tensor, factored) and self._is_left_out(tensor, factored, DEEPEST)
-
     def _is_free(self, tensor: Tensor, factored: Factored) -> bool:
         """True where cutting takes no operator."""
         if fx.is_shared(factored) or tensor.is_constant:
@@ -141,22 +139,17 @@ class Planner:
         same = fx.piece_shape(factored, keep=self.form.keep_axes) == tensor.shape
         return same and fx.piece_count(factored) == 1
 
-    def _is_left_out(self, tensor: Tensor, factored: Factored, depth: int) -> bool:
-        key = tensor, factored
-        if key not in self._vanishing:
-            operator, operands = tensor.producer, self.operands(tensor, factored)
-            if self._is_free(tensor, factored):
-                self._vanishing[key] = True
-            elif operator is None or not isinstance(operands, dict) or not depth:
-                self._vanishing[key] = False
-            else:
-                rule, of = self.operands.rules[operator.name], Labelled(tensor, factored)
-                passes = rule.passed_on(of, 0, keep=self.form.keep_axes) is not None
-                self._vanishing[key] = passes and (
-                    operator.name not in MOVEMENT
-                    or all(self._is_left_out(of.input(i), own, depth - 1) for i, own in operands.items())
-                )
-        return self._vanishing[key]
+    def _vanishes(self, tensor: Tensor, factored: Factored, depth: int) -> bool:
+        """True where the operator repeats, joins or enumerates for the heads, or moves what does: nothing is left."""
+        operator, operands = tensor.producer, self.operands(tensor, factored)
+        if self._is_free(tensor, factored):
+            return True
+        if operator is None or not isinstance(operands, dict) or not depth:
+            return False
+        of = Labelled(tensor, factored)
+        passes = self.operands.rules[operator.name].passed_on(of, 0, keep=self.form.keep_axes) is not None
+        above = operands.items() if operator.name in MOVEMENT else ()
+        return passes and all(self._vanishes(of.input(i), own, depth - 1) for i, own in above)
 
     # Where on the rearrangements and scalings above a tensor it is cut
 
@@ -210,4 +203,5 @@ class Planner:
         axis = factored[axes[0]]
         if self.form.cut == "unpack":
             return fx.only_labels(axis)
-        return fx.take_outer(axis, fx.piece_count(factored)) is not None
+        cut = fx.cut_axis(axis, fx.piece_count(factored))
+        return cut is not None and fx.only_labels(cut[0])

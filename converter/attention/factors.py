@@ -161,12 +161,6 @@ def cut_axis(axis: Sequence[Factor], count: int) -> tuple[Axis, Axis] | None:
     return tuple(outer), tuple(rest)
 
 
-def take_outer(axis: Sequence[Factor], count: int) -> tuple[Axis, Axis] | None:
-    """As `cut_axis`, where the outermost `count` steps are all labelled."""
-    cut = cut_axis(axis, count)
-    return cut if cut is not None and only_labels(cut[0]) else None
-
-
 def leading(axis: Axis) -> Axis:
     """The labelled factors that an axis begins with."""
     return tuple(takewhile(lambda factor: factor.stride, axis))

@@ -115,7 +115,7 @@ def _reduced(of: Labelled) -> dict[int, Places]:
 
 
 def _same_axes(of: Labelled) -> dict[int, Places]:
-    """SLICE, STRIDED_SLICE, SPLIT, SPLIT_V and kinds of PAD, which shifts rows of relative positions."""
+    """SPLIT, SPLIT_V and kinds of PAD, which shifts rows of relative positions."""
     data, steering = {"SPLIT": (1, 0), "SPLIT_V": (0, 2)}.get(of.operator.name, (0, 1))
     constant_integers(of.operator, steering)
     return {data: range(len(of.factored))}
@@ -151,10 +151,8 @@ class Transpose(ByAxes):
 
     def made(self, one: OneHead) -> Tensor:
         (source,) = self.operands(one.of).values()
-        kept, sizes = (
-            fx.piece_axes(source, keep=one.keep_axes),
-            fx.piece_shape(source, keep=one.keep_axes),
-        )
+        kept = fx.piece_axes(source, keep=one.keep_axes)
+        sizes = fx.piece_shape(source, keep=one.keep_axes)
         order = [kept.index(axis) for axis in constant_integers(one.of.operator, 1) if axis in kept]
         wide, last = [axis for axis in order if sizes[axis] > 1], len(order) - 1
         if wide[-2:] == [last, last - 1] and wide[:-2] == sorted(wide[:-2]):
@@ -185,11 +183,7 @@ class Slice(ByAxes):
     """SLICE and STRIDED_SLICE."""
 
     def __init__(self) -> None:
-        super().__init__(_same_axes)
-
-    def operands(self, of: Labelled) -> Operands:
-        _begins(of.operator)
-        return super().operands(of)
+        super().__init__(lambda of: {0: range(len(_begins(of.operator)))})
 
     def made(self, one: OneHead) -> Tensor:
         begins, shape = _begins(one.of.operator), one.of.piece_shape(keep=True)
@@ -211,11 +205,9 @@ def _begins(operator: Operator) -> list[int]:
     masks = ("ellipsis_mask", "new_axis_mask", "shrink_axis_mask", "offset")
     if set(constant_integers(operator, 3)) != {1} or any(operator.option(mask) for mask in masks):
         raise RefusedError("only plain ranges of a STRIDED_SLICE are followed", operator)
-    open_begin = int(operator.option("begin_mask"))
-    return [
-        0 if open_begin >> axis & 1 else max(begin if begin >= 0 else begin + size, 0)
-        for axis, (begin, size) in enumerate(zip(begins, source.shape, strict=True))
-    ]
+    given = [begin if begin >= 0 else begin + size for begin, size in zip(begins, source.shape, strict=True)]
+    is_open = int(operator.option("begin_mask"))
+    return [0 if is_open >> axis & 1 else max(begin, 0) for axis, begin in enumerate(given)]
 
 
 # Others
@@ -256,52 +248,47 @@ class Regroup(Rule):
         return 0
 
 
-class Concatenation(Rule):
-    """On another axis the label passes through; on the labelled axis piece g is part g, and nothing is left.
+class Joining(Rule):
+    """CONCATENATION and PACK: the label passes along other axes; on the labelled axis piece g is part g, alone.
 
     `CONCATENATION(mask, mask; axis 2) -> [1, 1, (G)(T), S]`: head g reads part g, which is the mask itself.
     """
 
     def operands(self, of: Labelled) -> Operands:
-        axis, parts = of.axis(len(of.factored)), range(len(of.operator.inputs))
+        axis = of.axis(len(of.factored))
         before, whole, after = of.factored[:axis], of.factored[axis], of.factored[axis + 1 :]
-        if not fx.tells_heads(whole):
-            return {index: (*before, *fx.plain((of.input(index).shape[axis],)), *after) for index in parts}
         cut = self._cut(of)
-        if cut is None:
-            raise RefusedError("the parts of a concatenation are not the heads", of.operator)
-        return dict.fromkeys(parts, (*before, cut[1] or fx.repeated(whole), *after))
+        if cut is None and fx.tells_heads(whole):
+            raise RefusedError("the parts that are joined are not the heads", of.operator)
+        if of.operator.name == "PACK":
+            return dict.fromkeys(range(len(of.operator.inputs)), (*before, *after))
+        if cut is not None:
+            return dict.fromkeys(
+                range(len(of.operator.inputs)), (*before, cut[1] or fx.repeated(whole), *after)
+            )
+        sizes = [of.input(index).shape[axis] for index in range(len(of.operator.inputs))]
+        return {index: (*before, *fx.plain((size,)), *after) for index, size in enumerate(sizes)}
 
     @staticmethod
     def _cut(of: Labelled) -> tuple[Axis, Axis] | None:
-        shapes = {tensor.shape for tensor in of.operator.inputs if tensor is not None}
-        if len(shapes) != 1 or of.operator.option("fused_activation_function"):
+        """The labelled axis cut into the parts; None where other axes are labelled, or the parts are not the heads."""
+        whole, parts = of.factored[of.axis(len(of.factored))], of.operator.inputs
+        fused = of.operator.name == "CONCATENATION" and of.operator.option("fused_activation_function")
+        if (
+            fused
+            or not fx.tells_heads(whole)
+            or len({tensor.shape for tensor in parts if tensor is not None}) > 1
+        ):
             return None
-        return fx.take_outer(of.factored[of.axis(len(of.factored))], len(of.operator.inputs))
+        cut = fx.cut_axis(whole, len(parts))
+        is_heads = cut is not None and fx.only_labels(cut[0]) and (of.operator.name != "PACK" or not cut[1])
+        return cut if is_heads else None
 
     def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
-        cut = self._cut(of) if fx.tells_heads(of.factored[of.axis(len(of.factored))]) else None
-        return None if cut is None else fx.mixed_index(cut[0], head)
-
-
-class Pack(ByAxes):
-    """As CONCATENATION, along an axis that the parts do not have."""
-
-    def __init__(self) -> None:
-        super().__init__(self._of_parts)
-
-    @staticmethod
-    def _of_parts(of: Labelled) -> dict[int, Places]:
-        axis = of.axis(len(of.factored))
-        if fx.tells_heads(of.factored[axis]) and not fx.only_labels(of.factored[axis]):
-            raise RefusedError("the parts of a PACK are not the heads", of.operator)
-        others = [place for place in range(len(of.factored)) if place != axis]
-        return dict.fromkeys(range(len(of.operator.inputs)), others)
-
-    def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
-        packed = of.factored[of.axis(len(of.factored))]
-        is_needed = len(of.operator.inputs) > 1 and not fx.tells_heads(packed)
-        return None if is_needed else fx.mixed_index(packed, head)
+        cut = self._cut(of)
+        if cut is not None:
+            return fx.mixed_index(cut[0], head)
+        return 0 if of.operator.name == "PACK" and len(of.operator.inputs) == 1 else None
 
 
 class Broadcast(Rule):
@@ -351,8 +338,7 @@ RULES: dict[str, Rule] = {
     "TRANSPOSE": Transpose(),
     "BATCH_MATMUL": ByAxes(_of_product, drops_axes=True),
     "FULLY_CONNECTED": FullyConnected(),
-    "CONCATENATION": Concatenation(),
-    "PACK": Pack(),
+    **dict.fromkeys(("CONCATENATION", "PACK"), Joining()),
     "UNPACK": ByAxes(_unpacked),
 }
 
