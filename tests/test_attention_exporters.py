@@ -47,7 +47,6 @@ CASES = {
                 %w: float32[1,4,6,8] = MINIMUM(%s, float32(0.5))""",
         inputs=", %m: float32[6,8]",
     ),
-    "probabilities that are returned": block(then=GUARDED, returned="%r, %w"),
     "probabilities whose mean over the heads is returned": block(
         then="%mean: float32[1,6,8] = MEAN(%p, int32{1})", returned="%mean, %r"
     ),
@@ -153,14 +152,13 @@ def signed(model: Model) -> Model:
 
 def several_heads(model: Model) -> list[str]:
     """Products of two activations and softmaxes that hold more than one row matrix."""
-    found = []
-    for operator in model.subgraphs[0].operators:
-        product = operator.name in ("BATCH_MATMUL", "FULLY_CONNECTED") and not operator.input(1).is_constant
-        if (product or operator.name in ("SOFTMAX", "LOG_SOFTMAX")) and math.prod(
-            operator.outputs[0].shape[:-2]
-        ) > 1:
-            found.append(f"{operator.name} {operator.outputs[0].shape}")
-    return found
+    rows = [
+        operator
+        for operator in model.subgraphs[0].operators
+        if operator.name in ("SOFTMAX", "LOG_SOFTMAX")
+        or (operator.name in ("BATCH_MATMUL", "FULLY_CONNECTED") and not operator.input(1).is_constant)
+    ]
+    return [op.name for op in rows if math.prod(op.outputs[0].shape[:-2]) > 1]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -190,9 +188,7 @@ subgraph main (%x: float32[1,6,20], %k: float32[8,5], %v: float32[8,5]) {
 }"""
 
 
-def test_heads_folded_into_rows_of_computed_fully_connected_weights_are_split_and_the_rounding_is_told() -> (
-    None
-):
+def test_heads_in_rows_of_computed_fully_connected_weights_are_split_and_the_rounding_is_told() -> None:
     """XNNPACK sums a row of a FULLY_CONNECTED in an order that the number of rows decides."""
     result = edge_opt.convert(signed(parse(FOLDED)))
     (site,) = result.sites
@@ -216,12 +212,9 @@ subgraph main (%q: float32[1,1,24,5], %k: float32[1,1,8,5], %v: float32[1,1,8,5]
 }"""
 
 
-def test_heads_folded_into_rows_with_their_masks_are_left_with_a_reason() -> None:
+def test_heads_folded_into_rows_are_left_with_a_reason_where_their_masks_tell_of_them() -> None:
     (report,) = convert(signed(parse(FOLDED_ROWS)), "split")
     assert (report.status, report.settled) == (Status.SKIPPED, False)
     assert "taken apart or repeated" in report.reason
-
-
-def test_heads_folded_into_rows_of_which_nothing_tells_are_one_matrix() -> None:
     (report,) = convert(signed(parse(FOLDED_ROWS.replace("ADD(%l, %rows)", "ADD(%l, %l)"))), "split")
     assert (report.settled, report.reason) == (True, "already single-head")

@@ -207,23 +207,6 @@ def test_where_nothing_tells_of_heads_they_are_the_batch_axes_of_the_products(qu
     assert (report.status, report.heads) == (Status.CONVERTED, 4)
 
 
-def test_the_models_own_batch_is_no_head() -> None:
-    model = parse(
-        """
-        subgraph main (%x: float32[3,6,5], %y: float32[3,8,5]) {
-          %q: float32[3,6,5] = FULLY_CONNECTED(%x, float32[5,5]{splat 0.5}, none) {keep_num_dims: true}
-          %k: float32[3,8,5] = FULLY_CONNECTED(%y, float32[5,5]{splat 0.5}, none) {keep_num_dims: true}
-          %l: float32[3,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
-          %p: float32[3,6,8] = SOFTMAX(%l) {beta: 1.0}
-          %o: float32[3,6,5] = BATCH_MATMUL(%p, %y)
-          return %o
-        }
-        """
-    )
-    (report,) = convert(model, "split")
-    assert (report.heads, report.reason) == (1, "already single-head")
-
-
 # Forms: where heads are split is a choice, what they compute is not
 
 MODELS = ["demo_gemma3.tflite", "demo_gemma3_a16w8.tflite"]

@@ -14,6 +14,7 @@ from edge_opt.attention import surroundings as around
 from edge_opt.attention.block import Block, Match, NotABlock
 from edge_opt.attention.factors import Axis, Factor, Factored
 from edge_opt.attention.labels import OnHeads, OperandFactors, Trace, Weighings, distrusted, trace_heads
+from edge_opt.attention.rule import Labelled
 from edge_opt.attention.rules import is_product, multiplies_activations
 from edge_opt.ir import Operator, Subgraph, Tensor
 from edge_opt.ir.refusal import Refusal, RefusedError
@@ -306,8 +307,13 @@ class _Search:
         text = "rows of the value product are taken apart or repeated, for heads or not"
         for tensor, labelled, _ in self.operands.upwards([(product, tuple(factored))]):
             maker = tensor.producer
-            read = maker.inputs if maker is not None and maker.name in around.JOINING else ()
-            repeats = len({*read}) == 1 < len(read) and fx.tells_heads(labelled[place])
+            repeats = (
+                maker is not None
+                and maker.name in around.JOINING
+                and len({*maker.inputs}) < len(maker.inputs)
+            )
+            if repeats:
+                repeats = Labelled(tensor, labelled).axis(len(labelled)) in fx.labelled_axes(labelled)
             if len(fx.merge_neighbours(fx.labels(labelled))) > 1 or repeats:
                 raise RefusedError(text, maker, tensor)
         for tensor in self._tail:
