@@ -8,7 +8,8 @@ import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
 
-from edge_opt.schema import Data, Table
+from edge_opt.schema import TABLES, Data, Table
+from edge_opt.schema.table import NUMPY_TYPES
 
 
 def pack(model: Any) -> bytes:
@@ -29,125 +30,91 @@ def int32s(*values: int) -> Any:
     return np.array(values, np.int32)
 
 
-def quantizations() -> dict[str, Any]:
-    """One of every kind."""
-    made = {}
-    made["per_tensor"] = tfl.QuantizationParametersT(
-        min=np.array([-1.5], np.float32),
-        max=np.array([1.5], np.float32),
-        scale=np.array([0.25], np.float32),
-        zeroPoint=np.array([-3], np.int64),
-    )
-    made["per_axis"] = tfl.QuantizationParametersT(
-        scale=np.array([0.5, 0.25], np.float32), zeroPoint=np.array([0, 1], np.int64), quantizedDimension=1
-    )
-    made["empty"] = tfl.QuantizationParametersT(scale=np.array([], np.float32))
-    made["blockwise"] = tfl.QuantizationParametersT(
-        detailsType=tfl.QuantizationDetails.BlockwiseQuantization,
-        details=tfl.BlockwiseQuantizationT(scales=3, zeroPoints=-1, blockSize=32, blockShape=int32s(1, 32)),
-    )
-    made["custom"] = tfl.QuantizationParametersT(
-        detailsType=tfl.QuantizationDetails.CustomQuantization,
-        details=tfl.CustomQuantizationT(custom=np.arange(5, dtype=np.uint8)),
-    )
+def build(kind: str, fields: dict[str, Any]) -> Any:
+    """An object of the generated bindings from plain values; a union's is (its table, the fields)."""
+    made = getattr(tfl, f"{kind}T")()
+    for name, given in fields.items():
+        field, value, (first, *words) = TABLES[kind].by_name[name], given, name.split("_")
+        camel = first + "".join(map(str.capitalize, words))
+        if field.kind == "union":
+            setattr(made, f"{camel}Type", getattr(getattr(tfl, field.element), given[0]))
+            value = build(*given)
+        elif field.kind.startswith("table"):
+            built = [build(field.element, each) for each in (given if field.kind == "tables" else [given])]
+            value = built if field.kind == "tables" else built[0]
+        elif field.kind == "scalars":
+            value = np.array(given, NUMPY_TYPES[field.element])
+        setattr(made, camel, value)
     return made
 
 
-def sparsity() -> Any:
-    dense = tfl.DimensionMetadataT(format=tfl.DimensionType.DENSE, denseSize=4)
-    sparse = tfl.DimensionMetadataT(
-        format=tfl.DimensionType.SPARSE_CSR,
-        arraySegmentsType=tfl.SparseIndexVector.Uint8Vector,
-        arraySegments=tfl.Uint8VectorT(values=np.array([0, 2], np.uint8)),
-        arrayIndicesType=tfl.SparseIndexVector.Uint16Vector,
-        arrayIndices=tfl.Uint16VectorT(values=np.array([1, 3], np.uint16)),
-    )
-    return tfl.SparsityParametersT(
-        traversalOrder=int32s(0, 1), blockMap=int32s(), dimMetadata=[dense, sparse]
-    )
-
-
-def tensors() -> list[Any]:
-    made = [
-        tfl.TensorT(
-            name=name, shape=int32s(2, 2), type=tfl.TensorType.INT8, buffer=1, quantization=parameters
-        )
-        for name, parameters in quantizations().items()
-    ]
-    made.append(tfl.TensorT(name="scalar", shape=int32s(), type=tfl.TensorType.FLOAT32, hasRank=True))
-    made.append(tfl.TensorT(name="state", shape=int32s(1), isVariable=True, shapeSignature=int32s(-1)))
-    made.append(
-        tfl.TensorT(name="sparse", shape=int32s(4, 4), buffer=2, sparsity=sparsity(), externalBuffer=7)
-    )
-    kind = tfl.VariantSubTypeT(shape=int32s(3), type=tfl.TensorType.INT4, hasRank=True)
-    made.append(tfl.TensorT(name="вариант", shape=None, type=tfl.TensorType.VARIANT, variantTensors=[kind]))
-    return made
-
-
-def operators() -> list[Any]:
-    reshape = tfl.OperatorT(
-        opcodeIndex=0,
-        inputs=int32s(0, -1),
-        outputs=int32s(1),
-        builtinOptionsType=tfl.BuiltinOptions.ReshapeOptions,
-        builtinOptions=tfl.ReshapeOptionsT(newShape=int32s(4)),
-        mutatingVariableInputs=np.array([True, False]),
-        intermediates=int32s(),
-        debugMetadataIndex=3,
-    )
-    custom = tfl.OperatorT(
-        opcodeIndex=1, inputs=int32s(1), outputs=int32s(2), customOptions=np.arange(9, dtype=np.uint8)
-    )
-    composite = tfl.OperatorT(
-        opcodeIndex=2,
-        inputs=int32s(2),
-        outputs=int32s(3),
-        builtinOptions2Type=tfl.BuiltinOptions2.StableHLOCompositeOptions,
-        builtinOptions2=tfl.StableHLOCompositeOptionsT(
-            name="odml.rms_norm",
-            decompositionSubgraphIndex=1,
-            compositeAttributes=np.arange(7, dtype=np.uint8),
-            version=1,
-        ),
-    )
-    return [reshape, custom, composite]
+_QUANTIZATIONS: dict[str, dict[str, Any]] = {
+    "per_tensor": {"min": [-1.5], "max": [1.5], "scale": [0.25], "zero_point": [-3]},
+    "per_axis": {"scale": [0.5, 0.25], "zero_point": [0, 1], "quantized_dimension": 1},
+    "empty": {"scale": []},
+    "blockwise": {"details": (
+        "BlockwiseQuantization", {"scales": 3, "zero_points": -1, "block_size": 32, "block_shape": [1, 32]},
+    )},
+    "custom": {"details": ("CustomQuantization", {"custom": range(5)})},
+}  # fmt: skip
+_SPARSITY = {"traversal_order": [0, 1], "block_map": [], "dim_metadata": [
+    {"format": 0, "dense_size": 4},
+    {
+        "format": 1, "array_segments": ("Uint8Vector", {"values": [0, 2]}),
+        "array_indices": ("Uint16Vector", {"values": [1, 3]}),
+    },
+]}  # fmt: skip
+_TENSORS = [
+    *(
+        {"name": name, "shape": [2, 2], "type": tfl.TensorType.INT8, "buffer": 1, "quantization": parameters}
+        for name, parameters in _QUANTIZATIONS.items()
+    ),
+    {"name": "scalar", "shape": [], "has_rank": True},
+    {"name": "state", "shape": [1], "is_variable": True, "shape_signature": [-1]},
+    {"name": "sparse", "shape": [4, 4], "buffer": 2, "sparsity": _SPARSITY, "external_buffer": 7},
+    {
+        "name": "вариант", "type": tfl.TensorType.VARIANT,
+        "variant_tensors": [{"shape": [3], "type": tfl.TensorType.INT4, "has_rank": True}],
+    },
+]  # fmt: skip
+_COMPOSITE = {
+    "name": "odml.rms_norm", "decomposition_subgraph_index": 1, "composite_attributes": range(7), "version": 1,
+}  # fmt: skip
+_OPERATORS = [
+    {
+        "inputs": [0, -1], "outputs": [1], "builtin_options": ("ReshapeOptions", {"new_shape": [4]}),
+        "mutating_variable_inputs": [True, False], "intermediates": [], "debug_metadata_index": 3,
+    },
+    {"opcode_index": 1, "inputs": [1], "outputs": [2], "custom_options": range(9)},
+    {
+        "opcode_index": 2, "inputs": [2], "outputs": [3],
+        "builtin_options_2": ("StableHLOCompositeOptions", _COMPOSITE),
+    },
+]  # fmt: skip
 
 
 def everything() -> Any:
     """A model with a bit of everything; it makes no sense to run it."""
-    codes = [
-        tfl.OperatorCodeT(builtinCode=tfl.BuiltinOperator.RESHAPE, deprecatedBuiltinCode=22),
-        tfl.OperatorCodeT(builtinCode=32, deprecatedBuiltinCode=32, customCode="MyOp", version=2),
-        tfl.OperatorCodeT(builtinCode=tfl.BuiltinOperator.STABLEHLO_COMPOSITE, deprecatedBuiltinCode=127),
-    ]
-    main = tfl.SubGraphT(
-        tensors=tensors(), inputs=int32s(0), outputs=int32s(3), operators=operators(), name="main"
-    )
-    body = tfl.SubGraphT(tensors=[], inputs=int32s(), outputs=int32s(), operators=[], name="")
-    signature = tfl.SignatureDefT(
-        inputs=[tfl.TensorMapT(name="x", tensorIndex=0)],
-        outputs=[tfl.TensorMapT(name="y", tensorIndex=3)],
-        signatureKey="serving_default",
-        subgraphIndex=0,
-    )
-    return tfl.ModelT(
-        version=3,
-        operatorCodes=codes,
-        subgraphs=[main, body],
-        description="everything",
-        buffers=[
-            tfl.BufferT(),
-            tfl.BufferT(data=np.arange(40, dtype=np.uint8)),
-            tfl.BufferT(data=np.arange(7, dtype=np.uint8)),
-            tfl.BufferT(data=np.array([], np.uint8)),
-            tfl.BufferT(offset=1, size=1),
+    return build("Model", {
+        "version": 3, "description": "everything", "metadata_buffer": [3],
+        "operator_codes": [
+            {"builtin_code": 22, "deprecated_builtin_code": 22},
+            {"builtin_code": 32, "deprecated_builtin_code": 32, "custom_code": "MyOp", "version": 2},
+            {"builtin_code": tfl.BuiltinOperator.STABLEHLO_COMPOSITE, "deprecated_builtin_code": 127},
         ],
-        metadataBuffer=int32s(3),
-        metadata=[tfl.MetadataT(name="min_runtime_version", buffer=2)],
-        signatureDefs=[signature],
-        externalBufferGroups=[tfl.ExternalBufferGroupT(name="weights.bin")],
-        externalBuffers=[tfl.ExternalBufferT(id=7, group=0, offset=64, length=128, packing="raw")],
-    )
+        "subgraphs": [
+            {"tensors": _TENSORS, "inputs": [0], "outputs": [3], "operators": _OPERATORS, "name": "main"},
+            {"tensors": [], "inputs": [], "outputs": [], "operators": [], "name": ""},
+        ],
+        "buffers": [{}, {"data": range(40)}, {"data": range(7)}, {"data": []}, {"offset": 1, "size": 1}],
+        "metadata": [{"name": "min_runtime_version", "buffer": 2}],
+        "signature_defs": [{
+            "inputs": [{"name": "x", "tensor_index": 0}], "outputs": [{"name": "y", "tensor_index": 3}],
+            "signature_key": "serving_default", "subgraph_index": 0,
+        }],
+        "external_buffer_groups": [{"name": "weights.bin"}],
+        "external_buffers": [{"id": 7, "group": 0, "offset": 64, "length": 128, "packing": "raw"}],
+    })  # fmt: skip
 
 
 def with_data_after(model: Any, *payloads: bytes, alignments: Sequence[int] = ()) -> bytes:

@@ -178,6 +178,17 @@ def test_a_subgraph_that_is_entered_with_several_shapes_has_what_they_share() ->
     assert [report.shapes[tensor] for tensor in model.subgraphs[0].outputs] == [(2, 4), (3, 4)]
 
 
+def test_a_subgraph_is_walked_by_its_callers_wherever_it_is_listed_and_resizing_is_no_disagreement() -> None:
+    model = parse("""
+    subgraph body (%x: float32[?,4]) { %y: float32[?,4] = NEG(%x) return %y }
+    subgraph main (%a: float32[2,4]) { %c: float32[?,4] = CALL(%a) {subgraph: 0} return %c }
+    """)
+    body, main = model.subgraphs
+    report = report_of(model, resize={main.inputs[0]: (5, 4)})
+    assert report.disagreements == ()
+    assert [report.shapes[graph.outputs[0]] for graph in (body, main)] == [(5, 4)] * 2
+
+
 def test_operators_whose_recorded_shapes_do_not_fit_are_doubted() -> None:
     model = parse("""
     subgraph main (%x: float32[?,3], %y: float32[2,3], %n: int32[]) {

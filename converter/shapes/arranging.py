@@ -57,7 +57,7 @@ def squeeze(call: Call) -> Results:
     shape, listed = call.shape(0, most=_MAX_RANK), call.listed("squeeze_dims")
     if not listed and OPEN in shape:
         raise UnknownError
-    dropped = {call.axis_of(0, axis) for axis in listed}
+    dropped = {call.axis(axis, len(shape)) for axis in listed}
     call.expect(all(shape[axis] in (1, OPEN) for axis in dropped), f"size 1 in axes {sorted(dropped)}")
     kept = (size for axis, size in enumerate(shape) if (axis not in dropped if listed else size != 1))
     return [tuple(kept)]
@@ -67,7 +67,7 @@ def squeeze(call: Call) -> Results:
 def transpose(call: Call) -> Results:
     """Axis i of the result is axis `perm[i]` of the input; `perm` is input 1 and names each axis once."""
     shape, permutation = call.shape(0, most=_MAX_RANK), call.integers(1)
-    axes = [call.axis_of(0, axis) for axis in permutation]
+    axes = [call.axis(axis, len(shape)) for axis in permutation]
     call.expect(sorted(axes) == list(range(len(shape))), f"each axis once, not {permutation}")
     return [tuple(shape[axis] for axis in axes)]
 
@@ -78,7 +78,7 @@ def concatenation(call: Call) -> Results:
     shapes, axis = call.all_shapes(), call.number("axis")
     if axis == 0 and all(shape == () and call.known(index) is not None for index, shape in enumerate(shapes)):
         return [(len(shapes),)]
-    axis = call.axis_of(0, axis)
+    axis = call.axis(axis, len(shapes[0]))
     sizes = call.merged(range(len(shapes)), beside=axis)
     return [(*sizes[:axis], total(*(shape[axis] for shape in shapes)), *sizes[axis + 1 :])]
 
@@ -96,7 +96,8 @@ def pack(call: Call) -> Results:
 @rule("UNPACK", "unpack.cc, Prepare")
 def unpack(call: Call) -> Results:
     """Each index of an axis becomes a result, which lacks that axis."""
-    count, shape, axis = _output_count(call, "num"), call.shape(0), call.axis_of(0)
+    count, shape = _output_count(call, "num"), call.shape(0)
+    axis = call.axis(call.number("axis"), len(shape))
     call.expect(0 not in shape and may_be_equal(shape[axis], count), f"size {count}, its num, in axis {axis}")
     return [(*shape[:axis], *shape[axis + 1 :])] * count
 
@@ -110,7 +111,8 @@ def _output_count(call: Call, option: str) -> int:
 @rule("SPLIT", "split.cc, ResizeOutputTensors")
 def split(call: Call) -> Results:
     """The axis that input 0 gives, of input 1, is cut into `num_splits` equal parts."""
-    count, shape, axis = _output_count(call, "num_splits"), call.shape(1), call.axis_of(1, call.given(0))
+    count, shape = _output_count(call, "num_splits"), call.shape(1)
+    axis = call.axis(call.given(0), len(shape))
     size = shape[axis]
     call.expect(size < 0 or size % count == 0, f"{count} equal parts in axis {axis}")
     return [(*shape[:axis], OPEN if size < 0 else size // count, *shape[axis + 1 :])] * count
@@ -119,7 +121,8 @@ def split(call: Call) -> Results:
 @rule("SPLIT_V", "split_v.cc, ResizeOutputTensors")
 def split_v(call: Call) -> Results:
     """The axis that input 2 gives is cut into the sizes of input 1; one may be -1, it takes what is left."""
-    count, shape, axis = _output_count(call, "num_splits"), call.shape(0), call.axis_of(0, call.given(2))
+    count, shape = _output_count(call, "num_splits"), call.shape(0)
+    axis = call.axis(call.given(2), len(shape))
     size, given = shape[axis], call.elements(1, rank=1)
     call.expect(len(given) == count, f"{count} sizes, one for each output")
     parts = [OPEN if part is None else part for part in given]

@@ -164,7 +164,7 @@ def _concatenate(call: Call, _: Sequence[Shape]) -> Array:
 
 def _split(call: Call, shapes: Sequence[Shape]) -> list[Array]:
     whole, given = (0, 2) if call.op.name == "SPLIT_V" else (1, 0)
-    axis = call.axis_of(whole, call.given(given))
+    axis = call.axis(call.given(given), len(shapes[0]))
     return np.split(call.some(whole), np.cumsum([shape[axis] for shape in shapes])[:-1], axis=axis)
 
 
@@ -191,7 +191,7 @@ def _cut(call: Call, indices: Sequence[Index], shape: Shape) -> Array:
 
 
 def _gather(call: Call, shapes: Sequence[Shape]) -> Array:
-    value, indices, axis = call.some(0), call.integers(1), call.axis_of(0)
+    value, indices, axis = call.some(0), call.integers(1), call.number("axis")
     outside = indices and not 0 <= min(indices) <= max(indices) < value.shape[axis]
     if outside or call.number("batch_dims"):
         raise UnknownError

@@ -98,12 +98,9 @@ def shape_report(model: Model, *, resize: Mapping[Tensor, Sequence[int]] | None 
                 reason = f"tensor '{tensor.name}': {tensor.wrong_size}"
                 walk.report(subgraph, "", tensor, tensor.shape, None, reason)
     # What operators enter is walked with their shapes; then with its own what was not entered after all.
-    for subgraph in sorted(model.subgraphs, key=called_subgraphs(model).__contains__):
-        if subgraph not in walk.walked:
-            inputs = subgraph.inputs
-            walk.walk(
-                subgraph, {tensor: Fact(given.get(tensor, recorded_shape(tensor))) for tensor in inputs}
-            )
+    for index in sorted(range(len(model.subgraphs)), key=called_subgraphs(model).__contains__):
+        if (graph := model.subgraphs[index]) not in walk.walked:
+            walk.walk(graph, {one: Fact(given.get(one, recorded_shape(one))) for one in graph.inputs})
     count = sum(len(subgraph.tensors) for subgraph in model.subgraphs)
     return ShapeReport(count, tuple(walk.disagreements.values()), walk.shapes)
 
@@ -204,10 +201,13 @@ class _Walk:
         found = Disagreement(name, tensor.name, operator, recorded, inferred, reason)
         self.disagreements.setdefault(key, found)
 
-    def walk(self, graph: Subgraph, facts: dict[Tensor, Fact]) -> list[Fact]:
-        """Infer every operator of the subgraph, whose inputs are in `facts`; what is known of its outputs."""
+    def walk(self, graph: Subgraph, facts: dict[Tensor, Fact], place: str | None = None) -> list[Fact]:
+        """Infer every operator of the subgraph, whose inputs are in `facts`; what is known of its outputs.
+
+        Inputs of other shapes than recorded are reported at `place`, if one is given.
+        """
         self.walked.add(graph)
-        wrong = {tensor for tensor in facts if self._take(graph, "", tensor, facts[tensor].shape, "")}
+        wrong = {tensor for tensor in facts if self._take(graph, place, tensor, facts[tensor].shape, "")}
         for position, (operator, results, error, _) in enumerate(_steps(graph, facts, self.enter)):
             where = f"{position} ({operator.name})"
             if error:
@@ -222,15 +222,17 @@ class _Walk:
                 self.report(graph, where, *one)
         return [facts[tensor] if tensor in facts else recorded_fact(tensor) for tensor in graph.outputs]
 
-    def _take(self, graph: Subgraph, where: str, tensor: Tensor, shape: Shape | None, source: str) -> bool:
+    def _take(
+        self, graph: Subgraph, where: str | None, tensor: Tensor, shape: Shape | None, source: str
+    ) -> bool:
         """Take up a shape, of several what they have in common; report it and return True where it is another."""
         known = self.shapes.get(tensor, shape)
         alike = shape is not None and known is not None and len(shape) == len(known)
         common = (a if a == b else OPEN for a, b in zip(shape or (), known or (), strict=False))
         self.shapes[tensor] = tuple(common) if alike else None
         recorded = recorded_shape(tensor)
-        reason = misfit(shape, recorded)
-        if reason is not None:
+        reason = None if where is None else misfit(shape, recorded)
+        if reason is not None and where is not None:
             reason = reason + source if where else f"an operator enters with {shape_text(shape)}"
             self.report(graph, where, tensor, recorded, shape, reason)
         return reason is not None
@@ -247,9 +249,8 @@ class _Walk:
             self._entries[index] += 1
             self._entered[key] = None  # where it enters itself
             pairs = zip(graph.inputs, inputs, strict=True)
-            self._entered[key] = self.walk(
-                graph, {t: Fact(recorded_shape(t) if shape is None else shape, v) for t, (shape, v) in pairs}
-            )
+            facts = {t: Fact(recorded_shape(t) if shape is None else shape, v) for t, (shape, v) in pairs}
+            self._entered[key] = self.walk(graph, facts, "")
         return self._entered.get(key)
 
 

@@ -6,24 +6,27 @@ from edge_opt.ir.operators import UNARY, Effect, operators_that
 from edge_opt.shapes.dimension import OPEN, Shape, broadcast, matmul, may_be_alike, may_be_equal, product
 from edge_opt.shapes.rules import Call, Results, rule
 
-
-@rule(
+rule(
     f"CUMSUM DENSIFY L2_NORMALIZATION LOG_SOFTMAX SOFTMAX {' '.join(sorted(UNARY))}",
     "Prepare of elementwise.cc, activations.cc, complex_support.cc and of each operator's own file",
-)
-def same_shape(call: Call) -> Results:
-    """The result has the shape of the input."""
-    return [call.shape(0)]
-
-
-@rule(
+    "The result has the shape of the input.",
+)(lambda call: [call.shape(0)])
+rule(
     "ADD BITWISE_XOR DIV EQUAL FLOOR_DIV FLOOR_MOD GREATER GREATER_EQUAL LESS LESS_EQUAL LOGICAL_AND LOGICAL_OR "
     "MAXIMUM MINIMUM MUL NOT_EQUAL POW PRELU RIGHT_SHIFT SQUARED_DIFFERENCE SUB SELECT_V2",
     "kernel_util.cc, CalculateShapeForBroadcast (size 0 as in numpy); select.cc, SelectPrepare (version two)",
+    "The operands broadcast, a condition too.",
+)(lambda call: [broadcast(*call.all_shapes(), labels=call.labels())])
+rule(
+    "ADD_N ATAN2 STABLEHLO_ADD STABLEHLO_AND STABLEHLO_MAXIMUM STABLEHLO_MINIMUM STABLEHLO_MULTIPLY "
+    "STABLEHLO_SHIFT_LEFT",
+    "Prepare of atan2.cc, add_n.cc and stablehlo_elementwise.cc",
+    "All operands have one shape, the result's; nothing broadcasts.",
+)(lambda call: [call.merged(range(len(call.inputs)))])
+rule("SHAPE", "shape.cc, Prepare", "A vector with one number for each axis of the input.")(
+    lambda call: [(len(call.shape(0)),)]
 )
-def broadcasting(call: Call) -> Results:
-    """The operands broadcast, a condition too."""
-    return [broadcast(*call.all_shapes(), labels=call.labels())]
+rule("RANK", "rank.cc, Prepare", "A scalar.")(lambda _: [()])
 
 
 @rule("SELECT", "select.cc, SelectPrepare (version one)")
@@ -35,21 +38,11 @@ def select(call: Call) -> Results:
     return [shape]
 
 
-@rule(
-    "ADD_N ATAN2 STABLEHLO_ADD STABLEHLO_AND STABLEHLO_MAXIMUM STABLEHLO_MINIMUM STABLEHLO_MULTIPLY "
-    "STABLEHLO_SHIFT_LEFT",
-    "Prepare of atan2.cc, add_n.cc and stablehlo_elementwise.cc",
-)
-def one_shape(call: Call) -> Results:
-    """All operands have one shape, the result's; nothing broadcasts."""
-    return [call.merged(range(len(call.inputs)))]
-
-
 @rule(" ".join(sorted(operators_that(Effect.REDUCTION))), "reduce.cc, GetOutputShape")
 def reduce(call: Call) -> Results:
     """The axes that input 1 lists are dropped, or kept with size 1 under `keep_dims`."""
     shape, keep = call.shape(0), call.number("keep_dims")
-    folded = {call.axis_of(0, axis) for axis in call.integers(1)} if shape else ()
+    folded = {call.axis(axis, len(shape)) for axis in call.integers(1)} if shape else ()
     sizes = enumerate(shape)
     return [tuple(1 if axis in folded else size for axis, size in sizes if keep or axis not in folded)]
 
@@ -63,18 +56,6 @@ def unsorted_segment(call: Call) -> Results:
     shape, segments = call.shape(0), call.shape(1)
     call.expect(may_be_alike(segments, shape[: len(segments)]), "ids for the first axes")
     return [(*call.sizes(2), *shape[len(segments) :])]
-
-
-@rule("SHAPE", "shape.cc, Prepare")
-def shape_of(call: Call) -> Results:
-    """A vector with one number for each axis of the input."""
-    return [(len(call.shape(0)),)]
-
-
-@rule("RANK", "rank.cc, Prepare")
-def rank(_: Call) -> Results:
-    """A scalar."""
-    return [()]
 
 
 @rule("FILL RANDOM_UNIFORM RANDOM_STANDARD_NORMAL", "fill.cc, ResizeOutput; random_ops.cc, Prepare")

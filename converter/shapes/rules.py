@@ -145,10 +145,6 @@ class Call:
         self.expect(-rank <= axis < rank, f"an axis from -{rank} to {rank - 1}, not {axis}")
         return axis % rank
 
-    def axis_of(self, index: int, axis: int | None = None) -> int:
-        """As `axis`, of input `index`; by default the one that the option `axis` names."""
-        return self.axis(self.number("axis") if axis is None else axis, len(self.shape(index)))
-
     def given(self, index: int) -> int:
         """The only element of an integer input, which must be known."""
         numbers = self.integers(index)
@@ -182,22 +178,23 @@ Rule: TypeAlias = Callable[[Call], Results]
 
 
 class RuleEntry(NamedTuple):
-    """A rule, and where it comes from in TFLite's kernels."""
+    """A rule, where it comes from in TFLite's kernels, and what it says."""
 
     rule: Rule
     source: str
+    sentence: str
 
 
 RULES: dict[str, RuleEntry] = {}
 
 
-def rule(names: str, source: str) -> Callable[[Rule], Rule]:
-    """Enter a rule for the named operators (the schema's names, separated by spaces) with its source."""
+def rule(names: str, source: str, sentence: str = "") -> Callable[[Rule], Rule]:
+    """Enter a rule for the named operators (separated by spaces); its docstring is the sentence if none is given."""
 
     def enter(function: Rule) -> Rule:
         for name in names.split():
             assert name not in RULES, f"{name} has two rules"
-            RULES[name] = RuleEntry(function, source)
+            RULES[name] = RuleEntry(function, source, sentence or (function.__doc__ or "").partition("\n")[0])
         return function
 
     return enter

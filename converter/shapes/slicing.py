@@ -101,7 +101,8 @@ def strided_indices(call: Call) -> list[Index]:
 @rule("GATHER", "gather.cc, Prepare")
 def gather(call: Call) -> Results:
     """The axis `axis` of input 0 is replaced by the axes of the indices, less the `batch_dims` leading ones."""
-    shape, indices, axis, batch = call.shape(0), call.shape(1), call.axis_of(0), call.number("batch_dims")
+    shape, indices, batch = call.shape(0), call.shape(1), call.number("batch_dims")
+    axis = call.axis(call.number("axis"), len(shape))
     batch = batch + len(indices) if batch < 0 else batch
     fits = 0 <= batch <= min(axis, len(indices)) and may_be_alike(shape[:batch], indices[:batch])
     call.expect(fits, f"equal batch axes in front of axis {axis}, {batch} by its batch_dims")

@@ -28,8 +28,7 @@ def table() -> str:
         if entry is None:
             missing.setdefault(why_not(name), []).append(name)
         else:
-            rule = (entry.rule.__doc__ or "").partition("\n")[0]
-            derived.setdefault((rule, entry.source), []).append(name)
+            derived.setdefault((entry.sentence, entry.source), []).append(name)
     lines = [f"| {', '.join(names)} | {' | '.join(words)} |" for words, names in derived.items()]
     reasons = [f"- {', '.join(names)}: {why}." for why, names in missing.items()]
     without = len(BUILTIN_OPERATORS) - len(RULES)
