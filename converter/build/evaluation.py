@@ -67,8 +67,8 @@ class ModelScore:
 
     `ratio` is its perplexity over the reference's, and `ratio_error` the standard error of that, paired by token.
     `top1_agreement` is the share of tokens that both models generate after the same tokens; of the reference it is 1,
-    and None where nothing was generated. `on_npu`: on the NPU's own arithmetic, see `evaluate_on_npu`, which also gives
-    the mean divergence `kl` from the reference, in nats.
+    and None where nothing was generated. With `evaluate_on_npu` it is of the scored tokens, `kl` is their mean
+    divergence from the reference in nats, and `on_npu` says where the model ran.
     """
 
     source: str

@@ -25,6 +25,7 @@ from edge_opt.build.evaluation import (
     check_models,
     choose,
     perplexity_of,
+    ratio_of,
 )
 from edge_opt.build.stages import Job, Processes
 from edge_opt.npu.emulator import check_emulator
@@ -152,6 +153,16 @@ def _score(
             "the bundle was made from"
         )
     tokens = [token for text in texts for token in text.scored]
-    close = Closeness.of(np.concatenate(expected), np.concatenate(found), tokens)
-    kl, top1 = float(np.mean(close.kl)), float(np.mean(close.agrees))
-    return ModelScore(source, len(tokens), perplexity_of(close.likelihoods), top1, kl, on_npu)
+    rows, reference = np.concatenate(found), np.concatenate(expected)
+    close, itself = (Closeness.of(reference, each, tokens) for each in (rows, reference))
+    ratio, error = ratio_of(close.likelihoods, itself.likelihoods)
+    return ModelScore(
+        source,
+        len(tokens),
+        perplexity_of(close.likelihoods),
+        top1_agreement=float(np.mean(close.agrees)),
+        kl=float(np.mean(close.kl)),
+        on_npu=on_npu,
+        ratio=ratio,
+        ratio_error=error,
+    )
