@@ -15,7 +15,7 @@ from edge_opt.attention.positions import find_rotary
 from edge_opt.attention.surroundings import MASKING, products_above
 from edge_opt.base.record import Record
 from edge_opt.base.words import shortened
-from edge_opt.ir import Model, Operator, Subgraph, Tensor
+from edge_opt.ir import Model, Operator, Shape, Subgraph, Tensor
 from edge_opt.ir.operators import KINDS, Effect, operators_that
 from edge_opt.ir.refusal import RefusedError
 
@@ -58,6 +58,53 @@ def stopped_positions(model: Model, positions: int | None) -> Iterator[Unsound]:
                     text = f"stops counting at position {last} of {positions}: all later tokens are taken for that one"
                     remedy = "run `edge-opt convert` on the bundle, which makes a table of all positions"
                     yield Unsound("positions-stop", name, rotary.result.name, text, remedy)
+
+
+class UnreadCache(NamedTuple):
+    """An input of a signature that no operator reads, and what it is in one that reads an input of that name."""
+
+    signature: str
+    name: str
+    tensor: Tensor
+    reader: str
+    read: Tensor
+
+    @property
+    def difference(self) -> str:
+        """Both types, and who has the other one."""
+        own, other = self.tensor.dtype.name, self.read.dtype.name
+        scale = " with another scale" if own == other else ""
+        return f"{own} and read by no operator, where '{self.reader}' reads it as {other}{scale}"
+
+
+def unread_caches(model: Model) -> Iterator[UnreadCache]:
+    """Caches that have another type where no operator reads them than where one does."""
+    read: dict[tuple[str, Shape], list[tuple[str, Tensor]]] = {}
+    for signature in model.signatures:
+        for name, tensor in signature.inputs.items():
+            if "cache" in name and tensor.consumers:
+                read.setdefault((name, tensor.shape), []).append((signature.key, tensor))
+    for signature in model.signatures:
+        for name, tensor in signature.inputs.items():
+            others = read.get((name, tensor.shape), [])
+            is_unread = not tensor.consumers and not signature.subgraph.is_output(tensor)
+            if is_unread and others and len({_type(other) for _, other in others}) == 1:
+                reader, other = others[0]
+                if _type(tensor) != _type(other):
+                    yield UnreadCache(signature.key, name, tensor, reader, other)
+
+
+def _type(tensor: Tensor) -> object:
+    quantization = tensor.quantization if tensor.is_quantized else None
+    return tensor.dtype, quantization and quantization.key()
+
+
+def mismatched_caches(model: Model) -> Iterator[Unsound]:
+    """Caches for which a caller cannot have one buffer, as LiteRT-LM does."""
+    for found in unread_caches(model):
+        text = f"is {found.difference}: LiteRT-LM, which has one buffer for both, may not start"
+        remedy = "run `edge-opt convert` on the file, which gives both one type"
+        yield Unsound("unread-cache", found.signature, found.name, text, remedy)
 
 
 _SMALLEST_SHARE: Final = 2.0**-20

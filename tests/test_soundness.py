@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bundles import GENERIC, bundle, model_part
-from cli_runs import QUANTIZED, run
+from cli_runs import DEMO, QUANTIZED, run
 from text_parser import parse
 
 from edge_opt import load
@@ -107,7 +107,7 @@ def test_convert_and_inspect_warn_and_name_the_model_of_a_bundle(
     (told,) = run(capsys, "inspect", path, "--json").json["soundness"]
     assert (told["rule"], told["signature"], told["tensor"]) == ("range-too-narrow", "prefill_4", "y")
     several = tmp_path / "broken.litertlm"
-    parts = [model_part("prefill_decode", QUANTIZED.read_bytes()), model_part("aux", path.read_bytes())]
+    parts = [model_part("prefill_decode", DEMO.read_bytes()), model_part("aux", path.read_bytes())]
     several.write_bytes(bundle([*parts, model_part("odd", b"no model"), (GENERIC, {}, b"words")]))
     (one,) = inspect(several).soundness
     assert one.model == "aux"

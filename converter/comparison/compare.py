@@ -4,7 +4,7 @@ At most one of the two is loaded at a time; of the other only the outputs of the
 """
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, Self, get_args
 
 from edge_opt.base.errors import EdgeOptError, UsageError, match_names, unknown
-from edge_opt.base.words import Progress
+from edge_opt.base.words import Progress, many
 from edge_opt.comparison.bisect import Probe, first_difference
 from edge_opt.comparison.facts import agreed, keeps_state, with_facts
 from edge_opt.comparison.findings import (
@@ -131,7 +131,7 @@ def compare(
             report,
             signatures=tuple(compared),
             first_difference=comparison.locate(pairs, compared) if locate else None,
-            remarks=(*caches.notes, *opened),
+            remarks=(*caches.notes, *opened, *_retyped(pairs.values())),
         )
 
 
@@ -215,6 +215,20 @@ class _Pair:
                 opened.append(f"{a.name}/{one.name} {list(taken[0].shape)}")
         signature = replace(a, inputs=tuple(one for one, _ in both))
         return cls(signature, [other for _, other in both], *_matched(a, b, "outputs", names), opened)
+
+
+def _retyped(pairs: Iterable[_Pair]) -> list[str]:
+    """That inputs have other types in `b`, where some have."""
+    both = [
+        (pair, inputs) for pair in pairs for inputs in zip(pair.signature.inputs, pair.inputs, strict=True)
+    ]
+    found = [(pair, one, other) for pair, (one, other) in both if one.dtype != other.dtype]
+    first = [
+        f"{pair.signature.name}/{one.name}, {one.dtype} in a, {other.dtype} in b"
+        for pair, one, other in found
+    ]
+    how = "of another type in b, given the same real numbers"
+    return [f"{many(len(first), 'input')} {how} (the first: {first[0]})"] if first else []
 
 
 def _matched(

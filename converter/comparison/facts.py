@@ -73,6 +73,12 @@ def agreed(
     return replace(one, **facts), replace(other, **facts)
 
 
+def unread_inputs(model: Model, signature: str) -> set[str]:
+    """The inputs of a signature that no operator reads: their types decide nothing."""
+    given = model.signatures[signature].inputs if model.signatures else {}
+    return {name for name, tensor in given.items() if not tensor.consumers}
+
+
 def keeps_state(model: Model) -> bool:
     """Whether what one run of the model stores is there for the next: then one run does not show all that it does."""
     tensors = (tensor for graph in model.subgraphs for tensor in graph.tensors)

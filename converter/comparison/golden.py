@@ -21,7 +21,7 @@ from edge_opt.base.atomic import write_whole
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.base.record import from_dict
 from edge_opt.comparison.compare import checked_numbers, choose
-from edge_opt.comparison.facts import keeps_state, with_facts
+from edge_opt.comparison.facts import keeps_state, unread_inputs, with_facts
 from edge_opt.comparison.findings import (
     ComparisonReport,
     OutputComparison,
@@ -145,10 +145,13 @@ def check(model: ModelLike, path: str | os.PathLike[str]) -> ComparisonReport:
     compared = []
     with ExitStack() as stack:
         worker = stack.enter_context(Worker())
-        file = stack.enter_context(Opened(model).main().file())
+        part = Opened(model).main()
+        file = stack.enter_context(part.file())
         described = {signature.name: signature for signature in worker.describe(file)}
         for signature, results in golden.signatures:
             now = described.get(signature.name)
+            if now is not None:
+                signature = _retyped(signature, now, unread_inputs(part.model, now.name))  # noqa: PLW2901
             reason = f"missing in {name}" if now is None else _other_inputs(signature, now)
             outputs: tuple[OutputComparison, ...] = ()
             if now is not None and not reason:
@@ -169,6 +172,14 @@ def _run(worker: Worker, file: Path, golden: _Golden, signature: SignatureInfo) 
     """The outputs of as many runs as the file says, on the inputs that follow from its seed."""
     plans = [plan(signature, seed=golden.seed, run=run) for run in range(golden.runs)]
     return worker.run_plans(file, signature.name, plans)
+
+
+def _retyped(golden: SignatureInfo, now: SignatureInfo, unread: set[str]) -> SignatureInfo:
+    """The recorded signature, with inputs that no operator reads as the model has them now."""
+    known = {info.name: info for info in now.inputs if info.name in unread}
+    same = {info.name for info in golden.inputs if known.get(info.name, info).declared == info.declared}
+    inputs = (known.get(info.name, info) if info.name in same else info for info in golden.inputs)
+    return replace(golden, inputs=tuple(inputs))
 
 
 def _other_inputs(golden: SignatureInfo, actual: SignatureInfo) -> str:

@@ -10,7 +10,7 @@ from edge_opt.ir import Model
 from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, Opened, Part
 from edge_opt.runtime.tensors import known_length
 from edge_opt.schema.litertlm import read_executor_metadata
-from edge_opt.soundness import Unsound, broken_ranges, stopped_positions
+from edge_opt.soundness import Unsound, broken_ranges, mismatched_caches, stopped_positions
 
 Sections = Literal["prefill-decode", "all"]
 
@@ -75,8 +75,10 @@ def find_unsound(opened: Opened) -> list[Unsound]:
     ]
 
 
-def find_stopped(parts: Iterable[Part], positions: int | None) -> list[Unsound]:
-    """Where models, as they are now, stop counting positions before their caches are full."""
+def find_repairable(parts: Iterable[Part], positions: int | None) -> list[Unsound]:
+    """What models, as they are now, have wrong and passes repair: positions that stop, caches of two types."""
     return [
-        replace(one, model=part.kind) for part in parts for one in stopped_positions(part.model, positions)
+        replace(one, model=part.kind)
+        for part in parts
+        for one in (*stopped_positions(part.model, positions), *mismatched_caches(part.model))
     ]

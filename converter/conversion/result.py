@@ -111,7 +111,7 @@ class ConversionResult(Record):
     @property
     def converted(self) -> list[SiteReport]:
         """Sites that were rewritten."""
-        return [site for site in self.sites if site.status is Status.CONVERTED]
+        return [site for site in self.sites if site.status is Status.CONVERTED and not site.settled]
 
     def summary(self) -> str:
         """What became of the sites, as the command line prints it: how they were verified, or why they stay."""
@@ -225,7 +225,8 @@ def _kept(result: ConversionResult) -> list[str]:
 
 def _notes(result: ConversionResult) -> list[str]:
     """What a user should know of sites that were converted, said once for all that it is true of."""
-    groups = Counter((site.pass_name, site.note) for site in result.converted if site.note)
+    converted = [site for site in result.sites if site.status is Status.CONVERTED]
+    groups = Counter((site.pass_name, site.note) for site in converted if site.note)
     lines = [f"{many(n, 'site')} of {name}: {note}" for (name, note), n in groups.most_common(_NOTES_SHOWN)]
     hidden = len(groups) - len(lines)
     return [*lines, f"... {hidden} more such notes (all with --json)"] if hidden else lines

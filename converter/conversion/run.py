@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal, get_args
@@ -16,7 +16,7 @@ from edge_opt.base.words import Progress
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.whole import WholeSignature, allowances
 from edge_opt.conversion.closing import close_inputs
-from edge_opt.conversion.models import Sections, choose_parts, find_stopped, find_unsound, positions_in
+from edge_opt.conversion.models import Sections, choose_parts, find_repairable, find_unsound, positions_in
 from edge_opt.conversion.result import (
     ConversionResult,
     DifferenceFoundError,
@@ -210,7 +210,7 @@ class _Conversion:
         for part in self.parts:
             chosen = [one for one in passes if not part.is_helper or one.name in _OF_HELPERS]
             self._rewrite(part, chosen, signatures, positions)
-        self.result.soundness += find_stopped(self.parts, positions_in(self.opened, self.parts))
+        self.result.soundness += find_repairable(self.parts, positions_in(self.opened, self.parts))
 
     def finish(self) -> None:
         """Lay the models out as the target reads them, and check that they are what was verified."""
@@ -233,6 +233,9 @@ class _Conversion:
         # An estimate: most sites stand at a SOFTMAX, and most passes have none in a given model.
         total = done + sum(one.name == "SOFTMAX" for _, graph in entries for one in graph.operators)
         add_site = partial(self._add_site, total)
+        for chosen in passes:
+            for site in chosen.mend(model):
+                add_site(replace(site, signature=part.signature(site.signature)))
         with doubted(model.subgraphs):
             uncalled = [*attention_uncalled(model)]  # once a composite is opened, its body is called no more
             for graph, name in reversed(owners.items()):

@@ -19,10 +19,12 @@ from edge_opt.passes.position_table import PositionTable
 from edge_opt.passes.quantized_mask import QuantizedMaskToSelect
 from edge_opt.passes.rewrite import Demand, Rewrite
 from edge_opt.passes.run import run_pass
+from edge_opt.passes.unread_caches import UnreadCaches
 
 PASSES: dict[str, Pass] = {
     chosen.name: chosen
     for chosen in (
+        UnreadCaches(),
         PositionTable(),
         InlineComposites(),
         QuantizedMaskToSelect(),

@@ -71,7 +71,7 @@ class Prover(Protocol):
 
 @dataclass(slots=True)
 class SiteReport(Record):
-    """One place where a pass could apply, and the verdict; `settled` where there was nothing to do.
+    """One place where a pass could apply, and the verdict; `settled` where no operator was to be rewritten.
 
     `note`: what a user should know of a converted site. `is_bug`: it stays because of a mistake of edge-opt, which
     should be reported. `replaced`: the operators that a rewrite took out; `added` counts those that it put in.
@@ -179,3 +179,8 @@ class Pass(ABC):
     @abstractmethod
     def sites(self, context: Context) -> Iterable[Site]:
         """Every place where the pass could apply, in execution order."""
+
+    def mend(self, model: Model) -> Iterable[SiteReport]:
+        """Changes of a model that no region holds, made before its signatures are rewritten; most passes make none."""
+        del model
+        return ()

@@ -1,0 +1,40 @@
+"""A cache that no operator of one signature reads -> the type that it has in the signature that reads it."""
+
+from collections.abc import Iterable, Iterator
+
+from edge_opt.ir import Model
+from edge_opt.passes.contract import Context, Pass, Proof, Site, SiteReport, Status
+from edge_opt.passes.rewrite import Demand
+from edge_opt.soundness import unread_caches
+
+
+class UnreadCaches(Pass):
+    """A prefill has the last layer's caches as inputs, and reads only that layer's new keys and values.
+
+    ai-edge-quantizer collects no ranges for an input that no operator reads: it stays FLOAT32, where decode's input of
+    that name is INT16. LiteRT-LM makes one buffer for both, and does not start ("Custom allocation is too small"). The
+    unread input gets type and scale of the other one. No operator reads it, so no result can change; a caller that
+    gives it an array must give one of the new type.
+    """
+
+    name = "unread_caches"
+    summary = "gives caches that no operator reads the type that another signature reads them as"
+
+    def sites(self, context: Context) -> Iterable[Site]:
+        """One for each such input, in every signature of the model, whichever are to be rewritten."""
+        del context
+        return ()
+
+    def mend(self, model: Model) -> Iterator[SiteReport]:
+        """Change the inputs, and report each."""
+        for index, found in enumerate([*unread_caches(model)]):
+            note = f"the cache was {found.difference}, and has that type now"
+            found.tensor.dtype, found.tensor.quantization = found.read.dtype, found.read.quantization
+            proof = Proof(Demand(), holds=True, bitwise=True, max_abs=0.0, note="no operator reads it")
+            yield SiteReport(
+                *(self.name, found.signature, index, Status.CONVERTED),
+                operator=found.tensor.name,
+                settled=True,
+                proof=proof,
+                note=note,
+            )

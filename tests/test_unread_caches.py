@@ -1,0 +1,125 @@
+"""unread_caches: a cache that no operator of the prefill reads gets the type that decode reads it as."""
+
+from pathlib import Path
+
+import pytest
+from bundles import bundle, model_part
+from text_parser import parse
+
+import edge_opt
+from edge_opt.comparison.golden import check, record
+from edge_opt.ir import Model, load, to_bytes
+from edge_opt.schema.litertlm import read_bundle
+
+LAST_LAYER = """
+signature prefill_4 = #0 (x=%x, kv_cache_k_0=%k, kv_cache_v_0=%v) -> (kv_slice_k_0=%new, y=%y)
+signature decode = #1 (x=%x, kv_cache_k_0=%k, kv_cache_v_0=%v) -> (kv_slice_k_0=%new, y=%y)
+subgraph prefill_4 (%x: int16[1,1,4,2] q(0.01, 0), %k: float32[1,1,2,8], %v: float32[1,1,8,2]) {
+  %new: int16[1,1,2,4] q(0.01, 0) = TRANSPOSE(%x, int32{0, 1, 3, 2})
+  %y: int16[1,1,4,2] q(0.01, 0) = NEG(%x)
+  return %new, %y
+}
+subgraph decode (%x: int16[1,1,1,2] q(0.01, 0), %k: int16[1,1,2,8] q(0.001, 0), %v: int16[1,1,8,2] q(0.002, 0)) {
+  %new: int16[1,1,2,1] q(0.01, 0) = TRANSPOSE(%x, int32{0, 1, 3, 2})
+  %p: int16[1,1,1,8] q(0.01, 0) = BATCH_MATMUL(%x, %k)
+  %y: int16[1,1,1,2] q(0.01, 0) = BATCH_MATMUL(%p, %v)
+  return %new, %y
+}
+"""
+"""The last layer of a split export for NPUs, as ai-edge-quantizer leaves it."""
+
+
+def types(model: Model) -> list[str]:
+    """Those of the prefill's caches."""
+    return [tensor.dtype.name for tensor in [*model.signatures["prefill_4"].inputs.values()][1:]]
+
+
+def found(source: object) -> list[tuple[str, str]]:
+    return [(one.rule, one.tensor) for one in edge_opt.inspect(source).soundness]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("signatures", [None, "decode"])
+def test_an_unread_cache_gets_type_and_scale_of_decodes(signatures: str | None) -> None:
+    """In every signature: what callers share does not depend on which of them are to be rewritten."""
+    before = to_bytes(parse(LAST_LAYER))
+    result = edge_opt.convert(before, verify="full", signatures=signatures)
+    assert result.model is not None
+    first, second = (
+        next(s for s in result.model.signatures if s.key == key).inputs for key in ("prefill_4", "decode")
+    )
+    for name in ("kv_cache_k_0", "kv_cache_v_0"):
+        kinds = [(tensor.dtype, tensor.quantization.key()) for tensor in (first[name], second[name])]  # type: ignore[union-attr]
+        assert kinds[0] == kinds[1]
+    assert [(site.pass_name, site.signature, site.operator) for site in result.sites] == [
+        ("unread_caches", "prefill_4", name) for name in "kv"
+    ]
+    assert "was FLOAT32 and read by no operator, where 'decode' reads it as INT16" in result.summary()
+    assert result.whole
+    after = to_bytes(result.model)
+    assert edge_opt.convert(after).sites == [], "once is enough"
+    assert (found(before), found(after)) == ([("unread-cache", f"kv_cache_{n}_0") for n in "kv"], [])
+
+
+OTHERS = {
+    "read": (": float32[1,1,8,2]) {",
+             ": float32[1,1,8,2]) {\n  %r: float32[1,1,2,8] = NEG(%k)\n  %s: float32[1,1,8,2] = NEG(%v)"),
+    "an output": ("return %new, %y\n}\nsubgraph decode", "return %new, %y, %k, %v\n}\nsubgraph decode"),
+    "another shape": ("%k: float32[1,1,2,8], %v: float32[1,1,8,2]", "%k: float32[1,1,2,9], %v: float32[1,1,9,2]"),
+    "another name": ("(x=%x, kv_cache_k_0=%k, kv_cache_v_0=%v) -> (kv_slice_k_0=%new, y=%y)\nsignature d",
+                     "(x=%x, kv_cache_k_1=%k, kv_cache_v_1=%v) -> (kv_slice_k_0=%new, y=%y)\nsignature d"),
+    "no cache": ("kv_cache", "kv"),
+    "equal types": ("float32[1,1,2,8], %v: float32[1,1,8,2]",
+                    "int16[1,1,2,8] q(0.001, 0), %v: int16[1,1,8,2] q(0.002, 0)"),
+    "read by nobody": ("BATCH_MATMUL(%x, %k)\n  %y: int16[1,1,1,2] q(0.01, 0) = BATCH_MATMUL(%p, %v)",
+                       "BATCH_MATMUL(%x, int16[2,8]{splat 1} q(0.01, 0))\n  %y: int16[1,1,1,2] q(0.01, 0) = NEG(%x)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_other_inputs_keep_their_types(case: str) -> None:
+    old, new = OTHERS[case]
+    assert old in LAST_LAYER
+    model = parse(LAST_LAYER.replace(old, new))
+    before = types(model)
+    result = edge_opt.convert(model, verify="none")
+    assert [site for site in result.sites if site.pass_name == "unread_caches"] == []
+    assert types(model) == before
+
+
+def test_readers_that_disagree_decide_nothing() -> None:
+    other = (
+        LAST_LAYER[LAST_LAYER.index("subgraph decode") :].replace("decode", "third").replace("0.001", "0.003")
+    )
+    signature = LAST_LAYER.splitlines()[2].replace("decode = #1", "third = #2")
+    model = parse(f"{LAST_LAYER}{other}{signature}\n")
+    edge_opt.convert(model, verify="none")
+    assert types(model) == ["FLOAT32", "INT16"]
+
+
+def test_a_scale_alone_may_differ() -> None:
+    text = LAST_LAYER.replace("%k: float32[1,1,2,8]", "%k: int16[1,1,2,8] q(0.5, 0)")
+    (site, _) = edge_opt.convert(parse(text)).sites
+    assert "where 'decode' reads it as INT16 with another scale" in site.note
+
+
+def test_it_can_be_left_out_and_is_then_told(tmp_path: Path) -> None:
+    path, output = tmp_path / "b.litertlm", tmp_path / "out.litertlm"
+    path.write_bytes(bundle([model_part("prefill_decode", to_bytes(parse(LAST_LAYER)))]))
+    result = edge_opt.convert(path, output, skip="unread_caches")
+    assert result.sites == []
+    assert {one.rule for one in result.soundness} == {"unread-cache"}
+    result = edge_opt.convert(path, output, overwrite=True)
+    assert (len(result.sites), result.converted, result.soundness) == (2, [], [])
+    assert types(load(read_bundle(output).content(0))) == ["INT16", "INT16"]
+
+
+def test_callers_are_told_of_the_type_and_golden_files_hold(tmp_path: Path) -> None:
+    before, after = tmp_path / "before.tflite", tmp_path / "after.tflite"
+    before.write_bytes(to_bytes(parse(LAST_LAYER)))
+    edge_opt.convert(before, after)
+    report = edge_opt.compare(before, after)
+    assert report.bitwise
+    told = "2 inputs of another type in b, given the same real numbers (the first: prefill_4/kv_cache_k_0, "
+    assert f"{told}float32 in a, int16 in b)" in report.notes()
+    record(before, tmp_path / "golden.npz")
+    assert check(after, tmp_path / "golden.npz").bitwise
