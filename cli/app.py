@@ -19,6 +19,7 @@ import typer
 from edge_opt.cli import models, output, phones
 
 PROGRAM = "edge-opt"
+_PATHS = " <list[Path]>"
 EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
 _ARGUMENT = re.compile(r"(?<![\w'-])(\w+)=('[^']*'|[\w./…]+)")
 # The base of typer's usage errors; where it lives depends on typer's version, that BadParameter has it does not.
@@ -38,8 +39,17 @@ _COMMANDS: tuple[Callable[..., int], ...] = (
     *(phones.build, phones.evaluate, phones.profile, phones.tune),
     *(models.demo, models.passes, models.targets),
 )
+
+
+class _Command(typer.core.TyperCommand):
+    """Help without the type of several files, which typer writes as Python does."""
+
+    def get_help(self, ctx: Any) -> str:
+        return super().get_help(ctx).replace(_PATHS, " " * len(_PATHS))
+
+
 for _command in _COMMANDS:
-    app.command()(_command)
+    app.command(cls=_Command)(_command)
 app.add_typer(models.golden, name="golden")
 
 

@@ -72,7 +72,7 @@ def evaluate(
     reference: Annotated[
         Path, argument("The source of the bundles: a checkpoint, or a float .litertlm.", "REFERENCE")
     ],
-    bundles: Annotated[list[Path], argument("Bundles for an NPU, before its compiler.", "BUNDLE...")],
+    bundles: Annotated[list[Path], argument("Bundles for an NPU, before its compiler.", "BUNDLE")],
     *,
     prompts: Annotated[
         Path, option("Text that calibration did not use: one prompt a line, as JSON.", "<FILE.jsonl>")
@@ -115,7 +115,7 @@ def evaluate(
 
 
 def profile(
-    models: Annotated[list[Path], argument("Models or bundles, for example before and after.", "IN...")],
+    models: Annotated[list[Path], argument("Models or bundles, for example before and after.", "IN")],
     *,
     sdk: options.SdkOption = None,
     chip: options.ChipOption = None,
