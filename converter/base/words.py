@@ -83,9 +83,9 @@ def escape(text: str) -> str:
 def html_table(rows: Sequence[Sequence[str]], kind: str = "scroll") -> str:
     """Rows as a table, the first being its heads."""
     head, *body = rows
-    cells = "".join(f"<th scope=col>{escape(text)}</th>" for text in head)
+    cells = "".join(f'<th scope="col">{escape(text)}</th>' for text in head)
     lines = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in body)
-    return f"<div class={kind}><table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table></div>"
+    return f'<div class="{kind}"><table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table></div>'
 
 
 def as_html(text: str, rows: Sequence[Sequence[str]]) -> str:

@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from numbers import Integral
 from pathlib import Path
 
 import numpy as np
@@ -169,23 +168,23 @@ def compare_generation(
         UsageError: a signature, an embedder or an auxiliary model is missing, or the cache has too little room.
         RuntimeFailed: a model does not run.
     """
-    if not isinstance(count, Integral) or not 1 <= count <= _MOST_TOKENS:
-        raise UsageError(f"{count!r} tokens to generate, expected 1 to {_MOST_TOKENS}")
-    tokens, logits, infos = [], [], list[TensorInfo]()
+    if not 1 <= count <= _MOST_TOKENS:
+        raise UsageError(f"{count} tokens to generate, expected 1 to {_MOST_TOKENS}")
     prompt: Prompt | None = None
+    results = []
     for name, parts in zip(names, (a, b), strict=True):
         with ExitStack() as stack:
             files = {role: stack.enter_context(part.file()) for role, part in parts.items()}
             described = {role: worker.describe(file) for role, file in files.items()}
             loop = plan_loop(name, described, count, seed, prompt)
             prompt = loop.prompt
-            steps, rows = worker.generate(files, loop, kernels)
-        tokens.append(tuple(map(tuple, steps)))
-        logits.append(rows)
+            tokens, logits = worker.generate(files, loop, kernels)
         outputs = (info for call in loop.decode for info in call.signature.outputs)
-        infos.append(next(info for info in outputs if info.name == loop.logits))
-    assert prompt is not None
-    return GenerationComparison(count, prompt, *tokens, measured(*infos, *logits, logits=True))
+        info = next(info for info in outputs if info.name == loop.logits)
+        results.append((tuple(map(tuple, tokens)), info, logits))
+    (ours, info_a, logits_a), (theirs, info_b, logits_b) = results
+    difference = measured(info_a, info_b, logits_a, logits_b, logits=True)
+    return GenerationComparison(count, loop.prompt, ours, theirs, difference)
 
 
 def plan_loop(name: str, described: Described, count: int, seed: int, prompt: Prompt | None = None) -> Loop:

@@ -44,20 +44,8 @@ def to_markdown(title: str, summary: str, sections: Iterable[Section]) -> str:
 
 def _drawn(example: Example) -> Iterator[str]:
     for word, operators in example.versions.items():
-        drawing = draw(operators, example.name)
         yield f"{_text(example.caption(word))}:"
-        if drawing is None:
-            yield _fenced("text", example.lines(operators))
-        else:
-            yield _fenced("mermaid", [drawing.to_mermaid()])
-
-
-def _fenced(kind: str, lines: Sequence[str]) -> str:
-    """A block of code that no name in it can end."""
-    plain = [one_line(line) for text in lines for line in text.splitlines()]
-    longest = max((len(run) for line in plain for run in re.findall("`+", line)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return "\n".join([f"{fence}{kind}", *plain, fence])
+        yield f"```mermaid\n{draw(operators, example.name).to_mermaid()}\n```"
 
 
 def _markdown_table(rows: Table) -> str:
@@ -96,16 +84,11 @@ def _html_part(part: str | Table | Example) -> str:
 
 
 def _figures(example: Example) -> str:
-    """Both versions as pictures; as lists where they have too many operators."""
+    """Both versions as pictures."""
     figures = []
     for word, operators in example.versions.items():
         label = example.caption(word)
-        drawing = draw(operators, example.name)
-        if drawing is None:
-            shown = "\n".join(map(escape, example.lines(operators)))
-            shown = f"<pre>{shown}</pre>"
-        else:
-            shown = drawing.to_svg(f"The block {word}: {label}")
+        picture = draw(operators, example.name).to_svg(f"The block {word}: {label}")
         caption = f"<figcaption>{escape(label)}</figcaption>"
-        figures.append(f"<figure>{caption}<div class=scroll>{shown}</div></figure>")
+        figures.append(f'<figure>{caption}<div class="scroll">{picture}</div></figure>')
     return "".join(figures)

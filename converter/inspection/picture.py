@@ -15,8 +15,6 @@ from edge_opt.ir.composites import composite_name, composites
 from edge_opt.ir.text import operator_text
 from edge_opt.ir.walk import backward_slice, topological, walked
 
-_LONGEST_TEXT = 120
-_MOST_DRAWN = 160
 _WIDTH, _HEIGHT, _ACROSS, _DOWN, _MARGIN = 148, 38, 162, 68, 8
 _SWEEPS = 24
 
@@ -50,8 +48,7 @@ class Example:
         if stretch.hidden:
             note = f"... {stretch.times - 1} more like these {stretch.period} ..."
             lines[stretch.hidden.start : stretch.hidden.stop] = [note]
-        hidden = len(lines) - _LONGEST_TEXT
-        return lines if hidden <= 0 else [*lines[:_LONGEST_TEXT], f"... {hidden} more ..."]
+        return lines
 
     def to_dict(self) -> dict[str, Any]:
         """Both versions in the text form."""
@@ -172,12 +169,10 @@ class Drawing:
         return "".join([head, *map(_svg_edge, routes), *drawn, "</svg>"])
 
 
-def draw(operators: Sequence[Operator], name: Callable[[Tensor], str]) -> Drawing | None:
-    """The operators as a drawing, in which heads that are like another are one box; None where they are too many."""
+def draw(operators: Sequence[Operator], name: Callable[[Tensor], str]) -> Drawing:
+    """The operators as a drawing, in which heads that are like another are one box."""
     stretch = longest_repeat([operator.name for operator in operators])
     hidden = stretch.hidden
-    if len(operators) - len(hidden) > _MOST_DRAWN:
-        return None
     boxes: list[Box] = []
     edges: dict[Edge, str] = {}
     made: dict[Tensor, int] = {}
