@@ -9,7 +9,7 @@ from pretend_stages import TOKENIZER
 from text_parser import parse
 
 from edge_opt.base.errors import ModelFormatError, UsageError
-from edge_opt.build.source import SlidingLayers, notes, ring_of, shortest_ring
+from edge_opt.build.source import SlidingLayers
 from edge_opt.inspection import inspect
 from edge_opt.ir import to_bytes
 from edge_opt.schema.litertlm import read_bundle, read_executor_metadata
@@ -22,7 +22,7 @@ GEMMA = SlidingLayers(window=512, sliding=5, count=6)
     [(512, [128], 512), (512, [128, 1024], 1024), (500, [128], 512), (64, [65], 128)],
 )
 def test_a_ring_holds_the_window_and_the_longest_prefill(window: int, prefill: list[int], ring: int) -> None:
-    assert shortest_ring(window, prefill) == ring
+    assert SlidingLayers(window).shortest_ring(prefill) == ring
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_ring_holds_the_window_and_the_longest_prefill(window: int, prefill: l
 def test_there_are_rings_where_they_are_shorter_than_the_cache(
     layers: SlidingLayers, cache: int, asked: int | None, whole: bool, ring: int | None
 ) -> None:
-    assert ring_of(layers, [128], cache, asked, whole=whole) == ring
+    assert layers.ring([128], cache, asked, whole=whole) == ring
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_there_are_rings_where_they_are_shorter_than_the_cache(
 )  # fmt: skip
 def test_a_ring_that_cannot_work_is_refused(layers: SlidingLayers, asked: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        ring_of(layers, [128, 1024], 4096, asked, whole=False)
+        layers.ring([128, 1024], 4096, asked, whole=False)
 
 
 def test_layers_are_counted_by_kind_and_a_long_prefill_is_told_of() -> None:
@@ -65,9 +65,9 @@ def test_layers_are_counted_by_kind_and_a_long_prefill_is_told_of() -> None:
     assert SlidingLayers.of({"sliding_window": 512, "layer_types": kinds}) == SlidingLayers(512, 2, 3)
     assert SlidingLayers.of({"sliding_window": 512, "layer_types": kinds[1:2]}) == SlidingLayers(0, 0, 1)
     assert SlidingLayers.of({"sliding_window": 4096}) == SlidingLayers()
-    assert len(notes(GEMMA, 512, [512])) == 1
-    assert "masks no window within one chunk" in notes(GEMMA, 1024, [1024])[1]
-    assert notes(SlidingLayers(count=2), None, [1024]) == []
+    assert len(GEMMA.notes(512, [512])) == 1
+    assert "masks no window within one chunk" in GEMMA.notes(1024, [1024])[1]
+    assert SlidingLayers(count=2).notes(None, [1024]) == []
 
 
 # --- what a bundle says ---

@@ -154,10 +154,10 @@ def test_more_text_is_scored_until_the_ratio_is_known_to_a_hundredth(
     place.prompts.write_text("".join(json.dumps(f"{at} " + "word " * 200) + "\n" for at in range(40)))
     tools = Runtimes(MODELS, spread_out)
     found = evaluated(place, tools, bundles=place.good)
-    assert sum(Path(job.inputs["model"]).is_dir() for job in tools.jobs) == rounds
-    assert found.models[1].tokens == sum(
-        len(part[1].split()) for job in tools.jobs if job.options.get("said") for part in job.options["parts"]
-    )
+    of_reference = [job for job in tools.jobs if Path(job.inputs["model"]).is_dir()]
+    assert len(of_reference) == rounds
+    parts = [part for job in of_reference for part in job.options["parts"]]
+    assert found.models[1].tokens == sum(len(scored.split()) for _, scored in parts)
     error = found.models[1].ratio_error
     assert error is not None
     assert (error <= 0.0101) == (spread < 1)

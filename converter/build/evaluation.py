@@ -191,33 +191,29 @@ def choose(path: AnyPath | None, prompts: AnyPath | None) -> HeldOut:
         UsageError: a file cannot be read, or its text is too short or was calibrated on.
     """
     given = [] if prompts is None else read_prompts(Path(prompts))
-    if path is not None:
-        seen = {text_of(prompt).strip() for prompt in given}
-        parts = [_checked(path, *entry, seen) for entry in enumerate(read_prompts(Path(path)), 1)]
-        return HeldOut(parts, note=f"Evaluated on {path}")
-    if len(given) < _FEWEST:
+    if path is None and len(given) < _FEWEST:
         return HeldOut(
             note=f"Not evaluated: at least {_FEWEST} prompts are needed to hold some out, or give --held-out FILE.jsonl"
         )
-    rest = [prompt for at, prompt in enumerate(given) if at % _SHARE]
-    texts = {text_of(prompt).strip() for prompt in rest}
-    chosen = [text_of(prompt) for prompt in given[::_SHARE]]
-    scored = [part for text in chosen if text.strip() not in texts and (part := cut(text))]
+    rest = given if path is not None else [one for at, one in enumerate(given) if at % _SHARE]
+    chosen = [text_of(one) for one in (given[::_SHARE] if path is None else read_prompts(Path(path)))]
+    seen = {text_of(prompt).strip() for prompt in rest}
+    parts = []
+    for number, text in enumerate(chosen, 1):
+        where = f"held-out prompts {path}, prompt {number}"
+        if text.strip() in seen:
+            if path is not None:
+                raise UsageError(f"{where} is among those to calibrate with: take it out of one of the files")
+        elif part := cut(text):
+            parts.append(part)
+        elif path is not None:
+            raise UsageError(f"{where} is too short to be scored: give at least two words")
+    if path is not None:
+        return HeldOut(parts, note=f"Evaluated on {path}")
     note = (
         f"Held out of the calibration, to evaluate with: {len(chosen)} of {len(given)} prompts, every fifth"
     )
-    return HeldOut(scored, rest if scored else None, note)
-
-
-def _checked(path: AnyPath, number: int, prompt: Any, seen: set[str]) -> Part:
-    """A held-out prompt, cut in two; UsageError where it is too short, or was calibrated on."""
-    where, text = f"held-out prompts {os.fspath(path)}, prompt {number}", text_of(prompt)
-    if text.strip() in seen:
-        raise UsageError(f"{where} is among those to calibrate with: take it out of one of the files")
-    part = cut(text)
-    if part is None:
-        raise UsageError(f"{where} is too short to be scored: give at least two words")
-    return part
+    return HeldOut(parts, rest if parts else None, note)
 
 
 def cut(text: str) -> Part | None:
@@ -257,32 +253,27 @@ def compare(
 ) -> tuple[Evaluation, int]:
     """The scores of models by the names that they go by, the reference first, and the most memory of one in bytes.
 
-    A checkpoint runs last: it scores the very tokens that LiteRT-LM made.
-
-    Args:
-        tools: run the models.
-        models: the reference, then the bundles.
-        text: with parts.
-        log: for what the models print.
-        scratch: an empty folder.
-        progress: called with (what, done, total).
+    Bundles run side by side, then a checkpoint: it scores the very tokens that LiteRT-LM made.
 
     Raises:
         UsageError: the models make other tokens of a prompt, or all prompts are too long.
         StageFailedError: a model did not run.
     """
-    reference, *bundles = models
+    reference = next(iter(models))
+    bundles = {name: path for name, path in models.items() if not path.is_dir()}
     run = partial(_run, tools, log, scratch, progress)
     said: dict[str, list[Said]] = {name: [] for name in models}
-    left, peak, scores = long_and_short(text.parts), 0, list[ModelScore]()
+    left, peaks, scores = long_and_short(text.parts), [0], list[ModelScore]()
     count = 1 + int(np.searchsorted(np.cumsum([len(part[1]) for part in left]), _FIRST_CHARACTERS))
     while left and count:
         batch, left = left[:count], left[count:]
-        found, used = run({name: path for name, path in models.items() if not path.is_dir()}, batch)
-        if models[reference].is_dir():
-            own, more = run({reference: models[reference]}, batch, found[bundles[0]])
-            found, used = {**own, **found}, max(used, more)
-        peak = max(peak, used)
+        found = run(bundles, batch, [Said()] * len(batch), peaks)
+        for at, every in enumerate(zip(*found.values(), strict=True)):
+            if not all(one.scored for one in every):  # too long for one of them
+                found.update({name: [*one[:at], Said(), *one[at + 1 :]] for name, one in found.items()})
+        if reference not in bundles:
+            own = {reference: models[reference]}
+            found |= run(own, batch, next(iter(found.values())), peaks)
         for name, one in found.items():
             said[name] += one
             _check_tokens(found[reference], one, name)
@@ -293,7 +284,7 @@ def compare(
     if not scores:
         raise UsageError("every held-out prompt is longer than the bundle's cache: give shorter ones")
     skipped = sum(not one.scored for one in said[reference])
-    return Evaluation(scores, len(said[reference]) - skipped, skipped), peak
+    return Evaluation(scores, len(said[reference]) - skipped, skipped), max(peaks)
 
 
 def _run(
@@ -303,22 +294,25 @@ def _run(
     progress: Progress,
     models: Mapping[str, Path],
     parts: Sequence[Part],
-    said: Sequence[Said] | None = None,
-) -> tuple[dict[str, list[Said]], int]:
-    """What models say of prompts, by name, and the most memory of one; a checkpoint scores the tokens of `said`."""
+    said: Sequence[Said],
+    peaks: list[int],
+) -> dict[str, list[Said]]:
+    """What models say of prompts, by name; a checkpoint, which uses all cores, scores the tokens of `said`."""
     cores = len(os.sched_getaffinity(0))
-    # A checkpoint uses all cores by itself.
-    shares = 1 if said is not None else min(max(cores // len(models), 1), len(parts))
-    jobs = []
-    for path in models.values():
-        for at in range(shares):
-            options: dict[str, Any] = {"parts": [*parts[at::shares]]}
-            if said is not None:
-                options["said"] = [asdict(one) for one in said]
-            jobs.append(Job("score", "", {"model": str(path.resolve())}, options=options))
-    seconds = sum(_seconds(path, parts) for path in models.values()) / cores
-    what = f"{', '.join(models)} (about {math.ceil(seconds / 60)} min)"
-    place = Path(tempfile.mkdtemp(dir=scratch))
+    whole = any(path.is_dir() for path in models.values())
+    shares = 1 if whole else min(max(cores // len(models), 1), len(parts))
+    jobs = [
+        Job(
+            "score",
+            "",
+            {"model": str(path.resolve())},
+            options={"parts": [*parts[at::shares]], "said": [asdict(one) for one in said[at::shares]]},
+        )
+        for path in models.values()
+        for at in range(shares)
+    ]
+    minutes = math.ceil(sum(_seconds(path, parts) for path in models.values()) / cores / 60)
+    what, place = f"{', '.join(models)} (about {minutes} min)", Path(tempfile.mkdtemp(dir=scratch))
     try:
         answers = tools.side_by_side(
             jobs, log, place, lambda _, *step: progress(what, *step), at_a_time=cores
@@ -329,10 +323,11 @@ def _run(
         complaint = f" ({complaints[-1]})" if complaints else ""
         names = " or ".join(Path(name).name for name in models)
         raise StageFailedError(f"{names} did not run: {error}{complaint}") from error
+    peaks += [answer.peak_bytes or 0 for answer in answers]
     found = {name: [Said()] * len(parts) for name in models}
     for at, answer in enumerate(answers):
         found[[*models][at // shares]][at % shares :: shares] = from_dict(list[Said], answer.values["said"])
-    return found, max(answer.peak_bytes or 0 for answer in answers)
+    return found
 
 
 def _seconds(model: Path, parts: Sequence[Part]) -> float:
@@ -350,9 +345,9 @@ def _check_tokens(reference: Sequence[Said], found: Sequence[Said], name: str) -
     for theirs, own in zip(reference, found, strict=True):
         if (theirs.before, theirs.scored) != (own.before, own.scored):
             raise UsageError(
-                f"the reference has another vocabulary than the bundle {name}: it splits a held-out prompt into "
-                f"different tokens ({len(theirs.before)} and {len(theirs.scored)}, the bundle {len(own.before)} and "
-                f"{len(own.scored)}); give the model that the bundle was made from"
+                f"the reference has another vocabulary than the bundle {name}: it makes {len(theirs.before)} and "
+                f"{len(theirs.scored)} tokens of a held-out prompt's two parts, the bundle {len(own.before)} and "
+                f"{len(own.scored)}; give the model that the bundle was made from"
             )
 
 
@@ -364,22 +359,14 @@ def score(
     step: Callable[[int, int], None],
     *,
     parts: Sequence[Part],
-    said: Sequence[Mapping[str, Any]] | None = None,
+    said: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """What a model says of each prompt (`said`).
-
-    Args:
-        model: a bundle, or the folder of a checkpoint.
-        step: called with (done, total).
-        parts: the prompts, as `cut` cuts them.
-        said: for a checkpoint, what a bundle said of the prompts: their tokens.
-    """
-    scorer: Any = Runtime(model) if said is None else Checkpoint(model)
-    others = [Said()] * len(parts) if said is None else [from_dict(Said, one) for one in said]
+    """What a model says of each prompt, cut into parts by `cut`; a checkpoint scores the tokens of `said`."""
+    scorer: Any = Checkpoint(model) if Path(model).is_dir() else Runtime(model)
     found = []
-    for at, (part, other) in enumerate(zip(parts, others, strict=True)):
+    for at, (part, other) in enumerate(zip(parts, said, strict=True)):
         step(at, len(parts))
-        found.append(asdict(scorer.say(part, other)))
+        found.append(asdict(scorer.say(part, from_dict(Said, other))))
     step(len(parts), len(parts))
     return {"said": found}
 

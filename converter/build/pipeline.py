@@ -21,7 +21,7 @@ from edge_opt.base.words import Progress
 from edge_opt.build.logits import narrow
 from edge_opt.build.prompts import Plan, Wording, check_lengths, plan, read_prompts, wording_of
 from edge_opt.build.sections import keep_sections
-from edge_opt.build.source import SETTING, SlidingLayers, notes, ring_of
+from edge_opt.build.source import SETTING, SlidingLayers
 from edge_opt.build.stages import INSTALL, SUPPORTED, Job
 from edge_opt.integrations.npu_export import npu_optimize
 from edge_opt.ir.opening import MAIN_SECTION, Opened
@@ -105,9 +105,9 @@ def _caches(config: Any, checkpoint: str, *, whole: bool) -> dict[str, Any]:
     if chosen is not None and type(chosen) is not int:
         raise UsageError(f"{SETTING}: {json.dumps(chosen)} is not an integer such as 512")
     shortest = min(getattr(config, "cache_lengths", None) or [config.cache_length])
-    ring = ring_of(layers, prefill, shortest, chosen, whole=whole)
+    ring = layers.ring(prefill, shortest, chosen, whole=whole)
     setattr(config, SETTING, ring)
-    return {"window": layers.window or None, "ring": ring, "notes": notes(layers, ring, prefill)}
+    return {"window": layers.window or None, "ring": ring, "notes": layers.notes(ring, prefill)}
 
 
 def export(job: Job, _: Progress) -> dict[str, Any]:
@@ -254,18 +254,16 @@ def widen_sums(model: Path, ranges: Path) -> None:
 
     Positions do: the auxiliary model's mask for a ring of 512 adds 1 to numbers up to 511.
     """
-    opened = Opened(model)
     sums = {
-        operator.outputs[0].name
-        for part in opened.parts
+        operator.output.name
+        for part in Opened(model).parts
         for graph in part.model.subgraphs
         for operator in graph.operators
         if operator.name == "ADD" and operator.input(0).shape != operator.input(1).shape
     }
     for file in ranges.glob("*.json"):
         content = json.loads(file.read_text(encoding="utf-8"))
-        by_tensor = content.get("model_qsvs", {})
-        for range_ in (by_tensor[name] for name in sums & by_tensor.keys()):
+        for range_ in (one for name, one in content.get("model_qsvs", {}).items() if name in sums):
             ends = np.array([range_["min"], range_["max"]], np.float64)
             reach = np.abs(ends).max()
             if reach > 0 and power_of_two(reach / _LARGEST_CODE):
@@ -274,29 +272,23 @@ def widen_sums(model: Path, ranges: Path) -> None:
 
 
 def _check_numbers(checkpoint: Path) -> None:
-    """UsageError where a weight is NaN or infinite: calibration would fail later, and name a tensor of its own.
-
-    Only files of safetensors are looked at.
-    """
+    """UsageError where a weight in a file of safetensors is NaN or infinite: calibration would fail later."""
     torch, safetensors = importlib.import_module("torch"), importlib.import_module("safetensors")
     for path in sorted(checkpoint.glob("*.safetensors")):
         try:
-            opened = safetensors.safe_open(path, "pt")
+            with safetensors.safe_open(path, "pt") as file:
+                for name in file.keys():  # noqa: SIM118  it is not a mapping
+                    weights = file.get_tensor(name)
+                    # torch knows no isfinite of floats of one byte.
+                    if weights.is_floating_point() and not torch.isfinite(weights.float()).all():
+                        raise UsageError(
+                            f"{path}: '{name}' holds NaN or infinity, as a training that diverged leaves it: give a "
+                            f"checkpoint from before that"
+                        )
         except safetensors.SafetensorError as error:
             raise UsageError(
                 f"{path} is not a whole safetensors file ({error}): copy it again, or fetch it with git lfs"
             ) from error
-        with opened as file:
-            for name in file.keys():  # noqa: SIM118  it is not a mapping
-                weights = file.get_tensor(name)
-                if not weights.is_floating_point():
-                    continue
-                # torch knows no isfinite of floats of one byte.
-                if not torch.isfinite(weights.float() if weights.element_size() == 1 else weights).all():
-                    raise UsageError(
-                        f"{path}: '{name}' holds NaN or infinity, as a training that diverged leaves it: give a "
-                        f"checkpoint from before that"
-                    )
 
 
 class _WeightsThatFit(logging.Handler):

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from edge_opt.ir import Model, load
 from edge_opt.ir.opening import CALL, MAIN_SECTION, is_compiled
-from edge_opt.npu.figures import constants, size_of
 from edge_opt.schema.data import Source
 from edge_opt.schema.litertlm import Section, read_bundle
 from edge_opt.schema.reader import read_model
@@ -20,8 +19,8 @@ _KINDS = {
     9: "executor metadata",
 }
 _CHUNK = 1 << 20
-_STEP = 1 << 14
-"""Bytes that an operator may take in a compiled graph beside its weights; 3,400 were measured."""
+_SHARED, _STEP = 1.2, 1 << 14
+"""How much larger a compiled model may be, and by how many bytes for each operator; 3,400 were measured."""
 
 
 def keep_sections(before: Path, after: Path) -> list[str]:
@@ -49,8 +48,8 @@ def faults(before: Path, after: Path, *, shared: bool = False) -> list[str]:
     """What is wrong with a compiled bundle, in sentences: `before` is what the compiler was given.
 
     The prefill/decode model must be one call of the NPU for each signature; with `shared` its weights are in the file
-    once. Any other model is as it was, or compiled with its signatures as they were. All else is the same bytes, in
-    the same order.
+    once, as before. Any other model is as it was, or compiled with its signatures as they were. All else is the same
+    bytes, in the same order.
     """
     old, new = read_bundle(before), read_bundle(after)
     if [*map(_key, old.sections)] != [*map(_key, new.sections)]:
@@ -65,8 +64,10 @@ def faults(before: Path, after: Path, *, shared: bool = False) -> list[str]:
         if section.is_model:
             model = load(contents[0])
             wrong = _model_faults(model, load(contents[1]), main=main)
-            if main and shared and not wrong:
-                wrong = _weight_faults(model, contents[1].size)
+            count = sum(len(graph) for _, graph in model.entry_points())
+            if main and shared and contents[1].size > _SHARED * contents[0].size + _STEP * count:
+                sizes = " and was ".join(f"{content.size:,}" for content in reversed(contents))
+                wrong.append(f"model has {sizes} bytes: each signature seems to hold weights of its own")
         sentences += [f"its {name(section)} {fault}" for fault in wrong]
     return sentences
 
@@ -88,22 +89,6 @@ def _model_faults(before: Model, after: Model, *, main: bool) -> list[str]:
     if not wrong and len(after.subgraphs) != len(after.entry_points()):
         wrong.append(f"model holds {len(after.subgraphs)} subgraphs, more than it has signatures")
     return wrong
-
-
-def _weight_faults(before: Model, size: int) -> list[str]:
-    """Whether the compiled model is as large as if each signature had weights of its own."""
-    once, each = weights(before)
-    room = _STEP * sum(len(graph) for _, graph in before.entry_points())
-    fault = f"model is {size:,} bytes large, and its weights are {once:,}: each signature seems to hold some of its own"
-    return [fault] if size > max(each, once + room) else []
-
-
-def weights(model: Model) -> tuple[int, int]:
-    """Bytes of the constants that the signatures read: those of all together, each once, and the sum of each one's."""
-    used = [constants(graph) for _, graph in model.entry_points()]
-    together = {key: tensor for each in used for key, tensor in each.items()}
-    once, *each = (sum(map(size_of, tensors.values())) for tensors in (together, *used))
-    return once, sum(each)
 
 
 def signatures(model: Model) -> dict[str, tuple[set[tuple[object, ...]], ...]]:

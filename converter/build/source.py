@@ -67,9 +67,12 @@ def _checkpoint(path: Path) -> Given:
     """A Hugging Face folder, with the files that a result depends on."""
     if not (path / CONFIG).is_file():
         raise UsageError(f"{path} is not a Hugging Face checkpoint: it has no {CONFIG}")
-    config = read_json(path / CONFIG)
-    if isinstance(config, dict) and (quantized := config.get("quantization_config")):
-        method = quantized.get("quant_method", "unknown") if isinstance(quantized, dict) else quantized
+    try:
+        quantized = json.loads((path / CONFIG).read_text(encoding="utf-8")).get("quantization_config")
+    except (OSError, ValueError, RecursionError, AttributeError) as error:
+        raise UsageError(f"{path / CONFIG} cannot be read: {error}") from error
+    if quantized:
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
         raise UsageError(
             f"{path} is quantized already ({method}, as its {CONFIG} says), and litert-torch exports floats only: give "
             f"the checkpoint that it was made from"
@@ -82,15 +85,6 @@ def _checkpoint(path: Path) -> Given:
     if not any(file.suffix in _WEIGHTS for file in files):
         raise UsageError(f"{path} has no weights (*.safetensors)")
     return Given(path, Kind.CHECKPOINT, files)
-
-
-def read_json(path: Path) -> Any:
-    """The value that a file holds; UsageError where it cannot be read, or is not JSON."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"{path} cannot be read: {reason}") from error
 
 
 def _bundle(path: Path) -> Given:
@@ -138,62 +132,47 @@ class SlidingLayers:
         window = config.get("sliding_window") or 0
         return cls(window, sliding, len(kinds)) if sliding and window else cls(0, 0, len(kinds))
 
+    def shortest_ring(self, prefill: Sequence[int]) -> int:
+        """The shortest ring that keeps what sliding layers see: `max(window, longest prefill)`, in steps of 64.
 
-def shortest_ring(window: int, prefill: Sequence[int]) -> int:
-    """The shortest ring that keeps what sliding layers see: `max(window, longest prefill)`, in steps of 64.
+        A prefill of T tokens reads the caches before they are updated, and has its own keys beside them: its first row
+        needs window - 1 keys of the ring, later rows fewer. LiteRT-LM may take one token back, which needs one more.
+        Then the T new keys go into the ring, which LiteRT-LM wants to hold them all. litert-torch rounds to 32, and
+        older releases of LiteRT-LM guess lengths as multiples of 64.
+        """
+        return -(-max(self.window, *prefill) // _STEP) * _STEP
 
-    A row at position p sees the keys of p - window + 1 to p. A prefill of T tokens reads its caches before they are
-    updated, and has its own keys beside them: its first row needs window - 1 keys of the ring, later rows fewer.
-    LiteRT-LM may take one token back, which needs one more, and litert-torch refuses less than the window. Then the T
-    new keys go into the ring, which must hold them all: LiteRT-LM refuses a slice that is longer than the cache. Steps
-    of 64, because litert-torch rounds to 32, and older releases of LiteRT-LM guess lengths as multiples of 64.
+    def ring(self, prefill: Sequence[int], cache: int, chosen: int | None, *, whole: bool) -> int | None:
+        """The length of the rings to export beside a cache; None for whole caches, also where the user wants those.
 
-    A runtime that writes keys before it reads them, as gemma.cpp does, needs window - 1 + T.
-    """
-    return -(-max(window, *prefill) // _STEP) * _STEP
+        Raises:
+            UsageError: rings of the chosen length cannot work.
+        """
+        least = self.shortest_ring(prefill)
+        if chosen is None:
+            return least if 0 < self.sliding < self.count and least < cache and not whole else None
+        if not self.sliding:
+            raise UsageError(f"{SETTING} {chosen}: the checkpoint has no sliding layers, so leave it out")
+        if not least <= chosen < cache or chosen % _STEP:
+            raise UsageError(
+                f"{SETTING} {chosen} must be a multiple of {_STEP}, at least {least} for a window of {self.window} "
+                f"positions and a prefill of {max(prefill)} tokens, and less than the cache, {cache} positions"
+            )
+        return chosen
 
-
-def ring_of(
-    layers: SlidingLayers, prefill: Sequence[int], cache: int, chosen: int | None, *, whole: bool
-) -> int | None:
-    """The length of the rings to export; None for whole caches.
-
-    Args:
-        layers: the checkpoint's.
-        prefill: lengths of the prefill.
-        cache: length of the shortest cache that is exported.
-        chosen: a length that the user set.
-        whole: the user wants whole caches.
-
-    Raises:
-        UsageError: rings of the chosen length cannot work.
-    """
-    least = shortest_ring(layers.window, prefill)
-    if chosen is None:
-        return least if 0 < layers.sliding < layers.count and least < cache and not whole else None
-    if not layers.sliding:
-        raise UsageError(f"{SETTING} {chosen}: the checkpoint has no sliding layers, so leave it out")
-    if not least <= chosen < cache or chosen % _STEP:
-        raise UsageError(
-            f"{SETTING} {chosen} must be a multiple of {_STEP}, at least {least} for a window of {layers.window} "
-            f"positions and a prefill of {max(prefill)} tokens, and less than the cache, {cache} positions"
-        )
-    return chosen
-
-
-def notes(layers: SlidingLayers, ring: int | None, prefill: Sequence[int]) -> list[str]:
-    """What a user has to know of the caches, in sentences."""
-    sentences = []
-    if ring is not None:
-        sentences.append(
-            f"{layers.sliding} of {layers.count} layers see {layers.window} positions back and keep a ring of {ring}; "
-            f"this needs LiteRT-LM {RUNTIME} or newer, an older one says other things without a word "
-            f"(--set {SETTING}=null builds without rings)"
-        )
-    if layers.window and max(prefill) > layers.window:
-        sentences.append(
-            f"a prefill of {max(prefill)} tokens is longer than the window of {layers.window}: LiteRT-LM 0.18 masks no "
-            f"window within one chunk, so its rows see up to {max(prefill)} positions back; give --prefill "
-            f"{layers.window} or less to keep what the checkpoint says"
-        )
-    return sentences
+    def notes(self, ring: int | None, prefill: Sequence[int]) -> list[str]:
+        """What a user has to know of the caches, in sentences."""
+        sentences = []
+        if ring is not None:
+            sentences.append(
+                f"{self.sliding} of {self.count} layers see {self.window} positions back and keep a ring of {ring}; "
+                f"this needs LiteRT-LM {RUNTIME} or newer, an older one silently generates different text "
+                f"(--set {SETTING}=null builds without rings)"
+            )
+        if self.window and max(prefill) > self.window:
+            sentences.append(
+                f"a prefill of {max(prefill)} tokens is longer than the window of {self.window}: LiteRT-LM 0.18 masks "
+                f"no window within one chunk, so its rows see up to {max(prefill)} positions back; give --prefill "
+                f"{self.window} or less to keep what the checkpoint says"
+            )
+        return sentences

@@ -3,7 +3,6 @@
 It prints what the tools print, and lines `stage done/total` of progress.
 """
 
-import errno
 import json
 import resource
 import sys
@@ -12,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edge_opt.base.errors import EdgeOptError, OutputError
+from edge_opt.base.errors import EdgeOptError
 from edge_opt.base.processes import begin_child
 from edge_opt.base.record import from_dict
 from edge_opt.build.evaluation import score
@@ -21,12 +20,6 @@ from edge_opt.build.pipeline import STAGES
 from edge_opt.build.stages import Job
 
 _LONGEST_CAUSE = 300
-_NO_ROOM = {
-    errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "the disk quota is used up",
-    errno.EFBIG: "a file would become larger than it may be here (ulimit -f)",
-}
-
 
 def main() -> int:
     """Carry out the job; 0 where the outcome has a result."""
@@ -49,8 +42,6 @@ def _answer(job: Job) -> dict[str, Any]:
         return {"error": str(error), "exit_code": error.exit_code}
     except Exception as error:
         traceback.print_exc()
-        if isinstance(error, OSError) and error.errno in _NO_ROOM:
-            return {"error": _NO_ROOM[error.errno], "exit_code": OutputError.exit_code}
         # The first line, and the next where that only announces it.
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         sentence = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
