@@ -164,6 +164,25 @@ def test_more_text_is_scored_until_the_ratio_is_known_to_a_hundredth(
     assert (found.prompts == 40) == (spread > 1)
 
 
+CACHED = """
+signature decode = #0 (e0=%e, kv_cache_k_0=%k) -> (kv_slice_k_0=%s)
+subgraph decode (%e: float32[1,1,40,1], %k: float32[1,1,4,40]) {
+  %s: float32[1,1,4,1] = BATCH_MATMUL(%k, %e)
+  return %s
+}
+"""
+
+
+def test_where_no_prompt_fills_half_the_cache_a_long_one_is_joined_from_them(place: Place) -> None:
+    tools = Runtimes({**MODELS, "cached": (0.4, 1)})
+    evaluated(place, tools, bundles=place.write("cached", CACHED))
+    joined = f"{TEXTS[0]}\n\n{TEXTS[1]}"
+    assert tools.jobs[-1].options["parts"][0] == cut(joined)
+    place.prompts.write_text(json.dumps("one two " * 12))
+    evaluated(place, tools, bundles=place.write("cached", CACHED))
+    assert len(tools.jobs[-1].options["parts"]) == 1
+
+
 def test_long_and_short_prompts_take_turns() -> None:
     parts = [("x" * length, "y") for length in (3, 1, 5, 4, 2)]
     assert [len(before) for before, _ in long_and_short(parts)] == [5, 1, 4, 2, 3]

@@ -38,6 +38,8 @@ _FIRST_CHARACTERS, _SPARE, _CHARACTERS = 2560, 1.2, 4
 """How much is scored at first, usually enough; how much more than is needed then; and how long a token is."""
 _STEP_SECONDS, _READ_SECONDS, _CHECKPOINT_SECONDS = 1.5e-10, 3e-11, 5
 """For announcements: what a token takes for each byte of a bundle, scored and read, and a prompt in a checkpoint."""
+_LONG, _JOINT = 2.25, "\n\n"
+"""Characters for each position of a cache that a long prompt has: over half as many tokens, in most texts."""
 _MOST_SCORED = 512
 """Characters of a prompt that are scored: each token of them is one decode step."""
 _FEWEST, _SHARE = 10, 5
@@ -144,7 +146,8 @@ def evaluate(
 
     Bundles run in LiteRT-LM's executor for NPUs on CPU kernels, as they are before the vendor's compiler. Of each
     prompt the second half, at most 512 characters, is scored: the prefill reads what stands before it, decode the rest.
-    Prompts are scored, long and short ones in turn, until the standard error of the perplexity's ratio is 1 %.
+    Prompts are scored, long and short ones in turn, until the standard error of the perplexity's ratio is 1 %. Where
+    none fills half the cache, a long one is joined from them.
 
     Args:
         reference: the checkpoint, a Hugging Face folder, or a float .litertlm.
@@ -235,6 +238,15 @@ def long_and_short(parts: Sequence[Part]) -> list[Part]:
     return [left.pop(-1 if at % 2 == 0 else 0) for at in range(len(left))]
 
 
+def with_a_long_one(parts: Sequence[Part], positions: int) -> list[Part]:
+    """The prompts and, where none fills about half a cache of so many positions, one that is joined from them."""
+    wanted = int(_LONG * positions)
+    whole = _JOINT.join("".join(part) for part in parts)[:wanted]
+    joined = cut(whole)
+    longest = max((len("".join(part)) for part in parts), default=0)
+    return [joined, *parts] if joined and longest < min(wanted, len(whole)) else [*parts]
+
+
 # The models, from outside
 
 
@@ -263,7 +275,9 @@ def compare(
     bundles = {name: path for name, path in models.items() if not path.is_dir()}
     run = partial(_run, tools, log, scratch, progress)
     said: dict[str, list[Said]] = {name: [] for name in models}
-    left, peaks, scores = long_and_short(text.parts), [0], list[ModelScore]()
+    caches = (cache for path in bundles.values() for cache in look_at(path).caches.caches)
+    parts = with_a_long_one(text.parts, max((cache.positions for cache in caches), default=0))
+    left, peaks, scores = long_and_short(parts), [0], list[ModelScore]()
     count = 1 + int(np.searchsorted(np.cumsum([len(part[1]) for part in left]), _FIRST_CHARACTERS))
     while left and count:
         batch, left = left[:count], left[count:]

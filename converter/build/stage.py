@@ -21,6 +21,7 @@ from edge_opt.build.stages import Job
 
 _LONGEST_CAUSE = 300
 
+
 def main() -> int:
     """Carry out the job; 0 where the outcome has a result."""
     job, outcome = map(Path, begin_child())
