@@ -23,6 +23,7 @@ from edge_opt.targets import load_target
 
 TEXT = (Path(__file__).parent.parent / "testdata" / "pass_position_table.txt").read_text()
 """Positions count to 10 of 24; angles are p and p * 3277 / 32767."""
+COSINES = ("cq: int16[1,4,4]", "cos: int16[1,4,1,4]")
 HALF_A_STEP = 3.051851e-05 / 2
 DECODER = """
 signature prefill_4 = #0 (kv_cache_k_0=%cache, kv_slice_k_0=%slice) -> (kv_cache_k_0=%kept)
@@ -71,6 +72,14 @@ def test_every_position_of_the_cache_has_its_own_cosine_and_sine() -> None:
     ] * 2
     assert result.sites[0].note == "stopped counting at position 10 of 24, and counts on now"
     assert result.soundness == []
+
+
+def test_cosines_beyond_the_range_of_the_result_are_the_ends_of_it() -> None:
+    """Calibration saw a few positions, of which none had a cosine of 1."""
+    narrow = [(f"{name} q(3.051851e-05", f"{name} q(3.04e-05") for name in COSINES]
+    model = parse(changed(*narrow))
+    assert {site.status for site in convert(model).sites} == {Status.CONVERTED}
+    assert rope(model, [0, 11, 12, 23])["pos_emb_cos"].max() == pytest.approx(32767 * 3.051851e-05)
 
 
 def test_positions_outside_of_the_cache_are_those_of_its_ends() -> None:
@@ -207,10 +216,7 @@ def test_one_entry_of_the_table_that_is_off_by_a_step_fails_the_proof() -> None:
 
 def test_an_output_whose_scale_cannot_hold_the_cosines_stays() -> None:
     """A table of what is cut off at 0.5 would not be rope."""
-    narrow = [
-        (f"{name} q(3.051851e-05, 0)", f"{name} q(1.5e-05, 0)")
-        for name in ("cq: int16[1,4,4]", "cos: int16[1,4,1,4]")
-    ]
+    narrow = [(f"{name} q(3.051851e-05, 0)", f"{name} q(1.5e-05, 0)") for name in COSINES]
     cosine, sine = sites(changed(*narrow))
     assert cosine.status is Status.ROLLED_BACK
     assert "by up to 0.508" in cosine.reason

@@ -12,12 +12,14 @@ from edge_opt.attention.positions import Rotary, exact_constants, find_rotary
 from edge_opt.ir import DType, Tensor
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import still_needed
-from edge_opt.passes.codes import code_limits
+from edge_opt.passes.codes import code_limits, real_range
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.passes.rewrite import Demand, Reference, Rewrite
 
 _MOST_POSITIONS = 1 << 17
 
+_MOST_CUT = 2.0**-8
+"""Of a cosine, where the range of the result ends below 1; more is left to be reverted."""
 _ROUNDING = 2.0**-21
 """Of cosines in float32, as kernels compute them: four units in the last place of 1."""
 
@@ -55,6 +57,7 @@ def _build(context: Context, rotary: Rotary) -> Rewrite:
             raise RefusedError("the table needs one scale", rotary.operators[-1], result)
         tolerance += float(result.quantization.scale[0]) / 2  # half a step
     count, notes = _counted(context, rotary)
+    tolerance += _beyond(rotary.values(count), result)
 
     def constant(value: object, dtype: DType) -> Tensor:
         return context.constants.make("positions/constant", np.asarray(value, dtype.numpy), dtype)
@@ -110,6 +113,15 @@ def _counted(context: Context, rotary: Rotary) -> tuple[int, list[str]]:
         raise RefusedError(text, rotary.operators[-1], rotary.result)
     notes = [f"stopped counting at position {stopped} of {count}, and counts on now"]
     return max(count, stopped + 1), notes if stopped < count - 1 else []
+
+
+def _beyond(values: NDArray[np.float32], result: Tensor) -> float:
+    """By how little the values leave the range of the result, which calibration measured at few positions."""
+    if result.quantization is None or result.dtype.is_float:
+        return 0.0
+    lowest, highest = real_range(result)
+    beyond = max(0.0, float(values.max()) - highest, lowest - float(values.min()))
+    return beyond if beyond <= _MOST_CUT else 0.0
 
 
 def _stored(values: NDArray[np.float32], result: Tensor) -> NDArray[Any]:
