@@ -67,10 +67,7 @@ def _checkpoint(path: Path) -> Given:
     """A Hugging Face folder, with the files that a result depends on."""
     if not (path / CONFIG).is_file():
         raise UsageError(f"{path} is not a Hugging Face checkpoint: it has no {CONFIG}")
-    try:
-        quantized = json.loads((path / CONFIG).read_text(encoding="utf-8")).get("quantization_config")
-    except (OSError, ValueError, RecursionError, AttributeError) as error:
-        raise UsageError(f"{path / CONFIG} cannot be read: {error}") from error
+    quantized = read_json(path / CONFIG).get("quantization_config")
     if quantized:
         method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
         raise UsageError(
@@ -85,6 +82,14 @@ def _checkpoint(path: Path) -> Given:
     if not any(file.suffix in _WEIGHTS for file in files):
         raise UsageError(f"{path} has no weights (*.safetensors)")
     return Given(path, Kind.CHECKPOINT, files)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a file holds; UsageError where it cannot be read, or is not JSON of one."""
+    try:
+        return {**json.loads(path.read_text(encoding="utf-8"))}
+    except (OSError, ValueError, RecursionError, TypeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
 
 
 def _bundle(path: Path) -> Given:
