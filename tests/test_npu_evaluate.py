@@ -21,7 +21,7 @@ from text_parser import parse
 
 from edge_opt.base.errors import UsageError
 from edge_opt.build import npu_evaluation
-from edge_opt.build.npu_evaluation import next_logits
+from edge_opt.build.npu_evaluation import evaluate_on_npu, next_logits
 from edge_opt.build.stages import Job, Processes, StageAnswer
 from edge_opt.ir import to_bytes
 from edge_opt.npu import CompilerFailedError
@@ -113,8 +113,9 @@ def test_closeness_is_by_position() -> None:
 class Toolchain(Processes):
     """A checkpoint that predicts what the bundle does on the CPU, a little less surely."""
 
-    def __init__(self, bundle: Path) -> None:
-        self.bundle = bundle
+    def __init__(self, bundle: Path, words: int = models.WORDS) -> None:
+        self.bundle, self.words = bundle, words
+        self.jobs: list[Job] = []
 
     def check_runtimes(self, **_: bool) -> dict[str, str]:
         """All is there."""
@@ -122,8 +123,9 @@ class Toolchain(Processes):
 
     def carry_out(self, job: Job, log: Path, scratch: Path, progress: Any) -> StageAnswer:
         progress(job.stage, 1, 1)
-        assert (job.stage, job.options["tokens"]) == ("next-logits", 3)
-        np.save(Path(job.output) / "logits.npy", 0.9 * np.concatenate(read_on_cpu(self.bundle, TEXTS[:2])))
+        self.jobs.append(job)
+        logits = 0.9 * np.concatenate(read_on_cpu(self.bundle, TEXTS[:2]))
+        np.save(Path(job.output) / "logits.npy", logits[:, : self.words])
         return StageAnswer({"texts": [asdict(text) for text in TEXTS[:2]]})
 
 
@@ -153,6 +155,22 @@ def test_the_command_gives_a_row_for_the_cpu_and_one_for_the_npu(
     assert "in the NPU's emulator" in shown.out
     assert "On 6 tokens of 2 held-out prompts." in shown.out
     assert run(capsys, *command, *options, "--max-perplexity-ratio", 0.1).code == 1
+
+
+def test_prompts_are_spread_over_those_given_and_another_vocabulary_is_refused(
+    gemma: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(npu_evaluation, "check_emulator", lambda _: None)
+    monkeypatch.setattr(npu_evaluation, "read_on_npu", lambda name, texts, *_: read_on_cpu(name, texts))
+    prompts = tmp_path / "held.jsonl"
+    prompts.write_text("".join(f'"a prompt {number}"\n' for number in range(12)))
+    tools, reference = Toolchain(gemma), checkpoint(tmp_path / "hf")
+    found = evaluate_on_npu(reference, gemma, prompts, tokens=9, toolchain=tools)
+    assert [model.on_npu for model in found.models] == [False, False, True]
+    assert [one.ratio_error for one in found.models if one.ratio == 1] == [0]
+    assert tools.jobs[0].options == {"texts": [f"a prompt {at}" for at in (0, 3, 6, 9)], "tokens": 3}
+    with pytest.raises(UsageError, match="a vocabulary of 128 tokens, and the reference one of 100"):
+        evaluate_on_npu(reference, gemma, prompts, toolchain=Toolchain(gemma, 100))
 
 
 def test_what_cannot_be_evaluated_is_refused_with_the_remedy(

@@ -146,17 +146,16 @@ def _compared(
     """The models, of one entry point each, in the emulator, and the first one on the CPU; both are the one if alone."""
     (signature,) = cuts[0].signatures
     runs: list[tuple[Arrays, float]] = []
+    described = []
     for side, cut, planned in zip("ab", cuts, plans, strict=False):
+        save(cut, folder / f"{side}.tflite", overwrite=True)
+        (entry,) = worker.describe(folder / f"{side}.tflite")
+        described.append({info.name: info for info in entry.outputs})
         try:
             with emulating(cut, compiler) as emulator:
                 runs.append(emulator.run({key: array_of(planned[key]) for key in cut.signatures[0].inputs}))
         except CompilerFailedError as error:
             return SignatureComparison(signature.key, reason=f"{side}: {error}")
-    described = []
-    for side, cut in zip("ab", cuts, strict=False):
-        save(cut, folder / f"{side}.tflite", overwrite=True)
-        (entry,) = worker.describe(folder / f"{side}.tflite")
-        described.append({info.name: info for info in entry.outputs})
     numbers = [plans[0][key] for key in signature.inputs]
     (cpu,) = worker.run_plans(folder / "a.tflite", signature.key, [numbers])
     (a, seconds_a), (b, seconds_b) = runs[0], runs[-1]
