@@ -1,8 +1,10 @@
 """The tiny models that the tests of `edge_opt.proof` share: an adder, a projection, an endless loop, a crash."""
 
 import numpy as np
+from text_parser import parse
 from tiny_models import Graph, Op, T, build, options
 
+from edge_opt.ir import Signature, to_bytes
 from edge_opt.runtime.tensors import TensorInfo
 
 
@@ -14,13 +16,22 @@ def tensor(
     return TensorInfo(name, name, shape, shape, dtype, scales, zeros)
 
 
+def written(text: str, key: str = "main") -> bytes:
+    """The bytes of a graph in the text form; with a signature of all that goes in and out, if it has a `key`."""
+    model = parse(text)
+    (graph,) = model.subgraphs
+    if key:
+        inputs, outputs = ({tensor.name: tensor for tensor in side} for side in (graph.inputs, graph.outputs))
+        model.signatures.append(Signature(key, graph, inputs, outputs))
+    return to_bytes(model)
+
+
 def adder(
     *, key: str = "main", shape: tuple[int, ...] = (2, 4), other: tuple[int, ...] | None = None
 ) -> bytes:
     """z = x + y; a different shape of y makes the runtime refuse where the two do not broadcast."""
-    tensors = [T("x", shape), T("y", other or shape), T("z", shape)]
-    operator = Op("ADD", ["x", "y"], ["z"], options("AddOptions"))
-    return build(Graph(tensors, [operator], ["x", "y"], ["z"], key))
+    x, y = (f"float32[{','.join(map(str, sizes))}]" for sizes in (shape, other or shape))
+    return written(f"subgraph main (%x: {x}, %y: {y}) {{ %z: {x} = ADD(%x, %y) return %z }}", key)
 
 
 def projection(weight: np.ndarray, *, key: str = "main", name: str = "logits", rows: int = 3) -> bytes:
@@ -31,33 +42,23 @@ def projection(weight: np.ndarray, *, key: str = "main", name: str = "logits", r
     return build(Graph(tensors, [operator], ["embeddings"], [name], key))
 
 
-def softmax(*, shape: tuple[int, ...] = (1, 4, 8), scale: float = 1.0, unmask: bool = False) -> bytes:
-    """z = softmax(x * scale + mask) over the last axis; `unmask` leaves the mask out."""
-    tensors = [
-        T("x", shape),
-        T("mask", shape),
-        T("scale", (), value=np.array(scale)),
-        T("scaled", shape),
-        T("masked", shape),
-        T("z", shape),
-    ]
-    second = "scaled" if unmask else "mask"
-    operators = [
-        Op("MUL", ["x", "scale"], ["scaled"], options("MulOptions")),
-        Op("ADD", ["scaled", second], ["masked"], options("AddOptions")),
-        Op("SOFTMAX", ["masked"], ["z"], options("SoftmaxOptions", beta=1.0)),
-    ]
-    return build(Graph(tensors, operators, ["x", "mask"], ["z"], "main"))
+def softmax(*, shape: tuple[int, ...] = (1, 4, 8), scale: float = 1.0) -> bytes:
+    """z = softmax(x * scale + mask) over the last axis."""
+    kind = f"float32[{','.join(map(str, shape))}]"
+    return written(f"""subgraph main (%x: {kind}, %mask: {kind}) {{
+      %scaled: {kind} = MUL(%x, float32({scale}))
+      %masked: {kind} = ADD(%scaled, %mask)
+      %z: {kind} = SOFTMAX(%masked) {{beta: 1.0}}
+      return %z
+    }}""")
 
 
-def requantized(*, scale: float = 0.5, dtype: str = "int8", twice: bool = False) -> bytes:
-    """An int8 tensor through one QUANTIZE, or through two with a coarse step between them."""
-    tensors = [T("x", (1, 64), "int8", scale=0.5), T("z", (1, 64), dtype, scale=scale)]
-    operators = [Op("QUANTIZE", ["x"], ["z"])]
-    if twice:
-        tensors.append(T("coarse", (1, 64), "int8", scale=1.0))
-        operators = [Op("QUANTIZE", ["x"], ["coarse"]), Op("QUANTIZE", ["coarse"], ["z"])]
-    return build(Graph(tensors, operators, ["x"], ["z"], "main"))
+def requantized(*, scale: float = 0.5) -> bytes:
+    """An int8 tensor through one QUANTIZE."""
+    kind = "int8[1,64]"
+    return written(
+        f"subgraph main (%x: {kind} q(0.5, 0)) {{ %z: {kind} q({scale}, 0) = QUANTIZE(%x) return %z }}"
+    )
 
 
 def endless() -> bytes:

@@ -24,7 +24,7 @@ from edge_opt.proof.regions import RegionProver
 from edge_opt.proof.sizes import FACTOR, multiply_adds, shrunk
 from edge_opt.runtime.errors import RuntimeCrashed, RuntimeFailed, RuntimeRefused, RuntimeTimedOut
 from edge_opt.runtime.metrics import Difference
-from edge_opt.runtime.pair import SCALES, Outcome, Parts, ProofRequest
+from edge_opt.runtime.pair import DRAWS, SCALES, Outcome, Parts, ProofRequest
 
 # What is asked of a worker, which only says what it is told to
 
@@ -40,7 +40,7 @@ subgraph main (%x: int16[1,64,8] q(0.1, 0), %w: int16[1,64,8] q(0.1, 0)) {
   return %y
 }
 """
-REQUEST = ProofRequest(extremes=("high",), parts=Parts(0, ((8, 1), (64, 0))), at_once=True)
+REQUEST = ProofRequest(extremes=("high",), parts=Parts(0, ((8, 1), (64, 0))))
 QUESTION = Question(parse(PRODUCT), parse(PRODUCT), "'main' up to 'y'", Demand(), REQUEST)
 BOTH, FIRST, SECOND = ("xnnpack", "reference"), ("xnnpack",), ("reference",)
 REFUSED_BEFORE = RuntimeRefused("", "before: no kernel")
@@ -79,8 +79,8 @@ def test_a_small_region_is_asked_for_once_on_both_kernel_sets() -> None:
     assert (proof.holds, proof.bitwise, proof.ran) == (True, True, (Ran("xnnpack"), Ran("reference")))
     (asked,) = worker.asked
     assert ((asked["before"], asked["after"]), asked["kernels"]) == (QUESTION.files, BOTH)
-    assert (asked["seed"], asked["parts"], asked["at_once"]) == (3, REQUEST.parts, True)
-    runs = 2 * (len(SCALES) + 1)
+    assert (asked["seed"], asked["parts"]) == (3, REQUEST.parts)
+    runs = 2 * (len(SCALES) + DRAWS)
     assert (asked["where"], asked["seconds"]) == ("'main' up to 'y'", 60 + runs * QUESTION.cost / 2e7)
 
 
@@ -195,30 +195,19 @@ def test_lengths_are_divided_in_shapes_steering_constants_and_options() -> None:
 
 @pytest.mark.parametrize("begin", [65, 100])
 def test_a_place_that_does_not_divide_has_no_fraction(begin: int) -> None:
-    text = f"""subgraph main (%x: float32[1,256,4]) {{
-      %y: float32[1,64,4] = SLICE(%x, int32{{0, {begin}, 0}}, int32{{1, 64, 4}})
+    given = "%y: float32[1,64,4] = SLICE(%x, int32{0, BEGIN, 0}, int32{1, 64, 4})"
+    line = given.replace("BEGIN", str(begin))
+    assert shrunk(parse(f"subgraph main (%x: float32[1,256,4]) {{ {line} return %y }}")) is None
+
+
+def test_products_cost_their_multiply_adds_and_all_else_its_elements() -> None:
+    model = parse("""subgraph main (%a: float32[2,5,3], %b: float32[2,5,4], %w: float32[6,4]) {
+      %p: float32[2,3,4] = BATCH_MATMUL(%a, %b) {adj_x: true}
+      %f: float32[2,3,6] = FULLY_CONNECTED(%p, %w, none)
+      %y: float32[2,3,6] = ADD(%f, %f)
       return %y
-    }}"""
-    assert shrunk(parse(text)) is None
-
-
-@pytest.mark.parametrize(
-    ("inputs", "line", "cost"),
-    [
-        ("%a: float32[2,3,5], %b: float32[2,5,4]", "float32[2,3,4] = BATCH_MATMUL(%a, %b)", 120),
-        (
-            "%a: float32[2,5,3], %b: float32[2,5,4]",
-            "float32[2,3,4] = BATCH_MATMUL(%a, %b) {adj_x: true}",
-            120,
-        ),
-        ("%a: float32[6,5], %b: float32[4,5]", "float32[6,4] = FULLY_CONNECTED(%a, %b, none)", 120),
-        ("%a: float32[6,5], %b: float32[6,5]", "float32[6,5] = ADD(%a, %b)", 30),
-    ],
-)
-def test_products_cost_their_multiply_adds_and_all_else_its_elements(
-    inputs: str, line: str, cost: int
-) -> None:
-    assert multiply_adds(parse(f"subgraph main ({inputs}) {{ %y: {line} return %y }}")) == cost
+    }""")
+    assert multiply_adds(model) == 120 + 144 + 36
 
 
 # Structures that cover others
@@ -362,18 +351,13 @@ def test_where_nothing_reads_the_results_nothing_is_proved(prover: RegionProver)
     assert proof.reason == "nothing reads its results, so there is nothing to compare"
 
 
-NEGATIVE = """
-subgraph main (%x: float32[4,8]) {
-  %s: float32[4,8] = MUL(%x, %x) {fused_activation_function: 0}
-  %n: float32[4,8] = SUB(float32(-1.0), %s)
-  %y: float32[4,8] = LOG(%n)
-  return %y
-}
-"""
-
-
 def test_where_all_is_nan_nothing_is_proved(prover: RegionProver) -> None:
-    model = parse(NEGATIVE)
+    model = parse("""subgraph main (%x: float32[4,8]) {
+      %s: float32[4,8] = MUL(%x, %x)
+      %n: float32[4,8] = SUB(float32(-1.0), %s)
+      %y: float32[4,8] = LOG(%n)
+      return %y
+    }""")
     *others, old = model.subgraphs[0].operators
     made = Operator(model.operator_code("SQRT"), old.inputs, old.outputs)
     proof = prover.prove(replacing(model, [*others, old], *others, made), Demand())

@@ -21,12 +21,6 @@ def quantized(
     return TensorInfo("x", "x", shape, shape, dtype, scales, zero_points, axis=len(shape) - 1)
 
 
-def test_equal_arrays_have_no_noise() -> None:
-    found = measure(f32(1, 2), f32(1, 2))
-    assert (found.bitwise, found.equal, found.max_abs, found.cosine) == (True, True, 0, 1)
-    assert found.snr_db == math.inf
-
-
 def test_a_nan_equals_any_nan_and_zero_does_not_equal_minus_zero() -> None:
     payload = np.array([0x7FC00001], np.uint32).view(np.float32)
     assert measure(f32(math.nan), payload).bitwise
@@ -67,16 +61,13 @@ def test_quantized_values_are_compared_as_codes_and_as_real_numbers() -> None:
     assert (found.steps, found.max_abs, found.worst_values) == (3, 1.5, (2.0, 0.5))
 
 
-def test_steps_of_two_scales_are_not_counted() -> None:
-    one, other = quantized("int8", (0.5,), (0,), (1,)), quantized("int8", (0.25,), (0,), (1,))
-    found = measure(np.array([2], np.int8), np.array([4], np.int8), quantized_a=one, quantized_b=other)
-    assert (found.steps, found.equal, found.bitwise) == (None, True, False)
-
-
-def test_a_float_and_a_quantized_output_are_compared_as_real_numbers() -> None:
+def test_steps_of_two_types_or_scales_are_not_counted() -> None:
     info = quantized("int16", (0.25,), (0,), (2,))
     found = measure(f32(1, 2), np.array([4, 9], np.int16), quantized_b=info)
     assert (found.bitwise, found.steps, found.max_abs) == (False, None, 0.25)
+    one, other = quantized("int8", (0.5,), (0,), (1,)), quantized("int8", (0.25,), (0,), (1,))
+    found = measure(np.array([2], np.int8), np.array([4], np.int8), quantized_a=one, quantized_b=other)
+    assert (found.steps, found.equal, found.bitwise) == (None, True, False)
 
 
 def test_with_a_scale_for_each_channel_codes_are_all_there_is() -> None:
@@ -115,7 +106,9 @@ def test_figures_are_json_without_nan_or_infinity(pair: tuple[np.ndarray, np.nda
 
 def test_nothing_to_compare_is_equal() -> None:
     empty = np.zeros((0, 4), np.float32)
-    assert measure(empty, empty, logits=True) == Difference(0)
+    found = measure(empty, empty, logits=True)
+    assert found == Difference(0)
+    assert (found.snr_db, found.cosine, found.equal) == (np.inf, 1, True)
     for codes in (empty.astype(np.int8), np.ones(3, np.int8)):
         assert measure(codes, codes).steps == 0
 

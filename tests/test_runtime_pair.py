@@ -33,14 +33,10 @@ def bitwise(outcome: Outcome) -> list[tuple[str, bool]]:
     return [(name, all(each.bitwise for each in found)) for name, found in outcome.outputs.items()]
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-def test_tensors_are_matched_by_position_not_by_name_on_both_kernel_sets(
-    worker: Worker, at_once: bool
-) -> None:
-    request = ProofRequest(at_once=at_once)
-    same = worker.prove(subtraction(), subtraction(names="yxz"), request)
+def test_tensors_are_matched_by_position_not_by_name_on_both_kernel_sets(worker: Worker) -> None:
+    same = worker.prove(subtraction(), subtraction(names="yxz"), BOTH)
     assert bitwise(same) == [("xnnpack", True), ("reference", True)]
-    wrong = worker.prove(subtraction(), subtraction(swapped=True), request)
+    wrong = worker.prove(subtraction(), subtraction(swapped=True), BOTH)
     assert bitwise(wrong) == [("xnnpack", False), ("reference", False)]
 
 
@@ -123,10 +119,9 @@ def test_beyond_where_the_first_version_was_clipped_the_second_may_go_on_and_not
     assert only(found).steps == steps
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-def test_both_versions_get_the_same_numbers_of_every_kind_that_changes_an_input(at_once: bool) -> None:
+def test_both_versions_get_the_same_numbers_of_every_kind_that_changes_an_input() -> None:
     kinds = ("closed", "high", "highest keys", "tiny")
-    outcome = compared(same, same, at_once=at_once, kernels=("xnnpack", "reference"), extremes=kinds)
+    outcome = compared(same, same, kernels=("xnnpack", "reference"), extremes=kinds)
     assert bitwise(outcome) == [("xnnpack", True), ("reference", True)]
     assert [found.elements for (found,) in outcome.outputs.values()] == [12, 12]
     assert set(outcome.extremes) == {"high", "tiny"}

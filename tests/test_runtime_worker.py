@@ -69,12 +69,6 @@ def test_bytes_go_through_a_file_that_is_removed(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_quantization_is_described(worker: Worker) -> None:
-    (described,) = worker.describe(models.requantized(scale=0.25))
-    assert described.outputs[0].quantization == ((0.25,), (0,), 0)
-    assert described.outputs[0].quantized
-
-
 def test_a_refusal_gives_the_runtimes_reason_and_names_model_and_signature(worker: Worker) -> None:
     model = models.adder(other=(2, 3))
     with pytest.raises(
@@ -117,6 +111,14 @@ def test_a_crash_is_one_clear_error_and_the_next_request_is_served() -> None:
             worker.run(models.crashing(), "main", inputs)
         assert worker._process is None
         assert np.array_equal(worker.run(models.adder(), "main", PAIR)["z"], 11 * X)
+
+
+def test_a_described_tensor_has_its_quantization_and_closing_ends_the_child() -> None:
+    with Worker() as worker:
+        (described,) = worker.describe(models.requantized(scale=0.25))
+        pid = child_of(worker)
+    assert (described.outputs[0].quantization, described.outputs[0].quantized) == (((0.25,), (0,), 0), True)
+    assert gone(pid)
 
 
 def child_of(worker: Worker) -> int:
@@ -235,16 +237,6 @@ def test_the_child_does_not_outlive_an_interrupted_or_killed_parent(how: signal.
         assert gone(child)
         rest = parent.stdout.read()
     assert ("interrupted" in rest) == (how is signal.SIGINT)
-
-
-def test_an_early_start_and_an_unused_worker_leave_nothing_behind() -> None:
-    worker = Worker()
-    worker.start()
-    pid = child_of(worker)
-    worker.close()
-    assert gone(pid)
-    with Worker() as unused:
-        assert unused._process is None
 
 
 def test_a_custom_operator_that_no_kernel_knows_is_named_with_what_still_works(tmp_path: Path) -> None:

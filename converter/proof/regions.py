@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
 
@@ -13,7 +14,6 @@ from edge_opt.ir.walk import cut_out, is_pure, needed_for
 from edge_opt.passes.contract import Proof
 from edge_opt.passes.rewrite import Demand, Reference, Rewrite
 from edge_opt.proof.examination import Examiner, Question, undecided
-from edge_opt.proof.sizes import intermediate_bytes
 from edge_opt.proof.structure import Structure
 from edge_opt.runtime.errors import RuntimeTimedOut
 from edge_opt.runtime.extremes import KINDS, Side
@@ -23,7 +23,6 @@ from edge_opt.runtime.runner import Worker
 
 _PRODUCTS = operators_that(Effect.PRODUCT)
 _DEQUANTIZE = OperatorCode(BUILTIN_OPERATORS["DEQUANTIZE"], 3)
-_AT_ONCE_BYTES = 1 << 30  # of tensors in both versions together, of which the runtime holds a third or so
 
 
 class RegionProver:
@@ -32,12 +31,13 @@ class RegionProver:
     Args:
         model: its name, for messages.
         seed: decides the inputs.
-        time_limit: seconds for each run; by default a minute, and what the multiply-adds take on a very slow machine.
+
+    A run may take a minute, and what its multiply-adds take on a very slow machine.
     """
 
-    def __init__(self, *, model: str = "", seed: int = 0, time_limit: float | None = None) -> None:
+    def __init__(self, *, model: str = "", seed: int = 0) -> None:
         self._worker = Worker()
-        self._examiner = Examiner(self._worker, seed, time_limit)
+        self._examiner = Examiner(self._worker, seed)
         self._of_model = f" of model '{model}'" if model else ""
         self._answers: defaultdict[object, list[tuple[Structure, Proof]]] = defaultdict(list)
 
@@ -81,20 +81,23 @@ class RegionProver:
 
 def _compared(rewrite: Rewrite, demand: Demand, name: str) -> Question:
     """The new region against the old one."""
-    old, new, outputs = _changed(rewrite)
-    before, after = (cut_out(rewrite.model, operators, rewrite.inputs(), outputs) for operators in (old, new))
+    inputs, outputs = rewrite.inputs(), rewrite.outputs()
+    both: list[Sequence[Operator]] = [rewrite.old, rewrite.new]
+    if all(is_pure(operator, rewrite.model.subgraphs) for operators in both for operator in operators):
+        outputs = _changed(rewrite)
+        both = [needed_for(outputs, operators) for operators in both]
+    before, after = (cut_out(rewrite.model, operators, inputs, outputs) for operators in both)
     graph, mask = before.subgraphs[0], rewrite.mask
     sides = _sides(graph)
     hints = tuple(InputHint(side=sides.get(tensor, "other")) for tensor in graph.inputs)
     if mask is not None:
-        place = rewrite.inputs().index(mask.tensor)
+        place = inputs.index(mask.tensor)
         masked = InputHint("mask", mask.masked, mask.opened)
         hints = (*hints[:place], masked, *hints[place + 1 :])
     spared = {*demand.spared, *(() if mask is not None and mask.exact else ("closed",))}
     request = ProofRequest(
         hints,
         rewrite.clipped,
-        at_once=intermediate_bytes(before) + intermediate_bytes(after) <= _AT_ONCE_BYTES,
         parts=_parts(rewrite, outputs),
         extremes=() if demand.kind == "relative" else tuple(kind for kind in KINDS if kind not in spared),
     )
@@ -103,8 +106,8 @@ def _compared(rewrite: Rewrite, demand: Demand, name: str) -> Question:
 
 def _against(rewrite: Rewrite, reference: Reference, demand: Demand, name: str) -> Question:
     """The new region against its reference, at every value of its input; results in real numbers."""
-    _, new, (result,) = _changed(rewrite)
-    (position,) = rewrite.inputs()
+    (result,), (position,) = _changed(rewrite), rewrite.inputs()
+    new = needed_for([result], rewrite.new)
     real = result
     if not result.dtype.is_float:
         real = Tensor("real", result.shape, DType.FLOAT32)
@@ -142,15 +145,11 @@ def _sides(graph: Subgraph) -> dict[Tensor, Side]:
     return sides
 
 
-def _changed(rewrite: Rewrite) -> tuple[list[Operator], list[Operator], tuple[Tensor, ...]]:
-    """Old and new operators as far as they matter, and the results that might differ.
+def _changed(rewrite: Rewrite) -> tuple[Tensor, ...]:
+    """The results that might differ.
 
     An operator of both lists stays what it is; if it depends on such operators alone, so do its results.
     """
-    called = rewrite.model.subgraphs
-    everything = list(rewrite.old), list(rewrite.new), rewrite.outputs()
-    if not all(is_pure(op, called) for op in (*rewrite.old, *rewrite.new)):
-        return everything
     new = set(rewrite.new)
     producers = {tensor: operator for operator in rewrite.old for tensor in operator.outputs}
     same: set[Operator] = set()
@@ -158,7 +157,5 @@ def _changed(rewrite: Rewrite) -> tuple[list[Operator], list[Operator], tuple[Te
         sources = [producers[tensor] for tensor in operator.inputs if tensor in producers]
         if operator in new and same.issuperset(sources):
             same.add(operator)
-    outputs = tuple(tensor for tensor in rewrite.outputs() if producers[tensor] not in same)
-    if not outputs:
-        return everything
-    return needed_for(outputs, rewrite.old), needed_for(outputs, rewrite.new), outputs
+    outputs = rewrite.outputs()
+    return tuple(tensor for tensor in outputs if producers[tensor] not in same) or outputs

@@ -22,12 +22,6 @@ def multiply_adds(model: Model) -> int:
     return sum(map(_operations, model.subgraphs[0].operators))
 
 
-def intermediate_bytes(model: Model) -> int:
-    """Bytes of all tensors that operators define."""
-    tensors = (tensor for operator in model.subgraphs[0].operators for tensor in operator.outputs)
-    return sum(tensor.dtype.byte_size(tensor.elements) or 0 for tensor in tensors)
-
-
 def shrunk(model: Model) -> Model | None:
     """A copy of the model at a fraction of its lengths; None where a size does not divide."""
     model = deepcopy(model)

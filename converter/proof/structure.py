@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable
+from copy import deepcopy
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
 
-import numpy as np
-
-from edge_opt.ir import Model, Operator, Subgraph, Tensor
+from edge_opt.ir import Model, Operator, Quantization, to_tables
 from edge_opt.ir.operators import Effect, operators_that
-from edge_opt.schema.data import Data
-from edge_opt.schema.table import Table
+from edge_opt.schema.writer import model_bytes
 
-Number = tuple[Hashable, ...]
+Number = Hashable
 """The quantization parameters of one tensor, or the bytes of one constant that is real or stands for reals."""
 
 _MOVES = operators_that(Effect.REARRANGING, Effect.CUTTING, Effect.JOINING)
@@ -52,79 +49,35 @@ class Structure:
 
 def structure(before: Model, after: Model) -> Structure:
     """The structure of a region of which these are the two versions, as `cut_out` makes them."""
-    graphs = [list(map(_graph, model.subgraphs)) for model in (before, after)]
-    moves_only = _computing(after) <= _computing(before)
-    return Structure(
-        sha256(repr(graphs).encode()).digest(), _all_numbers(before), _all_numbers(after), moves_only
-    )
+    (one, old), (other, new) = map(_without_numbers, (before, after))
+    moves_only = set(_computing(after)) <= set(_computing(before))
+    return Structure(sha256(one + other).digest(), old, new, moves_only)
 
 
-def _all_numbers(model: Model) -> tuple[Number, ...]:
-    tensors = (tensor for graph in model.subgraphs for tensor in graph.tensors)
-    return tuple(number for tensor in tensors for number in _numbers(tensor))
+def _without_numbers(model: Model) -> tuple[bytes, tuple[Number, ...]]:
+    """The digest of a model without its numbers, and these."""
+    model, numbers, places = deepcopy(model), list[Number](), list[Number]()
+    for tensor in (tensor for graph in model.subgraphs for tensor in graph.tensors):
+        if tensor.is_constant:
+            assert tensor.buffer is not None
+            assert tensor.buffer.data is not None
+            content = tensor.dtype.name, sha256(tensor.buffer.data.view().data).digest()
+            # Plain integers say where to cut or how to turn, which is structure.
+            (numbers if tensor.dtype.is_float or tensor.is_quantized else places).append(content)
+            tensor.buffer = None
+        if tensor.quantization is not None and tensor.is_quantized:
+            numbers.append(tensor.quantization.key())
+            tensor.quantization = Quantization.affine(1.0)
+    return sha256(model_bytes(to_tables(model)) + repr(places).encode()).digest(), tuple(numbers)
 
 
-def _computing(model: Model) -> set[str]:
+def _computing(model: Model) -> Iterable[Hashable]:
     """The operators that do more than move data, with their options."""
-    operators = (operator for graph in model.subgraphs for operator in graph.operators)
-    return {
-        repr((operator.code.key(), _content(operator.options)))
-        for operator in operators
-        if _computes(operator)
-    }
+    for operator in (operator for graph in model.subgraphs for operator in graph.operators):
+        if _computes(operator):
+            yield operator.code.key(), operator.options and operator.options.key()
 
 
 def _computes(operator: Operator) -> bool:
     activation = operator.options and operator.options.fields.get("fused_activation_function")
     return operator.name not in _MOVES or bool(activation)
-
-
-def _graph(graph: Subgraph) -> Iterable[object]:
-    """All that a subgraph computes with but its numbers; tensors by their place."""
-    place = {tensor: index for index, tensor in enumerate(graph.tensors)}
-    operators = [
-        (
-            operator.code.key(),
-            _content(operator.options),
-            _content(operator.table),
-            [tensor and place[tensor] for tensor in operator.inputs],
-            [place[tensor] for tensor in (*operator.outputs, *operator.intermediates)],
-        )
-        for operator in graph.operators
-    ]
-    ends = [[place[tensor] for tensor in tensors] for tensors in (graph.inputs, graph.outputs)]
-    return [_tensor(tensor) for tensor in graph.tensors], operators, ends
-
-
-def _tensor(tensor: Tensor) -> Iterable[object]:
-    quantization = None if tensor.quantization is None else tensor.quantization.table
-    if quantization is not None and tensor.is_quantized:
-        quantization = quantization.get("details")
-    data = None if tensor.buffer is None or _is_number(tensor) else tensor.buffer.data
-    numbers = tensor.is_quantized, _is_number(tensor)
-    kind = tensor.dtype.name, tensor.shape, tensor.is_variable
-    return *kind, *numbers, _content(quantization), _content(data), _content(tensor.table)
-
-
-def _numbers(tensor: Tensor) -> Iterator[Number]:
-    if tensor.quantization is not None and tensor.is_quantized:
-        yield tensor.quantization.key()
-    if _is_number(tensor):
-        assert tensor.buffer is not None
-        yield tensor.dtype.name, _content(tensor.buffer.data)
-
-
-def _is_number(tensor: Tensor) -> bool:
-    """True for a constant that computes; one that says where to cut or how to turn is structure."""
-    return tensor.is_constant and (tensor.dtype.is_float or tensor.is_quantized)
-
-
-def _content(value: Any) -> Any:
-    """The value of a table's field: the same for other objects that say the same."""
-    if isinstance(value, Table):
-        return value.name, sorted((name, _content(part)) for name, part in value.fields.items())
-    if isinstance(value, list):
-        return list(map(_content, value))
-    if isinstance(value, np.ndarray):
-        return value.dtype.str, value.tobytes()
-    return sha256(value.view().data).digest() if isinstance(value, Data) else value

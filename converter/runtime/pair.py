@@ -6,7 +6,6 @@ that fails is a value.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -35,7 +34,7 @@ unseen; where they fill too little, products vanish in rounding.
 """
 
 _REALISTIC = "realistic"
-_DRAWS = 3  # at the scale that tells most: rounding may hide in one what another shows
+DRAWS = 2  # at the scale that tells most: rounding may hide in one what another shows
 _LOGIT_RANGE = 12.0  # of what is added to logits: softmax weights then differ, and few are lost in rounding
 
 
@@ -63,7 +62,6 @@ class ProofRequest:
     Args:
         hints: what the inputs are, by position (None, or a missing one: plain data).
         limits: the codes at which the first version was clipped inside; beyond them the second may go on.
-        at_once: run both models at the same time, which takes the memory of both.
         parts: the heads or tiles that results must tell apart.
         extremes: kinds of extreme inputs on which both are run as well.
         seed: decides all inputs, together with their positions.
@@ -73,7 +71,6 @@ class ProofRequest:
 
     hints: tuple[InputHint | None, ...] = ()
     limits: tuple[int, int] | None = None
-    at_once: bool = False
     parts: Parts | None = None
     extremes: tuple[str, ...] = ()
     seed: int = 0
@@ -94,13 +91,9 @@ class Outcome:
     untold: str = ""
     scale: float = 1.0
 
-    def worst(self, figure: Callable[[Difference], float]) -> float:
-        """The largest figure (`lambda d: d.max_rel`) over kernel sets and outputs."""
-        return max(figure(difference) for found in self.outputs.values() for difference in found)
-
 
 def prove(signatures: tuple[SignatureInfo, SignatureInfo], request: ProofRequest, run: Runner) -> Outcome:
-    """Runs both versions on the same inputs, at once if the request says so, else one loaded at a time.
+    """Runs both versions on the same inputs, one loaded at a time.
 
     A kernel set that does not take the first version alone is left out, if there is another one.
 
@@ -113,14 +106,12 @@ def prove(signatures: tuple[SignatureInfo, SignatureInfo], request: ProofRequest
     extremes: dict[str, dict[str, tuple[Difference, ...]]] = {}
     reason, scale, more = "", request.scales[0], dict[str, list[Plans]]()
     for kernels in request.kernels:
-        both = _Both(signatures, run, kernels, request.at_once)
         try:
-            before, after = both.results(runs)
-        except DeclinedError as error:
-            is_last = not outputs and kernels == request.kernels[-1]
-            if is_last or not str(error).startswith(VERSIONS[0]):
-                raise
-            continue
+            before = run(VERSIONS[0], kernels, _inputs(0, first, runs))
+        except DeclinedError:
+            if outputs or kernels != request.kernels[-1]:
+                continue
+            raise
         if not outputs:
             reasons = [untold(results, request.parts, request.limits) for results in before]
             reason = "" if "" in reasons else reasons[0]
@@ -129,39 +120,19 @@ def prove(signatures: tuple[SignatureInfo, SignatureInfo], request: ProofRequest
                 changed = [_changed(*each) for each in zip(before, nudged, strict=True)]
                 scale = request.scales[int(np.argmax(changed))]
             more = _more(first, request, scale) if request.extremes else {}
+        after = run(VERSIONS[1], kernels, _inputs(1, signatures[1], runs))
         outputs[kernels] = _compared(before, after, first, request)
-        befores, afters = (
-            both.results([plans for draws in more.values() for plans in draws]) if more else ([], [])
-        )
+        rest = [plans for draws in more.values() for plans in draws]
+        before, after = (run(VERSIONS[n], kernels, _inputs(n, signatures[n], rest)) for n in (0, 1))
         for kind, draws in more.items():
-            old, befores = befores[: len(draws)], befores[len(draws) :]
-            new, afters = afters[: len(draws)], afters[len(draws) :]
-            found = _compared(old, new, first, request)
+            place = rest.index(draws[0])
+            part = slice(place, place + len(draws))
+            found = _compared(before[part], after[part], first, request)
             if kind == _REALISTIC:
                 outputs[kernels] = tuple(map(metrics.merge, outputs[kernels], found))
             else:
                 extremes.setdefault(kind, {})[kernels] = found
     return Outcome(outputs, extremes, reason, scale)
-
-
-@dataclass(frozen=True, slots=True)
-class _Both:
-    """Both versions on one kernel set."""
-
-    signatures: tuple[SignatureInfo, SignatureInfo]
-    run: Runner
-    kernels: Kernels
-    at_once: bool
-
-    def results(self, runs: Sequence[Plans]) -> tuple[Results, Results]:
-        """The outputs of each version in each run."""
-        with ThreadPoolExecutor(1) as beside:
-            # The runtime lets other threads work while it computes.
-            after = beside.submit(self._of, 1, runs) if self.at_once else None
-            return self._of(0, runs), after.result() if after else self._of(1, runs)
-
-    def _of(self, version: int, runs: Sequence[Plans]) -> Results:
-        return self.run(VERSIONS[version], self.kernels, _inputs(version, self.signatures[version], runs))
 
 
 def _planned(signature: SignatureInfo, request: ProofRequest, *draw: object) -> Plans:
@@ -186,7 +157,7 @@ def _more(signature: SignatureInfo, request: ProofRequest, scale: float) -> dict
     draws: list[Plans] = [_planned(signature, request)]
     made: dict[str, list[Plans]] = {}
     if _operands(draws[0]):
-        draws = [_scaled(_planned(signature, request, draw), scale) for draw in range(_DRAWS)]
+        draws = [_scaled(_planned(signature, request, draw), scale) for draw in range(DRAWS)]
         made = {_REALISTIC: draws}
     plain = [array_of(each).tobytes() for each in draws[0]]
     for kind in request.extremes:

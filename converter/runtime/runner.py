@@ -224,16 +224,9 @@ class Worker:
     ) -> Outcome:
         """Runs two small models on the same random inputs, by position; only figures come back.
 
-        Args:
-            before: the region as it was, without signatures.
-            after: the region rewritten: the same inputs and outputs in the same order.
-            request: on what.
-            seconds: other than the worker's time limit.
-            where: the region's name, for error messages.
-
-        Raises:
-            RuntimeRefused: the reason starts with `before:` or `after:`.
-            RuntimeCrashed, RuntimeTimedOut: as every request.
+        Both have no signatures, and the same inputs and outputs in the same order. `seconds` other than the worker's
+        time limit; `where` names the region in error messages. The reason of a refusal starts with `before:` or
+        `after:`.
         """
         check_model(before)
         check_model(after)
