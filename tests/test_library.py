@@ -103,20 +103,6 @@ def test_an_option_of_another_type_is_refused_before_the_work(options: dict[str,
         edge_opt.convert(DEMO, dry_run=True, **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"seed": "x"}, "seed is 'x', expected an integer, at least 0"),
-        ({"atol": float("nan")}, "atol is nan, expected a number, at least 0"),
-    ],
-)
-def test_what_compare_cannot_count_with_is_refused_before_the_work(
-    options: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(edge_opt.UsageError, match=said):
-        edge_opt.compare(DEMO, DEMO, **options)
-
-
 def test_numbers_of_numpy_are_numbers() -> None:
     compared: dict[str, Any] = {"seed": np.int64(3), "atol": np.float32(0.5)}
     assert json.loads(json.dumps(edge_opt.compare(DEMO, DEMO, **compared).to_dict()))["seed"] == 3

@@ -213,16 +213,14 @@ class _Pair:
 
 def _retyped(pairs: Iterable[_Pair]) -> list[str]:
     """That inputs have other types in `b`, where some have."""
-    both = [
-        (pair, inputs) for pair in pairs for inputs in zip(pair.signature.inputs, pair.inputs, strict=True)
-    ]
-    found = [(pair, one, other) for pair, (one, other) in both if one.dtype != other.dtype]
-    first = [
+    found = [
         f"{pair.signature.name}/{one.name}, {one.dtype} in a, {other.dtype} in b"
-        for pair, one, other in found
+        for pair in pairs
+        for one, other in zip(pair.signature.inputs, pair.inputs, strict=True)
+        if one.dtype != other.dtype
     ]
     how = "of another type in b, given the same real numbers"
-    return [f"{many(len(first), 'input')} {how} (the first: {first[0]})"] if first else []
+    return [f"{many(len(found), 'input')} {how} (the first: {found[0]})"] if found else []
 
 
 def _matched(
