@@ -283,16 +283,14 @@ def read_executor_metadata(bundle: Bundle | None) -> ExecutorMetadata | None:
     if bundle is None or index is None:
         return None
     source = bundle.content(index)
-    window: int | None = None
-    buffers: list[StateBuffer] = []
     try:
-        for model in map(_fields, _fields(source.read(0, source.size))[_LANGUAGE_MODEL]):
-            buffers += [_buffer(_fields(one)) for one in model[_BUFFERS]]
-            for masks in map(_fields, model[_MASKS]):
-                window = next((int(value) for value in masks[_WINDOW] if value), window)
+        models = [_fields(one) for one in _fields(source.read(0, source.size))[_LANGUAGE_MODEL]]
+        buffers = [_buffer(_fields(one)) for model in models for one in model[_BUFFERS]]
+        masks = [_fields(one) for model in models for one in model[_MASKS]]
+        windows = [int(value) for mask in masks for value in mask[_WINDOW] if value]
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise source.refusal("its executor metadata is damaged: build the bundle again") from error
-    return ExecutorMetadata(window, tuple(buffers))
+    return ExecutorMetadata(windows[-1] if windows else None, tuple(buffers))
 
 
 def _buffer(fields: Mapping[int, list[Any]]) -> StateBuffer:

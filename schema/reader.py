@@ -164,9 +164,8 @@ class Reader:
 
     def _table(self, spec: TableSpec, position: int, field: FieldSpec | None = None) -> Table:
         """The table at `position`, read once."""
-        known = self._known.get((spec.name, position))
-        if known is not None:
-            assert isinstance(known, Table)
+        if (spec.name, position) in self._known:
+            known: Table = self._known[spec.name, position]
             return known
         if position + 4 > self._end:
             self._fail(field, f"{spec.name} lies beyond the end of the file", position)
@@ -245,12 +244,12 @@ class Reader:
         count = self._count(field, target, 1)
         self._spend(field, 4 + count + 1, target, 1 + count // _TEXT_PER_OBJECT)
         content = self.source.read(target + 4, min(count + 1, self._end - target - 4))
-        if len(content) <= count or content[count]:
+        if content[count:] != b"\0":
             self._fail(field, "is a string that does not end in a zero byte", target)
         try:
             return str(content[:count], "utf-8")
-        except UnicodeDecodeError as error:
-            self._fail(field, f"is not valid UTF-8 ({error.reason})", target + 4 + error.start)
+        except UnicodeDecodeError:
+            self._fail(field, "is not valid UTF-8", target + 4)
 
     def _children(self, field: FieldSpec, target: int) -> list[Table]:
         count, spec = self._count(field, target, 4), TABLES[field.element]
@@ -261,15 +260,14 @@ class Reader:
     def _union(self, field: FieldSpec, at: int, values: dict[str, Any]) -> None:
         """Read a union by the type beside it; one needs the other."""
         code, is_there = values.get(f"{field.name}_type", 0), field.name in values
-        if code == 0 and is_there:
-            self._fail(field, f"has a value but no {field.name}_type", at)
-        if code == 0:
+        if bool(code) != is_there:
+            there, missing = ("a type", "value") if code else ("a value", f"{field.name}_type")
+            self._fail(field, f"has {there} but no {missing}", at)
+        if not is_there:
             return
         member = UNIONS[field.element].get(code)
         if member is None:
             _fail_newer(field.table, field.name, f"{field.element} has no member {code}", at)
-        if not is_there:
-            self._fail(field, f"has the type {member} but no value", at)
         values[field.name] = self._table(TABLES[member], self._target(field, at, values[field.name]), field)
 
     def _interpret(self, table: Table, position: int) -> None:

@@ -39,28 +39,24 @@ def strided_slice(call: Call) -> Results:
     """
     shape, indices = call.shape(0), strided_indices(call)
     named = sum(isinstance(index, slice | int) for index in indices)
-    gaps = indices.count(...)
-    call.expect(gaps <= 1 and named + gaps <= len(shape), "one ellipsis at most, and an axis for each bound")
+    gaps, hidden = indices.count(...), len(shape) - named
+    call.expect(gaps <= 1 and gaps <= hidden, "one ellipsis at most, and an axis for each bound")
     axis, result = 0, list[int]()
     for index in indices:
         if index is None:
             result.append(1)
         elif index is ...:
-            result += shape[axis : axis + len(shape) - named]
-            axis += len(shape) - named
+            result += shape[axis : axis + hidden]
+            axis += hidden
         else:
-            result += _taken(call, axis, index)
+            size = shape[axis]
+            if isinstance(index, slice):
+                unknown = size < 0 or index is _UNKNOWN
+                result.append(OPEN if unknown else len(range(*index.indices(size))))
+            else:
+                call.expect(size < 0 or -size <= index < size, f"an index inside axis {axis}, not {index}")
             axis += 1
     return [(*result, *shape[axis:])]
-
-
-def _taken(call: Call, axis: int, index: slice | int) -> list[int]:
-    """The size that an index leaves of an axis; none where it drops the axis."""
-    size = call.shape(0)[axis]
-    if isinstance(index, int):
-        call.expect(size < 0 or -size <= index < size, f"an index inside axis {axis}, not {index}")
-        return []
-    return [OPEN if size < 0 or index is _UNKNOWN else len(range(*index.indices(size)))]
 
 
 def strided_indices(call: Call) -> list[Index]:
