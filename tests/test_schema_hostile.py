@@ -255,7 +255,7 @@ def test_who_trusts_a_large_model_says_so_in_the_environment(monkeypatch: pytest
     monkeypatch.delenv("EDGE_OPT_MAX_OBJECTS")
     monkeypatch.setattr("edge_opt.ir.checks.MAX_EXTENT", 10)
     with pytest.raises(
-        ModelFormatError, match="hold over 10 tensors.*: if it is trusted, set the environment"
+        ModelFormatError, match=r"hold over 10 tensors.*: if it is trusted, set the environment"
     ):
         load(DEMO)
     monkeypatch.setenv("EDGE_OPT_MAX_OBJECTS", str(500_000 * 1000))
