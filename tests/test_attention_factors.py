@@ -51,17 +51,6 @@ def test_the_pieces_make_up_the_whole(case: tuple[Factored, int]) -> None:
 
 
 @quick
-@given(st.sampled_from((4, 6, 12)), st.integers(1, 5), st.data())
-def test_a_factor_cut_in_two_still_knows_its_heads(size: int, stride: int, data: st.DataObject) -> None:
-    factor = Factor(size, stride)
-    outer = data.draw(st.sampled_from([n for n in range(1, size + 1) if size % n == 0]))
-    first, second = fx.divide(factor, outer)
-    assert (first.size, second.size) == (outer, size // outer)
-    for head in range(2 * size * stride):
-        assert first.digit(head) * second.size + second.digit(head) == factor.digit(head)
-
-
-@quick
 @given(st.data())
 def test_an_axis_cut_in_two_is_the_axis(data: st.DataObject) -> None:
     factored, heads = data.draw(labelled_shapes())

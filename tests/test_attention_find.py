@@ -56,19 +56,17 @@ def test_the_sizes_of_a_block_of_heads(lead: str, turned: bool) -> None:
     assert logits_bytes(match) == 2 * T * S
 
 
-@pytest.mark.parametrize("given", ["merged", "apart", "beside the keys", "alone"])
+@pytest.mark.parametrize("given", ["merged", "beside the keys"])
 @pytest.mark.parametrize("groups", ["1,1", "1,3", "1,3,5", "3"])
 def test_heads_that_are_folded_into_rows_and_that_nothing_tells_are_not_taken_for_one(
     groups: str, given: str
 ) -> None:
-    """`[1,K,(G)(T),H]`, of queries `[1,T,N*H]` or `[1,T,N,H]`."""
+    """`[1,K,(G)(T),H]`, of queries `[1,T,N*H]`."""
     kv_heads = math.prod(map(int, groups.split(",")))
     heads, rows = 2 * kv_heads, 2 * T
     made = {
         "merged": (f"1,{T},{heads * H}", f"RESHAPE(%x, int32{{1, {T}, {heads}, {H}}})"),
-        "apart": (f"1,{T},{heads},{H}", f"RESHAPE(%x, int32{{1, {T}, {heads}, {H}}})"),
         "beside the keys": (f"1,{T},2,{heads},{H}", "UNPACK(%x) {num: 2, axis: 2}"),
-        "alone": (f"{T},{heads},{H}", "PACK(%x) {values_count: 1, axis: 0}"),
     }
     more = f", %u: float32[1,{T},{heads},{H}]" if given == "beside the keys" else ""
     text = f"""
@@ -129,8 +127,8 @@ def test_the_mask_is_what_is_added_to_scores_or_selects_them_and_no_factor(lead:
     assert match.mask.name == ("open" if "SELECT" in masked else "mask")
 
 
-def segments(lead: str, tail: str) -> Block:
-    """An attention whose probabilities weigh the values in two parts, and `tail` what is done with the products."""
+def segments(lead: str) -> Block:
+    """An attention whose probabilities weigh the values in two parts, which are summed."""
     text = f"""
     subgraph main (%q: float32[{lead},{T},{H}], %k: float32[{lead},10,{H}],
                    %v1: float32[{lead},4,{H}], %v2: float32[{lead},6,{H}]) {{
@@ -139,22 +137,15 @@ def segments(lead: str, tail: str) -> Block:
       %p1: float32[{lead},{T},4], %p2: float32[{lead},{T},6] = SPLIT_V(%p, int32{{4, 6}}, int32(3)) {{num_splits: 2}}
       %o1: float32[{lead},{T},{H}] = BATCH_MATMUL(%p1, %v1)
       %o2: float32[{lead},{T},{H}] = BATCH_MATMUL(%p2, %v2)
-      {tail.replace("LEAD", lead)}
+      %s: float32[{lead},{T},{H}] = ADD(%o1, %o2)
+      return %s
     }}"""
     return only_block(parse(text).subgraphs[0])
 
 
-SUMMED = f"%s: float32[LEAD,{T},{H}] = ADD(%o1, %o2) return %s"
-TURNED_AND_SUMMED = f"""%t1: float32[LEAD,{H},{T}] = TRANSPOSE(%o1, int32{{0, 1, 3, 2}})
-      %t2: float32[LEAD,{H},{T}] = TRANSPOSE(%o2, int32{{0, 1, 3, 2}})
-      %s: float32[LEAD,{H},{T}] = ADD(%t1, %t2) return %s"""
-
-
-@pytest.mark.parametrize(
-    ("lead", "tail"), [(lead, tail) for lead in ("1,1", "1,2") for tail in (SUMMED, TURNED_AND_SUMMED)]
-)
-def test_rows_of_every_head_are_tiles_of_their_own(lead: str, tail: str) -> None:
-    match = segments(lead, tail)
+@pytest.mark.parametrize("lead", ["1,1", "1,2"])
+def test_rows_of_every_head_are_tiles_of_their_own(lead: str) -> None:
+    match = segments(lead)
     heads = 2 if lead == "1,2" else 1
     tiled = row_tiles(match, T)
     assert isinstance(tiled, Block)
@@ -164,7 +155,7 @@ def test_rows_of_every_head_are_tiles_of_their_own(lead: str, tail: str) -> None
 
 def test_rows_that_do_not_divide_are_not_cut() -> None:
     reason = "no axis of the result is the queries' sequence, at SOFTMAX, tensor 's'"
-    assert refusal(row_tiles, segments("1,1", SUMMED), 2) == reason
+    assert refusal(row_tiles, segments("1,1"), 2) == reason
 
 
 # Heads that only the mask or the SOFTMAX tells
@@ -274,20 +265,6 @@ EXAMPLES = {
         changed("BATCH_MATMUL(%q, %k) {adj_y: true} -> CUSTOM 'scores' (%q, %k)"),
         "the scores are not followed through this operator, at CUSTOM",
     ),
-    "a softmax over the heads": (
-        changed("%p: float32[1,4,6,8] = SOFTMAX(%l) {beta: 1.0} -> %lt: float32[1,6,8,4] = "
-                """TRANSPOSE(%l, int32{0, 2, 3, 1})
-                %pt: float32[1,6,8,4] = SOFTMAX(%lt)
-                %p: float32[1,4,6,8] = TRANSPOSE(%pt, int32{0, 3, 1, 2})"""),
-        "the heads lie on the axis of the softmax (found [1, 6, 8, (4:head)]), at SOFTMAX",
-    ),
-    "a slice through the heads": (
-        changed("= SOFTMAX -> = SOFTMAX", "(%p, %v) -> (%p3, %v3)", "%o: float32[1,4, -> %o: float32[1,3,",
-                "[1,6,4,5] -> [1,6,3,5]", "[1,6,20] -> [1,6,15]", "{1, 6, 20} -> {1, 6, 15}",
-                "  %o: -> %p3: float32[1,3,6,8] = SLICE(%p, int32{0, 1, 0, 0}, int32{1, 3, 6, 8}) "
-                "%v3: float32[1,3,8,5] = SLICE(%v, int32{0, 1, 0, 0}, int32{1, 3, 8, 5})\n  %o:"),
-        "an axis of heads is cut or made longer, at SLICE, tensor 'p'",
-    ),
     "logits of which one part cannot be followed": (
         changed("  %p: -> %l2: float32[1,4,6,8] = STRIDED_SLICE(%l3, int32{0, 0, 0, 0}, int32{1, 4, 6, 16}, "
                 "int32{1, 1, 1, 2}) %sum: float32[1,4,6,8] = ADD(%l, %l2)\n  %p:", "(%l) -> (%sum)",
@@ -325,30 +302,6 @@ def test_what_is_left_says_why(example: str) -> None:
     graph, reason, *settled = EXAMPLES[example]
     report = refused(parse(graph))
     assert (report.status, report.reason, report.settled) == (Status.SKIPPED, reason, bool(settled))
-
-
-@pytest.mark.parametrize("length", [6, 1])
-@pytest.mark.parametrize("operands", ["%m, %l", "%l, %m"])
-def test_one_head_has_nothing_to_split(length: int, operands: str) -> None:
-    rows = f"float32[1,1,{length},8]"
-    model = parse(
-        f"""
-        subgraph main (%q: float32[1,1,{length},5], %k: float32[1,1,8,5], %v: float32[1,1,5,8], %m: {rows}) {{
-          %l: {rows} = BATCH_MATMUL(%q, %k) {{adj_y: true}}
-          %s: {rows} = ADD({operands})
-          %p: {rows} = SOFTMAX(%s)
-          %o: float32[1,1,{length},5] = BATCH_MATMUL(%p, %v) {{adj_y: true}}
-          %r: float32[1,{length},5] = RESHAPE(%o, int32{{1, {length}, 5}})
-          return %r
-        }}
-        """
-    )
-    match = only_block(model.subgraphs[0])
-    assert (match.heads, match.head_size, match.query_length, match.key_lengths) == (1, 5, length, (8,))
-    assert match.mask is not None
-    assert match.mask.name == "m"
-    report = refused(model)
-    assert (report.reason, report.settled) == ("already single-head", True)
 
 
 @pytest.mark.parametrize(

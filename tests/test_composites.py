@@ -59,17 +59,6 @@ def test_a_composite_is_opened_if_its_body_is_attention_whatever_it_is_called() 
     assert model.subgraphs[int(composite.option("decomposition_subgraph_index"))].name == "positive"
 
 
-def test_a_body_that_moves_is_found_at_its_new_place() -> None:
-    """The attention's body stands before the other one here, so the other one's index changes."""
-    head = TWO_COMPOSITES.split("subgraph positive", maxsplit=1)[0]
-    positive, attention = TWO_COMPOSITES[len(head) :].split("subgraph attention")
-    text = (
-        head.replace("index: 1", "index: 9").replace("index: 2", "index: 1").replace("index: 9", "index: 2")
-    )
-    _, model = opened(parse(f"{text}subgraph attention{attention}{positive}"))
-    assert [graph.name for graph in model.subgraphs] == ["main", "positive"]
-
-
 def test_every_composite_is_opened_on_request() -> None:
     result, model = opened(parse(TWO_COMPOSITES), ALL)
     assert "STABLEHLO_COMPOSITE" not in names(model)

@@ -109,29 +109,36 @@ def test_heads_on_two_axes_are_cut_where_an_operator_without_a_rule_makes_them()
     assert kinds(model)["CUMSUM"] == 1
 
 
+def chain(name: str, shape: str, length: int) -> str:
+    names = [name, *(f"{name}{step}" for step in range(length))]
+    return "\n".join(f"%{new}: float32[{shape}] = ABS(%{old})" for old, new in pairwise(names))
+
+
 @pytest.mark.parametrize("form", ["split", "unpack", "split-above"])
-def test_what_leads_to_queries_and_a_mask_of_every_head_may_be_as_long_as_it_likes(form: str) -> None:
-    """A label is followed so far and no farther; where that ends, the heads are cut."""
-    length = 400
-
-    def chain(name: str, shape: str) -> str:
-        names = [name, *(f"{name}{step}" for step in range(length))]
-        return "\n".join(f"%{new}: float32[{shape}] = ABS(%{old})" for old, new in pairwise(names))
-
+@pytest.mark.parametrize(("around", "between"), [(400, 0), (0, 110), (0, 400)])
+def test_a_label_is_followed_so_far_and_no_farther(form: str, around: int, between: int) -> None:
+    """Queries and masks are cut where that ends; heads that do not reach the logits are left with a reason."""
+    last = [
+        f"%{name}{count - 1}" if count else f"%{name}"
+        for name, count in zip("qmp", (around, around, between), strict=True)
+    ]
     model = parse(f"""
     subgraph main (%q: float32[1,2,3,4], %k: float32[1,2,5,4], %v: float32[1,2,5,4], %m: float32[1,2,3,5]) {{
-      {chain("q", "1,2,3,4")}
-      {chain("m", "1,2,3,5")}
-      %l: float32[1,2,3,5] = BATCH_MATMUL(%q{length - 1}, %k) {{adj_y: true}}
-      %s: float32[1,2,3,5] = ADD(%l, %m{length - 1})
+      {chain("q", "1,2,3,4", around)}
+      {chain("m", "1,2,3,5", around)}
+      %l: float32[1,2,3,5] = BATCH_MATMUL({last[0]}, %k) {{adj_y: true}}
+      %s: float32[1,2,3,5] = ADD(%l, {last[1]})
       %p: float32[1,2,3,5] = SOFTMAX(%s) {{beta: 1.0}}
-      %o: float32[1,2,3,4] = BATCH_MATMUL(%p, %v)
+      {chain("p", "1,2,3,5", between)}
+      %o: float32[1,2,3,4] = BATCH_MATMUL({last[2]}, %v)
       %t: float32[1,3,2,4] = TRANSPOSE(%o, int32{{0, 2, 1, 3}})
       %r: float32[1,3,8] = RESHAPE(%t, int32{{1, 3, 8}})
       return %r
     }}""")
-    assert [report.status for report in convert(model, form)] == [Status.CONVERTED]
-    assert kinds(model)["SOFTMAX"] == 2
+    (report,) = convert(model, form)
+    assert report.status is (Status.SKIPPED if between == 400 else Status.CONVERTED)
+    assert report.settled is False
+    assert kinds(model)["SOFTMAX"] == (1 if between == 400 else 2)
 
 
 def test_probabilities_that_others_read_are_joined_for_them_and_no_several_heads_stay() -> None:
@@ -178,33 +185,6 @@ def test_a_part_of_a_constant_has_the_scales_of_its_steps(text: str, scales: int
     parts = [t for op in model.subgraphs[0].operators for t in op.inputs if t and t.dtype.name == "INT8"]
     cut = form == "split-above" or text is POSITIONS
     assert [len(t.quantization.scale) for t in parts if t.quantization] == ([scales] * 4 if cut else [4])
-
-
-UNMERGED = """
-subgraph main (%x: {query}, %k: float32[1,4,8,5], %v: float32[1,4,8,5]) {{
-  {leads}
-  %l: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
-  %p: float32[1,4,6,8] = SOFTMAX(%l) {{beta: 1.0}}
-  %o: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)
-  %r: float32[1,6,5] = SUM(%o, int32{{1}})
-  return %r
-}}
-"""
-
-
-@pytest.mark.parametrize(
-    ("query", "leads"),
-    [
-        # Nothing stands beside anything.
-        ("float32[1,4,6,5]", "%q: float32[1,4,6,5] = ABS(%x)"),
-        # Heads beside the sequence: a batch of pictures is split as well.
-        ("float32[1,4,30]", "%q: float32[1,4,6,5] = RESHAPE(%x, int32{1, 4, 6, 5})"),
-    ],
-)
-def test_where_nothing_tells_of_heads_they_are_the_batch_axes_of_the_products(query: str, leads: str) -> None:
-    model = parse(UNMERGED.format(query=query, leads=leads))
-    (report,) = convert(model, "split")
-    assert (report.status, report.heads) == (Status.CONVERTED, 4)
 
 
 # Forms: where heads are split is a choice, what they compute is not

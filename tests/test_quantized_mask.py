@@ -96,25 +96,10 @@ def test_what_others_read_of_the_chain_stays_until_the_last_mask_frees_it(prover
     assert names(model) == ["SELECT_V2", "SELECT_V2"]
 
 
-def test_equal_masks_of_several_layers_become_one(prover: RegionProver) -> None:
-    """They are read by operators; a graph output must stay defined."""
-    again = "".join(PLAIN.splitlines(keepends=True)[1:-2])
-    for name in ("%n", "%f", "%q", "%mask"):
-        again = again.replace(name, f"{name}2")
-    readers = "".join(
-        f"  %y{i}: int16{SHAPE} q(0.1, 0) = ABS(%{name})\n" for i, name in enumerate(["mask", "mask2"])
-    )
-    text = text_of(QUANTIZE_FIRST, INT16, more=again + readers, out="%y0, %y1")
-    model, reports = convert_text(text, "quantized_mask")
-    assert statuses(reports) == ["converted", "converted"]
-    assert names(model) == ["SELECT_V2", "ABS", "ABS"]
-
-
 NUMBER = "%f: float32[] = CAST(%open) {in_data_type: 6}"
 OTHERS = {
     "float, as mask_to_add makes it": ("%open: bool[]", NUMBER, "%y: float32[] = MUL(%f, float32(-65472.0))"),
     "no boolean": ("%open: int8[] q(1.0, 0)", "%y: int8[] q(1.0, 0) = MUL(%open, int8(-100) q(1.0, 0))"),
-    "no multiplication": ("%open: bool[]", NUMBER, "%y: int8[] q(1.0, 0) = QUANTIZE(%f)"),
     "no constant": (
         "%open: bool[], %s: float32[1]", NUMBER, "%m: float32[] = MUL(%f, %s)", "%y: int8[] q(1.0, 0) = QUANTIZE(%m)",
     ),

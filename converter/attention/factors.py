@@ -100,12 +100,6 @@ def canonical(factored: Factored) -> Factored:
     return tuple(tuple(merge_neighbours(axis)) for axis in factored)
 
 
-def divide(factor: Factor, outer: int) -> tuple[Factor, Factor]:
-    """Cut a factor in two: `outer` steps of size/outer each. Digit arithmetic keeps both labels right."""
-    inner = factor.size // outer
-    return Factor(outer, factor.stride * inner), Factor(inner, factor.stride)
-
-
 def regroup(factored: Factored, shape: Shape) -> Factored | None:
     """The same elements in row-major order under another shape, as RESHAPE sees them.
 
@@ -152,9 +146,10 @@ def cut_axis(axis: Sequence[Factor], count: int) -> tuple[Axis, Axis] | None:
             outer.append(factor)
             count //= factor.size
         elif factor.size % count == 0:
-            head, tail = divide(factor, count)
-            outer.append(head)
-            rest.insert(0, tail)
+            # Digit arithmetic keeps both labels right.
+            inner = factor.size // count
+            outer.append(Factor(count, factor.stride * inner))
+            rest.insert(0, Factor(inner, factor.stride))
             count = 1
         else:
             return None

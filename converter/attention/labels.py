@@ -18,7 +18,7 @@ OnHeads: TypeAlias = tuple[Tensor, Factored]
 DEEPEST = 60
 """Operators that are followed at most in one direction; real blocks have under thirty."""
 
-_MOST_LABELLED = 4 * DEEPEST
+_MOST_LABELLED = 2 * DEEPEST
 
 
 class Weighing(NamedTuple):
