@@ -35,7 +35,6 @@ from edge_opt.base.errors import EdgeOptError, ModelFormatError, OutputError, Us
 from edge_opt.build import BuildCheckError, Job, StageFailedError, building
 from edge_opt.build.phone import chip_of, next_steps
 from edge_opt.build.sections import faults, keep_sections
-from edge_opt.build.stages import Processes
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
 from edge_opt.inspection import inspect
@@ -341,6 +340,16 @@ def test_what_was_made_of_something_else_is_made_again_and_nothing_more(place: P
     assert place.output.read_bytes() == bundle_of(COMPILED)
 
 
+def test_the_steps_of_a_stage_that_tells_none_are_the_seconds_that_it_took_before(place: Place) -> None:
+    place.build()
+    told = place.work / "export" / "stage.json"
+    told.write_text(told.read_text().replace('"seconds": ', '"seconds": 50'))
+    steps: list[tuple[str, int, int]] = []
+    place.build(progress=lambda *step: steps.append(step), cache=64)
+    assert ("export", 0, 500) in [(name, done, total // 10 * 10) for name, done, total in steps]
+    assert ("export", 1, 1) in steps
+
+
 @pytest.mark.parametrize("stage", ALL)
 def test_a_build_that_is_interrupted_goes_on_and_ends_the_same(place: Place, stage: str) -> None:
     def interrupt(job: Job) -> None:
@@ -533,18 +542,6 @@ def test_few_prompts_are_not_split_and_without_evaluation_none_is_held_out(place
     many(place, *PROMPTS)
     stages, result = place.build(evaluate=False)
     assert (calibrated_on(stages), stages.checked, result.evaluation) == (PROMPTS, False, None)
-
-
-def test_a_missing_runtime_is_said_before_work_begins(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Without(Stages):
-        check_runtimes = Processes.check_runtimes  # type: ignore[assignment]
-
-    many(place, *PROMPTS)
-    monkeypatch.setattr("edge_opt.build.stages._RUNTIME", "no-such-package")
-    stages = Without()
-    with pytest.raises(UsageError, match=r"pip install '\.\[lm\]' .*evaluate=False"):
-        place.build(stages=stages)
-    assert stages.ran == []
 
 
 # --- sections ---

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -190,16 +191,10 @@ def configured(window: int = 512, **options: Any) -> dict[str, Any]:
 
 
 def test_rings_follow_from_the_window_the_prefill_and_the_cache() -> None:
-    def ring(window: int, **options: Any) -> Any:
-        found = configured(window, **options)
-        assert found["settings"]["export"].get(SETTING) == found["caches"]["ring"]
-        return found["caches"]["ring"]
-
-    assert ring(512) == 512
-    assert ring(512, settings={"prefill_lengths": [1024], "cache_length": 4096}) == 1024
-    assert ring(512, settings={SETTING: 768}) == 768
-    assert ring(512, settings={SETTING: None}) is None
-    assert ring(4096) is None
+    """Lengths themselves are in test_build_caches.py."""
+    for options, ring in (({}, 512), ({SETTING: 768}, 768), ({SETTING: None}, None)):
+        found = configured(settings=options)
+        assert found["settings"]["export"].get(SETTING) == found["caches"]["ring"] == ring
     for wrong in (256, "512", True):
         with pytest.raises(UsageError, match=SETTING):
             configured(settings={SETTING: wrong})
@@ -235,23 +230,26 @@ def test_settings_and_models_that_do_not_exist_are_a_sentence(options: dict[str,
     assert sentence in str(caught.value)
 
 
+def exported(monkeypatch: pytest.MonkeyPatch, npu_export: Any, model: object = "none", **config: Any) -> Any:
+    """What comes of an export by this function."""
+    from_dict = staticmethod(lambda values: SimpleNamespace(**values))
+    stages = SimpleNamespace(npu_export=npu_export, NpuPipelineConfig=SimpleNamespace(from_dict=from_dict))
+    monkeypatch.setattr(pipeline, "_lib", lambda _: stages)
+    monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [])
+    job = Job("export", "", {"model": str(model)}, config=config, options={"window": None})
+    return pipeline.export(job, lambda *_: None)
+
+
 def test_beside_a_vision_encoder_whole_prompts_are_embedded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """litert-torch's calibration and LiteRT-LM's executor for NPUs ask for it, its exporter leaves it out."""
     from litert_torch.generative.export_hf.core.exportable_module_config import ExportableModuleConfig
 
     told = {"task": "image_text_to_text", "export_vision_encoder": True, "prefill_lengths": [16]}
+    make = partial(ExportableModuleConfig, model="gemma", output_dir="", **told)
     monkeypatch.setattr(ExportableModuleConfig, "__post_init__", ExportableModuleConfig.__post_init__)
-    assert ExportableModuleConfig(model="gemma", output_dir="", **told).single_token_embedder
+    assert make().single_token_embedder
     seen = []
-    stages = SimpleNamespace(
-        npu_export=lambda *_: seen.append(ExportableModuleConfig(model="gemma", output_dir="", **told)),
-        NpuPipelineConfig=SimpleNamespace(from_dict=lambda values: SimpleNamespace(**values)),
-    )
-    monkeypatch.setattr(pipeline, "_lib", lambda _: stages)
-    monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [])
-    pipeline.export(
-        Job("export", "", {"model": "none"}, config=told, options={"window": None}), lambda *_: None
-    )
+    exported(monkeypatch, lambda *_: seen.append(make()), **told)
     assert seen[0].export_vision_encoder
     assert not seen[0].single_token_embedder
 
@@ -262,53 +260,33 @@ def test_weights_that_do_not_fit_are_said_and_not_made_up(
     """transformers fills what is missing with random numbers, and warns."""
     import transformers
 
-    small = {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "head_dim": 8,
-        "vocab_size": 16,
-        "num_attention_heads": 2,
-    }
-    config = transformers.Gemma3TextConfig(**small, num_key_value_heads=1, num_hidden_layers=2)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "head_dim": 8, "vocab_size": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2}
+    config = transformers.Gemma3TextConfig(**sizes, **heads)
     transformers.Gemma3ForCausalLM(config).save_pretrained(tmp_path)
-    stages = SimpleNamespace(
-        npu_export=lambda *_: transformers.AutoModelForCausalLM.from_pretrained(tmp_path),
-        NpuPipelineConfig=SimpleNamespace(from_dict=lambda values: SimpleNamespace(**values)),
-    )
-    monkeypatch.setattr(pipeline, "_lib", lambda _: stages)
-    monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [])
-    job = Job("export", "", {"model": str(tmp_path)}, config={}, options={"window": None})
-    assert pipeline.export(job, lambda *_: None) == {}
+
+    def load(*_: object) -> None:
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+
+    assert exported(monkeypatch, load, tmp_path) == {}
     written = json.loads((tmp_path / "config.json").read_text())
+    layers = {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
     for told, sentence in (
-        (
-            {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3},
-            r"layers\.2\.\S+ is missing, the first of 13;",
-        ),
+        (layers, r"layers\.2\.\S+ is missing, the first of 13;"),
         ({"intermediate_size": 32}, r"layers\..+ has another shape, the first of 3;"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(written | told))
         with pytest.raises(UsageError, match=sentence):
-            pipeline.export(job, lambda *_: None)
+            exported(monkeypatch, load, tmp_path)
 
 
-@pytest.mark.parametrize("cause", ["full_attention", "other"])
+@pytest.mark.parametrize(("cause", "kind"), [("full_attention", UsageError), ("other", KeyError)])
 def test_a_checkpoint_whose_layers_all_slide_is_a_sentence(
-    cause: str, monkeypatch: pytest.MonkeyPatch
+    cause: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """litert-torch asks for angles of layers that do not slide, and transformers has none."""
-
-    def npu_export(*_: object) -> None:
-        raise KeyError(cause)
-
-    stages = SimpleNamespace(
-        npu_export=npu_export,
-        NpuPipelineConfig=SimpleNamespace(from_dict=lambda values: SimpleNamespace(**values)),
-    )
-    monkeypatch.setattr(pipeline, "_lib", lambda _: stages)
-    job = Job("export", "", {"model": "none"}, config={})
-    with pytest.raises(UsageError if cause == "full_attention" else KeyError, match=r"every layer|other"):
-        pipeline.export(job, lambda *_: None)
+    with pytest.raises(kind, match=r"every layer|other"):
+        exported(monkeypatch, lambda *_: {}[cause])
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +43,6 @@ _MOST_SCORED = 512
 """Characters of a prompt that are scored: each token of them is one decode step."""
 _FEWEST, _SHARE = 10, 5
 """Prompts to hold one in so many out of."""
-_HIGHEST = 700.0
-"""Nats whose exponential is still a number."""
 _COMPLAINT = re.compile(r"^[EF]\d{4} .*?\] (.+)$", re.MULTILINE)
 
 
@@ -86,35 +83,30 @@ class ModelScore:
     def of(cls, source: str, said: Sequence[Said], reference: Sequence[Said]) -> "ModelScore":
         """The figures of one model beside those of the reference."""
         own, theirs = ([value for one in every for value in one.likelihoods] for every in (said, reference))
-        pairs = [(one.generated, other.generated) for one, other in zip(said, reference, strict=True)]
-        same = sum(_agreed(*pair) for pair in pairs)
-        # Behind the first token that differs both models go on from different texts.
-        judged = sum(min(_agreed(*pair) + 1, *map(len, pair)) for pair in pairs)
+        same = judged = 0
+        for pair in zip(said, reference, strict=True):
+            a, b = (one.generated for one in pair)
+            first = next((at for at, both in enumerate(zip(a, b, strict=False)) if len({*both}) > 1), None)
+            # Behind the first token that differs both models go on from different texts.
+            agreed = min(len(a), len(b)) if first is None else first
+            same, judged = same + agreed, judged + agreed + (first is not None)
         share = same / judged if judged else None
         ratio, error = ratio_of(own, theirs)
         return cls(source, len(own), perplexity_of(own), share, ratio=ratio, ratio_error=error)
 
 
-def _agreed(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens are the same, up to the first that differs."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
-
-
 def perplexity_of(likelihoods: Sequence[float]) -> float:
     """One over the mean chance, infinite beyond what a number holds."""
-    return _exp(-sum(likelihoods) / len(likelihoods))
+    return ratio_of(likelihoods, [0.0] * len(likelihoods))[0]
 
 
 def ratio_of(likelihoods: Sequence[float], reference: Sequence[float]) -> tuple[float, float]:
     """The ratio of two perplexities on the same tokens, and its standard error."""
     gaps = np.subtract(reference, likelihoods)
-    ratio = _exp(float(gaps.mean()))
-    spread = float(gaps.std(ddof=1)) if len(gaps) > 1 else math.inf
+    with np.errstate(all="ignore"):
+        ratio = float(np.exp(gaps.mean()))
+        spread = float(gaps.std(ddof=1)) if len(gaps) > 1 else math.inf
     return ratio, ratio * spread / math.sqrt(len(gaps))
-
-
-def _exp(nats: float) -> float:
-    return math.inf if nats > _HIGHEST else math.exp(nats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,9 +246,9 @@ def check_models(reference: Path, bundles: Sequence[Path]) -> None:
     """UsageError where a model is not what it has to be, as far as files tell."""
     if {*bundles} <= {reference}:
         raise UsageError("there is nothing to evaluate: give a bundle beside the reference")
-    kinds = {path: look_at(path).kind for path in (reference, *bundles)}
+    look_at(reference)
     for path in bundles:
-        if kinds[path] is Kind.CHECKPOINT:
+        if look_at(path).kind is Kind.CHECKPOINT:
             raise UsageError(f"{path} is a checkpoint: give it first, as the reference, and bundles after it")
 
 

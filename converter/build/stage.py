@@ -3,7 +3,9 @@
 It prints what the tools print, and lines `stage done/total` of progress.
 """
 
+import errno
 import json
+import os
 import resource
 import sys
 import traceback
@@ -11,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edge_opt.base.errors import EdgeOptError
+from edge_opt.base.errors import EdgeOptError, OutputError
 from edge_opt.base.processes import begin_child
 from edge_opt.base.record import from_dict
 from edge_opt.build.evaluation import score
@@ -43,6 +45,8 @@ def _answer(job: Job) -> dict[str, Any]:
         return {"error": str(error), "exit_code": error.exit_code}
     except Exception as error:
         traceback.print_exc()
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return {"error": os.strerror(error.errno), "exit_code": OutputError.exit_code}
         # The first line, and the next where that only announces it.
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         sentence = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])

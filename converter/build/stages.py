@@ -40,9 +40,9 @@ _RUNTIME = "litert-lm-api"
 _OURS = ("configure", "calibrate", "narrow", "optimize", "evaluate")
 """Stages whose results depend on our own version."""
 _LOOK_SECONDS = 0.3
-# Lines of ours, `stage 3/7`, and bars of tqdm, `..| 3/7 [00:10<00:14, 3.5s/it]`.
-_STEP = re.compile(rb"(\d+)/(\d+)(?:\s*$| \[\d\d)", re.MULTILINE)
-_TAIL, _ALMOST_FULL = 4096, 1 << 20
+# `stage 3/7`, as our own stages and litert-torch's calibration tell; not the bars of loading and saving.
+_STEP = re.compile(rb"^[^|/\n]* (\d+)/(\d+)\s*$", re.MULTILINE)
+_TAIL, _ALMOST_FULL = 1 << 16, 1 << 20
 _KINDS: dict[int, type[EdgeOptError]] = {2: UsageError, 5: OutputError}
 
 
@@ -138,12 +138,10 @@ class Processes:
 
     def versions(self) -> dict[str, str]:
         """Of everything that a stage's result depends on; UsageError where one is missing or not known here."""
-        try:
-            versions = {package: version(package) for package in _PACKAGES.split()}
-        except PackageNotFoundError as error:
-            raise UsageError(f"the build needs {error.name}: {INSTALL}") from None
+        needs = "the build needs {}: " + INSTALL
+        versions = {package: _version(package, needs.format(package)) for package in _PACKAGES.split()}
         if find_spec(_MODULE) is None:
-            raise UsageError(f"the build needs {_MODULE}: {INSTALL}")
+            raise UsageError(needs.format(_MODULE))
         if not versions["litert-torch"].startswith(f"{SUPPORTED}."):
             raise UsageError(
                 f"litert-torch is {versions['litert-torch']}, and its pipeline for NPUs, which is experimental, is "
@@ -153,18 +151,16 @@ class Processes:
 
     def check_runtimes(self, *, checkpoint: bool, bundles: bool = True) -> dict[str, str]:
         """The version of what runs bundles; UsageError where that is missing, or what runs a checkpoint."""
-        try:
-            versions = {_RUNTIME: version(_RUNTIME)} if bundles else {}
-        except PackageNotFoundError:
-            raise UsageError(
-                "bundles are evaluated in LiteRT-LM, which is not installed: pip install '.[lm]' in a checkout of "
-                "edge-opt (a build goes on without it with evaluate=False)"
-            ) from None
+        needs = (
+            "bundles are evaluated in LiteRT-LM, which is not installed: pip install '.[lm]' in a checkout of edge-opt "
+            "(a build goes on without it with evaluate=False)"
+        )
+        versions = {_RUNTIME: _version(_RUNTIME, needs)} if bundles else {}
         missing = [name for name in ("torch", "transformers") if checkpoint and find_spec(name) is None]
         if missing:
             raise UsageError(
-                f"a checkpoint runs in transformers, and {' and '.join(missing)} is not installed: pip install "
-                f"'.[build]' in a checkout of edge-opt, or give a float bundle as the reference"
+                f"a checkpoint runs in transformers, and {' and '.join(missing)} is not installed: {INSTALL}, or give "
+                f"a float bundle as the reference"
             )
         return versions
 
@@ -200,6 +196,13 @@ class Processes:
         return [_answer(child.returncode, place) for child, place in zip(children, places, strict=True)]
 
 
+def _version(package: str, needs: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        raise UsageError(needs) from None
+
+
 def _start(job: Job, log: Path, scratch: Path) -> subprocess.Popen[bytes]:
     order, temporary = scratch / "job.json", scratch / "tmp"
     order.write_text(json.dumps(asdict(job)), encoding="utf-8")
@@ -218,7 +221,7 @@ def _steps(log: Path) -> tuple[int, int]:
     tail = b""
     with suppress(OSError), log.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-        tail = file.read().replace(b"\r", b"\n")
+        tail = file.read()
     done, total = (_STEP.findall(tail) or [(0, 1)])[-1]
     return int(done), int(total)
 
