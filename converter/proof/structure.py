@@ -67,7 +67,7 @@ def _without_numbers(model: Model) -> tuple[bytes, tuple[Number, ...]]:
             tensor.buffer = None
         if tensor.quantization is not None and tensor.is_quantized:
             numbers.append(tensor.quantization.key())
-            tensor.quantization = Quantization.affine(1.0)
+            tensor.quantization = Quantization.affine(1.0, 0)
     return sha256(model_bytes(to_tables(model)) + repr(places).encode()).digest(), tuple(numbers)
 
 

@@ -34,7 +34,7 @@ unseen; where they fill too little, products vanish in rounding.
 """
 
 _REALISTIC = "realistic"
-DRAWS = 2  # at the scale that tells most: rounding may hide in one what another shows
+DRAWS = 3  # at the scale that tells most: rounding may hide in one what another shows
 _LOGIT_RANGE = 12.0  # of what is added to logits: softmax weights then differ, and few are lost in rounding
 
 
@@ -153,17 +153,14 @@ def _realistic(signature: SignatureInfo, request: ProofRequest) -> list[Plans]:
 
 
 def _more(signature: SignatureInfo, request: ProofRequest, scale: float) -> dict[str, list[Plans]]:
-    """The inputs of further runs at a scale: realistic ones of codes, and each kind of extremes that changes any."""
-    draws: list[Plans] = [_planned(signature, request)]
-    made: dict[str, list[Plans]] = {}
-    if _operands(draws[0]):
-        draws = [_scaled(_planned(signature, request, draw), scale) for draw in range(DRAWS)]
-        made = {_REALISTIC: draws}
+    """The inputs of further runs at a scale: realistic ones, and each kind of extremes that changes any."""
+    draws: list[Plans] = [_scaled(_planned(signature, request, draw), scale) for draw in range(DRAWS)]
     plain = [array_of(each).tobytes() for each in draws[0]]
+    made = {_REALISTIC: draws}
     for kind in request.extremes:
-        runs = [[replace(each, kind=kind) for each in plans] for plans in draws]
+        runs: list[Plans] = [[replace(each, kind=kind) for each in plans] for plans in draws]
         if [array_of(each).tobytes() for each in runs[0]] != plain:
-            made[kind] = [*runs]
+            made[kind] = runs
     return made
 
 
