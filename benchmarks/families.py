@@ -156,10 +156,7 @@ def _regions(result: ConversionResult) -> str:
     if exact == len(proofs):
         return _EXACT
     worst = max(proof.max_abs for proof in proofs)
-    masked = max((proof.fully_masked_rows_max_abs or 0.0 for proof in proofs), default=0.0)
-    return f"{exact} of {len(proofs)} {_EXACT}; others {worst:.2g}" + (
-        f", masked rows {masked:.2g}" * (masked > 0)
-    )
+    return f"{exact} of {len(proofs)} {_EXACT}; others {worst:.2g}"
 
 
 def _compared(before: Path, after: Path, on: Literal["cpu", "reference"]) -> str:
