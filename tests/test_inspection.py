@@ -46,6 +46,32 @@ def test_after_a_conversion_blocks_have_fewer_heads_and_the_same_masks(target: s
     assert {block.mask for block in blocks} == {"mask_local", "mask_global"}
 
 
+@pytest.mark.parametrize(
+    ("made", "named"),
+    [
+        ("%mask: float32[1,1,8,16] = NEG(%a)", "first"),
+        ("%mask: float32[1,1,8,16] = MINIMUM(%a, %b)", "mask"),
+        ("%mask: float32[1,1,8,16] = NEG(float32[1,1,8,16]{splat 1.0})", "mask"),
+    ],
+)
+def test_a_mask_is_named_by_the_one_argument_that_it_is_made_of_else_by_its_tensor(
+    made: str, named: str
+) -> None:
+    model = parse(f"""
+signature main = #0 (q=%q, k=%k, v=%v, first=%a, second=%b) -> (out=%out)
+subgraph main (%q: float32[1,2,8,4], %k: float32[1,2,16,4], %v: float32[1,2,16,4],
+    %a: float32[1,1,8,16], %b: float32[1,1,8,16]) {{
+  {made}
+  %logits: float32[1,2,8,16] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+  %masked: float32[1,2,8,16] = ADD(%logits, %mask)
+  %p: float32[1,2,8,16] = SOFTMAX(%masked) {{beta: 1.0}}
+  %out: float32[1,2,8,4] = BATCH_MATMUL(%p, %v)
+  return %out
+}}
+""")
+    assert [block.mask for block in inspect(model).attention] == [named]
+
+
 def test_sizes_operators_arguments_and_dtypes(capsys: Captured) -> None:
     said = run(capsys, "inspect", QUANTIZED, "--json").json
     assert said["size"] == QUANTIZED.stat().st_size
