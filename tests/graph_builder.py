@@ -108,14 +108,6 @@ class GraphBuilder:
             return self.op(how, source, axis=axis, values_count=1)
         return self.reshape(source, *source.shape[:axis], 1, *source.shape[axis:])
 
-    def without_one(self, source: Tensor, axis: int, how: str = "RESHAPE") -> Tensor:
-        """The tensor without an axis of size 1, by RESHAPE, SQUEEZE (for EXPAND_DIMS) or UNPACK (for PACK)."""
-        if how == "EXPAND_DIMS":
-            return self.op("SQUEEZE", source, squeeze_dims=np.array([axis], np.int32))
-        if how == "PACK":
-            return self.op("UNPACK", source, axis=axis, num=1)
-        return self.reshape(source, *source.shape[:axis], *source.shape[axis + 1 :])
-
     def swap(self, source: Tensor) -> Tensor:
         """TRANSPOSE of the last two axes."""
         rank = len(source.shape)

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 from bundles import bundle, model_part
 from cli_runs import DEMO, run
@@ -136,13 +135,6 @@ def test_a_deep_copy_is_the_same_model_and_is_edited_apart() -> None:
     assert to_bytes(twin) != before
 
 
-def test_a_copy_keeps_what_a_signature_alone_names() -> None:
-    twin = copy.deepcopy(parse("signature s = #0 (x=%x) -> (y=%y)\n" + SQUARES))
-    tensor = twin.signatures[0].outputs["y"]
-    assert twin.subgraphs[0].is_output(tensor)
-    assert tensor.producer is not None
-
-
 def test_a_dry_run_leaves_the_model_alone_and_gives_what_it_would_become() -> None:
     model = edge_opt.load(DEMO)
     before = to_bytes(model)
@@ -152,12 +144,6 @@ def test_a_dry_run_leaves_the_model_alone_and_gives_what_it_would_become() -> No
     assert result.model is not model
     assert len(edge_opt.inspect(model).sites) == 5
     assert to_bytes(model) == before
-
-
-def test_one_name_alone_needs_no_list() -> None:
-    result = edge_opt.convert(DEMO, dry_run=True, verify="none", signatures="decode")
-    assert {site.signature for site in result.sites} == {"decode"}
-    assert not edge_opt.convert(DEMO, dry_run=True, verify="none", skip="mha_to_sha").converted
 
 
 def test_a_pass_of_ones_own_runs_once_it_is_among_the_passes(monkeypatch: pytest.MonkeyPatch) -> None:

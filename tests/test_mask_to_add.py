@@ -377,11 +377,6 @@ def test_what_an_add_cannot_do_is_refused_with_the_reason(text: str, reason: str
     assert reason in converted(text, Says(True), status="skipped")[1].reason
 
 
-def test_a_softmax_without_a_select_is_no_site() -> None:
-    text = f"subgraph main (%x: float32[1,{S}]) {{\n  %p: float32[1,{S}] = SOFTMAX(%x)\n  return %p\n}}\n"
-    assert convert_text(text, "mask_to_add")[1] == []
-
-
 # What the proof finds
 
 

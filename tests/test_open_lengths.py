@@ -11,7 +11,7 @@ from text_parser import parse
 from edge_opt.base.errors import UsageError
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
-from edge_opt.inspection import conversion_report, inspect
+from edge_opt.inspection import inspect
 from edge_opt.ir import to_bytes
 from edge_opt.passes import Status
 from edge_opt.passes.ledger import UnverifiedChangeError
@@ -320,17 +320,6 @@ def test_compare_says_at_which_one_size_it_ran_open_lengths(
     )
 
 
-def test_compare_refuses_shapes_of_inputs_that_are_not_there_or_of_other_sizes() -> None:
-    model = to_bytes(parse(MODELS["lengths"][0]))
-    with pytest.raises(UsageError, match="input 'w' does not exist"):
-        compare(model, model, shapes={"w": (1,)})
-    (found,) = compare(model, model, shapes={"q": (1, 3, 2, 5)}).signatures
-    assert (
-        found.reason
-        == "input 'q' has shape (1, 4, -1, 5) in a, (1, 4, -1, 5) in b, (1, 3, 2, 5) is asked for"
-    )
-
-
 STATIC_INSIDE = """
 signature main = #0 (q=%q, k=%k, v=%v) -> (r=%r)
 subgraph main (%q: float32[1,2,?,8], %k: float32[1,2,6,8], %v: float32[1,2,6,8]) {
@@ -362,21 +351,6 @@ def test_behind_what_is_not_derived_any_size_may_be_open(first: str) -> None:
         parse(STATIC_INSIDE.replace("MUL(%q, float32(0.5))", first) + half), verify="none"
     ).sites
     assert (site.status, "has a size on record" in site.reason) == (Status.SKIPPED, True)
-
-
-def test_behind_a_wrong_size_on_record_the_size_that_inputs_give_counts() -> None:
-    text = STATIC_INSIDE.replace("%q: float32[1,2,?,8]", "%q: float32[1,2,5,8]")
-    (site,) = convert(parse(text), verify="none").sites
-    assert (site.status, "axis 2 is 5, recorded as 3" in site.reason) == (Status.SKIPPED, True)
-
-
-def test_overlay_and_report_are_of_the_shapes_that_are_given() -> None:
-    before, shapes = to_bytes(parse(STATIC_INSIDE)), {"q": (1, 2, 5, 8)}
-    texts = [one["value"] for one in inspect(before, shapes=shapes).node_data["main"]["results"].values()]
-    assert texts
-    assert all(text.startswith("converted by mha_to_sha") for text in texts)
-    result = convert(before, shapes=shapes, verify="none")
-    assert conversion_report(result).example is not None
 
 
 def test_sizes_on_record_behind_an_open_length_are_not_believed() -> None:

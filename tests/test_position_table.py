@@ -1,6 +1,5 @@
 """Rope in integers stops at the end of their range; a table by position does not, and is proved at every position."""
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -80,15 +79,6 @@ def test_cosines_beyond_the_range_of_the_result_are_the_ends_of_it() -> None:
     model = parse(changed(*narrow))
     assert {site.status for site in convert(model).sites} == {Status.CONVERTED}
     assert rope(model, [0, 11, 12, 23])["pos_emb_cos"].max() == pytest.approx(32767 * 3.051851e-05)
-
-
-def test_positions_outside_of_the_cache_are_those_of_its_ends() -> None:
-    model = parse(TEXT)
-    convert(model)
-    limits = np.iinfo(np.int32)
-    found = rope(model, [-1, int(limits.min), 24, int(limits.max)])["pos_emb_cos"]
-    inside = rope(model, [0, 0, 23, 23])["pos_emb_cos"]
-    assert (found == inside).all()
 
 
 COUNTS_TO_1000 = ("0.0003051851", "0.03051851")
@@ -351,12 +341,3 @@ def test_inspect_says_where_a_bundle_stops_counting_and_convert_where_it_leaves_
     assert told(run(output, skip=["position_table"])) == told()
     assert told(run(output)) == []
     assert inspect(output).soundness == []
-
-
-def test_a_range_that_reaches_the_end_of_the_cache_is_not_told_of() -> None:
-    text = changed(("0.0003051851", "0.00070196"))
-    model = parse(text)
-    rotary = next(iter(find_rotary(model.subgraphs[0])))
-    assert rotary.last_position(24) is None
-    assert rotary.last_position(25) == 23
-    assert replace(rotary).axis == 1
