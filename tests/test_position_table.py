@@ -69,7 +69,7 @@ def test_every_position_of_the_cache_has_its_own_cosine_and_sine() -> None:
     assert [(site.status, site.proof and site.proof.demand.kind) for site in result.sites] == [
         (Status.CONVERTED, "absolute")
     ] * 2
-    assert result.sites[0].note == "stopped counting at position 10 of 24, and counts on now"
+    assert result.sites[0].note == "RoPE was wrong after position 10 of 24; fixed"
     assert result.soundness == []
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -59,12 +60,10 @@ def residual_sums(graph: Subgraph) -> Iterator[ResidualSum]:
         if addition.name not in ("ADD", "SUB") or addition.output.dtype is not DType.INT16:
             continue
         first, second = addition.input(0), addition.input(1)
-        pairs = [(first, second), (second, first)] if addition.name == "ADD" else [(first, second)]
-        for other, normed in pairs:
+        for other, normed in [(first, second), (second, first)][: 2 if addition.name == "ADD" else 1]:
             norm = normed.producer
-            if norm is None or other is normed or other.shape != normed.shape or not _is_norm(norm):
-                continue
-            if len(normed.consumers) == 1 and not graph.is_output(normed):
+            alone = len(normed.consumers) == 1 and not graph.is_output(normed)
+            if norm is not None and alone and other.shape == normed.shape and _is_norm(norm):
                 yield ResidualSum(addition, norm, other)
                 break
 
@@ -74,11 +73,11 @@ def _is_norm(operator: Operator) -> bool:
     if composite_name(operator) != NORM or len(operator.inputs) != 2 or len(operator.outputs) != 1:
         return False
     weight, result = operator.input(1), operator.outputs[0]
-    if not (weight.has_numbers and weight.dtype is DType.INT16 and result.dtype is DType.INT16):
+    if not (weight.has_numbers and weight.dtype is result.dtype is DType.INT16 and result.is_quantized):
         return False
     parameters = weight.quantization
     symmetric = parameters is not None and parameters.is_affine and not parameters.zero_point.any()
-    return symmetric and result.is_quantized and int(weight.array().min()) > np.iinfo(np.int16).min
+    return symmetric and int(weight.array().min()) > np.iinfo(np.int16).min
 
 
 def _step(tensor: Tensor) -> float:
@@ -87,30 +86,19 @@ def _step(tensor: Tensor) -> float:
 
 
 def _build(context: Context, found: ResidualSum) -> Rewrite:
-    weight, normed = found.norm.input(1), found.norm.outputs[0]
+    norm, addition = found.norm, found.addition
+    weight, normed = norm.input(1), norm.outputs[0]
+    numbers = np.negative(weight.array())
     negated = context.constants.make(
-        name_below(weight.name, "negated"), np.negative(weight.array()), DType.INT16, weight.quantization
+        name_below(weight.name, "negated"), numbers, DType.INT16, weight.quantization
     )
-    result = Tensor(
-        name_below(normed.name, "negated"), normed.shape, normed.dtype, quantization=normed.quantization
-    )
-    norm = Operator(
-        found.norm.code, (found.norm.input(0), negated), (result,), found.norm.options, found.norm.table
-    )
-    addition = found.addition
-    difference = context.model.new_operator(
-        "SUB",
-        (found.other, result),
-        addition.outputs,
-        fused_activation_function=addition.option("fused_activation_function"),
-        pot_scale_int16=addition.option("pot_scale_int16"),
+    result = replace(normed, name=name_below(normed.name, "negated"))
+    options = {name: addition.option(name) for name in ("fused_activation_function", "pot_scale_int16")}
+    new = (
+        Operator(norm.code, (norm.input(0), negated), (result,), norm.options, norm.table),
+        context.model.new_operator("SUB", (found.other, result), addition.outputs, **options),
     )
     # A step of the norm may be several of the sum, and the sum rounds once more.
     steps = 1 + math.ceil(_step(normed) / _step(addition.output))
-    return Rewrite(
-        context.model,
-        context.subgraph,
-        (found.norm, addition),
-        (norm, difference),
-        demand=Demand("steps", max(2, steps)),
-    )
+    demand = Demand("steps", max(2, steps))
+    return Rewrite(context.model, context.subgraph, (norm, addition), new, demand)

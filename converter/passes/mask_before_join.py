@@ -2,12 +2,10 @@
 
 from collections.abc import Iterable
 from functools import partial
-from itertools import accumulate
 
-import numpy as np
-
+from edge_opt.attention.assembly import Assembly
 from edge_opt.base.words import name_below
-from edge_opt.ir import DType, Operator, Tensor
+from edge_opt.ir import Operator, Tensor
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.passes.rewrite import Rewrite
 
@@ -64,24 +62,18 @@ def _numbers(tensor: Tensor) -> object:
 
 
 def _build(context: Context, join: Operator, addition: Operator) -> Rewrite:
-    joined, result = join.outputs[0], addition.outputs[0]
+    joined, result, make = join.outputs[0], addition.outputs[0], Assembly(context.model, context.constants)
     mask = next(tensor for tensor in addition.inputs if tensor is not None and tensor is not joined)
-    widths = [part.shape[-1] for part in join.inputs if part is not None]
-    cuts, additions = [], []
-    for part, width, end in zip(join.inputs, widths, accumulate(widths), strict=True):
-        assert part is not None
-        shape, name = (*mask.shape[:-1], width), name_below(mask.name, "columns")
-        columns = Tensor(name, shape, mask.dtype, quantization=mask.quantization)
-        begin = [0] * (len(mask.shape) - 1) + [end - width]
-        steering = [
-            context.constants.make(name, np.array(values, np.int32), DType.INT32)
-            for name, values in (("mask/begin", begin), ("mask/size", columns.shape))
-        ]
-        cuts.append(context.model.new_operator("SLICE", (mask, *steering), [columns]))
-        shape, name = (*result.shape[:-1], width), name_below(part.name, "masked")
-        masked = Tensor(name, shape, result.dtype, quantization=result.quantization)
+    parts, cuts, end = [part for part in join.inputs if part is not None], [], 0
+    for part in parts:
+        begin, end = end, end + part.shape[-1]
+        columns = make.tensor(name_below(mask.name, "columns"), (*mask.shape[:-1], end - begin), mask)
+        first = make.integers("mask/begin", [0] * (len(mask.shape) - 1) + [begin])
+        cuts.append(make.emit("SLICE", [mask, first, make.integers("mask/size", columns.shape)], columns))
+    sums = []
+    for part, columns in zip(parts, cuts, strict=True):
+        masked = make.tensor(name_below(part.name, "masked"), (*result.shape[:-1], part.shape[-1]), result)
         operands = [columns if operand is mask else part for operand in addition.inputs]
-        additions.append(Operator(addition.code, operands, [masked], addition.options, addition.table))
-    masked_parts = [operator.outputs[0] for operator in additions]
-    last = Operator(join.code, masked_parts, [result], join.options, join.table)
-    return Rewrite(context.model, context.subgraph, (join, addition), (*cuts, *additions, last))
+        sums.append(make.copy(addition, operands, masked))
+    new = make.finished(make.copy(join, sums, result))
+    return Rewrite(context.model, context.subgraph, (join, addition), tuple(new))

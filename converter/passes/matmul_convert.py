@@ -47,19 +47,14 @@ def _build(context: Context, product: Operator, convert: Operator) -> Rewrite:
     version = KINDS["BATCH_MATMUL"].version_for(product.input(0).dtype)
     code = context.model.operator_code("BATCH_MATMUL", max(version, product.code.version))
     fused = Operator(code, product.inputs, convert.outputs, product.options, product.table)
-    low, high = real_range(between)
-    clipped = clipped_codes(convert)
+    # At most one step of the larger scale, and one more of int16, whose kernels multiply by numbers of 15 bits.
+    # Scales are float32: a ratio of 3 may come out as 2.9999998.
+    steps = max(1, math.floor(before / after * (1 + 1e-6))) + (result.dtype is DType.INT16)
+    (low, high), clipped = real_range(between), clipped_codes(convert)
     kept = f"the product '{between.name}' was clipped to {low:.4g} .. {high:.4g}; values beyond are kept now"
     return Rewrite(
-        context.model,
-        context.subgraph,
-        (product, convert),
-        (fused,),
-        # At most one step of the larger scale, and one more of int16, whose kernels multiply by numbers of 15 bits.
-        # Scales are float32: a ratio of 3 may come out as 2.9999998.
-        demand=Demand(
-            "steps", max(1, math.floor(before / after * (1 + 1e-6))) + (result.dtype is DType.INT16)
-        ),
+        *(context.model, context.subgraph, (product, convert), (fused,)),
+        demand=Demand("steps", steps),
         note=kept if clipped else "",
         clipped=clipped,
     )

@@ -1,6 +1,7 @@
 """Cosines and sines of positions that are computed in integers -> a table by position, read with GATHER."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -65,12 +66,12 @@ def _build(context: Context, rotary: Rotary) -> Rewrite:
     make = Assembly(context.model, context.constants)
     index = position
     for name, bound in (("MAXIMUM", 0), ("MINIMUM", count - 1)):
-        clamped = Tensor(f"positions/{name.lower()}", position.shape, position.dtype)
-        index = make.emit(name, [index, constant(bound, position.dtype)], clamped)
+        limit = context.constants.make(
+            "positions/constant", np.asarray(bound, position.dtype.numpy), position.dtype
+        )
+        index = make.emit(name, [index, limit], replace(position, name=f"positions/{name.lower()}"))
     if len(position.shape) != 1:
-        flat = Tensor("positions/flat", (position.elements,), position.dtype)
-        shape = np.array(flat.shape, np.int32)
-        index = make.emit("RESHAPE", [index, constant(shape, DType.INT32)], flat, new_shape=shape)
+        index = make.reshape_to(index, Tensor("positions/flat", (position.elements,), position.dtype))
     codes = _stored(rotary.values(count), result)
     first, second = np.array_split(codes, 2, axis=-1)
     is_doubled = axis != codes.ndim - 1 and np.array_equal(first, second)
@@ -111,7 +112,7 @@ def _counted(context: Context, rotary: Rotary) -> tuple[int, list[str]]:
     if stopped is None:
         text = f"the integers tell {_MOST_POSITIONS:,} positions apart, and no table is that long"
         raise RefusedError(text, rotary.operators[-1], rotary.result)
-    notes = [f"stopped counting at position {stopped} of {count}, and counts on now"]
+    notes = [f"RoPE was wrong after position {stopped} of {count}; fixed"]
     return max(count, stopped + 1), notes if stopped < count - 1 else []
 
 

@@ -57,10 +57,12 @@ def two_values(context: Context, like: Tensor, stored: Iterable[float]) -> list[
 
 def mask_chain(last: Operator) -> tuple[Operator, ...]:
     """The operators that make an integer mask of a boolean and end at this one; empty where there are none."""
-    if not last.outputs:
-        return ()
-    result = last.outputs[0]
-    if result.dtype not in (DType.INT8, DType.INT16, DType.UINT8) or not result.is_quantized:
+    result = last.outputs[0] if last.outputs else None
+    if (
+        result is None
+        or result.dtype not in (DType.INT8, DType.INT16, DType.UINT8)
+        or not result.is_quantized
+    ):
         return ()
     chain, source = [last], _carried(last)
     while source is not None and source.producer is not None and len(chain) <= len(_CHAIN):
@@ -69,8 +71,8 @@ def mask_chain(last: Operator) -> tuple[Operator, ...]:
         chain.append(source.producer)
         source = _carried(source.producer)
     steps = [operator.name for operator in reversed(chain) if operator.name != "LOGICAL_NOT"]
-    known = source is not None and source.dtype is DType.BOOL
-    return tuple(reversed(chain)) if known and steps in _ORDERS else ()
+    is_mask = source is not None and source.dtype is DType.BOOL and steps in _ORDERS
+    return tuple(reversed(chain)) if is_mask else ()
 
 
 def _carried(operator: Operator) -> Tensor | None:

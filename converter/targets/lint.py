@@ -108,17 +108,11 @@ def _joined_rows(graph: Subgraph, target: Target) -> _Faults:
 
     An operand that the ADD broadcasts is none of them, nor are parts joined on another axis.
     """
-    limit = target.largest_joined_rows_bytes
-    if limit is None:
-        return
-    counts: Counter[int] = Counter()
-    for operator in graph.operators:
-        elements = operator.outputs[0].elements if operator.name == "ADD" else None
-        sizes = [
-            operand.elements * element_bytes(operand)
-            for operand in operator.inputs
-            if operand is not None and operand.elements == elements and _has_joined_rows(operand)
-        ]
+    limit, counts = target.largest_joined_rows_bytes or math.inf, Counter[int]()
+    for operator in graph.operators if limit < math.inf else ():
+        operands = [t for t in operator.inputs if t is not None and operator.name == "ADD"]
+        whole = [t for t in operands if t.elements == operator.output.elements and _has_joined_rows(t)]
+        sizes = [tensor.elements * element_bytes(tensor) for tensor in whole]
         counts.update([size for size in sizes if size > limit][:1])
     source = target.sources.get("largest_joined_rows_bytes")
     remedy = "split the heads, and a mask is not repeated" + (f" ({source})" if source else "")

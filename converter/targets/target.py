@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
@@ -106,9 +107,9 @@ class Target:
 
     def no_gain(self, signature: str, match: Block) -> str:
         """What of this attention the target gains nothing from splitting; empty where it does."""
-        logits = match.softmax.outputs[0].dtype.name
         if not self.splits(signature):
             return "this signature"
+        logits = match.softmax.outputs[0].dtype.name
         if logits in self.unsplit_types:
             return f"attention in {logits}"
         small = match.head_size < (self.split_from_head_size or 0)
@@ -145,16 +146,14 @@ class Target:
         Raises:
             RefusedError: it takes the others only.
         """
-        if any(self.refuses(operator) for operator in instead_of):
-            return
-        for operator in operators:
+        rank = math.inf if self.largest_rank is None else self.largest_rank
+        for operator in () if any(map(self.refuses, instead_of)) else operators:
             if self.refuses(operator):
                 raise RefusedError(f"target '{self.name}' does not take {operator.name}")
             for tensor in operator.outputs:
-                if self.largest_rank is not None and len(tensor.shape) > self.largest_rank:
-                    rank = len(tensor.shape)
-                    text = f"target '{self.name}' takes rank {self.largest_rank} at most, '{tensor.name}' has {rank}"
-                    raise RefusedError(text)
+                if len(tensor.shape) > rank:
+                    has = f"'{tensor.name}' has {len(tensor.shape)}"
+                    raise RefusedError(f"target '{self.name}' takes rank {rank} at most, {has}")
 
 
 def target_names() -> list[str]:
@@ -177,17 +176,14 @@ def load_target(name: TargetLike) -> Target:
     name = os.fspath(name)
     if (chip := find_chip(name)) is not None:
         name = TARGETS[chip[0]]
-    if name in target_names():
-        text = (resources.files(__package__) / f"{name}.toml").read_text(encoding="utf-8")
-        return _parse(text, name)
-    if not name.endswith(".toml"):
+    if name not in target_names() and not name.endswith(".toml"):
         raise unknown("target", name, target_names())
+    path = Path(name) if name.endswith(".toml") else resources.files(__package__) / f"{name}.toml"
     try:
-        text = Path(name).read_text(encoding="utf-8")
+        return _parse(path.read_text(encoding="utf-8"), name)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"target file {name} cannot be read: {reason}") from error
-    return _parse(text, name)
 
 
 _LISTS: dict[str, tuple[str, Collection[str]]] = {
@@ -207,12 +203,14 @@ def _parse(text: str, source: str) -> Target:
         raise UsageError(f"target file {source} is not valid TOML: {error}") from error
     except msgspec.ValidationError as error:
         raise UsageError(f"target file {source}: {error}") from error
+    extra = sorted(data.get("long_context", {}).keys() - LongContext.__annotations__.keys())
     wrong = [f"'{key}' is unknown, {did_you_mean(key, _FIELDS)}" for key in data if key not in _FIELDS]
-    extra = data.get("long_context", {}).keys() - LongContext.__annotations__.keys()
-    wrong += [f"'{key}' in 'long_context' is unknown" for key in sorted(extra)]
+    wrong += [f"'{key}' in 'long_context' is unknown" for key in extra]
     for key, (what, known) in _LISTS.items():
-        unknown_names = (name for name in getattr(target, key) if name not in known)
-        wrong += [f"'{n}' in '{key}' is not a TFLite {what}, {did_you_mean(n, known)}" for n in unknown_names]
+        names = [name for name in getattr(target, key) if name not in known]
+        wrong += [
+            f"'{name}' in '{key}' is not a TFLite {what}, {did_you_mean(name, known)}" for name in names
+        ]
     if wrong:
         raise UsageError(f"target file {source}: {wrong[0]}")
     return target
