@@ -51,7 +51,7 @@ class Ledger:
         self._enter(rewrite.added())
 
     def merge(self, added: Iterable[Operator]) -> None:
-        """Of the `added` operators, readers of those whose results have equal values read the first one's.
+        """Of the `added` operators, readers of those that do the same with equal values read the first one's results.
 
         What reads state, draws random numbers or calls a subgraph is equal to nothing.
         """
@@ -61,10 +61,12 @@ class Ledger:
                 continue
             if any(map(self._subgraph.is_output, operator.outputs)):
                 continue
-            known = first.setdefault(self._step(operator), operator)
+            known = first.setdefault(self._read(operator), operator)
             if known is not operator:
                 for old, new in zip(operator.outputs, known.outputs, strict=True):
                     self._subgraph.replace_uses(old, new)
+                    # Two verified rewrites may give by one step what had two values.
+                    self._steps.update(map(self._step, new.consumers))
                 self._subgraph.remove(operator)
 
     def check(self) -> None:
