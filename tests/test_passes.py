@@ -377,6 +377,11 @@ HARMS: dict[str, tuple[Callable[[Context, Operator], object], str]] = {
     "operand": (lambda c, f: c.subgraph.set_input(f, 0, c.subgraph.inputs[1]), f"ABS that defines 'a' {OTHER}"),
     "removed": (lambda c, f: c.subgraph.remove(c.subgraph.operators[2]), "nothing defines the output 'other'"),
     "added": (lambda c, f: c.subgraph.append(op(c.model, "ABS", [f.input(0)], fresh("n"))), f"'n' {OTHER}"),
+    "order": (
+        lambda c, f: c.subgraph.arrange([c.subgraph.operators[place] for place in (0, 1, 2, 4, 3)]),
+        "reads what nothing defines before it",
+    ),
+    "an effect": (lambda c, f: c.subgraph.remove(c.subgraph.operators[-1]), "is gone, and does more than compute"),
     "options": (lambda c, f: c.subgraph.operators[2].options.set("beta", 2.0), f"'other' {OTHER}"),  # type: ignore[union-attr]
     "the numbers of a scale": (
         lambda c, f: setattr(c.subgraph.tensors[1].quantization, "scale", np.array([0.25], "f4")), f"'other' {OTHER}"
@@ -399,6 +404,8 @@ def test_a_pass_that_changes_the_graph_by_the_way_is_stopped(
         return rewrite
 
     text = CHAIN
+    if "does more" in found:
+        text = CHAIN.replace("  return", "  %e: float32[4] = CUSTOM 'print' (%o)\n  return")
     if found.startswith("'other'"):
         text = CHAIN.replace("%o: float32[4]", "%o: float32[4] q(0.5, 0)").replace(
             "EXP(%o)", "SOFTMAX(%o) {beta: 1.0}"
