@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from bundles import bundle, model_part
 from cli_runs import DEMO, run
