@@ -134,9 +134,7 @@ def build(
     place, facts = _target(vendor, chip, target)
     given = look_at(Path(source))
     _check_weights(weights, given, vendor)
-    _check_together(given, prompts, prefill, cache)
-    if held_out is not None and not evaluate:
-        raise UsageError("held_out=... is text to evaluate on: leave it out, or evaluate=False")
+    _check_together(given, prompts, prefill, cache, None if evaluate else held_out)
     lengths = {"prefill_lengths": None if prefill is None else [*prefill], "cache_length": cache}
     options = {
         "vendor": vendor,
@@ -166,11 +164,15 @@ def build(
                 models = {str(given.kind): origin, "converted": optimized.bundle}
                 result.evaluation = _evaluation(run, text, tools, models)
                 result.warnings += result.evaluation.get("notes", ())
-            _deliver(_compiled(run, compiler, optimized), result, run, Path(output), overwrite=overwrite)
+            configs = {"compile_configs": optimized.values["compile_configs"]}
+            compiled = run.run("compile", [*compiler, configs], configs, model=optimized.bundle).bundle.path
+            _deliver(compiled, result, run, Path(output), overwrite=overwrite)
             result.output = str(output)
             _write_next(result, run)
         except EdgeOptError as error:
             error.result = result
+            if isinstance(error, StageFailedError) and result.converted:
+                error.args = (f"{error}; the bundle before the compiler is {result.converted}",)
             raise
         except KeyboardInterrupt as error:
             error.add_note(f"what is done so far is in {folder}: run it again to go on")
@@ -225,8 +227,14 @@ def _check_output(output: Path, source: Path, work: Path, *, overwrite: bool) ->
 
 
 def _check_together(
-    given: Given, prompts: AnyPath | None, prefill: Sequence[int] | None, cache: int | None
+    given: Given,
+    prompts: AnyPath | None,
+    prefill: Sequence[int] | None,
+    cache: int | None,
+    without_use: AnyPath | None,
 ) -> None:
+    if without_use is not None:
+        raise UsageError("held_out=... is text to evaluate on: leave it out, or evaluate=False")
     if given.kind is not Kind.CHECKPOINT and (prefill is not None or cache is not None):
         raise UsageError(f"{given.path} has its lengths already: leave prefill=... and cache=... out")
     if given.kind is Kind.QUANTIZED:
@@ -308,17 +316,6 @@ def _evaluation(run: Stages, text: HeldOut, tools: Processes, models: dict[str, 
     runtimes = tools.check_runtimes(checkpoint=False)
     done = run.run("evaluate", [text.parts, runtimes], None, carry_out, **models)
     return {**done.values, "note": text.note}
-
-
-def _compiled(run: Stages, compiler: list[Any], optimized: StageReport) -> Path:
-    """The bundle for the NPU."""
-    configs = {"compile_configs": optimized.values["compile_configs"]}
-    try:
-        return run.run("compile", [*compiler, configs], configs, model=optimized.bundle).bundle.path
-    except StageFailedError as error:
-        raise StageFailedError(
-            f"{error}; the bundle before the compiler is {optimized.bundle.path}"
-        ) from error
 
 
 def _deliver(compiled: Path, result: BuildResult, run: Stages, output: Path, *, overwrite: bool) -> None:

@@ -326,9 +326,9 @@ def _config(job: Job) -> Any:
     return _lib("config_manager").NpuPipelineConfig.from_dict(job.config)
 
 
-def _parameters(stages: Any, name: str) -> list[str]:
+def _parameters(stages: Any, name: str) -> set[str]:
     parameters = inspect.signature(getattr(stages, name)).parameters.values()
-    return [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+    return {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
 
 
 def _taken(config: Any, stages: Any) -> dict[str, dict[str, Any]]:
@@ -337,7 +337,7 @@ def _taken(config: Any, stages: Any) -> dict[str, dict[str, Any]]:
     The exporter can calibrate and quantize by itself, and takes settings for that, which have no effect here. Its
     recipe for the weights is not that of `npu_quantize`, which leaves it out.
     """
-    names = {stage: {*_parameters(stages, name)} - {"model"} for stage, name in _STAGES.items()}
+    names = {stage: _parameters(stages, name) - {"model"} for stage, name in _STAGES.items()}
     names["quantize"] -= {"quantization_recipe"}
     names["export"] -= names["calibrate"] | names["quantize"]
     values = {name: getattr(config, _RENAMED.get(name, name), None) for name in set().union(*names.values())}
