@@ -251,7 +251,8 @@ def _kind(error: Exception) -> str:
 def _save(options: argparse.Namespace, number: int, content: bytes) -> None:
     if options.save is not None:
         options.save.mkdir(parents=True, exist_ok=True)
-        (options.save / f"mutant_{options.seed}_{number}.tflite").write_bytes(content)
+        suffix = ".litertlm" if content.startswith(b"LITERTLM") else ".tflite"
+        (options.save / f"mutant_{options.seed}_{number}{suffix}").write_bytes(content)
 
 
 def _data_size() -> int:

@@ -11,7 +11,7 @@ import struct
 import tempfile
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import accumulate
@@ -27,6 +27,7 @@ from edge_opt.base.errors import EdgeOptError, ModelFormatError, UsageError
 from edge_opt.conversion import ConversionResult, convert
 from edge_opt.ir import from_tables, load, to_bytes
 from edge_opt.ir.opening import Opened
+from edge_opt.ir.walk import walked
 from edge_opt.schema import Data, Table, model_bytes, new_table, read_model
 from edge_opt.schema.litertlm import MAGIC
 from edge_opt.schema.table import ENUMS, NUMPY_TYPES, TABLES, UNIONS, FieldSpec
@@ -100,7 +101,7 @@ def examine(content: bytes, converted_one_in: int = 1) -> str:
 def _examine_bundle(content: bytes) -> str:
     """Bundles are read from files only."""
     with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder) / "in.bundle", Path(folder) / "out.bundle"
+        source, target = Path(folder) / "in.litertlm", Path(folder) / "out.litertlm"
         source.write_bytes(content)
         try:
             opened = Opened(source)
@@ -116,9 +117,11 @@ def _examine_bundle(content: bytes) -> str:
             if not re.search(r"so that no section can be moved|is recorded", str(error)):
                 raise
             return "refused by the writer"
-        if len(Opened(target).parts) != len(opened.parts):
+        written = Opened(target)
+        assert written.main().model
+        if len(written.parts) != len(opened.parts):
             raise WrongError("another number of models was written than read")
-        return "converted" if result.converted else "accepted"
+        return "a bundle converted" if result.converted else "a bundle accepted"
 
 
 def _examine(content: bytes, checksum: int, converted_one_in: int) -> str:
@@ -199,7 +202,9 @@ Tables = dict[str, list[Table]]
 def _structured(root: Table, content: bytes, chance: Random) -> bytes:
     """Change fields in place, write the file, and change them back; `content` where the format cannot say it."""
     undo: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    tables = _by_type(root)
+    tables: Tables = {}
+    for table in walked([root], _tables_in):
+        tables.setdefault(table.name, []).append(table)
     try:
         for _ in range(chance.choice((1, 1, 1, 2, 3, 6))):
             table = chance.choice(tables[chance.choice(sorted(tables))])
@@ -214,70 +219,58 @@ def _structured(root: Table, content: bytes, chance: Random) -> bytes:
             fields.update(kept)
 
 
-def _by_type(root: Table) -> Tables:
-    found: Tables = {}
-    seen: set[int] = set()
-    pending = [root]
-    while pending:
-        table = pending.pop()
-        if id(table) not in seen:
-            seen.add(id(table))
-            found.setdefault(table.name, []).append(table)
-            for value in table.fields.values():
-                items = value if isinstance(value, list) else [value]
-                pending += [item for item in items if isinstance(item, Table)]
-    return found
+def _tables_in(table: Table) -> list[Table]:
+    values = [
+        item for value in table.fields.values() for item in (value if isinstance(value, list) else [value])
+    ]
+    return [value for value in values if isinstance(value, Table)]
 
 
 def _change(table: Table, tables: Tables, chance: Random) -> None:
+    """Give a field another value, often one that another table has."""
     present = [field for field in table.spec.fields if field.name in table.fields]
     fields = present if present and chance.random() < 0.85 else list(table.spec.fields)
     if not fields:
         return
     field = chance.choice(fields)
-    if field.name in table.fields and chance.random() < 0.08:
-        table.set(field.name, None)
-    else:
-        table.set(field.name, _other_value(table, field, tables, chance))
-
-
-def _other_value(table: Table, field: FieldSpec, tables: Tables, chance: Random) -> Any:
-    """Another value of the field's type, often one that another table has."""
     old = table.fields.get(field.name)
     others = [one.fields[field.name] for one in tables[table.name] if field.name in one.fields]
-    make = _maker(field, tables, chance)
-    if field.table == "Buffer" or isinstance(old, Data):
-        return _other_data(old, others, chance) if field.kind == "scalars" else make()
-    if field.kind == "scalars":
+    if old is not None and chance.random() < 0.08:
+        new = None
+    elif isinstance(old, Data) or (field.table == "Buffer" and field.kind == "scalars"):
+        new = _other_data(old, others, chance)
+    elif field.kind == "scalars":
         lists = [other.tolist() for other in others if isinstance(other, np.ndarray)]
-        values = _other_list([] if old is None else old.tolist(), make, lists, chance)
-        return np.array(values, NUMPY_TYPES[field.element])
-    if field.kind == "tables":
-        return _other_list(old or [], make, others, chance)
-    if field.kind == "string" and others and chance.random() < 0.5:
-        return chance.choice(others)
-    return make()
+        values = _other_list([] if old is None else old.tolist(), field, tables, lists, chance)
+        new = np.array(values, NUMPY_TYPES[field.element])
+    elif field.kind == "tables":
+        new = _other_list(old or [], field, tables, others, chance)
+    elif field.kind == "string" and others and chance.random() < 0.5:
+        new = chance.choice(others)
+    else:
+        new = _made(field, tables, chance)
+    table.set(field.name, new)
 
 
-def _maker(field: FieldSpec, tables: Tables, chance: Random) -> Callable[[], Any]:
-    """Makes values, or elements, of a field."""
+def _made(field: FieldSpec, tables: Tables, chance: Random) -> Any:
+    """A value, or an element of the value, of a field."""
     if field.kind == "string":
-        return lambda: chance.choice(_TEXTS)
-    if field.kind in ("table", "tables"):
-        return lambda: chance.choice([*tables.get(field.element, [])[:200], new_table(field.element)])
-    if field.kind == "union":
-        members = list(UNIONS[field.element].values())
-        known = [name for name in members if name in tables]
-        return lambda: _member(
-            chance.choice(known if known and chance.random() < 0.5 else members), tables, chance
-        )
+        return chance.choice(_TEXTS)
+    if field.kind in ("table", "tables", "union"):
+        name = field.element
+        if field.kind == "union":
+            members = list(UNIONS[name].values())
+            known = [member for member in members if member in tables]
+            name = chance.choice(known if known and chance.random() < 0.5 else members)
+        return chance.choice([*tables.get(name, [])[:200], new_table(name)])
     if field.element == "bool":
-        return lambda: chance.random() < 0.5
+        return chance.random() < 0.5
     if field.element.startswith("float"):
-        return lambda: chance.choice(_FLOATS)
+        return chance.choice(_FLOATS)
     enum = _ENUM_FIELDS.get((field.table, field.name))
     codes = list(ENUMS[enum].values()) if enum else [*INTEGERS, *range(-1, 9), *range(9)]
-    return lambda: _fitting(chance.choice(codes), field.element)
+    limits = np.iinfo(NUMPY_TYPES[field.element])
+    return int(np.clip(chance.choice(codes), int(limits.min), int(limits.max)))
 
 
 _ENUM_FIELDS = {
@@ -287,25 +280,13 @@ _ENUM_FIELDS = {
 }
 
 
-def _member(name: str, tables: Tables, chance: Random) -> Table:
-    return chance.choice([*tables.get(name, ()), new_table(name)])
-
-
-def _fitting(value: int, element: str) -> int:
-    limits = np.iinfo(NUMPY_TYPES[element])
-    return min(max(int(value), int(limits.min)), int(limits.max))
-
-
 def _other_list(
-    values: list[Any], make: Callable[[], Any], others: list[list[Any]], chance: Random
+    values: list[Any], field: FieldSpec, tables: Tables, others: list[list[Any]], chance: Random
 ) -> list[Any]:
     values = list(values)
-    place = chance.randrange(len(values) + 1)
-    how = chance.randrange(8)
-    if how <= 2 and values:
-        values[place % len(values)] = make()
-    elif how == 3:
-        values.insert(place, make())
+    place, how = chance.randrange(len(values) + 1), chance.randrange(8)
+    if how <= 3:  # one instead of another, or between two
+        values[place : place + (how < 3)] = [_made(field, tables, chance)]
     elif how == 4:
         del values[place:]
     elif how == 5:
@@ -319,18 +300,16 @@ def _other_list(
 
 def _other_data(old: Data | None, others: list[Data], chance: Random) -> Data:
     content = b"" if old is None else bytes(old.view()[:4096])
-    how = chance.randrange(6)
-    if how == 0 and others:
-        return chance.choice(others)
-    if how == 1:
-        content = content[: chance.randrange(len(content) + 1)]
-    elif how == 2:
-        content += bytes(chance.choice((1, 3, 4, 64)))
-    elif how == 3:
-        content = struct.pack("<i", _fitting(chance.choice(INTEGERS), "int32")) * max(1, len(content) // 4)
-    else:
-        content = chance.randbytes(len(content))
-    return Data(content, external=chance.choice((None, True, False)))
+    length = len(content)
+    number = struct.pack("<I", chance.choice(INTEGERS) % (1 << 32))
+    changed = (
+        content[: chance.randrange(length + 1)],
+        content + bytes(chance.choice((1, 3, 4, 64))),
+        number * max(1, length // 4),
+        chance.randbytes(length),
+    )
+    made = Data(chance.choice(changed), external=chance.choice((None, True, False)))
+    return chance.choice(others) if others and chance.random() < 0.2 else made
 
 
 _KINDS = {"scalar", "scalars", "string", "table", "tables", "union"}

@@ -122,7 +122,8 @@ def handmade() -> list[Seed]:
     made.append(seed("odd tensors", to_bytes(_odd_tensors())))
     for path in sorted(BUNDLED.glob("*.tflite")):
         made += list(cuts(path))[:1]
-    parts = [model_part("prefill_decode", made[0].content), (GENERIC, {"name": "words"}, b"text" * 9)]
+    attention = next(seed for seed in made if seed.name == "quantized attention")
+    parts = [model_part("prefill_decode", attention.content), (GENERIC, {"name": "words"}, b"text" * 9)]
     made.append(Seed("bundle", bundle([*parts, model_part("embedder", made[1].content)]), None))
     return made
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from edge_opt.ir import Buffer, DType, Model, Operator, Quantization, Tensor
+from edge_opt.ir import Buffer, DType, Operator, Quantization, Tensor
 from edge_opt.ir.graph import same_type
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.schema.data import Data
-from edge_opt.schema.table import Table
 
 Operators = list[Operator]
+_INTEGERS = {DType.INT8, DType.INT16}
 
 
 @dataclass(frozen=True)
@@ -53,46 +53,50 @@ class _Region:
     """The new operators, and the one among them where a mistake is made."""
 
     def __init__(self, rewrite: Rewrite, place: int) -> None:
-        self.model: Model = rewrite.model
         self.rewrite = rewrite
         self.new: Operators = list(rewrite.new)
         self.place = place
         self.operator = self.new[place]
-
-    @property
-    def result(self) -> Tensor:
-        return self.operator.outputs[0]
-
-    def made(self, name: str, inputs: Sequence[Tensor], result: Tensor, **settings: Any) -> Operator:
-        operator = self.model.new_operator(name, inputs, [result], **settings)
-        operator.code = self.model.operator_code(name, operator.least_version)
-        return operator
+        self.result = self.operator.outputs[0]
+        self.reads_all = [tensor for tensor in self.operator.inputs if tensor is not None]
 
     def instead(self, *made: Operator) -> Operators:
         """Other operators in the place of this one."""
         return [*self.new[: self.place], *made, *self.new[self.place + 1 :]]
 
-    def changed(
-        self,
-        inputs: Sequence[Tensor | None] | None = None,
-        outputs: Sequence[Tensor] | None = None,
-        options: Table | None = None,
-    ) -> Operator:
+    def made(self, name: str, inputs: Sequence[Tensor], **settings: Any) -> Operators:
+        """Another operator in the place of this one, with its result."""
+        return self.instead(self.rewrite.model.new_operator(name, inputs, [self.result], **settings))
+
+    def changed(self, **changes: Any) -> Operators:
+        """The operator with other inputs, outputs or options."""
         own = self.operator
-        return Operator(
-            own.code, inputs or own.inputs, outputs or own.outputs, options or own.options, own.table
-        )
+        parts = {"inputs": own.inputs, "outputs": own.outputs, "options": own.options, **changes}
+        return self.instead(Operator(own.code, table=own.table, **parts))
+
+    def reading(self, index: int, tensor: Tensor) -> Operators:
+        """The operator with another input."""
+        inputs = self.operator.inputs
+        return self.changed(inputs=[*inputs[:index], tensor, *inputs[index + 1 :]])
+
+    def with_option(self, name: str, value: Any) -> Operators:
+        """The operator with another option."""
+        assert self.operator.options is not None
+        table = self.operator.options.copy()
+        table.set(name, value)
+        return self.changed(options=table)
 
     def behind(self, name: str, *others: Tensor, **settings: Any) -> Operators:
         """One more operator between this one and its readers."""
         between = like(self.result, f"{self.result.name}/between")
-        outputs = [between, *self.operator.outputs[1:]]
+        own = self.changed(outputs=[between, *self.operator.outputs[1:]])[self.place]
         return self.instead(
-            self.changed(outputs=outputs), self.made(name, [between, *others], self.result, **settings)
+            own, self.rewrite.model.new_operator(name, [between, *others], [self.result], **settings)
         )
 
-    def rereading(self, old: Tensor, new: Tensor, made: Operators) -> Operators:
-        """All that reads a tensor reads another one."""
+    def rereading(self, new: Tensor, made: Operators) -> Operators:
+        """All that reads the result reads another tensor."""
+        old = self.result
         return [
             op.on(lambda t: new if t is old else t) if old in op.inputs and old not in op.outputs else op
             for op in made
@@ -105,29 +109,28 @@ def like(tensor: Tensor, name: str | None = None, **changes: Any) -> Tensor:
     return Tensor(name or tensor.name, **fields)
 
 
-def _swapped_inputs(region: _Region) -> Iterator[Operators]:
-    inputs = region.operator.inputs
-    for i, j in combinations(range(len(inputs)), 2):
-        one, other = inputs[i], inputs[j]
+def _swaps(tensors: Sequence[Tensor | None]) -> Iterator[list[Tensor | None]]:
+    """Each two of one type exchanged."""
+    for i, j in combinations(range(len(tensors)), 2):
+        one, other = tensors[i], tensors[j]
         if one is not None and other is not None and one is not other and same_type(one, other):
-            swapped = list(inputs)
+            swapped = list(tensors)
             swapped[i], swapped[j] = other, one
-            yield region.instead(region.changed(inputs=swapped))
+            yield swapped
+
+
+def _swapped_inputs(region: _Region) -> Iterator[Operators]:
+    return (region.changed(inputs=swapped) for swapped in _swaps(region.operator.inputs))
 
 
 def _swapped_outputs(region: _Region) -> Iterator[Operators]:
-    outputs = region.operator.outputs
-    for i, j in combinations(range(len(outputs)), 2):
-        if same_type(outputs[i], outputs[j]):
-            swapped = list(outputs)
-            swapped[i], swapped[j] = outputs[j], outputs[i]
-            yield region.instead(region.changed(outputs=swapped))
+    return (region.changed(outputs=swapped) for swapped in _swaps(region.operator.outputs))
 
 
 def _left_out(region: _Region) -> Iterator[Operators]:
-    for source in region.operator.inputs:
-        if source is not None and source.shape == region.result.shape and source.dtype == region.result.dtype:
-            yield region.rereading(region.result, source, region.instead())
+    for source in region.reads_all:
+        if source.shape == region.result.shape and source.dtype == region.result.dtype:
+            yield region.rereading(source, region.instead())
 
 
 def _another_operand(region: _Region) -> Iterator[Operators]:
@@ -138,37 +141,30 @@ def _another_operand(region: _Region) -> Iterator[Operators]:
             continue
         others = [t for t in before if t is not own and t.shape == own.shape and t.dtype == own.dtype]
         for other in {others[0], others[-1]} if others else ():
-            inputs = list(region.operator.inputs)
-            inputs[index] = other
-            yield region.instead(region.changed(inputs=inputs))
+            yield region.reading(index, other)
 
 
 def _another_option(region: _Region) -> Iterator[Operators]:
     options = region.operator.options
-    for name, value in [] if options is None else list(options.fields.items()):
-        others: list[Any] = []
+    if options is None:
+        return
+    for name, value in list(options.fields.items()):
         if isinstance(value, bool):
-            others = [not value]
+            yield region.with_option(name, not value)
         elif isinstance(value, float):
-            others = [2 * value]
+            yield region.with_option(name, 2 * value)
         elif isinstance(value, int):
-            others = [value - 1, value + 1]
-        for other in others:
-            assert options is not None
-            table = options.copy()
-            table.set(name, other)
-            yield region.instead(region.changed(options=table))
-    if region.operator.name in {"ADD", "MUL", "BATCH_MATMUL"} and options is not None:
+            yield region.with_option(name, value - 1)
+            yield region.with_option(name, value + 1)
+    if region.operator.name in {"ADD", "MUL", "BATCH_MATMUL"}:
         for name in {"fused_activation_function", "adj_x", "adj_y"} & set(options.spec.by_name):
-            table = options.copy()
-            table.set(name, type(options.get(name))(not options.get(name)))
-            yield region.instead(region.changed(options=table))
+            yield region.with_option(name, type(options.get(name))(not options.get(name)))
 
 
 def _another_constant(region: _Region) -> Iterator[Operators]:
     """A place or size that is off by one, or two that are exchanged; a number that is off by a hundredth or a code."""
     for index, tensor in enumerate(region.operator.inputs):
-        if tensor is None or not tensor.has_numbers or tensor.dtype.numpy is None or not tensor.elements:
+        if tensor is None or not tensor.has_numbers or not tensor.elements:
             continue
         flat = np.asarray(tensor.array()).reshape(-1)
         wrong = []
@@ -181,20 +177,18 @@ def _another_constant(region: _Region) -> Iterator[Operators]:
         elif flat.size > 1:
             wrong.append(np.roll(flat, 1))
         for values in wrong:
-            inputs = list(region.operator.inputs)
-            inputs[index] = constant(values.reshape(tensor.shape), tensor.dtype, tensor.quantization)
-            yield region.instead(region.changed(inputs=inputs))
+            yield region.reading(
+                index, constant(values.reshape(tensor.shape), tensor.dtype, tensor.quantization)
+            )
+
+
+_OTHERS = {
+    "ADD": ("MUL", "SUB"), "MUL": ("ADD", "SUB"), "EQUAL": ("NOT_EQUAL",), "NOT_EQUAL": ("EQUAL",),
+}  # fmt: skip
 
 
 def _another_kind(region: _Region) -> Iterator[Operators]:
-    name, inputs = region.operator.name, [t for t in region.operator.inputs if t is not None]
-    if name in {"ADD", "MUL"}:
-        for other in {"ADD", "MUL", "SUB"} - {name}:
-            yield region.instead(region.made(other, inputs, region.result))
-    if name in {"EQUAL", "NOT_EQUAL"}:
-        yield region.instead(
-            region.made("EQUAL" if name == "NOT_EQUAL" else "NOT_EQUAL", inputs, region.result)
-        )
+    return (region.made(name, region.reads_all) for name in _OTHERS.get(region.operator.name, ()))
 
 
 def _another_quantization(region: _Region) -> Iterator[Operators]:
@@ -205,30 +199,28 @@ def _another_quantization(region: _Region) -> Iterator[Operators]:
     others = [Quantization.affine(scale * 1.01, zero)]
     if region.result.dtype is DType.INT8:
         others.append(Quantization.affine(scale, zero + 1))
-    read = [t.quantization for t in region.operator.inputs if t is not None and t.quantization is not None]
+    read = [tensor.quantization for tensor in region.reads_all if tensor.quantization is not None]
     others += [quantization for quantization in read if quantization.key() != own.key()]
     for quantization in others:
         wrong = like(region.result, quantization=quantization)
-        outputs = [wrong, *region.operator.outputs[1:]]
-        yield region.rereading(region.result, wrong, region.instead(region.changed(outputs=outputs)))
+        yield region.rereading(wrong, region.changed(outputs=[wrong, *region.operator.outputs[1:]]))
 
 
 def _clamped(region: _Region) -> Iterator[Operators]:
     """Results that keep within limits: a code less than their type has, or numbers that are not too large."""
-    tensor = region.result
-    if tensor.dtype is DType.FLOAT32:
-        yield region.behind("MINIMUM", constant(60.0, tensor.dtype))
-        yield region.behind("MAXIMUM", constant(-60.0, tensor.dtype))
-    elif tensor.dtype in {DType.INT8, DType.INT16} and tensor.quantization is not None:
-        limits = np.iinfo(np.int8 if tensor.dtype is DType.INT8 else np.int16)
-        yield region.behind("MINIMUM", constant(limits.max - 1, tensor.dtype, tensor.quantization))
-        yield region.behind("MAXIMUM", constant(limits.min + 1, tensor.dtype, tensor.quantization))
+    tensor, limits = region.result, (-60.0, 60.0)
+    if tensor.dtype in _INTEGERS:
+        codes = np.iinfo(tensor.dtype.numpy)
+        limits = codes.min + 1, codes.max - 1
+    if tensor.dtype is DType.FLOAT32 or tensor.is_quantized:
+        for name, limit in zip(("MAXIMUM", "MINIMUM"), limits, strict=True):
+            yield region.behind(name, constant(limit, tensor.dtype, tensor.quantization))
 
 
 def _moved(region: _Region) -> Iterator[Operators]:
     """One element that is off: by a step, of int16 by some, for what is rounded afterwards."""
     tensor = region.result
-    if tensor.dtype in {DType.FLOAT32, DType.INT8, DType.INT16} and tensor.elements > 1:
+    if tensor.dtype in {DType.FLOAT32, *_INTEGERS} and tensor.elements > 1:
         zero = 0 if tensor.quantization is None else int(tensor.quantization.zero_point[0])
         step = np.full(tensor.shape, zero)
         step.reshape(-1)[tensor.elements // 2 + 1] += 64 if tensor.dtype is DType.INT16 else 1
@@ -239,9 +231,8 @@ def _exchanged(region: _Region) -> Iterator[Operators]:
     """Two neighbouring rows, columns, keys or heads that are exchanged."""
     tensor = region.result
     for axis, size in enumerate(tensor.shape):
-        if size > 1 and tensor.dtype in {DType.FLOAT32, DType.INT8, DType.INT16}:
-            places = np.arange(size)
-            at = size // 2
+        if size > 1 and tensor.dtype in {DType.FLOAT32, *_INTEGERS}:
+            places, at = np.arange(size), size // 2
             places[[at - 1, at]] = places[[at, at - 1]]
             yield region.behind("GATHER", constant(places), axis=axis)
 

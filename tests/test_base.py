@@ -8,7 +8,7 @@ import pickle
 import signal
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -93,7 +93,9 @@ def test_an_existing_output_needs_overwrite_also_one_that_was_made_meanwhile(tmp
     assert names(tmp_path) == ["model.tflite"]
 
 
-def test_the_output_is_never_the_input_by_whatever_name(tmp_path: Path) -> None:
+def test_the_output_is_never_the_input_by_whatever_name_and_a_symlink_is_what_it_points_to(
+    tmp_path: Path,
+) -> None:
     path, link, hard = (tmp_path / name for name in ("model.tflite", "link.tflite", "hard.tflite"))
     path.write_bytes(pack(everything()))
     link.symlink_to(path)
@@ -102,33 +104,29 @@ def test_the_output_is_never_the_input_by_whatever_name(tmp_path: Path) -> None:
     for output in (path, link, hard, tmp_path / "." / "model.tflite"):
         with pytest.raises(UsageError, match="is the input itself"):
             write_model(root, output, overwrite=True)
-
-
-def test_a_symlink_stands_for_what_it_points_to(tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    link, target = tmp_path / "model.tflite", tmp_path / "there" / "real.tflite"
-    link.symlink_to(target)
-    write(link, b"new")
+    write(link, b"new", overwrite=True)
     assert link.is_symlink()
-    assert target.read_bytes() == b"new"
+    assert path.read_bytes() == b"new"
 
 
-@pytest.fixture
-def umask() -> Iterator[None]:
+def test_a_new_file_follows_the_umask_and_a_replaced_one_keeps_its_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, flushed, fsync = tmp_path / "model.tflite", [], os.fsync
     old = os.umask(0o027)
-    yield
-    os.umask(old)
-
-
-@pytest.mark.usefixtures("umask")
-def test_a_new_file_follows_the_umask_and_a_replaced_one_keeps_its_mode(tmp_path: Path) -> None:
-    path = tmp_path / "model.tflite"
-    write(path, b"old")
+    try:
+        write(path, b"old")
+    finally:
+        os.umask(old)
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     path.chmod(0o604)
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: flushed.append(stat.S_IFMT(os.fstat(fd).st_mode)) or fsync(fd)
+    )
     with atomic.replacing(path, overwrite=True) as target:
         assert stat.S_IMODE(os.fstat(target).st_mode) == 0o600
     assert stat.S_IMODE(path.stat().st_mode) == 0o604
+    assert flushed == [stat.S_IFREG, stat.S_IFDIR], "the file, then its folder"
 
 
 def test_what_is_not_a_file_cannot_be_an_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,13 +148,6 @@ def test_what_is_not_a_file_cannot_be_an_output(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (tmp_path, os.W_OK))
     with pytest.raises(OutputError, match="no permission to write in this folder"):
         atomic.resolve_target(tmp_path / "model.tflite", overwrite=False)
-
-
-def test_the_file_and_its_folder_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flushed: list[int] = []
-    monkeypatch.setattr(os, "fsync", lambda fd: flushed.append(stat.S_IFMT(os.fstat(fd).st_mode)))
-    write(tmp_path / "model.tflite", b"")
-    assert flushed == [stat.S_IFREG, stat.S_IFDIR]
 
 
 # Records

@@ -60,19 +60,20 @@ class _Parser:
     def _peek(self) -> str:
         return self._tokens[self._place][1]
 
-    def _next(self) -> str:
-        self._place += 1
-        return self._tokens[self._place - 1][1]
-
     def _check(self, fits: bool, expected: str) -> None:
         if not fits:
             _, found, at = self._tokens[self._place]
             line = 1 + self._text.count("\n", 0, at)
             raise TextFormError(f"line {line}: expected {expected}, found {found or 'the end'!r}")
 
-    def _expect(self, token: str) -> None:
-        self._check(self._peek() == token, repr(token))
+    def _next(self, fits: bool = True, expected: str = "") -> str:
+        self._check(fits, expected)
         self._place += 1
+        return self._tokens[self._place - 1][1]
+
+    def _expect(self, *tokens: str) -> None:
+        for token in tokens:
+            self._next(self._peek() == token, repr(token))
 
     def _take(self, token: str) -> bool:
         taken = self._peek() == token
@@ -80,14 +81,11 @@ class _Parser:
         return taken
 
     def _of(self, kind: str, expected: str) -> str:
-        self._check(self._kind() == kind, expected)
-        return self._next()
+        return self._next(self._kind() == kind, expected)
 
     def _word(self) -> str:
         """A name: a plain word, or anything in quotes."""
-        if self._kind() == "string":
-            return self._string()
-        return self._of("word", "a name")
+        return self._string() if self._kind() == "string" else self._of("word", "a name")
 
     def _string(self) -> str:
         """A text in single quotes as it is, or in double quotes as in JSON."""
@@ -95,8 +93,7 @@ class _Parser:
         return str(json.loads(text)) if text.startswith('"') else text.strip("'")
 
     def _integer(self) -> int:
-        self._check(bool(_INTEGER.match(self._peek())), "an integer")
-        return int(self._next())
+        return int(self._next(bool(_INTEGER.match(self._peek())), "an integer"))
 
     def _number(self) -> float:
         return float(self._of("number", "a number"))
@@ -117,8 +114,7 @@ class _Parser:
         while self._kind() != "end":
             if self._take("signature"):
                 key = self._word()
-                self._expect("=")
-                self._expect("#")
+                self._expect("=", "#")
                 index, inputs = self._integer(), self._arguments()
                 self._expect("->")
                 signatures.append((key, index, inputs, self._arguments()))
@@ -176,8 +172,7 @@ class _Parser:
         return made
 
     def _dtype(self) -> DType:
-        self._check(self._peek().upper() in DType.__members__, "an element type")
-        return DType[self._next().upper()]
+        return DType[self._next(self._peek().upper() in DType.__members__, "an element type").upper()]
 
     def _shape(self) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         self._expect("[")
@@ -188,16 +183,11 @@ class _Parser:
         if not self._take("q"):
             return None
         self._expect("(")
-        scales, points, axis = self._numbers(), self._numbers(), 0
-        if self._take("axis"):
-            axis = self._integer()
+        scales, points = self._numbers(), [int(point) for point in self._numbers()]
+        axis = self._integer() if self._take("axis") else None
         self._expect(")")
-        table = new_table(
-            "QuantizationParameters",
-            scale=np.array(scales, np.float32),
-            zero_point=np.array(points, np.float64).astype(np.int64),
-        )
-        return Quantization(table).along(axis) if axis else Quantization(table)
+        fields = {"scale": scales, "zero_point": points, "quantized_dimension": axis}
+        return Quantization(new_table("QuantizationParameters", **fields))
 
     def _numbers(self) -> list[float]:
         values = self._until("]", self._number) if self._take("[") else [self._number()]
@@ -214,21 +204,21 @@ class _Parser:
             if not self._take(","):
                 self._expect("=")
                 break
-        self._check(self._peek() in BUILTIN_OPERATORS, "an operator")
-        name = self._next()
+        name = self._next(self._peek() in BUILTIN_OPERATORS, "an operator")
         custom = self._string() if name == "CUSTOM" else None
         self._expect("(")
         inputs = self._until(")", lambda: self._argument(graph, tensors))
         tensors.update(made)
         code = OperatorCode(BUILTIN_OPERATORS[name], 1, custom)
-        known = [c for c in self._model.operator_codes if c.key() == code.key()]
-        if not known:
-            self._model.operator_codes.append(code)
+        codes = self._model.operator_codes
+        code = next((known for known in codes if known.key() == code.key()), code)
+        if code not in codes:
+            codes.append(code)
         options = KINDS[name].options if name != "CUSTOM" else None
         table = None if options is None else new_table(options)
         if self._take("{"):
             self._until("}", lambda: self._option(table))
-        graph.append(Operator((known or [code])[0], inputs, outputs, table))
+        graph.append(Operator(code, inputs, outputs, table))
 
     def _argument(self, graph: Subgraph, tensors: Named) -> Tensor | None:
         if self._kind() == "tensor":
@@ -284,5 +274,4 @@ class _Parser:
             return self._string()
         if self._peek() in ("true", "false"):
             return self._next() == "true"
-        number = self._of("number", "a number")
-        return int(number) if _INTEGER.match(number) else float(number)
+        return self._integer() if _INTEGER.match(self._peek()) else self._number()

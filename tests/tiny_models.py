@@ -1,12 +1,26 @@
-"""Tiny models made by hand with the runtime's own schema bindings, for tests that need a file and no IR."""
+"""Tiny models for tests that need a file, by tables of tensors and operators; nothing checks whether they are right."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import flatbuffers
 import numpy as np
-from ai_edge_litert import schema_py_generated as schema
+
+from edge_opt.ir import (
+    Buffer,
+    DType,
+    Model,
+    Operator,
+    OperatorCode,
+    Quantization,
+    Signature,
+    Subgraph,
+    Tensor,
+)
+from edge_opt.ir.model import to_tables
+from edge_opt.ir.operators import BUILTIN_OPERATORS
+from edge_opt.schema import Data, Table, model_bytes, new_table
 
 
 @dataclass
@@ -20,6 +34,14 @@ class T:
     scale: float | None = None
     zero_point: int = 0
 
+    def made(self) -> Tensor:
+        sizes = tuple(max(size, 1) for size in self.shape)
+        raw = None if self.value is None else Buffer(Data(np.asarray(self.value, self.dtype).tobytes()))
+        quantization = None if self.scale is None else Quantization.affine(self.scale, self.zero_point)
+        made = Tensor(self.name, sizes, DType[self.dtype.upper()], quantization=quantization, buffer=raw)
+        made.shape_signature = self.shape if -1 in self.shape else None
+        return made
+
 
 @dataclass
 class Op:
@@ -28,13 +50,13 @@ class Op:
     name: str
     inputs: Sequence[str | None]
     outputs: Sequence[str]
-    options: Any = None
+    options: Table | None = None
     custom_code: str | None = None
 
 
 @dataclass
 class Graph:
-    """A subgraph, and the key of its signature ("" for none)."""
+    """A subgraph, and the key of its signature ("" for none), whose arguments may have other `names`."""
 
     tensors: Sequence[T]
     operators: Sequence[Op]
@@ -44,78 +66,28 @@ class Graph:
     names: Mapping[str, str] = field(default_factory=dict)
 
 
-def options(kind: str, **fields: Any) -> Any:
-    """The options table `kind` ("AddOptions") with these fields (camelCase, as the bindings have them)."""
-    return getattr(schema, f"{kind}T")(**fields)
+def options(kind: str, **fields: Any) -> Table:
+    """The options table `kind` ("AddOptions") with these fields (camelCase, as the runtime's bindings have them)."""
+    return new_table(kind, **{re.sub(r"(?=[A-Z])", "_", name).lower(): fields[name] for name in fields})
 
 
 def build(*graphs: Graph) -> bytes:
     """The bytes of a model with these subgraphs; each graph with a key gets a signature."""
-    model = schema.ModelT(version=3, description="tiny", buffers=[schema.BufferT()], operatorCodes=[])
-    model.subgraphs = [_subgraph(model, graph) for graph in graphs]
-    model.signatureDefs = [_signature(graph, index) for index, graph in enumerate(graphs) if graph.key]
-    builder = flatbuffers.Builder(1024)
-    builder.Finish(model.Pack(builder), file_identifier=b"TFL3")
-    return bytes(builder.Output())
-
-
-def _places(graph: Graph) -> dict[str, int]:
-    return {tensor.name: index for index, tensor in enumerate(graph.tensors)}
-
-
-def _subgraph(model: Any, graph: Graph) -> Any:
-    places = _places(graph)
-    return schema.SubGraphT(
-        name=graph.key or "main",
-        tensors=[_tensor(model, tensor) for tensor in graph.tensors],
-        operators=[_operator(model, op, places) for op in graph.operators],
-        inputs=[places[name] for name in graph.inputs],
-        outputs=[places[name] for name in graph.outputs],
-    )
-
-
-def _tensor(model: Any, tensor: T) -> Any:
-    shape = [max(size, 1) for size in tensor.shape]
-    made = schema.TensorT(
-        name=tensor.name, shape=shape, type=getattr(schema.TensorType, tensor.dtype.upper()), hasRank=True
-    )
-    if -1 in tensor.shape:
-        made.shapeSignature = list(tensor.shape)
-    if tensor.value is not None:
-        raw = np.asarray(tensor.value, tensor.dtype).tobytes()
-        made.buffer = len(model.buffers)
-        model.buffers.append(schema.BufferT(data=np.frombuffer(raw, np.uint8)))
-    if tensor.scale is not None:
-        made.quantization = schema.QuantizationParametersT(
-            scale=[tensor.scale], zeroPoint=[tensor.zero_point]
+    model = Model()
+    for graph in graphs:
+        subgraph = Subgraph(graph.key or "main")
+        model.subgraphs.append(subgraph)
+        named = {tensor.name: subgraph.add_tensor(tensor.made()) for tensor in graph.tensors}
+        for op in graph.operators:
+            read = [None if name is None else named[name] for name in op.inputs]
+            code = OperatorCode(BUILTIN_OPERATORS[op.name], 1, op.custom_code)
+            subgraph.append(Operator(code, read, [named[name] for name in op.outputs], op.options))
+        subgraph.inputs, subgraph.outputs = (
+            [named[n] for n in side] for side in (graph.inputs, graph.outputs)
         )
-    return made
-
-
-def _operator(model: Any, op: Op, places: Mapping[str, int]) -> Any:
-    builtin = getattr(schema.BuiltinOperator, op.name)
-    made = schema.OperatorT(
-        opcodeIndex=len(model.operatorCodes),
-        inputs=[-1 if name is None else places[name] for name in op.inputs],
-        outputs=[places[name] for name in op.outputs],
-    )
-    model.operatorCodes.append(
-        schema.OperatorCodeT(
-            builtinCode=builtin, deprecatedBuiltinCode=min(builtin, 127), customCode=op.custom_code, version=1
-        )
-    )
-    if op.options is not None:
-        made.builtinOptionsType = getattr(schema.BuiltinOptions, type(op.options).__name__.removesuffix("T"))
-        made.builtinOptions = op.options
-    return made
-
-
-def _signature(graph: Graph, subgraph_index: int) -> Any:
-    places = _places(graph)
-    inputs, outputs = (
-        [schema.TensorMapT(name=graph.names.get(name, name), tensorIndex=places[name]) for name in names]
-        for names in (graph.inputs, graph.outputs)
-    )
-    return schema.SignatureDefT(
-        signatureKey=graph.key, subgraphIndex=subgraph_index, inputs=inputs, outputs=outputs
-    )
+        if graph.key:
+            sides = (
+                {graph.names.get(n, n): named[n] for n in side} for side in (graph.inputs, graph.outputs)
+            )
+            model.signatures.append(Signature(graph.key, subgraph, *sides))
+    return model_bytes(to_tables(model))

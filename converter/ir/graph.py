@@ -243,7 +243,11 @@ class Operator:
         return copy
 
     def __repr__(self) -> str:
-        return f"Operator({self.title}: {list(self.inputs)} -> {list(self.outputs)})"
+        inputs, outputs = (
+            ", ".join("-" if t is None else f"{t.dtype.name}{list(t.shape)}" for t in tensors)
+            for tensors in (self.inputs, self.outputs)
+        )
+        return f"Operator({self.title}({inputs}) -> {outputs})"
 
 
 class Subgraph:
