@@ -15,6 +15,7 @@ from edge_opt.attention.block import NotABlock
 from edge_opt.attention.find import find_blocks
 from edge_opt.base.errors import ModelFormatError
 from edge_opt.conversion import ConversionResult, convert
+from edge_opt.conversion.result import SitesLeftError
 from edge_opt.inspection import inspect
 from edge_opt.ir import load, to_bytes
 from edge_opt.passes import Context, Pass, Site, Status
@@ -191,7 +192,10 @@ def test_a_graph_that_no_exporter_writes_is_looked_at_and_converted_or_left(case
     edge_opt.infer_shapes(load(content))
     inspect(content)
     for target in ("generic", "qualcomm-htp"):
-        result = convert(content, target=target, dry_run=True)
+        try:
+            result = convert(content, target=target, dry_run=True)
+        except SitesLeftError as error:  # none of them could be verified
+            result = error.result
         assert all(site.reason for site in result.sites if site.status is not Status.CONVERTED)
         assert not [site for site in result.sites if site.is_bug]
 

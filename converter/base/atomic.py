@@ -74,8 +74,11 @@ def replacing(
         UsageError, OutputError: as `resolve_target`; also when the disk refuses. Nothing is left behind.
     """
     target = resolve_target(path, overwrite=overwrite, inputs=inputs)
+    stem = os.fsencode(target.name)[:200].decode("utf-8", "ignore")
+    temporary = target.with_name(f".{stem}.{secrets.token_hex(8)}.edge-opt-tmp")
     try:
-        temporary, fd = _create(target)
+        mode = 0o600 if target.exists() else 0o666  # readable by others only if the target will be
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {_reason(error)}") from error
     try:
@@ -83,19 +86,17 @@ def replacing(
         if check is not None:
             check(temporary)
         _finish(fd, temporary, target, overwrite=overwrite)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if not isinstance(error, OSError):
-            raise
-        raise OutputError(
-            f"{path} could not be written: {_reason(error)}; no part of this file was left behind"
-        ) from error
+    except OSError as error:
+        text = f"{path} could not be written: {_reason(error)}; no part of this file was left behind"
+        raise OutputError(text) from error
     finally:
+        temporary.unlink(missing_ok=True)
         os.close(fd)
     try:
         _flush_folder(target.parent)
     except OSError as error:
-        raise OutputError(f"{path} was written, but may not last: {_reason(error)}") from error
+        if error.errno not in _CANNOT_FLUSH:
+            raise OutputError(f"{path} was written, but may not last: {_reason(error)}") from error
 
 
 def write_whole(path: AnyPath, content: bytes | memoryview, *, overwrite: bool = False) -> None:
@@ -104,25 +105,13 @@ def write_whole(path: AnyPath, content: bytes | memoryview, *, overwrite: bool =
         file.write(content)
 
 
-def _create(target: Path) -> tuple[Path, int]:
-    """A temporary file beside the target; readable by others only if the target will be."""
-    mode = 0o600 if target.exists() else 0o666
-    stem = os.fsencode(target.name)[:200].decode("utf-8", "ignore")
-    temporary = target.with_name(f".{stem}.{secrets.token_hex(8)}.edge-opt-tmp")
-    return temporary, os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-
-
 def _finish(fd: int, temporary: Path, target: Path, *, overwrite: bool) -> None:
     os.fsync(fd)
-    try:
-        os.fchmod(fd, stat.S_IMODE(target.stat().st_mode))
-    except FileNotFoundError:
-        pass  # nothing to replace, the umask has decided
-    else:
+    if target.exists():
         if not overwrite:
-            raise UsageError(
-                f"{target} was made by somebody else meanwhile: pass overwrite=True to replace it"
-            )
+            text = f"{target} was made by somebody else meanwhile: pass overwrite=True to replace it"
+            raise UsageError(text)
+        os.fchmod(fd, stat.S_IMODE(target.stat().st_mode))
     temporary.rename(target)
 
 
@@ -130,9 +119,6 @@ def _flush_folder(folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
-    except OSError as error:
-        if error.errno not in _CANNOT_FLUSH:
-            raise
     finally:
         os.close(fd)
 

@@ -51,10 +51,10 @@ class OutputError(EdgeOptError):
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of a message about a name that does not exist: the nearest one that does, or else what there is."""
     names = list(known)
-    close = get_close_matches(str(name), names, 1)
+    if close := get_close_matches(str(name), names, 1):
+        return f"did you mean '{close[0]}'?"
     more = [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
-    there = ", ".join(names[:_MOST_NAMED] + more) or "none"
-    return f"did you mean '{close[0]}'?" if close else f"there are: {there}"
+    return f"there are: {', '.join(names[:_MOST_NAMED] + more) or 'none'}"
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:

@@ -67,14 +67,8 @@ def start_module(
 ) -> subprocess.Popen[bytes]:
     """Start a Python module of ours in a session of its own; a terminal's signals do not reach it.
 
-    Args:
-        module: its main function calls `begin_child`, which gives it the `arguments`.
-        arguments: as text.
-        environment: variables to set; all others stay as they are here.
-        streams: options of `subprocess.Popen` that say where the output goes, and what the input is.
-
-    Raises:
-        OSError: the system starts no process.
+    Its main function calls `begin_child`, which gives it the `arguments` as text. `environment` has variables to set,
+    and `streams` are options of `subprocess.Popen`; OSError where the system starts no process.
     """
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONINSPECT"}
     # The child finds the same packages, whatever was done to `sys.path` here.
@@ -90,15 +84,10 @@ def start_module(
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """Kill a child that `start_module` started, with everything that it started in its session, and collect it."""
-    kill(process)
-    process.wait()
-
-
-def kill(process: subprocess.Popen[bytes]) -> None:
-    """The same, but somebody else collects it."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def killed_by(status: int) -> str:

@@ -21,11 +21,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def shortened(name: str) -> str:
-    """A tensor's name for people: where the layer is, not which Python module its class came from.
-
-    Exporters write a path of modules for each operator that they fused, `a.b.Layer_0/a.c.Attention_1;;...`: the first
-    path is kept, without the packages, and from its end as much as fits.
-    """
+    """A tensor's name for people: of a path of Python modules for each fused operator, the end of the first."""
     first, *fused = name.split(";")
     parts = [_PACKAGES.sub("", part) for part in first.split("/")]
     if fused and fused[0].isdigit():

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from graphlib import TopologicalSorter
 from typing import TypeVar
 
 from edge_opt.ir.dtypes import DType
@@ -215,14 +214,20 @@ def replaced(
 
 
 def topological(operators: Iterable[Operator]) -> list[Operator]:
-    """The given operators ordered so that each comes after those whose outputs it reads; they need not be in a graph.
-
-    Equal graphs have equal orders.
-    """
+    """The given operators ordered so that each comes after those whose outputs it reads (stable, depth first)."""
     pending = list(operators)
     makers = {tensor: operator for operator in pending for tensor in operator.outputs}
-    above = {op: [makers[t] for t in op.inputs if t is not None and t in makers] for op in pending}
-    return list(TopologicalSorter(above).static_order())
+    order: dict[Operator, None] = {}
+    stack, most = pending[::-1], sum(1 + len(operator.inputs) for operator in pending)
+    while stack:
+        assert len(stack) <= most, "the operators are cyclic"
+        sources = (makers[tensor] for tensor in stack[-1].inputs if tensor is not None and tensor in makers)
+        missing = [source for source in sources if source not in order]
+        if missing and stack[-1] not in order:
+            stack += reversed(missing)
+        else:
+            order[stack.pop()] = None
+    return list(order)
 
 
 def cut_out(
