@@ -3,9 +3,11 @@
 import json
 import math
 import shutil
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run
@@ -18,6 +20,8 @@ from edge_opt.comparison.findings import ComparisonReport
 from edge_opt.conversion import convert
 from edge_opt.ir import load, save
 from edge_opt.npu import CompilerMissingError, compare_on_npu
+from edge_opt.npu.emulator import emulating
+from edge_opt.npu.hexagon import Compiler
 from edge_opt.npu.layers import cut_entry_point, layer_ends
 from edge_opt.testing import assert_equivalent
 
@@ -128,6 +132,16 @@ def test_what_goes_wrong_in_compiler_or_emulator_is_a_verdict_in_one_sentence(
     seconds = 0.3 if "sleep" in program else 60.0
     with pytest.raises(AssertionError, match=verdict):
         assert_equivalent(model, other, on="npu", sdk=compiler(program), seconds=seconds)
+
+
+def test_a_graph_that_is_given_up_while_it_is_compiled_holds_nobody(model: Path, compiler: Compilers) -> None:
+    started, slow = time.monotonic(), "import time; time.sleep(1)\n" + dedent(emulator())
+    with (
+        pytest.raises(KeyError),
+        emulating(load(model), Compiler(sdk=compiler(slow), seconds=60)),
+    ):
+        raise KeyError
+    assert time.monotonic() - started < 30, "it waited for folders that nobody names any more"
 
 
 def test_without_a_probe_nothing_is_started(

@@ -51,7 +51,11 @@ def emulating(model: Model, compiler: Compiler) -> "Iterator[Emulator]":
         # Opened both ways, neither side waits for the other one to open it.
         with open(os.open(folders, os.O_RDWR), "w", encoding="utf-8") as told:  # noqa: PTH123 - of a descriptor
             compiling = threads.submit(compiler.run, path, folders)
-            yield Emulator(Path(name), signature, told, compiling)
+            try:
+                yield Emulator(Path(name), signature, told, compiling)
+            finally:
+                # Before it is closed: a compiler that opened it later would wait for a writer for ever.
+                folders.unlink()
         _check_ran(compiling.result())
 
 

@@ -84,9 +84,9 @@ def read_on_npu(
         runs = sum(-(-(len(loop.prompt[0]) - 1) // loop.rows) + loop.count for loop in loops)
         # Ends last: where a text fails, the emulators end the others.
         threads = stack.enter_context(compiling_threads(_SIDE_BY_SIDE))
-        names = {
-            call.signature.name: None for call in (*loops[0].prefill, *loops[0].decode) if call.model == MAIN
-        }
+        prefilled = [loop for loop in loops if len(loop.prompt[0]) > 1]
+        calls = [call for loop in prefilled for call in loop.prefill] + [*loops[0].decode]
+        names = dict.fromkeys(call.signature.name for call in calls if call.model == MAIN)
         emulators = {
             name: stack.enter_context(emulating(cut_entry_point(parts[MAIN].model, name), compiler))
             for name in names
