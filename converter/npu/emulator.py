@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
@@ -68,19 +68,21 @@ class Emulator:
     told: TextIO
     compiling: Future[Outcome]
     _turn: Lock = field(default_factory=Lock)
+    _failures: list[CompilerFailedError] = field(default_factory=list)
 
     def run(self, inputs: Mapping[str, Array]) -> tuple[Arrays, float]:
         """The outputs and the emulator's seconds; inputs and outputs by the signature's names. Threads take turns."""
         given, wanted = self.signature.inputs, self.signature.outputs
         with self._turn, tempfile.TemporaryDirectory(dir=self.folder) as name:
+            if self._failures:  # of another thread's run: the graph runs no more
+                raise self._failures[0]
             folder, tensors = Path(name), enumerate([*wanted.values(), *given.values()])
             lines = [f"{number}\t{tensor.name}\n" for number, tensor in tensors]
             for number, key in enumerate(given, len(wanted)):
                 np.ascontiguousarray(inputs[key]).tofile(folder / f"{number}.in")
             (folder / "tensors").write_text("".join(lines), encoding="utf-8")
-            if not self.told.closed:
-                self.told.write(f"{folder}\n")
-                self.told.flush()
+            self.told.write(f"{folder}\n")
+            self.told.flush()
             while not (folder / "done").exists():
                 if self.compiling.done():
                     self._fail("the compiler ends before the graph runs")
@@ -96,9 +98,22 @@ class Emulator:
 
     def _fail(self, otherwise: str) -> NoReturn:
         """The compiler's own reason, where it has one."""
+        try:
+            _check_ran(self.end())
+            raise CompilerFailedError(otherwise)
+        except CompilerFailedError as error:
+            self._failures.append(error)
+            raise
+
+    def end(self) -> Outcome:
+        """Tell the compiler that no more folders come, and how it ended."""
         self.told.close()
-        _check_ran(self.compiling.result())
-        raise CompilerFailedError(otherwise)
+        while not self.compiling.done():
+            # Whoever opens a pipe that nobody writes to waits for ever: show each late reader a writer that has gone.
+            with suppress(OSError):
+                os.close(os.open(self.folder / "folders", os.O_WRONLY | os.O_NONBLOCK))
+            time.sleep(_LOOK_SECONDS)
+        return self.compiling.result()
 
 
 def _check_ran(outcome: Outcome) -> None:
