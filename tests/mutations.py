@@ -208,12 +208,12 @@ def _another_quantization(region: _Region) -> Iterator[Operators]:
 
 def _clamped(region: _Region) -> Iterator[Operators]:
     """Results that keep within limits: a code less than their type has, or numbers that are not too large."""
-    tensor, limits = region.result, (-60.0, 60.0)
+    tensor, limits = region.result, (60.0, -60.0)
     if tensor.dtype in _INTEGERS:
         codes = np.iinfo(tensor.dtype.numpy)
-        limits = codes.min + 1, codes.max - 1
+        limits = codes.max - 1, codes.min + 1
     if tensor.dtype is DType.FLOAT32 or tensor.is_quantized:
-        for name, limit in zip(("MAXIMUM", "MINIMUM"), limits, strict=True):
+        for name, limit in zip(("MINIMUM", "MAXIMUM"), limits, strict=True):
             yield region.behind(name, constant(limit, tensor.dtype, tensor.quantization))
 
 
