@@ -385,7 +385,7 @@ def test_a_checkpoint_scores_the_tokens_of_a_bundle_or_gives_its_own(tmp_path: P
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path)
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1}
-    config = transformers.LlamaConfig(vocab_size=4, **sizes)
+    config = transformers.LlamaConfig(vocab_size=4, eos_token_id=None, **sizes)
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
     model = Checkpoint(str(tmp_path))
     found = model.say(("a b", " b a"), Said([3, 1, 2], [2, 1]))

@@ -20,6 +20,7 @@ from text_parser import parse
 from edge_opt.base.errors import UsageError
 from edge_opt.integrations.npu_export import Optimized, npu_optimize
 from edge_opt.ir import load, to_bytes
+from edge_opt.ir.opening import Opened
 from edge_opt.npu import CompilerMissingError
 from edge_opt.npu.figures import Figures, TimeEstimate
 from edge_opt.schema.litertlm import read_bundle
@@ -242,4 +243,8 @@ def test_the_real_compiler_judges_a_demo(tmp_path: Path) -> None:
     prefill, _ = done.signatures
     assert prefill.why.startswith("estimated ")
     assert prefill.kept == "exported"
-    assert (tmp_path / "out.litertlm").read_bytes() == path.read_bytes()
+    counts = [
+        [len(graph) for graph in Opened(made).main().model.subgraphs]
+        for made in (path, tmp_path / "out.litertlm")
+    ]
+    assert counts[0] == counts[1], "only the type of unread caches changes"

@@ -211,8 +211,9 @@ class _Walk:
         for position, (operator, results, error, _) in enumerate(_steps(graph, facts, self.enter)):
             where = f"{position} ({operator.name})"
             if error:
-                tensor = next(t for t in (*operator.outputs, *operator.inputs) if t is not None)
-                self.report(graph, where, tensor, recorded_shape(tensor), None, error)
+                tensors = [t for t in (*operator.outputs, *operator.inputs) if t is not None]
+                for tensor in tensors[:1]:
+                    self.report(graph, where, tensor, recorded_shape(tensor), None, error)
             cause = next((tensor for tensor in operator.inputs if tensor in wrong), None)
             source = "" if cause is None else f"; it follows from tensor '{cause.name}'"
             for tensor, (shape, _) in zip(operator.outputs, results, strict=True):

@@ -84,6 +84,14 @@ def range_(call: Call) -> Results:
     return [(math.ceil(count),)]
 
 
+@rule("ONE_HOT", "one_hot.cc, ResizeOutputTensor")
+def one_hot(call: Call) -> Results:
+    """A new axis, as long as input 1 says, goes in at `axis` (-1: at the end)."""
+    shape = call.shape(0)
+    axis = call.axis(call.number("axis"), len(shape) + 1)
+    return [(*shape[:axis], *call.sizes(1), *shape[axis:])]
+
+
 @rule("WHERE", "where.cc, ResizeOutputTensor")
 def where(call: Call) -> Results:
     """A row for each element that is not 0, with one number for each axis."""
