@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
@@ -50,13 +50,12 @@ def emulating(model: Model, compiler: Compiler) -> "Iterator[Emulator]":
         os.mkfifo(folders)
         # Opened both ways, neither side waits for the other one to open it.
         with open(os.open(folders, os.O_RDWR), "w", encoding="utf-8") as told:  # noqa: PTH123 - of a descriptor
-            compiling = threads.submit(compiler.run, path, folders)
+            emulator = Emulator(Path(name), signature, told, threads.submit(compiler.run, path, folders))
             try:
-                yield Emulator(Path(name), signature, told, compiling)
+                yield emulator
             finally:
-                # Before it is closed: a compiler that opened it later would wait for a writer for ever.
-                folders.unlink()
-        _check_ran(compiling.result())
+                emulator.end()
+        _check_ran(emulator.compiling.result())
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +98,18 @@ class Emulator:
     def _fail(self, otherwise: str) -> NoReturn:
         """The compiler's own reason, where it has one."""
         try:
-            _check_ran(self.end())
+            self.end()
+            _check_ran(self.compiling.result())
             raise CompilerFailedError(otherwise)
         except CompilerFailedError as error:
             self._failures.append(error)
             raise
 
-    def end(self) -> Outcome:
-        """Tell the compiler that no more folders come, and how it ended."""
+    def end(self) -> None:
+        """Tell the compiler that no more folders come."""
+        # Gone before it is closed: a compiler that opened it later would wait for a writer for ever.
+        (self.folder / "folders").unlink(missing_ok=True)
         self.told.close()
-        while not self.compiling.done():
-            # Whoever opens a pipe that nobody writes to waits for ever: show each late reader a writer that has gone.
-            with suppress(OSError):
-                os.close(os.open(self.folder / "folders", os.O_WRONLY | os.O_NONBLOCK))
-            time.sleep(_LOOK_SECONDS)
-        return self.compiling.result()
 
 
 def _check_ran(outcome: Outcome) -> None:
