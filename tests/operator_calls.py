@@ -54,7 +54,7 @@ def like(draw: Draw, shape: Shape) -> Shape:
 
 def elementwise(draw: Draw, name: str) -> Call:
     shape, dtype = draw(SHAPES), "BOOL" if name.startswith("LOGICAL") else draw(INTS)
-    count = 1 if name in ("ABS", "NEG", "LOGICAL_NOT", "ZEROS_LIKE") else 2
+    count = 1 if name in ("ABS", "NEG", "LOGICAL_NOT") else 2
     inputs = [tensor(draw, like(draw, shape) if count == 2 else shape, dtype) for _ in range(count)]
     if name in ("DIV", "FLOOR_DIV", "FLOOR_MOD"):  # of the least number by -1 the kernel dies
         inputs[1] = tensor(draw, inputs[1].shape, dtype, st.integers(2, 9))
@@ -73,7 +73,7 @@ def select(draw: Draw, name: str) -> Call:
 
 
 def reduction(draw: Draw, name: str) -> Call:
-    shape, dtype = draw(SHAPES), "BOOL" if name in ("REDUCE_ALL", "REDUCE_ANY") else draw(INTS)
+    shape, dtype = draw(SHAPES), draw(INTS)
     axes = vector(draw, draw(SIZES), -len(shape), max(len(shape) - 1, 0))
     return Call(name, [tensor(draw, shape, dtype), axes], {"keepDims": draw(st.booleans())}, (dtype,))
 
@@ -86,8 +86,6 @@ def segments(draw: Draw, name: str) -> Call:
 
 def of_shape(draw: Draw, name: str) -> Call:
     source, dtype = tensor(draw, draw(SHAPES), draw(st.sampled_from(["INT32", "FLOAT32"]))), draw(INTS)
-    if name == "RANK":
-        return Call(name, [source])
     return Call(name, [source], {"outType": 2 if dtype == "INT32" else 4}, (dtype,))
 
 
@@ -184,20 +182,12 @@ def ranged(draw: Draw, name: str) -> Call:
     return Call(name, [const(number, dtype) for number in numbers], {}, (dtype,))
 
 
-def broadcast_args(draw: Draw, name: str) -> Call:
-    shape, dtype = draw(SHAPES), draw(INTS)
-    inputs = [const(np.array(like(draw, shape), np.int32), dtype) for _ in range(2)]
-    return Call(name, inputs, None, (dtype,))
-
-
 _MAKERS: dict[str, Callable[[Draw, str], Call]] = {
-    "BROADCAST_ARGS": broadcast_args, "CAST": cast, "FILL": filled, "GATHER": gathered, "RANGE": ranged,
+    "CAST": cast, "FILL": filled, "GATHER": gathered, "RANGE": ranged, "REDUCE_PROD": reduction, "SHAPE": of_shape,
     "SLICE": sliced, "STRIDED_SLICE": strided, "UNSORTED_SEGMENT_PROD": segments,
     **dict.fromkeys(("SELECT", "SELECT_V2"), select),
-    **dict.fromkeys(("RANK", "SHAPE"), of_shape),
     **dict.fromkeys(("CONCATENATION", "PACK"), joined),
     **dict.fromkeys(("SPLIT", "SPLIT_V", "UNPACK"), cut),
-    **dict.fromkeys(("SUM", "REDUCE_PROD", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_ALL", "REDUCE_ANY"), reduction),
     **dict.fromkeys(("BROADCAST_TO", "EXPAND_DIMS", "RESHAPE", "SQUEEZE", "TILE", "TRANSPOSE"), arranged),
 }  # fmt: skip
 

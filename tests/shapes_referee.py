@@ -16,8 +16,8 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from edge_opt import ir
 from edge_opt.ir.operators import KINDS
+from edge_opt.ir.walk import called_by
 from edge_opt.shapes import Fact, ShapeError, infer_operator, shape_report
-from edge_opt.shapes.inference import called_subgraphs
 
 Shape = tuple[int, ...]
 Options = dict[str, Any] | None
@@ -214,8 +214,10 @@ def compare_all(model: bytes, recorded: bytes) -> tuple[int, list[str]]:
     We derive from `recorded`, which differs from the interpreter's model in recorded shapes only.
     """
     loaded, runtime = ir.load(recorded), interpreter(model)
-    for index in set(range(len(loaded.subgraphs))) - called_subgraphs(loaded):
-        runtime._interpreter.AllocateTensors(index)
+    called = called_by((operator for graph in loaded.subgraphs for operator in graph), loaded.subgraphs)
+    for index, graph in enumerate(loaded.subgraphs):
+        if graph not in called:
+            runtime._interpreter.AllocateTensors(index)
     derived = shape_report(loaded, resize=placeholders(loaded)).shapes
     wrong, count = [], 0
     for place, subgraph in enumerate(loaded.subgraphs):

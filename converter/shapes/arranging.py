@@ -1,14 +1,16 @@
-"""Rules of operators that reshape a tensor, or move, join, cut, repeat or pad whole axes."""
+"""Rules of operators that move, join, cut, repeat or pad axes, and of those that take a part of a tensor."""
 
 import math
 from collections.abc import Sequence
+from types import EllipsisType
+from typing import TypeAlias
 
 from edge_opt.ir.dtypes import DType
 from edge_opt.shapes.dimension import OPEN, may_be_alike, may_be_equal, product, shape_text, total
-from edge_opt.shapes.rules import Call, Element, Results, UnknownError, rule
+from edge_opt.shapes.rules import Call, Results, UnknownError, rule
 
 _MAX_RANK = 8  # of PAD, SQUEEZE and TRANSPOSE
-_STRETCH = -1
+_MOST_BOUNDS = 31
 
 
 @rule("RESHAPE", "reshape.cc, GetOutputShape and ResolveOutputShape")
@@ -17,14 +19,19 @@ def reshape(call: Call) -> Results:
 
     One size may be -1: it takes what is left of the elements. `[0]` in the options stands for a scalar.
     """
-    shape, target = call.shape(0), _reshape_target(call)
+    shape, tensor = call.shape(0), call.op.inputs[1] if call.has(1) else None
+    if tensor is not None and tensor.dtype == DType.INT32 and len(call.shape(1)) == 1:
+        target = call.elements(1)
+    else:
+        listed = call.option("new_shape")
+        target = [] if listed is None or [*listed] == [0] else [int(size) for size in listed]
     sizes = [OPEN if size is None else size for size in target]
     count, known = product(*shape), product(*(size for size in sizes if size != OPEN))
     # Of two sizes, unknown or stretched, each depends on the other.
     if sizes.count(OPEN) == 1 and count > 0 and known > 0:
         sizes[sizes.index(OPEN)] = count // known
     fits = _may_hold(shape, product(*sizes)) and _may_hold(sizes, count)
-    fits = fits and target.count(_STRETCH) <= 1 and min(sizes, default=0) >= OPEN
+    fits = fits and target.count(-1) <= 1 and min(sizes, default=0) >= OPEN
     call.expect(fits, f"as many elements as {shape_text(sizes)} has")
     return [tuple(sizes)]
 
@@ -33,14 +40,6 @@ def _may_hold(sizes: Sequence[int], count: int) -> bool:
     """Whether the known sizes leave room for `count` elements, of which -1 says that nobody knows."""
     known = math.prod(size for size in sizes if size >= 0)
     return count < 0 or (count == 0 if known == 0 else count % known == 0)
-
-
-def _reshape_target(call: Call) -> list[Element]:
-    tensor = call.op.inputs[1] if call.has(1) else None
-    if tensor is not None and tensor.dtype == DType.INT32 and len(call.shape(1)) == 1:
-        return call.elements(1)
-    sizes = call.listed("new_shape")
-    return [] if sizes == [0] else list(sizes)
 
 
 @rule("EXPAND_DIMS", "expand_dims.cc, ExpandTensorDim")
@@ -54,12 +53,12 @@ def expand_dims(call: Call) -> Results:
 @rule("SQUEEZE", "squeeze.cc, Prepare")
 def squeeze(call: Call) -> Results:
     """The axes in `squeeze_dims`, of size 1 each, are dropped; without any, every axis of size 1 is."""
-    shape, listed = call.shape(0, most=_MAX_RANK), call.listed("squeeze_dims")
-    if not listed and OPEN in shape:
+    shape, listed = call.shape(0, most=_MAX_RANK), call.option("squeeze_dims")
+    dropped = {call.axis(int(axis), len(shape)) for axis in (() if listed is None else listed)}
+    if not dropped and OPEN in shape:
         raise UnknownError
-    dropped = {call.axis(axis, len(shape)) for axis in listed}
     call.expect(all(shape[axis] in (1, OPEN) for axis in dropped), f"size 1 in axes {sorted(dropped)}")
-    kept = (size for axis, size in enumerate(shape) if (axis not in dropped if listed else size != 1))
+    kept = (size for axis, size in enumerate(shape) if (axis not in dropped if dropped else size != 1))
     return [tuple(kept)]
 
 
@@ -153,13 +152,6 @@ def broadcast_to(call: Call) -> Results:
     return [(*target[:lead], *(size if wanted < 0 and size > 1 else wanted for size, wanted in pairs))]
 
 
-@rule("BROADCAST_ARGS", "broadcast_args.cc, Prepare")
-def broadcast_args(call: Call) -> Results:
-    """Two shapes, as vectors, give the vector of the shape they broadcast to."""
-    left, right = call.shape(0, rank=1), call.shape(1, rank=1)
-    return [(OPEN if min(*left, *right) < 0 else max(*left, *right),)]
-
-
 @rule("MIRROR_PAD PAD PADV2", "pad.cc, ResizeOutputTensor; mirror_pad.cc, GetPaddedOutputShape")
 def pad(call: Call) -> Results:
     """Each axis grows by the two numbers that input 1, `[rank, 2]`, has for it."""
@@ -167,3 +159,115 @@ def pad(call: Call) -> Results:
     call.expect(may_be_alike(call.shape(1), (len(shape), 2)), "two numbers for each axis")
     numbers = call.sizes(1)
     return [tuple(map(total, shape, numbers[::2], numbers[1::2]))]
+
+
+# Parts of a tensor
+
+
+@rule("SLICE", "slice.cc, CalculateOutputShapeVector")
+def slice_(call: Call) -> Results:
+    """The result starts at `begin` (input 1) and has the sizes of input 2; -1 stands for all that is left."""
+    shape, begins, sizes = call.shape(0), call.elements(1, rank=1), call.elements(2, rank=1)
+    call.expect(len(begins) == len(sizes) == len(shape), "a begin and a size for each axis")
+    result = []
+    for axis, (whole, begin, size) in enumerate(zip(shape, begins, sizes, strict=True)):
+        first, least = begin or 0, -1 if size is None else size
+        inside = first >= 0 and least >= -1 and (whole < 0 or first + max(least, 0) <= whole)
+        call.expect(size is None or inside, f"a slice inside axis {axis}, not {size} from {begin} on")
+        rest = OPEN if begin is None or whole < 0 else whole - begin
+        result.append(OPEN if size is None else rest if size < 0 else size)
+    return [tuple(result)]
+
+
+Index: TypeAlias = "slice | int | EllipsisType | None"
+"""What takes a part of one axis in numpy; None adds an axis."""
+
+_UNKNOWN = slice(None, None, 0)
+"""A part whose bounds are not known."""
+
+
+@rule("STRIDED_SLICE", "strided_slice.cc, ResizeOutputTensor; strided_slice_logic.h")
+def strided_slice(call: Call) -> Results:
+    """Numpy's `x[begin:end:stride, ...]`: inputs 1 to 3 give the bounds, masks open them or change the axes.
+
+    `ellipsis_mask` covers the axes that have no bounds, `new_axis_mask` adds an axis of size 1,
+    `shrink_axis_mask` takes the single index `begin` and drops the axis.
+    """
+    shape, indices = call.shape(0), strided_indices(call)
+    named = sum(isinstance(index, slice | int) for index in indices)
+    gaps, hidden = indices.count(...), len(shape) - named
+    call.expect(gaps <= 1 and gaps <= hidden, "one ellipsis at most, and an axis for each bound")
+    axis, result = 0, list[int]()
+    for index in indices:
+        if index is None:
+            result.append(1)
+        elif index is ...:
+            result += shape[axis : axis + hidden]
+            axis += hidden
+        else:
+            size = shape[axis]
+            if isinstance(index, slice):
+                unknown = size < 0 or index is _UNKNOWN
+                result.append(OPEN if unknown else len(range(*index.indices(size))))
+            else:
+                call.expect(size < 0 or -size <= index < size, f"an index inside axis {axis}, not {index}")
+            axis += 1
+    return [(*result, *shape[axis:])]
+
+
+def strided_indices(call: Call) -> list[Index]:
+    """The bounds of a STRIDED_SLICE as numpy's indices, as the masks change them; an unknown single index as 0."""
+    bounds = [call.elements(index, rank=1) for index in (1, 2, 3)]
+    count = len(bounds[0])
+    alike = count <= _MOST_BOUNDS and all(len(one) == count for one in bounds)
+    call.expect(alike, f"one number of bounds, up to {_MOST_BOUNDS}")
+    if call.number("offset"):  # the end counts from the begin: the runtime takes masks its own way then
+        raise UnknownError
+    kinds = ("ellipsis", "new_axis", "shrink_axis", "begin", "end")
+    masks = {kind: call.number(f"{kind}_mask") for kind in kinds}
+    indices: list[Index] = []
+    for place, (begin, end, stride) in enumerate(zip(*bounds, strict=True)):
+        flags = {kind for kind, mask in masks.items() if mask >> place & 1}
+        call.expect(stride != 0, f"a stride at index {place}")
+        if "ellipsis" in flags:
+            indices.append(...)
+        elif "new_axis" in flags:
+            indices.append(None)
+        elif "shrink_axis" in flags:
+            # With a negative stride the runtime reads what was never written.
+            call.expect(stride is None or stride > 0, f"a positive stride at index {place}")
+            indices.append(0 if "begin" in flags or begin is None else begin)
+        else:
+            first, last = None if "begin" in flags else begin, None if "end" in flags else end
+            is_known = (
+                stride and (first is not None or "begin" in flags) and (last is not None or "end" in flags)
+            )
+            indices.append(slice(first, last, stride) if is_known else _UNKNOWN)
+    return indices
+
+
+@rule("GATHER", "gather.cc, Prepare")
+def gather(call: Call) -> Results:
+    """The axis `axis` of input 0 is replaced by the axes of the indices, less the `batch_dims` leading ones."""
+    shape, indices, batch = call.shape(0), call.shape(1), call.number("batch_dims")
+    axis = call.axis(call.number("axis"), len(shape))
+    batch = batch + len(indices) if batch < 0 else batch
+    fits = 0 <= batch <= min(axis, len(indices)) and may_be_alike(shape[:batch], indices[:batch])
+    call.expect(fits, f"equal batch axes in front of axis {axis}, {batch} by its batch_dims")
+    return [(*shape[:axis], *indices[batch:], *shape[axis + 1 :])]
+
+
+@rule("DYNAMIC_UPDATE_SLICE", "dynamic_update_slice.cc, Prepare")
+def dynamic_update_slice(call: Call) -> Results:
+    """The result has the shape of input 0; the update (input 1) fits into it, input 2 says where."""
+    shape, update, start = call.shape(0), call.shape(1), call.shape(2, rank=1)
+    pairs = zip(shape, update, strict=False)
+    fits = len(update) == len(shape) and all(whole < 0 or size <= whole for whole, size in pairs)
+    call.expect(fits and may_be_equal(start[0], len(shape)), "an update that fits, and a start for each axis")
+    return [shape]
+
+
+@rule("EMBEDDING_LOOKUP", "embedding_lookup.cc, Prepare")
+def embedding_lookup(call: Call) -> Results:
+    """Each index of the vector `[n]` (input 0) picks a row of the table `[rows, ...]` (input 1)."""
+    return [(*call.shape(0, rank=1), *call.shape(1, least=2)[1:])]

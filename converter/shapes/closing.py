@@ -35,16 +35,37 @@ def close_shapes(model: Model, given: Mapping[Tensor, Shape]) -> list[Folded]:
     for one in report.disagreements:
         if one.inferred is None and (one.subgraph, one.operator) not in before:
             raise UsageError(f"the given shapes do not go together: {one}")
-    entered = [graph for graph in model.subgraphs if any(tensor in given for tensor in graph.inputs)]
-    reached = called(model, entered)
+    reached = called(model, [g for g in model.subgraphs if any(tensor in given for tensor in g.inputs)])
     graphs = [graph for graph in model.subgraphs if graph in reached]
-    for graph in graphs:
-        for tensor in graph.tensors:
-            shape = report.shapes.get(tensor)
-            if shape is not None and not tensor.is_constant:
-                tensor.shape = tuple(max(size, 1) if size < 0 else size for size in shape)
-                tensor.shape_signature = shape if -1 in shape else None
+    for tensor in (tensor for graph in graphs for tensor in graph.tensors):
+        shape = report.shapes.get(tensor)
+        if shape is not None and not tensor.is_constant:
+            tensor.shape = tuple(max(size, 1) if size < 0 else size for size in shape)
+            tensor.shape_signature = shape if -1 in shape else None
     return [folded for folded in map(_fold, graphs) if folded.operators]
+
+
+def _fold(graph: Subgraph) -> Folded:
+    """Make values that are known constants; the operators that computed them are taken out."""
+    folded = Folded(graph, [], {})
+    for operator in graph.operators:
+        try:
+            facts = infer_operator(operator, list(map(recorded_fact, operator.inputs)))
+        except ShapeError:
+            continue
+        # Where all elements are known, and the file was right about the shape.
+        values = {
+            tensor: value
+            for tensor, (shape, value) in zip(operator.outputs, facts, strict=True)
+            if value is not None and value.dtype != object and shape == recorded_shape(tensor)
+        }
+        if len(values) == len(operator.outputs) > 0 and not any(map(graph.is_output, operator.outputs)):
+            for tensor, value in values.items():
+                tensor.buffer = Buffer(Data(value.tobytes()))
+            graph.remove(operator)
+            folded.operators.append(operator)
+            folded.values.update(values)
+    return folded
 
 
 def folded_regions(model: Model, folded: Sequence[Folded]) -> Iterator[tuple[Model, list[Array]]]:
@@ -59,31 +80,3 @@ def folded_regions(model: Model, folded: Sequence[Folded]) -> Iterator[tuple[Mod
             for tensor in operator.outputs:
                 tensor.buffer = None
         yield region, list(values.values())
-
-
-def _fold(graph: Subgraph) -> Folded:
-    """Make values that are known constants; the operators that computed them are taken out."""
-    folded = Folded(graph, [], {})
-    for operator in graph.operators:
-        values = _values(operator)
-        if values and not any(graph.is_output(tensor) for tensor in operator.outputs):
-            for tensor, value in values.items():
-                tensor.buffer = Buffer(Data(value.tobytes()))
-            graph.remove(operator)
-            folded.operators.append(operator)
-            folded.values.update(values)
-    return folded
-
-
-def _values(operator: Operator) -> dict[Tensor, Array]:
-    """The results of an operator where all elements are known, and the file was right about its shapes; else none."""
-    try:
-        facts = infer_operator(operator, list(map(recorded_fact, operator.inputs)))
-    except ShapeError:
-        return {}
-    values = {
-        tensor: value
-        for tensor, (shape, value) in zip(operator.outputs, facts, strict=True)
-        if value is not None and value.dtype != object and shape == recorded_shape(tensor)
-    }
-    return values if len(values) == len(operator.outputs) else {}

@@ -20,11 +20,7 @@ OPEN: Final = -1
 
 
 def as_shape(shape: Iterable[int] | None, label: str) -> Shape | None:
-    """Return the shape as a tuple of int; None stays None.
-
-    Raises:
-        ShapeError: a dimension is not a whole number or lies below -1; names `label`.
-    """
+    """The shape as a tuple of int; ShapeError, naming `label`, where a dimension is not a size or -1."""
     if shape is None:
         return None
     sizes = tuple(shape)
@@ -86,21 +82,18 @@ def broadcast(*shapes: Iterable[int] | None, labels: Sequence[str] = ()) -> Shap
     operands = [(as_shape(shape, label), label) for shape, label in zip(shapes, labels, strict=True)]
     ranked = [(shape, label) for shape, label in operands if shape is not None]
     rank = max((len(shape) for shape, _ in ranked), default=0)
-    return tuple(_broadcast_axis(ranked, axis) for axis in range(-rank, 0)) if ranked else None
-
-
-def _broadcast_axis(ranked: Sequence[tuple[Shape, str]], axis: int) -> int:
-    """One dimension of the result; `axis` counts from the end. Source: `InferDim` of the trait."""
-    result, place = 1, ""
-    for shape, label in ranked:
-        size = shape[axis] if len(shape) >= -axis else 1
-        here = f"{label} (axis {axis + len(shape)})"
-        if result == 1 or (result < 0 and size != 1):
-            result, place = size, here
-        elif size >= 0 and size not in (1, result):
-            detail = f"sizes do not broadcast: {result} in {place}, {size} in {here}"
-            raise ShapeError(f"{detail}: expected equal sizes, or 1 in one of them")
-    return result
+    sizes = []
+    for axis in range(-rank, 0):
+        size, place = 1, ""
+        for shape, label in ranked:
+            other, here = shape[axis] if len(shape) >= -axis else 1, f"{label} (axis {axis + len(shape)})"
+            if size == 1 or (size < 0 and other != 1):
+                size, place = other, here
+            elif other >= 0 and other not in (1, size):
+                detail = f"sizes do not broadcast: {size} in {place}, {other} in {here}"
+                raise ShapeError(f"{detail}: expected equal sizes, or 1 in one of them")
+        sizes.append(size)
+    return tuple(sizes) if ranked else None
 
 
 def verify_broadcast(
@@ -108,9 +101,9 @@ def verify_broadcast(
 ) -> None:
     """Check that `result` is a legal result shape for the operands.
 
-    Without a ranked operand, or with an unranked result, there is nothing to check. Else the ranks must be equal, and
-    each static dimension of the result must equal the inferred one. An inferred open dimension against a static one is
-    refused, as the trait's pseudo-code has it; with `allow_refinement` it passes, as the trait's table has it.
+    The ranks must be equal, and each static dimension of the result must equal the inferred one. An inferred open
+    dimension against a static one is refused, as in the trait's pseudo-code; with `allow_refinement` it passes, as in
+    the trait's table. Without a ranked operand, or with an unranked result, there is nothing to check.
 
     Source: MLIR's `Broadcastable` trait, `Verify`.
 

@@ -5,32 +5,26 @@ quantized tensors are not. Elements may stay unknown (None); nothing large is ev
 """
 
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeGuard
 
 import numpy as np
 
 from edge_opt.ir import Tensor
-from edge_opt.shapes.dimension import OPEN, Shape, broadcast, product
+from edge_opt.shapes.arranging import Index, strided_indices
+from edge_opt.shapes.dimension import OPEN, Shape, product
 from edge_opt.shapes.rules import Array, Call, Element, Results, UnknownError
-from edge_opt.shapes.slicing import Index, strided_indices
 
 _KINDS: Final = "iubO"
 """Kinds of arrays that are followed: whole numbers, truth values, and either with unknown elements."""
 
 _MOST_ELEMENTS: Final = 1024
 
-
-def _truncated(a: int, b: int) -> int:
-    """C's division: towards zero."""
-    return abs(a) // abs(b) if (a >= 0) == (b >= 0) else -(abs(a) // abs(b))
-
-
 _NUMBERS: Final[dict[str, Callable[..., Any]]] = {
     "ABS": abs,
     "ADD": operator.add,
-    "DIV": _truncated,
+    "DIV": lambda a, b: a // b if (a >= 0) == (b >= 0) else -(-a // b),  # C's division: towards zero
     "EQUAL": operator.eq,
     "FLOOR_DIV": operator.floordiv,
     "FLOOR_MOD": operator.mod,
@@ -49,26 +43,22 @@ _NUMBERS: Final[dict[str, Callable[..., Any]]] = {
     "SUB": operator.sub,
 }
 _DIVISIONS: Final = ("DIV", "FLOOR_DIV", "FLOOR_MOD")
-_REDUCTIONS: Final[dict[str, tuple[str, int | None]]] = {
-    "SUM": ("ADD", 0),
-    "REDUCE_PROD": ("MUL", 1),
-    "REDUCE_MAX": ("MAXIMUM", None),
-    "REDUCE_MIN": ("MINIMUM", None),
-    "REDUCE_ALL": ("LOGICAL_AND", 1),
-    "REDUCE_ANY": ("LOGICAL_OR", 0),
-    "UNSORTED_SEGMENT_PROD": ("MUL", 1),
-}
-"""The operator that combines two elements, and what no elements give."""
 
 Folder: TypeAlias = Callable[[Call, Sequence[Shape]], Array | list[Array]]
 """Gives the result, of operators that may have several a list of them; the shapes are the results'."""
 
 
 def fold(call: Call, shapes: Results) -> Sequence[Array | None]:
-    """What is known of the values of the operator's results, as `Fact` has it; `shapes` are the inferred ones."""
+    """What is known of the values of the operator's results, as `Fact` has it; `shapes` are the inferred ones.
+
+    They are plain whole numbers or truth values; SHAPE may look at any first operand.
+    """
     folder, small = FOLDERS.get(call.op.name), [shape for shape in shapes if _is_small(shape)]
+    types = [tensor.dtype.numpy for tensor in call.op.outputs]
+    whole = all(kind is not None and kind.kind in _KINDS for kind in types)
+    coded = any(tensor and tensor.is_quantized for tensor in (*call.op.inputs[1:], *call.op.outputs))
     unknown = [None] * len(shapes)
-    if folder is None or len(small) < len(shapes) or not _has_whole_numbers(call):
+    if folder is None or len(small) < len(shapes) or not whole or coded:
         return unknown
     try:
         found = folder(call, small)
@@ -80,13 +70,6 @@ def fold(call: Call, shapes: Results) -> Sequence[Array | None]:
 
 def _is_small(shape: Shape | None) -> TypeGuard[Shape]:
     return shape is not None and OPEN not in shape and product(*shape) <= _MOST_ELEMENTS
-
-
-def _has_whole_numbers(call: Call) -> bool:
-    """Whether the results are plain whole numbers or truth values; SHAPE and RANK may look at any first operand."""
-    types = [tensor.dtype.numpy for tensor in call.op.outputs]
-    coded = any(tensor and tensor.is_quantized for tensor in (*call.op.inputs[1:], *call.op.outputs))
-    return all(kind is not None and kind.kind in _KINDS for kind in types) and not coded
 
 
 def _settle(value: Array, shape: Shape, tensor: Tensor) -> Array | None:
@@ -141,20 +124,16 @@ def _elementwise(call: Call, _: Sequence[Shape]) -> Array:
 
 def _select(call: Call, shapes: Sequence[Shape]) -> Array:
     """Version one takes a condition of one axis for each row, whatever numpy would broadcast."""
+
+    def choose(condition: Element, a: Element, b: Element) -> Element:
+        if condition is None:
+            return a if a == b else None
+        return a if condition else b
+
     condition, *choices = _all_values(call)
     if call.op.name == "SELECT" and condition.ndim == 1:
         condition = condition.reshape(-1, *(1 for _ in shapes[0][1:]))
-    return _computed(_choose, condition, *choices)
-
-
-def _choose(condition: Element, a: Element, b: Element) -> Element:
-    if condition is None:
-        return a if a == b else None
-    return a if condition else b
-
-
-def _as_shaped(call: Call, shapes: Sequence[Shape]) -> Array:
-    return call.some(0).reshape(shapes[0])
+    return _computed(choose, condition, *choices)
 
 
 def _concatenate(call: Call, _: Sequence[Shape]) -> Array:
@@ -173,21 +152,15 @@ def _unpack(call: Call, shapes: Sequence[Shape]) -> list[Array]:
     return [value.take([index], axis).reshape(shape) for index, shape in enumerate(shapes)]
 
 
-def _slice(call: Call, shapes: Sequence[Shape]) -> Array:
-    begins = zip(call.integers(1), shapes[0], strict=True)
-    return _cut(call, [slice(begin, begin + size) for begin, size in begins], shapes[0])
-
-
-def _strided_slice(call: Call, shapes: Sequence[Shape]) -> Array:
-    """Every bound must be known, even one that a mask opens."""
-    for bounds in (1, 2, 3):
-        call.integers(bounds)
-    return _cut(call, strided_indices(call), shapes[0])
-
-
-def _cut(call: Call, indices: Sequence[Index], shape: Shape) -> Array:
-    value = call.some(0)
-    return np.array(value[tuple(indices)], value.dtype).reshape(shape)
+def _cut(call: Call, shapes: Sequence[Shape]) -> Array:
+    """SLICE and STRIDED_SLICE. Every bound must be known, even one that a mask opens."""
+    value, begins = call.some(0), call.integers(1)
+    indices: list[Index] = [slice(at, at + size) for at, size in zip(begins, shapes[0], strict=False)]
+    if call.op.name == "STRIDED_SLICE":
+        call.integers(2)
+        call.integers(3)
+        indices = strided_indices(call)
+    return np.array(value[tuple(indices)], value.dtype).reshape(shapes[0])
 
 
 def _gather(call: Call, shapes: Sequence[Shape]) -> Array:
@@ -203,36 +176,25 @@ def _range(call: Call, shapes: Sequence[Shape]) -> Array:
     return np.asarray(start + delta * np.arange(*shapes[0]), object)
 
 
-def _sizes(shape: Shape) -> Array:
-    return np.array([size if size >= 0 else None for size in shape], object)
-
-
-def _reduced(name: str, value: Array, axes: Collection[int]) -> Array:
-    """Combine all elements along these axes; unknown where an unknown one does not drop out."""
-    combine, nothing = _REDUCTIONS[name]
-    if value.dtype.kind not in _KINDS or (nothing is None and not value.size):
-        raise UnknownError
-    function = np.frompyfunc(partial(_compute, combine), 2, 1, identity=nothing)
-    return np.asarray(function.reduce(value.astype(object), axis=tuple(axes)), object)
+_multiplied = np.frompyfunc(partial(_compute, "MUL"), 2, 1, identity=1)
 
 
 def _reduce(call: Call, shapes: Sequence[Shape]) -> Array:
-    value, axes = call.some(0), call.integers(1)
-    return _reduced(call.op.name, value, {axis % value.ndim for axis in axes if value.ndim}).reshape(
-        shapes[0]
-    )
+    value, axes = call.some(0).astype(object), call.integers(1)
+    positive = tuple({axis % value.ndim for axis in axes if value.ndim})
+    return np.asarray(_multiplied.reduce(value, axis=positive), object).reshape(shapes[0])
 
 
 def _segments(call: Call, shapes: Sequence[Shape]) -> Array:
     """Dynamic exports multiply sizes this way: one product for each group of axes that a RESHAPE merges."""
-    value, ids, count = call.some(0), call.known(1), shapes[0][0]
+    value, ids, count = call.some(0).astype(object), call.known(1), shapes[0][0]
     if ids is None or ids.ndim != 1 or not count:
         raise UnknownError
-    return np.stack([_reduced(call.op.name, value[ids == segment], [0]) for segment in range(count)])
+    products = [_multiplied.reduce(value[ids == segment]) for segment in range(count)]
+    return np.array(products, object).reshape(shapes[0])
 
 
 FOLDERS: dict[str, Folder] = {
-    "BROADCAST_ARGS": lambda call, _: _sizes(broadcast(call.sizes(0), call.sizes(1)) or ()),
     "BROADCAST_TO": lambda call, shapes: np.broadcast_to(call.some(0), shapes[0]),
     "CAST": lambda call, _: call.some(0),
     "CONCATENATION": _concatenate,
@@ -240,18 +202,17 @@ FOLDERS: dict[str, Folder] = {
     "GATHER": _gather,
     "PACK": lambda call, _: np.stack(_all_values(call), axis=call.number("axis")),
     "RANGE": _range,
-    "RANK": lambda call, _: np.array(len(call.shape(0))),
-    "SHAPE": lambda call, _: _sizes(call.shape(0)),
-    "SLICE": _slice,
-    "STRIDED_SLICE": _strided_slice,
+    "SHAPE": lambda call, _: np.array([None if size < 0 else size for size in call.shape(0)], object),
     "TILE": lambda call, _: np.tile(call.some(0), call.integers(1)),
     "TRANSPOSE": lambda call, _: call.some(0).transpose(call.integers(1)),
     "UNPACK": _unpack,
-    "ZEROS_LIKE": lambda _, shapes: np.zeros(shapes[0], np.int64),
-    **dict.fromkeys(("EXPAND_DIMS", "RESHAPE", "SQUEEZE"), _as_shaped),
+    **dict.fromkeys(
+        ("EXPAND_DIMS", "RESHAPE", "SQUEEZE"), lambda call, shapes: call.some(0).reshape(shapes[0])
+    ),
     **dict.fromkeys(("SELECT", "SELECT_V2"), _select),
+    **dict.fromkeys(("SLICE", "STRIDED_SLICE"), _cut),
     **dict.fromkeys(("SPLIT", "SPLIT_V"), _split),
     **dict.fromkeys(_NUMBERS, _elementwise),
-    **dict.fromkeys(_REDUCTIONS, _reduce),
+    "REDUCE_PROD": _reduce,
     "UNSORTED_SEGMENT_PROD": _segments,
 }

@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from edge_opt.base.record import Record
 from edge_opt.ir import Model, Operator, Subgraph, Tensor, load
 from edge_opt.ir.operators import KINDS, subgraph_indices
 from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.walk import called_by
 from edge_opt.schema.data import Source
 from edge_opt.shapes.dimension import OPEN, Shape, ShapeError, as_shape, misfit, shape_text
 from edge_opt.shapes.folding import fold
@@ -29,7 +30,7 @@ class Disagreement(Record):
     """One tensor for which the file records something else than its operator gives.
 
     `operator` is its index and name, "34 (BATCH_MATMUL)", "" for a constant. `recorded` and `inferred` are shapes, or
-    types or quantization in words; `inferred` is None where the operator's inputs cannot go together at all.
+    types or quantization in words; `inferred` is None where the operator's inputs do not fit together.
     """
 
     subgraph: str
@@ -91,28 +92,18 @@ def shape_report(model: Model, *, resize: Mapping[Tensor, Sequence[int]] | None 
     `resize` has shapes of graph inputs to use in place of the recorded ones, as if the caller resized them.
     """
     given = {tensor: as_shape(shape, f"tensor '{tensor.name}'") for tensor, shape in (resize or {}).items()}
-    walk = _Walk(model)
-    for subgraph in model.subgraphs:
-        for tensor in subgraph.tensors:
-            if tensor.wrong_size is not None:
-                reason = f"tensor '{tensor.name}': {tensor.wrong_size}"
-                walk.report(subgraph, "", tensor, tensor.shape, None, reason)
+    walk, graphs = _Walk(model), model.subgraphs
+    for graph, tensor in ((one, tensor) for one in graphs for tensor in one.tensors):
+        if tensor.wrong_size is not None:
+            walk.report(graph, "", tensor, tensor.shape, None, f"tensor '{tensor.name}': {tensor.wrong_size}")
     # What operators enter is walked with their shapes; then with its own what was not entered after all.
-    for index in sorted(range(len(model.subgraphs)), key=called_subgraphs(model).__contains__):
-        if (graph := model.subgraphs[index]) not in walk.walked:
+    entered = called_by((operator for graph in graphs for operator in graph), graphs)
+    for graph in sorted(graphs, key=entered.__contains__):
+        if graph not in walk.walked:
             walk.walk(graph, {one: Fact(given.get(one, recorded_shape(one))) for one in graph.inputs})
-    count = sum(len(subgraph.tensors) for subgraph in model.subgraphs)
+    count = sum(len(graph.tensors) for graph in graphs)
     return ShapeReport(count, tuple(walk.disagreements.values()), walk.shapes)
 
-
-def called_subgraphs(model: Model) -> set[int]:
-    """The subgraphs that operators enter or refer to."""
-    operators = (operator for graph in model.subgraphs for operator in graph)
-    return {index for operator in operators for index in subgraph_indices(operator.options)}
-
-
-CALLS: Final = frozenset({"CALL", "STABLEHLO_COMPOSITE"})
-"""Operators that compute what a subgraph does."""
 
 Enter: TypeAlias = Callable[[int, Sequence[Fact]], Sequence[Fact] | None]
 """Infers the outputs of a subgraph (by index) from what is known of its inputs; None where it cannot."""
@@ -128,13 +119,12 @@ def infer_operator(op: Operator, inputs: Sequence[Fact], enter: Enter = lambda *
         ShapeError: the inputs cannot go together; names tensors, axes and sizes.
     """
     unknown = [Fact(None)] * len(op.outputs)
-    if op.name in CALLS:
+    if op.name in ("CALL", "STABLEHLO_COMPOSITE"):
         entered = next((enter(index, inputs) for index in subgraph_indices(op.options)), None)
         return unknown if entered is None or len(entered) != len(unknown) else entered
     if op.name not in RULES:
         return unknown
-    reason = KINDS[op.name].misfit(op.inputs, op.outputs)
-    if reason is not None:
+    if (reason := KINDS[op.name].misfit(op.inputs, op.outputs)) is not None:
         raise ShapeError(f"it {reason}")
     call = Call(op, inputs)
     try:
@@ -163,18 +153,15 @@ def _steps(graph: Iterable[Operator], facts: dict[Tensor, Fact], enter: Enter) -
         except ShapeError as error:
             step = _Step(operator, [Fact(None)] * len(operator.outputs), str(error), is_open)
         for tensor, (shape, value) in zip(operator.outputs, step.results, strict=True):
-            facts[tensor] = Fact(_settled(tensor, shape, is_open), value)
+            # A size that is not inferred is the recorded one, unless it may follow from an open one.
+            recorded, known = recorded_shape(tensor), shape
+            if recorded is not None and shape is None:
+                known = (OPEN,) * len(recorded) if is_open and not tensor.is_dynamic else recorded
+            elif recorded and shape and not is_open and len(shape) == len(recorded):
+                sizes = zip(shape, recorded, strict=True)
+                known = tuple(there if size < 0 else size for size, there in sizes)
+            facts[tensor] = Fact(known, value)
         yield step
-
-
-def _settled(tensor: Tensor, shape: Shape | None, is_open: bool) -> Shape | None:
-    """The inferred shape. A size that is not inferred is the recorded one, unless it may follow from an open one."""
-    recorded = recorded_shape(tensor)
-    if shape is None and recorded is not None:
-        return (OPEN,) * len(recorded) if is_open and not tensor.is_dynamic else recorded
-    if shape is None or recorded is None or is_open or len(shape) != len(recorded):
-        return shape
-    return tuple(there if size < 0 else size for size, there in zip(shape, recorded, strict=True))
 
 
 _MOST_ENTRIES = 64
@@ -210,10 +197,9 @@ class _Walk:
         wrong = {tensor for tensor in facts if self._take(graph, place, tensor, facts[tensor].shape, "")}
         for position, (operator, results, error, _) in enumerate(_steps(graph, facts, self.enter)):
             where = f"{position} ({operator.name})"
-            if error:
-                tensors = [t for t in (*operator.outputs, *operator.inputs) if t is not None]
-                for tensor in tensors[:1]:
-                    self.report(graph, where, tensor, recorded_shape(tensor), None, error)
+            tensors = [t for t in (*operator.outputs, *operator.inputs) if t is not None]
+            for tensor in tensors[:1] if error else ():
+                self.report(graph, where, tensor, recorded_shape(tensor), None, error)
             cause = next((tensor for tensor in operator.inputs if tensor in wrong), None)
             source = "" if cause is None else f"; it follows from tensor '{cause.name}'"
             for tensor, (shape, _) in zip(operator.outputs, results, strict=True):
@@ -240,10 +226,9 @@ class _Walk:
 
     def enter(self, index: int, inputs: Sequence[Fact]) -> Sequence[Fact] | None:
         """Walk a subgraph with a caller's inputs; once for equal inputs, and after many different ones not at all."""
-        count = len(self._model.subgraphs)
-        graph = self._model.subgraphs[index] if 0 <= index < count else None
-        if graph is None or len(inputs) != len(graph.inputs):
-            raise ShapeError(f"it enters subgraph {index} of {count} with {len(inputs)} inputs")
+        graph = self._model.subgraphs[index]
+        if len(inputs) != len(graph.inputs):
+            raise ShapeError(f"it enters subgraph '{graph.name}' with {len(inputs)} inputs")
         values = (None if value is None else (value.dtype.str, repr(value.tolist())) for _, value in inputs)
         key = (index, tuple(fact.shape for fact in inputs), *values)
         if key not in self._entered and self._entries[index] < _MOST_ENTRIES:
@@ -271,22 +256,33 @@ def check_operators(operators: Iterable[Operator], subgraphs: Sequence[Subgraph]
             raise ShapeError(f"subgraph '{body.name}' takes {expected}, and is called with {given}")
         return [Fact(recorded_shape(tensor)) for tensor in body.outputs]
 
-    for operator in operators:
-        for _, results, error, _ in _steps([operator], {}, enter):
-            for tensor, (shape, _) in zip(operator.outputs, results, strict=True):
-                recorded = recorded_shape(tensor)
-                if shape is None or shape != recorded:
-                    text = f"inferred shape {shape_text(shape)}, recorded {shape_text(recorded)}"
-                    raise RefusedError(f"{operator.name} '{tensor.name}': {error or text}")
+    steps = (step for operator in operators for step in _steps([operator], {}, enter))
+    for operator, results, error, _ in steps:
+        for tensor, (shape, _) in zip(operator.outputs, results, strict=True):
+            recorded = recorded_shape(tensor)
+            if shape is None or shape != recorded:
+                text = f"inferred shape {shape_text(shape)}, recorded {shape_text(recorded)}"
+                raise RefusedError(f"{operator.name} '{tensor.name}': {error or text}")
 
 
 @contextmanager
 def doubted(graphs: Iterable[Subgraph]) -> Iterator[None]:
-    """Within the block, operators whose recorded shapes do not fit have a `shape_error` and the name UNTRUSTED."""
+    """Within the block, operators whose recorded shapes do not fit have a `shape_error` and the name UNTRUSTED.
+
+    A file may record another size than the inputs give, or one where they leave it open. LiteRT goes by the inputs.
+    """
     checked = [graph for graph in graphs if not graph.is_checked]
     steps = [step for graph in checked for step in _steps(graph, {}, lambda *_: None)]
-    for step in steps:
-        step.operator.shape_error = _doubt(step)
+    for operator, results, error, is_open in steps:
+        operator.shape_error = error
+        for tensor, (shape, _) in zip(operator.outputs, results, strict=True):
+            may_be_open = bool(tensor.shape) if shape is None else OPEN in shape
+            if (reason := misfit(shape, recorded_shape(tensor))) is not None:
+                operator.shape_error = f"{reason} of '{tensor.name}'"
+            elif 0 in tensor.shape:
+                operator.shape_error = f"'{tensor.name}' is empty"
+            elif is_open and may_be_open and not tensor.is_dynamic and not error:
+                operator.shape_error = f"'{tensor.name}' has a size on record, its operands an open one"
     for graph in checked:
         graph.is_checked = True
     try:
@@ -296,18 +292,3 @@ def doubted(graphs: Iterable[Subgraph]) -> Iterator[None]:
             step.operator.shape_error = ""
         for graph in checked:
             graph.is_checked = False
-
-
-def _doubt(step: _Step) -> str:
-    """Why the recorded shapes of an operator tell nothing; empty where they do.
-
-    A file may record another size than the inputs give, or one where they leave it open. LiteRT goes by the inputs.
-    """
-    for tensor, (shape, _) in zip(step.operator.outputs, step.results, strict=True):
-        reason = misfit(shape, recorded_shape(tensor))
-        if reason is not None or 0 in tensor.shape:
-            return f"{reason} of '{tensor.name}'" if reason else f"'{tensor.name}' is empty"
-        may_be_open = bool(tensor.shape) if shape is None else OPEN in shape
-        if step.is_open and may_be_open and not tensor.is_dynamic and not step.error:
-            return f"'{tensor.name}' has a size on record, its operands an open one"
-    return step.error

@@ -7,7 +7,7 @@ from edge_opt.shapes.dimension import OPEN, Shape, broadcast, matmul, may_be_ali
 from edge_opt.shapes.rules import Call, Results, rule
 
 rule(
-    f"CUMSUM DENSIFY L2_NORMALIZATION LOG_SOFTMAX SOFTMAX {' '.join(sorted(UNARY))}",
+    f"CUMSUM L2_NORMALIZATION LOG_SOFTMAX SOFTMAX {' '.join(sorted(UNARY))}",
     "Prepare of elementwise.cc, activations.cc, complex_support.cc and of each operator's own file",
     "The result has the shape of the input.",
 )(lambda call: [call.shape(0)])
@@ -26,7 +26,6 @@ rule(
 rule("SHAPE", "shape.cc, Prepare", "A vector with one number for each axis of the input.")(
     lambda call: [(len(call.shape(0)),)]
 )
-rule("RANK", "rank.cc, Prepare", "A scalar.")(lambda _: [()])
 
 
 @rule("SELECT", "select.cc, SelectPrepare (version one)")
@@ -47,10 +46,7 @@ def reduce(call: Call) -> Results:
     return [tuple(1 if axis in folded else size for axis, size in sizes if keep or axis not in folded)]
 
 
-@rule(
-    "UNSORTED_SEGMENT_MAX UNSORTED_SEGMENT_MIN UNSORTED_SEGMENT_PROD UNSORTED_SEGMENT_SUM",
-    "unsorted_segment.cc, ResizeOutputTensor",
-)
+@rule("UNSORTED_SEGMENT_PROD", "unsorted_segment.cc, ResizeOutputTensor")
 def unsorted_segment(call: Call) -> Results:
     """The axes that the ids (input 1) cover become one, as long as input 2 says."""
     shape, segments = call.shape(0), call.shape(1)
@@ -58,11 +54,10 @@ def unsorted_segment(call: Call) -> Results:
     return [(*call.sizes(2), *shape[len(segments) :])]
 
 
-@rule("FILL RANDOM_UNIFORM RANDOM_STANDARD_NORMAL", "fill.cc, ResizeOutput; random_ops.cc, Prepare")
+@rule("FILL", "fill.cc, ResizeOutput")
 def fill(call: Call) -> Results:
-    """The result has the shape that input 0 spells out; a FILL repeats a scalar."""
-    if call.has(1):
-        call.shape(1, rank=0)
+    """The scalar of input 1 is repeated to the shape that input 0 spells out."""
+    call.shape(1, rank=0)
     return [call.sizes(0)]
 
 
@@ -92,13 +87,6 @@ def one_hot(call: Call) -> Results:
     return [(*shape[:axis], *call.sizes(1), *shape[axis:])]
 
 
-@rule("WHERE", "where.cc, ResizeOutputTensor")
-def where(call: Call) -> Results:
-    """A row for each element that is not 0, with one number for each axis."""
-    value = call.known(0)
-    return [(OPEN if value is None else int((value != 0).sum()), len(call.shape(0)))]
-
-
 @rule("BATCH_MATMUL", "batch_matmul.cc, Prepare; the product itself by MatMul-1")
 def batch_matmul(call: Call) -> Results:
     """The matrix product of two operands of rank 2 to 5; `adj_x` and `adj_y` swap the last two axes of each."""
@@ -117,37 +105,27 @@ def fully_connected(call: Call) -> Results:
     shape, weights = call.shape(0, least=1), call.shape(1, rank=2)
     fits = not call.has(2) or may_be_equal(product(*call.shape(2)), weights[0])
     call.expect(fits, f"a bias of {weights[0]} elements")
-    if not call.number("keep_num_dims"):
-        shape = _flatten(call, shape, weights[1])
+    depth, count = weights[1], product(*shape)
+    in_rows = shape[-1] == depth or (len(shape) == 2 and may_be_equal(shape[-1], depth))
+    if not call.number("keep_num_dims") and in_rows:
+        shape = (product(*shape[:-1]), shape[-1])
+    elif not call.number("keep_num_dims"):
+        is_open = min(count, depth) < 0
+        call.expect(is_open or (depth > 0 and count % depth == 0), f"rows of {depth} elements")
+        shape = (OPEN if is_open else count // depth, depth)
     scratch: list[Shape | None] = [None] * (len(call.op.outputs) - 1)
     return [matmul(shape, weights, transpose_b=True, labels=call.labels()[:2]), *scratch]
 
 
-def _flatten(call: Call, shape: Shape, depth: int) -> Shape:
-    """`[rows, depth]` for an input whose elements are taken in rows of the weights' depth."""
-    if shape[-1] == depth or (len(shape) == 2 and may_be_equal(shape[-1], depth)):
-        return (product(*shape[:-1]), shape[-1])
-    count = product(*shape)
-    call.expect(depth < 0 or count < 0 or (depth > 0 and count % depth == 0), f"rows of {depth} elements")
-    return (OPEN if min(count, depth) < 0 else count // depth, depth)
-
-
-@rule(
-    "AVERAGE_POOL_2D CONV_2D DEPTHWISE_CONV_2D MAX_POOL_2D",
-    "Prepare of conv.cc, depthwise_conv.cc and pooling.cc",
-)
+@rule("CONV_2D DEPTHWISE_CONV_2D", "Prepare of conv.cc and depthwise_conv.cc")
 def windows(call: Call) -> Results:
     """A window slides over height and width of `[b, h, w, c]`; filters `[o, h, w, i]` or `[1, h, w, o]` change c."""
-    batch, *sides, channels = call.shape(0, rank=4)
-    if call.has(1):
-        count, *window, depth = call.shape(1, rank=4)
-        channels = count if call.op.name == "CONV_2D" else depth
-        dilations = [call.number(f"dilation_{side}_factor") for side in "hw"]
-    else:
-        window, dilations = [call.number(f"filter_{side}") for side in ("height", "width")], [1, 1]
+    batch, *sides, _ = call.shape(0, rank=4)
+    count, *window, depth = call.shape(1, rank=4)
     strides, places = [call.number(f"stride_{side}") for side in "hw"], []
+    dilations = [call.number(f"dilation_{side}_factor") for side in "hw"]
     call.expect(min(strides) > 0, "strides from 1")
     for size, span, stride, dilation in zip(sides, window, strides, dilations, strict=True):
         reach = 1 if call.number("padding") == _SAME else (span - 1) * dilation + 1
         places.append(OPEN if min(size, span) < 0 else max((size + stride - reach) // stride, 0))
-    return [(batch, *places, channels)]
+    return [(batch, *places, count if call.op.name == "CONV_2D" else depth)]

@@ -1,5 +1,6 @@
 """Types and quantization parameters of results, where the kernels fix them."""
 
+import math
 from collections.abc import Iterator
 from typing import Final, TypeAlias
 
@@ -33,7 +34,7 @@ _SYMMETRIC_INT16: Final = (
 
 Source: TFLite, the Prepare of each, TF_LITE_ENSURE_EQ(output->params.zero_point, 0)."""
 
-_TYPES: Final = frozenset(DType)
+_ROUNDING: Final = 1e-6
 
 
 def wrong_results(op: Operator) -> Iterator[Wrong]:
@@ -53,10 +54,9 @@ def _wrong_types(op: Operator, kind: OperatorKind) -> Iterator[Wrong]:
         return
     if kind.result == "data":
         expected, reason = (types[0], f"it has the type of tensor '{data[0].name}'") if data else (None, "")
-    elif kind.result and expected is None:
-        known = op.options is not None and op.options.name == kind.options
-        chosen, reason = op.option(kind.result) if known else None, f"its option {kind.result} says so"
-        expected = DType(int(chosen)) if chosen in _TYPES else None
+    elif kind.result and expected is None and op.options is not None and op.options.name == kind.options:
+        chosen, reason = op.option(kind.result), f"its option {kind.result} says so"
+        expected = DType(int(chosen)) if chosen in frozenset(DType) else None
     if expected is None:
         return
     for wrong in (tensor for tensor in kind.data_results(op.outputs) if tensor.dtype != expected):
@@ -76,7 +76,7 @@ def _wrong_parameters(op: Operator, kind: OperatorKind) -> Iterator[Wrong]:
     if dtype == DType.INT16 and op.name in _SYMMETRIC_INT16 and recorded is not None and recorded[1]:
         reason = f"{op.name} writes INT16 with zero point 0 only"
         yield result, _text(recorded), _text((recorded[0], 0)), reason
-    if not kind.copies or (op.name, dtype) == ("CONCATENATION", DType.UINT8):  # which scales anew
+    if not kind.copies or (op.name, dtype) == ("CONCATENATION", DType.UINT8):  # which scales its operands
         return
     for copy in kind.data_results(op.outputs):
         for operand in data:
@@ -89,7 +89,6 @@ def _wrong_parameters(op: Operator, kind: OperatorKind) -> Iterator[Wrong]:
 
 
 def _parameters(tensor: Tensor) -> Parameters | None:
-    """Scale and zero point of a whole tensor; None of others."""
     quantization = tensor.quantization
     if quantization is None or not quantization.is_affine:
         return None
@@ -100,11 +99,7 @@ def _text(parameters: Parameters | None) -> str:
     return "scale {:.9g}, zero point {}".format(*parameters) if parameters else "no parameters"
 
 
-_ROUNDING: Final = 1e-6
-
-
 def _alike(left: Parameters | None, right: Parameters | None, tolerance: float = _ROUNDING) -> bool:
     if left is None or right is None:
         return left is right
-    close = abs(left[0] - right[0]) <= tolerance * max(abs(left[0]), abs(right[0]))
-    return close and left[1] == right[1]
+    return math.isclose(left[0], right[0], rel_tol=tolerance) and left[1] == right[1]

@@ -55,11 +55,6 @@ class Call:
         """A whole number given as an option; of a boolean 0 or 1."""
         return int(self.option(name) or 0)
 
-    def listed(self, name: str) -> list[int]:
-        """The whole numbers of a vector given as an option."""
-        numbers = self.option(name)
-        return [] if numbers is None else [int(number) for number in numbers]
-
     def has(self, index: int) -> bool:
         """Whether input `index` is there; an optional one may be left out, or cut off."""
         return index < len(self.op.inputs) and self.op.inputs[index] is not None
@@ -71,8 +66,8 @@ class Call:
     def expect(self, fine: bool, what: str) -> None:
         """Refuse the inputs, naming each with its shape, unless they are `fine`; `what` says what is expected."""
         if not fine:
-            shapes = (shape_text(fact.shape) for fact in self.inputs)
-            texts = map(" ".join, zip(self.labels(), shapes, strict=True))
+            pairs = zip(self.labels(), self.inputs, strict=True)
+            texts = [f"{label} {shape_text(fact.shape)}" for label, fact in pairs]
             raise ShapeError(f"{', '.join(texts)}: expected {what}")
 
     def shape(self, index: int, *, rank: int | None = None, least: int = 0, most: int = 64) -> Shape:
@@ -154,9 +149,7 @@ class Call:
 
 def recorded_shape(tensor: Tensor) -> Shape | None:
     """The shape that the file records, -1 for open dimensions, None for an unranked tensor."""
-    if tensor.shape_signature:
-        return tensor.shape_signature
-    return tensor.shape if tensor.has_rank else None
+    return tensor.shape_signature or (tensor.shape if tensor.has_rank else None)
 
 
 def small_value(tensor: Tensor | None) -> Array | None:
@@ -174,7 +167,6 @@ def recorded_fact(tensor: Tensor | None) -> Fact:
 
 
 Rule: TypeAlias = Callable[[Call], Results]
-"""Gives the shapes of all results."""
 
 
 class RuleEntry(NamedTuple):
@@ -192,9 +184,9 @@ def rule(names: str, source: str, sentence: str = "") -> Callable[[Rule], Rule]:
     """Enter a rule for the named operators (separated by spaces); its docstring is the sentence if none is given."""
 
     def enter(function: Rule) -> Rule:
-        for name in names.split():
-            assert name not in RULES, f"{name} has two rules"
-            RULES[name] = RuleEntry(function, source, sentence or (function.__doc__ or "").partition("\n")[0])
+        entry = RuleEntry(function, source, sentence or (function.__doc__ or "").partition("\n")[0])
+        assert RULES.keys().isdisjoint(names.split()), f"two rules for one of {names}"
+        RULES.update(dict.fromkeys(names.split(), entry))
         return function
 
     return enter
