@@ -1,6 +1,6 @@
-"""The commands for models (convert, inspect, compare, golden), and those that show what there is."""
+"""The commands for models (convert, inspect, compare, golden), and those that list passes and targets."""
 
-from functools import partial
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,19 +21,23 @@ def convert(
     ] = None,
     target: options.TargetOption = None,
     skip: Annotated[
-        list[str] | None,
-        option("Passes to leave out.", "<PASS>", "--skip", callback=options.split_names),
+        list[str] | None, option("Passes to skip.", "<PASS>", callback=options.split_names)
     ] = None,
     signatures: options.SignaturesOption = None,
     shapes: options.ShapeOption = None,
-    verify: options.VerifyOption = "regions",
-    report: options.ReportOption = None,
-    dry_run: Annotated[bool, option("Do everything but write.", None, "--dry-run")] = False,
+    verify: Annotated[
+        options.Verify, option("regions: each rewritten region; full: also the whole models; none.")
+    ] = "regions",
+    reports: Annotated[
+        list[Path] | None,
+        option("Also write a report: .json, .md or .html; may be repeated.", "<FILE>", "--report"),
+    ] = None,
+    dry_run: Annotated[bool, option("Do everything except write.", None, "--dry-run")] = False,
     require_all: Annotated[
         bool, option("If a site is skipped, write nothing and exit 1.", None, "--require-all")
     ] = False,
     all_models: Annotated[
-        bool, option("Of a bundle, rewrite all models, not only prefill/decode.", None, "--all-models")
+        bool, option("In a bundle, rewrite all models, not only prefill/decode.", None, "--all-models")
     ] = False,
     overwrite: options.ForceOption = False,
     as_json: options.JsonOption = False,
@@ -41,18 +45,15 @@ def convert(
 ) -> int:
     """Rewrite a model for an NPU, verify every rewrite, and write it."""
     from edge_opt.cli.show_models import show_conversion
-    from edge_opt.conversion import ConversionResult, DifferenceFoundError, RequirementError, convert
+    from edge_opt.conversion import DifferenceFoundError, RequirementError, convert
     from edge_opt.inspection import check_report_path, conversion_report
 
-    def write_reports(result: ConversionResult) -> None:
-        for path in reports:
-            conversion_report(result, target=target).write(path, overwrite=overwrite)
-
     if out is not None and destination is not None:
-        raise typer.BadParameter("the output is given twice: leave out one of both")
-    destination, reports = destination or out, report or []
+        raise typer.BadParameter("the output is given twice: leave out OUT or -o")
+    destination, reports = destination or out, reports or []
     for number, path in enumerate(reports):
         check_report_path(path, overwrite=overwrite, others=(source, destination, *reports[:number]))
+    failure = None
     try:
         with output.bar(wanted=not quiet) as progress:
             result = convert(
@@ -70,11 +71,12 @@ def convert(
                 progress=progress,
             )
     except (RequirementError, DifferenceFoundError) as error:
-        write_reports(error.result)
-        raise
-    write_reports(result)
-    show = partial(show_conversion, result, target=target, reports=reports)
-    output.answer(result.to_dict(), show, as_json=as_json, quiet=quiet)
+        result, failure = error.result, error
+    for path in reports:
+        conversion_report(result, target=target).write(path, overwrite=overwrite)
+    if failure is not None:
+        raise failure
+    output.answer(result, lambda found: show_conversion(found, reports), as_json=as_json, quiet=quiet)
     return output.EXIT_BUG if any(site.is_bug for site in result.sites) else 0
 
 
@@ -84,22 +86,23 @@ def inspect(
     target: options.TargetOption = None,
     shapes: options.ShapeOption = None,
     infer: Annotated[
-        bool, option("Also infer all shapes; exit 1 if the file has others.", None, "--shapes")
+        bool, option("Also infer all shapes; exit 1 if the file's differ.", None, "--shapes")
     ] = False,
-    node_data: Annotated[
-        Path | None, option("Write an overlay for Model Explorer.", "<FILE.json>", "--node-data")
-    ] = None,
+    node_data: Annotated[Path | None, option("Write an overlay for Model Explorer.", "<FILE.json>")] = None,
     overwrite: options.ForceOption = False,
     as_json: options.JsonOption = False,
 ) -> int:
-    """Show what a model holds, and what a conversion would do to it."""
-    from edge_opt.cli.show_models import show_inspection, write_node_data
+    """Show what is in a model, and what a conversion would change."""
+    from edge_opt.base.atomic import resolve_target, write_whole
+    from edge_opt.cli.show_models import show_inspection
     from edge_opt.inspection import inspect
 
     found = inspect(source, target=target, shapes=read_shapes(shapes), infer=infer)
     if node_data is not None:
-        write_node_data(found, source, node_data, overwrite=overwrite)
-    output.answer(found.to_dict(), partial(show_inspection, found), as_json=as_json)
+        status = source.stat()
+        resolve_target(node_data, overwrite=overwrite, inputs=((status.st_dev, status.st_ino),))
+        write_whole(node_data, f"{json.dumps(found.node_data, indent=2)}\n".encode(), overwrite=overwrite)
+    output.answer(found, show_inspection, as_json=as_json)
     return 1 if found.inferred is not None and found.inferred.disagreements else 0
 
 
@@ -112,12 +115,10 @@ def compare(
     ] = "cpu",
     signatures: options.SignaturesOption = None,
     seed: Annotated[int, option("Seed of the inputs.", "<N>", min=0)] = 0,
-    atol: Annotated[float, option("Equal is |a-b| <= atol + rtol*|a|.", "<X>", min=0)] = 0.0,
+    atol: Annotated[float, option("Equal means |a-b| <= atol + rtol*|a|.", "<X>", min=0)] = 0.0,
     rtol: Annotated[float, option("See --atol.", "<X>", min=0)] = 0.0,
     shapes: options.ShapeOption = None,
-    generate: Annotated[
-        int | None, option("Also generate tokens, which must be equal.", "<N>", min=1)
-    ] = None,
+    generate: Annotated[int | None, option("Also generate and compare tokens.", "<N>", min=1)] = None,
     sdk: options.SdkOption = None,
     chip: options.ChipOption = None,
     flags: options.FlagOption = None,
@@ -130,17 +131,17 @@ def compare(
     from edge_opt.comparison.compare import compare
     from edge_opt.npu.comparing import compare_on_npu
 
-    of_npu = {"--sdk": sdk, "--soc": chip, "--flag": flags, "--layers": layers}
-    options.check_meaning(on, npu=of_npu, cpu={"--shape": shapes, "--generate": generate})
     demands: dict[str, Any] = {"signatures": signatures, "seed": seed, "atol": atol, "rtol": rtol}
     with output.bar(wanted=not quiet) as progress:
         if on == "npu":
+            options.check_meaning(on, shape=shapes, generate=generate)
             compiler: dict[str, Any] = {"sdk": sdk, "chip": chip, "flags": flags or (), "layers": layers}
             report = compare_on_npu(a, b, **demands, **compiler, progress=progress)
         else:
+            options.check_meaning(on, sdk=sdk, soc=chip, flag=flags, layers=layers)
             sizes = read_shapes(shapes)
             report = compare(a, b, on=on, **demands, shapes=sizes, generate=generate, progress=progress)
-    output.answer(report.to_dict(), partial(show_comparison, report), as_json=as_json, quiet=quiet)
+    output.answer(report, show_comparison, as_json=as_json, quiet=quiet)
     return 0 if report else 1
 
 
@@ -148,7 +149,7 @@ def compare(
 def record(
     model: options.ModelArgument,
     *,
-    destination: Annotated[Path, option("The file of recorded outputs.", "<FILE.npz>", "-o", "--output")],
+    destination: Annotated[Path, option("The file for the outputs.", "<FILE.npz>", "-o", "--output")],
     signatures: options.SignaturesOption = None,
     overwrite: options.ForceOption = False,
     as_json: options.JsonOption = False,
@@ -159,16 +160,16 @@ def record(
     from edge_opt.comparison.golden import record
 
     written = record(model, destination, signatures=signatures, overwrite=overwrite)
-    count = written.stat().st_size
-    show = partial(output.say, f"{written}: {size(count)}, check with `edge-opt golden check`")
-    output.answer({"written": str(written), "bytes": count}, show, as_json=as_json, quiet=quiet)
+    found = {"written": str(written), "bytes": written.stat().st_size}
+    text = f"{written}: {size(written.stat().st_size)}, check with `edge-opt golden check`"
+    output.answer(found, lambda _: output.say(text), as_json=as_json, quiet=quiet)
     return 0
 
 
 @golden.command()
 def check(
     model: options.ModelArgument,
-    golden: Annotated[Path, argument("What `golden record` wrote.", "FILE.npz")],
+    golden: Annotated[Path, argument("The output of `golden record`.", "FILE.npz")],
     *,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
@@ -181,12 +182,12 @@ def check(
     if model.suffix == ".npz" != golden.suffix:
         raise UsageError(f"{model} holds recorded outputs: give the model first, then the recorded outputs")
     report = check(model, golden)
-    output.answer(report.to_dict(), partial(show_comparison, report), as_json=as_json, quiet=quiet)
-    return 0 if report.equal else 1
+    output.answer(report, show_comparison, as_json=as_json, quiet=quiet)
+    return 0 if report else 1
 
 
 def demo(
-    folder: Annotated[Path | None, argument("Keep the models there.", "[DIR]")] = None,
+    folder: Annotated[Path | None, argument("Keep the models in this folder.", "[DIR]")] = None,
     *,
     overwrite: options.ForceOption = False,
 ) -> int:
@@ -197,7 +198,7 @@ def demo(
 
 
 def passes(
-    name: Annotated[str | None, argument("A pass, to be described.", "[NAME]")] = None,
+    name: Annotated[str | None, argument("A pass to describe.", "[NAME]")] = None,
     *,
     as_json: options.JsonOption = False,
 ) -> int:
@@ -212,22 +213,18 @@ def passes(
     chosen = list(PASSES.values()) if name is None else [PASSES[name]]
     names = ("name", "demand", "summary", "identity")
     rows = [(one.name, str(one.demand), one.summary, str(getdoc(type(one)))) for one in chosen]
-    lines = output.table([("pass", "must be", "what it does"), *(row[:3] for row in rows)], left=3)
-    if name is not None:
-        lines = [
-            f"{name} {rows[0][2]}.",
-            "",
-            *rows[0][3].splitlines(),
-            "",
-            f"The result must be {rows[0][1]}.",
-        ]
+    if name is None:
+        lines = output.table([("pass", "must be", "what it does"), *(row[:3] for row in rows)], left=3)
+    else:
+        _, demand, summary, identity = rows[0]
+        lines = [f"{name} {summary}.", "", *identity.splitlines(), "", f"The result must be {demand}."]
     listed = {"passes": [dict(zip(names, row, strict=True)) for row in rows]}
-    output.answer(listed, partial(output.say, *lines), as_json=as_json)
+    output.answer(listed, lambda _: output.say(*lines), as_json=as_json)
     return 0
 
 
 def targets(
-    name: Annotated[str | None, argument("A target, to be printed.", "[NAME]")] = None,
+    name: Annotated[str | None, argument("A target to print.", "[NAME]")] = None,
     *,
     as_json: options.JsonOption = False,
 ) -> int:
@@ -238,6 +235,5 @@ def targets(
     chosen = [load_target(one) for one in (target_names() if name is None else [name])]
     rows = [("target", "form", "what it is"), *((one.name, one.form, one.summary) for one in chosen)]
     lines = output.table(rows, left=3) if name is None else to_toml(chosen[0]).splitlines()
-    listed = {"targets": [target.to_dict() for target in chosen]}
-    output.answer(listed, partial(output.say, *lines), as_json=as_json)
+    output.answer({"targets": chosen}, lambda _: output.say(*lines), as_json=as_json)
     return 0

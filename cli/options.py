@@ -1,7 +1,7 @@
 """Arguments and options that several commands share, each declared once; how their values are read."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,7 +25,7 @@ def split_names(values: list[str] | None) -> list[str] | None:
     """`--skip a,b --skip c` -> [a, b, c]; None where the option was not given."""
     names = [name.strip() for value in values or () for name in value.split(",") if name.strip()]
     if values and not names:
-        raise typer.BadParameter("it names nothing, leave the option out or give a name")
+        raise typer.BadParameter("no name is given: give one, or leave the option out")
     return names or None
 
 
@@ -43,7 +43,7 @@ def read_shapes(values: Iterable[str] | None) -> dict[str, tuple[int, ...]]:
 
 
 def read_settings(values: Iterable[str] | None) -> dict[str, Any]:
-    """`[KEY=VALUE]` -> the values by key; a value is JSON where it reads as JSON, else text."""
+    """`[KEY=VALUE]` -> the values by key; a value is JSON, or else text."""
     settings: dict[str, Any] = {}
     for given in values or ():
         key, equals, value = given.partition("=")
@@ -56,43 +56,33 @@ def read_settings(values: Iterable[str] | None) -> dict[str, Any]:
     return settings
 
 
+def check_meaning(on: str, **given: Any) -> None:
+    """Refuse options of another place than `on`."""
+    for name, value in given.items():
+        if value is not None:
+            raise typer.BadParameter(f"--{name} does not apply with --on {on}: leave one of them out")
+
+
 ModelArgument = Annotated[Path, argument("A .tflite model or a .litertlm bundle.", "IN")]
 JsonOption = Annotated[bool, option("Print one JSON object.", None, "--json")]
 QuietOption = Annotated[bool, option("Print errors only.", None, "-q", "--quiet")]
-ForceOption = Annotated[bool, option("Replace files that exist.", None, "--force")]
+ForceOption = Annotated[bool, option("Replace existing files.", None, "--force")]
 TargetOption = Annotated[
-    str | None,
-    option("A name of `edge-opt targets`, a chip such as SM8750, or a .toml file.", "<TARGET>", "--target"),
+    str | None, option("A name from `edge-opt targets`, a chip such as SM8750, or a .toml file.", "<TARGET>")
 ]
 SignaturesOption = Annotated[
-    list[str] | None,
-    option("Only these signatures; * stands for any text.", "<A,B>", "--signatures", callback=split_names),
+    list[str] | None, option("Only these signatures; * matches any text.", "<A,B>", callback=split_names)
 ]
 ShapeOption = Annotated[
     list[str] | None,
-    option("Static shape for an input of open lengths, once for each.", "<NAME=1,128,640>", "--shape"),
-]
-VerifyOption = Annotated[
-    Verify, option("regions: each rewritten region; full: also the whole models; none.", None, "--verify")
-]
-ReportOption = Annotated[
-    list[Path] | None,
-    option("Also write a report: .json, .md or .html, once for each.", "<FILE>", "--report"),
+    option("Static shape for an input of open lengths; repeat for each.", "<NAME=1,128,640>", "--shape"),
 ]
 SdkOption = Annotated[
-    Path | None,
-    option("The vendor's libraries; for Qualcomm also EDGE_OPT_QNN, QNN_SDK_ROOT.", "<DIR>", "--sdk"),
+    Path | None, option("The vendor's libraries; for Qualcomm also EDGE_OPT_QNN, QNN_SDK_ROOT.", "<DIR>")
 ]
 ChipOption = Annotated[str | None, option("The chip: SM8750, SM8850, ...", "<CHIP>", "--soc", "--chip")]
 FlagOption = Annotated[
     list[str] | None, option("A flag for the NPU's compiler; may be repeated.", "<FLAG>", "--flag")
 ]
-LayersOption = Annotated[int | None, option("Only this many layers, to save time.", "<N>", "--layers", min=1)]
-SecondsOption = Annotated[float, option("Time limit for one model; 0: none.", "<S>", "--seconds", min=0)]
-
-
-def check_meaning(on: str, *, npu: Mapping[str, Any], cpu: Mapping[str, Any] | None = None) -> None:
-    """Refuse options, by their names, that were given and have a meaning elsewhere only."""
-    for name, value in ((cpu or {}) if on == "npu" else npu).items():
-        if value is not None:
-            raise typer.BadParameter(f"{name} has no meaning with --on {on}: leave one of them out")
+LayersOption = Annotated[int | None, option("Only this many layers, to save time.", "<N>", min=1)]
+SecondsOption = Annotated[float, option("Time limit per model; 0: none.", "<S>", min=0)]

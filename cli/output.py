@@ -9,73 +9,68 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from edge_opt.base.words import Progress
+from edge_opt.base.errors import OutputError
+from edge_opt.base.words import Progress, one_line
 
 EXIT_BUG = 70
-"""Of a mistake of ours."""
-
+"""The exit code for a bug in edge-opt."""
 GOOD, BAD = "32", "1;31"
 """The colours of verdicts."""
+Found = TypeVar("Found")
 
 
 def make_tolerant() -> None:
-    """Let no name in a model or path break printing, whatever the terminal's encoding."""
+    """Escape names that the terminal's encoding does not have, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def say(*lines: str, colour: str = "") -> None:
-    """Lines on standard output; a line break within one is written out, for it came from a name in a file."""
-    text = "".join(f"{_printable(line)}\n" for line in lines)
+    """Print lines; a line break within one came from a name in a file, and is escaped."""
+    text = "".join(f"{one_line(line)}\n" for line in lines)
     plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
     coloured = colour and not plain and sys.stdout is not None and sys.stdout.isatty()
     _write(f"\x1b[{colour}m{text}\x1b[0m" if coloured else text)
 
 
-def answer(values: dict[str, Any], show: Callable[[], None], *, as_json: bool, quiet: bool = False) -> None:
-    """What a command found: as JSON where that is asked for, else for people, unless they asked for quiet."""
+def answer(found: Found, show: Callable[[Found], None], *, as_json: bool, quiet: bool = False) -> None:
+    """Print the result of a command: as JSON, with `show`, or not at all."""
     if as_json:
-        say_json(values)
+        say_json(found)
     elif not quiet:
-        show()
+        show(found)
 
 
-def say_json(value: dict[str, Any]) -> None:
-    """The one JSON object of `--json`; a figure that is not a finite number is null."""
+def say_json(value: Any) -> None:
+    """Print the one JSON object of `--json`; numbers that are not finite are null."""
     from edge_opt.base.record import to_json
 
     _write(json.dumps(to_json(value), indent=2, allow_nan=False) + "\n")
 
 
 def complain(sentence: str) -> None:
-    """One line on standard error; there is nothing left to do where even that fails."""
+    """Print one line on standard error, if that is possible."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
-            sys.stderr.write(f"{_printable(' '.join(sentence.splitlines()))}\n")
+            sys.stderr.write(f"{one_line(' '.join(sentence.splitlines()))}\n")
             sys.stderr.flush()
 
 
 @contextlib.contextmanager
 def bar(*, wanted: bool = True) -> Iterator[Progress | None]:
-    """A bar on standard error, as a library call takes `progress`; None where that is no terminal, or not `wanted`."""
+    """A progress bar on standard error, for the library's `progress`; None without a terminal or if not `wanted`."""
     if not wanted or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
-    # Loaded here: a bar is only ever needed by a person who waits.
-    from rich import progress as parts
+    from rich import progress as parts  # slow to load, and only needed here
     from rich.console import Console
 
-    columns = (
-        parts.TextColumn("{task.description}"),
-        parts.BarColumn(),
-        parts.TaskProgressColumn(),
-        parts.TimeElapsedColumn(),
-        parts.TimeRemainingColumn(),
-    )
-    with parts.Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+    columns = (parts.TextColumn("{task.description}"), parts.BarColumn(), parts.TaskProgressColumn())
+    times = (parts.TimeElapsedColumn(), parts.TimeRemainingColumn())
+    with parts.Progress(*columns, *times, console=Console(stderr=True), transient=True) as shown:
         tasks: dict[str, parts.TaskID] = {}
 
         def update(stage: str, done: int, total: int) -> None:
@@ -87,7 +82,7 @@ def bar(*, wanted: bool = True) -> Iterator[Progress | None]:
 
 
 def flush() -> None:
-    """Hand everything printed so far to the operating system.
+    """Hand all output to the operating system.
 
     Raises:
         OutputError: standard output cannot be written.
@@ -97,7 +92,7 @@ def flush() -> None:
 
 
 def discard_rest() -> None:
-    """Send what is still buffered for standard output nowhere, so that the interpreter ends in silence."""
+    """Send buffered output nowhere, so that the interpreter ends without a message."""
     if sys.stdout is not None:
         with contextlib.suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -106,17 +101,13 @@ def discard_rest() -> None:
 
 
 def table(rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:
-    """Rows as aligned columns, the first row being the heads; all but the first `left` columns end flush right."""
-    cells = [[_printable(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = (
-        "  ".join(
-            cell.ljust(width) if column < left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in cells
-    )
-    return [line.rstrip() for line in lines]
+    """Rows as aligned columns, the first row being the heads; columns after the first `left` are flush right."""
+    cells = [[one_line(cell) for cell in row] for row in rows]
+    columns = []
+    for place, column in enumerate(zip(*cells, strict=True)):
+        width = max(map(len, column))
+        columns.append([cell.ljust(width) if place < left else cell.rjust(width) for cell in column])
+    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
 
 
 def _write(text: str) -> None:
@@ -128,13 +119,5 @@ def _write(text: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        from edge_opt.base.errors import OutputError
-
         discard_rest()
         raise OutputError(f"standard output could not be written: {error.strerror}") from error
-
-
-def _printable(text: str) -> str:
-    from edge_opt.base.words import one_line
-
-    return one_line(text)

@@ -1,6 +1,5 @@
 """The commands for phones: build, evaluate, profile and tune."""
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,25 +8,24 @@ from edge_opt.cli.options import argument, option, read_settings
 
 
 def build(
-    source: Annotated[Path, argument("A Hugging Face folder, or a .litertlm of litert-torch.", "IN")],
+    source: Annotated[Path, argument("A Hugging Face folder, or a .litertlm from litert-torch.", "IN")],
     *,
     destination: Annotated[Path, option("The bundle for the NPU.", "<OUT.litertlm>", "-o", "--output")],
     soc: Annotated[str, option("The phone's chip: SM8750, ...", "<CHIP>", "--soc", "--chip")],
     prompts: Annotated[
-        Path | None, option("Prompts for calibration: one a line, as JSON.", "<FILE.jsonl>")
+        Path | None, option("Calibration prompts: one per line, as JSON.", "<FILE.jsonl>")
     ] = None,
     held_out: Annotated[
-        Path | None,
-        option("Prompts for the evaluation. Default: every fifth of --prompts.", "<FILE.jsonl>"),
+        Path | None, option("Evaluation prompts. Default: every fifth of --prompts.", "<FILE.jsonl>")
     ] = None,
     sdk: options.SdkOption = None,
     prefill: Annotated[
-        list[int] | None, option("Length of the prefill, once for each. Default: 128.", "<N>", min=1)
+        list[int] | None, option("Prefill length; may be repeated. Default: 128.", "<N>", min=1)
     ] = None,
-    cache: Annotated[int | None, option("Length of the cache. Default: 1280.", "<N>", min=1)] = None,
+    cache: Annotated[int | None, option("Cache length. Default: 1280.", "<N>", min=1)] = None,
     weights: Annotated[str, option("Bits of the weights; 4-logits generates faster.", "<8|4-logits>")] = "8",
     work: Annotated[
-        Path | None, option("Folder for the stages' results. Default: OUT.work.", "<DIR>")
+        Path | None, option("Folder for intermediate results. Default: OUT.work.", "<DIR>")
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -64,7 +62,7 @@ def build(
             progress=progress,
             on_stage=None if quiet or as_json else show_stage,
         )
-    output.answer(result.to_dict(), partial(show_build, result), as_json=as_json, quiet=quiet)
+    output.answer(result, show_build, as_json=as_json, quiet=quiet)
     return 0
 
 
@@ -72,10 +70,10 @@ def evaluate(
     reference: Annotated[
         Path, argument("The source of the bundles: a checkpoint, or a float .litertlm.", "REFERENCE")
     ],
-    bundles: Annotated[list[Path], argument("Bundles for an NPU, before its compiler.", "BUNDLE")],
+    bundles: Annotated[list[Path], argument("NPU bundles that are not compiled yet.", "BUNDLE")],
     *,
     prompts: Annotated[
-        Path, option("Text that calibration did not use: one prompt a line, as JSON.", "<FILE.jsonl>")
+        Path, option("Text that calibration did not use: one prompt per line, as JSON.", "<FILE.jsonl>")
     ],
     on: Annotated[
         Literal["cpu", "npu"], option("cpu: LiteRT-LM on CPU kernels; npu: Hexagon's emulator.")
@@ -98,16 +96,17 @@ def evaluate(
     from edge_opt.build.npu_evaluation import TOKENS, evaluate_on_npu
     from edge_opt.cli.show_phones import evaluation_lines
 
-    options.check_meaning(on, npu={"--tokens": tokens, "--sdk": sdk, "--soc": chip, "--flag": flags})
     with output.bar(wanted=not quiet) as progress:
         if on == "npu":
             compiler: dict[str, Any] = {"sdk": sdk, "chip": chip, "flags": flags or ()}
             count = TOKENS if tokens is None else tokens
             scores = evaluate_on_npu(reference, bundles, prompts, tokens=count, **compiler, progress=progress)
         else:
+            options.check_meaning(on, tokens=tokens, sdk=sdk, soc=chip, flag=flags)
             scores = evaluate(reference, bundles, prompts, progress=progress)
-    values = scores.to_dict()
-    output.answer(values, lambda: output.say(*evaluation_lines(values)), as_json=as_json, quiet=quiet)
+    output.answer(
+        scores.to_dict(), lambda found: output.say(*evaluation_lines(found)), as_json=as_json, quiet=quiet
+    )
     if max_perplexity_ratio is None or scores.within(max_perplexity_ratio):
         return 0
     output.complain(f"a bundle's perplexity is more than {max_perplexity_ratio:g} times the reference's")
@@ -133,8 +132,7 @@ def profile(
         if not quiet:
             output.complain(f"compiling {path}")
         profiles.append(profile(path, sdk=sdk, chip=chip, flags=flags or (), seconds=seconds or None))
-    listed = {"profiles": [entry.to_dict() for entry in profiles]}
-    output.answer(listed, partial(show_profiles, profiles), as_json=as_json, quiet=quiet)
+    output.answer({"profiles": profiles}, lambda _: show_profiles(profiles), as_json=as_json, quiet=quiet)
     return 0
 
 
@@ -147,16 +145,16 @@ def tune(
     ] = None,
     signature: Annotated[
         str | None,
-        option("The signature to tune for. Default: that of the largest attention.", "<A>", "--signatures"),
+        option(
+            "The signature to tune for. Default: the one with the largest attention.", "<A>", "--signatures"
+        ),
     ] = None,
     overwrite: options.ForceOption = False,
     sdk: options.SdkOption = None,
     chip: options.ChipOption = None,
     layers: options.LayersOption = None,
     seconds: options.SecondsOption = 1800.0,
-    jobs: Annotated[
-        int | None, option("Trials at a time. Default: the number of free cores.", "<N>", min=1)
-    ] = None,
+    jobs: Annotated[int | None, option("Parallel trials. Default: one per free core.", "<N>", min=1)] = None,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> int:
@@ -166,8 +164,7 @@ def tune(
     from edge_opt.npu import tune, tuned_target, write_target
 
     if destination is not None:
-        # Looked at before the work, which takes minutes.
-        resolve_target(destination, overwrite=overwrite)
+        resolve_target(destination, overwrite=overwrite)  # before the work, which takes minutes
     with output.bar(wanted=not quiet) as progress:
         tuning = tune(
             model,
@@ -182,10 +179,6 @@ def tune(
         )
     if destination is not None:
         write_target(tuned_target(tuning, destination.stem), destination, overwrite=overwrite)
-    output.answer(
-        {**tuning.to_dict(), "written": None if destination is None else str(destination)},
-        partial(show_tuning, tuning, destination),
-        as_json=as_json,
-        quiet=quiet,
-    )
+    found = {**tuning.to_dict(), "written": None if destination is None else str(destination)}
+    output.answer(found, lambda _: show_tuning(tuning, destination), as_json=as_json, quiet=quiet)
     return 0

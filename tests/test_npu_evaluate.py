@@ -183,7 +183,7 @@ def test_what_cannot_be_evaluated_is_refused_with_the_remedy(
     told = run(capsys, name, other, gemma, *rest, *sdk).failed_in_one_sentence(2)
     assert "float.litertlm is not a checkpoint" in told
     told = run(capsys, *command[:-1], "cpu", *sdk).failed_in_one_sentence(2)
-    assert "--sdk has no meaning with --on cpu" in told
+    assert "--sdk does not apply with --on cpu" in told
 
 
 # The real ones

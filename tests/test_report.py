@@ -20,7 +20,7 @@ from text_parser import parse
 
 from edge_opt import EdgeOptError, convert, load
 from edge_opt.inspection import Report, conversion_report, find_example, picture
-from edge_opt.inspection.picture import draw, lay_out, longest_repeat
+from edge_opt.inspection.picture import draw, lay_out, repeats
 from edge_opt.ir import to_bytes
 from edge_opt.passes import SiteReport, Status
 from edge_opt.targets import TargetLike, load_target
@@ -244,11 +244,11 @@ def test_the_picture_calls_a_composite_by_its_own_name() -> None:
 
 def test_the_longest_repetition_is_found_where_a_head_ends() -> None:
     kinds = ["split", "scale", "mul", "add", *["mul", "max", "add"] * 3, "concat"]
-    stretch = longest_repeat(kinds, at_least=2)
-    assert [kinds[place] for place in stretch.hidden] == ["mul", "max", "add"] * 2
-    assert (stretch.hidden.stop, stretch.times) == (13, 3)
-    assert list(longest_repeat(["a", "b", "c"], at_least=1).hidden) == []
-    assert list(longest_repeat(kinds).hidden) == []
+    found = repeats(kinds, at_least=2)
+    assert found == range(7, 13, 3)
+    assert kinds[found.start : found.stop] == ["mul", "max", "add"] * 2
+    assert not repeats(["a", "b", "c"], at_least=1)
+    assert not repeats(kinds)
 
 
 def test_boxes_do_not_overlap_and_lines_pass_beside_the_boxes_between() -> None:

@@ -4,13 +4,13 @@ The page needs no network and no script; its frame and its style are the files `
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from string import Template
 from typing import NamedTuple
 
 from edge_opt.base.words import escape, html_table, many, one_line
-from edge_opt.inspection.picture import Example, draw
+from edge_opt.inspection.picture import Example
 
 Table = list[tuple[str, ...]]
 """Rows, the first being the heads."""
@@ -36,25 +36,16 @@ def to_markdown(title: str, summary: str, sections: Iterable[Section]) -> str:
             if isinstance(part, str):
                 parts.append(_text(part))
             elif isinstance(part, Example):
-                parts += _drawn(part)
+                for caption, drawing in part.drawings().items():
+                    parts += [f"{_text(caption)}:", f"```mermaid\n{drawing.to_mermaid()}\n```"]
             else:
-                parts.append(_markdown_table(part))
+                head, *body = (f"| {' | '.join(map(_text, row))} |" for row in part)
+                parts.append("\n".join([head, "|" + " --- |" * len(part[0]), *body]))
     return "\n\n".join(parts) + "\n"
 
 
-def _drawn(example: Example) -> Iterator[str]:
-    for word, operators in example.versions.items():
-        yield f"{_text(example.caption(word))}:"
-        yield f"```mermaid\n{draw(operators, example.name).to_mermaid()}\n```"
-
-
-def _markdown_table(rows: Table) -> str:
-    head, *body = (f"| {' | '.join(map(_text, row))} |" for row in rows)
-    return "\n".join([head, "|" + " --- |" * len(rows[0]), *body])
-
-
 def _text(text: str) -> str:
-    """Names come from the model, so they may hold anything."""
+    """Text of a model, which may hold anything, for Markdown."""
     plain = "".join(_TAGS.get(letter, letter) for letter in one_line(text))
     return _MARKS.sub(lambda match: f"\\{match[0]}", plain)
 
@@ -64,31 +55,22 @@ def to_html(title: str, summary: str, sections: Iterable[Section]) -> str:
     frame, style = (
         resources.files(__package__).joinpath(f"page.{kind}").read_text() for kind in ("html", "css")
     )
-    body = "".join(_html_section(section) for section in sections)
+    body = "".join(
+        f"<section><h2>{escape(section.title)}</h2>{''.join(map(_html_part, section.parts))}</section>"
+        for section in sections
+    )
     return Template(frame).substitute(title=escape(title), summary=escape(summary), style=style, body=body)
-
-
-def _html_section(section: Section) -> str:
-    return f"<section><h2>{escape(section.title)}</h2>{''.join(map(_html_part, section.parts))}</section>"
 
 
 def _html_part(part: str | Table | Example) -> str:
     if isinstance(part, str):
         return f"<p>{escape(part)}</p>"
     if isinstance(part, Example):
-        return _figures(part)
-    rows = len(part) - 1
-    table = html_table(part)
-    is_long = rows > _ROWS_OPEN
-    return f"<details><summary>{many(rows, 'row')}</summary>{table}</details>" if is_long else table
-
-
-def _figures(example: Example) -> str:
-    """Both versions as pictures."""
-    figures = []
-    for word, operators in example.versions.items():
-        label = example.caption(word)
-        picture = draw(operators, example.name).to_svg(f"The block {word}: {label}")
-        caption = f"<figcaption>{escape(label)}</figcaption>"
-        figures.append(f'<figure>{caption}<div class="scroll">{picture}</div></figure>')
-    return "".join(figures)
+        return "".join(
+            f'<figure><figcaption>{escape(caption)}</figcaption><div class="scroll">'
+            f"{drawing.to_svg(f'The block: {caption}')}</div></figure>"
+            for caption, drawing in part.drawings().items()
+        )
+    rows, table = len(part) - 1, html_table(part)
+    folded = f"<details><summary>{many(rows, 'row')}</summary>{table}</details>"
+    return folded if rows > _ROWS_OPEN else table

@@ -1,8 +1,8 @@
-"""One block of a conversion before and after, as written: as text, as a Mermaid graph, and as SVG in layers."""
+"""One block of a conversion before and after: as text, as a Mermaid graph, and as an SVG picture in layers."""
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
@@ -17,6 +17,7 @@ from edge_opt.ir.walk import backward_slice, topological, walked
 
 _WIDTH, _HEIGHT, _ACROSS, _DOWN, _MARGIN = 148, 38, 162, 68, 8
 _SWEEPS = 24
+_LONGEST = 22
 
 Point = tuple[float, float]
 Edge = tuple[int, int]
@@ -24,54 +25,59 @@ Edge = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One region before and after; `name` gives a tensor's short name."""
+    """One region before and after, as operators; `name` gives a tensor's short name."""
 
     signature: str
     before: Sequence[Operator]
     after: Sequence[Operator]
     name: Callable[[Tensor], str]
 
-    @property
-    def versions(self) -> dict[str, Sequence[Operator]]:
-        """Both versions, by the words for them."""
-        return {"before": self.before, "after": self.after}
-
-    def caption(self, word: str) -> str:
-        """How many operators a version has, and its composites with their attributes."""
-        operators = self.versions[word]
-        return ", ".join([f"{many(len(operators), 'operator')} {word}", *map(str, composites(operators))])
-
     def lines(self, operators: Sequence[Operator]) -> list[str]:
-        """One of both versions in the text form, with one of several heads that are alike."""
+        """One version in the text form; of several equal heads only the first."""
         lines = [operator_text(operator, self.name) for operator in operators]
-        stretch = longest_repeat([operator.name for operator in operators])
-        if stretch.hidden:
-            note = f"... {stretch.times - 1} more like these {stretch.period} ..."
-            lines[stretch.hidden.start : stretch.hidden.stop] = [note]
+        if hidden := repeats([operator.name for operator in operators]):
+            note = f"... {len(hidden)} more like these {hidden.step} ..."
+            lines[hidden.start : hidden.stop] = [note]
         return lines
+
+    def drawings(self) -> dict[str, "Drawing"]:
+        """Both versions by their captions: the number of operators, and the composites."""
+        captions = {}
+        for word, operators in (("before", self.before), ("after", self.after)):
+            parts = [f"{many(len(operators), 'operator')} {word}", *map(str, composites(operators))]
+            captions[", ".join(parts)] = draw(operators, self.name)
+        return captions
 
     def to_dict(self) -> dict[str, Any]:
         """Both versions in the text form."""
-        texts = {
-            word: [operator_text(operator, self.name) for operator in operators]
-            for word, operators in self.versions.items()
-        }
-        return {"signature": self.signature, **texts}
+        before, after = (
+            [operator_text(operator, self.name) for operator in operators]
+            for operators in (self.before, self.after)
+        )
+        return {"signature": self.signature, "before": before, "after": after}
 
 
 def find_example(result: ConversionResult) -> Example | None:
-    """The first attention block that was converted, or else the first site; None where nothing was.
+    """The first attention block that was converted, or else the first site; None if there is none.
 
-    `before` is everything above the block's results that any rewrite took out of the graph, `after` everything between
-    the same tensors in the model as it was written.
+    `before` has all operators above the block's results that any rewrite removed, `after` those between the same
+    tensors in the converted model.
     """
     makers: dict[Tensor, Operator] = {}
     for operator in (operator for site in result.converted for operator in site.replaced):
         for tensor in operator.outputs:
             makers.setdefault(tensor, operator)
+    labels: dict[Tensor, str] = {}
+    for signature in [] if result.model is None else result.model.signatures:
+        for arguments in (signature.outputs, signature.inputs):
+            labels |= {tensor: label for label, tensor in arguments.items()}
+    numbers: dict[Tensor, int] = {}
 
     def above(operator: Operator) -> Iterable[Operator]:
         return [makers[tensor] for tensor in operator.inputs if tensor is not None and tensor in makers]
+
+    def short_name(tensor: Tensor) -> str:
+        return f"%{labels.get(tensor) or numbers.setdefault(tensor, len(numbers))}"
 
     for site in sorted(result.converted, key=lambda site: (site.heads or 0) < 2):
         made = [tensor for operator in site.replaced for tensor in operator.outputs]
@@ -80,61 +86,33 @@ def find_example(result: ConversionResult) -> Example | None:
         read = [tensor for operator in before for tensor in operator.inputs if tensor is not None]
         after = backward_slice(results, {tensor for tensor in read if tensor not in makers})[0]
         if before and after:
-            return Example(site.signature, before, _heads_last(after), _short_names(result))
+            graph = next(iter(after)).subgraph
+            assert graph is not None
+            ordered = [operator for operator in graph.operators if operator in after]
+            return Example(site.signature, before, ordered, short_name)
     return None
 
 
-def _heads_last(operators: Collection[Operator]) -> list[Operator]:
-    """The operators of a graph in execution order, but those that belong to no head (no cut leads there) first."""
-    graph = next(iter(operators)).subgraph
-    assert graph is not None
-    ordered = [operator for operator in graph.operators if operator in operators]
-    of_heads: set[Tensor | None] = set()
-    for operator in ordered:
-        if len(operator.outputs) > 1 or not of_heads.isdisjoint(operator.inputs):
-            of_heads.update(operator.outputs)
-    return sorted(ordered, key=lambda operator: not of_heads.isdisjoint(operator.inputs))
+def repeats(kinds: Sequence[str], at_least: int = 4) -> range:
+    """Where the repetitions of a stretch of `at_least` so many items start; the stretch that covers most.
 
-
-def _short_names(result: ConversionResult) -> Callable[[Tensor], str]:
-    """Arguments have their own names, other tensors numbers."""
-    labels: dict[Tensor, str] = {}
-    for signature in [] if result.model is None else result.model.signatures:
-        for arguments in (signature.outputs, signature.inputs):
-            labels |= {tensor: label for label, tensor in arguments.items()}
-    numbers: dict[Tensor, int] = {}
-    return lambda tensor: f"%{labels.get(tensor) or numbers.setdefault(tensor, len(numbers))}"
-
-
-class Stretch(NamedTuple):
-    """`times` repetitions of `period` items, the first at `start`; no repetition where `times` is 0."""
-
-    start: int = 0
-    period: int = 0
-    times: int = 0
-
-    @property
-    def hidden(self) -> range:
-        """Places of the items that are like others before them."""
-        return range(self.start + self.period, self.start + self.period * self.times)
-
-
-def longest_repeat(kinds: Sequence[str], at_least: int = 4) -> Stretch:
-    """The repetitions of `at_least` so many items that cover most; of equal ones the last, which ends with a head."""
-    best = Stretch()
+    The first occurrence is not among them. The step of the range is the length of the stretch.
+    """
+    best, covered = range(0), 0
     for period in range(at_least, len(kinds) // 2 + 1):
         same = 0
         for end in range(period, len(kinds)):
             same = same + 1 if kinds[end] == kinds[end - period] else 0
-            times = 1 + same // period
-            gain = times * period - best.times * best.period
-            if times > 1 and (gain > 0 or (gain == 0 and period == best.period)):
-                best = Stretch(end + 1 - times * period, period, times)
+            hidden = same // period * period
+            gain = hidden + period - covered
+            # Of equal ones the last, which ends with a head.
+            if hidden and (gain > 0 or (gain == 0 and period == best.step)):
+                best, covered = range(end + 1 - hidden, end + 1, period), hidden + period
     return best
 
 
 class Box(NamedTuple):
-    """What is drawn for an operator, an input, or the heads that are like one that is shown."""
+    """An operator, an input, or the repetitions of a head."""
 
     title: str
     detail: str
@@ -143,7 +121,7 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Boxes, and edges between them by their places, each with the shape of what goes along it."""
+    """Boxes, and the edges between them by their places, each with the shape of its tensor."""
 
     boxes: list[Box]
     edges: dict[Edge, str]
@@ -158,31 +136,44 @@ class Drawing:
         return "\n".join(lines)
 
     def to_svg(self, label: str) -> str:
-        """An SVG; its colours are those of the page that it is part of."""
+        """An SVG, in the colours of the page around it; edges go straight down past the boxes between."""
         places, routes = lay_out(len(self.boxes), [*self.edges])
+        parts = []
+        for route in routes:
+            curve = ""
+            for (x, y), (end, top) in pairwise(route):
+                low, bend = y + _HEIGHT, (top - y - _HEIGHT) / 2
+                curve += f"M{x:.1f} {low:.1f}C{x:.1f} {low + bend:.1f} {end:.1f} {top - bend:.1f} "
+                curve += f"{end:.1f} {top:.1f}V{top + _HEIGHT:.1f}"  # the last one ends behind its box
+            parts.append(f'<path class="edge" d="{curve}"/>')
+        for box, (x, y) in zip(self.boxes, places, strict=True):
+            size = f'width="{_WIDTH}" height="{_HEIGHT}" rx="6"'
+            parts.append(
+                f'<g class="{box.kind}"><rect x="{x - _WIDTH / 2:.1f}" y="{y:.1f}" {size}/>'
+                f'<text x="{x:.1f}" y="{y + 16:.1f}">{escape(_cut(box.title))}</text>'
+                f'<text class="detail" x="{x:.1f}" y="{y + 30:.1f}">{escape(_cut(box.detail))}</text></g>'
+            )
         points = [*places, *(point for route in routes for point in route)]
-        width = max(x for x, _ in points) + _WIDTH + _MARGIN
+        width = max(x for x, _ in points) + _WIDTH / 2 + _MARGIN
         height = max(y for _, y in points) + _HEIGHT + _MARGIN
-        size = f'width="{width:.0f}" height="{height:.0f}"'
-        head = f'<svg viewBox="0 0 {width:.0f} {height:.0f}" {size} role="img" aria-label="{escape(label)}">'
-        drawn = [_svg_box(box, place) for box, place in zip(self.boxes, places, strict=True)]
-        return "".join([head, *map(_svg_edge, routes), *drawn, "</svg>"])
+        size = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}"'
+        return f'<svg {size} role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
 
 
 def draw(operators: Sequence[Operator], name: Callable[[Tensor], str]) -> Drawing:
-    """The operators as a drawing, in which heads that are like another are one box."""
-    stretch = longest_repeat([operator.name for operator in operators])
-    hidden = stretch.hidden
+    """The operators as a drawing, with one box for the repetitions of a head."""
+    hidden = repeats([operator.name for operator in operators])
     boxes: list[Box] = []
     edges: dict[Edge, str] = {}
     made: dict[Tensor, int] = {}
     for place, operator in enumerate(operators):
-        if place not in hidden or place == hidden.start:
+        is_hidden = hidden.start <= place < hidden.stop
+        if not is_hidden or place == hidden.start:
             sources = [tensor for tensor in operator.inputs if tensor is not None and not tensor.is_constant]
             box = Box(composite_name(operator) or operator.name, _shape(operator.outputs[0]))
-            if place in hidden:  # what all heads read is drawn at the one that is shown
+            if is_hidden:  # inputs of all heads are drawn at the first one
                 sources = [tensor for tensor in sources if tensor in made][:1]
-                box = Box(f"{stretch.times - 1} more like it", f"{len(hidden)} operators", "folded")
+                box = Box(f"{len(hidden)} more like it", f"{hidden.stop - hidden.start} operators", "folded")
             for tensor in sources:
                 if tensor not in made:
                     made[tensor] = len(boxes)
@@ -198,25 +189,23 @@ def _shape(tensor: Tensor) -> str:
 
 
 def lay_out(count: int, edges: Sequence[Edge]) -> tuple[list[Point], list[list[Point]]]:
-    """The upper left corner of each box, and the corners that each edge passes; edges come in the order of their ends.
+    """The middle of the upper side of each box, and the points that each edge passes; edges are sorted by their ends.
 
     Boxes stand in layers, each right above the first box that reads it. An edge has a place of its own in every layer
-    that it passes. Again and again, each layer is put in the order of the middles of what it is joined to.
+    that it passes. Each layer is sorted again and again by the mean position of its neighbours.
     """
     heights = [0] * count
     for a, b in reversed(edges):
         heights[a] = max(heights[a], heights[b] + 1)
-    levels = [max(heights, default=0) - height for height in heights]
-    layers: list[list[int]] = [[] for _ in range(max(levels, default=0) + 1)]
-    for box, level in enumerate(levels):
-        layers[level].append(box)
+    layers: list[list[int]] = [[] for _ in range(max(heights) + 1)]  # from the top
+    for box, height in enumerate(heights):
+        layers[-1 - height].append(box)
     joined: defaultdict[int, list[int]] = defaultdict(list)
-    routes: list[list[int]] = []
-    free = count
+    routes, free = [], count
     for a, b in edges:
-        passed = range(free, free := free + levels[b] - levels[a] - 1)
-        for level, place in enumerate(passed, levels[a] + 1):
-            layers[level].append(place)
+        passed = range(free, free := free + heights[a] - heights[b] - 1)
+        for node, layer in zip(passed, layers[len(layers) - heights[a] :], strict=False):
+            layer.append(node)
         routes.append([a, *passed, b])
         for above, below in pairwise(routes[-1]):
             joined[above].append(below)
@@ -224,51 +213,29 @@ def lay_out(count: int, edges: Sequence[Edge]) -> tuple[list[Point], list[list[P
     across = {node: float(place) for layer in layers for place, node in enumerate(layer)}
     for sweep in range(_SWEEPS):
         for layer in layers[:: -1 if sweep % 2 else 1]:
-            wanted = {node: fmean([across[one] for one in joined[node]] or [across[node]]) for node in layer}
+            wanted = {node: fmean(across[one] for one in joined[node] or [node]) for node in layer}
             layer.sort(key=wanted.__getitem__)
             right = -math.inf
             for node in layer:
                 right = across[node] = max(wanted[node], right + 1)
             shift = fmean(across[node] - wanted[node] for node in layer)
             across |= {node: across[node] - shift for node in layer}
-    left = min(across.values(), default=0)
-    corners = {
-        node: ((across[node] - left) * _ACROSS + _MARGIN, float(level * _DOWN + _MARGIN))
+    left = min(across.values())
+    points = {
+        node: ((across[node] - left) * _ACROSS + _WIDTH / 2 + _MARGIN, float(level * _DOWN + _MARGIN))
         for level, layer in enumerate(layers)
         for node in layer
     }
-    return [corners[box] for box in range(count)], [[corners[node] for node in route] for route in routes]
-
-
-def _svg_edge(route: Sequence[Point]) -> str:
-    """From the lower edge of the first box to the upper one of the last, straight down past every layer between."""
-    x, y = route[0][0] + _WIDTH / 2, route[0][1] + _HEIGHT
-    curve = [f"M{x:.1f} {y:.1f}"]
-    for left, top in route[1:]:
-        middle, bend = left + _WIDTH / 2, (top - y) / 2
-        curve.append(f"C{x:.1f} {y + bend:.1f} {middle:.1f} {top - bend:.1f} {middle:.1f} {top:.1f}")
-        x, y = middle, top + _HEIGHT
-        curve.append(f"V{y:.1f}")
-    return f'<path class="edge" d="{"".join(curve[:-1])}"/>'
-
-
-def _svg_box(box: Box, place: Point) -> str:
-    x, y = place
-    middle = x + _WIDTH / 2
-    return (
-        f'<g class="{box.kind}"><rect x="{x:.1f}" y="{y:.1f}" width="{_WIDTH}" height="{_HEIGHT}" rx="6"/>'
-        f'<text x="{middle:.1f}" y="{y + 16:.1f}">{escape(_cut(box.title))}</text>'
-        f'<text class="detail" x="{middle:.1f}" y="{y + 30:.1f}">{escape(_cut(box.detail))}</text></g>'
-    )
+    return [points[box] for box in range(count)], [[points[node] for node in route] for route in routes]
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= 22 else f"{text[:21]}…"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def _entities(text: str) -> str:
-    """Text in quotes of a Mermaid graph: everything but plain characters as an entity, so that no name can end it."""
-    plain = one_line(text)
+    """Quoted text of a Mermaid graph: all but plain characters as entities, so that no name can end it."""
     return "".join(
-        letter if letter.isalnum() or letter in " _.,[]-%" else f"#{ord(letter)};" for letter in plain
+        letter if letter.isalnum() or letter in " _.,[]-%" else f"#{ord(letter)};"
+        for letter in one_line(text)
     )

@@ -36,6 +36,9 @@ class Finding(Record):
     message: str
     signature: str | None = None
 
+    def __str__(self) -> str:
+        return f"{self.signature}: {self.message}" if self.signature else self.message
+
 
 _Faults: TypeAlias = Iterator[tuple[str, str]]
 """The rule and the message of each."""
