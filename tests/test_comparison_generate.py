@@ -14,9 +14,10 @@ from text_parser import parse
 
 from edge_opt import compare, load
 from edge_opt.base.errors import UsageError
-from edge_opt.comparison import generate
+from edge_opt.comparison import caches as filling
+from edge_opt.comparison.caches import FilledCaches, can_fill
 from edge_opt.comparison.findings import GenerationComparison
-from edge_opt.comparison.generate import FilledCaches, _can_fill, plan_loop
+from edge_opt.comparison.generate import plan_loop
 from edge_opt.ir import to_bytes
 from edge_opt.runtime.errors import RuntimeCrashed, RuntimeRefused
 from edge_opt.runtime.inputs import array_of, plan
@@ -97,7 +98,7 @@ def test_helpers_that_are_missing_are_said_and_those_of_one_model_serve_the_othe
     folder: Path, tmp_path: Path
 ) -> None:
     path = beside(tmp_path / "alone", model=models.split())
-    with pytest.raises(UsageError, match=r"input 'embeddings' .* comes from the embedder model"):
+    with pytest.raises(UsageError, match=r"nothing gives the main model's input 'embeddings'"):
         generated(path, path)
     assert generated(folder / "model.tflite", path).equal
     assert generated(path, folder / "model.tflite").equal
@@ -134,7 +135,7 @@ def test_a_bundle_brings_its_own_helpers_and_the_command_generates(
     assert (ran.code, said["equal"], said["count"], len(said["a"]), len(said["b"])) == (1, False, 8, 8, 8)
     bare = made("bare", prefill_decode="model")
     sentence = run(capsys, "compare", bare, bare, "--generate", "4").failed_in_one_sentence(2)
-    assert "comes from the embedder model, and there is no embedder.tflite beside the model" in sentence
+    assert "put embedder.tflite and auxiliary.tflite of the same export beside the model" in sentence
 
 
 @pytest.mark.parametrize(
@@ -203,6 +204,7 @@ LOOSE = SignatureInfo(
 )
 ODD = SignatureInfo("decode", (tokens(1), tensor("per_layer", 1, 3), CACHE), (CACHE, LOGITS))
 ASKING = SignatureInfo("embedder", (tokens(1), tensor("x", 2)), (EMBEDDINGS,))
+GIVES = ", signature 'decode': nothing gives the"
 EMBEDDED = SignatureInfo("decode", (EMBEDDINGS, CACHE), (CACHE, LOGITS))
 
 
@@ -211,21 +213,16 @@ EMBEDDED = SignatureInfo("decode", (EMBEDDINGS, CACHE), (CACHE, LOGITS))
     [
         ([PREFILL], {}, " has no decode signature with caches and one output of logits, there is prefill_4"),
         ([DECODE], {}, " has no prefill signature with the caches of 'decode', there is decode"),
-        (
-            [PREFILL, SPLIT], {"auxiliary": [ROPE, MASKS, UPDATE]},
-            ", signature 'decode': input 'embeddings' of [1, 1, 64] comes from the embedder model, and there is no",
-        ),
-        (
-            [PREFILL, SPLIT], {"embedder": [OTHER_EMBEDDER]},
-            ", signature 'decode': input 'embeddings' of [1, 1, 64] is not given by the embedder model: use the one",
-        ),
+        ([PREFILL, SPLIT], {"auxiliary": [ROPE, MASKS, UPDATE]}, f"{GIVES} main model's input 'embeddings'"),
+        ([PREFILL, SPLIT], {"embedder": [OTHER_EMBEDDER]}, f"{GIVES} main model's input 'embeddings'"),
+        ([PREFILL, SPLIT], {"embedder": [EMBEDDER], "auxiliary": [ROPE, UPDATE]}, f"{GIVES} main model's input 'mask'"),
         (
             [PREFILL, SPLIT], {"embedder": [EMBEDDER], "auxiliary": [ROPE, MASKS]},
-            ", signature 'decode': no auxiliary model (a file auxiliary.tflite beside the model) has a signature that",
+            ", signature 'decode': nothing updates its caches: put the export's auxiliary.tflite beside the model",
         ),
         ([PREFILL, LOOSE], {}, ", signature 'decode': input 'tokens' has a dynamic shape"),
-        ([PREFILL, ODD], {}, ", signature 'decode': input 'per_layer' of [1, 3] is not known here, expected tokens"),
-        ([PREFILL, EMBEDDED], {"embedder": [ASKING]}, ": embedder model, signature 'embedder': input 'x' is not known"),
+        ([PREFILL, ODD], {}, f"{GIVES} main model's input 'per_layer' of [1, 3]"),
+        ([PREFILL, EMBEDDED], {"embedder": [ASKING]}, f"{GIVES} embedder model's input 'x' of [2]"),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_said_and_what_to_do(main: Any, helpers: dict[str, Any], said: str) -> None:
@@ -293,7 +290,7 @@ def test_a_cache_holds_the_keys_of_every_token_before(
 def test_a_long_cache_is_filled_by_four_calls_and_read_no_further(
     folder: Path, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generate, "_MOST_CALLS", 1)
+    monkeypatch.setattr(filling, "_MOST_CALLS", 1)
     (decode,) = (one for one in worker.describe(folder / "unsplit.tflite") if one.name == "decode")
     seed = next(seed for seed in range(99) if plan(decode, seed=seed)[0].start > ROWS)
     caches = filled(folder / "unsplit.tflite", worker, tmp_path, seed)
@@ -339,9 +336,9 @@ def test_caches_that_no_prefill_fills_are_random_and_that_is_said(
 
 
 def test_a_prefill_fills_the_caches_that_it_gives_back() -> None:
-    assert _can_fill(PREFILL)
-    assert _can_fill(SignatureInfo("prefill", (tokens(4), CACHE), (PART,)))
-    assert _can_fill(SignatureInfo("prefill", (tokens(4), CACHE), (tensor("kv_slice_k_0", 1, 16, 8),)))
+    assert can_fill(PREFILL)
+    assert can_fill(SignatureInfo("prefill", (tokens(4), CACHE), (PART,)))
+    assert can_fill(SignatureInfo("prefill", (tokens(4), CACHE), (tensor("kv_slice_k_0", 1, 16, 8),)))
     open_tokens = tensor("tokens", 1, 4, dtype="int32", declared=(1, -1))
     open_cache = tensor("kv_cache_k_0", 1, 16, 8, declared=(1, -1, 8))
     for signature in (
@@ -353,4 +350,4 @@ def test_a_prefill_fills_the_caches_that_it_gives_back() -> None:
         SignatureInfo("any size", (tokens(4), open_cache), (CACHE,)),
         SignatureInfo("empty", (tokens(4), tensor("kv_cache_k_0", 0, 8)), (tensor("kv_cache_k_0", 0, 8),)),
     ):
-        assert not _can_fill(signature), signature.name
+        assert not can_fill(signature), signature.name

@@ -1,31 +1,24 @@
 """Finds where two models begin to differ: the first tensor that both have and that is not the same.
 
-Meant for a model and what a rewrite made of it: tensors outside rewritten regions keep their names. Both are cut at
-tensors that they share, a logarithmic number of times; only one of them is loaded at a time. Changes no model.
+Meant for a model and a rewrite of it: tensors outside rewritten regions keep their names. Both are cut at tensors that
+they share, a logarithmic number of times; only one of them is loaded at a time. Changes no model.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 
-from edge_opt.comparison.facts import arguments, keeps_state, tensor_info
+from edge_opt.comparison.facts import arguments, tensor_info
 from edge_opt.comparison.findings import FirstDifference, OutputComparison
-from edge_opt.ir import Model, Operator, Signature, Signatures, Subgraph, Tensor, load
+from edge_opt.comparison.pairing import Both, Pair
+from edge_opt.ir import Model, Operator, Signature, Signatures, Subgraph, Tensor
 from edge_opt.ir.opening import Part
 from edge_opt.ir.text import operator_text
 from edge_opt.ir.walk import backward_slice, cut_out
 from edge_opt.runtime.inputs import InputPlan
-from edge_opt.runtime.protocol import Array
-from edge_opt.runtime.runner import Worker
-from edge_opt.runtime.tensors import MAIN, Kernels, SignatureInfo, TensorInfo
-
-Measure = Callable[[TensorInfo, TensorInfo, Array, Array], OutputComparison]
-Plans = Sequence[Sequence[InputPlan]]
+from edge_opt.runtime.tensors import MAIN, Kernels, SignatureInfo
 
 _PROBES = 12
 _PROBED_BYTES = 192 << 20
@@ -35,31 +28,20 @@ _VANISHED = (
 _NOTHING_SHARED = "the models share no names of tensors between their inputs and this output"
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """An output of a signature that differs, as `a` names both, and how the two models were run and measured."""
+def first_difference(both: Both, pair: Pair, output: str, kernels: Kernels, runs: int) -> FirstDifference:
+    """The first shared tensor that differs, with the operators of both models that compute it from equal ones.
 
-    worker: Worker
-    files: tuple[Path, Path]
-    signature: SignatureInfo
-    output: str
-    plans: tuple[Plans, Plans]
-    kernels: Kernels
-    measure: Measure
-
-
-def first_difference(probe: Probe) -> FirstDifference:
-    """The first shared tensor that differs, with the operators of both models that lead to it from equal ones.
+    `output` differs; `runs` is how often the models are run.
 
     Raises:
         RuntimeFailed: a model that was cut does not run.
-        ModelFormatError: a file cannot be read any more.
     """
-    sides = tuple(_Side.of(load(file), probe.signature, probe.output) for file in probe.files)
+    sides = [_Side.of(model, pair.signature, output) for model in both.models]
     ours, theirs = (side.named() for side in sides)
     pairs = [(tensor, theirs[name]) for name, tensor in ours.items() if name in theirs]
     alike = [pair for pair in pairs if len({(t.shape, t.shape_signature, t.dtype) for t in pair}) == 1]
-    return _Search(probe, sides, [*alike, tuple(side.output for side in sides)]).run()
+    shared = [*alike, (sides[0].output, sides[1].output)]
+    return _Search(both, kernels, pair.signature, both.plans(pair, runs), sides, shared).run()
 
 
 @dataclass(slots=True)
@@ -72,110 +54,99 @@ class _Side:
     output: Tensor
 
     @classmethod
-    def of(cls, model: Model, signature: SignatureInfo, output: str) -> _Side:
+    def of(cls, model: Model, signature: SignatureInfo, output: str) -> "_Side":
         graph, inputs, outputs = arguments(model, signature)
         return cls(model, graph, inputs, outputs[[info.name for info in signature.outputs].index(output)])
 
-    def cone(
-        self, roots: Sequence[Tensor], stops: Collection[Tensor] = ()
-    ) -> tuple[list[Operator], list[Tensor]]:
-        """The operators that compute the roots from known tensors and inputs, in order; and what they start from."""
-        operators, starts = backward_slice(roots, stops)
+    def cone(self, root: Tensor, stops: Collection[Tensor] = ()) -> tuple[list[Operator], list[Tensor]]:
+        """The operators that compute the root from the stops, in order; and what they start from."""
+        operators, starts = backward_slice([root], stops)
         return [operator for operator in self.graph.operators if operator in operators], starts
 
     def named(self) -> dict[str, Tensor]:
         """Tensors of numbers that lead to the output, by name, in execution order; only names that are unique."""
-        tensors = [tensor for operator in self.cone([self.output])[0] for tensor in operator.outputs]
+        tensors = [tensor for operator in self.cone(self.output)[0] for tensor in operator.outputs]
         counts = Counter(tensor.name for tensor in tensors if tensor is not self.output)
         usable = (tensor for tensor in tensors if tensor.name and tensor.dtype.numpy is not None)
         return {tensor.name: tensor for tensor in usable if counts[tensor.name] == 1}
 
-    def cut(self, plans: Sequence[InputPlan], probes: Sequence[Tensor]) -> Model:
-        """A model with the inputs of the plans, whose outputs are the probes, by number."""
-        # In a model with state, what is computed last may be what the next run reads.
-        operators = self.graph.operators if keeps_state(self.model) else self.cone(probes)[0]
-        model = cut_out(self.model, operators, self.inputs, probes)
-        graph = model.subgraphs[0]
-        inputs = dict(zip((plan.info.name for plan in plans), graph.inputs, strict=True))
-        outputs = {str(place): tensor for place, tensor in enumerate(graph.outputs)}
-        model.signatures = Signatures([Signature(MAIN, graph, inputs, outputs)])
-        return model
-
 
 @dataclass(slots=True)
 class _Search:
-    """`shared` are the tensors that both sides have, the output last; `equal` and `different` sort those looked at."""
+    """`shared` are the tensors of both sides, the output last; `equal` and `different` are places among them."""
 
-    probe: Probe
+    both: Both
+    kernels: Kernels
+    signature: SignatureInfo
+    plans: Sequence[Sequence[Sequence[InputPlan]]]  # by side and run
     sides: Sequence[_Side]
-    shared: Sequence[Sequence[Tensor]]
+    shared: Sequence[tuple[Tensor, Tensor]]
     equal: set[int] = field(default_factory=set)
     different: dict[int, OutputComparison] = field(default_factory=dict)
 
     def run(self) -> FirstDifference:
-        """Bisect in execution order, then go back until all that the tensor is computed from is equal."""
-        low, high = -1, len(self.shared) - 1
-        while high - low > 1 or high not in self.different:
-            self._look(self._evenly(low, high))
+        """Narrow down in execution order, then go back until all sources of the tensor are equal."""
+        first = len(self.shared) - 1
+        unknown: Sequence[int] = range(len(self.shared))
+        while unknown:
+            looked_at = self._look(unknown)
             if not self.different:
-                return FirstDifference(self.probe.signature.name, reason=_VANISHED)
-            high = min(self.different)
-            low = max((place for place in self.equal if place < high), default=-1)
-        while earlier := self._sources(high) - self.equal:
-            self._look(sorted(earlier))
-            if not earlier & self.different.keys():
-                break
-            high = min(earlier & self.different.keys())
-        return self._describe(high)
+                return FirstDifference(self.signature.name, reason=_VANISHED)
+            first = min(looked_at & self.different.keys(), default=first)
+            low = max((place for place in self.equal if place < first), default=-1)
+            numbers = {tensor: number for number, pair in enumerate(self.shared) for tensor in pair}
+            sources = {numbers[t] for _, border in self._cones(first) for t in border if t in numbers}
+            unknown = range(low + 1, first) or sorted(sources - self.equal - self.different.keys())
+        return self._describe(first)
 
-    def _evenly(self, low: int, high: int) -> list[int]:
-        """Up to `_PROBES` places spread evenly over (low, high], `high` among them, as many as fit into memory."""
-        count = min(_PROBES, high - low)
+    def _look(self, places: Sequence[int]) -> set[int]:
+        """Run both models up to some of these tensors, and sort them by whether they are equal.
+
+        They are spread evenly, the last one among them, as many as fit into memory.
+        """
+        count, room = min(_PROBES, len(places)), _PROBED_BYTES // len(self.plans[0])
         chosen: list[int] = []
-        room = _PROBED_BYTES // len(self.probe.plans[0])
         for step in range(count, 0, -1):
-            place = low + round((high - low) * step / count)
+            place = places[round(len(places) * step / count) - 1]
             tensor = self.shared[place][0]
             size = tensor.dtype.byte_size(tensor.elements) or 0
             if not chosen or size <= room:
                 chosen.append(place)
                 room -= size
-        return chosen
-
-    def _look(self, places: Sequence[int]) -> None:
-        """Run both models up to some shared tensors, and sort these by whether they are equal."""
         results = []
-        for which, (side, plans) in enumerate(zip(self.sides, self.probe.plans, strict=True)):
-            cut = side.cut(plans[0], [self.shared[place][which] for place in places])
+        for which, side in enumerate(self.sides):
+            probes = [self.shared[place][which] for place in chosen]
+            # In a model with state, the last operators may compute what the next run reads.
+            inside = side.graph.operators if len(self.plans[0]) > 1 else backward_slice(probes)[0]
+            operators = [operator for operator in side.graph.operators if operator in inside]
+            cut = cut_out(side.model, operators, side.inputs, probes)
+            graph, plans = cut.subgraphs[0], self.plans[which]
+            inputs = dict(zip((one.info.name for one in plans[0]), graph.inputs, strict=True))
+            outputs = {str(place): tensor for place, tensor in zip(chosen, graph.outputs, strict=True)}
+            cut.signatures = Signatures([Signature(MAIN, graph, inputs, outputs)])
             with Part(cut).file() as file:
-                results.append(self.probe.worker.run_plans(file, MAIN, plans, self.probe.kernels))
-        for number, place in enumerate(places):
+                results.append(self.both.worker.run_plans(file, MAIN, plans, self.kernels))
+        for place in chosen:
             infos = [tensor_info(tensor, tensor.name) for tensor in self.shared[place]]
-            runs = zip(*([run[str(number)] for run in one] for one in results), strict=True)
-            found = [self.probe.measure(infos[0], infos[1], *arrays) for arrays in runs]
+            runs = zip(*([run[str(place)] for run in one] for one in results), strict=True)
+            found = [self.both.measure(infos[0], infos[1], *arrays) for arrays in runs]
             worst = next((one for one in found if not one.equal), None)
             if worst is None:
                 self.equal.add(place)
             else:
                 self.different[place] = worst
+        return {*chosen}
 
     def _cones(self, place: int) -> list[tuple[list[Operator], list[Tensor]]]:
-        """In each model, what a shared tensor is computed by and from, back to other shared tensors."""
+        """In each model, what computes a shared tensor from other shared tensors, and these."""
         known = {tensor for pair in self.shared for tensor in pair}
-        return [
-            side.cone([tensor], known) for side, tensor in zip(self.sides, self.shared[place], strict=True)
-        ]
-
-    def _sources(self, place: int) -> set[int]:
-        """Shared tensors that this one is computed from, in either model, without another in between."""
-        numbers = {tensor: number for number, pair in enumerate(self.shared) for tensor in pair}
-        return {numbers[t] for _, border in self._cones(place) for t in border if t in numbers}
+        return [side.cone(root, known) for side, root in zip(self.sides, self.shared[place], strict=True)]
 
     def _describe(self, place: int) -> FirstDifference:
         (ours, border), (theirs, other_border) = self._cones(place)
         twins = {tensor: pair for pair in self.shared for tensor in pair}
         legend: dict[str, str] = {}
-        names = [info.name for info in self.probe.signature.inputs]
+        names = [info.name for info in self.signature.inputs]
         known = {
             tensor: f"%{name}" for side in self.sides for name, tensor in zip(names, side.inputs, strict=True)
         }
@@ -190,7 +161,7 @@ class _Search:
 
         tensor = self.shared[place][0]
         return FirstDifference(
-            signature=self.probe.signature.name,
+            signature=self.signature.name,
             equal_before=tuple(dict.fromkeys(map(short, (*border, *other_border)))),
             operators_a=tuple(operator_text(operator, short) for operator in ours),
             operators_b=tuple(operator_text(operator, short) for operator in theirs),

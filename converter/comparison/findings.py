@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from edge_opt.base.record import Record
@@ -20,54 +20,48 @@ from edge_opt.runtime.tensors import TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
-class OutputComparison:
-    """One output over all runs; `reason` says why it counts as different whatever its elements are.
+class OutputComparison(Difference):
+    """One output over all runs, and how far apart its elements are; without `elements` it could not be measured.
 
-    `db` is the signal-to-noise ratio of `a` and of `b` against the CPU, where the models ran elsewhere.
+    `reason` says why it is different whatever its elements are. `db` is the signal-to-noise ratio of `a` and of `b`
+    against the CPU, where the models ran elsewhere.
     """
 
-    name: str
-    difference: Difference | None = None
+    name: str = ""
     reason: str = ""
     db: tuple[float, float] | None = None
+
+    _or_null = ("reason",)
 
     @property
     def equal(self) -> bool:
         """Whether every element is within the tolerances."""
-        return not self.reason and self.difference is not None and self.difference.equal
+        return not self.reason and self.outside == 0
 
     @property
     def bitwise(self) -> bool:
         """Whether every element is the same bit for bit (NaN equals NaN)."""
-        return not self.reason and self.difference is not None and self.difference.bitwise
+        return not self.reason and self.differing == 0
 
     def sentence(self) -> str:
         """What differs, or that nothing does."""
-        figures = self.difference
-        if self.reason or figures is None:
-            return f"output '{self.name}': {self.reason}"
-        if figures.bitwise:
-            return f"output '{self.name}': bitwise equal"
-        text = f"output '{self.name}': {figures.differing} of {figures.elements} elements differ"
-        if figures.worst is not None and figures.worst_values is not None:
-            a, b = figures.worst_values
-            text += f", by at most {figures.max_abs:.3g} (at {list(figures.worst)}: {a:.6g} against {b:.6g})"
-        return f"{text}, SNR {figures.snr_db:.1f} dB"
+        if self.reason or self.bitwise:
+            return f"output '{self.name}': {self.reason or 'bitwise equal'}"
+        text = f"output '{self.name}': {self.differing} of {self.elements} elements differ"
+        if self.worst is not None and self.worst_values is not None:
+            a, b = self.worst_values
+            text += f", by at most {self.max_abs:.3g} (at {list(self.worst)}: {a:.6g} against {b:.6g})"
+        return f"{text}, SNR {self.snr_db:.1f} dB"
 
     def merged(self, other: OutputComparison | None) -> OutputComparison:
-        """The worse of two comparisons of the same output, figure by figure; the first where there is no other."""
-        if other is None:
-            return self
-        worse = self.difference
-        if worse is not None and other.difference is not None:
-            worse = merge(other.difference, worse)
-        return OutputComparison(self.name, worse, other.reason or self.reason)
+        """The worse of two comparisons of the same output, figure by figure; the first if there is no other."""
+        return self if other is None else replace(merge(other, self), reason=other.reason or self.reason)
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures as JSON values; none where the output could not be measured."""
-        figures = {} if self.difference is None else self.difference.to_dict()
-        verdict = {"bitwise": self.bitwise, "equal": self.equal, "reason": self.reason or None, "db": self.db}
-        return {"name": self.name, **figures, **verdict}
+        """As JSON values; without figures if there are none."""
+        values = Record.to_dict(self)
+        names = ("name", "bitwise", "equal", "reason", "db")
+        return {name: values[name] for name in names} if self.reason and not self.elements else values
 
 
 def name_of(given: ModelLike, role: str) -> str:
@@ -85,8 +79,10 @@ def quantization_of(info: TensorInfo) -> str:
 def measured(info_a: TensorInfo, info_b: TensorInfo, a: Array, b: Array, **how: Any) -> OutputComparison:
     """One output on one set of inputs; `how` goes to `metrics.measure`."""
     if a.shape != b.shape:
-        return OutputComparison(info_a.name, reason=f"shape {a.shape} in a, {b.shape} in b")
-    return OutputComparison(info_a.name, measure(a, b, quantized_a=info_a, quantized_b=info_b, **how))
+        return OutputComparison(name=info_a.name, reason=f"shape {a.shape} in a, {b.shape} in b")
+    figures = measure(a, b, quantized_a=info_a, quantized_b=info_b, **how)
+    values = {field.name: getattr(figures, field.name) for field in fields(figures)}
+    return OutputComparison(**values, name=info_a.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +111,9 @@ class SignatureComparison(Record):
         return not self.reason and all(output.bitwise for output in self.outputs)
 
     @property
-    def measured(self) -> list[Difference]:
-        """How far the outputs of both models are apart."""
-        return [output.difference for output in self.outputs if output.difference is not None]
+    def measured(self) -> list[OutputComparison]:
+        """The outputs that both models have."""
+        return [output for output in self.outputs if output.elements or not output.reason]
 
     def sentences(self) -> list[str]:
         """One sentence per thing that differs in any bit."""
@@ -214,9 +210,9 @@ class ComparisonReport(Record):
         return as_html("\n".join([f"{self.summary()}.", *self.notes()]), self.rows())
 
     @property
-    def measured(self) -> list[Difference]:
-        """How far the outputs that both models have are apart."""
-        return [difference for signature in self.signatures for difference in signature.measured]
+    def measured(self) -> list[OutputComparison]:
+        """The outputs that both models have."""
+        return [output for signature in self.signatures for output in signature.measured]
 
     @property
     def equal(self) -> bool:
@@ -262,16 +258,15 @@ class ComparisonReport(Record):
     def notes(self) -> list[str]:
         """What is not part of the verdict: the remarks, what logits show, and outputs without a number."""
         lines = [*self.remarks]
-        for signature in self.signatures:
-            for output in signature.outputs:
-                where, figures = f"signature '{signature.name}', output '{output.name}'", output.difference
-                if figures is not None and figures.elements and not figures.finite:
-                    lines.append(f"{where}: no element is finite in a")
-                if figures is not None and figures.kl is not None and not figures.bitwise:
-                    lines.append(
-                        f"{where}, mean over rows of logits: top-1 agreement {figures.top1:.2%}, "
-                        f"top-5 {figures.top5:.2%}, KL divergence {figures.kl:.3g} nats"
-                    )
+        for where, output in ((one.name, output) for one in self.signatures for output in one.measured):
+            named = f"signature '{where}', output '{output.name}'"
+            if output.elements and not output.finite:
+                lines.append(f"{named}: no element is finite in a")
+            if output.kl is not None and output.differing:
+                lines.append(
+                    f"{named}, mean over rows of logits: top-1 agreement {output.top1:.2%}, "
+                    f"top-5 {output.top5:.2%}, KL divergence {output.kl:.3g} nats"
+                )
         return lines
 
     def summary(self) -> str:

@@ -9,7 +9,7 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,8 +20,7 @@ import numpy as np
 from edge_opt.base.atomic import write_whole
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.base.record import from_dict
-from edge_opt.comparison.compare import checked_numbers, choose
-from edge_opt.comparison.facts import keeps_state, unread_inputs, with_facts
+from edge_opt.comparison.facts import arguments, runs_of, with_entries
 from edge_opt.comparison.findings import (
     ComparisonReport,
     OutputComparison,
@@ -30,6 +29,7 @@ from edge_opt.comparison.findings import (
     name_of,
     quantization_of,
 )
+from edge_opt.comparison.pairing import checked_numbers, choose
 from edge_opt.ir import load
 from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime import noise
@@ -91,9 +91,9 @@ def record(
     rtol: float = 1e-4,
     overwrite: bool = False,
 ) -> Path:
-    """Runs the model (of a bundle, the prefill/decode one) and writes what came out as a golden file; returns its path.
+    """Run the model (of a bundle, the prefill/decode one) and write its outputs as a golden file; returns its path.
 
-    The default tolerances leave room for another processor's rounding; 0 and 0 demand the same bits' values. For
+    The default tolerances leave room for another processor's rounding; with 0 and 0 every bit must be the same. For
     quantized outputs they apply to the real numbers.
 
     Examples:
@@ -112,8 +112,8 @@ def record(
         worker = stack.enter_context(Worker())
         file = stack.enter_context(Opened(model).main().file())
         graph = load(file)
-        described = with_facts(worker.describe(file), graph)
-        runs = 1 + keeps_state(graph)
+        described = with_entries(worker.describe(file), graph)
+        runs = runs_of(graph)
         chosen = [described[name] for name in choose(list(described), signatures)]
         share = _BUDGET // max(sum(len(signature.outputs) for signature in chosen) * runs, 1)
         with Path(model if isinstance(model, str | os.PathLike) else file).open("rb") as content:
@@ -134,7 +134,7 @@ def record(
 
 
 def check(model: ModelLike, path: str | os.PathLike[str]) -> ComparisonReport:
-    """Runs the model on the inputs of a golden file and compares; `a` of the report is the file.
+    """Run the model on the inputs of a golden file and compare; `a` of the report is the file.
 
     Raises:
         GoldenError: the file is missing, broken or of another version.
@@ -148,22 +148,26 @@ def check(model: ModelLike, path: str | os.PathLike[str]) -> ComparisonReport:
         part = Opened(model).main()
         file = stack.enter_context(part.file())
         described = {signature.name: signature for signature in worker.describe(file)}
-        for signature, results in golden.signatures:
-            now = described.get(signature.name)
-            if now is not None:
-                signature = _retyped(signature, now, unread_inputs(part.model, now.name))  # noqa: PLW2901
-            reason = f"missing in {name}" if now is None else _other_inputs(signature, now)
-            outputs: tuple[OutputComparison, ...] = ()
-            if now is not None and not reason:
-                runs = _run(worker, file, golden, signature)
-                infos = {info.name: info for info in now.outputs}
-                outputs = tuple(
-                    _output(
-                        golden, samples, signature.name, info, infos.get(info.name), results[info.name], runs
-                    )
-                    for info in signature.outputs
-                )
-            compared.append(SignatureComparison(signature.name, outputs, reason))
+        for recorded, results in golden.signatures:
+            now = described.get(recorded.name)
+            if now is None:
+                compared.append(SignatureComparison(recorded.name, reason=f"missing in {name}"))
+                continue
+            _, tensors, _ = arguments(part.model, now)
+            both = zip(now.inputs, tensors, strict=True)
+            unread = {info.name: info for info, tensor in both if not tensor.consumers}
+            inputs = [  # what no operator reads may have another type now
+                unread[old.name] if old.name in unread and unread[old.name].declared == old.declared else old
+                for old in recorded.inputs
+            ]
+            reason, outputs = _other_inputs(inputs, now.inputs), []
+            if not reason:
+                runs = _run(worker, file, golden, replace(recorded, inputs=tuple(inputs)))
+                outputs = [
+                    _output(golden, samples, recorded.name, info, now, results[info.name], runs)
+                    for info in recorded.outputs
+                ]
+            compared.append(SignatureComparison(recorded.name, tuple(outputs), reason))
     numbers = golden.seed, golden.atol, golden.rtol
     return ComparisonReport(os.fspath(path), name, "cpu", *numbers, tuple(compared))
 
@@ -174,17 +178,9 @@ def _run(worker: Worker, file: Path, golden: _Golden, signature: SignatureInfo) 
     return worker.run_plans(file, signature.name, plans)
 
 
-def _retyped(golden: SignatureInfo, now: SignatureInfo, unread: set[str]) -> SignatureInfo:
-    """The recorded signature, with inputs that no operator reads as the model has them now."""
-    known = {info.name: info for info in now.inputs if info.name in unread}
-    same = {info.name for info in golden.inputs if known.get(info.name, info).declared == info.declared}
-    inputs = (known.get(info.name, info) if info.name in same else info for info in golden.inputs)
-    return replace(golden, inputs=tuple(inputs))
-
-
-def _other_inputs(golden: SignatureInfo, actual: SignatureInfo) -> str:
-    """The first input that is not as it was recorded, in a sentence; empty where all are."""
-    old, new = ({i.name: f"{i.dtype} {list(i.declared)}" for i in each.inputs} for each in (golden, actual))
+def _other_inputs(recorded: Iterable[TensorInfo], actual: Iterable[TensorInfo]) -> str:
+    """The first input that is not as it was recorded, in a sentence; empty if all are."""
+    old, new = ({i.name: f"{i.dtype} {list(i.declared)}" for i in each} for each in (recorded, actual))
     for name in dict.fromkeys([*old, *new]):
         if old.get(name) != new.get(name):
             return f"input '{name}': expected {old.get(name, 'none')}, got {new.get(name, 'none')}"
@@ -196,19 +192,20 @@ def _output(
     samples: Arrays,
     signature: str,
     info: TensorInfo,
-    now: TensorInfo | None,
+    model: SignatureInfo,
     recorded: Sequence[_Output],
     runs: Sequence[Arrays],
 ) -> OutputComparison:
     """One output as it was recorded in each run, and as it is now."""
+    now = next((one for one in model.outputs if one.name == info.name), None)
     if now is None:
-        return OutputComparison(info.name, reason="missing in the model")
+        return OutputComparison(name=info.name, reason="missing in the model")
     compared: OutputComparison | None = None
     for run, (expected, values) in enumerate(zip(recorded, runs, strict=True)):
         array, kept = values[info.name], samples[expected.key]
         actual = _Output.of(expected.key, array)
         if actual.type != expected.type:
-            return OutputComparison(info.name, reason=f"{expected.type} recorded, {actual.type} now")
+            return OutputComparison(name=info.name, reason=f"{expected.type} recorded, {actual.type} now")
         sample = _sample(array, signature, info.name, run, golden.share)
         if sample.shape != kept.shape or sample.dtype != kept.dtype:
             raise GoldenError(f"the sample of output '{info.name}' is damaged; record it again")
@@ -219,8 +216,7 @@ def _output(
         compared = replace(output, reason=reason).merged(compared)
     assert compared is not None, "there is at least one run"
     if now.quantization != info.quantization:
-        reason = f"{quantization_of(info)} recorded, {quantization_of(now)} now"
-        compared = replace(compared, reason=reason)
+        compared = replace(compared, reason=f"{quantization_of(info)} recorded, {quantization_of(now)} now")
     return compared
 
 

@@ -1,8 +1,7 @@
-"""The whole model before and after a conversion: the same bit for bit, or as near as its rewrites were allowed to be.
+"""How near the whole models, before and after a conversion, have to be: as near as their rewrites' demands allow.
 
-What is allowed follows from what the accepted sites of a signature demanded of their regions. Where each demanded and
-gave the same bits, every output must be the same, bit for bit. Where one did not, its difference goes through the rest
-of the network, and outputs get room:
+If each accepted site of a signature demanded and gave the same bits, so must every output. If one did not, its
+difference goes through the rest of the network, and outputs get room:
 
 - `16 * sum of the demanded relative tolerances`, relative to the largest value of the output. One region's error of
   1e-6 may grow on its way; measured, outputs differ by at most 0.4 times that sum.
@@ -25,6 +24,7 @@ from edge_opt.passes import SiteReport, Status
 _GROWTH = 16
 _STEPS = {4: 24, 8: 24, 16: 80}  # by the coarsest activation's bits
 _ROUNDING = 1e-6  # of proofs that are bitwise on the reference kernels only
+_EXACT = frozenset({"DEQUANTIZE", "GATHER", "EMBEDDING_LOOKUP"})
 _BITS = {DType.INT4: 4, DType.INT8: 8, DType.UINT8: 8, DType.INT16: 16}
 
 
@@ -47,11 +47,11 @@ class Allowance:
 
     def permits(self, output: OutputComparison) -> bool:
         """Whether the output is as near as it must be."""
-        if output.bitwise or output.reason or output.difference is None or not self.because:
+        if output.reason or output.bitwise or not self.because:
             return output.bitwise
-        if output.name in self.steps and output.difference.steps is not None:
-            return output.difference.steps <= self.steps[output.name]
-        return output.difference.max_rel <= self.relative
+        if output.name in self.steps and output.steps is not None:
+            return output.steps <= self.steps[output.name]
+        return output.max_rel <= self.relative
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,12 @@ class WholeSignature(Record):
 
     def outcome(self) -> str:
         """How equal the outputs were."""
-        text, figures = f"all {many(len(self.comparison.outputs), 'output')} are", self.comparison.measured
+        text, outputs = f"all {many(len(self.comparison.outputs), 'output')} are", self.comparison.outputs
         if self.comparison.bitwise:
             return f"{text} bitwise equal"
-        steps = max((figure.steps or 0 for figure in figures), default=0)
+        steps = max((output.steps or 0 for output in outputs), default=0)
         in_steps = f" {many(steps, 'step')} or" if steps else ""
-        return f"{text} within{in_steps} {max(figure.max_rel for figure in figures):.2g} of the range"
+        return f"{text} within{in_steps} {max(output.max_rel for output in outputs):.2g} of the range"
 
 
 def allowances(model: Model, sites: Mapping[str, Sequence[SiteReport]]) -> dict[str, Allowance]:
@@ -101,9 +101,8 @@ def allowances(model: Model, sites: Mapping[str, Sequence[SiteReport]]) -> dict[
 
 
 def _allowance(sites: Sequence[SiteReport], graph: Subgraph, outputs: Mapping[str, Tensor]) -> Allowance:
-    proofs = [
-        (site.pass_name, site.proof) for site in sites if site.status is Status.CONVERTED and site.proof
-    ]
+    converted = ((site.pass_name, site.proof) for site in sites if site.status is Status.CONVERTED)
+    proofs = [(name, proof) for name, proof in converted if proof is not None]
     tolerant = [(name, one) for name, one in proofs if one.demand.kind != "bitwise" or not one.bitwise]
     if not tolerant:
         return Allowance()
@@ -124,6 +123,3 @@ def _bits(operator: Operator) -> int:
     coded = [t for t in (*operator.inputs, *operator.outputs) if t and t.is_quantized and t.dtype in _BITS]
     moving = [_BITS[tensor.dtype] for tensor in coded if not tensor.is_constant]
     return min(moving, default=8 if coded and operator.name not in _EXACT else 0)
-
-
-_EXACT = frozenset({"DEQUANTIZE", "GATHER", "EMBEDDING_LOOKUP"})

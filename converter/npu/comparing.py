@@ -1,45 +1,28 @@
 """Compares two models as the NPU computes them: both are compiled, and run in the compiler's own emulator.
 
-The inputs are those of `edge_opt.compare`: caches filled by the prefill, masks that fit. How exact the NPU is, is
-measured against the first model on the CPU; that is a warning, and no part of the verdict.
+How exact the NPU is, is measured against the first model on the CPU; that is a warning, and no part of the verdict.
 """
 
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from edge_opt.base.atomic import AnyPath
-from edge_opt.base.errors import UsageError
 from edge_opt.base.words import Progress, many
-from edge_opt.comparison.compare import choose
-from edge_opt.comparison.findings import (
-    ComparisonReport,
-    OutputComparison,
-    SignatureComparison,
-    measured,
-    name_of,
-)
-from edge_opt.comparison.generate import FilledCaches
-from edge_opt.ir import Model, load, save
-from edge_opt.ir.opening import ModelLike, Opened
+from edge_opt.comparison.facts import signature_info
+from edge_opt.comparison.findings import ComparisonReport, SignatureComparison, name_of
+from edge_opt.comparison.pairing import Both, Pair, both_open, checked_numbers
+from edge_opt.ir import save
+from edge_opt.ir.opening import ModelLike
 from edge_opt.npu.emulator import check_emulator, emulating
 from edge_opt.npu.hexagon import Compiler
 from edge_opt.npu.layers import cut_entry_point, layer_ends
 from edge_opt.npu.sdk import CompilerFailedError
-from edge_opt.runtime.inputs import InputPlan, array_of, pair
+from edge_opt.runtime.inputs import array_of
 from edge_opt.runtime.metrics import measure
-from edge_opt.runtime.protocol import Arrays
-from edge_opt.runtime.runner import Worker
-from edge_opt.runtime.tensors import SignatureInfo
 from edge_opt.targets.chips import DEFAULT_CHIP
 
-NEAR_DB = 20.0
-"""Signal to noise against the CPU, in dB, below which there is a warning."""
-
-SECONDS = 3600.0
-"""How long one model and signature may take, where nobody says otherwise."""
+_NEAR_DB = 20.0  # signal to noise against the CPU, below which there is a warning
+_SECONDS = 3600.0
 
 
 def compare_on_npu(
@@ -54,17 +37,17 @@ def compare_on_npu(
     seed: int = 0,
     atol: float = 0.0,
     rtol: float = 0.0,
-    seconds: float | None = SECONDS,
+    seconds: float | None = _SECONDS,
     progress: Progress | None = None,
 ) -> ComparisonReport:
-    """Compile both models for a Hexagon NPU, run them in the compiler's emulator, and compare what comes out.
+    """Compile both models for a Hexagon NPU, run them in the compiler's emulator, and compare their outputs.
 
-    Where they are far from what the CPU computes, the report's `remarks` say so; whether they are equal is decided by
-    the two alone.
+    The inputs are those of `edge_opt.compare`. If outputs are far from what the CPU computes, the report's `remarks`
+    say so; whether the models are equal is decided by the two alone.
 
     Args:
-        a: the model as it was: a path (also of a bundle), the bytes of a model, or a `Model`.
-        b: the model as it is.
+        a: the reference: a path (also of a bundle), the bytes of a model, or a `Model`.
+        b: the model to compare with it.
         sdk: folder with Qualcomm's libraries; None takes it from EDGE_OPT_QNN or QNN_SDK_ROOT.
         chip: the compiler's word for the chip; None is SM8750.
         flags: for the compiler, for both models.
@@ -83,109 +66,56 @@ def compare_on_npu(
     """
     compiler = Compiler(chip or DEFAULT_CHIP, tuple(flags), sdk, seconds)
     check_emulator(compiler)
-    tell = progress or (lambda *_: None)
-    with ExitStack() as stack:
-        worker = stack.enter_context(Worker())
-        worker.start()
-        files = [stack.enter_context(Opened(model).main().file()) for model in (a, b)]
-        models = [load(file) for file in files]
-        if name_of(a, "a") == name_of(b, "b"):
-            del models[1]  # one file is run once: how far is it from the CPU?
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-")))
-        ours, theirs = ({entry.name: entry for entry in worker.describe(file)} for file in files)
-        names = choose([*dict.fromkeys([*ours, *theirs])], signatures)
-        common = [name for name in names if name in ours and name in theirs]
-        tell("filling caches", 0, len(names))
-        caches = FilledCaches(worker, files[0], ours, seed, folder)
-        caches.fill(common)
-        compared: list[SignatureComparison] = []
-        for place, name in enumerate(names):
-            tell(f"{name}: emulating", place, len(names))
-            if name not in common:
-                only = name_of(a, "a") if name in ours else name_of(b, "b")
-                compared.append(SignatureComparison(name, reason=f"only in {only}"))
-                continue
-            ends = () if layers is None else layer_ends(models[0], name, layers)
-            cuts = [cut_entry_point(model, name, ends) for model in models]
-            plans = _plans(caches, name, theirs[name])
-            compared.append(_compared(cuts, plans, compiler, worker, folder, atol=atol, rtol=rtol))
-        tell("compared", len(names), len(names))
+    begun = ComparisonReport(name_of(a, "a"), name_of(b, "b"), "npu", *checked_numbers(seed, atol, rtol))
+    with both_open(a, b, begun, signatures=signatures, progress=progress) as both:
+        report = both.compared(lambda pair: _emulated(both, pair, compiler, layers))
     cut = "" if layers is None else f", cut behind {many(layers, 'layer')}"
     chosen = f"compiled for {compiler.chip}{cut}{''.join(f', {flag}' for flag in flags)}"
-    return ComparisonReport(
-        name_of(a, "a"),
-        name_of(b, "b"),
-        "npu",
-        seed,
-        atol,
-        rtol,
-        signatures=tuple(compared),
-        remarks=(*(text for one in compared for text in _warnings(one)), chosen, *caches.notes),
-    )
+    warnings = filter(None, map(_warning, report.signatures))
+    return replace(report, remarks=(*warnings, chosen, *report.remarks))
 
 
-def _plans(caches: FilledCaches, name: str, theirs: SignatureInfo) -> list[dict[str, InputPlan]]:
-    """The same real numbers for both models, by input name."""
-    infos = {info.name: info for info in theirs.inputs}
-    plans = caches.plan(name, 0)
-    missing = [plan.info.name for plan in plans if plan.info.name not in infos]
-    if missing:
-        raise UsageError(f"signature '{name}': input '{missing[0]}' is in the first model only")
-    pairs = [pair(plan, infos[plan.info.name]) for plan in plans]
-    return [{both[side].info.name: both[side] for both in pairs} for side in range(2)]
-
-
-def _compared(
-    cuts: Sequence[Model],
-    plans: Sequence[Mapping[str, InputPlan]],
-    compiler: Compiler,
-    worker: Worker,
-    folder: Path,
-    **tolerances: float,
-) -> SignatureComparison:
-    """The models, of one entry point each, in the emulator, and the first one on the CPU; both are the one if alone."""
-    (signature,) = cuts[0].signatures
-    runs: list[tuple[Arrays, float]] = []
-    described = []
-    for side, cut, planned in zip("ab", cuts, plans, strict=False):
-        save(cut, folder / f"{side}.tflite", overwrite=True)
-        (entry,) = worker.describe(folder / f"{side}.tflite")
-        described.append({info.name: info for info in entry.outputs})
+def _emulated(both: Both, pair: Pair, compiler: Compiler, layers: int | None) -> SignatureComparison:
+    """Both models' entry points in the emulator, and the first one on the CPU; a single model is run once."""
+    name = pair.signature.name
+    ends = () if layers is None else layer_ends(both.models[0], name, layers)
+    cuts = [cut_entry_point(model, name, ends) for model in both.models]
+    infos = [signature_info(cut.signatures[0]) for cut in cuts]
+    pair = Pair.of(infos[0], infos[1], both.names, {})
+    if pair.reason:
+        return SignatureComparison(name, reason=pair.reason)
+    plans, runs = both.plans(pair), []
+    for side, cut, (planned,) in zip("ab"[: len({*both.names})], cuts, plans, strict=False):
         try:
             with emulating(cut, compiler) as emulator:
-                runs.append(emulator.run({key: array_of(planned[key]) for key in cut.signatures[0].inputs}))
+                runs.append(emulator.run({one.info.name: array_of(one) for one in planned}))
         except CompilerFailedError as error:
-            return SignatureComparison(signature.key, reason=f"{side}: {error}")
-    numbers = [plans[0][key] for key in signature.inputs]
-    (cpu,) = worker.run_plans(folder / "a.tflite", signature.key, [numbers])
-    (a, seconds_a), (b, seconds_b) = runs[0], runs[-1]
-    infos_a, infos_b = described[0], described[-1]
-    found = []
-    for key in dict.fromkeys([*infos_a, *infos_b]):
-        if key not in infos_a or key not in infos_b:
-            found.append(OutputComparison(key, reason=f"only in {'a' if key in infos_a else 'b'}"))
+            return SignatureComparison(name, reason=f"{side}: {error}")
+    file = both.caches.folder / "a.tflite"
+    save(cuts[0], file, overwrite=True)
+    (cpu,) = both.worker.run_plans(file, name, plans[0])
+    (ours, seconds_a), (theirs, seconds_b) = runs[0], runs[-1]
+    far = {}
+    for one, other in pair.outputs:
+        if one.shape != other.shape:
             continue
-        output = measured(infos_a[key], infos_b[key], a[key], b[key], **tolerances)
-        if not output.reason:
-            sides = ((a[key], infos_a[key]), (b[key], infos_b[key]))
-            first, second = (
-                measure(cpu[key], array, quantized_a=infos_a[key], quantized_b=info).snr_db
-                for array, info in sides
-            )
-            output = replace(output, db=(first, second))
-        found.append(output)
-    return SignatureComparison(signature.key, tuple(found), seconds=(seconds_a, seconds_b))
-
-
-def _warnings(compared: SignatureComparison) -> Iterator[str]:
-    """That the output that is farthest from the CPU's is far."""
-    db, name = min(
-        ((output.db, output.name) for output in compared.outputs if output.db is not None),
-        key=lambda one: min(one[0]),
-        default=((NEAR_DB, NEAR_DB), ""),
-    )
-    if not min(db) >= NEAR_DB:
-        yield (
-            f"warning: signature '{compared.name}', output '{name}': a is {db[0]:.1f} dB and b {db[1]:.1f} dB from the "
-            "CPU's kernels: the NPU's arithmetic is another, and this is not a difference between a and b"
+        sides = ((ours[one.name], one), (theirs[other.name], other))
+        first, second = (
+            measure(cpu[one.name], array, quantized_a=one, quantized_b=info).snr_db for array, info in sides
         )
+        far[one.name] = first, second
+    found = both.measure_all(pair, [(ours, {**theirs})])
+    outputs = tuple(replace(output, db=far.get(output.name)) for output in found.outputs)
+    return SignatureComparison(name, outputs, seconds=(seconds_a, seconds_b))
+
+
+def _warning(compared: SignatureComparison) -> str:
+    """A warning if the output that is farthest from the CPU's is far."""
+    distances = [(output.db, output.name) for output in compared.outputs if output.db is not None]
+    db, name = min(distances, key=lambda one: min(one[0]), default=((_NEAR_DB, _NEAR_DB), ""))
+    if min(db) >= _NEAR_DB:
+        return ""
+    return (
+        f"warning: signature '{compared.name}', output '{name}': a is {db[0]:.1f} dB and b {db[1]:.1f} dB from the "
+        "CPU's kernels: the NPU's arithmetic is different; this is not a difference between a and b"
+    )

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import add
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,7 @@ class Difference(Record):
     `powers` are sums of squares: of `a`, of `b`, of their products, of their difference.
     """
 
-    elements: int
+    elements: int = 0
     finite: int = 0
     differing: int = 0
     outside: int = 0
@@ -132,6 +132,7 @@ def _reals(info: TensorInfo | None) -> _Real:
     return info.reals if info else lambda values: values.astype(np.float64)
 
 
+_Figures = TypeVar("_Figures", bound=Difference)
 _MERGED: dict[str, Callable[[Any, Any], Any]] = {
     **dict.fromkeys(("elements", "finite", "differing", "outside"), add),
     **dict.fromkeys(("largest", "steps", "kl"), max),
@@ -140,7 +141,7 @@ _MERGED: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def merge(one: Difference, other: Difference) -> Difference:
+def merge(one: _Figures, other: _Figures) -> _Figures:
     """Two comparisons of the same output as one: counts and powers add up, of other figures the worse stays."""
     figures: dict[str, Any] = {}
     for name, choose in _MERGED.items():

@@ -1,0 +1,233 @@
+"""Two models open side by side: their signatures in pairs, inputs for both, and figures of their outputs.
+
+What runs the models, the CPU or an emulator, is the caller's. Of the outputs only those of one signature are kept.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edge_opt.base.errors import UsageError, match_names, unknown
+from edge_opt.base.words import Progress, many
+from edge_opt.comparison.caches import FilledCaches
+from edge_opt.comparison.facts import with_entries
+from edge_opt.comparison.findings import (
+    ComparisonReport,
+    OutputComparison,
+    SignatureComparison,
+    measured,
+    quantization_of,
+)
+from edge_opt.ir import Model, load
+from edge_opt.ir.opening import ModelLike, Opened
+from edge_opt.runtime.inputs import InputPlan
+from edge_opt.runtime.inputs import pair as twins
+from edge_opt.runtime.metrics import are_logits
+from edge_opt.runtime.protocol import Array, Arrays
+from edge_opt.runtime.runner import Worker
+from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
+from edge_opt.shapes.dimension import may_be_alike
+
+_SECONDS_PER_REQUEST = 1800.0
+
+Shapes = Mapping[str, Sequence[int]]
+Run = Callable[["Pair"], SignatureComparison]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A signature of both models, or the reason why it cannot be run on both.
+
+    `signature` is that of `a`, its inputs with the shapes that both take; `inputs` are those of `b`. `outputs` are
+    those of both, `alone` those that only one has. `opened` names the inputs of open lengths and the sizes taken.
+    """
+
+    signature: SignatureInfo
+    inputs: Sequence[TensorInfo] = ()
+    outputs: Sequence[tuple[TensorInfo, TensorInfo]] = ()
+    alone: Sequence[OutputComparison] = ()
+    opened: Sequence[str] = ()
+    reason: str = ""
+
+    @classmethod
+    def of(
+        cls, a: SignatureInfo | None, b: SignatureInfo | None, names: Sequence[str], shapes: Shapes
+    ) -> "Pair":
+        """Match the inputs and outputs of a signature; `names` are the models', `shapes` are for open lengths."""
+        either = a or b
+        assert either is not None, "the signature is of one of the models"
+        if a is None or b is None:
+            return cls(either, reason=f"only in {names[a is None]}")
+        inputs, alone = _matched(a, b, "inputs", names)
+        if alone:
+            return cls(a, reason=f"input '{alone[0].name}' is {alone[0].reason}")
+        both, opened = [], []
+        for one, other in inputs:
+            given = shapes.get(f"{a.name}/{one.name}", shapes.get(one.name))
+            declared = tuple(map(max, one.declared, other.declared))
+            fits = may_be_alike(one.declared, other.declared)
+            if not fits or (given is not None and not may_be_alike(declared, given)):
+                wanted = "" if given is None else f", {tuple(given)} is asked for"
+                shown = f"input '{one.name}' has shape {one.declared} in a, {other.declared} in b"
+                return cls(a, reason=f"{shown}{wanted}")
+            taken = declared if given is None else tuple(given)
+            facts: dict[str, Any] = {
+                "shape": tuple(1 if size < 0 else size for size in taken),
+                "declared": taken,
+                "entries": min(filter(None, (one.entries, other.entries)), default=0),
+            }
+            both.append((replace(one, **facts), replace(other, **facts)))
+            if -1 in declared:
+                opened.append(f"{a.name}/{one.name} {list(facts['shape'])}")
+        signature = replace(a, inputs=tuple(one for one, _ in both))
+        return cls(signature, [other for _, other in both], *_matched(a, b, "outputs", names), opened)
+
+
+def _matched(
+    a: SignatureInfo, b: SignatureInfo, what: str, names: Sequence[str]
+) -> tuple[list[tuple[TensorInfo, TensorInfo]], list[OutputComparison]]:
+    """Inputs or outputs in pairs, by place if neither model has signatures, else by name; and those of one only."""
+    by_place = a.positional and b.positional
+    ours, theirs = (
+        {at if by_place else info.name: info for at, info in enumerate(getattr(side, what))}
+        for side in (a, b)
+    )
+    alone = [(info, names[0]) for key, info in ours.items() if key not in theirs]
+    alone += [(info, names[1]) for key, info in theirs.items() if key not in ours]
+    pairs = [(info, theirs[key]) for key, info in ours.items() if key in theirs]
+    return pairs, [OutputComparison(name=info.name, reason=f"only in {name}") for info, name in alone]
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """Two models that are open: their files and graphs, the pairs of their signatures, and caches that are filled.
+
+    `begun` is the report with nothing compared.
+    """
+
+    begun: ComparisonReport
+    worker: Worker
+    files: Sequence[Path]
+    models: Sequence[Model]
+    pairs: Mapping[str, Pair]
+    caches: FilledCaches
+    tell: Progress
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The models' names."""
+        return self.begun.a, self.begun.b
+
+    def compared(self, run: Run) -> ComparisonReport:
+        """The report, with what `run` finds for each pair."""
+        found = []
+        for place, (name, pair) in enumerate(self.pairs.items()):
+            self.tell(f"{name}: running", place, len(self.pairs))
+            found.append(SignatureComparison(name, reason=pair.reason) if pair.reason else run(pair))
+        self.tell("compared", len(self.pairs), len(self.pairs))
+        sizes = ", ".join(text for pair in self.pairs.values() for text in pair.opened)
+        opened = [f"open lengths were run at one size only (--shape gives others): {sizes}"] if sizes else []
+        retyped = [
+            f"{name}/{one.name}, {one.dtype} in a, {other.dtype} in b"
+            for name, pair in self.pairs.items()
+            for one, other in zip(pair.signature.inputs, pair.inputs, strict=not pair.reason)
+            if one.dtype != other.dtype
+        ]
+        if retyped:
+            how = f"of another type in b, given the same real numbers (the first: {retyped[0]})"
+            opened.append(f"{many(len(retyped), 'input')} {how}")
+        return replace(self.begun, signatures=tuple(found), remarks=(*self.caches.notes, *opened))
+
+    def plans(self, pair: Pair, runs: int = 1) -> tuple[list[list[InputPlan]], list[list[InputPlan]]]:
+        """The inputs of each run, for each model: the same real numbers."""
+        ours, theirs = [], []
+        for run in range(runs):
+            planned = {one.info.name: one for one in self.caches.plan(pair.signature.name, run)}
+            matched = zip(pair.signature.inputs, pair.inputs, strict=True)
+            both = [twins(planned[one.name], other) for one, other in matched]
+            ours.append([one for one, _ in both])
+            theirs.append([other for _, other in both])
+        return ours, theirs
+
+    def measure(self, info_a: TensorInfo, info_b: TensorInfo, a: Array, b: Array) -> OutputComparison:
+        """One output of both models in one run."""
+        tolerances = {"atol": self.begun.atol, "rtol": self.begun.rtol}
+        output = measured(info_a, info_b, a, b, **tolerances, logits=are_logits(info_a))
+        requantized = info_a.quantized and info_b.quantized and info_a.quantization != info_b.quantization
+        if output.reason or not requantized:
+            return output
+        return replace(output, reason=f"{quantization_of(info_a)} in a, {quantization_of(info_b)} in b")
+
+    def measure_all(self, pair: Pair, runs: Iterable[tuple[Arrays, Arrays]]) -> SignatureComparison:
+        """Every output over all runs; those of `b` are taken out."""
+        found: dict[str, OutputComparison] = {}
+        for ours, theirs in runs:
+            for a, b in pair.outputs:
+                output = self.measure(a, b, ours[a.name], theirs.pop(b.name))
+                found[a.name] = output.merged(found.get(a.name))
+        return SignatureComparison(pair.signature.name, (*found.values(), *pair.alone))
+
+
+@contextmanager
+def both_open(
+    a: ModelLike,
+    b: ModelLike,
+    begun: ComparisonReport,
+    *,
+    signatures: Sequence[str] | None = None,
+    shapes: Shapes | None = None,
+    progress: Progress | None = None,
+) -> Iterator[Both]:
+    """Open two models, pair their signatures and fill the caches of `a`.
+
+    Raises:
+        UsageError: no model has a chosen signature, or an input of `shapes`.
+        ModelFormatError: a model cannot be read.
+        RuntimeFailed: a model does not run.
+    """
+    tell, shapes = progress or (lambda *_: None), shapes or {}
+    with ExitStack() as stack:
+        worker = stack.enter_context(Worker(time_limit=_SECONDS_PER_REQUEST))
+        worker.start()
+        files = [stack.enter_context(Opened(model).main().file()) for model in (a, b)]
+        models = [load(file) for file in files]
+        ours, theirs = (
+            with_entries(worker.describe(file), model) for file, model in zip(files, models, strict=True)
+        )
+        inputs = [(name, info.name) for name, one in ours.items() for info in one.inputs]
+        known = dict.fromkeys([*(name for _, name in inputs), *map("/".join, inputs)])
+        missing = next((name for name in shapes if name not in known), None)
+        if missing is not None:
+            raise unknown("input", missing, known)
+        names, sides = choose(list(dict.fromkeys([*ours, *theirs])), signatures), (begun.a, begun.b)
+        pairs = {name: Pair.of(ours.get(name), theirs.get(name), sides, shapes) for name in names}
+        tell("filling caches", 0, len(names))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-")))
+        described = ours | {name: pair.signature for name, pair in pairs.items()}
+        caches = FilledCaches(worker, files[0], described, begun.seed, folder)
+        caches.fill(name for name, pair in pairs.items() if not pair.reason)
+        yield Both(begun, worker, files, models, pairs, caches, tell)
+
+
+def choose(available: Sequence[str], wanted: str | Sequence[str] | None) -> list[str]:
+    """The signatures to run, in order.
+
+    Raises:
+        UsageError: a chosen one does not exist.
+    """
+    return list(available) if wanted is None else match_names("signature", wanted, available)
+
+
+def checked_numbers(seed: int, atol: float, rtol: float) -> tuple[int, float, float]:
+    """Seed and tolerances as Python's own numbers: JSON has none of numpy's.
+
+    Raises:
+        UsageError: one is below 0, or not a number.
+    """
+    for name, value in (("seed", seed), ("atol", atol), ("rtol", rtol)):
+        if not value >= 0:
+            raise UsageError(f"{name} is {value}, expected at least 0")
+    return int(seed), float(atol), float(rtol)
