@@ -1,7 +1,7 @@
 """The commands for phones: build, evaluate, profile and tune."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from edge_opt.cli import options, output
 from edge_opt.cli.options import argument, option, read_settings
@@ -33,7 +33,10 @@ def build(
     ] = None,
     target: options.TargetOption = None,
     evaluate: Annotated[
-        bool, option("Compare perplexity on held-out text with that of IN.", None, "--evaluate/--no-evaluate")
+        bool,
+        option(
+            "Compare perplexity on held-out text with the checkpoint's.", None, "--evaluate/--no-evaluate"
+        ),
     ] = True,
     overwrite: options.ForceOption = False,
     as_json: options.JsonOption = False,
@@ -67,9 +70,7 @@ def build(
 
 
 def evaluate(
-    reference: Annotated[
-        Path, argument("The source of the bundles: a checkpoint, or a float .litertlm.", "REFERENCE")
-    ],
+    reference: Annotated[Path, argument("The checkpoint that the bundles were made from.", "REFERENCE")],
     bundles: Annotated[list[Path], argument("NPU bundles that are not compiled yet.", "BUNDLE")],
     *,
     prompts: Annotated[
@@ -92,18 +93,23 @@ def evaluate(
     quiet: options.QuietOption = False,
 ) -> int:
     """Score held-out text with a model and with bundles made from it."""
-    from edge_opt.build.evaluation import evaluate
-    from edge_opt.build.npu_evaluation import TOKENS, evaluate_on_npu
+    from edge_opt.build.evaluation import TOKENS, evaluate
     from edge_opt.cli.show_phones import evaluation_lines
 
     with output.bar(wanted=not quiet) as progress:
-        if on == "npu":
-            compiler: dict[str, Any] = {"sdk": sdk, "chip": chip, "flags": flags or ()}
-            count = TOKENS if tokens is None else tokens
-            scores = evaluate_on_npu(reference, bundles, prompts, tokens=count, **compiler, progress=progress)
-        else:
+        if on == "cpu":
             options.check_meaning(on, tokens=tokens, sdk=sdk, soc=chip, flag=flags)
-            scores = evaluate(reference, bundles, prompts, progress=progress)
+        scores = evaluate(
+            reference,
+            bundles,
+            prompts,
+            on=on,
+            tokens=tokens or TOKENS,
+            sdk=sdk,
+            chip=chip,
+            flags=flags or (),
+            progress=progress,
+        )
     output.answer(
         scores.to_dict(), lambda found: output.say(*evaluation_lines(found)), as_json=as_json, quiet=quiet
     )

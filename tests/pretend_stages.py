@@ -3,8 +3,7 @@
 import hashlib
 import math
 import shutil
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,9 @@ from typing import Any
 from bundles import GENERIC, bundle, model_part
 from text_parser import parse
 
+from edge_opt.base.words import Progress
 from edge_opt.build import BuildResult, Job, StageAnswer, build
+from edge_opt.build.stage import STAGES
 from edge_opt.build.stages import Processes
 from edge_opt.ir import to_bytes
 
@@ -65,38 +66,20 @@ class Stages(Processes):
     installed: dict[str, str] = field(default_factory=lambda: {"edge-opt": "1"})
     ran: list[str] = field(default_factory=list)
     jobs: dict[str, Job] = field(default_factory=dict)
-    parts: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
     checked: bool = False
 
     def versions(self) -> dict[str, str]:
         """Of what there is."""
         return self.installed
 
-    def check_runtimes(self, *, checkpoint: bool, bundles: bool = True) -> dict[str, str]:
+    def check_runtimes(self, *, bundles: bool = True) -> dict[str, str]:
         """Of what runs models."""
-        self.checked = self.checked or checkpoint
+        self.checked = True
         return {"litert-lm-api": "1"}
 
-    def side_by_side(
-        self,
-        jobs: Sequence[Job],
-        log: Path,
-        scratch: Path,
-        progress: Callable[[str, int, int], None],
-        *,
-        at_a_time: int = 1,
-    ) -> list[StageAnswer]:
-        """One after the other."""
-        return [self.carry_out(job, log, scratch, progress) for job in jobs]
-
-    def carry_out(
-        self, job: Job, log: Path, scratch: Path, progress: Callable[[str, int, int], None]
-    ) -> StageAnswer:
+    def carry_out(self, job: Job, log: Path, scratch: Path, progress: Progress) -> StageAnswer:
         """One function."""
         assert scratch.is_dir()
-        if job.stage == "score":
-            self.parts[Path(job.inputs["model"]).parent.name] += job.options["parts"]
-            return StageAnswer(scored(job), 6 << 20)
         assert not any(Path(job.output).iterdir())
         log.write_text(f"noise of {job.stage}\n")
         self.ran.append(job.stage)
@@ -155,22 +138,33 @@ class Stages(Processes):
         compiled = {"prefill_decode": {"compile": True}}
         return {"signatures": [kept], "notes": [], "compile_configs": compiled, "steps": []}
 
+    def evaluate(self, job: Job) -> dict[str, Any]:
+        """The checkpoint finds every token as likely as one of 2, the bundle as one of 4."""
+        close = {name: {"kl": [], "agrees": [], "likelihoods": [math.log(chance)] * 2}
+                 for name, chance in zip(job.inputs, (0.5, 0.25), strict=True)}  # fmt: skip
+        models = [{"source": name, "on_npu": False, "close": one} for name, one in close.items()]
+        return {"models": models, "prompts": len(job.options["parts"]), "skipped": 0}
+
     def compile(self, job: Job) -> dict[str, Any]:
         """One call of the NPU."""
         write(job.model, COMPILED)
         return {}
 
 
-def scored(job: Job) -> dict[str, Any]:
-    """What a model says that finds every token as likely as one of 2, and a bundle of 4; half of its words agree."""
-    is_folder = Path(job.inputs["model"]).is_dir()
-    said = {
-        "before": [1],
-        "scored": [2, 3],
-        "likelihoods": [math.log(0.5 if is_folder else 0.25)] * 2,
-        "generated": [1, 2 if is_folder else 3],
-    }
-    return {"said": [said] * len(job.options["parts"])}
+class InProcess(Processes):
+    """Carries out a stage as it is, without a process of its own; `jobs` are those so far."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+
+    def check_runtimes(self, *, bundles: bool = True) -> dict[str, str]:
+        """All is there."""
+        return {}
+
+    def carry_out(self, job: Job, log: Path, scratch: Path, progress: Progress) -> StageAnswer:
+        """The stage's own function."""
+        self.jobs.append(job)
+        return StageAnswer(STAGES[job.stage](job, progress))
 
 
 class Place:

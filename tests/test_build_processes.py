@@ -79,7 +79,7 @@ def put_in_place(place: Place, monkeypatch: pytest.MonkeyPatch, code: str) -> No
     body = indent(dedent(code).strip(), "    ")
     (place.folder / "sitecustomize.py").write_text(
         f"import os, time\nfrom edge_opt.build import pipeline\ndef stage(job, progress):\n{body}\n"
-        f"pipeline.STAGES['export'] = stage\n"
+        f"pipeline.export = stage\n"
     )
     monkeypatch.syspath_prepend(str(place.folder))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
@@ -116,7 +116,7 @@ def test_a_stages_process_tells_its_steps_its_memory_and_what_it_says(
     assert (3, 7) in steps
     assert done.peak_bytes is not None
     assert done.peak_bytes > 200 << 20
-    assert done.values == {"tmp": str(place.folder / "scratch" / "0" / "tmp")}
+    assert done.values == {"tmp": str(place.folder / "scratch" / "tmp")}
     assert str(place.sdk) in (place.folder / "log").read_text()
 
 
@@ -142,7 +142,7 @@ def fails(place: Place, monkeypatch: pytest.MonkeyPatch, error: Exception) -> No
     def failing(*_: object) -> dict[str, Any]:
         raise error
 
-    monkeypatch.setitem(pipeline.STAGES, "export", failing)
+    monkeypatch.setitem(stage.STAGES, "export", failing)
     files = [place.folder / name for name in ("job.json", "outcome.json")]
     files[0].write_text(json.dumps({"stage": "export", "output": "x"}))
     monkeypatch.setattr(stage, "begin_child", lambda: files)

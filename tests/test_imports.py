@@ -21,9 +21,9 @@ ALLOWED = {room: set(ROOMS[: place + 1]) for place, room in enumerate(ROOMS)}
 # package -> where it may be imported from
 THIRD_PARTY = {
     "ai_edge_litert": ("converter/runtime/",),
-    "litert_torch": ("converter/integrations/", "converter/build/pipeline.py", "converter/build/prompts.py"),
-    "torch": ("converter/build/evaluation.py", "converter/build/logits.py", "converter/build/pipeline.py"),
-    "litert_lm": ("converter/build/evaluation.py",),
+    "litert_torch": ("converter/build/pipeline.py", "converter/build/prompts.py"),
+    "torch": ("converter/build/scoring.py", "converter/build/logits.py", "converter/build/pipeline.py"),
+    "litert_lm": ("converter/build/scoring.py",),
     "typer": ("cli/",),
     "rich": ("cli/",),
     "flatbuffers": ("schema/",),

@@ -9,7 +9,6 @@ import pytest
 from pass_runs import INLINING
 
 from edge_opt.conversion import convert
-from edge_opt.integrations.litert_torch import export_language_model
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
 
@@ -42,15 +41,17 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
             kv_heads=1, head_size=32, hidden=128, ffn=256, vocab=512, prefill=16, cache=64
         )
         checkpoints.save_checkpoint("gemma3", sizes, folder / "hf")
-        results = export_language_model(
-            folder / "hf",
-            folder / "out",
+        from litert_torch.generative.export_hf.export import export
+
+        export(
+            model=str(folder / "hf"),
+            output_dir=str(folder / "out"),
             prefill_lengths=[16],
             cache_length=64,
             quantization_recipe="",
             bundle_litert_lm=True,
         )
-    assert len(results[folder / "out" / "model.opt.litertlm"].converted) == 5
+    assert len(convert(folder / "out" / "model.litertlm").converted) == 5
     return folder / "out"
 
 

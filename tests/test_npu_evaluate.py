@@ -3,7 +3,6 @@
 import math
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,14 +14,13 @@ import pytest
 from bundles import bundle, model_part
 from cli_runs import run
 from pretend_npu import TAKEN, emulator, pretend
-from pretend_stages import checkpoint
+from pretend_stages import InProcess, checkpoint
 from sdk import require_qnn
 from text_parser import parse
 
+from edge_opt import evaluate
 from edge_opt.base.errors import UsageError
-from edge_opt.build import npu_evaluation
-from edge_opt.build.npu_evaluation import evaluate_on_npu, next_logits
-from edge_opt.build.stages import Job, Processes, StageAnswer
+from edge_opt.build import evaluation, scoring
 from edge_opt.ir import to_bytes
 from edge_opt.npu import CompilerFailedError
 from edge_opt.npu.hexagon import Compiler
@@ -110,30 +108,37 @@ def test_closeness_is_by_position() -> None:
 # The command
 
 
-class Toolchain(Processes):
+class Pretended:
     """A checkpoint that predicts what the bundle does on the CPU, a little less surely."""
 
     def __init__(self, bundle: Path, words: int = models.WORDS) -> None:
         self.bundle, self.words = bundle, words
-        self.jobs: list[Job] = []
+        self.read: list[tuple[str, int]] = []
 
-    def check_runtimes(self, **_: bool) -> dict[str, str]:
-        """All is there."""
-        return {}
+    def text(self, text: str, count: int) -> Text:
+        """One of the texts after the other."""
+        self.read.append((text, count))
+        return TEXTS[len(self.read) % 2 - 1]
 
-    def carry_out(self, job: Job, log: Path, scratch: Path, progress: Any) -> StageAnswer:
-        progress(job.stage, 1, 1)
-        self.jobs.append(job)
-        logits = 0.9 * np.concatenate(read_on_cpu(self.bundle, TEXTS[:2]))
-        np.save(Path(job.output) / "logits.npy", logits[:, : self.words])
-        return StageAnswer({"texts": [asdict(text) for text in TEXTS[:2]]})
+    def logits(self, before: tuple[int, ...], tokens: tuple[int, ...]) -> Any:
+        """As torch has them."""
+        (rows,) = read_on_cpu(self.bundle, [Text(before, tokens)])
+        return SimpleNamespace(numpy=lambda: 0.9 * rows[:, : self.words])
 
 
 @pytest.fixture
-def command(gemma: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[object, ...]:
+def pretended(gemma: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
+    """In the place of the checkpoint's model."""
+    model = Pretended(gemma)
+    monkeypatch.setattr(scoring, "Checkpoint", lambda _: model)
+    monkeypatch.setattr(evaluation, "Processes", InProcess)
+    return model
+
+
+@pytest.fixture
+def command(gemma: Path, tmp_path: Path, pretended: Pretended) -> tuple[object, ...]:
     prompts = tmp_path / "held.jsonl"
     prompts.write_text('"one two three four"\n"five six seven"\n')
-    monkeypatch.setattr(npu_evaluation, "Processes", lambda: Toolchain(gemma))
     return ("evaluate", checkpoint(tmp_path / "hf"), gemma, "--prompts", prompts, "--on", "npu")
 
 
@@ -158,19 +163,20 @@ def test_the_command_gives_a_row_for_the_cpu_and_one_for_the_npu(
 
 
 def test_prompts_are_spread_over_those_given_and_another_vocabulary_is_refused(
-    gemma: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gemma: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pretended: Pretended
 ) -> None:
-    monkeypatch.setattr(npu_evaluation, "check_emulator", lambda _: None)
-    monkeypatch.setattr(npu_evaluation, "read_on_npu", lambda name, texts, *_: read_on_cpu(name, texts))
+    monkeypatch.setattr(evaluation, "check_emulator", lambda _: None)
+    monkeypatch.setattr(scoring, "read_on_npu", lambda name, texts, *_: read_on_cpu(name, texts))
     prompts = tmp_path / "held.jsonl"
     prompts.write_text("".join(f'"a prompt {number}"\n' for number in range(12)))
-    tools, reference = Toolchain(gemma), checkpoint(tmp_path / "hf")
-    found = evaluate_on_npu(reference, gemma, prompts, tokens=9, toolchain=tools)
+    reference = checkpoint(tmp_path / "hf")
+    found = evaluate(reference, gemma, prompts, on="npu", tokens=9)
     assert [model.on_npu for model in found.models] == [False, False, True]
     assert [one.ratio_error for one in found.models if one.ratio == 1] == [0]
-    assert tools.jobs[0].options == {"texts": [f"a prompt {at}" for at in (0, 3, 6, 9)], "tokens": 3}
-    with pytest.raises(UsageError, match="a vocabulary of 128 tokens, and the reference one of 100"):
-        evaluate_on_npu(reference, gemma, prompts, toolchain=Toolchain(gemma, 100))
+    assert pretended.read == [(f"a prompt {at}", 3) for at in (0, 3, 6, 9)]
+    pretended.words = 100
+    with pytest.raises(UsageError, match="a vocabulary of 128 tokens, and the checkpoint one of 100"):
+        evaluate(reference, gemma, prompts, on="npu")
 
 
 def test_what_cannot_be_evaluated_is_refused_with_the_remedy(
@@ -196,32 +202,3 @@ def test_the_real_emulator_reads_a_tiny_model_as_the_cpu_does(gemma: Path) -> No
     expected = read_on_cpu(gemma, TEXTS)
     for rows, own, text in zip(expected, found, TEXTS, strict=True):
         assert max(Closeness.of(rows, own, text.scored).kl) < 1e-3
-
-
-def test_the_stage_of_the_checkpoint_gives_tokens_and_logits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch = pytest.importorskip("torch")
-
-    class Words:
-        def __call__(self, text: str) -> dict[str, list[int]]:
-            return {"input_ids": [2, *map(len, text.split())]}
-
-    class Model:
-        def __init__(self, folder: str) -> None:
-            assert folder == "hf"
-
-        def logits(self, before: tuple[int, ...], tokens: tuple[int, ...]) -> Any:
-            return torch.full((len(tokens), 4), float(len(before)))
-
-    modules = {
-        "transformers": SimpleNamespace(AutoTokenizer=SimpleNamespace(from_pretrained=lambda _: Words()))
-    }
-    monkeypatch.setattr(npu_evaluation, "importlib", SimpleNamespace(import_module=modules.__getitem__))
-    monkeypatch.setattr(npu_evaluation, "Checkpoint", Model)
-    options = {"texts": ["a bb ccc dddd e", "word " * 1000], "tokens": 2}
-    told = next_logits(Job("next-logits", str(tmp_path), {"model": "hf"}, options=options), lambda *_: None)
-    first, second = told["texts"]
-    assert first == {"before": (2, 1, 2), "scored": (3, 4)}
-    assert len(second["before"]) == 200
-    assert np.load(tmp_path / "logits.npy")[:, 0].tolist() == [3, 3, 200, 200]

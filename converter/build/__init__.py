@@ -4,7 +4,6 @@ It drives tools that others wrote and rewrites nothing itself; what it knows of 
 """
 
 from edge_opt.build.building import BuildResult, build
-from edge_opt.build.npu_evaluation import evaluate_on_npu
 from edge_opt.build.stages import BuildCheckError, Job, StageAnswer, StageFailedError, StageReport
 
 __all__ = [
@@ -15,5 +14,4 @@ __all__ = [
     "StageFailedError",
     "StageReport",
     "build",
-    "evaluate_on_npu",
 ]

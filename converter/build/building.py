@@ -11,7 +11,7 @@ from edge_opt.base.atomic import AnyPath, replacing, resolve_target
 from edge_opt.base.errors import EdgeOptError, UsageError, unknown
 from edge_opt.base.record import Record
 from edge_opt.base.words import Progress
-from edge_opt.build.evaluation import HeldOut, choose, compare
+from edge_opt.build.evaluation import CPU, Evaluation, HeldOut, choose, in_turn
 from edge_opt.build.logits import KEPT_ROWS
 from edge_opt.build.phone import QUALCOMM, NextSteps, chip_of, find_compiler, next_steps
 from edge_opt.build.prompts import read_prompts
@@ -20,9 +20,7 @@ from edge_opt.build.source import CONFIG, Given, Kind, look_at, read_json
 from edge_opt.build.stages import (
     BuildCheckError,
     Input,
-    Job,
     Processes,
-    StageAnswer,
     StageFailedError,
     StageReport,
     Stages,
@@ -35,14 +33,15 @@ from edge_opt.npu.sdk import libraries_digest
 from edge_opt.schema.data import Source, copy_range
 from edge_opt.schema.litertlm import SUFFIX
 from edge_opt.soundness import sentences
-from edge_opt.targets import Target, load_target, target_names
+from edge_opt.targets import Target, load_target
 from edge_opt.targets.chips import TARGETS
 
 WEIGHTS = ("8", "4-logits")
 """Bits of the weights that a build offers: all at 8, or those of the logits at 4 but for frequent tokens."""
 WORST_RATIO = 1.05
-"""Perplexity over the source's that is warned of above."""
+"""Perplexity over the checkpoint's that is warned of above."""
 _NEXT = "NEXT.md"
+_NO_REFERENCE = "Not evaluated: there is no checkpoint; `edge-opt evaluate` compares a bundle with one"
 
 
 @dataclass(slots=True)
@@ -52,7 +51,7 @@ class BuildResult(Record):
     `converted` is the bundle in front of the compiler, in the work folder; `output` is None where that is the last one.
     `caches` has the window of sliding layers, the length of their rings (None for whole caches), and `notes` on both.
     `next` says how to try it, and what goes to the phone; `next_file` is a page of it. `evaluation` is an `Evaluation`
-    of the source and the converted bundle as plain values, with a `note` on the text; None where none was wanted.
+    of the checkpoint and the converted bundle as plain values, with a `note` on the text; None where none was wanted.
     `warnings` come first: what a user has to know before the bundle goes anywhere. `seconds` is this run's time.
     """
 
@@ -114,7 +113,7 @@ def build(
         target: a target's name or the path of its file, as `edge_opt.npu.tune` writes one; the vendor's where None.
         held_out: JSON lines to evaluate with, see `edge_opt.evaluate`; every fifth prompt where None, which calibration
             then does not see.
-        evaluate: whether to compare perplexity with the source's, in front of the compiler.
+        evaluate: whether to compare perplexity with the checkpoint's, in front of the compiler.
         overwrite: replace existing outputs.
         progress: called with (stage, done, total).
         on_stage: called when a stage is done.
@@ -131,11 +130,11 @@ def build(
     vendor, chip = chip_of(soc)
     folder = Path(output).with_suffix(WORK) if work is None else Path(work)
     _check_output(Path(output), Path(source), folder, overwrite=overwrite)
-    place, facts = _target(vendor, chip, target)
+    facts = _target(vendor, chip, target)
     given = look_at(Path(source))
     _check_weights(weights, given, vendor)
-    _check_together(given, prompts, prefill, cache, None if evaluate else held_out)
     lengths = {"prefill_lengths": None if prefill is None else [*prefill], "cache_length": cache}
+    _check_together(given, prompts, lengths, held_out, evaluate=evaluate)
     options = {
         "vendor": vendor,
         "chip": chip,
@@ -144,9 +143,11 @@ def build(
         "settings": {**(settings or {}), **{name: n for name, n in lengths.items() if n is not None}},
     }
     libraries, tools = find_compiler(vendor, sdk), toolchain or Processes()
-    text = choose(held_out, prompts) if evaluate else None
-    if text is not None and text.parts:
-        tools.check_runtimes(checkpoint=given.kind is Kind.CHECKPOINT)
+    text = None
+    if evaluate:
+        is_known = given.kind is Kind.CHECKPOINT
+        text = choose(held_out, prompts) if is_known else HeldOut(note=_NO_REFERENCE)
+        runtimes = tools.check_runtimes() if text.parts else {}
     result = BuildResult(str(source), given.kind, chip, vendor, str(folder), versions=tools.versions())
     with taken(folder):
         run = Stages(folder, tools, result.versions, libraries, progress or (lambda *_: None), on_stage)
@@ -156,19 +157,17 @@ def build(
             origin = Input(given.path, digest_of(given.files, root))
             bundles = _quantized(run, result, given, origin, options, _rest(folder, text, prompts), weights)
             compiler = [result.settings["compile"], "" if libraries is None else libraries_digest(libraries)]
-            order = {"target": place, "sdk": None if libraries is None else str(libraries)}
-            optimized = run.run("optimize", [*compiler, facts.to_dict()], order, **bundles)
+            order = {"target": facts.to_dict(), "sdk": None if libraries is None else str(libraries)}
+            optimized = run.run("optimize", [*compiler, order["target"]], order, **bundles)
             result.optimized, result.converted = optimized.values, str(optimized.bundle.path)
             _write_next(result, run)
             if text is not None:
-                models = {str(given.kind): origin, "converted": optimized.bundle}
-                result.evaluation = _evaluation(run, text, tools, models)
-                result.warnings += result.evaluation.get("notes", ())
+                result.evaluation = {"models": [], "note": text.note}
+                if text.parts:
+                    _evaluate(run, result, text, runtimes, checkpoint=origin, converted=optimized.bundle)
             configs = {"compile_configs": optimized.values["compile_configs"]}
             compiled = run.run("compile", [*compiler, configs], configs, model=optimized.bundle).bundle.path
             _deliver(compiled, result, run, Path(output), overwrite=overwrite)
-            result.output = str(output)
-            _write_next(result, run)
         except EdgeOptError as error:
             error.result = result
             if isinstance(error, StageFailedError) and result.converted:
@@ -182,23 +181,14 @@ def build(
     return result
 
 
-def _write_next(result: BuildResult, run: Stages) -> None:
-    """What to do next with the output or, where there is none yet, the bundle in front of the compiler."""
-    assert result.converted is not None
-    result.next = next_steps(result.vendor, result.chip, run.libraries, result.converted, result.output)
-    page = run.folder / _NEXT
-    page.write_text(result.next.markdown(Path(result.output or result.converted).name), encoding="utf-8")
-    result.next_file = str(page)
+# Before anything runs
 
 
-def _target(vendor: str, chip: str, target: str | None) -> tuple[str, Target]:
-    """The target, and how its stage is to name it."""
+def _target(vendor: str, chip: str, target: str | None) -> Target:
     facts = load_target(target or TARGETS[vendor])
-    if facts.name not in target_names():
-        return str(Path(str(target)).resolve()), facts
-    if facts.name not in {TARGETS[vendor], "generic"}:
+    if target and not target.endswith(".toml") and facts.name not in {TARGETS[vendor], "generic"}:
         raise UsageError(f"target '{facts.name}' is for other NPUs than that of {chip}: leave target=... out")
-    return str(Path(target).resolve()) if target and target.endswith(".toml") else facts.name, facts
+    return facts
 
 
 def _check_weights(weights: str, given: Given, vendor: str) -> None:
@@ -229,14 +219,20 @@ def _check_output(output: Path, source: Path, work: Path, *, overwrite: bool) ->
 def _check_together(
     given: Given,
     prompts: AnyPath | None,
-    prefill: Sequence[int] | None,
-    cache: int | None,
-    without_use: AnyPath | None,
+    lengths: Mapping[str, object],
+    held_out: AnyPath | None,
+    *,
+    evaluate: bool,
 ) -> None:
-    if without_use is not None:
+    if held_out is not None and not evaluate:
         raise UsageError("held_out=... is text to evaluate on: leave it out, or evaluate=False")
-    if given.kind is not Kind.CHECKPOINT and (prefill is not None or cache is not None):
-        raise UsageError(f"{given.path} has its lengths already: leave prefill=... and cache=... out")
+    if given.kind is not Kind.CHECKPOINT:
+        if held_out is not None:
+            raise UsageError(
+                f"held_out=... is compared with a checkpoint, and {given.path} is a bundle: leave it out"
+            )
+        if any(lengths.values()):
+            raise UsageError(f"{given.path} has its lengths already: leave prefill=... and cache=... out")
     if given.kind is Kind.QUANTIZED:
         if prompts is not None:
             raise UsageError(f"{given.path} is quantized already: leave prompts=... out")
@@ -244,6 +240,9 @@ def _check_together(
         raise UsageError(f"a {given.kind} is calibrated on text: give prompts=FILE.jsonl, one prompt a line")
     else:
         read_prompts(Path(prompts))
+
+
+# What runs
 
 
 def _rest(folder: Path, text: HeldOut | None, prompts: AnyPath | None) -> AnyPath | None:
@@ -280,12 +279,12 @@ def _quantized(
         model = run.run("export", [settings["export"], window], window, model=model).bundle
     bundles = {"model": model}
     if given.kind is not Kind.QUANTIZED:
-        calibrated = run.run("calibrate", settings["calibrate"], None, model=model, **text)
+        calibrated = run.run("calibrate", settings["calibrate"], model=model, **text)
         ranges = Input(calibrated.folder, calibrated.digest)
         quantized = run.run("quantize", settings["quantize"], model=model, ranges=ranges)
         if weights != WEIGHTS[0]:
             made_from = {"model": quantized.bundle, "checkpoint": checkpoint}
-            quantized = run.run("narrow", KEPT_ROWS, None, **made_from, **text)
+            quantized = run.run("narrow", KEPT_ROWS, **made_from, **text)
         bundles = {"exported": model, "model": quantized.bundle}
     path = bundles["model"].path
     # Where calibration did not reach everything; a bundle that ignores its cache is no result.
@@ -295,27 +294,27 @@ def _quantized(
     return bundles
 
 
-def _evaluation(run: Stages, text: HeldOut, tools: Processes, models: dict[str, Input]) -> dict[str, Any]:
-    """An `Evaluation` of the models, the reference first, as plain values, with a note on the text."""
-    if not text.parts:
-        return {"models": [], "note": text.note}
-
-    def carry_out(job: Job, log: Path, scratch: Path, progress: Progress) -> StageAnswer:
-        paths = {name: Path(path) for name, path in job.inputs.items()}
-        evaluation, peak = compare(
-            run.tools, paths, text, log, scratch, lambda what, *step: progress(f"{job.stage} {what}", *step)
+def _evaluate(
+    run: Stages, result: BuildResult, text: HeldOut, runtimes: Mapping[str, str], **models: Input
+) -> None:
+    """Score the checkpoint and the converted bundle."""
+    parts = {"parts": in_turn(text.parts, [models["converted"].path])}
+    found = Evaluation.of(run.run(CPU, [parts, runtimes], parts, **models).values)
+    result.evaluation = {**found.to_dict(), "note": text.note}
+    if not found.within(WORST_RATIO):
+        result.warnings.append(
+            f"Perplexity is {found.models[-1].ratio:.2f} times the checkpoint's, more than {WORST_RATIO}: look at "
+            f"answers before the bundle goes to users; the settings that were changed may be the cause"
         )
-        notes = [
-            f"Perplexity is {model.ratio:.2f} times the {name}'s, more than {WORST_RATIO}: look at answers before "
-            f"the bundle goes to users; the settings that were changed may be the cause"
-            for name, model in [(evaluation.models[0].source, evaluation.models[-1])]
-            if not evaluation.within(WORST_RATIO)
-        ]
-        return StageAnswer({**evaluation.to_dict(), "notes": notes}, peak)
 
-    runtimes = tools.check_runtimes(checkpoint=False)
-    done = run.run("evaluate", [text.parts, runtimes], None, carry_out, **models)
-    return {**done.values, "note": text.note}
+
+def _write_next(result: BuildResult, run: Stages) -> None:
+    """What to do next with the output or, where there is none yet, the bundle in front of the compiler."""
+    assert result.converted is not None
+    result.next = next_steps(result.vendor, result.chip, run.libraries, result.converted, result.output)
+    page = run.folder / _NEXT
+    page.write_text(result.next.markdown(Path(result.output or result.converted).name), encoding="utf-8")
+    result.next_file = str(page)
 
 
 def _deliver(compiled: Path, result: BuildResult, run: Stages, output: Path, *, overwrite: bool) -> None:
@@ -328,3 +327,5 @@ def _deliver(compiled: Path, result: BuildResult, run: Stages, output: Path, *, 
     with replacing(output, overwrite=overwrite) as target:
         copy_range(source, 0, target, 0, source.size)
     source.close()
+    result.output = str(output)
+    _write_next(result, run)

@@ -10,15 +10,15 @@ import json
 import logging
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from edge_opt.base.errors import UsageError, unknown
+from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress
-from edge_opt.build.logits import narrow
 from edge_opt.build.prompts import Plan, Wording, check_lengths, plan, read_prompts, wording_of
 from edge_opt.build.sections import keep_sections
 from edge_opt.build.source import SETTING, SlidingLayers
@@ -29,6 +29,7 @@ from edge_opt.npu.hexagon import first_complaint
 from edge_opt.npu.sdk import CompilerFailedError
 from edge_opt.schema.litertlm import read_bundle, section_of
 from edge_opt.soundness import power_of_two
+from edge_opt.targets import Target
 
 _EXPORT = "litert_torch.generative.export_hf"
 _ROOT = f"{_EXPORT}.experimental.npu_export"
@@ -193,8 +194,15 @@ def quantize(job: Job, _: Progress) -> dict[str, Any]:
 
 def optimize(job: Job, progress: Progress) -> dict[str, Any]:
     """Our own stage."""
-    given = {**job.options, "exported": job.inputs.get("exported")}
-    done = npu_optimize(_config(job), job.inputs["model"], job.model, **given, progress=progress)
+    done = npu_optimize(
+        _config(job),
+        job.inputs["model"],
+        job.model,
+        sdk=job.options["sdk"],
+        target=from_dict(Target, job.options["target"]),
+        exported=job.inputs.get("exported"),
+        progress=progress,
+    )
     return done.to_dict()
 
 
@@ -215,17 +223,6 @@ def compile_bundle(job: Job, _: Progress) -> dict[str, Any]:
             print(*said, sep="\n", flush=True)  # noqa: T201  to the stage's log
             raise CompilerFailedError(first_complaint("\n".join(said), "") or str(error)) from error
     return {}
-
-
-STAGES: dict[str, Callable[[Job, Progress], dict[str, Any]]] = {
-    "configure": configure,
-    "export": export,
-    "calibrate": calibrate,
-    "quantize": quantize,
-    "narrow": narrow,
-    "optimize": optimize,
-    "compile": compile_bundle,
-}
 
 
 def _lib(name: str) -> Any:

@@ -9,18 +9,28 @@ import os
 import resource
 import sys
 import traceback
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from edge_opt.base.errors import EdgeOptError, OutputError
 from edge_opt.base.processes import begin_child
 from edge_opt.base.record import from_dict
-from edge_opt.build.evaluation import score
-from edge_opt.build.npu_evaluation import NEXT_LOGITS, next_logits
-from edge_opt.build.pipeline import STAGES
+from edge_opt.base.words import Progress
+from edge_opt.build import evaluation, logits, pipeline, scoring
 from edge_opt.build.stages import Job
 
+STAGES: dict[str, Callable[[Job, Progress], dict[str, Any]]] = {
+    "configure": pipeline.configure,
+    "export": pipeline.export,
+    "calibrate": pipeline.calibrate,
+    "quantize": pipeline.quantize,
+    "narrow": logits.narrow,
+    "optimize": pipeline.optimize,
+    evaluation.CPU: scoring.score,
+    evaluation.NPU: scoring.emulate,
+    "compile": pipeline.compile_bundle,
+}
 _LONGEST_CAUSE = 300
 
 
@@ -37,10 +47,7 @@ def main() -> int:
 
 def _answer(job: Job) -> dict[str, Any]:
     try:
-        if job.stage == "score":
-            return {"values": score(job.inputs["model"], partial(_progress, job.stage), **job.options)}
-        stages = {**STAGES, NEXT_LOGITS: next_logits}
-        return {"values": stages[job.stage](job, _progress)}
+        return {"values": STAGES[job.stage](job, _progress)}
     except EdgeOptError as error:
         return {"error": str(error), "exit_code": error.exit_code}
     except Exception as error:

@@ -13,8 +13,8 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -26,6 +26,7 @@ from edge_opt.base.errors import EdgeOptError, OutputError, UsageError
 from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress
 from edge_opt.npu.sdk import search_path
+from edge_opt.schema.litertlm import is_bundle, read_bundle
 
 MODEL = "model.litertlm"
 """What a stage that makes a bundle calls it, in its folder."""
@@ -34,15 +35,14 @@ INSTALL = "pip install '.[build]' in a checkout of edge-opt"
 SUPPORTED = "0.10"
 """The version of litert-torch whose experimental package is known here; the extra `build` asks for it."""
 _MARK, _TOLD, _PARTIAL, _SCRATCH = "edge-opt-build", "stage.json", ".partial", "scratch"
-_PACKAGES = "litert-torch ai-edge-quantizer ai-edge-litert litert-lm-builder torch transformers edge-opt"
-_MODULE = "tensorflow"  # litert-torch imports it without requiring it
 _RUNTIME = "litert-lm-api"
-_OURS = ("configure", "calibrate", "narrow", "optimize", "evaluate")
+_PACKAGES = "litert-torch ai-edge-quantizer ai-edge-litert litert-lm-builder torch transformers edge-opt"
+_OURS = ("configure", "calibrate", "narrow", "optimize", "evaluate", "emulate")
 """Stages whose results depend on our own version."""
 _LOOK_SECONDS = 0.3
-# `stage 3/7`, as our own stages and litert-torch's calibration tell; not the bars of loading and saving.
+# `stage 3/7`, as our own stages and litert-torch's calibration print; not the bars of loading and saving.
 _STEP = re.compile(rb"^[^|/\n]* (\d+)/(\d+)\s*$", re.MULTILINE)
-_TAIL, _ALMOST_FULL = 1 << 16, 1 << 20
+_TAIL, _ALMOST_FULL, _CHUNK = 1 << 16, 1 << 20, 1 << 24
 _KINDS: dict[int, type[EdgeOptError]] = {2: UsageError, 5: OutputError}
 
 
@@ -84,9 +84,6 @@ class StageAnswer:
 
     values: dict[str, Any] = field(default_factory=dict)
     peak_bytes: int | None = None
-
-
-CarryOut = Callable[[Job, Path, Path, Progress], StageAnswer]
 
 
 class Input(NamedTuple):
@@ -134,14 +131,14 @@ class StageReport(Record):
 
 
 class Processes:
-    """Carries out litert-torch's stages and ours; tests have one of small functions in its place."""
+    """Carries out stages, each in a process of its own; tests have one of small functions in its place."""
 
     def versions(self) -> dict[str, str]:
         """Of everything that a stage's result depends on; UsageError where one is missing or not known here."""
         needs = "the build needs {}: " + INSTALL
         versions = {package: _version(package, needs.format(package)) for package in _PACKAGES.split()}
-        if find_spec(_MODULE) is None:
-            raise UsageError(needs.format(_MODULE))
+        if find_spec("tensorflow") is None:  # litert-torch imports it without requiring it
+            raise UsageError(needs.format("tensorflow"))
         if not versions["litert-torch"].startswith(f"{SUPPORTED}."):
             raise UsageError(
                 f"litert-torch is {versions['litert-torch']}, and its pipeline for NPUs, which is experimental, is "
@@ -149,20 +146,18 @@ class Processes:
             )
         return versions
 
-    def check_runtimes(self, *, checkpoint: bool, bundles: bool = True) -> dict[str, str]:
-        """The version of what runs bundles; UsageError where that is missing, or what runs a checkpoint."""
+    def check_runtimes(self, *, bundles: bool = True) -> dict[str, str]:
+        """The version of what runs `bundles`; UsageError where that is missing, or what runs a checkpoint."""
+        missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
+        if missing:
+            raise UsageError(
+                f"a checkpoint runs in transformers, and {' and '.join(missing)} is not installed: {INSTALL}"
+            )
         needs = (
             "bundles are evaluated in LiteRT-LM, which is not installed: pip install '.[lm]' in a checkout of edge-opt "
             "(a build goes on without it with evaluate=False)"
         )
-        versions = {_RUNTIME: _version(_RUNTIME, needs)} if bundles else {}
-        missing = [name for name in ("torch", "transformers") if checkpoint and find_spec(name) is None]
-        if missing:
-            raise UsageError(
-                f"a checkpoint runs in transformers, and {' and '.join(missing)} is not installed: {INSTALL}, or give "
-                f"a float bundle as the reference"
-            )
-        return versions
+        return {_RUNTIME: _version(_RUNTIME, needs)} if bundles else {}
 
     def carry_out(self, job: Job, log: Path, scratch: Path, progress: Progress) -> StageAnswer:
         """Run one stage in a process; an interrupt ends it and all that it started.
@@ -172,28 +167,15 @@ class Processes:
         Raises:
             EdgeOptError: it failed; the message is the cause alone.
         """
-        return self.side_by_side([job], log, scratch, progress)[0]
-
-    def side_by_side(
-        self, jobs: Sequence[Job], log: Path, scratch: Path, progress: Progress, *, at_a_time: int = 1
-    ) -> list[StageAnswer]:
-        """The same for several jobs, some at a time; the steps are the sum, and each has a log, see `logs_of`."""
-        logs, places = logs_of(log, len(jobs)), [scratch / str(number) for number in range(len(jobs))]
-        children: list[subprocess.Popen[bytes]] = []
-        with ExitStack() as stack:
-            while len(children) < len(jobs) or any(child.poll() is None for child in children):
-                running = [child for child in children if child.poll() is None]
-                if len(running) < at_a_time and len(children) < len(jobs):
-                    number = len(children)
-                    places[number].mkdir()
-                    children.append(_start(jobs[number], logs[number], places[number]))
-                    stack.callback(processes.end, children[-1])
-                elif running:
-                    with suppress(subprocess.TimeoutExpired):
-                        running[0].wait(_LOOK_SECONDS)
-                    done, total = map(sum, zip(*map(_steps, logs), strict=True))
-                    progress(jobs[0].stage, done, total)
-        return [_answer(child.returncode, place) for child, place in zip(children, places, strict=True)]
+        child = _start(job, log, scratch)
+        try:
+            while child.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(_LOOK_SECONDS)
+                progress(job.stage, *_steps(log))
+        finally:
+            processes.end(child)
+        return _answer(child.returncode, scratch)
 
 
 def _version(package: str, needs: str) -> str:
@@ -257,20 +239,13 @@ class Stages:
     done: list[StageReport] = field(default_factory=list)
 
     def run(
-        self,
-        name: str,
-        depends: object,
-        options: Mapping[str, Any] | None = None,
-        carry_out: CarryOut | None = None,
-        /,
-        **inputs: Input,
+        self, name: str, depends: object, options: Mapping[str, Any] | None = None, /, **inputs: Input
     ) -> StageReport:
-        """The result of a stage: an earlier run's where it was made from the same, else made now.
-
-        `carry_out` stands in for the toolchain's, for a stage of several jobs.
-        """
+        """The result of a stage: an earlier run's where it was made from the same, else made now."""
         versions = {tool: v for tool, v in self.versions.items() if name in _OURS or tool != "edge-opt"}
-        key = key_of([name, {role: given.digest for role, given in inputs.items()}, depends, versions])
+        digests = {role: given.digest for role, given in inputs.items()}
+        values = json.dumps([name, digests, depends, versions], sort_keys=True, default=str)
+        key = hashlib.sha256(values.encode()).hexdigest()
         earlier = self._earlier(name)
         report = earlier if earlier is not None and earlier.key == key and _is_whole(earlier) else None
         if report is None:
@@ -279,7 +254,7 @@ class Stages:
             partial = str((self.folder / f"{name}{_PARTIAL}").resolve())
             job = Job(name, partial, paths, self.config or None, options or {}, libraries)
             try:
-                report = self._made(job, key, carry_out or self.tools.carry_out, earlier)
+                report = self._made(job, key, earlier)
             except (EdgeOptError, OSError) as error:
                 cause = error.strerror or error if isinstance(error, OSError) else error
                 kind = _KINDS.get(OutputError.exit_code if isinstance(error, OSError) else error.exit_code)
@@ -298,7 +273,7 @@ class Stages:
             return from_dict(StageReport, {**values, "folder": folder, "made_now": False})
         return None
 
-    def _made(self, job: Job, key: str, carry_out: CarryOut, earlier: StageReport | None) -> StageReport:
+    def _made(self, job: Job, key: str, earlier: StageReport | None) -> StageReport:
         """Carry out a stage in an empty folder, which gets its name when it is complete."""
         partial, folder, scratch = Path(job.output), self.folder / job.stage, self.folder / _SCRATCH
         for empty in (partial, scratch):
@@ -314,7 +289,7 @@ class Stages:
             self.progress(stage, done, total)
 
         told(job.stage, 0, 1)
-        answer = carry_out(job, log_of(self.folder, job.stage), scratch.resolve(), told)
+        answer = self.tools.carry_out(job, log_of(self.folder, job.stage), scratch.resolve(), told)
         files = _files(partial)
         report = StageReport(
             name=job.stage,
@@ -372,29 +347,30 @@ def log_of(folder: Path, stage: str) -> Path:
     return folder / f"{stage}.log"
 
 
-def logs_of(log: Path, count: int) -> list[Path]:
-    """The logs of several jobs: the one that is named, and others beside it."""
-    return [log, *(log.with_name(f"{log.stem}_{number}{log.suffix}") for number in range(1, count))]
-
-
-def key_of(value: object) -> str:
-    """What a result depends on, as one digest; `value` is of plain values."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
-
-
 def digest_of(files: Iterable[Path], root: Path) -> str:
-    """One digest of the names below `root` and the contents of files."""
+    """One digest of the names below `root` and the contents of files; of bundles, those of their sections.
+
+    A bundle's header has the time and a number at random, so that none is made twice with the same bytes.
+    """
     digest = hashlib.sha256()
     for path in files:
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{path.relative_to(root)}\0{content}\0".encode())
+        digest.update(f"{path.relative_to(root)}\0".encode())
+        if is_bundle(path):
+            bundle = read_bundle(path)
+            for index, section in enumerate(bundle.sections):
+                content = bundle.content(index)
+                digest.update(f"{section.data_type} {section.items} {content.size}\0".encode())
+                for at in range(0, content.size, _CHUNK):
+                    digest.update(content.read(at, min(_CHUNK, content.size - at)))
+        else:
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
 
 def _is_whole(report: StageReport) -> bool:
     """Whether a result is what was written."""
-    with suppress(OSError):
+    with suppress(OSError, EdgeOptError):
         return digest_of(_files(report.folder), report.folder) == report.digest
     return False
 
