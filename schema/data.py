@@ -4,7 +4,6 @@ It must not interpret the bytes, and it never opens a file by a name found insid
 mapped: looking into a mapping whose file somebody else shortens ends the process (SIGBUS), a read comes back short.
 """
 
-import errno
 import os
 import stat
 import weakref
@@ -17,6 +16,11 @@ import numpy.typing as npt
 from edge_opt.base.errors import ModelFormatError
 
 Bytes = npt.NDArray[np.uint8]
+
+_KINDS: Final = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+_KERNEL_STEP: Final = 64 << 20
+# Fits a processor's cache: steps of 1 MiB took two to three times as long.
+_STEP: Final = 512 << 10
 
 
 class Source:
@@ -39,7 +43,7 @@ class Source:
         """The bytes, or where None a part of an open file, whose descriptor is closed with the source."""
         self.content, self.path, self.fd, self.base = content, path, fd, base
         self.size = size if content is None else len(content)
-        self._stat = None if fd is None else _identity(fd)
+        self._stat = None if fd is None else _stat_of(fd)
         self._finalizer: Any = None if fd is None else weakref.finalize(self, os.close, fd)
 
     @classmethod
@@ -52,15 +56,24 @@ class Source:
         try:
             # Without O_NONBLOCK, opening a FIFO would wait for a writer.
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except (OSError, ValueError) as error:
-            raise ModelFormatError(_cannot_open(Path(path), error)) from error
+        except ValueError as error:
+            raise ModelFormatError(f"{str(path)!r} is not a file name: {error}") from error
+        except FileNotFoundError as error:
+            raise ModelFormatError(f"{path} does not exist: check the path") from error
+        except OSError as error:
+            raise ModelFormatError(f"{path} cannot be opened: {error.strerror}") from error
         status = os.fstat(fd)
         source = cls(None, path=Path(path), fd=fd, size=status.st_size)
-        wrong = _not_a_model(Path(path), status)
-        if wrong is not None:
-            source.close()
-            raise ModelFormatError(wrong)
-        return source
+        if status.st_size and stat.S_ISREG(status.st_mode):
+            return source
+        source.close()
+        if stat.S_ISREG(status.st_mode):
+            raise ModelFormatError(f"{path} is empty: export or download it again")
+        remedy = "give a .tflite model"
+        if stat.S_ISDIR(status.st_mode) and (Path(path) / "config.json").exists():
+            remedy = "`edge-opt build` makes a model of a checkpoint"
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "a device")
+        raise ModelFormatError(f"{path} is {kind}, not a file: {remedy}")
 
     def section(self, begin: int, size: int) -> "Source":
         """A part of this file as a source of its own, with a descriptor of its own.
@@ -97,20 +110,18 @@ class Source:
         """
         if self.content is not None:
             return self.content[offset : offset + length]
-        content = self._some(offset, length)
-        while len(content) < length:  # the kernel gives 2 GB at most
-            content += self._some(offset + len(content), length - len(content))
-        return content
-
-    def _some(self, offset: int, length: int) -> bytes:
         if self.fd is None:
             raise ModelFormatError(f"{self.name} was closed: keep it open while its weights are needed")
-        try:
-            content = os.pread(self.fd, length, self.base + offset)
-        except OSError as error:
-            raise ModelFormatError(f"{self.name} cannot be read: {error.strerror}") from error
-        if length and not content:
-            raise self.refusal("it was shortened while it was in use: read it again")
+        content = b""
+        while len(content) < length:  # the kernel gives 2 GB at most
+            at = self.base + offset + len(content)
+            try:
+                some = os.pread(self.fd, length - len(content), at)
+            except OSError as error:
+                raise ModelFormatError(f"{self.name} cannot be read: {error.strerror}") from error
+            if not some:
+                raise self.refusal("it was shortened while it was in use: read it again")
+            content += some
         return content
 
     def view(self, offset: int, length: int) -> Bytes:
@@ -125,7 +136,7 @@ class Source:
         Raises:
             ModelFormatError: somebody wrote to the file meanwhile, so what was read of it is worth nothing.
         """
-        if self.fd is not None and _identity(self.fd) != self._stat:
+        if self.fd is not None and _stat_of(self.fd) != self._stat:
             raise self.refusal("it was changed while it was in use: read it again")
 
     def close(self) -> None:
@@ -145,14 +156,17 @@ class Data:
     __slots__ = ("_memory", "length", "offset", "placement", "source")
 
     def __init__(self, content: bytes | npt.NDArray[Any], *, external: bool | None = None) -> None:
-        self._memory: Bytes = _as_bytes(content)
+        array = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
+        little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        self._memory: Bytes = np.ascontiguousarray(little).reshape(-1).view(np.uint8)
+        self._memory.flags.writeable = False
         self.placement = external
         self.source: Source | None = None
         self.offset = 0
         self.length = self._memory.nbytes
 
     @classmethod
-    def region(cls, source: Source, offset: int, length: int, *, external: bool) -> "Data":
+    def region(cls, source: Source, offset: int, length: int, *, external: bool = True) -> "Data":
         """`length` bytes of `source` from `offset` on; the caller has checked that they lie inside."""
         data = cls(b"", external=external)
         data.source, data.offset, data.length = source, offset, length
@@ -171,15 +185,29 @@ class Data:
         """
         return self._memory if self.source is None else self.source.view(self.offset, self.length)
 
-    def write(self, target: int, at: int) -> None:
-        """Write the bytes to a descriptor; those of a file are copied, and not held in memory."""
-        if self.source is not None:
-            copy_range(self.source, self.offset, target, at, self.length)
-            return
-        content = self._memory.data
-        while content:
-            count = os.pwrite(target, content[:_KERNEL_STEP], at)
-            content, at = content[count:], at + count
+    def write(self, target: int, at: int = 0) -> None:
+        """Write the bytes to `at` of a descriptor; those of a file are copied, in the kernel where it can.
+
+        Raises:
+            ModelFormatError: as `view`.
+            OSError: the target could not be written.
+        """
+        source, done = self.source, 0
+        in_kernel = hasattr(os, "copy_file_range")
+        while done < self.length:
+            begin, left = self.offset + done, self.length - done
+            if in_kernel and source is not None and source.fd is not None:
+                try:
+                    step = min(left, _KERNEL_STEP)
+                    count = os.copy_file_range(source.fd, target, step, source.base + begin, at + done)
+                except OSError:
+                    count = 0
+                in_kernel = count > 0  # not between these file systems, or not at this place: then we copy
+            else:
+                step = min(left, _STEP)
+                some = self._memory[begin : begin + step] if source is None else source.view(begin, step)
+                count = os.pwrite(target, some.data, at + done)
+            done += count
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Data":
         """Itself: the bytes never change."""
@@ -190,62 +218,6 @@ class Data:
         return f"Data({self.length} bytes, {where}{', external' if self.external else ''})"
 
 
-def _as_bytes(content: bytes | npt.NDArray[Any]) -> Bytes:
-    array = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
-    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    flat = np.ascontiguousarray(little).reshape(-1).view(np.uint8)
-    flat.flags.writeable = False
-    return flat
-
-
-def _identity(fd: int) -> tuple[int, ...]:
+def _stat_of(fd: int) -> tuple[int, ...]:
     status = os.fstat(fd)
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-
-
-_KINDS: Final = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
-
-
-def _not_a_model(path: Path, status: os.stat_result) -> str | None:
-    """Why an opened file cannot be a model, and what to do; None where it can."""
-    if stat.S_ISREG(status.st_mode):
-        return None if status.st_size else f"{path} is empty: export or download it again"
-    remedy = "give a .tflite model"
-    if stat.S_ISDIR(status.st_mode) and (path / "config.json").exists():
-        remedy = "`edge-opt build` makes a model of a checkpoint"
-    return f"{path} is {_KINDS.get(stat.S_IFMT(status.st_mode), 'a device')}, not a file: {remedy}"
-
-
-def _cannot_open(path: Path, error: OSError | ValueError) -> str:
-    if isinstance(error, ValueError):
-        return f"{str(path)!r} is not a file name: {error}"
-    if error.errno == errno.ENOENT:
-        return f"{path} does not exist: check the path"
-    return f"{path} cannot be opened: {error.strerror}"
-
-
-_KERNEL_STEP: Final = 64 << 20
-# Fits a processor's cache: steps of 1 MiB took two to three times as long.
-_STEP: Final = 512 << 10
-
-
-def copy_range(source: Source, start: int, target: int, at: int, length: int) -> None:
-    """Copy `length` bytes, from `start` on, to `at` of a descriptor, in the kernel where it can.
-
-    Raises:
-        ModelFormatError: the source ended early: somebody shortened it; or it cannot be read.
-        OSError: the target could not be written.
-    """
-    in_kernel, done = source.fd is not None and hasattr(os, "copy_file_range"), 0
-    while done < length:
-        begin, left = start + done, length - done
-        if in_kernel and source.fd is not None:
-            try:
-                step = min(left, _KERNEL_STEP)
-                count = os.copy_file_range(source.fd, target, step, source.base + begin, at + done)
-            except OSError:
-                count = 0
-            in_kernel = count > 0  # not between these file systems, or not at this place: then we copy
-        else:
-            count = os.pwrite(target, source.view(begin, min(left, _STEP)).data, at + done)
-        done += count

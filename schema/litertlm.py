@@ -11,21 +11,17 @@ runtime/proto/executor_metadata_pb2).
 """
 
 import os
-import struct
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, Final, NamedTuple
-
-import flatbuffers
-from flatbuffers import number_types
+from typing import Any, Final, NamedTuple, Unpack
 
 from edge_opt.base.errors import ModelFormatError
 from edge_opt.schema.data import Data, Source
-from edge_opt.schema.table import Table
-from edge_opt.schema.writer import Piece, Progress, check_suffix, lay_out, write_pieces
+from edge_opt.schema.reader import Reader
+from edge_opt.schema.table import ENUMS, Table, new_table
+from edge_opt.schema.writer import Piece, Writing, check_suffix, lay_out, table_bytes, write_pieces
 
 MAGIC: Final = b"LITERTLM"
 SUFFIX: Final = ".litertlm"
@@ -33,35 +29,27 @@ ALIGNMENT: Final = 16 << 10
 _MAJOR_VERSION: Final = 1
 _HEADER_BEGIN: Final = 32
 _LARGEST_HEADER: Final = 16 << 20
-# Bundles have a dozen sections, of a few entries each; lists may share their bytes.
-_MOST_LISTED: Final = 128
-_LONGEST_TEXT: Final = 4096
+# Bundles have a dozen sections, of a few items each; lists may share their bytes.
+_MOST_ITEMS: Final = 4096
 
-_TFLITE_MODEL: Final = 3
-
-# Slots of the header's tables. Of the values of entries, only texts are read.
-_SECTIONS = 1  # LiteRTLMMetaData
-_ITEMS, _BEGIN, _END, _DATA_TYPE = 0, 1, 2, 3  # SectionObject
-_KEY, _VALUE_TYPE, _VALUE, _STRING_VALUE = 0, 1, 2, 9  # KeyValuePair
+_TYPES: Final = ENUMS["AnySectionDataType"]
 
 Content = Table | bytes
 """What a section is replaced with: a model's root table, or the bytes of any other section."""
 
 
 class Section(NamedTuple):
-    """One part of a bundle: bytes `begin` to `end`; `begin_at` and `end_at` are where the header says so."""
+    """One part of a bundle: bytes `begin` to `end`; of its items, those that are texts."""
 
     begin: int
     end: int
     data_type: int
     items: dict[str, str]
-    begin_at: int
-    end_at: int
 
     @property
     def is_model(self) -> bool:
         """True for a TFLite model."""
-        return self.data_type == _TFLITE_MODEL
+        return self.data_type == _TYPES["TFLiteModel"]
 
     @property
     def model_type(self) -> str:
@@ -70,13 +58,28 @@ class Section(NamedTuple):
 
 
 class Bundle:
-    """An open bundle: its header, and where its sections lie."""
+    """An open bundle: its header's tables, and where its sections lie."""
 
     def __init__(self, source: Source) -> None:
         """Read the header; ModelFormatError where it is damaged, or of a newer version."""
         self.source = source
-        self.header = _header(source)
-        self.sections = _sections(source, self.header, source.size)
+        self._start = source.read(0, min(_HEADER_BEGIN, source.size))
+        if not self._start.startswith(MAGIC) or len(self._start) < _HEADER_BEGIN:
+            raise source.refusal("this is not a LiteRT-LM bundle")
+        major, end = (int.from_bytes(self._start[at:stop], "little") for at, stop in ((8, 12), (24, 32)))
+        if major != _MAJOR_VERSION:
+            newer = f"version {major} was written by a newer program, this one reads version {_MAJOR_VERSION}"
+            raise source.refusal(newer)
+        if not _HEADER_BEGIN + 8 <= end <= min(source.size, _LARGEST_HEADER):
+            raise source.refusal(f"the header ends at byte {end}, of {source.size}")
+        header = Source(source.read(_HEADER_BEGIN, end - _HEADER_BEGIN))
+        try:
+            self._root = Reader(header).root("LiteRTLMMetaData")
+        except ModelFormatError as error:
+            raise source.refusal(f"its header is damaged ({error})") from error
+        metadata = self._root.get("section_metadata")
+        self._tables: list[Table] = [] if metadata is None else metadata.get("objects") or []
+        self.sections = _sections(source, self._tables, end)
 
     def content(self, index: int) -> Source:
         """The bytes of a section, as something that `read_model` reads."""
@@ -84,13 +87,7 @@ class Bundle:
         return self.source.section(section.begin, section.end - section.begin)
 
     def write(
-        self,
-        contents: Mapping[int, Content],
-        path: str | os.PathLike[str],
-        *,
-        overwrite: bool = False,
-        progress: Progress | None = None,
-        check: Callable[[Path], None] | None = None,
+        self, contents: Mapping[int, Content], path: str | os.PathLike[str], **how: Unpack[Writing]
     ) -> None:
         """Write the bundle with some sections (by index) replaced; weights go from file to file.
 
@@ -98,46 +95,37 @@ class Bundle:
             UsageError, OutputError, ModelFormatError: as `write_model`.
         """
         check_suffix(path, SUFFIX)
-        places: dict[tuple[int, int], tuple[int, int]] = {}
-        pieces = [Piece(0, Data(self.header))]
+        places = {section[:2]: section[:2] for section in self.sections}
+        pieces = [Piece(0, Data(self._header(places)))]
         # Sections keep the order in which they lie in the file; those that are the same bytes stay the same.
+        written = set[tuple[int, int]]()
         for index, (begin, stop, *_) in sorted(enumerate(self.sections), key=lambda pair: pair[1].begin):
-            if (begin, stop) not in places:
+            if (begin, stop) not in written:
                 at = -(-pieces[-1].end // ALIGNMENT) * ALIGNMENT
                 content = contents.get(index)
                 if isinstance(content, Table):
                     pieces += [Piece(at + one.at, one.data) for one in lay_out(content)]
                 else:
-                    pieces.append(Piece(at, self._region(begin, stop) if content is None else Data(content)))
+                    kept = Data.region(self.source, begin, stop - begin)
+                    pieces.append(Piece(at, kept if content is None else Data(content)))
+                written.add((begin, stop))
                 places[begin, stop] = at, pieces[-1].end
-        pieces[0] = Piece(0, Data(self._moved([places[section[:2]] for section in self.sections])))
-        trailing = self._region(max(section.end for section in self.sections), self.source.size)
+        pieces[0] = Piece(0, Data(self._header(places)))
+        end = max(section.end for section in self.sections)
+        trailing = Data.region(self.source, end, self.source.size - end)
         if trailing.length >= ALIGNMENT or trailing.view().any():  # zeros up to a boundary are no content
             pieces.append(Piece(max(pieces[-1].end, trailing.offset), trailing))
-        write_pieces(pieces, path, overwrite=overwrite, progress=progress, check=check)
+        write_pieces(pieces, path, **how)
 
-    def _region(self, begin: int, end: int) -> Data:
-        return Data.region(self.source, begin, end - begin, external=True)
-
-    def _moved(self, places: list[tuple[int, int]]) -> bytes:
-        """The header with the new places.
-
-        Positions may be stored in bytes that mean something else too; then writing one of them spoils the header.
-        """
-        header = bytearray(self.header)
-        for section, place in zip(self.sections, places, strict=True):
-            for at, position in zip((section.begin_at, section.end_at), place, strict=True):
-                struct.pack_into("<Q", header, at, position)
-        moved = zip(self.sections, places, strict=True)
-        wanted = [section._replace(begin=begin, end=end) for section, (begin, end) in moved]
-        try:
-            again = _sections(self.source, bytes(header), max(end for _, end in places))
-        except ModelFormatError:
-            again = []
-        if again != wanted:
-            reason = "the header's tables overlap, so that no section can be moved: make the bundle again"
-            raise self.source.refusal(reason)
-        return bytes(header)
+    def _header(self, places: Mapping[tuple[int, int], tuple[int, int]]) -> bytes:
+        """The bytes in front of the first section, by the sections' old and new places; as many wherever they are."""
+        objects, root = [], self._root.copy()
+        for table, section in zip(self._tables, self.sections, strict=True):
+            objects.append(table.copy())
+            objects[-1].fields["begin_offset"], objects[-1].fields["end_offset"] = places[section[:2]]
+        root.set("section_metadata", new_table("SectionMetadata", objects=objects))
+        tables = table_bytes(root)
+        return self._start[:24] + (_HEADER_BEGIN + len(tables)).to_bytes(8, "little") + tables
 
 
 def is_bundle(path: str | os.PathLike[str]) -> bool:
@@ -158,72 +146,21 @@ def read_bundle(path: str | os.PathLike[str]) -> Bundle:
     return Bundle(Source.open(path))
 
 
-def _header(source: Source) -> bytes:
-    """The first bytes of a bundle, up to the end of the flatbuffer that says where the sections lie."""
-    begin = source.read(0, min(_HEADER_BEGIN, source.size))
-    if begin[: len(MAGIC)] != MAGIC or len(begin) < _HEADER_BEGIN:
-        raise source.refusal("this is not a LiteRT-LM bundle")
-    major, end = int.from_bytes(begin[8:12], "little"), int.from_bytes(begin[24:32], "little")
-    if major != _MAJOR_VERSION:
-        newer = f"version {major} was written by a newer program, this one reads version {_MAJOR_VERSION}"
-        raise source.refusal(newer)
-    if not _HEADER_BEGIN + 4 <= end <= min(source.size, _LARGEST_HEADER):
-        raise source.refusal(f"the header ends at byte {end}, of {source.size}")
-    return source.read(0, end)
-
-
-class _HeaderTable(flatbuffers.table.Table):  # type: ignore[misc]
-    """A table of a header. Reading outside the header raises struct.error, and what is read there is checked later."""
-
-    def place(self, slot: int) -> int:
-        """Where the value of a field stands; 0 where it is absent."""
-        offset: int = self.Offset(4 + 2 * slot)
-        return self.Pos + offset if offset else 0
-
-    def number(self, slot: int, flags: Any) -> int:
-        """A scalar; 0 where it is absent."""
-        return int(self.Get(flags, self.place(slot))) if self.place(slot) else 0
-
-    def counted(self, slot: int, most: int) -> tuple[int, int]:
-        """Where the content of a list or text begins, and its count; none where it is absent."""
-        if not self.place(slot):
-            return 0, 0
-        begin = self.Indirect(self.place(slot)) + 4
-        count = self.Get(number_types.UOffsetTFlags, begin - 4)
-        if count > min(most, len(self.Bytes) - begin):
-            raise struct.error(f"{count} entries or bytes, at most {most} are read")
-        return begin, count
-
-    def tables(self, slot: int) -> "list[_HeaderTable]":
-        """A list of tables."""
-        first, count = self.counted(slot, _MOST_LISTED)
-        return [_HeaderTable(self.Bytes, self.Indirect(first + 4 * index)) for index in range(count)]
-
-    def text(self, slot: int) -> str:
-        """A text; empty where it is absent."""
-        begin, size = self.counted(slot, _LONGEST_TEXT)
-        return bytes(self.Bytes[begin : begin + size]).decode("utf-8", "replace")
-
-    def table(self, slot: int) -> "_HeaderTable":
-        """A table, which must be there."""
-        if not self.place(slot):
-            raise struct.error("a table is missing")
-        return _HeaderTable(self.Bytes, self.Indirect(self.place(slot)))
-
-
-def _sections(source: Source, header: bytes, size: int) -> list[Section]:
-    """Where the sections of a file of that size lie, checked to be inside the file and apart."""
-    try:
-        root = _HeaderTable(header, _HeaderTable(header, 0).Indirect(_HEADER_BEGIN))
-        sections = [_section(table) for table in root.table(_SECTIONS).tables(0)]
-    except (struct.error, TypeError) as error:
-        raise source.refusal(f"its header is damaged ({error}): copy it again") from error
-    if not sections:
+def _sections(source: Source, tables: list[Table], first: int) -> list[Section]:
+    """Where the sections lie, checked to be apart, and inside the file from byte `first` on."""
+    if not tables:
         raise source.refusal("the bundle has no sections")
-    for index, (begin, end, *_) in enumerate(sections):
-        if not len(header) <= begin <= end <= size:
+    if sum(len(table.get("items") or ()) for table in tables) > _MOST_ITEMS:
+        raise source.refusal(f"its sections have over {_MOST_ITEMS} items")
+    sections = []
+    for index, table in enumerate(tables):
+        texts = ((item.get("key"), item.get("value")) for item in table.get("items") or ())
+        items = {key or "": value.get("value") or "" for key, value in texts if _is_text(value)}
+        begin, end = table.get("begin_offset"), table.get("end_offset")
+        sections.append(Section(begin, end, table.get("data_type"), items))
+        if not first <= begin <= end <= source.size:
             raise source.refusal(
-                f"section {index} lies at bytes {begin} to {end}, of {size}: the file is damaged, copy it again"
+                f"section {index} lies at bytes {begin} to {end}, of {source.size}: the file is damaged, copy it again"
             )
     for (_, end), (begin, _) in pairwise(sorted({section[:2] for section in sections})):
         if begin < end:
@@ -231,18 +168,11 @@ def _sections(source: Source, header: bytes, size: int) -> list[Section]:
     return sections
 
 
-def _section(table: _HeaderTable) -> Section:
-    begin, end = (table.number(slot, number_types.Uint64Flags) for slot in (_BEGIN, _END))
-    items = {
-        entry.text(_KEY): entry.table(_VALUE).text(0)
-        for entry in table.tables(_ITEMS)
-        if entry.number(_VALUE_TYPE, number_types.Uint8Flags) == _STRING_VALUE
-    }
-    data_type = table.number(_DATA_TYPE, number_types.Uint8Flags)
-    return Section(begin, end, data_type, items, table.place(_BEGIN), table.place(_END))
+def _is_text(value: Table | None) -> bool:
+    return value is not None and value.name == "StringValue"
 
 
-SECTION_TYPE: Final = 9
+SECTION_TYPE: Final = _TYPES["ExecutorMetadataProto"]
 ASSUMED_WINDOW: Final = 512
 """What LiteRT-LM takes for the window of sliding layers where the metadata names none."""
 

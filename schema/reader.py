@@ -29,20 +29,19 @@ from edge_opt.schema.table import (
     TableSpec,
 )
 
-# Gemma3-270M has 15,000 tables, 80,000 objects in all. The bound keeps a file made of nothing but tiny tables
-# within a second and 200 MiB; who trusts a larger model raises it.
+# Gemma3-270M has 15,000 tables, 120,000 objects in all. The bound keeps a file made of nothing but tiny tables within
+# a second and 200 MiB, and graphs that share their parts, which take more room in memory than in the file.
 MAX_OBJECTS: Final = 500_000
 MAX_OBJECTS_VARIABLE: Final = "EDGE_OPT_MAX_OBJECTS"
 
-# Texts take up to four bytes a character. Vectors, vtables and texts are read; weights are not.
+# Bytes that count as one object. Texts take up to four bytes a character, and int32 vectors become Python's numbers.
 _TEXT_PER_OBJECT: Final = 64
+_INDICES_PER_OBJECT: Final = 8
 _BYTES_PER_OBJECT: Final = 256
 _VTABLE_PER_OBJECT: Final = 8
 
 # Writers may fill a file up to a boundary of as many bytes.
 _PADDING: Final = 64
-
-_NEWER = "written by a newer schema: update ai-edge-litert and edge-opt, or export for an older version"
 
 _OPERATORS = frozenset(ENUMS["BuiltinOperator"].values())
 _TENSOR_TYPES = frozenset(ENUMS["TensorType"].values())
@@ -83,90 +82,97 @@ def read_model(model: str | os.PathLike[str] | bytes | Source) -> ModelFile:
 
     Raises:
         ModelFormatError: the file is missing, not a model, malformed, or written by a newer schema; or it has more
-            tables, vectors and strings than `objects_allowed`.
+            tables, vectors and strings than are allowed.
     """
     if isinstance(model, bytes | bytearray | memoryview):
         model = Source(bytes(model))
     source = model if isinstance(model, Source) else Source.open(model)
     try:
-        file = Reader(source).model()
+        start = source.read(0, min(8, source.size))
+        if start[4:8] != IDENTIFIER:
+            raise ModelFormatError(f"{source.name} is not a TFLite model: {_what_else(start)}")
+        reader = Reader(source)
+        root = reader.root("Model")
+        # Bytes behind the last one that a table names; zeros that only fill up to a boundary are none.
+        rest = Data.region(source, reader.named_end, source.size - reader.named_end)
+        root.trailing = rest if rest.length >= _PADDING or rest.view().any() else None
         source.check_unchanged()
     except BaseException:
         source.close()
         raise
-    return file
+    return ModelFile(root, source, min(reader.external_start, reader.named_end))
 
 
-def objects_allowed() -> int:
-    """How many tables, vectors and strings a file may have: as the environment variable says, or `MAX_OBJECTS`.
-
-    Raises:
-        UsageError: the environment variable is not a number.
-    """
+def _objects_allowed() -> int:
     value = os.environ.get(MAX_OBJECTS_VARIABLE, str(MAX_OBJECTS))
     if not (value.isascii() and value.isdigit() and len(value) <= 18):
         raise UsageError(f"{MAX_OBJECTS_VARIABLE} is {value!r:.40}: give a number of objects, or unset it")
     return int(value)
 
 
-def raise_the_bound() -> str:
-    """The remedy for a model with too many objects."""
-    return f"if it is trusted, set the environment variable {MAX_OBJECTS_VARIABLE} to {4 * objects_allowed()}"
-
-
 class Reader:
-    """One reading of one source."""
+    """One reading of one source. `named_end` is where the bytes end that tables name."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
+        self.external_start = source.size
+        self.named_end = 0
+        self._root = ""
         self._end = min(source.size, MAX_FLATBUFFER_SIZE)
-        self._external_start = source.size
-        self._named_end = 0
         self._bytes_left = source.size
-        self._objects_left = self._allowed = objects_allowed()
+        self._objects_left = self._allowed = _objects_allowed()
         self._vtables: dict[tuple[str, int], tuple[int, dict[str, int]]] = {}
-        self._known: dict[tuple[object, int], Any] = {}
+        self._known: dict[tuple[object, int], tuple[Any, int]] = {}
 
-    def model(self) -> ModelFile:
-        """The root table and everything below it."""
-        start = self.source.read(0, min(8, self.source.size))
-        if start[4:8] != IDENTIFIER:
-            raise ModelFormatError(f"{self.source.name} is not a TFLite model: {_what_else(start)}")
-        (offset,) = _u32(start[:4])
-        if offset < 8:
+    def root(self, table: str) -> Table:
+        """The root table, of that name, and everything below it.
+
+        Raises:
+            ModelFormatError: the file is malformed, written by a newer schema, or has too many objects.
+        """
+        self._root = table
+        (offset,) = _u32(self.source.read(0, 4))
+        if offset < 4 + len(IDENTIFIER):
             self._fail(None, f"the root table's offset is {offset}, but it cannot lie in the header", 0)
-        root = self._table(TABLES["Model"], offset)
-        root.trailing = self._trailing()
-        return ModelFile(root, self.source, min(self._external_start, self._named_end))
-
-    def _trailing(self) -> Data | None:
-        """Bytes behind the last one that a table names; zeros that only fill up to a boundary are none."""
-        begin, size = self._named_end, self.source.size - self._named_end
-        data = Data.region(self.source, begin, size, external=True)
-        return None if size < _PADDING and not data.view().any() else data
+        return self._table(TABLES[table], offset, None)
 
     def _fail(self, field: FieldSpec | None, message: str, offset: int) -> NoReturn:
         """Refuse the file, naming the field that points to the trouble."""
-        table, name = (field.table, field.name) if field is not None else ("Model", None)
+        table, name = (field.table, field.name) if field is not None else (self._root, None)
         text = f"{message}: the file is damaged, export or download it again"
         raise ModelFormatError(text, table=table, field=name, offset=offset)
 
     def _spend(self, field: FieldSpec | None, size: int, offset: int, objects: int = 1) -> None:
-        """Count what is read: places may not overlap, and a file may not become more objects than is allowed."""
+        """Count the bytes of a place, which may not overlap with others, and the objects that are made of it."""
         self._bytes_left -= size
-        self._named_end = max(self._named_end, offset + size)
+        self.named_end = max(self.named_end, offset + size)
         if self._bytes_left < 0:
             self._fail(field, "tables, vectors or weights overlap", offset)
+        self._count_objects(objects)
+
+    def _count_objects(self, objects: int) -> None:
         self._objects_left -= objects
         if self._objects_left < 0:
             limit = f"more than {self._allowed} tables, vectors and strings (a long one counts as several)"
-            raise ModelFormatError(f"{self.source.name} has {limit}: {raise_the_bound()}")
+            trusted = f"if it is trusted, set the environment variable {MAX_OBJECTS_VARIABLE}"
+            raise ModelFormatError(f"{self.source.name} has {limit}: {trusted} to {4 * self._allowed}")
 
-    def _table(self, spec: TableSpec, position: int, field: FieldSpec | None = None) -> Table:
-        """The table at `position`, read once."""
-        if (spec.name, position) in self._known:
-            known: Table = self._known[spec.name, position]
-            return known
+    def _once(self, key: tuple[object, int], read: Callable[[], Any]) -> Any:
+        """What lies at a place, read once; each reference to it counts, as it would without sharing."""
+        if key in self._known:
+            value, objects = self._known[key]
+            self._count_objects(objects)
+            return value
+        before = self._objects_left
+        value = read()
+        self._known[key] = value, before - self._objects_left
+        return value
+
+    def _table(self, spec: TableSpec, position: int, field: FieldSpec | None) -> Table:
+        table: Table = self._once((spec.name, position), lambda: self._new_table(spec, position, field))
+        return table
+
+    def _new_table(self, spec: TableSpec, position: int, field: FieldSpec | None) -> Table:
         if position + 4 > self._end:
             self._fail(field, f"{spec.name} lies beyond the end of the file", position)
         vtable = position - _i32(self.source.read(position, 4))[0]
@@ -175,15 +181,16 @@ class Reader:
         size, places = self._vtables[spec.name, vtable]
         if position + size > self._end:
             self._fail(field, f"{spec.name} runs over the end of the file", position)
-        self._spend(field, size, position)
+        self._spend(field, size, position, 2)
         content, by_name = self.source.read(position, size), spec.by_name
         values = {name: unpack_from(by_name[name].code, content, at)[0] for name, at in places.items()}
-        table = self._known[spec.name, position] = Table(spec, values)
-        for name, at in places.items():
-            if by_name[name].kind not in ("scalar", "union"):
-                values[name] = self._reference(by_name[name], position + at, values[name])
         for union in spec.unions:
-            self._union(union, position + places.get(union.name, 0), values)
+            if values.get(f"{union.name}_type") and union.name not in values:
+                self._fail(union, "has a type but no value", position)
+        for name, at in places.items():
+            if by_name[name].kind != "scalar":
+                values[name] = self._reference(by_name[name], position + at, values)
+        table = Table(spec, values)
         self._interpret(table, position)
         return table
 
@@ -209,66 +216,57 @@ class Reader:
                 places[known.name] = at
         return size, places
 
-    def _reference(self, field: FieldSpec, at: int, offset: int) -> Any:
-        """What a field refers to; a vector or text is read once for all fields of the same type."""
-        target = self._target(field, at, offset)
-        if field.kind == "table":
-            return self._table(TABLES[field.element], target, field)
-        key = ("data" if field.table == "Buffer" else field.type, target)
-        if key not in self._known:
-            self._known[key] = _READERS[field.kind](self, field, target)
-        return self._known[key]
-
-    def _target(self, field: FieldSpec, at: int, offset: int) -> int:
-        target = at + offset
+    def _reference(self, field: FieldSpec, at: int, values: dict[str, Any]) -> Any:
+        """What a field at `at` refers to; `values` are its table's, a union's type among them."""
+        target, element = at + values[field.name], field.element
+        if field.kind == "union":
+            code = values.get(f"{field.name}_type", 0)
+            if not code:
+                self._fail(field, f"has a value but no {field.name}_type", at)
+            if code not in UNIONS[element]:
+                _fail_newer(field.table, field.name, f"{element} has no member {code}", at)
+            element = UNIONS[element][code]
         if target < at + 4 or target > self._end - 4:
             self._fail(field, f"points to byte {target}, outside the file of {self.source.size} bytes", at)
-        return target
+        if field.kind in ("table", "union"):
+            return self._table(TABLES[element], target, field)
+        read = {"scalars": self._scalars, "string": self._text, "tables": self._children}[field.kind]
+        key = "data" if field.table == "Buffer" else field.type
+        return self._once((key, target), lambda: read(field, target))
 
-    def _count(self, field: FieldSpec, target: int, width: int) -> int:
+    def _size(self, field: FieldSpec, target: int, width: int) -> int:
+        """The bytes of a vector, whose elements have that width."""
         count: int = _u32(self.source.read(target, 4))[0]
         if count * width > self._end - target - 4:
             self._fail(field, f"claims {count} elements, more than the file holds", target)
-        return count
+        return count * width
 
     def _scalars(self, field: FieldSpec, target: int) -> Data | Bytes:
         dtype = NUMPY_TYPES[field.element]
-        size = self._count(field, target, dtype.itemsize) * dtype.itemsize
+        size = self._size(field, target, dtype.itemsize)
         if field.table == "Buffer":
             self._spend(field, 4 + size, target)
             return Data.region(self.source, target + 4, size, external=False)
-        self._spend(field, 4 + size, target, 1 + size // _BYTES_PER_OBJECT)
+        width = _INDICES_PER_OBJECT if field.element == "int32" else _BYTES_PER_OBJECT
+        self._spend(field, 4 + size, target, 1 + size // width)
         return np.frombuffer(self.source.read(target + 4, size), dtype)
 
     def _text(self, field: FieldSpec, target: int) -> str:
-        count = self._count(field, target, 1)
-        self._spend(field, 4 + count + 1, target, 1 + count // _TEXT_PER_OBJECT)
-        content = self.source.read(target + 4, min(count + 1, self._end - target - 4))
-        if content[count:] != b"\0":
+        size = self._size(field, target, 1)
+        self._spend(field, 4 + size + 1, target, 1 + size // _TEXT_PER_OBJECT)
+        content = self.source.read(target + 4, min(size + 1, self._end - target - 4))
+        if content[size:] != b"\0":
             self._fail(field, "is a string that does not end in a zero byte", target)
         try:
-            return str(content[:count], "utf-8")
+            return str(content[:size], "utf-8")
         except UnicodeDecodeError:
             self._fail(field, "is not valid UTF-8", target + 4)
 
     def _children(self, field: FieldSpec, target: int) -> list[Table]:
-        count, spec = self._count(field, target, 4), TABLES[field.element]
-        self._spend(field, 4 + 4 * count, target, 1 + count)
-        offsets = struct.unpack(f"<{count}I", self.source.read(target + 4, 4 * count))
-        return [self._table(spec, target + 4 + 4 * place + at, field) for place, at in enumerate(offsets)]
-
-    def _union(self, field: FieldSpec, at: int, values: dict[str, Any]) -> None:
-        """Read a union by the type beside it; one needs the other."""
-        code, is_there = values.get(f"{field.name}_type", 0), field.name in values
-        if bool(code) != is_there:
-            there, missing = ("a type", "value") if code else ("a value", f"{field.name}_type")
-            self._fail(field, f"has {there} but no {missing}", at)
-        if not is_there:
-            return
-        member = UNIONS[field.element].get(code)
-        if member is None:
-            _fail_newer(field.table, field.name, f"{field.element} has no member {code}", at)
-        values[field.name] = self._table(TABLES[member], self._target(field, at, values[field.name]), field)
+        size, spec = self._size(field, target, 4), TABLES[field.element]
+        self._spend(field, 4 + size, target, 1)
+        offsets = iter_unpack("<I", self.source.read(target + 4, size))
+        return [self._table(spec, target + 4 + 4 * place + at, field) for place, (at,) in enumerate(offsets)]
 
     def _interpret(self, table: Table, position: int) -> None:
         """Find bytes that are stored after the flatbuffer, and refuse codes that we don't know."""
@@ -299,25 +297,21 @@ class Reader:
         if start + length > self.source.size:
             limit = f"the file has {self.source.size} bytes"
             self._fail(field, f"claims {length} bytes from byte {start} on, but {limit}", position)
-        self._external_start = min(self._external_start, start)
-        if (start, length) not in self._known:
+        self.external_start = min(self.external_start, start)
+
+        def region() -> Data:
             self._spend(field, length, start)
-            self._known[start, length] = Data.region(self.source, start, length, external=True)
-        table.fields[inside] = self._known[start, length]
+            return Data.region(self.source, start, length)
+
+        table.fields[inside] = self._once((start, length), region)
         table.fields.pop(offset)
         table.fields.pop(size, None)
 
 
-_READERS: Final[dict[str, Callable[[Reader, FieldSpec, int], Any]]] = {
-    "scalars": Reader._scalars,  # noqa: SLF001  of this module
-    "string": Reader._text,  # noqa: SLF001
-    "tables": Reader._children,  # noqa: SLF001
-}
-
-
 def _fail_newer(table: str, field: str, message: str, offset: int) -> NoReturn:
     """Refuse what our tables don't know: reading on would lose it."""
-    raise ModelFormatError(f"{message}, so it was {_NEWER}", table=table, field=field, offset=offset)
+    newer = "written by a newer schema: update ai-edge-litert and edge-opt, or export for an older version"
+    raise ModelFormatError(f"{message}, so it was {newer}", table=table, field=field, offset=offset)
 
 
 def _what_else(start: bytes) -> str:

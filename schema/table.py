@@ -1,4 +1,4 @@
-"""TFLite's tables, unions and enums as data, and a table in memory: its spec, and the fields that are present.
+"""Tables, unions and enums of TFLite and of bundles' headers as data, and a table in memory with its fields' values.
 
 The data is `tables.json`, which `testdata/make_tables.py` writes. Nothing here knows how a table is stored.
 """
@@ -50,7 +50,10 @@ UNIONS: Final[dict[str, dict[int, str]]] = {
 
 
 class FieldSpec(NamedTuple):
-    """One field; `kind` is scalar(s), string, table(s) or union, `element` the type without brackets."""
+    """One field; `kind` is scalar(s), string, table(s) or union, `element` the type without brackets.
+
+    `code` is the struct code of the inline value: a scalar's own, a uoffset for everything else; `size` its bytes.
+    """
 
     table: str
     name: str
@@ -59,14 +62,16 @@ class FieldSpec(NamedTuple):
     default: Default
     kind: str
     element: str
-
     code: str
-    """Struct code of the inline value: a scalar's own, a uoffset for everything else."""
+    size: int
 
-    @property
-    def size(self) -> int:
-        """Inline bytes of the field."""
-        return struct.calcsize(self.code)
+
+def _field(table: str, name: str, slot: int, type_name: str, default: Default) -> FieldSpec:
+    element = type_name.strip("[]")
+    kind = "scalar" if element in SCALAR_CODES else "union" if element in UNIONS else "table"
+    kind = ("string" if element == "string" else kind) + ("" if element == type_name else "s")
+    code = f"<{SCALAR_CODES[element] if kind == 'scalar' else 'I'}"
+    return FieldSpec(table, name, slot, type_name, default, kind, element, code, struct.calcsize(code))
 
 
 class TableSpec:
@@ -78,7 +83,7 @@ class TableSpec:
         """`rows`: field, slot, type as in schema.fbs, and default."""
         self.name = name
         self.slots = slots
-        self.fields = tuple(FieldSpec(name, *row, *_kind(row[2])) for row in rows)
+        self.fields = tuple(_field(name, *row) for row in rows)
         self.by_name = {field.name: field for field in self.fields}
         self.by_slot = {field.slot: field for field in self.fields}
         # Written in this order, fields need no padding between them.
@@ -87,21 +92,8 @@ class TableSpec:
         self.defaults = {field.name: field.default for field in self.fields}
 
 
-def _kind(type_name: str) -> tuple[str, str, str]:
-    element = type_name.strip("[]")
-    if element in SCALAR_CODES:
-        kind = "scalar"
-    elif element in UNIONS:
-        kind = "union"
-    else:
-        kind = "string" if element == "string" else "table"
-    code = SCALAR_CODES[element] if type_name in SCALAR_CODES else "I"
-    return (kind if element == type_name else f"{kind}s"), element, f"<{code}"
-
-
 TABLES: Final = {name: TableSpec(name, slots, rows) for name, (slots, rows) in _CONTENT["tables"].items()}
 """Table -> its fields."""
-
 
 # Table -> the field that holds bytes, and the two that say where they lie if they lie after the flatbuffer.
 STORED_AFTER: Final = {

@@ -11,7 +11,7 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypedDict, Unpack
 
 import flatbuffers
 from flatbuffers import number_types
@@ -55,10 +55,10 @@ class _TableBuilder:
         self._builder = flatbuffers.Builder()
         self._written: dict[tuple[str, object], int] = {}
 
-    def finish(self, root: Table) -> bytearray:
+    def finish(self, root: Table, identifier: bytes | None = IDENTIFIER) -> bytearray:
         """The flatbuffer, and `holes` at their places in it."""
         try:
-            self._builder.Finish(self._table(root), file_identifier=IDENTIFIER)
+            self._builder.Finish(self._table(root, root.name), file_identifier=identifier)
         except BuilderSizeError:
             message = "the tables take over 2 GB, which a flatbuffer cannot hold: remove some of them"
             raise ModelFormatError(message) from None
@@ -73,7 +73,9 @@ class _TableBuilder:
             self._written[kind, key] = write()
         return self._written[kind, key]
 
-    def _table(self, table: Table) -> int:
+    def _table(self, table: Any, kind: str | None) -> int:
+        if not isinstance(table, Table) or table.name != kind:
+            raise TypeError(f"expected {kind or 'its type beside it'}")
         return self._once("", id(table), lambda: self._new_table(table))
 
     def _new_table(self, table: Table) -> int:
@@ -109,7 +111,7 @@ class _TableBuilder:
 
     def _placed(self, table: Table) -> tuple[dict[str, Any], Data | None, str]:
         """The fields of a table, bytes that may lie behind the tables, and the field that says where."""
-        inside, offset, size = STORED_AFTER.get(table.spec.name, ("", "", ""))
+        inside, offset, size = STORED_AFTER.get(table.name, ("", "", ""))
         data = table.fields.get(inside)
         if not isinstance(data, Data):
             return table.fields, None, ""
@@ -121,26 +123,20 @@ class _TableBuilder:
 
     def _reference(self, field: FieldSpec, value: Any, member: str | None) -> int:
         """Where a text, vector or table is; `member` is the table that a union holds."""
+        element, builder = field.element, self._builder
         if field.kind == "string":
-            text: int = self._builder.CreateSharedString(value)
+            text: int = builder.CreateSharedString(value)
             return text
         if field.kind in {"table", "union"}:
-            return self._child(member if field.kind == "union" else field.element, value)
+            return self._table(value, member if field.kind == "union" else element)
         if field.kind == "tables":
-            return self._once(field.type, id(value), lambda: self._tables(field.element, value))
-        if field.table == "Buffer" or value.dtype != NUMPY_TYPES[field.element] or value.ndim != 1:
-            raise TypeError(
-                "expected Data" if field.table == "Buffer" else f"expected a vector of {field.element}"
-            )
-        return self._once(field.type, value.tobytes(), lambda: self._builder.CreateNumpyVector(value))
-
-    def _child(self, kind: str | None, value: Any) -> int:
-        if not isinstance(value, Table) or value.spec.name != kind:
-            raise TypeError(f"expected {kind or 'its type beside it'}")
-        return self._table(value)
+            return self._once(field.type, id(value), lambda: self._tables(element, value))
+        if field.table == "Buffer" or value.dtype != NUMPY_TYPES[element] or value.ndim != 1:
+            raise TypeError("expected Data" if field.table == "Buffer" else f"expected a vector of {element}")
+        return self._once(field.type, value.tobytes(), lambda: builder.CreateNumpyVector(value))
 
     def _tables(self, kind: str, tables: Any) -> int:
-        targets = [self._child(kind, table) for table in tables]
+        targets = [self._table(table, kind) for table in tables]
         self._builder.StartVector(4, len(targets), 4)
         for target in reversed(targets):
             self._builder.PrependUOffsetTRelative(target)
@@ -168,36 +164,39 @@ class Piece(NamedTuple):
         return self.at + self.data.length
 
 
-def write_model(
-    root: Table,
-    path: str | os.PathLike[str],
-    *,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    check: Callable[[Path], None] | None = None,
-) -> None:
-    """Write the model below `root` to `path`, all at once; `progress(done, total)` counts bytes.
+class Writing(TypedDict, total=False):
+    """How a file is written: as `write_pieces` has it."""
 
-    `check` may look at the finished file before it gets its name, and refuse it by raising.
+    overwrite: bool
+    progress: Progress | None
+    check: Callable[[Path], None] | None
+
+
+def write_model(root: Table, path: str | os.PathLike[str], **how: Unpack[Writing]) -> None:
+    """Write the model below `root` to `path`, as `write_pieces`.
 
     Raises:
-        UsageError: the output is the input, exists and `overwrite` is false, or is named like another format.
+        UsageError: the output is the input, exists and may not be replaced, or is named like another format.
         OutputError: it could not be written; nothing was left behind.
         ModelFormatError: the tables hold what the format cannot, or the input was changed meanwhile.
     """
     check_suffix(path, ".tflite")
-    write_pieces(lay_out(root), path, overwrite=overwrite, progress=progress, check=check)
+    write_pieces(lay_out(root), path, **how)
 
 
 def write_pieces(
     pieces: Sequence[Piece],
     path: str | os.PathLike[str],
     *,
-    overwrite: bool,
-    progress: Progress | None,
-    check: Callable[[Path], None] | None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    check: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write a file in pieces, as `write_model`; files that pieces come from must not change meanwhile."""
+    """Write a file in pieces, all at once; files that pieces come from must not change meanwhile.
+
+    `progress(done, total)` counts bytes. `check` may look at the finished file before it gets its name, and refuse it
+    by raising.
+    """
     sources = dict.fromkeys(data.source for _, data in pieces if data.source is not None)
     inputs = tuple(source.identity for source in sources)
     done, total = 0, sum(data.length for _, data in pieces)
@@ -229,6 +228,15 @@ def model_bytes(root: Table) -> bytes:
     for at, data in pieces:
         content[at : at + data.length] = data.view().data
     return bytes(content)
+
+
+def table_bytes(root: Table) -> bytes:
+    """A flatbuffer of tables alone, without an identifier.
+
+    Raises:
+        ModelFormatError: a field holds something that the format cannot.
+    """
+    return bytes(_TableBuilder(inside=True, new_after=False).finish(root, None))
 
 
 def lay_out(root: Table) -> list[Piece]:

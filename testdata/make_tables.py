@@ -1,6 +1,6 @@
-"""Writes schema/tables.json: reads names, slots, types, defaults, unions and enums off the generated TFLite bindings.
+"""Writes schema/tables.json: reads names, slots, types, defaults, unions and enums off the generated bindings.
 
-It looks at `ai_edge_litert.schema_py_generated` only and never at a model. Run it after a schema release.
+It looks at the bindings of TFLite and of bundles' headers only, and never at a model. Run it after a schema release.
 """
 
 import inspect
@@ -9,11 +9,16 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from ai_edge_litert import schema_py_generated as bindings
+from ai_edge_litert import schema_py_generated as tflite
+from litert_lm_builder import litertlm_header_schema_py_generated as header
 
 from edge_opt.schema.table import SCALAR_CODES, Default, Row
+
+# flatc spells the one function of VData in another way.
+bindings = SimpleNamespace(**{**vars(header), **vars(tflite), "VDataCreator": header.VdataCreator})
 
 FILE = Path(__file__).resolve().parent.parent / "schema" / "tables.json"
 

@@ -218,15 +218,6 @@ def test_control_dependencies_freeze_the_model_and_are_the_reason(tmp_path: Path
     assert tables(path) == tables(result.output)
 
 
-def test_a_newer_operator_raises_the_models_minimum_runtime() -> None:
-    model = load(QUANTIZED)
-    (entry,) = (entry for entry in model.metadata if entry.name == "min_runtime_version")
-    entry.buffer = Buffer(Data(b"1.5.0".ljust(16, b"\0")))
-    convert(model, verify="none")
-    assert entry.buffer.data is not None
-    assert bytes(entry.buffer.data.view()) == b"2.3.0".ljust(16, b"\0"), "SPLIT of int16 is version 4"
-
-
 # What is asked for
 
 

@@ -19,7 +19,7 @@ from edge_opt.conversion.result import SitesLeftError
 from edge_opt.inspection import inspect
 from edge_opt.ir import load, to_bytes
 from edge_opt.passes import Context, Pass, Site, Status
-from edge_opt.schema import Data, model_bytes, new_table, read_model
+from edge_opt.schema import new_table
 
 BLOCK = """
     subgraph main (%q: TYPE[1,2,4,8] SCALE, %k: TYPE[1,2,6,8] SCALE, %v: TYPE[1,2,6,8] SCALE) {
@@ -223,14 +223,6 @@ def test_an_operator_that_names_no_subgraph_to_run_is_refused(name: str) -> None
     operator.options = None
     with pytest.raises(ModelFormatError, match=f"operator 0 \\({name}\\): has no options"):
         load(to_bytes(model))
-
-
-def test_a_version_of_thousands_of_digits_does_no_harm() -> None:
-    root = read_model(block()).root
-    root.fields["buffers"] = [*root.get("buffers"), new_table("Buffer", data=Data(b"9" * 5000))]
-    entry = new_table("Metadata", name="min_runtime_version", buffer=len(root.get("buffers")) - 1)
-    root.fields["metadata"] = [entry]
-    assert converted(model_bytes(root)).converted
 
 
 # Much work

@@ -1,12 +1,9 @@
 """Versions of the operators that rewrites add, against the rules that TFLite's own tools apply."""
 
 import pytest
-from text_parser import parse
 
-from edge_opt.ir import Buffer, DType, Metadata, Operator, Tensor
-from edge_opt.ir.cleanup import raise_runtime_version
+from edge_opt.ir import DType
 from edge_opt.ir.operators import KINDS
-from edge_opt.schema import Data
 
 F32, F16, I8, I16, I32, I64, U8, BOOL = (
     DType.FLOAT32, DType.FLOAT16, DType.INT8, DType.INT16, DType.INT32, DType.INT64, DType.UINT8, DType.BOOL,
@@ -76,49 +73,3 @@ def test_version_of_a_cast_depends_on_both_types(source: DType, result: DType, v
 )
 def test_options_lie_in_the_table_that_the_runtime_reads(table: str | None, operators: str) -> None:
     assert {KINDS[name].options for name in operators.split()} == {table}
-
-
-# FindMinimumRuntimeVersionForOp: the first runtime of each version.
-RUNTIMES = {
-    "ADD 3": "2.4.0", "BATCH_MATMUL 3": "2.4.0", "CAST 5": "2.12.0", "CONCATENATION 3": "2.3.0", "EQUAL 4": "2.13.0",
-    "MUL 1": "1.5.0", "PACK 3": "2.3.0", "SELECT_V2 1": "2.2.0", "SLICE 4": "2.4.0", "SLICE 5": "2.5.0",
-    "SPLIT 4": "2.3.0", "TRANSPOSE 6": "2.12.0", "SUB 5": "2.4.0", "LESS 1": "1.14.0", "UNPACK 4": "2.3.0",
-    "SPLIT 9": "", "SPLIT 0": "", "CONV_2D 1": "",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("version", RUNTIMES)
-def test_runtime_of_a_version(version: str) -> None:
-    name, _, number = version.partition(" ")
-    assert KINDS[name].runtime(int(number)) == RUNTIMES[version]
-
-
-def recorded(version: bytes, *, added: str = "SPLIT", number: int = 4) -> bytes:
-    """The entry `min_runtime_version` of a model that says `version`, after an operator was added."""
-    model = parse("subgraph main (%x: float32[4]) {\n %y: float32[4] = ABS(%x)\n return %y\n}")
-    model.metadata.append(Metadata("min_runtime_version", Buffer(Data(version))))
-    model.operator_code("SLICE", 6)  # asked for by a rewrite that was dropped
-    model.operator_codes[0].version = 9  # whatever the model says of itself was its writer's business
-    x = model.subgraphs[0].inputs[0]
-    code = model.operator_code(added, number)
-    model.subgraphs[0].append(Operator(code, [x], [Tensor("z", (4,), F32)]))
-    before = model.metadata[0].buffer
-    raise_runtime_version(model)
-    assert bytes(before.data.view()) == version, "a buffer is never edited in place"
-    return bytes(model.metadata[0].buffer.data.view())
-
-
-@pytest.mark.parametrize(
-    ("before", "added", "number", "after"),
-    [
-        (b"1.5.0".ljust(16, b"\0"), "SPLIT", 4, b"2.3.0".ljust(16, b"\0")),
-        (b"1.14.0".ljust(16, b"\0"), "SLICE", 6, b"2.14.0".ljust(16, b"\0")),
-        (b"2.17.0".ljust(16, b"\0"), "SPLIT", 4, b"2.17.0".ljust(16, b"\0")),
-        (b"2.9.0".ljust(16, b"\0"), "SLICE", 6, b"2.14.0".ljust(16, b"\0")),
-        *[(nothing, "SPLIT", 4, nothing) for nothing in (bytes(16), b"", b"not a version\0\0\0")],
-    ],
-)
-def test_a_newer_operator_raises_the_runtime_that_the_model_asks_for(
-    before: bytes, added: str, number: int, after: bytes
-) -> None:
-    assert recorded(before, added=added, number=number) == after

@@ -35,7 +35,6 @@ from edge_opt.schema import (
     TABLES,
     UNIONS,
     Data,
-    ModelFile,
     Table,
     model_bytes,
     new_table,
@@ -85,6 +84,7 @@ def test_no_table_nests_in_itself_so_the_schema_bounds_the_depth() -> None:
         return 1 + max(below)
 
     assert depth("Model", ()) <= 8
+    assert depth("LiteRTLMMetaData", ()) == 5
 
 
 def test_present_with_the_default_is_not_absent() -> None:
@@ -301,13 +301,13 @@ def test_a_file_that_changes_while_it_is_used_is_refused(
     file: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
 ) -> None:
     """With the file mapped into memory, looking behind its end would be the end of the process (SIGBUS)."""
-    read, root = reader.Reader.model, read_model(file).root
+    read, root = reader.Reader.root, read_model(file).root
 
-    def interrupted(self: reader.Reader) -> ModelFile:
+    def interrupted(self: reader.Reader, table: str) -> Table:
         change(file)
-        return read(self)
+        return read(self, table)
 
-    monkeypatch.setattr(reader.Reader, "model", interrupted)
+    monkeypatch.setattr(reader.Reader, "root", interrupted)
     for use in (lambda: read_model(file), lambda: write_model(root, file.with_name("out.tflite"))):
         with pytest.raises(ModelFormatError, match=r"was (shortened|changed) while it was in use"):
             use()

@@ -249,8 +249,10 @@ def external(text: str, folder: Path) -> Path:
     for buffer in model.buffers:
         if buffer.data is not None:
             buffer.data = Data(buffer.data.view().copy(), external=True)
-    for code in model.operator_codes:
-        code.table = new_table("OperatorCode", builtin_code=code.builtin, version=code.version)
+    model.operator_codes = [
+        replace(code, table=new_table("OperatorCode", builtin_code=code.builtin, version=code.version))
+        for code in model.operator_codes
+    ]
     path = folder / "external.tflite"
     save(model, path)
     return path

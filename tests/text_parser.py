@@ -211,7 +211,7 @@ class _Parser:
         tensors.update(made)
         code = OperatorCode(BUILTIN_OPERATORS[name], 1, custom)
         codes = self._model.operator_codes
-        code = next((known for known in codes if known.key() == code.key()), code)
+        code = next((known for known in codes if known == code), code)
         if code not in codes:
             codes.append(code)
         options = KINDS[name].options if name != "CUSTOM" else None

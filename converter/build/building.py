@@ -30,7 +30,7 @@ from edge_opt.build.stages import (
 from edge_opt.conversion.models import find_unsound
 from edge_opt.ir.opening import WORK, Opened
 from edge_opt.npu.sdk import libraries_digest
-from edge_opt.schema.data import Source, copy_range
+from edge_opt.schema.data import Data, Source
 from edge_opt.schema.litertlm import SUFFIX
 from edge_opt.soundness import sentences
 from edge_opt.targets import Target, load_target
@@ -325,7 +325,7 @@ def _deliver(compiled: Path, result: BuildResult, run: Stages, output: Path, *, 
         raise BuildCheckError(f"{compiled} is not a valid result: {'; '.join(wrong)}")
     source = Source.open(compiled)
     with replacing(output, overwrite=overwrite) as target:
-        copy_range(source, 0, target, 0, source.size)
+        Data.region(source, 0, source.size).write(target)
     source.close()
     result.output = str(output)
     _write_next(result, run)

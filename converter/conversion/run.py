@@ -247,7 +247,6 @@ class _Conversion:
                 add_site(site)
         sites = self.result.sites[done:]
         if any(site.status is Status.CONVERTED for site in sites):
-            cleanup.raise_runtime_version(model)
             cleanup.remove_unused(model, usage)
             cleanup.name_apart(model, old)
             part.changed = True
@@ -276,10 +275,11 @@ class _Conversion:
         Raises:
             DifferenceFoundError: an output is not as near as the rewrites' demands allow.
         """
-        before, after = Opened(source), None if written is None else Opened(written)
+        before = {part.index: part for part in Opened(source).parts}
+        after = {} if written is None else {part.index: part for part in Opened(written).parts}
         for part in self.parts:
-            now = part.model if after is None else after.part(part.index).readable
-            self._compare(part, before.part(part.index).readable, now)
+            now = part.model if written is None else after[part.index].readable
+            self._compare(part, before[part.index].readable, now)
         for signature in self.result.whole:
             if not signature.holds:
                 why = _explanation(self.result, signature.name)

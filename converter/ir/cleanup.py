@@ -1,25 +1,22 @@
-"""Edits of a whole model that change no number: what rewrites left unused is removed, metadata is updated.
+"""Edits of a whole model that change no number: what rewrites left unused is removed.
 
 What was unused before a rewrite stays. Readers that know older files only find weights and operators where they look.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from edge_opt.base.errors import UsageError
 from edge_opt.ir.graph import Buffer, OperatorCode, Subgraph, Tensor, used_tensors
 from edge_opt.ir.model import Model, deprecated_code
-from edge_opt.ir.operators import KINDS
 from edge_opt.ir.walk import called_by, renumbered
 from edge_opt.schema.data import Data
 
 CONTROL_EDGES: Final = "model_control_dependencies"
 """The metadata entry that says which operators of each subgraph have to wait for which others."""
-
-_RUNTIME: Final = "min_runtime_version"
 
 Part = Tensor | Buffer | Subgraph
 
@@ -28,7 +25,7 @@ def parts_in_use(model: Model) -> set[Part]:
     """The tensors, buffers and subgraphs that something refers to."""
     parts: set[Part] = {*called(model)}
     for graph in model.subgraphs:
-        parts.update(used_tensors(graph, graph.operators))
+        parts.update(used_tensors(graph))
     for signature in model.signatures:
         parts.update((*signature.inputs.values(), *signature.outputs.values()))
     tensors = (tensor for graph in model.subgraphs for tensor in graph.tensors if tensor in parts)
@@ -56,12 +53,8 @@ def remove_unused(model: Model, before: Collection[Part]) -> None:
             graph.tensors = [tensor for tensor in graph.tensors if tensor in now or tensor not in before]
     held = now.union(tensor.buffer for graph in model.subgraphs for tensor in graph.tensors if tensor.buffer)
     model.buffers[1:] = [buffer for buffer in model.buffers[1:] if buffer in held or buffer not in before]
-    codes = _used_codes(model)
+    codes = {operator.code for graph in model.subgraphs for operator in graph.operators}
     model.operator_codes = [code for code in model.operator_codes if code in codes]
-
-
-def _used_codes(model: Model) -> set[OperatorCode]:
-    return {operator.code for graph in model.subgraphs for operator in graph.operators}
 
 
 def remove_uncalled(model: Model, listed: int) -> None:
@@ -99,26 +92,6 @@ def name_apart(model: Model, old: Sequence[Tensor]) -> None:
         taken.add(tensor.name)
 
 
-def raise_runtime_version(model: Model) -> None:
-    """Raise `min_runtime_version` to what the operators that rewrites added need; an empty one stays empty.
-
-    The bytes get a buffer of their own, as long as the old one (16 bytes in what TFLite's converters write).
-    """
-    added = _used_codes(model).intersection(model.new_codes.values())
-    needed = max((_numbers(KINDS[code.name].runtime(code.version)) for code in added), default=())
-    for entry in model.metadata:
-        if entry.name == _RUNTIME and entry.buffer.data is not None:
-            raw = bytes(entry.buffer.data.view())
-            recorded = _numbers(raw.rstrip(b"\0").decode("ascii", "replace"))
-            if recorded and recorded < needed:
-                text = ".".join(map(str, needed)).encode()
-                entry.buffer = Buffer(Data(text.ljust(len(raw), b"\0")))
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split("."))) if re.fullmatch(r"\d{1,9}(\.\d{1,9})*", version) else ()
-
-
 def external_weights(model: Model) -> list[Buffer]:
     """Weights that are stored after the flatbuffer, where `Buffer.offset` says."""
     return [buffer for buffer in model.buffers if buffer.data is not None and buffer.data.external]
@@ -146,6 +119,5 @@ def take_weights_inside(model: Model) -> bool:
 def fill_old_codes(model: Model) -> bool:
     """Have each operator's kind written in the deprecated field, too; whether any was not."""
     codes = new_codes(model)
-    for code in codes:
-        code.table = None
+    model.operator_codes = [replace(one, table=None) if one in codes else one for one in model.operator_codes]
     return bool(codes)

@@ -141,23 +141,19 @@ def same_type(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and same_quantization(a.quantization, b.quantization)
 
 
-@dataclass(slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, repr=False)
 class OperatorCode:
-    """Which operator, in which version; `custom_code` names a custom one."""
+    """Which operator, in which version; `custom_code` names a custom one. Equal ones are interchangeable."""
 
     builtin: int
     version: int = 1
     custom_code: str | None = None
-    table: Table | None = None
-    name: str = field(init=False)
+    table: Table | None = field(default=None, compare=False)
+    name: str = field(init=False, compare=False)
     """The schema's name, e.g. BATCH_MATMUL; CUSTOM for every custom operator."""
 
     def __post_init__(self) -> None:
-        self.name = _OPERATOR_NAMES.get(self.builtin, f"BUILTIN_{self.builtin}")
-
-    def key(self) -> tuple[int, int, str | None]:
-        """Operator codes with equal keys are interchangeable."""
-        return (self.builtin, self.version, self.custom_code if self.name == "CUSTOM" else None)
+        object.__setattr__(self, "name", _OPERATOR_NAMES.get(self.builtin, f"BUILTIN_{self.builtin}"))
 
     def __repr__(self) -> str:
         custom = f", {self.custom_code!r}" if self.name == "CUSTOM" else ""
@@ -231,7 +227,7 @@ class Operator:
     def __deepcopy__(self, memo: dict[int, Any]) -> Operator:
         """The same step on copies of its tensors, in no subgraph; its table is shared."""
         copy = self.on(lambda tensor: deepcopy(tensor, memo))
-        copy.code, copy.options = deepcopy(self.code, memo), deepcopy(self.options, memo)
+        copy.options = deepcopy(self.options, memo)
         return copy
 
     def on(self, tensor: Callable[[Tensor], Tensor]) -> Operator:
@@ -251,7 +247,7 @@ class Operator:
 
 
 class Subgraph:
-    """A graph, its operators in execution order; edits go through its methods, which keep the use-def chains right."""
+    """A graph, its operators in execution order."""
 
     def __init__(self, name: str = "", table: Table | None = None) -> None:
         self.name = name
@@ -304,7 +300,8 @@ class Subgraph:
         return tensor
 
     def lists(self, tensor: Tensor) -> bool:
-        """True where the tensor is listed; looks the list through only where it was changed by others."""
+        """True where the tensor is listed."""
+        # Others may have changed the list meanwhile.
         if len(self._listed) != len(self.tensors):
             self._listed = set(self.tensors)
         return tensor in self._listed
@@ -364,10 +361,10 @@ class Subgraph:
                     self.set_input(operator, index, new)
 
 
-def used_tensors(graph: Subgraph, operators: Iterable[Operator]) -> Iterator[Tensor]:
-    """What the subgraph's inputs, these operators and its outputs name, as often as they do."""
+def used_tensors(graph: Subgraph) -> Iterator[Tensor]:
+    """What the subgraph's inputs, operators and outputs name, as often as they do."""
     yield from graph.inputs
-    for operator in operators:
+    for operator in graph.operators:
         yield from (tensor for tensor in operator.inputs if tensor is not None)
         yield from (*operator.outputs, *operator.intermediates)
     yield from graph.outputs

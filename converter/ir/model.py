@@ -63,7 +63,6 @@ class Model:
     table: Table | None = None
     file: ModelFile | None = None
     constant_buffers: dict[bytes, Buffer] = field(default_factory=dict)
-    new_codes: dict[Hashable, OperatorCode] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         path = None if self.file is None else self.file.source.path
@@ -109,13 +108,8 @@ class Model:
         write_model(checked_tables(self), path, overwrite=overwrite, progress=progress, check=check)
 
     def operator_code(self, name: str, version: int = 1) -> OperatorCode:
-        """The model's code for a builtin operator in that version.
-
-        A new one is listed when the model is written and an operator has it: a rewrite that is dropped leaves none.
-        """
-        code = OperatorCode(BUILTIN_OPERATORS[name], version)
-        listed = (known for known in self.operator_codes if known.key() == code.key())
-        return next(listed, None) or self.new_codes.setdefault(code.key(), code)
+        """The code of a builtin operator in that version; the file lists it once an operator has it."""
+        return OperatorCode(BUILTIN_OPERATORS[name], version)
 
     def new_operator(
         self, name: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], **options: object
@@ -127,7 +121,7 @@ class Model:
         """
         table = KINDS[name].options
         fields = None if table is None else new_table(table, **options)
-        operator = Operator(OperatorCode(BUILTIN_OPERATORS[name]), inputs, outputs, fields)
+        operator = Operator(self.operator_code(name), inputs, outputs, fields)
         operator.code = self.operator_code(name, operator.least_version)
         return operator
 
@@ -203,10 +197,23 @@ def to_tables(model: Model) -> Table:
         model.table or new_table("Model", version=_SCHEMA_VERSION),
         subgraphs=[_subgraph(graph, codes, buffers, numbers[graph]) for graph in model.subgraphs],
         signature_defs=[_signature(one, model.subgraphs, numbers) for one in model.signatures],
-        metadata=[_metadata(entry, buffers) for entry in model.metadata],
+        metadata=[
+            _filled(entry.table or new_table("Metadata", name=entry.name), buffer=buffers.of(entry.buffer))
+            for entry in model.metadata
+        ],
         metadata_buffer=[buffers.of(buffer) for buffer in model.metadata_buffers],
         # Last: by now they hold what the subgraphs and the metadata use beside what the model lists.
-        operator_codes=[_operator_code(code) for code in codes.items],
+        operator_codes=[
+            code.table
+            or new_table(
+                "OperatorCode",
+                deprecated_builtin_code=deprecated_code(code),
+                version=code.version,
+                builtin_code=code.builtin,
+                custom_code=code.custom_code,
+            )
+            for code in codes.items
+        ],
         buffers=[buffer.table or new_table("Buffer", data=buffer.data) for buffer in buffers.items],
     )
 
@@ -277,20 +284,6 @@ def _signature(
             sides[side] = [new_table("TensorMap", name=name, tensor_index=place) for name, place in places]
     index = subgraphs.index(signature.subgraph)
     return _filled(table, signature_key=signature.key, subgraph_index=index, **sides)
-
-
-def _metadata(entry: Metadata, buffers: _Numbering) -> Table:
-    return _filled(entry.table or new_table("Metadata", name=entry.name), buffer=buffers.of(entry.buffer))
-
-
-def _operator_code(code: OperatorCode) -> Table:
-    return code.table or new_table(
-        "OperatorCode",
-        deprecated_builtin_code=deprecated_code(code),
-        version=code.version,
-        builtin_code=code.builtin,
-        custom_code=code.custom_code,
-    )
 
 
 def deprecated_code(code: OperatorCode) -> int:

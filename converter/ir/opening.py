@@ -6,18 +6,19 @@ together.
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Unpack, runtime_checkable
 
 from edge_opt.base.errors import ModelFormatError, UsageError, unknown
 from edge_opt.ir.model import Model, checked_tables, to_bytes
 from edge_opt.ir.read import from_tables
-from edge_opt.schema.data import Source, copy_range
+from edge_opt.schema.data import Data, Source
 from edge_opt.schema.litertlm import SUFFIX, is_bundle, read_bundle
 from edge_opt.schema.reader import read_model
+from edge_opt.schema.writer import Writing
 
 
 def load(source: str | os.PathLike[str] | bytes | Source, *, model: str | None = None) -> Model:
@@ -129,13 +130,13 @@ class Part:
         if isinstance(source, str | os.PathLike):
             yield Path(source).absolute()
             return
+        if isinstance(source, Model):
+            source = to_bytes(source)
         with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
             path = Path(folder) / name
-            if isinstance(source, Source):
-                with path.open("wb") as file:
-                    copy_range(source, 0, file.fileno(), 0, source.size)
-            else:
-                path.write_bytes(source if isinstance(source, bytes) else to_bytes(source))
+            data = Data(source) if isinstance(source, bytes) else Data.region(source, 0, source.size)
+            with path.open("wb") as file:
+                data.write(file.fileno())
             yield path
 
 
@@ -161,10 +162,6 @@ class Opened:
         """How the name of such a file ends."""
         return ".tflite" if self.bundle is None else SUFFIX
 
-    def part(self, index: int) -> Part:
-        """The model at this place among the sections."""
-        return next(part for part in self.parts if part.index == index)
-
     def find(self, kind: str) -> Part | None:
         """The model of a bundle that is for `kind`; None where there is none."""
         return next((part for part in self.parts if part.kind == kind and self.bundle is not None), None)
@@ -184,24 +181,17 @@ class Opened:
             check_not_compiled(part.model, self.path)
         return part
 
-    def save(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        overwrite: bool = False,
-        progress: Callable[[int, int], None] | None = None,
-        check: Callable[[Path], None] | None = None,
-    ) -> None:
+    def save(self, path: str | os.PathLike[str], **how: Unpack[Writing]) -> None:
         """Write the model, or the bundle with the parts that were changed; what else is in it goes over byte for byte.
 
         Raises:
-            UsageError, OutputError, ModelFormatError: as `Model.save`.
+            UsageError, OutputError, ModelFormatError: as `Model.save`, which has the options.
         """
         if self.bundle is None:
-            self.parts[0].model.save(path, overwrite=overwrite, progress=progress, check=check)
-            return
-        models = {part.index: checked_tables(part.model) for part in self.parts if part.changed}
-        self.bundle.write(models, path, overwrite=overwrite, progress=progress, check=check)
+            self.parts[0].model.save(path, **how)
+        else:
+            models = {part.index: checked_tables(part.model) for part in self.parts if part.changed}
+            self.bundle.write(models, path, **how)
 
 
 CALL = "DISPATCH_OP"

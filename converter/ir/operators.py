@@ -95,10 +95,6 @@ class OperatorKind:
         fitting = (number for number, text in enumerate(self.versions, 1) if needs.intersection(text.split()))
         return max(fitting, default=1)
 
-    def runtime(self, version: int) -> str:
-        """The first runtime that has this version, e.g. "2.3.0"; empty for an operator that no rewrite adds."""
-        return self.versions[version - 1].split()[0] if 0 < version <= len(self.versions) else ""
-
 
 _FACTS: Final = tomllib.loads(files("edge_opt.ir").joinpath("operators.toml").read_text("utf-8"))
 _NOTHING_KNOWN: Final = {

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from edge_opt.base.errors import ModelFormatError
-from edge_opt.ir.checks import check_extent, check_model
+from edge_opt.ir.checks import check_model
 from edge_opt.ir.dtypes import DType, Quantization
 from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Signature, Subgraph, Tensor
 from edge_opt.ir.model import Metadata, Model
+from edge_opt.ir.operators import BUILTIN_OPERATORS
 from edge_opt.schema.reader import ModelFile
 from edge_opt.schema.table import Table
 
@@ -18,23 +19,16 @@ def from_tables(file: ModelFile) -> Model:
     Raises:
         ModelFormatError: for indices out of range, two producers of a tensor, use before definition, constants
             whose bytes do not fit their shape, names used twice, options of another operator, subgraphs that call
-            themselves, graphs far larger than their file.
+            themselves.
     """
     root = file.root
-    check_extent(root)
     model = Model(table=root, file=file)
     model.operator_codes = [_operator_code(table) for table in root.get("operator_codes") or []]
     model.buffers = [Buffer(table.fields.get("data"), table) for table in root.get("buffers") or []]
-    bodies: list[list[Operator]] = []
     for index, table in enumerate(root.get("subgraphs") or []):
-        graph, operators = _read_subgraph(model, table, index)
-        model.subgraphs.append(graph)
-        bodies.append(operators)
+        model.subgraphs.append(_read_subgraph(model, table, index))
     model.signatures.extend(_read_signature(model, table) for table in root.get("signature_defs") or [])
-    check_model(model.subgraphs, model.signatures, bodies)
-    for graph, operators in zip(model.subgraphs, bodies, strict=True):
-        for operator in operators:
-            graph.append(operator)
+    check_model(model.subgraphs, model.signatures)
     for table in root.get("metadata") or []:
         name = table.get("name") or ""
         buffer = _at(model.buffers, table.get("buffer"), f"metadata '{name}'", "buffer")
@@ -46,7 +40,9 @@ def from_tables(file: ModelFile) -> Model:
 def _operator_code(table: Table) -> OperatorCode:
     deprecated, builtin = table.get("deprecated_builtin_code"), table.get("builtin_code")
     # Writers before TFLite schema 3a fill only the deprecated field; the runtime takes the larger of the two.
-    return OperatorCode(max(deprecated, builtin), table.get("version"), table.get("custom_code"), table)
+    code = max(deprecated, builtin)
+    custom = table.get("custom_code") if code == BUILTIN_OPERATORS["CUSTOM"] else None
+    return OperatorCode(code, table.get("version"), custom, table)
 
 
 def _at(items: Sequence[Any], index: int, where: str, what: str) -> Any:
@@ -64,8 +60,7 @@ def _integers(table: Table, field: str) -> tuple[int, ...]:
     return () if values is None else tuple(values.tolist())
 
 
-def _read_subgraph(model: Model, table: Table, index: int) -> tuple[Subgraph, list[Operator]]:
-    """A subgraph, and its operators, which are not in it yet."""
+def _read_subgraph(model: Model, table: Table, index: int) -> Subgraph:
     graph = Subgraph(table.get("name") or "", table)
     place = f"subgraph '{graph.name or f'#{index}'}'"
     graph.tensors = [
@@ -74,10 +69,9 @@ def _read_subgraph(model: Model, table: Table, index: int) -> tuple[Subgraph, li
     ]
     graph.inputs = _listed(graph.tensors, table, "inputs", f"{place} inputs", "tensor")
     graph.outputs = _listed(graph.tensors, table, "outputs", f"{place} outputs", "tensor")
-    return graph, [
-        _read_operator(model, graph.tensors, operator, f"{place}, operator {position}")
-        for position, operator in enumerate(table.get("operators") or [])
-    ]
+    for position, operator in enumerate(table.get("operators") or []):
+        graph.append(_read_operator(model, graph.tensors, operator, f"{place}, operator {position}"))
+    return graph
 
 
 def _read_tensor(model: Model, table: Table, where: str) -> Tensor:
@@ -102,6 +96,9 @@ def _read_operator(model: Model, tensors: list[Tensor], table: Table, place: str
     inputs = _integers(table, "inputs")
     read = [None if index == -1 else _at(tensors, index, place, "input tensor") for index in inputs]
     outputs = _listed(tensors, table, "outputs", place, "output tensor")
+    for position, tensor in enumerate(outputs):
+        if tensor.producer is not None or tensor in outputs[:position]:
+            raise ModelFormatError(f"{place}: defines '{tensor.name}', which is already defined")
     intermediates = _listed(tensors, table, "intermediates", place, "intermediate tensor")
     first, second = table.get("builtin_options"), table.get("builtin_options_2")
     if first is not None and second is not None:

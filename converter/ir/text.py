@@ -61,7 +61,7 @@ def _names(subgraph: Subgraph) -> dict[Tensor, str]:
     named = (tensor for side in sides for tensor in side.values())
     names: dict[Tensor, str] = {}
     taken: set[str] = set()
-    for tensor in dict.fromkeys([*used_tensors(subgraph, subgraph.operators), *named]):
+    for tensor in dict.fromkeys([*used_tensors(subgraph), *named]):
         name, count = tensor.name, 1
         while name in taken:
             count += 1

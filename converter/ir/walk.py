@@ -159,33 +159,6 @@ def called_by(operators: Iterable[Operator], subgraphs: Sequence[Subgraph]) -> l
     return [subgraphs[index] for index in reached]
 
 
-def ordered(operators: Iterable[Operator], subgraphs: Sequence[Subgraph] = ()) -> list[Operator]:
-    """The operators as given, but that each waits for what it reads, and one with an effect for effects before it.
-
-    `subgraphs` are the model's: without them, any call of a subgraph counts as an effect.
-
-    Raises:
-        RefusedError: some wait for each other.
-    """
-    waiting, order = list(operators), dict[Operator, None]()
-    effects = [operator for operator in waiting if not is_pure(operator, subgraphs)]
-    effect_before = dict(zip(effects[1:], effects, strict=False))
-    undefined = {tensor for operator in waiting for tensor in operator.outputs}
-    while waiting:
-        late: list[Operator] = []
-        for operator in waiting:
-            before = effect_before.get(operator)
-            if undefined.isdisjoint(operator.inputs) and (before is None or before in order):
-                order[operator] = None
-                undefined.difference_update(operator.outputs)
-            else:
-                late.append(operator)
-        if len(late) == len(waiting):
-            raise RefusedError("it needs the result of an operator that needs its own", late[0])
-        waiting = late
-    return list(order)
-
-
 def replaced(
     graph: Subgraph,
     old: Collection[Operator],
@@ -194,8 +167,8 @@ def replaced(
 ) -> list[Operator]:
     """The order in which a graph runs once `new` operators stand for `old` ones; for `Subgraph.arrange`.
 
-    Operators in both lists stay in their places, the others stand where the last of the old ones does. Operators in
-    front of it that read what is now defined there go behind. `subgraphs` are those of the model.
+    Operators in both lists stay in their places, the others stand where the last of the old ones does, or before the
+    first operator that reads their results. `subgraphs` are those of the model.
 
     Raises:
         RefusedError: there is no such order, or effects would change theirs.
@@ -207,20 +180,28 @@ def replaced(
     places = [place for place, operator in enumerate(operators) if operator in inside]
     first, last = places[0], places[-1] + 1
     span = [op for op in operators[first:last] if op not in inside or op in staying]
+    order = topological([*span, *added])
     moving = next((op for op in (*removed, *added) if not is_pure(op, subgraphs)), None)
-    if moving is not None and not all(is_pure(operator, subgraphs) for operator in span):
-        raise RefusedError("it has an effect, and would run after another that it stood before", moving)
-    return [*operators[:first], *ordered((*span, *added), subgraphs), *operators[last:]]
+    effects = [operator for operator in span if not is_pure(operator, subgraphs)]
+    if effects and (moving or [operator for operator in order if operator in effects] != effects):
+        text = "it has an effect, and would run after another that it stood before"
+        raise RefusedError(text, moving or effects[0])
+    return [*operators[:first], *order, *operators[last:]]
 
 
 def topological(operators: Iterable[Operator]) -> list[Operator]:
-    """The given operators ordered so that each comes after those whose outputs it reads (stable, depth first)."""
+    """The given operators ordered so that each comes after those whose outputs it reads (stable, depth first).
+
+    Raises:
+        RefusedError: some wait for each other.
+    """
     pending = list(operators)
     makers = {tensor: operator for operator in pending for tensor in operator.outputs}
     order: dict[Operator, None] = {}
     stack, most = pending[::-1], sum(1 + len(operator.inputs) for operator in pending)
     while stack:
-        assert len(stack) <= most, "the operators are cyclic"
+        if len(stack) > most:
+            raise RefusedError("it needs the result of an operator that needs its own", stack[-1])
         sources = (makers[tensor] for tensor in stack[-1].inputs if tensor is not None and tensor in makers)
         missing = [source for source in sources if source not in order]
         if missing and stack[-1] not in order:
@@ -252,22 +233,19 @@ def cut_out(
         graph.inputs = [copied(tensor) for tensor in inputs]
         for operator in operators:
             new = graph.append(operator.on(copied))
-            new.table, new.options = _custom(operator), renumbered(operator.options, places)
+            # Of its table, what only its own kernel understands; the rest is indices, which change.
+            table, names = operator.table, ("custom_options", "custom_options_format")
+            kept = (
+                {} if table is None else {name: table.fields[name] for name in names if name in table.fields}
+            )
+            new.table = Table(table.spec, kept) if table is not None and kept else None
+            new.options = renumbered(operator.options, places)
         graph.outputs = [copied(tensor) for tensor in outputs]
 
     add("region", operators, inputs, outputs)
     for place, graph in enumerate(called, 1):
         add(f"called_{place}", graph.operators, graph.inputs, graph.outputs)
     return region
-
-
-def _custom(operator: Operator) -> Table | None:
-    """What only an operator's own kernel understands of its table; the rest is indices, which change."""
-    table = operator.table
-    if table is None or "custom_options" not in table.fields:
-        return None
-    names = ("custom_options", "custom_options_format")
-    return Table(table.spec, {name: table.fields[name] for name in names if name in table.fields})
 
 
 def _copied(tensor: Tensor, name: str) -> Tensor:

@@ -82,7 +82,7 @@ def _typed(operator: Operator) -> Hashable:
         tensor and (tensor.dtype, recorded_shape(tensor), id(tensor.buffer))
         for tensor in (*operator.inputs, *operator.outputs)
     ]
-    return operator.code.key(), None if operator.options is None else operator.options.key(), *tensors
+    return operator.code, None if operator.options is None else operator.options.key(), *tensors
 
 
 def check_versions(rewrite: Rewrite) -> None:

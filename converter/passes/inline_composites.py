@@ -5,12 +5,12 @@ from functools import partial
 
 from edge_opt.attention.rules import multiplies_activations
 from edge_opt.ir import Model, Operator, Subgraph
-from edge_opt.ir.checks import MAX_EXTENT
 from edge_opt.ir.composites import COMPOSITE, body_of, checked_body
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import repeated
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.passes.rewrite import Demand, Rewrite
+from edge_opt.schema.reader import MAX_OBJECTS
 
 
 class InlineComposites(Pass):
@@ -37,7 +37,7 @@ class InlineComposites(Pass):
             if not (context.target.inline_composites or any(map(multiplies_activations, body.operators))):
                 continue
             total += _opened(context.model, body, sizes)
-            if total > MAX_EXTENT:
+            if total > MAX_OBJECTS:
                 yield Site(operator, reason=f"opened, the composites up to here are {total:,} operators")
             else:
                 yield Site(operator, partial(_build, context, operator))

@@ -114,7 +114,7 @@ class Ledger:
         if called:
             options = renumbered(options, dict.fromkeys(called, 0))
         return (
-            operator.code.key(),
+            operator.code,
             None if options is None else options.key(),
             *(id(self._model.subgraphs[index]) for index in called),
             *map(_type_of, operator.outputs),

@@ -75,7 +75,7 @@ def _computing(model: Model) -> Iterable[Hashable]:
     """The operators that do more than move data, with their options."""
     for operator in (operator for graph in model.subgraphs for operator in graph.operators):
         if _computes(operator):
-            yield operator.code.key(), operator.options and operator.options.key()
+            yield operator.code, operator.options and operator.options.key()
 
 
 def _computes(operator: Operator) -> bool:
