@@ -25,6 +25,7 @@ from edge_opt.proof.sizes import FACTOR, multiply_adds, shrunk
 from edge_opt.runtime.errors import RuntimeCrashed, RuntimeFailed, RuntimeRefused, RuntimeTimedOut
 from edge_opt.runtime.metrics import Difference
 from edge_opt.runtime.pair import DRAWS, SCALES, Outcome, Parts, ProofRequest
+from edge_opt.targets import Target
 
 # What is asked of a worker, which only says what it is told to
 
@@ -200,14 +201,14 @@ def test_a_place_that_does_not_divide_has_no_fraction(begin: int) -> None:
     assert shrunk(parse(f"subgraph main (%x: float32[1,256,4]) {{ {line} return %y }}")) is None
 
 
-def test_products_cost_their_multiply_adds_and_all_else_its_elements() -> None:
+def test_products_cost_their_multiply_adds_and_an_element_of_all_else_eight() -> None:
     model = parse("""subgraph main (%a: float32[2,5,3], %b: float32[2,5,4], %w: float32[6,4]) {
       %p: float32[2,3,4] = BATCH_MATMUL(%a, %b) {adj_x: true}
       %f: float32[2,3,6] = FULLY_CONNECTED(%p, %w, none)
       %y: float32[2,3,6] = ADD(%f, %f)
       return %y
     }""")
-    assert multiply_adds(model) == 120 + 144 + 36
+    assert multiply_adds(model) == 120 + 144 + 36 * 8
 
 
 # Structures that cover others
@@ -246,6 +247,33 @@ def test_fewer_numbers_may_be_equal_in_what_covers_and_not_more(order: int) -> N
     with RegionProver() as prover:
         proofs = [prover.prove(each, Demand()) for each in with_two_equal_scales[::order]]
     assert [bool(proof.like) for proof in proofs] == [False, order == 1]
+
+
+def test_composites_of_each_head_are_covered_by_what_they_compute_and_mistakes_behind_them_are_not() -> None:
+    text = attention("float32")
+    for layer in "12":
+        scaled = f"  %scaled{layer}: float32[1,4,4,8] = MUL(%q{layer},"
+        norm = f"  %n{layer}: float32[1,4,4,8] = STABLEHLO_COMPOSITE(%q{layer}) {{OPTIONS}}\n"
+        text = text.replace(scaled, norm + scaled.replace(f"%q{layer}", f"%n{layer}"))
+    text = text.replace(
+        "OPTIONS", "name: 'norm', decomposition_subgraph_index: 1, composite_attributes: [0, 0, 1]"
+    )
+    text += """subgraph norm (%x: float32[1,4,4,8]) {
+      %square: float32[1,4,4,8] = MUL(%x, %x)
+      %mean: float32[1,4,4,1] = MEAN(%square, int32{3}) {keep_dims: true}
+      %root: float32[1,4,4,1] = RSQRT(%mean)
+      %y: float32[1,4,4,8] = MUL(%x, %root)
+      return %y
+    }"""
+    first, second = rewrites_of("mha_to_sha", parse(text), Target("above", "", form="split-above"))
+    assert sum(op.name == "STABLEHLO_COMPOSITE" for op in second.added()) == 4
+    kinds = "results swapped", "another operand", "another constant", "one element off"
+    wrong = [mutant.rewrite for mutant in sampled(second, 4) if mutant.kind in kinds]
+    with RegionProver() as prover:
+        proofs = [prover.prove(each, Demand()) for each in (first, second, *wrong)]
+    assert [bool(proof.like) for proof in proofs] == [False, True] + [False] * len(wrong)
+    assert [proof.holds for proof in proofs[:2]] == [True, True]
+    assert not all(proof.holds for proof in proofs[2:])
 
 
 def test_a_proof_to_one_demand_stands_for_no_other() -> None:

@@ -32,6 +32,14 @@ def convert_decode(output: Path) -> ConversionResult:
     return convert(DEMO, output, signatures=["decode"], skip=but("mha_to_sha"))
 
 
+def in_place_of_regions(model: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every region that is to be run is this model instead."""
+    prove = Worker.prove
+    monkeypatch.setattr(
+        Worker, "prove", lambda self, *_, **options: prove(self, model, model, ProofRequest(), **options)
+    )
+
+
 def no_runtime(folder: Path) -> None:
     package = folder / "ai_edge_litert"
     package.mkdir()
@@ -77,7 +85,7 @@ def test_a_process_that_the_system_refuses_is_the_same_error(
 def test_a_crash_rolls_the_site_back_and_names_model_and_region(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(examination, "model_bytes", lambda _: proof_models.crashing())
+    in_place_of_regions(proof_models.crashing(), monkeypatch)
     result = convert_decode(tmp_path / "out.tflite")
     (site, *_) = [site for site in result.sites if site.heads != 1]
     assert site.status is Status.ROLLED_BACK
@@ -90,7 +98,7 @@ def test_a_crash_rolls_the_site_back_and_names_model_and_region(
 def test_a_site_whose_proof_takes_too_long_is_left_and_not_called_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(examination, "model_bytes", lambda _: proof_models.endless())
+    in_place_of_regions(proof_models.endless(), monkeypatch)
     monkeypatch.setattr(examination, "_LEAST_SECONDS", 0.5)
     with pytest.raises(
         SitesLeftError, match="none of 3 sites could be verified: nothing was written"

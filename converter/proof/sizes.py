@@ -15,10 +15,11 @@ from edge_opt.schema.data import Data
 
 FACTOR = 8
 _LONG = 64
+_ELEMENT = 8  # multiply-adds that take as long as making and comparing an element
 
 
 def multiply_adds(model: Model) -> int:
-    """The multiply-adds of matrix products, and of other operators the elements that they define."""
+    """The multiply-adds of matrix products, and what other operators cost in their place."""
     return sum(map(_operations, model.subgraphs[0].operators))
 
 
@@ -37,7 +38,7 @@ def _operations(operator: Operator) -> int:
     elements = sum(tensor.elements for tensor in operator.outputs)
     if operator.name == "BATCH_MATMUL":
         return elements * operator.input(0).shape[-2 if operator.option("adj_x") else -1]
-    return elements * operator.input(1).shape[-1] if operator.name == "FULLY_CONNECTED" else elements
+    return elements * (operator.input(1).shape[-1] if operator.name == "FULLY_CONNECTED" else _ELEMENT)
 
 
 def _shrink(graph: Subgraph) -> None:

@@ -14,7 +14,8 @@ from edge_opt.schema.writer import model_bytes
 Number = Hashable
 """The quantization parameters of one tensor, or the bytes of one constant that is real or stands for reals."""
 
-_MOVES = operators_that(Effect.REARRANGING, Effect.CUTTING, Effect.JOINING)
+# A composite computes what its decomposition does, which is a subgraph of the model with operators of its own.
+_MOVES = {*operators_that(Effect.REARRANGING, Effect.CUTTING, Effect.JOINING), "STABLEHLO_COMPOSITE"}
 
 
 @dataclass(frozen=True, slots=True)

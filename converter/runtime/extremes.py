@@ -49,10 +49,11 @@ def extreme(
     draw = noise.octets(seed, array.size).reshape(array.shape).astype(np.int64)
     if array.dtype.kind == "f":
         with np.errstate(over="ignore"):
-            return np.asarray(_floats(array, kind, side, draw % 16).astype(array.dtype))
+            made = _floats(array, kind, side, draw % 16)
+            return array if made is array else np.asarray(made.astype(array.dtype))
     limits = np.iinfo(array.dtype)
-    codes = _codes(array.astype(np.int64), kind, side, draw, zero_point, spread, limits.min, limits.max)
-    return np.asarray(np.clip(codes, limits.min, limits.max), array.dtype)
+    codes = _codes(array, kind, side, draw, zero_point, spread, limits.min, limits.max)
+    return array if codes is array else np.asarray(np.clip(codes, limits.min, limits.max), array.dtype)
 
 
 def _floats(array: NDArray[Any], kind: str, side: Side, draw: NDArray[np.int64]) -> NDArray[Any]:

@@ -65,7 +65,7 @@ class Stored:
 class InputPlan(InputHint):
     """How to make one input: `info` says for which tensor, `key` names the stream of random numbers.
 
-    `kind` is realistic, masked_rows (of a whole model), or one of the `extremes` (of a region).
+    `kind` is realistic, or of a mask masked_rows (of a whole model) or closed (of a region).
     `start` is the position of the first new token (where an input takes `every` value, the number of the first),
     `past` the number of leading mask columns that stand for the cache, `padding` the number of masked tokens at the
     beginning, `window` how far back a row sees (0: all the way), `limit` the end of the range of a token or of an index
@@ -193,18 +193,23 @@ def array_of(planned: InputPlan) -> NDArray[Any]:
     if planned.role in {"token", "index"}:
         return _encode(_integers(planned), info)
     if planned.stored is not None:
-        array = converted(planned.stored.array(), planned.stored.info, info)
-    elif planned.role == "rotary":
+        return converted(planned.stored.array(), planned.stored.info, info)
+    if planned.role == "rotary":
         cosine, sine = noise.circle(planned.stream, info.elements)
-        array = _encode((sine if "sin" in info.name.lower() else cosine).reshape(info.shape), info)
-    elif np.dtype(source.dtype).kind in "iub" and not source.quantized:
+        return _encode((sine if "sin" in info.name.lower() else cosine).reshape(info.shape), info)
+    if np.dtype(source.dtype).kind in "iub" and not source.quantized:
         return _integers(planned).astype(info.dtype)
-    else:
-        array = _data(planned, source)
-    if planned.kind not in extremes.KINDS or not array.size:
+    return _data(planned, source)
+
+
+def extreme_of(planned: InputPlan, array: NDArray[Any], kind: str) -> NDArray[Any]:
+    """A kind of `extremes` made of the array of a plan; the array itself where the kind leaves such inputs alone."""
+    if planned.role == "mask":
+        return array_of(replace(planned, kind=kind)) if kind in _CLOSED_ROWS else array
+    if planned.role != "data" or not array.size or not (planned.info.quantized or array.dtype.kind == "f"):
         return array
-    seed = noise.seed_of(planned.stream, planned.kind)
-    return extremes.extreme(array, planned.kind, planned.side, seed, info.zero_point, planned.spread)
+    seed = noise.seed_of(planned.stream, kind)
+    return extremes.extreme(array, kind, planned.side, seed, planned.info.zero_point, planned.spread)
 
 
 def converted(array: NDArray[Any], source: TensorInfo, target: TensorInfo) -> NDArray[Any]:

@@ -112,7 +112,7 @@ def measure(
     """
     assert a.shape == b.shape, "shapes are compared before elements are"
     one, other = (np.ascontiguousarray(array).reshape(-1) for array in (a, b))
-    reals = [_reals(info) for info in (quantized_a, quantized_b)]
+    reals = [info.reals if info else _as_they_are for info in (quantized_a, quantized_b)]
     found = _of_piece(one[:_PIECE], other[:_PIECE], reals, 0, atol, rtol)
     for begin in range(_PIECE, one.size, _PIECE):
         piece = slice(begin, begin + _PIECE)
@@ -126,10 +126,6 @@ def measure(
         kl, top1, top5 = _of_rows(one.reshape(-1, width), other.reshape(-1, width), reals)
         return replace(found, kl=kl, top1=top1, top5=top5)
     return found
-
-
-def _reals(info: TensorInfo | None) -> _Real:
-    return info.reals if info else lambda values: values.astype(np.float64)
 
 
 _Figures = TypeVar("_Figures", bound=Difference)
@@ -165,16 +161,18 @@ def _of_piece(
     """How two pieces differ; `worst` counts from `begin`."""
     differing, steps = a.size, None
     if a.dtype == b.dtype:
-        bits = (a.view(np.uint8) != b.view(np.uint8)).reshape(-1, a.itemsize).any(axis=1)
+        word = f"u{a.itemsize}"
+        bits = a.view(word) != b.view(word)
         differing = int(np.count_nonzero(bits & ~(np.isnan(a) & np.isnan(b)) if bits.any() else bits))
         if a.dtype.kind in "iu":
-            steps = int(np.abs(a.astype(np.int64) - b.astype(np.int64)).max(initial=0))
-    one, other = reals[0](a), reals[1](b)
-    finite = np.abs(one[np.isfinite(one)])
-    largest = float(finite.max(initial=0.0))
+            steps = int(np.abs(a.astype(np.int64) - b.astype(np.int64)).max(initial=0)) if differing else 0
+    one = reals[0](a)
+    other = one if not differing and reals[0] == reals[1] else reals[1](b)
+    finite = one if np.isfinite(one).all() else one[np.isfinite(one)]
+    largest = float(max(finite.max(initial=0.0), -finite.min(initial=0.0)))
     found = Difference(a.size, finite.size, differing, largest=largest, steps=steps)
     with np.errstate(invalid="ignore", over="ignore"):
-        if finite.size == one.size and np.array_equal(one, other):
+        if finite is one and (other is one or np.array_equal(one, other)):
             # The usual case; the rest would find no difference, in ten times the time.
             power = float(one @ one)
             return replace(found, powers=(power, power, power, 0.0))
@@ -210,6 +208,10 @@ def _of_rows(a: NDArray[Any], b: NDArray[Any], reals: Sequence[_Real]) -> tuple[
         )
     divergence, first, five = (sums / rows).tolist()
     return max(divergence, 0.0), first, five
+
+
+def _as_they_are(values: NDArray[Any]) -> Floats:
+    return values.astype(np.float64)
 
 
 def log_softmax(rows: Floats) -> Floats:

@@ -4,7 +4,7 @@ Whatever the runtime raises becomes `DeclinedError` with its own words, so that 
 """
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -171,11 +171,11 @@ def _prove(header: Header, arrays: Arrays) -> _Answer:
     models = {version: arrays[version].tobytes() for version in pair.VERSIONS}
     ((first,), (second,)) = (Session(model, where=version).signatures for version, model in models.items())
 
-    def run(version: str, kernels: Kernels, given: Iterable[Arrays]) -> pair.Results:
+    def load(version: str, kernels: Kernels) -> pair.Run:
         session = Session(models[version], kernels, version)
-        return [list(session.run(None, values).values()) for values in given]
+        return lambda values: list(session.run(None, values).values())
 
-    outcome = pair.prove((first, second), from_dict(pair.ProofRequest, header["request"]), run)
+    outcome = pair.prove((first, second), from_dict(pair.ProofRequest, header["request"]), load)
     return {"proof": outcome}, {}
 
 

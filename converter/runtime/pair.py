@@ -5,26 +5,29 @@ that fails is a value.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import numpy as np
 
-from edge_opt.runtime import metrics, noise
+from edge_opt.runtime import noise
 from edge_opt.runtime.errors import DeclinedError
-from edge_opt.runtime.inputs import BEYOND, InputHint, InputPlan, array_of, plan
-from edge_opt.runtime.metrics import Difference
+from edge_opt.runtime.inputs import BEYOND, InputHint, InputPlan, array_of, extreme_of, plan
+from edge_opt.runtime.metrics import Difference, measure, merge
 from edge_opt.runtime.protocol import Array, Arrays
 from edge_opt.runtime.tensors import Kernels, SignatureInfo
 
 VERSIONS = ("before", "after")
-Results = list[list[Array]]
-"""The outputs of each run, in order."""
 
-Plans = Sequence[InputPlan]
+Run = Callable[[Arrays], Sequence[Array]]
+"""A loaded version: its outputs, in order, for named inputs."""
 
-Runner = Callable[[str, Kernels, Iterable[Arrays]], Results]
-"""Loads one version and runs it on each of these named inputs; DeclinedError where the kernels do not take it."""
+Load = Callable[[str, Kernels], Run]
+"""Loads one version; it, or the first run, raises DeclinedError where the kernels do not take the version."""
+
+Differences = dict[str, tuple[Difference, ...]]
+"""The difference of each output, by kernel set."""
 
 SCALES = (1.0, 0.5, 0.25, 0.125, 0.03125, 0.0078125)
 """How much of their range the operands of a quantized region fill, one run after the other.
@@ -33,7 +36,6 @@ Where codes fill it, logits are far apart, every softmax picks one key, and most
 unseen; where they fill too little, products vanish in rounding.
 """
 
-_REALISTIC = "realistic"
 DRAWS = 3  # at the scale that tells most: rounding may hide in one what another shows
 _LOGIT_RANGE = 12.0  # of what is added to logits: softmax weights then differ, and few are lost in rounding
 
@@ -60,7 +62,7 @@ class ProofRequest:
     """On what two versions of a region are run.
 
     Args:
-        hints: what the inputs are, by position (None, or a missing one: plain data).
+        hints: what the inputs are, by position; all are plain data without any.
         limits: the codes at which the first version was clipped inside; beyond them the second may go on.
         parts: the heads or tiles that results must tell apart.
         extremes: kinds of extreme inputs on which both are run as well.
@@ -69,7 +71,7 @@ class ProofRequest:
         scales: how much of their range quantized operands fill, in one run each.
     """
 
-    hints: tuple[InputHint | None, ...] = ()
+    hints: tuple[InputHint, ...] = ()
     limits: tuple[int, int] | None = None
     parts: Parts | None = None
     extremes: tuple[str, ...] = ()
@@ -80,10 +82,10 @@ class ProofRequest:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of running both versions of a region: the difference of each output, by kernel set.
+    """The difference of each output of both versions of a region, by kernel set.
 
-    `extremes` has by kind what extreme inputs gave. `untold` says why many a wrong version would give the same results,
-    and is empty where there is no such reason. `scale` is the one at which results tell most.
+    `extremes` has the same by kind of extreme inputs. `untold` says why many a wrong version would give the same
+    results, and is empty where there is no such reason. `scale` is the one at which results tell most.
     """
 
     outputs: Mapping[str, tuple[Difference, ...]]
@@ -92,8 +94,8 @@ class Outcome:
     scale: float = 1.0
 
 
-def prove(signatures: tuple[SignatureInfo, SignatureInfo], request: ProofRequest, run: Runner) -> Outcome:
-    """Runs both versions on the same inputs, one loaded at a time.
+def prove(signatures: tuple[SignatureInfo, SignatureInfo], request: ProofRequest, load: Load) -> Outcome:
+    """Runs both versions on the same inputs: at every scale, then several times at the one that tells most.
 
     A kernel set that does not take the first version alone is left out, if there is another one.
 
@@ -101,47 +103,82 @@ def prove(signatures: tuple[SignatureInfo, SignatureInfo], request: ProofRequest
         DeclinedError: no kernel set takes the first version, or one that does, not the second.
     """
     first = signatures[0]
-    runs = _realistic(first, request)
-    outputs: dict[str, tuple[Difference, ...]] = {}
-    extremes: dict[str, dict[str, tuple[Difference, ...]]] = {}
-    reason, scale, more = "", request.scales[0], dict[str, list[Plans]]()
-    for kernels in request.kernels:
-        try:
-            before = run(VERSIONS[0], kernels, _inputs(0, first, runs))
-        except DeclinedError:
-            if outputs or kernels != request.kernels[-1]:
+    pair, runs = _Pair(signatures, request, load), _realistic(first, request)
+    reasons, changed = [], []
+    for plans in runs:
+        arrays = [array_of(each) for each in plans]
+        results = pair.run(arrays, pair.outputs)
+        reasons.append(untold(results, request.parts, request.limits))
+        if len(runs) > 1 and _operands(plans):
+            nudged = pair.results(0, pair.kernels[0], _nudged(plans, arrays))
+            changed.append(sum(int(np.count_nonzero(a != b)) for a, b in zip(results, nudged, strict=True)))
+    scale = request.scales[int(np.argmax(changed)) if changed else 0]
+    extremes: dict[str, Differences] = {}
+    for draw in range(DRAWS if request.extremes else 0):
+        plans = _scaled(_planned(first, request, draw), scale)
+        arrays = [array_of(each) for each in plans]
+        pair.run(arrays, pair.outputs)
+        for kind in request.extremes:
+            made = [extreme_of(each, array, kind) for each, array in zip(plans, arrays, strict=True)]
+            if any(new is not old for new, old in zip(made, arrays, strict=True)):
+                pair.run(made, extremes.setdefault(kind, {}))
+    return Outcome(pair.outputs, extremes, "" if "" in reasons else reasons[0], scale)
+
+
+class _Pair:
+    """Both versions, loaded on every kernel set that takes the first one."""
+
+    def __init__(
+        self, signatures: tuple[SignatureInfo, SignatureInfo], request: ProofRequest, load: Load
+    ) -> None:
+        self.kernels, self.outputs = list(request.kernels), Differences()
+        self._signatures, self._request = signatures, request
+        self._load = cache(load)
+
+    def run(self, arrays: Sequence[Array], found: Differences) -> Sequence[Array]:
+        """Merges how results differ on these inputs into `found`; the first version's on the first kernel set."""
+        results = []
+        for kernels in tuple(self.kernels):
+            try:
+                old = self.results(0, kernels, arrays)
+            except DeclinedError:
+                if kernels in self.outputs or self.kernels == [kernels]:
+                    raise
+                self.kernels.remove(kernels)
                 continue
-            raise
-        if not outputs:
-            reasons = [untold(results, request.parts, request.limits) for results in before]
-            reason = "" if "" in reasons else reasons[0]
-            if len(runs) > 1 and _operands(runs[0]):
-                nudged = run(VERSIONS[0], kernels, _nudged(first, runs))
-                changed = [_changed(*each) for each in zip(before, nudged, strict=True)]
-                scale = request.scales[int(np.argmax(changed))]
-            more = _more(first, request, scale) if request.extremes else {}
-        after = run(VERSIONS[1], kernels, _inputs(1, signatures[1], runs))
-        outputs[kernels] = _compared(before, after, first, request)
-        rest = [plans for draws in more.values() for plans in draws]
-        before, after = (run(VERSIONS[n], kernels, _inputs(n, signatures[n], rest)) for n in (0, 1))
-        for kind, draws in more.items():
-            place = rest.index(draws[0])
-            part = slice(place, place + len(draws))
-            found = _compared(before[part], after[part], first, request)
-            if kind == _REALISTIC:
-                outputs[kernels] = tuple(map(metrics.merge, outputs[kernels], found))
-            else:
-                extremes.setdefault(kind, {})[kernels] = found
-    return Outcome(outputs, extremes, reason, scale)
+            results.append(old)
+            differences = self._compared(old, self.results(1, kernels, arrays))
+            merged = map(merge, found[kernels], differences) if kernels in found else differences
+            found[kernels] = tuple(merged)
+        return results[0]
+
+    def results(self, version: int, kernels: Kernels, arrays: Sequence[Array]) -> Sequence[Array]:
+        """What a version gives; the first gets the nearest of an input's `every` value in place of those beyond."""
+        hints = self._request.hints or [InputHint()] * len(arrays)
+        named = {
+            info.name: array if version or not hint.every else array.clip(0, hint.every - 1)
+            for info, hint, array in zip(self._signatures[version].inputs, hints, arrays, strict=True)
+        }
+        return self._load(VERSIONS[version], kernels)(named)
+
+    def _compared(self, olds: Sequence[Array], news: Sequence[Array]) -> Iterator[Difference]:
+        for info, old, new in zip(self._signatures[0].outputs, olds, news, strict=True):
+            if old.shape != new.shape:
+                raise DeclinedError(f"after: output '{info.tensor}' has shape {new.shape}, not {old.shape}")
+            if self._request.limits is not None:
+                low, high = self._request.limits
+                beyond = ((old >= high) & (new > high)) | ((old <= low) & (new < low))
+                new = np.where(beyond, old, new)  # noqa: PLW2901
+            yield measure(old, new, quantized_a=info, quantized_b=info)
 
 
-def _planned(signature: SignatureInfo, request: ProofRequest, *draw: object) -> Plans:
+def _planned(signature: SignatureInfo, request: ProofRequest, *draw: object) -> Sequence[InputPlan]:
     """One draw of the inputs; the scale is not chosen yet."""
-    hints = (*request.hints, *[None] * len(signature.inputs))[: len(signature.inputs)]
+    hints = request.hints or [InputHint()] * len(signature.inputs)
     return plan(signature, seed=noise.seed_of(request.seed, *draw), hints=hints)
 
 
-def _realistic(signature: SignatureInfo, request: ProofRequest) -> list[Plans]:
+def _realistic(signature: SignatureInfo, request: ProofRequest) -> list[Sequence[InputPlan]]:
     """The inputs of each run: one for each scale of quantized operands, or as many as all values of an input take."""
     plans = _planned(signature, request)
     for counted in (each for each in plans if each.every):
@@ -150,22 +187,6 @@ def _realistic(signature: SignatureInfo, request: ProofRequest) -> list[Plans]:
     if not _operands(plans):
         return [plans]
     return [_scaled(_planned(signature, request, scale), scale) for scale in request.scales]
-
-
-def _more(signature: SignatureInfo, request: ProofRequest, scale: float) -> dict[str, list[Plans]]:
-    """The inputs of further runs at a scale: realistic ones, and each kind of extremes that changes any."""
-    draws: list[Plans] = [_scaled(_planned(signature, request, draw), scale) for draw in range(DRAWS)]
-    plain = [array_of(each).tobytes() for each in draws[0]]
-    made = {_REALISTIC: draws}
-    for kind in request.extremes:
-        runs: list[Plans] = [[replace(each, kind=kind) for each in plans] for plans in draws]
-        if [array_of(each).tobytes() for each in runs[0]] != plain:
-            made[kind] = runs
-    return made
-
-
-def _changed(one: Sequence[Array], other: Sequence[Array]) -> int:
-    return sum(int(np.count_nonzero(a != b)) for a, b in zip(one, other, strict=True))
 
 
 def _operands(plans: Sequence[InputPlan]) -> list[InputPlan]:
@@ -188,24 +209,17 @@ def _scaled(plans: Sequence[InputPlan], scale: float) -> list[InputPlan]:
     return [replace(each, spread=spread(each)) for each in plans]
 
 
-def _inputs(version: int, signature: SignatureInfo, runs: Sequence[Plans]) -> Iterator[Arrays]:
-    """What one version gets in each run, by its names; instead of values beyond the last the first gets that."""
-    for plans in runs:
-        arrays = {}
-        for info, planned in zip(signature.inputs, plans, strict=True):
-            array = array_of(planned)
-            arrays[info.name] = array if version or not planned.every else array.clip(0, planned.every - 1)
-        yield arrays
-
-
-def _nudged(signature: SignatureInfo, runs: Sequence[Plans]) -> Iterator[Arrays]:
-    """The inputs of each run with every code of the operands one higher or lower."""
-    for plans, arrays in zip(runs, _inputs(0, signature, runs), strict=True):
-        for planned in _operands(plans):
-            array, limits = arrays[planned.info.name], np.iinfo(planned.info.dtype)
-            steps = noise.octets(planned.stream, array.size).reshape(array.shape) % 2 * np.int64(2) - 1
-            arrays[planned.info.name] = np.clip(array + steps, limits.min, limits.max).astype(array.dtype)
-        yield arrays
+def _nudged(plans: Sequence[InputPlan], arrays: Sequence[Array]) -> list[Array]:
+    """The inputs with every code of the operands one higher or lower."""
+    operands, nudged = _operands(plans), []
+    for planned, array in zip(plans, arrays, strict=True):
+        if planned not in operands:
+            nudged.append(array)
+            continue
+        limits = np.iinfo(planned.info.dtype)
+        steps = noise.octets(planned.stream, array.size).reshape(array.shape) % 2 * np.int64(2) - 1
+        nudged.append(np.clip(array + steps, limits.min, limits.max).astype(array.dtype))
+    return nudged
 
 
 def untold(results: Sequence[Array], parts: Parts | None, limits: tuple[int, int] | None) -> str:
@@ -225,26 +239,3 @@ def untold(results: Sequence[Array], parts: Parts | None, limits: tuple[int, int
         if len({*each}) < len(each):
             return f"of the {len(each)} heads or tiles in output {parts.output} some are equal"
     return ""
-
-
-def _compared(
-    before: Results, after: Results, signature: SignatureInfo, request: ProofRequest
-) -> tuple[Difference, ...]:
-    """The difference of each output over some runs.
-
-    Raises:
-        DeclinedError: the second version gives another shape.
-    """
-    found: list[Difference] = []
-    for olds, news in zip(before, after, strict=True):
-        differences = []
-        for info, old, new in zip(signature.outputs, olds, news, strict=True):
-            if old.shape != new.shape:
-                raise DeclinedError(f"after: output '{info.tensor}' has shape {new.shape}, not {old.shape}")
-            if request.limits is not None:
-                low, high = request.limits
-                beyond = ((old >= high) & (new > high)) | ((old <= low) & (new < low))
-                new = np.where(beyond, old, new)  # noqa: PLW2901
-            differences.append(metrics.measure(old, new, quantized_a=info, quantized_b=info))
-        found = list(map(metrics.merge, found, differences)) if found else differences
-    return tuple(found)
