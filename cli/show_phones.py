@@ -9,7 +9,7 @@ from edge_opt.build import BuildResult, StageReport
 from edge_opt.build.phone import QUALCOMM
 from edge_opt.cli import output
 from edge_opt.npu import Figures, Profile, Tuning
-from edge_opt.npu.figures import ITSELF_SINCE, NOTE, RUNS
+from edge_opt.npu.profiling import ITSELF_SINCE, NOTE, RUNS
 
 _LEGEND = (
     "on NPU: operators on the NPU, of all operators; the others run on the CPU",

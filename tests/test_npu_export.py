@@ -22,7 +22,7 @@ from edge_opt.integrations.npu_export import Optimized, npu_optimize
 from edge_opt.ir import load, to_bytes
 from edge_opt.ir.opening import Opened
 from edge_opt.npu import CompilerMissingError
-from edge_opt.npu.figures import Figures, TimeEstimate
+from edge_opt.npu.hexagon import Figures, TimeEstimate
 from edge_opt.schema.litertlm import read_bundle
 
 SHARED = "--qualcomm_enable_weight_sharing=true"

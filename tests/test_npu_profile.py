@@ -23,8 +23,8 @@ from text_parser import parse
 from edge_opt.base.errors import UsageError
 from edge_opt.ir import load, save, to_bytes
 from edge_opt.npu import CompilerFailedError, CompilerMissingError, Figures, TimeEstimate, profile
-from edge_opt.npu.figures import read_floor
-from edge_opt.npu.hexagon import Compiler, Outcome, ProbeLog, first_complaint, measure, read_probe_log
+from edge_opt.npu.hexagon import Compiler, Outcome, ProbeLog, first_complaint, read_probe_log
+from edge_opt.npu.profiling import measure, read_floor
 from edge_opt.npu.sdk import SDK_VARIABLES, find_libraries
 
 Captured = pytest.CaptureFixture[str]

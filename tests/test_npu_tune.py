@@ -28,7 +28,7 @@ from edge_opt.npu import (
     Measured,
     TimeEstimate,
     Tuning,
-    hexagon,
+    profiling,
     tune,
     tuned_target,
     write_target,
@@ -245,13 +245,13 @@ def late(*arguments: Any) -> Measured:
     """A compiler that starts while the search is interrupted already."""
     interrupted.wait()
     time.sleep(0.2)
-    return hexagon.measure(*arguments)
+    return profiling.measure(*arguments)
 
 
 interrupted = Event()
 
 
-@pytest.mark.parametrize("measure", [hexagon.measure, late], ids=["running", "starting"])
+@pytest.mark.parametrize("measure", [profiling.measure, late], ids=["running", "starting"])
 def test_a_search_that_is_interrupted_leaves_no_compiler_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measure: Measure
 ) -> None:
@@ -261,7 +261,7 @@ def test_a_search_that_is_interrupted_leaves_no_compiler_running(
 
     def interrupt(stage: str, *_: int) -> None:
         if stage == "compiling":
-            while measure is hexagon.measure and not _running:
+            while measure is profiling.measure and not _running:
                 time.sleep(0.01)
             started.extend(_running)
             interrupted.set()
@@ -271,7 +271,7 @@ def test_a_search_that_is_interrupted_leaves_no_compiler_running(
         tune(DEMO, layers=1, jobs=2, sdk=sdk, progress=interrupt)
     assert not _running
     assert {process.returncode for process in started} <= {-signal.SIGKILL}
-    assert bool(started) == (measure is hexagon.measure)
+    assert bool(started) == (measure is profiling.measure)
 
 
 # The winner
@@ -286,7 +286,8 @@ def test_the_written_target_loads_says_where_it_is_from_and_is_used(tmp_path: Pa
     target = written(tuned({16: figures(100)}, QUANTIZED, signature="prefill_8"), tmp_path)
     assert (target.name, target.form, target.rows_per_tile) == ("mine", "split-above", 2)
     assert (
-        "on one layer of demo_gemma3_a16w8.tflite, prefill_8: split-above, tiles of 2 rows" in target.summary
+        "on the first layer of demo_gemma3_a16w8.tflite, prefill_8: split-above, tiles of 2 rows"
+        in target.summary
     )
     assert (target.versions["qnn"], target.versions["chip"]) == ("1.0", "SM8750")
     assert target.stated().keys() - {"name", "summary", "sources", "versions"} == target.sources.keys()
@@ -370,7 +371,7 @@ def test_the_command_prints_one_table_and_writes_the_target(
     command = ("tune", DEMO, "--layers", "1", "--signatures", "decode", "-o", file)
     result = run(capsys, *command)
     assert result.code == 0
-    assert "one layer of decode, best first" in result.out
+    assert "the first layer of decode, best first" in result.out
     assert "0.150" in result.out
     assert "Best: split: the same bits as exported, 2 layers on SM8750's emulator." in result.out
     assert "left out, as exported: nothing for 1" in result.out

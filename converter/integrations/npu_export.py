@@ -23,9 +23,8 @@ from edge_opt.base.record import Record
 from edge_opt.base.words import Progress
 from edge_opt.conversion import ConversionResult, convert
 from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, Opened
-from edge_opt.npu.figures import Figures, Measured, Step
-from edge_opt.npu.hexagon import Compiler, measure
-from edge_opt.npu.profiling import steps_of
+from edge_opt.npu.hexagon import Compiler, Figures
+from edge_opt.npu.profiling import Measured, Step, measure, steps_of
 from edge_opt.npu.sdk import CompilerMissingError, find_sdk
 from edge_opt.passes import PASSES
 from edge_opt.targets import Target, TargetLike, load_target

@@ -1,11 +1,11 @@
-"""What an NPU makes of a model: a vendor's own compiler is run on it, and forms are chosen by what it says.
+"""What an NPU makes of a model: a vendor's own compiler runs on it, and its figures choose between forms.
 
 Changes no model, and holds no vendor's code.
 """
 
 from edge_opt.npu.comparing import compare_on_npu
-from edge_opt.npu.figures import Figures, Measured, Profile, TimeEstimate
-from edge_opt.npu.profiling import profile
+from edge_opt.npu.hexagon import Figures, TimeEstimate
+from edge_opt.npu.profiling import Measured, Profile, profile
 from edge_opt.npu.sdk import CompilerFailedError, CompilerMissingError
 from edge_opt.npu.tuning import Trial, Tuning, tune, tuned_target
 from edge_opt.targets.target import write_target

@@ -1,7 +1,6 @@
 """Runs a compiled graph in the x86 emulator of QNN's HTP library: the NPU's own arithmetic, on this machine.
 
-A model of one entry point is compiled once, and runs as often as it is asked to. The emulator is somebody else's and
-may crash.
+A model of one entry point is compiled once, and runs any number of times. The emulator is not ours and may crash.
 """
 
 import os
@@ -10,9 +9,8 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Lock
 from typing import NoReturn, TextIO
 
 import numpy as np
@@ -42,46 +40,42 @@ def emulating(model: Model, compiler: Compiler) -> "Iterator[Emulator]":
         CompilerFailedError: compiler or emulator gave no result, or took too long, or the NPU does not take the whole
             graph; the message is the reason alone.
     """
-    (signature,) = model.signatures
     compiler = replace(compiler, flags=(*compiler.flags, _RAW_MEMORY))
     with tempfile.TemporaryDirectory(prefix="edge-opt-") as name, compiling_threads(1) as threads:
         path, folders = Path(name, "model.tflite"), Path(name, "folders")
         save(model, path)
         os.mkfifo(folders)
-        # Opened both ways, neither side waits for the other one to open it.
-        with open(os.open(folders, os.O_RDWR), "w", encoding="utf-8") as told:  # noqa: PTH123 - of a descriptor
-            emulator = Emulator(Path(name), signature, told, threads.submit(compiler.run, path, folders))
+        # Opened for reading too, it does not wait for the compiler to open it.
+        with open(os.open(folders, os.O_RDWR), "w", encoding="utf-8") as queue:  # noqa: PTH123 - of a descriptor
+            compiling = threads.submit(compiler.run, path, folders)
+            emulator = Emulator(Path(name), model.signatures[0], queue, compiling)
             try:
                 yield emulator
             finally:
                 emulator.end()
-        _check_ran(emulator.compiling.result())
+        _check_ran(compiling.result())
 
 
 @dataclass(frozen=True, slots=True)
 class Emulator:
-    """A model of one `signature` that is compiled, or being compiled; `told` takes the names of folders to run on."""
+    """A model of one `signature` that is compiled, or being compiled; it runs on the folders written to `queue`."""
 
     folder: Path
     signature: Signature
-    told: TextIO
+    queue: TextIO
     compiling: Future[Outcome]
-    _turn: Lock = field(default_factory=Lock)
-    _failures: list[CompilerFailedError] = field(default_factory=list)
 
     def run(self, inputs: Mapping[str, Array]) -> tuple[Arrays, float]:
-        """The outputs and the emulator's seconds; inputs and outputs by the signature's names. Threads take turns."""
+        """The outputs and the emulator's seconds; inputs and outputs are named as in the signature."""
         given, wanted = self.signature.inputs, self.signature.outputs
-        with self._turn, tempfile.TemporaryDirectory(dir=self.folder) as name:
-            if self._failures:  # of another thread's run: the graph runs no more
-                raise self._failures[0]
+        with tempfile.TemporaryDirectory(dir=self.folder) as name:
             folder, tensors = Path(name), enumerate([*wanted.values(), *given.values()])
             lines = [f"{number}\t{tensor.name}\n" for number, tensor in tensors]
             for number, key in enumerate(given, len(wanted)):
                 np.ascontiguousarray(inputs[key]).tofile(folder / f"{number}.in")
             (folder / "tensors").write_text("".join(lines), encoding="utf-8")
-            self.told.write(f"{folder}\n")
-            self.told.flush()
+            self.queue.write(f"{folder}\n")
+            self.queue.flush()
             while not (folder / "done").exists():
                 if self.compiling.done():
                     self._fail("the compiler ends before the graph runs")
@@ -96,27 +90,23 @@ class Emulator:
             return outputs, float((folder / "done").read_text(encoding="utf-8"))
 
     def _fail(self, otherwise: str) -> NoReturn:
-        """The compiler's own reason, where it has one."""
-        try:
-            self.end()
-            _check_ran(self.compiling.result())
-            raise CompilerFailedError(otherwise)
-        except CompilerFailedError as error:
-            self._failures.append(error)
-            raise
+        """Raise the compiler's own reason, if it has one."""
+        self.end()
+        _check_ran(self.compiling.result())
+        raise CompilerFailedError(otherwise)
 
     def end(self) -> None:
         """Tell the compiler that no more folders come."""
         # Gone before it is closed: a compiler that opened it later would wait for a writer for ever.
         (self.folder / "folders").unlink(missing_ok=True)
-        self.told.close()
+        self.queue.close()
 
 
 def _check_ran(outcome: Outcome) -> None:
     """CompilerFailedError unless the whole graph was compiled as one, and ran in the emulator."""
     heard = outcome.heard
     if heard.interface and not heard.known:
-        why = f"QNN interface {heard.interface} is not one that edge-opt's probe was tried with"
+        why = f"edge-opt's probe was not tried with QNN interface {heard.interface}"
     elif not heard.finalized:
         why = f"the compiler ended with code {outcome.code}: {outcome.reason}"
     elif heard.finalized[0]:
@@ -129,10 +119,9 @@ def _check_ran(outcome: Outcome) -> None:
     elif heard.ran:
         why = f"the emulator refuses the compiled graph: error {heard.ran}"
     else:
-        taken, operators, partitions = (
-            outcome.figures()[name] for name in ("taken", "operators", "partitions")
-        )
-        if (taken, partitions) == (operators, 1):
+        figures = outcome.figures()
+        if (figures["taken"], figures["partitions"]) == (figures["operators"], 1):
             return
-        why = f"the compiler takes {taken} of {operators} operators in {partitions} pieces: no one graph can run"
+        counts = "{taken} of {operators} operators in {partitions} pieces".format_map(figures)
+        why = f"the compiler takes {counts}: only a graph in one piece can run"
     raise CompilerFailedError(why)

@@ -1,12 +1,12 @@
-"""Compiles a model for a Hexagon NPU on this machine, with LiteRT's ahead-of-time tool: no phone takes part.
+"""Compiles a model for a Hexagon NPU on this machine, with LiteRT's ahead-of-time tool; no phone takes part.
 
-Each entry point is compiled alone, so every figure in the tool's log is of one graph. Nothing is kept of a compilation
-but the figures. The compiler is somebody else's and may crash.
+Of a compilation only the figures in its log are kept. The compiler is not ours and may crash.
 
 LiteRT's tool prints to standard error, the QNN libraries to standard output. Both are buffered apart, so the two texts
-must be taken apart too: in one pipe they cut each other's lines. Our probe writes a file.
+must be read apart too: in one pipe they cut each other's lines. Our probe writes a file.
 """
 
+import math
 import os
 import re
 import tempfile
@@ -21,9 +21,7 @@ from threading import Thread
 from edge_opt.base import processes
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.errors import UsageError, did_you_mean
-from edge_opt.ir import Model, save
-from edge_opt.npu.figures import Figures, Measured, TimeEstimate, read_floor
-from edge_opt.npu.layers import cut_entry_point
+from edge_opt.base.record import Record
 from edge_opt.npu.sdk import LIBRARY, CompilerFailedError, find_sdk, search_path
 from edge_opt.targets.chips import CHIPS, DEFAULT_CHIP
 
@@ -48,13 +46,87 @@ _EVENTS = {
     2020: "us_low",
     2021: "us_high",
 }
-_VERSION = re.compile(r"Qnn library version ([\d.]+) is used")
 _COMPLAINTS = re.compile(r"^(?:.*::ERROR:|.*?\[ ERROR \]\s+(?:<E>\s+)?|ERROR: |└ )(.*)$", re.MULTILINE)
 # The plugin sets an option that is newer than the library; the library ignores it.
 _HARMLESS = "unexpected GraphHtpSettings option"
 _KNOWN_INTERFACES = "2.36 to 2.40"
 _VTCM_FLAG = "--qualcomm_vtcm_size"
 _UNKNOWN_CHIP = "Unexpected SoC model"
+
+
+@dataclass(frozen=True, slots=True)
+class TimeEstimate:
+    """The Hexagon compiler's estimate of one run of an entry point, with its bounds: NPU cycles and microseconds.
+
+    It is for `chip`, and good for ranking graphs: nobody calibrated it on a device. `without_cost` operators are not in
+    it, since the compiler has no cost for them.
+    """
+
+    chip: str
+    cycles: int
+    cycles_low: int
+    cycles_high: int
+    us: int
+    us_low: int
+    us_high: int
+    without_cost: int
+
+
+@dataclass(frozen=True, slots=True)
+class Figures(Record):
+    """One entry point as the Hexagon compiler made it; bytes. All but `floor` are the compiler's own static figures.
+
+    `taken` of `operators` run on the NPU, in `partitions` pieces. On-chip memory that overflows is written out
+    (`spill`) and read back (`fill`); both are part of `ddr_written` and `ddr_read`. `run_list` counts the steps of the
+    compiled graph. `floor`: the least that has to be read. `time` is None if there is no estimate; `note` says why, or
+    for which other chip it is. `qnn` is the version of the libraries' interface.
+    """
+
+    signature: str
+    operators: int
+    taken: int
+    partitions: int
+    spill: int
+    fill: int
+    ddr_read: int
+    ddr_written: int
+    run_list: int
+    floor: int
+    time: TimeEstimate | None = None
+    note: str = ""
+    qnn: str = ""
+
+    _properties = ("read_ratio",)
+
+    @property
+    def read_ratio(self) -> float | None:
+        """DDR read over the floor; None if there is nothing to read."""
+        return self.ddr_read / self.floor if self.floor else None
+
+    def ranking(self, *, timed: bool = True) -> dict[str, float]:
+        """What ranks entry points, first things first, by the words that tell it; smaller is better.
+
+        Operators off the NPU count first, then in how many pieces the rest is, then, if it is `timed`, the estimated
+        time, then bytes moved and steps.
+        """
+        time = math.inf if self.time is None else self.time.us / 1000
+        return {
+            "{} operators off the NPU": self.operators - self.taken,
+            "{} pieces on the NPU": self.partitions,
+            **({"estimated {:.3f} ms": time} if timed else {}),
+            "{:,} bytes moved": self.ddr_read + self.ddr_written,
+            "{:,} steps": self.run_list,
+        }
+
+    def gain(self, after: "Figures") -> tuple[bool, str]:
+        """Whether `after`, the same entry point as converted, is better than this one as exported; and why."""
+        timed = self.time is not None and after.time is not None
+        old, new = self.ranking(timed=timed), after.ranking(timed=timed)
+        counted = [*old][:3]  # after the pieces either the time or the bytes, not both
+        text = next((text for text in counted if old[text] != new[text]), counted[-1])
+        ratio = f" ({new[text] / old[text]:.3f} of it)" if old[text] and new[text] else ""
+        why = f"{text.format(old[text])} as exported, {text.format(new[text])} as converted{ratio}"
+        return new[text] < old[text], why
 
 
 def first_complaint(*logs: str) -> str:
@@ -232,36 +304,6 @@ class Compiler:
                 f"the Hexagon compiler does not know chip '{self.chip}', {did_you_mean(self.chip, CHIPS)}"
             )
         return Outcome(done.returncode, done.stdout, done.stderr, heard, sdk.no_probe)
-
-
-def measure(model: Model, signature: str, compiler: Compiler) -> Measured:
-    """Compile one entry point of a model alone; for the nearest chip too, where its own has no estimate of time.
-
-    A compiler that ends without a result, or takes too long, is a failure; an operator that it refuses is none, nor is
-    it one if only the estimate is not to be had.
-    """
-    alone, judge = cut_entry_point(model, signature), compiler.judge()
-    try:
-        with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder, compiling_threads(2) as threads:
-            file = Path(folder) / "model.tflite"
-            save(alone, file)
-            judging = threads.submit(judge.run, file) if judge.chip != compiler.chip else None
-            outcome = compiler.run(file)
-            if outcome.code:
-                failure = f"the Hexagon compiler ended with code {outcome.code}: {outcome.reason}"
-                return Measured(signature, failure=failure)
-            judged = outcome if judging is None else judging.result()
-        figures = outcome.figures()
-    except CompilerFailedError as error:
-        return Measured(signature, failure=str(error))
-    time = judged.time(judge.chip)
-    note = CHIPS[compiler.chip].note if compiler.chip in CHIPS else ""
-    if time is None:
-        note = f"no estimate of time: {judged.why_no_time(judge.chip)}"
-    named = _VERSION.search(outcome.errors)
-    qnn = outcome.heard.interface if named is None else named[1]
-    floor = read_floor(alone.subgraphs[0])
-    return Measured(signature, Figures(signature, **figures, floor=floor, time=time, note=note, qnn=qnn))
 
 
 @contextmanager

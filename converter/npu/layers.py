@@ -1,14 +1,14 @@
 """Cuts an entry point, or its first layers, out of a model: a model of its own with real shapes and weights.
 
-Edits nothing.
+Changes no model.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from edge_opt.attention.block import Block, NotABlock, logits_bytes
 from edge_opt.attention.find import find_blocks
 from edge_opt.base.errors import UsageError, unknown
-from edge_opt.ir import Model, Signature, Subgraph, Tensor
+from edge_opt.ir import Model, Signature
 from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.walk import backward_slice, cut_out, reads
 
@@ -16,12 +16,15 @@ _JOINING = operators_that(Effect.JOINING, Effect.REARRANGING) | {"QUANTIZE"}
 
 
 def largest_attention(model: Model, signature: str | None = None) -> tuple[str, Block]:
-    """The entry point with the largest attention of several heads, or the named one, and the first such attention.
+    """The largest attention of several heads, in the named entry point or in any, and which entry point has it.
 
     Raises:
         UsageError: there is no such entry point, or it has no such attention.
     """
-    found = {name: _multi_head(graph) for name, graph in model.entry_points()}
+    found = {
+        name: [match for match in find_blocks(graph) if isinstance(match, Block) and match.heads > 1]
+        for name, graph in model.entry_points()
+    }
     if signature is not None and signature not in found:
         raise unknown("signature", signature, found)
     sizes = {name: max(map(logits_bytes, blocks), default=0) for name, blocks in found.items()}
@@ -32,27 +35,29 @@ def largest_attention(model: Model, signature: str | None = None) -> tuple[str, 
     return chosen, max(found[chosen], key=logits_bytes)
 
 
-def _multi_head(graph: Subgraph) -> list[Block]:
-    return [match for match in find_blocks(graph) if isinstance(match, Block) and match.heads > 1]
+def layer_ends(model: Model, signature: str, layers: int | None) -> tuple[str, ...]:
+    """Names of the tensors where the first layers end: the results of the projections behind their last attention.
 
-
-def layer_ends(model: Model, signature: str, layers: int) -> tuple[str, ...]:
-    """Names of the tensors where the first layers end: what the projections behind their last attention make."""
+    Nothing if `layers` is None: all of them.
+    """
+    if layers is None:
+        return ()
     graph = dict(model.entry_points())[signature]
-    blocks = [match for match in find_blocks(graph) if not isinstance(match, NotABlock)]
-    if not blocks:
+    outputs = []
+    for block in find_blocks(graph):
+        if isinstance(block, NotABlock):
+            continue
+        output = block.output
+        while len(output.consumers) == 1 and output.consumers[0].name in _JOINING:
+            output = output.consumers[0].outputs[0]
+        outputs.append(output)
+    if not outputs:
         raise UsageError(f"signature '{signature}' holds no attention: there are no layers to count")
     # The heads of one layer that was split share the tensor that joins them.
-    outputs = list(dict.fromkeys(_joined(block.output) for block in blocks))
+    outputs = list(dict.fromkeys(outputs))
     last = outputs[min(layers, len(outputs)) - 1]
     ends = [reader.outputs[0] for reader in last.consumers if reader.name == "FULLY_CONNECTED"]
     return tuple(tensor.name for tensor in ends or [last])
-
-
-def _joined(output: Tensor) -> Tensor:
-    while len(output.consumers) == 1 and output.consumers[0].name in _JOINING:
-        output = output.consumers[0].outputs[0]
-    return output
 
 
 def cut_entry_point(model: Model, signature: str, ends: Collection[str] = ()) -> Model:
@@ -71,15 +76,19 @@ def cut_entry_point(model: Model, signature: str, ends: Collection[str] = ()) ->
     made = [tensor for operator in operators for tensor in operator.outputs]
     outputs = [tensor for tensor in made if graph.is_output(tensor) or tensor in chosen]
     cut = cut_out(model, operators, inputs, outputs)
-    part, unnamed = cut.subgraphs[0], Signature(signature, graph, {}, {})
-    whole = next((entry for entry in model.signatures if entry.subgraph is graph), unnamed)
-    given, taken = _names(whole.inputs, inputs, "input"), _names(whole.outputs, outputs, "output")
-    sides = (dict(zip(given, part.inputs, strict=True)), dict(zip(taken, part.outputs, strict=True)))
-    cut.signatures.append(Signature(signature, part, *sides))
+    part = cut.subgraphs[0]
+    names = {
+        id(tensor): key
+        for entry in model.signatures
+        for key, tensor in (*entry.inputs.items(), *entry.outputs.items())
+        if entry.key == signature
+    }
+    given, taken = (
+        {
+            names.get(id(old), f"{kind}_{at}"): new
+            for at, (old, new) in enumerate(zip(old_ones, new_ones, strict=True))
+        }
+        for kind, old_ones, new_ones in (("input", inputs, part.inputs), ("output", outputs, part.outputs))
+    )
+    cut.signatures.append(Signature(signature, part, given, taken))
     return cut
-
-
-def _names(keys: dict[str, Tensor], tensors: Sequence[Tensor], kind: str) -> list[str]:
-    """A signature's own names, where it has one, else numbers."""
-    names = {id(tensor): key for key, tensor in keys.items()}
-    return [names.get(id(tensor), f"{kind}_{place}") for place, tensor in enumerate(tensors)]

@@ -1,20 +1,85 @@
-"""Compiles every entry point of a model, or of the models of a bundle, and gives back the figures."""
+"""Compiles every entry point of a model, or of the models of a bundle, alone, and returns the compiler's figures."""
 
+import math
 import os
 import re
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 
 from edge_opt.base.atomic import AnyPath
+from edge_opt.base.record import Record
+from edge_opt.ir import DType, Model, Subgraph, save
 from edge_opt.ir.opening import AUXILIARY_SECTION, EMBEDDER_SECTION, Opened
-from edge_opt.npu.figures import RUNS, Measured, Profile, Step
-from edge_opt.npu.hexagon import Compiler, measure
+from edge_opt.npu.hexagon import Compiler, Figures, compiling_threads
+from edge_opt.npu.layers import cut_entry_point
 from edge_opt.npu.sdk import CompilerFailedError, find_sdk
-from edge_opt.targets.chips import DEFAULT_CHIP
+from edge_opt.targets.chips import CHIPS, DEFAULT_CHIP
 
+ITSELF_SINCE = "0.11"
+"""The first release of LiteRT-LM that makes masks and updates caches itself (seen in its wheels)."""
+_BY_RUNTIME = f"LiteRT-LM itself (before {ITSELF_SINCE}: the model)"
+RUNS = {
+    "embedder": "CPU",
+    "rope": "CPU",
+    "masks": _BY_RUNTIME,
+    "decoder": "NPU",
+    "cache update": _BY_RUNTIME,
+}
+"""The parts of a step in their order, and where each runs on a phone."""
+NOTE = (
+    "The decoder runs on the NPU. The other times are what the parts would take there: embedder and rope run on the "
+    f"CPU, and LiteRT-LM makes masks and updates caches itself since {ITSELF_SINCE} (NpuConfig.use_hw_masking_for_npu, "
+    "use_hw_cache_update_for_npu)."
+)
 _INFIX = re.compile(r"_(?:per_layer_)?(embedder|rope|mask|cache_update)(?=_\d|$)")
 _PARTS = {"embedder": "embedder", "rope": "rope", "mask": "masks", "cache_update": "cache update"}
+_VERSION = re.compile(r"Qnn library version ([\d.]+) is used")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured(Record):
+    """An entry point that was given to the compiler: its figures, or the reason why there are none."""
+
+    signature: str
+    figures: Figures | None = None
+    failure: str = ""
+
+    _or_null = ("failure",)
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Smaller is better; what did not compile comes last."""
+        return (math.inf,) if self.figures is None else tuple(self.figures.ranking().values())
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Record):
+    """One prefill or one token, under the name of the decoder's entry point: its parts by name, in their order."""
+
+    name: str
+    parts: Mapping[str, Measured]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile(Record):
+    """A model as the compiler makes it: figures of every entry point, and what they were measured with.
+
+    `notes` say for which chip the estimated time is, or why there is none. `steps`: of a bundle, what one prefill and
+    one token take, by part.
+    """
+
+    model: str
+    chip: str
+    flags: tuple[str, ...]
+    versions: Mapping[str, str]
+    seconds: float
+    signatures: tuple[Figures, ...]
+    notes: tuple[str, ...] = ()
+    steps: tuple[Step, ...] = ()
 
 
 def profile(
@@ -25,7 +90,7 @@ def profile(
     flags: Sequence[str] = (),
     seconds: float | None = None,
 ) -> Profile:
-    """Compile a model for a Hexagon NPU, and say what became of every entry point. The file is only read.
+    """Compile a model for a Hexagon NPU, and report the figures of every entry point. The file is only read.
 
     Args:
         path: a .tflite model, or a bundle: then its prefill/decode model, and in `steps` the models beside it.
@@ -35,7 +100,7 @@ def profile(
         seconds: after so long the compiler is stopped, for each entry point; None never.
 
     Raises:
-        UsageError: the compiler does not know the chip, or a flag is none.
+        UsageError: the compiler does not know the chip, or a flag is malformed.
         CompilerMissingError: the compiler, or a library that it needs, is not installed.
         CompilerFailedError: it ended without a result, or was not done in time.
         ModelFormatError: the file is not a model.
@@ -51,12 +116,11 @@ def profile(
             where = f"{os.fspath(path)}, {entry.signature}"
             raise CompilerFailedError(f"{where}: {entry.failure}; try other compiler flags or another form")
     figures = tuple(entry.figures for entry in measured if entry.figures is not None)
-    qnn = next((entry.qnn for entry in figures if entry.qnn), "")
     return Profile(
         model=os.fspath(path),
         chip=compiler.chip,
         flags=compiler.flags,
-        versions=versions(qnn),
+        versions=versions(figures),
         seconds=round(time.perf_counter() - started, 2),
         signatures=figures,
         notes=tuple(dict.fromkeys(entry.note for entry in figures if entry.note)),
@@ -64,15 +128,16 @@ def profile(
     )
 
 
-def versions(qnn: str) -> dict[str, str]:
-    """The versions that figures were measured with."""
+def versions(figures: Sequence[Figures]) -> dict[str, str]:
+    """The versions of the packages that the figures were measured with."""
+    qnn = next((entry.qnn for entry in figures if entry.qnn), "")
     return {"ai-edge-litert": version("ai-edge-litert"), **({"qnn": qnn} if qnn else {})}
 
 
 def steps_of(opened: Opened, decoders: Sequence[Measured], compiler: Compiler) -> tuple[Step, ...]:
     """A step for each entry point of the decoder that other models of the bundle serve, with those.
 
-    An entry point that the compiler refuses costs no other its figures. Times are of the chip that estimates some.
+    If the compiler refuses one entry point, the others keep their figures. Times are of the chip that estimates some.
     """
     steps = {entry.signature: {"decoder": entry} for entry in decoders}
     for helper in filter(None, map(opened.find, (EMBEDDER_SECTION, AUXILIARY_SECTION))):
@@ -85,3 +150,48 @@ def steps_of(opened: Opened, decoders: Sequence[Measured], compiler: Compiler) -
         for name, parts in steps.items()
         if len(parts) > 1
     )
+
+
+def measure(model: Model, signature: str, compiler: Compiler) -> Measured:
+    """Compile one entry point of a model alone; for the nearest chip too, if there is no estimate of time for its own.
+
+    A compiler that ends without a result, or takes too long, is a failure; an operator that it refuses is not, nor is
+    a missing estimate.
+    """
+    alone, judge = cut_entry_point(model, signature), compiler.judge()
+    try:
+        with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder, compiling_threads(2) as threads:
+            file = Path(folder) / "model.tflite"
+            save(alone, file)
+            judging = threads.submit(judge.run, file) if judge.chip != compiler.chip else None
+            outcome = compiler.run(file)
+            if outcome.code:
+                failure = f"the Hexagon compiler ended with code {outcome.code}: {outcome.reason}"
+                return Measured(signature, failure=failure)
+            judged = outcome if judging is None else judging.result()
+        figures = outcome.figures()
+    except CompilerFailedError as error:
+        return Measured(signature, failure=str(error))
+    estimate = judged.time(judge.chip)
+    note = CHIPS[compiler.chip].note if compiler.chip in CHIPS else ""
+    if estimate is None:
+        note = f"no estimate of time: {judged.why_no_time(judge.chip)}"
+    named = _VERSION.search(outcome.errors)
+    qnn = outcome.heard.interface if named is None else named[1]
+    floor = read_floor(alone.subgraphs[0])
+    return Measured(signature, Figures(signature, **figures, floor=floor, time=estimate, note=note, qnn=qnn))
+
+
+def read_floor(subgraph: Subgraph) -> int:
+    """Bytes of every constant and every input that the subgraph's operators use, each counted once.
+
+    float32 constants count half: NPUs keep them as fp16. Constants in the bodies of composites are not counted; they
+    are a few numbers. Dynamic dimensions count as the file records them.
+    """
+    read = [tensor for operator in subgraph.operators for tensor in operator.inputs if tensor is not None]
+    constants = {id(tensor.buffer): tensor for tensor in read if tensor.is_constant}
+    sizes = [tensor.dtype.byte_size(tensor.elements) or 0 for tensor in subgraph.inputs if tensor.consumers]
+    for tensor in constants.values():
+        size = tensor.dtype.byte_size(tensor.elements) or 0
+        sizes.append(size // 2 if tensor.dtype is DType.FLOAT32 else size)
+    return sum(sizes)

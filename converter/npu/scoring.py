@@ -4,20 +4,20 @@ Embedder and auxiliary model run on the CPU, as they do beside LiteRT-LM's execu
 come out, which are compared with a reference's.
 """
 
-import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from pathlib import Path
 
 import numpy as np
 
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.errors import UsageError
 from edge_opt.comparison.findings import name_of
-from edge_opt.comparison.generate import Described, find_parts, plan_loop
+from edge_opt.comparison.generate import find_parts, plan_loop
+from edge_opt.ir import load
 from edge_opt.npu.emulator import check_emulator, emulating
-from edge_opt.npu.hexagon import Compiler, compiling_threads
+from edge_opt.npu.hexagon import Compiler
 from edge_opt.npu.layers import cut_entry_point
 from edge_opt.npu.sdk import CompilerFailedError
 from edge_opt.runtime import loop as steps
@@ -26,9 +26,6 @@ from edge_opt.runtime.metrics import log_softmax
 from edge_opt.runtime.protocol import Array, Arrays
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import MAIN, cache_length
-
-_SIDE_BY_SIDE = 2
-"""Texts at a time: while one is in the prefill's emulator, the other is in that of decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +36,40 @@ class Text:
     scored: tuple[int, ...]
 
 
+@contextmanager
+def _opened(bundle: AnyPath, texts: Sequence[Text]) -> Iterator[tuple[Worker, dict[str, Path], list[Loop]]]:
+    """A worker, the files of the bundle's models, and for each text the calls that read it.
+
+    Raises:
+        UsageError: the bundle cannot read text, or its cache is too short.
+        ModelFormatError: it cannot be read.
+        RuntimeFailed: a model cannot be loaded.
+    """
+    name = name_of(bundle, "bundle")
+    with ExitStack() as stack:
+        worker = stack.enter_context(Worker())
+        files = {role: stack.enter_context(part.file()) for role, part in find_parts(bundle).items()}
+        described = {role: worker.describe(file) for role, file in files.items()}
+        loops = []
+        for text in texts:
+            loop = plan_loop(name, described, len(text.scored), 0, (text.before,))
+            room = min(cache_length(call.signature) for call in loop.decode if call.model == MAIN)
+            tokens = len(text.before) + len(text.scored)
+            if tokens > room:
+                raise UsageError(
+                    f"{name}: {tokens} tokens do not fit into its cache of {room}: give shorter prompts"
+                )
+            loops.append(replace(loop, follow=text.scored))
+        yield worker, files, loops
+
+
 def read_on_cpu(bundle: AnyPath, texts: Sequence[Text]) -> list[Array]:
     """Logits `[scored, vocabulary]` of each text, as real numbers, on LiteRT's CPU kernels.
 
     Raises:
         UsageError, ModelFormatError, RuntimeFailed: as `read_on_npu`.
     """
-    with ExitStack() as stack:
-        worker = stack.enter_context(Worker())
-        files = {role: stack.enter_context(part.file()) for role, part in find_parts(bundle).items()}
-        described = {role: worker.describe(file) for role, file in files.items()}
-        loops = [_planned(bundle, described, text) for text in texts]
+    with _opened(bundle, texts) as (worker, files, loops):
         return [_reals(loop, worker.generate(files, loop)[1]) for loop in loops]
 
 
@@ -68,59 +88,39 @@ def read_on_npu(
         progress: called with how many runs are done, and how many there are.
 
     Raises:
-        UsageError: it cannot read text, or has too short a cache.
+        UsageError: the bundle cannot read text, or its cache is too short.
         ModelFormatError: it cannot be read.
         CompilerMissingError: the compiler, its libraries or a C compiler are not on this machine.
         CompilerFailedError: an entry point does not compile, or does not run.
         RuntimeFailed: the embedder or auxiliary model does not run.
     """
     check_emulator(compiler)
-    parts, turn, done = find_parts(bundle), threading.Lock(), 0
-    with ExitStack() as stack:
-        worker = stack.enter_context(Worker())
-        files = {role: stack.enter_context(part.file()) for role, part in parts.items()}
-        described = {role: worker.describe(file) for role, file in files.items()}
-        loops = [_planned(bundle, described, text) for text in texts]
+    with _opened(bundle, texts) as (worker, files, loops), ExitStack() as stack:
         runs = sum(-(-(len(loop.prompt[0]) - 1) // loop.rows) + loop.count for loop in loops)
-        # Ends last: where a text fails, the emulators end the others.
-        threads = stack.enter_context(compiling_threads(_SIDE_BY_SIDE))
         prefilled = [loop for loop in loops if len(loop.prompt[0]) > 1]
         calls = [call for loop in prefilled for call in loop.prefill] + [*loops[0].decode]
-        names = dict.fromkeys(call.signature.name for call in calls if call.model == MAIN)
+        model = load(files[MAIN])
         emulators = {
-            name: stack.enter_context(emulating(cut_entry_point(parts[MAIN].model, name), compiler))
-            for name in names
+            name: stack.enter_context(emulating(cut_entry_point(model, name), compiler))
+            for name in dict.fromkeys(call.signature.name for call in calls if call.model == MAIN)
         }
+        done = 0
 
         def invoke(call: Call, inputs: Arrays) -> Arrays:
             nonlocal done
             name = call.signature.name
             if call.model != MAIN:
-                with turn:
-                    return worker.run(files[call.model], name, inputs)
+                return worker.run(files[call.model], name, inputs)
             try:
                 outputs, _ = emulators[name].run(inputs)
             except CompilerFailedError as error:
                 raise CompilerFailedError(f"{name_of(bundle, 'bundle')}, {name}: {error}") from error
-            with turn:
-                done += 1
-                progress(done, runs)
+            done += 1
+            progress(done, runs)
             return outputs
 
         progress(0, runs)
-        waiting = [threads.submit(partial(steps.run, loop, invoke)) for loop in loops]
-        return [_reals(loop, one.result()[1]) for loop, one in zip(loops, waiting, strict=True)]
-
-
-def _planned(bundle: AnyPath, described: Described, text: Text) -> Loop:
-    """What is called to read the text."""
-    name = name_of(bundle, "bundle")
-    loop = plan_loop(name, described, len(text.scored), 0, (text.before,))
-    room = min(cache_length(call.signature) for call in loop.decode if call.model == MAIN)
-    tokens = len(text.before) + len(text.scored)
-    if tokens > room:
-        raise UsageError(f"{name}: {tokens} tokens do not fit into its cache of {room}: give shorter prompts")
-    return replace(loop, follow=text.scored)
+        return [_reals(loop, steps.run(loop, invoke)[1]) for loop in loops]
 
 
 def _reals(loop: Loop, logits: Array) -> Array:

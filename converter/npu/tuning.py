@@ -3,14 +3,14 @@
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edge_opt.attention.block import FORMS, Block
+from edge_opt.attention.block import FORMS, Block, logits_bytes
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.errors import UsageError
 from edge_opt.base.record import Record
@@ -20,10 +20,9 @@ from edge_opt.ir import Model, load, save
 from edge_opt.ir.opening import Opened
 from edge_opt.ir.text import subgraph_text
 from edge_opt.npu.comparing import compare_on_npu
-from edge_opt.npu.figures import Measured
-from edge_opt.npu.hexagon import Compiler, compiling_threads, measure
+from edge_opt.npu.hexagon import Compiler, compiling_threads
 from edge_opt.npu.layers import cut_entry_point, largest_attention, layer_ends
-from edge_opt.npu.profiling import versions
+from edge_opt.npu.profiling import Measured, measure, versions
 from edge_opt.npu.sdk import find_sdk
 from edge_opt.targets import Target, TargetLike, load_target, target_names
 from edge_opt.targets.chips import DEFAULT_CHIP
@@ -40,10 +39,7 @@ Changes = Mapping[str, Any] | None
 
 @dataclass(frozen=True, slots=True)
 class Trial(Record):
-    """One form, compiled.
-
-    `verdict` says what is wrong with the numbers that the emulator computes; empty where nothing is, or nobody looked.
-    """
+    """One form, compiled. `verdict` says what is wrong with its numbers in the emulator; empty if nothing is known."""
 
     form: str
     measured: Measured
@@ -62,8 +58,8 @@ class Trial(Record):
 class Tuning(Record):
     """All trials, best first; those that failed, or whose numbers are wrong, come last.
 
-    `layers` is None where the whole signature was compiled. `long_context`: one head does not fit on the chip.
-    `checked` says how the winner's numbers were checked, or why they were not, `changes` what it changes of the target.
+    `layers` is None if the whole signature was compiled. `long_context`: one head does not fit on the chip. `checked`
+    says how the winner's numbers were checked, or why they were not, `changes` what it changes of the target.
     """
 
     model: str
@@ -88,7 +84,7 @@ class Tuning(Record):
     @property
     def extent(self) -> str:
         """How much of the signature was compiled, in words."""
-        return {None: "all layers", 1: "one layer"}.get(self.layers, f"{self.layers} layers")
+        return {None: "all layers", 1: "the first layer"}.get(self.layers, f"the first {self.layers} layers")
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json`; of the target only the name."""
@@ -111,20 +107,19 @@ def tune(
     """Try every form on one signature of a model, for a Hexagon NPU. The file is only read.
 
     Trials are ranked by the compiler's estimate of time, then by bytes. The best trial's numbers are checked in the
-    emulator, on two layers at their real shapes: they must be the same bits as before. If they are not, the next trial
-    is taken.
+    emulator, on two layers at their real shapes: they must be the same bits as before, or the next trial is taken.
 
     Args:
         path: a .tflite model as exported, or a bundle: then its prefill/decode model.
         target: the target to vary: qualcomm-htp, or a target (or its file) of yours.
         signature: the entry point to tune for; None the one with the largest attention.
-        layers: only so many, the first ones, for a cheaper look; None the whole signature.
+        layers: only so many, the first ones, for a quicker look; None the whole signature.
         sdk: folder with Qualcomm's libraries; None takes it from EDGE_OPT_QNN or QNN_SDK_ROOT.
         chip: the compiler's word for the chip; None is SM8750.
         seconds: after so long a trial is given up; None never.
-        jobs: how many trials run at a time; None as many as there are cores that have nothing to do.
-        executor: what carries them out instead: any of `concurrent.futures`, a cluster's too. Its workers need the same
-            files at the same paths, and edge-opt.
+        jobs: how many trials run at a time; None as many as there are idle cores.
+        executor: what runs them instead: any of `concurrent.futures`, a cluster's too, whose workers need edge-opt and
+            the same files at the same paths.
         progress: called with (stage, done, total).
 
     Raises:
@@ -140,32 +135,31 @@ def tune(
     compiler = Compiler(chip or DEFAULT_CHIP, (), sdk, seconds)
     no_probe = find_sdk(sdk).no_probe
     whole = Opened(path).main().model
-    name, _ = largest_attention(whole, signature)
-    one_layer = layer_ends(whole, name, 1)
-    model = cut_entry_point(whole, name, () if layers is None else layer_ends(whole, name, layers))
-    _, attention = largest_attention(model)
-    forms: dict[str, Changes] = {}
-    graphs = set()
-    for form, changes in variants(attention, base):
-        layer = rewritten(cut_entry_point(whole, name, one_layer), applied(base, changes))
-        graph = subgraph_text(layer.subgraphs[0])
-        # Forms that give the same graph are one: without norms there is no other cut at the norm.
-        if graph not in graphs:
-            graphs.add(graph)
-            forms[form] = changes
-    targets = {form: applied(base, changes) for form, changes in forms.items()}
+    name, attention = largest_attention(whole, signature)
+    model = cut_entry_point(whole, name, layer_ends(whole, name, layers))
+    notes = []
+    if logits_bytes(largest_attention(model)[1]) < logits_bytes(attention):
+        notes.append(
+            "the signature's largest attention is not among these layers: with more of them, ranks may change"
+        )
+    forms = _forms(whole, name, attention, base)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-"))
         exported = f"{folder}/exported.tflite"
         save(model, exported)
-        running = executor or stack.enter_context(compiling_threads(jobs or _idle_cores()))
-        waiting = [running.submit(try_form, exported, *one, compiler.judge()) for one in targets.items()]
+        idle = max(1, round((os.cpu_count() or 1) - os.getloadavg()[0]))
+        running = executor or stack.enter_context(compiling_threads(jobs or idle))
+        waiting = [
+            running.submit(try_form, exported, form, applied(base, changes), compiler.judge())
+            for form, changes in forms.items()
+        ]
         tell("compiling", 0, len(waiting))
         for done, _ in enumerate(as_completed(waiting), 1):
             tell("compiling", done, len(waiting))
         trials = sorted((future.result() for future in waiting), key=lambda trial: trial.measured.rank)
         checked = f"numbers not checked: {no_probe}"
         if not no_probe:
+            targets = {form: applied(base, changes) for form, changes in forms.items()}
             trials, checked = _checked(trials, exported, targets, compiler, tell)
     figures = [trial.measured.figures for trial in trials if trial.measured.figures is not None]
     return Tuning(
@@ -175,18 +169,31 @@ def tune(
         long_context=base.overflows(attention),
         target=base,
         chip=compiler.chip,
-        versions=versions(figures[0].qnn) if figures else {},
+        versions=versions(figures) if figures else {},
         trials=tuple(trials),
         checked=checked,
         changes=forms[trials[0].form],
-        notes=tuple(one.note for one in figures[:1] if one.note),
+        notes=(*notes, *(one.note for one in figures[:1] if one.note)),
     )
+
+
+def _forms(model: Model, signature: str, attention: Block, base: Target) -> dict[str, Changes]:
+    """The variants that give different graphs of one layer: without norms there is no other cut at the norm."""
+    forms: dict[str, Changes] = {}
+    graphs = set()
+    for form, changes in variants(attention, base):
+        layer = cut_entry_point(model, signature, layer_ends(model, signature, 1))
+        graph = subgraph_text(rewritten(layer, applied(base, changes)).subgraphs[0])
+        if graph not in graphs:
+            graphs.add(graph)
+            forms[form] = changes
+    return forms
 
 
 def variants(attention: Block, base: Target) -> Iterator[tuple[str, Changes]]:
     """As exported, with the mask before the join and without, and every form.
 
-    Of the form that is mostly the best also tiles of rows, the other cut at the norm and the other place of the mask.
+    The form that is usually best also in tiles of rows, with the other cut at the norm, and the mask elsewhere.
     """
     yield "as exported", None
     yield "as exported, the mask before the join", {"mask_before_join": True}
@@ -227,19 +234,14 @@ def try_form(exported: str, form: str, target: Target | None, compiler: Compiler
     return Trial(form, measured, round(time.perf_counter() - started, 2))
 
 
-def _idle_cores() -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, round(cores - os.getloadavg()[0]))
-
-
 def _checked(
-    ranked: Sequence[Trial],
+    ranked: list[Trial],
     exported: str,
     targets: Mapping[str, Target | None],
     compiler: Compiler,
     tell: Progress,
 ) -> tuple[list[Trial], str]:
-    """The trials with the best one in front whose numbers are right, and what is to be said of the check."""
+    """The trials, the best one whose numbers are right in front, and how its numbers were checked."""
     wrong: list[Trial] = []
     for place, trial in enumerate(ranked):
         if not trial.usable:
@@ -260,11 +262,11 @@ def _checked(
             where = f"{_CHECKED_LAYERS} layers on {compiler.chip}'s emulator"
             return [*ranked[place:], *wrong], f"the same bits as exported, {where}"
         wrong.append(replace(trial, verdict=found.summary()))
-    return [*wrong, *(trial for trial in ranked if not trial.usable)], "no trial's numbers are right"
+    return [*wrong, *ranked[len(wrong) :]], "no trial's numbers are right"
 
 
 def tuned_target(tuning: Tuning, name: str | None = None) -> Target:
-    """The target with the form of the winner, and where that comes from; its name is `<target>-tuned` where None.
+    """The target with the form of the winner, and where that comes from; its name is `<target>-tuned` by default.
 
     Raises:
         UsageError: every trial failed.
@@ -274,19 +276,20 @@ def tuned_target(tuning: Tuning, name: str | None = None) -> Target:
         raise UsageError(
             f"nothing compiled for target '{base.name}' with the right numbers: there is no winner to write"
         )
-    where = f"{tuning.extent} of {Path(tuning.model).name}, {tuning.signature}"
     changed: dict[str, Any] = dict(tuning.changes or {})
-    splits, known = "form" in changed, base.split_signatures
-    if splits and tuning.long_context:
+    is_split, patterns = "form" in changed, base.split_signatures
+    if is_split and tuning.long_context:
         form = {name: changed.pop(name) for name in ("form", "rows_per_tile")}
         changed["long_context"] = {name: value for name, value in form.items() if value is not None}
-    if splits != base.splits(tuning.signature):
-        matching = [one for one in known if replace(base, split_signatures=(one,)).splits(tuning.signature)]
-        known = (*known, tuning.signature) if splits else tuple(one for one in known if one not in matching)
-    changed["split_signatures"] = known
-    if tuning.changes is None and not known:
+    if is_split and not base.splits(tuning.signature):
+        patterns = *patterns, tuning.signature
+    elif not is_split:
+        alone = {one: replace(base, split_signatures=(one,)) for one in patterns}
+        patterns = tuple(one for one in patterns if not alone[one].splits(tuning.signature))
+    changed["split_signatures"] = patterns
+    if tuning.changes is None and not patterns:
         changed["mask_before_join"] = False  # the trial was the exported file, with no pass run on it
-    source = f"measured with `edge-opt tune` on {where}"
+    where = f"{tuning.extent} of {Path(tuning.model).name}, {tuning.signature}"
     target = replace(
         base,
         **changed,
@@ -294,6 +297,6 @@ def tuned_target(tuning: Tuning, name: str | None = None) -> Target:
         summary=f"{base.name} as tuned for {tuning.chip} on {where}: {winner.form}",
         versions={**tuning.versions, "chip": tuning.chip},
     )
-    kept = {name: text for name, text in base.sources.items() if name not in changed}
-    told = {name: source for name in changed if name in target.stated()}
-    return replace(target, sources={**kept, **told})
+    source = f"measured with `edge-opt tune` on {where}"
+    sources = {name: text for name, text in base.sources.items() if name not in changed}
+    return replace(target, sources=sources | {name: source for name in changed if name in target.stated()})
