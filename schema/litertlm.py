@@ -63,18 +63,18 @@ class Bundle:
     def __init__(self, source: Source) -> None:
         """Read the header; ModelFormatError where it is damaged, or of a newer version."""
         self.source = source
-        self._start = source.read(0, min(_HEADER_BEGIN, source.size))
-        if not self._start.startswith(MAGIC) or len(self._start) < _HEADER_BEGIN:
+        start = source.read(0, min(_HEADER_BEGIN, source.size))
+        if not start.startswith(MAGIC) or len(start) < _HEADER_BEGIN:
             raise source.refusal("this is not a LiteRT-LM bundle")
-        major, end = (int.from_bytes(self._start[at:stop], "little") for at, stop in ((8, 12), (24, 32)))
+        major, end = (int.from_bytes(start[at:stop], "little") for at, stop in ((8, 12), (24, 32)))
         if major != _MAJOR_VERSION:
             newer = f"version {major} was written by a newer program, this one reads version {_MAJOR_VERSION}"
             raise source.refusal(newer)
         if not _HEADER_BEGIN + 8 <= end <= min(source.size, _LARGEST_HEADER):
             raise source.refusal(f"the header ends at byte {end}, of {source.size}")
-        header = Source(source.read(_HEADER_BEGIN, end - _HEADER_BEGIN))
+        self._header = source.read(0, end)
         try:
-            self._root = Reader(header).root("LiteRTLMMetaData")
+            self._root = Reader(Source(self._header[_HEADER_BEGIN:])).root("LiteRTLMMetaData")
         except ModelFormatError as error:
             raise source.refusal(f"its header is damaged ({error})") from error
         metadata = self._root.get("section_metadata")
@@ -96,7 +96,8 @@ class Bundle:
         """
         check_suffix(path, SUFFIX)
         places = {section[:2]: section[:2] for section in self.sections}
-        pieces = [Piece(0, Data(self._header(places)))]
+        room = max(len(self._header), len(self._moved(places)))
+        pieces = [Piece(0, Data(bytes(room)))]
         # Sections keep the order in which they lie in the file; those that are the same bytes stay the same.
         written = set[tuple[int, int]]()
         for index, (begin, stop, *_) in sorted(enumerate(self.sections), key=lambda pair: pair[1].begin):
@@ -110,22 +111,23 @@ class Bundle:
                     pieces.append(Piece(at, kept if content is None else Data(content)))
                 written.add((begin, stop))
                 places[begin, stop] = at, pieces[-1].end
-        pieces[0] = Piece(0, Data(self._header(places)))
+        moved = any(old != new for old, new in places.items())
+        pieces[0] = Piece(0, Data(self._moved(places) if moved else self._header))
         end = max(section.end for section in self.sections)
         trailing = Data.region(self.source, end, self.source.size - end)
         if trailing.length >= ALIGNMENT or trailing.view().any():  # zeros up to a boundary are no content
             pieces.append(Piece(max(pieces[-1].end, trailing.offset), trailing))
         write_pieces(pieces, path, **how)
 
-    def _header(self, places: Mapping[tuple[int, int], tuple[int, int]]) -> bytes:
-        """The bytes in front of the first section, by the sections' old and new places; as many wherever they are."""
+    def _moved(self, places: Mapping[tuple[int, int], tuple[int, int]]) -> bytes:
+        """The header by the sections' old and new places; it has as many bytes wherever they are."""
         objects, root = [], self._root.copy()
         for table, section in zip(self._tables, self.sections, strict=True):
             objects.append(table.copy())
             objects[-1].fields["begin_offset"], objects[-1].fields["end_offset"] = places[section[:2]]
         root.set("section_metadata", new_table("SectionMetadata", objects=objects))
         tables = table_bytes(root)
-        return self._start[:24] + (_HEADER_BEGIN + len(tables)).to_bytes(8, "little") + tables
+        return self._header[:24] + (_HEADER_BEGIN + len(tables)).to_bytes(8, "little") + tables
 
 
 def is_bundle(path: str | os.PathLike[str]) -> bool:
