@@ -16,7 +16,6 @@ from edge_opt.comparison.findings import ComparisonReport, FirstDifference
 from edge_opt.conversion import GENERIC, ConversionResult, convert, default_output
 from edge_opt.conversion.result import entry_points
 from edge_opt.inspection import Explanation, Inspection, find_caches, find_example
-from edge_opt.passes import Status
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.soundness import sentences
 
@@ -38,8 +37,7 @@ def show_conversion(result: ConversionResult, reports: Sequence[Path] = (), *, d
     output.say(f"{names}, target {result.target}, {result.seconds:.1f} s", "")
     output.say(*output.table(entry_points(result)), "")
     verdict, *others = result.summary().splitlines()
-    skipped = any(not site.settled for site in result.sites if site.status is not Status.CONVERTED)
-    output.say(verdict, colour=output.BAD if skipped else output.GOOD)
+    output.say(verdict, colour=output.BAD if result.skipped else output.GOOD)
     output.say(*others)
     if result.target == GENERIC and result.model is not None and not demo:
         inputs = (tensor for signature in result.model.signatures for tensor in signature.inputs.values())

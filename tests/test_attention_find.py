@@ -497,7 +497,7 @@ def test_attention_by_other_operators_and_where_nobody_calls_it_is_left_with_a_r
 @pytest.mark.parametrize("text", [GATE, CLASSES], ids=["a gate", "classes"])
 def test_learned_scores_are_no_attention(text: str) -> None:
     result = convert(parse(text), verify="none", require_all=True)
-    assert result.summary().startswith("The model holds no attention")
+    assert result.summary().startswith("The model has no attention")
 
 
 def test_signatures_that_share_a_subgraph_are_converted_together_and_told_so() -> None:

@@ -153,7 +153,7 @@ def test_a_mistake_of_ours_at_a_site_is_exit_70_and_the_rest_is_written(
 def test_a_model_without_attention_fulfils_require_all(tmp_path: Path, capsys: Captured) -> None:
     ran = run(capsys, "convert", written(tmp_path, NO_ATTENTION), "--require-all")
     assert ran.code == 0, "all of nothing"
-    assert "The model holds no attention: there was nothing to split." in ran.out.splitlines()
+    assert "The model has no attention: there was nothing to split." in ran.out.splitlines()
 
 
 # --- inspect, compare, golden ---

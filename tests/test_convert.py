@@ -21,9 +21,9 @@ from edge_opt.conversion import (
     ConversionResult,
     DifferenceFoundError,
     SitesLeftError,
-    closing,
     convert,
     default_output,
+    models,
 )
 from edge_opt.ir import Buffer, Metadata, Model, Operator, cleanup, load, save, to_bytes, to_tables
 from edge_opt.ir.text import subgraph_text, to_text
@@ -179,7 +179,7 @@ def test_a_model_without_attention_is_written_with_the_same_tables(tmp_path: Pat
     result = convert(path)
     assert result.output == str(tmp_path / "plain.opt.tflite")
     assert all(site.settled for site in result.sites)
-    assert result.summary() == "The model holds no attention: there was nothing to split."
+    assert result.summary() == "The model has no attention: there was nothing to split."
     assert tables(path) == tables(result.output)
 
 
@@ -402,13 +402,13 @@ subgraph main (%x: float32[?,4]) {
 
 @pytest.mark.parametrize("off", [0, 1])
 def test_what_closing_shapes_folded_is_run_and_compared(off: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = closing.folded_regions
+    real = models.folded_regions
 
     def spoilt(*arguments: Any) -> Iterator[Any]:
         for region, numbers in real(*arguments):
             yield region, [number + off for number in numbers]
 
-    monkeypatch.setattr(closing, "folded_regions", spoilt)
+    monkeypatch.setattr(models, "folded_regions", spoilt)
     if off:
         with pytest.raises(UnverifiedChangeError, match=r"a folded tensor of shape \[2\] has other values"):
             convert(to_bytes(parse(OPEN)), shapes={"x": (3, 4)})

@@ -4,7 +4,6 @@ from edge_opt.conversion.models import Sections
 from edge_opt.conversion.result import (
     ConversionResult,
     DifferenceFoundError,
-    RequirementError,
     SignatureSummary,
     SitesLeftError,
 )
@@ -14,7 +13,6 @@ __all__ = [
     "GENERIC",
     "ConversionResult",
     "DifferenceFoundError",
-    "RequirementError",
     "Sections",
     "SignatureSummary",
     "SitesLeftError",

@@ -1,24 +1,32 @@
-"""The models of what was opened that a conversion works on, and what is known of them: positions, broken ranges."""
+"""The models that a conversion works on: the choice in a bundle, faults, positions, static shapes for open inputs."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
+from numbers import Integral
 from typing import Literal, get_args
 
-from edge_opt.base.errors import ModelFormatError, unknown
+import numpy as np
+
+from edge_opt.base.errors import ModelFormatError, UsageError, unknown
 from edge_opt.comparison.facts import signature_info
-from edge_opt.ir import Model
+from edge_opt.ir import Model, Shape, Tensor, to_bytes
+from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, Opened, Part
+from edge_opt.ir.walk import reads
+from edge_opt.passes.contract import shape_options
+from edge_opt.passes.ledger import UnverifiedChangeError
+from edge_opt.passes.rewrite import remove_dead
+from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import known_length
 from edge_opt.schema.litertlm import read_executor_metadata
+from edge_opt.shapes import Folded, close_shapes, folded_regions
 from edge_opt.soundness import Unsound, broken_ranges, mismatched_caches, stopped_positions
 
 Sections = Literal["prefill-decode", "all"]
 
 
 def choose_parts(opened: Opened, sections: Sections = "prefill-decode") -> list[Part]:
-    """What a conversion works on; of a bundle the prefill/decode model, or `all` of its models.
-
-    An auxiliary model that was not asked for comes last, as a helper.
+    """The models to convert: of a bundle the prefill/decode model, or `all`; then, as a helper, an auxiliary model.
 
     Raises:
         ModelFormatError: a chosen model is not valid.
@@ -33,14 +41,14 @@ def choose_parts(opened: Opened, sections: Sections = "prefill-decode") -> list[
     for part in chosen if len(chosen) > 1 else ():
         part.label = part.kind or f"section_{part.index}"
     for part in opened.parts:
-        if part not in chosen and part.kind == AUXILIARY_SECTION and is_readable(part):
+        if part not in chosen and part.kind == AUXILIARY_SECTION and _is_readable(part):
             part.label, part.is_helper = part.kind, True
             chosen.append(part)
     return chosen
 
 
-def is_readable(part: Part) -> bool:
-    """Whether we can read it; one that is only copied need not be of a kind that we read."""
+def _is_readable(part: Part) -> bool:
+    """Whether we can read a model; those that are only copied may be of other kinds."""
     try:
         return bool(part.model)
     except ModelFormatError:
@@ -48,37 +56,115 @@ def is_readable(part: Part) -> bool:
 
 
 def positions_in(opened: Opened, parts: Iterable[Part]) -> int | None:
-    """How many positions the longest cache of these models has room for; None where nothing tells.
+    """The number of positions in the longest cache of these models; None where it is not known.
 
-    The length of a ring does not limit positions. LiteRT-LM knows them by other caches that are longer, or by the
-    executor metadata.
+    The length of a ring buffer does not limit positions. LiteRT-LM detects rings by longer caches beside them, or by
+    the executor metadata.
     """
     metadata = read_executor_metadata(opened.bundle)
     if metadata is not None and metadata.buffers and all(cache.local for cache in metadata.buffers):
         return None
-    return positions_of(part.model for part in parts)
-
-
-def positions_of(models: Iterable[Model]) -> int | None:
-    """How many positions the longest cache of these models has room for; None where nothing tells."""
-    infos = (signature_info(signature) for model in models for signature in model.signatures)
+    infos = (signature_info(signature) for part in parts for signature in part.model.signatures)
     return max(map(known_length, infos), default=0) or None
 
 
 def find_unsound(opened: Opened) -> list[Unsound]:
-    """What is broken in a model before a conversion, and in every model of a bundle."""
+    """Broken quantization in a model before a conversion, or in every model of a bundle."""
     return [
         replace(one, model=part.kind)
         for part in opened.parts
-        if is_readable(part)
+        if _is_readable(part)
         for one in broken_ranges(part.model)
     ]
 
 
-def find_repairable(parts: Iterable[Part], positions: int | None) -> list[Unsound]:
-    """What models, as they are now, have wrong and passes repair: positions that stop, caches of two types."""
+def find_repairable(opened: Opened, parts: Iterable[Part]) -> list[Unsound]:
+    """Faults of models, as they are now, that passes repair: positions that stop, caches of two types."""
+    parts = list(parts)
+    positions = positions_in(opened, parts)
     return [
         replace(one, model=part.kind)
         for part in parts
         for one in (*stopped_positions(part.model, positions), *mismatched_caches(part.model))
     ]
+
+
+def close_inputs(parts: Sequence[Part], shapes: Mapping[str, Sequence[int]], *, verify: bool = False) -> None:
+    """Give inputs static shapes, by `NAME` (in each signature with it), `signature/NAME` or `model/signature/NAME`.
+
+    Values that become constant are compared with those that the runtime computes, if asked to `verify`.
+
+    Raises:
+        UsageError: there is no such input, a shape does not fit it, another input of its signature stays open, or
+            operators cannot take such inputs.
+        UnverifiedChangeError: a constant has other values than the runtime computes.
+    """
+    available = [key for part in parts for keys, _ in _inputs(part) for key in keys]
+    for key in shapes:
+        if key not in available:
+            raise unknown("input", key, dict.fromkeys(available))
+    for part in parts:
+        chosen = _chosen(part, shapes)
+        if not chosen:
+            continue
+        model, usage = part.model, parts_in_use(part.model)
+        folded = close_shapes(model, chosen)
+        if verify and folded:
+            _compare(model, folded)
+        for graph, operators, _ in folded:
+            producers = (tensor.producer for tensor in reads(operators))
+            remove_dead(graph, filter(None, producers), model.subgraphs)
+        remove_unused(model, usage)
+        part.changed = True
+
+
+def _inputs(part: Part) -> Iterator[tuple[tuple[str, str, str], Tensor]]:
+    """Every input with its names, the most specific one last."""
+    for signature, inputs in part.model.inputs():
+        for name, tensor in inputs.items():
+            yield (name, f"{signature}/{name}", f"{part.signature(signature)}/{name}"), tensor
+
+
+def _chosen(part: Part, shapes: Mapping[str, Sequence[int]]) -> dict[Tensor, Shape]:
+    """The shapes by input of one model, each checked to fit."""
+    chosen: dict[Tensor, Shape] = {}
+    for keys, tensor in _inputs(part):
+        given = [shapes[key] for key in keys if key in shapes]
+        if given:  # the most specific name wins
+            shape = _fitting(keys[-1], tensor, given[-1])
+            if chosen.setdefault(tensor, shape) != shape:
+                raise UsageError(f"input '{keys[-1]}' is shared by two signatures: give it one shape in both")
+    for signature, inputs in part.model.inputs():
+        left = {name: tensor for name, tensor in inputs.items() if tensor.is_dynamic and tensor not in chosen}
+        if left and any(tensor in chosen for tensor in inputs.values()):
+            where = f"signature '{part.signature(signature)}'"
+            raise UsageError(f"{where} has other inputs of open lengths: add {' '.join(shape_options(left))}")
+    return chosen
+
+
+def _fitting(where: str, tensor: Tensor, given: Sequence[int]) -> Shape:
+    declared = tensor.shape_signature or tensor.shape
+    count = len(given) if isinstance(given, Sized) else None
+    if count != len(declared):
+        what = repr(given) if count is None else f"{count} sizes"
+        raise UsageError(f"input '{where}' has {len(declared)} axes, got {what}")
+    for axis, (size, wanted) in enumerate(zip(declared, given, strict=True)):
+        is_size = isinstance(wanted, Integral) and 1 <= wanted < 1 << 31
+        if not is_size or size not in (-1, wanted):
+            expected = "from 1 to 2147483647" if size < 0 else size
+            raise UsageError(f"axis {axis} of input '{where}' must be {expected}, got {wanted!r}")
+    return tuple(given)
+
+
+def _compare(model: Model, folded: Sequence[Folded]) -> None:
+    """Run the operators that became constants, subgraph by subgraph, and compare their results with these."""
+    with Worker() as worker:
+        for region, values in folded_regions(model, folded):
+            graph = region.subgraphs[0]
+            given = {tensor.name: np.zeros(tensor.shape, tensor.dtype.numpy) for tensor in graph.inputs}
+            found = worker.run(to_bytes(region), None, given, "reference")
+            for tensor, value in zip(graph.outputs, values, strict=True):
+                if not np.array_equal(found[tensor.name], value):
+                    text = f"a folded tensor of shape {list(value.shape)} has other values than the runtime computes"
+                    remedy = "nothing was written, please report this bug in edge-opt with the model"
+                    raise UnverifiedChangeError(f"{text}; {remedy}")

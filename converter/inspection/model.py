@@ -15,8 +15,7 @@ from edge_opt.attention.surroundings import masking
 from edge_opt.base.record import Record
 from edge_opt.base.words import many, shortened
 from edge_opt.conversion import convert
-from edge_opt.conversion.closing import close_inputs
-from edge_opt.conversion.models import choose_parts, find_repairable, find_unsound, positions_in
+from edge_opt.conversion.models import choose_parts, close_inputs, find_repairable, find_unsound
 from edge_opt.inspection.caches import Caches, find_caches
 from edge_opt.ir import Buffer, Constants, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.composites import COMPOSITE, Composite, composites
@@ -168,7 +167,7 @@ def inspect(
         target=None if facts is None else facts.name,
         lint=[] if facts is None else lint(model, facts),
         compiled=is_compiled(model),
-        soundness=[*find_unsound(opened), *find_repairable(parts, positions_in(opened, parts))],
+        soundness=[*find_unsound(opened), *find_repairable(opened, parts)],
         caches=find_caches(model, opened.bundle),
         inferred=shape_report(model) if infer else None,
     )
