@@ -37,9 +37,9 @@ WEIGHTS = (2).to_bytes(8, "little") + b"{}"
 METADATA = (9, {}, bytes([0x0A, 2, 0x08, 16]))  # executor metadata: a history of 16 tokens
 
 
-def bundle_of(text: str, *others: Any, padding: int = 0) -> bytes:
-    """A bundle with this prefill/decode model, larger by some bytes, and other sections around it."""
-    model = to_bytes(parse(text)) + bytes(padding)
+def bundle_of(text: str, *others: Any) -> bytes:
+    """A bundle with this prefill/decode model, and other sections around it."""
+    model = to_bytes(parse(text))
     return bundle([*(others or (METADATA,)), model_part("prefill_decode", model), TOKENIZER])
 
 

@@ -51,8 +51,8 @@ class BuildResult(Record):
     `converted` is the bundle in front of the compiler, in the work folder; `output` is None where that is the last one.
     `caches` has the window of sliding layers, the length of their rings (None for whole caches), and `notes` on both.
     `next` says how to try it, and what goes to the phone; `next_file` is a page of it. `evaluation` is an `Evaluation`
-    of the checkpoint and the converted bundle as plain values, with a `note` on the text; None where none was wanted.
-    `warnings` come first: what a user has to know before the bundle goes anywhere. `seconds` is this run's time.
+    as plain values, with a `note` on the text; None where none was wanted. `warnings` come first: what a user has to
+    know before the bundle goes anywhere. `seconds` is this run's time.
     """
 
     source: str
@@ -126,28 +126,24 @@ def build(
         BuildCheckError: the quantized bundle is broken, or the compiled one is not what it has to be.
         OutputError: no room, or the output cannot be written.
     """
-    began = time.perf_counter()
-    vendor, chip = chip_of(soc)
+    began, tools = time.perf_counter(), toolchain or Processes()
     folder = Path(output).with_suffix(WORK) if work is None else Path(work)
     _check_output(Path(output), Path(source), folder, overwrite=overwrite)
-    facts = _target(vendor, chip, target)
-    given = look_at(Path(source))
+    vendor, chip = chip_of(soc)
+    facts, given = _target(vendor, chip, target), look_at(Path(source))
+    lengths = {"prefill_lengths": prefill and [*prefill], "cache_length": cache}
+    lengths = {name: value for name, value in lengths.items() if value}
     _check_weights(weights, given, vendor)
-    lengths = {"prefill_lengths": None if prefill is None else [*prefill], "cache_length": cache}
-    _check_together(given, prompts, lengths, held_out, evaluate=evaluate)
+    _check_calibration(given, prompts, lengths)
+    libraries, text = find_compiler(vendor, sdk), _held_out(given, prompts, held_out, evaluate=evaluate)
+    runtimes = tools.check_runtimes() if text is not None and text.parts else {}
     options = {
         "vendor": vendor,
         "chip": chip,
         "cache_shape": given.cache_shape,
         "caches": {"window": given.caches.window, "ring": None, "notes": given.caches.lines()},
-        "settings": {**(settings or {}), **{name: n for name, n in lengths.items() if n is not None}},
+        "settings": {**(settings or {}), **lengths},
     }
-    libraries, tools = find_compiler(vendor, sdk), toolchain or Processes()
-    text = None
-    if evaluate:
-        is_known = given.kind is Kind.CHECKPOINT
-        text = choose(held_out, prompts) if is_known else HeldOut(note=_NO_REFERENCE)
-        runtimes = tools.check_runtimes() if text.parts else {}
     result = BuildResult(str(source), given.kind, chip, vendor, str(folder), versions=tools.versions())
     with taken(folder):
         run = Stages(folder, tools, result.versions, libraries, progress or (lambda *_: None), on_stage)
@@ -167,7 +163,8 @@ def build(
                     _evaluate(run, result, text, runtimes, checkpoint=origin, converted=optimized.bundle)
             configs = {"compile_configs": optimized.values["compile_configs"]}
             compiled = run.run("compile", [*compiler, configs], configs, model=optimized.bundle).bundle.path
-            _deliver(compiled, result, run, Path(output), overwrite=overwrite)
+            _deliver(compiled, result, Path(output), overwrite=overwrite)
+            _write_next(result, run)
         except EdgeOptError as error:
             error.result = result
             if isinstance(error, StageFailedError) and result.converted:
@@ -184,6 +181,16 @@ def build(
 # Before anything runs
 
 
+def _check_output(output: Path, source: Path, work: Path, *, overwrite: bool) -> None:
+    status = source.stat() if source.is_file() else None
+    inputs = () if status is None else ((status.st_dev, status.st_ino),)
+    resolve_target(output, overwrite=overwrite, inputs=inputs)
+    if output.suffix != SUFFIX:
+        raise UsageError(f"{output} must end in {SUFFIX}, as LiteRT-LM's bundles do")
+    if output.resolve() == work.resolve():
+        raise UsageError(f"{work} is the output, too: give another work=...")
+
+
 def _target(vendor: str, chip: str, target: str | None) -> Target:
     facts = load_target(target or TARGETS[vendor])
     if target and not target.endswith(".toml") and facts.name not in {TARGETS[vendor], "generic"}:
@@ -197,7 +204,7 @@ def _check_weights(weights: str, given: Given, vendor: str) -> None:
     if weights == WEIGHTS[0]:
         return
     if given.kind is not Kind.CHECKPOINT or vendor != QUALCOMM:
-        raise UsageError(f"weights='{weights}' needs a checkpoint and an NPU of Qualcomm's: use weights='8'")
+        raise UsageError(f"weights='{weights}' needs a checkpoint and a Qualcomm NPU: use weights='8'")
     config = read_json(given.path / CONFIG)
     size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
     if size and size <= KEPT_ROWS:
@@ -206,40 +213,30 @@ def _check_weights(weights: str, given: Given, vendor: str) -> None:
         )
 
 
-def _check_output(output: Path, source: Path, work: Path, *, overwrite: bool) -> None:
-    status = source.stat() if source.is_file() else None
-    inputs = () if status is None else ((status.st_dev, status.st_ino),)
-    resolve_target(output, overwrite=overwrite, inputs=inputs)
-    if output.suffix != SUFFIX:
-        raise UsageError(f"{output} must end in {SUFFIX}, as LiteRT-LM's bundles do")
-    if output.resolve() == work.resolve():
-        raise UsageError(f"{work} is the output, too: give another work=...")
+def _check_calibration(given: Given, prompts: AnyPath | None, lengths: Mapping[str, object]) -> None:
+    if given.kind is not Kind.CHECKPOINT and lengths:
+        raise UsageError(f"{given.path} has its lengths already: leave prefill=... and cache=... out")
+    if given.kind is Kind.QUANTIZED and prompts is not None:
+        raise UsageError(f"{given.path} is quantized already: leave prompts=... out")
+    if given.kind is not Kind.QUANTIZED:
+        if prompts is None:
+            raise UsageError(
+                f"a {given.kind} is calibrated on text: give prompts=FILE.jsonl, one prompt per line"
+            )
+        read_prompts(Path(prompts))
 
 
-def _check_together(
-    given: Given,
-    prompts: AnyPath | None,
-    lengths: Mapping[str, object],
-    held_out: AnyPath | None,
-    *,
-    evaluate: bool,
-) -> None:
+def _held_out(
+    given: Given, prompts: AnyPath | None, held_out: AnyPath | None, *, evaluate: bool
+) -> HeldOut | None:
+    """The text to evaluate on; None where nobody wants that."""
     if held_out is not None and not evaluate:
         raise UsageError("held_out=... is text to evaluate on: leave it out, or evaluate=False")
-    if given.kind is not Kind.CHECKPOINT:
-        if held_out is not None:
-            raise UsageError(
-                f"held_out=... is compared with a checkpoint, and {given.path} is a bundle: leave it out"
-            )
-        if any(lengths.values()):
-            raise UsageError(f"{given.path} has its lengths already: leave prefill=... and cache=... out")
-    if given.kind is Kind.QUANTIZED:
-        if prompts is not None:
-            raise UsageError(f"{given.path} is quantized already: leave prompts=... out")
-    elif prompts is None:
-        raise UsageError(f"a {given.kind} is calibrated on text: give prompts=FILE.jsonl, one prompt a line")
-    else:
-        read_prompts(Path(prompts))
+    if given.kind is Kind.CHECKPOINT:
+        return choose(held_out, prompts) if evaluate else None
+    if held_out is not None:
+        raise UsageError(f"held_out=... needs a checkpoint to compare with, and {given.path} is a bundle")
+    return HeldOut(note=_NO_REFERENCE) if evaluate else None
 
 
 # What runs
@@ -317,10 +314,9 @@ def _write_next(result: BuildResult, run: Stages) -> None:
     result.next_file = str(page)
 
 
-def _deliver(compiled: Path, result: BuildResult, run: Stages, output: Path, *, overwrite: bool) -> None:
-    """Look at what the compiler made, and write the output."""
-    shared = result.vendor == QUALCOMM and not run.config.get("disable_weight_sharing")
-    wrong = faults(Path(str(result.converted)), compiled, shared=shared)
+def _deliver(compiled: Path, result: BuildResult, output: Path, *, overwrite: bool) -> None:
+    """Check what the compiler made, and write the output."""
+    wrong = faults(Path(str(result.converted)), compiled)
     if wrong:
         raise BuildCheckError(f"{compiled} is not a valid result: {'; '.join(wrong)}")
     source = Source.open(compiled)
@@ -328,4 +324,3 @@ def _deliver(compiled: Path, result: BuildResult, run: Stages, output: Path, *, 
         Data.region(source, 0, source.size).write(target)
     source.close()
     result.output = str(output)
-    _write_next(result, run)

@@ -19,8 +19,6 @@ _KINDS = {
     9: "executor metadata",
 }
 _CHUNK = 1 << 20
-_SHARED, _STEP = 1.2, 1 << 14
-"""How much larger a compiled model may be, and by how many bytes for each operator; 3,400 were measured."""
 
 
 def keep_sections(before: Path, after: Path) -> list[str]:
@@ -44,12 +42,11 @@ def keep_sections(before: Path, after: Path) -> list[str]:
     return lost
 
 
-def faults(before: Path, after: Path, *, shared: bool = False) -> list[str]:
+def faults(before: Path, after: Path) -> list[str]:
     """What is wrong with a compiled bundle, in sentences: `before` is what the compiler was given.
 
-    The prefill/decode model must be one call of the NPU for each signature; with `shared` its weights are in the file
-    once, as before. Any other model is as it was, or compiled with its signatures as they were. All else is the same
-    bytes, in the same order.
+    The prefill/decode model must be one call of the NPU for each signature. Any other model is as it was, or compiled
+    with its signatures as they were. All else is the same bytes, in the same order.
     """
     old, new = read_bundle(before), read_bundle(after)
     if [*map(_key, old.sections)] != [*map(_key, new.sections)]:
@@ -58,17 +55,9 @@ def faults(before: Path, after: Path, *, shared: bool = False) -> list[str]:
     sentences = []
     for index, section in enumerate(old.sections):
         contents, main = (old.content(index), new.content(index)), section.model_type == MAIN_SECTION
-        if not main and _same(*contents):
-            continue
-        wrong = ["has changed"]
-        if section.is_model:
-            model = load(contents[0])
-            wrong = _model_faults(model, load(contents[1]), main=main)
-            count = sum(len(graph) for _, graph in model.entry_points())
-            if main and shared and contents[1].size > _SHARED * contents[0].size + _STEP * count:
-                sizes = " and was ".join(f"{content.size:,}" for content in reversed(contents))
-                wrong.append(f"model has {sizes} bytes: each signature seems to hold weights of its own")
-        sentences += [f"its {name(section)} {fault}" for fault in wrong]
+        if main or not _same(*contents):
+            wrong = _model_faults(*map(load, contents), main=main) if section.is_model else ["has changed"]
+            sentences += [f"its {name(section)} {fault}" for fault in wrong]
     return sentences
 
 

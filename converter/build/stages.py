@@ -60,7 +60,7 @@ class BuildCheckError(EdgeOptError):
 class Job:
     """One run of a stage.
 
-    `config` is litert-torch's configuration; None for the stage that makes it. `inputs` are files and folders by what
+    `config` is litert-torch's configuration; None for stages that read none. `inputs` are files and folders by what
     they are, `output` is an empty folder for the result, `options` are the stage's own. `libraries` is the folder with
     the vendor's compiler; None where its programs find that themselves.
     """
@@ -78,11 +78,10 @@ class Job:
         return Path(self.output) / MODEL
 
 
-@dataclass(frozen=True, slots=True)
-class StageAnswer:
-    """A stage that was carried out: what it answers, and the memory of its largest process in bytes."""
+class StageAnswer(NamedTuple):
+    """What a stage that was carried out answers, and the memory of its largest process in bytes."""
 
-    values: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Any]
     peak_bytes: int | None = None
 
 
@@ -117,7 +116,7 @@ class StageReport(Record):
     @property
     def log(self) -> str:
         """The file with what its tools printed."""
-        return str(log_of(self.folder.parent, self.name))
+        return str(log_of(self.folder))
 
     @property
     def notes(self) -> list[str]:
@@ -200,11 +199,9 @@ def _start(job: Job, log: Path, scratch: Path) -> subprocess.Popen[bytes]:
 
 def _steps(log: Path) -> tuple[int, int]:
     """The last steps that a log tells, done and in all."""
-    tail = b""
-    with suppress(OSError), log.open("rb") as file:
+    with log.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-        tail = file.read()
-    done, total = (_STEP.findall(tail) or [(0, 1)])[-1]
+        done, total = (_STEP.findall(file.read()) or [(0, 1)])[-1]
     return int(done), int(total)
 
 
@@ -245,36 +242,29 @@ class Stages:
         versions = {tool: v for tool, v in self.versions.items() if name in _OURS or tool != "edge-opt"}
         digests = {role: given.digest for role, given in inputs.items()}
         values = json.dumps([name, digests, depends, versions], sort_keys=True, default=str)
-        key = hashlib.sha256(values.encode()).hexdigest()
-        earlier = self._earlier(name)
-        report = earlier if earlier is not None and earlier.key == key and _is_whole(earlier) else None
-        if report is None:
+        key, folder, report = hashlib.sha256(values.encode()).hexdigest(), self.folder / name, None
+        with suppress(OSError, ValueError, TypeError):
+            told = json.loads((folder / _TOLD).read_text(encoding="utf-8"))
+            report = from_dict(StageReport, {**told, "folder": folder, "made_now": False})
+        if report is None or report.key != key or not _is_whole(report):
             paths = {role: str(given.path.resolve()) for role, given in inputs.items()}
             libraries = None if self.libraries is None else str(self.libraries)
-            partial = str((self.folder / f"{name}{_PARTIAL}").resolve())
-            job = Job(name, partial, paths, self.config or None, options or {}, libraries)
+            partial = folder.with_suffix(_PARTIAL).resolve()
+            job = Job(name, str(partial), paths, self.config or None, options or {}, libraries)
             try:
-                report = self._made(job, key, earlier)
+                report = self._made(job, key, 0 if report is None else int(report.seconds))
             except (EdgeOptError, OSError) as error:
                 cause = error.strerror or error if isinstance(error, OSError) else error
                 kind = _KINDS.get(OutputError.exit_code if isinstance(error, OSError) else error.exit_code)
-                where = log_of(self.folder, name)
-                raise (kind or StageFailedError)(f"stage '{name}': {cause}; its log is {where}") from error
+                message = f"stage '{name}': {cause}; its log is {log_of(folder)}"
+                raise (kind or StageFailedError)(message) from error
         self.done.append(report)
         if self.on_stage is not None:
             self.on_stage(report)
         return report
 
-    def _earlier(self, name: str) -> StageReport | None:
-        """The result that is in the folder, whatever it was made from."""
-        folder = self.folder / name
-        with suppress(OSError, ValueError, TypeError):
-            values = json.loads((folder / _TOLD).read_text(encoding="utf-8"))
-            return from_dict(StageReport, {**values, "folder": folder, "made_now": False})
-        return None
-
-    def _made(self, job: Job, key: str, earlier: StageReport | None) -> StageReport:
-        """Carry out a stage in an empty folder, which gets its name when it is complete."""
+    def _made(self, job: Job, key: str, seconds: int) -> StageReport:
+        """Carry out a stage in an empty folder, which gets its name when it is complete; it took `seconds` before."""
         partial, folder, scratch = Path(job.output), self.folder / job.stage, self.folder / _SCRATCH
         for empty in (partial, scratch):
             shutil.rmtree(empty, ignore_errors=True)
@@ -283,13 +273,12 @@ class Stages:
 
         def told(stage: str, done: int, total: int) -> None:
             """Steps of a stage that tells none are the seconds that it took before."""
-            if total <= 1 and earlier is not None and earlier.seconds >= 1:
-                total = int(earlier.seconds)
-                done = min(int(time.perf_counter() - started), total - 1)
+            if total <= 1 and seconds:
+                done, total = min(int(time.perf_counter() - started), seconds - 1), seconds
             self.progress(stage, done, total)
 
         told(job.stage, 0, 1)
-        answer = self.tools.carry_out(job, log_of(self.folder, job.stage), scratch.resolve(), told)
+        answer = self.tools.carry_out(job, log_of(folder), scratch.resolve(), told)
         files = _files(partial)
         report = StageReport(
             name=job.stage,
@@ -342,9 +331,9 @@ def taken(folder: Path) -> Iterator[None]:
             shutil.rmtree(folder / _SCRATCH, ignore_errors=True)
 
 
-def log_of(folder: Path, stage: str) -> Path:
-    """Where the tools of a stage print."""
-    return folder / f"{stage}.log"
+def log_of(folder: Path) -> Path:
+    """Where the tools of the stage with this folder print."""
+    return folder.with_suffix(".log")
 
 
 def digest_of(files: Iterable[Path], root: Path) -> str:
