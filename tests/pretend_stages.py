@@ -4,7 +4,7 @@ import hashlib
 import math
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ from text_parser import parse
 
 from edge_opt.base.words import Progress
 from edge_opt.build import BuildResult, Job, StageAnswer, build
+from edge_opt.build.evaluation import Evaluation, ModelScore
 from edge_opt.build.stage import STAGES
 from edge_opt.build.stages import Processes
 from edge_opt.ir import to_bytes
+from edge_opt.npu.scoring import Closeness
 
 FLOAT = """
 signature prefill_4 = #0 (embeddings=%e, kv_cache_k_0=%k) -> (logits=%y)
@@ -140,10 +142,11 @@ class Stages(Processes):
 
     def evaluate(self, job: Job) -> dict[str, Any]:
         """The checkpoint finds every token as likely as one of 2, the bundle as one of 4."""
-        close = {name: {"kl": [], "agrees": [], "likelihoods": [math.log(chance)] * 2}
-                 for name, chance in zip(job.inputs, (0.5, 0.25), strict=True)}  # fmt: skip
-        models = [{"source": name, "on_npu": False, "close": one} for name, one in close.items()]
-        return {"models": models, "prompts": len(job.options["parts"]), "skipped": 0}
+        closeness = [Closeness([], [], [math.log(chance)] * 2) for chance in (0.5, 0.25)]
+        scores = [
+            ModelScore.of(name, own, closeness[0]) for name, own in zip(job.inputs, closeness, strict=True)
+        ]
+        return asdict(Evaluation(scores, len(job.options["parts"])))
 
     def compile(self, job: Job) -> dict[str, Any]:
         """One call of the NPU."""

@@ -276,7 +276,6 @@ BAD_BUNDLES = {
             "  %z: int16[1,1,4,16] q(0.1, 0) = CUSTOM 'DISPATCH_OP' (%y)\n  return",
         ).replace("(logits=%y)", "(logits=%z)").replace("return %y", "return %z")
     ),
-    "holds 2 subgraphs": bundle_of(COMPILED + "subgraph left (%a: float32[1]) {\n  return %a\n}\n"),
 }  # fmt: skip
 
 

@@ -18,34 +18,24 @@ GEMMA = SlidingLayers(window=512, sliding=5, count=6)
 
 
 @pytest.mark.parametrize(
-    ("window", "prefill", "ring"),
-    [(512, [128], 512), (512, [128, 1024], 1024), (500, [128], 512), (64, [65], 128)],
-)
-def test_a_ring_holds_the_window_and_the_longest_prefill(window: int, prefill: list[int], ring: int) -> None:
-    assert SlidingLayers(window).shortest_ring(prefill) == ring
-
-
-@pytest.mark.parametrize(
-    ("layers", "cache", "asked", "whole", "ring"),
+    ("window", "sliding", "prefill", "cache", "asked", "ring"),
     [
-        (GEMMA, 4096, None, False, 512),
-        (GEMMA, 4096, None, True, None),
-        (GEMMA, 4096, 640, False, 640),
-        (GEMMA, 512, None, False, None),  # no longer than the ring
-        (SlidingLayers(count=6), 4096, None, False, None),
-        (
-            SlidingLayers(window=512, sliding=6, count=6),
-            4096,
-            None,
-            False,
-            None,
-        ),  # no whole cache tells the length
+        (512, 5, [128], 4096, None, 512),
+        (512, 5, [128, 1024], 4096, None, 1024),
+        (500, 5, [128], 4096, None, 512),
+        (64, 5, [65], 4096, None, 128),
+        (512, 5, [128], 4096, 640, 640),
+        (512, 5, [128], 512, None, None),  # no longer than the ring
+        (512, 0, [128], 4096, None, None),
+        (512, 6, [128], 4096, None, None),  # no whole cache tells the length
     ],
 )
-def test_there_are_rings_where_they_are_shorter_than_the_cache(
-    layers: SlidingLayers, cache: int, asked: int | None, whole: bool, ring: int | None
+def test_a_ring_holds_the_window_and_the_longest_prefill_and_is_shorter_than_the_cache(
+    window: int, sliding: int, prefill: list[int], cache: int, asked: int | None, ring: int | None
 ) -> None:
-    assert layers.ring([128], cache, asked, whole=whole) == ring
+    layers = SlidingLayers(window, sliding, 6)
+    assert layers.ring(prefill, cache, asked, whole=False) == ring
+    assert asked or layers.ring(prefill, cache, asked, whole=True) is None
 
 
 @pytest.mark.parametrize(

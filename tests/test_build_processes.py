@@ -224,7 +224,7 @@ def test_prompts_that_leave_an_entry_point_out_are_a_sentence(
     told = json.dumps({"model_qsvs": ranges})
     (tmp_path / "Section3_tf_lite_prefill_decode.tflite.json").write_text(told)
     with pytest.raises(UsageError, match=sentence) if sentence else nullcontext():
-        pipeline._check_all_ran(["prefill_4", "decode"], tmp_path)
+        pipeline.check_all_ran(["prefill_4", "decode"], tmp_path)
 
 
 def test_ranges_of_sums_that_litert_would_abort_on_are_widened(tmp_path: Path) -> None:

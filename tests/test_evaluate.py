@@ -16,9 +16,17 @@ from pretend_stages import COMPILED, METADATA, QUANTIZED, InProcess, checkpoint
 from text_parser import parse
 
 from edge_opt.base.errors import EdgeOptError, UsageError
-from edge_opt.build import evaluation, scoring, stages
-from edge_opt.build.evaluation import Evaluation, ModelScore, cut, in_turn, ratio_of
-from edge_opt.build.scoring import Checkpoint, Runtime, Said
+from edge_opt.build import evaluation, stages
+from edge_opt.build.evaluation import (
+    Checkpoint,
+    Evaluation,
+    ModelScore,
+    Runtime,
+    Said,
+    cut,
+    in_turn,
+    ratio_of,
+)
 from edge_opt.build.stages import StageFailedError
 from edge_opt.ir import to_bytes
 from edge_opt.npu.scoring import Closeness
@@ -71,12 +79,12 @@ class Place:
         self.given(*TEXTS)
         self.chances = {"gemma": 0.5, "good": 0.4, "bad": 0.1, "cached": 0.4}
         self.tools = InProcess()
-        monkeypatch.setattr(scoring, "ProcessPoolExecutor", AtOnce)
+        monkeypatch.setattr(evaluation, "ProcessPoolExecutor", AtOnce)
         monkeypatch.setattr(
-            scoring, "_runtime", lambda path: SimpleNamespace(say=lambda part: self.say(path, part))
+            evaluation, "_runtime", lambda path: SimpleNamespace(say=lambda part: self.say(path, part))
         )
         own = SimpleNamespace(say=lambda part, _: self.say(str(self.reference), part).likelihoods)
-        monkeypatch.setattr(scoring, "Checkpoint", lambda _: own)
+        monkeypatch.setattr(evaluation, "Checkpoint", lambda _: own)
         monkeypatch.setattr(evaluation, "Processes", lambda: self.tools)
 
     def given(self, *texts: str) -> None:

@@ -22,8 +22,8 @@ ALLOWED = {room: set(ROOMS[: place + 1]) for place, room in enumerate(ROOMS)}
 THIRD_PARTY = {
     "ai_edge_litert": ("converter/runtime/",),
     "litert_torch": ("converter/build/pipeline.py", "converter/build/prompts.py"),
-    "torch": ("converter/build/scoring.py", "converter/build/logits.py", "converter/build/pipeline.py"),
-    "litert_lm": ("converter/build/scoring.py",),
+    "torch": ("converter/build/evaluation.py", "converter/build/logits.py", "converter/build/pipeline.py"),
+    "litert_lm": ("converter/build/evaluation.py",),
     "typer": ("cli/",),
     "rich": ("cli/",),
     "flatbuffers": ("schema/",),

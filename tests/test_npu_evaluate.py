@@ -20,7 +20,7 @@ from text_parser import parse
 
 from edge_opt import evaluate
 from edge_opt.base.errors import UsageError
-from edge_opt.build import evaluation, scoring
+from edge_opt.build import evaluation
 from edge_opt.ir import to_bytes
 from edge_opt.npu import CompilerFailedError
 from edge_opt.npu.hexagon import Compiler
@@ -130,7 +130,7 @@ class Pretended:
 def pretended(gemma: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
     """In the place of the checkpoint's model."""
     model = Pretended(gemma)
-    monkeypatch.setattr(scoring, "Checkpoint", lambda _: model)
+    monkeypatch.setattr(evaluation, "Checkpoint", lambda _: model)
     monkeypatch.setattr(evaluation, "Processes", InProcess)
     return model
 
@@ -166,7 +166,7 @@ def test_prompts_are_spread_over_those_given_and_another_vocabulary_is_refused(
     gemma: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pretended: Pretended
 ) -> None:
     monkeypatch.setattr(evaluation, "check_emulator", lambda _: None)
-    monkeypatch.setattr(scoring, "read_on_npu", lambda name, texts, *_: read_on_cpu(name, texts))
+    monkeypatch.setattr(evaluation, "read_on_npu", lambda name, texts, *_: read_on_cpu(name, texts))
     prompts = tmp_path / "held.jsonl"
     prompts.write_text("".join(f'"a prompt {number}"\n' for number in range(12)))
     reference = checkpoint(tmp_path / "hf")

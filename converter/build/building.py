@@ -9,7 +9,7 @@ from typing import Any
 
 from edge_opt.base.atomic import AnyPath, replacing, resolve_target
 from edge_opt.base.errors import EdgeOptError, UsageError, unknown
-from edge_opt.base.record import Record
+from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress
 from edge_opt.build.evaluation import CPU, Evaluation, HeldOut, choose, in_turn
 from edge_opt.build.logits import KEPT_ROWS
@@ -296,7 +296,7 @@ def _evaluate(
 ) -> None:
     """Score the checkpoint and the converted bundle."""
     parts = {"parts": in_turn(text.parts, [models["converted"].path])}
-    found = Evaluation.of(run.run(CPU, [parts, runtimes], parts, **models).values)
+    found = from_dict(Evaluation, run.run(CPU, [parts, runtimes], parts, **models).values)
     result.evaluation = {**found.to_dict(), "note": text.note}
     if not found.within(WORST_RATIO):
         result.warnings.append(

@@ -25,7 +25,6 @@ from edge_opt.build.prompts import read_prompts, wording_of
 from edge_opt.build.stages import Job
 from edge_opt.ir import Buffer, DType, Model, Operator, Quantization, Tensor
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
-from edge_opt.ir.graph import Subgraph
 from edge_opt.ir.opening import Opened
 from edge_opt.schema import Data, new_table
 
@@ -121,10 +120,7 @@ def narrow_logits(
             raise UsageError(
                 f"the vocabulary has {rows} rows, of which {kept} stay at 8 bits: use weights='8'"
             )
-        if moments.shape != (hidden, hidden):
-            raise UsageError(
-                f"the logits' product reads {hidden} numbers, and the moments are of {len(moments)}"
-            )
+        assert moments.shape == (hidden, hidden)
         key = id(weights.buffer)
         if key not in narrowed:
             narrowed[key] = _parts(weights, moments, kept, progress)
@@ -169,22 +165,21 @@ def _cut(model: Model, product: Operator, parts: Sequence[Tensor]) -> None:
     """Two products of fewer rows and a join in place of one."""
     graph, whole = product.subgraph, product.output
     assert graph is not None
-    axis, new, joined = len(whole.shape) - 1, [], []
+    new, joined = [], []
     for part in parts:
+        if not graph.lists(part):  # another signature's graph may
+            graph.add_tensor(part)
         shape = (*whole.shape[:-1], part.shape[0])
         output = Tensor(f"{whole.name}/{part.shape[0]}", shape, whole.dtype, quantization=whole.quantization)
-        joined.append(_listed(graph, output))
-        inputs = [product.input(0), _listed(graph, part), *product.inputs[2:]]
-        new.append(Operator(product.code, inputs, [output], product.options))
+        joined.append(graph.add_tensor(output))
+        new.append(
+            Operator(product.code, [product.input(0), part, *product.inputs[2:]], [output], product.options)
+        )
     operators = list(graph)
     at = operators.index(product)
     graph.remove(product)
-    join = model.new_operator("CONCATENATION", joined, [whole], axis=axis)
+    join = model.new_operator("CONCATENATION", joined, [whole], axis=len(whole.shape) - 1)
     graph.arrange([*operators[:at], *new, join, *operators[at + 1 :]])
-
-
-def _listed(graph: Subgraph, tensor: Tensor) -> Tensor:
-    return tensor if graph.lists(tensor) else graph.add_tensor(tensor)
 
 
 def gptq(
@@ -211,20 +206,17 @@ def gptq(
     return narrow, scales
 
 
-def _least_error(weights: Floats) -> Floats:
-    most: Floats = np.maximum(np.abs(weights).max(axis=1), np.float32(1e-9)) / np.float32(_TOP)
-    best, least = most.copy(), np.full(len(weights), np.inf, np.float32)
-    for part in _SCALES:
-        scale = (most * part)[:, None]
-        error = np.square(_codes(weights, scale) * scale - weights).sum(axis=1)
-        better = error < least
-        best[better], least[better] = scale[better, 0], error[better]
-    return best
-
-
-def _codes(weights: Floats, scale: Floats) -> Floats:
+def _nearest(weights: Floats, scale: Floats) -> Floats:
     codes: Floats = np.clip(np.rint(weights / scale), -_TOP, _TOP)
     return codes
+
+
+def _least_error(weights: Floats) -> Floats:
+    most: Floats = np.maximum(np.abs(weights).max(axis=1), np.float32(1e-9)) / np.float32(_TOP)
+    scales = [(most * part)[:, None] for part in _SCALES]
+    errors = [np.square(_nearest(weights, one) * one - weights).sum(axis=1) for one in scales]
+    best: Floats = np.choose(np.argmin(errors, axis=0), np.hstack(scales).T)
+    return best
 
 
 def _rounded(left: Floats, scale: Floats, upper: Floats) -> Floats:
@@ -236,7 +228,7 @@ def _rounded(left: Floats, scale: Floats, upper: Floats) -> Floats:
         errors = np.empty_like(block)
         for column in range(block.shape[1]):
             now, at = block[:, column], start + column
-            codes[:, at] = _codes(now, scale[:, 0])
+            codes[:, at] = _nearest(now, scale[:, 0])
             errors[:, column] = (now - codes[:, at] * scale[:, 0]) / upper[at, at]
             block[:, column + 1 :] -= errors[:, column, None] * upper[at, at + 1 : stop]
         left[:, stop:] -= errors @ upper[start:stop, stop:]

@@ -23,7 +23,7 @@ with litert_lm.Engine({path!r}, backend=npu) as engine:
         session.run_prefill(["a prompt"])
         print(*session.run_decode().texts)
 """
-_NEXT = """\
+_PAGE = """\
 # Next steps for {name}
 
 ## Try it here
@@ -35,18 +35,17 @@ LiteRT-LM runs the bundle in front of the compiler on this machine's CPU (`pip i
 
 ## Run it on the phone
 
-{phone}"""
+{phone}
+"""
+_NO_COMMANDS = "edge-opt knows no commands for this vendor's phones: see LiteRT-LM's documentation."
 _PHONE = """\
-Put these into one folder on the phone:
-
-- `litert_lm_main` and `libLiteRtDispatch_Qualcomm.so`, built from one release of LiteRT-LM for android_arm64
-- the other libraries, from Qualcomm's AI Engine Direct SDK (QAIRT) or from com.qualcomm.qti:qnn-runtime of Maven
-  Central, not older than the release that compiled the bundle
+`litert_lm_main` and `libLiteRtDispatch_Qualcomm.so` are built from one release of LiteRT-LM for android_arm64. The
+other libraries are from Qualcomm's AI Engine Direct SDK (QAIRT) or from com.qualcomm.qti:qnn-runtime of Maven Central,
+not older than the release that compiled the bundle.
 
 ```bash
 {commands}
-```
-"""
+```"""
 
 
 def chip_of(name: str) -> tuple[str, str]:
@@ -84,10 +83,8 @@ class NextSteps:
 
     def markdown(self, name: str) -> str:
         """The same as a page, for the bundle of this name."""
-        phone = "edge-opt knows no commands for this vendor's phones: see LiteRT-LM's documentation.\n"
-        if self.commands:
-            phone = _PHONE.format(commands="\n".join(self.commands))
-        return _NEXT.format(name=name, python=self.python, phone=phone)
+        phone = _PHONE.format(commands="\n".join(self.commands)) if self.commands else _NO_COMMANDS
+        return _PAGE.format(name=name, python=self.python, phone=phone)
 
 
 def next_steps(
@@ -109,8 +106,7 @@ def next_steps(
     paths = (output, "litert_lm_main", "libLiteRtDispatch_Qualcomm.so", *map(str, of_qualcomm))
     # The shell replaces $QNN_SDK_ROOT, so what begins with it stays unquoted.
     pushed = (path if path.startswith("$") else shlex.quote(path) for path in paths)
-    name = shlex.quote(Path(output).name)
-    run = f"./litert_lm_main --backend=npu --model_path={name} --input_prompt='a prompt'"
+    run = f"./litert_lm_main --backend=npu --model_path={shlex.quote(Path(output).name)} --input_prompt='a prompt'"
     commands = (
         f"adb shell mkdir -p {_FOLDER}",
         f"adb push {' '.join(pushed)} {_FOLDER}/",

@@ -1,6 +1,6 @@
 """The one place that knows litert-torch's pipeline for NPUs, an experimental package: its stages and its settings.
 
-Loaded in a stage's own process; only `check_versions` is for ours. Everything else of the build sees plain values.
+Loaded in a stage's own process. Everything else of the build sees plain values.
 """
 
 import dataclasses
@@ -32,7 +32,6 @@ from edge_opt.soundness import power_of_two
 from edge_opt.targets import Target
 
 _EXPORT = "litert_torch.generative.export_hf"
-_ROOT = f"{_EXPORT}.experimental.npu_export"
 # Where a stage's argument has another name in the configuration.
 _RENAMED = {"quantization_recipe": "weight_quantization_recipe", "kv_cache_max_len": "cache_length"}
 _STAGES = {
@@ -41,7 +40,7 @@ _STAGES = {
     "quantize": "quant_func",
     "compile": "compile_func",
 }
-# Said in other ways, or not for others to say.
+# Settings that have an option of their own, or follow from something else.
 _OURS = {
     "model_id": "the input",
     "model": "the input",
@@ -55,38 +54,52 @@ _OURS = {
     "quantization_recipe": "--weights",
     "enable_formatting": "the tokenizer's chat template",
 }
+_FILES = ("_path", "_dir", "_litertlm", "_files")
 _DEFAULTS = {"disable_aux_compilation": True}
 """Where ours differ from litert-torch's. Of the auxiliary model it compiles the masks, which LiteRT-LM makes itself."""
 _WHOLE = "full_attention"
-_FILES = ("_path", "_dir", "_litertlm", "_files")
 _LARGEST_CODE = 32767  # of int16, which scales of symmetric ranges divide by
+_TASK = "ALL"
+
+
+def _lib(name: str) -> Any:
+    return importlib.import_module(f"{_EXPORT}.experimental.npu_export.{name}")
+
+
+def _config(job: Job) -> Any:
+    return _lib("config_manager").NpuPipelineConfig.from_dict(job.config)
+
+
+# Settings
 
 
 def configure(job: Job, _: Progress) -> dict[str, Any]:
-    """Resolve the settings: defaults, a file's, then those of the command line; and what each stage takes.
+    """Resolve the settings, defaults, then the vendor's, then the user's; and what each stage takes.
 
     Raises:
-        UsageError: a setting does not exist or has the wrong type, the prefill is longer than the cache, rings of a
-            length that cannot work are asked for.
+        UsageError: a setting does not exist or has the wrong type, or lengths of prefill, cache and rings cannot work.
     """
     manager, stages = _lib("config_manager"), _lib("stages")
-    fields: Any = dataclasses.fields(manager.NpuPipelineConfig)
     defaults = {
         field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        for field in fields
+        for field in dataclasses.fields(manager.NpuPipelineConfig)
     }
     vendor = _lib("configs.vendor_configs").VENDOR_CONFIGS.get(job.options["vendor"], {})
-    taken = (name for stage in _STAGES.values() for name in _parameters(stages, stage))
-    names = sorted({*defaults, *vendor, *taken})
-    settings = _checked(job.options["settings"], names, defaults)
-    fixed = {"backend": job.options["vendor"], "soc_model": job.options["chip"]}
-    merged = {**_DEFAULTS, **vendor, **settings, **fixed, "model_id": job.inputs["model"]}
+    taken = {name: _parameters(stages, function) for name, function in _STAGES.items()}
+    settings = job.options["settings"]
+    _check_settings(settings, sorted({*defaults, *vendor}.union(*taken.values())), defaults)
+    fixed = {
+        "backend": job.options["vendor"],
+        "soc_model": job.options["chip"],
+        "model_id": job.inputs["model"],
+    }
+    merged = {**_DEFAULTS, **vendor, **settings, **fixed}
     merged.pop("default_soc", None)
     config = manager.NpuPipelineConfig.from_dict(merged)
     shape, caches = job.options["cache_shape"], job.options["caches"]
     if shape:
         config.cache_length = shape[config.k_ts_idx]
-        if SETTING in job.options["settings"]:
+        if SETTING in settings:
             raise UsageError(f"--set {SETTING}: the bundle has its caches already, leave it out")
     else:
         check_lengths(config.prefill_lengths, config.cache_length)
@@ -95,7 +108,34 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
             # Now, not after the export: the tokenizer of the bundle will count the same, to a token or two.
             _planned(job, wording_of(Path(job.inputs["model"])), config, config.prefill_lengths)
     config.print_summary()
-    return {"config": config.to_dict(), "settings": _taken(config, stages), "caches": caches}
+    # The input is left out, for its digest counts. The exporter can calibrate and quantize by itself, and takes
+    # settings for that, which have no effect here; `npu_quantize` leaves out the exporter's recipe.
+    taken["quantize"] -= {"quantization_recipe"}
+    taken["export"] -= taken["calibrate"] | taken["quantize"]
+    values = {stage: {name: getattr(config, _RENAMED.get(name, name), None) for name in sorted(names - {"model"})}
+              for stage, names in taken.items()}  # fmt: skip
+    known = {
+        stage: {name: v for name, v in given.items() if v is not None} for stage, given in values.items()
+    }
+    return {"config": config.to_dict(), "settings": known, "caches": caches}
+
+
+def _parameters(stages: Any, name: str) -> set[str]:
+    parameters = inspect.signature(getattr(stages, name)).parameters.values()
+    return {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
+
+
+def _check_settings(given: Mapping[str, Any], names: Sequence[str], defaults: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        if name in _OURS or name.endswith(_FILES):
+            source = _OURS.get(name, "the work folder")
+            raise UsageError(f"--set {name} is not to be set: it follows from {source}")
+        if name not in names:
+            raise unknown("--set: setting", name, names)
+        default = defaults.get(name, value)
+        kinds = (int, float) if isinstance(default, float) else type(default)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(default, bool)):
+            raise UsageError(f"--set {name}: {json.dumps(value)} is not of the type of {json.dumps(default)}")
 
 
 def _caches(config: Any, checkpoint: str, *, whole: bool) -> dict[str, Any]:
@@ -109,6 +149,14 @@ def _caches(config: Any, checkpoint: str, *, whole: bool) -> dict[str, Any]:
     ring = layers.ring(prefill, shortest, chosen, whole=whole)
     setattr(config, SETTING, ring)
     return {"window": layers.window or None, "ring": ring, "notes": layers.notes(ring, prefill)}
+
+
+def _planned(job: Job, wording: Wording, config: Any, lengths: Sequence[int]) -> Plan:
+    prompts, room = read_prompts(Path(job.inputs["prompts"])), config.max_calibration_decode_steps
+    return plan(prompts, wording.count, lengths, config.cache_length, room)
+
+
+# Export
 
 
 def export(job: Job, _: Progress) -> dict[str, Any]:
@@ -136,6 +184,56 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
     return {}
 
 
+def _check_numbers(checkpoint: Path) -> None:
+    """UsageError where a weight in a file of safetensors is NaN or infinite: calibration would fail later."""
+    torch, safetensors = importlib.import_module("torch"), importlib.import_module("safetensors")
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        try:
+            with safetensors.safe_open(path, "pt") as file:
+                for name in file.keys():  # noqa: SIM118  it is not a mapping
+                    weights = file.get_tensor(name)
+                    # torch knows no isfinite of floats of one byte.
+                    if weights.is_floating_point() and not torch.isfinite(weights.float()).all():
+                        raise UsageError(
+                            f"{path}: '{name}' holds NaN or infinity, as a training that diverged leaves it: give a "
+                            f"checkpoint from before that"
+                        )
+        except safetensors.SafetensorError as error:
+            raise UsageError(
+                f"{path} is not a whole safetensors file ({error}): copy it again, or fetch it with git lfs"
+            ) from error
+
+
+class _WeightsThatFit(logging.Handler):
+    """Ends the export where transformers reports weights that do not fit; missing ones it makes up."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A report of one line for each weight."""
+        wrong = re.findall(r"^([^|\n]+?) *\|[^|\n]*\b(MISSING|MISMATCH)\b", record.getMessage(), re.MULTILINE)
+        if wrong:
+            how = "is missing" if wrong[0][1] == "MISSING" else "has another shape"
+            raise UsageError(
+                f"the checkpoint's weights do not fit its config.json: {wrong[0][0]} {how}, the first of {len(wrong)}; "
+                f"compare both with the model that was tuned"
+            )
+
+
+def _embed_whole_prompts() -> None:
+    """Beside a vision encoder, litert-torch 0.10 exports an embedder of single tokens, with the entry point `embedder`.
+
+    Its own calibration and LiteRT-LM's executor for NPUs ask for `prefill_embedder_128` and `decode_embedder`, as it
+    writes them for text alone.
+    """
+    settings = importlib.import_module(f"{_EXPORT}.core.exportable_module_config").ExportableModuleConfig
+    settle = settings.__post_init__
+
+    def settled(self: Any) -> None:
+        settle(self)
+        self.single_token_embedder = False
+
+    settings.__post_init__ = settled
+
+
 def _write_window(path: Path, window: int) -> None:
     """Put the window of sliding layers into the executor metadata, which litert-torch 0.10 does for rings only."""
     metadata = importlib.import_module("litert_lm_builder.runtime.proto.executor_metadata_pb2")
@@ -147,11 +245,14 @@ def _write_window(path: Path, window: int) -> None:
             f"checkpoint's {window} positions: {INSTALL}"
         )
     content = bundle.content(index)
-    values = metadata.ExecutorMetadata.FromString(bytes(content.view(0, content.size)))
+    values = metadata.ExecutorMetadata.FromString(content.read(0, content.size))
     values.llm_executor_metadata.attention_mask_settings.sliding_window_size = window
     written = path.with_name(f"{path.stem}_window{path.suffix}")
     bundle.write({index: values.SerializeToString(deterministic=True)}, written)
     written.replace(path)
+
+
+# Quantization
 
 
 def calibrate(job: Job, _: Progress) -> dict[str, Any]:
@@ -160,7 +261,7 @@ def calibrate(job: Job, _: Progress) -> dict[str, Any]:
     Raises:
         UsageError: the prompts have too little text, or an entry point was not run.
     """
-    task, config, model = "ALL", _config(job), Path(job.inputs["model"])
+    config, model = _config(job), Path(job.inputs["model"])
     signatures = [signature.key for signature in Opened(model).main().model.signatures]
     lengths = [int(match[1]) for name in signatures if (match := re.fullmatch(r"prefill_(\d+)", name))]
     check_lengths(lengths, config.cache_length)
@@ -168,19 +269,53 @@ def calibrate(job: Job, _: Progress) -> dict[str, Any]:
     planned = _planned(job, wording, config, lengths)
     with tempfile.TemporaryDirectory() as folder:
         lines = "".join(f"{json.dumps(wording.text(prompt))}\n" for prompt in planned.prompts)
-        (Path(folder) / f"{task}.jsonl").write_text(lines, encoding="utf-8")
+        Path(folder, f"{_TASK}.jsonl").write_text(lines, encoding="utf-8")
         _lib("stages").npu_calibrate(
             config,
             job.inputs["model"],
             folder,
             job.output,
             calibration_dataset_format="jsonl",
-            calibration_eval_task_names=task,
+            calibration_eval_task_names=_TASK,
             enable_formatting=False,
         )
-    _check_all_ran(signatures, Path(job.output))
+    check_all_ran(signatures, Path(job.output))
     widen_sums(model, Path(job.output))
     return {"notes": planned.notes, "tokens": planned.tokens}
+
+
+def check_all_ran(signatures: Sequence[str], ranges: Path) -> None:
+    """UsageError where calibration did not run every entry point."""
+    file = next(ranges.glob(f"*{MAIN_SECTION}*.json"))
+    tensors = json.loads(file.read_text(encoding="utf-8"))["model_qsvs"]
+    idle = [key for key in signatures if not any(name.startswith(f"{key}_") for name in tensors)]
+    if idle:
+        raise UsageError(
+            f"litert-torch's calibration does not run {', '.join(idle)}, so the ranges there are not known: export "
+            f"without it"
+        )
+
+
+def widen_sums(model: Path, ranges: Path) -> None:
+    """Widen ranges of sums that broadcast and end at a power of two by 1 %: LiteRT aborts on them in int16.
+
+    Positions do: the auxiliary model's mask for a ring of 512 adds 1 to numbers up to 511.
+    """
+    sums = {
+        operator.output.name
+        for part in Opened(model).parts
+        for graph in part.model.subgraphs
+        for operator in graph.operators
+        if operator.name == "ADD" and operator.input(0).shape != operator.input(1).shape
+    }
+    for file in ranges.glob("*.json"):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        for range_ in (one for name, one in content.get("model_qsvs", {}).items() if name in sums):
+            ends = np.array([range_["min"], range_["max"]], np.float64)
+            reach = np.abs(ends).max()
+            if reach > 0 and power_of_two(reach / _LARGEST_CODE):
+                range_["min"], range_["max"] = (1.01 * ends).tolist()
+        file.write_text(json.dumps(content), encoding="utf-8")
 
 
 def quantize(job: Job, _: Progress) -> dict[str, Any]:
@@ -190,6 +325,9 @@ def quantize(job: Job, _: Progress) -> dict[str, Any]:
         left.unlink()
     lost = keep_sections(Path(job.inputs["model"]), job.model)
     return {"notes": [f"Put back what litert-torch's packing left out: {', '.join(lost)}"] if lost else []}
+
+
+# For the NPU
 
 
 def optimize(job: Job, progress: Progress) -> dict[str, Any]:
@@ -223,138 +361,3 @@ def compile_bundle(job: Job, _: Progress) -> dict[str, Any]:
             print(*said, sep="\n", flush=True)  # noqa: T201  to the stage's log
             raise CompilerFailedError(first_complaint("\n".join(said), "") or str(error)) from error
     return {}
-
-
-def _lib(name: str) -> Any:
-    return importlib.import_module(f"{_ROOT}.{name}")
-
-
-def _planned(job: Job, wording: Wording, config: Any, lengths: Sequence[int]) -> Plan:
-    prompts, room = read_prompts(Path(job.inputs["prompts"])), config.max_calibration_decode_steps
-    return plan(prompts, wording.count, lengths, config.cache_length, room)
-
-
-def _check_all_ran(signatures: Sequence[str], ranges: Path) -> None:
-    """Whether calibration ran every entry point: what `plan` knows nothing of, it may not."""
-    file = next(ranges.glob(f"*{MAIN_SECTION}*.json"))
-    tensors = json.loads(file.read_text(encoding="utf-8"))["model_qsvs"]
-    idle = [key for key in signatures if not any(name.startswith(f"{key}_") for name in tensors)]
-    if idle:
-        raise UsageError(
-            f"litert-torch's calibration does not run {', '.join(idle)}, so the ranges there are not known: export "
-            f"without it"
-        )
-
-
-def widen_sums(model: Path, ranges: Path) -> None:
-    """Widen ranges of sums that broadcast and end at a power of two by 1 %: LiteRT aborts on them in int16.
-
-    Positions do: the auxiliary model's mask for a ring of 512 adds 1 to numbers up to 511.
-    """
-    sums = {
-        operator.output.name
-        for part in Opened(model).parts
-        for graph in part.model.subgraphs
-        for operator in graph.operators
-        if operator.name == "ADD" and operator.input(0).shape != operator.input(1).shape
-    }
-    for file in ranges.glob("*.json"):
-        content = json.loads(file.read_text(encoding="utf-8"))
-        for range_ in (one for name, one in content.get("model_qsvs", {}).items() if name in sums):
-            ends = np.array([range_["min"], range_["max"]], np.float64)
-            reach = np.abs(ends).max()
-            if reach > 0 and power_of_two(reach / _LARGEST_CODE):
-                range_["min"], range_["max"] = (1.01 * ends).tolist()
-        file.write_text(json.dumps(content), encoding="utf-8")
-
-
-def _check_numbers(checkpoint: Path) -> None:
-    """UsageError where a weight in a file of safetensors is NaN or infinite: calibration would fail later."""
-    torch, safetensors = importlib.import_module("torch"), importlib.import_module("safetensors")
-    for path in sorted(checkpoint.glob("*.safetensors")):
-        try:
-            with safetensors.safe_open(path, "pt") as file:
-                for name in file.keys():  # noqa: SIM118  it is not a mapping
-                    weights = file.get_tensor(name)
-                    # torch knows no isfinite of floats of one byte.
-                    if weights.is_floating_point() and not torch.isfinite(weights.float()).all():
-                        raise UsageError(
-                            f"{path}: '{name}' holds NaN or infinity, as a training that diverged leaves it: give a "
-                            f"checkpoint from before that"
-                        )
-        except safetensors.SafetensorError as error:
-            raise UsageError(
-                f"{path} is not a whole safetensors file ({error}): copy it again, or fetch it with git lfs"
-            ) from error
-
-
-class _WeightsThatFit(logging.Handler):
-    """Ends the export where transformers reports weights that do not fit; missing ones it makes up."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """A report of one line for each weight."""
-        wrong = re.findall(r"^([^|\n]+?) *\|[^|\n]*\b(MISSING|MISMATCH)\b", record.getMessage(), re.MULTILINE)
-        if wrong:
-            name, status = wrong[0]
-            raise UsageError(
-                f"the checkpoint's weights do not fit its config.json: {name} "
-                f"{'is missing' if status == 'MISSING' else 'has another shape'}, the first of {len(wrong)}; compare "
-                f"both with the model that was tuned"
-            )
-
-
-def _embed_whole_prompts() -> None:
-    """Beside a vision encoder, litert-torch 0.10 exports an embedder of single tokens, with the entry point `embedder`.
-
-    Its own calibration and LiteRT-LM's executor for NPUs ask for `prefill_embedder_128` and `decode_embedder`, as it
-    writes them for text alone.
-    """
-    settings = importlib.import_module(f"{_EXPORT}.core.exportable_module_config").ExportableModuleConfig
-    settle = settings.__post_init__
-
-    def settled(self: Any) -> None:
-        settle(self)
-        self.single_token_embedder = False
-
-    settings.__post_init__ = settled
-
-
-def _config(job: Job) -> Any:
-    return _lib("config_manager").NpuPipelineConfig.from_dict(job.config)
-
-
-def _parameters(stages: Any, name: str) -> set[str]:
-    parameters = inspect.signature(getattr(stages, name)).parameters.values()
-    return {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
-
-
-def _taken(config: Any, stages: Any) -> dict[str, dict[str, Any]]:
-    """Of the configuration, what each stage takes; the input is left out, for its digest counts.
-
-    The exporter can calibrate and quantize by itself, and takes settings for that, which have no effect here. Its
-    recipe for the weights is not that of `npu_quantize`, which leaves it out.
-    """
-    names = {stage: _parameters(stages, name) - {"model"} for stage, name in _STAGES.items()}
-    names["quantize"] -= {"quantization_recipe"}
-    names["export"] -= names["calibrate"] | names["quantize"]
-    values = {name: getattr(config, _RENAMED.get(name, name), None) for name in set().union(*names.values())}
-    return {
-        stage: {name: values[name] for name in sorted(taken) if values[name] is not None}
-        for stage, taken in names.items()
-    }
-
-
-def _checked(given: Mapping[str, Any], names: Sequence[str], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that exist and are not ours, with values of their types."""
-    for name, value in given.items():
-        if name in _OURS or name.endswith(_FILES):
-            raise UsageError(
-                f"--set {name} is not to be set: it follows from {_OURS.get(name, 'the work folder')}"
-            )
-        if name not in names:
-            raise unknown("--set: setting", name, names)
-        default = defaults.get(name, value)
-        kinds = (int, float) if isinstance(default, float) else type(default)
-        if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(default, bool)):
-            raise UsageError(f"--set {name}: {json.dumps(value)} is not of the type of {json.dumps(default)}")
-    return dict(given)

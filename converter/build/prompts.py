@@ -43,25 +43,25 @@ def read_prompts(path: Path) -> list[Any]:
         raise UsageError(f"prompts {path} cannot be read: {reason}") from error
     if not text.strip():
         raise UsageError(f"prompts {path} is empty: give ten or more that are typical of real use")
+    prompts = []
     # Not of `splitlines`: JSON may hold a line separator of Unicode as it is.
-    lines = enumerate(text.split("\n"), 1)
-    return [_prompt(f"prompts {path}, line {number}", line) for number, line in lines if line.strip()]
-
-
-def _prompt(where: str, line: str) -> Any:
-    try:
-        prompt = json.loads(line)
-        json.dumps(prompt, ensure_ascii=False).encode()  # half a character is no text
-    except (ValueError, RecursionError):
-        raise UsageError(
-            f'{where} is not JSON text: write "a prompt" or {{"prompt": "..."}}, one a line'
-        ) from None
-    if not text_of(prompt):
-        raise UsageError(
-            f"{where} is not a prompt: write a string, an object with a string as {', '.join(_TEXTS[:-1])} or "
-            f"{_TEXTS[-1]}, or messages of which one is the user's"
-        )
-    return prompt
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"prompts {path}, line {number}"
+        try:
+            prompts.append(json.loads(line))
+            json.dumps(prompts[-1], ensure_ascii=False).encode()  # half a character is no text
+        except (ValueError, RecursionError):
+            raise UsageError(
+                f'{where} is not JSON text: write "a prompt" or {{"prompt": "..."}}, one per line'
+            ) from None
+        if not text_of(prompts[-1]):
+            raise UsageError(
+                f"{where} is not a prompt: write a string, an object with a string as {', '.join(_TEXTS[:-1])} or "
+                f"{_TEXTS[-1]}, or messages of which one is the user's"
+            )
+    return prompts
 
 
 def text_of(prompt: Any) -> str:
@@ -240,13 +240,9 @@ def wording_of(model: Path) -> Wording:
         if SENTENCEPIECE in held:  # it goes first in the calibration, too
             path.write_bytes(held[SENTENCEPIECE])
             return Wording(make(spm_model_path=str(path)), template)
-        path.write_bytes(_unpacked(held[TOKENIZER]))
+        try:
+            content = zlib.decompress(held[TOKENIZER][_SIZE_BYTES:])  # the builder writes the size in front
+        except zlib.error:
+            content = zlib.decompress(held[TOKENIZER])
+        path.write_bytes(content)
         return Wording(make(tokenizer_json_path=str(path)), template)
-
-
-def _unpacked(content: bytes) -> bytes:
-    """The builder writes the size in front, other tools do not."""
-    try:
-        return zlib.decompress(content[_SIZE_BYTES:])
-    except zlib.error:
-        return zlib.decompress(content)

@@ -6,10 +6,10 @@ Looks at files only, so that what cannot work is said before anything heavy is l
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from edge_opt.base.errors import ModelFormatError, UsageError
 from edge_opt.inspection import Caches, find_caches
@@ -18,15 +18,14 @@ from edge_opt.schema.litertlm import is_bundle
 
 CONFIG = "config.json"
 """What a checkpoint says of its architecture."""
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json")
-_WEIGHTS = (".safetensors", ".bin")
-# What a checkpoint is made of; a folder of a training run holds much more.
-_PARTS = (*_WEIGHTS, ".json", ".model", ".jinja", ".txt", ".py")
-_MATMULS = ("BATCH_MATMUL", "FULLY_CONNECTED")
 SETTING = "sliding_window_ring_buffer_size"
 """litert-torch's name for the length of a ring."""
 RUNTIME = "0.18"
 """The first release of LiteRT-LM that reads the window and the lengths of rings from a bundle's executor metadata."""
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json")
+_WEIGHTS = (".safetensors", ".bin")
+# What a checkpoint is made of; a folder of a training run holds much more.
+_PARTS = (*_WEIGHTS, ".json", ".model", ".jinja", ".txt", ".py")
 _STEP = 64
 
 
@@ -38,18 +37,14 @@ class Kind(StrEnum):
     QUANTIZED = "quantized bundle"
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
-    """The input: `files` are those that a result depends on.
-
-    `cache_shape`: a bundle's, the largest sizes of its key caches. `caches`: what is known of a bundle's.
-    """
+class Given(NamedTuple):
+    """The input: `files` are those that a result depends on, `cache_shape` has the largest sizes of its key caches."""
 
     path: Path
     kind: Kind
     files: tuple[Path, ...]
     cache_shape: tuple[int, ...] = ()
-    caches: Caches = field(default_factory=Caches)
+    caches: Caches = Caches()
 
 
 def look_at(path: Path) -> Given:
@@ -60,7 +55,25 @@ def look_at(path: Path) -> Given:
         raise ModelFormatError(f"{path} does not exist: give a Hugging Face folder or a .litertlm bundle")
     if not is_bundle(path):
         raise UsageError(f"{path} is neither a Hugging Face folder nor a .litertlm bundle")
-    return _bundle(path)
+    opened = Opened(path)
+    model = opened.main().model
+    inputs = [entry for signature in model.signatures for entry in signature.inputs.items()]
+    shapes = [tensor.shape for name, tensor in inputs if re.fullmatch(r"kv_cache_k_\d+", name)]
+    if not shapes:
+        raise UsageError(
+            f"{path} is not exported for an NPU: its {MAIN_SECTION} model takes no kv_cache_k_0 beside the new keys; "
+            f"export it with split_cache, or give the checkpoint"
+        )
+    longest = tuple(int(max(sizes)) for sizes in zip(*shapes, strict=True))
+    # Activations are integers; weights alone are in what the exporter writes.
+    quantized = any(
+        operator.inputs[0] is not None and operator.inputs[0].dtype.name in ("INT8", "INT16")
+        for graph in model.subgraphs
+        for operator in graph.operators
+        if operator.name in ("BATCH_MATMUL", "FULLY_CONNECTED")
+    )
+    kind = Kind.QUANTIZED if quantized else Kind.FLOAT
+    return Given(path, kind, (path,), longest, find_caches(model, opened.bundle))
 
 
 def _checkpoint(path: Path) -> Given:
@@ -92,38 +105,9 @@ def read_json(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} cannot be read: {error}") from error
 
 
-def _bundle(path: Path) -> Given:
-    opened = Opened(path)
-    model = opened.main().model
-    shapes = [
-        tensor.shape
-        for signature in model.signatures
-        for name, tensor in signature.inputs.items()
-        if re.fullmatch(r"kv_cache_k_\d+", name)
-    ]
-    if not shapes:
-        raise UsageError(
-            f"{path} is not exported for an NPU: its {MAIN_SECTION} model takes no kv_cache_k_0 beside the new keys; "
-            f"export it with split_cache, or give the checkpoint"
-        )
-    longest = tuple(int(max(sizes)) for sizes in zip(*shapes, strict=True))
-    # Activations are integers; weights alone are in what the exporter writes.
-    quantized = any(
-        operator.inputs[0] is not None and operator.inputs[0].dtype.name in ("INT8", "INT16")
-        for graph in model.subgraphs
-        for operator in graph.operators
-        if operator.name in _MATMULS
-    )
-    kind = Kind.QUANTIZED if quantized else Kind.FLOAT
-    return Given(path, kind, (path,), cache_shape=longest, caches=find_caches(model, opened.bundle))
-
-
 @dataclass(frozen=True, slots=True)
 class SlidingLayers:
-    """Of a checkpoint's language model: how many layers slide, of how many, and how many positions those see.
-
-    `window` is 0 where none slides.
-    """
+    """How many of a checkpoint's layers slide, of how many, and how many positions those see; `window` 0: none does."""
 
     window: int = 0
     sliding: int = 0
@@ -137,23 +121,19 @@ class SlidingLayers:
         window = config.get("sliding_window") or 0
         return cls(window, sliding, len(kinds)) if sliding and window else cls(0, 0, len(kinds))
 
-    def shortest_ring(self, prefill: Sequence[int]) -> int:
-        """The shortest ring that keeps what sliding layers see: `max(window, longest prefill)`, in steps of 64.
+    def ring(self, prefill: Sequence[int], cache: int, chosen: int | None, *, whole: bool) -> int | None:
+        """The length of the rings to export beside a cache; None for whole caches, also where the user wants those.
 
-        A prefill of T tokens reads the caches before they are updated, and has its own keys beside them: its first row
+        The shortest ring that keeps what sliding layers see is `max(window, longest prefill)`, in steps of 64. A
+        prefill of T tokens reads the caches before they are updated, and has its own keys beside them: its first row
         needs window - 1 keys of the ring, later rows fewer. LiteRT-LM may take one token back, which needs one more.
         Then the T new keys go into the ring, which LiteRT-LM wants to hold them all. litert-torch rounds to 32, and
         older releases of LiteRT-LM guess lengths as multiples of 64.
-        """
-        return -(-max(self.window, *prefill) // _STEP) * _STEP
-
-    def ring(self, prefill: Sequence[int], cache: int, chosen: int | None, *, whole: bool) -> int | None:
-        """The length of the rings to export beside a cache; None for whole caches, also where the user wants those.
 
         Raises:
             UsageError: rings of the chosen length cannot work.
         """
-        least = self.shortest_ring(prefill)
+        least = -(-max(self.window, *prefill) // _STEP) * _STEP
         if chosen is None:
             return least if 0 < self.sliding < self.count and least < cache and not whole else None
         if not self.sliding:

@@ -17,7 +17,7 @@ from edge_opt.base.errors import EdgeOptError, OutputError
 from edge_opt.base.processes import begin_child
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress
-from edge_opt.build import evaluation, logits, pipeline, scoring
+from edge_opt.build import evaluation, logits, pipeline
 from edge_opt.build.stages import Job
 
 STAGES: dict[str, Callable[[Job, Progress], dict[str, Any]]] = {
@@ -27,8 +27,8 @@ STAGES: dict[str, Callable[[Job, Progress], dict[str, Any]]] = {
     "quantize": pipeline.quantize,
     "narrow": logits.narrow,
     "optimize": pipeline.optimize,
-    evaluation.CPU: scoring.score,
-    evaluation.NPU: scoring.emulate,
+    evaluation.CPU: evaluation.score,
+    evaluation.NPU: evaluation.emulate,
     "compile": pipeline.compile_bundle,
 }
 _LONGEST_CAUSE = 300
