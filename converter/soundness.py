@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from edge_opt.attention.find import MASKING, products_above
 from edge_opt.attention.positions import find_rotary
-from edge_opt.attention.surroundings import MASKING, products_above
 from edge_opt.base.record import Record
 from edge_opt.base.words import shortened
 from edge_opt.ir import Model, Operator, Shape, Subgraph, Tensor

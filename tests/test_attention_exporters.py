@@ -9,7 +9,6 @@ import pytest
 from attention_checks import assert_same_bits, convert, random_inputs
 from text_parser import parse
 
-import edge_opt
 from edge_opt.ir import Model, Signature, Signatures, load, to_bytes
 from edge_opt.passes import Status
 
@@ -62,25 +61,9 @@ CASES = {
                 %w: float32[1,4,6,8] = SUB(%p, %s2)""",
         inputs=", %q2: float32[1,4,6,5], %k2: float32[1,4,8,5]",
     ),
-    "a sigmoid instead of a SOFTMAX": block(softmax="%p: float32[1,4,6,8] = LOGISTIC(%l)"),
-    "probabilities normalised after the values": block(
-        softmax="""%m: float32[1,4,6,1] = REDUCE_MAX(%l, int32{3}) {keep_dims: true}
-                   %s: float32[1,4,6,8] = SUB(%l, %m)
-                   %p: float32[1,4,6,8] = EXP(%s)
-                   %sum: float32[1,4,6,1] = SUM(%p, int32{3}) {keep_dims: true}""",
-        values="""%z: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)
-                  %o: float32[1,4,6,5] = DIV(%z, %sum)""",
-    ),
     "the exponential of a LOG_SOFTMAX": block(
         softmax="""%s: float32[1,4,6,8] = LOG_SOFTMAX(%l)
                    %p: float32[1,4,6,8] = EXP(%s)"""
-    ),
-    "positions of its own for each head": block(
-        softmax="""%r16: float32[1,4,6,16] = BATCH_MATMUL(%q2, float32[1,4,5,16]{splat 0.25})
-                   %g: float32[1,4,6,8] = GATHER(%r16, int32[1,4,6,8]{splat 7}) {axis: 3, batch_dims: 3}
-                   %s: float32[1,4,6,8] = ADD(%l, %g)
-                   %p: float32[1,4,6,8] = SOFTMAX(%s) {beta: 1.0}""",
-        inputs=", %q2: float32[1,4,6,5]",
     ),
     "scores by relative position, shifted by padding": block(
         softmax="""%g: float32[1,4,6,8] = BATCH_MATMUL(%q, %at) {adj_y: true}
@@ -126,19 +109,6 @@ CASES = {
           %r: float32[6,5] = SUM(%o, int32{0})
           return %r
         }""",
-    "values that leave a latent by a matrix for each head": """
-        subgraph main (%x: float32[4,3,1], %c: float32[1,8,3]) {
-          %q: float32[1,4,3] = RESHAPE(%x, int32{1, 4, 3})
-          %l: float32[1,8,4] = BATCH_MATMUL(%c, %q) {adj_y: true}
-          %l4: float32[1,8,1,4] = RESHAPE(%l, int32{1, 8, 1, 4})
-          %t: float32[1,4,1,8] = TRANSPOSE(%l4, int32{0, 3, 2, 1})
-          %p: float32[1,4,1,8] = SOFTMAX(%t) {beta: 1.0}
-          %p3: float32[1,4,8] = RESHAPE(%p, int32{1, 4, 8})
-          %o: float32[1,3,4] = BATCH_MATMUL(%c, %p3) {adj_x: true, adj_y: true}
-          %u: float32[4,1,3] = TRANSPOSE(%o, int32{2, 0, 1})
-          %r: float32[4,1,2] = BATCH_MATMUL(%u, float32[4,3,2]{WEIGHTS})
-          return %r
-        }""".replace("WEIGHTS", ", ".join(str(float(7 * i % 11)) for i in range(24))),
 }
 
 
@@ -174,31 +144,6 @@ def test_every_block_is_split_to_the_same_bits_and_nothing_of_it_stays(case: str
     for kernels in ("xnnpack", "reference"):
         assert_same_bits(before, to_bytes(model), random_inputs(model), kernels)
     assert all(report.settled for report in convert(model, form))
-
-
-FOLDED = """
-subgraph main (%x: float32[1,6,20], %k: float32[8,5], %v: float32[8,5]) {
-  %q: float32[24,5] = RESHAPE(%x, int32{24, 5})
-  %l: float32[24,8] = FULLY_CONNECTED(%q, %k, none)
-  %p: float32[24,8] = SOFTMAX(%l) {beta: 1.0}
-  %vt: float32[5,8] = TRANSPOSE(%v, int32{1, 0})
-  %o: float32[24,5] = FULLY_CONNECTED(%p, %vt, none)
-  %r: float32[1,6,20] = RESHAPE(%o, int32{1, 6, 20})
-  return %r
-}"""
-
-
-def test_heads_in_rows_of_computed_fully_connected_weights_are_split_and_the_rounding_is_told() -> None:
-    """XNNPACK sums a row of a FULLY_CONNECTED in an order that the number of rows decides."""
-    result = edge_opt.convert(signed(parse(FOLDED)))
-    (site,) = result.sites
-    assert (site.status, site.heads, site.kv_heads) == (Status.CONVERTED, 4, 1)
-    assert "XNNPACK rounds by the number of rows" in site.note
-    assert site.proof is not None
-    assert str(site.proof.demand) == "relative 1e-06"
-    assert result.model is not None
-    products = [op for op in result.model.subgraphs[0].operators if op.name == "FULLY_CONNECTED"]
-    assert [op.outputs[0].elements for op in products] == [6 * 8, 6 * 5] * 4
 
 
 FOLDED_ROWS = """

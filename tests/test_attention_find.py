@@ -8,7 +8,7 @@ from pass_runs import refusal
 from text_parser import parse
 
 from edge_opt.attention.block import Block, NotABlock, logits_bytes, row_tiles
-from edge_opt.attention.find import find_blocks
+from edge_opt.attention.find import find_blocks, find_mask
 from edge_opt.conversion import SitesLeftError, convert
 from edge_opt.conversion.result import entry_points
 from edge_opt.ir import Buffer, Constants, Metadata, Model
@@ -91,7 +91,6 @@ def test_heads_that_are_folded_into_rows_and_that_nothing_tells_are_not_taken_fo
         "TILE(%few, int32{1, 2, 1, 1})",
         f"BROADCAST_TO(%few, int32{{1, 2, {S}, {H}}})",
         "CONCATENATION(%few, %few) {axis: 1}",
-        "MUL(%few, float32[1,2,1,1]{splat 1})",
         "CONCATENATION(%new, %old) {axis: 2}",
     ],
 )
@@ -123,8 +122,9 @@ def test_the_mask_is_what_is_added_to_scores_or_selects_them_and_no_factor(lead:
     text = text.replace("%q:", f"%one: float32[1], {given}, {added}, %q:", 1)
     steps = f"%s: {scores} = ADD(%one, %l)\n %c: {scores} = ADD(%s, %one)\n %m: {scores} = {masked}\n"
     match = only_block(parse(text.replace("      %p:", f"      {steps} %p:")).subgraphs[0])
-    assert match.mask is not None
-    assert match.mask.name == ("open" if "SELECT" in masked else "mask")
+    mask = find_mask(match.softmax)
+    assert mask is not None
+    assert mask.name == ("open" if "SELECT" in masked else "mask")
 
 
 def segments(lead: str) -> Block:
@@ -150,7 +150,7 @@ def test_rows_of_every_head_are_tiles_of_their_own(lead: str) -> None:
     tiled = row_tiles(match, T)
     assert isinstance(tiled, Block)
     assert (tiled.pieces, tiled.tiles, tiled.query_length, tiled.key_lengths) == (heads * T, T, 1, (10,))
-    assert (tiled.output.name, tiled.heads_are_rows) == ("s", False)
+    assert tiled.output.name == "s"
 
 
 def test_rows_that_do_not_divide_are_not_cut() -> None:
@@ -158,7 +158,7 @@ def test_rows_that_do_not_divide_are_not_cut() -> None:
     assert refusal(row_tiles, segments("1,1"), 2) == reason
 
 
-# Heads that only the mask or the SOFTMAX tells
+# Heads that only the mask or the SOFTMAX shows
 
 GROUPED = """
 subgraph main (%q: float32[1,1,32,5], %k: float32[1,1,16,5], %v: float32[1,1,16,5], %m: float32[MASK]) {
@@ -172,16 +172,7 @@ subgraph main (%q: float32[1,1,32,5], %k: float32[1,1,16,5], %v: float32[1,1,16,
 }"""
 
 
-def test_grouped_attention_without_projections_has_the_heads_of_its_softmax() -> None:
-    text = GROUPED.replace("MASK", "1,1,8,16").replace("ADDED", "ADD(%h, %m)")
-    (site,) = convert(parse(text), require_all=True).sites
-    assert (site.status, site.heads, site.kv_heads) == (Status.CONVERTED, 4, 1)
-    two = text.replace("float32[1,1,32,", "float32[1,2,16,").replace("float32[1,1,16,5]", "float32[1,2,16,5]")
-    (site,) = convert(parse(two.replace("int32{1, 1, 32", "int32{1, 2, 16")), require_all=True).sites
-    assert (site.status, site.heads, site.kv_heads) == (Status.CONVERTED, 4, 2)
-
-
-@pytest.mark.parametrize("mask", ["1,4,1,16", "1,1,1,16", "16", "1,32,1,16"])
+@pytest.mark.parametrize("mask", ["1,1,8,16", "1,4,1,16", "1,1,1,16", "16", "1,32,1,16"])
 def test_what_may_be_heads_or_tokens_is_not_counted_as_done(mask: str) -> None:
     """A SOFTMAX `[1,T,N,S]` is masked by `[1,T,1,S]`; tokens may be a batch of rows."""
     text = GROUPED.replace("MASK", mask).replace("ADDED", "ADD(%h, %m)")
@@ -242,6 +233,7 @@ BATCH = changed("[1,4, -> [4,", "  %t: float32[1,6,4,5] = TRANSPOSE(%o, int32{0,
                 "float32[1,6,20] = RESHAPE(%o, int32{1, 6, 20}) -> float32[4,6] = MEAN(%o, int32{-1})",
                 text=PLAIN.replace("RESHAPE(%t", "RESHAPE(%o"))  # fmt: skip
 EXAMPLES = {
+    "an outermost axis that may be the batch": (BATCH, "already single-head", True),
     "a softmax over classes": (
         "subgraph main (%x: float32[2,10]) { %p: float32[2,10] = SOFTMAX(%x) return %p }",
         "no value product behind this SOFTMAX: not attention",
@@ -275,7 +267,7 @@ EXAMPLES = {
     "heads that share their logits": (
         changed("%q: float32[1,4, -> %q: float32[1,1,", "%k: float32[1,4, -> %k: float32[1,1,",
                 "float32[1,4,6,8] -> float32[1,1,6,8]"),
-        "no product of queries and keys carries the heads, at SOFTMAX",
+        "no product of queries and keys carries the heads, at RESHAPE",
     ),
     "heads that share their logits in groups": (
         changed("%q: float32[1,4, -> %q: float32[1,2,1,", "%k: float32[1,4, -> %k: float32[1,2,1,",
@@ -289,7 +281,6 @@ EXAMPLES = {
                 "  %t: -> %z: float32[1,4,6,3] = BATCH_MATMUL(%p, %w)\n  %t:"),
         "the probabilities weigh several values that are never summed, at SOFTMAX",
     ),
-    "an outermost axis that may be the batch": (BATCH, "already single-head", True),
     "a length that is known at run time only": (
         changed("[1,4,6, -> [1,4,?,", "[1,6, -> [1,?,", "{1, 6, 20} -> {1, -1, 20}"),
         "lengths are known only at run time: give --shape q=1,4,?,5",
@@ -353,19 +344,6 @@ IN_A_BRANCH = (
 NOT_UNDERSTOOD = PLAIN.replace("BATCH_MATMUL(%p,", "BATCH_MATMUL(%c,").replace(
     "  %o:", "  %c: float32[1,4,6,8] = CUMSUM(%p, int32(3))\n  %o:"
 )
-PROJECTED_SCORES = PLAIN.replace("SOFTMAX(%l)", "SOFTMAX(%m)").replace(
-    "  %p:",
-    """  %lt: float32[1,6,8,4] = TRANSPOSE(%l, int32{0, 2, 3, 1})
-  %lm: float32[1,6,8,4] = FULLY_CONNECTED(%lt, float32[4,4]{splat 0.5}, none) {keep_num_dims: true}
-  %m: float32[1,4,6,8] = TRANSPOSE(%lm, int32{0, 3, 1, 2})
-  %p:""",
-)
-LINEAR = """
-subgraph main (%q: float32[1,4,6,5], %k: float32[1,4,6,5], %v: float32[1,4,6,5]) {
-  %s: float32[1,4,5,5] = BATCH_MATMUL(%k, %v) {adj_x: true}
-  %o: float32[1,4,6,5] = BATCH_MATMUL(%q, %s)
-  return %o
-}"""
 CLASSES = """
 subgraph main (%x: float32[1,9,9,16]) {
   %y: float32[1,9,9,7] = CONV_2D(%x, float32[7,1,1,16]{splat 0.5}, float32[7]{splat 0.0})
@@ -379,14 +357,6 @@ LEFT = {
     ),
     "an operator behind the SOFTMAX that is not followed": (
         NOT_UNDERSTOOD, {}, "the probabilities are not followed through this operator, at CUMSUM",
-    ),
-    "scores that a projection mixes over the heads": (
-        PROJECTED_SCORES, {}, "the scores are not followed through this operator, at FULLY_CONNECTED",
-    ),
-    "linear attention": (
-        LINEAR,
-        {},
-        "linear attention: nothing lies between this product and the next, at BATCH_MATMUL",
     ),
 }  # fmt: skip
 
@@ -412,58 +382,6 @@ def test_sites_of_attention_that_stays_are_counted_on() -> None:
     assert [site.index for site in left] == [1, 2]
 
 
-def test_scores_that_the_heads_are_not_followed_to_are_told_of() -> None:
-    text = PLAIN.replace("SOFTMAX(%l)", "SOFTMAX(%s)").replace(
-        "  %p:",
-        """  %g: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
-  %c: float32[1,4,6,8] = CUMSUM(%g, int32(3))
-  %s: float32[1,4,6,8] = ADD(%l, %c)
-  %p:""",
-    )
-    (site,) = convert(parse(text), verify="none").sites
-    assert site.status == "converted"
-    assert site.note == "the heads are not followed up to scores that are added: 'g' still holds several"
-    (plain,) = convert(parse(PLAIN), verify="none").sites
-    assert not plain.note
-
-
-MIXED_STREAMS = """
-subgraph main (%x: float32[14,72,4], %a: float32[14,4,4], %b: float32[14,4,4]) {
-  %p: float32[14,72,4] = BATCH_MATMUL(%x, %a)
-  %s: float32[14,72,4] = ADD(%p, %x)
-  %r: float32[14,72,4] = BATCH_MATMUL(%s, %b)
-  return %r
-}
-"""
-
-
-def test_products_that_are_added_to_what_they_were_made_of_are_no_scores() -> None:
-    """Streams of hidden states that are mixed token by token: `x + x A`."""
-    (graph,) = parse(MIXED_STREAMS).subgraphs
-    assert list(find_blocks(graph)) == []
-    (other,) = parse(MIXED_STREAMS.replace("ADD(%p, %x)", "MUL(%p, %x)")).subgraphs
-    assert len(list(find_blocks(other))) == 1
-
-
-BY_SUMS = """
-  %q5: float32[1,4,6,1,5] = RESHAPE(%q, int32{1, 4, 6, 1, 5})
-  %k5: float32[1,4,1,8,5] = RESHAPE(%k, int32{1, 4, 1, 8, 5})
-  %qk: float32[1,4,6,8,5] = MUL(%q5, %k5)
-  %l: float32[1,4,6,8] = SUM(%qk, int32{4})
-  %p: float32[1,4,6,8] = SOFTMAX(%l) {beta: 1.0}
-  %p5: float32[1,4,6,8,1] = RESHAPE(%p, int32{1, 4, 6, 8, 1})
-  %v5: float32[1,4,1,8,5] = RESHAPE(%v, int32{1, 4, 1, 8, 5})
-  %pv: float32[1,4,6,8,5] = MUL(%p5, %v5)
-  %r: float32[1,4,6,5] = SUM(%pv, int32{3})
-  return %r
-}"""
-SUM_RESULT = "%r: float32[1,4,6,5]"
-IN_A_COMPOSITE = (
-    "subgraph main (" + GIVEN + ") {\n"
-    f"  {SUM_RESULT} = STABLEHLO_COMPOSITE(%q, %k, %v) {{name: 'n', decomposition_subgraph_index: 1}}\n"
-    "  return %r\n}\n"
-    "subgraph body (" + GIVEN + ") {" + BY_SUMS
-)
 UNCALLED = "subgraph main (%x: float32[4]) {\n  %y: float32[4] = ABS(%x)\n  return %y\n}\n" + PLAIN.replace(
     "main", "other"
 )
@@ -478,20 +396,9 @@ subgraph main (%x: float32[6,16], %e: float32[6,4,16]) {
 }"""
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("subgraph main (" + GIVEN + ") {" + BY_SUMS, "are not followed through this operator, at MUL"),
-        (IN_A_COMPOSITE, "inside the composite 'n'"),
-        (UNCALLED, "in subgraph 1, which no signature and no operator calls"),
-    ],
-    ids=["sums", "sums in a composite", "uncalled"],
-)
-def test_attention_by_other_operators_and_where_nobody_calls_it_is_left_with_a_reason(
-    text: str, reason: str
-) -> None:
-    with pytest.raises(SitesLeftError, match=reason):
-        convert(parse(text), verify="none", require_all=True)
+def test_attention_where_nobody_calls_it_is_left_with_a_reason() -> None:
+    with pytest.raises(SitesLeftError, match="in subgraph 1, which no signature and no operator calls"):
+        convert(parse(UNCALLED), verify="none", require_all=True)
 
 
 @pytest.mark.parametrize("text", [GATE, CLASSES], ids=["a gate", "classes"])

@@ -214,12 +214,11 @@ def test_a_tensor_whose_readers_have_the_heads_on_different_axes_is_not_made_per
 
 def test_four_bit_weights_with_a_scale_for_each_row_are_not_cut() -> None:
     """numpy has no such type, so their pieces would be computed."""
-    scales = ", ".join(f"0.{row}" for row in range(1, 9))
-    weights = f"int8[8,8]{{splat 3}} q([{scales}], [{', '.join('0' * 8)}], axis 0)"
-    text = NORMED.replace("float32[8,8]{splat 0.5}", "%w").replace(
-        "  %f:", f"  %w: float32[8,8] = DEQUANTIZE({weights})\n  %f:"
-    )
+    scales = ", ".join(f"0.{column}" for column in range(1, 9))
+    weights = f"int8[1,1,8]{{splat 3}} q([{scales}], [{', '.join('0' * 8)}], axis 2)"
+    made = f"%w: float32[1,1,8] = DEQUANTIZE({weights})\n  %g: float32[1,3,8] = MUL(%f, %w)\n  %r:"
+    text = NORMED.replace("RESHAPE(%f,", "RESHAPE(%g,").replace("  %r:", made)
     model = parse(text)
     (dequantize,) = (op for op in model.subgraphs[0].operators if op.name == "DEQUANTIZE")
-    dequantize.input(0).dtype, dequantize.input(0).buffer = DType.INT4, Buffer(Data(b"\x33" * 32))
+    dequantize.input(0).dtype, dequantize.input(0).buffer = DType.INT4, Buffer(Data(b"\x33" * 4))
     assert "w" in cut_at(split_above(model))

@@ -1,4 +1,4 @@
-"""What is found of a SOFTMAX: an attention block or none, the form that it is split in, and its rows as more pieces."""
+"""A match of a SOFTMAX: an attention block, or none; the form that a block is split in; its rows as more pieces."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -12,17 +12,15 @@ from edge_opt.ir.refusal import Refusal, RefusedError
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A choice of cut.
+    """Where and how heads are cut.
 
     `cut`: SPLIT keeps the rank, `[B,1,N*T,H]` -> N x `[B,1,T,H]`, right above the logits products; UNPACK drops the
     head axis as far up as it can, `[B,T,N,H]` -> N x `[B,T,H]`, and rearranges each head. `above` cuts where every head
-    can be computed on its own: above RoPE and, with `composites`, above a norm over H. `sink` moves multiplications by
-    a scalar below the cut, into each head.
+    can be computed on its own: above RoPE and, with `composites`, above a norm over H.
     """
 
     cut: Literal["split", "unpack"] = "split"
     above: bool = False
-    sink: bool = True
     composites: bool = True
 
     @property
@@ -44,27 +42,17 @@ FORM_NAMES = (AS_FOUND, *FORMS)
 """The words for a form in target files."""
 
 
-def form_for(name: str, *, merged: bool) -> Form:
-    """The form that a target's word stands for, for a block that merges its heads or leaves them side by side."""
-    as_found = "split" if merged else "unpack"
-    return FORMS[as_found if name == AS_FOUND else name]
-
-
-_HALF = 2
-
-
 @dataclass(frozen=True, slots=True)
 class Block:
     """One layer's attention, matched.
 
     `output` is the tensor where the heads stand side by side, with factors `factored`. `core` are the operators from
     the logits products to this, `logits` the former with the factors of their results, `products` those of the values.
-    `heads_are_rows` is True where a product's rows are nothing but heads (T = 1). `kv_heads` is K, `query_length` T,
-    `key_lengths` the segments of keys (S, or S and T), `head_size` H. Each of the N heads is a piece of its own; where
-    rows are cut into `tiles`, there are N*tiles pieces, and `query_length` is a tile's.
+    `kv_heads` is K, `query_length` T, `key_lengths` the segments of keys (S, or S and T), `head_size` H. Each of the N
+    heads is a piece; where rows are cut into `tiles`, there are N*tiles pieces, and `query_length` is a tile's.
 
-    An attention with one head (or one of those that were split already) is one piece without a label: `output` is the
-    (sum of the) value product(s), and `logits` and `core` are empty.
+    An attention with one head is one piece without a label: `output` is the (sum of the) value product(s), and `logits`
+    and `core` are empty.
     """
 
     softmax: Operator
@@ -73,14 +61,12 @@ class Block:
     head_size: int
     query_length: int
     key_lengths: tuple[int, ...]
-    mask: Tensor | None
     products: Weighings
     operands: OperandFactors
     pieces: int = 1
     kv_heads: int = 1
     logits: dict[Operator, Factored] = field(default_factory=dict)
     core: frozenset[Operator] = frozenset()
-    heads_are_rows: bool = False
     tiles: int = 1
 
     @property
@@ -96,7 +82,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class NotABlock:
-    """A SOFTMAX that is no attention, or one that does not match; `reason` says which condition failed."""
+    """A SOFTMAX that is not attention, or is of an unknown form; `reason` is the condition that failed."""
 
     softmax: Operator
     reason: Refusal
@@ -114,7 +100,7 @@ def logits_bytes(block: Block) -> int:
 
 def element_bytes(tensor: Tensor) -> int:
     """Bytes of an element on an NPU, which keeps floats in half precision."""
-    return _HALF if tensor.dtype.is_float else max((tensor.dtype.bits or 8) // 8, 1)
+    return 2 if tensor.dtype.is_float else max((tensor.dtype.bits or 8) // 8, 1)
 
 
 def row_tiles(block: Block, count: int) -> Block:
@@ -129,9 +115,8 @@ def row_tiles(block: Block, count: int) -> Block:
     """
     refusal = RefusedError("no axis of the result is the queries' sequence", block.softmax, block.output)
     for factored in _with_rows(block, count):
-        trace = trace_heads((block.output, factored), block.products, block.operands)
         try:
-            trace.check(block.heads * count, block.softmax)
+            trace = trace_heads((block.output, factored), block.products, block.operands)
         except RefusedError as refused:
             refusal = refused
             continue
@@ -144,7 +129,6 @@ def row_tiles(block: Block, count: int) -> Block:
                 query_length=block.query_length // count,
                 logits=trace.logits,
                 core=trace.core,
-                heads_are_rows=False,
                 tiles=count,
             )
     raise refusal

@@ -4,10 +4,9 @@ from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.factors import Factored
 from edge_opt.attention.labels import OperandFactors
-from edge_opt.attention.rule import Labelled, OneHead, Operands, Rule
-from edge_opt.attention.rules import RULES
+from edge_opt.attention.rules import RULES, Labelled, OneHead, Operands, Rule
 from edge_opt.base.words import name_below
-from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor, topological
+from edge_opt.ir import Constants, Model, Subgraph, Tensor, topological
 from edge_opt.ir.composites import BODY, COMPOSITE, body_of, checked_body
 from edge_opt.ir.refusal import Refusal, RefusedError
 from edge_opt.ir.walk import backward_slice, renamed, repeated
@@ -40,34 +39,36 @@ class Composite(Rule):
         for tensor, own, ends in self._inner.upwards([(body.outputs[0], of.factored)]):
             if labels.setdefault(tensor, fx.canonical(own)) != fx.canonical(own):
                 raise RefusedError("the body of a composite mixes heads", tensor.producer, tensor)
-            per_axis = tensor.quantization is not None and tensor.quantization.is_per_axis
-            if fx.piece_count(own) > 1 and (tensor.is_constant or per_axis):
+            if fx.piece_count(own) == 1:
+                continue
+            if tensor.is_constant or (tensor.quantization is not None and tensor.quantization.is_per_axis):
                 text = "the body of a composite is not the same for all heads"
                 raise RefusedError(text, tensor.producer, tensor)
-            if fx.piece_count(own) > 1 and ends and tensor not in body.inputs:
+            if ends and tensor not in body.inputs:
                 reason = self._inner(tensor, own)
                 missing = Refusal("no rule for an operator in the body of a composite", tensor.producer)
                 raise RefusedError(reason if isinstance(reason, Refusal) else missing)
         cut = {tensor for tensor, own in labels.items() if fx.piece_count(own) > 1}
-        mixed = cut.intersection(backward_slice(labels.keys() - cut)[1])
-        if mixed:
+        if cut.intersection(backward_slice(labels.keys() - cut)[1]):
             raise RefusedError("the body of a composite mixes heads", of.operator)
         return {i: labels.get(tensor, fx.plain(tensor.shape)) for i, tensor in enumerate(body.inputs)}
 
     def made(self, one: OneHead) -> Tensor:
-        body, place = body_of(self._model, one.of.operator), len(self._model.subgraphs)
-        operands = self.operands(one.of)
-        self._model.subgraphs.append(self._for_one_head(body, one.of.factored, operands, f"head_{one.head}"))
+        place, operands = len(self._model.subgraphs), self.operands(one.of)
+        self._model.subgraphs.append(self._for_one_head(one.of, operands, f"head_{one.head}"))
         read = {index: one.piece(index) for index in operands}
         return one.clone(read, one.of.piece_shape(keep=True), **{BODY: place})
 
-    def _for_one_head(self, body: Subgraph, result: Factored, operands: Operands, name: str) -> Subgraph:
+    def _for_one_head(self, composite: Labelled, operands: Operands, name: str) -> Subgraph:
         """The body without the heads' factors in its shapes; `name` is added to its names."""
-        assembly = Assembly(self._model, Constants(self._model))
+        body, assembly = (
+            body_of(self._model, composite.operator),
+            Assembly(self._model, Constants(self._model)),
+        )
         pieces: dict[Tensor, Tensor] = {}
-        for index, own in operands.items():
+        for whole, own in zip(body.inputs, operands.values(), strict=True):
             if fx.piece_count(own) > 1:
-                whole, shape = body.inputs[index], fx.piece_shape(own, keep=True)
+                shape = fx.piece_shape(own, keep=True)
                 pieces[whole] = assembly.tensor(name_below(whole.name, name), shape, whole)
 
         def piece(tensor: Tensor, own: Factored) -> Tensor:
@@ -83,25 +84,17 @@ class Composite(Rule):
                 pieces[tensor] = rule.emit(OneHead(assembly, of, 0, part, name, keep_axes=True))
             return pieces[tensor]
 
-        made, arguments = piece(body.outputs[0], result), [pieces.get(t, t) for t in body.inputs]
+        made, arguments = piece(body.outputs[0], composite.factored), [pieces.get(t, t) for t in body.inputs]
         if any(made is argument for argument in arguments):
             made = assembly.reshape_to(made, assembly.tensor(name_below(made.name, "same"), made.shape, made))
         new = assembly.finished(made)
-        shared, _ = backward_slice(
-            tensor for operator in new for tensor in operator.inputs if tensor is not None
-        )
-        operators = [*(operator for operator in body.operators if operator in shared), *new]
-        return _subgraph(f"{body.name}/{name}", arguments, operators, made)
-
-
-def _subgraph(name: str, arguments: list[Tensor], operators: list[Operator], result: Tensor) -> Subgraph:
-    """A subgraph that holds copies of these operators, of all that `result` needs among them."""
-    graph = Subgraph(name)
-    own = {tensor: renamed(tensor, tensor.name) for tensor in arguments}
-    graph.inputs = list(own.values())
-    for operator in topological(operators):
-        graph.append(repeated(operator, own, lambda tensor: tensor.name))
-    graph.outputs = [own[result]]
-    for tensor in own.values():
-        graph.add_tensor(tensor)
-    return graph
+        shared = backward_slice(tensor for operator in new for tensor in operator.inputs if tensor)[0]
+        graph = Subgraph(f"{body.name}/{name}")
+        own_tensors = {tensor: renamed(tensor, tensor.name) for tensor in arguments}
+        graph.inputs = list(own_tensors.values())
+        for operator in topological([*(op for op in body.operators if op in shared), *new]):
+            graph.append(repeated(operator, own_tensors, lambda tensor: tensor.name))
+        graph.outputs = [own_tensors[made]]
+        for tensor in own_tensors.values():
+            graph.add_tensor(tensor)
+        return graph

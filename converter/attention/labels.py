@@ -6,8 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factored
-from edge_opt.attention.rule import Labelled, Operands, Rule
-from edge_opt.attention.rules import RULES, is_product
+from edge_opt.attention.rules import RULES, Labelled, Operands, Rule, is_product
 from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.refusal import Refusal, RefusedError
 from edge_opt.ir.walk import walked
@@ -17,8 +16,6 @@ OnHeads: TypeAlias = tuple[Tensor, Factored]
 
 DEEPEST = 60
 """Operators that are followed at most in one direction; real blocks have under thirty."""
-
-_MOST_LABELLED = 2 * DEEPEST
 
 
 class Weighing(NamedTuple):
@@ -53,7 +50,7 @@ class OperandFactors:
         self._by_result: dict[tuple[Operator, Tensor, Factored], Operands | Refusal | None] = {}
 
     def __call__(self, tensor: Tensor, factored: Factored) -> Operands | Refusal | None:
-        """Factors of the operands that a tensor is made of; None where no operator makes it, or one without a rule."""
+        """Factors of the operands that a tensor is made of; None for an input, and for an operator without a rule."""
         operator = tensor.producer
         if operator is None:
             return None
@@ -64,8 +61,7 @@ class OperandFactors:
 
     def _by_rule(self, of: Labelled) -> Operands | Refusal | None:
         rule = self.rules.get(of.operator.name)
-        # A projection mixes all that it reads, so a region ends there.
-        if rule is None or (of.operator.name == "FULLY_CONNECTED" and not is_product(of.operator)):
+        if rule is None:
             return None
         try:
             operands = rule.operands(of)
@@ -107,7 +103,7 @@ class OperandFactors:
 
 
 def distrusted(operator: Operator) -> Refusal | None:
-    """Why the recorded shapes of an operator tell nothing; None where they do."""
+    """Why an operator's recorded shapes cannot be used; None where they can."""
     if operator.shape_error:
         return Refusal("the recorded shapes do not fit", operator)
     if any(tensor and (tensor.is_dynamic or not tensor.has_rank) for tensor in operator.inputs):
@@ -128,22 +124,13 @@ class Trace:
     core: frozenset[Operator] = frozenset()
     refusal: Refusal | None = None
 
-    def check(self, heads: int, end: Operator | None) -> None:
-        """Whether that many heads, which are merged at the `end`, reach the logits.
-
-        Raises:
-            RefusedError: not all do.
-        """
-        if not self.logits:
-            raise RefusedError(self.refusal or "no product of queries and keys carries the heads", end)
-        for product, factored in self.logits.items():
-            count = fx.piece_count(factored)
-            if count != heads:
-                raise RefusedError("not every head reaches the logits", product, None, str(heads), str(count))
-
 
 def trace_heads(merged: OnHeads, values: Weighings, operands: OperandFactors) -> Trace:
-    """Follow the label from the tensor where heads are merged, behind the value products, to the logits products."""
+    """Follow the label from the tensor where heads are merged, behind the value products, to the logits products.
+
+    Raises:
+        RefusedError: not all heads reach the logits.
+    """
     trace = Trace()
     readers: dict[Operator, list[Operator]] = {}
 
@@ -167,7 +154,17 @@ def trace_heads(merged: OnHeads, values: Weighings, operands: OperandFactors) ->
                 readers.setdefault(source.producer, []).append(operator)
             yield source, own, is_behind_values
 
-    for _ in walked([(*merged, True)], above, _MOST_LABELLED):
+    for _ in walked([(*merged, True)], above, 2 * DEEPEST):
         pass
+    _check_logits(trace, fx.piece_count(merged[1]), merged[0].producer)
     trace.core = frozenset(walked(trace.logits, lambda operator: readers.get(operator, ())))
     return trace
+
+
+def _check_logits(trace: Trace, heads: int, end: Operator | None) -> None:
+    if not trace.logits:
+        raise RefusedError(trace.refusal or "no product of queries and keys carries the heads", end)
+    for product, factored in trace.logits.items():
+        count = fx.piece_count(factored)
+        if count != heads:
+            raise RefusedError("not every head reaches the logits", product, None, str(heads), str(count))

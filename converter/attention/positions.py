@@ -1,10 +1,9 @@
 """Rotary embeddings by dataflow: the operators that make cosines and sines of positions, and the same in float.
 
-Nothing goes by names. The way up from a COS or SIN ends at one integer input of the graph. A label on the axis of the
+Names do not matter. The way up from a COS or SIN ends at one integer input of the graph. A label on the axis of the
 positions, followed up like that of heads, shows that each entry of the result depends on one position alone.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,7 +26,6 @@ _Array = NDArray[Any]
 
 _ANGLES = frozenset({"COS", "SIN"})
 _RETYPED = frozenset({"QUANTIZE", "DEQUANTIZE"})
-_BLOCK = 1 << 12
 _HALF_A_STEP = 0.501  # quantizers divide in float32
 
 
@@ -116,47 +114,38 @@ class Rotary:
 
     def values(self, count: int) -> NDArray[np.float32]:
         """The result in float at positions 0 to `count` - 1: these lie along `axis`."""
-        shape, axis = list(self.result.shape), self.axis
-        shape[axis] = -1
-        runs = (arrays[self.form.result] for _, arrays in self._evaluated(count))
-        parts = [np.moveaxis(array, -1, axis).reshape(shape) for array in runs]
-        return np.concatenate(parts, axis).take(range(count), axis)
+        runs = [self._at(first)[self.form.result] for first in range(0, count, self.position.elements)]
+        return np.concatenate(runs, self.axis).take(range(count), self.axis)
 
     def last_position(self, count: int) -> int | None:
         """The last position that the integers in between can count to; None where that is `count` - 1 or more."""
-        axes, least = self._axes, count
-        for first, arrays in self._evaluated(count):
+        axes, size = self._axes, self.position.elements
+        for first in range(0, count, size):
+            arrays, beyond = self._at(first), [count]
             for tensor, stored in self.form.angles:
                 assert stored.quantization is not None
                 assert stored.dtype.numpy is not None
                 limits = np.iinfo(stored.dtype.numpy.name)
                 # Real numbers up to half a step beyond the ends round to a code.
                 low, high = map(stored.quantization.real, (limits.min - 0.5, limits.max + 0.5))
-                outside = np.nonzero((arrays[tensor] < low) | (arrays[tensor] > high))
-                if outside[-1].size:
-                    place = outside[axes[stored]] if stored in axes and self.position.elements > 1 else 0
-                    least = min(least, int((first + outside[-1] * self.position.elements + place).min()))
-            if least < count:
-                return least - 1
+                outside = np.argwhere((arrays[tensor] < low) | (arrays[tensor] > high))
+                if len(outside):
+                    place = outside[:, axes[stored]].min() if stored in axes and size > 1 else 0
+                    beyond.append(first + int(place))
+            if min(beyond) < count:
+                return min(beyond) - 1
         return None
 
-    def _evaluated(self, count: int) -> Iterator[tuple[int, dict[Tensor, _Array]]]:
-        """Every float tensor at all positions up to `count`, some runs at a time; with the first position of these.
-
-        The last axis counts runs.
-        """
-        size = self.position.elements
-        block, end = math.ceil(_BLOCK / size), math.ceil(count / size)
-        for begin in range(0, end, block):
-            runs = np.arange(begin, min(begin + block, end))
-            given = (np.arange(size)[:, np.newaxis] + runs * size).reshape(*self.position.shape, -1)
-            arrays = {self.position: given}
-            for operator in self.form.operators:
-                read = [t for t in operator.inputs if t is not None]
-                values = [arrays[t] if t in arrays else t.array()[..., np.newaxis] for t in read]
-                dtype = operator.outputs[0].dtype.numpy
-                arrays[operator.outputs[0]] = np.asarray(_COMPUTES[operator.name](operator, values), dtype)
-            yield begin * size, arrays
+    def _at(self, first: int) -> dict[Tensor, _Array]:
+        """Every float tensor of one run, whose positions begin at `first`."""
+        arrays = {
+            self.position: np.arange(first, first + self.position.elements).reshape(self.position.shape)
+        }
+        for operator in self.form.operators:
+            values = [arrays[t] if t in arrays else t.array() for t in operator.inputs if t is not None]
+            result = operator.outputs[0]
+            arrays[result] = np.asarray(_COMPUTES[operator.name](operator, *values), result.dtype.numpy)
+        return arrays
 
 
 def exact_constants(graph: Subgraph, exported: Subgraph) -> dict[Tensor, Tensor]:
@@ -242,32 +231,15 @@ def _in_float(tensor: Tensor) -> Tensor:
     return Tensor(tensor.name, tensor.shape, DType.FLOAT32, buffer=Buffer(Data(values.tobytes())))
 
 
-def _concatenated(operator: Operator, values: list[_Array]) -> _Array:
-    axis, runs = int(operator.option("axis")), max(value.shape[-1] for value in values)
-    wide = [np.broadcast_to(value, (*value.shape[:-1], runs)) for value in values]
-    return np.concatenate(wide, axis if axis >= 0 else axis - 1)
+def _each(function: Callable[..., _Array]) -> Callable[..., _Array]:
+    return lambda _, *values: function(*values)
 
 
-def _shaped(
-    function: Callable[[_Array, tuple[int, ...]], _Array],
-) -> Callable[[Operator, list[_Array]], _Array]:
-    return lambda operator, values: function(values[0], (*operator.outputs[0].shape, values[0].shape[-1]))
-
-
-def _transposed(operator: Operator, values: list[_Array]) -> _Array:
-    order = [int(axis) for axis in operator.input(1).array().ravel()]
-    return values[0].transpose(*order, len(order))
-
-
-def _each(function: Callable[..., _Array]) -> Callable[[Operator, list[_Array]], _Array]:
-    return lambda _, values: function(*values)
-
-
-_COMPUTES: dict[str, Callable[[Operator, list[_Array]], _Array]] = {
-    **dict.fromkeys(MOVEMENT - {"TRANSPOSE"}, _shaped(np.reshape)),
-    "BROADCAST_TO": _shaped(np.broadcast_to),
-    "CONCATENATION": _concatenated,
-    "TRANSPOSE": _transposed,
+_COMPUTES: dict[str, Callable[..., _Array]] = {
+    **dict.fromkeys(MOVEMENT, lambda operator, value, *_: value.reshape(operator.outputs[0].shape)),
+    "BROADCAST_TO": lambda operator, value, *_: np.broadcast_to(value, operator.outputs[0].shape),
+    "CONCATENATION": lambda operator, *values: np.concatenate(values, int(operator.option("axis"))),
+    "TRANSPOSE": lambda _, value, order: value.transpose(order),
     "ADD": _each(np.add),
     "CAST": _each(np.asarray),
     "COS": _each(lambda angle: np.cos(angle.astype(np.float64))),
@@ -279,4 +251,4 @@ _COMPUTES: dict[str, Callable[[Operator, list[_Array]], _Array]] = {
     "SIN": _each(lambda angle: np.sin(angle.astype(np.float64))),
     "SUB": _each(np.subtract),
 }
-"""What operators make of arrays with a last axis for runs; cosines and sines are rounded once."""
+"""What operators make of arrays; cosines and sines are rounded once."""

@@ -1,29 +1,152 @@
-"""The rules of operators, and the table of all, by operator.
+"""The rules: how the head label passes through each operator, and what is left of the operator for a single head.
 
-A labelled axis may move, but it must stay whole. What only joins or repeats tensors for the heads is left out.
+A rule gives the factors of the operands, given those of the result. A labelled axis may move, but it must stay whole.
+What only joins or repeats tensors for the heads is left out.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import dropwhile
 
 from edge_opt.attention import factors as fx
-from edge_opt.attention.factors import Axis
-from edge_opt.attention.rule import Labelled, OneHead, Operands, Rule, constant_integers
-from edge_opt.ir import Operator, Tensor
+from edge_opt.attention.assembly import Assembly
+from edge_opt.attention.factors import Axis, Factored
+from edge_opt.base.words import name_below
+from edge_opt.ir import Operator, Shape, Tensor
 from edge_opt.ir.operators import KINDS, Effect, operators_that
 from edge_opt.ir.refusal import RefusedError
 
-# Operators each axis of whose operands is one of the result's, or none of them
+Operands = dict[int, Factored]
+"""Which inputs carry numbers that belong to heads, and how each is factored. Other inputs are settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """One result of an operator, and where the heads lie in it."""
+
+    tensor: Tensor
+    factored: Factored
+
+    @property
+    def operator(self) -> Operator:
+        """The operator that defines it."""
+        assert self.tensor.producer is not None
+        return self.tensor.producer
+
+    def input(self, index: int) -> Tensor:
+        """Input `index` of the operator, which its definition requires to be there."""
+        return self.operator.input(index)
+
+    def axis(self, rank: int) -> int:
+        """The operator's option `axis`, counted from the front of a tensor of that rank."""
+        return int(self.operator.option("axis")) % rank
+
+    def piece_shape(self, *, keep: bool) -> Shape:
+        """Shape of the result for one head."""
+        return fx.piece_shape(self.factored, keep=keep)
+
+
+@dataclass(frozen=True, slots=True)
+class OneHead:
+    """What a rule makes an operator for one head with.
+
+    `of` is the whole result; `piece` makes the head's part of an operand; `suffix` is what the names of its results end
+    in. With `keep_axes` its tensors keep the axes that only tell heads apart, at size 1.
+    """
+
+    assembly: Assembly
+    of: Labelled
+    head: int
+    piece: Callable[[int], Tensor]
+    suffix: str
+    keep_axes: bool
+
+    def whole(self, index: int, own: Factored) -> Tensor:
+        """The head's part of an operand with all of its axes, those of the heads at size 1."""
+        return self.reshaped(self.piece(index), fx.piece_shape(own, keep=True))
+
+    def clone(self, inputs: Mapping[int, Tensor], shape: Shape, **options: object) -> Tensor:
+        """The operator with other inputs and options; its results differ in shape where they did before."""
+        operator, whole = self.of.operator, self.of.tensor.shape
+        table = operator.options
+        if options and table is not None:
+            table = table.copy()
+            for name, value in options.items():
+                table.set(name, value)
+        read = [inputs.get(i, tensor) for i, tensor in enumerate(operator.inputs)]
+        names = [name_below(output.name, self.suffix) for output in operator.outputs]
+        shapes = [shape] * len(names)
+        if len(names) > 1:
+            sizes = [zip(output.shape, whole, shape, strict=True) for output in operator.outputs]
+            shapes = [tuple(piece if own == of else own for own, of, piece in one) for one in sizes]
+        made = self.assembly.again(operator, read, names, shapes, table)
+        return made[operator.outputs.index(self.of.tensor)]
+
+    def integers(self, word: str, values: object) -> Tensor:
+        """An int32 constant that steers the operator."""
+        return self.assembly.integers(name_below(self.of.tensor.name, word), values)
+
+    def reshaped(self, source: Tensor, shape: Shape) -> Tensor:
+        """`source` as `shape`, or itself."""
+        return self.assembly.reshaped(source, shape, name_below(self.of.tensor.name, self.suffix))
+
+
+class Rule(ABC):
+    """How the head label passes through an operator; that its shapes fit is checked before."""
+
+    drops_axes = False
+    """True where the operator takes operands without the heads' axes as they are: it has no option that counts axes."""
+
+    @abstractmethod
+    def operands(self, of: Labelled) -> Operands:
+        """Factors of the operands, given the factors of one result.
+
+        Raises:
+            RefusedError: the label does not pass.
+        """
+
+    def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
+        """The operand that the result is a RESHAPE of, for one head; None where the operator itself is needed."""
+        return None
+
+    def parts(self, of: Labelled, *, keep: bool) -> Operands:
+        """The operands of which a head reads its own part; others it reads as they are."""
+        return self.operands(of)
+
+    def made(self, one: OneHead) -> Tensor:
+        """The operator for one head, where it is needed; its result may still have to be reshaped."""
+        parts = self.parts(one.of, keep=one.keep_axes)
+        if self.drops_axes:
+            shape = one.of.piece_shape(keep=one.keep_axes)
+            return one.clone({index: one.piece(index) for index in parts}, shape)
+        read = {index: one.whole(index, own) for index, own in parts.items()}
+        return one.clone(read, one.of.piece_shape(keep=True))
+
+    def emit(self, one: OneHead) -> Tensor:
+        """The result for one head."""
+        operand = self.passed_on(one.of, one.head, keep=one.keep_axes)
+        result = self.made(one) if operand is None else one.piece(operand)
+        return one.reshaped(result, one.of.piece_shape(keep=one.keep_axes))
+
+
+def _integers(operator: Operator, index: int) -> list[int]:
+    """The numbers of a constant operand that steers an operator (axes, sizes)."""
+    tensor = operator.inputs[index]
+    if tensor is None or not tensor.has_numbers:
+        raise RefusedError("an operand that steers the operator must be constant", operator, tensor)
+    return [int(value) for value in tensor.array().ravel()]
+
 
 Places = Sequence[int | None]
 """For each axis of an operand the one of the result that it is; None for one that every head reads whole."""
 
 
 class ByAxes(Rule):
-    """The label of an axis is that of the result's axis. An axis of heads is not cut or made longer.
+    """Each axis of an operand is one of the result's, or none of them; the label of an axis is that of the result's.
 
-    `places` has the axes of each operand; it raises RefusedError where these cannot be told. With `drops_axes` an axis
+    `places` has the axes of each operand; it raises RefusedError where these are not known. With `drops_axes` an axis
     of size 1 is broadcast to the result's.
     """
 
@@ -37,12 +160,11 @@ class ByAxes(Rule):
             if len(places) != len(of.input(index).shape):
                 raise RefusedError("the recorded shapes do not fit", of.operator, of.input(index))
         return {
-            index: tuple(self._axis(of, index, axis, place) for axis, place in enumerate(places))
+            index: tuple(self._axis(of, of.input(index), axis, place) for axis, place in enumerate(places))
             for index, places in found.items()
         }
 
-    def _axis(self, of: Labelled, index: int, axis: int, place: int | None) -> Axis:
-        source = of.input(index)
+    def _axis(self, of: Labelled, source: Tensor, axis: int, place: int | None) -> Axis:
         (plain,) = fx.plain((source.shape[axis],))
         if place is None:
             return plain
@@ -54,11 +176,6 @@ class ByAxes(Rule):
         if fx.tells_heads(own):
             raise RefusedError("an axis of heads is cut or made longer", of.operator, source)
         return plain
-
-    def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
-        # One part is all there is.
-        is_whole = of.operator.name in ("SPLIT", "SPLIT_V", "UNPACK") and len(of.operator.outputs) == 1
-        return next(iter(self._places(of))) if is_whole else None
 
 
 class Elementwise(ByAxes):
@@ -109,7 +226,7 @@ def _reduced(of: Labelled) -> dict[int, Places]:
     """SUM, MEAN and the like. Backwards a reduced axis is plain: where it holds heads, these end in the sum."""
     rank = len(of.input(0).shape)
     # Of a scalar, TFLite takes any axes: there is none to reduce.
-    reduced = {axis % rank for axis in constant_integers(of.operator, 1)} if rank else set()
+    reduced = {axis % rank for axis in _integers(of.operator, 1)} if rank else set()
     kept = [axis for axis in range(rank) if of.operator.option("keep_dims") or axis not in reduced]
     return {0: [None if axis in reduced else kept.index(axis) for axis in range(rank)]}
 
@@ -117,7 +234,7 @@ def _reduced(of: Labelled) -> dict[int, Places]:
 def _same_axes(of: Labelled) -> dict[int, Places]:
     """SPLIT, SPLIT_V and kinds of PAD, which shifts rows of relative positions."""
     data, steering = {"SPLIT": (1, 0), "SPLIT_V": (0, 2)}.get(of.operator.name, (0, 1))
-    constant_integers(of.operator, steering)
+    _integers(of.operator, steering)
     return {data: range(len(of.factored))}
 
 
@@ -128,53 +245,38 @@ def _unpacked(of: Labelled) -> dict[int, Places]:
     return {0: [*range(axis), None, *range(axis, rank)]}
 
 
-def _gathered(of: Labelled) -> dict[int, Places]:
-    """GATHER: the gathered axis stays whole, and its places in the result are those of the positions.
-
-    With batch axes, `[B,N,T,R]` and positions `[B,N,T,S]` -> `[B,N,T,S]`, every head has positions of its own.
-    """
-    rank, positions, batch = len(of.input(0).shape), of.input(1), int(of.operator.option("batch_dims"))
-    batch += len(positions.shape) if batch < 0 else 0
-    axis = of.axis(rank)
-    end = axis + len(positions.shape) - batch
-    places: dict[int, Places] = {0: [*range(axis), None, *range(end, len(of.factored))]}
-    if batch or any(map(fx.tells_heads, of.factored[axis:end])):
-        places[1] = [*range(batch), *range(axis, end)]
-    return places
-
-
 class Transpose(ByAxes):
     """The label moves with its axis; what only moves axes of size 1 is a RESHAPE, or nothing."""
 
     def __init__(self) -> None:
-        super().__init__(lambda of: {0: inverse(constant_integers(of.operator, 1))})
+        super().__init__(self._moved)
+
+    @staticmethod
+    def _moved(of: Labelled) -> dict[int, Places]:
+        order = _integers(of.operator, 1)
+        return {0: [order.index(axis) for axis in range(len(order))]}
 
     def made(self, one: OneHead) -> Tensor:
         (source,) = self.operands(one.of).values()
         kept = fx.piece_axes(source, keep=one.keep_axes)
         sizes = fx.piece_shape(source, keep=one.keep_axes)
-        order = [kept.index(axis) for axis in constant_integers(one.of.operator, 1) if axis in kept]
+        order = [kept.index(axis) for axis in _integers(one.of.operator, 1) if axis in kept]
         wide, last = [axis for axis in order if sizes[axis] > 1], len(order) - 1
         if wide[-2:] == [last, last - 1] and wide[:-2] == sorted(wide[:-2]):
             # Axes of size 1 aside this exchanges rows and columns, which a matrix product can do itself.
             order = [*range(last - 1), last, last - 1]
-        steering = {0: one.piece(0), 1: one.integers("perm", order)}
-        return one.clone(steering, tuple(sizes[axis] for axis in order))
+        read = {0: one.piece(0), 1: one.integers("perm", order)}
+        return one.clone(read, tuple(sizes[axis] for axis in order))
 
     def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
         return 0 if keeps_order(of) else None
-
-
-def inverse(permutation: Sequence[int]) -> list[int]:
-    """Where each axis goes."""
-    return sorted(range(len(permutation)), key=permutation.__getitem__)
 
 
 def keeps_order(of: Labelled) -> bool:
     """True where a RESHAPE, its kin or a TRANSPOSE leaves one head's elements in row-major order."""
     if of.operator.name != "TRANSPOSE":
         return True
-    order = zip(constant_integers(of.operator, 1), of.piece_shape(keep=True), strict=True)
+    order = zip(_integers(of.operator, 1), of.piece_shape(keep=True), strict=True)
     wide = [axis for axis, size in order if size > 1]
     return wide == sorted(wide)
 
@@ -197,39 +299,17 @@ class Slice(ByAxes):
 
 def _begins(operator: Operator) -> list[int]:
     """Where a SLICE begins on each axis, or a STRIDED_SLICE that only takes ranges."""
-    begins, source = constant_integers(operator, 1), operator.input(0)
+    begins, source = _integers(operator, 1), operator.input(0)
     if not len(operator.outputs[0].shape) == len(source.shape) == len(begins):
         raise RefusedError("a slice must keep the rank", operator, source)
     if operator.name == "SLICE":
         return begins
     masks = ("ellipsis_mask", "new_axis_mask", "shrink_axis_mask", "offset")
-    if set(constant_integers(operator, 3)) != {1} or any(operator.option(mask) for mask in masks):
+    if set(_integers(operator, 3)) != {1} or any(operator.option(mask) for mask in masks):
         raise RefusedError("only plain ranges of a STRIDED_SLICE are followed", operator)
     given = [begin if begin >= 0 else begin + size for begin, size in zip(begins, source.shape, strict=True)]
     is_open = int(operator.option("begin_mask"))
     return [0 if is_open >> axis & 1 else max(begin, 0) for axis, begin in enumerate(given)]
-
-
-# Others
-
-
-class FullyConnected(Rule):
-    """With computed weights a product of two activations: `[.., C] x [M, C]^T -> [.., M]`, or `[rows, M]`.
-
-    With constant weights it is a projection, whose result mixes all that it reads: there a block ends.
-    """
-
-    def operands(self, of: Labelled) -> Operands:
-        left = of.input(0)
-        *rows, columns = of.factored
-        lead = fx.regroup(tuple(rows), left.shape[:-1])
-        if lead is None:
-            raise RefusedError("the head axis is cut through the middle", of.operator, left)
-        (contracted,) = fx.plain(left.shape[-1:])
-        operands: Operands = {0: (*lead, contracted), 1: (columns, contracted)}
-        if len(of.operator.inputs) > 2 and of.operator.inputs[2] is not None:
-            operands[2] = (columns,)
-        return operands
 
 
 class Regroup(Rule):
@@ -240,8 +320,9 @@ class Regroup(Rule):
         grouped = fx.regroup(of.factored, source.shape)
         if grouped is None:
             expected = f"a shape that {fx.to_text(of.factored)} refines"
-            text = "the head axis is cut through the middle"
-            raise RefusedError(text, of.operator, source, expected, source.shape)
+            raise RefusedError(
+                "the head axis is cut through the middle", of.operator, source, expected, source.shape
+            )
         return {0: grouped}
 
     def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
@@ -255,59 +336,45 @@ class Joining(Rule):
     """
 
     def operands(self, of: Labelled) -> Operands:
-        axis = of.axis(len(of.factored))
+        axis, count, cut = of.axis(len(of.factored)), len(of.operator.inputs), self._cut(of)
         before, whole, after = of.factored[:axis], of.factored[axis], of.factored[axis + 1 :]
-        cut = self._cut(of)
         if cut is None and fx.tells_heads(whole):
             raise RefusedError("the parts that are joined are not the heads", of.operator)
         if of.operator.name == "PACK":
-            return dict.fromkeys(range(len(of.operator.inputs)), (*before, *after))
+            return dict.fromkeys(range(count), (*before, *after))
         if cut is not None:
-            return dict.fromkeys(
-                range(len(of.operator.inputs)), (*before, cut[1] or fx.repeated(whole), *after)
-            )
-        sizes = [of.input(index).shape[axis] for index in range(len(of.operator.inputs))]
-        return {index: (*before, *fx.plain((size,)), *after) for index, size in enumerate(sizes)}
+            return dict.fromkeys(range(count), (*before, cut[1] or fx.repeated(whole), *after))
+        return {i: (*before, *fx.plain((of.input(i).shape[axis],)), *after) for i in range(count)}
 
     @staticmethod
     def _cut(of: Labelled) -> tuple[Axis, Axis] | None:
         """The labelled axis cut into the parts; None where other axes are labelled, or the parts are not the heads."""
         whole, parts = of.factored[of.axis(len(of.factored))], of.operator.inputs
-        fused = of.operator.name == "CONCATENATION" and of.operator.option("fused_activation_function")
-        if (
-            fused
-            or not fx.tells_heads(whole)
-            or len({tensor.shape for tensor in parts if tensor is not None}) > 1
-        ):
-            return None
-        cut = fx.cut_axis(whole, len(parts))
-        is_heads = cut is not None and fx.only_labels(cut[0]) and (of.operator.name != "PACK" or not cut[1])
+        is_pack = of.operator.name == "PACK"
+        fused = not is_pack and of.operator.option("fused_activation_function")
+        alike = len({tensor.shape for tensor in parts if tensor is not None}) == 1
+        cut = fx.cut_axis(whole, len(parts)) if fx.tells_heads(whole) and alike and not fused else None
+        is_heads = cut is not None and fx.only_labels(cut[0]) and not (is_pack and cut[1])
         return cut if is_heads else None
 
     def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
         cut = self._cut(of)
-        if cut is not None:
-            return fx.mixed_index(cut[0], head)
-        return 0 if of.operator.name == "PACK" and len(of.operator.inputs) == 1 else None
+        return None if cut is None else fx.mixed_index(cut[0], head)
 
 
 class Broadcast(Rule):
     """BROADCAST_TO and TILE: a repeat over the heads is what each head has anyway, so it goes."""
 
     def operands(self, of: Labelled) -> Operands:
-        source = of.input(0)
-        offset = len(of.factored) - len(source.shape)
+        source, offset = of.input(0), len(of.factored) - len(of.input(0).shape)
         axes: list[Axis] = []
         for size, whole, axis in zip(
             source.shape, of.tensor.shape[offset:], of.factored[offset:], strict=True
         ):
             cut = fx.cut_axis(axis, whole // size)
-            if cut is not None:
-                axes.append(cut[1] or fx.repeated(axis))
-            elif fx.tells_heads(axis):
+            if cut is None and fx.tells_heads(axis):
                 raise RefusedError("a repeat cuts through the heads", of.operator, source)
-            else:
-                axes.extend(fx.plain((size,)))
+            axes.append(fx.plain((size,))[0] if cut is None else cut[1] or fx.repeated(axis))
         return {0: tuple(axes)}
 
     def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
@@ -322,7 +389,6 @@ class Broadcast(Rule):
         return one.clone({0: source, 1: one.integers("shape", sizes)}, shape)
 
 
-PRODUCTS = operators_that(Effect.PRODUCT)
 MOVEMENT = operators_that(Effect.REARRANGING)
 ELEMENTWISE = operators_that(Effect.ELEMENTWISE)
 
@@ -333,11 +399,9 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("SLICE", "STRIDED_SLICE"), Slice()),
     **dict.fromkeys(("SPLIT", "SPLIT_V", *operators_that(Effect.PADDING)), ByAxes(_same_axes)),
     **dict.fromkeys(operators_that(Effect.REDUCTION), ByAxes(_reduced)),
-    **dict.fromkeys(operators_that(Effect.REPEATING), Broadcast()),
-    "GATHER": ByAxes(_gathered),
+    **dict.fromkeys(("BROADCAST_TO", "TILE"), Broadcast()),
     "TRANSPOSE": Transpose(),
     "BATCH_MATMUL": ByAxes(_of_product, drops_axes=True),
-    "FULLY_CONNECTED": FullyConnected(),
     **dict.fromkeys(("CONCATENATION", "PACK"), Joining()),
     "UNPACK": ByAxes(_unpacked),
 }
@@ -349,8 +413,9 @@ def is_product(operator: Operator) -> bool:
 
 
 def multiplies_activations(operator: Operator) -> bool:
-    """True for a product of two computed matrices: no weights are in it."""
-    return operator.name in PRODUCTS and not any(t is None or t.is_constant for t in operator.inputs[:2])
+    """True for a product of two computed matrices, so not of weights."""
+    is_product = operator.name in ("BATCH_MATMUL", "FULLY_CONNECTED")
+    return is_product and not any(t is None or t.is_constant for t in operator.inputs[:2])
 
 
 def data_input(operator: Operator) -> Tensor | None:

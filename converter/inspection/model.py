@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from edge_opt.attention.block import NotABlock
-from edge_opt.attention.find import find_blocks
-from edge_opt.attention.surroundings import masking
+from edge_opt.attention.find import find_blocks, find_mask
 from edge_opt.base.record import Record
 from edge_opt.base.words import many, shortened
 from edge_opt.conversion import convert
@@ -216,10 +215,9 @@ def _attention(model: Model, name: str, graph: Subgraph) -> list[AttentionBlock 
 
 def _mask(softmax: Operator, arguments: Mapping[Tensor, str]) -> str | None:
     """The argument that the mask is made of where it is made of just one, else its own name; None without a mask."""
-    found = masking(softmax)
-    if found is None:
+    mask = tensor = find_mask(softmax)
+    if mask is None or tensor is None:
         return None
-    tensor = mask = found[1]
     while tensor.producer is not None:
         sources = {one for one in tensor.producer.inputs if one is not None and not one.is_constant}
         if len(sources) != 1:

@@ -4,12 +4,9 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from edge_opt.attention.block import Block, Form, Match, NotABlock, form_for, row_tiles
-from edge_opt.attention.build import split_heads
+from edge_opt.attention.block import AS_FOUND, FORMS, Block, Form, Match, NotABlock, row_tiles
 from edge_opt.attention.find import find_blocks
-from edge_opt.attention.rules import PRODUCTS
-from edge_opt.attention.surroundings import products_beside
-from edge_opt.base.words import shortened
+from edge_opt.attention.split import split_heads
 from edge_opt.ir import Model, Operator, Subgraph
 from edge_opt.ir.cleanup import called
 from edge_opt.ir.composites import COMPOSITE, composite_name
@@ -18,12 +15,8 @@ from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import walked
 from edge_opt.passes.contract import Context, Pass, Site, SiteReport, Status
 from edge_opt.passes.inline_composites import InlineComposites
-from edge_opt.passes.rewrite import Demand, Rewrite
+from edge_opt.passes.rewrite import Rewrite
 from edge_opt.targets import Target
-
-_BY_ROWS = Form(sink=False)
-_BY_PRODUCTS = Demand("relative", 1e-6)
-"""Of a block with FULLY_CONNECTED products."""
 
 
 class MhaToSha(Pass):
@@ -54,27 +47,20 @@ class MhaToSha(Pass):
 def _site(context: Context, block: Block) -> Site:
     """Heads and rows are cut in the same go: a tile's heads are then joined to finished rows."""
     target, heads, kv_heads = context.target.for_attention(block), block.heads, block.kv_heads
-    notes = []
+    note = ""
     try:
         tiled = _tiled(target, block)
     except RefusedError as refused:
         if heads == 1:
             return Site(block.softmax, reason=str(refused))
-        tiled = block
-        notes.append(f"rows are not cut: {refused}")
+        tiled, note = block, f"rows are not cut: {refused}"
     if heads == 1 and tiled is block:
         return Site(block.softmax, None, "already single-head", True, heads, kv_heads)
-    form = form_for(target.form, merged=block.merged) if heads > 1 else _BY_ROWS
+    as_found = "split" if heads == 1 or block.merged else "unpack"
+    form = FORMS[as_found if heads == 1 or target.form == AS_FOUND else target.form]
     if heads > 1 and block.head_size < (target.norm_per_head_from or 0):
         form = replace(form, composites=False)
-    if heads > 1 and (beside := products_beside(tiled.core)):
-        where = ", ".join(sorted(f"'{shortened(product.outputs[0].name)}'" for product in beside))
-        notes.append(f"the heads are not followed up to scores that are added: {where} still holds several")
-    demand = None
-    if any(operator.name == "FULLY_CONNECTED" for operator in tiled.core):
-        demand = _BY_PRODUCTS
-        notes.append("products by FULLY_CONNECTED, which XNNPACK rounds by the number of rows: equal to 1e-6")
-    build = partial(_build, context, tiled, form, demand, "; ".join(notes))
+    build = partial(_build, context, tiled, form, note)
     return Site(block.softmax, build, heads=heads, kv_heads=kv_heads)
 
 
@@ -94,13 +80,13 @@ def _tiled(target: Target, block: Block) -> Block:
     return row_tiles(block, rows // size)
 
 
-def _build(context: Context, block: Block, form: Form, demand: Demand | None, note: str) -> Rewrite:
+def _build(context: Context, block: Block, form: Form, note: str) -> Rewrite:
     old, new = split_heads(context.model, context.subgraph, block, form, context.constants)
-    staying = next((op for op in new if op in block.core and op.name in (*PRODUCTS, "SOFTMAX")), None)
-    if staying is not None and block.heads > 1:
-        raise RefusedError("somebody else reads what several heads make together", staying)
+    for operator in new if block.heads > 1 else ():
+        if operator in block.core and operator.name in ("BATCH_MATMUL", "SOFTMAX"):
+            raise RefusedError("somebody else reads what several heads make together", operator)
     parts = block.output, block.factored
-    return Rewrite(context.model, context.subgraph, tuple(old), tuple(new), demand, note, parts=parts)
+    return Rewrite(context.model, context.subgraph, tuple(old), tuple(new), note=note, parts=parts)
 
 
 def attention_left(

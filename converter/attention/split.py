@@ -1,0 +1,415 @@
+"""Splits an attention block: plans where tensors are cut, and builds the single-head version aside; edits nothing.
+
+Tensors that carry heads are cut where they come in, the operators between are cloned per head, and the heads are joined
+where the old graph had them side by side. The plan depends on the graph alone, not on the order of building.
+"""
+
+import math
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from edge_opt.attention import factors as fx
+from edge_opt.attention.assembly import Assembly
+from edge_opt.attention.block import Block, Form
+from edge_opt.attention.composites import with_composites
+from edge_opt.attention.factors import Factored
+from edge_opt.attention.labels import DEEPEST, OnHeads, OperandFactors
+from edge_opt.attention.rules import MOVEMENT, Labelled, OneHead, keeps_order
+from edge_opt.base.words import name_below
+from edge_opt.ir import Constants, DType, Model, Operator, Shape, Subgraph, Tensor, topological
+from edge_opt.ir.walk import read_outside, still_needed
+
+# Types that the runtime's kernels take (LiteRT, kernels/split.cc and unpack.cc); others are cut by SLICE, or by SPLIT.
+SPLIT_TYPES = frozenset({DType.FLOAT32, DType.INT8, DType.UINT8, DType.INT16, DType.INT32, DType.INT64})
+_NOT_UNPACKED = frozenset({DType.INT64, DType.BFLOAT16, DType.INT4})
+
+
+def split_heads(
+    model: Model, subgraph: Subgraph, block: Block, form: Form, constants: Constants
+) -> tuple[list[Operator], list[Operator]]:
+    """The operators of the block, and those that replace them (detached, in execution order).
+
+    The new ones define `block.output` itself, and what others read of the block: there, too, heads are joined. Old
+    operators that lead to the block, and whose results are needed outside, are in both lists.
+    """
+    matrices = [axis for own in block.logits.values() for axis in own[-2:] if axis]
+    flat = any(len(fx.piece_axes(own, keep=False)) < 3 for own in block.logits.values())
+    if form.cut == "unpack" and (flat or block.tiles > 1 or any(map(fx.only_labels, matrices))):
+        # Dropping the axis would leave no batch for BATCH_MATMUL, or a vector; and rows are no axis of their own.
+        form = replace(form, cut="split")
+    operands = with_composites(model) if form.above and form.composites else block.operands
+    plan, assembly = _Planner(subgraph, block, form, operands).plan(), Assembly(model, constants)
+    splitter = _Splitter(form, assembly, block, operands, plan)
+    joined = {block.output: block.factored}
+    for tensor, factored in plan.labelled.items():
+        if read_outside(subgraph, tensor, plan.old):
+            joined.setdefault(tensor, factored)
+    for tensor, factored in joined.items():
+        pieces = [splitter.piece(tensor, factored, head) for head in range(block.pieces)]
+        join_heads(assembly, form, pieces, tensor, factored)
+    assert block.output.producer is not None
+    old, new = topological(plan.old), assembly.finished(*joined)
+    return old, [*still_needed(subgraph, old, block.output.producer, new, joined), *new]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """How a labelled tensor is cut: `moves` rearrange `source` once for all heads, `scalings` are applied to each part.
+
+    In the old graph the scalings stand between the moves.
+    """
+
+    source: Tensor
+    moves: tuple[Labelled, ...] = ()
+    scalings: tuple[Labelled, ...] = ()
+
+
+@dataclass(slots=True)
+class _Plan:
+    """How a block is split.
+
+    `cuts` has the tensors that are cut; everything else that carries heads is made by every head. `old` are the
+    operators that the heads' operators replace, `labelled` the results of the core with the factors that tell all heads
+    apart.
+    """
+
+    cuts: dict[OnHeads, _Cut] = field(default_factory=dict)
+    old: dict[Operator, None] = field(default_factory=dict)
+    labelled: dict[Tensor, Factored] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class _Planner:
+    """Decides what every head makes for itself, and where the tensors that come into the block are cut."""
+
+    subgraph: Subgraph
+    block: Block
+    form: Form
+    operands: OperandFactors
+
+    def __post_init__(self) -> None:
+        self._plan = _Plan()
+        # How the heads lie in the results of operators that are still to come, and how far up these are.
+        self._reads: dict[Tensor, dict[Factored, None]] = {}
+        self._waiting: dict[Operator, int] = {}
+
+    def plan(self) -> _Plan:
+        """Go up from the merged heads to the tensors that are cut, each after all its readers; then place the cuts."""
+        plan, block = self._plan, self.block
+        self._read(block.output, block.factored, 0)
+        for operator in reversed(self.subgraph.operators):
+            if operator in self._waiting:
+                self._decide(operator, self._waiting.pop(operator))
+            if not self._waiting:
+                break
+        replaced, cut = {*block.core, *plan.old}, list(plan.cuts)
+        plan.cuts.clear()
+        for tensor, factored in cut:
+            self._place(tensor, factored, replaced)
+        return plan
+
+    def _read(self, tensor: Tensor, factored: Factored, depth: int) -> None:
+        operator = tensor.producer
+        if operator is None:
+            self._plan.cuts[tensor, factored] = _Cut(tensor)
+        elif not fx.is_shared(factored):
+            self._reads.setdefault(tensor, {})[factored] = None
+            self._waiting[operator] = max(depth, self._waiting.get(operator, 0))
+
+    def _decide(self, operator: Operator, depth: int) -> None:
+        """Make an operator for every head, where it is the block's, leaves nothing or can be had alone; else cut."""
+        in_core = operator in self.block.core
+        alone = self.form.above and depth < DEEPEST and self._is_made_alone(operator)
+        for tensor in operator.outputs:
+            for factored in self._reads.pop(tensor, ()):
+                vanishes = not self._is_free(tensor, factored) and self._vanishes(tensor, factored, DEEPEST)
+                if not (in_core or alone or vanishes):
+                    self._plan.cuts[tensor, factored] = _Cut(tensor)
+                    continue
+                self._plan.old[operator] = None
+                if in_core and fx.piece_count(factored) == self.block.pieces:
+                    self._plan.labelled.setdefault(tensor, factored)
+                rule, of = self.operands.rules[operator.name], Labelled(tensor, factored)
+                for index, own in rule.parts(of, keep=self.form.keep_axes).items():
+                    self._read(operator.input(index), own, depth + 1)
+
+    def _is_made_alone(self, operator: Operator) -> bool:
+        """True where every head can have an operator for itself and nothing is computed twice.
+
+        Heads differ in its results, and whatever reads these is done per head. What the graph's caller or operators
+        outside read is cut where it is.
+        """
+        for tensor in operator.outputs:
+            if not tensor.consumers and not self.subgraph.is_output(tensor):
+                continue
+            labels = {fx.canonical(factored) for factored in self._reads.get(tensor, ())}
+            if len(labels) != 1 or read_outside(self.subgraph, tensor, self._plan.old):
+                return False
+            (factored,) = labels
+            if fx.piece_count(factored) == 1 or not isinstance(self.operands(tensor, factored), dict):
+                return False
+        return True
+
+    def _is_free(self, tensor: Tensor, factored: Factored) -> bool:
+        """True where cutting takes no operator."""
+        if fx.is_shared(factored) or tensor.is_constant:
+            return True
+        same = fx.piece_shape(factored, keep=self.form.keep_axes) == tensor.shape
+        return same and fx.piece_count(factored) == 1
+
+    def _vanishes(self, tensor: Tensor, factored: Factored, depth: int) -> bool:
+        """True where the operator repeats, joins or enumerates for the heads, or moves what does: nothing is left."""
+        operator, operands = tensor.producer, self.operands(tensor, factored)
+        if self._is_free(tensor, factored):
+            return True
+        if operator is None or not isinstance(operands, dict) or not depth:
+            return False
+        of = Labelled(tensor, factored)
+        passes = self.operands.rules[operator.name].passed_on(of, 0, keep=self.form.keep_axes) is not None
+        above = operands.items() if operator.name in MOVEMENT else ()
+        return passes and all(self._vanishes(of.input(i), own, depth - 1) for i, own in above)
+
+    def _place(self, tensor: Tensor, factored: Factored, replaced: Container[Operator]) -> None:
+        """Cut a tensor that comes in, or one that it is made of; that operators of the rewrite read it does not count.
+
+        SPLIT cuts at the nearest tensor where the heads are one run of steps, and scalings above sink into each head;
+        UNPACK cuts at the farthest.
+        """
+        splits = self.form.cut == "split"
+        chain = list(self._chain(tensor, factored, replaced))
+        usable = [place for place, of in enumerate(chain) if self._can_be_cut(of.factored)] or [0]
+        place = usable[0 if splits else -1]
+        above = chain[place:]
+        sunk = [of for of in above[:-1] if of.operator.name not in MOVEMENT]
+        top = above.index(sunk[-1]) + 1 if sunk and splits and self.block.heads > 1 else 0
+        hoisted = above[:top][::-1]
+        moves = tuple(of for of in hoisted if of not in sunk)
+        self._plan.cuts[above[0].tensor, above[0].factored] = _Cut(
+            above[top].tensor, moves, tuple(of for of in hoisted if of in sunk)
+        )
+        self._plan.old.update(dict.fromkeys(of.operator for of in (*chain[:place], *hoisted)))
+
+    def _chain(self, tensor: Tensor, factored: Factored, readers: Container[Operator]) -> Iterator[Labelled]:
+        """A tensor and those above it, through rearrangements and scalings by a number that nobody else reads."""
+        for _ in range(DEEPEST):
+            yield Labelled(tensor, factored)
+            operator, operands = tensor.producer, self.operands(tensor, factored)
+            read = operands.items() if isinstance(operands, dict) else ()
+            carriers = [(index, own) for index, own in read if fx.piece_count(own) > 1]
+            if operator is None or len(carriers) != 1 or read_outside(self.subgraph, tensor, readers):
+                return
+            if operator.name not in MOVEMENT and not _scales(operator):
+                return
+            ((index, factored),) = carriers
+            tensor, readers = operator.input(index), {operator}
+
+    def _can_be_cut(self, factored: Factored) -> bool:
+        axes = fx.labelled_axes(factored)
+        if len(axes) != 1:
+            return False
+        axis = factored[axes[0]]
+        if self.form.cut == "unpack":
+            return fx.only_labels(axis)
+        cut = fx.cut_axis(axis, fx.piece_count(factored))
+        return cut is not None and fx.only_labels(cut[0])
+
+
+def _scales(operator: Operator) -> bool:
+    """True for a multiplication of a whole tensor by a number."""
+    if operator.name not in ("MUL", "DIV") or operator.option("fused_activation_function"):
+        return False
+    whole = [t for t in operator.inputs if t is not None and not (t.has_numbers and t.elements == 1)]
+    return [tensor.shape for tensor in whole] == [operator.output.shape]
+
+
+@dataclass(eq=False)
+class _Splitter:
+    """Builds what each head sees of a tensor; heads that see the same get the same tensor."""
+
+    form: Form
+    assembly: Assembly
+    block: Block
+    operands: OperandFactors
+    plan: _Plan
+
+    def __post_init__(self) -> None:
+        self._pieces: dict[tuple[Tensor, Factored, tuple[int, ...]], Tensor] = {}
+        self._sources: dict[_Cut, Tensor] = {}
+        self._parts: dict[tuple[Tensor, int, int], tuple[Tensor, ...]] = {}
+
+    def piece(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
+        """What one head sees of a tensor."""
+        if fx.is_shared(factored):
+            return tensor
+        key = (tensor, factored, fx.piece_key(factored, head))
+        if key not in self._pieces:
+            cut = self.plan.cuts.get((tensor, factored))
+            if cut is None:
+                self._pieces[key] = self._emit(Labelled(tensor, factored), head)
+            else:
+                piece = self._cut_off(self._source(cut), factored, head)
+                for of in cut.scalings:
+                    read = [t if t is None or t.elements == 1 else piece for t in of.operator.inputs]
+                    name = name_below(of.tensor.name, self._name(of.factored, head))
+                    piece = self.assembly.again(
+                        of.operator, read, [name], [piece.shape], of.operator.options
+                    )[0]
+                self._pieces[key] = piece
+        return self._pieces[key]
+
+    def _word(self, count: int) -> str:
+        """What so many different parts of a tensor are called."""
+        return "group" if count < self.block.pieces else "head" if self.block.tiles == 1 else "piece"
+
+    def _name(self, factored: Factored, head: int) -> str:
+        """What distinguishes a head's part of a tensor: `head_1`, or `group_1` where several heads see the same."""
+        count = fx.piece_count(factored)
+        return f"{self._word(count)}_{fx.mixed_index(fx.labels(factored), head)}" if count > 1 else "shared"
+
+    def _emit(self, of: Labelled, head: int) -> Tensor:
+        """The operator for one head."""
+        operands = self.operands.known(of.tensor, of.factored)
+
+        def piece(index: int) -> Tensor:
+            return self.piece(of.input(index), operands[index], head)
+
+        name = self._name(of.factored, head)
+        one = OneHead(self.assembly, of, head, piece, name, keep_axes=self.form.keep_axes)
+        return self.operands.rules[of.operator.name].emit(one)
+
+    def _source(self, cut: _Cut) -> Tensor:
+        """The tensor that is cut: rearranged as the cut says, those moves left out that are a RESHAPE at most."""
+        if cut not in self._sources:
+            source, make = cut.source, self.assembly
+            for move in cut.moves:
+                name, before = name_below(move.tensor.name, "unscaled"), move.input(0)
+                if not keeps_order(Labelled(move.tensor, fx.plain(move.tensor.shape))):
+                    source = make.reshaped(source, before.shape, name_below(before.name, "unscaled"))
+                    moved = make.tensor(name, move.tensor.shape, source)
+                    source = make.copy(move.operator, [source, *move.operator.inputs[1:]], moved)
+                if move is cut.moves[-1]:
+                    source = make.reshaped(source, move.tensor.shape, name)
+            self._sources[cut] = source
+        return self._sources[cut]
+
+    def _cut_off(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
+        """One head's part of a tensor, cut off."""
+        target = fx.piece_shape(factored, keep=self.form.keep_axes)
+        axes = fx.labelled_axes(factored)
+        if fx.is_shared(factored) or (not axes and target == tensor.shape):
+            return tensor
+        if tensor.has_numbers:
+            return self._part_of_constant(tensor, factored, head)
+        if not axes:
+            return self.assembly.reshaped(tensor, target, name_below(tensor.name, "squeezed"))
+        axis = axes[0]
+        lead = fx.leading(factored[axis])
+        if not lead:  # `(rows)(heads)` becomes two axes, so that the heads can be cut off
+            inner = next(i for i, factor in enumerate(factored[axis]) if factor.stride)
+            axes_apart = factored[axis][:inner], factored[axis][inner:]
+            exposed = (*factored[:axis], *axes_apart, *factored[axis + 1 :])
+            name = name_below(tensor.name, "exposed")
+            piece = self._cut_off(self.assembly.reshaped(tensor, fx.sizes(exposed), name), exposed, head)
+            return self.assembly.reshaped(piece, target, name_below(tensor.name, "piece"))
+        rest = factored[axis][len(lead) :]
+        drops = self.form.cut == "unpack" and not rest and tensor.dtype not in _NOT_UNPACKED
+        parts = self._split(tensor, axis, fx.sizes((lead,))[0], drops=drops)
+        remaining = (*factored[:axis], *(() if drops else (rest,)), *factored[axis + 1 :])
+        piece = self._cut_off(parts[fx.mixed_index(lead, head)], remaining, head)
+        return self.assembly.reshaped(piece, target, name_below(piece.name, "piece"))
+
+    def _part_of_constant(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
+        keep, quantization = self.form.keep_axes, tensor.quantization
+        values = _head_of(tensor.array(), factored, head).reshape(fx.piece_shape(factored, keep=keep))
+        if quantization is not None and quantization.is_per_axis:
+            axis, kept = quantization.dimension, fx.piece_axes(factored, keep=keep)
+            places = _head_of(np.arange(tensor.shape[axis]), (factored[axis],), head)
+            quantization = quantization.along(kept.index(axis) if axis in kept else 0, places)
+        return self.assembly.constant(tensor, values, quantization)
+
+    def _split(self, tensor: Tensor, axis: int, count: int, *, drops: bool) -> tuple[Tensor, ...]:
+        """The tensor cut into `count` parts along an axis, which they have no longer where it `drops`."""
+        key, make = (tensor, axis, count), self.assembly
+        if key in self._parts:
+            return self._parts[key]
+        size = tensor.shape[axis] // count
+        shape = (*tensor.shape[:axis], *(() if drops else (size,)), *tensor.shape[axis + 1 :])
+        names = [name_below(tensor.name, f"{self._word(count)}_{i}") for i in range(count)]
+        parts = self._parts[key] = tuple(make.tensor(name, shape, tensor) for name in names)
+        if drops:
+            make.emit("UNPACK", [tensor], *parts, num=count, axis=axis)
+        elif tensor.dtype in SPLIT_TYPES:
+            make.emit("SPLIT", [make.integers("split/axis", axis), tensor], *parts, num_splits=count)
+        else:
+            for index, part in enumerate(parts):
+                begins = [index * size if i == axis else 0 for i in range(len(shape))]
+                begin = make.integers(name_below(part.name, "begin"), begins)
+                make.emit("SLICE", [tensor, begin, make.integers(name_below(part.name, "size"), shape)], part)
+        return parts
+
+
+def _head_of(values: np.ndarray, factored: Factored, head: int) -> np.ndarray:
+    """One head's part of an array, flat."""
+    expanded = values.reshape([f.size for axis in factored for f in axis])
+    index = tuple((f.digit(head) if f.stride else slice(None)) for axis in factored for f in axis)
+    return np.ascontiguousarray(expanded[index]).ravel()
+
+
+def join_heads(
+    assembly: Assembly, form: Form, heads: Sequence[Tensor], output: Tensor, factored: Factored
+) -> None:
+    """Define `output`, which has the heads where `factored` says, from the pieces of all heads.
+
+    `[.., (N)(H)]` is one CONCATENATION along H; where labels stand apart, as in `[B, (K), H, (G)(T)]`, it is one for
+    each: first along T for every k, then along K.
+    """
+    tensors = dict(enumerate(heads))
+    factors = fx.merge_neighbours(factor for axis in factored for factor in axis)
+    labelled = [place for place, factor in enumerate(factors) if factor.stride]
+    for place in reversed(labelled):
+        factor = factors[place]
+        front = math.prod(before.size for before in factors[:place] if not before.stride)
+        groups: dict[int, list[Tensor]] = {}  # the pieces that differ in this digit of the head only
+        for head in sorted(tensors):
+            groups.setdefault(head - factor.digit(head) * factor.stride, []).append(tensors[head])
+        last = place == labelled[0]
+        tensors = {
+            head: _side_by_side(assembly, form, parts, front, output, last=last)
+            for head, parts in groups.items()
+        }
+
+
+def _side_by_side(
+    assembly: Assembly, form: Form, parts: list[Tensor], front: int, output: Tensor, *, last: bool
+) -> Tensor:
+    """The parts put together behind `front` elements of each; `last`: as the `output` itself.
+
+    A reshape of every part is left out where it can be: the joined ones are reshaped as one.
+    """
+    sources = [assembly.source(part) for part in parts]
+    if _places(sources[0].shape, front):
+        parts = sources
+    elif not _places(parts[0].shape, front):
+        flat = (front, parts[0].elements // front)
+        parts = [assembly.reshaped(part, flat, name_below(part.name, "flat")) for part in parts]
+    shape, count = parts[0].shape, len(parts)
+    places = _places(shape, front)
+    if last and form.cut == "unpack" and output.dtype in SPLIT_TYPES:
+        for axis in places:
+            if output.shape == (*shape[:axis], count, *shape[axis:]):
+                return assembly.emit("PACK", parts, output, values_count=count, axis=axis)
+    joined = {axis: (*shape[:axis], shape[axis] * count, *shape[axis + 1 :]) for axis in places}
+    exact = next((axis for axis, sizes in joined.items() if sizes == output.shape), None)
+    if last and exact is not None:
+        return assembly.emit("CONCATENATION", parts, output, axis=exact)
+    axis = max(joined) if exact is None else exact
+    made = assembly.tensor(name_below(output.name, "heads"), joined[axis], output)
+    assembly.emit("CONCATENATION", parts, made, axis=axis)
+    return assembly.reshape_to(made, output) if last else made
+
+
+def _places(shape: Shape, front: int) -> list[int]:
+    """Axes that a shape has behind `front` elements, i.e. along which something can be put side by side."""
+    return [axis for axis in range(len(shape)) if math.prod(shape[:axis]) == front]
