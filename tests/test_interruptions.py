@@ -73,9 +73,10 @@ def test_killed_at_any_step_of_writing(folder: Path, whole: bytes, step: str, be
 
 _PROVING = """
 from edge_opt.cli import main
-from edge_opt.proof import examination
 from edge_opt.runtime import runner
-examination.model_bytes = lambda _: proof_models.endless()
+from edge_opt.runtime.pair import ProofRequest
+prove, endless = runner.Worker.prove, proof_models.endless()
+runner.Worker.prove = lambda worker, *_, **options: prove(worker, endless, endless, ProofRequest(), **options)
 exchange = runner.ChildProcess.exchange
 def announced(process, *arguments):
     print(process.pid, flush=True)

@@ -1,33 +1,54 @@
-"""The native runtime, and what is asked of it; only the worker process may import this module.
+"""The child process that runs the native runtime: `python -m edge_opt.runtime.native PARENT_PID`.
 
-Whatever the runtime raises becomes `DeclinedError` with its own words, so that the caller need not know its exceptions.
+Only this process may import the module. Its standard input is a socket on which it takes requests and answers them, so
+that nothing printed here, by the runtime or at the interpreter's start, can be taken for an answer. It never outlives
+its parent, and writes no file. Whatever the runtime raises becomes `DeclinedError` with its own words.
 """
 
+import resource
+import signal
+import socket
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
+from io import BufferedRWPair
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
+from edge_opt.base.processes import begin_child, limit
 from edge_opt.base.record import from_dict
 from edge_opt.runtime import inputs, loop, pair
 from edge_opt.runtime.errors import DeclinedError
-from edge_opt.runtime.protocol import Arrays, Header, send
+from edge_opt.runtime.protocol import Arrays, Header, receive, send
 from edge_opt.runtime.tensors import MAIN, Kernels, SignatureInfo, TensorInfo
 
-_RESOLVERS = {
-    "xnnpack": OpResolverType.BUILTIN,
-    "reference": OpResolverType.BUILTIN_REF,
-}
+_RESOLVERS = {"xnnpack": OpResolverType.BUILTIN, "reference": OpResolverType.BUILTIN_REF}
+_GRACE_SECONDS = 5
 _Answer = tuple[Header, Arrays]
 
 
-def answer(channel: Connection, header: Header, arrays: Arrays) -> None:
-    """Carries a request out and sends what came of it."""
+def main() -> None:
+    """Serves requests until the other end of the socket is closed."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    begin_child()
+    channel = socket.socket(fileno=0).makefile("rwb")
+    send(channel, {}, {})
+    while True:
+        try:
+            header, arrays = receive(channel)
+        except EOFError:
+            return
+        limit(resource.RLIMIT_DATA, header["memory_limit"])
+        # Ends this process even if the runtime never gives control back and the parent is gone.
+        signal.alarm(int(header["time_limit"]) + _GRACE_SECONDS)
+        _answer(channel, header, arrays)
+        signal.alarm(0)
+
+
+def _answer(channel: BufferedRWPair, header: Header, arrays: Arrays) -> None:
     try:
         send(channel, *_OPERATIONS[header["operation"]](header, arrays))
     except OSError:
@@ -202,3 +223,6 @@ _OPERATIONS: dict[str, Callable[[Header, Arrays], _Answer]] = {
     "generate": _generate,
     "fill": _fill,
 }
+
+if __name__ == "__main__":
+    main()

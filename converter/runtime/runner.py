@@ -9,13 +9,11 @@ import re
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import lru_cache
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import Self
 
 import numpy as np
 
@@ -24,11 +22,17 @@ from edge_opt.base.record import from_dict
 from edge_opt.base.words import signal_name
 from edge_opt.ir import load
 from edge_opt.ir.opening import Part
-from edge_opt.runtime.errors import RuntimeCrashed, RuntimeRefused, RuntimeTimedOut, RuntimeUnavailable
+from edge_opt.runtime.errors import (
+    RuntimeCrashed,
+    RuntimeFailed,
+    RuntimeRefused,
+    RuntimeTimedOut,
+    RuntimeUnavailable,
+)
 from edge_opt.runtime.inputs import InputPlan
 from edge_opt.runtime.loop import Loop
 from edge_opt.runtime.pair import VERSIONS, Outcome, ProofRequest
-from edge_opt.runtime.protocol import Array, Arrays, Header, MessageError, receive, send
+from edge_opt.runtime.protocol import Array, Arrays, Header, receive, send
 from edge_opt.runtime.tensors import Kernels, SignatureInfo
 
 Runnable = str | os.PathLike[str] | bytes
@@ -41,7 +45,6 @@ _ENDING_SECONDS = 2.0
 _LOG_READ = 16 << 10
 # glibc gives each thread a heap of its own, and what one of them frees is not there for the next.
 _ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2", "MALLOC_ARENA_MAX": "1"}
-_ENDED = (EOFError, OSError, MessageError)
 
 
 class ChildProcess:
@@ -52,20 +55,19 @@ class ChildProcess:
     """
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        self._channel = Connection(ours.detach())
+        self._socket, theirs = socket.socketpair()
+        self._channel = self._socket.makefile("rwb")
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         try:
             with theirs:
                 self._child = processes.start_module(
-                    "edge_opt.runtime.worker",
+                    "edge_opt.runtime.native",
                     environment={name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()},
                     stdin=theirs,
                     stdout=self._log,
                 )
         except OSError as error:
-            self._channel.close()
-            self._log.close()
+            self._close()
             raise RuntimeUnavailable(
                 f"no worker process can be started ({error.strerror}): free memory or processes, or verify nothing"
             ) from error
@@ -81,29 +83,33 @@ class ChildProcess:
             TimeoutError: it did not answer in time.
         """
         if not self._ready:
+            self._socket.settimeout(_STARTUP_SECONDS)
             try:
-                reply, _ = receive(self._channel, time.monotonic() + _STARTUP_SECONDS)
-            except _ENDED as error:
-                reply = {"reason": f"the worker process ended with {self._ending(error)}"}
-            if "reason" in reply:
+                receive(self._channel)
+            except (EOFError, OSError) as error:
                 raise RuntimeUnavailable(
-                    f"the LiteRT runtime could not be loaded ({reply['reason']}): check the installation of "
-                    "ai-edge-litert, or go on without verification (verify='none')"
-                )
+                    f"the LiteRT runtime could not be loaded (the worker process ended with {self._ending(error)}): "
+                    "check the installation of ai-edge-litert, or go on without verification (verify='none')"
+                ) from None
             self._ready = True
-        deadline = time.monotonic() + seconds
+        self._socket.settimeout(seconds)
         try:
             send(self._channel, header, arrays)
-            return receive(self._channel, deadline)
+            return receive(self._channel)
         except TimeoutError:
             raise
-        except _ENDED as error:
+        except (EOFError, OSError) as error:
             raise RuntimeCrashed(f"the runtime's process ended with {self._ending(error)}") from None
 
     def end(self) -> None:
         """Ends the child, and collects it."""
         processes.end(self._child)
-        self._channel.close()
+        self._close()
+
+    def _close(self) -> None:
+        with suppress(OSError):  # what was not sent cannot be sent any more
+            self._channel.close()
+        self._socket.close()
         self._log.close()
 
     def _ending(self, error: Exception) -> str:
@@ -158,7 +164,7 @@ class Worker:
 
     def describe(self, model: Runnable) -> tuple[SignatureInfo, ...]:
         """Names, shapes, dtypes and quantization of every signature's inputs and outputs, as the runtime has them."""
-        reply, _ = self._ask({"operation": "describe"}, f"model {name_of(model)}", {"main": model})
+        reply, _ = self._ask({"operation": "describe"}, f"model {_name(model)}", {"main": model})
         return from_dict(tuple[SignatureInfo, ...], reply["signatures"])
 
     def run(
@@ -187,7 +193,7 @@ class Worker:
 
         A run without plans is on the `arrays`.
         """
-        where = f"model {name_of(model)}, signature '{signature or 'main'}', {kernels} kernels"
+        where = f"model {_name(model)}, signature '{signature or 'main'}', {kernels} kernels"
         header = {"operation": "run", "signature": signature, "kernels": kernels, "plans": plans}
         _, results = self._ask(header, where, {"main": model}, arrays)
         runs: list[Arrays] = [{} for _ in plans]
@@ -203,14 +209,14 @@ class Worker:
 
         `models`, by the names that the loop's calls have ("main" among them), are all loaded at once.
         """
-        where = f"model {name_of(models['main'])}, generating {loop.count} tokens on {kernels} kernels"
+        where = f"model {_name(models['main'])}, generating {loop.count} tokens on {kernels} kernels"
         header = {"operation": "generate", "kernels": kernels, "loop": loop}
         reply, results = self._ask(header, where, models)
         return reply["tokens"], results["logits"]
 
     def fill(self, model: Runnable, signature: SignatureInfo, chunks: Sequence[tuple[int, int]]) -> Arrays:
         """The caches after a prefill signature took these chunks, each a first position and a seed of its inputs."""
-        where = f"model {name_of(model)}, signature '{signature.name}', filling caches"
+        where = f"model {_name(model)}, signature '{signature.name}', filling caches"
         return self._ask({"operation": "fill", "fill": (signature, chunks)}, where, {"main": model})[1]
 
     def prove(
@@ -228,12 +234,10 @@ class Worker:
         time limit; `where` names the region in error messages. The reason of a refusal starts with `before:` or
         `after:`.
         """
-        check_model(before)
-        check_model(after)
-        arrays = {
-            name: np.frombuffer(model, np.uint8)
-            for name, model in zip(VERSIONS, (before, after), strict=True)
-        }
+        arrays = {}
+        for version, model in zip(VERSIONS, (before, after), strict=True):
+            check_model(model)
+            arrays[version] = np.frombuffer(model, np.uint8)
         header = {"operation": "prove", "request": request}
         reply, _ = self._ask(header, f"region {where}".rstrip(), {}, arrays, seconds)
         return from_dict(Outcome, reply["proof"])
@@ -253,8 +257,7 @@ class Worker:
                 check_model(model)
             files = {name: stack.enter_context(Part(model).file()) for name, model in models.items()}
             size = sum(path.stat().st_size for path in files.values())
-            size += sum(array.nbytes for array in arrays.values())
-            memory = _BASE_MEMORY + _MEMORY_PER_BYTE * size
+            memory = _BASE_MEMORY + _MEMORY_PER_BYTE * (size + sum(array.nbytes for array in arrays.values()))
             header["models"] = {name: str(path) for name, path in files.items()}
             header |= {"memory_limit": memory, "time_limit": seconds}
             try:
@@ -272,29 +275,29 @@ class Worker:
                     raise RuntimeCrashed(f"{where}: {error}") from None
                 raise
         if "error" in reply:
-            _raise_reply(reply, where, memory)
+            raise _refusal(reply, where, memory)
         return reply, results
 
 
-def name_of(model: Runnable) -> str:
+def _name(model: Runnable) -> str:
     """A model's name for messages: its quoted path, or its size if it is only bytes."""
     return f"of {len(model)} bytes" if isinstance(model, bytes) else f"'{os.fspath(model)}'"
 
 
-def _raise_reply(reply: Header, where: str, memory: int) -> NoReturn:
+def _refusal(reply: Header, where: str, memory: int) -> RuntimeFailed:
     kind, reason = reply["error"], reply["reason"]
     if kind == "internal":
-        raise RuntimeCrashed(f"{where}: the worker failed: {reason}")
+        return RuntimeCrashed(f"{where}: the worker failed: {reason}")
     if reason.startswith("no reason given") or reason == "out of memory":
         reason += f"; it was allowed {memory >> 20} MiB of memory"
     custom = _UNKNOWN_OPERATOR.search(reason)
+    said = f"{where}: the runtime refused it: {reason}"
     if custom is not None:
-        raise RuntimeRefused(
+        said = (
             f"{where}: the runtime has no kernel for the custom operator '{custom[1]}', so the model cannot be run; "
-            "what edge-opt rewrites in it can be proved without it (verify='regions')",
-            reason,
+            "what edge-opt rewrites in it can be verified without it (verify='regions')"
         )
-    raise RuntimeRefused(f"{where}: the runtime refused it: {reason}", reason)
+    return RuntimeRefused(said, reason)
 
 
 def check_model(model: Runnable) -> None:
