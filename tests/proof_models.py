@@ -1,11 +1,11 @@
 """The tiny models that the tests of `edge_opt.proof` share: an adder, a projection, an endless loop, a crash."""
 
 import numpy as np
-from text_parser import parse
-from tiny_models import Graph, Op, T, build, options
+from text_parser import literal, parse
 
-from edge_opt.ir import Signature, to_bytes
+from edge_opt.ir import Signature, to_tables
 from edge_opt.runtime.tensors import TensorInfo
+from edge_opt.schema import model_bytes
 
 
 def tensor(
@@ -17,13 +17,13 @@ def tensor(
 
 
 def written(text: str, key: str = "main") -> bytes:
-    """The bytes of a graph in the text form; with a signature of all that goes in and out, if it has a `key`."""
+    """The bytes of graphs in the text form, unchecked; the first gets a signature if there is a `key`."""
     model = parse(text)
-    (graph,) = model.subgraphs
+    graph = model.subgraphs[0]
     if key:
         inputs, outputs = ({tensor.name: tensor for tensor in side} for side in (graph.inputs, graph.outputs))
         model.signatures.append(Signature(key, graph, inputs, outputs))
-    return to_bytes(model)
+    return model_bytes(to_tables(model))
 
 
 def adder(
@@ -37,9 +37,13 @@ def adder(
 def projection(weight: np.ndarray, *, key: str = "main", name: str = "logits", rows: int = 3) -> bytes:
     """`name` [rows, n] = embeddings [rows, k] x weight [n, k]^T, as FULLY_CONNECTED."""
     units, depth = weight.shape
-    tensors = [T("embeddings", (rows, depth)), T("w", weight.shape, value=weight), T(name, (rows, units))]
-    operator = Op("FULLY_CONNECTED", ["embeddings", "w", None], [name], options("FullyConnectedOptions"))
-    return build(Graph(tensors, [operator], ["embeddings"], [name], key))
+    return written(
+        f"""subgraph main (%embeddings: float32[{rows},{depth}]) {{
+          %{name}: float32[{rows},{units}] = FULLY_CONNECTED(%embeddings, {literal(weight)}, none)
+          return %{name}
+        }}""",
+        key,
+    )
 
 
 def softmax(*, shape: tuple[int, ...] = (1, 4, 8), scale: float = 1.0) -> bytes:
@@ -63,61 +67,37 @@ def requantized(*, scale: float = 0.5) -> bytes:
 
 def endless() -> bytes:
     """While a == a: a = a + a. Well-formed, and never done for a number."""
-    one = (1,)
-    return build(
-        Graph(
-            [T("x", one), T("z", one)],
-            [Op("WHILE", ["x"], ["z"], options("WhileOptions", condSubgraphIndex=1, bodySubgraphIndex=2))],
-            ["x"],
-            ["z"],
-            "main",
-        ),
-        Graph([T("a", one), T("c", one, "bool")], [Op("EQUAL", ["a", "a"], ["c"])], ["a"], ["c"]),
-        Graph(
-            [T("a", one), T("c", one)], [Op("ADD", ["a", "a"], ["c"], options("AddOptions"))], ["a"], ["c"]
-        ),
-    )
+    return written("""
+        subgraph main (%x: float32[1]) {
+          %z: float32[1] = WHILE(%x) {cond_subgraph_index: 1, body_subgraph_index: 2}
+          return %z
+        }
+        subgraph main (%a: float32[1]) { %c: bool[1] = EQUAL(%a, %a) return %c }
+        subgraph main (%a: float32[1]) { %c: float32[1] = ADD(%a, %a) return %c }
+    """)
 
 
 def crashing() -> bytes:
     """A SPLIT into no parts that has one: the reference kernels refuse it, XNNPACK divides by zero."""
-    tensors = [T("axis", (), "int32", np.array(0)), T("x", (1,)), T("z", (1,))]
-    split = Op("SPLIT", ["axis", "x"], ["z"], options("SplitOptions", numSplits=0))
-    return build(Graph(tensors, [split], ["x"], ["z"], "main"))
+    return written("""subgraph main (%x: float32[1]) {
+      %z: float32[1] = SPLIT(int32(0), %x) {num_splits: 0}
+      return %z
+    }""")
 
 
 def recursive() -> bytes:
     """An IF whose branch is a subgraph with an IF whose branch is that subgraph: the runtime's stack overflows."""
-    one = (1,)
-    branch = options("IfOptions", thenSubgraphIndex=1, elseSubgraphIndex=1)
-    return build(
-        Graph(
-            [T("c", one, "bool"), T("x", one), T("z", one)],
-            [Op("IF", ["c", "x"], ["z"], branch)],
-            ["c", "x"],
-            ["z"],
-            "main",
-        ),
-        Graph(
-            [T("c", one, "bool", value=np.array([True])), T("x", one), T("z", one)],
-            [Op("IF", ["c", "x"], ["z"], branch)],
-            ["x"],
-            ["z"],
-        ),
-    )
+    branches = "{then_subgraph_index: 1, else_subgraph_index: 1}"
+    return written(f"""
+        subgraph main (%c: bool[1], %x: float32[1]) {{ %z: float32[1] = IF(%c, %x) {branches} return %z }}
+        subgraph main (%x: float32[1]) {{ %z: float32[1] = IF(bool{{true}}, %x) {branches} return %z }}
+    """)
 
 
 def greedy() -> bytes:
     """A scalar in and out, and 384 MB between."""
-    tensors = [
-        T("x", (2, 3)),
-        T("times", (2,), "int32", np.array([4000, 4000])),
-        T("large", (2, 3)),
-        T("axes", (2,), "int32", np.array([0, 1])),
-        T("z", ()),
-    ]
-    operators = [
-        Op("TILE", ["x", "times"], ["large"]),
-        Op("SUM", ["large", "axes"], ["z"], options("ReducerOptions")),
-    ]
-    return build(Graph(tensors, operators, ["x"], ["z"], "main"))
+    return written("""subgraph main (%x: float32[2,3]) {
+      %large: float32[2,3] = TILE(%x, int32{4000, 4000})
+      %z: float32[] = SUM(%large, int32{0, 1})
+      return %z
+    }""")

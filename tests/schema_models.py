@@ -1,4 +1,4 @@
-"""Small models for the tests of edge_opt.schema, made with TFLite's object API, and a comparison with it."""
+"""Small models for the tests of edge_opt.schema, as objects of TFLite's own bindings, and comparisons with those."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,8 +8,8 @@ import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
 
-from edge_opt.schema import TABLES, Data, Table
-from edge_opt.schema.table import NUMPY_TYPES
+from edge_opt.schema import TABLES, Data, Table, model_bytes, new_table
+from edge_opt.schema.table import STORED_AFTER
 
 
 def pack(model: Any) -> bytes:
@@ -30,22 +30,20 @@ def int32s(*values: int) -> Any:
     return np.array(values, np.int32)
 
 
-def build(kind: str, fields: dict[str, Any]) -> Any:
-    """An object of the generated bindings from plain values; a union's is (its table, the fields)."""
-    made = getattr(tfl, f"{kind}T")()
+def build(kind: str, fields: dict[str, Any]) -> Table:
+    """A table from plain values; a union's is (its table, the fields)."""
+    made = dict(fields)
     for name, given in fields.items():
-        field, value, (first, *words) = TABLES[kind].by_name[name], given, name.split("_")
-        camel = first + "".join(map(str.capitalize, words))
+        field = TABLES[kind].by_name[name]
         if field.kind == "union":
-            setattr(made, f"{camel}Type", getattr(getattr(tfl, field.element), given[0]))
-            value = build(*given)
-        elif field.kind.startswith("table"):
-            built = [build(field.element, each) for each in (given if field.kind == "tables" else [given])]
-            value = built if field.kind == "tables" else built[0]
+            made[name] = build(*given)
+        elif field.kind == "tables":
+            made[name] = [build(field.element, each) for each in given]
+        elif field.kind == "table":
+            made[name] = build(field.element, given)
         elif field.kind == "scalars":
-            value = np.array(given, NUMPY_TYPES[field.element])
-        setattr(made, camel, value)
-    return made
+            made[name] = Data(bytes(given)) if kind == "Buffer" else list(given)
+    return new_table(kind, **made)
 
 
 _QUANTIZATIONS: dict[str, dict[str, Any]] = {
@@ -95,7 +93,7 @@ _OPERATORS = [
 
 def everything() -> Any:
     """A model with a bit of everything; it makes no sense to run it."""
-    return build("Model", {
+    return unpack(model_bytes(build("Model", {
         "version": 3, "description": "everything", "metadata_buffer": [3],
         "operator_codes": [
             {"builtin_code": 22, "deprecated_builtin_code": 22},
@@ -114,7 +112,7 @@ def everything() -> Any:
         }],
         "external_buffer_groups": [{"name": "weights.bin"}],
         "external_buffers": [{"id": 7, "group": 0, "offset": 64, "length": 128, "packing": "raw"}],
-    })  # fmt: skip
+    })))  # fmt: skip
 
 
 def with_data_after(model: Any, *payloads: bytes, alignments: Sequence[int] = ()) -> bytes:
@@ -144,42 +142,37 @@ def _patch(content: bytearray, table: Any, slot: int, value: int) -> None:
     content[at : at + 8] = value.to_bytes(8, "little")
 
 
-def assert_same(table: Table, expected: Any, file: bytes, path: str = "Model") -> None:
-    """Every field of `table` is that of the object that the generated bindings read from `file`."""
-    camel = {name.lower(): name for name in vars(expected)}
-    fields = {name: camel[name.replace("_", "")] for name in table.spec.by_name}
-    assert len(fields) == len(camel), path
-    for name, theirs in fields.items():
-        _assert_same_value(table, name, getattr(expected, theirs), file, f"{path}.{name}")
+def values(item: Any) -> Any:
+    """A table as plain values: which fields are present, and what they hold."""
+    if isinstance(item, Table):
+        return (item.name, {name: values(value) for name, value in sorted(item.fields.items())})
+    if isinstance(item, list):
+        return [values(part) for part in item]
+    if isinstance(item, Data):
+        return (item.external, bytes(item.view()))
+    return (item.dtype.str, item.tolist()) if isinstance(item, np.ndarray) else item
 
 
-def _assert_same_value(table: Table, name: str, expected: Any, file: bytes, path: str) -> None:
-    value = table.get(name)
-    if isinstance(value, Data):
-        stored = expected
-        if value.external:
-            stored = file[value.offset : value.offset + value.length]
-        assert bytes(value.view()) == bytes(stored), path
-    elif isinstance(value, Table):
-        assert_same(value, expected, file, path)
-    elif isinstance(value, list):
-        assert len(value) == len(expected), path
-        for index, item in enumerate(value):
-            if isinstance(item, Table):
-                assert_same(item, expected[index], file, f"{path}[{index}]")
-            else:
-                assert item == expected[index].decode(), path
-    elif isinstance(value, str):
-        assert value == expected.decode(), path
-    elif isinstance(value, np.ndarray):
-        assert value.dtype == expected.dtype, path
-        assert value.tobytes() == expected.tobytes(), path
-    elif not _says_where(table, name):
-        assert value == expected, path
+def plain(item: Any) -> Any:
+    """An object of the generated bindings as plain values."""
+    if hasattr(item, "Pack"):
+        return {name.lower(): plain(value) for name, value in vars(item).items()}
+    if isinstance(item, list):
+        return [plain(part) for part in item]
+    return item.tolist() if isinstance(item, np.ndarray) else item
 
 
-def _says_where(table: Table, name: str) -> bool:
-    """Whether the field says where bytes lie that the reader has turned into `Data`."""
-    if name in {"offset", "size"} and table.name == "Buffer":
-        return "data" in table.fields
-    return name.startswith("large_custom_options") and isinstance(table.get("custom_options"), Data)
+def as_bindings(item: Any) -> Any:
+    """A table as `plain` gives what the bindings read: every field, with where bytes lie that are behind the tables."""
+    if isinstance(item, Table):
+        fields = {name: as_bindings(item.get(name)) for name in item.spec.by_name}
+        inside, offset, size = STORED_AFTER.get(item.name, ("", "", ""))
+        data = item.get(inside) if inside else None
+        if isinstance(data, Data) and data.external:
+            fields |= {inside: None, offset: data.offset, size: data.length}
+        return {name.replace("_", ""): value for name, value in fields.items()}
+    if isinstance(item, list):
+        return [as_bindings(part) for part in item]
+    if isinstance(item, Data):
+        return item.view().tolist()
+    return item.encode() if isinstance(item, str) else plain(item)

@@ -10,8 +10,7 @@ import numpy as np
 import proof_models as models
 import pytest
 from cli_runs import DEMO, QUANTIZED, run, written
-from text_parser import parse
-from tiny_models import Graph, Op, T, build, options
+from text_parser import literal, parse
 
 from edge_opt import convert, load
 from edge_opt.base.errors import UsageError
@@ -41,9 +40,12 @@ PAIR = models.projection(WEIGHT), models.projection(changed(0.5))
 
 def two(first: str, second: str, *, outputs: str = "z") -> bytes:
     """Two signatures that add; their keys and the output's name can be chosen."""
-    tensors = [T("x", (1, 4)), T("y", (1, 4)), T("z", (1, 4))]
-    add = Op("ADD", ["x", "y"], ["z"], options("AddOptions"))
-    return build(*(Graph(tensors, [add], ["x", "y"], ["z"], key, {"z": outputs}) for key in (first, second)))
+    kind = "float32[1,4]"
+    graph = f"subgraph main (%x: {kind}, %y: {kind}) {{ %z: {kind} = ADD(%x, %y) return %z }}\n"
+    keys = (
+        f"signature {key} = #{at} (x=%x, y=%y) -> ({outputs}=%z)\n" for at, key in enumerate((first, second))
+    )
+    return models.written("".join(keys) + 2 * graph, key="")
 
 
 @pytest.mark.parametrize("on", ["cpu", "reference"])
@@ -93,18 +95,18 @@ def test_other_inputs_and_quantizations_are_differences() -> None:
 
 
 def test_models_without_signatures_are_compared_by_position() -> None:
-    tensors = [T(name, (2, 4)) for name in "pqr"]
-    renamed = build(Graph(tensors, [Op("ADD", ["p", "q"], ["r"], options("AddOptions"))], ["p", "q"], ["r"]))
-    report = compare(models.adder(key=""), renamed)
+    kind = "float32[2,4]"
+    text = f"subgraph main (%p: {kind}, %q: {kind}) {{ %r: {kind} = ADD(%p, %q) return %r }}"
+    report = compare(models.adder(key=""), models.written(text, key=""))
     assert report.bitwise
     assert [(s.name, [o.name for o in s.outputs]) for s in report.signatures] == [("main", ["z"])]
 
 
 def test_a_float_model_and_a_quantized_one_are_compared_as_real_numbers() -> None:
-    shape = (1, 64)
-    plain = build(Graph([T("x", shape), T("z", shape)], [Op("RELU", ["x"], ["z"])], ["x"], ["z"], "main"))
-    tensors = [T(name, shape, "int8", scale=0.05) for name in "xz"]
-    coded = build(Graph(tensors, [Op("RELU", ["x"], ["z"])], ["x"], ["z"], "main"))
+    plain, coded = (
+        models.written(f"subgraph main (%x: {kind}) {{ %z: {kind} = RELU(%x) return %z }}")
+        for kind in ("float32[1,64]", "int8[1,64] q(0.05, 0)")
+    )
     report = compare(plain, coded, atol=0.0251)
     assert (report.equal, report.bitwise) == (True, False)
 
@@ -166,20 +168,13 @@ def test_assert_equivalent_reads_like_a_test_failure(tmp_path: Path) -> None:
 
 def lookup(table: np.ndarray, name: str = "ids") -> bytes:
     """Numbers that are not yet indices: `CAST`, `RESHAPE`, then a row of the table for each."""
-    tensors = [
-        T(name, (1, 16), "int64"),
-        T("narrow", (1, 16), "int32"),
-        T("shape", (1,), "int32", np.array([16], np.int32)),
-        T("flat", (16,), "int32"),
-        T("table", table.shape, value=table),
-        T("y", (16, table.shape[1])),
-    ]
-    operators = [
-        Op("CAST", [name], ["narrow"], options("CastOptions")),
-        Op("RESHAPE", ["narrow", "shape"], ["flat"], options("ReshapeOptions", newShape=[16])),
-        Op("EMBEDDING_LOOKUP", ["flat", "table"], ["y"]),
-    ]
-    return build(Graph(tensors, operators, [name], ["y"]))
+    text = f"""subgraph main (%{name}: int64[1,16]) {{
+      %narrow: int32[1,16] = CAST(%{name})
+      %flat: int32[16] = RESHAPE(%narrow, int32{{16}}) {{new_shape: [16]}}
+      %y: float32[16,{table.shape[1]}] = EMBEDDING_LOOKUP(%flat, {literal(table)})
+      return %y
+    }}"""
+    return models.written(text, key="")
 
 
 TABLE = np.random.default_rng(0).standard_normal((1000, 4)).astype(np.float32)

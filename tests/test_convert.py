@@ -12,8 +12,7 @@ import pytest
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, written
 from pass_runs import but
-from plain_tables import plain, values
-from schema_models import unpack
+from schema_models import plain, unpack, values
 from text_parser import parse
 
 from edge_opt.base.errors import UsageError

@@ -13,7 +13,6 @@ from text_parser import parse
 import edge_opt
 from edge_opt.attention.block import NotABlock
 from edge_opt.attention.find import find_blocks
-from edge_opt.base.errors import ModelFormatError
 from edge_opt.conversion import ConversionResult, convert
 from edge_opt.conversion.result import SitesLeftError
 from edge_opt.inspection import inspect
@@ -214,15 +213,6 @@ def test_keys_and_values_that_are_recorded_as_scalars_leave_their_blocks_and_not
     sites = converted(to_bytes(parse(text))).sites
     assert {site.status for site in sites} == {Status.SKIPPED}
     assert not [site for site in sites if site.is_bug]
-
-
-@pytest.mark.parametrize("name", ["STABLEHLO_COMPOSITE", "IF", "WHILE", "CALL"])
-def test_an_operator_that_names_no_subgraph_to_run_is_refused(name: str) -> None:
-    model = parse(f"subgraph main (%x: float32[2]) {{ %y: float32[2] = {name}(%x) return %y }}")
-    (operator,) = model.subgraphs[0].operators
-    operator.options = None
-    with pytest.raises(ModelFormatError, match=f"operator 0 \\({name}\\): has no options"):
-        load(to_bytes(model))
 
 
 # Much work

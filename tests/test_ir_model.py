@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from ai_edge_litert.tools import flatbuffer_utils
-from plain_tables import plain, values
-from schema_models import everything, pack, tfl, unpack, with_data_after
+from schema_models import everything, pack, plain, tfl, unpack, values, with_data_after
 from text_parser import parse
-from tiny_models import Graph, Op, T, build, options
 
 import edge_opt.testdata
 from edge_opt.ir import (
@@ -40,20 +38,19 @@ demos = pytest.mark.parametrize("path", DEMOS, ids=lambda path: path.stem)
 
 
 def sample() -> bytes:
-    """Two signatures whose order is not the subgraphs'; one weight shared by both, one scale shared by two tensors."""
-    tensors = [T("x", (4,)), T("w", (4,), value=np.arange(4, dtype=np.float32)), T("y", (4,))]
-    add, multiply = options("AddOptions"), options("MulOptions")
-    graphs = [
-        Graph(tensors, [Op("ADD", ["x", "w"], ["y"], add)], ["x"], ["y"], "b"),
-        Graph(tensors, [Op("MUL", ["w", "x"], ["y"], multiply)], ["x"], ["y"], "a"),
-    ]
-    model = unpack(build(*graphs))
-    model.subgraphs[1].tensors[1].buffer = model.subgraphs[0].tensors[1].buffer
-    model.signatureDefs.reverse()
-    model.metadata = [tfl.MetadataT(name="note", buffer=2)]
-    model.metadataBuffer = np.array([2], np.int32)
-    model.buffers[2].data = np.frombuffer(b"kept", np.uint8)
-    return pack(model)
+    """Two signatures whose order is not the subgraphs'; one weight shared by both."""
+    model = parse("""
+        signature a = #1 (x=%x) -> (y=%y)
+        signature b = #0 (x=%x) -> (y=%y)
+        subgraph b (%x: float32[4]) { %y: float32[4] = ADD(%x, float32{0, 1, 2, 3}) return %y }
+        subgraph a (%x: float32[4]) { %y: float32[4] = MUL(float32{0, 1, 2, 3}, %x) return %y }
+    """)
+    weight, note = model.buffers[1], Buffer(Data(b"kept"))
+    for graph in model.subgraphs:
+        x, y, w = graph.tensors
+        graph.tensors, w.name, w.buffer = [x, w, y], "w", weight
+    model.buffers[2:], model.metadata, model.metadata_buffers = [note], [Metadata("note", note)], [note]
+    return to_bytes(model)
 
 
 def numbers(model: Model, name: str) -> Any:
@@ -122,7 +119,7 @@ def test_signatures_keep_their_names_and_order_whatever_the_subgraphs_order() ->
     written = unpack(to_bytes(model))
     assert [(s.signatureKey, s.subgraphIndex) for s in written.signatureDefs] == [(b"a", 1), (b"b", 0)]
     assert written.subgraphs[0].tensors[1].buffer == written.subgraphs[1].tensors[1].buffer
-    model = load(build(Graph([T("x", (1,))], [], ["x"], ["x"])))
+    model = parse("subgraph main (%x: float32[1]) { return %x }")
     assert model.entry_points() == [("main", model.subgraphs[0])]
 
 

@@ -10,7 +10,7 @@ import pytest
 from bundles import BLOCK, GENERIC, bundle, model_part
 from cli_runs import DEMO
 from litert_lm_builder import litertlm_header_schema_py_generated as header
-from plain_tables import plain
+from schema_models import plain
 from text_parser import parse
 
 from edge_opt.base.errors import ModelFormatError, UsageError

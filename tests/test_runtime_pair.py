@@ -9,7 +9,6 @@ import numpy as np
 import proof_models as models
 import pytest
 from proof_models import tensor
-from tiny_models import Graph, Op, T, build, options
 
 from edge_opt.base.record import from_dict
 from edge_opt.runtime.errors import DeclinedError, RuntimeRefused, RuntimeTimedOut
@@ -23,10 +22,11 @@ BOTH = ProofRequest()
 
 
 def subtraction(*, swapped: bool = False, names: str = "xyz") -> bytes:
-    x, y, z = names
-    tensors = [T(name, (2, 4)) for name in names]
-    operands = [y, x] if swapped else [x, y]
-    return build(Graph(tensors, [Op("SUB", operands, [z], options("SubOptions"))], [x, y], [z]))
+    x, y, z = (f"%{name}" for name in names)
+    operands = f"{y}, {x}" if swapped else f"{x}, {y}"
+    kind = "float32[2,4]"
+    text = f"subgraph main ({x}: {kind}, {y}: {kind}) {{ {z}: {kind} = SUB({operands}) return {z} }}"
+    return models.written(text, key="")
 
 
 def bitwise(outcome: Outcome) -> list[tuple[str, bool]]:
@@ -52,8 +52,9 @@ def test_a_refusal_says_which_version_and_where(worker: Worker) -> None:
     with pytest.raises(RuntimeRefused, match="region 'layer_3'") as caught:
         worker.prove(bad, bad, BOTH, where="'layer_3'")
     assert caught.value.reason.startswith("before: ")
-    tensors = [T(name, (2, 4)) for name in "xyz"]
-    weird = build(Graph(tensors, [Op("CUSTOM", ["x", "y"], ["z"], None, "foo")], ["x", "y"], ["z"]))
+    kind = "float32[2,4]"
+    text = f"subgraph main (%x: {kind}, %y: {kind}) {{ %z: {kind} = CUSTOM 'foo' (%x, %y) return %z }}"
+    weird = models.written(text, key="")
     with pytest.raises(RuntimeRefused, match="foo") as caught:
         worker.prove(good, weird, BOTH)
     assert caught.value.reason.startswith("after: ")
@@ -65,9 +66,8 @@ def test_a_region_that_hangs_is_cut() -> None:
 
 
 def test_proof_inputs_are_not_guessed_from_names(worker: Worker) -> None:
-    tensors = [T("mask", (4, 4)), T("z", (4, 4))]
-    add = Op("ADD", ["mask", "mask"], ["z"], options("AddOptions"))
-    doubled = build(Graph(tensors, [add], ["mask"], ["z"]))
+    text = "subgraph main (%mask: float32[4,4]) { %z: float32[4,4] = ADD(%mask, %mask) return %z }"
+    doubled = models.written(text, key="")
     (output,) = worker.prove(doubled, doubled, ProofRequest(kernels=("xnnpack",))).outputs["xnnpack"]
     assert 0 < output.largest < 8
 

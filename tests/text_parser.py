@@ -44,6 +44,13 @@ def parse(text: str) -> Model:
     return _Parser(text).model()
 
 
+def literal(values: Any) -> str:
+    """A constant with these numbers, as the text form has it."""
+    array = np.asarray(values)
+    sizes, numbers = (",".join(map(str, some)) for some in (array.shape, array.ravel()))
+    return f"{array.dtype}[{sizes}]{{{numbers}}}"
+
+
 class _Parser:
     def __init__(self, text: str) -> None:
         found = [(str(m.lastgroup), m.group(), m.start()) for m in _TOKEN.finditer(text)]

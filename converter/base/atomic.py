@@ -85,7 +85,13 @@ def replacing(
         yield fd
         if check is not None:
             check(temporary)
-        _finish(fd, temporary, target, overwrite=overwrite)
+        os.fsync(fd)
+        if target.exists():
+            if not overwrite:
+                text = f"{target} was made by somebody else meanwhile: pass overwrite=True to replace it"
+                raise UsageError(text)
+            os.fchmod(fd, stat.S_IMODE(target.stat().st_mode))
+        temporary.rename(target)
     except OSError as error:
         text = f"{path} could not be written: {_reason(error)}; no part of this file was left behind"
         raise OutputError(text) from error
@@ -93,7 +99,11 @@ def replacing(
         temporary.unlink(missing_ok=True)
         os.close(fd)
     try:
-        _flush_folder(target.parent)
+        folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     except OSError as error:
         if error.errno not in _CANNOT_FLUSH:
             raise OutputError(f"{path} was written, but may not last: {_reason(error)}") from error
@@ -103,24 +113,6 @@ def write_whole(path: AnyPath, content: bytes | memoryview, *, overwrite: bool =
     """Make these bytes a file; raises as `replacing` does."""
     with replacing(path, overwrite=overwrite) as fd, open(fd, "wb", closefd=False) as file:
         file.write(content)
-
-
-def _finish(fd: int, temporary: Path, target: Path, *, overwrite: bool) -> None:
-    os.fsync(fd)
-    if target.exists():
-        if not overwrite:
-            text = f"{target} was made by somebody else meanwhile: pass overwrite=True to replace it"
-            raise UsageError(text)
-        os.fchmod(fd, stat.S_IMODE(target.stat().st_mode))
-    temporary.rename(target)
-
-
-def _flush_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _reason(error: Exception) -> str:
