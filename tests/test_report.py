@@ -114,7 +114,7 @@ def test_what_did_not_change_is_said_once_and_that_nothing_was_found_is_said_too
     assert empty.example is None
     for suffix in (".md", ".html"):
         text = replace(conversion_report(done), lint=[]).render(suffix)
-        assert "Nothing in the result that the target is known to refuse" in text
+        assert "No known problem of the target with the result" in text
         assert "not run" in conversion_report(done).render(suffix)
 
 

@@ -1,4 +1,4 @@
-"""The caches of a model: how long they are, which are ring buffers, and what LiteRT-LM assumes of them."""
+"""The caches of a model: their lengths, which are ring buffers, and what LiteRT-LM assumes about them."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -13,10 +13,7 @@ from edge_opt.schema.litertlm import ASSUMED_WINDOW, Bundle, ExecutorMetadata, r
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """One cache: the input that it is, the axis that counts positions, how many it holds, and whether it is a ring.
-
-    A ring is shorter than the longest cache: what it holds is overwritten by later positions.
-    """
+    """One cache: its input, axis and number of positions, and whether it is a ring, which later positions overwrite."""
 
     name: str
     axis: int
@@ -26,10 +23,7 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Caches(Record):
-    """All caches of a model; `window` is what its bundle says that sliding layers see, None where it does not.
-
-    `notes` are sentences on what LiteRT-LM will assume.
-    """
+    """All caches of a model; `window` is the bundle's window of sliding layers; `notes` say what LiteRT-LM assumes."""
 
     caches: tuple[Cache, ...] = ()
     window: int | None = None
@@ -46,7 +40,7 @@ class Caches(Record):
 
 
 def find_caches(model: Model, bundle: Bundle | None = None) -> Caches:
-    """The caches that grow by a part of their own, as a split export has them; `bundle` is what holds the model.
+    """The caches whose new part is an output of its own, as in exports for NPUs; `bundle` is the one with the model.
 
     Raises:
         ModelFormatError: the bundle's executor metadata is damaged.
@@ -68,11 +62,11 @@ def find_caches(model: Model, bundle: Bundle | None = None) -> Caches:
 
 
 def _assumed(caches: tuple[Cache, ...], metadata: ExecutorMetadata | None) -> str:
-    """What LiteRT-LM 0.18 takes where nothing names the window."""
+    """What LiteRT-LM 0.18 assumes if nothing names the window."""
     rings = [cache.positions for cache in caches if cache.ring]
     window = min(rings) if rings and metadata is not None and metadata.buffers else ASSUMED_WINDOW
     axes = ", and takes the longer axis of a cache for its positions" if metadata is None else ""
     return (
         f"The bundle does not say how far its sliding layers see: LiteRT-LM assumes {window} positions{axes}. If "
-        f"sliding_window in the checkpoint's config.json is another number, build from the checkpoint."
+        f"sliding_window in the checkpoint's config.json differs, build from the checkpoint."
     )

@@ -1,7 +1,4 @@
-"""Inspects a model: what is in it, which attention a conversion would rewrite, and why the rest would be skipped.
-
-Changes no model that a caller gave.
-"""
+"""Inspects a model: its contents, which attention a conversion would rewrite, and why the rest would be skipped."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +28,7 @@ Form = Literal["multi-head", "single-head"]
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlock(Record):
-    """One attention: sizes as in its matmuls, `mask` the argument it comes from, or the tensor where it is made."""
+    """One attention: sizes as in its matmuls; `mask` names the argument that it is made of, or else its tensor."""
 
     signature: str
     form: Form
@@ -51,7 +48,7 @@ class AttentionBlock(Record):
 
 @dataclass(frozen=True, slots=True)
 class Argument(Record):
-    """An input or output of a signature; a dimension known only at run time is -1."""
+    """An input or output of a signature; an open dimension is -1."""
 
     name: str
     shape: tuple[int, ...]
@@ -60,7 +57,7 @@ class Argument(Record):
 
 @dataclass(frozen=True, slots=True)
 class SignatureContent(Record):
-    """One entry point; `attention_unmatched` counts attentions whose form is not understood (its sites say why)."""
+    """One entry point; `attention_unmatched` counts attentions of unknown form (the sites say why)."""
 
     name: str
     operator_counts: Mapping[str, int]
@@ -73,13 +70,13 @@ class SignatureContent(Record):
 
     @property
     def operators(self) -> int:
-        """How many there are."""
+        """The number of operators."""
         return sum(self.operator_counts.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a conversion would do at one site, and the attention there where it is understood."""
+    """What a conversion would do at one site, and the attention there, if its form is known."""
 
     verdict: SiteReport
     block: AttentionBlock | None
@@ -98,12 +95,12 @@ class Explanation:
 
 @dataclass(slots=True, repr=False)
 class Inspection(Record):
-    """Everything that `edge-opt inspect` says of a model; sizes in bytes, `weights` by element type.
+    """Everything that `edge-opt inspect` shows of a model; sizes in bytes, `weights` by element type.
 
-    `sites` has what a conversion for the target would do, without verification; `target` is None where nobody named
-    one: that is `generic`, and there are no findings in `lint`. `inferred` has what was found by inferring all shapes,
-    if that was asked for. `compiled`: it calls an NPU, and nothing here can rewrite it; `made_from` is the bundle that
-    can be rewritten, where it is known. `node_data` is an overlay for Model Explorer: the sites by operator.
+    `sites`: what a conversion for the target would do, without verification; if no `target` was given, for "generic",
+    and without findings in `lint`. `inferred`: the result of inferring all shapes, if requested. `compiled`: the model
+    calls an NPU and cannot be rewritten; `made_from` is the bundle that can, if it is known. `node_data`: an overlay
+    for Model Explorer, the sites by operator.
     """
 
     file: str | None
@@ -137,12 +134,12 @@ def inspect(
     shapes: Mapping[str, Sequence[int]] | None = None,
     infer: bool = False,
 ) -> Inspection:
-    """Look at a model (of a bundle: its prefill/decode model), and at what a conversion would do to it.
+    """Show what is in a model (in a bundle: its prefill/decode model), and what a conversion would change.
 
     Args:
-        source: as `convert` takes it.
-        target: what the conversion would be for, "generic" where None; if given, also look for what it refuses.
-        shapes: static shapes for inputs of open lengths, as `convert` takes them.
+        source: a model, as for `convert`; it is not changed.
+        target: the target of the conversion, "generic" if None; if given, also report problems for it.
+        shapes: static shapes for inputs of open lengths, as for `convert`.
         infer: also infer all shapes, and compare them with those in the file.
 
     Raises:
@@ -187,20 +184,18 @@ def inspect(
 
 
 def _content(model: Model, name: str, graph: Subgraph, unmatched: int) -> SignatureContent:
+    outputs = model.signatures[name].outputs if model.signatures else {t.name: t for t in graph.outputs}
     operators = dict(Counter(operator.name for operator in graph.operators).most_common())
-    inputs, outputs = (
+    inputs, results = (
         tuple(Argument(label, t.shape_signature or t.shape, t.dtype.name) for label, t in named.items())
-        for named in _arguments(model, name, graph)
+        for named in (dict(model.inputs())[name], outputs)
     )
-    return SignatureContent(name, operators, inputs, outputs, tuple(composites(graph.operators)), unmatched)
+    return SignatureContent(name, operators, inputs, results, tuple(composites(graph.operators)), unmatched)
 
 
 def _attention(model: Model, name: str, graph: Subgraph) -> list[AttentionBlock | None]:
-    """The attentions of an entry point in execution order; None for one whose form is not understood.
-
-    Behind them those of the graphs that it calls: branches, and composites that a conversion does not open.
-    """
-    labels = {tensor: label for label, tensor in _arguments(model, name, graph)[0].items()}
+    """The attentions of an entry point, None for an unknown form; then those of branches and composites in it."""
+    labels = {tensor: label for label, tensor in dict(model.inputs())[name].items()}
     blocks: list[AttentionBlock | None] = []
     for match in (match for called, _ in with_callees(model, graph) for match in find_blocks(called)):
         if not isinstance(match, NotABlock):
@@ -214,7 +209,7 @@ def _attention(model: Model, name: str, graph: Subgraph) -> list[AttentionBlock 
 
 
 def _mask(softmax: Operator, arguments: Mapping[Tensor, str]) -> str | None:
-    """The argument that the mask is made of where it is made of just one, else its own name; None without a mask."""
+    """The argument that the mask is made of, if it is only one, or else its own name; None without a mask."""
     mask = tensor = find_mask(softmax)
     if mask is None or tensor is None:
         return None
@@ -227,7 +222,7 @@ def _mask(softmax: Operator, arguments: Mapping[Tensor, str]) -> str | None:
 
 
 def _with_open_composites(model: Model) -> Model:
-    """The model as a conversion sees it: what folds heads into rows may lie outside the composite of a product."""
+    """The model as a conversion sees it: operators that fold heads into rows may be outside a product's composite."""
     if all(operator.name != COMPOSITE for graph in model.subgraphs for operator in graph.operators):
         return model
     model = deepcopy(model)
@@ -248,19 +243,12 @@ def _weights(graphs: Iterable[Subgraph]) -> dict[str, int]:
     return dict(total.most_common())
 
 
-def _arguments(model: Model, name: str, graph: Subgraph) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-    """The inputs and outputs, by what callers call them."""
-    if model.signatures:
-        return model.signatures[name].inputs, model.signatures[name].outputs
-    return {tensor.name: tensor for tensor in graph.inputs}, {tensor.name: tensor for tensor in graph.outputs}
-
-
 _COLOURS = {Status.CONVERTED: "#bfe5cb", Status.SKIPPED: "#f7dcae", Status.ROLLED_BACK: "#f3b8b0"}
 _SETTLED = "#e3e6ea"
 
 
 def _makers(model: Model) -> dict[str, tuple[str, str]]:
-    """The graph and the place of the operator that makes each tensor, by the tensor's name."""
+    """The graph and the index of the operator that makes each tensor, by the tensor's name."""
     return {
         tensor.name: (graph.name, str(place))
         for graph in reversed(model.subgraphs)
@@ -270,7 +258,7 @@ def _makers(model: Model) -> dict[str, tuple[str, str]]:
 
 
 def _node_data(sites: Iterable[SiteReport], makers: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
-    """What a conversion makes of each operator, as Model Explorer reads it; what came first about an operator stays."""
+    """The outcome of a conversion at each operator, as Model Explorer reads it; an operator's first site counts."""
     overlay: dict[str, Any] = {}
     for site in sites:
         name = f"{site.pass_name} #{site.index}"

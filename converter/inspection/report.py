@@ -1,4 +1,4 @@
-"""A report of a conversion: its content, the same in every format, and the file that it is written to."""
+"""A report of a conversion: one content for every format, and its file."""
 
 import hashlib
 import json
@@ -20,15 +20,15 @@ from edge_opt.inspection.picture import Example, find_example
 from edge_opt.targets import TargetLike, lint, load_target
 
 FORMATS = (".json", ".md", ".html")
-_NO_LINT = "Nothing in the result that the target is known to refuse or to get wrong."
-_NO_SITES = "No pass found a place where it could apply."
+_NO_LINT = "No known problem of the target with the result."
+_NO_SITES = "No pass applies anywhere."
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a conversion did, ready to be written down. `lint` are (severity, sentence) about the result.
+    """What a conversion did, for people. `lint` are (severity, sentence) about the result.
 
-    `origin`: when it was made and with which versions, and the digests of the files; names and values.
+    `origin`: names and values that say when it was made, with which versions, and the digests of the files.
     """
 
     result: ConversionResult
@@ -37,39 +37,31 @@ class Report:
     origin: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def title(self) -> str:
-        """The file's name, or what stands for it."""
-        return Path(self.result.input).name if self.result.input else "model in memory"
-
-    @property
     def summary(self) -> str:
         """What was done, or why nothing was written."""
         failure = self.result.failure
         return " ".join([headline(self.result), *([] if failure is None else [f"Refused: {failure}."])])
 
     def sections(self) -> Iterator[Section]:
-        """What every format for people has, in this order."""
+        """The content of the formats for people, in this order."""
         result = self.result
+        heads = ("pass", "signature", "site", "heads", "verdict", "why, or what verification showed")
+        sites: Table = [
+            (one.pass_name, one.signature, str(one.index), str(one.heads or ""), str(one.status), why)
+            for one in result.sites
+            for why in [one.reason or proof(one)]
+        ]
         yield Section("Signatures", [entry_points(result)])
-        yield Section("Sites", [self._sites() if result.sites else _NO_SITES])
+        yield Section("Sites", [[heads, *sites] if sites else _NO_SITES])
         if result.whole:
             rows = [(one.name, one.outcome(), str(one.allowance)) for one in result.whole]
             yield Section("The whole models, before and after", [[("signature", "found", "demanded"), *rows]])
-        heads = ("severity", "finding")
-        yield Section(f"Findings for {result.target}", [[heads, *self.lint] if self.lint else _NO_LINT])
+        findings: Table = [("severity", "finding"), *self.lint]
+        yield Section(f"Findings for {result.target}", [findings if self.lint else _NO_LINT])
         if self.example is not None:
             yield Section(f"One block of {self.example.signature}", [self.example])
         origin = [*self.origin.items(), ("time", f"{result.seconds:.1f} s")]
         yield Section("Where this comes from", [[("", ""), *origin]])
-
-    def _sites(self) -> Table:
-        heads = ("pass", "signature", "site", "heads", "verdict", "why, or what verification showed")
-        rows = (
-            (site.pass_name, site.signature, str(site.index), str(site.heads or ""), str(site.status), why)
-            for site in self.result.sites
-            for why in [site.reason or proof(site)]
-        )
-        return [heads, *rows]
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON values: `convert --json`, and the summary, findings and example."""
@@ -86,8 +78,8 @@ class Report:
         """The report as text of one format."""
         if suffix == ".json":
             return json.dumps(to_json(self), indent=2, allow_nan=False) + "\n"
-        write = to_markdown if suffix == ".md" else to_html
-        return write(self.title, self.summary, self.sections())
+        title = Path(self.result.input).name if self.result.input else "model in memory"
+        return (to_markdown if suffix == ".md" else to_html)(title, self.summary, self.sections())
 
     def write(self, path: AnyPath, *, overwrite: bool = False) -> None:
         """Write the report in the format that the path's ending names.
@@ -103,8 +95,8 @@ class Report:
 
 def check_report_path(
     path: AnyPath, *, overwrite: bool = False, others: Iterable[AnyPath | None] = ()
-) -> Path:
-    """Whether a report can be written there, asked before the work; `others` are files that it must not be.
+) -> None:
+    """Check, before the work, that a report can be written there; `others` are files that it must not be.
 
     Raises:
         UsageError: no format has that ending, or the file exists and `overwrite` is False, or is one of the others.
@@ -116,7 +108,6 @@ def check_report_path(
     for other in others:
         if other is not None and Path(other).resolve() == target:
             raise UsageError(f"report {path} is a file that this run reads or writes: give another name")
-    return target
 
 
 def conversion_report(result: ConversionResult, *, target: TargetLike | None = None) -> Report:
@@ -125,16 +116,12 @@ def conversion_report(result: ConversionResult, *, target: TargetLike | None = N
     Raises:
         UsageError: there is no such target.
     """
-    findings = [("error", text) for text in unsound(result)]
-    facts = load_target(target or GENERIC)
-    for finding in [] if result.model is None else lint(result.model, facts):
-        where = f"{finding.signature}: " if finding.signature else ""
-        findings.append((finding.severity, f"{where}{finding.message}"))
+    lints = [] if result.model is None else lint(result.model, load_target(target or GENERIC))
+    findings = [*(("error", text) for text in unsound(result)), *((one.severity, str(one)) for one in lints)]
     return Report(result, find_example(result), findings, _origin(result))
 
 
 def _origin(result: ConversionResult) -> dict[str, str]:
-    """When the report was made and with what, and the digests of the files that it is about."""
     origin = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "edge-opt": version("edge-opt"),
