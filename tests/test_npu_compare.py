@@ -65,6 +65,15 @@ def test_models_that_compute_the_same_are_equal_and_as_exact_as_the_cpu(
     json.dumps(found.to_dict(), allow_nan=False)
 
 
+def test_models_without_signatures_are_compared_by_their_tensors(tmp_path: Path, compiler: Compilers) -> None:
+    for name in ("one", "other"):
+        graph = parse(NO_ATTENTION.replace("subgraph main", "subgraph graph"))
+        graph.signatures.clear()
+        save(graph, tmp_path / name)
+    found = compare_on_npu(tmp_path / "one", tmp_path / "other", sdk=compiler(emulator()))
+    assert [(signature.name, signature.bitwise) for signature in found.signatures] == [("main", True)]
+
+
 def test_one_number_that_differs_in_b_is_found(
     model: Path, other: Path, compiler: Compilers, capsys: Captured
 ) -> None:

@@ -5,7 +5,7 @@ they share, a logarithmic number of times; only one of them is loaded at a time.
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,12 +13,12 @@ import numpy as np
 from edge_opt.comparison.facts import arguments, tensor_info
 from edge_opt.comparison.findings import FirstDifference, OutputComparison
 from edge_opt.comparison.pairing import Both, Pair
-from edge_opt.ir import Model, Operator, Signature, Signatures, Subgraph, Tensor
+from edge_opt.ir import Operator, Signature, Signatures, Subgraph, Tensor
 from edge_opt.ir.opening import Part
 from edge_opt.ir.text import operator_text
-from edge_opt.ir.walk import backward_slice, cut_out
+from edge_opt.ir.walk import cut_out, needed_for, reads
 from edge_opt.runtime.inputs import InputPlan
-from edge_opt.runtime.tensors import MAIN, Kernels, SignatureInfo
+from edge_opt.runtime.tensors import MAIN, Kernels
 
 _PROBES = 12
 _PROBED_BYTES = 192 << 20
@@ -36,39 +36,22 @@ def first_difference(both: Both, pair: Pair, output: str, kernels: Kernels, runs
     Raises:
         RuntimeFailed: a model that was cut does not run.
     """
-    sides = [_Side.of(model, pair.signature, output) for model in both.models]
-    ours, theirs = (side.named() for side in sides)
+    place = [info.name for info in pair.signature.outputs].index(output)
+    sides = [arguments(model, pair.signature) for model in both.models]
+    ends = sides[0][2][place], sides[1][2][place]
+    ours, theirs = (_named(graph, end) for (graph, *_), end in zip(sides, ends, strict=True))
     pairs = [(tensor, theirs[name]) for name, tensor in ours.items() if name in theirs]
     alike = [pair for pair in pairs if len({(t.shape, t.shape_signature, t.dtype) for t in pair}) == 1]
-    shared = [*alike, (sides[0].output, sides[1].output)]
-    return _Search(both, kernels, pair.signature, both.plans(pair, runs), sides, shared).run()
+    graphs, inputs = [graph for graph, *_ in sides], [given for _, given, _ in sides]
+    return _Search(both, kernels, pair, both.plans(pair, runs), graphs, inputs, [*alike, ends]).run()
 
 
-@dataclass(slots=True)
-class _Side:
-    """One model, and the entry point at hand."""
-
-    model: Model
-    graph: Subgraph
-    inputs: list[Tensor]
-    output: Tensor
-
-    @classmethod
-    def of(cls, model: Model, signature: SignatureInfo, output: str) -> "_Side":
-        graph, inputs, outputs = arguments(model, signature)
-        return cls(model, graph, inputs, outputs[[info.name for info in signature.outputs].index(output)])
-
-    def cone(self, root: Tensor, stops: Collection[Tensor] = ()) -> tuple[list[Operator], list[Tensor]]:
-        """The operators that compute the root from the stops, in order; and what they start from."""
-        operators, starts = backward_slice([root], stops)
-        return [operator for operator in self.graph.operators if operator in operators], starts
-
-    def named(self) -> dict[str, Tensor]:
-        """Tensors of numbers that lead to the output, by name, in execution order; only names that are unique."""
-        tensors = [tensor for operator in self.cone(self.output)[0] for tensor in operator.outputs]
-        counts = Counter(tensor.name for tensor in tensors if tensor is not self.output)
-        usable = (tensor for tensor in tensors if tensor.name and tensor.dtype.numpy is not None)
-        return {tensor.name: tensor for tensor in usable if counts[tensor.name] == 1}
+def _named(graph: Subgraph, output: Tensor) -> dict[str, Tensor]:
+    """Tensors of numbers that lead to the output, by name, in execution order; only names that are unique."""
+    tensors = [tensor for one in needed_for([output], graph.operators) for tensor in one.outputs]
+    counts = Counter(tensor.name for tensor in tensors if tensor is not output)
+    usable = (tensor for tensor in tensors if tensor.name and tensor.dtype.numpy is not None)
+    return {tensor.name: tensor for tensor in usable if counts[tensor.name] == 1}
 
 
 @dataclass(slots=True)
@@ -77,9 +60,10 @@ class _Search:
 
     both: Both
     kernels: Kernels
-    signature: SignatureInfo
+    pair: Pair
     plans: Sequence[Sequence[Sequence[InputPlan]]]  # by side and run
-    sides: Sequence[_Side]
+    graphs: Sequence[Subgraph]
+    inputs: Sequence[Sequence[Tensor]]
     shared: Sequence[tuple[Tensor, Tensor]]
     equal: set[int] = field(default_factory=set)
     different: dict[int, OutputComparison] = field(default_factory=dict)
@@ -88,14 +72,16 @@ class _Search:
         """Narrow down in execution order, then go back until all sources of the tensor are equal."""
         first = len(self.shared) - 1
         unknown: Sequence[int] = range(len(self.shared))
+        numbers = {tensor: number for number, both in enumerate(self.shared) for tensor in both}
         while unknown:
             looked_at = self._look(unknown)
             if not self.different:
-                return FirstDifference(self.signature.name, reason=_VANISHED)
+                return FirstDifference(self.pair.signature.name, reason=_VANISHED)
             first = min(looked_at & self.different.keys(), default=first)
             low = max((place for place in self.equal if place < first), default=-1)
-            numbers = {tensor: number for number, pair in enumerate(self.shared) for tensor in pair}
-            sources = {numbers[t] for _, border in self._cones(first) for t in border if t in numbers}
+            sources = {
+                numbers[tensor] for side in self._cones(first) for tensor in side[1] if tensor in numbers
+            }
             unknown = range(low + 1, first) or sorted(sources - self.equal - self.different.keys())
         return self._describe(first)
 
@@ -114,42 +100,41 @@ class _Search:
                 chosen.append(place)
                 room -= size
         results = []
-        for which, side in enumerate(self.sides):
-            probes = [self.shared[place][which] for place in chosen]
+        for side, (graph, plans) in enumerate(zip(self.graphs, self.plans, strict=True)):
+            probes = [self.shared[place][side] for place in chosen]
             # In a model with state, the last operators may compute what the next run reads.
-            inside = side.graph.operators if len(self.plans[0]) > 1 else backward_slice(probes)[0]
-            operators = [operator for operator in side.graph.operators if operator in inside]
-            cut = cut_out(side.model, operators, side.inputs, probes)
-            graph, plans = cut.subgraphs[0], self.plans[which]
-            inputs = dict(zip((one.info.name for one in plans[0]), graph.inputs, strict=True))
-            outputs = {str(place): tensor for place, tensor in zip(chosen, graph.outputs, strict=True)}
-            cut.signatures = Signatures([Signature(MAIN, graph, inputs, outputs)])
+            operators = graph.operators if len(plans) > 1 else needed_for(probes, graph.operators)
+            cut = cut_out(self.both.models[side], operators, self.inputs[side], probes)
+            part = cut.subgraphs[0]
+            given = dict(zip((one.info.name for one in plans[0]), part.inputs, strict=True))
+            taken = {str(place): tensor for place, tensor in zip(chosen, part.outputs, strict=True)}
+            cut.signatures = Signatures([Signature(MAIN, part, given, taken)])
             with Part(cut).file() as file:
                 results.append(self.both.worker.run_plans(file, MAIN, plans, self.kernels))
         for place in chosen:
-            infos = [tensor_info(tensor, tensor.name) for tensor in self.shared[place]]
-            runs = zip(*([run[str(place)] for run in one] for one in results), strict=True)
-            found = [self.both.measure(infos[0], infos[1], *arrays) for arrays in runs]
-            worst = next((one for one in found if not one.equal), None)
-            if worst is None:
-                self.equal.add(place)
-            else:
-                self.different[place] = worst
+            a, b = (tensor_info(tensor, tensor.name) for tensor in self.shared[place])
+            for ours, theirs in zip(*results, strict=True):
+                found = self.both.measure((a, b), ours[str(place)], theirs[str(place)])
+                if not found.equal:
+                    self.different.setdefault(place, found)
+        self.equal |= {*chosen} - self.different.keys()
         return {*chosen}
 
     def _cones(self, place: int) -> list[tuple[list[Operator], list[Tensor]]]:
         """In each model, what computes a shared tensor from other shared tensors, and these."""
-        known = {tensor for pair in self.shared for tensor in pair}
-        return [side.cone(root, known) for side, root in zip(self.sides, self.shared[place], strict=True)]
+        known: Container[Tensor] = {tensor for both in self.shared for tensor in both}
+        cones = [
+            needed_for([root], graph.operators, known)
+            for graph, root in zip(self.graphs, self.shared[place], strict=True)
+        ]
+        return [(cone, [tensor for tensor in reads(cone) if not tensor.is_constant]) for cone in cones]
 
     def _describe(self, place: int) -> FirstDifference:
         (ours, border), (theirs, other_border) = self._cones(place)
-        twins = {tensor: pair for pair in self.shared for tensor in pair}
+        twins = {tensor: both for both in self.shared for tensor in both}
         legend: dict[str, str] = {}
-        names = [info.name for info in self.signature.inputs]
-        known = {
-            tensor: f"%{name}" for side in self.sides for name, tensor in zip(names, side.inputs, strict=True)
-        }
+        names = [info.name for info in self.pair.signature.inputs]
+        known = {tensor: f"%{name}" for side in self.inputs for name, tensor in zip(names, side, strict=True)}
 
         def short(tensor: Tensor) -> str:
             """A short name, the same for shared tensors of both models; `legend` has the long ones."""
@@ -159,9 +144,14 @@ class _Search:
                 known.update(dict.fromkeys(twins.get(tensor, (tensor,)), name))
             return known[tensor]
 
+        constants, others = (
+            {t.name: t.buffer.data for one in cone for t in one.inputs if t and t.is_constant and t.buffer}
+            for cone in (ours, theirs)
+        )
+        common = ((name, data, others.get(name)) for name, data in constants.items())
         tensor = self.shared[place][0]
         return FirstDifference(
-            signature=self.signature.name,
+            signature=self.pair.signature.name,
             equal_before=tuple(dict.fromkeys(map(short, (*border, *other_border)))),
             operators_a=tuple(operator_text(operator, short) for operator in ours),
             operators_b=tuple(operator_text(operator, short) for operator in theirs),
@@ -169,18 +159,8 @@ class _Search:
             short_name=short(tensor),
             figures=replace(self.different[place], name=tensor.name),
             names=legend,
-            constants=_changed_constants(ours, theirs),
+            constants=tuple(
+                name for name, a, b in common if a and b and not np.array_equal(a.view(), b.view())
+            ),
             reason=_NOTHING_SHARED if len(self.shared) == 1 else "",
         )
-
-
-def _changed_constants(a: Sequence[Operator], b: Sequence[Operator]) -> tuple[str, ...]:
-    """Names of constants that both regions read, with other bytes."""
-    ours, theirs = (
-        {t.name: t.buffer.data for one in region for t in one.inputs if t and t.is_constant and t.buffer}
-        for region in (a, b)
-    )
-    both = ((name, data, theirs.get(name)) for name, data in ours.items())
-    return tuple(
-        name for name, one, other in both if one and other and not np.array_equal(one.view(), other.view())
-    )

@@ -69,33 +69,26 @@ def name_of(given: ModelLike, role: str) -> str:
     return os.fspath(given) if isinstance(given, str | os.PathLike) else f"<{role}>"
 
 
-def quantization_of(info: TensorInfo) -> str:
-    """The scale of a tensor, for people."""
-    if len(info.scales) != 1:
-        return f"{len(info.scales)} scales"
-    return f"scale {info.scales[0]:.6g}, zero point {info.zero_point}"
-
-
 def measured(info_a: TensorInfo, info_b: TensorInfo, a: Array, b: Array, **how: Any) -> OutputComparison:
     """One output on one set of inputs; `how` goes to `metrics.measure`."""
     if a.shape != b.shape:
         return OutputComparison(name=info_a.name, reason=f"shape {a.shape} in a, {b.shape} in b")
     figures = measure(a, b, quantized_a=info_a, quantized_b=info_b, **how)
+    reason = ""
+    if info_a.quantized and info_b.quantized and info_a.quantization != info_b.quantization:
+        scales = (f"scale {info.scales[0]:.6g}, zero point {info.zero_point}" for info in (info_a, info_b))
+        reason = "{} in a, {} in b".format(*scales)
     values = {field.name: getattr(figures, field.name) for field in fields(figures)}
-    return OutputComparison(**values, name=info_a.name)
+    return OutputComparison(**values, name=info_a.name, reason=reason)
 
 
 @dataclass(frozen=True, slots=True)
 class SignatureComparison(Record):
-    """One signature; `reason` says why it could not be run on both sides.
-
-    `seconds` are those that `a` and `b` took, where that was measured.
-    """
+    """One signature; `reason` says why it could not be run on both sides."""
 
     name: str
     outputs: tuple[OutputComparison, ...] = ()
     reason: str = ""
-    seconds: tuple[float, float] | None = None
 
     _properties = ("equal", "bitwise")
     _or_null = ("reason",)
@@ -127,8 +120,8 @@ class SignatureComparison(Record):
 class FirstDifference(Record):
     """Where two models begin to differ: a tensor of both, and the operators that lead to it from equal tensors.
 
-    Operators are in the text form, with short names; `names` has the models' own. `constants` are those that both
-    regions read, with other numbers. `reason` says why nothing was found, or why not closer.
+    Operators are in the text form, with short names; `names` has the models' own. `constants` have different numbers in
+    the two models. `reason` says why nothing was found, or nothing nearer.
     """
 
     signature: str
@@ -180,10 +173,9 @@ class GenerationComparison(Record):
 class ComparisonReport(Record):
     """Two models, or a model and its golden file, on the same inputs; true where they are equal.
 
-    Whoever runs models fills one in: a `SignatureComparison` for every signature that either has (with a `reason` where
-    it could not be run on both), in it an `OutputComparison` for every output that either has. `on` says where they
-    ran: "cpu", "reference" (the CPU's reference kernels) or "npu". `remarks` are sentences on how they ran, such as
-    what caches held; they are no part of the verdict.
+    It has a `SignatureComparison` for every signature of either (with a `reason` if it could not be run on both), and
+    in it an `OutputComparison` for every output of either. They ran `on` "cpu", "reference" (the CPU's reference
+    kernels) or "npu". `remarks` say how they ran, such as what caches held; they are not part of the verdict.
     """
 
     a: str

@@ -9,7 +9,7 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,20 +20,20 @@ import numpy as np
 from edge_opt.base.atomic import write_whole
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.base.record import from_dict
-from edge_opt.comparison.facts import arguments, runs_of, with_entries
+from edge_opt.comparison.facts import runs_of, with_entries
 from edge_opt.comparison.findings import (
     ComparisonReport,
     OutputComparison,
     SignatureComparison,
     measured,
     name_of,
-    quantization_of,
 )
-from edge_opt.comparison.pairing import checked_numbers, choose
+from edge_opt.comparison.pairing import Pair, checked_numbers, choose
 from edge_opt.ir import load
 from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime import noise
-from edge_opt.runtime.inputs import plan
+from edge_opt.runtime.inputs import InputPlan, plan
+from edge_opt.runtime.inputs import pair as twins
 from edge_opt.runtime.protocol import Array, Arrays
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
@@ -121,7 +121,8 @@ def record(
         golden = _Golden(_KIND, digest, size, seed, runs, atol, rtol, share, [])
         for signature in chosen:
             results: dict[str, list[_Output]] = {info.name: [] for info in signature.outputs}
-            for run, values in enumerate(_run(worker, file, golden, signature)):
+            runs_of_it = worker.run_plans(file, signature.name, _plans(golden, signature))
+            for run, values in enumerate(runs_of_it):
                 for name, outputs in results.items():
                     outputs.append(_Output.of(f"{len(arrays)}", values[name]))
                     arrays[outputs[-1].key] = _sample(values[name], signature.name, name, run, share)
@@ -141,82 +142,58 @@ def check(model: ModelLike, path: str | os.PathLike[str]) -> ComparisonReport:
         RuntimeFailed: the model does not run.
     """
     golden, samples = _read(Path(path))
-    name = name_of(model, "model")
+    names = os.fspath(path), name_of(model, "model")
     compared = []
     with ExitStack() as stack:
         worker = stack.enter_context(Worker())
-        part = Opened(model).main()
-        file = stack.enter_context(part.file())
+        file = stack.enter_context(Opened(model).main().file())
         described = {signature.name: signature for signature in worker.describe(file)}
         for recorded, results in golden.signatures:
-            now = described.get(recorded.name)
-            if now is None:
-                compared.append(SignatureComparison(recorded.name, reason=f"missing in {name}"))
-                continue
-            _, tensors, _ = arguments(part.model, now)
-            both = zip(now.inputs, tensors, strict=True)
-            unread = {info.name: info for info, tensor in both if not tensor.consumers}
-            inputs = [  # what no operator reads may have another type now
-                unread[old.name] if old.name in unread and unread[old.name].declared == old.declared else old
-                for old in recorded.inputs
-            ]
-            reason, outputs = _other_inputs(inputs, now.inputs), []
-            if not reason:
-                runs = _run(worker, file, golden, replace(recorded, inputs=tuple(inputs)))
-                outputs = [
-                    _output(golden, samples, recorded.name, info, now, results[info.name], runs)
-                    for info in recorded.outputs
+            pair, outputs = Pair.of(recorded, described.get(recorded.name), names, {}), {}
+            if not pair.reason:
+                plans = [
+                    [twins(one, other)[1] for one, other in zip(planned, pair.inputs, strict=True)]
+                    for planned in _plans(golden, pair.signature)
                 ]
-            compared.append(SignatureComparison(recorded.name, tuple(outputs), reason))
-    numbers = golden.seed, golden.atol, golden.rtol
-    return ComparisonReport(os.fspath(path), name, "cpu", *numbers, tuple(compared))
+                runs = worker.run_plans(file, recorded.name, plans)
+                outputs = {
+                    one.name: _output(golden, samples, recorded.name, (one, other), results[one.name], runs)
+                    for one, other in pair.outputs
+                }
+            found = (*outputs.values(), *pair.alone)
+            compared.append(SignatureComparison(recorded.name, found, pair.reason))
+    return ComparisonReport(*names, "cpu", golden.seed, golden.atol, golden.rtol, tuple(compared))
 
 
-def _run(worker: Worker, file: Path, golden: _Golden, signature: SignatureInfo) -> list[Arrays]:
-    """The outputs of as many runs as the file says, on the inputs that follow from its seed."""
-    plans = [plan(signature, seed=golden.seed, run=run) for run in range(golden.runs)]
-    return worker.run_plans(file, signature.name, plans)
-
-
-def _other_inputs(recorded: Iterable[TensorInfo], actual: Iterable[TensorInfo]) -> str:
-    """The first input that is not as it was recorded, in a sentence; empty if all are."""
-    old, new = ({i.name: f"{i.dtype} {list(i.declared)}" for i in each} for each in (recorded, actual))
-    for name in dict.fromkeys([*old, *new]):
-        if old.get(name) != new.get(name):
-            return f"input '{name}': expected {old.get(name, 'none')}, got {new.get(name, 'none')}"
-    return ""
+def _plans(golden: _Golden, signature: SignatureInfo) -> list[tuple[InputPlan, ...]]:
+    """The inputs of as many runs as the file says, which follow from its seed."""
+    return [plan(signature, seed=golden.seed, run=run) for run in range(golden.runs)]
 
 
 def _output(
     golden: _Golden,
     samples: Arrays,
     signature: str,
-    info: TensorInfo,
-    model: SignatureInfo,
+    infos: tuple[TensorInfo, TensorInfo],
     recorded: Sequence[_Output],
     runs: Sequence[Arrays],
 ) -> OutputComparison:
     """One output as it was recorded in each run, and as it is now."""
-    now = next((one for one in model.outputs if one.name == info.name), None)
-    if now is None:
-        return OutputComparison(name=info.name, reason="missing in the model")
-    compared: OutputComparison | None = None
+    (before, now), compared = infos, None
     for run, (expected, values) in enumerate(zip(recorded, runs, strict=True)):
-        array, kept = values[info.name], samples[expected.key]
+        array, kept = values[now.name], samples[expected.key]
         actual = _Output.of(expected.key, array)
         if actual.type != expected.type:
-            return OutputComparison(name=info.name, reason=f"{expected.type} recorded, {actual.type} now")
-        sample = _sample(array, signature, info.name, run, golden.share)
+            return OutputComparison(name=before.name, reason=f"{expected.type} recorded, {actual.type} now")
+        sample = _sample(array, signature, before.name, run, golden.share)
         if sample.shape != kept.shape or sample.dtype != kept.dtype:
-            raise GoldenError(f"the sample of output '{info.name}' is damaged; record it again")
-        output = measured(info, info, kept, sample, atol=golden.atol, rtol=golden.rtol)
+            raise GoldenError(f"the sample of output '{before.name}' is damaged; record it again")
+        output = measured(before, now, kept, sample, atol=golden.atol, rtol=golden.rtol)
         is_exact = golden.atol == golden.rtol == 0 and output.equal and sample.size < array.size
-        beyond = is_exact and actual.sha256 != expected.sha256
-        reason = "elements beyond the sample differ" if beyond else ""
-        compared = replace(output, reason=reason).merged(compared)
+        if is_exact and actual.sha256 != expected.sha256:
+            output = replace(output, reason="elements beyond the sample differ")
+        compared = output.merged(compared)
     assert compared is not None, "there is at least one run"
-    if now.quantization != info.quantization:
-        compared = replace(compared, reason=f"{quantization_of(info)} recorded, {quantization_of(now)} now")
     return compared
 
 
@@ -231,6 +208,7 @@ def _sample(array: Array, signature: str, name: str, run: int, share: int) -> Ar
 
 
 def _read(path: Path) -> tuple[_Golden, Arrays]:
+    """What the file says, and its samples by key."""
     try:
         if path.stat().st_size > _MAX_FILE:
             raise _broken(path, "it is too large")
@@ -241,8 +219,7 @@ def _read(path: Path) -> tuple[_Golden, Arrays]:
             arrays = {name: stored[name] for name in stored.files}
         content = json.loads(arrays.pop(_META).tobytes())
         if content.get("kind") != _KIND:
-            text = f"golden file '{path}' is of kind {content.get('kind')}, expected {_KIND}; record it again"
-            raise GoldenError(text)
+            raise _broken(path, f"it is of kind {content.get('kind')}, expected {_KIND}")
         golden = from_dict(_Golden, content)
         checked_numbers(golden.seed, golden.atol, golden.rtol)
         for signature, results in golden.signatures:

@@ -19,7 +19,6 @@ from edge_opt.comparison.findings import (
     OutputComparison,
     SignatureComparison,
     measured,
-    quantization_of,
 )
 from edge_opt.ir import Model, load
 from edge_opt.ir.opening import ModelLike, Opened
@@ -152,22 +151,18 @@ class Both:
             theirs.append([other for _, other in both])
         return ours, theirs
 
-    def measure(self, info_a: TensorInfo, info_b: TensorInfo, a: Array, b: Array) -> OutputComparison:
+    def measure(self, infos: tuple[TensorInfo, TensorInfo], a: Array, b: Array) -> OutputComparison:
         """One output of both models in one run."""
-        tolerances = {"atol": self.begun.atol, "rtol": self.begun.rtol}
-        output = measured(info_a, info_b, a, b, **tolerances, logits=are_logits(info_a))
-        requantized = info_a.quantized and info_b.quantized and info_a.quantization != info_b.quantization
-        if output.reason or not requantized:
-            return output
-        return replace(output, reason=f"{quantization_of(info_a)} in a, {quantization_of(info_b)} in b")
+        atol, rtol = self.begun.atol, self.begun.rtol
+        return measured(infos[0], infos[1], a, b, atol=atol, rtol=rtol, logits=are_logits(infos[0]))
 
     def measure_all(self, pair: Pair, runs: Iterable[tuple[Arrays, Arrays]]) -> SignatureComparison:
         """Every output over all runs; those of `b` are taken out."""
         found: dict[str, OutputComparison] = {}
         for ours, theirs in runs:
-            for a, b in pair.outputs:
-                output = self.measure(a, b, ours[a.name], theirs.pop(b.name))
-                found[a.name] = output.merged(found.get(a.name))
+            for infos in pair.outputs:
+                a, b = (info.name for info in infos)
+                found[a] = self.measure(infos, ours[a], theirs.pop(b)).merged(found.get(a))
         return SignatureComparison(pair.signature.name, (*found.values(), *pair.alone))
 
 

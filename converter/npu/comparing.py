@@ -19,6 +19,8 @@ from edge_opt.npu.layers import cut_entry_point, layer_ends
 from edge_opt.npu.sdk import CompilerFailedError
 from edge_opt.runtime.inputs import array_of
 from edge_opt.runtime.metrics import measure
+from edge_opt.runtime.protocol import Arrays
+from edge_opt.runtime.tensors import TensorInfo
 from edge_opt.targets.chips import DEFAULT_CHIP
 
 _NEAR_DB = 20.0  # signal to noise against the CPU, below which there is a warning
@@ -94,19 +96,17 @@ def _emulated(both: Both, pair: Pair, compiler: Compiler, layers: int | None) ->
     file = both.caches.folder / "a.tflite"
     save(cuts[0], file, overwrite=True)
     (cpu,) = both.worker.run_plans(file, name, plans[0])
-    (ours, seconds_a), (theirs, seconds_b) = runs[0], runs[-1]
-    far = {}
-    for one, other in pair.outputs:
-        if one.shape != other.shape:
-            continue
-        sides = ((ours[one.name], one), (theirs[other.name], other))
-        first, second = (
-            measure(cpu[one.name], array, quantized_a=one, quantized_b=info).snr_db for array, info in sides
-        )
-        far[one.name] = first, second
-    found = both.measure_all(pair, [(ours, {**theirs})])
-    outputs = tuple(replace(output, db=far.get(output.name)) for output in found.outputs)
-    return SignatureComparison(name, outputs, seconds=(seconds_a, seconds_b))
+    found = both.measure_all(pair, [(runs[0], {**runs[-1]})])
+
+    def far(run: Arrays, info: TensorInfo, of_a: TensorInfo) -> float:
+        return measure(cpu[of_a.name], run[info.name], quantized_a=of_a, quantized_b=info).snr_db
+
+    distances = {
+        one.name: (far(runs[0], one, one), far(runs[-1], other, one))
+        for one, other in pair.outputs
+        if one.shape == other.shape
+    }
+    return replace(found, outputs=tuple(replace(one, db=distances.get(one.name)) for one in found.outputs))
 
 
 def _warning(compared: SignatureComparison) -> str:

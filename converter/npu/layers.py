@@ -42,7 +42,7 @@ def layer_ends(model: Model, signature: str, layers: int | None) -> tuple[str, .
     """
     if layers is None:
         return ()
-    graph = dict(model.entry_points())[signature]
+    graph = dict(model.entry_points()).get(signature, model.subgraphs[0])
     outputs = []
     for block in find_blocks(graph):
         if isinstance(block, NotABlock):
@@ -62,7 +62,7 @@ def layer_ends(model: Model, signature: str, layers: int | None) -> tuple[str, .
 
 def cut_entry_point(model: Model, signature: str, ends: Collection[str] = ()) -> Model:
     """One entry point; with names of tensors `ends`, only what these need. Names of its inputs and outputs stay."""
-    graph = dict(model.entry_points())[signature]
+    graph = dict(model.entry_points()).get(signature, model.subgraphs[0])
     tensors = {tensor.name: tensor for operator in graph.operators for tensor in operator.outputs}
     missing = [name for name in ends if name not in tensors]
     if missing:
@@ -77,12 +77,10 @@ def cut_entry_point(model: Model, signature: str, ends: Collection[str] = ()) ->
     outputs = [tensor for tensor in made if graph.is_output(tensor) or tensor in chosen]
     cut = cut_out(model, operators, inputs, outputs)
     part = cut.subgraphs[0]
-    names = {
-        id(tensor): key
-        for entry in model.signatures
-        for key, tensor in (*entry.inputs.items(), *entry.outputs.items())
-        if entry.key == signature
-    }
+    # Without signatures, as the runtime names its arguments.
+    names = {id(tensor): tensor.name for tensor in (*graph.inputs, *graph.outputs)}
+    for entry in (one for one in model.signatures if one.key == signature):
+        names = {id(t): key for side in (entry.inputs, entry.outputs) for key, t in side.items()}
     given, taken = (
         {
             names.get(id(old), f"{kind}_{at}"): new

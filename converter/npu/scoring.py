@@ -112,7 +112,7 @@ def read_on_npu(
             if call.model != MAIN:
                 return worker.run(files[call.model], name, inputs)
             try:
-                outputs, _ = emulators[name].run(inputs)
+                outputs = emulators[name].run(inputs)
             except CompilerFailedError as error:
                 raise CompilerFailedError(f"{name_of(bundle, 'bundle')}, {name}: {error}") from error
             done += 1
