@@ -252,35 +252,13 @@ def both_run(text: str, model: Model, **values: np.ndarray) -> tuple[np.ndarray,
 
 
 OTHER_MASKS = {
-    "select": f"%other: float32{LOGITS} = SELECT_V2(%mask, %x, float32(-1e+09))",
-    "add": f"""%number: float32[1,1,{T},{S}] = CAST(%mask)
-  %times: float32[1,1,{T},{S}] = MUL(%number, float32(-1e+09))
-  %other: float32{LOGITS} = ADD(%x, %times)""",
-}
-
-
-@pytest.mark.parametrize("other", OTHER_MASKS)
-def test_rows_that_two_masks_close_together_are_told_of(other: str, prover: RegionProver) -> None:
-    """Each mask leaves half of every row open. No proof sees it, for the other mask is outside of the region."""
-    given, select = f"{BOOL}, %mask: bool[1,1,{T},{S}]", "SELECT_V2(%open, %other, float32(-1e+09))"
-    text = block(OTHER_MASKS[other], given=given, select=select)
-    model, report = converted(text, prover)
-    assert report.note.startswith("rows that only this mask and another one (-1e+09) close together change; ")
-    assert report.proof is not None
-    assert str(report.proof.demand) == "relative 1e-06"
-    left = np.broadcast_to(np.arange(S) < S // 2, (1, 1, T, S))
-    x = np.random.default_rng(0).normal(size=(1, N, T, S)).astype("f4")
-    before, after = both_run(text, model, open=~left, mask=left if other == "select" else ~left, x=x)
-    assert before.max() < after.max()
-
-
-def test_a_float_input_that_is_added_may_be_another_mask(prover: RegionProver) -> None:
-    """As Hugging Face exports it: a causal mask by SELECT, and padding that the caller gives."""
-    given = f"{BOOL}, %padding: float32[1,1,{T},{S}]"
-    other = f"%other: float32{LOGITS} = ADD(%x, %padding)"
-    text = block(other, given=given, select="SELECT_V2(%open, %other, float32(-1e+09))")
-    assert "another one (input 'padding') close together" in converted(text, prover)[1].note
-    assert "close together" not in converted(PLAIN, prover)[1].note
+    "a SELECT": (f"%other: float32{LOGITS} = SELECT_V2(%mask, %x, float32(-inf))", f"{BOOL}, %mask: bool[1,1,{T},{S}]"),
+    "an added constant": (f"%other: float32{LOGITS} = ADD(%x, float32(-2000.0))", BOOL),
+    # As Hugging Face exports it: a causal mask by SELECT, and padding that the caller gives.
+    "an added input": (
+        f"%other: float32{LOGITS} = ADD(%x, %padding)", f"{BOOL}, %padding: float32[1,1,{T},{S}]"
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("constant", "bound"), [("-2000.0", "-1896"), ("-3.4028235e+38", "")])
@@ -352,11 +330,13 @@ REFUSED = {
         block(given="%open: bool[1]", select=f"SELECT(%open, %x, float32{LOGITS}{{splat -1e+09}})"),
         "SELECT's condition chooses whole rows, at SELECT, tensor 'open'",
     ),
-    "infinite logits": (
-        block(OTHER_MASKS["select"].replace("-1e+09", "-inf"), given=f"{BOOL}, %mask: bool[1,1,{T},{S}]",
-              select="SELECT_V2(%open, %other, float32(-1e+09))"),
-        "another mask has put -inf into the logits, which SELECT hides and ADD does not, at SELECT_V2, tensor 'other'",
-    ),
+    **{
+        f"another mask by {name}": (
+            block(other, given=given, select="SELECT_V2(%open, %other, float32(-1e+09))"),
+            "another mask may have closed some of the logits, and rows that both close together would change",
+        )
+        for name, (other, given) in OTHER_MASKS.items()
+    },
     "broadcast logits": (
         PLAIN.replace(f"%x: float32{LOGITS}", f"%x: float32[1,{N},1,{S}]"),
         f"the SELECT broadcasts its logits (expected [1, {N}, {T}, {S}], found [1, {N}, 1, {S}])",

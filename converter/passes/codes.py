@@ -1,20 +1,11 @@
 """The integers of a quantized tensor and the real numbers that they stand for."""
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from edge_opt.ir import Tensor
-
-
-def is_integer(tensor: Tensor) -> bool:
-    """True for a tensor whose integers stand for real numbers, all on one scale."""
-    parameters = tensor.quantization
-    return (
-        not tensor.dtype.is_float
-        and tensor.dtype.numpy is not None
-        and tensor.dtype.numpy.kind in "iu"
-        and parameters is not None
-        and len(parameters.scale) == 1
-    )
 
 
 def code_limits(tensor: Tensor) -> tuple[int, int]:
@@ -31,9 +22,10 @@ def real_range(tensor: Tensor) -> tuple[float, float]:
     return least, most
 
 
-def nearest_code(value: float, tensor: Tensor) -> int:
-    """The integer that stands for a real number, or is nearest to it; halves go away from zero, as in the kernels."""
+def nearest_codes(values: ArrayLike, tensor: Tensor) -> NDArray[Any]:
+    """The integers nearest to real numbers, in the tensor's type; halves go away from zero, as in the kernels."""
     assert tensor.quantization is not None
-    steps = np.floor(abs(value) / float(tensor.quantization.scale[0]) + 0.5) * np.sign(value)
-    least, most = code_limits(tensor)
-    return int(np.clip(steps + int(tensor.quantization.zero_point[0]), least, most))
+    numbers = np.asarray(values, np.float64)
+    steps = np.floor(np.abs(numbers) / float(tensor.quantization.scale[0]) + 0.5) * np.sign(numbers)
+    codes = np.clip(steps + int(tensor.quantization.zero_point[0]), *code_limits(tensor))
+    return codes.astype(tensor.dtype.numpy)

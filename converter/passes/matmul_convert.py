@@ -7,7 +7,7 @@ from functools import partial
 from edge_opt.ir import DType, Operator
 from edge_opt.ir.operators import KINDS
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.passes.codes import code_limits, nearest_code, real_range
+from edge_opt.passes.codes import code_limits, nearest_codes, real_range
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.passes.rewrite import Demand, Rewrite
 
@@ -47,24 +47,19 @@ def _build(context: Context, product: Operator, convert: Operator) -> Rewrite:
     version = KINDS["BATCH_MATMUL"].version_for(product.input(0).dtype)
     code = context.model.operator_code("BATCH_MATMUL", max(version, product.code.version))
     fused = Operator(code, product.inputs, convert.outputs, product.options, product.table)
-    # At most one step of the larger scale, and one more of int16, whose kernels multiply by numbers of 15 bits.
     # Scales are float32: a ratio of 3 may come out as 2.9999998.
     steps = max(1, math.floor(before / after * (1 + 1e-6))) + (result.dtype is DType.INT16)
-    (low, high), clipped = real_range(between), clipped_codes(convert)
+    # Where the product was clipped, in codes of the result, which could have held more.
+    low, high = real_range(between)
+    first, last = nearest_codes((low, high), result).tolist()
+    is_clipped = (first, last) != code_limits(result)
     kept = f"the product '{between.name}' was clipped to {low:.4g} .. {high:.4g}; values beyond are kept now"
     return Rewrite(
         *(context.model, context.subgraph, (product, convert), (fused,)),
         demand=Demand("steps", steps),
-        note=kept if clipped else "",
-        clipped=clipped,
+        note=kept if is_clipped else "",
+        clipped=(first, last) if is_clipped else None,
     )
-
-
-def clipped_codes(convert: Operator) -> tuple[int, int] | None:
-    """Where the product was clipped, in codes of the result; None where the result could not have held more."""
-    result = convert.outputs[0]
-    low, high = (nearest_code(value, result) for value in real_range(convert.input(0)))
-    return None if (low, high) == code_limits(result) else (low, high)
 
 
 def _one_scale(operator: Operator) -> float:

@@ -1,6 +1,6 @@
 """A mask computed in integers from a boolean -> one SELECT_V2 between the only two values that it can have."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -8,11 +8,10 @@ import numpy as np
 from edge_opt.ir import DType, Operator, Tensor
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import still_needed
-from edge_opt.passes.codes import nearest_code
+from edge_opt.passes.codes import nearest_codes
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.passes.rewrite import Rewrite
 
-_CHAIN = ("LOGICAL_NOT", "CAST", "QUANTIZE", "MUL")
 _ORDERS = (["CAST", "QUANTIZE", "MUL"], ["CAST", "MUL", "QUANTIZE"])
 
 
@@ -29,50 +28,23 @@ class QuantizedMaskToSelect(Pass):
     def sites(self, context: Context) -> Iterable[Site]:
         """One for each chain that ends in an integer mask."""
         for operator in context.subgraph.operators:
-            if chain := mask_chain(operator):
+            if chain := _mask_chain(operator):
                 yield Site(operator, partial(_build, context, chain))
 
 
-def _build(context: Context, chain: tuple[Operator, ...]) -> Rewrite:
-    """Raises RefusedError where the two values cannot be told."""
-    when_false, when_true = two_values(
-        context, chain[-1].outputs[0], [_evaluate(chain, flag) for flag in (False, True)]
-    )
-    condition, last = _carried(chain[0]), chain[-1]
-    assert condition is not None
-    select = context.model.new_operator("SELECT_V2", (condition, when_true, when_false), last.outputs)
-    kept = still_needed(context.subgraph, chain, last)
-    return Rewrite(context.model, context.subgraph, chain, (*kept, select))
-
-
-def two_values(context: Context, like: Tensor, stored: Iterable[float]) -> list[Tensor]:
-    """Constants that a mask is selected from, by the integers that stand for them."""
-    assert like.dtype.numpy is not None
-    kind = like.dtype.numpy.type
-    return [
-        context.constants.make("mask/value", np.array(kind(value)), like.dtype, like.quantization)
-        for value in stored
-    ]
-
-
-def mask_chain(last: Operator) -> tuple[Operator, ...]:
+def _mask_chain(last: Operator) -> list[Operator]:
     """The operators that make an integer mask of a boolean and end at this one; empty where there are none."""
-    result = last.outputs[0] if last.outputs else None
-    if (
-        result is None
-        or result.dtype not in (DType.INT8, DType.INT16, DType.UINT8)
-        or not result.is_quantized
-    ):
-        return ()
+    kinds = [tensor.dtype for tensor in last.outputs if tensor.is_quantized]
+    if kinds not in ([DType.INT8], [DType.INT16], [DType.UINT8]):
+        return []
     chain, source = [last], _carried(last)
-    while source is not None and source.producer is not None and len(chain) <= len(_CHAIN):
-        if source.producer.name not in (("LOGICAL_NOT",) if source.dtype is DType.BOOL else _CHAIN):
+    while source is not None and source.producer is not None:
+        if source.producer.name not in (("LOGICAL_NOT",) if source.dtype is DType.BOOL else _ORDERS[0]):
             break
-        chain.append(source.producer)
+        chain.insert(0, source.producer)
         source = _carried(source.producer)
-    steps = [operator.name for operator in reversed(chain) if operator.name != "LOGICAL_NOT"]
-    is_mask = source is not None and source.dtype is DType.BOOL and steps in _ORDERS
-    return tuple(reversed(chain)) if is_mask else ()
+    names = [operator.name for operator in chain if operator.name != "LOGICAL_NOT"]
+    return chain if source is not None and source.dtype is DType.BOOL and names in _ORDERS else []
 
 
 def _carried(operator: Operator) -> Tensor | None:
@@ -83,9 +55,25 @@ def _carried(operator: Operator) -> Tensor | None:
     return data[0] if len(data) == 1 and known else None
 
 
-def _evaluate(chain: tuple[Operator, ...], flag: bool) -> float:
-    """The stored number at the end of the chain for one value of the condition, or RefusedError."""
-    stored = real = float(flag)
+def _build(context: Context, chain: Sequence[Operator]) -> Rewrite:
+    """Raises RefusedError where the chain has a value that no integer stands for."""
+    condition, last = _carried(chain[0]), chain[-1]
+    assert condition is not None
+    when_false, when_true = two_values(context, last.outputs[0], [_evaluated(chain, flag) for flag in (0, 1)])
+    select = context.model.new_operator("SELECT_V2", (condition, when_true, when_false), last.outputs)
+    kept = still_needed(context.subgraph, chain, last)
+    return Rewrite(context.model, context.subgraph, tuple(chain), (*kept, select))
+
+
+def two_values(context: Context, like: Tensor, stored: Iterable[int]) -> list[Tensor]:
+    """Constants that a mask is selected from, by the integers that stand for them."""
+    arrays = [np.asarray(value, like.dtype.numpy) for value in stored]
+    return [context.constants.make("mask/value", array, like.dtype, like.quantization) for array in arrays]
+
+
+def _evaluated(chain: Iterable[Operator], flag: int) -> int:
+    """The integer at the end of the chain for one value of the condition."""
+    real, stored = float(flag), flag
     for operator in chain:
         output = operator.outputs[0]
         if operator.name == "LOGICAL_NOT":
@@ -97,10 +85,9 @@ def _evaluate(chain: tuple[Operator, ...], flag: bool) -> float:
         if not np.isfinite(real):
             text = "the mask has a value that no integer stands for"
             raise RefusedError(text, operator, output, "a finite one", str(real))
-        if output.is_quantized and not output.dtype.is_float:
-            assert output.quantization is not None
+        if output.quantization is not None and output.is_quantized and not output.dtype.is_float:
             if output.quantization.is_per_axis or not output.quantization.scale[0]:
                 raise RefusedError("an integer mask needs one scale", operator, output)
-            stored = nearest_code(real, output)
+            stored = int(nearest_codes(real, output))
             real = output.quantization.real(stored)
     return stored
