@@ -31,7 +31,7 @@ from edge_opt.base.errors import EdgeOptError
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import ConversionResult, SitesLeftError, convert
 from edge_opt.ir import load
-from edge_opt.passes import SiteReport, Status
+from edge_opt.passes import Site, Status
 
 _ROOT = Path(__file__).resolve().parent.parent
 _SPLITS = "mha_to_sha"
@@ -45,7 +45,7 @@ _SUMMARY = re.compile(r"^\d+ models, .*?\.$", re.MULTILINE | re.DOTALL)
 Row = dict[str, str]
 
 
-def attention(result: ConversionResult) -> list[SiteReport]:
+def attention(result: ConversionResult) -> list[Site]:
     """The verdicts on attention blocks with several heads, or on what may be one."""
     sites = [site for site in result.sites if site.pass_name == _SPLITS]
     return [site for site in sites if site.heads != 1 and (site.heads is not None or not site.settled)]

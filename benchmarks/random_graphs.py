@@ -28,7 +28,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from edge_opt.attention.block import FORM_NAMES
 from edge_opt.ir import Constants, Model, load, to_bytes
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
-from edge_opt.passes import PASSES, Context, SiteReport, run_pass
+from edge_opt.passes import PASSES, Context, Site, run_pass
 from edge_opt.proof.regions import RegionProver
 from edge_opt.runtime.native import Session
 from edge_opt.targets import Target
@@ -58,7 +58,7 @@ def drawn(count: int, number: int) -> list[Case]:
     return found
 
 
-def convert(model: Model, target: Target, prover: RegionProver | None) -> list[SiteReport]:
+def convert(model: Model, target: Target, prover: RegionProver | None) -> list[Site]:
     """All passes on every signature of the model, with their proofs if there is a prover."""
     usage, reports = parts_in_use(model), []
     for key, graph in model.entry_points():

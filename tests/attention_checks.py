@@ -10,21 +10,19 @@ from edge_opt.attention.block import Block
 from edge_opt.attention.find import find_blocks
 from edge_opt.ir import Constants, Model, Subgraph
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
-from edge_opt.passes import Context, SiteReport, run_pass
+from edge_opt.passes import Context, Site, run_pass
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.runtime.native import Session
 from edge_opt.targets import Target
 
 
-def convert(
-    model: Model, form: str, *, rows_per_tile: int | None = None, later: bool = False
-) -> list[SiteReport]:
+def convert(model: Model, form: str, *, rows_per_tile: int | None = None, later: bool = False) -> list[Site]:
     """Split every block of the model by head, and by rows where asked to: in the same go, or `later`.
 
     The reports are those of the last pass.
     """
     usage = parts_in_use(model)
-    reports: list[SiteReport] = []
+    reports: list[Site] = []
     target = Target(form, form, form=form, rows_per_tile=rows_per_tile)
     for key, graph in model.entry_points():
         whole = replace(target, rows_per_tile=None)

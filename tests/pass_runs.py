@@ -7,7 +7,7 @@ from text_parser import parse
 
 from edge_opt.ir import Constants, Model, load, to_bytes
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.passes import PASSES, Context, Demand, Pass, Proof, Prover, Rewrite, SiteReport, run_pass
+from edge_opt.passes import PASSES, Context, Demand, Pass, Proof, Prover, Rewrite, Site, run_pass
 from edge_opt.targets import Target, load_target
 
 INLINING = replace(load_target("generic"), inline_composites=True)
@@ -44,7 +44,7 @@ def run(
     target: Target | None = None,
     prover: Prover | None = None,
     subgraph: int = 0,
-) -> list[SiteReport]:
+) -> list[Site]:
     """Run passes over one subgraph, as a conversion does."""
     graph = model.subgraphs[subgraph]
     context = Context(
@@ -76,7 +76,7 @@ def refusal(check: Callable[..., object], *arguments: object) -> str | None:
     return None
 
 
-def convert_text(text: str, *passes: Pass | str, **settings: object) -> tuple[Model, list[SiteReport]]:
+def convert_text(text: str, *passes: Pass | str, **settings: object) -> tuple[Model, list[Site]]:
     """The model that the text says, converted, and what was done."""
     model = parse(text)
     return model, run(model, *passes, **settings)  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ def count(model: Model, name: str) -> int:
     return names(model).count(name)
 
 
-def statuses(reports: Sequence[SiteReport]) -> list[str]:
+def statuses(reports: Sequence[Site]) -> list[str]:
     """What became of each site."""
     return [str(report.status) for report in reports]
 

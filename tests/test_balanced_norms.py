@@ -43,7 +43,7 @@ def test_a_norm_is_negated_where_the_errors_so_far_are_below_zero(prover: Region
     signs = [-1 if kind == "ADD" else 1 for kind in kinds]
     errors = list(accumulate(sign * step / 2 for sign, step in zip(signs, STEPS, strict=True)))
     assert max(map(abs, errors)) <= max(STEPS) / 2 < sum(STEPS) / 2
-    weights = [found.norm.input(1).array().tolist() for found in residual_sums(model.subgraphs[0])]
+    weights = [norm.input(1).array().tolist() for _, norm in residual_sums(model.subgraphs[0])]
     assert weights[1] == [-4, 700, -20000, -32767]
 
 

@@ -16,7 +16,7 @@ from edge_opt.conversion import ConversionResult, DifferenceFoundError
 from edge_opt.inspection import conversion_report
 from edge_opt.ir import Model, Operator, Quantization, Tensor, save, to_bytes
 from edge_opt.ir.walk import replaced
-from edge_opt.passes import Demand, Proof, SiteReport, Status, mha_to_sha
+from edge_opt.passes import Demand, Proof, Site, Status, mha_to_sha
 from edge_opt.proof.regions import RegionProver
 
 
@@ -121,13 +121,13 @@ subgraph {name} (%a: int16[1,4,8] q(0.001, 0), %b: int16[1,8,8] q(0.001, 0)) {{
     assert (found.name, found.allowance.because) == (name, "1 site of matmul_convert")
 
 
-def site(demand: Demand, *, bitwise: bool = True, **more: Any) -> SiteReport:
+def site(demand: Demand, *, bitwise: bool = True, **more: Any) -> Site:
     proof = Proof(demand, holds=True, bitwise=bitwise, max_abs=0.0)
     fields = {"pass_name": "p", "signature": "decode", "index": 0, "status": Status.CONVERTED, "proof": proof}
-    return SiteReport(**{**fields, **more})
+    return Site(None, **{**fields, **more})
 
 
-def allowed(model: Model, *sites: SiteReport) -> Allowance:
+def allowed(model: Model, *sites: Site) -> Allowance:
     return allowances(model, {"decode": sites})["decode"]
 
 

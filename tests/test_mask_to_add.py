@@ -9,7 +9,7 @@ from text_parser import parse
 
 from edge_opt.ir import Model, Quantization, to_bytes
 from edge_opt.ir.text import to_text
-from edge_opt.passes import SiteReport, mask_to_add
+from edge_opt.passes import Site, mask_to_add
 from edge_opt.passes.mask_to_add import ABSORBING
 from edge_opt.proof.regions import RegionProver
 from edge_opt.runtime.runner import Worker
@@ -64,7 +64,7 @@ def converted(
     prover: RegionProver | Says | None = None,
     target: Target | None = None,
     status: str = "converted",
-) -> tuple[Model, SiteReport]:
+) -> tuple[Model, Site]:
     """The model, and the report of its only site; what does not end as converted leaves it as it was."""
     model, (report,) = convert_text(text, "mask_to_add", prover=prover, target=target)
     assert str(report.status) == status, report.reason

@@ -10,7 +10,7 @@ from text_parser import parse
 
 from edge_opt.ir import Model, to_bytes
 from edge_opt.ir.text import to_text
-from edge_opt.passes import Demand, Rewrite, SiteReport, matmul_convert
+from edge_opt.passes import Demand, Rewrite, Site, matmul_convert
 from edge_opt.proof.regions import RegionProver
 
 # The page's graph of prefill: two products, one of them converted, joined.
@@ -51,7 +51,7 @@ subgraph main (%a: {left}[1,8,16] {scale[left]}, %b: {right}[1,32,16] {scale[rig
 PLAIN = pair("int16[] q(5e-05, 0)", "int16[] q(4e-05, 0)")
 
 
-def fused(text: str, prover: Any = None) -> tuple[Model, SiteReport]:
+def fused(text: str, prover: Any = None) -> tuple[Model, Site]:
     model, (report,) = convert_text(text, "matmul_convert", prover=prover)
     return model, report
 

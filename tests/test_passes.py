@@ -27,7 +27,7 @@ from edge_opt.ir.text import to_text
 from edge_opt.passes import Context, Demand, Rewrite, run_pass
 from edge_opt.passes.checks import check_frame, check_versions
 from edge_opt.passes.ledger import Ledger, UnverifiedChangeError
-from edge_opt.passes.rewrite import commit, remove_dead
+from edge_opt.passes.rewrite import remove_dead
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import new_table
 from edge_opt.shapes import check_operators
@@ -220,7 +220,7 @@ def test_what_others_read_early_is_defined_in_front_of_them() -> None:
     new = (op(model, "SQUARE", [t["x"]], t["a"]), op(model, "NEG", [t["a"]], t["b"]))
     moved = replacing(model, [o["a"], o["b"]], *new)
     assert refusal(check_frame, moved) is None
-    assert commit(moved) == []
+    assert moved.commit() == []
     assert [operator.name for operator in model.subgraphs[0].operators] == ["SQUARE", "EXP", "NEG"]
 
 
@@ -413,6 +413,37 @@ def test_a_pass_that_changes_the_graph_by_the_way_is_stopped(
     with pytest.raises(UnverifiedChangeError, match=found) as caught:
         run(model, Double(make), prover=Says(holds))
     assert "skip='double'" in str(caught.value)
+
+
+def test_options_that_are_changed_after_the_proof_are_noticed() -> None:
+    """Those of a new operator, and those that only the kernel of an old one understands."""
+
+    def make(context: Context, first: Operator, last: Operator) -> Rewrite:
+        code = context.model.operator_code("SOFTMAX")
+        options = new_table("SoftmaxOptions", beta=1.0)
+        return replacing(
+            context.model, [first, last], Operator(code, [first.input(0)], last.outputs, options)
+        )
+
+    model = parse(CHAIN.replace("EXP(%o)", "CUSTOM 'mine' (%o)"))
+    graph = model.subgraphs[0]
+    custom = next(operator for operator in graph if operator.name == "CUSTOM")
+    custom.table = new_table("Operator", custom_options=np.array([1], np.uint8))
+    context = Context(model, graph, "main", load_target("generic"), Constants(model), Says(True))
+    assert statuses(run_pass(Double(make), context)) == ["converted", "converted"]
+    softmax = next(operator for operator in graph if operator.name == "SOFTMAX")
+    assert context.ledger is not None
+    assert softmax.options is not None
+    for table, name, value in (
+        (softmax.options, "beta", 2.0),
+        (custom.table, "custom_options", np.array([2], np.uint8)),
+    ):
+        context.ledger.check()
+        before = table.get(name)
+        table.set(name, value)
+        with pytest.raises(UnverifiedChangeError, match=OTHER):
+            context.ledger.check()
+        table.set(name, before)
 
 
 def merge_all_of_a_shape(ledger: Any, added: Any) -> None:

@@ -15,7 +15,7 @@ from edge_opt import convert, inspect
 from edge_opt.attention.positions import Rotary, find_rotary
 from edge_opt.conversion import ConversionResult, Sections
 from edge_opt.ir import Constants, Model, Tensor, load, to_bytes
-from edge_opt.passes import PASSES, Context, Demand, Proof, SiteReport, Status
+from edge_opt.passes import PASSES, Context, Demand, Proof, Site, Status
 from edge_opt.proof.regions import RegionProver
 from edge_opt.schema.litertlm import SECTION_TYPE, read_bundle
 from edge_opt.targets import load_target
@@ -41,7 +41,7 @@ def changed(*edits: tuple[str, str], text: str = TEXT) -> str:
     return text
 
 
-def sites(text: str) -> list[SiteReport]:
+def sites(text: str) -> list[Site]:
     return convert(parse(text), skip=but("position_table")).sites
 
 

@@ -8,7 +8,7 @@ from text_parser import parse
 
 from edge_opt.ir import Model, Tensor
 from edge_opt.ir.text import to_text
-from edge_opt.passes import SiteReport
+from edge_opt.passes import Site
 from edge_opt.proof.regions import RegionProver
 
 SHAPE = "[1,1,4,6]"
@@ -47,7 +47,7 @@ NEGATION = f"  %n: bool{SHAPE} = LOGICAL_NOT(%open)\n"
 TWICE = f"{NEGATION}  %n2: bool{SHAPE} = LOGICAL_NOT(%n)\n"
 
 
-def only(text: str, prover: RegionProver | Says | None = None) -> tuple[Model, SiteReport]:
+def only(text: str, prover: RegionProver | Says | None = None) -> tuple[Model, Site]:
     model, (report,) = convert_text(text, "quantized_mask", prover=prover)
     return model, report
 

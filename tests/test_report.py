@@ -22,7 +22,7 @@ from edge_opt import EdgeOptError, convert, load
 from edge_opt.inspection import Report, conversion_report, find_example, picture
 from edge_opt.inspection.picture import draw, lay_out, repeats
 from edge_opt.ir import to_bytes
-from edge_opt.passes import SiteReport, Status
+from edge_opt.passes import Site, Status
 from edge_opt.targets import TargetLike, load_target
 
 Captured = pytest.CaptureFixture[str]
@@ -49,7 +49,14 @@ def hostile() -> Report:
         signature.inputs = {f"{HOSTILE}{name}": tensor for name, tensor in signature.inputs.items()}
         signature.key = f"{HOSTILE}{signature.key}"
     result = convert(to_bytes(model), verify="none")
-    left = SiteReport("mha_to_sha", result.sites[0].signature, 9, Status.SKIPPED, f"at '{HOSTILE}'")
+    left = Site(
+        None,
+        pass_name="mha_to_sha",
+        signature=result.sites[0].signature,
+        index=9,
+        status=Status.SKIPPED,
+        reason=f"at '{HOSTILE}'",
+    )
     result.sites.append(left)
     result.input = f"/models/{'long' * 40}{HOSTILE.replace('/', '')}\udc80.tflite"
     return replace(conversion_report(result), lint=[("warning", HOSTILE)])

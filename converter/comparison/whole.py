@@ -19,7 +19,7 @@ from edge_opt.base.record import Record
 from edge_opt.base.words import many
 from edge_opt.comparison.findings import OutputComparison, SignatureComparison
 from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
-from edge_opt.passes import SiteReport, Status
+from edge_opt.passes import Site, Status
 
 _GROWTH = 16
 _STEPS = {4: 24, 8: 24, 16: 80}  # by the coarsest activation's bits
@@ -90,7 +90,7 @@ class WholeSignature(Record):
         return f"{text} within{in_steps} {max(output.max_rel for output in outputs):.2g} of the range"
 
 
-def allowances(model: Model, sites: Mapping[str, Sequence[SiteReport]]) -> dict[str, Allowance]:
+def allowances(model: Model, sites: Mapping[str, Sequence[Site]]) -> dict[str, Allowance]:
     """What each entry point of a converted model is allowed; `sites` are those reported for each."""
     allowed = {}
     for name, graph in model.entry_points():
@@ -100,7 +100,7 @@ def allowances(model: Model, sites: Mapping[str, Sequence[SiteReport]]) -> dict[
     return allowed
 
 
-def _allowance(sites: Sequence[SiteReport], graph: Subgraph, outputs: Mapping[str, Tensor]) -> Allowance:
+def _allowance(sites: Sequence[Site], graph: Subgraph, outputs: Mapping[str, Tensor]) -> Allowance:
     converted = ((site.pass_name, site.proof) for site in sites if site.status is Status.CONVERTED)
     proofs = [(name, proof) for name, proof in converted if proof is not None]
     tolerant = [(name, one) for name, one in proofs if one.demand.kind != "bitwise" or not one.bitwise]

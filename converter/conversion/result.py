@@ -13,7 +13,7 @@ from edge_opt.base.words import as_html, many, one_line, size
 from edge_opt.comparison.whole import WholeSignature
 from edge_opt.ir import Model, to_bytes
 from edge_opt.ir.opening import ExportedModel, ModelLike
-from edge_opt.passes import SiteReport, Status
+from edge_opt.passes import Site, Status
 from edge_opt.passes.contract import Ran
 from edge_opt.soundness import Unsound, sentences
 
@@ -68,7 +68,7 @@ class ConversionResult(Record):
     target: str
     verified: str
     signatures: list[SignatureSummary] = field(default_factory=list)
-    sites: list[SiteReport] = field(default_factory=list)
+    sites: list[Site] = field(default_factory=list)
     seconds: float = 0.0
     model: Model | None = field(default=None, repr=False)
     whole: list[WholeSignature] = field(default_factory=list)
@@ -104,19 +104,19 @@ class ConversionResult(Record):
         return kind(to_bytes(self.model))
 
     @property
-    def converted(self) -> list[SiteReport]:
+    def converted(self) -> list[Site]:
         """Sites that were rewritten."""
         return [site for site in self.sites if site.status is Status.CONVERTED and not site.settled]
 
     @property
-    def skipped(self) -> list[SiteReport]:
+    def skipped(self) -> list[Site]:
         """Sites that were not rewritten, or reverted, although there was something to do."""
         return [site for site in self.sites if site.status is not Status.CONVERTED and not site.settled]
 
     def summary(self) -> str:
         """The outcome in lines, as the command line prints it: how sites were verified, and why others were skipped."""
         lines = [headline(self)]
-        groups: dict[tuple[Status, str, str], list[SiteReport]] = defaultdict(list)
+        groups: dict[tuple[Status, str, str], list[Site]] = defaultdict(list)
         for site in self.skipped:
             groups[site.status, site.pass_name, site.reason].append(site)
         for (status, name, reason), sites in groups.items():
@@ -198,7 +198,7 @@ def unsound(result: ConversionResult) -> list[str]:
     return [f"Broken in the input: {text}" for text in sentences(result.soundness)]
 
 
-def proof(site: SiteReport) -> str:
+def proof(site: Site) -> str:
     """The outcome of a site's verification, and notes on the site."""
     figures = site.proof
     if figures is None:

@@ -32,9 +32,9 @@ from edge_opt.conversion.result import (
 from edge_opt.ir import Constants, Subgraph, cleanup
 from edge_opt.ir.model import Model, restored_on_failure
 from edge_opt.ir.opening import ModelLike, Opened, Part, Readable, check_not_compiled, readable
-from edge_opt.passes import PASSES, Context, Pass, SiteReport, Status, run_pass
+from edge_opt.passes import PASSES, Context, Pass, Site, Status, run_pass
 from edge_opt.passes.ledger import Ledger
-from edge_opt.passes.mha_to_sha import MhaToSha, attention_left, attention_uncalled
+from edge_opt.passes.mha_to_sha import MhaToSha, attention_left
 from edge_opt.passes.position_table import PositionTable
 from edge_opt.proof.regions import RegionProver
 from edge_opt.schema.writer import SUFFIXES, check_suffix
@@ -211,11 +211,8 @@ class _Rewriting:
             for site in chosen.mend(model):
                 self._add(replace(site, signature=part.signature(site.signature)))
         with doubted(model.subgraphs):
-            uncalled = [*attention_uncalled(model)]  # bodies of opened composites are not called any more
             for graph, name in owners.items():
                 self._run_passes(passes, model, graph, part.signature(name))
-            for site in uncalled:
-                self._add(site)
         sites = self.result.sites[done:]
         if any(site.status is Status.CONVERTED for site in sites):
             cleanup.remove_unused(model, usage)
@@ -243,7 +240,7 @@ class _Rewriting:
         for site in attention_left(model, graph, signature, sites, split=split):
             self._add(site)
 
-    def _add(self, site: SiteReport) -> None:
+    def _add(self, site: Site) -> None:
         sites = self.result.sites
         sites.append(site)
         if self.progress is not None:
@@ -261,7 +258,7 @@ def _sizes(model: Model) -> dict[str, tuple[int, int]]:
 
 
 def _summaries(
-    part: Part, owners: Mapping[Subgraph, str], before: Mapping[str, tuple[int, int]], sites: list[SiteReport]
+    part: Part, owners: Mapping[Subgraph, str], before: Mapping[str, tuple[int, int]], sites: list[Site]
 ) -> Iterator[SignatureSummary]:
     """Each entry point before and after; in a helper those with sites only."""
     after, entries = _sizes(part.model), part.model.entry_points()
@@ -319,5 +316,5 @@ def _compare_whole(
             raise DifferenceFoundError(f"{text}; nothing was written")
 
 
-def _is_meant_to_change(site: SiteReport) -> bool:
+def _is_meant_to_change(site: Site) -> bool:
     return site.status is Status.CONVERTED and site.proof is not None and site.proof.demand.kind == "absolute"

@@ -16,7 +16,7 @@ from edge_opt.inspection.caches import Caches, find_caches
 from edge_opt.ir import Buffer, Constants, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.composites import COMPOSITE, Composite, composites
 from edge_opt.ir.opening import ModelLike, Opened, is_compiled, made_from, readable
-from edge_opt.passes import PASSES, Context, SiteReport, Status, run_pass
+from edge_opt.passes import PASSES, Context, Site, Status, run_pass
 from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.mha_to_sha import with_callees
 from edge_opt.shapes import ShapeReport, shape_report
@@ -78,7 +78,7 @@ class SignatureContent(Record):
 class Explanation:
     """What a conversion would do at one site, and the attention there, if its form is known."""
 
-    verdict: SiteReport
+    verdict: Site
     block: AttentionBlock | None
 
     def __str__(self) -> str:
@@ -257,7 +257,7 @@ def _makers(model: Model) -> dict[str, tuple[str, str]]:
     }
 
 
-def _node_data(sites: Iterable[SiteReport], makers: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+def _node_data(sites: Iterable[Site], makers: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
     """The outcome of a conversion at each operator, as Model Explorer reads it; an operator's first site counts."""
     overlay: dict[str, Any] = {}
     for site in sites:

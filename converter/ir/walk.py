@@ -233,19 +233,22 @@ def cut_out(
         graph.inputs = [copied(tensor) for tensor in inputs]
         for operator in operators:
             new = graph.append(operator.on(copied))
-            # Of its table, what only its own kernel understands; the rest is indices, which change.
-            table, names = operator.table, ("custom_options", "custom_options_format")
-            kept = (
-                {} if table is None else {name: table.fields[name] for name in names if name in table.fields}
-            )
-            new.table = Table(table.spec, kept) if table is not None and kept else None
-            new.options = renumbered(operator.options, places)
+            new.table, new.options = custom_options(operator), renumbered(operator.options, places)
         graph.outputs = [copied(tensor) for tensor in outputs]
 
     add("region", operators, inputs, outputs)
     for place, graph in enumerate(called, 1):
         add(f"called_{place}", graph.operators, graph.inputs, graph.outputs)
     return region
+
+
+def custom_options(operator: Operator) -> Table | None:
+    """What only an operator's own kernel understands of its table; the rest is indices, which change."""
+    table = operator.table
+    if table is None or "custom_options" not in table.fields:
+        return None
+    names = ("custom_options", "custom_options_format")
+    return Table(table.spec, {name: table.fields[name] for name in names if name in table.fields})
 
 
 def _copied(tensor: Tensor, name: str) -> Tensor:

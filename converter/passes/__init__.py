@@ -1,15 +1,7 @@
 """The rewrites, in the order in which they run. A pass of your own runs last once it is in `PASSES`."""
 
 from edge_opt.passes.balanced_norms import BalancedNorms
-from edge_opt.passes.contract import (
-    Context,
-    Pass,
-    Proof,
-    Prover,
-    Site,
-    SiteReport,
-    Status,
-)
+from edge_opt.passes.contract import Context, Pass, Proof, Prover, Site, Status
 from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.mask_before_join import MaskBeforeJoin
 from edge_opt.passes.mask_to_add import MaskToAdd
@@ -45,7 +37,6 @@ __all__ = [
     "Prover",
     "Rewrite",
     "Site",
-    "SiteReport",
     "Status",
     "run_pass",
 ]

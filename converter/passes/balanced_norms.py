@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -34,41 +33,30 @@ class BalancedNorms(Pass):
 
     def sites(self, context: Context) -> Iterable[Site]:
         """One for each norm to negate, if the target asks for it."""
-        if not context.target.norms_round_down:
-            return
         error = 0.0
-        for found in residual_sums(context.subgraph):
-            step = _step(found.norm.outputs[0])
-            if found.addition.name == "ADD" and error < 0:
-                yield Site(found.addition, partial(_build, context, found))
-                error += step / 2
-            else:
-                error += step / 2 if found.addition.name == "SUB" else -step / 2
+        for addition, norm in residual_sums(context.subgraph) if context.target.norms_round_down else ():
+            negates = addition.name == "ADD" and error < 0
+            if negates:
+                yield Site(addition, partial(_build, context, addition, norm))
+            half_a_step = _step(norm.outputs[0]) / 2
+            error += half_a_step if negates or addition.name == "SUB" else -half_a_step
 
 
-class ResidualSum(NamedTuple):
-    """`addition` adds (or subtracts, as its second operand) the result of a `norm` with constant weights to `other`."""
-
-    addition: Operator
-    norm: Operator
-    other: Tensor
-
-
-def residual_sums(graph: Subgraph) -> Iterator[ResidualSum]:
-    """Sums of int16 that are the only readers of an integer norm's result, in execution order."""
+def residual_sums(graph: Subgraph) -> Iterator[tuple[Operator, Operator]]:
+    """Sums of int16 that are the only readers of an integer norm's result, in execution order, each with its norm."""
     for addition in graph.operators:
         if addition.name not in ("ADD", "SUB") or addition.output.dtype is not DType.INT16:
             continue
-        first, second = addition.input(0), addition.input(1)
-        for other, normed in [(first, second), (second, first)][: 2 if addition.name == "ADD" else 1]:
-            norm = normed.producer
+        # Of a SUB the norm is the second operand.
+        for normed in (addition.input(1), addition.input(0))[: 2 if addition.name == "ADD" else 1]:
+            norm, alike = normed.producer, addition.input(0).shape == addition.input(1).shape
             alone = len(normed.consumers) == 1 and not graph.is_output(normed)
-            if norm is not None and alone and other.shape == normed.shape and _is_norm(norm):
-                yield ResidualSum(addition, norm, other)
+            if norm is not None and alone and alike and _can_be_negated(norm):
+                yield addition, norm
                 break
 
 
-def _is_norm(operator: Operator) -> bool:
+def _can_be_negated(operator: Operator) -> bool:
     """Whether it is a norm of integers with weights whose negatives their type holds."""
     if composite_name(operator) != NORM or len(operator.inputs) != 2 or len(operator.outputs) != 1:
         return False
@@ -85,9 +73,9 @@ def _step(tensor: Tensor) -> float:
     return float(tensor.quantization.scale[0])
 
 
-def _build(context: Context, found: ResidualSum) -> Rewrite:
-    norm, addition = found.norm, found.addition
+def _build(context: Context, addition: Operator, norm: Operator) -> Rewrite:
     weight, normed = norm.input(1), norm.outputs[0]
+    other = next(tensor for tensor in addition.inputs if tensor is not None and tensor is not normed)
     numbers = np.negative(weight.array())
     negated = context.constants.make(
         name_below(weight.name, "negated"), numbers, DType.INT16, weight.quantization
@@ -96,7 +84,7 @@ def _build(context: Context, found: ResidualSum) -> Rewrite:
     options = {name: addition.option(name) for name in ("fused_activation_function", "pot_scale_int16")}
     new = (
         Operator(norm.code, (norm.input(0), negated), (result,), norm.options, norm.table),
-        context.model.new_operator("SUB", (found.other, result), addition.outputs, **options),
+        context.model.new_operator("SUB", (other, result), addition.outputs, **options),
     )
     # A step of the norm may be several of the sum, and the sum rounds once more.
     steps = 1 + math.ceil(_step(normed) / _step(addition.output))

@@ -25,41 +25,38 @@ def check_frame(rewrite: Rewrite) -> None:
             where = "is not in the graph any more" if operator in old else "belongs to the graph already"
             name = operator.outputs[0].name
             raise RefusedError(f"the operator {operator.name} that defines '{name}' {where}")
-    _check_tensors(rewrite)
-    outputs = rewrite.outputs()
+    for tensor in reads((*rewrite.old, *rewrite.new)):
+        if tensor.is_blockwise:
+            where = "its scales are named by a place in its own subgraph"
+            raise RefusedError(f"'{tensor.name}' is quantized by blocks: {where}")
+    defined, outputs = _defined(rewrite), rewrite.outputs()
     if not outputs:
         raise RefusedError("nothing reads what the region gives, so nothing can be verified")
-    defined = {tensor for operator in rewrite.new for tensor in operator.outputs}
     for tensor in outputs:
         if tensor not in defined:
             raise RefusedError(f"the new region leaves '{tensor.name}' undefined")
     rewrite.order()
 
 
-def _check_tensors(rewrite: Rewrite) -> None:
-    """Whether the new operators read what the old ones did, and define their own or new tensors, each once."""
-    for tensor in reads((*rewrite.old, *rewrite.new)):
-        if tensor.is_blockwise:
-            where = "its scales are named by a place in its own subgraph"
-            raise RefusedError(f"'{tensor.name}' is quantized by blocks: {where}")
-    old = {tensor for operator in rewrite.old for tensor in operator.outputs}
-    undefined = {tensor for operator in rewrite.new for tensor in operator.outputs}
+def _defined(rewrite: Rewrite) -> set[Tensor]:
+    """What the new region defines: old or new tensors, each once, of what the old region read and of constants."""
+    known, own = set(reads(rewrite.old)), {tensor for operator in rewrite.old for tensor in operator.outputs}
+    made, defined = {tensor for operator in rewrite.new for tensor in operator.outputs}, set[Tensor]()
     for operator in rewrite.new:
-        early = next((tensor for tensor in operator.inputs if tensor in undefined), None)
-        if early is not None:
-            raise RefusedError(f"the new region reads '{early.name}' before defining it")
+        for tensor in (tensor for tensor in operator.inputs if tensor is not None):
+            if tensor in made and tensor not in defined:
+                raise RefusedError(f"the new region reads '{tensor.name}' before defining it")
+            if tensor not in made | known and not tensor.is_constant:
+                raise RefusedError(f"the new region reads '{tensor.name}', which the old one did not")
         for tensor in operator.outputs:
-            ours = tensor in old or not rewrite.subgraph.lists(tensor)
-            fault = "" if ours else f"'{tensor.name}', which is not the old one's"
+            foreign = tensor not in own and rewrite.subgraph.lists(tensor)
+            fault = f"'{tensor.name}', which is not the old one's" if foreign else ""
             fault = f"the constant '{tensor.name}'" if tensor.is_constant else fault
-            fault = fault if tensor in undefined else f"'{tensor.name}' twice"
+            fault = f"'{tensor.name}' twice" if tensor in defined else fault
             if fault:
                 raise RefusedError(f"the new region defines {fault}")
-            undefined.remove(tensor)
-    allowed = set(reads(rewrite.old))
-    for tensor in reads(rewrite.new):
-        if tensor not in allowed and not tensor.is_constant:
-            raise RefusedError(f"the new region reads '{tensor.name}', which the old one did not")
+            defined.add(tensor)
+    return defined
 
 
 def check_shapes(rewrite: Rewrite) -> None:
@@ -70,19 +67,19 @@ def check_shapes(rewrite: Rewrite) -> None:
     Raises:
         RefusedError: an inferred shape is not the recorded one.
     """
+
+    def typed(operator: Operator) -> Hashable:
+        """The operator with the types of what it reads and defines; constants are told apart by their bytes."""
+        tensors = [
+            tensor and (tensor.dtype, recorded_shape(tensor), id(tensor.buffer))
+            for tensor in (*operator.inputs, *operator.outputs)
+        ]
+        return operator.code, None if operator.options is None else operator.options.key(), *tensors
+
     subgraphs = rewrite.model.subgraphs
-    known = {_typed(operator) for operator in with_called(rewrite.old, subgraphs)}
+    known = {typed(operator) for operator in with_called(rewrite.old, subgraphs)}
     made = with_called(rewrite.added(), subgraphs)
-    check_operators((operator for operator in made if _typed(operator) not in known), subgraphs)
-
-
-def _typed(operator: Operator) -> Hashable:
-    """The operator with the types of what it reads and defines; constants are told apart by their bytes."""
-    tensors = [
-        tensor and (tensor.dtype, recorded_shape(tensor), id(tensor.buffer))
-        for tensor in (*operator.inputs, *operator.outputs)
-    ]
-    return operator.code, None if operator.options is None else operator.options.key(), *tensors
+    check_operators((operator for operator in made if typed(operator) not in known), subgraphs)
 
 
 def check_versions(rewrite: Rewrite) -> None:
@@ -109,15 +106,18 @@ def check_parameters(rewrite: Rewrite) -> None:
     Raises:
         RefusedError: a tensor has parameters of its own.
     """
+
+    def parameters(tensor: Tensor | None) -> Hashable:
+        quantization = tensor and tensor.quantization
+        return tensor and quantization and (tensor.dtype, quantization.key())
+
     old = with_called(rewrite.old, rewrite.model.subgraphs)
-    known = {_parameters(tensor) for operator in old for tensor in (*operator.inputs, *operator.outputs)}
+    known = {parameters(tensor) for operator in old for tensor in (*operator.inputs, *operator.outputs)}
     for operator in rewrite.added():
         for tensor in operator.outputs:
-            if tensor.is_quantized and tensor not in rewrite.chosen and _parameters(tensor) not in known:
+            if tensor.is_quantized and tensor not in rewrite.chosen and parameters(tensor) not in known:
                 where = f"{operator.name} '{tensor.name}'"
                 raise RefusedError(f"{where} has parameters that no tensor of the old region has")
 
 
-def _parameters(tensor: Tensor | None) -> Hashable:
-    quantization = tensor and tensor.quantization
-    return tensor and quantization and (tensor.dtype, quantization.key())
+CHECKS = (check_frame, check_shapes, check_versions, check_parameters)

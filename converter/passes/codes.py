@@ -28,4 +28,4 @@ def nearest_codes(values: ArrayLike, tensor: Tensor) -> NDArray[Any]:
     numbers = np.asarray(values, np.float64)
     steps = np.floor(np.abs(numbers) / float(tensor.quantization.scale[0]) + 0.5) * np.sign(numbers)
     codes = np.clip(steps + int(tensor.quantization.zero_point[0]), *code_limits(tensor))
-    return codes.astype(tensor.dtype.numpy)
+    return np.asarray(codes, tensor.dtype.numpy)

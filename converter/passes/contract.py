@@ -34,12 +34,11 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Proof(Record):
-    """What running both versions of a region gave; `None` where a figure does not apply.
+    """What running both versions of a region showed; `None` where a figure does not apply.
 
     `note`: where the demand was met in another way than stated. `like`: the region of the same structure that was run
-    instead of this one. `ran`: on which kernels, and how much; `extremes`: whether also on extreme inputs. `open`:
-    nothing was shown either way, for want of time or of inputs that tell right from wrong; then `holds` is false, and
-    `reason` says what is missing.
+    instead of this one. `ran`: on which kernels, and how much; `extremes`: also on extreme inputs. `open`: nothing was
+    shown either way, for lack of time or of inputs that tell right from wrong; `reason` says what is missing.
     """
 
     demand: Demand
@@ -70,51 +69,41 @@ class Prover(Protocol):
 
 
 @dataclass(slots=True)
-class SiteReport(Record):
-    """One place where a pass could apply, and the verdict; `settled` where no operator was to be rewritten.
+class Site(Record):
+    """A place where a pass could apply, and what became of it.
 
-    `note`: what a user should know of a converted site. `is_bug`: it stays because of a mistake of edge-opt, which
-    should be reported. `replaced`: the operators that a rewrite took out; `added` counts those that it put in.
+    A pass says where: the operator, and what is known of it beforehand. `build` makes the rewrite aside, or raises
+    RefusedError where it cannot. Without `build` the place is skipped for a `reason`; `settled` where there is nothing
+    to do, `is_bug` where the reason is a mistake of edge-opt, which should be reported.
+
+    `run_pass` fills in the rest. `index` counts the sites of a pass in a signature, `operator` names the operator's
+    first result. `note`: what a user should know of a converted site. `replaced`: the operators that the rewrite took
+    out; `added` counts those that it put in.
     """
 
-    pass_name: str
-    signature: str
-    index: int
-    status: Status
+    anchor: Operator | None = field(repr=False)
+    build: Callable[[], Rewrite] | None = field(default=None, repr=False)
     reason: str = ""
+    settled: bool = False
     heads: int | None = None
     kv_heads: int | None = None
+    is_bug: bool = False
+    pass_name: str = ""
+    signature: str = ""
+    index: int = 0
     operator: str = ""
-    settled: bool = False
+    status: Status = Status.SKIPPED
     proof: Proof | None = None
     note: str = ""
-    is_bug: bool = False
     replaced: tuple[Operator, ...] = field(default=(), repr=False)
     added: int = 0
 
-    _left_out = ("pass_name", "settled", "is_bug", "replaced", "added")
+    _left_out = ("anchor", "build", "pass_name", "settled", "is_bug", "replaced", "added")
     _or_null = ("reason", "note")
 
     def to_dict(self) -> dict[str, Any]:
-        """For reports; `index` counts the sites of a pass in a signature."""
+        """For reports."""
         return {"pass": self.pass_name, **Record.to_dict(self)}
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """A place where a pass could apply: `build` makes the rewrite aside, or raises RefusedError where it cannot.
-
-    Without `build` the place is left for a `reason`; `settled` where there is nothing to do, `is_bug` where the reason
-    is a mistake of edge-opt.
-    """
-
-    operator: Operator
-    build: Callable[[], Rewrite] | None = None
-    reason: str = ""
-    settled: bool = False
-    heads: int | None = None
-    kv_heads: int | None = None
-    is_bug: bool = False
 
 
 @dataclass(slots=True)
@@ -132,7 +121,7 @@ class Context:
     target: Target
     constants: Constants
     prover: Prover | None = None
-    on_site: Callable[[SiteReport], None] | None = None
+    on_site: Callable[[Site], None] | None = None
     positions: int | None = None
     exported: Mapping[str, Subgraph] = field(default_factory=dict)
     ledger: Ledger | None = None
@@ -180,7 +169,7 @@ class Pass(ABC):
     def sites(self, context: Context) -> Iterable[Site]:
         """Every place where the pass could apply, in execution order."""
 
-    def mend(self, model: Model) -> Iterable[SiteReport]:
+    def mend(self, model: Model) -> Iterable[Site]:
         """Changes of a model that no region holds, made before its signatures are rewritten; most passes make none."""
         del model
         return ()

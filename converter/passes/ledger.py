@@ -11,7 +11,7 @@ from typing import TypeAlias
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.operators import subgraph_indices
-from edge_opt.ir.walk import is_pure, renumbered
+from edge_opt.ir.walk import custom_options, is_pure, renumbered
 from edge_opt.passes.rewrite import Rewrite
 
 _SMALL = 1 << 12
@@ -24,6 +24,12 @@ class UnverifiedChangeError(EdgeOptError):
 
     exit_code = 1
 
+    @classmethod
+    def of(cls, text: str) -> "UnverifiedChangeError":
+        """The error with its remedy."""
+        remedy = "nothing was written, please report this mistake of edge-opt"
+        return cls(f"the graph was changed outside the verified rewrites: {text}; {remedy}")
+
 
 class Ledger:
     """The steps of one subgraph: what an operator does, the values that it reads, and those that it gives."""
@@ -35,7 +41,7 @@ class Ledger:
             tensor: hash(("input", place)) for place, tensor in enumerate(subgraph.inputs)
         }
         self._steps: set[_Value] = set()
-        self._effects: list[Operator] = []
+        self._effects: set[Operator] = set()
         self._enter(subgraph.operators)
 
     def allow(self, rewrite: Rewrite) -> None:
@@ -46,8 +52,7 @@ class Ledger:
         """
         for operator in rewrite.old:
             self._compare(operator)
-        replaced = rewrite.removed()
-        self._effects = [operator for operator in self._effects if operator not in replaced]
+        self._effects.difference_update(rewrite.removed())
         self._enter(rewrite.added())
 
     def merge(self, added: Iterable[Operator]) -> None:
@@ -57,9 +62,8 @@ class Ledger:
         """
         chosen, first = set(added), dict[_Value, Operator]()
         for operator in self._subgraph.operators if chosen else ():
-            if operator not in chosen or not is_pure(operator):
-                continue
-            if any(map(self._subgraph.is_output, operator.outputs)):
+            is_result = any(map(self._subgraph.is_output, operator.outputs))
+            if operator not in chosen or is_result or not is_pure(operator):
                 continue
             known = first.setdefault(self._read(operator), operator)
             if known is not operator:
@@ -76,20 +80,19 @@ class Ledger:
             UnverifiedChangeError: something else is different.
         """
         if self._interface != self._names():
-            raise _changed("the inputs, outputs or signatures are others")
+            raise UnverifiedChangeError.of("the inputs, outputs or signatures are others")
         defined = set(self._subgraph.inputs)
         for operator in self._subgraph.operators:
             self._compare(operator)
-            for tensor in operator.inputs:
-                if tensor in self._values and tensor not in defined:
-                    raise _changed(f"{_named(operator)} reads what nothing defines before it")
+            if any(tensor in self._values and tensor not in defined for tensor in operator.inputs):
+                raise UnverifiedChangeError.of(f"{_named(operator)} reads what nothing defines before it")
             defined.update(operator.outputs)
         for tensor in self._subgraph.outputs:
             if tensor not in defined and not tensor.is_constant:
-                raise _changed(f"nothing defines the output '{tensor.name}'")
+                raise UnverifiedChangeError.of(f"nothing defines the output '{tensor.name}'")
         for operator in self._effects:
             if operator.subgraph is not self._subgraph:
-                raise _changed(f"{_named(operator)} is gone, and does more than compute")
+                raise UnverifiedChangeError.of(f"{_named(operator)} is gone, and does more than compute")
 
     def _enter(self, operators: Iterable[Operator]) -> None:
         """Take up steps. A tensor that has a value already keeps it: the step was verified to give that one."""
@@ -99,30 +102,33 @@ class Ledger:
                 self._values.setdefault(tensor, hash((read, place)))
             self._steps.add(self._step(operator))
             if not is_pure(operator, self._model.subgraphs):
-                self._effects.append(operator)
+                self._effects.add(operator)
 
     def _compare(self, operator: Operator) -> None:
         if self._step(operator) not in self._steps:
-            raise _changed(f"{_named(operator)} is new, or has other inputs, outputs or options")
+            raise UnverifiedChangeError.of(
+                f"{_named(operator)} is new, or has other inputs, outputs or options"
+            )
 
     def _step(self, operator: Operator) -> _Value:
         return self._read(operator), tuple(map(self._values.get, operator.outputs))
 
     def _read(self, operator: Operator) -> _Value:
         """What an operator does, the types of its results among it, and the types and values of what it reads."""
-        options, called = operator.options, subgraph_indices(operator.options)
+        options, own, called = operator.options, custom_options(operator), subgraph_indices(operator.options)
         if called:
             options = renumbered(options, dict.fromkeys(called, 0))
+        read = [
+            tensor and (self._values.get(tensor) or _constant(tensor), _type_of(tensor))
+            for tensor in operator.inputs
+        ]
         return (
             operator.code,
-            None if options is None else options.key(),
+            *(None if table is None else table.key() for table in (options, own)),
             *(id(self._model.subgraphs[index]) for index in called),
             *map(_type_of, operator.outputs),
-            *map(self._operand, operator.inputs),
+            *read,
         )
-
-    def _operand(self, tensor: Tensor | None) -> _Value:
-        return tensor and (self._values.get(tensor) or _constant(tensor), _type_of(tensor))
 
     def _names(self) -> _Value:
         """What callers know the graph by."""
@@ -131,11 +137,6 @@ class Ledger:
             for s in self._model.signatures
         )
         return (tuple(self._subgraph.inputs), tuple(self._subgraph.outputs), *signatures)
-
-
-def _changed(text: str) -> UnverifiedChangeError:
-    remedy = "nothing was written, please report this mistake of edge-opt"
-    return UnverifiedChangeError(f"the graph was changed outside the verified rewrites: {text}; {remedy}")
 
 
 def _named(operator: Operator) -> str:

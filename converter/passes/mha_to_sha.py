@@ -4,16 +4,15 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from edge_opt.attention.block import AS_FOUND, FORMS, Block, Form, Match, NotABlock, row_tiles
+from edge_opt.attention.block import AS_FOUND, FORMS, Block, Form, NotABlock, row_tiles
 from edge_opt.attention.find import find_blocks
 from edge_opt.attention.split import split_heads
-from edge_opt.ir import Model, Operator, Subgraph
-from edge_opt.ir.cleanup import called
+from edge_opt.ir import Model, Subgraph
 from edge_opt.ir.composites import COMPOSITE, composite_name
 from edge_opt.ir.operators import subgraph_indices
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import walked
-from edge_opt.passes.contract import Context, Pass, Site, SiteReport, Status
+from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.targets import Target
@@ -90,8 +89,8 @@ def _build(context: Context, block: Block, form: Form, note: str) -> Rewrite:
 
 
 def attention_left(
-    model: Model, graph: Subgraph, signature: str, sites: Sequence[SiteReport], *, split: bool
-) -> Iterator[SiteReport]:
+    model: Model, graph: Subgraph, signature: str, sites: Sequence[Site], *, split: bool
+) -> Iterator[Site]:
     """Multi-head attention of an entry point that is in none of its `sites`, as sites that were skipped.
 
     It is in a graph that another operator calls (a branch of IF, a composite), or heads were not to be `split`.
@@ -101,25 +100,14 @@ def attention_left(
     for current, reason in with_callees(model, graph, reported):
         for match in () if split and current is graph else find_blocks(current):
             if match.heads > 1 if isinstance(match, Block) else match.is_attention:
-                yield _left(match, signature, index, reason)
+                site = Site(
+                    match.softmax, reason=reason, pass_name=MhaToSha.name, signature=signature, index=index
+                )
+                site.operator = match.softmax.outputs[0].name
+                if isinstance(match, Block):
+                    site.heads, site.kv_heads = match.heads, match.kv_heads
+                yield site
                 index += 1
-
-
-def attention_uncalled(model: Model) -> Iterator[SiteReport]:
-    """Attention in subgraphs that neither a signature nor an operator reaches, as sites that were skipped."""
-    reached = called(model)
-    for place, graph in enumerate(model.subgraphs):
-        if graph not in reached:
-            matches = (one for one in find_blocks(graph) if isinstance(one, Block) or one.is_attention)
-            reason = f"in subgraph {place}, which no signature and no operator calls"
-            for index, match in enumerate(matches):
-                yield _left(match, f"subgraph {place}", index, reason)
-
-
-def _left(match: Match, signature: str, index: int, reason: str) -> SiteReport:
-    heads, kv_heads = (match.heads, match.kv_heads) if isinstance(match, Block) else (None, None)
-    name = match.softmax.outputs[0].name
-    return SiteReport(MhaToSha.name, signature, index, Status.SKIPPED, reason, heads, kv_heads, operator=name)
 
 
 def with_callees(
@@ -133,20 +121,19 @@ def with_callees(
 
     def callees(current: Subgraph) -> Iterator[Subgraph]:
         for operator in current.operators:
-            if current is graph and operator.name == COMPOSITE and operator.outputs[0].name in reported:
+            is_composite = operator.name == COMPOSITE
+            if current is graph and is_composite and operator.outputs[0].name in reported:
                 continue
+            reason = (
+                f"inside a graph that {operator.title} calls: only what a signature runs itself is rewritten"
+            )
+            if is_composite:
+                name = f"'{composite_name(operator)}'"
+                remedy = "a target with inline_composites opens all"
+                reason = f"inside the composite {name}, which was not opened: {remedy}"
             for place in subgraph_indices(operator.options):
-                reasons.setdefault(model.subgraphs[place], _inside(operator))
+                reasons.setdefault(model.subgraphs[place], reason)
                 yield model.subgraphs[place]
 
     for current in walked([graph], callees):
         yield current, reasons[current]
-
-
-def _inside(operator: Operator) -> str:
-    if operator.name == COMPOSITE:
-        name = composite_name(operator)
-        return (
-            f"inside the composite '{name}', which was not opened: a target with inline_composites opens all"
-        )
-    return f"inside a graph that {operator.title} calls: only what a signature runs itself is rewritten"

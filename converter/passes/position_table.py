@@ -78,6 +78,7 @@ def _build(context: Context, rotary: Rotary) -> Rewrite:
         make.emit("CONCATENATION", [half, half], result, axis=len(result.shape) - 1)
     else:
         make.emit("GATHER", [table, index], result, axis=axis)
+    exact = "has the exact frequencies of the export" if rotary.is_exact else ""
     kept = still_needed(context.subgraph, rotary.operators, rotary.operators[-1])
     return Rewrite(
         context.model,
@@ -85,7 +86,7 @@ def _build(context: Context, rotary: Rotary) -> Rewrite:
         rotary.operators,
         (*kept, *make.finished(result)),
         demand=Demand("absolute", tolerance),
-        note="; ".join(filter(None, (note, rotary.is_exact and "has the exact frequencies of the export"))),
+        note="; ".join(filter(None, (note, exact))),
         reference=Reference(rotary.form.operators, rotary.form.result, count),
     )
 

@@ -12,12 +12,11 @@ from edge_opt.ir.walk import is_pure, read_outside, reads, replaced
 class Demand:
     """How equal the new region must be to the old one, on random inputs and both kernel sets.
 
-    `bitwise`: the same bits. `relative`: `|a - b| <= tolerance * max|a|` on rows that are not masked everywhere,
-    with the maximum of the whole tensor: a channel that is a million times smaller than another one is not held to it.
-    `steps`: integers at most `tolerance` quantization steps apart. The same holds on every kind of extreme inputs
-    (`edge_opt.runtime.extremes.KINDS`) but the `spared` ones, on which both may rightly differ; `relative` says nothing
-    of any, because a softmax makes a large difference of a small one between large logits.
-    `absolute`: `|a - b| <= tolerance`, where the new region is held to the rewrite's `reference` in float.
+    `bitwise`: the same bits. `relative`: `|a - b| <= tolerance * max|a|` on rows that are not masked everywhere, with
+    the maximum of the whole tensor. `steps`: integers at most `tolerance` quantization steps apart. The same holds on
+    every kind of extreme inputs (`edge_opt.runtime.extremes.KINDS`) but the `spared` ones, on which both may rightly
+    differ; `relative` says nothing of any, because a softmax makes a large difference of a small one between large
+    logits. `absolute`: `|a - b| <= tolerance`, where the new region is held to the rewrite's `reference` in float.
     """
 
     kind: str = "bitwise"
@@ -30,7 +29,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class MaskInput:
-    """Which of a region's inputs is a mask `[.., T, S]`, and what masked and open entries are in it.
+    """The region's input that is a mask `[.., T, S]`, and what masked and open entries are in it.
 
     `exact`: also rows that are masked everywhere must be what they were.
     """
@@ -77,11 +76,6 @@ class Rewrite:
     chosen: frozenset[Tensor] = frozenset()
     reference: Reference | None = None
 
-    @property
-    def anchor(self) -> Operator:
-        """The last old operator."""
-        return self.old[-1]
-
     def inputs(self) -> tuple[Tensor, ...]:
         """What the old region reads from outside, without constants; what is read first comes first."""
         return tuple(t for t in reads(self.old) if not t.is_constant)
@@ -110,22 +104,21 @@ class Rewrite:
         """
         return replaced(self.subgraph, self.old, self.new, self.model.subgraphs)
 
+    def commit(self) -> list[Operator]:
+        """Make the new region part of the graph; returns the old operators that stay for now.
 
-def commit(rewrite: Rewrite) -> list[Operator]:
-    """Make the new region part of the graph; returns the old operators that stay for now.
+        Those may be dead when the last rewrite that shares them is done.
 
-    Those may be dead when the last rewrite that shares them is done.
-
-    Raises:
-        RefusedError: the operators have no order; then the graph is as it was.
-    """
-    graph = rewrite.subgraph
-    graph.arrange(rewrite.order())
-    for operator in rewrite.added():
-        for tensor in (*operator.inputs, *operator.outputs):
-            if tensor is not None and not graph.lists(tensor):
-                graph.add_tensor(tensor)
-    return [operator for operator in rewrite.old if operator.subgraph is graph]
+        Raises:
+            RefusedError: the operators have no order; then the graph is as it was.
+        """
+        graph = self.subgraph
+        graph.arrange(self.order())
+        for operator in self.added():
+            for tensor in (*operator.inputs, *operator.outputs):
+                if tensor is not None and not graph.lists(tensor):
+                    graph.add_tensor(tensor)
+        return [operator for operator in self.old if operator.subgraph is graph]
 
 
 def remove_dead(graph: Subgraph, candidates: Iterable[Operator], subgraphs: Sequence[Subgraph] = ()) -> None:
@@ -137,8 +130,6 @@ def remove_dead(graph: Subgraph, candidates: Iterable[Operator], subgraphs: Sequ
     while pending:
         operator = pending.pop()
         is_read = any(tensor.consumers or graph.is_output(tensor) for tensor in operator.outputs)
-        if operator.subgraph is not graph or is_read or not is_pure(operator, subgraphs):
-            continue
-        read = [tensor for tensor in operator.inputs if tensor is not None]
-        graph.remove(operator)
-        pending.extend(tensor.producer for tensor in read if tensor.producer is not None)
+        if operator.subgraph is graph and not is_read and is_pure(operator, subgraphs):
+            graph.remove(operator)
+            pending.extend(tensor.producer for tensor in reads([operator]) if tensor.producer is not None)

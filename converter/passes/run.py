@@ -11,12 +11,12 @@ from edge_opt.ir import Operator
 from edge_opt.ir.cleanup import remove_uncalled
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.passes.checks import check_frame, check_parameters, check_shapes, check_versions
-from edge_opt.passes.contract import Context, Pass, Site, SiteReport, Status
+from edge_opt.passes.contract import Context, Pass, Site, Status
 from edge_opt.passes.ledger import Ledger, UnverifiedChangeError
-from edge_opt.passes.rewrite import Rewrite, commit, remove_dead
+from edge_opt.passes.rewrite import Rewrite, remove_dead
 
 
-def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
+def run_pass(chosen: Pass, context: Context) -> list[Site]:
     """Apply a pass wherever it matches; a site that fails a check leaves the graph as it was.
 
     Raises:
@@ -34,30 +34,35 @@ def run_pass(chosen: Pass, context: Context) -> list[SiteReport]:
         raise UnverifiedChangeError(f"{where}: {changed}") from changed
 
 
-def _applied(chosen: Pass, context: Context, sites: deque[Site], ledger: Ledger | None) -> list[SiteReport]:
-    reports: list[SiteReport] = []
+def _applied(chosen: Pass, context: Context, sites: deque[Site], ledger: Ledger | None) -> list[Site]:
+    done: list[Site] = []
     listed, visited = len(context.model.subgraphs), set[Operator]()
     staying, added = list[Operator](), list[Operator]()
     while sites:
         site = sites.popleft()
-        visited.add(site.operator)
-        report = _report_on(site, chosen, context, len(reports))
-        rewrite = None if report.reason else _verified_rewrite(site, chosen, context, report)
+        assert site.anchor is not None
+        visited.add(site.anchor)
+        site.pass_name, site.signature, site.index = chosen.name, context.signature, len(done)
+        site.operator = site.anchor.outputs[0].name
+        if not site.is_bug and (left_open := context.left_open([site.anchor])):
+            site.reason, site.settled = left_open, False
+        site.reason = site.reason or context.frozen
+        rewrite = None if site.reason else _verified_rewrite(site, chosen, context)
         if rewrite is not None and ledger is not None:
             ledger.allow(rewrite)
-            staying += commit(rewrite)
+            staying += rewrite.commit()
             added += rewrite.added()
-        reports.append(report)
+        done.append(site)
         if context.on_site is not None:
-            context.on_site(report)
+            context.on_site(site)
         if not sites and chosen.repeats:
-            sites.extend(site for site in _sites(chosen, context) if site.operator not in visited)
+            sites.extend(site for site in _sites(chosen, context) if site.anchor not in visited)
     remove_dead(context.subgraph, staying, context.model.subgraphs)
     remove_uncalled(context.model, listed)
     if ledger is not None:
         ledger.merge(added)
         ledger.check()
-    return reports
+    return done
 
 
 def _sites(chosen: Pass, context: Context) -> Iterator[Site]:
@@ -69,25 +74,8 @@ def _sites(chosen: Pass, context: Context) -> Iterator[Site]:
         yield Site(last, reason=f"looking for further sites failed: {_bug(error)}", is_bug=True)
 
 
-def _report_on(site: Site, chosen: Pass, context: Context, index: int) -> SiteReport:
-    """The report of a site, with the reason where it stays whatever a rewrite would be."""
-    left_open = "" if site.is_bug else context.left_open([site.operator])
-    return SiteReport(
-        chosen.name,
-        context.signature,
-        index,
-        Status.SKIPPED,
-        left_open or site.reason or context.frozen,
-        site.heads,
-        site.kv_heads,
-        operator=site.operator.outputs[0].name,
-        settled=site.settled and not left_open,
-        is_bug=site.is_bug,
-    )
-
-
-def _verified_rewrite(site: Site, chosen: Pass, context: Context, report: SiteReport) -> Rewrite | None:
-    """The rewrite of a site, if it passes every check and the proof; else the report says why it stays.
+def _verified_rewrite(site: Site, chosen: Pass, context: Context) -> Rewrite | None:
+    """The rewrite of a site, if it passes every check and the proof; else the site says why it stays.
 
     An error that nobody foresaw is this site's reason, and the others go on.
     """
@@ -96,26 +84,26 @@ def _verified_rewrite(site: Site, chosen: Pass, context: Context, report: SiteRe
         rewrite = site.build()
         if left_open := context.left_open((*rewrite.old, *rewrite.added())):
             raise RefusedError(left_open)
-        report.status = Status.ROLLED_BACK  # unless all that follows holds
+        site.status = Status.ROLLED_BACK  # unless all that follows holds
         check_frame(rewrite)
         check_shapes(rewrite)
         check_versions(rewrite)
         context.target.check(rewrite.added(), rewrite.old)
         if context.prover is not None:
-            report.proof = context.prover.prove(rewrite, rewrite.demand or chosen.demand)
-            if not report.proof.holds:
-                report.status = Status.SKIPPED if report.proof.open else Status.ROLLED_BACK
-                raise RefusedError(report.proof.reason)
+            site.proof = context.prover.prove(rewrite, rewrite.demand or chosen.demand)
+            if not site.proof.holds:
+                site.status = Status.SKIPPED if site.proof.open else Status.ROLLED_BACK
+                raise RefusedError(site.proof.reason)
         # After the proof, which says by how much results differ where they do.
         check_parameters(rewrite)
     except RefusedError as refused:
-        report.reason = str(refused)
+        site.reason = str(refused)
         return None
     except Exception as error:
-        report.status, report.reason, report.is_bug = Status.ROLLED_BACK, _bug(error), True
+        site.status, site.reason, site.is_bug = Status.ROLLED_BACK, _bug(error), True
         return None
-    report.status, report.note = Status.CONVERTED, rewrite.note
-    report.replaced, report.added = rewrite.removed(), len(rewrite.added())
+    site.status, site.note = Status.CONVERTED, rewrite.note
+    site.replaced, site.added = rewrite.removed(), len(rewrite.added())
     return rewrite
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from edge_opt.ir import Model
-from edge_opt.passes.contract import Context, Pass, Proof, Site, SiteReport, Status
+from edge_opt.passes.contract import Context, Pass, Proof, Site, Status
 from edge_opt.passes.rewrite import Demand
 from edge_opt.soundness import unread_caches
 
@@ -25,16 +25,17 @@ class UnreadCaches(Pass):
         del context
         return ()
 
-    def mend(self, model: Model) -> Iterator[SiteReport]:
+    def mend(self, model: Model) -> Iterator[Site]:
         """Change the inputs, and report each."""
         for index, found in enumerate([*unread_caches(model)]):
             note = f"the cache was {found.difference}, and has that type now"
             found.tensor.dtype, found.tensor.quantization = found.read.dtype, found.read.quantization
             proof = Proof(Demand(), holds=True, bitwise=True, max_abs=0.0, note="no operator reads it")
-            yield SiteReport(
-                *(self.name, found.signature, index, Status.CONVERTED),
-                operator=found.tensor.name,
-                settled=True,
-                proof=proof,
-                note=note,
+            site = Site(None, settled=True, pass_name=self.name, signature=found.signature, index=index)
+            site.operator, site.status, site.proof, site.note = (
+                found.tensor.name,
+                Status.CONVERTED,
+                proof,
+                note,
             )
+            yield site

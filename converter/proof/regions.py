@@ -61,7 +61,7 @@ class RegionProver:
         """
         if not rewrite.outputs():
             return undecided(demand, "nothing reads its results, so there is nothing to compare")
-        anchor = f"'{rewrite.subgraph.name}' up to '{shortened(rewrite.anchor.outputs[0].name)}'"
+        anchor = f"'{rewrite.subgraph.name}' up to '{shortened(rewrite.old[-1].outputs[0].name)}'"
         name = f"{anchor}{self._of_model}"
         if rewrite.reference is None:
             question = _compared(rewrite, demand, name)
