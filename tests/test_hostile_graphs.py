@@ -55,17 +55,6 @@ def block(*type_and_scale: str, **parts: str) -> bytes:
     return to_bytes(parse(text_of(*type_and_scale, **parts)))
 
 
-def chain(place: str, length: int, step: str) -> str:
-    """`length` operators after one another; `step` has the operand as {0}."""
-    value, _ = STEPS[place]
-    shape = "[1,2,4,6]" if place in ("LOGITS", "WEIGHTS") else "[1,2,4,8]"
-    lines = []
-    for index in range(length):
-        lines.append(f"%c{index}: float32{shape} = {step.format(value)}")
-        value = f"%c{index}"
-    return "\n".join([*lines, f"NEG({value})"])
-
-
 def converted(content: bytes) -> ConversionResult:
     return convert(content, verify="none", dry_run=True)
 
@@ -225,7 +214,12 @@ def test_keys_and_values_that_are_recorded_as_scalars_leave_their_blocks_and_not
     ids=["a long chain", "2^60 paths of ADD", "2^60 paths of MUL"],
 )
 def test_long_chains_and_exponential_graphs_take_no_time(place: str, length: int, step: str) -> None:
-    content = block(**{place: chain(place, length, step)})
+    value, _ = STEPS[place]
+    shape, lines = "[1,2,4,6]" if place in ("LOGITS", "WEIGHTS") else "[1,2,4,8]", []
+    for index in range(length):
+        lines.append(f"%c{index}: float32{shape} = {step.format(value)}")
+        value = f"%c{index}"
+    content = block(**{place: "\n".join([*lines, f"NEG({value})"])})
     with fuzz.time_limit(10):
         assert len(list(find_blocks(load(content).subgraphs[0]))) == 1
         converted(content)

@@ -71,17 +71,23 @@ def test_killed_at_any_step_of_writing(folder: Path, whole: bytes, step: str, be
     assert output.read_bytes() == whole
 
 
-_PROVING = """
+# What is run says so in the moment when it begins, by a line.
+_ANNOUNCED = """
+from pathlib import Path
 from edge_opt.cli import main
+def announce(owner, name, line):
+    function = getattr(owner, name)
+    def announced(*arguments):
+        print(line(*arguments), flush=True)
+        return function(*arguments)
+    setattr(owner, name, announced)
+"""
+
+_PROVING = """
+from edge_opt.proof import examination
 from edge_opt.runtime import runner
-from edge_opt.runtime.pair import ProofRequest
-prove, endless = runner.Worker.prove, proof_models.endless()
-runner.Worker.prove = lambda worker, *_, **options: prove(worker, endless, endless, ProofRequest(), **options)
-exchange = runner.ChildProcess.exchange
-def announced(process, *arguments):
-    print(process.pid, flush=True)
-    return exchange(process, *arguments)
-runner.ChildProcess.exchange = announced
+examination.model_bytes = lambda _: proof_models.endless()
+announce(runner.ChildProcess, "exchange", lambda process, *_: process.pid)
 sys.exit(main(["convert", sys.argv[1], "-o", sys.argv[2], "-q"]))
 """
 
@@ -89,7 +95,7 @@ sys.exit(main(["convert", sys.argv[1], "-o", sys.argv[2], "-q"]))
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks the worker up in /proc")
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_interrupted_during_the_proof(folder: Path, sign: signal.Signals) -> None:
-    with started(_PROVING, folder / "in.tflite", folder / "out.tflite") as process:
+    with started(_ANNOUNCED + _PROVING, folder / "in.tflite", folder / "out.tflite") as process:
         assert process.stdout is not None
         assert process.stderr is not None
         worker = int(process.stdout.readline())
@@ -105,15 +111,9 @@ def test_interrupted_during_the_proof(folder: Path, sign: signal.Signals) -> Non
 
 
 _COMPARING = """
-from pathlib import Path
-from edge_opt.cli import main
 from edge_opt.comparison import compare
 Path(sys.argv[1]).write_bytes(proof_models.endless())
-run = compare._Comparison.run
-def announced(*arguments):
-    print("comparing", flush=True)
-    return run(*arguments)
-compare._Comparison.run = announced
+announce(compare, "_compared", lambda *_: "comparing")
 sys.exit(main(["compare", sys.argv[1], sys.argv[1]]))
 """
 
@@ -127,7 +127,7 @@ def test_scratch_files_go_when_the_process_is_asked_to_end(
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     environment = {**os.environ, "TMPDIR": str(scratch)}
-    with started(_COMPARING, tmp_path / "endless.tflite", env=environment) as process:
+    with started(_ANNOUNCED + _COMPARING, tmp_path / "endless.tflite", env=environment) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "comparing\n"
         assert names(scratch) != []
