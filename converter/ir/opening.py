@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, Unpack, runtime_checkable
 
 from edge_opt.base.errors import ModelFormatError, UsageError, unknown
-from edge_opt.ir.model import Model, checked_tables, to_bytes
-from edge_opt.ir.read import from_tables
+from edge_opt.ir.model import Model, checked_tables, from_tables, to_bytes
 from edge_opt.schema.data import Data, Source
 from edge_opt.schema.litertlm import SUFFIX, is_bundle, read_bundle
 from edge_opt.schema.reader import read_model
