@@ -1,18 +1,11 @@
 """Chips by name: their vendors with the targets for these, and what is known about the NPUs of Qualcomm's."""
 
+import tomllib
 from dataclasses import dataclass
+from importlib import resources
+from typing import Final
 
-# https://github.com/google-ai-edge/LiteRT, litert/vendors/qualcomm/core/schema/soc_table.cc; SA8775 and SA8797 are in
-# no public table: their versions are those whose graphs and estimates they share (measured, docs/npu.md). SM8845 is not
-# in that table either, only in LiteRT's list of chips: QNN's log on such a phone names v81.
-_CHIPS = {
-    68: "SA8295:8 SM8350:4",
-    69: "SM8450:8 SM8475:8 SXR2230P:8",
-    73: "SA8255:8 SA8775:8 SC8380XP:8 SM8550:8 QCS9100:8 QCS9075:8 SSG2125P:2 SAR1130P:2",
-    75: "SM8650:8 QCS8300:8 QCS8275:8",
-    79: "SM8750:8 SXR2330P:8",
-    81: "SA8797:8 SM8845:8 SM8850:8 SAR2230P:4 SW6100:4",
-}
+_DATA: Final = tomllib.loads((resources.files(__package__) / "chips.toml").read_text(encoding="utf-8"))
 ESTIMATED = frozenset({"SA8255", "SA8775", "QCS9100", "SAR2230P", "SA8797"})
 """Chips for which the compiler of QNN interface 2.36 to 2.40 estimates time; phones' are not among them."""
 _JUDGES = ("SA8775", "SA8797")
@@ -36,40 +29,27 @@ class Chip:
 
     @property
     def note(self) -> str:
-        """Which chip the estimate of time is for; nothing where it is for this one."""
+        """The chip that the estimate of time is for; empty where it is this one."""
         judge = self.judge
         if judge is self:
             return ""
         same = "the same version" if self.hexagon == judge.hexagon else "the nearest that has an estimate"
-        return (
-            f"the compiler estimates no time for {self.name} (Hexagon v{self.hexagon}): times are of {judge.name} "
-            f"(v{judge.hexagon}, {same})"
-        )
+        missing = f"the compiler estimates no time for {self.name} (Hexagon v{self.hexagon})"
+        return f"{missing}: times are of {judge.name} (v{judge.hexagon}, {same})"
 
 
-CHIPS = {
-    name: Chip(name, hexagon, int(vtcm))
-    for hexagon, entries in _CHIPS.items()
-    for name, _, vtcm in (entry.partition(":") for entry in entries.split())
+CHIPS: Final = {
+    name: Chip(name, int(version), vtcm)
+    for version, chips in _DATA["hexagon"].items()
+    for name, vtcm in chips.items()
 }
 """Chips whose Hexagon version is known."""
-
-VENDORS = {
+VENDORS: Final[dict[str, tuple[str, ...]]] = {
     "qualcomm": tuple(CHIPS),
-    "mediatek": (
-        *("MT6853", "MT6877", "MT6878", "MT6879", "MT6886", "MT6893", "MT6895", "MT6897", "MT6983", "MT6985"),
-        *("MT6989", "MT6991", "MT6993", "MT8171", "MT8188", "MT8189"),
-    ),
-    "google_tensor": ("Tensor_G3", "Tensor_G4", "Tensor_G5", "Tensor_G6"),
+    **{vendor: tuple(chips) for vendor, chips in _DATA["others"].items()},
 }
-"""The chips of LiteRT (litert/python/aot/vendors/*/target.py) by vendor, as litert-torch's pipeline calls these."""
-TARGETS = {
-    "qualcomm": "qualcomm-htp",
-    "mediatek": "mediatek",
-    "google": "google-tensor",
-    "google_tensor": "google-tensor",
-    "intel_openvino": "intel-npu",
-}
+"""The chips that LiteRT knows by vendor, as litert-torch's pipeline calls these."""
+TARGETS: Final[dict[str, str]] = _DATA["targets"]
 """The target for each vendor, as LiteRT and its pipeline call them."""
 
 

@@ -14,14 +14,12 @@ from edge_opt.base.words import many
 from edge_opt.ir import DType, Model, Subgraph, Tensor
 from edge_opt.ir.cleanup import external_weights, new_codes
 from edge_opt.ir.composites import COMPOSITE, composite_name
-from edge_opt.ir.operators import KINDS
 from edge_opt.targets.target import Target
 
 _HALF_LOWEST = -65504.0
 _RUINS_A_SCALE = -1e6
 # Between a CONCATENATION and an ADD they leave the fault of joined rows as it is, while rows and type stay.
 _ROWS_STAY = frozenset({"RESHAPE", "QUANTIZE", "MUL", "TANH"})
-_COMPARISONS = frozenset(name for name, kind in KINDS.items() if kind.result == "BOOL")
 _MASK_OPERATORS = frozenset({"ADD", "SELECT", "SELECT_V2", "MUL"})
 _NAMED = 3
 _MOST_ELEMENTS = 1 << 20
@@ -47,9 +45,9 @@ _Faults: TypeAlias = Iterator[tuple[str, str]]
 def lint(model: Model, target: Target) -> list[Finding]:
     """Everything of the model that the target's facts speak against, signature by signature."""
     findings = [
-        Finding(severity, rule, message, name)
+        Finding("warning" if look is _constants else "error", rule, message, name)
         for name, graph in model.entry_points()
-        for look, severity in _LOOKS.items()
+        for look in (_refused, _tensors, _joined_rows, _constants)
         for rule, message in look(graph, target)
     ]
     if target.signatures is False and len(model.signatures) > 1:
@@ -57,9 +55,8 @@ def lint(model: Model, target: Target) -> list[Finding]:
         message = f"only subgraph 0 is read, of the signatures {names}: export each to a file of its own"
         findings.append(Finding("warning", "signatures", message))
     if target.external_weights is False and (outside := external_weights(model)):
-        message = (
-            f"{many(len(outside), 'weight')} after the flatbuffer are not read: convert writes them inside"
-        )
+        weights = many(len(outside), "weight")
+        message = f"{weights} after the flatbuffer are not read: convert writes them inside"
         findings.append(Finding("error", "external-weights", message))
     if target.new_operator_codes is False and (codes := new_codes(model)):
         names = ", ".join(code.name for code in codes)
@@ -81,29 +78,19 @@ def _refused(graph: Subgraph, target: Target) -> _Faults:
 
 
 def _tensors(graph: Subgraph, target: Target) -> _Faults:
-    limit = target.largest_rank or math.inf
-    rules: list[tuple[str, bool | None, str, Callable[[Tensor], bool]]] = [
-        ("rank", False, f"tensors of a rank over {limit}", lambda t: len(t.shape) > limit),
-        ("int64", target.int64, "64-bit integers are not taken", lambda t: t.dtype is DType.INT64),
-        (
-            "float",
-            target.floats,
-            "floating point is not taken, quantize the model",
-            lambda t: t.dtype.is_float,
-        ),
-        (
-            *("dynamic", target.dynamic_shapes, "dimensions known only at run time are not taken"),
-            lambda t: t.is_dynamic or not t.has_rank,
-        ),
-    ]
+    open_lengths = "dimensions known only at run time are not taken"
+    rules: dict[str, tuple[bool | None, str, Callable[[Tensor], bool]]] = {
+        "int64": (target.int64, "64-bit integers are not taken", lambda t: t.dtype is DType.INT64),
+        "float": (target.floats, "floats are not taken, quantize the model", lambda t: t.dtype.is_float),
+        "dynamic": (target.dynamic_shapes, open_lengths, lambda t: t.is_dynamic or not t.has_rank),
+    }
     defined = [*graph.inputs, *(tensor for operator in graph.operators for tensor in operator.outputs)]
-    for rule, taken, text, fits in rules:
-        found = (
-            [] if taken is not False else [f"'{t.name[-60:]}' {list(t.shape)}" for t in defined if fits(t)]
-        )
+    for rule, (taken, text, fits) in rules.items():
+        found = [tensor for tensor in defined if taken is False and fits(tensor)]
         if found:
+            named = ", ".join(f"'{tensor.name[-60:]}' {list(tensor.shape)}" for tensor in found[:_NAMED])
             more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-            yield rule, f"{text}: {', '.join(found[:_NAMED])}{more}"
+            yield rule, f"{text}: {named}{more}"
 
 
 def _joined_rows(graph: Subgraph, target: Target) -> _Faults:
@@ -129,14 +116,14 @@ def _has_joined_rows(tensor: Tensor) -> bool:
     operator = tensor.producer
     while operator is not None and operator.name in _ROWS_STAY:
         varying = [operand for operand in operator.inputs if operand is not None and not operand.is_constant]
-        told = {(operand.shape[-2:], operand.dtype) for operand in varying}
-        if len(varying) != 1 or told != {(tensor.shape[-2:], tensor.dtype)}:
+        kinds = {(operand.shape[-2:], operand.dtype) for operand in varying}
+        if len(varying) != 1 or kinds != {(tensor.shape[-2:], tensor.dtype)}:
             return False
         operator = varying[0].producer
-    if operator is None or operator.name != "CONCATENATION" or operator.options is None:
+    if operator is None or operator.name != "CONCATENATION":
         return False
     rank = len(operator.outputs[0].shape)
-    return rank > 1 and int(operator.options.get("axis") or 0) % rank == rank - 2
+    return rank > 1 and int(operator.option("axis")) % rank == rank - 2
 
 
 def _constants(graph: Subgraph, _: Target) -> _Faults:
@@ -150,27 +137,3 @@ def _constants(graph: Subgraph, _: Target) -> _Faults:
             if value < _RUINS_A_SCALE:
                 text += ", and quantized with it a tensor has no precision left"
             yield "mask-constant", f"{text}: mask_to_add raises it for a target with a mask_constant"
-
-
-def _comparisons(graph: Subgraph, _: Target) -> _Faults:
-    """Comparisons that the runtime computes wrongly: its multipliers stand for scales below 1 only.
-
-    Measured with ai-edge-litert 2.3.0, int8 and int16, on XNNPACK and reference kernels: with a scale over 1 even EQUAL
-    of two zeros may be false, and a scale of 1 ends the process.
-    """
-    for operator in graph.operators:
-        if operator.name not in _COMPARISONS:
-            continue
-        parameters = [tensor.quantization for tensor in operator.inputs if tensor is not None]
-        coarsest = max((one.scale.max(initial=0.0) for one in parameters if one is not None), default=0.0)
-        if coarsest >= 1:
-            text = f"{operator.name} '{operator.outputs[0].name[-60:]}' compares numbers with a scale of {coarsest:g}"
-            harm = "if a mask is made of it, whole rows may be masked everywhere"
-            remedy = "keep the comparison in float, or its operands small"
-            yield "comparison", f"{text}, and LiteRT's kernels compare wrongly from 1 on: {harm}; {remedy}"
-
-
-_LOOKS: dict[Callable[[Subgraph, Target], _Faults], str] = {
-    **dict.fromkeys((_refused, _tensors, _joined_rows), "error"),
-    **dict.fromkeys((_constants, _comparisons), "warning"),
-}

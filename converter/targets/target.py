@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
@@ -59,7 +58,6 @@ class Target:
         refused_operators: names of operators that it does not take.
         taken_operators: all that it takes, composites left aside; anything else is refused.
         taken_composites: names of composites that it takes, although `composites` says that it opens none.
-        largest_rank: most axes that a tensor may have (the compilers of the bundled targets limit single operators).
         largest_joined_rows_bytes: of rows that a CONCATENATION joins and an ADD takes; it gets larger ones wrong.
         int64, floats, dynamic_shapes, composites: False where it takes no such tensors, dimensions, operators.
         signatures: False where it reads subgraph 0 only.
@@ -88,7 +86,6 @@ class Target:
     refused_operators: tuple[str, ...] = ()
     taken_operators: tuple[str, ...] = ()
     taken_composites: tuple[str, ...] = ()
-    largest_rank: Count | None = None
     largest_joined_rows_bytes: Count | None = None
     int64: bool | None = None
     floats: bool | None = None
@@ -106,7 +103,7 @@ class Target:
         return any(fnmatchcase(name, pattern) for pattern in self.split_signatures)
 
     def no_gain(self, signature: str, match: Block) -> str:
-        """What of this attention the target gains nothing from splitting; empty where it does."""
+        """The property of this attention for which the target gains nothing from a split; empty where it gains."""
         if not self.splits(signature):
             return "this signature"
         logits = match.softmax.outputs[0].dtype.name
@@ -146,30 +143,25 @@ class Target:
         Raises:
             RefusedError: it takes the others only.
         """
-        rank = math.inf if self.largest_rank is None else self.largest_rank
-        for operator in () if any(map(self.refuses, instead_of)) else operators:
-            if self.refuses(operator):
-                raise RefusedError(f"target '{self.name}' does not take {operator.name}")
-            for tensor in operator.outputs:
-                if len(tensor.shape) > rank:
-                    has = f"'{tensor.name}' has {len(tensor.shape)}"
-                    raise RefusedError(f"target '{self.name}' takes rank {rank} at most, {has}")
+        refused = next(filter(self.refuses, operators), None)
+        if refused is not None and not any(map(self.refuses, instead_of)):
+            raise RefusedError(f"target '{self.name}' does not take {refused.name}")
 
 
 def target_names() -> list[str]:
     """The bundled targets."""
-    names = [entry.name for entry in resources.files(__package__).iterdir()]
-    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
+    files = {entry.name for entry in resources.files(__package__).iterdir()} - {"chips.toml"}
+    return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
 
 
 TargetLike = str | os.PathLike[str] | Target
 
 
 def load_target(name: TargetLike) -> Target:
-    """A bundled target by its name or a chip's, or a user's own by the path of its file; one that is loaded as it is.
+    """A bundled target by its name or a chip's, a user's own by the path of its file; a `Target` as it is.
 
     Raises:
-        UsageError: there is no such target, or its file says what no target has.
+        UsageError: there is no such target, or its file has unknown facts or values of another type.
     """
     if isinstance(name, Target):
         return name
@@ -186,15 +178,6 @@ def load_target(name: TargetLike) -> Target:
         raise UsageError(f"target file {name} cannot be read: {reason}") from error
 
 
-_LISTS: dict[str, tuple[str, Collection[str]]] = {
-    "refused_operators": ("operator", ENUMS["BuiltinOperator"]),
-    "taken_operators": ("operator", ENUMS["BuiltinOperator"]),
-    "unsplit_types": ("type", DType.__members__),
-}
-"""What the names in a list are, and which there are."""
-_FIELDS = {entry.name for entry in fields(Target)}
-
-
 def _parse(text: str, source: str) -> Target:
     try:
         data: dict[str, Any] = tomllib.loads(text)
@@ -203,14 +186,18 @@ def _parse(text: str, source: str) -> Target:
         raise UsageError(f"target file {source} is not valid TOML: {error}") from error
     except msgspec.ValidationError as error:
         raise UsageError(f"target file {source}: {error}") from error
+    facts, operators = [entry.name for entry in fields(Target)], ENUMS["BuiltinOperator"]
+    wrong = [f"'{key}' is unknown, {did_you_mean(key, facts)}" for key in data if key not in facts]
     extra = sorted(data.get("long_context", {}).keys() - LongContext.__annotations__.keys())
-    wrong = [f"'{key}' is unknown, {did_you_mean(key, _FIELDS)}" for key in data if key not in _FIELDS]
     wrong += [f"'{key}' in 'long_context' is unknown" for key in extra]
-    for key, (what, known) in _LISTS.items():
-        names = [name for name in getattr(target, key) if name not in known]
-        wrong += [
-            f"'{name}' in '{key}' is not a TFLite {what}, {did_you_mean(name, known)}" for name in names
-        ]
+    lists: tuple[tuple[str, str, Collection[str]], ...] = (
+        ("refused_operators", "operator", operators),
+        ("taken_operators", "operator", operators),
+        ("unsplit_types", "type", DType.__members__),
+    )
+    for key, what, known in lists:
+        for name in (name for name in getattr(target, key) if name not in known):
+            wrong.append(f"'{name}' in '{key}' is not a TFLite {what}, {did_you_mean(name, known)}")
     if wrong:
         raise UsageError(f"target file {source}: {wrong[0]}")
     return target
