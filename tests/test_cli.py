@@ -1,7 +1,6 @@
 """What holds for every command: help, exit codes, one JSON object, one sentence for an error, quiet when piped."""
 
 import ast
-import json
 import os
 import pty
 import re
@@ -9,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import edge_opt
 from edge_opt import cli, inspection
 from edge_opt.base.errors import UsageError
 from edge_opt.build import build
-from edge_opt.cli import app, models, output, phones
+from edge_opt.cli import app, models, phones
 from edge_opt.cli.app import in_options
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
@@ -203,12 +203,6 @@ def test_json_is_one_object_also_for_errors(tmp_path: Path, capsys: Captured) ->
     assert ran.out == "", "behind two dashes it is the name of a file"
 
 
-def test_figures_that_are_not_finite_are_null(capsys: Captured) -> None:
-    output.say_json({"a": [float("inf"), {"b": float("nan")}], "c": (1.5, True, None)})
-    said = "".join(capsys.readouterr().out.split())
-    assert said == '{"a":[null,{"b":null}],"c":[1.5,true,null]}'
-
-
 # --- what is printed where ---
 
 
@@ -218,22 +212,13 @@ def in_terminal(*arguments: object, out: bool = False, **wishes: str) -> tuple[i
     plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
     command = [sys.executable, "-m", "edge_opt", *map(str, arguments)]
     streams = {"stdout": theirs if out else subprocess.PIPE, "stderr": subprocess.PIPE if out else theirs}
-    environment = {**plain, "TERM": "xterm", **wishes}
-    with subprocess.Popen(command, env=environment, **streams) as process:  # type: ignore[call-overload]
-        os.close(theirs)
-        drawn = b""
-        while piece := _read(ours):
-            drawn += piece
-        piped = b"".join(process.communicate()[not_out] or b"" for not_out in [int(out)])
+    done = subprocess.run(command, env={**plain, "TERM": "xterm", **wishes}, check=False, **streams)  # type: ignore[call-overload]
+    os.close(theirs)
+    drawn = b""
+    with suppress(OSError):  # nothing was written
+        drawn = os.read(ours, 65536)
     os.close(ours)
-    return process.returncode, drawn, piped
-
-
-def _read(descriptor: int) -> bytes:
-    try:
-        return os.read(descriptor, 65536)
-    except OSError:  # the other side of a terminal is closed
-        return b""
+    return done.returncode, drawn, (done.stderr if out else done.stdout)
 
 
 @pytest.mark.parametrize(("options", "shown"), [([], True), (["-q"], False)])
@@ -303,32 +288,38 @@ def test_a_name_that_the_terminal_cannot_encode_is_escaped(tmp_path: Path) -> No
 # --- the end of a command ---
 
 
-def test_an_interrupt_is_one_line_and_exit_130(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    notes: list[str] = []
+def ends_with(error: BaseException | None) -> Callable[..., None]:
+    """A library function that raises, or gets a signal."""
 
-    def interrupted(*_: object, **__: object) -> None:
-        error = KeyboardInterrupt()
-        for note in notes:
-            error.add_note(note)
-        raise error
+    def ending(*_: object, **__: object) -> None:
+        if error is None:
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            raise error
 
-    monkeypatch.setattr(inspection, "inspect", interrupted)
+    return ending
+
+
+NOTED = KeyboardInterrupt()
+NOTED.add_note("run it again to go on")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (NOTED, 130, "interrupted; run it again to go on"),
+        (None, 143, "ended by SIGTERM"),
+    ],
+)
+def test_an_interrupt_is_one_line_and_has_the_exit_code_of_its_signal(
+    error: BaseException | None, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setattr(inspection, "inspect", ends_with(error))
     ran = run(capsys, "inspect", DEMO)
-    assert (ran.code, ran.out, ran.err) == (130, "", "edge-opt: interrupted\n")
-    told = json.loads(run(capsys, "inspect", DEMO, "--json").out)
-    assert told["error"] == {"type": "KeyboardInterrupt", "message": "interrupted", "exit_code": 130}
-    notes.append("run it again to go on")
-    assert run(capsys, "inspect", DEMO).err == "edge-opt: interrupted; run it again to go on\n"
-
-
-def test_a_signal_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    def asked_to_end(*_: object, **__: object) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(inspection, "inspect", asked_to_end)
-    ran = run(capsys, "inspect", DEMO, "--json")
-    assert (ran.code, ran.json["error"]["exit_code"]) == (143, 143)
-    assert ran.err == "edge-opt: ended by SIGTERM\n"
+    assert (ran.code, ran.out, ran.err) == (code, "", f"edge-opt: {said}\n")
+    told = run(capsys, "inspect", DEMO, "--json").json
+    assert told["error"] == {"type": "KeyboardInterrupt", "message": said, "exit_code": code}
 
 
 def test_an_interrupt_during_the_imports_is_said_in_one_sentence(
@@ -349,10 +340,7 @@ def test_an_interrupt_during_the_imports_is_said_in_one_sentence(
 def test_a_bug_is_one_sentence_that_says_how_to_see_more(
     wants: bool, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("seven\nby zero")
-
-    monkeypatch.setattr(inspection, "inspect", broken)
+    monkeypatch.setattr(inspection, "inspect", ends_with(ZeroDivisionError("seven\nby zero")))
     monkeypatch.setenv("EDGE_OPT_TRACEBACK", "1" if wants else "")
     ran = run(capsys, "inspect", DEMO)
     assert ran.code == 70

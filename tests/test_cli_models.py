@@ -1,22 +1,17 @@
 """The commands for models on real exports: what is written, what is printed, what the options do, what is refused."""
 
-import errno
 import json
-import os
 import re
 import resource
 import shutil
-import stat
 import struct
 from pathlib import Path
-from typing import Any
 
 import pytest
 from bundles import bundle, model_part
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, run_apart, state, written
 from syrupy.assertion import SnapshotAssertion
 
-from edge_opt.base import atomic
 from edge_opt.ir import load
 from edge_opt.ir.text import subgraph_text
 from edge_opt.passes.mha_to_sha import MhaToSha
@@ -150,12 +145,6 @@ def test_a_mistake_of_ours_at_a_site_is_exit_70_and_the_rest_is_written(
     assert demo.with_name("gemma.opt.tflite").exists()
 
 
-def test_a_model_without_attention_fulfils_require_all(tmp_path: Path, capsys: Captured) -> None:
-    ran = run(capsys, "convert", written(tmp_path, NO_ATTENTION), "--require-all")
-    assert ran.code == 0, "all of nothing"
-    assert "The model has no attention: there was nothing to split." in ran.out.splitlines()
-
-
 # --- inspect, compare, golden ---
 
 
@@ -206,15 +195,6 @@ def test_models_that_differ_are_exit_1_unless_within_the_tolerances(
     ran = run(capsys, "compare", DEMO, pair[0])
     assert ran.code == 1, "other signatures are a difference"
     assert "prefill_8" in ran.out
-
-
-def test_logits_that_differ_are_told_by_what_that_means_for_the_tokens(
-    pair: tuple[Path, Path], capsys: Captured
-) -> None:
-    shown = run(capsys, "compare", DEMO, QUANTIZED).out
-    assert re.search(r"'logits', .*top-1 agreement [\d.]+%, top-5 [\d.]+%, KL divergence [\d.e-]+", shown)
-    for models in ((DEMO, DEMO), pair):
-        assert "top-1" not in run(capsys, "compare", *models).out
 
 
 def test_golden_records_and_checks_and_replaces_a_file_only_with_force(
@@ -276,30 +256,14 @@ def test_a_folder_as_model_is_exit_3(tmp_path: Path, capsys: Captured) -> None:
 # --- outputs that cannot be written ---
 
 
-def _the_same_path(demo: Path) -> Path:
-    return demo
-
-
-def _another_spelling(demo: Path) -> Path:
-    return demo.parent / "." / ".." / demo.parent.name / demo.name
-
-
-def _a_symlink(demo: Path) -> Path:
-    (link := demo.with_name("link.tflite")).symlink_to(demo)
-    return link
-
-
-def _a_hard_link(demo: Path) -> Path:
-    (link := demo.with_name("link.tflite")).hardlink_to(demo)
-    return link
-
-
 @pytest.mark.parametrize("options", [[], ["--force"]])
-@pytest.mark.parametrize("kind", [_the_same_path, _another_spelling, _a_symlink, _a_hard_link])
+@pytest.mark.parametrize("linked", [False, True])
 def test_the_input_as_output_is_exit_2_whatever_its_name(
-    kind: Any, options: list[str], demo: Path, capsys: Captured
+    linked: bool, options: list[str], demo: Path, capsys: Captured
 ) -> None:
-    out = kind(demo)
+    out = demo.with_name("link.tflite") if linked else demo
+    if linked:
+        out.hardlink_to(demo)
     before = state(demo.parent)
     sentence = run(capsys, "convert", demo, "-o", out, *options).failed_in_one_sentence(2)
     assert "is the input itself" in sentence
@@ -328,26 +292,6 @@ def test_a_folder_that_does_not_exist_or_in_place_of_a_file_is_exit_5(demo: Path
     out.parent.mkdir()
     for options in ([], ["--force"]):
         run(capsys, "convert", demo, "-o", out.parent, *options).failed_in_one_sentence(5)
-    assert state(demo.parent) == before
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_without_permission_is_exit_5(demo: Path, capsys: Captured) -> None:
-    folder = demo.parent / "theirs"
-    folder.mkdir()
-    folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    run(capsys, "convert", demo, "-o", folder / "out.tflite").failed_in_one_sentence(5)
-
-
-def test_a_full_disk_is_exit_5_and_leaves_nothing(
-    demo: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    before = state(demo.parent)
-    monkeypatch.setattr(atomic.os, "fsync", full)
-    assert "the disk is full" in run(capsys, "convert", demo).failed_in_one_sentence(5)
     assert state(demo.parent) == before
 
 
