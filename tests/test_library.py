@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from bundles import bundle, model_part
-from cli_runs import DEMO, run
+from cli_runs import DEMO
 from text_parser import parse
 
 import edge_opt
@@ -158,22 +158,6 @@ def test_a_pass_of_ones_own_runs_once_it_is_among_the_passes(monkeypatch: pytest
     assert site.proof.bitwise
     assert "SQUARE(%x)" in to_text(model)
     assert edge_opt.convert(parse(SQUARES), skip="mul_to_square").sites == []
-
-
-def test_a_result_is_true_unless_it_failed() -> None:
-    assert edge_opt.convert(DEMO, dry_run=True, verify="none", require_all=True)
-    with pytest.raises(edge_opt.EdgeOptError) as caught:
-        edge_opt.convert(DEMO, dry_run=True, verify="none", skip="mha_to_sha", require_all=True)
-    assert not caught.value.result  # type: ignore[attr-defined]
-
-
-def test_the_summary_is_what_the_command_prints(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    output = tmp_path / "out.tflite"
-    printed = run(capsys, "convert", DEMO, "-o", output, "--verify", "none").out
-    result = edge_opt.convert(DEMO, dry_run=True, verify="none", target=None)
-    assert result.target == "generic", "where none is given"
-    assert result.summary() == "5 of 5 sites converted, not verified (--verify none)."
-    assert result.summary() in printed
 
 
 def test_plain_data_is_json_without_infinity() -> None:

@@ -213,26 +213,6 @@ def test_a_block_is_shown_before_the_first_rewrite_and_as_it_was_written(
     assert written_ones.isdisjoint(example.before)
 
 
-def test_a_block_that_was_rolled_back_is_not_the_example(tmp_path: Path) -> None:
-    target = tmp_path / "picky.toml"
-    target.write_text('name = "picky"\nsummary = "no SPLIT"\nrefused_operators = ["SPLIT", "UNPACK"]\n')
-    result = convert(DEMO, target=target, dry_run=True, verify="none")
-    assert {site.status for site in result.sites} == {Status.ROLLED_BACK}
-    assert find_example(result) is None
-
-
-def test_every_input_of_the_example_comes_before_its_use_and_shared_operators_first() -> None:
-    example = report().example
-    assert example is not None
-    for operators in (example.before, example.after):
-        made = {tensor for operator in operators for tensor in operator.outputs}
-        seen: set[object] = set()
-        for operator in operators:
-            assert all(tensor in seen for tensor in operator.inputs if tensor in made)
-            seen.update(operator.outputs)
-    assert [operator.name for operator in example.after[:2]] == ["RESHAPE", "SPLIT"]
-
-
 def test_the_picture_calls_a_composite_by_its_own_name() -> None:
     model = parse("""
         signature f = #0 (x=%x) -> (y=%y)
