@@ -2,7 +2,7 @@
 
     python benchmarks/random_graphs.py [--count 10000] [--seed 0] [--first 0] [--seconds S] [--prove-one-in 1]
 
-The graphs are those of the tests (tests/attention_cases.py): sizes, types, masks and layouts mixed freely. All passes
+The graphs are those of the tests (tests/attention_graphs.py): sizes, types, masks and layouts mixed freely. All passes
 that are held to the same bits run on each, in every form in turn, some with rows in tiles. The judge is not
 `edge_opt.compare`: LiteRT's interpreter runs the original and the converted graph on random and on large numbers, on
 XNNPACK and on the reference kernels, and every byte must be equal (NaN counts as NaN). Prints what became of the
@@ -20,9 +20,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import numpy as np
-from attention_cases import Case, cases
 from attention_checks import random_inputs
-from attention_graphs import build
+from attention_graphs import Case, build, cases
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from edge_opt.attention.block import FORM_NAMES

@@ -15,6 +15,28 @@ from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.runtime.native import Session
 from edge_opt.targets import Target
 
+GIVEN = "%q: float32[1,4,6,5], %k: float32[1,4,8,5], %v: float32[1,4,8,5]"
+MERGED = """  %t: float32[1,6,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})
+  %r: float32[1,6,20] = RESHAPE(%t, int32{1, 6, 20})"""
+
+
+def attention_text(
+    *,
+    scores: str = "  %l: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}",
+    softmax: str = "  %p: float32[1,4,6,8] = SOFTMAX(%l) {beta: 1.0}",
+    then: str = "",
+    values: str | None = None,
+    tail: str = MERGED,
+    inputs: str = "",
+    returned: str = "%r",
+    name: str = "main",
+) -> str:
+    """Four heads of size 5, six queries, eight keys; values are weighed by %w where `then` makes it, else by %p."""
+    weights = "%w" if "%w:" in then else "%p"
+    product = f"  %o: float32[1,4,6,5] = BATCH_MATMUL({weights}, %v)" if values is None else values
+    lines = "\n".join(line for line in (scores, softmax, then, product, tail) if line)
+    return f"subgraph {name} ({GIVEN}{inputs}) {{\n{lines}\n  return {returned}\n}}\n"
+
 
 def convert(model: Model, form: str, *, rows_per_tile: int | None = None, later: bool = False) -> list[Site]:
     """Split every block of the model by head, and by rows where asked to: in the same go, or `later`.

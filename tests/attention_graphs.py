@@ -1,13 +1,97 @@
 """Random attention graphs: every way that exporters are known to write the same computation, mixed freely."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass, replace
 from typing import Any
 
 import numpy as np
-from attention_cases import Case
-from graph_builder import GraphBuilder, shuffle
+from graph_builder import GraphBuilder
+from hypothesis import strategies as st
 
 from edge_opt.ir import DType, Model, Quantization, Tensor
+
+MASKS = ("shared", "batched", "absent", "concat", "tile", "per head", "padding", "select")
+
+
+def _some(*names: str) -> st.SearchStrategy[frozenset[str]]:
+    return st.frozensets(st.sampled_from(names), max_size=len(names))
+
+
+def _choice(*names: str) -> st.SearchStrategy[str]:
+    return st.sampled_from(names)
+
+
+_CHOICES: dict[str, st.SearchStrategy[Any]] = {
+    "batch": st.sampled_from((1, 1, 2, 3)),
+    "length": st.sampled_from((1, 4, 3, 8)),
+    "cache": st.sampled_from((8, 5, 12)),
+    "head_size": st.sampled_from((8, 4, 5)),
+    "numbers": _choice("float32", "float32", "float16", "int8", "int16"),
+    "layout": _choice("split", "one", "none", "cross"),
+    "query": _choice("BTD", "BTNH", "BNTH"),
+    "product": _choice("fold", "repeat", "flat", "five"),
+    "repeat": _choice("broadcast", "tile", "concat"),
+    "scale": _some("query", "key", "logits"),
+    "scaling": _choice("MUL", "DIV", "per head"),
+    "soft_cap": st.booleans(),
+    "mask": _choice(*MASKS),
+    "mask_source": _choice("input", "layers"),
+    "mask_at": _choice("product", "heads", "five"),
+    "reversed": st.booleans(),
+    "key_layout": _choice("KTH", "KHT", "TKH"),
+    "value_layout": _choice("KHT", "KTH", "TKH"),
+    "flips": _some("query", "key", "probabilities", "value"),
+    "values_first": st.booleans(),
+    "slices": _choice("SLICE", "SPLIT_V"),
+    "tail": _choice("merged", "rows", "unmerged", "flat", "heads"),
+    "tail_by_reshape": st.booleans(),
+    "blocks": st.sampled_from((1, 1, 1, 2, 3)),
+    "escapes": st.one_of(st.just(frozenset()), _some("kv", "logits", "probabilities", "scaled", "tail")),
+}
+
+
+class Case(make_dataclass("Choices", ("groups", "kv_heads", *_CHOICES), frozen=True)):
+    """One graph: G, K, and one of each of the choices; the first of each is the plainest."""
+
+    @property
+    def quantized(self) -> bool:
+        """True where the products are in integers."""
+        return self.numbers in ("int8", "int16")
+
+    @property
+    def heads(self) -> int:
+        """N."""
+        return self.groups * self.kv_heads
+
+    @property
+    def segments(self) -> tuple[int, ...]:
+        """Key lengths, in the order of the logits."""
+        lengths = {"split": (self.cache, self.length), "none": (self.length,)}
+        return lengths.get(self.layout, (self.cache,))
+
+
+@st.composite
+def cases(draw: st.DrawFn, /, **fixed: Any) -> Case:
+    """A case; `fixed` pins some of its fields."""
+    groups, kv_heads = draw(
+        st.sampled_from(((4, 1), (2, 2), (1, 4), (3, 1), (1, 2), (2, 3), (1, 3), (4, 2), (2, 1)))
+    )
+    chosen = {name: fixed[name] if name in fixed else draw(strategy) for name, strategy in _CHOICES.items()}
+    return possible(Case(**{"groups": groups, "kv_heads": kv_heads, **chosen, **fixed}))
+
+
+def possible(case: Case) -> Case:
+    """The case, with choices that exclude each other resolved."""
+    if case.layout == "one" and case.cache < case.length:
+        case = replace(case, cache=case.length + 4)
+    if case.tail == "unmerged" and case.length == 1 and case.groups > 1 and case.product == "fold":
+        # `[1, 1, N, H]` says nowhere whether N are heads or rows of one head.
+        case = replace(case, tail="merged")
+    apart = case.length == 1 and case.query == "BTNH"
+    if case.tail == "heads" and (apart or case.query == "BNTH" or case.product == "fold"):
+        # Nor do heads among the rows that nothing behind the block takes apart.
+        case = replace(case, tail="merged")
+    return case
+
 
 # role -> (scale, zero point) of int8; those of one role are equal where TFLite's kernels want them equal.
 _INT8 = {
@@ -82,9 +166,6 @@ class _Build:
             # One kind of reader is the caller, the other an operator.
             self.outputs.append(tensor if case.quantized else self.g.op("SUM", tensor, self.g.integers(-1)))
         model = self.g.finish(self.outputs)
-        if case.order:
-            picks = iter(case.order * (1 + len(self.g.graph) // len(case.order)))
-            shuffle(self.g.graph, lambda count: next(picks) % count)
         block = Expected(case.heads, case.kv_heads, case.head_size, case.length, case.segments)
         return Attention(case, model, [block] * case.blocks)
 
@@ -117,13 +198,12 @@ class _Build:
         if role not in self.case.scale:
             return tensor
         divides = scaling == "DIV" and self.is_float
-        value = np.full((1,) * rank if scaling == "full-rank" else (), 2.0 if divides else 0.5)
+        value = np.full((), 2.0 if divides else 0.5)
         if scaling == "per head" and role == "logits":
             front = tensor.shape[:-1] if rank == 3 else (1, *tensor.shape[1:-1])
             value = np.linspace(0.2, 0.5, int(np.prod(front))).reshape((*front, 1))
         factor = self.constant(value, "factor")
-        operands = (factor, tensor) if scaling == "swapped" else (tensor, factor)
-        return self.g.op("DIV" if divides else "MUL", *operands, q=self.q(f"{role}-scaled"))
+        return self.g.op("DIV" if divides else "MUL", tensor, factor, q=self.q(f"{role}-scaled"))
 
     def escape(self, tensor: Tensor, name: str) -> Tensor:
         if name in self.case.escapes:
@@ -136,8 +216,6 @@ class _Build:
         keys, values = self.segments("key"), self.segments("value")
         logits = self.escape(self.logits(self.arranged(self.query(hidden)), keys), "logits")
         masked = self.masked(logits, index)
-        if self.case.sink:
-            masked = self.with_sink(masked)
         probabilities = self.g.op("SOFTMAX", masked, q=self.q("probability"), beta=1.0)
         parts = self.parts(self.escape(probabilities, "probabilities"))
         return self.tail(self.weighted(parts, values))
@@ -148,13 +226,8 @@ class _Build:
         b, n, t, h = case.batch, case.heads, case.length, case.head_size
         if hidden is None and case.query == "BNTH":
             return self.scaled(self.input("query", b, n, t, h, role="query"), "query")
-        if hidden is None and case.query == "TNH":
-            heads = self.scaled(self.input("query", t, n, h, role="query"), "query")
-            return g.with_one(g.transpose(heads, 1, 0, 2), 0)
         if hidden is None and case.query == "BTNH":
             hidden = self.input("query", b, t, n, h, role="query")
-        elif hidden is None and case.query == "projected" and self.is_float:
-            hidden = self.projected(g.input("hidden", (b, t, 16)), n * h)
         elif hidden is None:
             hidden = self.input("query", b, t, n * h, role="query")
         source = hidden if hidden.shape == (b, t, n, h) else g.reshape(hidden, b, t, n, h)
@@ -162,12 +235,6 @@ class _Build:
         source = scaled if scaled is source else self.escape(scaled, "scaled")
         by_reshape = t == 1 and case.tail_by_reshape
         return g.reshape(source, b, n, t, h) if by_reshape else g.transpose(source, 0, 2, 1, 3)
-
-    def projected(self, source: Tensor, width: int) -> Tensor:
-        rng = np.random.default_rng(width)
-        weights = self.g.constant(rng.normal(0, 0.3, (width, source.shape[-1])))
-        bias = self.g.constant(np.zeros(width))
-        return self.g.op("FULLY_CONNECTED", source, weights, bias, keep_num_dims=len(source.shape) > 2)
 
     # Keys and values
 
@@ -192,9 +259,6 @@ class _Build:
         name, numbers = f"{role}_cache", "" if plain else self.case.numbers
         if numbers == "float16":
             return self.g.op("CAST", self.g.input(name, shape, DType.FLOAT16), dtype=DType.FLOAT32)
-        if numbers == "dequantized":
-            narrow = self.g.input(name, shape, DType.INT8, Quantization.affine(1 / 32, 3))
-            return self.g.op("DEQUANTIZE", narrow, dtype=DType.FLOAT32, q=None)
         return self.input(name, *shape, role=role)
 
     def new(self, role: str) -> Tensor:
@@ -228,21 +292,17 @@ class _Build:
         return self.g.reshape(tensor, case.batch * case.heads, *matrix) if case.product == "flat" else tensor
 
     def repeated(self, tensor: Tensor) -> Tensor:
-        """`[B, K, ...] -> [B, N, ...]`: head k*G + g is a copy of k; where they are interleaved, head g*K + k is."""
+        """`[B, K, ...] -> [B, N, ...]`: head k*G + g is a copy of k."""
         case, g = self.case, self.g
         b, k, groups = case.batch, case.kv_heads, case.groups
         matrix = tensor.shape[2:]
-        if case.interleaved and case.repeat == "concat":
-            return g.op("CONCATENATION", *[tensor] * groups, axis=1)
-        axis = 1 if case.interleaved else 2
-        apart = g.with_one(tensor, axis)
+        apart = g.with_one(tensor, 2)
         if case.repeat == "broadcast":
-            shape = (b, groups, k, *matrix) if case.interleaved else (b, k, groups, *matrix)
-            wide = g.op("BROADCAST_TO", apart, g.integers(*shape))
+            wide = g.op("BROADCAST_TO", apart, g.integers(b, k, groups, *matrix))
         elif case.repeat == "concat":
-            wide = g.op("CONCATENATION", *[apart] * groups, axis=axis)
+            wide = g.op("CONCATENATION", *[apart] * groups, axis=2)
         else:
-            wide = g.op("TILE", apart, g.integers(*(groups if i == axis else 1 for i in range(5))))
+            wide = g.op("TILE", apart, g.integers(1, 1, groups, 1, 1))
         return g.reshape(wide, b, k * groups, *matrix)
 
     # Products
@@ -270,21 +330,9 @@ class _Build:
         products = []
         for segment in keys:
             right = self.flipped(segment, "key", turned=self.case.key_layout != "KHT")
-            if self.case.keys_first:
-                turned = (right[0], not right[1]), (left[0], not left[1])
-                products.append(self.g.swap(self.product(*turned, "logits")))
-            else:
-                products.append(self.product(left, right, "logits"))
+            products.append(self.product(left, right, "logits"))
         axis = -1 if self.case.reversed else len(products[0].shape) - 1
         return self.g.op("CONCATENATION", *products, axis=axis) if len(products) > 1 else products[0]
-
-    def with_sink(self, logits: Tensor) -> Tensor:
-        """One more column, which no key stands for, with a number for each head."""
-        shape = (*logits.shape[:-1], 1)
-        values = np.linspace(-1, 1, int(np.prod(shape))).reshape(shape)
-        stored = np.round(values * 5) if logits.quantization else values
-        sink = self.g.constant(stored, self.dtype, logits.quantization)
-        return self.g.op("CONCATENATION", logits, sink, axis=len(shape) - 1)
 
     # Masks
 
@@ -316,14 +364,12 @@ class _Build:
         """A mask that broadcasts to the logits; layers share it, unless each has its own."""
         key = (shape, index if self.case.mask_source == "layers" else 0)
         if key not in self.masks:
-            own = {"per head": self.mask_per_head, "slopes": self.slopes}.get(self.case.mask)
-            self.masks[key] = self.fitted(shape, index) if own is None else own(shape)
+            per_head = self.case.mask == "per head"
+            self.masks[key] = self.mask_per_head(shape) if per_head else self.fitted(shape, index)
         return self.masks[key]
 
     def fitted(self, shape: tuple[int, ...], index: int) -> Tensor:
         g, case, size = self.g, self.case, shape[-1]
-        if case.mask == "rank 2":
-            return self.source((case.length if shape[-2] == case.length else 1, size), index)
         batch = case.batch if case.mask in ("batched", "padding") else 1
         rows = 1 if case.mask == "padding" else case.length
         mask = self.source((batch, 1, rows, size), index)
@@ -348,43 +394,27 @@ class _Build:
             own[-2] = 1
         return self.constant(np.random.default_rng(shape).uniform(-4, 0, own), "mask")
 
-    def slopes(self, shape: tuple[int, ...]) -> Tensor:
-        """Distances times a number for each head."""
-        heads = (*(shape[:-1] if len(shape) == 3 else (1, *shape[1:-1])), 1)
-        slopes = self.constant(np.linspace(0.1, 0.5, int(np.prod(heads))).reshape(heads), "factor")
-        distances = self.input("distances", *[1] * (len(shape) - 1), shape[-1], role="mask")
-        return self.g.op("MUL", distances, slopes, q=self.q("mask"))
-
     def source(self, shape: tuple[int, ...], index: int) -> Tensor:
-        g, kind = self.g, self.case.mask_source
-        if kind == "layers" and len(shape) == 4:
-            packed_shape = (shape[0], self.case.blocks + 1, *shape[2:])
-            if packed_shape not in self.masks:
-                self.masks[packed_shape] = self.input("masks", *packed_shape, role="mask")
-            return g.op("SLICE", self.masks[packed_shape], g.integers(0, index, 0, 0), g.integers(*shape))
-        if kind == "select":
-            is_open, numbers = g.input("open", shape, DType.BOOL), (0.0, -50.0)
-            return g.op("SELECT_V2", is_open, *(self.constant(x, "mask") for x in numbers), q=self.q("mask"))
-        if kind == "chain":
-            closed = g.op("LOGICAL_NOT", g.input("open", shape, DType.BOOL))
-            mask = g.op("MUL", g.op("CAST", closed, dtype=DType.FLOAT32), g.constant(-50.0))
-            return mask if self.is_float else g.op("QUANTIZE", mask, dtype=self.dtype, q=self.q("mask"))
-        return self.input("mask", *shape, role="mask")
+        if self.case.mask_source == "input" or len(shape) != 4:
+            return self.input("mask", *shape, role="mask")
+        packed_shape = (shape[0], self.case.blocks + 1, *shape[2:])
+        if packed_shape not in self.masks:
+            self.masks[packed_shape] = self.input("masks", *packed_shape, role="mask")
+        begin, size = self.g.integers(0, index, 0, 0), self.g.integers(*shape)
+        return self.g.op("SLICE", self.masks[packed_shape], begin, size)
 
     # Behind the softmax
 
     def parts(self, probabilities: Tensor) -> list[Tensor]:
         """The probabilities of each segment of keys."""
-        sizes = (*self.case.segments, 1) if self.case.sink else self.case.segments
-        used, (*front, _) = len(self.case.segments), probabilities.shape
+        sizes, (*front, _) = self.case.segments, probabilities.shape
         if len(sizes) == 1:
             return [probabilities]
         if self.case.slices == "SPLIT_V":
             axis, count = self.g.constant(len(front), DType.INT32), len(sizes)
             lengths = self.g.integers(*sizes)
-            made = self.g.ops("SPLIT_V", probabilities, lengths, axis, outputs=count, num_splits=count)
-            return list(made[:used])
-        begins = [self.g.integers(*[0] * len(front), sum(sizes[:i])) for i in range(used)]
+            return list(self.g.ops("SPLIT_V", probabilities, lengths, axis, outputs=count, num_splits=count))
+        begins = [self.g.integers(*[0] * len(front), sum(sizes[:i])) for i in range(len(sizes))]
         wide = [self.g.integers(*front, size) for size in sizes]
         return [
             self.g.op("SLICE", probabilities, begin, size) for begin, size in zip(begins, wide, strict=False)
@@ -432,13 +462,9 @@ class _Build:
         b, n, t, h = case.batch, case.heads, case.length, case.head_size
         if case.tail == "unmerged":
             result = tensor
-        elif case.tail.startswith("flat"):
-            flat = g.reshape(tensor, b, t * n * h)
-            result = g.op("ABS", flat) if case.tail == "flat then mapped" else flat
+        elif case.tail == "flat":
+            result = g.reshape(tensor, b, t * n * h)
         else:
-            merged = (
-                g.reshape(tensor, b * t, n * h) if case.tail == "rows" else g.reshape(tensor, b, t, n * h)
-            )
-            result = self.projected(merged, n * h) if case.project and self.is_float else merged
+            result = g.reshape(tensor, *((b * t,) if case.tail == "rows" else (b, t)), n * h)
         self.outputs.append(result)
         return result

@@ -133,17 +133,6 @@ subgraph main (%open: bool[1,1,6,10]) {
 }
 """
 
-ONE_HEAD = """\
-signature main = #0 (q=%q, k=%k, v=%v, mask=%mask) -> (out=%out)
-subgraph main (%q: float32[1,1,4,8], %k: float32[1,1,8,8], %v: float32[1,1,8,8], %mask: float32[1,1,4,8]) {
-  %logits: float32[1,1,4,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
-  %masked: float32[1,1,4,8] = ADD(%logits, %mask)
-  %p: float32[1,1,4,8] = SOFTMAX(%masked) {beta: 1.0}
-  %out: float32[1,1,4,8] = BATCH_MATMUL(%p, %v)
-  return %out
-}
-"""
-
 JOINED_LOGITS = """\
 signature main = #0 (q=%q, k1=%k1, k2=%k2, mask=%mask) -> (p=%p)
 subgraph main (%q: int16[1,1,4,8] q(0.0001, 0), %k1: int16[1,1,8,8] q(0.0001, 0), %k2: int16[1,1,4,8] q(0.0001, 0),
@@ -156,13 +145,3 @@ subgraph main (%q: int16[1,1,4,8] q(0.0001, 0), %k1: int16[1,1,8,8] q(0.0001, 0)
   return %p
 }
 """
-
-GRAPHS = {
-    **{f"attention {dtype}": attention(dtype) for dtype in PARAMETERS},
-    "masked softmax": SELECT,
-    "converted product": CONVERT,
-    "integer mask": INTEGER_MASK,
-    "one head": ONE_HEAD,
-    "joined logits": JOINED_LOGITS,
-    **{f"tiled {dtype}": attention(dtype) for dtype in PARAMETERS},
-}

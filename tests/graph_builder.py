@@ -121,17 +121,3 @@ class GraphBuilder:
         named = {f"out_{i}": tensor for i, tensor in enumerate(self.graph.outputs)}
         self.model.signatures.append(Signature(self.graph.name, self.graph, inputs, named))
         return self.model
-
-
-def shuffle(graph: Subgraph, choose: Any) -> None:
-    """Another execution order of the same graph; `choose(n)` picks one of n operators that are ready."""
-    waiting = list(graph.operators)
-    for operator in reversed(waiting):
-        graph.remove(operator)
-    defined = {id(tensor) for operator in waiting for tensor in operator.outputs}
-    while waiting:
-        ready = [op for op in waiting if not any(id(t) in defined for t in op.inputs if t is not None)]
-        operator = ready[choose(len(ready))]
-        waiting.remove(operator)
-        defined.difference_update(id(tensor) for tensor in operator.outputs)
-        graph.append(operator)

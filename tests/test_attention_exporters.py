@@ -6,66 +6,42 @@ Each graph is what onnx2tf, Keras or TensorFlow wrote of a real model, cut down 
 import math
 
 import pytest
-from attention_checks import assert_same_bits, convert, random_inputs
+from attention_checks import assert_same_bits, attention_text, convert, random_inputs
 from text_parser import parse
 
 from edge_opt.ir import Model, Signature, Signatures, load, to_bytes
 from edge_opt.passes import Status
 
-MERGED = """%t: float32[1,6,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})
-            %r: float32[1,6,20] = RESHAPE(%t, int32{1, 6, 20})"""
-LOGITS = "%l: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}"
-SOFTMAX = "%p: float32[1,4,6,8] = SOFTMAX(%l) {beta: 1.0}"
 FORMS = ("split", "unpack", "split-above")
-
-
-def block(
-    *,
-    scores: str = LOGITS,
-    softmax: str = SOFTMAX,
-    then: str = "",
-    values: str | None = None,
-    tail: str = MERGED,
-    inputs: str = "",
-    returned: str = "%r",
-) -> str:
-    """Four heads of size 5, six queries, eight keys; values are weighed by %w where `then` makes it, else by %p."""
-    given = f"%q: float32[1,4,6,5], %k: float32[1,4,8,5], %v: float32[1,4,8,5]{inputs}"
-    weights = "%w" if "%w:" in then else "%p"
-    product = f"%o: float32[1,4,6,5] = BATCH_MATMUL({weights}, %v)" if values is None else values
-    lines = (scores, softmax, then, product, tail)
-    return f"subgraph main ({given}) {{\n" + "\n".join(lines) + f"\nreturn {returned}\n}}"
-
-
 GUARDED = """%nan: bool[1,4,6,8] = NOT_EQUAL(%p, %p)
              %w: float32[1,4,6,8] = SELECT_V2(%nan, float32(0.0), %p)"""
 CASES = {
-    "a guard against NaN": block(then=GUARDED),
-    "probabilities times a mask, then clipped": block(
+    "a guard against NaN": attention_text(then=GUARDED),
+    "probabilities times a mask, then clipped": attention_text(
         then="""%s: float32[1,4,6,8] = MUL(%p, %m)
                 %w: float32[1,4,6,8] = MINIMUM(%s, float32(0.5))""",
         inputs=", %m: float32[6,8]",
     ),
-    "probabilities whose mean over the heads is returned": block(
+    "probabilities whose mean over the heads is returned": attention_text(
         then="%mean: float32[1,6,8] = MEAN(%p, int32{1})", returned="%mean, %r"
     ),
-    "heads that are summed": block(tail="%r: float32[1,6,5] = SUM(%o, int32{1})"),
-    "heads that a product contracts": block(
+    "heads that are summed": attention_text(tail="%r: float32[1,6,5] = SUM(%o, int32{1})"),
+    "heads that a product contracts": attention_text(
         tail="""%t: float32[1,6,5,4] = TRANSPOSE(%o, int32{0, 2, 3, 1})
                 %r: float32[1,6,5,1] = BATCH_MATMUL(%t, float32[1,6,4,1]{splat 0.5})""",
     ),
-    "the difference of two softmaxes": block(
+    "the difference of two softmaxes": attention_text(
         then="""%l2: float32[1,4,6,8] = BATCH_MATMUL(%q2, %k2) {adj_y: true}
                 %p2: float32[1,4,6,8] = SOFTMAX(%l2) {beta: 1.0}
                 %s2: float32[1,4,6,8] = MUL(%p2, float32(0.3))
                 %w: float32[1,4,6,8] = SUB(%p, %s2)""",
         inputs=", %q2: float32[1,4,6,5], %k2: float32[1,4,8,5]",
     ),
-    "the exponential of a LOG_SOFTMAX": block(
+    "the exponential of a LOG_SOFTMAX": attention_text(
         softmax="""%s: float32[1,4,6,8] = LOG_SOFTMAX(%l)
                    %p: float32[1,4,6,8] = EXP(%s)"""
     ),
-    "scores by relative position, shifted by padding": block(
+    "scores by relative position, shifted by padding": attention_text(
         softmax="""%g: float32[1,4,6,8] = BATCH_MATMUL(%q, %at) {adj_y: true}
                    %w9: float32[1,4,6,9] = PAD(%g, int32[4,2]{0, 0, 0, 0, 0, 0, 1, 0})
                    %turned: float32[1,4,9,6] = RESHAPE(%w9, int32{1, 4, 9, 6})
@@ -75,7 +51,7 @@ CASES = {
                    %p: float32[1,4,6,8] = SOFTMAX(%s) {beta: 1.0}""",
         inputs=", %at: float32[1,4,8,5]",
     ),
-    "a computed number added to what the values give": block(
+    "a computed number added to what the values give": attention_text(
         scores="""%qg: float32[1,2,12,5] = RESHAPE(%q, int32{1, 2, 12, 5})
                   %kg: float32[1,2,8,5] = SLICE(%k, int32{0, 0, 0, 0}, int32{1, 2, 8, 5})
                   %l: float32[1,2,12,8] = BATCH_MATMUL(%qg, %kg) {adj_y: true}""",

@@ -1,9 +1,10 @@
-"""What is found of an attention: its heads and sizes; and what stays as it is, with the reason."""
+"""What is found of an attention: its heads and sizes; and what is skipped, with the reason."""
 
 import math
+from typing import Any
 
 import pytest
-from attention_checks import heads_found, only_block
+from attention_checks import GIVEN, attention_text, heads_found, only_block
 from pass_runs import refusal
 from text_parser import parse
 
@@ -11,118 +12,79 @@ from edge_opt.attention.block import Block, NotABlock, logits_bytes, row_tiles
 from edge_opt.attention.find import find_blocks, find_mask
 from edge_opt.conversion import SitesLeftError, convert
 from edge_opt.conversion.result import entry_points
-from edge_opt.ir import Buffer, Constants, Metadata, Model
+from edge_opt.ir import Buffer, Metadata
 from edge_opt.ir.text import to_text
-from edge_opt.passes import Context, Site, Status, run_pass
-from edge_opt.passes.mha_to_sha import MhaToSha, attention_left
+from edge_opt.passes import Site, Status
+from edge_opt.passes.mha_to_sha import attention_left
 from edge_opt.schema.data import Data
-from edge_opt.targets import Target
 
-GENERIC = Target("generic", "")
-T, S, H = 3, 5, 4
+PLAIN = attention_text()
+T, H = 3, 4
+
+
+def changed(*edits: str, text: str = PLAIN) -> str:
+    """The attention with changes `old -> new`."""
+    for edit in edits:
+        old, new = edit.split(" -> ", 1)
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
 
 # Sizes
 
 
-def products(lead: str, *, turned: bool) -> str:
-    """Products of `[lead,T,H]` queries with S keys; `turned`: the value product is `V^T P^T`, `[lead,H,T]`."""
-    rows, values = (f"{H},{T}", f"{H},{S}") if turned else (f"{T},{H}", f"{S},{H}")
-    product = "BATCH_MATMUL(%v, %p) {adj_y: true}" if turned else "BATCH_MATMUL(%p, %v)"
-    return f"""
-    subgraph main (%q: float32[{lead},{T},{H}], %k: float32[{lead},{S},{H}], %v: float32[{lead},{values}]) {{
-      %l: float32[{lead},{T},{S}] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
-      %p: float32[{lead},{T},{S}] = SOFTMAX(%l) {{beta: 1.0}}
-      %o: float32[{lead},{rows}] = {product}
-      MERGE
-    }}"""
-
-
-MERGES = {
-    ("2", False): f"%t: float32[{T},2,{H}] = TRANSPOSE(%o, int32{{1, 0, 2}})",
-    ("2", True): f"%t: float32[{T},2,{H}] = TRANSPOSE(%o, int32{{2, 0, 1}})",
-    ("1,2", False): f"%t: float32[1,{T},2,{H}] = TRANSPOSE(%o, int32{{0, 2, 1, 3}})",
-    ("1,2", True): f"%t: float32[1,{T},2,{H}] = TRANSPOSE(%o, int32{{0, 3, 1, 2}})",
-}
-
-
-@pytest.mark.parametrize(("lead", "turned"), list(MERGES))
-def test_the_sizes_of_a_block_of_heads(lead: str, turned: bool) -> None:
-    merge = (
-        f"{MERGES[lead, turned]}\n %r: float32[{T},{2 * H}] = RESHAPE(%t, int32{{{T}, {2 * H}}})\n return %r"
+@pytest.mark.parametrize(
+    "repeat",
+    [
+        "TILE(%few, int32{1, 4, 1, 1})",
+        "BROADCAST_TO(%few, int32{1, 4, 8, 5})",
+        "CONCATENATION(%few, %few, %few, %few) {axis: 1}",
+    ],
+)
+def test_the_sizes_of_a_block_and_keys_and_values_before_they_are_repeated(repeat: str) -> None:
+    text = changed(
+        "%v: float32[1,4,8,5] -> %few: float32[1,1,8,5]", f"  %l: ->   %v: float32[1,4,8,5] = {repeat}\n  %l:"
     )
-    match = only_block(parse(products(lead, turned=turned).replace("MERGE", merge)).subgraphs[0])
-    assert (match.heads, match.kv_heads, match.head_size) == (2, 2, H)
-    assert (match.query_length, match.key_lengths) == (T, (S,))
-    assert logits_bytes(match) == 2 * T * S
+    match = only_block(parse(text).subgraphs[0])
+    assert (match.heads, match.kv_heads, match.head_size) == (4, 1, 5)
+    assert (match.query_length, match.key_lengths, logits_bytes(match)) == (6, (8,), 2 * 6 * 8)
 
 
-@pytest.mark.parametrize("given", ["merged", "beside the keys"])
-@pytest.mark.parametrize("groups", ["1,1", "1,3", "1,3,5", "3"])
-def test_heads_that_are_folded_into_rows_and_that_nothing_tells_are_not_taken_for_one(
-    groups: str, given: str
-) -> None:
+@pytest.mark.parametrize("groups", ["1,1", "1,2", "2"])
+def test_heads_that_are_folded_into_rows_and_not_merged_are_not_taken_for_one(groups: str) -> None:
     """`[1,K,(G)(T),H]`, of queries `[1,T,N*H]`."""
-    kv_heads = math.prod(map(int, groups.split(",")))
-    heads, rows = 2 * kv_heads, 2 * T
-    made = {
-        "merged": (f"1,{T},{heads * H}", f"RESHAPE(%x, int32{{1, {T}, {heads}, {H}}})"),
-        "beside the keys": (f"1,{T},2,{heads},{H}", "UNPACK(%x) {num: 2, axis: 2}"),
-    }
-    more = f", %u: float32[1,{T},{heads},{H}]" if given == "beside the keys" else ""
-    text = f"""
-    subgraph main (%x: float32[{made[given][0]}], %k: float32[{groups},{S},{H}], %v: float32[{groups},{S},{H}]) {{
-      %n: float32[1,{T},{heads},{H}]{more} = {made[given][1]}
-      %t: float32[1,{heads},{T},{H}] = TRANSPOSE(%n, int32{{0, 2, 1, 3}})
-      %q: float32[{groups},{rows},{H}] = RESHAPE(%t, int32{{{groups}, {rows}, {H}}})
-      %l: float32[{groups},{rows},{S}] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
-      %p: float32[{groups},{rows},{S}] = SOFTMAX(%l) {{beta: 1.0}}
-      %o: float32[{groups},{rows},{H}] = BATCH_MATMUL(%p, %v)
-      return %o
-    }}"""
+    rows = 24 // math.prod(map(int, groups.split(",")))
+    text = changed(
+        "%q: float32[1,4,6,5] -> %x: float32[1,6,20]",
+        f"%k: float32[1,4,8,5], %v: float32[1,4,8,5] -> %k: float32[{groups},8,5], %v: float32[{groups},8,5]",
+        f"float32[1,4,6,8] -> float32[{groups},{rows},8]",
+        f"float32[1,4,6,5] -> float32[{groups},{rows},5]",
+        f"""  %l: ->   %n: float32[1,6,4,5] = RESHAPE(%x, int32{{1, 6, 4, 5}})
+  %h: float32[1,4,6,5] = TRANSPOSE(%n, int32{{0, 2, 1, 3}})
+  %q: float32[{groups},{rows},5] = RESHAPE(%h, int32{{{groups}, {rows}, 5}})
+  %l:""",
+        text=attention_text(tail="", returned="%o"),
+    )
     (match,) = find_blocks(parse(text).subgraphs[0])
     assert isinstance(match, NotABlock)
     assert match.is_attention
     assert match.reason.condition.startswith("rows of the value product are taken apart")
 
 
-@pytest.mark.parametrize(
-    "repeat",
-    [
-        "TILE(%few, int32{1, 2, 1, 1})",
-        f"BROADCAST_TO(%few, int32{{1, 2, {S}, {H}}})",
-        "CONCATENATION(%few, %few) {axis: 1}",
-        "CONCATENATION(%new, %old) {axis: 2}",
-    ],
-)
-def test_keys_and_values_that_are_repeated_for_the_heads_are_counted_before(repeat: str) -> None:
-    merge = f"{MERGES['1,2', False]}\n %r: float32[1,{T},{2 * H}] = RESHAPE(%t, int32{{1, {T}, {2 * H}}})\n return %r"
-    text = products("1,2", turned=False).replace("MERGE", merge)
-    text = text.replace(f"%v: float32[1,2,{S},{H}])", f"%few: float32[1,1,{S},{H}])")
-    parts = f"""%first: float32[1,1,2,{H}], %rest: float32[1,1,{S - 2},{H}] =
-        SPLIT_V(%few, int32{{2, {S - 2}}}, int32(2)) {{num_splits: 2}}
-      %new: float32[1,2,2,{H}] = TILE(%first, int32{{1, 2, 1, 1}})
-      %old: float32[1,2,{S - 2},{H}] = CONCATENATION(%rest, %rest) {{axis: 1}}"""
-    made = parts if "%new" in repeat else ""
-    text = text.replace("      %l:", f"      {made}\n      %v: float32[1,2,{S},{H}] = {repeat}\n      %l:")
-    match = only_block(parse(text).subgraphs[0])
-    assert (match.heads, match.kv_heads) == (2, 1)
-
-
-@pytest.mark.parametrize("lead", ["1,1", "1,2"])
+@pytest.mark.parametrize("heads", [1, 4])
 @pytest.mark.parametrize(
     "masked", ["ADD(%c, %mask)", "ADD(%mask, %c)", "SELECT_V2(%open, %c, float32(-100.0))"]
 )
-def test_the_mask_is_what_is_added_to_scores_or_selects_them_and_no_factor(lead: str, masked: str) -> None:
-    scores = f"float32[{lead},{T},{S}]"
-    merge = "return %o" if lead == "1,1" else MERGES["1,2", False] + "\n return %t"
-    text = products(lead, turned=False).replace("MERGE", merge).replace("SOFTMAX(%l)", "SOFTMAX(%m)")
-    given, added = (
-        f"%{name}: {dtype}[1,1,{T},{S}]" for name, dtype in (("open", "bool"), ("mask", "float32"))
-    )
-    text = text.replace("%q:", f"%one: float32[1], {given}, {added}, %q:", 1)
-    steps = f"%s: {scores} = ADD(%one, %l)\n %c: {scores} = ADD(%s, %one)\n %m: {scores} = {masked}\n"
-    match = only_block(parse(text.replace("      %p:", f"      {steps} %p:")).subgraphs[0])
-    mask = find_mask(match.softmax)
+def test_the_mask_is_what_is_added_to_scores_or_selects_them_and_no_factor(heads: int, masked: str) -> None:
+    scores = "float32[1,4,6,8]"
+    steps = f"  %s: {scores} = ADD(%one, %l)\n  %c: {scores} = ADD(%s, %one)\n  %m: {scores} = {masked}\n"
+    softmax = f"{steps}  %p: {scores} = SOFTMAX(%m) {{beta: 1.0}}"
+    inputs = ", %one: float32[1], %open: bool[1,1,6,8], %mask: float32[1,1,6,8]"
+    text = attention_text(softmax=softmax, inputs=inputs)
+    if heads == 1:
+        text = text.replace("[1,4,", "[1,1,").replace("[1,6,4,5]", "[1,6,1,5]").replace("20", "5")
+    mask = find_mask(only_block(parse(text).subgraphs[0]).softmax)
     assert mask is not None
     assert mask.name == ("open" if "SELECT" in masked else "mask")
 
@@ -184,70 +146,54 @@ def test_what_may_be_heads_or_tokens_is_not_counted_as_done(mask: str) -> None:
 
 
 def test_two_softmaxes_that_weigh_the_same_values_are_one_attention() -> None:
-    text = changed(
-        "(%p, %v) -> (%w, %v)",
-        "  %o: -> %l2: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true} "
-        "%p2: float32[1,4,6,8] = SOFTMAX(%l2) %w: float32[1,4,6,8] = SUB(%p, %p2)\n  %o:",
-    )
+    second = """  %l2: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+  %p2: float32[1,4,6,8] = SOFTMAX(%l2)
+  %w: float32[1,4,6,8] = SUB(%p, %p2)"""
+    text = attention_text(then=second)
     assert heads_found(parse(text).subgraphs[0]) == [4]
     one = text.replace("[1,4,", "[1,1,").replace("[1,6,4,5]", "[1,6,1,5]").replace("20", "5")
     assert heads_found(parse(one).subgraphs[0]) == [1]
 
 
-# What stays
+@pytest.mark.parametrize(
+    ("lead", "rows", "keys", "end"),
+    [("1,1", 4, 8, ""), ("1", 12, 12, "%r: float32[1,3,4,5] = RESHAPE(%o, int32{1, 3, 4, 5})")],
+    ids=["rows that nothing merges", "rows and columns of an image"],
+)
+def test_rows_that_may_be_heads_or_not_stay(lead: str, rows: int, keys: int, end: str) -> None:
+    model = parse(f"""
+    subgraph main (%q: float32[{lead},{rows},5], %k: float32[{lead},{keys},5], %v: float32[{lead},{keys},5]) {{
+      %l: float32[{lead},{rows},{keys}] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+      %p: float32[{lead},{rows},{keys}] = SOFTMAX(%l)
+      %o: float32[{lead},{rows},5] = BATCH_MATMUL(%p, %v)
+      {end}
+      return {"%r" if end else "%o"}
+    }}""")
+    assert heads_found(model.subgraphs[0]) == [1]
 
 
-def refused(model: Model, target: Target = GENERIC) -> Site:
-    """The report of the only site, which must have left the graph alone."""
-    before = to_text(model)
-    graph = model.subgraphs[0]
-    (report,) = run_pass(MhaToSha(), Context(model, graph, "main", target, Constants(model)))
-    assert report.status is not Status.CONVERTED
-    assert to_text(model) == before
-    return report
+# What is skipped
 
 
-ATTENTION = """
-  %l: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
-  %p: float32[1,4,6,8] = SOFTMAX(%l) {beta: 1.0}
-  %o: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)
-  %t: float32[1,6,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})
-  %r: float32[1,6,20] = RESHAPE(%t, int32{1, 6, 20})
-  return %r
-}"""
-GIVEN = "%q: float32[1,4,6,5], %k: float32[1,4,8,5], %v: float32[1,4,8,5]"
-RESULT = "%r: float32[1,6,20]"
-PLAIN = "subgraph main (" + GIVEN + ") {" + ATTENTION
+def in_a_branch(otherwise: str) -> str:
+    """An IF, one branch of which is an attention."""
+    call = "IF(%c, %q, %k, %v) {then_subgraph_index: 1, else_subgraph_index: 2}"
+    main = f"subgraph main (%c: bool[], {GIVEN}) {{\n  %r: float32[1,6,20] = {call}\n  return %r\n}}\n"
+    return main + attention_text(name="then") + otherwise
 
 
-def changed(*edits: str, text: str = PLAIN) -> str:
-    """Four heads of size 5, six queries, eight keys, with changes `old -> new`."""
-    for edit in edits:
-        old, new = edit.split(" -> ", 1)
-        assert old in text
-        text = text.replace(old, new)
-    return text
-
-
-BATCH = changed("[1,4, -> [4,", "  %t: float32[1,6,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})\n -> ",
-                "float32[1,6,20] = RESHAPE(%o, int32{1, 6, 20}) -> float32[4,6] = MEAN(%o, int32{-1})",
-                text=PLAIN.replace("RESHAPE(%t", "RESHAPE(%o"))  # fmt: skip
-EXAMPLES = {
-    "an outermost axis that may be the batch": (BATCH, "already single-head", True),
-    "a softmax over classes": (
-        "subgraph main (%x: float32[2,10]) { %p: float32[2,10] = SOFTMAX(%x) return %p }",
-        "no value product behind this SOFTMAX: not attention",
-        True,
+PLAIN_BRANCH = (
+    f"subgraph else ({GIVEN}) {{\n  %r: float32[1,6,20] = RESHAPE(%q, int32{{1, 6, 20}})\n  return %r\n}}\n"
+)
+CUMULATED = attention_text(then="  %w: float32[1,4,6,8] = CUMSUM(%p, int32(3))")
+BATCH = attention_text(tail="  %r: float32[4,6] = MEAN(%o, int32{-1})").replace("[1,4,", "[4,")
+SKIPPED: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
+    "the pass is left out": (PLAIN, "the pass mha_to_sha was left out", {"skip": ["mha_to_sha"]}),
+    "a branch of IF": (
+        in_a_branch(PLAIN_BRANCH), "inside a graph that IF calls: only what a signature runs itself is rewritten",
     ),
-    "a router that mixes experts": (
-        """subgraph main (%x: float32[1,4,16], %experts: float32[1,3,16]) {
-          %g: float32[1,4,3] = FULLY_CONNECTED(%x, float32[3,16]{splat 0.5}, none) {keep_num_dims: true}
-          %p: float32[1,4,3] = SOFTMAX(%g)
-          %o: float32[1,4,16] = BATCH_MATMUL(%p, %experts)
-          return %o
-        }""",
-        "no product of queries and keys leads to this SOFTMAX: not attention, at FULLY_CONNECTED",
-        True,
+    "an operator behind the SOFTMAX that is not followed": (
+        CUMULATED, "the probabilities are not followed through this operator, at CUMSUM",
     ),
     "probabilities that an operator takes which nobody can look into": (
         changed("BATCH_MATMUL(%p, -> CUSTOM 'product' (%p,"),
@@ -288,100 +234,25 @@ EXAMPLES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_what_is_left_says_why(example: str) -> None:
-    graph, reason, *settled = EXAMPLES[example]
-    report = refused(parse(graph))
-    assert (report.status, report.reason, report.settled) == (Status.SKIPPED, reason, bool(settled))
+@pytest.mark.parametrize("case", SKIPPED)
+def test_skipped_attention_is_a_site_with_a_reason_and_fails_require_all(case: str) -> None:
+    text, reason, *given = SKIPPED[case]
+    options: dict[str, Any] = given[0] if given else {}
+    model = parse(text)
+    before = to_text(model)
+    (site,) = convert(model, verify="none", **options).sites
+    assert (site.status, site.settled, site.reason) == ("skipped", False, reason)
+    assert to_text(model) == before
+    with pytest.raises(SitesLeftError, match="1 of 1 sites were not converted"):
+        convert(model, verify="none", require_all=True, **options)
 
 
-@pytest.mark.parametrize(
-    ("lead", "rows", "keys", "end"),
-    [("1,1", 4, 8, ""), ("1", 12, 12, "%r: float32[1,3,4,5] = RESHAPE(%o, int32{1, 3, 4, 5})")],
-    ids=["rows that nothing merges", "rows and columns of an image"],
-)
-def test_rows_that_may_be_heads_or_not_stay(lead: str, rows: int, keys: int, end: str) -> None:
-    model = parse(f"""
-    subgraph main (%q: float32[{lead},{rows},5], %k: float32[{lead},{keys},5], %v: float32[{lead},{keys},5]) {{
-      %l: float32[{lead},{rows},{keys}] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
-      %p: float32[{lead},{rows},{keys}] = SOFTMAX(%l)
-      %o: float32[{lead},{rows},5] = BATCH_MATMUL(%p, %v)
-      {end}
-      return {"%r" if end else "%o"}
-    }}""")
-    assert heads_found(model.subgraphs[0]) == [1]
-
-
-def test_a_recorded_shape_that_is_a_lie_is_not_believed() -> None:
-    model = parse(PLAIN)
-    tensor = next(t for t in model.subgraphs[0].tensors if t.name == "o")
-    tensor.shape = (1, 4, 5, 6)
-    assert refused(model).reason == (
-        "the probabilities go into an operator that nothing is known of, at BATCH_MATMUL (axis 2 is 6, recorded as 5 "
-        "of 'o')"
-    )
-    model = parse(PLAIN)
-    tensor = next(t for t in model.subgraphs[0].tensors if t.name == "p")
-    tensor.shape = (1, 4, 6, 9)
-    reason = refused(model).reason
-    assert reason == ("the recorded shapes do not fit, at SOFTMAX (axis 3 is 8, recorded as 9 of 'p')")
-
-
-def test_operators_that_the_file_orders_by_index_stay() -> None:
-    model = parse(PLAIN)
-    model.metadata.append(Metadata("model_control_dependencies", Buffer(Data(b"x"))))
-    assert "model_control_dependencies" in refused(model).reason
-
-
-# Nobody is told that there is none
-
-IN_A_BRANCH = (
-    "subgraph main (%c: bool[], " + GIVEN + ") {\n"
-    f"  {RESULT} = IF(%c, %q, %k, %v) {{then_subgraph_index: 1, else_subgraph_index: 2}}\n  return %r\n}}\n"
-    "subgraph then (" + GIVEN + ") {" + ATTENTION + "\n"
-    "subgraph else (" + GIVEN + ") {\n  %r: float32[1,6,20] = RESHAPE(%q, int32{1, 6, 20})\n  return %r\n}"
-)
-NOT_UNDERSTOOD = PLAIN.replace("BATCH_MATMUL(%p,", "BATCH_MATMUL(%c,").replace(
-    "  %o:", "  %c: float32[1,4,6,8] = CUMSUM(%p, int32(3))\n  %o:"
-)
 CLASSES = """
 subgraph main (%x: float32[1,9,9,16]) {
   %y: float32[1,9,9,7] = CONV_2D(%x, float32[7,1,1,16]{splat 0.5}, float32[7]{splat 0.0})
   %p: float32[1,9,9,7] = SOFTMAX(%y) {beta: 1.0}
   return %p
 }"""
-LEFT = {
-    "the pass was left out": (PLAIN, {"skip": ["mha_to_sha"]}, "the pass mha_to_sha was left out"),
-    "a branch of IF": (
-        IN_A_BRANCH, {}, "inside a graph that IF calls: only what a signature runs itself is rewritten",
-    ),
-    "an operator behind the SOFTMAX that is not followed": (
-        NOT_UNDERSTOOD, {}, "the probabilities are not followed through this operator, at CUMSUM",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", LEFT)
-def test_attention_that_stays_is_a_site_with_a_reason_and_fails_require_all(case: str) -> None:
-    text, options, reason = LEFT[case]
-    result = convert(parse(text), verify="none", **options)
-    assert [(site.status, site.settled, site.reason) for site in result.sites] == [("skipped", False, reason)]
-    assert not result.converted
-    with pytest.raises(SitesLeftError, match="1 of 1 sites were not converted"):
-        convert(parse(text), verify="none", require_all=True, **options)
-
-
-def test_sites_of_attention_that_stays_are_counted_on() -> None:
-    both = IN_A_BRANCH[: IN_A_BRANCH.index("subgraph else")] + "subgraph else (" + GIVEN + ") {" + ATTENTION
-    model = parse(both)
-    done = [
-        Site(None, pass_name="mask_to_add", signature="main", index=0, status=Status.CONVERTED),
-        Site(None, pass_name="mha_to_sha", signature="main", index=0, status=Status.CONVERTED),
-    ]
-    left = attention_left(model, model.subgraphs[0], "main", done, split=True)
-    assert [site.index for site in left] == [1, 2]
-
-
 GATE = """
 subgraph main (%x: float32[6,16], %e: float32[6,4,16]) {
   %l: float32[6,4] = FULLY_CONNECTED(%x, float32[4,16]{splat 0.5}, none)
@@ -391,12 +262,67 @@ subgraph main (%x: float32[6,16], %e: float32[6,4,16]) {
   %r: float32[6,16] = SUM(%w, int32{1})
   return %r
 }"""
+SETTLED = {
+    "an outermost axis that may be the batch": (BATCH, "already single-head"),
+    "a softmax over classes": (
+        "subgraph main (%x: float32[2,10]) { %p: float32[2,10] = SOFTMAX(%x) return %p }",
+        "no value product behind this SOFTMAX: not attention",
+    ),
+    "a router that mixes experts": (
+        """subgraph main (%x: float32[1,4,16], %experts: float32[1,3,16]) {
+          %g: float32[1,4,3] = FULLY_CONNECTED(%x, float32[3,16]{splat 0.5}, none) {keep_num_dims: true}
+          %p: float32[1,4,3] = SOFTMAX(%g)
+          %o: float32[1,4,16] = BATCH_MATMUL(%p, %experts)
+          return %o
+        }""",
+        "no product of queries and keys leads to this SOFTMAX: not attention, at FULLY_CONNECTED",
+    ),
+    "scores per class": (CLASSES, "no value product behind this SOFTMAX: not attention"),
+    "a gate": (GATE, "no value product behind this SOFTMAX: not attention, at MUL"),
+}
 
 
-@pytest.mark.parametrize("text", [GATE, CLASSES], ids=["a gate", "classes"])
-def test_learned_scores_are_no_attention(text: str) -> None:
-    result = convert(parse(text), verify="none", require_all=True)
-    assert result.summary().startswith("The model has no attention")
+@pytest.mark.parametrize("case", SETTLED)
+def test_a_softmax_without_several_heads_needs_no_conversion(case: str) -> None:
+    text, reason = SETTLED[case]
+    (site,) = convert(parse(text), verify="none", require_all=True).sites
+    assert (site.status, site.settled, site.reason) == ("skipped", True, reason)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "reason"),
+    [
+        (
+            "o",
+            (1, 4, 5, 6),
+            "the probabilities go into an operator that nothing is known of, at BATCH_MATMUL",
+        ),
+        ("p", (1, 4, 6, 9), "the recorded shapes do not fit, at SOFTMAX (axis 3 is 8, recorded as 9 of 'p')"),
+    ],
+)
+def test_a_wrong_recorded_shape_is_not_believed(name: str, shape: tuple[int, ...], reason: str) -> None:
+    graph = parse(PLAIN).subgraphs[0]
+    next(tensor for tensor in graph.tensors if tensor.name == name).shape = shape
+    (match,) = find_blocks(graph)
+    assert isinstance(match, NotABlock)
+    assert str(match.reason).startswith(reason)
+
+
+def test_operators_that_the_file_orders_by_index_stay() -> None:
+    model = parse(PLAIN)
+    model.metadata.append(Metadata("model_control_dependencies", Buffer(Data(b"x"))))
+    (site,) = convert(model, verify="none").sites
+    assert "model_control_dependencies" in site.reason
+
+
+def test_skipped_sites_are_numbered_on() -> None:
+    model = parse(in_a_branch(attention_text(name="else")))
+    done = [
+        Site(None, pass_name=name, signature="main", index=0, status=Status.CONVERTED)
+        for name in ("mask_to_add", "mha_to_sha")
+    ]
+    left = attention_left(model, model.subgraphs[0], "main", done, split=True)
+    assert [site.index for site in left] == [1, 2]
 
 
 def test_signatures_that_share_a_subgraph_are_converted_together_and_told_so() -> None:

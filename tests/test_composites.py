@@ -9,7 +9,7 @@ from text_parser import parse
 
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import ConversionResult, convert
-from edge_opt.ir import DType, Model, Operator, Tensor, load, to_bytes
+from edge_opt.ir import Model, to_bytes
 from edge_opt.passes import Status
 from edge_opt.schema.table import new_table
 from edge_opt.targets import Target, load_target
@@ -126,8 +126,7 @@ def test_bodies_that_double_at_every_depth_are_not_opened() -> None:
     assert "operators" in result.sites[0].reason
 
 
-def spectrogram(options: bytes) -> Model:
-    """A composite whose body is one custom operator, with the options that only its kernel understands."""
+def test_a_body_that_holds_a_custom_operator_is_opened_and_proved_with_its_options() -> None:
     model = parse(f"""
     signature main = #0 (x=%x) -> (y=%y)
     subgraph main (%x: float32[32,1]) {{
@@ -140,13 +139,9 @@ def spectrogram(options: bytes) -> Model:
     }}
     """)
     (operator,) = model.subgraphs[1].operators
-    operator.table = new_table("Operator", custom_options=np.frombuffer(options, np.uint8))
-    return load(to_bytes(model))
-
-
-def test_a_body_that_holds_a_custom_operator_is_opened_and_proved_with_its_options() -> None:
     options = flexbuffers.Dumps({"window_size": 8, "stride": 4, "magnitude_squared": True})
-    result, model = opened(spectrogram(bytes(options)), ALL)
+    operator.table = new_table("Operator", custom_options=np.frombuffer(bytes(options), np.uint8))
+    result, model = opened(model, ALL)
     assert [(site.status, site.reason) for site in result.sites] == [(Status.CONVERTED, "")]
     assert result.sites[0].proof is not None
     assert names(model) == ["CUSTOM"]
@@ -161,34 +156,19 @@ subgraph main (%x: float32[4]) {
   return %out
 }
 subgraph body (%x: float32[4]) {
-  return %x
+  %h: resource[] = VAR_HANDLE() {container: '', shared_name: 'state'}
+  ASSIGN_VARIABLE(%h, %x)
+  %before: float32[4] = READ_VARIABLE(%h)
+  %sum: float32[4] = ADD(%before, %x)
+  ASSIGN_VARIABLE(%h, %sum)
+  %after: float32[4] = READ_VARIABLE(%h)
+  return %before, %after
 }
 """.replace("BODY", BODY)
 
 
-def counting() -> Model:
-    """The body assigns its argument to a variable and reads it, adds the argument and reads the variable again."""
-    model = parse(COUNTING)
-    body = model.subgraphs[1]
-    (x,) = body.inputs
-    handle = body.add_tensor(Tensor("handle", (), DType.RESOURCE))
-    read, doubled, again = (body.add_tensor(Tensor(name, (4,), DType.FLOAT32)) for name in "rdg")
-    named = new_table("VarHandleOptions", container="", shared_name="state")
-    body.append(Operator(model.operator_code("VAR_HANDLE"), [], [handle], named))
-    for name, inputs, outputs in (
-        ("ASSIGN_VARIABLE", [handle, x], []),
-        ("READ_VARIABLE", [handle], [read]),
-        ("ADD", [read, x], [doubled]),
-        ("ASSIGN_VARIABLE", [handle, doubled], []),
-        ("READ_VARIABLE", [handle], [again]),
-    ):
-        body.append(Operator(model.operator_code(name), inputs, outputs))
-    body.outputs[:] = [read, again]
-    return model
-
-
 def test_reads_of_a_variable_before_and_after_a_write_stay_two() -> None:
-    result, model = opened(counting(), ALL)
+    result, model = opened(parse(COUNTING), ALL)
     assert statuses(result.sites) == ["converted"]
     assert count(model, "READ_VARIABLE") == 2
 

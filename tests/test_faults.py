@@ -1,9 +1,10 @@
 """The prover is tested by lying to it: a new region with a mistake that changes a result does not survive."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
-from fault_graphs import GRAPHS
+from fault_graphs import CONVERT, INTEGER_MASK, JOINED_LOGITS, PARAMETERS, SELECT, attention
 from mutations import KINDS, Mutant, mutants, sampled
 from pass_runs import rewrites_of
 from text_parser import parse
@@ -13,31 +14,30 @@ from edge_opt.passes import PASSES, Demand
 from edge_opt.passes.checks import check_frame, check_parameters, check_shapes, check_versions
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof.regions import RegionProver
-from edge_opt.targets import Target, load_target
+from edge_opt.targets import Target
 
 _EACH = 4  # mutants of each kind in each graph
 _SEEDS = range(1, 5)
+GENERIC = Target("generic", "")
 CHECKS: tuple[Callable[[Rewrite], None], ...] = (check_frame, check_shapes, check_versions, check_parameters)
 CASES = {
-    "attention float32": ("mha_to_sha", "generic"),
-    "attention int16": ("mha_to_sha", "generic"),
-    "attention int8": ("mha_to_sha", "generic"),
-    "tiled float32": ("mha_to_sha", Target("tiles", "", rows_per_tile=2)),
-    "tiled int8": ("mha_to_sha", Target("tiles", "", rows_per_tile=2)),
-    "masked softmax": ("mask_to_add", "generic"),
-    "converted product": ("matmul_convert", "generic"),
-    "integer mask": ("quantized_mask", "generic"),
-    "joined logits": ("mask_before_join", Target("parts", "", mask_before_join=True)),
+    **{f"attention {dtype}": (attention(dtype), "mha_to_sha", GENERIC) for dtype in PARAMETERS},
+    "tiled float32": (attention("float32"), "mha_to_sha", replace(GENERIC, rows_per_tile=2)),
+    "tiled int8": (attention("int8"), "mha_to_sha", replace(GENERIC, rows_per_tile=2)),
+    "masked softmax": (SELECT, "mask_to_add", GENERIC),
+    "converted product": (CONVERT, "matmul_convert", GENERIC),
+    "integer mask": (INTEGER_MASK, "quantized_mask", GENERIC),
+    "joined logits": (JOINED_LOGITS, "mask_before_join", replace(GENERIC, mask_before_join=True)),
 }
 
 
 def rewrite_of(graph: str) -> Rewrite:
-    name, target = CASES[graph]
-    return rewrites_of(name, parse(GRAPHS[graph]), load_target(target))[0]
+    text, name, target = CASES[graph]
+    return rewrites_of(name, parse(text), target)[0]
 
 
 def demand_of(rewrite: Rewrite, graph: str) -> Demand:
-    return rewrite.demand or PASSES[CASES[graph][0]].demand
+    return rewrite.demand or PASSES[CASES[graph][1]].demand
 
 
 def survives_checks(rewrite: Rewrite) -> bool:

@@ -3,11 +3,10 @@
 from collections import Counter
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from attention_checks import assert_same_bits, convert, random_inputs
+from attention_checks import assert_same_bits, attention_text, convert, random_inputs
 from pass_runs import run
 from text_parser import parse
 
@@ -61,31 +60,21 @@ def test_what_a_head_can_read_without_a_reshape_costs_none() -> None:
     assert "RESHAPE" not in kinds(model)
 
 
-SCALED = """
-subgraph main (%q: float32[1,6,4,5], %k: float32[1,4,8,5], %v: float32[1,4,8,5]) {{
-  %s: float32[1,6,4,5] = MUL(%q, float32(0.5))
-  {also}
-  %t: float32[1,4,6,5] = TRANSPOSE(%s, int32{{0, 2, 1, 3}})
-  %l: float32[1,4,6,8] = BATCH_MATMUL(%t, %k) {{adj_y: true}}
-  %p: float32[1,4,6,8] = SOFTMAX(%l) {{beta: 1.0}}
-  %o: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)
-  %u: float32[1,6,4,5] = TRANSPOSE(%o, int32{{0, 2, 1, 3}})
-  %r: float32[1,6,20] = RESHAPE(%u, int32{{1, 6, 20}})
-  return %r{returned}
-}}
-"""
-
-
-@pytest.mark.parametrize(
-    ("also", "returned"), [("", ", %s"), ("%n: float32[1,6,4,5] = NEG(%s)", ", %n"), ("", "")]
+SCALED = attention_text(
+    scores="""  %s: float32[1,4,6,5] = MUL(%q, float32(0.5))
+  %l: float32[1,4,6,8] = BATCH_MATMUL(%s, %k) {adj_y: true}"""
 )
+
+
+@pytest.mark.parametrize("read", ["", "returned", "by an operator"])
 @pytest.mark.parametrize("form", ["split", "unpack"])
-def test_a_scale_is_sunk_into_the_heads_only_if_nobody_else_reads_what_it_makes(
-    also: str, returned: str, form: str
-) -> None:
-    model = parse(SCALED.format(also=also, returned=returned))
+def test_a_scale_is_sunk_into_the_heads_only_if_nobody_else_reads_what_it_makes(read: str, form: str) -> None:
+    text = SCALED.replace("return %r", "return %r, %s") if read == "returned" else SCALED
+    if read == "by an operator":
+        text = text.replace("  return %r", "  %n: float32[1,4,6,5] = NEG(%s)\n  return %r, %n")
+    model = parse(text)
     assert [report.status for report in convert(model, form)] == [Status.CONVERTED]
-    assert kinds(model)["MUL"] == (1 if returned else 4)
+    assert kinds(model)["MUL"] == (1 if read else 4)
 
 
 TWO_AXES_OF_HEADS = """
@@ -109,40 +98,24 @@ def test_heads_on_two_axes_are_cut_where_an_operator_without_a_rule_makes_them()
     assert kinds(model)["CUMSUM"] == 1
 
 
-def chain(name: str, shape: str, length: int) -> str:
-    names = [name, *(f"{name}{step}" for step in range(length))]
-    return "\n".join(f"%{new}: float32[{shape}] = ABS(%{old})" for old, new in pairwise(names))
-
-
 @pytest.mark.parametrize("form", ["split", "unpack", "split-above"])
-@pytest.mark.parametrize(("around", "between"), [(400, 0), (0, 110), (0, 400)])
-def test_a_label_is_followed_so_far_and_no_farther(form: str, around: int, between: int) -> None:
-    """Queries and masks are cut where that ends; heads that do not reach the logits are left with a reason."""
-    last = [
-        f"%{name}{count - 1}" if count else f"%{name}"
-        for name, count in zip("qmp", (around, around, between), strict=True)
-    ]
-    model = parse(f"""
-    subgraph main (%q: float32[1,2,3,4], %k: float32[1,2,5,4], %v: float32[1,2,5,4], %m: float32[1,2,3,5]) {{
-      {chain("q", "1,2,3,4", around)}
-      {chain("m", "1,2,3,5", around)}
-      %l: float32[1,2,3,5] = BATCH_MATMUL({last[0]}, %k) {{adj_y: true}}
-      %s: float32[1,2,3,5] = ADD(%l, {last[1]})
-      %p: float32[1,2,3,5] = SOFTMAX(%s) {{beta: 1.0}}
-      {chain("p", "1,2,3,5", between)}
-      %o: float32[1,2,3,4] = BATCH_MATMUL({last[2]}, %v)
-      %t: float32[1,3,2,4] = TRANSPOSE(%o, int32{{0, 2, 1, 3}})
-      %r: float32[1,3,8] = RESHAPE(%t, int32{{1, 3, 8}})
-      return %r
-    }}""")
+@pytest.mark.parametrize("length", [50, 400])
+def test_a_label_is_followed_so_far_and_no_farther(form: str, length: int) -> None:
+    """Queries are cut where that ends; heads that do not reach the logits are left with a reason."""
+    steps = [f"  %{{0}}{step + 1}: float32[{{1}}] = ABS(%{{0}}{step})" for step in range(length)]
+    chain = "\n".join(steps).format
+    above = f"  %q0: float32[1,4,6,5] = ABS(%q)\n{chain('q', '1,4,6,5')}\n"
+    scores = f"{above}  %l: float32[1,4,6,8] = BATCH_MATMUL(%q{length}, %k) {{adj_y: true}}"
+    model = parse(attention_text(scores=scores))
+    assert [report.status for report in convert(model, form)] == [Status.CONVERTED]
+    between = f"  %p0: float32[1,4,6,8] = ABS(%p)\n{chain('p', '1,4,6,8')}\n"
+    model = parse(attention_text(then=f"{between}  %w: float32[1,4,6,8] = ABS(%p{length})"))
     (report,) = convert(model, form)
-    assert report.status is (Status.SKIPPED if between == 400 else Status.CONVERTED)
-    assert report.settled is False
-    assert kinds(model)["SOFTMAX"] == (1 if between == 400 else 2)
+    assert (report.status, report.settled) == (Status.SKIPPED if length == 400 else Status.CONVERTED, False)
 
 
 def test_probabilities_that_others_read_are_joined_for_them_and_no_several_heads_stay() -> None:
-    model = parse(SCALED.format(also="", returned=", %p"))
+    model = parse(SCALED.replace("return %r", "return %r, %p"))
     assert [report.status for report in convert(model, "split")] == [Status.CONVERTED]
     counted = kinds(model)
     assert (counted["SOFTMAX"], counted["BATCH_MATMUL"], counted["MUL"]) == (4, 8, 4)

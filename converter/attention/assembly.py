@@ -1,8 +1,7 @@
 """The new operators of one rewrite, made one after the other and attached to no graph yet."""
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
-from typing import Any
+from collections.abc import Container, Sequence
 
 import numpy as np
 
@@ -73,13 +72,6 @@ class Assembly:
         """An int32 constant."""
         return self.constants.make(name, np.asarray(values, np.int32), DType.INT32)
 
-    def constant(
-        self, tensor: Tensor, values: np.ndarray, quantization: Quantization | None = None
-    ) -> Tensor:
-        """A constant made of a part of another, quantized alike unless told otherwise."""
-        name = name_below(tensor.name, "piece")
-        return self.constants.make(name, values, tensor.dtype, quantization or tensor.quantization)
-
     def source(self, tensor: Tensor) -> Tensor:
         """What a tensor is a RESHAPE of, if one made here; else itself."""
         return self._reshaped_from.get(tensor, tensor)
@@ -114,35 +106,32 @@ def cancel_transposes(operators: Sequence[Operator], wanted: Container[Tensor]) 
     `(A B)^T = B^T A^T`: a product whose only reader exchanges its last two axes gets its operands and flags exchanged,
     `BMM(V^T, P, adj_y) -> [.., H, T] -> TRANSPOSE` becomes `BMM(P, V^T, adj_y) -> [.., T, H]`. And a TRANSPOSE of the
     last two axes under an adjoint flag cancels it: `BMM(P, TRANSPOSE(V), adj_y)` becomes `BMM(P, V)`. The same numbers
-    are multiplied and summed in the same order. Operators that nobody reads any more are still in the list.
+    are multiplied and summed in the same order. Operators that nobody reads any more stay in the list.
     """
     readers = Counter(tensor for operator in operators for tensor in operator.inputs)
     made: dict[Tensor, Operator] = {}
     for operator in operators:
         current = operator
-        product = made.get(operator.input(0)) if exchanges_last_two(operator) else None
+        product = made.get(operator.input(0)) if _exchanges_last_two(operator) else None
         if product is not None and product.name == "BATCH_MATMUL":
             left, right = product.input(0), product.input(1)
             alone = readers[operator.input(0)] == 1 and operator.input(0) not in wanted
             if alone and left.dtype is right.dtype:
-                turned = (not product.option("adj_y"), not product.option("adj_x"))
-                current = _product(product, (right, left), turned, operator.output)
+                flags = (not product.option("adj_y"), not product.option("adj_x"))
+                current = _product(product, (right, left), flags, operator.output)
         if current.name == "BATCH_MATMUL":
-            current = _without_adjoints(current, made)
+            sides, turned = list(current.inputs), [bool(current.option(name)) for name in ("adj_x", "adj_y")]
+            for side in (0, 1):
+                maker = made.get(current.input(side))
+                if turned[side] and maker is not None and _exchanges_last_two(maker):
+                    sides[side], turned[side] = maker.input(0), False
+            if sides != list(current.inputs):
+                current = _product(current, sides, turned, current.output)
         made.update(dict.fromkeys(operator.outputs, current))
     return list(dict.fromkeys(made.values()))
 
 
-def _without_adjoints(product: Operator, made: Mapping[Tensor, Operator]) -> Operator:
-    sides, turned = [*product.inputs], [product.option("adj_x"), product.option("adj_y")]
-    for side in (0, 1):
-        maker = made.get(product.input(side))
-        if turned[side] and maker is not None and exchanges_last_two(maker):
-            sides[side], turned[side] = maker.input(0), False
-    return product if sides == [*product.inputs] else _product(product, sides, turned, product.output)
-
-
-def exchanges_last_two(operator: Operator) -> bool:
+def _exchanges_last_two(operator: Operator) -> bool:
     """True for a TRANSPOSE that exchanges rows and columns and nothing else."""
     if operator.name != "TRANSPOSE":
         return False
@@ -152,12 +141,12 @@ def exchanges_last_two(operator: Operator) -> bool:
 
 
 def _product(
-    like: Operator, sides: Sequence[Tensor | None], turned: Sequence[Any], output: Tensor
+    like: Operator, sides: Sequence[Tensor | None], turned: Sequence[bool], output: Tensor
 ) -> Operator:
     options = new_table("BatchMatMulOptions") if like.options is None else like.options
     table = options.copy()
     for name, value in zip(("adj_x", "adj_y"), turned, strict=True):
         # "Absent" and "false" say the same; keep the shorter.
         if value or name in table.fields:
-            table.set(name, bool(value))
+            table.set(name, value)
     return Operator(like.code, sides, [output], table, like.table)

@@ -57,7 +57,7 @@ class Composite(Rule):
         place, operands = len(self._model.subgraphs), self.operands(one.of)
         self._model.subgraphs.append(self._for_one_head(one.of, operands, f"head_{one.head}"))
         read = {index: one.piece(index) for index in operands}
-        return one.clone(read, one.of.piece_shape(keep=True), **{BODY: place})
+        return one.clone(read, fx.piece_shape(one.of.factored, keep=True), **{BODY: place})
 
     def _for_one_head(self, composite: Labelled, operands: Operands, name: str) -> Subgraph:
         """The body without the heads' factors in its shapes; `name` is added to its names."""
@@ -78,7 +78,7 @@ class Composite(Rule):
                 of, read = Labelled(tensor, own), self._inner.known(tensor, own)
 
                 def part(index: int) -> Tensor:
-                    return piece(of.input(index), read[index])
+                    return piece(of.operator.input(index), read[index])
 
                 rule = self._inner.rules[of.operator.name]
                 pieces[tensor] = rule.emit(OneHead(assembly, of, 0, part, name, keep_axes=True))

@@ -38,7 +38,7 @@ def plain(shape: Shape) -> Factored:
 
 def sizes(factored: Factored) -> Shape:
     """The shape that the factors multiply to."""
-    return tuple(_size(axis) for axis in factored)
+    return tuple(math.prod(factor.size for factor in axis) for axis in factored)
 
 
 def is_shared(factored: Factored) -> bool:
@@ -76,14 +76,11 @@ def piece_axes(factored: Factored, *, keep: bool) -> tuple[int, ...]:
 def piece_shape(factored: Factored, *, keep: bool) -> Shape:
     """Shape of one head's piece: labelled factors removed."""
     kept = piece_axes(factored, keep=keep)
-    return tuple(_size(factor for factor in factored[axis] if not factor.stride) for axis in kept)
+    return sizes(tuple(tuple(f for f in factored[axis] if not f.stride) for axis in kept))
 
 
 def merge_neighbours(factors: Iterable[Factor]) -> list[Factor]:
-    """Neighbours that are one factor cut in two, as one: plain ones, and digits of the head that follow each other.
-
-    Factors of size 1 say nothing and go.
-    """
+    """Factors without those of size 1; plain neighbours, and successive digits of the head, become one."""
     merged: list[Factor] = []
     for factor in factors:
         if factor.size == 1:
@@ -101,10 +98,9 @@ def canonical(factored: Factored) -> Factored:
 
 
 def regroup(factored: Factored, shape: Shape) -> Factored | None:
-    """The same elements in row-major order under another shape, as RESHAPE sees them.
+    """The same elements in row-major order under another shape, as RESHAPE sees them; labels stay on their factors.
 
-    Both sides are cut into their coarsest common factors; labels stay on their factors. None where a factor would have
-    to be cut through the middle of another: the shapes share no refinement.
+    None where a factor would have to be cut through the middle of another: the shapes share no refinement.
     """
     rest: Axis = tuple(merge_neighbours(factor for axis in factored for factor in axis))
     axes: list[Axis] = []
@@ -118,20 +114,13 @@ def regroup(factored: Factored, shape: Shape) -> Factored | None:
 
 
 def repeated(axis: Axis) -> Axis:
-    """An axis of size 1 that is repeated along `axis`.
-
-    It has a head's place to lose only where `axis` is nothing but heads: else every head keeps it, as size 1.
-    """
+    """An axis of size 1 that is repeated along `axis`: with size-1 labels if that holds only heads, else without."""
     return tuple(Factor(1, factor.stride) for factor in axis) if axis and only_labels(axis) else ()
 
 
 def only_labels(axis: Iterable[Factor]) -> bool:
     """True where an axis is nothing but digits of the head."""
     return all(factor.stride for factor in axis)
-
-
-def _size(axis: Iterable[Factor]) -> int:
-    return math.prod(factor.size for factor in axis)
 
 
 def cut_axis(axis: Sequence[Factor], count: int) -> tuple[Axis, Axis] | None:

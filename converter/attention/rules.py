@@ -35,17 +35,9 @@ class Labelled:
         assert self.tensor.producer is not None
         return self.tensor.producer
 
-    def input(self, index: int) -> Tensor:
-        """Input `index` of the operator, which its definition requires to be there."""
-        return self.operator.input(index)
-
     def axis(self, rank: int) -> int:
         """The operator's option `axis`, counted from the front of a tensor of that rank."""
         return int(self.operator.option("axis")) % rank
-
-    def piece_shape(self, *, keep: bool) -> Shape:
-        """Shape of the result for one head."""
-        return fx.piece_shape(self.factored, keep=keep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +77,7 @@ class OneHead:
         return made[operator.outputs.index(self.of.tensor)]
 
     def integers(self, word: str, values: object) -> Tensor:
-        """An int32 constant that steers the operator."""
+        """An int32 operand that steers the operator."""
         return self.assembly.integers(name_below(self.of.tensor.name, word), values)
 
     def reshaped(self, source: Tensor, shape: Shape) -> Tensor:
@@ -119,16 +111,16 @@ class Rule(ABC):
         """The operator for one head, where it is needed; its result may still have to be reshaped."""
         parts = self.parts(one.of, keep=one.keep_axes)
         if self.drops_axes:
-            shape = one.of.piece_shape(keep=one.keep_axes)
+            shape = fx.piece_shape(one.of.factored, keep=one.keep_axes)
             return one.clone({index: one.piece(index) for index in parts}, shape)
         read = {index: one.whole(index, own) for index, own in parts.items()}
-        return one.clone(read, one.of.piece_shape(keep=True))
+        return one.clone(read, fx.piece_shape(one.of.factored, keep=True))
 
     def emit(self, one: OneHead) -> Tensor:
         """The result for one head."""
         operand = self.passed_on(one.of, one.head, keep=one.keep_axes)
         result = self.made(one) if operand is None else one.piece(operand)
-        return one.reshaped(result, one.of.piece_shape(keep=one.keep_axes))
+        return one.reshaped(result, fx.piece_shape(one.of.factored, keep=one.keep_axes))
 
 
 def _integers(operator: Operator, index: int) -> list[int]:
@@ -157,10 +149,12 @@ class ByAxes(Rule):
     def operands(self, of: Labelled) -> Operands:
         found = self._places(of)
         for index, places in found.items():
-            if len(places) != len(of.input(index).shape):
-                raise RefusedError("the recorded shapes do not fit", of.operator, of.input(index))
+            if len(places) != len(of.operator.input(index).shape):
+                raise RefusedError("the recorded shapes do not fit", of.operator, of.operator.input(index))
         return {
-            index: tuple(self._axis(of, of.input(index), axis, place) for axis, place in enumerate(places))
+            index: tuple(
+                self._axis(of, of.operator.input(index), axis, place) for axis, place in enumerate(places)
+            )
             for index, places in found.items()
         }
 
@@ -184,18 +178,20 @@ class Elementwise(ByAxes):
     def parts(self, of: Labelled, *, keep: bool) -> Operands:
         parts = self.operands(of)
         for index, own in list(parts.items()):
-            shapes = of.input(index).shape, fx.piece_shape(own, keep=keep)
+            shapes = of.operator.input(index).shape, fx.piece_shape(own, keep=keep)
             whole, piece = (tuple(dropwhile(lambda size: size == 1, shape)) for shape in shapes)
             # Without a RESHAPE all heads share an operand that only has other leading ones.
-            if whole == piece and len(shapes[0]) <= len(of.piece_shape(keep=keep)):
+            if whole == piece and len(shapes[0]) <= len(fx.piece_shape(of.factored, keep=keep)):
                 del parts[index]
         return parts
 
 
 def _aligned(of: Labelled) -> dict[int, Places]:
     """SELECT does not broadcast; its rank-1 condition selects whole rows, which no label survives."""
-    if of.operator.name == "SELECT" and of.input(0).shape not in ((), of.tensor.shape):
-        raise RefusedError("SELECT's condition must have the result's shape", of.operator, of.input(0))
+    if of.operator.name == "SELECT" and of.operator.input(0).shape not in ((), of.tensor.shape):
+        raise RefusedError(
+            "SELECT's condition must have the result's shape", of.operator, of.operator.input(0)
+        )
     rank = len(of.factored)
     shapes = {i: tensor.shape for i, tensor in enumerate(of.operator.inputs) if tensor is not None}
     return {index: range(rank - len(shape), rank) for index, shape in shapes.items()}
@@ -208,7 +204,7 @@ def _of_product(of: Labelled) -> dict[int, Places]:
     """
     last, places = len(of.factored) - 1, dict[int, Places]()
     for index, own in ((0, last - 1), (1, last)):
-        batch = range(last + 1 - len(of.input(index).shape), last - 1)
+        batch = range(last + 1 - len(of.operator.input(index).shape), last - 1)
         is_first = bool(of.operator.option("adj_y" if index else "adj_x")) == bool(index)
         places[index] = [*batch, own, None] if is_first else [*batch, None, own]
     return places
@@ -224,7 +220,7 @@ def _along_rows(of: Labelled) -> dict[int, Places]:
 
 def _reduced(of: Labelled) -> dict[int, Places]:
     """SUM, MEAN and the like. Backwards a reduced axis is plain: where it holds heads, these end in the sum."""
-    rank = len(of.input(0).shape)
+    rank = len(of.operator.input(0).shape)
     # Of a scalar, TFLite takes any axes: there is none to reduce.
     reduced = {axis % rank for axis in _integers(of.operator, 1)} if rank else set()
     kept = [axis for axis in range(rank) if of.operator.option("keep_dims") or axis not in reduced]
@@ -236,13 +232,6 @@ def _same_axes(of: Labelled) -> dict[int, Places]:
     data, steering = {"SPLIT": (1, 0), "SPLIT_V": (0, 2)}.get(of.operator.name, (0, 1))
     _integers(of.operator, steering)
     return {data: range(len(of.factored))}
-
-
-def _unpacked(of: Labelled) -> dict[int, Places]:
-    """Each result is one step of an axis that it no longer has."""
-    rank = len(of.factored)
-    axis = of.axis(rank + 1)
-    return {0: [*range(axis), None, *range(axis, rank)]}
 
 
 class Transpose(ByAxes):
@@ -276,7 +265,7 @@ def keeps_order(of: Labelled) -> bool:
     """True where a RESHAPE, its kin or a TRANSPOSE leaves one head's elements in row-major order."""
     if of.operator.name != "TRANSPOSE":
         return True
-    order = zip(_integers(of.operator, 1), of.piece_shape(keep=True), strict=True)
+    order = zip(_integers(of.operator, 1), fx.piece_shape(of.factored, keep=True), strict=True)
     wide = [axis for axis, size in order if size > 1]
     return wide == sorted(wide)
 
@@ -288,7 +277,7 @@ class Slice(ByAxes):
         super().__init__(lambda of: {0: range(len(_begins(of.operator)))})
 
     def made(self, one: OneHead) -> Tensor:
-        begins, shape = _begins(one.of.operator), one.of.piece_shape(keep=True)
+        begins, shape = _begins(one.of.operator), fx.piece_shape(one.of.factored, keep=True)
         read = {0: one.whole(0, self.operands(one.of)[0]), 1: one.integers("begin", begins)}
         if one.of.operator.name == "SLICE":
             return one.clone({**read, 2: one.integers("size", shape)}, shape)
@@ -316,7 +305,7 @@ class Regroup(Rule):
     """RESHAPE, SQUEEZE, EXPAND_DIMS: row-major order stays, so labels stay on their factors."""
 
     def operands(self, of: Labelled) -> Operands:
-        source = of.input(0)
+        source = of.operator.input(0)
         grouped = fx.regroup(of.factored, source.shape)
         if grouped is None:
             expected = f"a shape that {fx.to_text(of.factored)} refines"
@@ -344,7 +333,7 @@ class Joining(Rule):
             return dict.fromkeys(range(count), (*before, *after))
         if cut is not None:
             return dict.fromkeys(range(count), (*before, cut[1] or fx.repeated(whole), *after))
-        return {i: (*before, *fx.plain((of.input(i).shape[axis],)), *after) for i in range(count)}
+        return {i: (*before, *fx.plain((of.operator.input(i).shape[axis],)), *after) for i in range(count)}
 
     @staticmethod
     def _cut(of: Labelled) -> tuple[Axis, Axis] | None:
@@ -366,7 +355,7 @@ class Broadcast(Rule):
     """BROADCAST_TO and TILE: a repeat over the heads is what each head has anyway, so it goes."""
 
     def operands(self, of: Labelled) -> Operands:
-        source, offset = of.input(0), len(of.factored) - len(of.input(0).shape)
+        source, offset = of.operator.input(0), len(of.factored) - len(of.operator.input(0).shape)
         axes: list[Axis] = []
         for size, whole, axis in zip(
             source.shape, of.tensor.shape[offset:], of.factored[offset:], strict=True
@@ -378,11 +367,11 @@ class Broadcast(Rule):
         return {0: tuple(axes)}
 
     def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
-        shapes = fx.piece_shape(self.operands(of)[0], keep=keep), of.piece_shape(keep=keep)
+        shapes = fx.piece_shape(self.operands(of)[0], keep=keep), fx.piece_shape(of.factored, keep=keep)
         return 0 if len({*map(math.prod, shapes)}) == 1 else None
 
     def made(self, one: OneHead) -> Tensor:
-        (own,), shape = self.operands(one.of).values(), one.of.piece_shape(keep=True)
+        (own,), shape = self.operands(one.of).values(), fx.piece_shape(one.of.factored, keep=True)
         source, sizes = one.whole(0, own), shape
         if one.of.operator.name == "TILE":
             sizes = tuple(size // part for size, part in zip(shape, source.shape, strict=True))
@@ -403,7 +392,6 @@ RULES: dict[str, Rule] = {
     "TRANSPOSE": Transpose(),
     "BATCH_MATMUL": ByAxes(_of_product, drops_axes=True),
     **dict.fromkeys(("CONCATENATION", "PACK"), Joining()),
-    "UNPACK": ByAxes(_unpacked),
 }
 
 

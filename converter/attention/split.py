@@ -6,7 +6,7 @@ where the old graph had them side by side. The plan depends on the graph alone, 
 
 import math
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,7 +40,7 @@ def split_heads(
         # Dropping the axis would leave no batch for BATCH_MATMUL, or a vector; and rows are no axis of their own.
         form = replace(form, cut="split")
     operands = with_composites(model) if form.above and form.composites else block.operands
-    plan, assembly = _Planner(subgraph, block, form, operands).plan(), Assembly(model, constants)
+    plan, assembly = _Planner(subgraph, block, form, operands), Assembly(model, constants)
     splitter = _Splitter(form, assembly, block, operands, plan)
     joined = {block.output: block.factored}
     for tensor, factored in plan.labelled.items():
@@ -66,23 +66,14 @@ class _Cut:
     scalings: tuple[Labelled, ...] = ()
 
 
-@dataclass(slots=True)
-class _Plan:
-    """How a block is split.
+@dataclass(eq=False)
+class _Planner:
+    """Decides what every head makes for itself, and where the tensors that come into the block are cut.
 
     `cuts` has the tensors that are cut; everything else that carries heads is made by every head. `old` are the
     operators that the heads' operators replace, `labelled` the results of the core with the factors that tell all heads
     apart.
     """
-
-    cuts: dict[OnHeads, _Cut] = field(default_factory=dict)
-    old: dict[Operator, None] = field(default_factory=dict)
-    labelled: dict[Tensor, Factored] = field(default_factory=dict)
-
-
-@dataclass(eq=False)
-class _Planner:
-    """Decides what every head makes for itself, and where the tensors that come into the block are cut."""
 
     subgraph: Subgraph
     block: Block
@@ -90,30 +81,31 @@ class _Planner:
     operands: OperandFactors
 
     def __post_init__(self) -> None:
-        self._plan = _Plan()
+        self.cuts: dict[OnHeads, _Cut] = {}
+        self.old: dict[Operator, None] = {}
+        self.labelled: dict[Tensor, Factored] = {}
         # How the heads lie in the results of operators that are still to come, and how far up these are.
         self._reads: dict[Tensor, dict[Factored, None]] = {}
         self._waiting: dict[Operator, int] = {}
+        self._plan()
 
-    def plan(self) -> _Plan:
+    def _plan(self) -> None:
         """Go up from the merged heads to the tensors that are cut, each after all its readers; then place the cuts."""
-        plan, block = self._plan, self.block
-        self._read(block.output, block.factored, 0)
+        self._read(self.block.output, self.block.factored, 0)
         for operator in reversed(self.subgraph.operators):
             if operator in self._waiting:
                 self._decide(operator, self._waiting.pop(operator))
             if not self._waiting:
                 break
-        replaced, cut = {*block.core, *plan.old}, list(plan.cuts)
-        plan.cuts.clear()
+        replaced, cut = {*self.block.core, *self.old}, list(self.cuts)
+        self.cuts.clear()
         for tensor, factored in cut:
             self._place(tensor, factored, replaced)
-        return plan
 
     def _read(self, tensor: Tensor, factored: Factored, depth: int) -> None:
         operator = tensor.producer
         if operator is None:
-            self._plan.cuts[tensor, factored] = _Cut(tensor)
+            self.cuts[tensor, factored] = _Cut(tensor)
         elif not fx.is_shared(factored):
             self._reads.setdefault(tensor, {})[factored] = None
             self._waiting[operator] = max(depth, self._waiting.get(operator, 0))
@@ -126,11 +118,11 @@ class _Planner:
             for factored in self._reads.pop(tensor, ()):
                 vanishes = not self._is_free(tensor, factored) and self._vanishes(tensor, factored, DEEPEST)
                 if not (in_core or alone or vanishes):
-                    self._plan.cuts[tensor, factored] = _Cut(tensor)
+                    self.cuts[tensor, factored] = _Cut(tensor)
                     continue
-                self._plan.old[operator] = None
+                self.old[operator] = None
                 if in_core and fx.piece_count(factored) == self.block.pieces:
-                    self._plan.labelled.setdefault(tensor, factored)
+                    self.labelled.setdefault(tensor, factored)
                 rule, of = self.operands.rules[operator.name], Labelled(tensor, factored)
                 for index, own in rule.parts(of, keep=self.form.keep_axes).items():
                     self._read(operator.input(index), own, depth + 1)
@@ -145,7 +137,7 @@ class _Planner:
             if not tensor.consumers and not self.subgraph.is_output(tensor):
                 continue
             labels = {fx.canonical(factored) for factored in self._reads.get(tensor, ())}
-            if len(labels) != 1 or read_outside(self.subgraph, tensor, self._plan.old):
+            if len(labels) != 1 or read_outside(self.subgraph, tensor, self.old):
                 return False
             (factored,) = labels
             if fx.piece_count(factored) == 1 or not isinstance(self.operands(tensor, factored), dict):
@@ -169,7 +161,7 @@ class _Planner:
         of = Labelled(tensor, factored)
         passes = self.operands.rules[operator.name].passed_on(of, 0, keep=self.form.keep_axes) is not None
         above = operands.items() if operator.name in MOVEMENT else ()
-        return passes and all(self._vanishes(of.input(i), own, depth - 1) for i, own in above)
+        return passes and all(self._vanishes(of.operator.input(i), own, depth - 1) for i, own in above)
 
     def _place(self, tensor: Tensor, factored: Factored, replaced: Container[Operator]) -> None:
         """Cut a tensor that comes in, or one that it is made of; that operators of the rewrite read it does not count.
@@ -186,10 +178,10 @@ class _Planner:
         top = above.index(sunk[-1]) + 1 if sunk and splits and self.block.heads > 1 else 0
         hoisted = above[:top][::-1]
         moves = tuple(of for of in hoisted if of not in sunk)
-        self._plan.cuts[above[0].tensor, above[0].factored] = _Cut(
+        self.cuts[above[0].tensor, above[0].factored] = _Cut(
             above[top].tensor, moves, tuple(of for of in hoisted if of in sunk)
         )
-        self._plan.old.update(dict.fromkeys(of.operator for of in (*chain[:place], *hoisted)))
+        self.old.update(dict.fromkeys(of.operator for of in (*chain[:place], *hoisted)))
 
     def _chain(self, tensor: Tensor, factored: Factored, readers: Container[Operator]) -> Iterator[Labelled]:
         """A tensor and those above it, through rearrangements and scalings by a number that nobody else reads."""
@@ -232,7 +224,7 @@ class _Splitter:
     assembly: Assembly
     block: Block
     operands: OperandFactors
-    plan: _Plan
+    plan: _Planner
 
     def __post_init__(self) -> None:
         self._pieces: dict[tuple[Tensor, Factored, tuple[int, ...]], Tensor] = {}
@@ -273,7 +265,7 @@ class _Splitter:
         operands = self.operands.known(of.tensor, of.factored)
 
         def piece(index: int) -> Tensor:
-            return self.piece(of.input(index), operands[index], head)
+            return self.piece(of.operator.input(index), operands[index], head)
 
         name = self._name(of.factored, head)
         one = OneHead(self.assembly, of, head, piece, name, keep_axes=self.form.keep_axes)
@@ -284,7 +276,7 @@ class _Splitter:
         if cut not in self._sources:
             source, make = cut.source, self.assembly
             for move in cut.moves:
-                name, before = name_below(move.tensor.name, "unscaled"), move.input(0)
+                name, before = name_below(move.tensor.name, "unscaled"), move.operator.input(0)
                 if not keeps_order(Labelled(move.tensor, fx.plain(move.tensor.shape))):
                     source = make.reshaped(source, before.shape, name_below(before.name, "unscaled"))
                     moved = make.tensor(name, move.tensor.shape, source)
@@ -327,7 +319,8 @@ class _Splitter:
             axis, kept = quantization.dimension, fx.piece_axes(factored, keep=keep)
             places = _head_of(np.arange(tensor.shape[axis]), (factored[axis],), head)
             quantization = quantization.along(kept.index(axis) if axis in kept else 0, places)
-        return self.assembly.constant(tensor, values, quantization)
+        make, name = self.assembly.constants.make, name_below(tensor.name, "piece")
+        return make(name, values, tensor.dtype, quantization)
 
     def _split(self, tensor: Tensor, axis: int, count: int, *, drops: bool) -> tuple[Tensor, ...]:
         """The tensor cut into `count` parts along an axis, which they have no longer where it `drops`."""
