@@ -19,7 +19,7 @@ from edge_opt.passes import Demand, Proof, Status
 from edge_opt.passes.contract import Ran
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof import examination
-from edge_opt.proof.examination import Examiner, Question
+from edge_opt.proof.examination import Question
 from edge_opt.proof.regions import RegionProver
 from edge_opt.proof.sizes import FACTOR, multiply_adds, shrunk
 from edge_opt.runtime.errors import RuntimeCrashed, RuntimeFailed, RuntimeRefused, RuntimeTimedOut
@@ -41,7 +41,7 @@ subgraph main (%x: int16[1,64,8] q(0.1, 0), %w: int16[1,64,8] q(0.1, 0)) {
   return %y
 }
 """
-REQUEST = ProofRequest(extremes=("high",), parts=Parts(0, ((8, 1), (64, 0))))
+REQUEST = ProofRequest(extremes=("high",), parts=Parts(0, ((8, 1), (64, 0))), seed=3)
 QUESTION = Question(parse(PRODUCT), parse(PRODUCT), "'main' up to 'y'", Demand(), REQUEST)
 BOTH, FIRST, SECOND = ("xnnpack", "reference"), ("xnnpack",), ("reference",)
 REFUSED_BEFORE = RuntimeRefused("", "before: no kernel")
@@ -69,7 +69,7 @@ class Worker:
 
 
 def examine(worker: Worker, question: Question = QUESTION) -> Proof:
-    proof = Examiner(worker, seed=3).examine(question)  # type: ignore[arg-type]
+    proof = examination.examine(worker, question)  # type: ignore[arg-type]
     assert worker.answers == [], "all that was prepared was asked for"
     return proof
 
@@ -106,8 +106,11 @@ def test_kernels_that_refuse_and_workers_that_crash(answers: list[Any], said: st
 
 
 def test_a_run_that_takes_too_long_says_nothing_of_the_region() -> None:
-    with pytest.raises(RuntimeTimedOut, match="took longer than 60 s"):
-        examine(Worker(RuntimeTimedOut("late")))
+    proof = examine(Worker(RuntimeTimedOut("late")))
+    assert proof.open
+    assert proof.reason.startswith(
+        "there was no time to prove it: region 'main' up to 'y' took longer than 60 s"
+    )
 
 
 @pytest.fixture
@@ -326,16 +329,6 @@ def test_a_region_that_failed_stands_for_equal_ones_and_for_no_others() -> None:
         proofs = [prover.prove(each, Demand()) for each in (*wrong, wrong[0])]
     assert [proof.holds for proof in proofs] == [False] * 5
     assert [bool(proof.like) for proof in proofs] == [False, False, False, False, True]
-
-
-def test_a_region_that_took_too_long_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = layers("float32")[0]
-    with RegionProver() as prover:
-        with monkeypatch.context() as patch:
-            patch.setattr(Examiner, "examine", lambda *_: (_ for _ in ()).throw(RuntimeTimedOut("late")))
-            proof = prover.prove(first, Demand())
-            assert (proof.open, proof.reason) == (True, "there was no time to prove it: late")
-        assert prover.prove(first, Demand()).holds
 
 
 AT_SIZE = [

@@ -1,15 +1,15 @@
-"""Runs one region on one worker, and judges the figures: whether the demand is met, and in which words that is said."""
+"""Runs one region on a worker and judges the figures: whether the demand is met, and how the report says so."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from edge_opt.base.errors import ModelFormatError
 from edge_opt.base.words import many
-from edge_opt.ir import DType, Model, Operator, to_tables
+from edge_opt.ir import DType, Model, Tensor, to_tables
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.passes.contract import Proof, Ran
 from edge_opt.passes.rewrite import Demand
@@ -29,18 +29,6 @@ _LEAST_SECONDS = 60.0
 _SLOWEST = 2e7  # multiply-adds a second: a hundredth of the slowest kernel's, for a machine as busy as that
 _ROUNDING = 1e-6  # relative, of floats that optimized kernels round by shape
 _STEPS = {DType.INT16: 128}  # of codes that follow such a rounding, by type; otherwise one
-
-_Found = Mapping[str, tuple[Difference, ...]]
-
-
-def failed(demand: Demand, reason: str) -> Proof:
-    """It does not hold."""
-    return Proof(demand, holds=False, bitwise=False, max_abs=math.inf, reason=reason)
-
-
-def undecided(demand: Demand, reason: str) -> Proof:
-    """Nothing was shown either way."""
-    return replace(failed(demand, reason), open=True)
 
 
 @dataclass(frozen=True)
@@ -74,9 +62,18 @@ class Question:
 
     @cached_property
     def rounds_by_shape(self) -> str:
-        """The operator whose optimized kernel gives other numbers for other shapes; empty where there is none."""
-        graphs = (graph for model in (self.before, self.after) for graph in model.subgraphs)
-        return next(filter(None, (_rounds_by_shape(op) for graph in graphs for op in graph.operators)), "")
+        """An operator whose optimized kernel in LiteRT rounds by the shapes that it is given; empty without any."""
+        graphs = [*self.before.subgraphs, *self.after.subgraphs]
+        for operator in (operator for graph in graphs for operator in graph):
+            if operator.name == "ADD" and operator.output.dtype is DType.INT16:
+                return "int16 ADD"  # AVX2 for operands of one shape, another kernel where one broadcasts
+            if (
+                operator.name == "SOFTMAX"
+                and operator.output.dtype.is_float
+                and operator.option("beta") != 1.0
+            ):
+                return "SOFTMAX with beta"  # XNNPACK declines it, and the other kernel rounds by the number of rows
+        return ""
 
     def in_part(self) -> Question | None:
         """The same at a fraction of the lengths; None where the region is small, or no part stands for it.
@@ -88,97 +85,83 @@ class Question:
         before, after = shrunk(self.before), shrunk(self.after)
         if before is None or after is None:
             return None
-        return replace(
-            self, before=before, after=after, request=replace(self.request, parts=None), divided=FACTOR
-        )
+        request = replace(self.request, parts=None)
+        return replace(self, before=before, after=after, request=request, divided=FACTOR)
 
 
-def _rounds_by_shape(operator: Operator) -> str:
-    """The optimized kernels of LiteRT whose arithmetic depends on the shape of what they are given."""
-    if operator.name == "ADD" and operator.output.dtype is DType.INT16:
-        return "int16 ADD"  # AVX2 for operands of one shape, another kernel where one broadcasts
-    if operator.name == "SOFTMAX" and operator.output.dtype.is_float and operator.option("beta") != 1.0:
-        return "SOFTMAX with beta"  # XNNPACK declines it, and the other kernel rounds by the number of rows
-    return ""
+def unproved(demand: Demand, reason: str, *, is_open: bool = True) -> Proof:
+    """The rewrite does not hold; or, where it `is_open`, nothing was shown either way."""
+    return Proof(demand, holds=False, bitwise=False, max_abs=math.inf, reason=reason, open=is_open)
 
 
-@dataclass(frozen=True, slots=True)
-class Examiner:
-    """Examines regions on a worker.
+def examine(worker: Worker, question: Question) -> Proof:
+    """Whether the demand is met; an open answer where a run takes too long or no inputs tell right from wrong.
 
     A small region is run in full, on both kernel sets. A large one is run at a fraction of its lengths on both, extreme
     inputs included; then in full, on XNNPACK's kernels where these must give the same bits, else on the reference ones.
     A region that does not run at such a fraction is run in full like a small one.
     """
+    try:
+        return _at_size(worker, question) or _ask(worker, question)[0]
+    except RefusedError as untold:
+        reason = f"not provable: {untold}, so a wrong rewrite would give the same"
+        return unproved(question.demand, reason)
+    except RuntimeTimedOut as error:
+        return unproved(question.demand, f"there was no time to prove it: {error}")
+    except ModelFormatError as error:
+        reason = f"the region alone is no model that may be run: {error}"
+    except RuntimeRefused as error:
+        alone = error.reason.startswith("before:")
+        what = "cannot run the region alone" if alone else "refuses the new region"
+        reason = f"the runtime {what}: {error.reason}"
+    except RuntimeFailed as error:
+        reason = f"the proof could not be run: {error}"
+    return unproved(question.demand, reason, is_open=False)
 
-    worker: Worker
-    seed: int = 0
 
-    def examine(self, question: Question) -> Proof:
-        """Whether the demand is met; an open answer where no inputs make the results tell right from wrong.
+def _at_size(worker: Worker, question: Question) -> Proof | None:
+    """The answer for a large region; None where it has to be run like a small one."""
+    part = question.in_part()
+    if part is None:
+        return None
+    try:
+        in_part, scale = _ask(worker, part)
+    except (RuntimeRefused, RuntimeCrashed, RefusedError, ModelFormatError):
+        return None
+    if not in_part.holds:
+        return in_part
+    # The kernels that must give the same bits, and of these the faster ones that take it.
+    ran = [each.kernels for each in in_part.ran]
+    only = (
+        _KERNELS[1]
+        if _KERNELS[0] not in ran or (question.rounds_by_shape and _KERNELS[1] in ran)
+        else _KERNELS[0]
+    )
+    # Sums of so many times the products deviate by the root of that.
+    request = replace(question.request, extremes=(), scales=(scale / FACTOR**0.25,), kernels=(only,))
+    in_full, _ = _ask(worker, replace(question, request=request))
+    if not in_full.holds:
+        return in_full
+    # Both hold to the same demand, and in full there is no difference at all.
+    return replace(in_part, ran=(*in_full.ran, *(each for each in in_part.ran if each.kernels != only)))
 
-        Raises:
-            RuntimeTimedOut: the region takes too long, which says nothing of it.
-        """
+
+def _ask(worker: Worker, question: Question) -> tuple[Proof, float]:
+    """The verdict, and the scale of operands at which results tell most."""
+    request = question.request
+    runs = len(request.kernels) * (len(request.scales) + DRAWS * len(request.extremes))
+    limit = _LEAST_SECONDS + question.cost * runs / _SLOWEST
+    run = partial(worker.prove, *question.files, request, seconds=limit, where=question.name)
+    try:
         try:
-            return self._at_size(question) or self._ask(question)[0]
-        except RefusedError as untold:
-            reason = f"not provable: {untold}, so a wrong rewrite would give the same"
-            return undecided(question.demand, reason)
-        except ModelFormatError as error:
-            reason = f"the region alone is no model that may be run: {error}"
-        except RuntimeTimedOut:
-            raise
-        except RuntimeRefused as error:
-            alone = error.reason.startswith("before:")
-            what = "cannot run the region alone" if alone else "refuses the new region"
-            reason = f"the runtime {what}: {error.reason}"
-        except RuntimeFailed as error:
-            reason = f"the proof could not be run: {error}"
-        return failed(question.demand, reason)
-
-    def _at_size(self, question: Question) -> Proof | None:
-        """The answer for a large region; None where it has to be run like a small one."""
-        part = question.in_part()
-        if part is None:
-            return None
-        try:
-            in_part, scale = self._ask(part)
-        except (RuntimeRefused, RuntimeCrashed, RefusedError, ModelFormatError):
-            return None
-        if not in_part.holds:
-            return in_part
-        # The kernels that must give the same bits, and of these the faster ones that take it.
-        kernels = [ran.kernels for ran in in_part.ran]
-        fast = _KERNELS[1 if question.rounds_by_shape and _KERNELS[1] in kernels else 0]
-        only = fast if fast in kernels else _KERNELS[1]
-        # Sums of so many times the products deviate by the root of that.
-        request = replace(question.request, extremes=(), scales=(scale / FACTOR**0.25,), kernels=(only,))
-        in_full, _ = self._ask(replace(question, request=request))
-        if not in_full.holds:
-            return in_full
-        # Both hold to the same demand, and in full there is no difference at all.
-        rest = (ran for ran in in_part.ran if ran.kernels != only)
-        return replace(in_part, ran=(*in_full.ran, *rest))
-
-    def _ask(self, question: Question) -> tuple[Proof, float]:
-        """The verdict, and the scale of operands at which results tell most."""
-        request = replace(question.request, seed=self.seed)
-        runs = len(request.kernels) * (len(request.scales) + DRAWS * len(request.extremes))
-        limit = _LEAST_SECONDS + question.cost * runs / _SLOWEST
-        for last in (False, True):
-            try:
-                outcome = self.worker.prove(*question.files, request, seconds=limit, where=question.name)
-                return judge(outcome, question), outcome.scale
-            except RuntimeCrashed:
-                # A worker killed by somebody between two requests says nothing of a region; a second time, it does.
-                if last:
-                    raise
-            except RuntimeTimedOut as error:
-                raise RuntimeTimedOut(
-                    f"region {question.name} took longer than {limit:.3g} s; --verify none proves nothing"
-                ) from error
-        raise AssertionError("the second attempt answers or raises")
+            outcome = run()
+        except RuntimeCrashed:
+            outcome = run()  # a worker killed by somebody between two requests says nothing of a region
+    except RuntimeTimedOut as error:
+        raise RuntimeTimedOut(
+            f"region {question.name} took longer than {limit:.3g} s; --verify none proves nothing"
+        ) from error
+    return judge(outcome, question), outcome.scale
 
 
 def judge(outcome: Outcome, question: Question) -> Proof:
@@ -187,13 +170,11 @@ def judge(outcome: Outcome, question: Question) -> Proof:
     Raises:
         RefusedError: both versions agree, but so would many a wrong one.
     """
-    demand = question.demand
-    violated = (
-        "" if _holds(outcome.outputs, question) else f"the new region differs: {_figures(outcome.outputs)}"
-    )
-    for kind, found in outcome.extremes.items():
+    demand, violated = question.demand, ""
+    extremes = {f" on {KINDS[kind]}": found for kind, found in outcome.extremes.items()}
+    for where, found in {"": outcome.outputs, **extremes}.items():
         if not violated and not _holds(found, question):
-            violated = f"the new region differs on {KINDS[kind]}: {_figures(found)}"
+            violated = f"the new region differs{where}: {_figures(found)}, demanded {demand}"
     if not violated and outcome.untold:
         raise RefusedError(outcome.untold)
     differences = [difference for found in outcome.outputs.values() for difference in found]
@@ -205,32 +186,36 @@ def judge(outcome: Outcome, question: Question) -> Proof:
         bitwise=exact and all(difference.bitwise for difference in differences),
         max_abs=max(difference.max_abs for difference in differences),
         steps=max(steps, default=None),
-        reason=violated and f"{violated}, demanded {demand}",
+        reason=violated,
         note="; ".join(_notes(outcome, question, differences)),
         ran=tuple(Ran(kernels, question.divided) for kernels in outcome.outputs),
         extremes=bool(outcome.extremes),
     )
 
 
-def _holds(found: _Found, question: Question) -> bool:
+def _holds(found: Mapping[str, Sequence[Difference]], question: Question) -> bool:
     """Whether the demand is met; optimized kernels that round by shape are held to a bound instead of the same bits."""
-    demand, optimized = question.demand, question.rounds_by_shape and "reference" in found
-    for kernels, differences in found.items():
-        for tensor, difference in zip(question.before.subgraphs[0].outputs, differences, strict=True):
-            steps = math.inf if difference.steps is None else difference.steps
-            if demand.kind == "relative":
-                met = difference.max_rel <= demand.tolerance
-            elif demand.kind == "absolute":
-                met = difference.max_abs <= demand.tolerance
-            elif demand.kind == "steps":
-                met = steps <= demand.tolerance
-            elif optimized and kernels != "reference":
-                met = difference.max_rel <= _ROUNDING or steps <= _STEPS.get(tensor.dtype, 1)
-            else:
-                met = False
-            if not met and not difference.bitwise:
-                return False
-    return True
+    demand = question.demand
+
+    def met(tensor: Tensor, difference: Difference, kernels: str) -> bool:
+        steps = math.inf if difference.steps is None else difference.steps
+        match demand.kind:
+            case "relative":
+                return difference.max_rel <= demand.tolerance
+            case "absolute":
+                return difference.max_abs <= demand.tolerance
+            case "steps":
+                return steps <= demand.tolerance
+        if not question.rounds_by_shape or kernels == "reference" or "reference" not in found:
+            return False
+        return difference.max_rel <= _ROUNDING or steps <= _STEPS.get(tensor.dtype, 1)
+
+    outputs = question.before.subgraphs[0].outputs
+    return all(
+        difference.bitwise or met(tensor, difference, kernels)
+        for kernels, differences in found.items()
+        for tensor, difference in zip(outputs, differences, strict=True)
+    )
 
 
 def _notes(outcome: Outcome, question: Question, differences: Sequence[Difference]) -> list[str]:
@@ -253,7 +238,7 @@ def _notes(outcome: Outcome, question: Question, differences: Sequence[Differenc
     return [*notes, note]
 
 
-def _figures(found: _Found) -> str:
+def _figures(found: Mapping[str, Sequence[Difference]]) -> str:
     worst = {kernels: max(each, key=lambda difference: difference.max_abs) for kernels, each in found.items()}
     return "; ".join(
         f"{most.differing} of {most.elements} elements, by up to {most.max_abs:.3g}"

@@ -12,10 +12,9 @@ from edge_opt.ir import DType, Model, Operator, OperatorCode, Subgraph, Tensor
 from edge_opt.ir.operators import BUILTIN_OPERATORS, Effect, operators_that
 from edge_opt.ir.walk import cut_out, is_pure, needed_for
 from edge_opt.passes.contract import Proof
-from edge_opt.passes.rewrite import Demand, Reference, Rewrite
-from edge_opt.proof.examination import Examiner, Question, undecided
+from edge_opt.passes.rewrite import Demand, Rewrite
+from edge_opt.proof.examination import Question, examine, unproved
 from edge_opt.proof.structure import Structure
-from edge_opt.runtime.errors import RuntimeTimedOut
 from edge_opt.runtime.extremes import KINDS, Side
 from edge_opt.runtime.inputs import InputHint
 from edge_opt.runtime.pair import Parts, ProofRequest
@@ -36,8 +35,7 @@ class RegionProver:
     """
 
     def __init__(self, *, model: str = "", seed: int = 0) -> None:
-        self._worker = Worker()
-        self._examiner = Examiner(self._worker, seed)
+        self._worker, self._seed = Worker(), seed
         self._of_model = f" of model '{model}'" if model else ""
         self._answers: defaultdict[object, list[tuple[Structure, Proof]]] = defaultdict(list)
 
@@ -60,70 +58,56 @@ class RegionProver:
             RuntimeUnavailable: no worker can be started, so nothing can be verified of any region.
         """
         if not rewrite.outputs():
-            return undecided(demand, "nothing reads its results, so there is nothing to compare")
+            return unproved(demand, "nothing reads its results, so there is nothing to compare")
         anchor = f"'{rewrite.subgraph.name}' up to '{shortened(rewrite.old[-1].outputs[0].name)}'"
-        name = f"{anchor}{self._of_model}"
-        if rewrite.reference is None:
-            question = _compared(rewrite, demand, name)
-        else:
-            question = _against(rewrite, rewrite.reference, demand, name)
-        answers = self._answers[demand, question.request]
+        before, after, request = _against_reference(rewrite) or _against_old(rewrite, demand)
+        request = replace(request, seed=self._seed)
+        question = Question(before, after, f"{anchor}{self._of_model}", demand, request)
+        answers = self._answers[demand, request]
         for structure, proof in answers:
             if structure == question.structure or (proof.holds and structure.covers(question.structure)):
                 return proof
-        try:
-            proof = self._examiner.examine(question)
-        except RuntimeTimedOut as error:
-            return undecided(demand, f"there was no time to prove it: {error}")
+        proof = examine(self._worker, question)
         answers.append((question.structure, replace(proof, like=anchor)))
         return proof
 
 
-def _compared(rewrite: Rewrite, demand: Demand, name: str) -> Question:
-    """The new region against the old one."""
-    inputs, outputs = rewrite.inputs(), rewrite.outputs()
+def _against_old(rewrite: Rewrite, demand: Demand) -> tuple[Model, Model, ProofRequest]:
+    inputs, outputs, mask = rewrite.inputs(), rewrite.outputs(), rewrite.mask
     both: list[Sequence[Operator]] = [rewrite.old, rewrite.new]
     if all(is_pure(operator, rewrite.model.subgraphs) for operators in both for operator in operators):
         outputs = _changed(rewrite)
         both = [needed_for(outputs, operators) for operators in both]
     before, after = (cut_out(rewrite.model, operators, inputs, outputs) for operators in both)
-    graph, mask = before.subgraphs[0], rewrite.mask
-    sides = _sides(graph)
-    hints = tuple(InputHint(side=sides.get(tensor, "other")) for tensor in graph.inputs)
+    sides = _sides(before.subgraphs[0])
+    hints = [InputHint(side=sides.get(tensor, "other")) for tensor in before.subgraphs[0].inputs]
     if mask is not None:
-        place = inputs.index(mask.tensor)
-        masked = InputHint("mask", mask.masked, mask.opened)
-        hints = (*hints[:place], masked, *hints[place + 1 :])
+        hints[inputs.index(mask.tensor)] = InputHint("mask", mask.masked, mask.opened)
+    parts = None
+    if rewrite.parts is not None and rewrite.parts[0] in outputs:
+        tensor, factored = rewrite.parts
+        factors = tuple((factor.size, factor.stride) for axis in factored for factor in axis)
+        parts = Parts(outputs.index(tensor), factors)
     spared = {*demand.spared, *(() if mask is not None and mask.exact else ("closed",))}
-    request = ProofRequest(
-        hints,
-        rewrite.clipped,
-        parts=_parts(rewrite, outputs),
-        extremes=() if demand.kind == "relative" else tuple(kind for kind in KINDS if kind not in spared),
-    )
-    return Question(before, after, name, demand, request)
+    extremes = () if demand.kind == "relative" else tuple(kind for kind in KINDS if kind not in spared)
+    return before, after, ProofRequest(tuple(hints), rewrite.clipped, parts, extremes)
 
 
-def _against(rewrite: Rewrite, reference: Reference, demand: Demand, name: str) -> Question:
-    """The new region against its reference, at every value of its input; results in real numbers."""
+def _against_reference(rewrite: Rewrite) -> tuple[Model, Model, ProofRequest] | None:
+    """The new region and its reference, if it has one, at every value of its input; results in real numbers."""
+    reference = rewrite.reference
+    if reference is None:
+        return None
     (result,), (position,) = _changed(rewrite), rewrite.inputs()
-    new = needed_for([result], rewrite.new)
-    real = result
+    new, real = needed_for([result], rewrite.new), result
     if not result.dtype.is_float:
         real = Tensor("real", result.shape, DType.FLOAT32)
         new.append(Operator(_DEQUANTIZE, [result], [real]))
     before = cut_out(Model(), reference.operators, [position], [reference.result])
-    after = cut_out(Model(), new, [position], [real])
-    return Question(before, after, name, demand, ProofRequest((InputHint(every=reference.count),)))
-
-
-def _parts(rewrite: Rewrite, outputs: tuple[Tensor, ...]) -> Parts | None:
-    """Where the rewrite's heads or tiles are in the outputs."""
-    if rewrite.parts is None or rewrite.parts[0] not in outputs:
-        return None
-    tensor, factored = rewrite.parts
-    return Parts(
-        outputs.index(tensor), tuple((factor.size, factor.stride) for axis in factored for factor in axis)
+    return (
+        before,
+        cut_out(Model(), new, [position], [real]),
+        ProofRequest((InputHint(every=reference.count),)),
     )
 
 
