@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from edge_opt.runtime import noise
-from edge_opt.runtime.extremes import KINDS, Side, extreme
-from edge_opt.runtime.inputs import InputHint, array_of, converted, pair, plan
+from edge_opt.runtime.extremes import KINDS, extreme
+from edge_opt.runtime.inputs import InputHint, InputPlan, Side, array_of, converted, pair, plan
 from edge_opt.runtime.tensors import Role, SignatureInfo, TensorInfo, role_of
 
 Array = np.ndarray
@@ -234,17 +234,9 @@ def test_without_a_mask_positions_leave_room_in_the_cache() -> None:
     assert arrays(signature, run=3)["input_pos"].tolist() == [0]
 
 
-def test_hostile_masks_have_fully_masked_rows() -> None:
-    planned = {made.info.name: made for made in plan(split_cache())}["mask_global"]
-    mask = array_of(replace(planned, kind="masked_rows"))[0, 0]
-    closed = (mask == -100).all(axis=1)
-    assert closed.tolist() == [True, False, False, False] * 4
-    assert (array_of(replace(planned, kind="closed")) == -100).all()
-
-
 def test_a_hint_decides_the_role_and_the_values_of_a_mask() -> None:
     signature = SignatureInfo("region", (tensor("mask", (4, 4)), tensor("add_7", (1, 4, 4), "bool")), ())
-    hints = [None, InputHint("mask", masked=1, opened=0)]
+    hints = [InputHint(), InputHint("mask", masked=1, opened=0)]
     data, mask = (array_of(made) for made in plan(signature, hints=hints))
     assert len(np.unique(data)) == 16
     assert mask[0].sum(axis=1).tolist() == [3, 2, 1, 0]
@@ -288,8 +280,10 @@ def test_real_numbers_stay_what_they_are_in_another_type() -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
-@pytest.mark.parametrize("dtype", ["int8", "float32"])
-def test_extreme_inputs_keep_their_shape(shape: tuple[int, ...], dtype: str) -> None:
+@pytest.mark.parametrize("info", [tensor("x", (), "int8", 0.5), tensor("x", ())])
+def test_extreme_inputs_keep_their_shape_and_type(shape: tuple[int, ...], info: TensorInfo) -> None:
     for kind in KINDS:
         for side in get_args(Side):
-            assert extreme(np.zeros(shape, dtype), kind, side, 0, 0, 0.5).shape == shape
+            array = np.zeros(shape, info.dtype)
+            made = extreme(InputPlan(side=side, info=info), array, kind)
+            assert (made.shape, made.dtype) == (shape, array.dtype)

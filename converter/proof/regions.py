@@ -15,8 +15,8 @@ from edge_opt.passes.contract import Proof
 from edge_opt.passes.rewrite import Demand, Rewrite
 from edge_opt.proof.examination import Question, examine, unproved
 from edge_opt.proof.structure import Structure
-from edge_opt.runtime.extremes import KINDS, Side
-from edge_opt.runtime.inputs import InputHint
+from edge_opt.runtime.extremes import KINDS
+from edge_opt.runtime.inputs import InputHint, Side
 from edge_opt.runtime.pair import Parts, ProofRequest
 from edge_opt.runtime.runner import Worker
 

@@ -1,18 +1,17 @@
 """Extreme inputs of a region: masks as exporters write them, ends of types, large and tiny numbers, -0, NaN, infinity.
 
-The side says where each input of a region goes, because a value is extreme for a mask and harmless for a key. Each kind
-of extreme values is one run in which some inputs are extreme, so that NaN in one does not hide a difference in another.
+Each kind of extreme values is one run in which some inputs are extreme, so that NaN in one does not hide a difference
+in another. Which ones depends on their side: a value is extreme for a mask and harmless for a key.
 """
 
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.runtime import noise
-
-Side = Literal["added", "left", "right", "other"]
-"""Where an input goes first: added to what a SOFTMAX normalizes, an operand of a product in front of it, or neither."""
+from edge_opt.runtime.inputs import InputPlan, array_of
 
 KINDS: dict[str, str] = {
     "closed": "masks that close every row",
@@ -39,25 +38,27 @@ _GRADES = 0.6  # of operands beside ones at their ends, so that logits stay with
 _TINY = {"float16": 2.0**-18}
 
 
-def extreme(
-    array: NDArray[Any], kind: str, side: Side, seed: int, zero_point: int = 0, spread: float = 1.0
-) -> NDArray[Any]:
-    """What a kind makes of a realistic array of floats or codes, which fills `spread` of its range.
-
-    `zero_point` is the code that stands for 0. The array itself where the kind leaves such inputs as they are.
-    """
+def extreme(planned: InputPlan, array: NDArray[Any], kind: str) -> NDArray[Any]:
+    """A kind of extreme values made of a plan's array; the array itself where the kind leaves such inputs alone."""
+    if planned.role == "mask" and kind == "closed":
+        return array_of(replace(planned, opened=planned.masked))
+    is_float = array.dtype.kind == "f"
+    if planned.role != "data" or not array.size or not (is_float or planned.info.quantized):
+        return array
+    seed = noise.seed_of(planned.stream, kind)
     draw = noise.octets(seed, array.size).reshape(array.shape).astype(np.int64)
-    if array.dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            made = _floats(array, kind, side, draw % 16)
-            return array if made is array else np.asarray(made.astype(array.dtype))
-    limits = np.iinfo(array.dtype)
-    codes = _codes(array, kind, side, draw, zero_point, spread, limits.min, limits.max)
-    return array if codes is array else np.asarray(np.clip(codes, limits.min, limits.max), array.dtype)
+    with np.errstate(over="ignore"):
+        made = (_floats if is_float else _codes)(planned, array, kind, draw)
+        if made is array:
+            return array
+        if not is_float:
+            made = np.clip(made, np.iinfo(array.dtype).min, np.iinfo(array.dtype).max)
+        return np.asarray(made, array.dtype)
 
 
-def _floats(array: NDArray[Any], kind: str, side: Side, draw: NDArray[np.int64]) -> NDArray[Any]:
-    match kind, side:
+def _floats(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np.int64]) -> NDArray[Any]:
+    draw %= 16
+    match kind, planned.side:
         case "masks", "added":
             values = np.array(_MASKS, array.dtype)[draw % len(_MASKS)]
             rows = values.reshape(-1, array.shape[-1] if array.ndim else 1)
@@ -67,7 +68,9 @@ def _floats(array: NDArray[Any], kind: str, side: Side, draw: NDArray[np.int64])
         case "high" | "low", "other":
             return np.asarray(array * _LARGE_VALUE)
         case "high" | "low", "left" | "right":
-            return np.asarray(np.abs(array) * (-_LARGE if (kind, side) == ("low", "left") else _LARGE))
+            return np.asarray(
+                np.abs(array) * (-_LARGE if (kind, planned.side) == ("low", "left") else _LARGE)
+            )
         case "tiny", "added":
             return np.where(draw < 8, np.where(draw < 4, 0.0, -0.0), array)
         case "tiny", "other":
@@ -76,24 +79,16 @@ def _floats(array: NDArray[Any], kind: str, side: Side, draw: NDArray[np.int64])
         case "tiny", "right":
             # Every other key is 0, along whichever of the last two axes keys lie, and so are its logits.
             return np.where((_along(array.shape, -1) | _along(array.shape, -2)) % 2 == 1, 0.0, array)
-    if kind != f"nan {side}":
+    if kind != f"nan {planned.side}":
         return array
     return np.select([draw < 2, draw == 2, draw == 3], [np.nan, np.inf, -np.inf], array)
 
 
-def _codes(
-    array: NDArray[Any],
-    kind: str,
-    side: Side,
-    draw: NDArray[np.int64],
-    zero_point: int,
-    spread: float,
-    least: int,
-    most: int,
-) -> NDArray[Any]:
+def _codes(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np.int64]) -> NDArray[Any]:
     """Codes at the ends of their type, beside others such that results still differ."""
-    shape = array.shape
-    match kind, side:
+    shape, zero_point = array.shape, planned.info.zero_point
+    least, most = int(np.iinfo(array.dtype).min), int(np.iinfo(array.dtype).max)
+    match kind, planned.side:
         case "masks", "added":
             return least + draw % 8 // 2
         case "tiny", "added":
@@ -114,7 +109,7 @@ def _codes(
             # Alike along one of the last two axes, so that sums over it are as large as sums of random ones.
             steps = sum(((_along(shape, axis) * 7) % 13 - 6) / 12 for axis in (-1, -2))
             grades = _GRADES * steps / np.sqrt(min(shape[-2:], default=1))
-            room = spread * min(most - zero_point, zero_point - least)
+            room = planned.spread * min(most - zero_point, zero_point - least)
             return np.asarray(np.floor(grades * room + draw / 256) + zero_point)
     return array
 

@@ -6,24 +6,27 @@ they are used. The same seed gives the same numbers whatever the order of the in
 float tensor and to its quantized counterpart.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_opt.runtime import extremes, noise
-from edge_opt.runtime.extremes import Side
+from edge_opt.runtime import noise
 from edge_opt.runtime.tensors import Role, SignatureInfo, TensorInfo, cache_length, role_of
 
 _MASKED = -100.0  # what the exporter's own masks add
 _KNOWN_TOKENS = 128
 _ROOM = 48  # positions in front of the new tokens where neither a mask nor a cache says how many there are
 _WINDOW = 512
-_CLOSED_ROWS = {"masked_rows": 4, "closed": 1}  # by kind, of how many rows the first is masked everywhere
 _PIECE = 1 << 15  # elements that are worked on at a time, so that they stay in a core's cache
+
+
+Side = Literal["added", "left", "right", "other"]
+"""Where an input goes first: added to what a SOFTMAX normalizes, an operand of a product in front of it, or neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +68,15 @@ class Stored:
 class InputPlan(InputHint):
     """How to make one input: `info` says for which tensor, `key` names the stream of random numbers.
 
-    `kind` is realistic, or of a mask masked_rows (of a whole model) or closed (of a region).
-    `start` is the position of the first new token (where an input takes `every` value, the number of the first),
-    `past` the number of leading mask columns that stand for the cache, `padding` the number of masked tokens at the
-    beginning, `window` how far back a row sees (0: all the way), `limit` the end of the range of a token or of an index
-    into a table. `source` is the quantized counterpart whose range the real numbers take. `stored` is where the real
-    numbers lie that it takes instead of random ones.
+    `start` is the position of the first new token, or the first of `every` value. For a mask, `past` columns stand for
+    the cache, the first `padding` tokens are masked, and a row sees `window` positions (0: all). `limit` ends the range
+    of a token or of an index into a table. The real numbers fill the range of the quantized `source`; they come from
+    `stored`, or are random.
     """
 
     info: TensorInfo
     key: str = ""
     seed: int = 0
-    kind: str = "realistic"
     start: int = 0
     past: int = 0
     window: int = 0
@@ -96,30 +96,33 @@ def plan(
     *,
     seed: int = 0,
     run: int = 0,
-    hints: Sequence[InputHint | None] | None = None,
+    hints: Sequence[InputHint] | None = None,
     start: int | None = None,
 ) -> tuple[InputPlan, ...]:
     """One plan per input of the signature.
 
-    With `hints` (one per input, None for plain data) names do not decide. Later runs differ in position and in the
-    kind of mask: causal, with padding, sliding window, empty cache. `start` is the position of the first new token,
-    by default one that the seed decides.
+    With `hints`, one per input, names do not decide. Later runs differ in position and in the kind of mask: causal,
+    with padding, sliding window, empty cache. `start` is the position of the first new token, by default one that the
+    seed decides.
     """
     if hints is None:
         hints = [InputHint(role_of(info)) for info in signature.inputs]
-    given = [(info, hint or InputHint()) for info, hint in zip(signature.inputs, hints, strict=True)]
+    given = list(zip(signature.inputs, hints, strict=True))
     past, new, begin = _scene(signature, [(info, hint.role) for info, hint in given], seed, run)
     begin = begin if start is None else start
     words = [info.shape[-1] for info in signature.outputs if "logits" in info.name and info.shape]
-    vocabulary = min(words, default=_KNOWN_TOKENS)
     plans = []
     for info, hint in given:
-        key = f"{signature.name}/{run}/{_stream_name(info.name, hint.role)}"
+        # The cosine and the sine of one table come from the same angles.
+        shared = (
+            re.sub(r"(^|_)(cos|sin)(?=$|_)", r"\1", info.name.lower()) if hint.role == "rotary" else info.name
+        )
+        key = f"{signature.name}/{run}/{shared}"
         made = InputPlan(**asdict(hint), info=info, key=key, seed=seed, start=begin)
         if info.entries and hint.role in {"token", "data"}:
             made = replace(made, role="index", limit=info.entries)
         elif hint.role == "token":
-            made = replace(made, limit=vocabulary)
+            made = replace(made, limit=min(words, default=_KNOWN_TOKENS))
         elif hint.role == "mask":
             width = info.shape[-1] if info.shape else 1
             sliding = "local" in info.name or "sliding" in info.name or run % 4 == 2
@@ -131,11 +134,6 @@ def plan(
             )
         plans.append(made)
     return tuple(plans)
-
-
-def _stream_name(name: str, role: Role) -> str:
-    """The cosine and the sine of one table come from the same angles."""
-    return re.sub(r"(^|_)(cos|sin)(?=$|_)", r"\1", name.lower()) if role == "rotary" else name
 
 
 def _scene(
@@ -161,9 +159,8 @@ def _scene(
     tables = [info.entries for info in positions if info.entries]
     last = max(min(tables, default=room + new) - new, 0)
     first, choices = room // 4, room // 2 + 1
-    if tables and not (
-        width or caches
-    ):  # nothing else depends on the position: it may be anywhere in its table
+    if tables and not (width or caches):
+        # Nothing else depends on the position: it may be anywhere in its table.
         first, choices = 0, last + 1
     start = 0 if run % 4 == 3 else first + noise.seed_of(seed, "start", run) % choices
     return past, width - past, min(start, last)
@@ -202,16 +199,6 @@ def array_of(planned: InputPlan) -> NDArray[Any]:
     return _data(planned, source)
 
 
-def extreme_of(planned: InputPlan, array: NDArray[Any], kind: str) -> NDArray[Any]:
-    """A kind of `extremes` made of the array of a plan; the array itself where the kind leaves such inputs alone."""
-    if planned.role == "mask":
-        return array_of(replace(planned, kind=kind)) if kind in _CLOSED_ROWS else array
-    if planned.role != "data" or not array.size or not (planned.info.quantized or array.dtype.kind == "f"):
-        return array
-    seed = noise.seed_of(planned.stream, kind)
-    return extremes.extreme(array, kind, planned.side, seed, planned.info.zero_point, planned.spread)
-
-
 def converted(array: NDArray[Any], source: TensorInfo, target: TensorInfo) -> NDArray[Any]:
     """The same real numbers in the type that the target has."""
     if array.dtype == target.dtype and source.quantization == target.quantization:
@@ -229,28 +216,20 @@ def _mask(planned: InputPlan) -> NDArray[np.float32]:
     row = np.arange(rows)[:, np.newaxis]
     if len(shape) < 3 and rows == 1 and not is_float:
         visible = column < max(width - width // 4 * (planned.padding > 0), 1)
-    elif past:
-        # Columns [0, past) are the cache, each with the last position before `start` that goes there: in a whole cache
-        # its own number, in a ring one some turns later. The others are the new tokens themselves.
-        cached = start - 1 - (start - 1 - column) % past
-        position = np.where(column < past, cached, column - past + start)
-        visible = (position >= 0) & _seen(position, row % max(width - past, 1) + start, planned)
     else:
-        visible = _seen(column, row % width + (start if width > rows else 0), planned)
+        if past:
+            # Columns [0, past) are the cache, each with the last position before `start` that goes there: in a whole
+            # cache its own number, in a ring one some turns later. The others are the new tokens themselves.
+            cached = start - 1 - (start - 1 - column) % past
+            column = np.where(column < past, cached, column - past + start)
+        row = row % max(width - past, 1) + (start if width > rows else 0)
+        visible = (column <= row) & (column >= planned.padding) | (column == row)
+        visible &= (column >= 0) & (column > row - (planned.window or math.inf))
     additive = is_float or planned.info.quantized
     masked = (_MASKED if additive else 0.0) if planned.masked is None else planned.masked
     opened = (0.0 if additive else 1.0) if planned.opened is None else planned.opened
     values = np.where(visible, np.float32(opened), np.float32(masked))
-    if planned.kind in _CLOSED_ROWS:
-        values[:: _CLOSED_ROWS[planned.kind]] = masked
     return values.reshape(shape) if len(shape) < 3 else np.broadcast_to(values, shape)
-
-
-def _seen(column: NDArray[np.int64], row: NDArray[np.int64], planned: InputPlan) -> NDArray[np.bool_]:
-    visible = (column <= row) & (column >= planned.padding) | (column == row)
-    if planned.window:
-        visible &= column > row - planned.window
-    return np.asarray(visible)
 
 
 def _data(planned: InputPlan, source: TensorInfo) -> NDArray[Any]:

@@ -13,7 +13,8 @@ import numpy as np
 
 from edge_opt.runtime import noise
 from edge_opt.runtime.errors import DeclinedError
-from edge_opt.runtime.inputs import BEYOND, InputHint, InputPlan, array_of, extreme_of, plan
+from edge_opt.runtime.extremes import extreme
+from edge_opt.runtime.inputs import BEYOND, InputHint, InputPlan, array_of, plan
 from edge_opt.runtime.metrics import Difference, measure, merge
 from edge_opt.runtime.protocol import Array, Arrays
 from edge_opt.runtime.tensors import Kernels, SignatureInfo
@@ -119,7 +120,7 @@ def prove(signatures: tuple[SignatureInfo, SignatureInfo], request: ProofRequest
         arrays = [array_of(each) for each in plans]
         pair.run(arrays, pair.outputs)
         for kind in request.extremes:
-            made = [extreme_of(each, array, kind) for each, array in zip(plans, arrays, strict=True)]
+            made = [extreme(each, array, kind) for each, array in zip(plans, arrays, strict=True)]
             if any(new is not old for new, old in zip(made, arrays, strict=True)):
                 pair.run(made, extremes.setdefault(kind, {}))
     return Outcome(pair.outputs, extremes, "" if "" in reasons else reasons[0], scale)
