@@ -84,9 +84,10 @@ def announce(owner, name, line):
 """
 
 _PROVING = """
-from edge_opt.proof import examination
 from edge_opt.runtime import runner
-examination.model_bytes = lambda _: proof_models.endless()
+from edge_opt.runtime.pair import ProofRequest
+prove, endless = runner.Worker.prove, proof_models.endless()
+runner.Worker.prove = lambda worker, *_, **options: prove(worker, endless, endless, ProofRequest(), **options)
 announce(runner.ChildProcess, "exchange", lambda process, *_: process.pid)
 sys.exit(main(["convert", sys.argv[1], "-o", sys.argv[2], "-q"]))
 """
