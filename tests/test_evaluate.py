@@ -9,7 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
+import numpy as np
 import pytest
+from ai_edge_litert.interpreter import Interpreter
 from bundles import bundle, model_part
 from cli_runs import run
 from pretend_stages import COMPILED, METADATA, QUANTIZED, InProcess, checkpoint
@@ -24,11 +26,12 @@ from edge_opt.build.evaluation import (
     Runtime,
     Said,
     cut,
+    float_softmax,
     in_turn,
     ratio_of,
 )
 from edge_opt.build.stages import StageFailedError
-from edge_opt.ir import to_bytes
+from edge_opt.ir import save, to_bytes
 from edge_opt.npu.scoring import Closeness
 
 TEXTS = ["one two three four", "five six seven eight nine ten"]
@@ -369,3 +372,22 @@ def test_a_checkpoint_scores_the_tokens_of_a_bundle(tmp_path: Path) -> None:
     text = model.text("a b b a a", 2)
     assert (text.before, text.scored) == ((1, 2), (2, 1))
     assert len(model.text("a " * 1000, 1).before) == 200
+
+
+def test_masked_keys_get_nothing_on_cpu_kernels_as_on_the_npu(tmp_path: Path) -> None:
+    model = parse(
+        "signature decode = #0 (x=%x) -> (y=%y)\n"
+        "subgraph decode (%x: int16[1,544] q(0.004, 0)) {\n"
+        "  %y: int16[1,544] q(0.000030517578125, 0) = SOFTMAX(%x) {beta: 1.0}\n  return %y\n}"
+    )
+    path, copy = tmp_path / "int16.tflite", tmp_path / "float.tflite"
+    save(model, path)
+    float_softmax(path, copy)
+    logits = np.full((1, 544), -25000, np.int16)
+    logits[0, :2] = 0
+    masked = []
+    for file in (path, copy):
+        found = Interpreter(str(file)).get_signature_runner("decode")(x=logits)["y"][0]
+        assert found[0] == found[1] > 16000
+        masked.append(found[2:].max())
+    assert masked == [1, 0]
