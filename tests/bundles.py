@@ -1,12 +1,12 @@
-"""LiteRT-LM bundles for tests, built from the format's description: a header flatbuffer, sections at 16 KiB."""
+"""LiteRT-LM bundles for tests, built with the format's own bindings: a header flatbuffer, sections at 16 KiB."""
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import flatbuffers
+from litert_lm_builder import litertlm_header_schema_py_generated as schema
 
 BLOCK = 16 << 10
-STRING_VALUE = 9
 TFLITE_MODEL = 3
 GENERIC = 1
 
@@ -14,21 +14,24 @@ Part = tuple[int, dict[str, str], bytes]
 """(data type, items, content)."""
 
 
-def bundle(parts: Sequence[Part], *, version: int = 1, repeated: int = 1) -> bytes:
-    """A whole bundle; each entry of a list stands there `repeated`."""
-    header = _header(parts, [(1, 1)] * len(parts), repeated)
-    places, end = [], 32 + len(header)
+def bundle(parts: Sequence[Part], *, version: int = 1) -> bytes:
+    """A whole bundle."""
+    places, end = [], BLOCK
     for _, _, content in parts:
         begin = -(-end // BLOCK) * BLOCK
         end = begin + len(content)
         places.append((begin, end))
-    header = _header(parts, places, repeated)
     file = bytearray(end)
-    file[:32] = b"LITERTLM" + struct.pack("<IIIIQ", version, 7, 0, 0, 32 + len(header))
-    file[32 : 32 + len(header)] = header
+    start = started(_header(parts, places), version=version)
+    file[: len(start)] = start
     for (begin, stop), (_, _, content) in zip(places, parts, strict=True):
         file[begin:stop] = content
     return bytes(file)
+
+
+def started(header: bytes, *, version: int = 1) -> bytes:
+    """What a bundle begins with: its header, and in front of that what says how long it is."""
+    return b"LITERTLM" + struct.pack("<IIIIQ", version, 7, 0, 0, 32 + len(header)) + header
 
 
 def model_part(kind: str, content: bytes) -> Part:
@@ -36,35 +39,12 @@ def model_part(kind: str, content: bytes) -> Part:
     return TFLITE_MODEL, {"model_type": f"tf_lite_{kind}", "backend_constraint": "cpu"}, content
 
 
-def _header(parts: Sequence[Part], places: Sequence[tuple[int, int]], repeated: int) -> bytes:
-    """Tables as `slot: adder, value`; what a table refers to is written before it."""
-    builder = flatbuffers.Builder(1024)
-    offset, number, byte = (
-        builder.PrependUOffsetTRelativeSlot,
-        builder.PrependUint64Slot,
-        builder.PrependUint8Slot,
-    )
-
-    def table(slots: dict[int, tuple[Callable[[int, int, int], None], int]]) -> int:
-        builder.StartObject(max(slots) + 1)
-        for slot, (add, value) in slots.items():
-            add(slot, value, 0)
-        return int(builder.EndObject())
-
-    def listed(values: Sequence[int]) -> int:
-        builder.StartVector(4, len(values), 4)
-        for value in reversed(values):
-            builder.PrependUOffsetTRelative(value)
-        return int(builder.EndVector())
-
-    def item(key: str, value: str) -> int:
-        wrapped = table({0: (offset, builder.CreateString(value))})
-        return table({0: (offset, builder.CreateString(key)), 1: (byte, STRING_VALUE), 2: (offset, wrapped)})
-
+def _header(parts: Sequence[Part], places: Sequence[tuple[int, int]]) -> bytes:
     sections = []
-    for (kind, items, _), (begin, end) in zip(parts, places, strict=True):
-        entries = listed([item(*pair) for pair in items.items()] * repeated)
-        sections.append(table({0: (offset, entries), 1: (number, begin), 2: (number, end), 3: (byte, kind)}))
-    metadata = table({0: (offset, listed(sections * repeated))})
-    builder.Finish(table({1: (offset, metadata)}))
+    for (kind, items, _), place in zip(parts, places, strict=True):
+        texts = ((key, schema.VData.StringValue, schema.StringValueT(text)) for key, text in items.items())
+        sections.append(schema.SectionObjectT([schema.KeyValuePairT(*item) for item in texts], *place, kind))
+    builder = flatbuffers.Builder(1024)
+    root = schema.LiteRTLMMetaDataT(None, schema.SectionMetadataT(sections))
+    builder.Finish(root.Pack(builder))
     return bytes(builder.Output())

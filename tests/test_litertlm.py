@@ -7,9 +7,8 @@ from typing import Any
 
 import fuzz
 import pytest
-from bundles import BLOCK, GENERIC, bundle, model_part
+from bundles import BLOCK, GENERIC, bundle, model_part, schema, started
 from cli_runs import DEMO
-from litert_lm_builder import litertlm_header_schema_py_generated as header
 from schema_models import plain
 from text_parser import parse
 
@@ -18,8 +17,9 @@ from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
 from edge_opt.ir import load, to_bytes
 from edge_opt.ir.opening import Opened
-from edge_opt.schema import model_bytes, read_model
+from edge_opt.schema import model_bytes, new_table, read_model
 from edge_opt.schema.litertlm import Bundle, is_bundle, read_bundle
+from edge_opt.schema.writer import table_bytes
 
 SMALL = to_bytes(parse("subgraph main (%x: float32[2]) {\n  %y: float32[2] = ABS(%x)\n  return %y\n}"))
 METADATA = bytes(range(256)) * 70
@@ -116,8 +116,8 @@ def test_a_bundle_is_written_with_what_follows_its_sections_but_zeros(
 
 def described(path: Path) -> object:
     """What the format's own bindings read of a header, but for the sections' places."""
-    vars(header)["VDataCreator"] = header.VdataCreator  # which flatc spells in two ways
-    read = header.LiteRTLMMetaDataT.InitFromPackedBuf(path.read_bytes()[32:], 0)
+    vars(schema)["VDataCreator"] = schema.VdataCreator  # which flatc spells in two ways
+    read = schema.LiteRTLMMetaDataT.InitFromPackedBuf(path.read_bytes()[32:], 0)
     for section in read.sectionMetadata.objects:
         section.beginOffset = section.endOffset = 0
     return plain(read)
@@ -188,7 +188,11 @@ def test_a_damaged_header_is_refused(file: Path, at: int | str, value: Any, comp
 @pytest.mark.parametrize("repeated", [500, 60_000])
 def test_a_bundle_whose_sections_share_a_long_list_takes_no_time(tmp_path: Path, repeated: int) -> None:
     """Thousands of sections that are one table, with thousands of items that are one item."""
-    (tmp_path / "b.litertlm").write_bytes(bundle([(GENERIC, {"name": "words"}, b"")], repeated=repeated))
+    item = new_table("KeyValuePair", key="name", value=new_table("StringValue", value="words"))
+    section = new_table("SectionObject", items=[item] * repeated, begin_offset=BLOCK, end_offset=BLOCK)
+    sections = new_table("SectionMetadata", objects=[section] * repeated)
+    header = table_bytes(new_table("LiteRTLMMetaData", section_metadata=sections))
+    (tmp_path / "b.litertlm").write_bytes(started(header))
     with fuzz.time_limit(), pytest.raises(ModelFormatError, match=r"over 4096 items|more than 500000"):
         read_bundle(tmp_path / "b.litertlm")
 
