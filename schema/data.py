@@ -48,11 +48,7 @@ class Source:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Source":
-        """Open a regular file; anything else is refused before a byte of it is read.
-
-        Raises:
-            ModelFormatError: the file is missing, unreadable, empty, or not a regular file.
-        """
+        """Open a regular file; ModelFormatError for anything else, before a byte of it is read."""
         try:
             # Without O_NONBLOCK, opening a FIFO would wait for a writer.
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -76,11 +72,7 @@ class Source:
         raise ModelFormatError(f"{path} is {kind}, not a file: {remedy}")
 
     def section(self, begin: int, size: int) -> "Source":
-        """A part of this file as a source of its own, with a descriptor of its own.
-
-        Raises:
-            ModelFormatError: the part does not lie inside.
-        """
+        """A part of this file as a source of its own; ModelFormatError where it does not lie inside."""
         if not 0 <= begin <= begin + size <= self.size:
             where = f"bytes {begin} to {begin + size}, of {self.size}"
             raise self.refusal(f"a section lies outside the file ({where})")
@@ -103,11 +95,7 @@ class Source:
         return None if self._stat is None else (self._stat[0], self._stat[1])
 
     def read(self, offset: int, length: int) -> bytes:
-        """`length` bytes from `offset` on; those of a file are read now, into memory.
-
-        Raises:
-            ModelFormatError: the file was closed, shortened meanwhile, or cannot be read.
-        """
+        """`length` bytes from `offset` on; ModelFormatError where the file was closed, shortened or cannot be read."""
         if self.content is not None:
             return self.content[offset : offset + length]
         if self.fd is None:
@@ -131,11 +119,7 @@ class Source:
         return np.frombuffer(self.read(offset, length), np.uint8)
 
     def check_unchanged(self) -> None:
-        """Compare size and modification time with those at opening.
-
-        Raises:
-            ModelFormatError: somebody wrote to the file meanwhile, so what was read of it is worth nothing.
-        """
+        """ModelFormatError where somebody wrote to the file since it was opened: what was read is worth nothing."""
         if self.fd is not None and _stat_of(self.fd) != self._stat:
             raise self.refusal("it was changed while it was in use: read it again")
 
@@ -178,20 +162,11 @@ class Data:
         return bool(self.placement)
 
     def view(self) -> Bytes:
-        """The bytes, uint8[length], read-only; those of a file are read anew each time, and not kept.
-
-        Raises:
-            ModelFormatError: the file they come from was closed, shortened meanwhile, or cannot be read.
-        """
+        """The bytes, uint8[length], read-only; those of a file are read anew each time (ModelFormatError)."""
         return self._memory if self.source is None else self.source.view(self.offset, self.length)
 
     def write(self, target: int, at: int = 0) -> None:
-        """Write the bytes to `at` of a descriptor; those of a file are copied, in the kernel where it can.
-
-        Raises:
-            ModelFormatError: as `view`.
-            OSError: the target could not be written.
-        """
+        """Write the bytes to `at` of a descriptor; those of a file are copied, in the kernel where it can."""
         source, done = self.source, 0
         in_kernel = hasattr(os, "copy_file_range")
         while done < self.length:

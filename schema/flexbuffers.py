@@ -20,13 +20,10 @@ _DAMAGE = (struct.error, ValueError, LookupError, TypeError, AssertionError, Ove
 
 
 def read_flexbuffer(content: bytes) -> Any:
-    """A dict of attributes, whose values are None, a bool, int, float, text, or a list of those.
+    """A dict of attributes, each None, a bool, int, float, text, or a list of those; ModelFormatError for other bytes.
 
-    A float of four bytes is the shortest decimal that reads back as the same four bytes: 1e-06, as it was written.
-    A value of another kind is given as a text that names the kind.
-
-    Raises:
-        ModelFormatError: the bytes are not a FlexBuffer, or it is larger than is allowed.
+    A float of four bytes is the shortest decimal that reads back as the same: 1e-06, as it was written. Other values
+    are texts that name the kind.
     """
     if len(content) > _MOST_BYTES:
         raise ModelFormatError(f"{len(content)} bytes, at most {_MOST_BYTES} are read")

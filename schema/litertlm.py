@@ -89,11 +89,7 @@ class Bundle:
     def write(
         self, contents: Mapping[int, Content], path: str | os.PathLike[str], **how: Unpack[Writing]
     ) -> None:
-        """Write the bundle with some sections (by index) replaced; weights go from file to file.
-
-        Raises:
-            UsageError, OutputError, ModelFormatError: as `write_model`.
-        """
+        """Write the bundle with some sections (by index) replaced; raises as `write_model`."""
         check_suffix(path, SUFFIX)
         places = {section[:2]: section[:2] for section in self.sections}
         room = max(len(self._header), len(self._moved(places)))
@@ -140,11 +136,7 @@ def is_bundle(path: str | os.PathLike[str]) -> bool:
 
 
 def read_bundle(path: str | os.PathLike[str]) -> Bundle:
-    """Read a bundle's header.
-
-    Raises:
-        ModelFormatError: the file is missing or not a bundle, or its sections lie outside it or in one another.
-    """
+    """An open bundle; ModelFormatError where it is missing, not a bundle, or its sections overlap."""
     return Bundle(Source.open(path))
 
 
@@ -206,11 +198,7 @@ def section_of(bundle: Bundle) -> int | None:
 
 
 def read_executor_metadata(bundle: Bundle | None) -> ExecutorMetadata | None:
-    """The bundle's executor metadata; None where it has none, or there is no bundle.
-
-    Raises:
-        ModelFormatError: the section is damaged.
-    """
+    """The bundle's executor metadata; None where there is none, ModelFormatError where it is damaged."""
     index = None if bundle is None else section_of(bundle)
     if bundle is None or index is None:
         return None
@@ -232,10 +220,7 @@ def _buffer(fields: Mapping[int, list[Any]]) -> StateBuffer:
 
 
 def _fields(data: bytes) -> Mapping[int, list[Any]]:
-    """The values of a protocol buffer by number: integers, and the bytes of texts and messages.
-
-    LookupError or TypeError where the bytes are not one.
-    """
+    """The values of a protocol buffer by number: integers, and the bytes of texts and messages (LookupError)."""
     fields: dict[int, list[Any]] = defaultdict(list)
     at = 0
     while at < len(data):

@@ -80,9 +80,7 @@ class ModelFile:
 def read_model(model: str | os.PathLike[str] | bytes | Source) -> ModelFile:
     """Read the tables of a .tflite file (or of a section of a file); weights stay there until they are read.
 
-    Raises:
-        ModelFormatError: the file is missing, not a model, malformed, or written by a newer schema; or it has more
-            tables, vectors and strings than are allowed.
+    ModelFormatError where it is missing, malformed, of a newer schema, or has more objects than are allowed.
     """
     if isinstance(model, bytes | bytearray | memoryview):
         model = Source(bytes(model))
@@ -125,11 +123,7 @@ class Reader:
         self._known: dict[tuple[object, int], tuple[Any, int]] = {}
 
     def root(self, table: str) -> Table:
-        """The root table, of that name, and everything below it.
-
-        Raises:
-            ModelFormatError: the file is malformed, written by a newer schema, or has too many objects.
-        """
+        """The root table, of that name, and everything below it; ModelFormatError for a bad file."""
         self._root = table
         (offset,) = _u32(self.source.read(0, 4))
         if offset < 4 + len(IDENTIFIER):

@@ -131,20 +131,12 @@ class Table:
         return self.spec.name
 
     def get(self, name: str) -> Any:
-        """The field's value, or the schema's default (None for everything but numbers) where it is absent.
-
-        Raises:
-            KeyError: the table has no such field.
-        """
+        """The field's value, or the schema's default (None for all but numbers) where it is absent."""
         fields = self.fields
         return fields[name] if name in fields else self.spec.defaults[name]
 
     def set(self, name: str, value: Any) -> None:
-        """Make the field present with this value, or absent with None; a union takes its type along.
-
-        Raises:
-            KeyError: the table has no such field, or the union no such member.
-        """
+        """Make the field present with this value, or absent with None; a union takes its type along."""
         field = self.spec.by_name[name]
         values = {name: value}
         if field.kind == "union":
@@ -183,9 +175,6 @@ def new_table(table: str, /, **fields: Any) -> Table:
     """A table with these fields present; a field that is None stays absent.
 
     Lists of numbers become arrays of the field's type: `new_table("ReshapeOptions", new_shape=[1, 2])`.
-
-    Raises:
-        KeyError: there is no such table, field or union member.
     """
     new = Table(TABLES[table], {})
     for name, value in fields.items():
@@ -196,11 +185,7 @@ def new_table(table: str, /, **fields: Any) -> Table:
 
 
 def vector(element: str, values: Any) -> np.ndarray[Any, Any]:
-    """`values` as a field's vector: 1-D, little-endian, read-only; `element` is its type, e.g. "int32".
-
-    Raises:
-        OverflowError: a value does not fit the element type.
-    """
+    """`values` as a 1-D, little-endian, read-only vector of "int32", say; OverflowError where one does not fit."""
     array = np.array(values, dtype=NUMPY_TYPES[element])
     array.flags.writeable = False
     return array

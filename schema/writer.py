@@ -173,12 +173,9 @@ class Writing(TypedDict, total=False):
 
 
 def write_model(root: Table, path: str | os.PathLike[str], **how: Unpack[Writing]) -> None:
-    """Write the model below `root` to `path`, as `write_pieces`.
+    """Write the model below `root` to `path`, as `write_pieces`; ModelFormatError where a value does not fit its field.
 
-    Raises:
-        UsageError: the output is the input, exists and may not be replaced, or is named like another format.
-        OutputError: it could not be written; nothing was left behind.
-        ModelFormatError: the tables hold what the format cannot, or the input was changed meanwhile.
+    UsageError where the output is the input, exists and may not be replaced, or is named like another format.
     """
     check_suffix(path, ".tflite")
     write_pieces(lay_out(root), path, **how)
@@ -192,10 +189,9 @@ def write_pieces(
     progress: Progress | None = None,
     check: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write a file in pieces, all at once; files that pieces come from must not change meanwhile.
+    """Write a file in pieces, all at once; ModelFormatError where a file that they come from was changed meanwhile.
 
-    `progress(done, total)` counts bytes. `check` may look at the finished file before it gets its name, and refuse it
-    by raising.
+    `progress(done, total)` counts bytes. `check` may refuse the finished file, before it gets its name, by raising.
     """
     sources = dict.fromkeys(data.source for _, data in pieces if data.source is not None)
     inputs = tuple(source.identity for source in sources)
@@ -218,11 +214,7 @@ def check_suffix(path: str | os.PathLike[str], suffix: str) -> None:
 
 
 def model_bytes(root: Table) -> bytes:
-    """The model below `root` as the bytes that `write_model` would write; weights included, so mind its size.
-
-    Raises:
-        ModelFormatError: the tables hold what the format cannot.
-    """
+    """The model below `root` as the bytes that `write_model` would write; weights included, so mind its size."""
     pieces = lay_out(root)
     content = bytearray(pieces[-1].end)
     for at, data in pieces:
@@ -231,20 +223,12 @@ def model_bytes(root: Table) -> bytes:
 
 
 def table_bytes(root: Table) -> bytes:
-    """A flatbuffer of tables alone, without an identifier.
-
-    Raises:
-        ModelFormatError: a field holds something that the format cannot.
-    """
+    """A flatbuffer of tables alone, without an identifier."""
     return bytes(_TableBuilder(inside=True, new_after=False).finish(root, None))
 
 
 def lay_out(root: Table) -> list[Piece]:
-    """Build the tables, and give every weight its place: inside the flatbuffer as far as that can be.
-
-    Raises:
-        ModelFormatError: a field holds something that the format cannot.
-    """
+    """Build the tables, and give every weight its place: inside the flatbuffer as far as that can be."""
     pieces = _pieces(root, inside=True) or _pieces(root, inside=False)
     trailing = root.trailing
     if trailing is not None:

@@ -32,9 +32,7 @@ Identity = tuple[int, int] | None  # device and inode; None for what is not a fi
 def resolve_target(path: AnyPath, *, overwrite: bool, inputs: tuple[Identity, ...] = ()) -> Path:
     """The file that writing to `path` would make or replace; a symlink stands for what it points to.
 
-    Raises:
-        UsageError: it is one of the inputs, or exists and `overwrite` is false.
-        OutputError: its folder does not exist or cannot be written to, or it is not a regular file.
+    UsageError where it is an input, or exists and `overwrite` is false; OutputError where it cannot be written.
     """
     try:
         target = Path(path).resolve()
@@ -69,9 +67,6 @@ def replacing(
     """A descriptor to write the new content to; the file gets its name only when the block ends well.
 
     `check` looks at the finished temporary file before it gets its name, and refuses it by raising.
-
-    Raises:
-        UsageError, OutputError: as `resolve_target`; also when the disk refuses. Nothing is left behind.
     """
     target = resolve_target(path, overwrite=overwrite, inputs=inputs)
     stem = os.fsencode(target.name)[:200].decode("utf-8", "ignore")

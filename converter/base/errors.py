@@ -63,11 +63,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
 
 
 def match_names(kind: str, wanted: str | Iterable[str], known: Collection[str]) -> list[str]:
-    """The known names that are `wanted`, each by its name or a pattern such as `prefill_*`; a single one as it is.
-
-    Raises:
-        UsageError: a wanted one fits no known name.
-    """
+    """The known names that fit `wanted` names or patterns such as `prefill_*`; UsageError where one fits none."""
     found: dict[str, None] = {}
     for pattern in [wanted] if isinstance(wanted, str) else wanted:
         fitting = [name for name in known if name == pattern or fnmatchcase(name, pattern)]

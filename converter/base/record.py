@@ -50,11 +50,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_dict(kind: type[Read], values: Any) -> Read:
-    """A dataclass of that kind, from what its fields became on their way through JSON; other values are passed over.
-
-    Raises:
-        RecordError: the values do not fit.
-    """
+    """A dataclass of that kind, from its fields as JSON has them; RecordError where they do not fit."""
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:

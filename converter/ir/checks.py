@@ -19,11 +19,7 @@ DEEPEST: Final = 48
 
 
 def check_model(subgraphs: Sequence[Subgraph], signatures: Sequence[Signature]) -> None:
-    """Check every tensor and operator of a model's subgraphs, what they call, and the signatures.
-
-    Raises:
-        ModelFormatError: names subgraph, operator and tensor, or signature.
-    """
+    """Check a model's subgraphs, what they call, and the signatures; ModelFormatError names the place that is wrong."""
     _check_calls(subgraphs)
     defined: dict[Subgraph, Callable[[Tensor], bool]] = {}
     held: dict[Subgraph, set[Tensor]] = {}

@@ -42,7 +42,7 @@ def called(model: Model, roots: Iterable[Subgraph] = ()) -> set[Subgraph]:
 def remove_unused(model: Model, before: Collection[Part]) -> None:
     """Drop what was in use `before` and is not any more, and operator codes that nobody uses.
 
-    Some readers refuse a model that merely lists an operator they don't know. Buffer 0 stays: it is the empty one.
+    Some readers refuse a model that merely lists an operator they don't know.
     """
     needed = called(model)
     _renumber(model, [graph for graph in model.subgraphs if graph in needed or graph not in before])

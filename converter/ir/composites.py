@@ -39,11 +39,7 @@ def body_of(model: Model, composite: Operator) -> Subgraph:
 
 
 def checked_body(model: Model, composite: Operator) -> Subgraph:
-    """The body of a composite, which has its arguments and results, and keeps nothing between runs.
-
-    Raises:
-        RefusedError: it is another function than the composite is recorded to be, or has a state.
-    """
+    """The body of a composite; RefusedError where its arguments or results differ, or it has a state."""
     body = body_of(model, composite)
     if len(body.inputs) != len(composite.inputs) or len(body.outputs) != len(composite.outputs):
         raise RefusedError("the composite and its body differ in arguments", composite)

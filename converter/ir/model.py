@@ -116,11 +116,7 @@ class Model:
     def new_operator(
         self, name: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], **options: object
     ) -> Operator:
-        """A builtin operator that is in no subgraph yet, in the version that its types need.
-
-        Raises:
-            KeyError: its options have no such field.
-        """
+        """A builtin operator in no subgraph yet, in the version that its types need; KeyError for unknown options."""
         table = KINDS[name].options
         fields = None if table is None else new_table(table, **options)
         operator = Operator(self.operator_code(name), inputs, outputs, fields)
@@ -168,13 +164,7 @@ class Constants:
 
 
 def from_tables(file: ModelFile) -> Model:
-    """The model that the file's tables describe.
-
-    Raises:
-        ModelFormatError: for indices out of range, two producers of a tensor, use before definition, constants
-            whose bytes do not fit their shape, names used twice, options of another operator, subgraphs that call
-            themselves.
-    """
+    """The model that the file's tables describe; ModelFormatError where they describe none, as `check_model` has it."""
     root = file.root
     model = Model(table=root, file=file)
     model.operator_codes = [_read_code(table) for table in root.get("operator_codes") or []]
@@ -282,20 +272,12 @@ save = Model.save
 
 
 def to_bytes(model: Model) -> bytes:
-    """The model as the bytes of a .tflite file.
-
-    Raises:
-        ModelFormatError: `load` would refuse the model.
-    """
+    """The model as the bytes of a .tflite file; ModelFormatError where `load` would refuse it."""
     return model_bytes(checked_tables(model))
 
 
 def checked_tables(model: Model) -> Table:
-    """The root table of a model that `load` would read.
-
-    Raises:
-        ModelFormatError: `load` would refuse the model; names subgraph, operator and tensor, or signature.
-    """
+    """The root table of a model; ModelFormatError where `load` would refuse it."""
     check_model(model.subgraphs, model.signatures)
     return to_tables(model)
 
@@ -421,9 +403,9 @@ def _filled(table: Table, **values: Any) -> Table:
 
 @contextmanager
 def restored_on_failure(source: object) -> Iterator[None]:
-    """Within the block a model may be edited; where an exception leaves the block, the model is what it was before.
+    """Within the block a `Model` may be edited; where an exception leaves the block, it is what it was before.
 
-    Its subgraphs are then other objects: look them up again. Sources that are no `Model` are not looked at.
+    Its subgraphs are then other objects: look them up again.
     """
     kept = deepcopy(source)
     try:

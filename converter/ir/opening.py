@@ -65,11 +65,7 @@ ModelLike = Readable | ExportedModel
 
 
 def readable(given: ModelLike) -> Readable:
-    """What was given; for an exported model, its .tflite bytes.
-
-    Raises:
-        UsageError: it is not a model.
-    """
+    """What was given; for an exported model, its .tflite bytes. UsageError where it is not a model."""
     if isinstance(given, str | os.PathLike | bytes | Model):
         return given
     if isinstance(given, bytearray | memoryview):
@@ -91,11 +87,10 @@ MAIN_SECTION, EMBEDDER_SECTION, AUXILIARY_SECTION = "prefill_decode", "embedder"
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """One model of what was opened.
+    """One model of what was opened: its place among a bundle's sections, and what it is for, "" for a model alone.
 
-    `index` is its place among a bundle's sections, and `kind` what it is for, "" for a model alone. A conversion names
-    its signatures `label/signature` where there is a label, and marks it as `changed`; a `is_helper` part was not asked
-    for, and only passes that run on every model of a bundle run on it.
+    A conversion names its signatures `label/signature` where there is a label, and marks it as `changed`; a part that
+    `is_helper` was not asked for, and only passes that run on every model of a bundle run on it.
     """
 
     source: Readable | Source
@@ -142,9 +137,7 @@ class Part:
 class Opened:
     """A model alone, or a .litertlm bundle; `bundle` is None for a model alone, `path` for what is not a file.
 
-    Raises:
-        UsageError: what was given is not a model.
-        ModelFormatError: the file is a damaged bundle.
+    UsageError where what was given is not a model, ModelFormatError for a damaged bundle.
     """
 
     def __init__(self, given: ModelLike) -> None:
@@ -168,9 +161,7 @@ class Opened:
     def main(self, *, compiled: bool = False) -> Part:
         """The model alone, or a bundle's prefill/decode model; one that is compiled for an NPU only if `compiled`.
 
-        Raises:
-            ModelFormatError: it is not a valid model.
-            UsageError: the bundle has no such model, or it is compiled.
+        UsageError where there is none, or it is compiled.
         """
         part = self.parts[0] if self.bundle is None else self.find(MAIN_SECTION)
         if part is None:
@@ -181,11 +172,7 @@ class Opened:
         return part
 
     def save(self, path: str | os.PathLike[str], **how: Unpack[Writing]) -> None:
-        """Write the model, or the bundle with the parts that were changed; what else is in it goes over byte for byte.
-
-        Raises:
-            UsageError, OutputError, ModelFormatError: as `Model.save`, which has the options.
-        """
+        """Write the model, or the bundle with the parts that were changed; as `Model.save`."""
         if self.bundle is None:
             self.parts[0].model.save(path, **how)
         else:

@@ -69,10 +69,7 @@ def moved_from(tensor: Tensor, names: Collection[str]) -> tuple[Tensor, list[Ope
 def backward_slice(
     tensors: Iterable[Tensor], stops: Container[Tensor] = ()
 ) -> tuple[set[Operator], list[Tensor]]:
-    """The operators that compute the tensors, and the tensors that this starts from, constants left out.
-
-    It starts from `stops` and from what no operator defines.
-    """
+    """The operators that compute tensors, and the tensors, but constants, that they begin with: `stops`, or given."""
     starts: dict[Tensor, None] = {}
 
     def above(operator: Operator) -> Iterator[Operator]:
@@ -110,8 +107,8 @@ def still_needed(
 ) -> list[Operator]:
     """Of the `old` operators (in execution order), those that must stay when `replaced` is defined anew.
 
-    They are the ones whose results the graph's caller, operators outside, or the `new` operators read (unless the new
-    ones define them, as `redefined` says), and the old ones that those need in turn.
+    They are read by the graph's caller, operators outside, or `new` ones that do not define the result themselves (as
+    `redefined` says), or needed by such in turn.
     """
     inside = set(old)
     others = [operator for operator in old if operator is not replaced]
@@ -165,13 +162,10 @@ def replaced(
     new: Sequence[Operator],
     subgraphs: Sequence[Subgraph] = (),
 ) -> list[Operator]:
-    """The order in which a graph runs once `new` operators stand for `old` ones; for `Subgraph.arrange`.
+    """The order in which a graph runs once `new` operators stand for `old` ones; RefusedError where there is none.
 
-    Operators in both lists stay in their places, the others stand where the last of the old ones does, or before the
-    first operator that reads their results. `subgraphs` are those of the model.
-
-    Raises:
-        RefusedError: there is no such order, or effects would change theirs.
+    Operators in both lists stay in their places, the others stand where the last of the old ones does, or before their
+    first reader. Effects keep their order. `subgraphs` are those of the model.
     """
     staying = set(old).intersection(new)
     added = [operator for operator in new if operator not in staying]
@@ -190,11 +184,7 @@ def replaced(
 
 
 def topological(operators: Iterable[Operator]) -> list[Operator]:
-    """The given operators ordered so that each comes after those whose outputs it reads (stable, depth first).
-
-    Raises:
-        RefusedError: some wait for each other.
-    """
+    """The operators, each after those whose outputs it reads (stable, depth first); RefusedError in a cycle."""
     pending = list(operators)
     makers = {tensor: operator for operator in pending for tensor in operator.outputs}
     order: dict[Operator, None] = {}
@@ -263,10 +253,7 @@ def renamed(tensor: Tensor, name: str) -> Tensor:
 
 
 def repeated(operator: Operator, copies: dict[Tensor, Tensor], name: Callable[[Tensor], str]) -> Operator:
-    """The operator once more, in no subgraph yet, on other tensors.
-
-    `copies` has them by those that it has now; renamed copies are added for the rest.
-    """
+    """The operator once more, in no subgraph yet, on `copies` of its tensors; those that are missing are added."""
 
     def local(tensor: Tensor) -> Tensor:
         if tensor not in copies:
