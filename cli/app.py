@@ -85,7 +85,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         code, sentence = _ending(error, received)
         if "--json" in (given[: given.index("--")] if "--" in given else given):
-            _say_as_json(error, code, sentence.removeprefix("error: "))
+            result, message = getattr(error, "result", None), sentence.removeprefix("error: ")
+            known = {} if result is None else result.to_dict()
+            known["error"] = {"type": type(error).__name__, "message": message, "exit_code": code}
+            try:
+                output.say_json(known)
+            except (OSError, EdgeOptError):
+                output.discard_rest()
         output.complain(f"{PROGRAM}: {sentence}")
         return code
 
@@ -171,14 +177,3 @@ def _usage_sentence(error: Any) -> str:
         message += f", did you mean {' or '.join(sorted(near))}?"
     context = getattr(error, "ctx", None)
     return f"{message} (see `{PROGRAM if context is None else context.command_path} --help`)"
-
-
-def _say_as_json(error: BaseException, code: int, message: str) -> None:
-    """Print an error, with the results until then."""
-    result = getattr(error, "result", None)
-    known = {} if result is None else result.to_dict()
-    known["error"] = {"type": type(error).__name__, "message": message, "exit_code": code}
-    try:
-        output.say_json(known)
-    except (OSError, EdgeOptError):
-        output.discard_rest()

@@ -15,7 +15,8 @@ from edge_opt.comparison.compare import compare
 from edge_opt.comparison.findings import ComparisonReport, FirstDifference
 from edge_opt.conversion import GENERIC, ConversionResult, convert, default_output
 from edge_opt.conversion.result import entry_points
-from edge_opt.inspection import Explanation, Inspection, find_caches, find_example
+from edge_opt.inspection import Inspection, find_caches, find_example
+from edge_opt.passes import Site, Status
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.soundness import sentences
 
@@ -103,10 +104,8 @@ def show_inspection(found: Inspection) -> None:
         output.say("", f"{signature.name}: {', '.join(named) or 'no operators'}")
         output.say(*(f"  {one.count} x {one}" for one in signature.composites))
         output.say(*_site_lines(found, signature.name))
-        if found.compiled:
-            output.say(*(f"  {block}" for block in found.attention if block.signature == signature.name))
     own = [signature.name for signature in found.signatures]
-    for name in dict.fromkeys(site.verdict.signature for site in found.sites):
+    for name in dict.fromkeys(site.signature for site in found.sites):
         if name not in own:
             output.say("", name, *_site_lines(found, name))
     if not found.compiled:
@@ -141,15 +140,18 @@ def _signature_rows(found: Inspection) -> Iterator[tuple[str, ...]]:
 
 def _site_lines(found: Inspection, signature: str) -> Iterator[str]:
     """The sites of a signature; equal ones share a line, since layers repeat."""
-    groups: defaultdict[tuple[str, str], list[Explanation]] = defaultdict(list)
+    groups: defaultdict[tuple[str, str], list[Site]] = defaultdict(list)
     for site in found.sites:
-        if site.verdict.signature == signature:
-            is_split = site.verdict.pass_name == MhaToSha.name and site.block is not None
-            groups[str(site.block) if is_split else site.verdict.pass_name, str(site)].append(site)
+        if site.signature == signature:
+            block = found.block_at(site) if site.pass_name == MhaToSha.name else None
+            verdict = f"{'nothing to do' if site.settled else 'would be skipped'}: {site.reason}"
+            if site.status is Status.CONVERTED:
+                verdict = "would be converted"
+            groups[str(block or site.pass_name), verdict].append(site)
     for (what, verdict), group in groups.items():
-        numbers = ", ".join(f"#{one.verdict.index}" for one in group[:_SITES_NAMED])
+        numbers = ", ".join(f"#{one.index}" for one in group[:_SITES_NAMED])
         more = f" and {len(group) - _SITES_NAMED} more" if len(group) > _SITES_NAMED else ""
-        where = "" if group[0].block else f", at '{shortened(group[0].verdict.operator)}'"
+        where = "" if found.block_at(group[0]) else f", at '{shortened(group[0].operator)}'"
         yield f"  {numbers}{more} {what}{where}: {verdict}"
 
 

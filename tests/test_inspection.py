@@ -145,7 +145,7 @@ def test_heads_that_lie_in_rows_of_a_composite_are_counted_as_a_conversion_count
     opened, site = convert(model, verify="none", dry_run=True).sites
     assert (opened.pass_name, site.heads, site.kv_heads) == ("inline_composites", 4, 2)
     assert (block.heads, block.kv_heads, block.query_length) == (4, 2, 3)
-    assert [one.block for one in found.sites] == [None, block]
+    assert [found.block_at(one) for one in found.sites] == [None, block]
     assert to_bytes(model) == before
     result = convert(model, verify="none", require_all=True)
     assert len(result.converted) == len(result.sites) == 2, "its body is no attention that is left"

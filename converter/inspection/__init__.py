@@ -1,7 +1,7 @@
 """What a model holds and what a conversion would do to it; and the report of a conversion, in three formats."""
 
 from edge_opt.inspection.caches import Cache, Caches, find_caches
-from edge_opt.inspection.model import AttentionBlock, Explanation, Inspection, inspect
+from edge_opt.inspection.model import AttentionBlock, Inspection, inspect
 from edge_opt.inspection.picture import Example, find_example
 from edge_opt.inspection.report import FORMATS, Report, check_report_path, conversion_report
 
@@ -11,7 +11,6 @@ __all__ = [
     "Cache",
     "Caches",
     "Example",
-    "Explanation",
     "Inspection",
     "Report",
     "check_report_path",

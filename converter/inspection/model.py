@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from edge_opt.attention.block import NotABlock
 from edge_opt.attention.find import find_blocks, find_mask
-from edge_opt.base.record import Record
+from edge_opt.base.record import Record, to_json
 from edge_opt.base.words import many, shortened
 from edge_opt.conversion import convert
 from edge_opt.conversion.models import choose_parts, close_inputs, find_repairable, find_unsound
@@ -74,25 +74,6 @@ class SignatureContent(Record):
         return sum(self.operator_counts.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """What a conversion would do at one site, and the attention there, if its form is known."""
-
-    verdict: Site
-    block: AttentionBlock | None
-
-    def __str__(self) -> str:
-        site = self.verdict
-        if site.status is Status.CONVERTED:
-            return "would be converted"
-        return f"{'nothing to do' if site.settled else 'would be skipped'}: {site.reason}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """For `--json` and reports."""
-        block = None if self.block is None else self.block.to_dict()
-        return {**self.verdict.to_dict(), "settled": self.verdict.settled, "attention": block}
-
-
 @dataclass(slots=True, repr=False)
 class Inspection(Record):
     """Everything that `edge-opt inspect` shows of a model; sizes in bytes, `weights` by element type.
@@ -110,7 +91,7 @@ class Inspection(Record):
     weights: Mapping[str, int]
     signatures: list[SignatureContent] = field(default_factory=list)
     attention: list[AttentionBlock] = field(default_factory=list)
-    sites: list[Explanation] = field(default_factory=list)
+    sites: list[Site] = field(default_factory=list)
     target: str | None = None
     lint: list[Finding] = field(default_factory=list)
     compiled: bool = False
@@ -125,6 +106,19 @@ class Inspection(Record):
     def __repr__(self) -> str:
         entries = ", ".join(f"{one.name}: {one.operators} operators" for one in self.signatures)
         return f"Inspection({self.file!r}, {entries}; {many(len(self.attention), 'attention block')})"
+
+    def block_at(self, site: Site) -> AttentionBlock | None:
+        """The attention block at a site, if there is one and its form is known."""
+        place = site.signature, site.operator
+        return next((block for block in self.attention if (block.signature, block.softmax) == place), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`; each site with its attention block."""
+        sites = [
+            {**site.to_dict(), "settled": site.settled, "attention": to_json(self.block_at(site))}
+            for site in self.sites
+        ]
+        return {**Record.to_dict(self), "sites": sites}
 
 
 def inspect(
@@ -176,10 +170,8 @@ def inspect(
         whole = made_from(inspection.file)
         inspection.made_from = None if whole is None else str(whole)
         return inspection
-    known = {(block.signature, block.softmax): block for block in inspection.attention}
-    sites = convert(source, target=facts, shapes=shapes, verify="none", dry_run=True).sites
-    inspection.sites = [Explanation(site, known.get((site.signature, site.operator))) for site in sites]
-    inspection.node_data = _node_data(sites, makers)
+    inspection.sites = convert(source, target=facts, shapes=shapes, verify="none", dry_run=True).sites
+    inspection.node_data = _node_data(inspection.sites, makers)
     return inspection
 
 
