@@ -215,23 +215,41 @@ def _change(table: Table, tables: Tables, chance: Random) -> None:
     if not fields:
         return
     field = chance.choice(fields)
-    old = table.fields.get(field.name)
+    old, how = table.fields.get(field.name), chance.random()
     others = [one.fields[field.name] for one in tables[table.name] if field.name in one.fields]
-    if old is not None and chance.random() < 0.08:
+    if old is not None and how < 0.08:
         new = None
+    elif others and how < 0.25 and field.kind != "union":
+        new = chance.choice(others)
     elif isinstance(old, Data) or (field.table == "Buffer" and field.kind == "scalars"):
-        new = _other_data(old, others, chance)
+        content = b"" if old is None else bytes(old.view()[:4096])
+        number = struct.pack("<I", chance.choice(INTEGERS) % (1 << 32))
+        longer, shorter = (
+            content + bytes(chance.choice((1, 3, 4, 64))),
+            content[: chance.randrange(len(content) + 1)],
+        )
+        contents = (shorter, longer, number * max(1, len(content) // 4), chance.randbytes(len(content)))
+        new = Data(chance.choice(contents), external=chance.choice((None, True, False)))
     elif field.kind == "scalars":
-        lists = [other.tolist() for other in others if isinstance(other, np.ndarray)]
-        values = _other_list([] if old is None else old.tolist(), field, tables, lists, chance)
+        values = _other_list([] if old is None else old.tolist(), field, tables, chance)
         new = np.array(values, NUMPY_TYPES[field.element])
     elif field.kind == "tables":
-        new = _other_list(old or [], field, tables, others, chance)
-    elif field.kind == "string" and others and chance.random() < 0.5:
-        new = chance.choice(others)
+        new = _other_list(list(old or []), field, tables, chance)
     else:
         new = _made(field, tables, chance)
     table.set(field.name, new)
+
+
+def _other_list(values: list[Any], field: FieldSpec, tables: Tables, chance: Random) -> list[Any]:
+    place, how = chance.randrange(len(values) + 1), chance.randrange(7)
+    if how <= 3:  # one instead of another, or between two
+        values[place : place + (how < 3)] = [_made(field, tables, chance)]
+        return values
+    if how == 4:
+        return values[:place]
+    if how == 5:
+        return values[place:] + values[:place]
+    return values * chance.choice((0, 2, 3, 40, 5000 // (1 + len(values))))
 
 
 def _made(field: FieldSpec, tables: Tables, chance: Random) -> Any:
@@ -249,49 +267,16 @@ def _made(field: FieldSpec, tables: Tables, chance: Random) -> Any:
         return chance.random() < 0.5
     if field.element.startswith("float"):
         return chance.choice(_FLOATS)
-    enum = _ENUM_FIELDS.get((field.table, field.name))
-    codes = list(ENUMS[enum].values()) if enum else [*INTEGERS, *range(-1, 9), *range(9)]
+    enum = {
+        "type": "TensorType",
+        "builtin_code": "BuiltinOperator",
+        "deprecated_builtin_code": "BuiltinOperator",
+    }
+    codes = [*INTEGERS, *range(-1, 9), *range(9)]
+    if field.name in enum and field.table in ("Tensor", "OperatorCode"):
+        codes = list(ENUMS[enum[field.name]].values())
     limits = np.iinfo(NUMPY_TYPES[field.element])
     return int(np.clip(chance.choice(codes), int(limits.min), int(limits.max)))
-
-
-_ENUM_FIELDS = {
-    ("Tensor", "type"): "TensorType",
-    ("OperatorCode", "builtin_code"): "BuiltinOperator",
-    ("OperatorCode", "deprecated_builtin_code"): "BuiltinOperator",
-}
-
-
-def _other_list(
-    values: list[Any], field: FieldSpec, tables: Tables, others: list[list[Any]], chance: Random
-) -> list[Any]:
-    values = list(values)
-    place, how = chance.randrange(len(values) + 1), chance.randrange(8)
-    if how <= 3:  # one instead of another, or between two
-        values[place : place + (how < 3)] = [_made(field, tables, chance)]
-    elif how == 4:
-        del values[place:]
-    elif how == 5:
-        values = values[place:] + values[:place]
-    elif how == 6 and others:
-        values = list(chance.choice(others))
-    else:
-        values *= chance.choice((0, 2, 3, 40, 5000 // (1 + len(values))))
-    return values
-
-
-def _other_data(old: Data | None, others: list[Data], chance: Random) -> Data:
-    content = b"" if old is None else bytes(old.view()[:4096])
-    length = len(content)
-    number = struct.pack("<I", chance.choice(INTEGERS) % (1 << 32))
-    changed = (
-        content[: chance.randrange(length + 1)],
-        content + bytes(chance.choice((1, 3, 4, 64))),
-        number * max(1, length // 4),
-        chance.randbytes(length),
-    )
-    made = Data(chance.choice(changed), external=chance.choice((None, True, False)))
-    return chance.choice(others) if others and chance.random() < 0.2 else made
 
 
 # Raw mutants

@@ -87,23 +87,20 @@ class _Parser:
         self._place += taken
         return taken
 
-    def _of(self, kind: str, expected: str) -> str:
-        return self._next(self._kind() == kind, expected)
-
     def _word(self) -> str:
-        """A name: a plain word, or anything in quotes."""
-        return self._string() if self._kind() == "string" else self._of("word", "a name")
-
-    def _string(self) -> str:
-        """A text in single quotes as it is, or in double quotes as in JSON."""
-        text = self._of("string", "a text")
+        """A name: a plain word, or anything in quotes, in double ones as in JSON."""
+        text = self._next(self._kind() in ("word", "string"), "a name")
         return str(json.loads(text)) if text.startswith('"') else text.strip("'")
 
-    def _integer(self) -> int:
+    def _number(self, dtype: DType = DType.FLOAT32) -> float | int | bool:
+        if self._peek() in ("true", "false"):
+            return self._next() == "true"
+        if dtype.is_float:
+            return float(self._next(self._kind() == "number", "a number"))
         return int(self._next(bool(_INTEGER.match(self._peek())), "an integer"))
 
-    def _number(self) -> float:
-        return float(self._of("number", "a number"))
+    def _integer(self) -> int:
+        return int(self._number(DType.INT64))
 
     def _until(self, end: str, read: Callable[[], _Item]) -> list[_Item]:
         """What `read` finds again and again, commas in between, until `end` comes."""
@@ -112,6 +109,16 @@ class _Parser:
             found.append(read())
             self._take(",")
         return found
+
+    def _named(self, sign: str, read: Callable[[], _Item]) -> Callable[[], tuple[str, _Item]]:
+        """Reads a name, a sign, and what `read` finds."""
+
+        def pair() -> tuple[str, _Item]:
+            name = self._word()
+            self._expect(sign)
+            return name, read()
+
+        return pair
 
     # Signatures
 
@@ -135,13 +142,8 @@ class _Parser:
         return self._model
 
     def _arguments(self) -> dict[str, str]:
-        def argument() -> tuple[str, str]:
-            name = self._word()
-            self._expect("=")
-            return name, self._tensor_name()
-
         self._expect("(")
-        return dict(self._until(")", argument))
+        return dict(self._until(")", self._named("=", self._tensor_name)))
 
     # Subgraphs
 
@@ -160,7 +162,7 @@ class _Parser:
         return tensors
 
     def _tensor_name(self) -> str:
-        name = self._of("tensor", "a tensor (%name)")[1:]
+        name = self._next(self._kind() == "tensor", "a tensor (%name)")[1:]
         return str(json.loads(name)) if name.startswith('"') else name
 
     def _known(self, tensors: Named) -> Tensor:
@@ -190,16 +192,15 @@ class _Parser:
         if not self._take("q"):
             return None
         self._expect("(")
-        scales, points = self._numbers(), [int(point) for point in self._numbers()]
-        axis = self._integer() if self._take("axis") else None
+        fields: dict[str, Any] = {}
+        for name in ("scale", "zero_point"):
+            values = self._until("]", self._number) if self._take("[") else [self._number()]
+            fields[name] = values if name == "scale" else list(map(int, values))
+            self._take(",")
+        if self._take("axis"):
+            fields["quantized_dimension"] = self._integer()
         self._expect(")")
-        fields = {"scale": scales, "zero_point": points, "quantized_dimension": axis}
         return Quantization(new_table("QuantizationParameters", **fields))
-
-    def _numbers(self) -> list[float]:
-        values = self._until("]", self._number) if self._take("[") else [self._number()]
-        self._take(",")
-        return values
 
     # Operators
 
@@ -212,15 +213,12 @@ class _Parser:
                 self._expect("=")
                 break
         name = self._next(self._peek() in BUILTIN_OPERATORS, "an operator")
-        custom = self._string() if name == "CUSTOM" else None
+        code = OperatorCode(BUILTIN_OPERATORS[name], 1, self._word() if name == "CUSTOM" else None)
         self._expect("(")
         inputs = self._until(")", lambda: self._argument(graph, tensors))
         tensors.update(made)
-        code = OperatorCode(BUILTIN_OPERATORS[name], 1, custom)
-        codes = self._model.operator_codes
-        code = next((known for known in codes if known == code), code)
-        if code not in codes:
-            codes.append(code)
+        if code not in self._model.operator_codes:
+            self._model.operator_codes.append(code)
         options = KINDS[name].options if name != "CUSTOM" else None
         table = None if options is None else new_table(options)
         if self._take("{"):
@@ -241,7 +239,7 @@ class _Parser:
         if end == "}":
             self._expect("{")
         splat = self._take("splat")
-        values = self._until(end, lambda: self._value(dtype))
+        values = self._until(end, lambda: self._number(dtype))
         wanted = () if end == ")" else (len(values),) if shape is None else shape
         count = 1 if splat else int(np.prod(wanted))
         self._check(len(values) == count, f"{count} numbers in the constant, not {len(values)}")
@@ -251,11 +249,6 @@ class _Parser:
         self._model.buffers.append(buffer)
         name, parameters = f"const_{len(graph.tensors)}", self._parameters()
         return Tensor(name, array.shape, dtype, buffer=buffer, quantization=parameters)
-
-    def _value(self, dtype: DType) -> float | int | bool:
-        if self._peek() in ("true", "false"):
-            return self._next() == "true"
-        return self._number() if dtype.is_float else self._integer()
 
     def _option(self, table: Table | None) -> None:
         field = self._word()
@@ -268,17 +261,10 @@ class _Parser:
         table.fields[field] = new_table(table.spec.name, **{field: value}).fields[field]
 
     def _option_value(self) -> Any:
-        def attribute() -> tuple[str, Any]:
-            name = self._word()
-            self._expect(":")
-            return name, self._option_value()
-
         if self._take("["):
             return self._until("]", self._option_value)
         if self._take("{"):
-            return dict(self._until("}", attribute))
+            return dict(self._until("}", self._named(":", self._option_value)))
         if self._kind() == "string":
-            return self._string()
-        if self._peek() in ("true", "false"):
-            return self._next() == "true"
-        return self._integer() if _INTEGER.match(self._peek()) else self._number()
+            return self._word()
+        return self._number(DType.INT64 if _INTEGER.match(self._peek()) else DType.FLOAT32)

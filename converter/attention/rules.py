@@ -243,6 +243,8 @@ class Transpose(ByAxes):
     @staticmethod
     def _moved(of: Labelled) -> dict[int, Places]:
         order = _integers(of.operator, 1)
+        if sorted(order) != list(range(len(order))):
+            raise RefusedError("its order is not a permutation of the axes", of.operator)
         return {0: [order.index(axis) for axis in range(len(order))]}
 
     def made(self, one: OneHead) -> Tensor:
