@@ -56,15 +56,10 @@ def look_at(paths: Sequence[Path], *, width: int, dark: bool = False) -> list[Pa
     with ExitStack() as stack:
         for place, path in enumerate(paths):
             copy = stack.enter_context(tempfile.NamedTemporaryFile("w", suffix=".html", dir=path.parent))
-            copy.write(
-                re.sub(
-                    r"(<head>|<!doctype html>)",
-                    lambda m: m[0] + _LISTEN,
-                    path.read_text(),
-                    count=1,
-                    flags=re.IGNORECASE,
-                )
+            page = re.sub(
+                r"(?i)(<head>|<!doctype html>)", lambda m: m[0] + _LISTEN, path.read_text(), count=1
             )
+            copy.write(page)
             copy.flush()
             source = html.escape(Path(copy.name).as_uri())
             frames.append(
@@ -73,18 +68,10 @@ def look_at(paths: Sequence[Path], *, width: int, dark: bool = False) -> list[Pa
         with tempfile.NamedTemporaryFile("w", suffix=".html") as frame:
             frame.write("".join(frames))
             frame.flush()
-            arguments = (
-                "--headless",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--hide-scrollbars",
-                "--window-size=1400,900",
-            )
-            scheme = f"--blink-settings=preferredColorScheme={int(not dark)}"
-            last = ("--virtual-time-budget=20000", "--dump-dom", Path(frame.name).as_uri())
-            done = subprocess.run(
-                [program, *arguments, scheme, *last], check=False, capture_output=True, text=True, timeout=300
-            )
+            options = f"""--headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1400,900 --dump-dom
+                --blink-settings=preferredColorScheme={int(not dark)} --virtual-time-budget=20000""".split()
+            command = [program, *options, Path(frame.name).as_uri()]
+            done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
     title = re.search(r"<title>(.*?)</title>", done.stdout)
     assert title, done.stderr
     seen = json.loads(html.unescape(title[1]))

@@ -57,12 +57,10 @@ def test_every_block_is_converted_verified_and_gives_the_same_numbers(
     said = ran.json
     assert (said["input"], said["output"], said["target"]) == (str(model), str(out), "generic")
     assert (said["verified"], said["seconds"] > 0) == ("regions", True)
-    sites = [site for site in said["sites"] if site["pass"] != "unread_caches"]
+    sites = [site for site in said["sites"] if site["pass"] == "mha_to_sha"]
     assert [site["signature"] for site in sites] == ["prefill_8"] * 2 + ["decode"] * 3
-    expected = {"pass": "mha_to_sha", "status": "converted", "heads": 4, "kv_heads": 1}
     for site in sites:
-        assert expected.items() <= site.items()
-        assert (site["proof"]["demand"], site["proof"]["max_abs"]) == ("bitwise", 0)
+        assert (site["status"], site["heads"], site["kv_heads"]) == ("converted", 4, 1)
         assert site["proof"]["bitwise"] or "int16 ADD" in site["proof"]["note"]
     for place in ("cpu", "reference"):
         compared = run(capsys, "compare", model, out, "--on", place, "--json")

@@ -200,13 +200,13 @@ def test_a_subgraph_whose_callers_disagree_stays_open() -> None:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"y": (2, 4)}, "input 'y' does not exist"),
-    ({"mask": (2,)}, "input 'first/mask' has 2 axes, got 1 sizes"),
-    ({"mask": 3}, "input 'first/mask' has 2 axes, got 3"),
-    ({"second/x": (2, 5)}, "axis 1 of input 'second/x' must be 4, got 5"),
-    ({"x": (3, 4)}, "axis 0 of input 'third/x' must be 2, got 3"),
-    ({"second/x": (0, 4)}, "axis 0 of input 'second/x' must be from 1 to 2147483647, got 0"),
-    ({"second/x": (1 << 31, 4)}, "must be from 1 to 2147483647, got 2147483648"),
-    ({"second/x": ("3", 4)}, "must be from 1 to 2147483647, got '3'"),
+    ({"mask": (2,)}, r"input 'first/mask' takes the shape \?,4 \(\? from 1 to 2147483647\), got 2"),
+    ({"mask": 3}, "input 'first/mask' takes the shape .*, got 3"),
+    ({"second/x": (2, 5)}, r"input 'second/x' takes the shape \?,4 .*, got 2,5"),
+    ({"x": (3, 4)}, "input 'third/x' takes the shape 2,4 .*, got 3,4"),
+    ({"second/x": (0, 4)}, "input 'second/x' takes .*, got 0,4"),
+    ({"second/x": (1 << 31, 4)}, "got 2147483648,4"),
+    ({"second/x": ("3", 4)}, "got 3,4"),
     ({"first/x": (2, 4)}, r"signature 'first' has other inputs of open lengths: add --shape mask=\?,4"),
     (
         {"first/x": (2, 4), "mask": (3, 4)},

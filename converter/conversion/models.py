@@ -1,6 +1,6 @@
 """The models that a conversion works on: the choice in a bundle, faults, positions, static shapes for open inputs."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from typing import Literal, get_args
@@ -142,18 +142,18 @@ def _chosen(part: Part, shapes: Mapping[str, Sequence[int]]) -> dict[Tensor, Sha
     return chosen
 
 
-def _fitting(where: str, tensor: Tensor, given: Sequence[int]) -> Shape:
+def _fitting(where: str, tensor: Tensor, given: Iterable[int]) -> Shape:
     declared = tensor.shape_signature or tensor.shape
-    count = len(given) if isinstance(given, Sized) else None
-    if count != len(declared):
-        what = repr(given) if count is None else f"{count} sizes"
-        raise UsageError(f"input '{where}' has {len(declared)} axes, got {what}")
-    for axis, (size, wanted) in enumerate(zip(declared, given, strict=True)):
-        is_size = isinstance(wanted, Integral) and 1 <= wanted < 1 << 31
-        if not is_size or size not in (-1, wanted):
-            expected = "from 1 to 2147483647" if size < 0 else size
-            raise UsageError(f"axis {axis} of input '{where}' must be {expected}, got {wanted!r}")
-    return tuple(given)
+    sizes = tuple(given) if isinstance(given, Iterable) else ()
+    fitting = [
+        isinstance(size, Integral) and 1 <= size < 1 << 31 and known in (-1, size)
+        for known, size in zip(declared, sizes, strict=False)
+    ]
+    if len(sizes) != len(declared) or not all(fitting):
+        wanted = ",".join("?" if size < 0 else str(size) for size in declared)
+        what = ",".join(map(str, sizes)) if sizes else repr(given)
+        raise UsageError(f"input '{where}' takes the shape {wanted} (? from 1 to 2147483647), got {what}")
+    return sizes
 
 
 def _compare(model: Model, folded: Sequence[Folded]) -> None:
