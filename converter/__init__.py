@@ -1,6 +1,6 @@
-"""edge-opt: rewrites .tflite language models for edge NPUs and proves that nothing changed numerically.
+"""edge-opt: rewrites the attention of .tflite language models for NPUs, and verifies each rewrite.
 
-This module only says where each public name lives: importing it loads nothing else, the first use of a name does.
+Importing this module loads nothing else; the first use of a public name loads its module.
 """
 
 from importlib import import_module
@@ -41,16 +41,20 @@ __all__ = [
     "testing",
 ]
 
-# Of the other names, each is a module of its own.
+# The modules of functions and classes; the other names are modules themselves.
 _HOMES = {
-    "build.evaluation": ["evaluate"],
-    "comparison.compare": ["compare"],
-    "comparison.findings": ["ComparisonReport"],
-    "conversion": ["ConversionResult", "convert"],
-    "inspection": ["inspect"],
-    "ir": ["Model", "load", "save"],
-    "base.errors": ["EdgeOptError", "UsageError"],
-    "shapes": ["infer_shapes"],
+    "ComparisonReport": "comparison.findings",
+    "ConversionResult": "conversion",
+    "EdgeOptError": "base.errors",
+    "Model": "ir",
+    "UsageError": "base.errors",
+    "compare": "comparison.compare",
+    "convert": "conversion",
+    "evaluate": "build.evaluation",
+    "infer_shapes": "shapes",
+    "inspect": "inspection",
+    "load": "ir",
+    "save": "ir",
 }
 
 
@@ -60,13 +64,11 @@ if not TYPE_CHECKING:  # for a type checker, a name that is not listed above doe
         """Load a public name at its first use."""
         if name not in __all__:
             raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-        home = next((home for home, names in _HOMES.items() if name in names), None)
         if name == "__version__":
             value = import_module("importlib.metadata").version("edge-opt")
-        elif home is None:
-            value = import_module(f"{__name__}.{name}")
         else:
-            value = getattr(import_module(f"{__name__}.{home}"), name)
+            value = import_module(f"{__name__}.{_HOMES.get(name, name)}")
+            value = getattr(value, name) if name in _HOMES else value
         globals()[name] = value
         return value
 

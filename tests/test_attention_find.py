@@ -188,7 +188,7 @@ PLAIN_BRANCH = (
 CUMULATED = attention_text(then="  %w: float32[1,4,6,8] = CUMSUM(%p, int32(3))")
 BATCH = attention_text(tail="  %r: float32[4,6] = MEAN(%o, int32{-1})").replace("[1,4,", "[4,")
 SKIPPED: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
-    "the pass is left out": (PLAIN, "the pass mha_to_sha was left out", {"skip": ["mha_to_sha"]}),
+    "the pass is skipped": (PLAIN, "pass mha_to_sha was skipped", {"skip": ["mha_to_sha"]}),
     "a branch of IF": (
         in_a_branch(PLAIN_BRANCH), "inside a graph that IF calls: only what a signature runs itself is rewritten",
     ),

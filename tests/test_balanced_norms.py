@@ -58,7 +58,7 @@ def test_verification_sees_a_weight_that_was_not_negated(
 ) -> None:
     monkeypatch.setattr("edge_opt.passes.balanced_norms.np.negative", lambda array: array)
     _, reports = convert_text(layers(), "balanced_norms", target=TARGET, prover=prover)
-    assert {report.status for report in reports} == {Status.ROLLED_BACK}
+    assert {report.status for report in reports} == {Status.REVERTED}
 
 
 @pytest.mark.parametrize(

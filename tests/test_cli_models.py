@@ -119,7 +119,7 @@ def test_require_all_exits_1_and_writes_nothing_but_the_report(
     assert "does not take SPLIT" in sentence
     assert state(demo.parent) == before
     assert (ran.json["error"]["type"], ran.json["output"]) == ("SitesLeftError", None)
-    assert [site["status"] for site in ran.json["sites"]] == ["rolled-back"] * 5
+    assert [site["status"] for site in ran.json["sites"]] == ["reverted"] * 5
     reports = [demo.with_name("r.json"), demo.with_name("r.html")]
     ran = run(capsys, *given, *(word for path in reports for word in ("--report", path)))
     told = json.loads(reports[0].read_text())

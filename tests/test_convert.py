@@ -184,7 +184,7 @@ NO_SPLIT = replace(load_target("generic"), name="picky", refused_operators=froze
 PICKY = "target 'picky' does not take SPLIT"
 UNCHANGED: dict[str, tuple[Callable[[Path], Path], Status, bool, str]] = {
     "no attention": (lambda folder: written(folder, NO_ATTENTION), Status.SKIPPED, True, "not attention"),
-    "all sites fail": (lambda _: DEMO, Status.ROLLED_BACK, False, PICKY),
+    "all sites fail": (lambda _: DEMO, Status.REVERTED, False, PICKY),
     "control dependencies": (frozen, Status.SKIPPED, False, "model_control_dependencies"),
 }
 
@@ -330,7 +330,7 @@ def swapped_heads(build: Callable[..., Any]) -> Callable[..., Any]:
 def test_the_proof_rolls_a_corrupt_rewrite_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mha_to_sha, "_build", swapped_heads(mha_to_sha._build))
     result = convert(DEMO, tmp_path / "out.tflite", signatures=["decode"])
-    assert {site.status for site in result.sites} == {Status.ROLLED_BACK}
+    assert {site.status for site in result.sites} == {Status.REVERTED}
     assert all("the new region differs" in site.reason for site in result.sites)
     assert tables(DEMO) == tables(tmp_path / "out.tflite")
 

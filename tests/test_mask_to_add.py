@@ -368,14 +368,14 @@ def test_a_constant_in_which_logits_do_not_vanish_fails_the_proof(
     text = PLAIN.replace(f",{T},", f",{rows},").replace(f", {T},", f", {rows},")
     verified(text, prover)
     monkeypatch.setattr(mask_to_add, "ABSORBING", -1e4)
-    _, report = converted(text, prover, status="rolled-back")
+    _, report = converted(text, prover, status="reverted")
     assert "demanded bitwise" in report.reason
     assert "on masks that close every row" in report.reason
 
 
 def test_a_wrong_polarity_fails_the_proof(prover: RegionProver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mask_to_add, "_OPPOSITE", {"NOT_EQUAL": "NOT_EQUAL", "EQUAL": "EQUAL"})
-    assert "the new region differs" in converted(PLAIN, prover, status="rolled-back")[1].reason
+    assert "the new region differs" in converted(PLAIN, prover, status="reverted")[1].reason
 
 
 # Quantized
@@ -430,8 +430,8 @@ def test_a_quantized_mask_that_does_not_always_clip_fails_the_proof(
 ) -> None:
     """Half of the logits' range hides them in every row with an open entry. SELECT copies codes of another scale."""
     other = quantized().replace(f"%x: int16{LOGITS} q(0.05", f"%x: int16{LOGITS} q(0.04")
-    assert "demanded bitwise" in converted(other, prover, status="rolled-back")[1].reason
+    assert "demanded bitwise" in converted(other, prover, status="reverted")[1].reason
     parameters = Quantization.affine
     monkeypatch.setattr(Quantization, "affine", lambda scale, zero: parameters(scale / 4, zero))
     text = quantized().replace(f",{T},", f",{rows},")
-    assert "demanded bitwise" in converted(text, prover, status="rolled-back")[1].reason
+    assert "demanded bitwise" in converted(text, prover, status="reverted")[1].reason

@@ -203,7 +203,7 @@ def test_a_wrong_result_is_found_though_most_is_clipped(
     square = clipping().replace("[1,32,16]", "[1,8,16]").replace("[1,8,32]", "[1,8,8]")
     monkeypatch.setattr(matmul_convert, "_build", swapped)
     model, report = fused(square, prover)
-    assert str(report.status) == "rolled-back"
+    assert str(report.status) == "reverted"
     assert to_text(model) == to_text(parse(square))
 
 

@@ -61,7 +61,7 @@ def test_every_site_gets_a_verdict_in_execution_order() -> None:
 def test_a_failed_proof_rolls_back_that_site_alone() -> None:
     prover = Says(False, True)
     model, reports = convert_text(CHAIN, Double(), prover=prover)
-    assert statuses(reports) == ["rolled-back", "skipped", "converted"]
+    assert statuses(reports) == ["reverted", "skipped", "converted"]
     assert reports[0].reason == "it differs"
     assert [demand for _, demand in prover.asked] == [Demand("relative", 0.5)] * 2
     assert to_text(model) == CHAIN.replace(
@@ -88,9 +88,9 @@ def crash(*_: object) -> Rewrite:
     ("make", "target", "status", "reason"),
     [
         (refuse, {}, "skipped", "no (expected yes, found no)"),
-        (crash, {}, "rolled-back", "a bug in edge-opt, please report it"),
-        (of_another_shape, {}, "rolled-back", "SQUARE 'b/square': inferred shape [4], recorded [5]"),
-        (None, {"refused_operators": ("SQUARE",)}, "rolled-back", "target 't' does not take SQUARE"),
+        (crash, {}, "reverted", "a bug in edge-opt, please report it"),
+        (of_another_shape, {}, "reverted", "SQUARE 'b/square': inferred shape [4], recorded [5]"),
+        (None, {"refused_operators": ("SQUARE",)}, "reverted", "target 't' does not take SQUARE"),
     ],
 )
 def test_what_cannot_be_rewritten_stays_byte_for_byte_and_is_not_run(

@@ -208,7 +208,7 @@ def test_an_output_whose_scale_cannot_hold_the_cosines_stays() -> None:
     """A table of what is cut off at 0.5 would not be rope."""
     narrow = [(f"{name} q(3.051851e-05, 0)", f"{name} q(1.5e-05, 0)") for name in COSINES]
     cosine, sine = sites(changed(*narrow))
-    assert cosine.status is Status.ROLLED_BACK
+    assert cosine.status is Status.REVERTED
     assert "by up to 0.508" in cosine.reason
     assert sine.status is Status.CONVERTED
 

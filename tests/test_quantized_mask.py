@@ -161,6 +161,6 @@ def test_constants_that_are_not_what_the_kernels_compute_fail_the_proof(
 ) -> None:
     monkeypatch.setattr(Tensor, "real", lambda tensor: -99.99)
     model, report = only(PLAIN, prover)
-    assert str(report.status) == "rolled-back"
+    assert str(report.status) == "reverted"
     assert "demanded bitwise" in report.reason
     assert to_text(model) == PLAIN

@@ -22,7 +22,7 @@ def test_an_operator_without_a_rule_has_a_reason() -> None:
 
 
 def test_every_operator_that_attention_is_followed_through_has_a_rule() -> None:
-    """A new operator whose shape nobody derives is rolled back."""
+    """A new operator whose shape cannot be inferred is reverted."""
     assert ATTENTION_RULES.keys() <= RULES.keys()
 
 

@@ -153,7 +153,7 @@ def test_what_is_read_elsewhere_is_cut_where_that_is() -> None:
 def test_bodies_stay_with_the_rewrite_that_is_kept_and_go_with_others(holds: bool) -> None:
     model = parse(NORMED)
     (report,) = run(model, "mha_to_sha", target=Target("t", "t", form="split-above"), prover=Says(holds))
-    assert report.status is (Status.CONVERTED if holds else Status.ROLLED_BACK)
+    assert report.status is (Status.CONVERTED if holds else Status.REVERTED)
     added = ["norm/head_0", "norm/head_1"] if holds else []
     assert [graph.name for graph in model.subgraphs] == ["main", "norm", *added]
     assert holds or to_text(model) == to_text(parse(NORMED))

@@ -88,7 +88,7 @@ def test_a_crash_rolls_the_site_back_and_names_model_and_region(
     in_place_of_regions(proof_models.crashing(), monkeypatch)
     result = convert_decode(tmp_path / "out.tflite")
     (site, *_) = [site for site in result.sites if site.heads != 1]
-    assert site.status is Status.ROLLED_BACK
+    assert site.status is Status.REVERTED
     assert f"of model '{DEMO}': the runtime's process ended with SIGSEGV" in site.reason
     assert "region 'decode' up to '" in site.reason
     assert not result.converted

@@ -122,7 +122,7 @@ class ConversionResult(Record):
         for (status, name, reason), sites in groups.items():
             places = ", ".join(f"{site.signature}#{site.index}" for site in sites[:_SITES_NAMED])
             more = f" and {len(sites) - _SITES_NAMED} more" if len(sites) > _SITES_NAMED else ""
-            lines.append(f"  {status} {many(len(sites), 'site')} of {name} ({places}{more}): {reason}")
+            lines.append(f"  {many(len(sites), 'site')} of {name} {status} ({places}{more}): {reason}")
         lines += [f"  {text}" for text in (*unsound(self), *_not_split(self), *_not_run(self), *_notes(self))]
         lines += [f"  {signature.sentence()}" for signature in self.whole]
         return "\n".join(map(one_line, lines))

@@ -1,4 +1,4 @@
-"""What a model holds and what a conversion would do to it; and the report of a conversion, in three formats."""
+"""What is in a model and what a conversion would change; the report of a conversion, in three formats."""
 
 from edge_opt.inspection.caches import Cache, Caches, find_caches
 from edge_opt.inspection.model import AttentionBlock, Inspection, inspect

@@ -235,7 +235,7 @@ def _weights(graphs: Iterable[Subgraph]) -> dict[str, int]:
     return dict(total.most_common())
 
 
-_COLOURS = {Status.CONVERTED: "#bfe5cb", Status.SKIPPED: "#f7dcae", Status.ROLLED_BACK: "#f3b8b0"}
+_COLOURS = {Status.CONVERTED: "#bfe5cb", Status.SKIPPED: "#f7dcae", Status.REVERTED: "#f3b8b0"}
 _SETTLED = "#e3e6ea"
 
 

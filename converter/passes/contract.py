@@ -21,7 +21,7 @@ class Status(StrEnum):
 
     CONVERTED = "converted"
     SKIPPED = "skipped"
-    ROLLED_BACK = "rolled-back"
+    REVERTED = "reverted"
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ def with_callees(
 
     Composites that are sites themselves are told of there.
     """
-    reasons = {graph: f"the pass {MhaToSha.name} was left out"}
+    reasons = {graph: f"pass {MhaToSha.name} was skipped"}
 
     def callees(current: Subgraph) -> Iterator[Subgraph]:
         for operator in current.operators:

@@ -84,7 +84,7 @@ def _verified_rewrite(site: Site, chosen: Pass, context: Context) -> Rewrite | N
         rewrite = site.build()
         if left_open := context.left_open((*rewrite.old, *rewrite.added())):
             raise RefusedError(left_open)
-        site.status = Status.ROLLED_BACK  # unless all that follows holds
+        site.status = Status.REVERTED  # unless all that follows holds
         check_frame(rewrite)
         check_shapes(rewrite)
         check_versions(rewrite)
@@ -92,7 +92,7 @@ def _verified_rewrite(site: Site, chosen: Pass, context: Context) -> Rewrite | N
         if context.prover is not None:
             site.proof = context.prover.prove(rewrite, rewrite.demand or chosen.demand)
             if not site.proof.holds:
-                site.status = Status.SKIPPED if site.proof.open else Status.ROLLED_BACK
+                site.status = Status.SKIPPED if site.proof.open else Status.REVERTED
                 raise RefusedError(site.proof.reason)
         # After the proof, which says by how much results differ where they do.
         check_parameters(rewrite)
@@ -100,7 +100,7 @@ def _verified_rewrite(site: Site, chosen: Pass, context: Context) -> Rewrite | N
         site.reason = str(refused)
         return None
     except Exception as error:
-        site.status, site.reason, site.is_bug = Status.ROLLED_BACK, _bug(error), True
+        site.status, site.reason, site.is_bug = Status.REVERTED, _bug(error), True
         return None
     site.status, site.note = Status.CONVERTED, rewrite.note
     site.replaced, site.added = rewrite.removed(), len(rewrite.added())

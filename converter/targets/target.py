@@ -54,7 +54,7 @@ class Target:
         on_chip_bytes: memory beside the NPU, which one head's logits should fit into.
         long_context: `form` and `rows_per_tile` for attention that does not fit.
 
-    What it cannot take (rewrites that would need it are rolled back, and `inspect --target` warns):
+    What it cannot take (rewrites that would need it are reverted, and `inspect --target` warns):
         refused_operators: names of operators that it does not take.
         taken_operators: all that it takes, composites left aside; anything else is refused.
         taken_composites: names of composites that it takes, although `composites` says that it opens none.
