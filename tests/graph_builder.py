@@ -5,14 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Signature, Subgraph, Tensor
-from edge_opt.ir.operators import KINDS
-from edge_opt.schema.table import new_table
+from edge_opt.ir import Constants, DType, Model, Quantization, Signature, Subgraph, Tensor
 from edge_opt.shapes import infer_operator
 from edge_opt.shapes.rules import Fact, small_value
-
-# The runtime has no version 1 of these.
-_VERSIONS = {"BROADCAST_TO": 2}
 
 SAME = Quantization.affine(1.0)
 """Stands for the quantization of the first input."""
@@ -26,7 +21,6 @@ class GraphBuilder:
         self.graph = Subgraph(name)
         self.model.subgraphs.append(self.graph)
         self._constants = Constants(self.model)
-        self._listed: set[int] = set()
         self._names: dict[str, int] = {}
 
     def _name(self, stem: str) -> str:
@@ -44,10 +38,7 @@ class GraphBuilder:
     def constant(self, values: Any, dtype: DType = DType.FLOAT32, q: Quantization | None = None) -> Tensor:
         """A constant; equal ones are one tensor."""
         tensor = self._constants.make(self._name("const"), np.asarray(values, dtype.numpy), dtype, q)
-        if id(tensor) not in self._listed:
-            self._listed.add(id(tensor))
-            self.graph.add_tensor(tensor)
-        return tensor
+        return tensor if self.graph.lists(tensor) else self.graph.add_tensor(tensor)
 
     def integers(self, *values: int) -> Tensor:
         """An int32 vector."""
@@ -69,20 +60,12 @@ class GraphBuilder:
     ) -> tuple[Tensor, ...]:
         """An operator; its results have the first input's type and quantization unless told otherwise."""
         data = inputs[1] if name in ("SPLIT", "SELECT", "SELECT_V2") else inputs[0]
-        table = KINDS[name].options
-        parameters = data.quantization if q is SAME else q
-        made = [
-            Tensor(
-                self._name(name.lower()), (), data.dtype if dtype is None else dtype, quantization=parameters
-            )
-            for _ in range(outputs)
-        ]
-        operator = Operator(
-            self.model.operator_code(name, _VERSIONS.get(name, 1)),
-            inputs,
-            made,
-            None if table is None else new_table(table, **options),
-        )
+        dtype, q = data.dtype if dtype is None else dtype, data.quantization if q is SAME else q
+        names = [self._name(name.lower()) for _ in range(outputs)]
+        made = [Tensor(own, (), dtype, quantization=q) for own in names]
+        operator = self.model.new_operator(name, inputs, made, **options)
+        if name == "BROADCAST_TO":  # of which the runtime has no version 1
+            operator.code = self.model.operator_code(name, 2)
         facts = [Fact(tensor.shape, small_value(tensor)) for tensor in inputs]
         for tensor, (own, _) in zip(made, infer_operator(operator, facts), strict=True):
             wanted = shape if own is None else own
