@@ -33,6 +33,7 @@ from text_parser import parse
 from edge_opt.base.errors import EdgeOptError, ModelFormatError, OutputError, UsageError
 from edge_opt.build import BuildCheckError, Job, StageFailedError, building
 from edge_opt.build.phone import chip_of, next_steps
+from edge_opt.build.rotation import ROTATED
 from edge_opt.build.sections import faults, keep_sections
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
@@ -100,6 +101,10 @@ def test_logits_in_4_bits_are_a_stage_of_their_own_behind_the_quantizer(place: P
     assert stages.ran == [*ALL[:4], "narrow", *ALL[4:]]
     assert stages.jobs["narrow"].inputs["checkpoint"] == str(place.checkpoint)
     assert stages.jobs["optimize"].inputs["model"] == str(place.work / "narrow" / "model.litertlm")
+    rotated = place.work / "export" / ROTATED
+    instead = Stages(instead={"export": lambda job: Path(job.output, ROTATED).mkdir()})
+    stages, _ = place.build(stages=instead, weights="4-logits", cache=64)
+    assert stages.jobs["narrow"].inputs["checkpoint"] == str(rotated)
     config.write_text('{"text_config": {"vocab_size": 16384}}')
     with pytest.raises(UsageError, match="16384 tokens, of which 16384 stay at 8 bits"):
         place.build(weights="4-logits")
@@ -322,7 +327,10 @@ CHANGES: dict[str, tuple[Change, list[str]]] = {
     "length": (options(cache=64), ["configure", "export"]),
     "calibration": (options(settings={"max_calibration_decode_steps": 2}), ["configure", "calibrate"]),
     "compiler": (put("sdk/libQnnHtp.so", "another"), ["optimize", "compile"]),
-    "edge-opt": (lambda _: {"stages": Stages(installed={"edge-opt": "2"})}, ["configure", "calibrate", "optimize"]),
+    "edge-opt": (
+        lambda _: {"stages": Stages(installed={"edge-opt": "2"})},
+        ["configure", "export", "calibrate", "optimize"],
+    ),
     "result": (put("gemma.work/quantize/model.litertlm", "another"), ["quantize"]),
 }  # fmt: skip
 

@@ -22,7 +22,7 @@ ALLOWED = {room: set(ROOMS[: place + 1]) for place, room in enumerate(ROOMS)}
 THIRD_PARTY = {
     "ai_edge_litert": ("converter/runtime/",),
     "litert_torch": ("converter/build/pipeline.py", "converter/build/prompts.py"),
-    "torch": ("converter/build/evaluation.py", "converter/build/logits.py", "converter/build/pipeline.py"),
+    "torch": tuple(f"converter/build/{name}.py" for name in ("evaluation", "logits", "pipeline", "rotation")),
     "litert_lm": ("converter/build/evaluation.py",),
     "typer": ("cli/",),
     "rich": ("cli/",),

@@ -15,6 +15,7 @@ from edge_opt.build.evaluation import CPU, Evaluation, HeldOut, choose, in_turn
 from edge_opt.build.logits import KEPT_ROWS
 from edge_opt.build.phone import QUALCOMM, NextSteps, chip_of, find_compiler, next_steps
 from edge_opt.build.prompts import read_prompts
+from edge_opt.build.rotation import ROTATED
 from edge_opt.build.sections import faults
 from edge_opt.build.source import CONFIG, Given, Kind, look_at, read_json
 from edge_opt.build.stages import (
@@ -273,7 +274,10 @@ def _quantized(
     checkpoint = model
     if given.kind is Kind.CHECKPOINT:
         window = {"window": answer["caches"]["window"]}
-        model = run.run("export", [settings["export"], window], window, model=model).bundle
+        exported = run.run("export", [settings["export"], window], window, model=model)
+        model = exported.bundle
+        if (exported.folder / ROTATED).is_dir():
+            checkpoint = Input(exported.folder / ROTATED, exported.digest)
     bundles = {"model": model}
     if given.kind is not Kind.QUANTIZED:
         calibrated = run.run("calibrate", settings["calibrate"], model=model, **text)

@@ -20,6 +20,7 @@ from edge_opt.base.errors import UsageError, unknown
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress
 from edge_opt.build.prompts import Plan, Wording, check_lengths, plan, read_prompts, wording_of
+from edge_opt.build.rotation import ROTATED, rotate
 from edge_opt.build.sections import keep_sections
 from edge_opt.build.source import SETTING, SlidingLayers
 from edge_opt.build.stages import INSTALL, SUPPORTED, Job
@@ -168,6 +169,10 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
     _check_numbers(Path(job.inputs["model"]))
     config = _config(job)
     logging.getLogger("transformers").addHandler(_WeightsThatFit())
+    rotated = Path(job.output, ROTATED)
+    note = rotate(Path(job.inputs["model"]), rotated)
+    if note:
+        config.model_id = str(rotated)
     if getattr(config, "export_vision_encoder", False):
         _embed_whole_prompts()
     try:
@@ -181,7 +186,7 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
         ) from error
     if job.options["window"]:
         _write_window(job.model, job.options["window"])
-    return {}
+    return {"notes": [note] if note else []}
 
 
 def _check_numbers(checkpoint: Path) -> None:

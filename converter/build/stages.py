@@ -37,7 +37,7 @@ SUPPORTED = "0.10"
 _MARK, _TOLD, _PARTIAL, _SCRATCH = "edge-opt-build", "stage.json", ".partial", "scratch"
 _RUNTIME = "litert-lm-api"
 _PACKAGES = "litert-torch ai-edge-quantizer ai-edge-litert litert-lm-builder torch transformers edge-opt"
-_OURS = ("configure", "calibrate", "narrow", "optimize", "evaluate", "emulate")
+_OURS = ("configure", "export", "calibrate", "narrow", "optimize", "evaluate", "emulate")
 """Stages whose results depend on our own version."""
 _LOOK_SECONDS = 0.3
 # `stage 3/7`, as our own stages and litert-torch's calibration print; not the bars of loading and saving.

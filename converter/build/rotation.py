@@ -1,0 +1,117 @@
+"""Rotates the residual stream of a checkpoint, so that no channel is far larger than the others.
+
+Some checkpoints keep one huge number in the first token's residual stream: 25,000 in SmolLM2-135M, where others are
+below 10. In int16 one scale has to hold them all. A layer reads the stream through an RmsNorm and a product, and adds
+a product to it, so an orthogonal matrix Q moves from one to the next:
+
+    x [T,D] -> x Q        W of a product that reads x, [N,D] -> W diag(norm) Q        of one that writes, [D,N] -> Q' W
+
+The function stays the same, since `rms(x Q) = rms(x)` (QuaRot, Ashkboos et al. 2024, https://arxiv.org/abs/2404.00456).
+Norms behind a product, as in Gemma 2 and 3, do not allow it.
+"""
+
+import importlib
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROTATED = "rotated"
+"""The folder of a rotated checkpoint, in that of the float bundle."""
+_LAYER = r"model\.layers\.\d+\."
+_NORMS = {
+    "input_layernorm": re.compile(_LAYER + r"self_attn\.(?:q|k|v|qkv)_proj\.weight"),
+    "post_attention_layernorm": re.compile(_LAYER + r"mlp\.(?:gate|up|gate_up)_proj\.weight"),
+}
+"""The norm of a layer, and the products that read what it gives."""
+_WRITES = re.compile(_LAYER + r"(?:self_attn\.o_proj|mlp\.down_proj)\.(?:weight|bias)")
+_OTHERS = re.compile(_LAYER + r"self_attn\.(?:(?:q|k|v|qkv)_proj\.bias|[qk]_norm\.weight)")
+_EMBEDDING, _NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+_TEXTS = {".json", ".model", ".jinja", ".txt"}
+_TOKENS = 64
+_SAME = 1e-3
+"""Largest difference of logits, as a share of the largest logit, that is rounding of float32."""
+_GAIN = 2.0
+"""The largest number of the stream has to become so many times smaller."""
+
+
+def rotate(source: Path, output: Path) -> str:
+    """Write a checkpoint of the same function to the folder `output`, which is not there yet.
+
+    Returns:
+        What was done, in a sentence; nothing where norms do not allow it or numbers do not ask for it, and then there
+        is no such folder.
+    """
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    if not _has_norms_in_front(source):
+        return ""
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    before, largest = _run(torch, model)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    model.config.tie_word_embeddings = False
+    with torch.no_grad():
+        _rotate_weights(model.state_dict(), torch.tensor(orthogonal(model.config.hidden_size)))
+    after, smaller = _run(torch, model)
+    if (after - before).abs().max() > _SAME * before.abs().max() or smaller * _GAIN > largest:
+        return ""
+    model.save_pretrained(output)
+    for file in source.iterdir():
+        if file.is_file() and file.suffix in _TEXTS and not (output / file.name).exists():
+            shutil.copy(file, output)
+    return f"Rotated the residual stream: its largest number falls from {largest:,.0f} to {smaller:,.0f}"
+
+
+def orthogonal(width: int) -> NDArray[np.float64]:
+    """An orthogonal matrix of numbers of like size: Hadamard's for the powers of two in `width`, times a cosine's."""
+    hadamard = np.ones((1, 1))
+    while width % (2 * len(hadamard)) == 0:
+        hadamard = np.kron([[1, 1], [1, -1]], hadamard) / np.sqrt(2)
+    rest = width // len(hadamard)
+    rows, columns = np.ogrid[:rest, :rest]
+    cosines = np.cos(np.pi * (2 * columns + 1) * rows / (2 * rest)) * np.sqrt(2 / rest)
+    cosines[0] /= np.sqrt(2)
+    return np.kron(hadamard, cosines)
+
+
+def _has_norms_in_front(checkpoint: Path) -> bool:
+    """Whether every weight is one that the rotation knows."""
+    names = set()
+    for path in checkpoint.glob("*.safetensors"):
+        with path.open("rb") as file:
+            names |= json.loads(file.read(int.from_bytes(file.read(8), "little"))).keys()
+    known = (*_NORMS.values(), _WRITES, _OTHERS, re.compile(_LAYER + f"(?:{'|'.join(_NORMS)})\\.weight"))
+    left = names - {_EMBEDDING, _NORM, _HEAD, "__metadata__"}
+    return bool(left) and all(any(one.fullmatch(name) for one in known) for name in left)
+
+
+def _rotate_weights(state: dict[str, Any], turn: Any) -> None:
+    """Edits the weights in place, in float64."""
+    for name, weight in state.items():
+        wide = weight.double()
+        if _WRITES.fullmatch(name):
+            weight.copy_(turn.T @ wide)
+        elif name == _EMBEDDING:
+            weight.copy_(wide @ turn)
+        elif name == _HEAD:
+            weight.copy_((wide * state[_NORM].double()) @ turn)
+        for norm, readers in _NORMS.items():
+            if readers.fullmatch(name):
+                layer = re.match(_LAYER, name)
+                assert layer is not None
+                weight.copy_((wide * state[f"{layer[0]}{norm}.weight"].double()) @ turn)
+    for name, weight in state.items():
+        if name == _NORM or name.endswith(tuple(f"{norm}.weight" for norm in _NORMS)):
+            weight.fill_(1)
+
+
+def _run(torch: Any, model: Any) -> tuple[Any, float]:
+    """The logits of tokens from all over the vocabulary, and the largest number between two layers."""
+    ids = torch.linspace(0, model.config.vocab_size - 1, _TOKENS).long()[None]
+    with torch.no_grad():
+        answer = model(ids, output_hidden_states=True)
+    # The last one is behind the norm.
+    return answer.logits, max(float(state.abs().max()) for state in answer.hidden_states[:-1])

@@ -1,0 +1,76 @@
+"""A rotated checkpoint computes the same, with no channel of its residual stream far above the others."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_opt.build.rotation import orthogonal, rotate
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+}
+
+
+@pytest.mark.parametrize("width", [1, 7, 64, 576, 960])
+def test_the_rotation_is_orthogonal_and_spreads_one_channel_over_all(width: int) -> None:
+    matrix = orthogonal(width)
+    np.testing.assert_allclose(matrix @ matrix.T, np.eye(width), atol=1e-13)
+    assert np.abs(matrix).max() < 1.5 / np.sqrt(width)
+
+
+def rotated(folder: Path, family: str, spike: float, **settings: Any) -> tuple[str, Path, Path]:
+    """What is said of a checkpoint of random weights, and the folders before and after."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(
+        getattr(transformers, f"{family}Config")(**SIZES, **settings)
+    )
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.copy_(torch.randn_like(weight) * (0.5 if "norm" in name else 0.1) + ("norm" in name))
+        model.model.embed_tokens.weight[:, 5] *= spike
+    before, after = folder / "before", folder / "after"
+    model.save_pretrained(before)
+    return rotate(before, after), before, after
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [("Llama", {"tie_word_embeddings": True, "attention_bias": True}), ("Qwen3", {}), ("Qwen2", {})],
+)
+def test_a_checkpoint_with_norms_in_front_is_rotated(tmp_path: Path, family: str, settings: Any) -> None:
+    said, before, after = rotated(tmp_path, family, 1000, **settings)
+    assert said.startswith("Rotated the residual stream")
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    ids, largest, logits = torch.arange(20)[None], [], []
+    for folder in (before, after):
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+        with torch.no_grad():
+            found = model(ids, output_hidden_states=True)
+        largest.append(float(found.hidden_states[1].abs().max()))
+        logits.append(found.logits.numpy())
+    np.testing.assert_allclose(logits[1], logits[0], atol=1e-4 * np.abs(logits[0]).max())
+    assert largest[0] > 3 * largest[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "spike"),
+    [("Gemma", 1000), ("Gemma2", 1000), ("Llama", 1)],
+    ids=["norms of 1 + w", "norms behind products", "no channel above the others"],
+)
+def test_a_checkpoint_that_cannot_or_need_not_be_rotated_stays(
+    tmp_path: Path, family: str, spike: float
+) -> None:
+    said, _, after = rotated(tmp_path, family, spike)
+    assert not said
+    assert not after.exists()
