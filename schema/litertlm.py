@@ -149,7 +149,11 @@ def _sections(source: Source, tables: list[Table], first: int) -> list[Section]:
     sections = []
     for index, table in enumerate(tables):
         texts = ((item.get("key"), item.get("value")) for item in table.get("items") or ())
-        items = {key or "": value.get("value") or "" for key, value in texts if _is_text(value)}
+        items = {
+            key or "": value.get("value") or ""
+            for key, value in texts
+            if value is not None and value.name == "StringValue"
+        }
         begin, end = table.get("begin_offset"), table.get("end_offset")
         sections.append(Section(begin, end, table.get("data_type"), items))
         if not first <= begin <= end <= source.size:
@@ -160,10 +164,6 @@ def _sections(source: Source, tables: list[Table], first: int) -> list[Section]:
         if begin < end:
             raise source.refusal(f"sections overlap at byte {begin}")
     return sections
-
-
-def _is_text(value: Table | None) -> bool:
-    return value is not None and value.name == "StringValue"
 
 
 SECTION_TYPE: Final = _TYPES["ExecutorMetadataProto"]

@@ -101,13 +101,6 @@ def read_model(model: str | os.PathLike[str] | bytes | Source) -> ModelFile:
     return ModelFile(root, source, min(reader.external_start, reader.named_end))
 
 
-def _objects_allowed() -> int:
-    value = os.environ.get(MAX_OBJECTS_VARIABLE, str(MAX_OBJECTS))
-    if not (value.isascii() and value.isdigit() and len(value) <= 18):
-        raise UsageError(f"{MAX_OBJECTS_VARIABLE} is {value!r:.40}: give a number of objects, or unset it")
-    return int(value)
-
-
 class Reader:
     """One reading of one source. `named_end` is where the bytes end that tables name."""
 
@@ -118,7 +111,12 @@ class Reader:
         self._root = ""
         self._end = min(source.size, MAX_FLATBUFFER_SIZE)
         self._bytes_left = source.size
-        self._objects_left = self._allowed = _objects_allowed()
+        allowed = os.environ.get(MAX_OBJECTS_VARIABLE, str(MAX_OBJECTS))
+        if not (allowed.isascii() and allowed.isdigit() and len(allowed) <= 18):
+            raise UsageError(
+                f"{MAX_OBJECTS_VARIABLE} is {allowed!r:.40}: give a number of objects, or unset it"
+            )
+        self._objects_left = self._allowed = int(allowed)
         self._vtables: dict[tuple[str, int], tuple[int, dict[str, int]]] = {}
         self._known: dict[tuple[object, int], tuple[Any, int]] = {}
 
@@ -185,7 +183,9 @@ class Reader:
             if by_name[name].kind != "scalar":
                 values[name] = self._reference(by_name[name], position + at, values)
         table = Table(spec, values)
-        self._interpret(table, position)
+        if spec.name in STORED_AFTER:
+            self._stored_after(table, position)
+        _refuse_unknown_codes(table, position)
         return table
 
     def _vtable(
@@ -262,19 +262,6 @@ class Reader:
         offsets = iter_unpack("<I", self.source.read(target + 4, size))
         return [self._table(spec, target + 4 + 4 * place + at, field) for place, (at,) in enumerate(offsets)]
 
-    def _interpret(self, table: Table, position: int) -> None:
-        """Find bytes that are stored after the flatbuffer, and refuse codes that we don't know."""
-        name = table.spec.name
-        if name in STORED_AFTER:
-            self._stored_after(table, position)
-        elif name == "OperatorCode":
-            # Codes above 126 do not fit the old int8 field, which then holds a placeholder; the larger one counts.
-            code = max(table.get("deprecated_builtin_code"), table.get("builtin_code"))
-            if code not in _OPERATORS:
-                _fail_newer(name, "builtin_code", f"operator code {code} is unknown", position)
-        elif name in ("Tensor", "VariantSubType") and table.get("type") not in _TENSOR_TYPES:
-            _fail_newer(name, "type", f"tensor type {table.get('type')} is unknown", position)
-
     def _stored_after(self, table: Table, position: int) -> None:
         """Turn an offset and size into the bytes' `Data`, in the field that would hold them inside.
 
@@ -300,6 +287,16 @@ class Reader:
         table.fields[inside] = self._once((start, length), region)
         table.fields.pop(offset)
         table.fields.pop(size, None)
+
+
+def _refuse_unknown_codes(table: Table, position: int) -> None:
+    if table.name == "OperatorCode":
+        # Codes above 126 do not fit the old int8 field, which then holds a placeholder; the larger one counts.
+        code = max(table.get("deprecated_builtin_code"), table.get("builtin_code"))
+        if code not in _OPERATORS:
+            _fail_newer(table.name, "builtin_code", f"operator code {code} is unknown", position)
+    elif table.name in ("Tensor", "VariantSubType") and table.get("type") not in _TENSOR_TYPES:
+        _fail_newer(table.name, "type", f"tensor type {table.get('type')} is unknown", position)
 
 
 def _fail_newer(table: str, field: str, message: str, offset: int) -> NoReturn:

@@ -149,7 +149,13 @@ class Table:
 
     def key(self) -> Hashable:
         """Equal keys: tables of one kind that say the same; the tables and lists in them are the same objects."""
-        return (self.name, *((name, _value_key(value)) for name, value in sorted(self.fields.items())))
+        values: list[Hashable] = []
+        for name, value in sorted(self.fields.items()):
+            if isinstance(value, np.ndarray):
+                values.append((name, value.tobytes(), value.dtype.str))
+            else:
+                values.append((name, value if isinstance(value, int | float | str) else id(value)))
+        return (self.name, *values)
 
     def copy(self) -> "Table":
         """A table with the same values; the values themselves are shared, not copied."""
@@ -163,12 +169,6 @@ class Table:
 
     def __repr__(self) -> str:
         return f"{self.spec.name}({', '.join(self.fields)})"
-
-
-def _value_key(value: object) -> Hashable:
-    if isinstance(value, np.ndarray):
-        return (value.tobytes(), value.dtype.str)
-    return value if isinstance(value, int | float | str) else id(value)
 
 
 def new_table(table: str, /, **fields: Any) -> Table:

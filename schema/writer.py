@@ -250,7 +250,9 @@ def _pieces(root: Table, *, inside: bool) -> list[Piece]:
         for data in _in_order(hole.data for hole in builder.holes if hole.external == external):
             prefix = 0 if external else 4  # a vector's length
             at = end + prefix
-            at += -at % _alignment(data)
+            # What a file's weight had, up to a page; one that was aligned worse is mended.
+            had = 0 if data.source is None else data.offset & -data.offset
+            at += -at % min(max(had, ALIGNMENT), _MOST_ALIGNMENT)
             if prefix:
                 pieces.append(Piece(at - prefix, Data(data.length.to_bytes(prefix, "little"))))
             pieces.append(Piece(at, data))
@@ -276,10 +278,3 @@ def _in_order(weights: Iterable[Data]) -> list[Data]:
     old = [data for data in distinct if data.source is not None]
     old.sort(key=lambda data: (files[id(data.source)], data.offset, data.length))
     return old + [data for data in distinct if data.source is None]
-
-
-def _alignment(data: Data) -> int:
-    """At least 16, and what a file's weight had, up to a page; one that was aligned worse is mended."""
-    if data.source is None:
-        return ALIGNMENT
-    return min(max(data.offset & -data.offset, ALIGNMENT), _MOST_ALIGNMENT)

@@ -99,7 +99,13 @@ def begin_child() -> list[str]:
     """The arguments of the child that this process is; from now on it ends with its parent, and dumps no core."""
     parent, *arguments = sys.argv[1:]
     limit(resource.RLIMIT_CORE, 0)
-    threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
+
+    def end_with_parent() -> None:
+        while os.getppid() == int(parent):
+            time.sleep(_PARENT_CHECK_SECONDS)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     return arguments
 
 
@@ -107,9 +113,3 @@ def limit(what: int, value: int) -> None:
     """Set the soft limit of a resource only, so that a later one may be higher."""
     _, hard = resource.getrlimit(what)
     resource.setrlimit(what, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
-
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_PARENT_CHECK_SECONDS)
-    os.killpg(0, signal.SIGKILL)

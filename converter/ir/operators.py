@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from importlib.resources import files
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -107,14 +107,12 @@ _OWN_OPTIONS: Final = {
 }
 
 
-def _record(name: str, facts: dict[str, Any]) -> OperatorKind:
-    defaults = {} if "effect" in facts else _NOTHING_KNOWN
-    own = {"options": _OWN_OPTIONS.get(name.replace("_", "").lower())}
-    return msgspec.convert({**defaults, **own, **facts}, OperatorKind)
-
-
-KINDS: Final = {name: _record(name, _FACTS.get(name, {})) for name in BUILTIN_OPERATORS}
+KINDS: Final[dict[str, OperatorKind]] = {}
 """The record of each builtin operator, by its name in the schema."""
+
+for _name in BUILTIN_OPERATORS:
+    _own = {"options": _OWN_OPTIONS.get(_name.replace("_", "").lower()), **_FACTS.get(_name, {})}
+    KINDS[_name] = msgspec.convert(_own if "effect" in _own else {**_NOTHING_KNOWN, **_own}, OperatorKind)
 
 SUBGRAPH_FIELDS: Final = {str(kind.options): kind.calls for kind in KINDS.values() if kind.calls}
 """Options table -> its fields that hold subgraph indices (schema.fbs names them by these words only)."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from edge_opt.ir.dtypes import DType
-from edge_opt.ir.graph import Buffer, Operator, Subgraph, Tensor
+from edge_opt.ir.graph import Operator, Subgraph, Tensor
 from edge_opt.ir.model import Model
 from edge_opt.ir.operators import SUBGRAPH_FIELDS, Effect, operators_that, subgraph_indices
 from edge_opt.ir.refusal import RefusedError
@@ -217,7 +217,10 @@ def cut_out(
 
         def copied(tensor: Tensor) -> Tensor:
             if tensor not in copies:
-                copies[tensor] = graph.add_tensor(_copied(tensor, str(len(copies))))
+                kept = tensor.buffer if tensor.is_constant else None
+                copy = replace(tensor, name=str(len(copies)), buffer=kept, shape_signature=None)
+                copy.table = tensor.table if tensor.is_sparse else None
+                copies[tensor] = graph.add_tensor(copy)
             return copies[tensor]
 
         graph.inputs = [copied(tensor) for tensor in inputs]
@@ -239,12 +242,6 @@ def custom_options(operator: Operator) -> Table | None:
         return None
     names = ("custom_options", "custom_options_format")
     return Table(table.spec, {name: table.fields[name] for name in names if name in table.fields})
-
-
-def _copied(tensor: Tensor, name: str) -> Tensor:
-    data = tensor.buffer.data if tensor.buffer is not None and tensor.is_constant else None
-    buffer, table = None if data is None else Buffer(data), tensor.table if tensor.is_sparse else None
-    return replace(tensor, name=name, buffer=buffer, shape_signature=None, table=table)
 
 
 def renamed(tensor: Tensor, name: str) -> Tensor:
