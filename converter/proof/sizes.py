@@ -1,15 +1,14 @@
-"""How much a region computes, and the same region at a fraction of its lengths, where that is another region alike.
+"""How much a region computes, and the same region at a fraction of its lengths.
 
-Every size of 64 or more, of tensors and in the constants that steer operators, is divided by 8. What cuts, joins and
-turns is then told of the smaller sizes, and two versions of a region that differ in it still do. Sizes that do not
-divide have no such region.
+Every size of 64 or more, in shapes and in the constants that steer operators, is divided by 8: two versions that cut,
+join or turn in different ways still do. Regions with sizes that do not divide have no such fraction.
 """
 
 from copy import deepcopy
 
 import numpy as np
 
-from edge_opt.ir import Buffer, Model, Operator, Subgraph, Tensor
+from edge_opt.ir import Buffer, Model, Operator, Tensor
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.schema.data import Data
 
@@ -27,8 +26,16 @@ def shrunk(model: Model) -> Model | None:
     """A copy of the model at a fraction of its lengths; None where a size does not divide."""
     model = deepcopy(model)
     try:
-        for graph in model.subgraphs:
-            _shrink(graph)
+        for tensor in (tensor for graph in model.subgraphs for tensor in graph.tensors):
+            shape = tuple(map(_shorter, tensor.shape))
+            if tensor.is_constant:
+                tensor.buffer = _part(tensor, shape)
+            tensor.shape = shape
+        for operator in (operator for graph in model.subgraphs for operator in graph):
+            if operator.options is not None and operator.options.fields.get("new_shape") is not None:
+                sizes = [_shorter(int(size)) for size in operator.options.get("new_shape")]
+                operator.options = operator.options.copy()
+                operator.options.set("new_shape", np.array(sizes, np.int32))
     except RefusedError:
         return None
     return model
@@ -41,20 +48,7 @@ def _operations(operator: Operator) -> int:
     return elements * (operator.input(1).shape[-1] if operator.name == "FULLY_CONNECTED" else _ELEMENT)
 
 
-def _shrink(graph: Subgraph) -> None:
-    for tensor in graph.tensors:
-        shape = tuple(map(_shorter, tensor.shape))
-        if tensor.is_constant:
-            _shrink_constant(tensor, shape)
-        tensor.shape = shape
-    for operator in graph.operators:
-        sizes = None if operator.options is None else operator.options.fields.get("new_shape")
-        if operator.options is not None and sizes is not None:
-            operator.options = operator.options.copy()
-            operator.options.set("new_shape", np.array([_shorter(int(size)) for size in sizes], np.int32))
-
-
-def _shrink_constant(tensor: Tensor, shape: tuple[int, ...]) -> None:
+def _part(tensor: Tensor, shape: tuple[int, ...]) -> Buffer:
     """The first elements along each axis; integers that stand for no reals are sizes and places."""
     per_axis = tensor.quantization is not None and tensor.quantization.is_per_axis
     if not tensor.has_numbers or (per_axis and shape != tensor.shape):
@@ -62,7 +56,7 @@ def _shrink_constant(tensor: Tensor, shape: tuple[int, ...]) -> None:
     array = tensor.array()[tuple(map(slice, shape))]
     if array.dtype.kind in "iu" and not tensor.is_quantized:
         array = np.array([_shorter(int(value)) for value in array.ravel()], array.dtype).reshape(shape)
-    tensor.buffer = Buffer(Data(np.ascontiguousarray(array).tobytes()))
+    return Buffer(Data(np.ascontiguousarray(array).tobytes()))
 
 
 def _shorter(size: int) -> int:

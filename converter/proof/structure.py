@@ -1,13 +1,13 @@
-"""What a region computes without its numbers, so that regions are compared and not run. Nothing is run."""
+"""What a region computes without its numbers: regions that are alike need not all be run."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from copy import deepcopy
 from dataclasses import dataclass
 from hashlib import sha256
 
-from edge_opt.ir import Model, Operator, Quantization, to_tables
+from edge_opt.ir import Model, Quantization, to_tables
 from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.schema.writer import model_bytes
 
@@ -34,10 +34,10 @@ class Structure:
     def covers(self, other: Structure) -> bool:
         """Whether a verification of this region stands for the other, which is this one with other numbers.
 
-        The numbers of `before` are replaced one by one: equal ones by equal ones, because numbers that are equal here
-        and differ there may have been mixed up here unseen. Then each number of `after` must be one of `before`, and
-        replaced as there. So a scale of another layer, or one that is a unit in the last place off, makes a structure
-        of its own; and so does what the new version computes by itself, which may show at the other numbers only.
+        Equal numbers of `before` are replaced by equal ones: numbers that are equal here and differ there may have been
+        mixed up here unseen. Each number of `after` must be one of `before`, replaced as there. So a scale of another
+        layer, or one that is a unit in the last place off, makes a structure of its own; and so does what the new
+        version computes by itself, where a mistake may show with the other numbers only.
         """
         if self.digest != other.digest or not self.moves_only:
             return False
@@ -51,8 +51,7 @@ class Structure:
 def structure(before: Model, after: Model) -> Structure:
     """The structure of a region of which these are the two versions, as `cut_out` makes them."""
     (one, old), (other, new) = map(_without_numbers, (before, after))
-    moves_only = set(_computing(after)) <= set(_computing(before))
-    return Structure(sha256(one + other).digest(), old, new, moves_only)
+    return Structure(sha256(one + other).digest(), old, new, _computing(after) <= _computing(before))
 
 
 def _without_numbers(model: Model) -> tuple[bytes, tuple[Number, ...]]:
@@ -72,13 +71,11 @@ def _without_numbers(model: Model) -> tuple[bytes, tuple[Number, ...]]:
     return sha256(model_bytes(to_tables(model)) + repr(places).encode()).digest(), tuple(numbers)
 
 
-def _computing(model: Model) -> Iterable[Hashable]:
+def _computing(model: Model) -> set[Hashable]:
     """The operators that do more than move data, with their options."""
-    for operator in (operator for graph in model.subgraphs for operator in graph.operators):
-        if _computes(operator):
-            yield operator.code, operator.options and operator.options.key()
-
-
-def _computes(operator: Operator) -> bool:
-    activation = operator.options and operator.options.fields.get("fused_activation_function")
-    return operator.name not in _MOVES or bool(activation)
+    return {
+        (operator.code, options and options.key())
+        for graph in model.subgraphs
+        for operator, options in ((operator, operator.options) for operator in graph)
+        if operator.name not in _MOVES or (options and options.fields.get("fused_activation_function"))
+    }

@@ -1,4 +1,4 @@
-"""What can go wrong between us and the native runtime, as types; no logic."""
+"""What can go wrong between us and the native runtime, as types."""
 
 from edge_opt.base.errors import EdgeOptError
 

@@ -1,7 +1,6 @@
 """The loop that generates text: what is called in which order, as plain data, and how it is carried out.
 
-Knows nothing of how a model is run, and must not load the runtime: the worker carries a loop out with models that it
-keeps open, the parent only plans it.
+The parent plans a loop and the worker carries it out, with models that it keeps open; how they run is not known here.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,22 +51,20 @@ def run(loop: Loop, invoke: Invoke) -> tuple[list[list[int]], Array]:
     prompt = np.array(loop.prompt, np.int64)
     filled = prompt.shape[1] - 1
     for start in range(0, filled, loop.rows):
-        valid = min(loop.rows, filled - start)
-        padded = np.zeros((len(prompt), loop.rows), np.int64)
-        padded[:, :valid] = prompt[:, start : start + valid]
-        _carry_out(
-            values, loop.prefill, partial(basic_input, tokens=padded, start=start, valid=valid), invoke
-        )
+        chunk = prompt[:, start : min(start + loop.rows, filled)]
+        valid = chunk.shape[1]
+        padded = np.pad(chunk, ((0, 0), (0, loop.rows - valid)))
+        give = partial(basic_input, tokens=padded, start=start, valid=valid)
+        _carry_out(values, loop.prefill, give, invoke)
     tokens: list[list[int]] = []
     logits: list[Array] = []
     current = prompt[:, -1:]
     for place in range(loop.count):
         give = partial(basic_input, tokens=current, start=filled + place, valid=1)
         _carry_out(values, loop.decode, give, invoke)
-        rows = values[loop.logits][0].reshape(len(prompt), -1)
-        best = rows.argmax(axis=-1)
+        logits.append(values[loop.logits][0].reshape(len(prompt), -1))
+        best = logits[-1].argmax(axis=-1)
         current = np.full((1, 1), loop.follow[place]) if loop.follow else best[:, np.newaxis]
-        logits.append(rows)
         tokens.append(best.tolist())
     return tokens, np.stack(logits)
 
@@ -80,24 +77,19 @@ def fill(signature: SignatureInfo, chunks: Sequence[tuple[int, int]], invoke: In
     caches, axes = caches_of(signature), growing_axes(signature)
     values: _Values = {name: (_empty(info), info) for name, info in caches.items()}
     for start, seed in chunks:
-        made = {
-            planned.info: array_of(planned)
-            for planned in plan(signature, seed=seed, start=start)
-            if planned.info.name not in caches
-        }
-        _carry_out(values, (Call("main", signature),), made.__getitem__, invoke)
+        plans = {planned.info: planned for planned in plan(signature, seed=seed, start=start)}
+        _carry_out(values, (Call("main", signature),), lambda info: array_of(plans[info]), invoke)  # noqa: B023
         for name, axis in axes.items():
+            # New keys and values that came apart go into their caches; a full one begins again at its front.
             if part_of(name) not in values:
                 continue
-            # New keys and values that came apart go into their caches; a full one begins again at its front.
-            (part, info), array = values.pop(part_of(name)), values[name][0]
-            if axis is None:
-                values[name] = part, info
-                continue
-            array = array.copy()
-            places = (start + np.arange(part.shape[axis])) % array.shape[axis]
-            array[(slice(None),) * axis + (places,)] = converted(part, info, caches[name])
-            values[name] = array, caches[name]
+            part, info = values.pop(part_of(name))
+            if axis is not None:
+                array = values[name][0].copy()
+                places = (start + np.arange(part.shape[axis])) % array.shape[axis]
+                array[(slice(None),) * axis + (places,)] = converted(part, info, caches[name])
+                part, info = array, caches[name]
+            values[name] = part, info
     return {name: converted(*values[name], info) for name, info in caches.items()}
 
 

@@ -1,8 +1,7 @@
 """How far two arrays are from each other, in one pass over bounded pieces; knows nothing of models or files.
 
-Two elements are *bitwise* equal if their bits are, or if both are NaN: payload and sign of a NaN are not specified
-by any kernel, +0 and -0 on the other hand differ. Quantized integers are compared as codes for `bitwise` and
-`steps`, and as the real numbers they stand for in everything else.
+Two elements are *bitwise* equal if their bits are, or if both are NaN, whose payload and sign no kernel specifies; +0
+and -0 differ. Quantized integers are compared as codes for `bitwise` and `steps`, else as the reals they stand for.
 """
 
 import math
@@ -28,12 +27,11 @@ _Real = Callable[[NDArray[Any]], Floats]
 class Difference(Record):
     """How output `b` differs from output `a`, over everything that was merged into it.
 
-    `finite` counts the elements of `a` that are finite numbers: where there are none, a comparison says little.
-    `differing` counts elements whose bits differ, `outside` those with |a-b| > atol + rtol*|a|. `max_abs` is infinite
-    if only one of two values is NaN or infinite; `worst` is its index, with both values. `max_rel` is `max_abs` over
-    `largest`, the largest finite |a|. `steps` is the largest difference of codes where both are integers with the
-    same quantization. `kl` (nats), `top1` and `top5` are means over rows, for logits; of several runs the worst.
-    `powers` are sums of squares: of `a`, of `b`, of their products, of their difference.
+    `finite` counts the finite numbers in `a`, `differing` the elements whose bits differ, `outside` those with
+    |a-b| > atol + rtol*|a|. `max_abs` is infinite if only one of two values is NaN or infinite; `worst` is its index,
+    with both values. `max_rel` is `max_abs` over `largest`, the largest finite |a|. `steps` is the largest difference
+    of integers of one quantization. `kl` (nats), `top1` and `top5` are means over rows of logits; of several runs the
+    worst. `powers` are sums of squares: of `a`, of `b`, of their products, of their difference.
     """
 
     elements: int = 0
@@ -99,16 +97,10 @@ def measure(
     rtol: float = 0.0,
     logits: bool = False,
 ) -> Difference:
-    """Compares two arrays of the same shape.
+    """Compares two arrays of the same shape, of which `a` is the reference.
 
-    Args:
-        a: the reference.
-        b: what is judged; its dtype may differ (then no element is bitwise equal).
-        quantized_a: quantization of `a`, if its integers stand for real numbers.
-        quantized_b: the same of `b`.
-        atol: absolute tolerance of `equal`, in real numbers.
-        rtol: tolerance relative to |a|, element by element.
-        logits: whether rows along the last axis are logits.
+    `quantized_a` and `quantized_b` are given where integers stand for real numbers; `logits` says that rows along the
+    last axis are logits.
     """
     assert a.shape == b.shape, "shapes are compared before elements are"
     one, other = (np.ascontiguousarray(array).reshape(-1) for array in (a, b))

@@ -64,8 +64,7 @@ def _answer(channel: BufferedRWPair, header: Header, arrays: Arrays) -> None:
 class Session:
     """A model that stays loaded while its signatures are run again and again; what it keeps is fresh at the first.
 
-    `signatures` are all that it has; subgraph 0 under the name `main`, run by position, if it has none. Describing a
-    model allocates nothing.
+    `signatures` are all that it has; if it has none, subgraph 0 under the name `main`. Describing it allocates nothing.
 
     Raises:
         DeclinedError: the runtime cannot read the model.

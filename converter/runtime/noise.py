@@ -1,7 +1,6 @@
-"""Random numbers that are the same on every machine and with every numpy; knows nothing of models.
+"""Random numbers that are the same on every machine and with every numpy, made from raw bits by exact steps.
 
-numpy promises a stable stream only for its bit generators, not for its distributions, and library functions such
-as `cos` differ in the last bit between processors. So everything here is made from raw bits by exact steps.
+numpy promises stable streams of its bit generators only, and functions such as `cos` differ between processors.
 """
 
 import hashlib
@@ -55,15 +54,13 @@ def integers(seed: int, count: int, low: int, high: int) -> NDArray[np.int64]:
 
 
 def circle(seed: int, count: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """`count` points on the unit circle as cosine and sine.
+    """`count` points on the circle's right half, as cosine and sine.
 
-    With `t` uniform in [-1, 1): cos = (1 - t^2) / (1 + t^2) and sin = 2 t / (1 + t^2), and for half of the points the
-    other way round, so that all of the circle's right half is reached without a library function.
+    With `t` uniform in [-1, 1), (1 - t^2) / (1 + t^2) and 2 t / (1 + t^2); for half of the points the other way round.
     """
     words = bits(seed, count)
     t = (words >> np.uint64(12)).astype(np.float64) / float(1 << 51) - 1
     first, second = (1 - t * t) / (1 + t * t), 2 * t / (1 + t * t)
     swap = (words & np.uint64(1)).astype(np.bool_)
-    cosine = np.where(swap, second, first).astype(np.float32)
-    sine = np.where(swap, first, second).astype(np.float32)
-    return cosine, sine
+    cosine, sine = np.where(swap, second, first), np.where(swap, first, second)
+    return cosine.astype(np.float32), sine.astype(np.float32)

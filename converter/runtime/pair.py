@@ -62,14 +62,9 @@ class Parts:
 class ProofRequest:
     """On what two versions of a region are run.
 
-    Args:
-        hints: what the inputs are, by position; all are plain data without any.
-        limits: the codes at which the first version was clipped inside; beyond them the second may go on.
-        parts: the heads or tiles that results must tell apart.
-        extremes: kinds of extreme inputs on which both are run as well.
-        seed: decides all inputs, together with their positions.
-        kernels: the kernel sets to run on.
-        scales: how much of their range quantized operands fill, in one run each.
+    `hints` say by position what the inputs are (plain data without any). Beyond the codes `limits` the first version
+    was clipped and the second may go on. `parts` must differ, or results show nothing. `extremes` are the kinds of
+    extreme inputs to run on as well, and `scales` how much of their range quantized operands fill, in one run each.
     """
 
     hints: tuple[InputHint, ...] = ()

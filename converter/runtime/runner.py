@@ -1,7 +1,6 @@
 """The parent's side of a worker process: what may be run, requests, and errors.
 
-Nothing here loads the native runtime, and nothing that our own reader and graph checks refuse goes to it. A worker that
-crashed or was stopped is replaced at the next request.
+Nothing here loads the native runtime, and nothing that our own reader and graph checks refuse goes to it.
 """
 
 import os
@@ -130,14 +129,11 @@ class ChildProcess:
 class Worker:
     """A child process that runs models; a context manager, started at the first request or by `start()`.
 
-    Args:
-        time_limit: seconds that one request may take.
+    A request may take `time_limit` seconds, and 4 GiB of private memory and three times the model's size (XNNPACK packs
+    float weights), mapped files not counted. Linux enforces it (RLIMIT_DATA); on macOS only the time limit holds.
 
-    One request may also take 4 GiB of private memory and three times the model's size (XNNPACK keeps a packed copy of
-    float weights), mapped model files not counted. Linux enforces it (RLIMIT_DATA); on macOS only the time limit holds.
-
-    Every request raises `RuntimeRefused` (the runtime's reason is in `.reason`), `RuntimeCrashed` or
-    `RuntimeTimedOut`; the worker can be used on after each of them. An interrupt kills the child at once.
+    Every request raises `RuntimeRefused` (the runtime's reason is in `.reason`), `RuntimeCrashed` or `RuntimeTimedOut`;
+    the worker can be used on after each of them. An interrupt kills the child at once.
     """
 
     def __init__(self, *, time_limit: float = 600.0) -> None:
@@ -189,10 +185,7 @@ class Worker:
         kernels: Kernels = "xnnpack",
         arrays: Arrays | None = None,
     ) -> list[Arrays]:
-        """The same for inputs that the worker makes itself, a sequence of plans for each run of the loaded model.
-
-        A run without plans is on the `arrays`.
-        """
+        """The same for inputs that the worker makes itself, by run; a run without plans is on the `arrays`."""
         where = f"model {_name(model)}, signature '{signature or 'main'}', {kernels} kernels"
         header = {"operation": "run", "signature": signature, "kernels": kernels, "plans": plans}
         _, results = self._ask(header, where, {"main": model}, arrays)
@@ -228,11 +221,10 @@ class Worker:
         seconds: float | None = None,
         where: str = "",
     ) -> Outcome:
-        """Runs two small models on the same random inputs, by position; only figures come back.
+        """Runs two small models without signatures on the same inputs, by position; only figures come back.
 
-        Both have no signatures, and the same inputs and outputs in the same order. `seconds` other than the worker's
-        time limit; `where` names the region in error messages. The reason of a refusal starts with `before:` or
-        `after:`.
+        `seconds` takes the place of the worker's time limit; `where` names the region in messages. The reason of a
+        refusal starts with `before:` or `after:`.
         """
         arrays = {}
         for version, model in zip(VERSIONS, (before, after), strict=True):

@@ -1,7 +1,4 @@
-"""A model's inputs and outputs: what the runtime says of them, as plain data, and what they are by name and type.
-
-Of caches it also tells how long they are, and what fills them. It must not load the runtime.
-"""
+"""A model's inputs and outputs as plain data: what the runtime says of them, their roles, and how caches grow."""
 
 import math
 import re
@@ -21,11 +18,10 @@ MAIN = "main"
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One input or output of a signature.
+    """One input or output of a signature, by the signature's name and the tensor's own.
 
-    `name` is the signature's name for it, `tensor` the tensor's own. `shape` has 1 where `declared` has -1 (a
-    dynamic dimension). `scales` and `zero_points` are empty without quantization, and run along `axis` when
-    there are several. `entries` is the size of the smallest table that an input's numbers index; 0: of none.
+    `shape` has 1 where `declared` has -1 (a dynamic dimension). `scales` and `zero_points` are empty without
+    quantization; several run along `axis`. `entries` is the size of the smallest table that the numbers index, or 0.
     """
 
     name: str
@@ -62,11 +58,6 @@ class TensorInfo:
     def elements(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of an array of it."""
-        return self.elements * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +108,8 @@ def part_of(cache: str) -> str:
 
 def growing_axis(cache: TensorInfo, part: TensorInfo) -> int | None:
     """The axis along which new keys or values lie behind the old ones; None where the shapes do not tell."""
-    if len(cache.shape) != len(part.shape):
-        return None
-    places = [at for at, sizes in enumerate(zip(cache.shape, part.shape, strict=True)) if len({*sizes}) > 1]
-    return places[0] if len(places) == 1 else None
+    places = [at for at, sizes in enumerate(zip(cache.shape, part.shape, strict=False)) if len({*sizes}) > 1]
+    return places[0] if len(places) == 1 and len(cache.shape) == len(part.shape) else None
 
 
 def growing_axes(signature: SignatureInfo) -> dict[str, int | None]:
@@ -131,17 +120,9 @@ def growing_axes(signature: SignatureInfo) -> dict[str, int | None]:
     parts = {info.name: info for info in (*signature.inputs, *signature.outputs)}
     caches = {name: one for name, one in caches_of(signature).items() if part_of(name) in parts}
     axes = {name: growing_axis(one, parts[part_of(name)]) for name, one in caches.items()}
-    # A cache's name without the layer's number.
-    kinds = {name: re.sub(r"\d+", "", name) for name in axes}
+    kinds = {name: re.sub(r"\d+", "", name) for name in axes}  # without the layer's number
     of_kind = {kinds[name]: axis for name, axis in axes.items() if axis is not None}
     return {name: of_kind.get(kinds[name]) if axis is None else axis for name, axis in axes.items()}
-
-
-def cache_length(signature: SignatureInfo) -> int:
-    """Positions that the longest cache has room for: `known_length`, or its second largest size; 0 without caches."""
-    caches = caches_of(signature).values()
-    guessed = (sorted(cache.shape)[-2] for cache in caches if len(cache.shape) > 1)
-    return known_length(signature) or min(guessed, default=0)
 
 
 def known_length(signature: SignatureInfo) -> int:
@@ -150,6 +131,13 @@ def known_length(signature: SignatureInfo) -> int:
     sizes = [caches[name].shape[axis] for name, axis in axes.items() if axis is not None]
     masks = [info.shape[-1] for info in signature.inputs if role_of(info) == "mask" and info.shape]
     return max(sizes or masks, default=0) if caches else 0
+
+
+def cache_length(signature: SignatureInfo) -> int:
+    """The same; where nothing tells, the second largest size of a cache."""
+    caches = caches_of(signature).values()
+    guessed = (sorted(cache.shape)[-2] for cache in caches if len(cache.shape) > 1)
+    return known_length(signature) or min(guessed, default=0)
 
 
 def new_tokens(signature: SignatureInfo) -> int:
@@ -164,9 +152,10 @@ def new_tokens(signature: SignatureInfo) -> int:
 
 def longest_prefill(signatures: Iterable[SignatureInfo], reader: SignatureInfo) -> SignatureInfo | None:
     """The longest prefill signature with all caches of the reader; None where there is none."""
-
-    def shapes(signature: SignatureInfo) -> set[tuple[str, tuple[int, ...]]]:
-        return {(name, info.shape) for name, info in caches_of(signature).items()}
-
-    fitting = (one for one in signatures if "prefill" in one.name and shapes(reader) <= shapes(one))
+    read = {(name, info.shape) for name, info in caches_of(reader).items()}
+    fitting = (
+        one
+        for one in signatures
+        if "prefill" in one.name and read <= {(name, info.shape) for name, info in caches_of(one).items()}
+    )
     return max(fitting, key=new_tokens, default=None)
