@@ -221,15 +221,6 @@ def test_equal_constants_are_one_tensor_in_a_subgraph_and_one_buffer_in_the_mode
     assert here.make("number", np.array([1, 3], np.int32), DType.INT32).buffer is not first.buffer
 
 
-def test_operator_codes_that_nobody_uses_yet_are_not_written() -> None:
-    """A rewrite that is dropped must leave no trace; some readers refuse a code that is merely listed."""
-    model = load(sample())
-    assert (
-        model.operator_code("SPLIT", 4) == model.operator_code("SPLIT", 4) != model.operator_code("SPLIT", 2)
-    )
-    assert values(to_tables(model)) == values(read_model(sample()).root)
-
-
 # Cleanup
 
 
