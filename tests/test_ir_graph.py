@@ -235,11 +235,11 @@ def test_effects_keep_their_order() -> None:
     with pytest.raises(RefusedError, match="would run after another"):
         replaced(graph, [first, third], [random("r3", x)])
     assert replaced(graph, [first], [moved := random("r1'", x)]) == [moved, plain, second, third]
-    waiting = random("r4", first.output)
-    graph.arrange([plain, first, waiting, second, third])
-    late = Operator(ADD, [third.output], first.outputs)
+    reader = op(plain.output, name="reader")
+    graph.arrange([plain, reader, first, second, third])
+    needs_the_second = Operator(ADD, [second.output], plain.outputs)
     with pytest.raises(RefusedError, match="would run after another"):
-        replaced(graph, [plain, first, third], [late, third])
+        replaced(graph, [plain, third], [needs_the_second])
 
 
 def test_operators_that_need_each_other_have_no_order() -> None:
