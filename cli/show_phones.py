@@ -11,13 +11,8 @@ from edge_opt.cli import output
 from edge_opt.npu import Figures, Profile, Tuning
 from edge_opt.npu.profiling import ITSELF_SINCE, NOTE, RUNS
 
-_LEGEND = (
-    "on NPU: operators on the NPU, of all operators; the others run on the CPU",
-    "time ms: the compiler's estimate for one run: it ranks graphs, and is not calibrated on a device",
-    "x first: that time over that of the same signature in the first model; below 1 is faster",
-    "spill, fill: bytes written out because on-chip memory is full, and read back; more with --json",
-)
-_FIGURES = ("on NPU", "time ms", "spill", "fill", "read", "written")
+_ESTIMATES = "Times are the compiler's estimates; spill and fill: bytes for which on-chip memory has no room."
+_FIGURES = ("on NPU", "est. ms", "spill", "fill", "read", "written")
 _MINUTE = 60
 _AUXILIARY = (
     "The auxiliary model runs on the CPU: litert-torch would compile only its masks, and LiteRT-LM makes them itself "
@@ -26,20 +21,20 @@ _AUXILIARY = (
 
 
 def show_profiles(profiles: Sequence[Profile]) -> None:
-    """For each model a row per signature, and the time of its parts; then a legend."""
+    """For each model a row per signature, and the time of its parts."""
     first = profiles[0]
     versions = ", ".join(f"{name} {text}" for name, text in first.versions.items())
     output.say(f"{first.chip}, {versions}; flags: {' '.join(first.flags) or 'the defaults of the compiler'}")
-    base = {figures.signature: _cycles(figures) for figures in first.signatures}
+    base = {one.signature: one.time.us for one in first.signatures if one.time is not None}
     for entry in profiles:
+        times = [None if one.time is None else one.time.us for one in entry.signatures]
         rows = [
-            (one.signature, *_columns(one), _ratio(_cycles(one), base.get(one.signature)))
-            for one in entry.signatures
+            (one.signature, *_columns(one), _ratio(time, base.get(one.signature)))
+            for one, time in zip(entry.signatures, times, strict=True)
         ]
         output.say("", entry.model, *output.table([("signature", *_FIGURES, "x first"), *rows]))
         output.say(*_step_lines(entry))
-    output.say("", *(f"  {text}" for text in _LEGEND))
-    output.say(*(f"  {note}" for note in dict.fromkeys(note for entry in profiles for note in entry.notes)))
+    output.say("", _ESTIMATES, *dict.fromkeys(note for entry in profiles for note in entry.notes))
 
 
 def _columns(figures: Figures) -> tuple[str, ...]:
@@ -47,10 +42,6 @@ def _columns(figures: Figures) -> tuple[str, ...]:
     time = "-" if figures.time is None else f"{figures.time.us / 1000:.3f}"
     moved = (figures.spill, figures.fill, figures.ddr_read, figures.ddr_written)
     return (f"{figures.taken}/{figures.operators}", time, *map(size, moved))
-
-
-def _cycles(figures: Figures) -> int | None:
-    return None if figures.time is None else figures.time.cycles
 
 
 def _ratio(figure: float | None, first: float | None) -> str:
@@ -66,7 +57,7 @@ def _step_lines(profile: Profile) -> list[str]:
             rows.append((step.name, part, RUNS[part], taken, time))
             if measured.failure:
                 failed.append(f"  {measured.signature} has no estimate: {measured.failure}")
-    heads = ("step", "part", "runs on", "NPU operators", "time ms")
+    heads = ("step", "part", "runs on", "NPU operators", "est. ms")
     return ["", *output.table([heads, *rows], left=3), *failed, f"  {NOTE}"] if rows else []
 
 

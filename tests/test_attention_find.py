@@ -330,6 +330,7 @@ def test_signatures_that_share_a_subgraph_are_converted_together_and_told_so() -
     text = f"signature first = #0 {names}\nsignature second = #0 {names}\n{PLAIN}"
     result = convert(parse(text), verify="none", signatures="second")
     assert [site.signature for site in result.sites] == ["second"]
+    assert [site.signature for site in convert(parse(text), verify="none").sites] == ["first"]
     found = [(each.name, each.blocks_converted, each.blocks, each.shares) for each in result.signatures]
     assert found == [("first", 1, 1, ("second",)), ("second", 1, 1, ("first",))]
     assert [row[0] for row in entry_points(result)] == [

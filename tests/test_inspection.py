@@ -174,6 +174,11 @@ def test_every_operator_of_a_block_says_what_becomes_of_it(tmp_path: Path) -> No
     assert grown == 186 - 122, "as the whole signature grows"
     names = Counter(operator(DEMO, "prefill_8", place).name for place in data["prefill_8"]["results"])
     assert (names["SOFTMAX"], names["BATCH_MATMUL"], names["FULLY_CONNECTED"]) == (2, 8, 0)
+    text = (Path(__file__).parents[1] / "testdata" / "reference_select.txt").read_text()
+    twice = texts(inspect(parse(text)).node_data)
+    assert twice["converted by mask_to_add #2: 4 operators become 6"] == 4, (
+        "the first pass of an operator counts"
+    )
     (result,) = inspect(written(tmp_path, NO_ATTENTION)).node_data["main"]["results"].values()
     assert result["value"].startswith("nothing to do (mha_to_sha #0): ")
 

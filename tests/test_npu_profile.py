@@ -298,6 +298,7 @@ def test_profile_prints_a_table_for_each_model_with_the_ratio_of_time(
     assert (lines[2], lines[6]) == (str(model), str(other))
     assert lines[4].split()[:3] == ["main", "9/9", "1.200"]
     assert lines[8].split()[:3] == ["main", "9/9", "0.600"]
+    assert (lines[4].split()[-1], lines[8].split()[-1]) == ("1.000", "0.500")
     assert max(map(len, lines[3:5])) <= 80
 
 

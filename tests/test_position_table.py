@@ -323,8 +323,9 @@ ONLY_A_RING = b"\x0a\x04\x12\x02\x30\x03"
 def test_the_length_of_rings_is_no_number_of_positions(tmp_path: Path) -> None:
     path = written(tmp_path, metadata=ONLY_A_RING)
     assert {site.status for site in convert(path, tmp_path / "opt.litertlm").sites} == {Status.SKIPPED}
-    whole = written(tmp_path, metadata=ONLY_A_RING[:-1] + b"\x01")
-    assert len(convert(whole, tmp_path / "whole.litertlm").converted) == 2
+    for others in (ONLY_A_RING[:-1] + b"\x01", b"\x0a\x08\x12\x02\x30\x03\x12\x02\x30\x01"):
+        whole = written(tmp_path, metadata=others)
+        assert len(convert(whole, tmp_path / "whole.litertlm", overwrite=True).converted) == 2
 
 
 def test_inspect_says_where_a_bundle_stops_counting_and_convert_where_it_leaves_that(tmp_path: Path) -> None:

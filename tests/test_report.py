@@ -117,6 +117,10 @@ def test_markdown_with_pictures(snapshot: SnapshotAssertion) -> None:
 def test_what_did_not_change_is_said_once_and_that_nothing_was_found_is_said_too(tmp_path: Path) -> None:
     done = convert(DEMO, signatures="decode", verify="none", dry_run=True)
     assert "| prefill_8 | 122 | 0 of 0 | 5.00 KiB |" in conversion_report(done).render(".md")
+    done.sites *= 5
+    assert "<details><summary>15 rows</summary>" in conversion_report(done).render(".html"), (
+        "long tables fold"
+    )
     empty = report(written(tmp_path, NO_ATTENTION))
     assert empty.example is None
     for suffix in (".md", ".html"):
@@ -148,6 +152,7 @@ def test_the_page_is_well_formed_and_needs_no_network_whatever_names_it_holds() 
     assert len(pictures(page)) == 2
     page.encode(errors="strict")
     assert "<script>alert('1')</script>" in words(page)
+    assert "<details>" not in page
     assert not re.search(r"https?:|src=|url\(|@import", plain)
 
 
@@ -274,6 +279,7 @@ def test_convert_writes_a_report_for_each_format_that_was_asked_for(tmp_path: Pa
 def test_a_report_is_refused_before_the_work(tmp_path: Path, capsys: Captured) -> None:
     output, path, model = tmp_path / "o.tflite", tmp_path / "r.md", tmp_path / "model.json"
     model.write_bytes(DEMO.read_bytes())
+    spelled = tmp_path / ".." / tmp_path.name / model.name
     path.write_text("mine")
     before = state(tmp_path)
     for source, out, reports, code, said in (
@@ -281,7 +287,7 @@ def test_a_report_is_refused_before_the_work(tmp_path: Path, capsys: Captured) -
         (DEMO, output, [path], 2, "exists: pass --force"),
         (DEMO, output, [tmp_path / "no" / "r.md"], 5, "does not exist"),
         (DEMO, output, [path, path, "--force"], 2, "that this run reads or writes"),
-        (model, output, [model, "--force"], 2, "that this run reads or writes"),
+        (spelled, output, [model, "--force"], 2, "that this run reads or writes"),
         (DEMO, model, [model, "--force"], 2, "that this run reads or writes"),
     ):
         given = [x for one in reports for x in ([one] if one == "--force" else ["--report", one])]
