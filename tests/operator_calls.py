@@ -59,7 +59,7 @@ def elementwise(draw: Draw, name: str) -> Call:
     if name in ("DIV", "FLOOR_DIV", "FLOOR_MOD"):  # of the least number by -1 the kernel dies
         inputs[1] = tensor(draw, inputs[1].shape, dtype, st.integers(2, 9))
     compares = name in ("EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL")
-    activation = {"fusedActivationFunction": draw(st.sampled_from([0, 0, 0, 1]))}
+    activation = {"fused_activation_function": draw(st.sampled_from([0, 0, 0, 1]))}
     options = activation if name in ("ADD", "SUB", "MUL", "DIV") else None
     return Call(name, inputs, options, ("BOOL" if compares else dtype,))
 
@@ -75,7 +75,7 @@ def select(draw: Draw, name: str) -> Call:
 def reduction(draw: Draw, name: str) -> Call:
     shape, dtype = draw(SHAPES), draw(INTS)
     axes = vector(draw, draw(SIZES), -len(shape), max(len(shape) - 1, 0))
-    return Call(name, [tensor(draw, shape, dtype), axes], {"keepDims": draw(st.booleans())}, (dtype,))
+    return Call(name, [tensor(draw, shape, dtype), axes], {"keep_dims": draw(st.booleans())}, (dtype,))
 
 
 def segments(draw: Draw, name: str) -> Call:
@@ -86,7 +86,7 @@ def segments(draw: Draw, name: str) -> Call:
 
 def of_shape(draw: Draw, name: str) -> Call:
     source, dtype = tensor(draw, draw(SHAPES), draw(st.sampled_from(["INT32", "FLOAT32"]))), draw(INTS)
-    return Call(name, [source], {"outType": 2 if dtype == "INT32" else 4}, (dtype,))
+    return Call(name, [source], {"out_type": 2 if dtype == "INT32" else 4}, (dtype,))
 
 
 def cast(draw: Draw, name: str) -> Call:
@@ -101,7 +101,7 @@ def arranged(draw: Draw, name: str) -> Call:
     shape = draw(SHAPES)
     rank, source = len(shape), tensor(draw, shape, "INT32")
     if name == "SQUEEZE":
-        return Call(name, [source], {"squeezeDims": draw(st.lists(st.integers(-3, 2), max_size=2))})
+        return Call(name, [source], {"squeeze_dims": draw(st.lists(st.integers(-3, 2), max_size=2))})
     if name == "TRANSPOSE":
         return Call(name, [source, const(draw(st.permutations(range(rank))))], {})
     if name == "EXPAND_DIMS":
@@ -125,7 +125,7 @@ def joined(draw: Draw, name: str) -> Call:
     if name == "CONCATENATION" and -len(shape) <= axis < len(shape):
         sizes = [draw(SIZES) for _ in range(count)]
         shapes = [(*shape[: axis % len(shape)], size, *shape[axis % len(shape) + 1 :]) for size in sizes]
-    options = {"axis": axis} | ({"valuesCount": count} if name == "PACK" else {})
+    options = {"axis": axis} | ({"values_count": count} if name == "PACK" else {})
     return Call(name, [tensor(draw, each, "INT32") for each in shapes], options)
 
 
@@ -137,10 +137,12 @@ def cut(draw: Draw, name: str) -> Call:
         return Call(name, [source], {"axis": axis, "num": size}, ("INT32",) * size)
     if name == "SPLIT":
         count = draw(st.sampled_from([1, size, 2]))
-        return Call(name, [const(axis), source], {"numSplits": count}, ("INT32",) * count)
+        return Call(name, [const(axis), source], {"num_splits": count}, ("INT32",) * count)
     first = draw(st.integers(0, size))
     sizes = draw(st.sampled_from([[size], [-1], [first, size - first], [first, -1], [-1, 1]]))
-    return Call(name, [source, const(sizes), const(axis)], {"numSplits": len(sizes)}, ("INT32",) * len(sizes))
+    return Call(
+        name, [source, const(sizes), const(axis)], {"num_splits": len(sizes)}, ("INT32",) * len(sizes)
+    )
 
 
 def sliced(draw: Draw, name: str) -> Call:
@@ -158,7 +160,7 @@ def strided(draw: Draw, name: str) -> Call:
     count = draw(st.integers(0, len(shape) + 1))
     strides = const(draw(st.lists(st.sampled_from([1, 1, 2, -1]), min_size=count, max_size=count)))
     inputs = [tensor(draw, shape, "INT32"), vector(draw, count), vector(draw, count), strides]
-    masks = ("beginMask", "endMask", "ellipsisMask", "newAxisMask", "shrinkAxisMask")
+    masks = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
     bits = st.sampled_from([0, 0, *range(1 << count)])
     options = {name: draw(bits) for name in masks} | {"offset": draw(st.sampled_from([False, False, True]))}
     return Call(name, inputs, options)
@@ -168,7 +170,7 @@ def gathered(draw: Draw, name: str) -> Call:
     shape = draw(FILLED)
     axis = draw(st.integers(-len(shape), len(shape) - 1))
     indices = tensor(draw, draw(SHAPES), draw(INTS), st.integers(0, shape[axis] - 1))
-    options = {"axis": axis, "batchDims": draw(st.sampled_from([0, 0, 0, 1]))}
+    options = {"axis": axis, "batch_dims": draw(st.sampled_from([0, 0, 0, 1]))}
     return Call(name, [tensor(draw, shape, "INT32"), indices], options)
 
 

@@ -1,7 +1,4 @@
-"""Builds models of one operator and asks the interpreter for the shapes: the referee of the shape rules.
-
-Models are built with the generated bindings, not with edge_opt's writer, so that the two sides share no code.
-"""
+"""Builds models of one operator and asks the interpreter for the shapes: the referee of the shape rules."""
 
 from __future__ import annotations
 
@@ -9,14 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import flatbuffers
 import numpy as np
-from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from edge_opt import ir
-from edge_opt.ir.operators import KINDS
 from edge_opt.ir.walk import called_by
+from edge_opt.schema.data import Data
 from edge_opt.shapes import Fact, ShapeError, infer_operator, shape_report
 
 Shape = tuple[int, ...]
@@ -40,50 +35,29 @@ def const(value: Any, dtype: str = "INT32") -> T:
     return T(array.shape, dtype, array)
 
 
-VERSIONS = {"BROADCAST_TO": 2}  # the interpreter has no version 1 of it
-
-
 def one_operator(
     name: str, inputs: Sequence[T | None], outputs: Sequence[T], options: Options = None
 ) -> bytes:
     """A model of one operator; the outputs' recorded shapes are what `outputs` says, `[]` unless stated."""
-    model = schema.ModelT(version=3, buffers=[schema.BufferT()])
+    model, graph = ir.Model(), ir.Subgraph("main")
+    model.subgraphs.append(graph)
     given = [tensor for tensor in inputs if tensor is not None]
-    tensors = [_tensor(model, tensor, index) for index, tensor in enumerate([*given, *outputs])]
-    places = iter(range(len(given)))
-    slots = [-1 if tensor is None else next(places) for tensor in inputs]
-    results = list(range(len(given), len(tensors)))
-    builtin = getattr(schema.BuiltinOperator, name)
-    code = schema.OperatorCodeT(
-        builtinCode=builtin, deprecatedBuiltinCode=min(builtin, 127), version=VERSIONS.get(name, 1)
-    )
-    operator = schema.OperatorT(opcodeIndex=0, inputs=slots, outputs=results)
-    if options is not None:
-        _set_options(operator, str(KINDS[name].options), options)
-    fed = [place for place, tensor in enumerate(given) if tensor.value is None]
-    graph = schema.SubGraphT(name="main", tensors=tensors, inputs=fed, outputs=results, operators=[operator])
-    model.operatorCodes, model.subgraphs = [code], [graph]
-    builder = flatbuffers.Builder(1024)
-    builder.Finish(model.Pack(builder), b"TFL3")
-    return bytes(builder.Output())
+    tensors = [_tensor(tensor, f"t{index}") for index, tensor in enumerate([*given, *outputs])]
+    places = iter(tensors)
+    read = [None if tensor is None else next(places) for tensor in inputs]
+    for tensor in tensors:
+        graph.add_tensor(tensor)
+    graph.inputs = [tensor for tensor in read if tensor is not None and not tensor.is_constant]
+    graph.outputs = tensors[len(given) :]
+    operator = graph.append(model.new_operator(name, read, graph.outputs, **(options or {})))
+    operator.code = model.operator_code(name, max(operator.code.version, 2 if name == "BROADCAST_TO" else 1))
+    return ir.to_bytes(model)
 
 
-def _set_options(operator: Any, table: str, values: dict[str, Any]) -> None:
-    suffix = "" if hasattr(schema.BuiltinOptions, table) else "2"
-    union = getattr(schema, f"BuiltinOptions{suffix}")
-    setattr(operator, f"builtinOptions{suffix}Type", getattr(union, table))
-    setattr(operator, f"builtinOptions{suffix}", getattr(schema, f"{table}T")(**values))
-
-
-def _tensor(model: Any, t: T, index: int) -> Any:
-    tensor = schema.TensorT(name=f"t{index}", shape=list(t.shape), type=getattr(schema.TensorType, t.dtype))
-    if t.value is not None:
-        tensor.buffer = len(model.buffers)
-        raw = np.ascontiguousarray(t.value).tobytes()
-        model.buffers.append(schema.BufferT(data=np.frombuffer(raw, np.uint8)))
-    if t.scale is not None:
-        tensor.quantization = schema.QuantizationParametersT(scale=[t.scale], zeroPoint=[t.zero_point])
-    return tensor
+def _tensor(t: T, name: str) -> ir.Tensor:
+    buffer = None if t.value is None else ir.Buffer(Data(np.ascontiguousarray(t.value).tobytes()))
+    scale = None if t.scale is None else ir.Quantization.affine(t.scale, t.zero_point)
+    return ir.Tensor(name, t.shape, ir.DType[t.dtype], buffer=buffer, quantization=scale)
 
 
 def interpreter(model: bytes) -> Interpreter:

@@ -1,16 +1,12 @@
 """Whole graphs: values folded along the way, subgraphs entered, what a file lies about; cost, and damaged graphs."""
 
-import random
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from shapes_referee import T, one_operator, placeholders
+from shapes_referee import T, one_operator
 from text_parser import parse
 
 from edge_opt import ir
-from edge_opt.ir.graph import BUILTIN_OPERATORS
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import new_table
@@ -124,10 +120,10 @@ def test_an_unranked_tensor_is_not_a_scalar() -> None:
     model = ir.load(one_operator("RELU", [T((2, 3))], [T((2, 3))]))
     (graph,) = model.subgraphs
     graph.inputs[0].shape = ()
-    assert (infer_shapes(model), report_of(model).unknown) == ([], 1)
     assert graph.inputs[0].table is not None
-    graph.inputs[0].table.set("has_rank", True)
     assert len(infer_shapes(model)) == 1
+    graph.inputs[0].table.set("has_rank", False)
+    assert (infer_shapes(model), report_of(model).unknown) == ([], 1)
 
 
 def test_a_constant_whose_bytes_do_not_fill_its_shape_is_found() -> None:
@@ -233,41 +229,3 @@ def test_each_operator_is_inferred_once_and_no_large_constant_is_read(
     weights.shape, weights.buffer = (512, 64), ir.Buffer(Data(bytes(512 * 64 * 4)))
     monkeypatch.setattr(ir.Tensor, "array", lambda tensor: pytest.fail(f"read {tensor.name}"))
     report_of(model)
-
-
-DEMO = Path(__file__).parent.parent / "testdata" / "demo_gemma3.tflite"
-
-
-def damage(rng: random.Random, subgraph: ir.Subgraph) -> None:
-    """Change a shape, an option, an input or an operator."""
-    tensor, operator = rng.choice(subgraph.tensors), rng.choice(list(subgraph.operators))
-    kind = rng.randrange(5)
-    if kind == 0 and not tensor.is_constant:
-        tensor.shape = tuple(rng.choice([0, 1, 2, 3, 7, 64]) for _ in range(rng.randint(0, 6)))
-    elif kind == 1:
-        tensor.shape_signature = tuple(rng.choice([-1, -1, 1, 2, 5]) for _ in range(rng.randint(1, 5)))
-    elif kind == 2 and operator.inputs:
-        place = rng.randrange(len(operator.inputs))
-        subgraph.set_input(operator, place, rng.choice([*subgraph.tensors, None]))
-    elif kind == 3:
-        operator.code = ir.OperatorCode(BUILTIN_OPERATORS[rng.choice(list(BUILTIN_OPERATORS))])
-    elif operator.options is not None and operator.options.fields:
-        name, value = rng.choice(list(operator.options.fields.items()))
-        if isinstance(value, np.ndarray):
-            numbers = [rng.choice([-3, -1, 0, 1, 2, 9]) for _ in range(rng.randint(0, 4))]
-            operator.options.fields[name] = np.array(numbers).astype(value.dtype)
-        elif isinstance(value, int) and not isinstance(value, bool) and "subgraph" not in name:
-            operator.options.fields[name] = rng.choice([-5, -1, 0, 1, 2, 100, 2**31 - 1])
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_a_damaged_graph_is_reported_not_raised(seed: int) -> None:
-    rng, model = random.Random(seed), ir.load(DEMO)
-    for _ in range(rng.randint(1, 8)):
-        damage(rng, rng.choice(model.subgraphs))
-    for resize in ({}, placeholders(model)):
-        report = report_of(model, resize=resize)
-        assert report.tensors == sum(len(subgraph.tensors) for subgraph in model.subgraphs)
-        assert all(str(disagreement) for disagreement in report.disagreements)
-    with doubted(model.subgraphs):
-        assert all(operator.title for graph in model.subgraphs for operator in graph)

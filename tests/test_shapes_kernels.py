@@ -9,12 +9,16 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
+import page_shapes
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shapes_referee import Options, Shape, T, check, const, fits, inferred, one_operator, runtime_shapes
 
+from edge_opt.attention.rules import RULES as ATTENTION_RULES
 from edge_opt.ir.operators import UNARY
+from edge_opt.schema.table import ENUMS
+from edge_opt.shapes.rules import RULES
 
 Row = tuple[str, list[T | None], dict[str, Any] | None, Sequence[T] | str, bool]
 F, INT, B = "FLOAT32", "INT32", "BOOL"
@@ -32,7 +36,7 @@ OF_OTHERS = "CAST QUANTIZE DEQUANTIZE LOGICAL_NOT COMPLEX_ABS REAL IMAG BUCKETIZ
 ELEMENTWISE: list[Row] = [
     *[(name, [T(s)], None, F, True) for name, s in product(sorted(UNARY - set(OF_OTHERS.split())), SHAPES)],
     *[(name, [T(s)], {}, F, True) for name, s in product(("GELU", "LEAKY_RELU"), SHAPES)],
-    ("FAKE_QUANT", [T((2, 3))], {"min": -1.0, "max": 1.0, "numBits": 8}, F, True),
+    ("FAKE_QUANT", [T((2, 3))], {"min": -1.0, "max": 1.0, "num_bits": 8}, F, True),
     *[("SOFTMAX", [T(s)], {"beta": 1.0}, F, True) for s in WITH_ROWS],
     *[("L2_NORMALIZATION", [T(s)], {}, F, True) for s in WITH_ROWS],
     ("QUANTIZE", [T((2, 3))], None, [T((), "INT8", scale=0.1)], True),
@@ -65,7 +69,7 @@ ELEMENTWISE: list[Row] = [
 ]  # fmt: skip
 
 ALONG_AXES: list[Row] = [
-    *[("MEAN", [T(s), const(axes)], {"keepDims": keep}, F, ok) for keep in (False, True) for s, axes, ok in [
+    *[("MEAN", [T(s), const(axes)], {"keep_dims": keep}, F, ok) for keep in (False, True) for s, axes, ok in [
         ((2, 3, 4), [1, 1, -2], True), ((2, 3, 4), [], True), ((), [], True), ((2, 0), [0], True), ((2, 3), [2], False),
     ]],
     *[("CUMSUM", [T(s), const(0)], {}, F, True) for s in WITH_ROWS],
@@ -78,7 +82,7 @@ ALONG_AXES: list[Row] = [
 ]  # fmt: skip
 
 PARTS: list[Row] = [
-    *[("GATHER", [T(s), T(indices, INT)], {"axis": axis, "batchDims": n}, F, ok) for s, indices, axis, n, ok in [
+    *[("GATHER", [T(s), T(indices, INT)], {"axis": axis, "batch_dims": n}, F, ok) for s, indices, axis, n, ok in [
         ((2, 4, 5), (2, 3), 2, 1, True), ((2, 4, 5), (2, 3), 1, -1, True), ((4, 5), (3,), 2, 0, False),
         ((2, 4, 5), (3, 3), 1, 1, False), ((2, 4), (2, 4), 0, 1, False),
     ]],
@@ -102,19 +106,19 @@ REFUSED: list[Row] = [
         ((2, 6), [5]), ((2, 6), [-1, 5]), ((2, 6), [-1, -1]), ((2, 6), [-2, 6]), ((2, 6), [0, -1]), ((0,), [1]),
     ]],
     *[("EXPAND_DIMS", [T((2, 3)), const(axis)], {}, F, False) for axis in (3, -4)],
-    *[("SQUEEZE", [T((1, 2, 1))], {"squeezeDims": axes}, F, False) for axes in ([1], [3])],
+    *[("SQUEEZE", [T((1, 2, 1))], {"squeeze_dims": axes}, F, False) for axes in ([1], [3])],
     *[("TRANSPOSE", [T((2, 3)), const(permutation)], {}, F, False) for permutation in ([0], [0, 2])],
     *[("CONCATENATION", [T(x), T(y)], {"axis": axis}, F, False) for x, y, axis in [
         ((2, 3), (2, 5), 0), ((2, 3), (2,), 0), ((2, 3), (2, 3), 2), ((2, 3), (2, 3), -3), ((), (), 0),
     ]],
-    *[("PACK", [T((2, 3)), T(y)], {"axis": axis, "valuesCount": 2}, F, False) for y, axis in [
+    *[("PACK", [T((2, 3)), T(y)], {"axis": axis, "values_count": 2}, F, False) for y, axis in [
         ((2, 4), 0), ((2, 3), 3), ((2,), 0),
     ]],
     *[("UNPACK", [T(s)], {"axis": axis, "num": 2}, [T(())] * 2, False) for s, axis in [
         ((2, 3), 1), ((2, 3), 2), ((2, 0), 0),
     ]],
-    *[("SPLIT", [const(axis), T((2, 5))], {"numSplits": 2}, [T(())] * 2, False) for axis in (1, 2)],
-    *[("SPLIT_V", [T((2, 6)), const(n), const(axis)], {"numSplits": 2}, [T(())] * 2, False) for n, axis in [
+    *[("SPLIT", [const(axis), T((2, 5))], {"num_splits": 2}, [T(())] * 2, False) for axis in (1, 2)],
+    *[("SPLIT_V", [T((2, 6)), const(n), const(axis)], {"num_splits": 2}, [T(())] * 2, False) for n, axis in [
         ([2, 3], 1), ([-1, -1], 1), ([7, -1], 1), ([2, 4], 2),
     ]],
     *[("TILE", [T((2, 3)), const(times)], {}, F, False) for times in ([2], [2, -1])],
@@ -131,7 +135,7 @@ REFUSED: list[Row] = [
 
 WEIGHTED: list[Row] = [
     *[
-        ("FULLY_CONNECTED", [T(s), T(weights), bias and T(bias)], {"keepNumDims": keep}, F, accepted[keep])
+        ("FULLY_CONNECTED", [T(s), T(weights), bias and T(bias)], {"keep_num_dims": keep}, F, accepted[keep])
         for keep in (False, True)
         for s, weights, bias, accepted in [
             ((2, 3), (4, 3), None, (True, True)), ((2, 5, 3), (4, 3), (4,), (True, True)),
@@ -171,12 +175,12 @@ def test_what_the_interpreter_takes_and_computes_wrongly_is_refused(
 )
 def test_reshape_by_its_options(target: list[int], shape: Shape) -> None:
     """`[0]` in the options stands for a scalar."""
-    check("RESHAPE", [T(shape)], {"newShape": target})
+    check("RESHAPE", [T(shape)], {"new_shape": target})
 
 
 @pytest.mark.parametrize("operand", [const([[4, 3]]), const([4, 3], "INT64"), const([4, 3])])
 def test_the_options_of_reshape_count_where_the_operand_is_not_a_vector_of_int32(operand: T) -> None:
-    check("RESHAPE", [T((2, 6)), operand], {"newShape": [3, 4]}, accepted=True)
+    check("RESHAPE", [T((2, 6)), operand], {"new_shape": [3, 4]}, accepted=True)
 
 
 @examples
@@ -185,7 +189,7 @@ def test_any_two_shapes_multiply(x: Shape, data: st.DataObject, adj_x: bool, adj
     inner = 2 if len(x) < 2 else x[-2] if adj_x else x[-1]
     columns, batch = data.draw(st.integers(1, 3)), data.draw(st.lists(st.integers(1, 2), max_size=3))
     y = (*batch, columns, inner) if adj_y else (*batch, inner, columns)
-    check("BATCH_MATMUL", [T(x), T(y)], {"adjX": adj_x, "adjY": adj_y})
+    check("BATCH_MATMUL", [T(x), T(y)], {"adj_x": adj_x, "adj_y": adj_y})
 
 
 SMALL = st.integers(1, 3)
@@ -194,10 +198,10 @@ SMALL = st.integers(1, 3)
 @examples
 @given(st.integers(3, 6), SMALL, SMALL, st.integers(1, 2), st.integers(0, 1))
 def test_any_window(height: int, window: int, stride: int, dilation: int, padding: int) -> None:
-    source, options = T((2, height, 5, 4)), {"padding": padding, "strideH": stride, "strideW": 1}
-    options |= {"dilationHFactor": min(dilation, (height + 1) // 2), "dilationWFactor": 1}
+    source, options = T((2, height, 5, 4)), {"padding": padding, "stride_h": stride, "stride_w": 1}
+    options |= {"dilation_h_factor": min(dilation, (height + 1) // 2), "dilation_w_factor": 1}
     check("CONV_2D", [source, T((6, min(window, 2), 2, 4)), T((6,))], options)
-    check("DEPTHWISE_CONV_2D", [source, T((1, 2, 2, 8)), T((8,))], {**options, "depthMultiplier": 2})
+    check("DEPTHWISE_CONV_2D", [source, T((1, 2, 2, 8)), T((8,))], {**options, "depth_multiplier": 2})
 
 
 @pytest.mark.parametrize(("name", "inputs", "options", "outputs"), [
@@ -216,3 +220,31 @@ def test_sizes_that_only_the_data_knows_are_open(
     assert actual is not None
     assert any(-1 in (shape or ()) for shape, _ in derived)
     assert all(shape and fits(shape, theirs) for (shape, _), theirs in zip(derived, actual, strict=True))
+
+
+# The table
+
+
+def test_no_rule_is_for_an_operator_that_the_schema_does_not_have() -> None:
+    assert RULES.keys() <= set(ENUMS["BuiltinOperator"])
+
+
+def test_every_rule_names_its_source() -> None:
+    assert [n for n, entry in RULES.items() if ".cc" not in entry.source or not entry.sentence] == []
+
+
+def test_an_operator_without_a_rule_has_a_reason() -> None:
+    assert page_shapes.why_not("CUSTOM") == "its kernel is the user's own"
+    assert page_shapes.why_not("STABLEHLO_TANH") == "the runtime has no kernel for it"
+    assert page_shapes.why_not("LSTM") == "rare in language models"
+
+
+def test_every_operator_that_attention_is_followed_through_has_a_rule() -> None:
+    """A new operator whose shape cannot be inferred is reverted."""
+    assert ATTENTION_RULES.keys() <= RULES.keys()
+
+
+def test_the_page_lists_every_operator_once() -> None:
+    page = page_shapes.table().replace("|", ",").replace("- ", ",").replace(":", ",")
+    words = [word.strip() for word in page.split(",")]
+    assert [name for name in ENUMS["BuiltinOperator"] if words.count(name) != 1] == []

@@ -65,42 +65,6 @@ class Double(Pass):
         return Rewrite(context.model, context.subgraph, (first, last), new)
 
 
-SHARED = """\
-subgraph main (%x: float32[4]) {
-  %a: float32[4] = ABS(%x)
-  %b: float32[4] = NEG(%a)
-  %c: float32[4] = ADD(%a, %x)
-  return %b, %c
-}
-"""
-
-
-class Dropping(Pass):
-    """Test pass: NEG keeps the ABS that ADD still reads; ADD, if asked for, then reads it no more."""
-
-    name = "dropping"
-    summary = "for tests"
-
-    def __init__(self, *wanted: str) -> None:
-        self._wanted = wanted
-
-    def sites(self, context: Context) -> Iterable[Site]:
-        for last in context.subgraph.operators:
-            if last.name in self._wanted:
-                yield Site(last, lambda last=last: self._build(context, last))  # type: ignore[misc]
-
-    @staticmethod
-    def _build(context: Context, last: Operator) -> Rewrite:
-        made = op(context.model, "EXP", context.subgraph.inputs, last.output)
-        first = last.input(0).producer
-        assert first is not None
-        return (
-            replacing(context.model, [first, last], first, made)
-            if last.name == "NEG"
-            else replacing(context.model, [last], made)
-        )
-
-
 TWO_RESULTS = """\
 subgraph main (%x: float32[4]) {
   %a: float32[4] = ABS(%x)

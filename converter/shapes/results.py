@@ -1,40 +1,19 @@
-"""Types and quantization parameters of results, where the kernels fix them."""
+"""Types of results where the kernels fix them, and quantization parameters where they copy stored numbers."""
 
 import math
 from collections.abc import Iterator
 from typing import Final, TypeAlias
 
-from edge_opt.ir import Operator, Tensor
+from edge_opt.ir import Operator, Quantization, Tensor
 from edge_opt.ir.dtypes import DType
 from edge_opt.ir.operators import KINDS, Effect, OperatorKind
 
 Wrong: TypeAlias = tuple[Tensor, str, str, str]
 """A result, what the file records of it, what its kernel writes, and the reason, all in words."""
 
-Parameters: TypeAlias = tuple[float, int]
-"""Scale and zero point of one whole tensor."""
-
 _WIDER_PRODUCTS: Final = ((DType.INT8, DType.INT32), (DType.UINT8, DType.INT16), (DType.INT8, DType.INT16))
 """Types of operands and results. Kernels also take int16 to int8 and back: that is garbage."""
-
-_FIXED: Final = {
-    "SOFTMAX": {"INT8": (1 / 256, -128), "UINT8": (1 / 256, 0), "INT16": (1 / 32768, 0)},
-    "LOGISTIC": {"INT8": (1 / 256, -128), "UINT8": (1 / 256, 0), "INT16": (1 / 32768, 0)},
-    "TANH": {"INT16": (1 / 32768, 0)},
-    "LOG_SOFTMAX": {"INT8": (16 / 256, 127), "UINT8": (16 / 256, 255)},
-    "L2_NORMALIZATION": {"INT8": (1 / 128, 0), "UINT8": (1 / 128, 128)},
-}
-"""Source: TFLite, activations.cc (SoftmaxPrepare, SigmoidPrepare, TanhPrepare, LogSoftmaxPrepare), l2norm.cc."""
-
-_SYMMETRIC_INT16: Final = (
-    "ADD BATCH_MATMUL CONCATENATION CONV_2D DEPTHWISE_CONV_2D EXP FULLY_CONNECTED LEAKY_RELU MEAN REDUCE_MAX "
-    "REDUCE_MIN RELU SUB SUM TRANSPOSE_CONV"
-)
-"""Kernels that refuse an int16 result whose zero point is not 0.
-
-Source: TFLite, the Prepare of each, TF_LITE_ENSURE_EQ(output->params.zero_point, 0)."""
-
-_ROUNDING: Final = 1e-6
+_INTEGERS: Final = (DType.INT8, DType.UINT8, DType.INT16, DType.INT4)
 
 
 def wrong_results(op: Operator) -> Iterator[Wrong]:
@@ -42,8 +21,9 @@ def wrong_results(op: Operator) -> Iterator[Wrong]:
     kind = KINDS.get(op.name)
     if kind is not None and op.outputs:
         yield from _wrong_types(op, kind)
-        if op.outputs[0].dtype in (DType.INT8, DType.UINT8, DType.INT16, DType.INT4):
-            yield from _wrong_parameters(op, kind)
+        # A CONCATENATION of UINT8 scales its operands.
+        if kind.copies and (op.name, op.outputs[0].dtype) != ("CONCATENATION", DType.UINT8):
+            yield from _wrong_copies(op, kind)
 
 
 def _wrong_types(op: Operator, kind: OperatorKind) -> Iterator[Wrong]:
@@ -66,40 +46,25 @@ def _wrong_types(op: Operator, kind: OperatorKind) -> Iterator[Wrong]:
         yield result, result.dtype.name, types[0].name, f"{', '.join(texts)}: expected one type"
 
 
-def _wrong_parameters(op: Operator, kind: OperatorKind) -> Iterator[Wrong]:
+def _wrong_copies(op: Operator, kind: OperatorKind) -> Iterator[Wrong]:
     """Parameters per axis are not compared: only weights have them, and no operator computes a constant."""
-    result, dtype, data = op.outputs[0], op.outputs[0].dtype, kind.data_operands(op.inputs)
-    recorded, fixed = _parameters(result), _FIXED.get(op.name, {}).get(dtype.name)
-    tolerance = 1e-3 if op.name == "SOFTMAX" else _ROUNDING
-    if fixed and data and data[0].dtype == dtype and not _alike(recorded, fixed, tolerance):
-        yield result, _text(recorded), _text(fixed), f"{op.name} always writes {dtype.name} with these"
-    if dtype == DType.INT16 and op.name in _SYMMETRIC_INT16 and recorded is not None and recorded[1]:
-        reason = f"{op.name} writes INT16 with zero point 0 only"
-        yield result, _text(recorded), _text((recorded[0], 0)), reason
-    if not kind.copies or (op.name, dtype) == ("CONCATENATION", DType.UINT8):  # which scales its operands
-        return
     for copy in kind.data_results(op.outputs):
-        for operand in data:
-            per_axis = any(t.quantization is not None and t.quantization.is_per_axis for t in (operand, copy))
-            here, there = _parameters(copy), _parameters(operand)
-            if operand.dtype == copy.dtype and not per_axis and not _alike(here, there):
+        for operand in kind.data_operands(op.inputs):
+            both = copy.quantization, operand.quantization
+            per_axis = any(one is not None and one.is_per_axis for one in both)
+            if operand.dtype == copy.dtype and copy.dtype in _INTEGERS and not per_axis and not _alike(*both):
                 reason = f"{op.name} copies the stored numbers of '{operand.name}'"
-                yield copy, _text(here), _text(there), reason
+                yield copy, _text(both[0]), _text(both[1]), reason
                 break
 
 
-def _parameters(tensor: Tensor) -> Parameters | None:
-    quantization = tensor.quantization
-    if quantization is None or not quantization.is_affine:
-        return None
-    return float(quantization.scale[0]), int(quantization.zero_point[0])
+def _alike(a: Quantization | None, b: Quantization | None) -> bool:
+    if a is None or b is None or not a.is_affine or not b.is_affine:
+        return _text(a) == _text(b)
+    return math.isclose(a.scale[0], b.scale[0], rel_tol=1e-6) and int(a.zero_point[0]) == int(b.zero_point[0])
 
 
-def _text(parameters: Parameters | None) -> str:
-    return "scale {:.9g}, zero point {}".format(*parameters) if parameters else "no parameters"
-
-
-def _alike(left: Parameters | None, right: Parameters | None, tolerance: float = _ROUNDING) -> bool:
-    if left is None or right is None:
-        return left is right
-    return math.isclose(left[0], right[0], rel_tol=tolerance) and left[1] == right[1]
+def _text(parameters: Quantization | None) -> str:
+    if parameters is None or not parameters.is_affine:
+        return "no parameters"
+    return f"scale {float(parameters.scale[0]):.9g}, zero point {int(parameters.zero_point[0])}"
