@@ -14,7 +14,7 @@ golden = typer.Typer(help="Record a model's outputs in a small file, and check t
 
 def convert(
     source: options.ModelArgument,
-    out: Annotated[Path | None, argument("The output, as -o.", "[OUT]")] = None,
+    out: Annotated[Path | None, argument("The output, as -o.", "OUT")] = None,
     *,
     destination: Annotated[
         Path | None, option("The output. Default: NAME.opt.tflite beside IN.", "<OUT>", "-o", "--output")
@@ -29,16 +29,13 @@ def convert(
         options.Verify, option("regions: each rewritten region; full: also the whole models; none.")
     ] = "regions",
     reports: Annotated[
-        list[Path] | None,
-        option("Also write a report: .json, .md or .html; may be repeated.", "<FILE>", "--report"),
+        list[Path] | None, option("Write a report: .json, .md or .html; repeatable.", "<FILE>", "--report")
     ] = None,
     dry_run: Annotated[bool, option("Do everything except write.", None, "--dry-run")] = False,
     require_all: Annotated[
         bool, option("If a site is skipped, write nothing and exit 1.", None, "--require-all")
     ] = False,
-    all_models: Annotated[
-        bool, option("In a bundle, rewrite all models, not only prefill/decode.", None, "--all-models")
-    ] = False,
+    all_models: Annotated[bool, option("In a bundle, rewrite every model.", None, "--all-models")] = False,
     overwrite: options.ForceOption = False,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
@@ -85,9 +82,7 @@ def inspect(
     *,
     target: options.TargetOption = None,
     shapes: options.ShapeOption = None,
-    infer: Annotated[
-        bool, option("Also infer all shapes; exit 1 if the file's differ.", None, "--shapes")
-    ] = False,
+    infer: Annotated[bool, option("Also infer all shapes; exit 1 if any differs.", None, "--shapes")] = False,
     node_data: Annotated[Path | None, option("Write an overlay for Model Explorer.", "<FILE.json>")] = None,
     overwrite: options.ForceOption = False,
     as_json: options.JsonOption = False,
@@ -187,7 +182,7 @@ def check(
 
 
 def demo(
-    folder: Annotated[Path | None, argument("Keep the models in this folder.", "[DIR]")] = None,
+    folder: Annotated[Path | None, argument("Keep the models in this folder.", "DIR")] = None,
     *,
     overwrite: options.ForceOption = False,
 ) -> int:
@@ -198,7 +193,7 @@ def demo(
 
 
 def passes(
-    name: Annotated[str | None, argument("A pass to describe.", "[NAME]")] = None,
+    name: Annotated[str | None, argument("A pass to describe.", "NAME")] = None,
     *,
     as_json: options.JsonOption = False,
 ) -> int:
@@ -224,7 +219,7 @@ def passes(
 
 
 def targets(
-    name: Annotated[str | None, argument("A target to print.", "[NAME]")] = None,
+    name: Annotated[str | None, argument("A target to print.", "NAME")] = None,
     *,
     as_json: options.JsonOption = False,
 ) -> int:

@@ -75,14 +75,14 @@ SignaturesOption = Annotated[
 ]
 ShapeOption = Annotated[
     list[str] | None,
-    option("Static shape for an input of open lengths; repeat for each.", "<NAME=1,128,640>", "--shape"),
+    option("Static shape for an input of open lengths; repeatable.", "<NAME=1,128,640>", "--shape"),
 ]
 SdkOption = Annotated[
     Path | None, option("The vendor's libraries; for Qualcomm also EDGE_OPT_QNN, QNN_SDK_ROOT.", "<DIR>")
 ]
 ChipOption = Annotated[str | None, option("The chip: SM8750, SM8850, ...", "<CHIP>", "--soc", "--chip")]
 FlagOption = Annotated[
-    list[str] | None, option("A flag for the NPU's compiler; may be repeated.", "<FLAG>", "--flag")
+    list[str] | None, option("A flag for the NPU's compiler; repeatable.", "<FLAG>", "--flag")
 ]
 LayersOption = Annotated[int | None, option("Only this many layers, to save time.", "<N>", min=1)]
 SecondsOption = Annotated[float, option("Time limit per model; 0: none.", "<S>", min=0)]

@@ -68,9 +68,7 @@ def bar(*, wanted: bool = True) -> Iterator[Progress | None]:
     from rich import progress as parts  # slow to load, and only needed here
     from rich.console import Console
 
-    columns = (parts.TextColumn("{task.description}"), parts.BarColumn(), parts.TaskProgressColumn())
-    times = (parts.TimeElapsedColumn(), parts.TimeRemainingColumn())
-    with parts.Progress(*columns, *times, console=Console(stderr=True), transient=True) as shown:
+    with parts.Progress(console=Console(stderr=True), transient=True) as shown:
         tasks: dict[str, parts.TaskID] = {}
 
         def update(stage: str, done: int, total: int) -> None:

@@ -12,15 +12,13 @@ def build(
     *,
     destination: Annotated[Path, option("The bundle for the NPU.", "<OUT.litertlm>", "-o", "--output")],
     soc: Annotated[str, option("The phone's chip: SM8750, ...", "<CHIP>", "--soc", "--chip")],
-    prompts: Annotated[
-        Path | None, option("Calibration prompts: one per line, as JSON.", "<FILE.jsonl>")
-    ] = None,
+    prompts: Annotated[Path | None, option("Calibration prompts, as JSON lines.", "<FILE.jsonl>")] = None,
     held_out: Annotated[
         Path | None, option("Evaluation prompts. Default: every fifth of --prompts.", "<FILE.jsonl>")
     ] = None,
     sdk: options.SdkOption = None,
     prefill: Annotated[
-        list[int] | None, option("Prefill length; may be repeated. Default: 128.", "<N>", min=1)
+        list[int] | None, option("Prefill length; repeatable. Default: 128.", "<N>", min=1)
     ] = None,
     cache: Annotated[int | None, option("Cache length. Default: 1280.", "<N>", min=1)] = None,
     weights: Annotated[str, option("Bits of the weights; 4-logits generates faster.", "<8|4-logits>")] = "8",
@@ -28,15 +26,11 @@ def build(
         Path | None, option("Folder for intermediate results. Default: OUT.work.", "<DIR>")
     ] = None,
     settings: Annotated[
-        list[str] | None,
-        option("Change a setting of litert-torch's pipeline; may be repeated.", "<KEY=VALUE>", "--set"),
+        list[str] | None, option("A setting of litert-torch's pipeline; repeatable.", "<KEY=VALUE>", "--set")
     ] = None,
     target: options.TargetOption = None,
     evaluate: Annotated[
-        bool,
-        option(
-            "Compare perplexity on held-out text with the checkpoint's.", None, "--evaluate/--no-evaluate"
-        ),
+        bool, option("Compare perplexity with the checkpoint's.", None, "--evaluate/--no-evaluate")
     ] = True,
     overwrite: options.ForceOption = False,
     as_json: options.JsonOption = False,
@@ -73,9 +67,7 @@ def evaluate(
     reference: Annotated[Path, argument("The checkpoint that the bundles were made from.", "REFERENCE")],
     bundles: Annotated[list[Path], argument("NPU bundles that are not compiled yet.", "BUNDLE")],
     *,
-    prompts: Annotated[
-        Path, option("Text that calibration did not use: one prompt per line, as JSON.", "<FILE.jsonl>")
-    ],
+    prompts: Annotated[Path, option("Prompts that calibration did not use, as JSON lines.", "<FILE.jsonl>")],
     on: Annotated[
         Literal["cpu", "npu"], option("cpu: LiteRT-LM on CPU kernels; npu: Hexagon's emulator.")
     ] = "cpu",
@@ -150,10 +142,7 @@ def tune(
         Path | None, option("Write a target file with the fastest form.", "<OUT.toml>", "-o", "--output")
     ] = None,
     signature: Annotated[
-        str | None,
-        option(
-            "The signature to tune for. Default: the one with the largest attention.", "<A>", "--signatures"
-        ),
+        str | None, option("Signature to tune for. Default: the largest attention's.", "<A>", "--signatures")
     ] = None,
     overwrite: options.ForceOption = False,
     sdk: options.SdkOption = None,
