@@ -177,11 +177,6 @@ def _read(runtime: Interpreter, detail: dict[str, Any]) -> Any:
     return np.zeros(shape, detail["dtype"]) if 0 in shape else runtime.get_tensor(detail["index"])
 
 
-def placeholders(model: ir.Model) -> dict[ir.Tensor, Shape]:
-    """The sizes that the file records for dynamic dimensions of graph inputs, which the interpreter takes as real."""
-    return {tensor: tensor.shape for subgraph in model.subgraphs for tensor in subgraph.inputs}
-
-
 def compare_all(model: bytes, recorded: bytes) -> tuple[int, list[str]]:
     """How many tensors there are, and each whose inferred shape is not what the interpreter allocates.
 
@@ -192,7 +187,9 @@ def compare_all(model: bytes, recorded: bytes) -> tuple[int, list[str]]:
     for index, graph in enumerate(loaded.subgraphs):
         if graph not in called:
             runtime._interpreter.AllocateTensors(index)
-    derived = shape_report(loaded, resize=placeholders(loaded)).shapes
+    # The sizes recorded for open dimensions of graph inputs are real ones for the interpreter.
+    recorded_sizes = {tensor: tensor.shape for subgraph in loaded.subgraphs for tensor in subgraph.inputs}
+    derived = shape_report(loaded, resize=recorded_sizes).shapes
     wrong, count = [], 0
     for place, subgraph in enumerate(loaded.subgraphs):
         details = {detail["index"]: detail for detail in runtime.get_tensor_details(place)}

@@ -104,12 +104,6 @@ def test_a_user_s_target_file_is_used(tmp_path: Path) -> None:
     assert "decode, 3 blocks not split: target 'mine' gains nothing" in result.summary()
 
 
-def test_a_rewrite_that_the_target_cannot_take_is_rolled_back() -> None:
-    target = replace(load_target("generic"), refused_operators=("SPLIT",))
-    (site,) = convert(parse(attention()), target=target, verify="none").sites
-    assert (str(site.status), "does not take SPLIT" in site.reason) == ("reverted", True)
-
-
 def test_heads_side_by_side_take_a_form_that_mediatek_takes() -> None:
     """It takes UNPACK, and no PACK."""
     text = attention()
