@@ -118,7 +118,7 @@ def main() -> int:
             prover = RegionProver()
         form = FORM_NAMES[number % len(FORM_NAMES)]
         tiles = 2 if number % 5 == 4 and case.length > 1 else None
-        before = to_bytes(build(case).model)
+        before = to_bytes(build(case))
         model = load(before)
         proves = prover if number % options.prove_one_in == 0 else None
         for site in convert(model, Target(form, "", form=form, rows_per_tile=tiles), proves):

@@ -1,15 +1,14 @@
-"""Finds broken quantization and rope that stops counting, from a model's own scales, before anything is run.
+"""Finds broken quantization and RoPE that stops counting, from a model's own scales, before anything is run.
 
-Ranges that no calibration on real inputs gives are too narrow or too wide for what the operands can be. Each check
-compares a tensor with its own operands, never with a fixed scale. Rotary embeddings whose integers end before the cache
-does give every later token the last position's angles. This module knows no target and changes nothing.
+Ranges that no calibration on real inputs gives are too narrow or too wide for the operands. Each check compares a
+tensor with its own operands, never with a fixed scale. This module knows no target and changes nothing.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from edge_opt.attention.find import MASKING, products_above
 from edge_opt.attention.positions import find_rotary
@@ -22,10 +21,7 @@ from edge_opt.ir.refusal import RefusedError
 
 @dataclass(frozen=True, slots=True)
 class Unsound(Record):
-    """One tensor that cannot hold what it should: what that means is `message`, what to do about it `remedy`.
-
-    `model` is the model's type in a bundle, empty for a model alone.
-    """
+    """A tensor that cannot hold its values, and the remedy; `model` is its model's type in a bundle, else empty."""
 
     rule: str
     signature: str
@@ -49,10 +45,10 @@ def sentences(findings: Iterable[Unsound]) -> list[str]:
 
 
 def stopped_positions(model: Model, positions: int | None) -> Iterator[Unsound]:
-    """Cosines and sines that are the same from some position on, of so many that the cache holds (None: not known)."""
+    """Cosines and sines that are equal from some position on, of as many as the cache holds (None: unknown)."""
     for name, graph in model.entry_points() if positions is not None else ():
         for rotary in find_rotary(graph):
-            with suppress(RefusedError):  # of an operator that is not understood nothing is said
+            with suppress(RefusedError):  # an operator that cannot be evaluated is no finding
                 last = rotary.last_position(positions or 0)
                 if last is not None:
                     text = f"stops counting at position {last} of {positions}: all later tokens are taken for that one"
@@ -61,7 +57,7 @@ def stopped_positions(model: Model, positions: int | None) -> Iterator[Unsound]:
 
 
 class UnreadCache(NamedTuple):
-    """An input of a signature that no operator reads, and what it is in one that reads an input of that name."""
+    """An input that no operator of its signature reads, and the input of that name that another signature reads."""
 
     signature: str
     name: str
@@ -71,32 +67,35 @@ class UnreadCache(NamedTuple):
 
     @property
     def difference(self) -> str:
-        """Both types, and who has the other one."""
+        """Both types, and the signature with the other one."""
         own, other = self.tensor.dtype.name, self.read.dtype.name
         scale = " with another scale" if own == other else ""
         return f"{own} and read by no operator, where '{self.reader}' reads it as {other}{scale}"
 
 
 def unread_caches(model: Model) -> Iterator[UnreadCache]:
-    """Caches that have another type where no operator reads them than where one does."""
+    """Caches whose type where no operator reads them differs from the type where one does."""
+
+    def kind(tensor: Tensor) -> object:
+        return (
+            tensor.dtype,
+            tensor.quantization.key() if tensor.quantization and tensor.is_quantized else None,
+        )
+
+    inputs = [(each, name, tensor) for each in model.signatures for name, tensor in each.inputs.items()]
     read: dict[tuple[str, Shape], list[tuple[str, Tensor]]] = {}
-    for signature in model.signatures:
-        for name, tensor in signature.inputs.items():
-            if "cache" in name and tensor.consumers:
-                read.setdefault((name, tensor.shape), []).append((signature.key, tensor))
-    for signature in model.signatures:
-        for name, tensor in signature.inputs.items():
-            others = read.get((name, tensor.shape), [])
-            is_unread = not tensor.consumers and not signature.subgraph.is_output(tensor)
-            if is_unread and others and len({_type(other) for _, other in others}) == 1:
-                reader, other = others[0]
-                if _type(tensor) != _type(other):
-                    yield UnreadCache(signature.key, name, tensor, reader, other)
-
-
-def _type(tensor: Tensor) -> object:
-    quantization = tensor.quantization if tensor.is_quantized else None
-    return tensor.dtype, quantization and quantization.key()
+    for signature, name, tensor in inputs:
+        if "cache" in name and tensor.consumers:
+            read.setdefault((name, tensor.shape), []).append((signature.key, tensor))
+    for signature, name, tensor in inputs:
+        others = read.get((name, tensor.shape), [])
+        is_unread = not tensor.consumers and not signature.subgraph.is_output(tensor)
+        if (
+            is_unread
+            and len({kind(other) for _, other in others}) == 1
+            and kind(tensor) != kind(others[0][1])
+        ):
+            yield UnreadCache(signature.key, name, tensor, *others[0])
 
 
 def mismatched_caches(model: Model) -> Iterator[Unsound]:
@@ -127,13 +126,10 @@ class _Range(NamedTuple):
     largest: float
 
 
-class _Problem(NamedTuple):
-    rule: str
-    message: str
-    remedy: str
+_Problem: TypeAlias = tuple[str, str, str]
+"""Rule, message and remedy, as `Unsound` has them."""
 
-
-_Named = Callable[[Tensor | None], str]
+_Named: TypeAlias = Callable[[Tensor | None], str]
 
 
 def broken_ranges(model: Model) -> Iterator[Unsound]:
@@ -143,9 +139,11 @@ def broken_ranges(model: Model) -> Iterator[Unsound]:
         named = _names(model, graph)
         for operator in graph.operators:
             look = _LOOKS.get(operator.name)
-            for problem in list(look(operator, named))[:1] if look is not None and operator.outputs else ():
+            found = next(look(operator, named), None) if look is not None and operator.outputs else None
+            if found is not None:
+                rule, message, remedy = found
                 where = entries.get(graph, graph.name), operator.outputs[0].name
-                yield Unsound(problem.rule, *where, problem.message, problem.remedy)
+                yield Unsound(rule, *where, message, remedy)
 
 
 def _product(operator: Operator, named: _Named) -> Iterator[_Problem]:
@@ -155,14 +153,12 @@ def _product(operator: Operator, named: _Named) -> Iterator[_Problem]:
         return
     if result.largest < _SMALLEST_SHARE * left.largest * right.largest:
         numbers = f"numbers up to {left.largest:.2g} and {right.largest:.2g}"
-        text = (
-            f"ends at {result.largest:.2g}, and is the product of {numbers}: what {named(operator.inputs[1])}"
-        )
-        yield _Problem("range-too-narrow", f"{text} holds has no effect", _AGAIN)
+        text = f"ends at {result.largest:.2g}, and is the product of {numbers}"
+        yield ("range-too-narrow", f"{text}: what {named(operator.inputs[1])} holds has no effect", _AGAIN)
     most = left.largest * right.largest * max(operator.input(0).shape[-2:], default=0)
     if 0 < most < result.step / 2 and not any(operator.inputs[2:]):  # a bias adds to it
         text = f"has steps of {result.step:.2g}, and its operands give {most:.2g} at most: it is always 0"
-        yield _Problem("range-too-wide", text, _UNMASKED)
+        yield ("range-too-wide", text, _UNMASKED)
 
 
 def _taken(operator: Operator, named: _Named) -> Iterator[_Problem]:
@@ -172,13 +168,13 @@ def _taken(operator: Operator, named: _Named) -> Iterator[_Problem]:
     if result is not None and least > result.largest:
         comes = f"{named(operator.inputs[0])} comes in steps of {least:.2g}"
         text = f"ends at {result.largest:.2g}, and {comes}: whatever is not 0 becomes one of its ends"
-        yield _Problem("values-cut-off", text, _AGAIN)
+        yield ("values-cut-off", text, _AGAIN)
     tensors = [tensor for tensor in (*operator.inputs, *operator.outputs) if tensor is not None]
     is_int16 = operator.name == "ADD" and all(tensor.dtype.name == "INT16" for tensor in tensors)
     shifts = is_int16 and all(one is not None and power_of_two(one.step) for one in (*ranges, result))
     if shifts and len({tensor.shape for tensor in tensors[:2]}) > 1:
         text = "broadcasts, and its three scales are powers of two to a thousandth: LiteRT's kernel for int16"
-        yield _Problem("sum-cannot-broadcast", f"{text} ends the process", _WIDER)
+        yield ("sum-cannot-broadcast", f"{text} ends the process", _WIDER)
 
 
 def power_of_two(scale: float) -> bool:
@@ -197,7 +193,7 @@ def _only_the_mask(operator: Operator, _: _Named) -> Iterator[_Problem]:
         is_score = tensor is not None and tensor.producer is not None and products_above([tensor.producer])[0]
         if is_score and score is not None and _MATTERS < score.largest < step:
             ends = f"without the mask they end at {score.largest:.2g}: they become equal, and attention is uniform"
-            yield _Problem("mask-in-range", f"takes logits in steps of {step:.3g}, and {ends}", _UNMASKED)
+            yield ("mask-in-range", f"takes logits in steps of {step:.3g}, and {ends}", _UNMASKED)
 
 
 _LOOKS: Final[dict[str, Callable[[Operator, _Named], Iterator[_Problem]]]] = {

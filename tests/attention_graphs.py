@@ -1,6 +1,6 @@
 """Random attention graphs: every way that exporters are known to write the same computation, mixed freely."""
 
-from dataclasses import dataclass, field, make_dataclass, replace
+from dataclasses import make_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,14 +34,12 @@ _CHOICES: dict[str, st.SearchStrategy[Any]] = {
     "scaling": _choice("MUL", "DIV", "per head"),
     "soft_cap": st.booleans(),
     "mask": _choice(*MASKS),
-    "mask_source": _choice("input", "layers"),
     "mask_at": _choice("product", "heads", "five"),
     "reversed": st.booleans(),
     "key_layout": _choice("KTH", "KHT", "TKH"),
     "value_layout": _choice("KHT", "KTH", "TKH"),
     "flips": _some("query", "key", "probabilities", "value"),
     "values_first": st.booleans(),
-    "slices": _choice("SLICE", "SPLIT_V"),
     "tail": _choice("merged", "rows", "unmerged", "flat", "heads"),
     "tail_by_reshape": st.booleans(),
     "blocks": st.sampled_from((1, 1, 1, 2, 3)),
@@ -120,27 +118,7 @@ _INT16 = {
 }
 
 
-@dataclass
-class Expected:
-    """What must be found of one block."""
-
-    heads: int
-    kv_heads: int
-    head_size: int
-    query_length: int
-    key_lengths: tuple[int, ...]
-
-
-@dataclass
-class Attention:
-    """A graph and what is in it."""
-
-    case: Case
-    model: Model
-    expected: list[Expected] = field(default_factory=list)
-
-
-def build(case: Case) -> Attention:
+def build(case: Case) -> Model:
     """The graph of a case."""
     return _Build(case).build()
 
@@ -151,23 +129,20 @@ class _Build:
         self.g = GraphBuilder("attend")
         self.outputs: list[Tensor] = []
         self.escaped: list[Tensor] = []
-        self.masks: dict[Any, Tensor] = {}
+        self.masks: dict[tuple[int, ...], Tensor] = {}
         self.is_float = not case.quantized
         self.dtype = DType.FLOAT32 if self.is_float else DType[case.numbers.upper()]
         self.add_options = {"pot_scale_int16": False} if case.numbers == "int16" else {}
 
-    def build(self) -> Attention:
-        case = self.case
+    def build(self) -> Model:
         hidden: Tensor | None = None
-        for index in range(case.blocks):
-            hidden = self.block(hidden, index)
-            hidden = None if case.tail == "heads" else hidden
+        for _ in range(self.case.blocks):
+            hidden = self.block(None if self.case.tail == "heads" else hidden)
         for tensor in self.escaped:
             # One kind of reader is the caller, the other an operator.
-            self.outputs.append(tensor if case.quantized else self.g.op("SUM", tensor, self.g.integers(-1)))
-        model = self.g.finish(self.outputs)
-        block = Expected(case.heads, case.kv_heads, case.head_size, case.length, case.segments)
-        return Attention(case, model, [block] * case.blocks)
+            read = tensor if self.case.quantized else self.g.op("SUM", tensor, self.g.integers(-1))
+            self.outputs.append(read)
+        return self.g.finish(self.outputs)
 
     # Numbers
 
@@ -212,11 +187,10 @@ class _Build:
 
     # One layer
 
-    def block(self, hidden: Tensor | None, index: int) -> Tensor:
+    def block(self, hidden: Tensor | None) -> Tensor:
         keys, values = self.segments("key"), self.segments("value")
         logits = self.escape(self.logits(self.arranged(self.query(hidden)), keys), "logits")
-        masked = self.masked(logits, index)
-        probabilities = self.g.op("SOFTMAX", masked, q=self.q("probability"), beta=1.0)
+        probabilities = self.g.op("SOFTMAX", self.masked(logits), q=self.q("probability"), beta=1.0)
         parts = self.parts(self.escape(probabilities, "probabilities"))
         return self.tail(self.weighted(parts, values))
 
@@ -336,7 +310,7 @@ class _Build:
 
     # Masks
 
-    def masked(self, logits: Tensor, index: int) -> Tensor:
+    def masked(self, logits: Tensor) -> Tensor:
         """Scaled, capped and masked; comes back in the shape of the logits."""
         case, tensor = self.case, self.scaled(logits, "logits")
         if case.soft_cap:
@@ -355,24 +329,22 @@ class _Build:
             low = self.constant(-100.0, "logits")
             result = self.g.op("SELECT_V2", is_open, moved, low, q=moved.quantization)
         else:
-            mask = self.mask(wanted, index)
+            mask = self.mask(wanted)
             operands = (mask, moved) if case.reversed else (moved, mask)
             result = self.g.op("ADD", *operands, q=self.q("masked"), **self.add_options)
         return result if moved is tensor else self.g.reshape(result, *tensor.shape)
 
-    def mask(self, shape: tuple[int, ...], index: int) -> Tensor:
-        """A mask that broadcasts to the logits; layers share it, unless each has its own."""
-        key = (shape, index if self.case.mask_source == "layers" else 0)
-        if key not in self.masks:
-            per_head = self.case.mask == "per head"
-            self.masks[key] = self.mask_per_head(shape) if per_head else self.fitted(shape, index)
-        return self.masks[key]
+    def mask(self, shape: tuple[int, ...]) -> Tensor:
+        """A mask that broadcasts to the logits; layers share it."""
+        if shape not in self.masks:
+            self.masks[shape] = self.per_head(shape) if self.case.mask == "per head" else self.fitted(shape)
+        return self.masks[shape]
 
-    def fitted(self, shape: tuple[int, ...], index: int) -> Tensor:
+    def fitted(self, shape: tuple[int, ...]) -> Tensor:
         g, case, size = self.g, self.case, shape[-1]
         batch = case.batch if case.mask in ("batched", "padding") else 1
         rows = 1 if case.mask == "padding" else case.length
-        mask = self.source((batch, 1, rows, size), index)
+        mask = self.input("mask", batch, 1, rows, size, role="mask")
         if len(shape) == 3:
             if batch == 1:
                 return g.reshape(mask, 1, rows, size)
@@ -388,20 +360,11 @@ class _Build:
             return g.op("TILE", mask, g.integers(*(count if i == axis else 1 for i in range(4))))
         return g.op("CONCATENATION", *[mask] * count, axis=axis)
 
-    def mask_per_head(self, shape: tuple[int, ...]) -> Tensor:
+    def per_head(self, shape: tuple[int, ...]) -> Tensor:
         own = list(shape) if len(shape) == 3 else [1, *shape[1:]]
         if self.case.reversed and shape[-2] == self.case.length:
             own[-2] = 1
         return self.constant(np.random.default_rng(shape).uniform(-4, 0, own), "mask")
-
-    def source(self, shape: tuple[int, ...], index: int) -> Tensor:
-        if self.case.mask_source == "input" or len(shape) != 4:
-            return self.input("mask", *shape, role="mask")
-        packed_shape = (shape[0], self.case.blocks + 1, *shape[2:])
-        if packed_shape not in self.masks:
-            self.masks[packed_shape] = self.input("masks", *packed_shape, role="mask")
-        begin, size = self.g.integers(0, index, 0, 0), self.g.integers(*shape)
-        return self.g.op("SLICE", self.masks[packed_shape], begin, size)
 
     # Behind the softmax
 
@@ -410,15 +373,9 @@ class _Build:
         sizes, (*front, _) = self.case.segments, probabilities.shape
         if len(sizes) == 1:
             return [probabilities]
-        if self.case.slices == "SPLIT_V":
-            axis, count = self.g.constant(len(front), DType.INT32), len(sizes)
-            lengths = self.g.integers(*sizes)
-            return list(self.g.ops("SPLIT_V", probabilities, lengths, axis, outputs=count, num_splits=count))
         begins = [self.g.integers(*[0] * len(front), sum(sizes[:i])) for i in range(len(sizes))]
         wide = [self.g.integers(*front, size) for size in sizes]
-        return [
-            self.g.op("SLICE", probabilities, begin, size) for begin, size in zip(begins, wide, strict=False)
-        ]
+        return [self.g.op("SLICE", probabilities, *each) for each in zip(begins, wide, strict=True)]
 
     def weighted(self, parts: list[Tensor], values: list[Tensor]) -> Tensor:
         """The sum of the value products, at `[.., rows, H]`, or `[.., H, rows]` where the values come first."""

@@ -102,37 +102,6 @@ def _layer(i: int, dtype: str, size: Size) -> tuple[list[str], list[str]]:
     return inputs, lines
 
 
-SELECT = """\
-signature main = #0 (mask=%mask, logits=%logits) -> (p=%p)
-subgraph main (%mask: float32[1,6,10], %logits: float32[1,2,6,10]) {
-  %mask4: float32[1,1,6,10] = RESHAPE(%mask, int32{1, 1, 6, 10}) {new_shape: [1, 1, 6, 10]}
-  %open: bool[1,1,6,10] = NOT_EQUAL(%mask4, float32(0.0))
-  %masked: float32[1,2,6,10] = SELECT_V2(%open, %logits, float32(-1e+09))
-  %p: float32[1,2,6,10] = SOFTMAX(%masked) {beta: 1.0}
-  return %p
-}
-"""
-
-CONVERT = """\
-signature main = #0 (a=%a, b=%b) -> (y=%y)
-subgraph main (%a: int16[1,8,8] q(0.0001, 0), %b: int16[1,8,8] q(0.0001, 0)) {
-  %p: int16[1,8,8] q(0.002, 0) = BATCH_MATMUL(%a, %b) {adj_y: true}
-  %y: int16[1,8,8] q(0.001, 0) = QUANTIZE(%p)
-  return %y
-}
-"""
-
-INTEGER_MASK = """\
-signature main = #0 (open=%open) -> (mask=%mask)
-subgraph main (%open: bool[1,1,6,10]) {
-  %n: bool[1,1,6,10] = LOGICAL_NOT(%open)
-  %f: float32[1,1,6,10] = CAST(%n) {in_data_type: 6}
-  %m: float32[1,1,6,10] = MUL(%f, float32(-100.0))
-  %mask: int16[1,1,6,10] q(0.00305176, 0) = QUANTIZE(%m)
-  return %mask
-}
-"""
-
 JOINED_LOGITS = """\
 signature main = #0 (q=%q, k1=%k1, k2=%k2, mask=%mask) -> (p=%p)
 subgraph main (%q: int16[1,1,4,8] q(0.0001, 0), %k1: int16[1,1,8,8] q(0.0001, 0), %k2: int16[1,1,4,8] q(0.0001, 0),

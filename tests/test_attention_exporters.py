@@ -120,22 +120,3 @@ def test_every_block_is_split_to_the_same_bits_and_nothing_of_it_stays(case: str
     for kernels in ("xnnpack", "reference"):
         assert_same_bits(before, to_bytes(model), random_inputs(model), kernels)
     assert all(report.settled for report in convert(model, form))
-
-
-FOLDED_ROWS = """
-subgraph main (%q: float32[1,1,24,5], %k: float32[1,1,8,5], %v: float32[1,1,8,5], %m: float32[1,1,6,8]) {
-  %l: float32[1,1,24,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
-  %rows: float32[1,1,24,8] = CONCATENATION(%m, %m, %m, %m) {axis: 2}
-  %masked: float32[1,1,24,8] = ADD(%l, %rows)
-  %p: float32[1,1,24,8] = SOFTMAX(%masked) {beta: 1.0}
-  %r: float32[1,1,24,5] = BATCH_MATMUL(%p, %v)
-  return %r
-}"""
-
-
-def test_heads_folded_into_rows_are_left_with_a_reason_where_their_masks_tell_of_them() -> None:
-    (report,) = convert(signed(parse(FOLDED_ROWS)), "split")
-    assert (report.status, report.settled) == (Status.SKIPPED, False)
-    assert "taken apart or repeated" in report.reason
-    (report,) = convert(signed(parse(FOLDED_ROWS.replace("ADD(%l, %rows)", "ADD(%l, %l)"))), "split")
-    assert (report.settled, report.reason) == (True, "already single-head")

@@ -105,14 +105,15 @@ def segments(lead: str) -> Block:
     return only_block(parse(text).subgraphs[0])
 
 
-@pytest.mark.parametrize("lead", ["1,1", "1,2"])
-def test_rows_of_every_head_are_tiles_of_their_own(lead: str) -> None:
+@pytest.mark.parametrize(("lead", "heads"), [("1,1", 1), ("1,2", 2), ("3,2", 2)])
+def test_rows_of_every_head_are_tiles_of_their_own(lead: str, heads: int) -> None:
+    """A batch that is as large as the sequence stays whole."""
     match = segments(lead)
-    heads = 2 if lead == "1,2" else 1
     tiled = row_tiles(match, T)
     assert isinstance(tiled, Block)
     assert (tiled.pieces, tiled.tiles, tiled.query_length, tiled.key_lengths) == (heads * T, T, 1, (10,))
     assert tiled.output.name == "s"
+    assert not any(factor.stride for factor in tiled.factored[0])
 
 
 def test_rows_that_do_not_divide_are_not_cut() -> None:
@@ -186,6 +187,17 @@ PLAIN_BRANCH = (
     f"subgraph else ({GIVEN}) {{\n  %r: float32[1,6,20] = RESHAPE(%q, int32{{1, 6, 20}})\n  return %r\n}}\n"
 )
 CUMULATED = attention_text(then="  %w: float32[1,4,6,8] = CUMSUM(%p, int32(3))")
+FOLDED = (
+    attention_text(
+        softmax="  %m: float32[1,4,6,8] = CONCATENATION(%few, %few, %few, %few) {axis: 2}\n"
+        "  %s: float32[1,4,6,8] = ADD(%l, %m)\n  %p: float32[1,4,6,8] = SOFTMAX(%s) {beta: 1.0}",
+        inputs=", %few: float32[1,1,6,8]",
+        tail="",
+        returned="%o",
+    )
+    .replace("[1,4,6,", "[1,1,24,")
+    .replace("[1,4,8,", "[1,1,8,")
+)
 BATCH = attention_text(tail="  %r: float32[4,6] = MEAN(%o, int32{-1})").replace("[1,4,", "[4,")
 SKIPPED: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
     "the pass is skipped": (PLAIN, "pass mha_to_sha was skipped", {"skip": ["mha_to_sha"]}),
@@ -198,6 +210,9 @@ SKIPPED: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
     "probabilities that an operator takes which nobody can look into": (
         changed("BATCH_MATMUL(%p, -> CUSTOM 'product' (%p,"),
         "the probabilities go into an operator that nothing is known of, at CUSTOM",
+    ),
+    "rows that may be heads, because a mask is repeated for them": (
+        FOLDED, "rows of the value product are taken apart or repeated, for heads or not, at CONCATENATION, tensor 'm'",
     ),
     "logits made by an operator that nobody can look into": (
         changed("BATCH_MATMUL(%q, %k) {adj_y: true} -> CUSTOM 'scores' (%q, %k)"),

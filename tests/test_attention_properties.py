@@ -4,7 +4,7 @@ import os
 
 import pytest
 from attention_checks import assert_same_bits, convert, heads_found, interface, random_inputs
-from attention_graphs import Attention, Case, Expected, build, cases
+from attention_graphs import Case, build, cases
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -27,44 +27,37 @@ graphs = settings(
 )
 
 
-def assert_found(attention: Attention) -> None:
+def assert_found(model: Model, case: Case) -> None:
     """Every block is matched, with the sizes that it was built with."""
-    matches = list(find_blocks(attention.model.subgraphs[0]))
-    assert len(matches) == len(attention.expected)
-    for match, expected in zip(matches, attention.expected, strict=True):
-        assert isinstance(match, Block), match
-        heads = (match.heads, match.kv_heads, match.head_size)
-        assert Expected(*heads, match.query_length, match.key_lengths) == expected
+    expected = case.heads, case.kv_heads, case.head_size, case.length, case.segments
+    matches = [match for match in find_blocks(model.subgraphs[0]) if isinstance(match, Block)]
+    found = [(m.heads, m.kv_heads, m.head_size, m.query_length, m.key_lengths) for m in matches]
+    assert found == [expected] * case.blocks
 
 
-def assert_single_heads(attention: Attention, model: Model) -> None:
+def assert_single_heads(case: Case, model: Model) -> None:
     """No product, sum or softmax holds more than one head, and all heads are there."""
-    case = attention.case
     most = case.batch * case.length * max(sum(case.segments), case.head_size)
-    counted = 0
-    for operator in model.subgraphs[0].operators:
+    operators = model.subgraphs[0].operators
+    for operator in operators:
         if operator.name in ("BATCH_MATMUL", "ADD", "SOFTMAX"):
             assert operator.outputs[0].elements <= most, operator
-        counted += operator.name == "SOFTMAX"
-    assert counted == sum(block.heads for block in attention.expected)
+    assert [operator.name for operator in operators].count("SOFTMAX") == case.heads * case.blocks
     assert set(heads_found(model.subgraphs[0])) == {1}
 
 
 def check(case: Case, form: str, *, reference: bool) -> None:
     """Convert one graph in one form, and compare."""
-    attention = build(case)
-    assert_found(attention)
-    before = to_bytes(attention.model)
+    original = build(case)
+    assert_found(original, case)
+    before = to_bytes(original)
     model = load(before)
     reports = convert(model, form)
     assert [report.status for report in reports] == [Status.CONVERTED] * case.blocks, reports
-    assert interface(model) == interface(attention.model)
-    assert_single_heads(attention, model)
-    after = to_bytes(model)
-    inputs = random_inputs(model)
-    assert_same_bits(before, after, inputs, "xnnpack")
-    if reference:
-        assert_same_bits(before, after, inputs, "reference")
+    assert interface(model) == interface(original)
+    assert_single_heads(case, model)
+    for kernels in ("xnnpack", "reference") if reference else ("xnnpack",):
+        assert_same_bits(before, to_bytes(model), random_inputs(model), kernels)
     once = to_text(model)
     again = convert(model, form)
     assert all(report.status is Status.SKIPPED and report.settled for report in again), again
@@ -89,8 +82,7 @@ def test_heads_cut_as_far_up_as_they_go_compute_the_same_bits(case: Case) -> Non
 @settings(graphs, max_examples=EXAMPLES or 20)
 @given(st.sampled_from(("split", "unpack")), cases(length=4), st.sampled_from((1, 2)), st.booleans())
 def test_heads_cut_into_rows_compute_the_same_bits(form: str, case: Case, rows: int, later: bool) -> None:
-    attention = build(case)
-    before = to_bytes(attention.model)
+    before = to_bytes(build(case))
     model = load(before)
     reports = convert(model, form, rows_per_tile=rows, later=later)
     sites = (case.heads if later else 1) * case.blocks

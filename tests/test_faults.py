@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from fault_graphs import CONVERT, INTEGER_MASK, JOINED_LOGITS, PARAMETERS, SELECT, attention
+from fault_graphs import JOINED_LOGITS, PARAMETERS, attention
 from mutations import KINDS, Mutant, mutants, sampled
 from pass_runs import rewrites_of
 from text_parser import parse
@@ -19,14 +20,16 @@ from edge_opt.targets import Target
 _EACH = 4  # mutants of each kind in each graph
 _SEEDS = range(1, 5)
 GENERIC = Target("generic", "")
+TESTDATA = Path(__file__).parent.parent / "testdata"
 CHECKS: tuple[Callable[[Rewrite], None], ...] = (check_frame, check_shapes, check_versions, check_parameters)
 CASES = {
     **{f"attention {dtype}": (attention(dtype), "mha_to_sha", GENERIC) for dtype in PARAMETERS},
     "tiled float32": (attention("float32"), "mha_to_sha", replace(GENERIC, rows_per_tile=2)),
     "tiled int8": (attention("int8"), "mha_to_sha", replace(GENERIC, rows_per_tile=2)),
-    "masked softmax": (SELECT, "mask_to_add", GENERIC),
-    "converted product": (CONVERT, "matmul_convert", GENERIC),
-    "integer mask": (INTEGER_MASK, "quantized_mask", GENERIC),
+    **{
+        name: ((TESTDATA / f"pass_{name}.txt").read_text(), name, GENERIC)
+        for name in ("mask_to_add", "matmul_convert", "quantized_mask")
+    },
     "joined logits": (JOINED_LOGITS, "mask_before_join", replace(GENERIC, mask_before_join=True)),
 }
 

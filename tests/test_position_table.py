@@ -84,6 +84,11 @@ def test_cosines_beyond_the_range_of_the_result_are_the_ends_of_it() -> None:
 COUNTS_TO_1000 = ("0.0003051851", "0.03051851")
 
 
+def test_a_position_that_rounds_to_the_last_code_is_counted() -> None:
+    (graph, *_) = parse(changed(("0.0003051851", "0.0003051807"))).subgraphs
+    assert [rotary.last_position(24) for rotary in find_rotary(graph)] == [10, 10]
+
+
 def test_what_the_integers_tell_apart_beyond_the_cache_stays_apart() -> None:
     """A ring is shorter than what is counted, and a time step of diffusion is no position of a cache."""
     model = parse(changed(COUNTS_TO_1000))

@@ -53,17 +53,15 @@ class Assembly:
         self,
         operator: Operator,
         inputs: Sequence[Tensor | None],
-        names: Sequence[str],
+        suffix: str,
         shapes: Sequence[Shape],
         options: Table | None,
     ) -> tuple[Tensor, ...]:
-        """The operator once more, reading other tensors; the results are like its own but for names and shapes."""
+        """The operator once more, reading other tensors; its results differ in shape, and by a suffix in name."""
         key = (operator, *inputs)
         if key not in self._again:
-            outputs = [
-                self.tensor(name, shape, like)
-                for name, shape, like in zip(names, shapes, operator.outputs, strict=True)
-            ]
+            pairs = zip(operator.outputs, shapes, strict=True)
+            outputs = [self.tensor(name_below(like.name, suffix), shape, like) for like, shape in pairs]
             self._operators.append(Operator(operator.code, inputs, outputs, options, operator.table))
             self._again[key] = tuple(outputs)
         return self._again[key]

@@ -81,7 +81,7 @@ class Composite(Rule):
                     return piece(of.operator.input(index), read[index])
 
                 rule = self._inner.rules[of.operator.name]
-                pieces[tensor] = rule.emit(OneHead(assembly, of, 0, part, name, keep_axes=True))
+                pieces[tensor] = rule.emit(OneHead(assembly, of, 0, part, name))
             return pieces[tensor]
 
         made, arguments = piece(body.outputs[0], composite.factored), [pieces.get(t, t) for t in body.inputs]

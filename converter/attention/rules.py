@@ -24,16 +24,25 @@ Operands = dict[int, Factored]
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """One result of an operator, and where the heads lie in it."""
+    """One result of an operator, and where the heads lie in it.
+
+    With `keep` a head's tensors keep the axes that only tell heads apart, at size 1.
+    """
 
     tensor: Tensor
     factored: Factored
+    keep: bool = True
 
     @property
     def operator(self) -> Operator:
         """The operator that defines it."""
         assert self.tensor.producer is not None
         return self.tensor.producer
+
+    @property
+    def piece_shape(self) -> Shape:
+        """Shape of the result for one head."""
+        return fx.piece_shape(self.factored, keep=self.keep)
 
     def axis(self, rank: int) -> int:
         """The operator's option `axis`, counted from the front of a tensor of that rank."""
@@ -44,8 +53,7 @@ class Labelled:
 class OneHead:
     """What a rule makes an operator for one head with.
 
-    `of` is the whole result; `piece` makes the head's part of an operand; `suffix` is what the names of its results end
-    in. With `keep_axes` its tensors keep the axes that only tell heads apart, at size 1.
+    `of` is the whole result; `piece` makes the head's part of an operand; `suffix` ends the names of its results.
     """
 
     assembly: Assembly
@@ -53,7 +61,6 @@ class OneHead:
     head: int
     piece: Callable[[int], Tensor]
     suffix: str
-    keep_axes: bool
 
     def whole(self, index: int, own: Factored) -> Tensor:
         """The head's part of an operand with all of its axes, those of the heads at size 1."""
@@ -68,12 +75,11 @@ class OneHead:
             for name, value in options.items():
                 table.set(name, value)
         read = [inputs.get(i, tensor) for i, tensor in enumerate(operator.inputs)]
-        names = [name_below(output.name, self.suffix) for output in operator.outputs]
-        shapes = [shape] * len(names)
-        if len(names) > 1:
+        shapes = [shape]
+        if len(operator.outputs) > 1:
             sizes = [zip(output.shape, whole, shape, strict=True) for output in operator.outputs]
             shapes = [tuple(piece if own == of else own for own, of, piece in one) for one in sizes]
-        made = self.assembly.again(operator, read, names, shapes, table)
+        made = self.assembly.again(operator, read, self.suffix, shapes, table)
         return made[operator.outputs.index(self.of.tensor)]
 
     def integers(self, word: str, values: object) -> Tensor:
@@ -99,28 +105,27 @@ class Rule(ABC):
             RefusedError: the label does not pass.
         """
 
-    def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
+    def passed_on(self, of: Labelled, head: int) -> int | None:
         """The operand that the result is a RESHAPE of, for one head; None where the operator itself is needed."""
         return None
 
-    def parts(self, of: Labelled, *, keep: bool) -> Operands:
+    def parts(self, of: Labelled) -> Operands:
         """The operands of which a head reads its own part; others it reads as they are."""
         return self.operands(of)
 
     def made(self, one: OneHead) -> Tensor:
         """The operator for one head, where it is needed; its result may still have to be reshaped."""
-        parts = self.parts(one.of, keep=one.keep_axes)
+        parts = self.parts(one.of)
         if self.drops_axes:
-            shape = fx.piece_shape(one.of.factored, keep=one.keep_axes)
-            return one.clone({index: one.piece(index) for index in parts}, shape)
+            return one.clone({index: one.piece(index) for index in parts}, one.of.piece_shape)
         read = {index: one.whole(index, own) for index, own in parts.items()}
         return one.clone(read, fx.piece_shape(one.of.factored, keep=True))
 
     def emit(self, one: OneHead) -> Tensor:
         """The result for one head."""
-        operand = self.passed_on(one.of, one.head, keep=one.keep_axes)
+        operand = self.passed_on(one.of, one.head)
         result = self.made(one) if operand is None else one.piece(operand)
-        return one.reshaped(result, fx.piece_shape(one.of.factored, keep=one.keep_axes))
+        return one.reshaped(result, one.of.piece_shape)
 
 
 def _integers(operator: Operator, index: int) -> list[int]:
@@ -175,13 +180,13 @@ class ByAxes(Rule):
 class Elementwise(ByAxes):
     """Operands are aligned from the right; one without the labelled axis is shared by the heads."""
 
-    def parts(self, of: Labelled, *, keep: bool) -> Operands:
+    def parts(self, of: Labelled) -> Operands:
         parts = self.operands(of)
         for index, own in list(parts.items()):
-            shapes = of.operator.input(index).shape, fx.piece_shape(own, keep=keep)
+            shapes = of.operator.input(index).shape, fx.piece_shape(own, keep=of.keep)
             whole, piece = (tuple(dropwhile(lambda size: size == 1, shape)) for shape in shapes)
             # Without a RESHAPE all heads share an operand that only has other leading ones.
-            if whole == piece and len(shapes[0]) <= len(fx.piece_shape(of.factored, keep=keep)):
+            if whole == piece and len(shapes[0]) <= len(of.piece_shape):
                 del parts[index]
         return parts
 
@@ -249,8 +254,8 @@ class Transpose(ByAxes):
 
     def made(self, one: OneHead) -> Tensor:
         (source,) = self.operands(one.of).values()
-        kept = fx.piece_axes(source, keep=one.keep_axes)
-        sizes = fx.piece_shape(source, keep=one.keep_axes)
+        kept = fx.piece_axes(source, keep=one.of.keep)
+        sizes = fx.piece_shape(source, keep=one.of.keep)
         order = [kept.index(axis) for axis in _integers(one.of.operator, 1) if axis in kept]
         wide, last = [axis for axis in order if sizes[axis] > 1], len(order) - 1
         if wide[-2:] == [last, last - 1] and wide[:-2] == sorted(wide[:-2]):
@@ -259,7 +264,7 @@ class Transpose(ByAxes):
         read = {0: one.piece(0), 1: one.integers("perm", order)}
         return one.clone(read, tuple(sizes[axis] for axis in order))
 
-    def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
+    def passed_on(self, of: Labelled, head: int) -> int | None:
         return 0 if keeps_order(of) else None
 
 
@@ -316,7 +321,7 @@ class Regroup(Rule):
             )
         return {0: grouped}
 
-    def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
+    def passed_on(self, of: Labelled, head: int) -> int | None:
         return 0
 
 
@@ -348,7 +353,7 @@ class Joining(Rule):
         is_heads = cut is not None and fx.only_labels(cut[0]) and not (is_pack and cut[1])
         return cut if is_heads else None
 
-    def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
+    def passed_on(self, of: Labelled, head: int) -> int | None:
         cut = self._cut(of)
         return None if cut is None else fx.mixed_index(cut[0], head)
 
@@ -368,8 +373,8 @@ class Broadcast(Rule):
             axes.append(fx.plain((size,))[0] if cut is None else cut[1] or fx.repeated(axis))
         return {0: tuple(axes)}
 
-    def passed_on(self, of: Labelled, head: int, *, keep: bool) -> int | None:
-        shapes = fx.piece_shape(self.operands(of)[0], keep=keep), fx.piece_shape(of.factored, keep=keep)
+    def passed_on(self, of: Labelled, head: int) -> int | None:
+        shapes = fx.piece_shape(self.operands(of)[0], keep=of.keep), of.piece_shape
         return 0 if len({*map(math.prod, shapes)}) == 1 else None
 
     def made(self, one: OneHead) -> Tensor:

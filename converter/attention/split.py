@@ -41,7 +41,7 @@ def split_heads(
         form = replace(form, cut="split")
     operands = with_composites(model) if form.above and form.composites else block.operands
     plan, assembly = _Planner(subgraph, block, form, operands), Assembly(model, constants)
-    splitter = _Splitter(form, assembly, block, operands, plan)
+    splitter = _Splitter(assembly, plan)
     joined = {block.output: block.factored}
     for tensor, factored in plan.labelled.items():
         if read_outside(subgraph, tensor, plan.old):
@@ -123,8 +123,8 @@ class _Planner:
                 self.old[operator] = None
                 if in_core and fx.piece_count(factored) == self.block.pieces:
                     self.labelled.setdefault(tensor, factored)
-                rule, of = self.operands.rules[operator.name], Labelled(tensor, factored)
-                for index, own in rule.parts(of, keep=self.form.keep_axes).items():
+                of = Labelled(tensor, factored, self.form.keep_axes)
+                for index, own in self.operands.rules[operator.name].parts(of).items():
                     self._read(operator.input(index), own, depth + 1)
 
     def _is_made_alone(self, operator: Operator) -> bool:
@@ -158,8 +158,8 @@ class _Planner:
             return True
         if operator is None or not isinstance(operands, dict) or not depth:
             return False
-        of = Labelled(tensor, factored)
-        passes = self.operands.rules[operator.name].passed_on(of, 0, keep=self.form.keep_axes) is not None
+        of = Labelled(tensor, factored, self.form.keep_axes)
+        passes = self.operands.rules[operator.name].passed_on(of, 0) is not None
         above = operands.items() if operator.name in MOVEMENT else ()
         return passes and all(self._vanishes(of.operator.input(i), own, depth - 1) for i, own in above)
 
@@ -210,20 +210,15 @@ class _Planner:
 
 def _scales(operator: Operator) -> bool:
     """True for a multiplication of a whole tensor by a number."""
-    if operator.name not in ("MUL", "DIV") or operator.option("fused_activation_function"):
-        return False
     whole = [t for t in operator.inputs if t is not None and not (t.has_numbers and t.elements == 1)]
-    return [tensor.shape for tensor in whole] == [operator.output.shape]
+    return operator.name in ("MUL", "DIV") and [t.shape for t in whole] == [operator.output.shape]
 
 
 @dataclass(eq=False)
 class _Splitter:
     """Builds what each head sees of a tensor; heads that see the same get the same tensor."""
 
-    form: Form
     assembly: Assembly
-    block: Block
-    operands: OperandFactors
     plan: _Planner
 
     def __post_init__(self) -> None:
@@ -239,21 +234,20 @@ class _Splitter:
         if key not in self._pieces:
             cut = self.plan.cuts.get((tensor, factored))
             if cut is None:
-                self._pieces[key] = self._emit(Labelled(tensor, factored), head)
+                self._pieces[key] = self._emit(Labelled(tensor, factored, self.plan.form.keep_axes), head)
             else:
-                piece = self._cut_off(self._source(cut), factored, head)
-                for of in cut.scalings:
-                    read = [t if t is None or t.elements == 1 else piece for t in of.operator.inputs]
-                    name = name_below(of.tensor.name, self._name(of.factored, head))
-                    piece = self.assembly.again(
-                        of.operator, read, [name], [piece.shape], of.operator.options
-                    )[0]
+                piece, name = self._cut_off(self._source(cut), factored, head), self._name(factored, head)
+                for operator in (of.operator for of in cut.scalings):
+                    read = [t if t is None or t.elements == 1 else piece for t in operator.inputs]
+                    (piece,) = self.assembly.again(operator, read, name, [piece.shape], operator.options)
                 self._pieces[key] = piece
         return self._pieces[key]
 
     def _word(self, count: int) -> str:
         """What so many different parts of a tensor are called."""
-        return "group" if count < self.block.pieces else "head" if self.block.tiles == 1 else "piece"
+        return (
+            "group" if count < self.plan.block.pieces else "head" if self.plan.block.tiles == 1 else "piece"
+        )
 
     def _name(self, factored: Factored, head: int) -> str:
         """What distinguishes a head's part of a tensor: `head_1`, or `group_1` where several heads see the same."""
@@ -262,14 +256,13 @@ class _Splitter:
 
     def _emit(self, of: Labelled, head: int) -> Tensor:
         """The operator for one head."""
-        operands = self.operands.known(of.tensor, of.factored)
+        operands = self.plan.operands.known(of.tensor, of.factored)
 
         def piece(index: int) -> Tensor:
             return self.piece(of.operator.input(index), operands[index], head)
 
         name = self._name(of.factored, head)
-        one = OneHead(self.assembly, of, head, piece, name, keep_axes=self.form.keep_axes)
-        return self.operands.rules[of.operator.name].emit(one)
+        return self.plan.operands.rules[of.operator.name].emit(OneHead(self.assembly, of, head, piece, name))
 
     def _source(self, cut: _Cut) -> Tensor:
         """The tensor that is cut: rearranged as the cut says, those moves left out that are a RESHAPE at most."""
@@ -288,7 +281,7 @@ class _Splitter:
 
     def _cut_off(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
         """One head's part of a tensor, cut off."""
-        target = fx.piece_shape(factored, keep=self.form.keep_axes)
+        target = fx.piece_shape(factored, keep=self.plan.form.keep_axes)
         axes = fx.labelled_axes(factored)
         if fx.is_shared(factored) or (not axes and target == tensor.shape):
             return tensor
@@ -306,14 +299,14 @@ class _Splitter:
             piece = self._cut_off(self.assembly.reshaped(tensor, fx.sizes(exposed), name), exposed, head)
             return self.assembly.reshaped(piece, target, name_below(tensor.name, "piece"))
         rest = factored[axis][len(lead) :]
-        drops = self.form.cut == "unpack" and not rest and tensor.dtype not in _NOT_UNPACKED
+        drops = self.plan.form.cut == "unpack" and not rest and tensor.dtype not in _NOT_UNPACKED
         parts = self._split(tensor, axis, fx.sizes((lead,))[0], drops=drops)
         remaining = (*factored[:axis], *(() if drops else (rest,)), *factored[axis + 1 :])
         piece = self._cut_off(parts[fx.mixed_index(lead, head)], remaining, head)
         return self.assembly.reshaped(piece, target, name_below(piece.name, "piece"))
 
     def _part_of_constant(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
-        keep, quantization = self.form.keep_axes, tensor.quantization
+        keep, quantization = self.plan.form.keep_axes, tensor.quantization
         values = _head_of(tensor.array(), factored, head).reshape(fx.piece_shape(factored, keep=keep))
         if quantization is not None and quantization.is_per_axis:
             axis, kept = quantization.dimension, fx.piece_axes(factored, keep=keep)
