@@ -15,7 +15,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from edge_opt.base.atomic import AnyPath, resolve_target
 from edge_opt.base.errors import UsageError, did_you_mean
@@ -23,26 +23,17 @@ from edge_opt.base.record import Record
 from edge_opt.base.words import Progress
 from edge_opt.conversion import ConversionResult, convert
 from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, Opened
-from edge_opt.npu.hexagon import Compiler, Figures
+from edge_opt.npu.hexagon import Compiler, Figures, compiling_threads
 from edge_opt.npu.profiling import Measured, Step, measure, steps_of
 from edge_opt.npu.sdk import CompilerMissingError, find_sdk
 from edge_opt.passes import PASSES
-from edge_opt.targets import Target, TargetLike, load_target
+from edge_opt.targets import TargetLike, load_target
 from edge_opt.targets.chips import CHIPS, TARGETS
-
-Version = Literal["converted", "exported"]
 
 _QUALCOMM = "qualcomm"
 _SHARING = "--qualcomm_enable_weight_sharing"
 _LOG_LEVEL = "--qualcomm_log_level"  # figures are read from the log
 _CONFIGS = "litert_lm_npu_compiler.litert_lm_npu_compiler_configs"
-
-
-class PipelineConfig(Protocol):
-    """What is read of the pipeline's own configuration; more of it where it is there, see `npu_optimize`."""
-
-    backend: str
-    soc_model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +46,7 @@ class Gain(Record):
     signature: str
     before: Figures | None
     after: Figures | None
-    kept: Version
+    kept: Literal["converted", "exported"]
     why: str
 
     def __str__(self) -> str:
@@ -83,7 +74,7 @@ class Optimized(Record):
 
 
 def npu_optimize(
-    cfg: PipelineConfig,
+    cfg: Any,
     input_litertlm: AnyPath,
     output_litertlm: AnyPath,
     *,
@@ -117,32 +108,39 @@ def npu_optimize(
         UsageError: no target for the vendor, or no such chip; else as `edge_opt.convert`.
         CompilerMissingError: `sdk` names a folder without the libraries.
     """
-    facts, configs = _target(cfg, target), _compile_configs(cfg)
+    vendor = cfg.backend.strip().lower()
+    if target is None and vendor not in TARGETS:
+        raise UsageError(
+            f"there is no target for the vendor '{cfg.backend}', {did_you_mean(vendor, TARGETS)}"
+        )
+    facts, configs = load_target(TARGETS[vendor] if target is None else target), _compile_configs(cfg)
     compiler, notes = _compiler(cfg, configs, sdk, seconds)
     replacing = bool(getattr(cfg, "overwrite", False)) if overwrite is None else overwrite
     resolve_target(output_litertlm, overwrite=replacing)
     tell = progress or (lambda *_: None)
-    before = _measured(compiler, input_litertlm, partial(tell, "compiling as exported"))
     auxiliary = None if exported is None else Opened(exported).find(AUXILIARY_SECTION)
     graphs = {} if auxiliary is None else dict(auxiliary.model.entry_points())
     run = partial(convert, input_litertlm, output_litertlm, target=facts, progress=progress, exported=graphs)
-    result = run(overwrite=replacing)
+    with compiling_threads(1) as thread:  # compiling takes one core, for as long as the conversion or longer
+        measuring = thread.submit(_measured, compiler, input_litertlm, partial(tell, "compiling as exported"))
+        result = run(overwrite=replacing)
+        before = measuring.result()
     after = _measured(compiler, output_litertlm, partial(tell, "compiling as converted"))
-    gains = list(_gains(result, before, after))
+    gains = tuple(_gains(result, before, after))
     exported_only = {gain.signature for gain in gains if gain.kept == "exported"}
     if any(site.signature in exported_only for site in result.converted):
         kept = [entry.name for entry in result.signatures if entry.name not in exported_only]
         result = run(overwrite=True, signatures=kept)
     decoders = [(before if gain.kept == "exported" else after)[gain.signature] for gain in gains if before]
     steps = () if compiler is None else steps_of(Opened(output_litertlm), decoders, compiler)
-    return Optimized(result, tuple(gains), configs, notes, steps)
+    return Optimized(result, gains, configs, notes, steps)
 
 
 def _compiler(
-    cfg: PipelineConfig, configs: Mapping[str, Any], sdk: AnyPath | None, seconds: float | None
+    cfg: Any, configs: Mapping[str, Any], sdk: AnyPath | None, seconds: float | None
 ) -> tuple[Compiler | None, tuple[str, ...]]:
     """What compiles a bundle as it will be compiled for the chip of `cfg`, if anything can; and what to say of it."""
-    is_ours = _vendor(cfg) == _QUALCOMM
+    is_ours = cfg.backend.strip().lower() == _QUALCOMM
     try:
         if not is_ours:
             raise CompilerMissingError(f"no compiler for '{cfg.backend}' can be run here")
@@ -198,41 +196,27 @@ def _gains(
         yield Gain(name, old.figures, new.figures, "converted" if converted else "exported", why)
 
 
-def _vendor(cfg: PipelineConfig) -> str:
-    return cfg.backend.strip().lower()
+def _compile_configs(cfg: Any) -> dict[str, Any]:
+    """What `npu_compile` takes, with an entry for the model that is rewritten.
 
-
-def _target(cfg: PipelineConfig, target: TargetLike | None) -> Target:
-    if target is None and _vendor(cfg) not in TARGETS:
-        near = did_you_mean(_vendor(cfg), TARGETS)
-        raise UsageError(f"there is no target for the vendor '{cfg.backend}', {near}")
-    return load_target(TARGETS[_vendor(cfg)] if target is None else target)
-
-
-def _compile_configs(cfg: PipelineConfig) -> dict[str, Any]:
-    """What `npu_compile` takes: the pipeline's own, with an entry for the model that is rewritten."""
-    given: Any = getattr(cfg, "compile_configs", None) or _own_configs(cfg)
+    Without any in `cfg`, it is the pipeline's own for this vendor, where `cfg` is the pipeline's: without them no other
+    model is compiled.
+    """
+    given = getattr(cfg, "compile_configs", None) or {}
+    package, found, _ = type(cfg).__module__.partition(".npu_export")
     try:
         if isinstance(given, str):
             given = json.loads(given if given.startswith("{") else Path(given).read_text(encoding="utf-8"))
+        elif not given and found:
+            own, model = importlib.import_module(f"{package}.{_CONFIGS}"), getattr(cfg, "model_name", None)
+            given = own.MODEL_SPECIFIC_DEFAULTS.get((cfg.backend, model)) or {}
+            given = given or own.GENERIC_DEFAULT_CONFIGS.get(cfg.backend, {})
     except (OSError, ValueError) as error:
         raise UsageError(f"cfg.compile_configs must be a table, JSON or a file of it: {error}") from error
+    except (ImportError, AttributeError) as error:
+        where = f"this version of litert-torch keeps its compiler's settings elsewhere ({error})"
+        raise UsageError(f"{where}: set cfg.compile_configs") from error
     return {
         kind: deepcopy(entry) if isinstance(entry, dict) else {"compile": True, "flags": [*entry]}
         for kind, entry in {MAIN_SECTION: [], **given}.items()
     }
-
-
-def _own_configs(cfg: PipelineConfig) -> Mapping[str, Any]:
-    """The pipeline's own for this vendor, where `cfg` is the pipeline's: without them no other model is compiled."""
-    package, found, _ = type(cfg).__module__.partition(".npu_export")
-    if not found:
-        return {}
-    try:
-        own = importlib.import_module(f"{package}.{_CONFIGS}")
-        model = (cfg.backend, getattr(cfg, "model_name", None))
-        configs = own.MODEL_SPECIFIC_DEFAULTS.get(model) or own.GENERIC_DEFAULT_CONFIGS.get(cfg.backend, {})
-    except (ImportError, AttributeError) as error:
-        where = f"this version of litert-torch keeps its compiler's settings elsewhere ({error})"
-        raise UsageError(f"{where}: set cfg.compile_configs") from error
-    return dict(configs)
