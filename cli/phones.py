@@ -32,6 +32,9 @@ def build(
     evaluate: Annotated[
         bool, option("Compare perplexity with the checkpoint's.", None, "--evaluate/--no-evaluate")
     ] = True,
+    npu_tokens: Annotated[
+        int, option("Tokens to score in the NPU's emulator, if it is there; 0 for none.", "<N>", min=0)
+    ] = 8,
     overwrite: options.ForceOption = False,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
@@ -55,6 +58,7 @@ def build(
             settings=read_settings(settings),
             target=target,
             evaluate=evaluate,
+            npu_tokens=npu_tokens,
             overwrite=overwrite,
             progress=progress,
             on_stage=None if quiet or as_json else show_stage,

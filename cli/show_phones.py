@@ -118,16 +118,15 @@ def evaluation_lines(evaluation: Mapping[str, Any]) -> list[str]:
         rows.append(
             (
                 f"{model['source']}, in the NPU's emulator" if model["on_npu"] else model["source"],
+                str(model["tokens"]),
                 "no number" if model["perplexity"] is None else f"{model['perplexity']:.2f}",
-                f"{_ratio(model['perplexity'], models[0]['perplexity'])}{error}",
-                *(
-                    []
-                    if model["kl"] is None
-                    else [f"{100 * model['top1_agreement']:.1f} %", f"{model['kl']:.4f}"]
-                ),
+                "-" if model["ratio"] is None else f"{model['ratio']:.3f}{error}",
+                "-" if model["top1_agreement"] is None else f"{100 * model['top1_agreement']:.1f} %",
+                "-" if model["kl"] is None else f"{model['kl']:.4f}",
             )
         )
-    heads = ("", "perplexity", "of the reference's", "top-1 agreement", "mean KL")
-    scored = f"On {models[0]['tokens']} tokens of {evaluation['prompts']} held-out prompts"
+    heads = ("", "tokens", "perplexity", "of the reference's", "top-1 agreement", "mean KL")
+    shown = 4 if all(model["kl"] is None for model in models) else len(heads)
     skipped = f"; {evaluation['skipped']} more are longer than the cache" if evaluation["skipped"] else ""
-    return [*output.table([heads[: len(rows[0])], *rows]), f"{scored}{skipped}."]
+    scored = f"Scored on {evaluation['prompts']} held-out prompts{skipped}."
+    return [*output.table([row[:shown] for row in (heads, *rows)]), scored]

@@ -139,7 +139,7 @@ def test_the_console_has_a_line_for_each_stage_and_at_the_end_warnings_estimates
     done = run(capsys, *command(place, "--set", "cache_length=64"))
     assert done.code == 0, done.err
     lines = [line for line in done.err.splitlines() if not line.startswith(" ")]
-    assert [line.split()[0] for line in lines] == [*ALL[:-1], "evaluate", "compile"]
+    assert [line.split()[0] for line in lines] == [*ALL[:-1], "evaluate", "emulate", "compile"]
     assert "5.00 MiB of memory" in lines[1]
     rows = [line.split() for line in done.out.splitlines()]
     assert len(rows) <= 15
@@ -147,8 +147,21 @@ def test_the_console_has_a_line_for_each_stage_and_at_the_end_warnings_estimates
         "Warning: Perplexity is 2.00 times the checkpoint's, more than 1.05: look at answers"
     )
     assert "prefill_4: converted, 2.0 ms as exported, 1.0 ms as converted" in done.out
-    assert ["checkpoint", "2.00", "1.000"] in rows
-    assert ["converted", "4.00", "2.000"] in rows
+    assert ["checkpoint", "2", "2.00", "1.000", "-", "-"] in rows
+    assert ["converted", "2", "4.00", "2.000", "-", "-"] in rows
+    assert [
+        "converted,",
+        "in",
+        "the",
+        "NPU's",
+        "emulator",
+        "8",
+        "2.44",
+        "1.221",
+        "100.0",
+        "%",
+        "0.2000",
+    ] in rows
     assert "Held out of the calibration, to evaluate with: 3 of 12 prompts, every fifth" in done.out
     assert f"Next steps, with commands for the phone: {place.work / 'NEXT.md'}" in done.out
     again = run(capsys, *command(place, "--set", "cache_length=64", "--force"))
@@ -499,13 +512,34 @@ def test_every_fifth_prompt_is_held_out_of_the_calibration_to_evaluate_with(plac
     assert stages.checked
     found = result.evaluation
     assert found is not None
-    assert [model["source"] for model in found["models"]] == ["checkpoint", "converted"]
-    assert [model["perplexity"] for model in found["models"]] == pytest.approx([2, 4])
+    assert [model["source"] for model in found["models"]] == ["checkpoint", "converted", "converted"]
+    assert [model["perplexity"] for model in found["models"][:2]] == pytest.approx([2, 4])
     assert [warning[:26] for warning in result.warnings] == ["Perplexity is 2.00 times t"]
     assert found["note"].endswith("3 of 12 prompts, every fifth")
     _, again = place.build()
-    ended = [(stage.name, stage.made_now) for stage in again.stages][-2:]
-    assert ended == [("evaluate", False), ("compile", False)]
+    ended = [(stage.name, stage.made_now) for stage in again.stages][-3:]
+    assert ended == [("evaluate", False), ("emulate", False), ("compile", False)]
+
+
+def test_the_emulator_scores_a_few_tokens_where_it_is_here_and_its_failure_is_a_note(place: Place) -> None:
+    many(place, *PROMPTS)
+    stages, result = place.build()
+    options = stages.jobs["emulate"].options
+    assert (options["texts"], options["tokens"]) == (
+        ["prompt number 0", "prompt number 5", "prompt number 10"],
+        3,
+    )
+    assert options["compiler"] == {"chip": "SM8750", "flags": [], "sdk": str(place.sdk)}
+    assert result.evaluation["models"][-1]["on_npu"]
+    fails = Stages({"emulate": failing(StageFailedError("no room"))})
+    _, result = place.build(stages=fails, npu_tokens=1)
+    assert len(fails.jobs["emulate"].options["texts"]) == 1
+    assert (
+        "Not evaluated in the NPU's emulator: stage 'emulate': no room; its log is"
+        in result.evaluation["note"]
+    )
+    assert (len(result.evaluation["models"]), result.output) == (2, str(place.output))
+    assert "emulate" not in [stage.name for stage in place.build(npu_tokens=0)[1].stages]
 
 
 def test_held_out_text_of_a_file_leaves_all_prompts_to_calibration(place: Place) -> None:

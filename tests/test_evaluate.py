@@ -238,10 +238,10 @@ def test_the_table_has_a_row_for_each_model(
     ran = run(capsys, "evaluate", place.reference, place.good, "--prompts", place.prompts)
     assert ran.code == 0
     head, reference, good, note = ran.out.splitlines()
-    assert reference.split() == [str(place.reference), "2.00", "1.000"]
-    assert good.split() == [str(place.good), "2.32", "1.160", "±", "0.056"]
-    assert note == "On 4 tokens of 2 held-out prompts."
-    assert head.split()[0] == "perplexity"
+    assert reference.split() == [str(place.reference), "4", "2.00", "1.000"]
+    assert good.split() == [str(place.good), "4", "2.32", "1.160", "±", "0.056"]
+    assert note == "Scored on 2 held-out prompts."
+    assert head.split()[:2] == ["tokens", "perplexity"]
 
 
 # --- what cannot be evaluated ---

@@ -158,7 +158,7 @@ def test_the_command_gives_a_row_for_the_cpu_and_one_for_the_npu(
     _, *rows = shown.out.splitlines()
     assert rows[0].split() == [str(command[1]), *rows[0].split()[1:-4], "1.000", "100.0", "%", "0.0000"]
     assert "in the NPU's emulator" in shown.out
-    assert "On 6 tokens of 2 held-out prompts." in shown.out
+    assert "Scored on 2 held-out prompts." in shown.out
     assert run(capsys, *command, *options, "--max-perplexity-ratio", 0.1).code == 1
 
 

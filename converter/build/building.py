@@ -11,7 +11,7 @@ from edge_opt.base.atomic import AnyPath, replacing, resolve_target
 from edge_opt.base.errors import EdgeOptError, UsageError, unknown
 from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress
-from edge_opt.build.evaluation import CPU, Evaluation, HeldOut, choose, in_turn
+from edge_opt.build.evaluation import CPU, NPU, Evaluation, HeldOut, choose, emulation, in_turn
 from edge_opt.build.logits import KEPT_ROWS
 from edge_opt.build.phone import QUALCOMM, NextSteps, chip_of, find_compiler, next_steps
 from edge_opt.build.prompts import read_prompts
@@ -30,7 +30,9 @@ from edge_opt.build.stages import (
 )
 from edge_opt.conversion.models import find_unsound
 from edge_opt.ir.opening import WORK, Opened
-from edge_opt.npu.sdk import libraries_digest
+from edge_opt.npu.emulator import check_emulator
+from edge_opt.npu.hexagon import Compiler
+from edge_opt.npu.sdk import CompilerMissingError, libraries_digest
 from edge_opt.schema.data import Data, Source
 from edge_opt.schema.litertlm import SUFFIX
 from edge_opt.soundness import sentences
@@ -90,6 +92,7 @@ def build(
     target: str | None = None,
     held_out: AnyPath | None = None,
     evaluate: bool = True,
+    npu_tokens: int = 8,
     overwrite: bool = False,
     progress: Progress | None = None,
     on_stage: Callable[[StageReport], None] | None = None,
@@ -115,6 +118,8 @@ def build(
         held_out: JSON lines to evaluate with, see `edge_opt.evaluate`; every fifth prompt where None, which calibration
             then does not see.
         evaluate: whether to compare perplexity with the checkpoint's, in front of the compiler.
+        npu_tokens: how many tokens to score in the NPU's emulator as well, where that is on this machine, for minutes;
+            0 leaves it out.
         overwrite: replace existing outputs.
         progress: called with (stage, done, total).
         on_stage: called when a stage is done.
@@ -161,7 +166,8 @@ def build(
             if text is not None:
                 result.evaluation = {"models": [], "note": text.note}
                 if text.parts:
-                    _evaluate(run, result, text, runtimes, checkpoint=origin, converted=optimized.bundle)
+                    models = {"checkpoint": origin, "converted": optimized.bundle}
+                    _evaluate(run, result, text, runtimes, npu_tokens, **models)
             configs = {"compile_configs": optimized.values["compile_configs"]}
             compiled = run.run("compile", [*compiler, configs], configs, model=optimized.bundle).bundle.path
             _deliver(compiled, result, Path(output), overwrite=overwrite)
@@ -296,9 +302,14 @@ def _quantized(
 
 
 def _evaluate(
-    run: Stages, result: BuildResult, text: HeldOut, runtimes: Mapping[str, str], **models: Input
+    run: Stages,
+    result: BuildResult,
+    text: HeldOut,
+    runtimes: Mapping[str, str],
+    npu_tokens: int,
+    **models: Input,
 ) -> None:
-    """Score the checkpoint and the converted bundle."""
+    """Score the checkpoint and the converted bundle; in the emulator, too, where that is on this machine."""
     parts = {"parts": in_turn(text.parts, [models["converted"].path])}
     found = from_dict(Evaluation, run.run(CPU, [parts, runtimes], parts, **models).values)
     result.evaluation = {**found.to_dict(), "note": text.note}
@@ -307,6 +318,18 @@ def _evaluate(
             f"Perplexity is {found.models[-1].ratio:.2f} times the checkpoint's, more than {WORST_RATIO}: look at "
             f"answers before the bundle goes to users; the settings that were changed may be the cause"
         )
+    if not npu_tokens or run.libraries is None:
+        return
+    compiler = Compiler(result.chip, sdk=str(run.libraries))
+    options = emulation(text, compiler, npu_tokens)
+    depends = [options["texts"], options["tokens"], result.chip, libraries_digest(run.libraries)]
+    try:
+        check_emulator(compiler)
+        answer = run.run(NPU, depends, options, **models)
+    except (CompilerMissingError, StageFailedError) as error:
+        result.evaluation["note"] += f". Not evaluated in the NPU's emulator: {error}"
+        return
+    result.evaluation["models"].append(from_dict(Evaluation, answer.values).to_dict()["models"][-1])
 
 
 def _write_next(result: BuildResult, run: Stages) -> None:

@@ -130,15 +130,15 @@ def evaluate(
     none fills half the cache, a long one is joined from them.
 
     On the NPU, a bundle's prefill and decode step are compiled once, and read the beginnings of up to five prompts in
-    the compiler's emulator, at most 200 tokens each; then the next tokens of each are scored. On CPU kernels the bundle
-    reads the same text, for comparison.
+    the compiler's emulator, at most 200 tokens each; then the next tokens of each, two or more, are scored. On CPU
+    kernels the bundle reads the same text, for comparison.
 
     Args:
         reference: the checkpoint, a Hugging Face folder.
         bundles: .litertlm bundles for NPUs, not compiled.
         prompts: JSON lines, as `edge_opt.build.build` has them, that no bundle was calibrated on.
         on: "npu" for the NPU's own arithmetic.
-        tokens: on the NPU, how many to score in all, at least one of each prompt.
+        tokens: on the NPU, how many to score in all.
         sdk: folder with Qualcomm's libraries; None takes it from EDGE_OPT_QNN or QNN_SDK_ROOT.
         chip: the compiler's word for the chip; None is SM8750.
         flags: for the compiler.
@@ -261,7 +261,8 @@ def in_turn(parts: Sequence[Part], bundles: Sequence[Path]) -> list[Part]:
 
 def emulation(text: HeldOut, compiler: Compiler, tokens: int) -> dict[str, Any]:
     """Options of the stage that scores in the emulator: up to five of the prompts, and how many tokens of each."""
-    texts = ["".join(part) for part in text.parts[:: -(-len(text.parts) // _PROMPTS)]]
+    count = min(_PROMPTS, max(1, tokens // 2))
+    texts = ["".join(part) for part in text.parts[:: -(-len(text.parts) // count)]]
     sdk = None if compiler.sdk is None else os.fspath(compiler.sdk)
     return {
         "texts": texts,
