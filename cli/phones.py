@@ -34,7 +34,7 @@ def build(
     ] = True,
     npu_tokens: Annotated[
         int, option("Tokens to score in the NPU's emulator, if it is there; 0 for none.", "<N>", min=0)
-    ] = 8,
+    ] = 4,
     overwrite: options.ForceOption = False,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,

@@ -92,7 +92,7 @@ def build(
     target: str | None = None,
     held_out: AnyPath | None = None,
     evaluate: bool = True,
-    npu_tokens: int = 8,
+    npu_tokens: int = 4,
     overwrite: bool = False,
     progress: Progress | None = None,
     on_stage: Callable[[StageReport], None] | None = None,

@@ -44,7 +44,7 @@ TOKENS = 20
 """Tokens that are scored in the emulator, where nobody says otherwise: each takes many seconds."""
 _FIRST_CHARACTERS, _SPARE = 2560, 1.2
 """How much is scored at first, usually enough; how much more than is needed then."""
-_PROMPTS, _MOST_READ = 5, 200
+_PROMPTS, _MOST_READ = 5, 120
 _LONG, _JOINT = 2.25, "\n\n"
 """Characters for each position of a cache that a long prompt has: over half as many tokens, in most texts."""
 _MOST_SCORED = 512
@@ -130,7 +130,7 @@ def evaluate(
     none fills half the cache, a long one is joined from them.
 
     On the NPU, a bundle's prefill and decode step are compiled once, and read the beginnings of up to five prompts in
-    the compiler's emulator, at most 200 tokens each; then the next tokens of each, two or more, are scored. On CPU
+    the compiler's emulator, at most 120 tokens each; then the next tokens of each, two or more, are scored. On CPU
     kernels the bundle reads the same text, for comparison.
 
     Args:
