@@ -26,7 +26,6 @@ _ARGUMENT = re.compile(r"(?<![\w'-])(\w+)=('[^']*'|[\w./…]+)")
 _ParseError = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 app = typer.Typer(
-    help="Rewrite the attention of .tflite language models for NPUs, and verify each rewrite.",
     epilog="Exit codes: 0 done (skipped sites are reported); 1 a difference, or --require-all and a site was skipped; "
     "2 usage; 3 the model cannot be read; 5 the output could not be written.",
     # Plain text: help is often piped, and a panel of boxes takes longer to load than all the rest.

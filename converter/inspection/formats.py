@@ -4,43 +4,36 @@ The page needs no network and no script; its frame and its style are the files `
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib import resources
 from string import Template
-from typing import NamedTuple
 
 from edge_opt.base.words import escape, html_table, many, one_line
 from edge_opt.inspection.picture import Example
 
 Table = list[tuple[str, ...]]
 """Rows, the first being the heads."""
+Part = str | Table | Example
+"""A sentence, a table, or a block that is drawn before and after."""
 
 _ROWS_OPEN = 12
 _MARKS = re.compile(r"[\\`*\[\]|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _TAGS = {"&": "&amp;", "<": "&lt;"}
 
 
-class Section(NamedTuple):
-    """A title, and below it sentences, tables and blocks that are drawn before and after."""
-
-    title: str
-    parts: Sequence[str | Table | Example]
-
-
-def to_markdown(title: str, summary: str, sections: Iterable[Section]) -> str:
-    """The whole report."""
+def to_markdown(title: str, summary: str, sections: Iterable[tuple[str, Part]]) -> str:
+    """The whole report; each section has a title and one part."""
     parts = [f"# edge-opt: {_text(title)}", _text(summary)]
-    for section in sections:
-        parts.append(f"## {_text(section.title)}")
-        for part in section.parts:
-            if isinstance(part, str):
-                parts.append(_text(part))
-            elif isinstance(part, Example):
-                for caption, drawing in part.drawings().items():
-                    parts += [f"{_text(caption)}:", f"```mermaid\n{drawing.to_mermaid()}\n```"]
-            else:
-                head, *body = (f"| {' | '.join(map(_text, row))} |" for row in part)
-                parts.append("\n".join([head, "|" + " --- |" * len(part[0]), *body]))
+    for heading, part in sections:
+        parts.append(f"## {_text(heading)}")
+        if isinstance(part, str):
+            parts.append(_text(part))
+        elif isinstance(part, Example):
+            for caption, drawing in part.drawings().items():
+                parts += [f"{_text(caption)}:", f"```mermaid\n{drawing.to_mermaid()}\n```"]
+        else:
+            head, *body = (f"| {' | '.join(map(_text, row))} |" for row in part)
+            parts.append("\n".join([head, "|" + " --- |" * len(part[0]), *body]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -50,19 +43,18 @@ def _text(text: str) -> str:
     return _MARKS.sub(lambda match: f"\\{match[0]}", plain)
 
 
-def to_html(title: str, summary: str, sections: Iterable[Section]) -> str:
+def to_html(title: str, summary: str, sections: Iterable[tuple[str, Part]]) -> str:
     """The whole page."""
     frame, style = (
         resources.files(__package__).joinpath(f"page.{kind}").read_text() for kind in ("html", "css")
     )
     body = "".join(
-        f"<section><h2>{escape(section.title)}</h2>{''.join(map(_html_part, section.parts))}</section>"
-        for section in sections
+        f"<section><h2>{escape(heading)}</h2>{_html_part(part)}</section>" for heading, part in sections
     )
     return Template(frame).substitute(title=escape(title), summary=escape(summary), style=style, body=body)
 
 
-def _html_part(part: str | Table | Example) -> str:
+def _html_part(part: Part) -> str:
     if isinstance(part, str):
         return f"<p>{escape(part)}</p>"
     if isinstance(part, Example):

@@ -15,7 +15,7 @@ from edge_opt.base.errors import UsageError
 from edge_opt.base.record import to_json
 from edge_opt.conversion import GENERIC, ConversionResult
 from edge_opt.conversion.result import entry_points, headline, proof, unsound
-from edge_opt.inspection.formats import Section, Table, to_html, to_markdown
+from edge_opt.inspection.formats import Part, Table, to_html, to_markdown
 from edge_opt.inspection.picture import Example, find_example
 from edge_opt.targets import TargetLike, lint, load_target
 
@@ -42,7 +42,7 @@ class Report:
         failure = self.result.failure
         return " ".join([headline(self.result), *([] if failure is None else [f"Refused: {failure}."])])
 
-    def sections(self) -> Iterator[Section]:
+    def sections(self) -> Iterator[tuple[str, Part]]:
         """The content of the formats for people, in this order."""
         result = self.result
         heads = ("pass", "signature", "site", "heads", "verdict", "why, or what verification showed")
@@ -51,17 +51,17 @@ class Report:
             for one in result.sites
             for why in [one.reason or proof(one)]
         ]
-        yield Section("Signatures", [entry_points(result)])
-        yield Section("Sites", [[heads, *sites] if sites else _NO_SITES])
+        yield "Signatures", entry_points(result)
+        yield "Sites", [heads, *sites] if sites else _NO_SITES
         if result.whole:
             rows = [(one.name, one.outcome(), str(one.allowance)) for one in result.whole]
-            yield Section("The whole models, before and after", [[("signature", "found", "demanded"), *rows]])
+            yield "The whole models, before and after", [("signature", "found", "demanded"), *rows]
         findings: Table = [("severity", "finding"), *self.lint]
-        yield Section(f"Findings for {result.target}", [findings if self.lint else _NO_LINT])
+        yield f"Findings for {result.target}", findings if self.lint else _NO_LINT
         if self.example is not None:
-            yield Section(f"One block of {self.example.signature}", [self.example])
+            yield f"One block of {self.example.signature}", self.example
         origin = [*self.origin.items(), ("time", f"{result.seconds:.1f} s")]
-        yield Section("Where this comes from", [[("", ""), *origin]])
+        yield "Where this comes from", [("", ""), *origin]
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON values: `convert --json`, and the summary, findings and example."""
