@@ -8,7 +8,7 @@ from copy import deepcopy
 
 import numpy as np
 
-from edge_opt.ir import Buffer, Model, Operator, Tensor
+from edge_opt.ir import Buffer, Model, Tensor
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.schema.data import Data
 
@@ -19,7 +19,15 @@ _ELEMENT = 8  # multiply-adds that take as long as making and comparing an eleme
 
 def multiply_adds(model: Model) -> int:
     """The multiply-adds of matrix products, and what other operators cost in their place."""
-    return sum(map(_operations, model.subgraphs[0].operators))
+    total = 0
+    for operator in model.subgraphs[0]:
+        each = _ELEMENT
+        if operator.name == "BATCH_MATMUL":
+            each = operator.input(0).shape[-2 if operator.option("adj_x") else -1]
+        elif operator.name == "FULLY_CONNECTED":
+            each = operator.input(1).shape[-1]
+        total += each * sum(tensor.elements for tensor in operator.outputs)
+    return total
 
 
 def shrunk(model: Model) -> Model | None:
@@ -39,13 +47,6 @@ def shrunk(model: Model) -> Model | None:
     except RefusedError:
         return None
     return model
-
-
-def _operations(operator: Operator) -> int:
-    elements = sum(tensor.elements for tensor in operator.outputs)
-    if operator.name == "BATCH_MATMUL":
-        return elements * operator.input(0).shape[-2 if operator.option("adj_x") else -1]
-    return elements * (operator.input(1).shape[-1] if operator.name == "FULLY_CONNECTED" else _ELEMENT)
 
 
 def _part(tensor: Tensor, shape: tuple[int, ...]) -> Buffer:

@@ -9,9 +9,8 @@ import resource
 import signal
 import socket
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BufferedRWPair
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from edge_opt.runtime.tensors import MAIN, Kernels, SignatureInfo, TensorInfo
 
 _RESOLVERS = {"xnnpack": OpResolverType.BUILTIN, "reference": OpResolverType.BUILTIN_REF}
 _GRACE_SECONDS = 5
-_Answer = tuple[Header, Arrays]
 
 
 def main() -> None:
@@ -44,21 +42,17 @@ def main() -> None:
         limit(resource.RLIMIT_DATA, header["memory_limit"])
         # Ends this process even if the runtime never gives control back and the parent is gone.
         signal.alarm(int(header["time_limit"]) + _GRACE_SECONDS)
-        _answer(channel, header, arrays)
+        try:
+            send(channel, *_carried_out(header, arrays))
+        except OSError:
+            raise
+        except DeclinedError as error:
+            send(channel, {"error": "refused", "reason": str(error)}, {})
+        except MemoryError:
+            send(channel, {"error": "refused", "reason": "out of memory"}, {})
+        except Exception:
+            send(channel, {"error": "internal", "reason": traceback.format_exc()}, {})
         signal.alarm(0)
-
-
-def _answer(channel: BufferedRWPair, header: Header, arrays: Arrays) -> None:
-    try:
-        send(channel, *_OPERATIONS[header["operation"]](header, arrays))
-    except OSError:
-        raise
-    except DeclinedError as error:
-        send(channel, {"error": "refused", "reason": str(error)}, {})
-    except MemoryError:
-        send(channel, {"error": "refused", "reason": "out of memory"}, {})
-    except Exception:
-        send(channel, {"error": "internal", "reason": traceback.format_exc()}, {})
 
 
 class Session:
@@ -170,58 +164,42 @@ def _tensors(details: dict[str, Any], positional: bool) -> tuple[TensorInfo, ...
     )
 
 
-# What a request asks for
+def _carried_out(header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
+    """What a request asks for."""
+    models, kernels = header["models"], header.get("kernels", "xnnpack")
+    sessions = {
+        name: Session(Path(path), kernels, f"{name} model" if len(models) > 1 else "")
+        for name, path in models.items()
+    }
 
+    def invoke(call: loop.Call, values: Arrays) -> Arrays:
+        return sessions[call.model].run(call.signature.name, values)
 
-def _describe(header: Header, _: Arrays) -> _Answer:
-    return {"signatures": Session(Path(header["models"]["main"])).signatures}, {}
-
-
-def _run(header: Header, arrays: Arrays) -> _Answer:
-    session = Session(Path(header["models"]["main"]), header["kernels"])
-    results: Arrays = {}
-    for number, plans in enumerate(from_dict(list[list[inputs.InputPlan]], header["plans"])):
-        given = {planned.info.name: inputs.array_of(planned) for planned in plans} or arrays
-        outputs = session.run(header["signature"], given)
-        results.update({f"{number}/{name}": array for name, array in outputs.items()})
-    return {}, results
-
-
-def _prove(header: Header, arrays: Arrays) -> _Answer:
-    models = {version: arrays[version].tobytes() for version in pair.VERSIONS}
-    ((first,), (second,)) = (Session(model, where=version).signatures for version, model in models.items())
+    match header["operation"]:
+        case "describe":
+            return {"signatures": sessions[MAIN].signatures}, {}
+        case "run":
+            results: Arrays = {}
+            for number, plans in enumerate(from_dict(list[list[inputs.InputPlan]], header["plans"])):
+                given = {planned.info.name: inputs.array_of(planned) for planned in plans} or arrays
+                outputs = sessions[MAIN].run(header["signature"], given)
+                results.update({f"{number}/{name}": array for name, array in outputs.items()})
+            return {}, results
+        case "generate":
+            tokens, logits = loop.run(from_dict(loop.Loop, header["loop"]), invoke)
+            return {"tokens": tokens}, {"logits": logits}
+        case "fill":
+            signature, chunks = from_dict(tuple[SignatureInfo, list[tuple[int, int]]], header["fill"])
+            return {}, loop.fill(signature, chunks, invoke)
+    versions = {version: arrays[version].tobytes() for version in pair.VERSIONS}
+    ((first,), (second,)) = (Session(model, where=version).signatures for version, model in versions.items())
 
     def load(version: str, kernels: Kernels) -> pair.Run:
-        session = Session(models[version], kernels, version)
+        session = Session(versions[version], kernels, version)
         return lambda values: list(session.run(None, values).values())
 
-    outcome = pair.prove((first, second), from_dict(pair.ProofRequest, header["request"]), load)
-    return {"proof": outcome}, {}
+    return {"proof": pair.prove((first, second), from_dict(pair.ProofRequest, header["request"]), load)}, {}
 
-
-def _generate(header: Header, _: Arrays) -> _Answer:
-    models = header["models"].items()
-    sessions = {name: Session(Path(path), header["kernels"], f"{name} model") for name, path in models}
-    tokens, logits = loop.run(
-        from_dict(loop.Loop, header["loop"]),
-        lambda call, values: sessions[call.model].run(call.signature.name, values),
-    )
-    return {"tokens": tokens}, {"logits": logits}
-
-
-def _fill(header: Header, _: Arrays) -> _Answer:
-    session = Session(Path(header["models"]["main"]))
-    signature, chunks = from_dict(tuple[SignatureInfo, list[tuple[int, int]]], header["fill"])
-    return {}, loop.fill(signature, chunks, lambda call, values: session.run(call.signature.name, values))
-
-
-_OPERATIONS: dict[str, Callable[[Header, Arrays], _Answer]] = {
-    "describe": _describe,
-    "run": _run,
-    "prove": _prove,
-    "generate": _generate,
-    "fill": _fill,
-}
 
 if __name__ == "__main__":
     main()
