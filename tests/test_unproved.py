@@ -1,7 +1,5 @@
 """What cannot be proved is not written: the runtime missing, crashing, killed, or a region that it may not see."""
 
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,29 +38,17 @@ def in_place_of_regions(model: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def no_runtime(folder: Path) -> None:
-    package = folder / "ai_edge_litert"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "interpreter.py").write_text(
-        "raise ImportError('libLiteRt.so: cannot open shared object file')"
-    )
-
-
-def dies_at_once(folder: Path) -> None:
-    (folder / "sitecustomize.py").write_text("import os\nos.write(2, b'no licence\\n')\nos._exit(9)\n")
-
-
-@pytest.mark.parametrize(
-    ("breaks", "reason"),
-    [(no_runtime, "ImportError: libLiteRt.so"), (dies_at_once, "exit status 9; its last words: no licence")],
-)
-def test_without_a_runtime_nothing_is_rolled_back_site_by_site_but_all_stops(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breaks: Callable[[Path], None], reason: str
+def test_without_a_runtime_nothing_is_reverted_site_by_site_but_all_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    breaks(tmp_path)
+    package = tmp_path / "ai_edge_litert"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "interpreter.py").write_text("raise ImportError('libLiteRt.so: cannot open')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(RuntimeUnavailable, match=reason) as caught:
+    with pytest.raises(
+        RuntimeUnavailable, match="exit status 1; its last words: ImportError: libLiteRt"
+    ) as caught:
         convert_decode(tmp_path / "out.tflite")
     assert isinstance(caught.value, EdgeOptError)
     assert "verify='none'" in str(caught.value)
@@ -110,24 +96,6 @@ def test_a_site_whose_proof_takes_too_long_is_left_and_not_called_wrong(
     assert site.proof is not None
     assert site.proof.open
     assert f"of model '{DEMO}' took longer than" in site.reason
-
-
-def test_a_worker_killed_between_two_regions_is_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prove, killed = Worker.prove, []
-
-    def killing(self: Worker, *arguments: object, **options: object) -> object:
-        outcome = prove(self, *arguments, **options)  # type: ignore[arg-type]
-        if not killed and self._process is not None:
-            killed.append(self._process.pid)
-            os.kill(self._process.pid, signal.SIGKILL)
-        return outcome
-
-    monkeypatch.setattr(Worker, "prove", killing)
-    result = convert_decode(tmp_path / "out.tflite")
-    assert killed
-    assert {site.status for site in result.sites} == {Status.CONVERTED}
 
 
 def test_a_region_that_our_reader_refuses_never_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
