@@ -31,6 +31,7 @@ from typing import Any
 TESTS = Path(__file__).resolve().parent.parent / "tests"
 sys.path.insert(0, str(TESTS))
 
+_LARGEST_SEED = 300_000
 _MEMORY = 200 << 20
 _STUCK_SECONDS = 10.0
 _ASLEEP_SECONDS = 600.0
@@ -189,9 +190,21 @@ class Run:
 
 
 def _seeds(options: argparse.Namespace) -> list[Any]:
-    from fuzz_seeds import from_folder, handmade  # noqa: PLC0415 - only the child pays for it
+    """The handmade seeds, small models of the folders as they are, and cuts of the large ones."""
+    from fuzz_seeds import cuts, handmade, seed  # noqa: PLC0415 - only the child pays for it
 
-    return handmade() + [seed for folder in options.models for seed in from_folder(folder)]
+    from edge_opt import EdgeOptError, load  # noqa: PLC0415
+    from edge_opt.ir import to_bytes  # noqa: PLC0415
+
+    made = handmade()
+    for path in sorted(path for folder in options.models for path in Path(folder).rglob("*.tflite")):
+        try:
+            if path.stat().st_size <= _LARGEST_SEED:
+                made.append(seed(path.name, to_bytes(load(path))))
+            made += list(cuts(path))[:3]
+        except EdgeOptError as error:
+            print(f"left out: {error}")
+    return made
 
 
 def _serve(options: argparse.Namespace) -> None:

@@ -9,15 +9,14 @@ from bundles import GENERIC, bundle, model_part
 from schema_models import everything, pack, with_data_after, with_options_after
 from text_parser import parse
 
-from edge_opt.base.errors import EdgeOptError
 from edge_opt.ir import Buffer, DType, Model, Operator, Quantization, Subgraph, load, to_bytes
-from edge_opt.ir.walk import cut_out, reads
+from edge_opt.ir.operators import subgraph_indices
+from edge_opt.ir.walk import cut_out, read_outside, reads
 from edge_opt.schema import Data, Table, new_table, read_model
 
 BUNDLED = Path(__file__).parent.parent / "testdata"
 _BEFORE, _BEHIND = 24, 14
 _LARGEST_CONSTANT = 4096
-_LARGEST_SEED = 300_000
 
 _TEXTS = {
     "control flow": """
@@ -128,19 +127,6 @@ def handmade() -> list[Seed]:
     return made
 
 
-def from_folder(folder: Path) -> list[Seed]:
-    """Small models of a folder as they are, and cuts of the large ones."""
-    made = []
-    for path in sorted(folder.rglob("*.tflite")):
-        try:
-            if path.stat().st_size <= _LARGEST_SEED:
-                made.append(seed(path.name, to_bytes(load(path))))
-            made += list(cuts(path))[:3]
-        except EdgeOptError as error:
-            print(f"left out: {error}")
-    return made
-
-
 def cuts(path: Path) -> Iterator[Seed]:
     """The operators around each SOFTMAX of a model, as models of their own; large weights become inputs."""
     for graph in load(path).subgraphs:
@@ -154,20 +140,16 @@ def cuts(path: Path) -> Iterator[Seed]:
 
 def _is_large(operator: Operator) -> bool:
     constants = [tensor for tensor in operator.inputs if tensor is not None and tensor.is_constant]
-    calls = operator.name in ("STABLEHLO_COMPOSITE", "IF", "WHILE", "CALL_ONCE")
-    return calls or any((t.dtype.byte_size(t.elements) or 0) > _LARGEST_CONSTANT for t in constants)
+    sizes = (tensor.dtype.byte_size(tensor.elements) or 0 for tensor in constants)
+    return bool(subgraph_indices(operator.options)) or any(size > _LARGEST_CONSTANT for size in sizes)
 
 
 def _cut(graph: Subgraph, window: list[Operator]) -> Model:
-    inside = set(window)
     inputs = [tensor for tensor in reads(window) if not tensor.is_constant]
-    outputs = [
-        tensor
-        for operator in window
-        for tensor in operator.outputs
-        if graph.is_output(tensor) or any(reader not in inside for reader in tensor.consumers)
-    ]
-    return cut_out(Model(), window, inputs, outputs)
+    made = [tensor for operator in window for tensor in operator.outputs]
+    return cut_out(
+        Model(), window, inputs, [tensor for tensor in made if read_outside(graph, tensor, window)]
+    )
 
 
 def _odd_tensors() -> Model:
