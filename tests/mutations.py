@@ -1,6 +1,6 @@
 """Small mistakes in a new region, each at every place where it can be made: what a rewrite might get wrong."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -64,10 +64,6 @@ class _Region:
         """Other operators in the place of this one."""
         return [*self.new[: self.place], *made, *self.new[self.place + 1 :]]
 
-    def made(self, name: str, inputs: Sequence[Tensor], **settings: Any) -> Operators:
-        """Another operator in the place of this one, with its result."""
-        return self.instead(self.rewrite.model.new_operator(name, inputs, [self.result], **settings))
-
     def changed(self, **changes: Any) -> Operators:
         """The operator with other inputs, outputs or options."""
         own = self.operator
@@ -109,22 +105,16 @@ def like(tensor: Tensor, name: str | None = None, **changes: Any) -> Tensor:
     return Tensor(name or tensor.name, **fields)
 
 
-def _swaps(tensors: Sequence[Tensor | None]) -> Iterator[list[Tensor | None]]:
-    """Each two of one type exchanged."""
-    for i, j in combinations(range(len(tensors)), 2):
-        one, other = tensors[i], tensors[j]
-        if one is not None and other is not None and one is not other and same_type(one, other):
-            swapped = list(tensors)
-            swapped[i], swapped[j] = other, one
-            yield swapped
-
-
-def _swapped_inputs(region: _Region) -> Iterator[Operators]:
-    return (region.changed(inputs=swapped) for swapped in _swaps(region.operator.inputs))
-
-
-def _swapped_outputs(region: _Region) -> Iterator[Operators]:
-    return (region.changed(outputs=swapped) for swapped in _swaps(region.operator.outputs))
+def _swapped(region: _Region) -> Iterator[Operators]:
+    """Each two operands, or results, of one type exchanged."""
+    for side in ("inputs", "outputs"):
+        tensors = getattr(region.operator, side)
+        for i, j in combinations(range(len(tensors)), 2):
+            one, other = tensors[i], tensors[j]
+            if one is not None and other is not None and one is not other and same_type(one, other):
+                swapped = list(tensors)
+                swapped[i], swapped[j] = other, one
+                yield region.changed(**{side: swapped})
 
 
 def _left_out(region: _Region) -> Iterator[Operators]:
@@ -188,7 +178,8 @@ _OTHERS = {
 
 
 def _another_kind(region: _Region) -> Iterator[Operators]:
-    return (region.made(name, region.reads_all) for name in _OTHERS.get(region.operator.name, ()))
+    for name in _OTHERS.get(region.operator.name, ()):
+        yield region.instead(region.rewrite.model.new_operator(name, region.reads_all, [region.result]))
 
 
 def _another_quantization(region: _Region) -> Iterator[Operators]:
@@ -238,8 +229,7 @@ def _exchanged(region: _Region) -> Iterator[Operators]:
 
 
 KINDS: dict[str, Callable[[_Region], Iterator[Operators]]] = {
-    "operands swapped": _swapped_inputs,
-    "results swapped": _swapped_outputs,
+    "operands or results swapped": _swapped,
     "an operator left out": _left_out,
     "another operand": _another_operand,
     "another option": _another_option,

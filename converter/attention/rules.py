@@ -154,7 +154,8 @@ class ByAxes(Rule):
     def operands(self, of: Labelled) -> Operands:
         found = self._places(of)
         for index, places in found.items():
-            if len(places) != len(of.operator.input(index).shape):
+            beyond = any(place is not None and place >= len(of.factored) for place in places)
+            if beyond or len(places) != len(of.operator.input(index).shape):
                 raise RefusedError("the recorded shapes do not fit", of.operator, of.operator.input(index))
         return {
             index: tuple(
@@ -340,6 +341,8 @@ class Joining(Rule):
             return dict.fromkeys(range(count), (*before, *after))
         if cut is not None:
             return dict.fromkeys(range(count), (*before, cut[1] or fx.repeated(whole), *after))
+        if any(len(of.operator.input(i).shape) <= axis for i in range(count)):
+            raise RefusedError("the recorded shapes do not fit", of.operator)
         return {i: (*before, *fx.plain((of.operator.input(i).shape[axis],)), *after) for i in range(count)}
 
     @staticmethod
