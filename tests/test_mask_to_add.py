@@ -234,7 +234,9 @@ def both_run(text: str, model: Model, **values: np.ndarray) -> tuple[np.ndarray,
 
 OTHER_MASKS = {
     "a SELECT": (f"%other: float32{LOGITS} = SELECT_V2(%mask, %x, float32(-inf))", f"{BOOL}, %mask: bool[1,1,{T},{S}]"),
-    "an added constant": (f"%other: float32{LOGITS} = ADD(%x, float32(-2000.0))", BOOL),
+    "an added constant": (
+        f"%n: float32{LOGITS} = NEG(%x)\n  %other: float32{LOGITS} = ADD(%n, float32(-2000.0))", BOOL
+    ),
     # As Hugging Face exports it: a causal mask by SELECT, and padding that the caller gives.
     "an added input": (
         f"%other: float32{LOGITS} = ADD(%x, %padding)", f"{BOOL}, %padding: float32[1,1,{T},{S}]"
@@ -336,6 +338,12 @@ REFUSED = {
 @pytest.mark.parametrize(("text", "reason"), REFUSED.values(), ids=REFUSED)
 def test_what_an_add_cannot_do_is_refused_with_the_reason(text: str, reason: str) -> None:
     assert reason in converted(text, Says(True), status="skipped")[1].reason
+
+
+def test_a_bias_is_no_mask(prover: RegionProver) -> None:
+    other, given = OTHER_MASKS["an added constant"]
+    text = block(other, given=given, select="SELECT_V2(%open, %other, float32(-1e+09))")
+    verified(text.replace("-2000.0", "-1000.0"), prover)
 
 
 # What the proof finds

@@ -1,7 +1,7 @@
 """A pass is a transaction per site: what fails a check leaves the graph bit for bit as it was, the others go on."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from edge_opt.ir import (
 from edge_opt.ir.graph import Buffer
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.text import to_text
-from edge_opt.passes import Context, Demand, Rewrite, run_pass
+from edge_opt.passes import Context, Demand, Rewrite, Site, run_pass
 from edge_opt.passes.checks import check_frame, check_versions
 from edge_opt.passes.ledger import Ledger, UnverifiedChangeError
 from edge_opt.passes.rewrite import remove_dead
@@ -104,6 +104,17 @@ def test_what_cannot_be_rewritten_stays_byte_for_byte_and_is_not_run(
     assert reports[0].is_bug is (make is crash)
     assert prover.asked == []
     assert to_bytes(model) == to_bytes(parse(CHAIN))
+
+
+def test_a_place_of_open_lengths_is_never_settled() -> None:
+    class Settled(Double):
+        def sites(self, context: Context) -> Iterable[Site]:
+            return [Site(context.subgraph.operators[0], reason="nothing to do", settled=True)]
+
+    _, (closed,) = convert_text(CHAIN, Settled())
+    _, (opened,) = convert_text(CHAIN.replace("[4]", "[?]"), Settled())
+    assert (closed.reason, closed.settled, opened.settled) == ("nothing to do", True, False)
+    assert opened.reason == "lengths are known only at run time: give --shape x=? --shape o=?"
 
 
 def test_a_model_that_orders_operators_by_index_is_frozen() -> None:

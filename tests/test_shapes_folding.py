@@ -319,10 +319,17 @@ def test_values_that_are_not_followed(case: str) -> None:
     assert folded_values(one_operator(name, inputs, [result], options)) == [None]
 
 
-@pytest.mark.parametrize("numbers", [(np.nan, 1.0, 1.0), (0.0, np.inf, 1.0)])
-def test_a_range_without_an_end_is_refused(numbers: tuple[float, ...]) -> None:
-    model = one_operator("RANGE", [const(number, "FLOAT32") for number in numbers], [T((), "FLOAT32")], {})
-    assert isinstance(inferred(model), ShapeError)
+@pytest.mark.parametrize(("name", "inputs", "options", "complaint"), [
+    ("RANGE", [const(number, "FLOAT32") for number in (np.nan, 1.0, 1.0)], {}, "from nan to 1.0"),
+    ("RANGE", [const(number, "FLOAT32") for number in (0.0, np.inf, 1.0)], {}, "from 0.0 to inf"),
+    ("STRIDED_SLICE", [const(MATRIX), const([2]), const([3]), const([1])], {"shrink_axis_mask": 1}, "not 2"),
+])  # fmt: skip
+def test_what_the_interpreter_reads_beyond_an_end_is_refused(
+    name: str, inputs: list[T], options: Options, complaint: str
+) -> None:
+    refused = inferred(one_operator(name, inputs, [T((), inputs[0].dtype)], options))
+    assert isinstance(refused, ShapeError)
+    assert complaint in str(refused)
 
 
 def test_an_error_of_ours_in_a_folder_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:

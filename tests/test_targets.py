@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pass_runs import tiles
 from text_parser import parse
 
 from edge_opt.attention.block import Block, logits_bytes
@@ -60,6 +61,12 @@ def test_attention_that_does_not_fit_on_the_chip_takes_another_form() -> None:
     assert fits.for_attention(block) is fits
     chosen = replace(fits, on_chip_bytes=255).for_attention(block)
     assert (chosen.form, chosen.rows_per_tile) == ("unpack", 4)
+
+
+def test_a_single_head_of_as_many_rows_as_a_tile_has_stays() -> None:
+    for rows, reason in ((8, "already single-head"), (4, "")):
+        (site,) = convert(parse(attention(heads=1)), target=tiles(rows), verify="none").sites
+        assert (site.reason, site.settled) == (reason, bool(reason))
 
 
 def test_an_unknown_target_is_refused_with_the_nearest_name() -> None:

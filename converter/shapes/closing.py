@@ -10,7 +10,7 @@ from edge_opt.ir.walk import cut_out, reads
 from edge_opt.schema.data import Data
 from edge_opt.shapes.dimension import Shape, ShapeError
 from edge_opt.shapes.inference import infer_operator, shape_report
-from edge_opt.shapes.rules import Array, recorded_fact, recorded_shape
+from edge_opt.shapes.rules import Array, recorded_fact
 
 
 class Folded(NamedTuple):
@@ -53,11 +53,10 @@ def _fold(graph: Subgraph) -> Folded:
             facts = infer_operator(operator, list(map(recorded_fact, operator.inputs)))
         except ShapeError:
             continue
-        # Where all elements are known, and the file was right about the shape.
         values = {
-            tensor: value
-            for tensor, (shape, value) in zip(operator.outputs, facts, strict=True)
-            if value is not None and value.dtype != object and shape == recorded_shape(tensor)
+            tensor: fact.value
+            for tensor, fact in zip(operator.outputs, facts, strict=True)
+            if fact.value is not None and fact.value.dtype != object
         }
         if len(values) == len(operator.outputs) > 0 and not any(map(graph.is_output, operator.outputs)):
             for tensor, value in values.items():
