@@ -21,7 +21,6 @@ from edge_opt.conversion import (
     SitesLeftError,
     convert,
     default_output,
-    models,
 )
 from edge_opt.conversion.result import check_requirements
 from edge_opt.ir import Buffer, Metadata, Model, Operator, cleanup, load, save, to_bytes, to_tables
@@ -377,32 +376,3 @@ def test_what_changes_after_the_verification_is_noticed_before_anything_is_writt
     with pytest.raises(UnverifiedChangeError, match="outside the verified rewrites: the operator ADD"):
         convert(DEMO, tmp_path / "out.tflite", verify="none")
     assert list(tmp_path.iterdir()) == []
-
-
-OPEN = """\
-subgraph main (%x: float32[?,4]) {
-  %s: int32[2] = SHAPE(%x) {out_type: 2}
-  %n: int32[1] = SLICE(%s, int32{0}, int32{1})
-  %to: int32[3] = CONCATENATION(int32{1}, %n, int32{4}) {axis: 0}
-  %y: float32[1,?,4] = RESHAPE(%x, %to)
-  return %y
-}
-"""
-
-
-@pytest.mark.parametrize("off", [0, 1])
-def test_what_closing_shapes_folded_is_run_and_compared(off: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = models.folded_regions
-
-    def spoilt(*arguments: Any) -> Iterator[Any]:
-        for region, numbers in real(*arguments):
-            yield region, [number + off for number in numbers]
-
-    monkeypatch.setattr(models, "folded_regions", spoilt)
-    if off:
-        with pytest.raises(UnverifiedChangeError, match=r"a folded tensor of shape \[2\] has other values"):
-            convert(to_bytes(parse(OPEN)), shapes={"x": (3, 4)})
-    else:
-        result = convert(to_bytes(parse(OPEN)), shapes={"x": (3, 4)})
-        assert result.model is not None
-        assert [operator.name for operator in result.model.subgraphs[0].operators] == ["RESHAPE"]

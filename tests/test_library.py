@@ -2,47 +2,17 @@
 
 import copy
 import json
-from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 from bundles import bundle, model_part
 from cli_runs import DEMO
-from text_parser import parse
 
 import edge_opt
-from edge_opt.ir import Operator, to_bytes
-from edge_opt.ir.text import to_text
-from edge_opt.passes import PASSES, Context, Demand, Pass, Proof, Rewrite, Site, Status
-
-SQUARES = """
-subgraph main (%x: float32[2,4]) {
-  %y: float32[2,4] = MUL(%x, %x)
-  %z: float32[2,4] = EXP(%y)
-  return %z
-}
-"""
-
-
-class MulToSquare(Pass):
-    """`MUL(x, x) = SQUARE(x)`: the same product, rounded once."""
-
-    name: ClassVar[str] = "mul_to_square"
-    summary: ClassVar[str] = "computes squares by SQUARE"
-    demand: ClassVar[Demand] = Demand("bitwise", spared=("nan other",))
-
-    def sites(self, context: Context) -> Iterable[Site]:
-        for operator in context.subgraph.operators:
-            if operator.name == "MUL" and operator.inputs[0] is operator.inputs[1]:
-                yield Site(operator, partial(self.build, context, operator))
-
-    @staticmethod
-    def build(context: Context, old: Operator) -> Rewrite:
-        new = Operator(context.model.operator_code("SQUARE"), [old.input(0)], old.outputs)
-        return Rewrite(context.model, context.subgraph, (old,), (new,))
+from edge_opt.ir import to_bytes
+from edge_opt.passes import Demand, Proof
 
 
 def test_a_model_is_saved_by_its_own_method(tmp_path: Path) -> None:
@@ -145,19 +115,6 @@ def test_a_dry_run_leaves_the_model_alone_and_gives_what_it_would_become() -> No
     assert result.model is not model
     assert len(edge_opt.inspect(model).sites) == 5
     assert to_bytes(model) == before
-
-
-def test_a_pass_of_ones_own_runs_once_it_is_among_the_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(edge_opt.UsageError, match="pass 'mul_to_square' does not exist"):
-        edge_opt.convert(parse(SQUARES), skip="mul_to_square")
-    monkeypatch.setitem(PASSES, MulToSquare.name, MulToSquare())
-    model = parse(SQUARES)
-    (site,) = edge_opt.convert(model).converted
-    assert (site.pass_name, site.status) == ("mul_to_square", Status.CONVERTED)
-    assert site.proof is not None
-    assert site.proof.bitwise
-    assert "SQUARE(%x)" in to_text(model)
-    assert edge_opt.convert(parse(SQUARES), skip="mul_to_square").sites == []
 
 
 def test_plain_data_is_json_without_infinity() -> None:
