@@ -332,10 +332,24 @@ def put(name: str, content: str | bytes | None, option: str = "") -> Change:
     return go
 
 
+CONFIG, WEIGHT_FILE = "gemma/config.json", "gemma/model.safetensors"
+
+
+def stamped(job: Job) -> None:
+    """Other bytes of a bundle's header, as a time is."""
+    content = bytearray(job.model.read_bytes())
+    content[12] += 1
+    job.model.write_bytes(content)
+
+
 CHANGES: dict[str, tuple[Change, list[str]]] = {
     "nothing": (options(), []),
     "chip": (options(soc="SM8650"), ["configure", "optimize", "compile"]),
-    "weights": (put("gemma/model.safetensors", WEIGHTS + b"more"), ["export"]),
+    "weights": (put(WEIGHT_FILE, WEIGHTS + b"more"), ["export"]),
+    "time": (
+        lambda place: {"stages": Stages({"export": stamped}), **put(WEIGHT_FILE, WEIGHTS + b"!")(place)},
+        ["export"],
+    ),
     "prompts": (put("prompts.jsonl", '"something else"'), ["configure", "calibrate", "quantize"]),
     "length": (options(cache=64), ["configure", "export"]),
     "calibration": (options(settings={"max_calibration_decode_steps": 2}), ["configure", "calibrate"]),
@@ -441,7 +455,6 @@ def test_a_failure_keeps_the_exit_code_of_its_kind(place: Place, error: Exceptio
 
 
 AUXILIARY = model_part("aux", to_bytes(parse(FLOAT)))
-CONFIG, WEIGHT_FILE = "gemma/config.json", "gemma/model.safetensors"
 BAD: dict[str, Change] = {
     "is not a Hugging Face checkpoint: it has no config.json": put(CONFIG, None),
     "has no tokenizer": put("gemma/tokenizer.json", None),
