@@ -102,16 +102,12 @@ def test_a_checkpoint_becomes_a_bundle_for_the_npu_also_after_interruptions(fold
     report = compare(quantized, as_quantized, generate=2)
     assert report.bitwise, report.summary()
 
-    before = said_on_cpu(quantized)
-    assert len(set(before.split())) > 5
-    assert said_on_cpu(as_quantized) == before
-    assert len(said_on_cpu(converted).splitlines()) == len(before.splitlines())
-
     text = folder / "held-out.jsonl"
     text.write_text(json.dumps(" ".join(f"w{(17 * word) % 390 + 4}" for word in range(200))) + "\n")
-    reference, *bundles = evaluate(folder / "gemma", [quantized, converted], text).models
+    reference, *bundles = evaluate(folder / "gemma", [quantized, as_quantized, converted], text).models
     assert reference.tokens > 50
     assert all(bundle.perplexity < 1.05 * reference.perplexity for bundle in bundles)
+    assert bundles[1].perplexity == pytest.approx(bundles[0].perplexity, rel=1e-3)
 
     (work / "compile" / "model.litertlm").write_bytes(b"somebody else's")
     again = build(folder / "gemma", output, prompts=folder / "gemma.jsonl", overwrite=True, **OPTIONS)
@@ -132,31 +128,6 @@ def test_the_notebook_from_a_checkpoint_to_a_bundle_runs(
     assert "kept: converted" in said
     assert "K=1 H=" in said
     assert "adb push gemma.litertlm" in said
-
-
-SAY = """
-import sys, litert_lm
-
-with litert_lm.Engine(sys.argv[1], backend=litert_lm.Backend.NPU(litert_dispatch_lib_dir="")) as engine:
-    for prompt in ("w5 w6 w47 w88", "w401 w50 w61 w70"):
-        with engine.create_session(apply_prompt_template=False, max_output_tokens=12) as session:
-            session.run_prefill([prompt])
-            print(*session.run_decode().texts)
-        with engine.create_session(apply_prompt_template=False) as session:
-            session.run_prefill([prompt])
-            print(*session.run_text_scoring(["w5 w77 w60"]).token_scores)
-"""
-
-
-def said_on_cpu(path: Path) -> str:
-    """Tokens, and how likely others are, of LiteRT-LM's executor for NPUs: with no library of one, kernels for the CPU.
-
-    Its executor for CPUs takes no bundle whose cache is split.
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", SAY, path], check=True, capture_output=True, text=True, timeout=300
-    )
-    return done.stdout
 
 
 def metadata_of(path: Path) -> Any:

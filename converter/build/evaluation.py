@@ -188,11 +188,7 @@ def _check_models(reference: Path, *bundles: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """The text to evaluate on.
-
-    `parts` are empty where nothing is evaluated; `note` says where the text came from, or why there is none. `rest` are
-    the prompts that are left to calibrate with, where these were chosen among them.
-    """
+    """The text to evaluate on, or a `note` why there is none; `rest` of the prompts are left to calibrate with."""
 
     parts: list[Part] = field(default_factory=list)
     rest: list[Any] | None = None
@@ -200,11 +196,7 @@ class HeldOut:
 
 
 def choose(path: AnyPath | None, prompts: AnyPath | None) -> HeldOut:
-    """The text of a file, else every fifth prompt; the others are left to calibrate with.
-
-    Raises:
-        UsageError: a file cannot be read, or its text is too short or was calibrated on.
-    """
+    """The text of a file, else every fifth prompt; UsageError where a text is too short, or calibration reads it."""
     given = [] if prompts is None else read_prompts(Path(prompts))
     if path is None and len(given) < _FEWEST:
         return HeldOut(
@@ -287,12 +279,7 @@ class Said:
 
 
 def score(job: Job, progress: Progress) -> dict[str, Any]:
-    """Score the prompts `parts` in LiteRT-LM, as many as the ratio needs; bundles run side by side.
-
-    Raises:
-        UsageError: the models make other tokens of a prompt, or all prompts are too long.
-        StageFailedError: a bundle did not run.
-    """
+    """Score the prompts `parts` in LiteRT-LM, as many as the ratio needs; a bundle's prompts run side by side."""
     (name, folder), *bundles = job.inputs.items()
     checkpoint, left = Checkpoint(folder), [*job.options["parts"]]
     likelihoods: dict[str, list[float]] = {name: [] for name in job.inputs}
@@ -445,12 +432,7 @@ class Checkpoint:
 
 
 def emulate(job: Job, progress: Progress) -> dict[str, Any]:
-    """Score `tokens` tokens of each of the `texts`, on the CPU's kernels and in the NPU's emulator.
-
-    Raises:
-        UsageError: a bundle has another vocabulary than the checkpoint, or cannot read text.
-        CompilerFailedError: an entry point does not compile, or does not run in the emulator.
-    """
+    """Score `tokens` tokens of each of the `texts`, on the CPU's kernels and in the NPU's emulator."""
     (name, folder), *bundles = job.inputs.items()
     compiler, checkpoint = Compiler(**job.options["compiler"]), Checkpoint(folder)
     texts = [checkpoint.text(text, job.options["tokens"]) for text in job.options["texts"]]

@@ -43,11 +43,7 @@ Codes = NDArray[np.int8]
 
 
 def narrow(job: Job, progress: Progress) -> dict[str, Any]:
-    """The stage: a quantized bundle with the weights of its logits in 4 bits, rounded for the checkpoint's text.
-
-    Raises:
-        UsageError: the prompts have too little text, or the logits are of another form.
-    """
+    """The stage: a quantized bundle with the weights of its logits in 4 bits, rounded for the checkpoint's text."""
     moments, tokens = _moments(Path(job.inputs["checkpoint"]), Path(job.inputs["prompts"]), progress)
     opened = Opened(job.inputs["model"])
     part = opened.main()
@@ -97,13 +93,9 @@ def _moments(checkpoint: Path, prompts: Path, progress: Progress) -> tuple[Float
 def narrow_logits(
     model: Model, moments: Floats, *, kept: int = KEPT_ROWS, progress: Progress | None = None
 ) -> None:
-    """Cut the product of every signature's logits, and round its later rows to 4 bits; the model is edited in place.
+    """Cut the int8 product of every signature's logits behind row `kept`, and round the later rows to 4 bits, in place.
 
-    Args:
-        model: quantized, with int8 weights in the product of its logits.
-        moments: `[hidden, hidden]`, the sum of `x x'` over inputs x of the product, from text such as users write.
-        kept: rows that stay at 8 bits.
-        progress: called with (stage, done, total).
+    `moments` `[hidden, hidden]` is the sum of `x x'` over inputs x of the product, from text such as users write.
 
     Raises:
         UsageError: the model has no such product, or not more rows than `kept`.

@@ -75,11 +75,7 @@ def _config(job: Job) -> Any:
 
 
 def configure(job: Job, _: Progress) -> dict[str, Any]:
-    """Resolve the settings, defaults, then the vendor's, then the user's; and what each stage takes.
-
-    Raises:
-        UsageError: a setting does not exist or has the wrong type, or lengths of prefill, cache and rings cannot work.
-    """
+    """Resolve the settings: defaults, the vendor's, the user's; UsageError where one does not exist or cannot work."""
     manager, stages = _lib("config_manager"), _lib("stages")
     defaults = {
         field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
@@ -224,10 +220,9 @@ class _WeightsThatFit(logging.Handler):
 
 
 def _embed_whole_prompts() -> None:
-    """Beside a vision encoder, litert-torch 0.10 exports an embedder of single tokens, with the entry point `embedder`.
+    """Undo that litert-torch 0.10 embeds single tokens beside a vision encoder, in an entry point `embedder`.
 
-    Its own calibration and LiteRT-LM's executor for NPUs ask for `prefill_embedder_128` and `decode_embedder`, as it
-    writes them for text alone.
+    Its calibration and LiteRT-LM's executor for NPUs ask for `prefill_embedder_128` and `decode_embedder`, as for text.
     """
     settings = importlib.import_module(f"{_EXPORT}.core.exportable_module_config").ExportableModuleConfig
     settle = settings.__post_init__
@@ -261,11 +256,7 @@ def _write_window(path: Path, window: int) -> None:
 
 
 def calibrate(job: Job, _: Progress) -> dict[str, Any]:
-    """The ranges of every tensor on the prompts; one task, as a file of the name that the pipeline looks for.
-
-    Raises:
-        UsageError: the prompts have too little text, or an entry point was not run.
-    """
+    """The ranges of every tensor on the prompts; UsageError where these are too short, or leave an entry point out."""
     config, model = _config(job), Path(job.inputs["model"])
     signatures = [signature.key for signature in Opened(model).main().model.signatures]
     lengths = [int(match[1]) for name in signatures if (match := re.fullmatch(r"prefill_(\d+)", name))]

@@ -106,10 +106,7 @@ def plan(prompts: Sequence[Any], count: Count, lengths: Sequence[int], cache: in
     """The prompts that fit into the cache, and long ones that are joined from them where those do not reach everything.
 
     Reached is a cache that is nearly full, with `room` for tokens that are generated, and for every length of `lengths`
-    a prefill that runs on a filled cache.
-
-    Raises:
-        UsageError: there is too little text for that.
+    a prefill that runs on a filled cache; UsageError where there is too little text for that.
     """
     counted = [(prompt, count(prompt)) for prompt in prompts]
     kept = [(prompt, tokens) for prompt, tokens in counted if _fits(tokens, lengths, cache)]

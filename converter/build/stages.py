@@ -159,9 +159,7 @@ class Processes:
         return {_RUNTIME: _version(_RUNTIME, needs)} if bundles else {}
 
     def carry_out(self, job: Job, log: Path, scratch: Path, progress: Progress) -> StageAnswer:
-        """Run one stage in a process; an interrupt ends it and all that it started.
-
-        What its tools print goes to `log`, what they leave lying about to the folder `scratch`.
+        """Run one stage in a process that prints to `log`; an interrupt ends it and all that it started.
 
         Raises:
             EdgeOptError: it failed; the message is the cause alone.
@@ -302,12 +300,7 @@ class Stages:
 
 @contextmanager
 def taken(folder: Path) -> Iterator[None]:
-    """Nobody else works in the folder meanwhile.
-
-    Raises:
-        UsageError: another build is in it, or it holds something else.
-        OutputError: it cannot be made or written.
-    """
+    """Nobody else works in the folder meanwhile; UsageError where another build does, or it holds something else."""
     mark = folder / _MARK
     try:
         if folder.is_dir() and any(folder.iterdir()) and not mark.exists():
