@@ -114,7 +114,8 @@ def show_inspection(found: Inspection) -> None:
 
 
 def _show_findings(found: Inspection) -> None:
-    output.say("", *found.caches.lines())
+    if found.caches.caches:
+        output.say("", *found.caches.lines())
     if found.soundness:
         output.say("", "Broken quantization:", colour=output.BAD)
         output.say(*(f"  {text}" for text in sentences(found.soundness)))
