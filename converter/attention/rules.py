@@ -154,7 +154,7 @@ class ByAxes(Rule):
     def operands(self, of: Labelled) -> Operands:
         found = self._places(of)
         for index, places in found.items():
-            beyond = any(place is not None and place >= len(of.factored) for place in places)
+            beyond = any(place is not None and not 0 <= place < len(of.factored) for place in places)
             if beyond or len(places) != len(of.operator.input(index).shape):
                 raise RefusedError("the recorded shapes do not fit", of.operator, of.operator.input(index))
         return {
