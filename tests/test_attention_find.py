@@ -202,7 +202,7 @@ BATCH = attention_text(tail="  %r: float32[4,6] = MEAN(%o, int32{-1})").replace(
 SKIPPED: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
     "the pass is skipped": (PLAIN, "pass mha_to_sha was skipped", {"skip": ["mha_to_sha"]}),
     "a branch of IF": (
-        in_a_branch(PLAIN_BRANCH), "inside a graph that IF calls: only what a signature runs itself is rewritten",
+        in_a_branch(PLAIN_BRANCH), "inside a graph that IF calls: only a signature's own graph is rewritten",
     ),
     "an operator behind the SOFTMAX that is not followed": (
         CUMULATED, "the probabilities are not followed through this operator, at CUMSUM",

@@ -299,16 +299,16 @@ def test_a_target_says_which_constants_it_takes() -> None:
 REFUSED = {
     "-10": (of_constant("-10.0"), "the mask constant is too close to the logits for an ADD to hide them (expected at "),
     "positive": (of_constant("1e+09"), "found 1e+09), at SELECT_V2"),
-    "nan": (of_constant("nan"), "no operand of the SELECT is one constant"),
+    "nan": (of_constant("nan"), "no operand of the SELECT is a uniform constant"),
     "not uniform": (
         block(RESHAPED, OPEN, select=f"SELECT_V2(%open, %x, float32{{{', '.join(['-1e+09'] * (S - 1))}, -1e+10}})"),
-        "no operand of the SELECT is one constant, at SELECT_V2",
+        "no operand of the SELECT is a uniform constant, at SELECT_V2",
     ),
     "no constant": (
         block(given=f"{BOOL}, %low: float32[1]", select="SELECT_V2(%open, %x, %low)"),
-        "no operand of the SELECT is one constant, at SELECT_V2, tensor 'low'",
+        "no operand of the SELECT is a uniform constant, at SELECT_V2, tensor 'low'",
     ),
-    "read elsewhere": (block(RESHAPED, OPEN, out="%p, %masked"), "the masked logits are read elsewhere too"),
+    "read elsewhere": (block(RESHAPED, OPEN, out="%p, %masked"), "another operator reads the masked logits too"),
     "whole rows": (
         block(given="%open: bool[1]", select=f"SELECT(%open, %x, float32{LOGITS}{{splat -1e+09}})"),
         "SELECT's condition chooses whole rows, at SELECT, tensor 'open'",
@@ -316,7 +316,7 @@ REFUSED = {
     **{
         f"another mask by {name}": (
             block(other, given=given, select="SELECT_V2(%open, %other, float32(-1e+09))"),
-            "another mask may have closed some of the logits, and rows that both close together would change",
+            "another mask may hide some of these logits: rows that only both masks together hide would change",
         )
         for name, (other, given) in OTHER_MASKS.items()
     },

@@ -59,7 +59,7 @@ def test_the_pages_graph_of_prefill_is_rewritten_once(prover: RegionProver) -> N
 
 WRONG_TYPE = "the product must write its operands' type (expected {}, {}, found {}), at QUANTIZE, tensor 'y'"
 ONE_SCALE = "product and result need one scale each, at QUANTIZE, tensor 'y'"
-READ_TWICE = "the product is read elsewhere too, in its own quantization, at BATCH_MATMUL, tensor 'p'"
+READ_TWICE = "another operator reads the product too, in its own quantization, at BATCH_MATMUL, tensor 'p'"
 ILLEGAL = {
     "int16 to int8": (pair("int16[] q(5e-05, 0)", "int8[] q(0.01, 0)"), WRONG_TYPE.format("int16", "int16", "int8")),
     "int8 to int16": (

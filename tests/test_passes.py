@@ -183,8 +183,8 @@ FRAMES: dict[str, str | None] = {
     "a b: b=NEG(x) o=ABS(x)": "the new region defines 'o', which is not the old one's",
     "a b: two=ABS(x) b=MUL(x,two)": "the new region defines the constant 'two'",
     "a b: b=ABS(loop) loop=NEG(b)": "the new region reads 'loop' before defining it",
-    "b c y: y=ABS(a) keep other": "the operator EXP that defines 'other' belongs to the graph already",
-    "n b: b=NEG(x)": "the operator ABS that defines 'n' is not in the graph any more",
+    "b c y: y=ABS(a) keep other": "the operator EXP that defines 'other' is already in the graph",
+    "n b: b=NEG(x)": "the operator ABS that defines 'n' is no longer in the graph",
 }
 
 
@@ -199,7 +199,7 @@ def test_the_frame_of_a_rewrite(text: str, reason: str | None) -> None:
 def test_a_region_whose_results_nobody_reads_cannot_be_verified() -> None:
     model, t, o = graph_of(CHAIN.replace("return %y, %other", "return %other"))
     unread = replacing(model, [o["c"], o["y"]], op(model, "ABS", [t["b"]], t["y"]))
-    assert refusal(check_frame, unread) == "nothing reads what the region gives, so nothing can be verified"
+    assert refusal(check_frame, unread) == "nothing reads the region's results, so they cannot be verified"
 
 
 # Order
@@ -358,19 +358,19 @@ HARMS: dict[str, tuple[Callable[[Context, Operator], object], str]] = {
     "quantization": (lambda c, f: setattr(f.input(0), "quantization", Quantization.affine(1.0)), f"'a' {OTHER}"),
     "shape": (lambda c, f: setattr(c.subgraph.tensors[1], "shape", (2, 2)), f"EXP that defines 'other' {OTHER}"),
     "type": (lambda c, f: setattr(c.subgraph.tensors[1], "dtype", DType.INT32), f"'other' {OTHER}"),
-    "outputs": (lambda c, f: c.subgraph.outputs.reverse(), "the inputs, outputs or signatures are others"),
-    "inputs": (lambda c, f: c.subgraph.inputs.pop(), "the inputs, outputs or signatures are others"),
+    "outputs": (lambda c, f: c.subgraph.outputs.reverse(), "inputs, outputs or signatures differ"),
+    "inputs": (lambda c, f: c.subgraph.inputs.pop(), "inputs, outputs or signatures differ"),
     "signature": (
-        lambda c, f: c.model.signatures[0].outputs.popitem(), "the inputs, outputs or signatures are others"
+        lambda c, f: c.model.signatures[0].outputs.popitem(), "inputs, outputs or signatures differ"
     ),
     "operand": (lambda c, f: c.subgraph.set_input(f, 0, c.subgraph.inputs[1]), f"ABS that defines 'a' {OTHER}"),
     "removed": (lambda c, f: c.subgraph.remove(c.subgraph.operators[2]), "nothing defines the output 'other'"),
     "added": (lambda c, f: c.subgraph.append(op(c.model, "ABS", [f.input(0)], fresh("n"))), f"'n' {OTHER}"),
     "order": (
         lambda c, f: c.subgraph.arrange([c.subgraph.operators[place] for place in (0, 1, 2, 4, 3)]),
-        "reads what nothing defines before it",
+        "reads a tensor that is not defined before it",
     ),
-    "an effect": (lambda c, f: c.subgraph.remove(c.subgraph.operators[-1]), "is gone, and does more than compute"),
+    "an effect": (lambda c, f: c.subgraph.remove(c.subgraph.operators[-1]), "it has side effects"),
     "options": (lambda c, f: c.subgraph.operators[2].options.set("beta", 2.0), f"'other' {OTHER}"),  # type: ignore[union-attr]
     "the numbers of a scale": (
         lambda c, f: setattr(c.subgraph.tensors[1].quantization, "scale", np.array([0.25], "f4")), f"'other' {OTHER}"
@@ -393,7 +393,7 @@ def test_a_pass_that_changes_the_graph_by_the_way_is_stopped(
         return rewrite
 
     text = CHAIN
-    if "does more" in found:
+    if "side effects" in found:
         text = CHAIN.replace("  return", "  %e: float32[4] = CUSTOM 'print' (%o)\n  return")
     if found.startswith("'other'"):
         text = CHAIN.replace("%o: float32[4]", "%o: float32[4] q(0.5, 0)").replace(

@@ -261,12 +261,12 @@ CLIPPED = ("3277} q(3.051851e-05, 0))", "3277} q(3.051851e-05, 0)) {fused_activa
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (ROPE_ALONE, "the number of positions is not known: no cache of the model or its bundle tells it"),
+        (ROPE_ALONE, "the number of positions is unknown: neither the model nor its bundle has a cache that gives it"),
         (changed((FIRST, BACKWARDS)), "it is not known what becomes of positions here, at REVERSE_V2"),
         (changed((ROWS, FLAT)), "its entries do not depend on one position each, in order along one axis"),
         (changed((FIRST, ADDED)), "its entries do not depend on one position each"),
         (changed(CLIPPED), "an activation is fused into it, at MUL"),
-        (changed((COUNTS_TO_1000[0], "5.0")), "the integers tell 131,072 positions apart, and no table is that long"),
+        (changed((COUNTS_TO_1000[0], "5.0")), "the integers distinguish 131,072 positions, too many for a table"),
     ],
     ids=["no cache", "unknown operator", "one axis for all", "two positions", "fused activation", "too many"],
 )  # fmt: skip

@@ -22,7 +22,7 @@ def check_frame(rewrite: Rewrite) -> None:
     old = set(rewrite.old)
     for operator in (*rewrite.old, *rewrite.added()):
         if (operator.subgraph is rewrite.subgraph) != (operator in old):
-            where = "is not in the graph any more" if operator in old else "belongs to the graph already"
+            where = "is no longer in the graph" if operator in old else "is already in the graph"
             name = operator.outputs[0].name
             raise RefusedError(f"the operator {operator.name} that defines '{name}' {where}")
     for tensor in reads((*rewrite.old, *rewrite.new)):
@@ -31,7 +31,7 @@ def check_frame(rewrite: Rewrite) -> None:
             raise RefusedError(f"'{tensor.name}' is quantized by blocks: {where}")
     defined, outputs = _defined(rewrite), rewrite.outputs()
     if not outputs:
-        raise RefusedError("nothing reads what the region gives, so nothing can be verified")
+        raise RefusedError("nothing reads the region's results, so they cannot be verified")
     for tensor in outputs:
         if tensor not in defined:
             raise RefusedError(f"the new region leaves '{tensor.name}' undefined")
@@ -69,7 +69,7 @@ def check_shapes(rewrite: Rewrite) -> None:
     """
 
     def typed(operator: Operator) -> Hashable:
-        """The operator with the types of what it reads and defines; constants are told apart by their bytes."""
+        """The operator with the types of what it reads and defines; constants differ by their bytes."""
         tensors = [
             tensor and (tensor.dtype, recorded_shape(tensor), id(tensor.buffer))
             for tensor in (*operator.inputs, *operator.outputs)

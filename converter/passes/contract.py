@@ -38,7 +38,7 @@ class Proof(Record):
 
     `note`: where the demand was met in another way than stated. `like`: the region of the same structure that was run
     instead of this one. `ran`: on which kernels, and how much; `extremes`: also on extreme inputs. `open`: nothing was
-    shown either way, for lack of time or of inputs that tell right from wrong; `reason` says what is missing.
+    shown either way, for lack of time or of inputs that distinguish right from wrong; `reason` says what is missing.
     """
 
     demand: Demand
@@ -110,7 +110,7 @@ class Site(Record):
 class Context:
     """What a pass works on: one entry point of a model, for a target.
 
-    `positions`: how many the caches of the model, or of its bundle, have room for; None where nothing tells.
+    `positions`: how many the caches of the model, or of its bundle, have room for; None where it is unknown.
     `exported`: the entry points as they were before they were quantized, where the caller has them. `ledger`: what the
     subgraph computes, once a pass found something to rewrite.
     """

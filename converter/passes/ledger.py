@@ -80,19 +80,23 @@ class Ledger:
             UnverifiedChangeError: something else is different.
         """
         if self._interface != self._names():
-            raise UnverifiedChangeError.of("the inputs, outputs or signatures are others")
+            raise UnverifiedChangeError.of("inputs, outputs or signatures differ")
         defined = set(self._subgraph.inputs)
         for operator in self._subgraph.operators:
             self._compare(operator)
             if any(tensor in self._values and tensor not in defined for tensor in operator.inputs):
-                raise UnverifiedChangeError.of(f"{_named(operator)} reads what nothing defines before it")
+                raise UnverifiedChangeError.of(
+                    f"{_named(operator)} reads a tensor that is not defined before it"
+                )
             defined.update(operator.outputs)
         for tensor in self._subgraph.outputs:
             if tensor not in defined and not tensor.is_constant:
                 raise UnverifiedChangeError.of(f"nothing defines the output '{tensor.name}'")
         for operator in self._effects:
             if operator.subgraph is not self._subgraph:
-                raise UnverifiedChangeError.of(f"{_named(operator)} is gone, and does more than compute")
+                raise UnverifiedChangeError.of(
+                    f"{_named(operator)} was removed, although it has side effects"
+                )
 
     def _enter(self, operators: Iterable[Operator]) -> None:
         """Take up steps. A tensor that has a value already keeps it: the step was verified to give that one."""

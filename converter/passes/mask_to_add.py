@@ -88,7 +88,7 @@ def _build(context: Context, select: Operator, softmax: Operator, path: list[Ope
     """Raises RefusedError where the SELECT cannot be an ADD."""
     for tensor in (operator.outputs[0] for operator in (select, *path)):
         if len(tensor.consumers) > 1 or context.subgraph.is_output(tensor):
-            raise RefusedError("the masked logits are read elsewhere too", select, select.outputs[0])
+            raise RefusedError("another operator reads the masked logits too", select, select.outputs[0])
     condition, *operands = (select.input(i) for i in range(3))
     result, parameters = select.outputs[0], select.outputs[0].quantization
     is_integer = result.dtype in _QUANTIZED and parameters is not None and len(parameters.scale) == 1
@@ -101,7 +101,7 @@ def _build(context: Context, select: Operator, softmax: Operator, path: list[Ope
     masked, logits = operands if masked_when else operands[::-1]
     constant = constants[0 if masked_when else 1]
     if constant is None:
-        raise RefusedError("no operand of the SELECT is one constant", select, masked)
+        raise RefusedError("no operand of the SELECT is a uniform constant", select, masked)
     if logits.shape != result.shape:
         raise RefusedError("the SELECT broadcasts its logits", select, logits, result.shape, logits.shape)
     if not constant <= _HIDDEN:
@@ -109,7 +109,7 @@ def _build(context: Context, select: Operator, softmax: Operator, path: list[Ope
         raise RefusedError(text, select, masked, f"at most {_HIDDEN:g}", f"{constant:g}")
     if (other := _other_mask(logits)) is not None:
         text = (
-            "another mask may have closed some of the logits, and rows that both close together would change"
+            "another mask may hide some of these logits: rows that only both masks together hide would change"
         )
         raise RefusedError(text, select, other)
     site = MaskedSoftmax(select, softmax, path, condition, logits, constant, masked_when)

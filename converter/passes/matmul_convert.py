@@ -38,7 +38,9 @@ def _build(context: Context, product: Operator, convert: Operator) -> Rewrite:
     """Raises RefusedError where the product may not write the result."""
     between, result = product.outputs[0], convert.outputs[0]
     if len(between.consumers) > 1 or context.subgraph.is_output(between):
-        raise RefusedError("the product is read elsewhere too, in its own quantization", product, between)
+        raise RefusedError(
+            "another operator reads the product too, in its own quantization", product, between
+        )
     operands = [product.input(0).dtype, product.input(1).dtype]
     if {*operands} != {result.dtype} or result.dtype not in (DType.INT8, DType.INT16):
         expected, actual = ", ".join(dtype.name.lower() for dtype in operands), result.dtype.name.lower()

@@ -1,4 +1,4 @@
-"""Multi-head attention -> one single-head attention per head, or per tile of query rows; and attention that stays."""
+"""Multi-head attention -> one single-head attention per head, or per tile of query rows; reports of the rest."""
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -83,7 +83,7 @@ def _build(context: Context, block: Block, form: Form, note: str) -> Rewrite:
     old, new = split_heads(context.model, context.subgraph, block, form, context.constants)
     for operator in new if block.heads > 1 else ():
         if operator in block.core and operator.name in ("BATCH_MATMUL", "SOFTMAX"):
-            raise RefusedError("somebody else reads what several heads make together", operator)
+            raise RefusedError("another operator reads a result that holds several heads", operator)
     parts = block.output, block.factored
     return Rewrite(context.model, context.subgraph, tuple(old), tuple(new), note=note, parts=parts)
 
@@ -113,9 +113,9 @@ def attention_left(
 def with_callees(
     model: Model, graph: Subgraph, reported: Container[str] = ()
 ) -> Iterator[tuple[Subgraph, str]]:
-    """A graph and all that its operators call, each once, with why attention in it stays.
+    """A graph and all that its operators call, each once, with the reason why attention in it is skipped.
 
-    Composites that are sites themselves are told of there.
+    Composites that are sites themselves are reported there.
     """
     reasons = {graph: f"pass {MhaToSha.name} was skipped"}
 
@@ -124,9 +124,7 @@ def with_callees(
             is_composite = operator.name == COMPOSITE
             if current is graph and is_composite and operator.outputs[0].name in reported:
                 continue
-            reason = (
-                f"inside a graph that {operator.title} calls: only what a signature runs itself is rewritten"
-            )
+            reason = f"inside a graph that {operator.title} calls: only a signature's own graph is rewritten"
             if is_composite:
                 name = f"'{composite_name(operator)}'"
                 remedy = "a target with inline_composites opens all"

@@ -26,12 +26,12 @@ _ROUNDING = 2.0**-21
 class PositionTable(Pass):
     """`quantize(cos(p * f))` for p = 0 .. S - 1 is a table `[S, H]`, and row `clamp(p, 0, S - 1)` of it is the result.
 
-    S is the number of positions that the bundle's caches hold, or that the integers tell apart where these are more; f
+    S is the number of positions that the bundle's caches hold, or that the integers distinguish if these are more; f
     are the graph's own frequencies. A quantized graph computes `p * f` in integers whose range ends at the last
-    position of the calibration: all later positions get the cosines of that one. So the old region is no reference. The
-    new one is held to the old one in float (no QUANTIZE, constants in real numbers), at every position from 0 to S - 1
-    and at some beyond both ends, to half a step of the result. Given the entry points before they were quantized, f and
-    the region in float are the export's.
+    position of the calibration: all later positions get the cosines of that one. So the old region is not the
+    reference. The new one is held to the old one in float (no QUANTIZE, constants in real numbers), at every position
+    from 0 to S - 1 and at some beyond both ends, to half a step of the result. Given the entry points before they were
+    quantized, f and the region in float are the export's.
     """
 
     name = "position_table"
@@ -94,16 +94,18 @@ def _build(context: Context, rotary: Rotary) -> Rewrite:
 def _counted(context: Context, rotary: Rotary) -> tuple[int, str]:
     """How many positions the table needs, and what a user should know of them.
 
-    What the integers tell apart stays apart, also beyond the cache: a ring may be shorter than what is counted, and a
-    time step of a diffusion is no position at all.
+    Positions that the integers distinguish stay distinct, also beyond the cache: a ring may be shorter than what is
+    counted, and a time step of a diffusion is not a position.
     """
     count = context.positions
     if not count:
-        text = "the number of positions is not known: no cache of the model or its bundle tells it"
+        text = (
+            "the number of positions is unknown: neither the model nor its bundle has a cache that gives it"
+        )
         raise RefusedError(text)
     stopped = rotary.last_position(_MOST_POSITIONS)
     if stopped is None:
-        text = f"the integers tell {_MOST_POSITIONS:,} positions apart, and no table is that long"
+        text = f"the integers distinguish {_MOST_POSITIONS:,} positions, too many for a table"
         raise RefusedError(text, rotary.operators[-1], rotary.result)
     wrong = f"RoPE was wrong after position {stopped} of {count}; fixed"
     return max(count, stopped + 1), wrong if stopped < count - 1 else ""

@@ -75,7 +75,7 @@ def _sites(chosen: Pass, context: Context) -> Iterator[Site]:
 
 
 def _verified_rewrite(site: Site, chosen: Pass, context: Context) -> Rewrite | None:
-    """The rewrite of a site, if it passes every check and the proof; else the site says why it stays.
+    """The rewrite of a site, if it passes every check and the proof; else the site has the reason.
 
     An error that nobody foresaw is this site's reason, and the others go on.
     """

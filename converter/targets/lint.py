@@ -27,7 +27,7 @@ _MOST_ELEMENTS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Finding(Record):
-    """One thing that the target will not like; `severity` is "error" (refused, or silently wrong) or "warning"."""
+    """One problem that the target has with a model; `severity` is "error" (refused, or silently wrong) or "warning"."""
 
     severity: str
     rule: str

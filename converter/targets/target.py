@@ -37,7 +37,7 @@ class LongContext(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Facts about one NPU compiler; what is not known is left out, and then neither used nor linted.
+    """Facts about one NPU compiler; unknown facts are omitted, and then neither used nor linted.
 
     How to rewrite:
         form: how heads are cut (`as-found`, `split`, `unpack`, `split-above`).
@@ -216,7 +216,7 @@ def write_target(target: Target, path: str | os.PathLike[str], *, overwrite: boo
 
 
 def to_toml(target: Target) -> str:
-    """The target's facts as a target file has them; those that are as in a blank one are left out."""
+    """The target's facts as a target file has them; facts with their default values are omitted."""
     facts = {"name": target.name, "summary": target.summary, **target.stated()}
     tables = {name: value for name, value in facts.items() if isinstance(value, dict)}
     lines = [f"{name} = {_value(value)}" for name, value in facts.items() if name not in tables]
