@@ -541,7 +541,7 @@ def test_the_emulator_scores_a_few_tokens_where_it_is_here_and_its_failure_is_a_
     assert (options["texts"], options["tokens"]) == (["prompt number 0", "prompt number 10"], 2)
     assert options["compiler"] == {"chip": "SM8750", "flags": [], "sdk": str(place.sdk)}
     assert result.evaluation["models"][-1]["on_npu"]
-    fails = Stages({"emulate": failing(StageFailedError("no room"))})
+    fails = Stages({"emulate": failing(UsageError("no room"))})
     _, result = place.build(stages=fails, npu_tokens=1)
     assert len(fails.jobs["emulate"].options["texts"]) == 1
     assert (

@@ -32,7 +32,7 @@ from edge_opt.conversion.models import find_unsound
 from edge_opt.ir.opening import WORK, Opened
 from edge_opt.npu.emulator import check_emulator
 from edge_opt.npu.hexagon import Compiler
-from edge_opt.npu.sdk import CompilerMissingError, libraries_digest
+from edge_opt.npu.sdk import libraries_digest
 from edge_opt.schema.data import Data, Source
 from edge_opt.schema.litertlm import SUFFIX
 from edge_opt.soundness import sentences
@@ -326,7 +326,7 @@ def _evaluate(
     try:
         check_emulator(compiler)
         answer = run.run(NPU, depends, options, **models)
-    except (CompilerMissingError, StageFailedError) as error:
+    except EdgeOptError as error:  # of a figure beside the task
         result.evaluation["note"] += f". Not evaluated in the NPU's emulator: {error}"
         return
     result.evaluation["models"].append(from_dict(Evaluation, answer.values).to_dict()["models"][-1])
