@@ -18,11 +18,13 @@ from sdk import require_qnn
 from text_parser import parse
 
 from edge_opt.base.errors import UsageError
+from edge_opt.integrations import npu_export
 from edge_opt.integrations.npu_export import Optimized, npu_optimize
 from edge_opt.ir import load, to_bytes
 from edge_opt.ir.opening import Opened
 from edge_opt.npu import CompilerMissingError
 from edge_opt.npu.hexagon import Figures, TimeEstimate
+from edge_opt.npu.profiling import Measured
 from edge_opt.schema.litertlm import read_bundle
 
 SHARED = "--qualcomm_enable_weight_sharing=true"
@@ -132,6 +134,16 @@ def test_what_leaves_the_npu_decides_then_time_then_bytes(
     converted = replace(exported, time=estimate(after), **changed)
     better, told = exported.gain(converted)
     assert (better, told.startswith(why)) == (kept == "converted", True)
+
+
+def test_a_repair_is_kept_although_it_takes_longer() -> None:
+    old = Figures("decode", 9, 9, 1, 0, 0, 40, 0, 3, 0, estimate(500))
+    measured = [{"decode": Measured("decode", one)} for one in (old, replace(old, time=estimate(510)))]
+    entry = SimpleNamespace(name="decode")
+    for name, kept in (("balanced_norms", "converted"), ("mha_to_sha", "exported")):
+        sites = [SimpleNamespace(signature="decode", pass_name=name)]
+        (gain,) = npu_export._gains(SimpleNamespace(converted=sites, signatures=[entry]), *measured)
+        assert gain.kept == kept
 
 
 @pytest.mark.parametrize(

@@ -126,14 +126,14 @@ def npu_optimize(
         result = run(overwrite=replacing)
         before = measuring.result()
     after = _measured(compiler, output_litertlm, partial(tell, "compiling as converted"))
-    gains = tuple(_gains(result, before, after))
-    exported_only = {gain.signature for gain in gains if gain.kept == "exported"}
+    found = tuple(_gains(result, before, after))
+    exported_only = {gain.signature for gain in found if gain.kept == "exported"}
     if any(site.signature in exported_only for site in result.converted):
         kept = [entry.name for entry in result.signatures if entry.name not in exported_only]
         result = run(overwrite=True, signatures=kept)
-    decoders = [(before if gain.kept == "exported" else after)[gain.signature] for gain in gains if before]
+    decoders = [(before if gain.kept == "exported" else after)[gain.signature] for gain in found if before]
     steps = () if compiler is None else steps_of(Opened(output_litertlm), decoders, compiler)
-    return Optimized(result, gains, configs, notes, steps)
+    return Optimized(result, found, configs, notes, steps)
 
 
 def _compiler(
