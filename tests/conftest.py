@@ -2,9 +2,12 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
+from pretend_npu import pretend
 
 from edge_opt.npu.sdk import SDK_VARIABLES
 from edge_opt.proof.regions import RegionProver
@@ -23,6 +26,12 @@ def _no_sdk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if "slow" not in request.keywords:
         for name in SDK_VARIABLES:
             monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Puts a program in the place of LiteRT's tool; the folder to give as --sdk."""
+    return partial(pretend, tmp_path, monkeypatch)
 
 
 _CLOSE = Worker.close

@@ -23,78 +23,65 @@ def table(seed: int = 0) -> np.ndarray:
 def unsplit(scale: float = 1.0, key: str = "prefill_4") -> str:
     """Tokens in, caches in and out."""
     arguments = "tokens=%tokens, input_pos=%pos, kv_cache_k_0=%ck, kv_cache_v_0=%cv, mask=%mask"
-    results = "kv_cache_k_0=%nk, kv_cache_v_0=%nv"
-    return "\n".join(
-        [
-            f"signature {key} = #0 ({arguments}) -> ({results})",
-            f"signature decode = #1 ({arguments}) -> ({results}, logits=%logits)",
-            _unsplit_graph(ROWS, scale, "%nk, %nv"),
-            _unsplit_graph(1, scale, "%nk, %nv, %logits"),
-        ]
-    )
-
-
-def _unsplit_graph(rows: int, scale: float, outputs: str) -> str:
-    cache = f"float32[1,1,{CACHE},{WIDTH}]"
-    new = f"float32[1,1,{rows},{WIDTH}]"
-    return f"""
-subgraph s{rows} (%tokens: int32[1,{rows}], %pos: int32[{rows}], %ck: {cache}, %cv: {cache},
-    %mask: float32[1,1,{rows},{CACHE}]) {{
-  %words: float32[1,{rows},{WIDTH}] = GATHER({numbers(table())}, %tokens)
-  %at: int32[1] = SLICE(%pos, int32{{0}}, int32{{1}})
-  %place: int32[4] = CONCATENATION(int32{{0, 0}}, %at, int32{{0}}) {{axis: 0}}
-  %new: {new} = RESHAPE(%words, int32{{1, 1, {rows}, {WIDTH}}})
-  %nk: {cache} = DYNAMIC_UPDATE_SLICE(%ck, %new, %place)
-  %turned: {new} = REVERSE_V2(%new, int32{{3}})
-  %nv: {cache} = DYNAMIC_UPDATE_SLICE(%cv, %turned, %place)
-  %scaled: {new} = MUL(%new, float32({scale}))
-  %scores: float32[1,1,{rows},{CACHE}] = BATCH_MATMUL(%scaled, %nk) {{adj_y: true}}
-  %masked: float32[1,1,{rows},{CACHE}] = ADD(%scores, %mask)
-  %weights: float32[1,1,{rows},{CACHE}] = SOFTMAX(%masked) {{beta: 1.0}}
-  %mixed: {new} = BATCH_MATMUL(%weights, %nv)
-{_head(rows)}
-  return {outputs}
-}}"""
-
-
-def _head(rows: int) -> str:
-    return f"""  %flat: float32[{rows},{WIDTH}] = RESHAPE(%mixed, int32{{{rows}, {WIDTH}}})
-  %words_out: float32[{rows},{WORDS}] = FULLY_CONNECTED(%flat, {numbers(table(1))}, none)
-  %logits: float32[1,{rows},{WORDS}] = RESHAPE(%words_out, int32{{1, {rows}, {WORDS}}})"""
+    results = "kv_cache_k_0=%keys, kv_cache_v_0=%values"
+    inputs = "%tokens: int32[1,{rows}], %pos: int32[{rows}]"
+    words = numbers(table()).replace("{", "{{").replace("}", "}}")
+    attended = f"""
+  %words: float32[1,{{rows}},{WIDTH}] = GATHER({words}, %tokens)
+  %new: {{new}} = RESHAPE(%words, int32{{{{1, 1, {{rows}}, {WIDTH}}}}})
+  %turned: {{new}} = REVERSE_V2(%new, int32{{{{3}}}})
+{_UPDATE}"""
+    return _model(scale, key, arguments, results, inputs, attended, 0)
 
 
 def split(scale: float = 1.0) -> str:
     """Embeddings and masks in, the new keys and values out."""
     arguments = "embeddings=%e, kv_cache_k_0=%ck, kv_cache_v_0=%cv, mask_global=%mask"
     results = "kv_slice_k_0=%new, kv_slice_v_0=%turned"
-    return "\n".join(
-        [
-            f"signature prefill_4 = #0 ({arguments}) -> ({results})",
-            f"signature decode = #1 ({arguments}) -> ({results}, logits=%logits)",
-            _split_graph(ROWS, scale, "%new, %turned"),
-            _split_graph(1, scale, "%new, %turned, %logits"),
-        ]
-    )
+    inputs = f"%e: float32[1,{{rows}},{WIDTH}]"
+    attended = f"""
+  %new: {{new}} = RESHAPE(%e, int32{{{{1, 1, {{rows}}, {WIDTH}}}}})
+  %turned: {{new}} = REVERSE_V2(%new, int32{{{{3}}}})
+  %keys: {{long}} = CONCATENATION(%ck, %new) {{{{axis: 2}}}}
+  %values: {{long}} = CONCATENATION(%cv, %turned) {{{{axis: 2}}}}"""
+    return _model(scale, "prefill_4", arguments, results, inputs, attended, 1)
 
 
-def _split_graph(rows: int, scale: float, outputs: str) -> str:
-    cache, new = f"float32[1,1,{CACHE},{WIDTH}]", f"float32[1,1,{rows},{WIDTH}]"
-    wide = f"float32[1,1,{rows},{CACHE + rows}]"
-    return f"""
-subgraph s{rows} (%e: float32[1,{rows},{WIDTH}], %ck: {cache}, %cv: {cache}, %mask: {wide}) {{
-  %new: {new} = RESHAPE(%e, int32{{1, 1, {rows}, {WIDTH}}})
-  %turned: {new} = REVERSE_V2(%new, int32{{3}})
+_CACHE = f"float32[1,1,{CACHE},{WIDTH}]"
+_UPDATE = f"""
+  %at: int32[1] = SLICE(%pos, int32{{{{0}}}}, int32{{{{1}}}})
+  %place: int32[4] = CONCATENATION(int32{{{{0, 0}}}}, %at, int32{{{{0}}}}) {{{{axis: 0}}}}
+  %keys: {_CACHE} = DYNAMIC_UPDATE_SLICE(%ck, %new, %place)
+  %values: {_CACHE} = DYNAMIC_UPDATE_SLICE(%cv, %turned, %place)"""
+
+
+def _model(
+    scale: float, key: str, arguments: str, results: str, inputs: str, attended: str, more: int
+) -> str:
+    """Prefill and decode; `attended` computes keys and values, of the cache and `more` times the new tokens."""
+    parts = [
+        f"signature {key} = #0 ({arguments}) -> ({results})",
+        f"signature decode = #1 ({arguments}) -> ({results}, logits=%logits)",
+    ]
+    for rows in (ROWS, 1):
+        seen = CACHE + more * rows
+        new, long = (f"float32[1,1,{count},{WIDTH}]" for count in (rows, seen))
+        wide = f"float32[1,1,{rows},{seen}]"
+        outputs = ", ".join(result.partition("=")[2] for result in results.split(", "))
+        parts.append(f"""
+subgraph s{rows} ({inputs.format(rows=rows)}, %ck: {_CACHE}, %cv: {_CACHE}, %mask: {wide}) {{
+{attended.format(rows=rows, new=new, long=long)}
   %scaled: {new} = MUL(%new, float32({scale}))
-  %old_scores: float32[1,1,{rows},{CACHE}] = BATCH_MATMUL(%scaled, %ck) {{adj_y: true}}
-  %new_scores: float32[1,1,{rows},{rows}] = BATCH_MATMUL(%scaled, %new) {{adj_y: true}}
-  %scores: {wide} = CONCATENATION(%old_scores, %new_scores) {{axis: 3}}
+  %scores: {wide} = BATCH_MATMUL(%scaled, %keys) {{adj_y: true}}
   %masked: {wide} = ADD(%scores, %mask)
   %weights: {wide} = SOFTMAX(%masked) {{beta: 1.0}}
-  %values: float32[1,1,{CACHE + rows},{WIDTH}] = CONCATENATION(%cv, %turned) {{axis: 2}}
   %mixed: {new} = BATCH_MATMUL(%weights, %values)
-{_head(rows)}
-  return {outputs}
-}}"""
+  %flat: float32[{rows},{WIDTH}] = RESHAPE(%mixed, int32{{{rows}, {WIDTH}}})
+  %words_out: float32[{rows},{WORDS}] = FULLY_CONNECTED(%flat, {numbers(table(1))}, none)
+  %logits: float32[1,{rows},{WORDS}] = RESHAPE(%words_out, int32{{1, {rows}, {WORDS}}})
+  return {outputs}{", %logits" if rows == 1 else ""}
+}}""")
+    return "\n".join(parts)
 
 
 def embedder() -> str:
@@ -117,8 +104,8 @@ def auxiliary() -> str:
     for name, suffix, rows in (("prefill", "_4", ROWS), ("decode", "", 1)):
         place = len(graphs)
         masks = "time_step=%step, input_tokens=%t, valid_mask=%valid"
-        caches = "kv_cache_k_0=%ck, kv_cache_v_0=%cv, kv_slice_k_0=%k, kv_slice_v_0=%v, input_pos=%pos"
-        updated = "kv_cache_k_0=%nk, kv_cache_v_0=%nv"
+        caches = "kv_cache_k_0=%ck, kv_cache_v_0=%cv, kv_slice_k_0=%new, kv_slice_v_0=%turned, input_pos=%pos"
+        updated = "kv_cache_k_0=%keys, kv_cache_v_0=%values"
         signatures.append(f"signature {name}_mask{suffix} = #{place} ({masks}) -> (mask_global=%mask)")
         signatures.append(f"signature {name}_cache_update{suffix} = #{place + 1} ({caches}) -> ({updated})")
         graphs += [_mask_graph(rows), _update_graph(rows)]
@@ -141,14 +128,11 @@ subgraph mask{rows} (%t: int32[1,{rows}], %valid: bool[1,{rows}], %step: int32[]
 
 
 def _update_graph(rows: int) -> str:
-    cache, new = f"float32[1,1,{CACHE},{WIDTH}]", f"float32[1,1,{rows},{WIDTH}]"
+    new = f"float32[1,1,{rows},{WIDTH}]"
     return f"""
-subgraph update{rows} (%ck: {cache}, %cv: {cache}, %k: {new}, %v: {new}, %pos: int32[{rows}]) {{
-  %at: int32[1] = SLICE(%pos, int32{{0}}, int32{{1}})
-  %place: int32[4] = CONCATENATION(int32{{0, 0}}, %at, int32{{0}}) {{axis: 0}}
-  %nk: {cache} = DYNAMIC_UPDATE_SLICE(%ck, %k, %place)
-  %nv: {cache} = DYNAMIC_UPDATE_SLICE(%cv, %v, %place)
-  return %nk, %nv
+subgraph update{rows} (%ck: {_CACHE}, %cv: {_CACHE}, %new: {new}, %turned: {new}, %pos: int32[{rows}]) {{
+{_UPDATE.format()}
+  return %keys, %values
 }}"""
 
 

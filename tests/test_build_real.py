@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sdk import require_qnn
+from pretend_npu import require_qnn
 
 from edge_opt import compare, convert, evaluate
 from edge_opt.base.errors import UsageError

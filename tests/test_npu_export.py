@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from bundles import GENERIC, bundle, model_part
 from cli_runs import DEMO, QUANTIZED
-from pretend_npu import calls, compiling, pretend
-from sdk import require_qnn
+from pretend_npu import calls, compiling, pretend, require_qnn
 from text_parser import parse
 
 from edge_opt.base.errors import UsageError

@@ -8,7 +8,6 @@ import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from textwrap import dedent
 
@@ -16,8 +15,7 @@ import generation_models as models
 import pytest
 from bundles import bundle, model_part
 from cli_runs import NO_ATTENTION, QUANTIZED, run
-from pretend_npu import EVENTS, FIGURES, TAKEN, compiling, pretend
-from sdk import require_qnn
+from pretend_npu import EVENTS, FIGURES, TAKEN, compiling, require_qnn
 from text_parser import parse
 
 from edge_opt.base.errors import UsageError
@@ -55,12 +53,6 @@ def model(tmp_path: Path) -> Path:
     path = tmp_path / "model.tflite"
     save(parse(NO_ATTENTION), path)
     return path
-
-
-@pytest.fixture
-def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compilers:
-    """Puts a program in the place of LiteRT's tool; the folder to give as --sdk."""
-    return partial(pretend, tmp_path, monkeypatch)
 
 
 # The log

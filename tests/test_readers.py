@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from cli_runs import DEMO, QUANTIZED
 from pass_runs import INLINING
-from sdk import require_qnn
+from pretend_npu import require_qnn
 
 from edge_opt.conversion import convert
 from edge_opt.ir import Model, load
