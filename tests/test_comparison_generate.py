@@ -233,7 +233,7 @@ def test_what_is_missing_is_said_and_what_to_do(main: Any, helpers: dict[str, An
 
 def test_a_prompt_is_as_long_as_the_prefill_and_one_if_the_cache_has_room() -> None:
     loop = planned(PREFILL, LONG, DECODE)
-    assert (loop.rows, loop.count, loop.logits) == (8, 3, "logits")
+    assert (loop.rows, loop.count, loop.logits) == (8, 3, LOGITS)
     assert [len(row) for row in loop.prompt] == [9]
     assert all(1 <= token < 50 for row in loop.prompt for token in row)
     assert len(planned(LONG, DECODE, count=12).prompt[0]) == 16 - 12 + 1

@@ -78,21 +78,6 @@ def test_one_number_that_differs_in_b_is_found(
     assert run(capsys, *command, "--atol", 2.0**-19).code == 0
 
 
-def test_models_without_a_common_signature_are_different(
-    model: Path, tmp_path: Path, compiler: Compilers, capsys: Captured
-) -> None:
-    other = tmp_path / "other.tflite"
-    save(parse(NO_ATTENTION.replace("main", "decode")), other)
-    command = ("compare", model, other, "--on", "npu", "--sdk", compiler(emulator()))
-    shown = run(capsys, *command, "--json")
-    assert (shown.code, shown.json["equal"]) == (1, False)
-    assert [line.rpartition(": ")[2] for line in shown.json["differences"]] == [
-        f"only in {model}",
-        f"only in {other}",
-    ]
-    assert run(capsys, *command).code == 1
-
-
 def test_equal_models_that_are_far_from_the_cpu_are_equal_with_a_warning(
     model: Path, other: Path, compiler: Compilers, capsys: Captured
 ) -> None:

@@ -11,7 +11,7 @@ from textwrap import dedent
 import pytest
 
 from edge_opt.npu import CompilerMissingError
-from edge_opt.npu.hexagon import read_probe_log
+from edge_opt.npu.hexagon import Outcome
 from edge_opt.npu.sdk import LIBRARY, build_probe, cache_folder
 
 FAKE = Path(__file__).with_name("fake_qnn.c")
@@ -40,7 +40,7 @@ def test_the_cache_is_where_the_user_wants_it_also_if_nothing_is_there_yet(
 
 
 def test_every_line_of_the_log_is_read_and_events_belong_to_the_graph_before_them() -> None:
-    heard = read_probe_log(
+    heard = Outcome().hear(
         "interface\tknown\t2.40.0\t5.51.0\n"
         "finalized\tfirst\t0\nevent\t2006\t700\nevent\t2006\t900\n"
         "finalized\tsecond\t1002\nmissing\tx y\nrunning\tsecond\nran\tsecond\t0\n"
@@ -48,7 +48,7 @@ def test_every_line_of_the_log_is_read_and_events_belong_to_the_graph_before_the
     assert (heard.known, heard.interface) == (True, "2.40.0")
     assert (heard.finalized, heard.events) == ([0, 1002], [{2006: 700}, {}])
     assert (heard.missing, heard.running, heard.ran) == (["x y"], True, 0)
-    assert read_probe_log("ran\tg\t0\nrunning\tg\n").ran is None, "the second run did not end"
+    assert Outcome().hear("ran\tg\t0\nrunning\tg\n").ran is None, "the second run did not end"
 
 
 # How it is built
@@ -140,7 +140,7 @@ RUN = """
 def test_a_library_of_an_unknown_version_is_handed_through_untouched(tmp_path: Path) -> None:
     told, log = listen(tmp_path, 41, "print(probe[5 + 19] == real[5 + 19])")
     assert told.strip() == "True"
-    heard = read_probe_log(log)
+    heard = Outcome().hear(log)
     assert (heard.known, heard.interface) == (False, "2.41.0")
 
 
@@ -157,7 +157,7 @@ def test_a_finalized_graph_is_profiled_and_run_on_each_folder(
         (folder / "7.in").write_bytes(bytes([1 + place, 2, 3, 4][:size]))
     (tmp_path / "folders").write_text("".join(f"{folder}\n" for folder in folders))
     _, log = listen(tmp_path, version, RUN)
-    heard = read_probe_log(log)
+    heard = Outcome().hear(log)
     assert (heard.known, heard.interface, heard.ran) == (True, f"2.{version}.0", 0)
     assert heard.events == [{2006: 20060, 2019: 20190}]
     assert heard.missing == ([] if size == 4 else ["x", "x"]), "an input of another size is told"

@@ -21,7 +21,7 @@ from text_parser import parse
 from edge_opt.base.errors import UsageError
 from edge_opt.ir import load, save, to_bytes
 from edge_opt.npu import CompilerFailedError, CompilerMissingError, Figures, TimeEstimate, profile
-from edge_opt.npu.hexagon import Compiler, Outcome, ProbeLog, first_complaint, read_probe_log
+from edge_opt.npu.hexagon import Compiler, Outcome, first_complaint
 from edge_opt.npu.profiling import measure, read_floor
 from edge_opt.npu.sdk import SDK_VARIABLES, find_libraries
 
@@ -44,8 +44,7 @@ HEARD = "".join(["finalized\tg\t0\n", *(f"event\t{kind}\t{value}\n" for kind, va
 
 
 def outcome(output: str, taken: str, log: str = "") -> Outcome:
-    probe_log = read_probe_log(log) if log else ProbeLog()
-    return Outcome(0, output, f"INFO: [a.cc:1] Partitioned subgraph<0>, {taken} partitions.\n", probe_log, "")
+    return Outcome(0, output, f"INFO: [a.cc:1] Partitioned subgraph<0>, {taken} partitions.\n").hear(log)
 
 
 @pytest.fixture
@@ -65,8 +64,8 @@ def test_partitions_run_one_after_the_other() -> None:
     found = outcome(TWO, TAKEN_TWICE, HEARD + HEARD)
     told = {"spill": 11, "fill": 22, "ddr_written": 33, "ddr_read": 440, "run_list": 55}
     assert found.figures() == {"taken": 7, "operators": 9, "partitions": 2, **told}
-    assert found.time("SA8797") == TimeEstimate("SA8797", 3000, 2000, 5000, 2400, 1800, 2800, 2)
-    assert outcome(TWO, TAKEN_TWICE, HEARD).time("SA8797") is None, "of one partition alone"
+    assert found.time("SA8797") == (TimeEstimate("SA8797", 3000, 2000, 5000, 2400, 1800, 2800, 2), "")
+    assert outcome(TWO, TAKEN_TWICE, HEARD).time("SA8797")[0] is None, "of one partition alone"
 
 
 def test_a_lost_figure_is_an_error_and_a_refused_graph_has_no_partition() -> None:

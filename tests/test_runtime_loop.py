@@ -70,7 +70,7 @@ def test_tokens_are_generated_one_after_the_other_from_what_the_calls_before_gav
         logits[[0, 1], 0, total[:, 0].astype(int) % WORDS] = 1
         return {"kv_cache_k_0": total, "logits": logits}
 
-    loop = Loop((PREFILL,), (DECODE,), 4, ((1, 2, 3), (4, 5, 6)), 3, "logits")
+    loop = Loop((PREFILL,), (DECODE,), 4, ((1, 2, 3), (4, 5, 6)), 3, LOGITS)
     tokens, logits = run(loop, invoke)
     assert calls[0] == ("prefill", [0, 1, 2, 3], [[1, 2, 0, 0], [4, 5, 0, 0]])
     assert [call[1] for call in calls[1:]] == [[2], [3], [4]]

@@ -39,19 +39,17 @@ def first_difference(both: Both, pair: Pair, output: str, kernels: Kernels, runs
     place = [info.name for info in pair.signature.outputs].index(output)
     sides = [arguments(model, pair.signature) for model in both.models]
     ends = sides[0][2][place], sides[1][2][place]
-    ours, theirs = (_named(graph, end) for (graph, *_), end in zip(sides, ends, strict=True))
-    pairs = [(tensor, theirs[name]) for name, tensor in ours.items() if name in theirs]
+    # Tensors of numbers that lead to the output, by name, in execution order; only names that are unique.
+    named: list[dict[str, Tensor]] = []
+    for (graph, *_), end in zip(sides, ends, strict=True):
+        tensors = [tensor for one in needed_for([end], graph.operators) for tensor in one.outputs]
+        counts = Counter(tensor.name for tensor in tensors if tensor is not end)
+        usable = (tensor for tensor in tensors if tensor.name and tensor.dtype.numpy is not None)
+        named.append({tensor.name: tensor for tensor in usable if counts[tensor.name] == 1})
+    pairs = [(tensor, named[1][name]) for name, tensor in named[0].items() if name in named[1]]
     alike = [pair for pair in pairs if len({(t.shape, t.shape_signature, t.dtype) for t in pair}) == 1]
     graphs, inputs = [graph for graph, *_ in sides], [given for _, given, _ in sides]
     return _Search(both, kernels, pair, both.plans(pair, runs), graphs, inputs, [*alike, ends]).run()
-
-
-def _named(graph: Subgraph, output: Tensor) -> dict[str, Tensor]:
-    """Tensors of numbers that lead to the output, by name, in execution order; only names that are unique."""
-    tensors = [tensor for one in needed_for([output], graph.operators) for tensor in one.outputs]
-    counts = Counter(tensor.name for tensor in tensors if tensor is not output)
-    usable = (tensor for tensor in tensors if tensor.name and tensor.dtype.numpy is not None)
-    return {tensor.name: tensor for tensor in usable if counts[tensor.name] == 1}
 
 
 @dataclass(slots=True)

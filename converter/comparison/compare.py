@@ -19,7 +19,7 @@ from edge_opt.comparison.findings import (
     name_of,
 )
 from edge_opt.comparison.generate import compare_generation
-from edge_opt.comparison.pairing import Both, Pair, both_open, checked_numbers
+from edge_opt.comparison.pairing import Pair, both_open, checked_numbers
 from edge_opt.ir.opening import ModelLike
 from edge_opt.runtime.tensors import Kernels
 
@@ -77,28 +77,25 @@ def compare(
         report = replace(report, generation=compare_generation(a, b, generate, seed, kernels))
     with both_open(a, b, report, signatures=signatures, shapes=shapes, progress=progress) as both:
         runs = runs_of(*both.models)
-        report = both.compared(lambda pair: _compared(both, pair, kernels, runs))
-        return replace(report, first_difference=_located(both, report, kernels, runs)) if locate else report
 
+        def compared(pair: Pair) -> SignatureComparison:
+            """Run one model after the other, and measure the outputs that both have."""
+            name, path = pair.signature.name, both.caches.folder / "outputs"
+            ours, theirs = both.plans(pair, runs)
+            path.unlink(missing_ok=True)
+            results = [keep(run, path) for run in both.worker.run_plans(both.files[0], name, ours, kernels)]
+            others = both.worker.run_plans(both.files[1], name, theirs, kernels)
+            return both.measure_all(pair, zip(results, others, strict=True))
 
-def _compared(both: Both, pair: Pair, kernels: Kernels, runs: int) -> SignatureComparison:
-    """Run both models on the same inputs, one after the other, and measure the outputs that both have."""
-    name, path = pair.signature.name, both.caches.folder / "outputs"
-    ours, theirs = both.plans(pair, runs)
-    path.unlink(missing_ok=True)
-    results = [keep(run, path) for run in both.worker.run_plans(both.files[0], name, ours, kernels)]
-    others = both.worker.run_plans(both.files[1], name, theirs, kernels)
-    return both.measure_all(pair, zip(results, others, strict=True))
-
-
-def _located(both: Both, report: ComparisonReport, kernels: Kernels, runs: int) -> FirstDifference | None:
-    """Where the first output that differs begins to; None where none does in its numbers."""
-    for name, output in ((one.name, output) for one in report.signatures for output in one.outputs):
-        if not output.outside:
-            continue
-        try:
-            return first_difference(both, both.pairs[name], output.name, kernels, runs)
-        except EdgeOptError as error:
-            # The comparison itself is done: its result must not be lost.
-            return FirstDifference(name, reason=f"looking for it failed: {error}")
-    return None
+        report = both.compared(compared)
+        differing = (
+            (one.name, output) for one in report.signatures for output in one.outputs if output.outside
+        )
+        for name, output in differing if locate else ():
+            try:
+                found = first_difference(both, both.pairs[name], output.name, kernels, runs)
+            except EdgeOptError as error:
+                # The comparison itself is done: its result must not be lost.
+                found = FirstDifference(name, reason=f"looking for it failed: {error}")
+            return replace(report, first_difference=found)
+        return report

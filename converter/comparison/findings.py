@@ -44,7 +44,7 @@ class OutputComparison(Difference):
         return not self.reason and self.differing == 0
 
     def sentence(self) -> str:
-        """What differs, or that nothing does."""
+        """How the output differs, or that it does not."""
         if self.reason or self.bitwise:
             return f"output '{self.name}': {self.reason or 'bitwise equal'}"
         text = f"output '{self.name}': {self.differing} of {self.elements} elements differ"
@@ -161,7 +161,7 @@ class GenerationComparison(Record):
         return next((step for step, one in enumerate(self.a) if one != self.b[step]), None)
 
     def sentence(self) -> str:
-        """What came of it."""
+        """The result in one sentence."""
         place, how = self.first_difference, f"after a prompt of {len(self.prompt[0])}"
         if place is not None:
             differing = f"{self.a[place]} against {self.b[place]}"

@@ -58,7 +58,7 @@ def compare_generation(
 ) -> GenerationComparison:
     """Generate `count` tokens with both models from the same random prompt.
 
-    What one model lacks of embedder and auxiliary model, it takes from the other.
+    If a model has no embedder or auxiliary model, the other model's is used.
 
     Raises:
         UsageError: a signature, an embedder or an auxiliary model is missing, or the cache has too little room.
@@ -78,9 +78,7 @@ def compare_generation(
                 loop = plan_loop(name, described, count, seed, prompt)
                 prompt = loop.prompt
                 tokens, logits = worker.generate(files, loop, kernels)
-            outputs = (info for call in loop.decode for info in call.signature.outputs)
-            info = next(info for info in outputs if info.name == loop.logits)
-            results.append((tuple(map(tuple, tokens)), info, logits))
+            results.append((tuple(map(tuple, tokens)), loop.logits, logits))
     (tokens_a, info_a, logits_a), (tokens_b, info_b, logits_b) = results
     difference = measured(info_a, info_b, logits_a, logits_b, logits=True)
     return GenerationComparison(count, loop.prompt, tokens_a, tokens_b, difference)
@@ -93,7 +91,8 @@ def plan_loop(name: str, described: Described, count: int, seed: int, prompt: Pr
         UsageError: a signature, an embedder or an auxiliary model is missing, or the cache has too little room.
     """
     names = ", ".join(signature.name for signature in described[MAIN])
-    decode = next(filter(_decodes, described[MAIN]), None)
+    one_token = (one for one in described[MAIN] if "prefill" not in one.name and caches_of(one))
+    decode = next((one for one in one_token if sum("logits" in info.name for info in one.outputs) == 1), None)
     if decode is None:
         raise UsageError(
             f"{name} has no decode signature with caches and one output of logits, there is {names}"
@@ -114,13 +113,7 @@ def plan_loop(name: str, described: Described, count: int, seed: int, prompt: Pr
         numbers = noise.integers(noise.seed_of(seed, "prompt", 0), batch * length, 1, logits.shape[-1])
         prompt = tuple(tuple(row) for row in np.reshape(numbers, (batch, length)).tolist())
     steps = _calls(name, described, prefill), _calls(name, described, decode)
-    return Loop(*steps, rows, prompt, count, logits.name)
-
-
-def _decodes(signature: SignatureInfo) -> bool:
-    """Whether a signature gives logits for one token."""
-    gives = sum("logits" in info.name for info in signature.outputs) == 1
-    return gives and "prefill" not in signature.name and bool(caches_of(signature))
+    return Loop(*steps, rows, prompt, count, logits)
 
 
 def _calls(name: str, described: Described, step: SignatureInfo) -> tuple[Call, ...]:

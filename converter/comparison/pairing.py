@@ -1,6 +1,6 @@
 """Two models open side by side: their signatures in pairs, inputs for both, and figures of their outputs.
 
-What runs the models, the CPU or an emulator, is the caller's. Of the outputs only those of one signature are kept.
+The caller runs the models, on the CPU or in an emulator. Only the outputs of one signature are kept at a time.
 """
 
 import tempfile

@@ -1,7 +1,7 @@
-"""How near the whole models, before and after a conversion, have to be: as near as their rewrites' demands allow.
+"""How close the outputs of a whole model must be before and after a conversion; this follows from its rewrites.
 
-If each accepted site of a signature demanded and gave the same bits, so must every output. If one did not, its
-difference goes through the rest of the network, and outputs get room:
+If each accepted site of a signature demanded and gave identical bits, so must every output. Otherwise the difference
+goes through the rest of the network, and a tolerance applies:
 
 - `16 * sum of the demanded relative tolerances`, relative to the largest value of the output. One region's error of
   1e-6 may grow on its way; measured, outputs differ by at most 0.4 times that sum.

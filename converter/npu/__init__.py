@@ -1,6 +1,6 @@
-"""What an NPU makes of a model: a vendor's own compiler runs on it, and its figures choose between forms.
+"""Estimates how a model runs on an NPU: a vendor's compiler compiles it, and its figures rank the forms.
 
-Changes no model, and holds no vendor's code.
+Changes no model, and contains no vendor's code.
 """
 
 from edge_opt.npu.comparing import compare_on_npu

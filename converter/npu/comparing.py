@@ -1,6 +1,6 @@
 """Compares two models as the NPU computes them: both are compiled, and run in the compiler's own emulator.
 
-How exact the NPU is, is measured against the first model on the CPU; that is a warning, and no part of the verdict.
+The NPU's error is measured against the first model on the CPU: a large one is a warning, and not part of the verdict.
 """
 
 from collections.abc import Sequence

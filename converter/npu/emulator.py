@@ -1,6 +1,6 @@
 """Runs a compiled graph in the x86 emulator of QNN's HTP library: the NPU's own arithmetic, on this machine.
 
-A model of one entry point is compiled once, and runs any number of times. The emulator is not ours and may crash.
+A model with one entry point is compiled once and runs any number of times. The emulator is third-party and may crash.
 """
 
 import os
@@ -104,20 +104,19 @@ class Emulator:
 
 def _check_ran(outcome: Outcome) -> None:
     """CompilerFailedError unless the whole graph was compiled as one, and ran in the emulator."""
-    heard = outcome.heard
-    if heard.interface and not heard.known:
-        why = f"edge-opt's probe was not tried with QNN interface {heard.interface}"
-    elif not heard.finalized:
+    if outcome.interface and not outcome.known:
+        why = f"edge-opt's probe was not tried with QNN interface {outcome.interface}"
+    elif not outcome.finalized:
         why = f"the compiler ended with code {outcome.code}: {outcome.reason}"
-    elif heard.finalized[0]:
+    elif outcome.finalized[0]:
         why = f"the compiler refuses the graph: {outcome.reason}"
-    elif heard.missing:
-        why = f"the compiled graph wants input '{heard.missing[0]}' in another type or size"
-    elif heard.ran is None:
-        where = "the emulator crashes on the compiled graph" if heard.running else "the compiler ends"
+    elif outcome.missing:
+        why = f"the compiled graph wants input '{outcome.missing[0]}' in another type or size"
+    elif outcome.ran is None:
+        where = "the emulator crashes on the compiled graph" if outcome.running else "the compiler ends"
         why = f"{where} ({outcome.ended})"
-    elif heard.ran:
-        why = f"the emulator refuses the compiled graph: error {heard.ran}"
+    elif outcome.ran:
+        why = f"the emulator refuses the compiled graph: error {outcome.ran}"
     else:
         figures = outcome.figures()
         if (figures["taken"], figures["partitions"]) == (figures["operators"], 1):

@@ -1,9 +1,9 @@
 """Compiles a model for a Hexagon NPU on this machine, with LiteRT's ahead-of-time tool; no phone takes part.
 
-Of a compilation only the figures in its log are kept. The compiler is not ours and may crash.
+Only the figures in the compiler's log are kept. The compiler is third-party code and may crash.
 
-LiteRT's tool prints to standard error, the QNN libraries to standard output. Both are buffered apart, so the two texts
-must be read apart too: in one pipe they cut each other's lines. Our probe writes a file.
+LiteRT's tool prints to standard error, the QNN libraries to standard output. Each has its own buffer, so they must be
+read separately: in one pipe they cut each other's lines. Our probe writes a file.
 """
 
 import math
@@ -104,10 +104,9 @@ class Figures(Record):
         return self.ddr_read / self.floor if self.floor else None
 
     def ranking(self, *, timed: bool = True) -> dict[str, float]:
-        """What ranks entry points, first things first, by the words that tell it; smaller is better.
+        """The figures that rank entry points, most important first, by the text that reports them; smaller is better.
 
-        Operators off the NPU count first, then in how many pieces the rest is, then, if it is `timed`, the estimated
-        time, then bytes moved and steps.
+        The estimated time is among them only if `timed`.
         """
         time = math.inf if self.time is None else self.time.us / 1000
         return {
@@ -136,14 +135,18 @@ def first_complaint(*logs: str) -> str:
 
 
 @dataclass(slots=True)
-class ProbeLog:
-    """Everything that the probe wrote; `interface` is the version of the library's own, `known` if it is trusted.
+class Outcome:
+    """How the compiler ended with one graph, what it printed, and what the probe wrote; `no_probe` says why nothing.
 
-    `finalized` has a return code and `events` the profile for each graph, that is partition. Of the graph in the
-    emulator: its `missing` inputs, and in `ran` the library's return code of the last run; None after `running` means
-    that the process ended there.
+    `interface` is the version of the library's own, `known` if it is trusted. `finalized` has a return code and
+    `events` the profile for each graph, that is partition. Of the graph in the emulator: its `missing` inputs, and in
+    `ran` the library's return code of the last run; None after `running` means that the process ended there.
     """
 
+    code: int = 0
+    output: str = ""
+    errors: str = ""
+    no_probe: str = ""
     interface: str = ""
     known: bool = False
     finalized: list[int] = field(default_factory=list)
@@ -152,37 +155,24 @@ class ProbeLog:
     running: bool = False
     ran: int | None = None
 
-
-def read_probe_log(text: str) -> ProbeLog:
-    """What the probe's log says; its lines are described in `probe.c`."""
-    heard = ProbeLog()
-    for line in text.splitlines():
-        match line.split("\t"):
-            case ["interface", trusted, core, *_]:
-                heard.known, heard.interface = trusted == "known", core
-            case ["finalized", _, status, *_]:
-                heard.finalized.append(int(status))
-                heard.events.append({})
-            case ["event", event, value, *_]:
-                heard.events[-1].setdefault(int(event), int(value))
-            case ["missing", name, *_]:
-                heard.missing.append(name)
-            case ["running", *_]:
-                heard.running, heard.ran = True, None
-            case ["ran", _, status, *_]:
-                heard.ran = int(status)
-    return heard
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How the compiler ended with one graph, what it printed, and what the probe heard; `no_probe` says why nothing."""
-
-    code: int
-    output: str
-    errors: str
-    heard: ProbeLog
-    no_probe: str
+    def hear(self, text: str) -> "Outcome":
+        """The same, with what the probe's log says; its lines are described in `probe.c`."""
+        for line in text.splitlines():
+            match line.split("\t"):
+                case ["interface", trusted, core, *_]:
+                    self.known, self.interface = trusted == "known", core
+                case ["finalized", _, status, *_]:
+                    self.finalized.append(int(status))
+                    self.events.append({})
+                case ["event", event, value, *_]:
+                    self.events[-1].setdefault(int(event), int(value))
+                case ["missing", name, *_]:
+                    self.missing.append(name)
+                case ["running", *_]:
+                    self.running, self.ran = True, None
+                case ["ran", _, status, *_]:
+                    self.ran = int(status)
+        return self
 
     @property
     def reason(self) -> str:
@@ -191,7 +181,7 @@ class Outcome:
 
     @property
     def ended(self) -> str:
-        """What is known of a process that does not say why it ended."""
+        """The signal that ended the process, if one did."""
         return processes.killed_by(self.code) or "it does not say why"
 
     def figures(self) -> dict[str, int]:
@@ -213,22 +203,17 @@ class Outcome:
             sums[name] = sum(map(int, values))
         return sums
 
-    def time(self, chip: str) -> TimeEstimate | None:
-        """The estimate for this chip, of all partitions one after the other; None where one has none."""
-        found, every = _PARTITIONED.search(self.errors), self.heard.events
+    def time(self, chip: str) -> tuple[TimeEstimate | None, str]:
+        """The estimate for this chip, of all partitions one after the other; or why there is none."""
+        found, every = _PARTITIONED.search(self.errors), self.events
         complete = all(events.keys() >= _EVENTS.keys() for events in every)
-        if found is None or not every or len(every) != int(found["partitions"]) or not complete:
-            return None
-        return TimeEstimate(
-            chip, **{name: sum(one[event] for one in every) for event, name in _EVENTS.items()}
-        )
-
-    def why_no_time(self, chip: str) -> str:
-        """Why the compiler estimated no time for this chip."""
-        if self.no_probe or self.heard.known:
-            return self.no_probe or f"the compiler gave none for {chip}"
-        return (
-            f"the libraries have QNN interface {self.heard.interface or '(unknown)'}, and edge-opt's probe was tried "
+        if found is not None and every and len(every) == int(found["partitions"]) and complete:
+            sums = {name: sum(one[event] for one in every) for event, name in _EVENTS.items()}
+            return TimeEstimate(chip, **sums), ""
+        if self.no_probe or self.known:
+            return None, self.no_probe or f"the compiler gave none for {chip}"
+        return None, (
+            f"the libraries have QNN interface {self.interface or '(unknown)'}, and edge-opt's probe was tried "
             f"with {_KNOWN_INTERFACES} (onnxruntime-qnn 2.3 to 2.7)"
         )
 
@@ -246,7 +231,7 @@ class Compiler:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        """UsageError where a flag is none."""
+        """Raise UsageError if a flag is malformed."""
         wrong = next((flag for flag in self.flags if not re.match(r"--\w", flag)), None)
         if wrong is not None:
             raise UsageError(f"'{wrong}' is not a compiler flag: write --qualcomm_optimization_level=O2")
@@ -298,12 +283,13 @@ class Compiler:
                 raise CompilerFailedError(
                     f"the Hexagon compiler was not done after {self.seconds:g} seconds; give more with seconds=..."
                 ) from error
-            heard = read_probe_log(log.read_text(errors="replace") if log.exists() else "")
+            outcome = Outcome(done.returncode, done.stdout, done.stderr, sdk.no_probe)
+            outcome.hear(log.read_text(errors="replace") if log.exists() else "")
         if done.returncode and _UNKNOWN_CHIP in done.stderr:
             raise UsageError(
                 f"the Hexagon compiler does not know chip '{self.chip}', {did_you_mean(self.chip, CHIPS)}"
             )
-        return Outcome(done.returncode, done.stdout, done.stderr, heard, sdk.no_probe)
+        return outcome
 
 
 @contextmanager

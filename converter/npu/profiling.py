@@ -169,17 +169,20 @@ def measure(model: Model, signature: str, compiler: Compiler) -> Measured:
                 failure = f"the Hexagon compiler ended with code {outcome.code}: {outcome.reason}"
                 return Measured(signature, failure=failure)
             judged = outcome if judging is None else judging.result()
-        figures = outcome.figures()
+        sums = outcome.figures()
     except CompilerFailedError as error:
         return Measured(signature, failure=str(error))
-    estimate = judged.time(judge.chip)
+    estimate, why_not = judged.time(judge.chip)
     note = CHIPS[compiler.chip].note if compiler.chip in CHIPS else ""
-    if estimate is None:
-        note = f"no estimate of time: {judged.why_no_time(judge.chip)}"
-    named = _VERSION.search(outcome.errors)
-    qnn = outcome.heard.interface if named is None else named[1]
-    floor = read_floor(alone.subgraphs[0])
-    return Measured(signature, Figures(signature, **figures, floor=floor, time=estimate, note=note, qnn=qnn))
+    figures = Figures(
+        signature,
+        **sums,
+        floor=read_floor(alone.subgraphs[0]),
+        time=estimate,
+        note=f"no estimate of time: {why_not}" if why_not else note,
+        qnn=named[1] if (named := _VERSION.search(outcome.errors)) else outcome.interface,
+    )
+    return Measured(signature, figures)
 
 
 def read_floor(subgraph: Subgraph) -> int:

@@ -70,7 +70,7 @@ def read_on_cpu(bundle: AnyPath, texts: Sequence[Text]) -> list[Array]:
         UsageError, ModelFormatError, RuntimeFailed: as `read_on_npu`.
     """
     with _opened(bundle, texts) as (worker, files, loops):
-        return [_reals(loop, worker.generate(files, loop)[1]) for loop in loops]
+        return [loop.logits.reals(worker.generate(files, loop)[1][:, 0]) for loop in loops]
 
 
 def read_on_npu(
@@ -120,12 +120,7 @@ def read_on_npu(
             return outputs
 
         progress(0, runs)
-        return [_reals(loop, steps.run(loop, invoke)[1]) for loop in loops]
-
-
-def _reals(loop: Loop, logits: Array) -> Array:
-    (info,) = (info for call in loop.decode for info in call.signature.outputs if info.name == loop.logits)
-    return info.reals(logits.reshape(loop.count, -1))
+        return [loop.logits.reals(steps.run(loop, invoke)[1][:, 0]) for loop in loops]
 
 
 @dataclass(frozen=True, slots=True)

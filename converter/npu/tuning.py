@@ -39,7 +39,7 @@ Changes = Mapping[str, Any] | None
 
 @dataclass(frozen=True, slots=True)
 class Trial(Record):
-    """One form, compiled. `verdict` says what is wrong with its numbers in the emulator; empty if nothing is known."""
+    """One form, compiled. `verdict` says how its outputs in the emulator are wrong; empty if none is known to be."""
 
     form: str
     measured: Measured
@@ -50,7 +50,7 @@ class Trial(Record):
 
     @property
     def usable(self) -> bool:
-        """Whether it compiled, and nothing is known to be wrong with its numbers."""
+        """Whether it compiled, and its outputs are not known to be wrong."""
         return self.measured.figures is not None and not self.verdict
 
 
@@ -143,6 +143,7 @@ def tune(
             "the signature's largest attention is not among these layers: with more of them, ranks may change"
         )
     forms = _forms(whole, name, attention, base)
+    targets = {form: applied(base, changes) for form, changes in forms.items()}
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-"))
         exported = f"{folder}/exported.tflite"
@@ -150,8 +151,8 @@ def tune(
         idle = max(1, round((os.cpu_count() or 1) - os.getloadavg()[0]))
         running = executor or stack.enter_context(compiling_threads(jobs or idle))
         waiting = [
-            running.submit(try_form, exported, form, applied(base, changes), compiler.judge())
-            for form, changes in forms.items()
+            running.submit(try_form, exported, form, varied, compiler.judge())
+            for form, varied in targets.items()
         ]
         tell("compiling", 0, len(waiting))
         for done, _ in enumerate(as_completed(waiting), 1):
@@ -159,7 +160,6 @@ def tune(
         trials = sorted((future.result() for future in waiting), key=lambda trial: trial.measured.rank)
         checked = f"numbers not checked: {no_probe}"
         if not no_probe:
-            targets = {form: applied(base, changes) for form, changes in forms.items()}
             trials, checked = _checked(trials, exported, targets, compiler, tell)
     figures = [trial.measured.figures for trial in trials if trial.measured.figures is not None]
     return Tuning(
@@ -179,15 +179,12 @@ def tune(
 
 def _forms(model: Model, signature: str, attention: Block, base: Target) -> dict[str, Changes]:
     """The variants that give different graphs of one layer: without norms there is no other cut at the norm."""
-    forms: dict[str, Changes] = {}
-    graphs = set()
+    forms: dict[str, tuple[str, Changes]] = {}
+    first = layer_ends(model, signature, 1)
     for form, changes in variants(attention, base):
-        layer = cut_entry_point(model, signature, layer_ends(model, signature, 1))
-        graph = subgraph_text(rewritten(layer, applied(base, changes)).subgraphs[0])
-        if graph not in graphs:
-            graphs.add(graph)
-            forms[form] = changes
-    return forms
+        layer = rewritten(cut_entry_point(model, signature, first), applied(base, changes))
+        forms.setdefault(subgraph_text(layer.subgraphs[0]), (form, changes))
+    return dict(forms.values())
 
 
 def variants(attention: Block, base: Target) -> Iterator[tuple[str, Changes]]:
@@ -200,10 +197,11 @@ def variants(attention: Block, base: Target) -> Iterator[tuple[str, Changes]]:
     for form in FORMS:
         yield form, {"form": form, "rows_per_tile": None}
     best, above = "split-above", {"form": "split-above", "rows_per_tile": None}
-    if attention.head_size < (base.norm_per_head_from or _ALWAYS):
-        yield f"{best}, a norm for each head", {**above, "norm_per_head_from": _ALWAYS}
-    else:
-        yield f"{best}, one norm for all", {**above, "norm_per_head_from": attention.head_size + 1}
+    per_head = attention.head_size < (base.norm_per_head_from or _ALWAYS)
+    norms, least = (
+        ("a norm for each head", _ALWAYS) if per_head else ("one norm for all", attention.head_size + 1)
+    )
+    yield f"{best}, {norms}", {**above, "norm_per_head_from": least}
     place = "after" if base.mask_before_join else "before"
     yield f"{best}, the mask {place} the join", {**above, "mask_before_join": not base.mask_before_join}
     rows = attention.query_length

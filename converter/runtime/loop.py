@@ -41,7 +41,7 @@ class Loop:
     rows: int
     prompt: tuple[tuple[int, ...], ...]
     count: int
-    logits: str
+    logits: TensorInfo
     follow: tuple[int, ...] = ()
 
 
@@ -62,7 +62,7 @@ def run(loop: Loop, invoke: Invoke) -> tuple[list[list[int]], Array]:
     for place in range(loop.count):
         give = partial(basic_input, tokens=current, start=filled + place, valid=1)
         _carry_out(values, loop.decode, give, invoke)
-        logits.append(values[loop.logits][0].reshape(len(prompt), -1))
+        logits.append(values[loop.logits.name][0].reshape(len(prompt), -1))
         best = logits[-1].argmax(axis=-1)
         current = np.full((1, 1), loop.follow[place]) if loop.follow else best[:, np.newaxis]
         tokens.append(best.tolist())
