@@ -21,9 +21,9 @@ from edge_opt.attention.labels import (
     distrusted,
     trace_heads,
 )
-from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, data_input, is_product
+from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, is_product
 from edge_opt.ir import Operator, Subgraph, Tensor
-from edge_opt.ir.operators import UNARY, Effect, operators_that
+from edge_opt.ir.operators import KINDS, UNARY, Effect, operators_that
 from edge_opt.ir.refusal import Refusal, RefusedError
 from edge_opt.ir.walk import producers, walked
 from edge_opt.shapes.inference import doubted
@@ -145,7 +145,7 @@ def _maps(operator: Operator, tensor: Tensor, allowed: frozenset[str]) -> bool:
     if operator.name == "PACK" and len(operator.inputs) > 1:
         return False
     if operator.name in allowed:
-        return data_input(operator) is tensor
+        return next(iter(KINDS[operator.name].data_operands(operator.inputs)), None) is tensor
     others = [t for t in operator.inputs if t is not tensor and t is not None]
     return operator.name in ELEMENTWISE and all(t.elements == 1 for t in others)
 

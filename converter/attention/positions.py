@@ -86,7 +86,7 @@ class Rotary:
         return FloatForm(tuple(made), floats[self.result], angles)
 
     @cached_property
-    def _axes(self) -> dict[Tensor, int]:
+    def axes(self) -> dict[Tensor, int]:
         """The axis of the positions in the result, and in all that leads to it where there are several positions.
 
         Raises:
@@ -107,19 +107,14 @@ class Rotary:
         text = "its entries do not depend on one position each, in order along one axis"
         raise RefusedError(text, self.operators[-1], self.result)
 
-    @property
-    def axis(self) -> int:
-        """The axis of the result on which the positions lie; raises RefusedError where there is none."""
-        return self._axes[self.result]
-
     def values(self, count: int) -> NDArray[np.float32]:
-        """The result in float at positions 0 to `count` - 1: these lie along `axis`."""
+        """The result in float at positions 0 to `count` - 1, along its axis of positions."""
         runs = [self._at(first)[self.form.result] for first in range(0, count, self.position.elements)]
-        return np.concatenate(runs, self.axis).take(range(count), self.axis)
+        return np.concatenate(runs, self.axes[self.result]).take(range(count), self.axes[self.result])
 
     def last_position(self, count: int) -> int | None:
         """The last position that the integers in between can count to; None where that is `count` - 1 or more."""
-        axes, size = self._axes, self.position.elements
+        axes, size = self.axes, self.position.elements
         for first in range(0, count, size):
             arrays, beyond = self._at(first), [count]
             for tensor, stored in self.form.angles:

@@ -15,7 +15,7 @@ from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.factors import Axis, Factored
 from edge_opt.base.words import name_below
 from edge_opt.ir import Operator, Shape, Tensor
-from edge_opt.ir.operators import KINDS, Effect, operators_that
+from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.refusal import RefusedError
 
 Operands = dict[int, Factored]
@@ -43,10 +43,6 @@ class Labelled:
     def piece_shape(self) -> Shape:
         """Shape of the result for one head."""
         return fx.piece_shape(self.factored, keep=self.keep)
-
-    def axis(self, rank: int) -> int:
-        """The operator's option `axis`, counted from the front of a tensor of that rank."""
-        return int(self.operator.option("axis")) % rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +329,7 @@ class Joining(Rule):
     """
 
     def operands(self, of: Labelled) -> Operands:
-        axis, count, cut = of.axis(len(of.factored)), len(of.operator.inputs), self._cut(of)
+        (axis, cut), count = self._cut(of), len(of.operator.inputs)
         before, whole, after = of.factored[:axis], of.factored[axis], of.factored[axis + 1 :]
         if cut is None and fx.tells_heads(whole):
             raise RefusedError("the parts that are joined are not the heads", of.operator)
@@ -343,21 +339,22 @@ class Joining(Rule):
             return dict.fromkeys(range(count), (*before, cut[1] or fx.repeated(whole), *after))
         if any(len(of.operator.input(i).shape) <= axis for i in range(count)):
             raise RefusedError("the recorded shapes do not fit", of.operator)
-        return {i: (*before, *fx.plain((of.operator.input(i).shape[axis],)), *after) for i in range(count)}
+        sizes = [of.operator.input(index).shape[axis] for index in range(count)]
+        return {index: (*before, *fx.plain((size,)), *after) for index, size in enumerate(sizes)}
 
     @staticmethod
-    def _cut(of: Labelled) -> tuple[Axis, Axis] | None:
-        """The labelled axis cut into the parts; None where other axes are labelled, or the parts are not the heads."""
-        whole, parts = of.factored[of.axis(len(of.factored))], of.operator.inputs
-        is_pack = of.operator.name == "PACK"
+    def _cut(of: Labelled) -> tuple[int, tuple[Axis, Axis] | None]:
+        """The axis, cut into the parts where it is labelled; None where it is not, or the parts are not the heads."""
+        axis, parts = int(of.operator.option("axis")) % len(of.factored), of.operator.inputs
+        whole, is_pack = of.factored[axis], of.operator.name == "PACK"
         fused = not is_pack and of.operator.option("fused_activation_function")
         alike = len({tensor.shape for tensor in parts if tensor is not None}) == 1
         cut = fx.cut_axis(whole, len(parts)) if fx.tells_heads(whole) and alike and not fused else None
         is_heads = cut is not None and fx.only_labels(cut[0]) and not (is_pack and cut[1])
-        return cut if is_heads else None
+        return axis, cut if is_heads else None
 
     def passed_on(self, of: Labelled, head: int) -> int | None:
-        cut = self._cut(of)
+        cut = self._cut(of)[1]
         return None if cut is None else fx.mixed_index(cut[0], head)
 
 
@@ -414,8 +411,3 @@ def multiplies_activations(operator: Operator) -> bool:
     """True for a product of two computed matrices, so not of weights."""
     is_product = operator.name in ("BATCH_MATMUL", "FULLY_CONNECTED")
     return is_product and not any(t is None or t.is_constant for t in operator.inputs[:2])
-
-
-def data_input(operator: Operator) -> Tensor | None:
-    """The input that an operator of one data operand rearranges, cuts or maps; the others steer it."""
-    return next(iter(KINDS[operator.name].data_operands(operator.inputs)), None)

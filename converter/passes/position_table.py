@@ -49,7 +49,7 @@ class PositionTable(Pass):
 
 def _build(context: Context, rotary: Rotary) -> Rewrite:
     """Raises RefusedError where a table cannot stand for the operators."""
-    position, result, axis = rotary.position, rotary.result, rotary.axis
+    position, result, axis = rotary.position, rotary.result, rotary.axes[rotary.result]
     parameters = None if result.dtype.is_float else result.quantization
     if result.dtype is not DType.FLOAT32 and (parameters is None or len(parameters.scale) != 1):
         raise RefusedError("the table needs one scale", rotary.operators[-1], result)
