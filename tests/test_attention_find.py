@@ -69,7 +69,7 @@ def test_heads_that_are_folded_into_rows_and_not_merged_are_not_taken_for_one(gr
     (match,) = find_blocks(parse(text).subgraphs[0])
     assert isinstance(match, NotABlock)
     assert match.is_attention
-    assert match.reason.condition.startswith("rows of the value product are taken apart")
+    assert match.reason.condition.startswith("rows of the value product may belong")
 
 
 @pytest.mark.parametrize("heads", [1, 4])
@@ -209,10 +209,10 @@ SKIPPED: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
     ),
     "probabilities that an operator takes which nobody can look into": (
         changed("BATCH_MATMUL(%p, -> CUSTOM 'product' (%p,"),
-        "the probabilities go into an operator that nothing is known of, at CUSTOM",
+        "an operator of unknown effect reads the probabilities, at CUSTOM",
     ),
     "rows that may be heads, because a mask is repeated for them": (
-        FOLDED, "rows of the value product are taken apart or repeated, for heads or not, at CONCATENATION, tensor 'm'",
+        FOLDED, "rows of the value product may belong to several heads, at CONCATENATION, tensor 'm'",
     ),
     "logits made by an operator that nobody can look into": (
         changed("BATCH_MATMUL(%q, %k) {adj_y: true} -> CUSTOM 'scores' (%q, %k)"),
@@ -240,7 +240,7 @@ SKIPPED: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
     "values that are never summed": (
         changed("%v: float32[1,4,8,5] -> %v: float32[1,4,8,5], %w: float32[1,4,8,3]", "return %r -> return %r, %z",
                 "  %t: -> %z: float32[1,4,6,3] = BATCH_MATMUL(%p, %w)\n  %t:"),
-        "the probabilities weigh several values that are never summed, at SOFTMAX",
+        "the probabilities weigh several values, and these products are never summed, at SOFTMAX",
     ),
     "a length that is known at run time only": (
         changed("[1,4,6, -> [1,4,?,", "[1,6, -> [1,?,", "{1, 6, 20} -> {1, -1, 20}"),
@@ -310,7 +310,7 @@ def test_a_softmax_without_several_heads_needs_no_conversion(case: str) -> None:
         (
             "o",
             (1, 4, 5, 6),
-            "the probabilities go into an operator that nothing is known of, at BATCH_MATMUL",
+            "an operator of unknown effect reads the probabilities, at BATCH_MATMUL",
         ),
         ("p", (1, 4, 6, 9), "the recorded shapes do not fit, at SOFTMAX (axis 3 is 8, recorded as 9 of 'p')"),
     ],

@@ -262,7 +262,7 @@ CLIPPED = ("3277} q(3.051851e-05, 0))", "3277} q(3.051851e-05, 0)) {fused_activa
     ("text", "reason"),
     [
         (ROPE_ALONE, "the number of positions is unknown: neither the model nor its bundle has a cache that gives it"),
-        (changed((FIRST, BACKWARDS)), "it is not known what becomes of positions here, at REVERSE_V2"),
+        (changed((FIRST, BACKWARDS)), "positions cannot be followed through this operator, at REVERSE_V2"),
         (changed((ROWS, FLAT)), "its entries do not depend on one position each, in order along one axis"),
         (changed((FIRST, ADDED)), "its entries do not depend on one position each"),
         (changed(CLIPPED), "an activation is fused into it, at MUL"),

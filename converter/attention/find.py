@@ -69,7 +69,7 @@ def _match(softmax: Operator, operands: OperandFactors) -> Match:
     logits, ends = products_above(producers(softmax))
     if not products:
         if blocker is not None and _is_opaque(blocker):
-            raise RefusedError("the probabilities go into an operator that nothing is known of", blocker)
+            raise RefusedError("an operator of unknown effect reads the probabilities", blocker)
         if blocker is not None and logits:
             raise RefusedError("the probabilities are not followed through this operator", blocker)
         reason = Refusal("no value product behind this SOFTMAX: not attention", blocker)
@@ -287,7 +287,9 @@ class _Search:
         if self._tail and self._tail[0].shape[:-2] == lead:
             output = self._tail[0]
         elif len(self.values) > 1 and math.prod(lead) > 1:
-            raise RefusedError("the probabilities weigh several values that are never summed", self.softmax)
+            raise RefusedError(
+                "the probabilities weigh several values, and these products are never summed", self.softmax
+            )
         first, matrix = min(len(lead) - 1, 1), fx.plain(output.shape[-2:])
         axes: list[Axis]
         if math.prod(lead[first:]) == 1:
@@ -323,7 +325,7 @@ class _Search:
             if repeats and maker is not None:
                 repeats = int(maker.option("axis")) % len(labelled) in fx.labelled_axes(labelled)
             if len(fx.merge_neighbours(fx.labels(labelled))) > 1 or repeats:
-                text = "rows of the value product are taken apart or repeated, for heads or not"
+                text = "rows of the value product may belong to several heads"
                 raise RefusedError(text, maker, tensor)
 
 

@@ -203,7 +203,7 @@ def _is_code(tensor: Tensor) -> bool:
 def _check(operator: Operator) -> None:
     """Raises RefusedError unless it can be evaluated."""
     if operator.name not in _COMPUTES.keys() | _RETYPED:
-        raise RefusedError("it is not known what becomes of positions here", operator)
+        raise RefusedError("positions cannot be followed through this operator", operator)
     if operator.options is not None and operator.options.fields.get("fused_activation_function"):
         raise RefusedError("an activation is fused into it", operator)
     if any(tensor.is_dynamic for tensor in operator.outputs):

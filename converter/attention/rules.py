@@ -170,7 +170,7 @@ class ByAxes(Rule):
         if self.drops_axes:
             return fx.repeated(own)
         if fx.tells_heads(own):
-            raise RefusedError("an axis of heads is cut or made longer", of.operator, source)
+            raise RefusedError("an axis of heads changes its length", of.operator, source)
         return plain
 
 
