@@ -255,6 +255,7 @@ def test_models_that_keep_state_are_run_again_with_it() -> None:
     one, other = (to_bytes(parse(REMEMBERING.replace("STORED", name))) for name in ("ABS", "EXP"))
     report = compare(one, other)
     assert not report
+    assert report.signatures[0].outputs[0].elements == 2 * 4, "both runs count"
     assert report.first_difference is not None
     assert report.first_difference.tensor == "before"
     assert compare(one, one).bitwise
