@@ -44,7 +44,6 @@ subgraph main (%x: int16[1,64,8] q(0.1, 0), %w: int16[1,64,8] q(0.1, 0)) {
 REQUEST = ProofRequest(extremes=("high",), parts=Parts(0, ((8, 1), (64, 0))), seed=3)
 QUESTION = Question(parse(PRODUCT), parse(PRODUCT), "'main' up to 'y'", Demand(), REQUEST)
 BOTH, FIRST, SECOND = ("xnnpack", "reference"), ("xnnpack",), ("reference",)
-REFUSED_BEFORE = RuntimeRefused("", "before: no kernel")
 
 
 class Worker:
@@ -55,8 +54,8 @@ class Worker:
         self.asked: list[dict[str, Any]] = []
 
     def prove(self, before: bytes, after: bytes, request: ProofRequest, **options: Any) -> Outcome:
-        told = {field.name: getattr(request, field.name) for field in fields(request)}
-        self.asked.append({"before": before, "after": after, **told, **options})
+        request_fields = {field.name: getattr(request, field.name) for field in fields(request)}
+        self.asked.append({"before": before, "after": after, **request_fields, **options})
         given = self.answers.pop(0)
         if isinstance(given, Exception):
             raise given
@@ -88,7 +87,7 @@ def test_a_small_region_is_asked_for_once_on_both_kernel_sets() -> None:
 @pytest.mark.parametrize(
     ("answers", "said"),
     [
-        ([REFUSED_BEFORE], "the runtime cannot run the region alone: before: no kernel"),
+        ([RuntimeRefused("", "before: no")], "the runtime cannot run the region alone: before: no"),
         ([RuntimeRefused("", "after: no")], "the runtime refuses the new region: after: no"),
         ([RuntimeCrashed("signal 9"), 0], ""),
         ([RuntimeCrashed("signal 9")] * 2, "the proof could not be run: signal 9"),
@@ -295,8 +294,9 @@ def corrupted(rewrites: list[Rewrite], kind: str, place: str) -> list[Rewrite]:
     return found
 
 
-def clamped(code: int) -> list[Rewrite]:
-    """Two layers whose logits of one head the new version clamps at a code; their scales are far apart."""
+@pytest.mark.parametrize("code", [20000, 30000])
+def test_what_the_new_version_computes_by_itself_is_run_in_every_layer(code: int) -> None:
+    """Logits are clamped at a code that no input of the first layer reaches, and many of the second do."""
     text = attention("int16")
     second = text.index("%scaled2: ")
     tight = text[second:].replace("q(0.0033, 0)", "q(0.0032, 0)").replace("q(0.0003, 0)", "q(0.00002, 0)")
@@ -306,14 +306,8 @@ def clamped(code: int) -> list[Rewrite]:
         clamp = next(op for op in rewrite.new if op.name == "MINIMUM")
         limit = clamp.input(1)
         clamp.inputs = (clamp.input(0), constant(code, limit.dtype, limit.quantization))
-    return wrong
-
-
-@pytest.mark.parametrize("code", [20000, 30000])
-def test_what_the_new_version_computes_by_itself_is_run_in_every_layer(code: int) -> None:
-    """In the first layer no input reaches the code, in the second many do."""
     with RegionProver() as prover:
-        proofs = [prover.prove(each, Demand()) for each in clamped(code)]
+        proofs = [prover.prove(each, Demand()) for each in wrong]
     assert not proofs[1].holds
     assert proofs[1].like == ""
 
@@ -354,26 +348,20 @@ def test_a_corrupted_layer_is_caught_although_one_like_it_was_proved(
 # No proof
 
 
-def test_where_nothing_reads_the_results_nothing_is_proved(prover: RegionProver) -> None:
-    model = parse("""subgraph main (%x: float32[4]) {
-      %y: float32[4] = NEG(%x)
-      %unread: float32[4] = ABS(%x)
-      return %y
-    }""")
-    _, old = model.subgraphs[0].operators
-    proof = prover.prove(replacing(model, [old], Operator(old.code, old.inputs, old.outputs)), Demand())
-    assert (proof.holds, proof.open) == (False, True)
-    assert proof.reason == "nothing reads its results, so there is nothing to compare"
-
-
-def test_where_all_is_nan_nothing_is_proved(prover: RegionProver) -> None:
+def test_where_nothing_reads_the_results_or_all_are_nan_nothing_is_proved(prover: RegionProver) -> None:
     model = parse("""subgraph main (%x: float32[4,8]) {
+      %unread: float32[4,8] = ABS(%x)
       %s: float32[4,8] = MUL(%x, %x)
       %n: float32[4,8] = SUB(float32(-1.0), %s)
       %y: float32[4,8] = LOG(%n)
       return %y
     }""")
-    *others, old = model.subgraphs[0].operators
+    unread, *others, old = model.subgraphs[0].operators
+    proof = prover.prove(
+        replacing(model, [unread], Operator(unread.code, unread.inputs, unread.outputs)), Demand()
+    )
+    assert (proof.holds, proof.open) == (False, True)
+    assert proof.reason == "nothing reads its results, so there is nothing to compare"
     made = Operator(model.operator_code("SQRT"), old.inputs, old.outputs)
     proof = prover.prove(replacing(model, [*others, old], *others, made), Demand())
     assert (proof.holds, proof.open) == (False, True)
