@@ -80,42 +80,34 @@ def test_tokens_are_generated_one_after_the_other_from_what_the_calls_before_gav
     assert logits.argmax(axis=-1).tolist() == tokens
 
 
-def test_new_keys_that_come_apart_are_put_behind_the_old_ones_and_a_full_cache_begins_again() -> None:
-    cache, part = tensor("kv_cache_k_0", 1, 6, 2), tensor("kv_slice_k_0", 1, 4, 2)
-    positions = tensor("input_pos", 4, dtype="int32")
-    call = Call("main", SignatureInfo("prefill", (positions, cache), (part,)))
-    chunks = [(start, 0) for start in (0, 4)]
+@pytest.mark.parametrize(
+    ("lengths", "starts", "expected"),
+    [
+        ([6], [0, 4], [[7, 8, 3, 4, 5, 6]]),
+        # The first is a ring as long as what is new: how it grows, the other one tells.
+        ([4, 8], [0, 2], [[5, 6, 3, 4], [1, 2, 3, 4, 5, 6, 0, 0]]),
+    ],
+)
+def test_new_keys_are_put_where_their_positions_belong_and_a_full_cache_begins_again(
+    lengths: list[int], starts: list[int], expected: list[list[int]]
+) -> None:
+    caches = [tensor(f"kv_cache_k_{layer}", 1, length, 2) for layer, length in enumerate(lengths)]
+    parts = tuple(tensor(f"kv_slice_k_{layer}", 1, 4, 2) for layer in range(len(lengths)))
+    signature = SignatureInfo("prefill", (tensor("input_pos", 4, dtype="int32"), *caches), parts)
 
     def invoke(_: Call, inputs: Arrays) -> Arrays:
         rows = inputs["input_pos"].astype(np.float32) + 1
-        return {"kv_slice_k_0": np.repeat(rows[np.newaxis, :, np.newaxis], 2, axis=2)}
+        return {part.name: np.repeat(rows[np.newaxis, :, np.newaxis], 2, axis=2) for part in parts}
 
-    filled = fill(call.signature, chunks, invoke)["kv_cache_k_0"]
-    assert filled[0, :, 0].tolist() == filled[0, :, 1].tolist() == [7, 8, 3, 4, 5, 6]
-
-
-def test_new_keys_that_fill_a_whole_ring_are_put_where_their_positions_belong() -> None:
-    caches = tensor("kv_cache_k_0", 1, 4, 2), tensor("kv_cache_k_1", 1, 8, 2)
-    parts = tensor("kv_slice_k_0", 1, 4, 2), tensor("kv_slice_k_1", 1, 4, 2)
-    positions = tensor("input_pos", 4, dtype="int32")
-    call = Call("main", SignatureInfo("prefill", (positions, *caches), parts))
-    chunks = [(start, 0) for start in (0, 2)]
-
-    def invoke(_: Call, inputs: Arrays) -> Arrays:
-        rows = inputs["input_pos"].astype(np.float32) + 1
-        part = np.repeat(rows[np.newaxis, :, np.newaxis], 2, axis=2)
-        return {"kv_slice_k_0": part, "kv_slice_k_1": part}
-
-    filled = fill(call.signature, chunks, invoke)
-    assert filled["kv_cache_k_0"][0, :, 0].tolist() == [5, 6, 3, 4]
-    assert filled["kv_cache_k_1"][0, :, 0].tolist() == [1, 2, 3, 4, 5, 6, 0, 0]
+    filled = fill(signature, [(start, 0) for start in starts], invoke)
+    for layer, rows in enumerate(expected):
+        assert filled[f"kv_cache_k_{layer}"][0].tolist() == [[row, row] for row in rows]
 
 
 def test_a_cache_that_comes_whole_is_taken_as_it_is() -> None:
     cache, positions = tensor("kv_cache_k_0", 1, 6), tensor("input_pos", 4, dtype="int32")
-    call = Call("main", SignatureInfo("prefill", (positions, cache), (cache,)))
-    chunks = [(start, 0) for start in (0, 4)]
-    filled = fill(call.signature, chunks, lambda _, inputs: {"kv_cache_k_0": inputs["kv_cache_k_0"] + 1})
+    signature = SignatureInfo("prefill", (positions, cache), (cache,))
+    filled = fill(signature, [(0, 0), (4, 0)], lambda _, inputs: {cache.name: inputs[cache.name] + 1})
     assert filled["kv_cache_k_0"].tolist() == [[2] * 6]
 
 
@@ -128,17 +120,25 @@ def test_a_cache_grows_along_the_one_axis_that_differs(cache: Any, part: Any, ax
     assert growing_axis(tensor("cache", *cache), tensor("part", *part)) == axis
 
 
-def test_a_cache_is_as_long_as_its_growing_axis_or_the_mask() -> None:
-    cache, part, mask = (
-        tensor("kv_cache_k_0", 1, 6, 2),
-        tensor("kv_slice_k_0", 1, 4, 2),
-        tensor("mask", 1, 1, 4, 9),
-    )
-    assert cache_length(SignatureInfo("s", (cache, mask), (part,))) == 6
-    assert cache_length(SignatureInfo("s", (cache, mask), ())) == 9
-    others = tensor("input_pos", 12, dtype="int32"), tensor("embeddings", 1, 4, 64), tensor("mask")
-    assert cache_length(SignatureInfo("s", (cache, *others), ())) == 2
-    assert cache_length(SignatureInfo("s", others, ())) == 0
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "length"),
+    [
+        ("cache mask", "part", 6),
+        ("cache mask", "", 9),
+        ("cache pos embeddings", "", 2),
+        ("pos embeddings", "", 0),
+    ],
+)
+def test_a_cache_is_as_long_as_its_growing_axis_or_the_mask(inputs: str, outputs: str, length: int) -> None:
+    known = {
+        "cache": tensor("kv_cache_k_0", 1, 6, 2),
+        "part": tensor("kv_slice_k_0", 1, 4, 2),
+        "mask": tensor("mask", 1, 1, 4, 9),
+        "pos": tensor("input_pos", 12, dtype="int32"),
+        "embeddings": tensor("embeddings", 1, 4, 64),
+    }
+    given, made = (tuple(known[name] for name in names.split()) for names in (inputs, outputs))
+    assert cache_length(SignatureInfo("s", given, made)) == length
 
 
 def test_the_longest_prefill_with_the_readers_caches_is_taken() -> None:

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from proof_models import tensor
 
 from edge_opt.runtime import metrics
 from edge_opt.runtime.metrics import Difference, are_logits, measure, merge
@@ -15,10 +16,8 @@ def f32(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
 
 
-def quantized(
-    dtype: str, scales: tuple[float, ...], zero_points: tuple[int, ...], shape: tuple[int, ...]
-) -> TensorInfo:
-    return TensorInfo("x", "x", shape, shape, dtype, scales, zero_points, axis=len(shape) - 1)
+def i8(*values: int) -> np.ndarray:
+    return np.array(values, np.int8)
 
 
 def test_a_nan_equals_any_nan_and_zero_does_not_equal_minus_zero() -> None:
@@ -53,28 +52,25 @@ def test_tolerances_are_absolute_plus_relative_to_a(atol: float, rtol: float, eq
     assert measure(f32(1.0), f32(1.25), atol=atol, rtol=rtol).equal is equal
 
 
-def test_quantized_values_are_compared_as_codes_and_as_real_numbers() -> None:
-    info = quantized("int8", (0.5,), (10,), (3,))
-    found = measure(
-        np.array([10, 12, 14], np.int8), np.array([10, 12, 11], np.int8), quantized_a=info, quantized_b=info
-    )
-    assert (found.steps, found.max_abs, found.worst_values) == (3, 1.5, (2.0, 0.5))
+def quantized(dtype: str, scale: float, zero_point: int = 0) -> TensorInfo:
+    return tensor("x", 2, dtype=dtype, scale=scale, zero=zero_point)
 
 
-def test_steps_of_two_types_or_scales_are_not_counted() -> None:
-    info = quantized("int16", (0.25,), (0,), (2,))
-    found = measure(f32(1, 2), np.array([4, 9], np.int16), quantized_b=info)
-    assert (found.bitwise, found.steps, found.max_abs) == (False, None, 0.25)
-    one, other = quantized("int8", (0.5,), (0,), (1,)), quantized("int8", (0.25,), (0,), (1,))
-    found = measure(np.array([2], np.int8), np.array([4], np.int8), quantized_a=one, quantized_b=other)
-    assert (found.steps, found.equal, found.bitwise) == (None, True, False)
-
-
-def test_with_a_scale_for_each_channel_codes_are_all_there_is() -> None:
-    info = quantized("int8", (1.0, 10.0), (0, 0), (2, 2))
-    codes, other = np.array([[1, 1], [2, 2]], np.int8), np.array([[1, 4], [2, 2]], np.int8)
-    found = measure(codes, other, quantized_a=info, quantized_b=info)
-    assert (found.steps, found.max_abs) == (3, 3)
+@pytest.mark.parametrize(
+    ("a", "b", "infos", "steps", "max_abs"),
+    [
+        (i8(10, 14), i8(10, 11), (quantized("int8", 0.5, 10),) * 2, 3, 1.5),
+        (f32(1, 2), np.array([4, 9], np.int16), (None, quantized("int16", 0.25)), None, 0.25),
+        (i8(2), i8(4), (quantized("int8", 0.5), quantized("int8", 0.25)), None, 0),
+        # With a scale for each channel codes are all there is.
+        (i8(1, 1), i8(1, 4), (TensorInfo("x", "x", (2,), (2,), "int8", (1.0, 10.0), (0, 0)),) * 2, 3, 3),
+    ],
+)
+def test_quantized_values_are_compared_as_codes_and_as_real_numbers(
+    a: np.ndarray, b: np.ndarray, infos: tuple[TensorInfo, TensorInfo], steps: int | None, max_abs: float
+) -> None:
+    found = measure(a, b, quantized_a=infos[0], quantized_b=infos[1])
+    assert (found.steps, found.max_abs, found.equal, found.bitwise) == (steps, max_abs, max_abs == 0, False)
 
 
 def test_pieces_do_not_change_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
