@@ -22,6 +22,7 @@ from edge_opt.proof import examination
 from edge_opt.proof.examination import Question
 from edge_opt.proof.regions import RegionProver
 from edge_opt.proof.sizes import FACTOR, multiply_adds, shrunk
+from edge_opt.proof.structure import structure
 from edge_opt.runtime.errors import RuntimeCrashed, RuntimeFailed, RuntimeRefused, RuntimeTimedOut
 from edge_opt.runtime.metrics import Difference
 from edge_opt.runtime.pair import DRAWS, SCALES, Outcome, Parts, ProofRequest
@@ -276,6 +277,16 @@ def test_composites_of_each_head_are_covered_by_what_they_compute_and_mistakes_b
     assert [bool(proof.like) for proof in proofs] == [False, True] + [False] * len(wrong)
     assert [proof.holds for proof in proofs[:2]] == [True, True]
     assert not all(proof.holds for proof in proofs[2:])
+
+
+@pytest.mark.parametrize(
+    ("new", "covers"),
+    [("RESHAPE(%a, int32{4}) {new_shape: [4]}", True), ("NEG(%a)", False), ("ADD(%a, %x)", False)],
+)
+def test_a_new_version_that_computes_in_another_way_covers_nothing(new: str, covers: bool) -> None:
+    text = "subgraph main (%x: float32[4]) { %a: float32[4] = ABS(%x) %y: float32[4] = NEW return %y }"
+    made = structure(parse(text.replace("NEW", "ABS(%a)")), parse(text.replace("NEW", new)))
+    assert made.covers(made) is covers
 
 
 def test_a_proof_to_one_demand_stands_for_no_other() -> None:
