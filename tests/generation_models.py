@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import numpy as np
+from bundles import bundle, model_part
 from text_parser import parse
 
-from edge_opt.ir import save
+from edge_opt.ir import save, to_bytes
 
 WORDS, WIDTH, ROWS, CACHE = 128, 8, 4, 16
 
@@ -142,3 +143,11 @@ def export(folder: Path, **models: str) -> Path:
     for name, text in models.items():
         save(parse(text), folder / f"{name}.tflite", overwrite=True)
     return folder
+
+
+def packed(folder: Path) -> Path:
+    """A bundle that reads four tokens at a time into a cache of 16."""
+    texts = {"prefill_decode": split(), "embedder": embedder(), "aux": auxiliary()}
+    path = folder / "gemma.litertlm"
+    path.write_bytes(bundle([model_part(kind, to_bytes(parse(text))) for kind, text in texts.items()]))
+    return path

@@ -351,6 +351,15 @@ def test_models_without_common_names_or_signatures_are_shown_whole() -> None:
     assert (len(found.operators_a), len(found.operators_b)) == (3, 3)
 
 
+def test_a_name_that_one_model_has_twice_pairs_no_tensors() -> None:
+    one, other = chain(4), chain(4, wrong=3)
+    for model, twice in ((one, ("t1", "t3")), (other, ("t1",))):
+        for tensor in model.subgraphs[0].tensors:
+            tensor.name = "t" if tensor.name in twice else tensor.name
+    found = located(one, other)
+    assert (found.tensor, [found.names[name] for name in found.equal_before]) == ("y", ["t2"])
+
+
 def test_a_changed_weight_is_named() -> None:
     plain = "  %h: float32[1,8] = ABS(%x)\n  %y: float32[1,8] = MUL(%h, %h)"
     models = [parse(CHAIN.format(lines=plain)) for _ in range(2)]

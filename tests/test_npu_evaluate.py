@@ -10,16 +10,13 @@ from typing import Any
 import generation_models as models
 import numpy as np
 import pytest
-from bundles import bundle, model_part
 from cli_runs import run
 from pretend_npu import calls, emulator, require_qnn
 from pretend_stages import InProcess, checkpoint
-from text_parser import parse
 
 from edge_opt import evaluate
 from edge_opt.base.errors import UsageError
 from edge_opt.build import evaluation
-from edge_opt.ir import to_bytes
 from edge_opt.npu import CompilerFailedError
 from edge_opt.npu.hexagon import Compiler
 from edge_opt.npu.scoring import Closeness, Text, read_on_cpu, read_on_npu
@@ -34,11 +31,7 @@ TEXTS = [
 
 @pytest.fixture
 def gemma(tmp_path: Path) -> Path:
-    """A bundle that reads four tokens at a time into a cache of 16."""
-    texts = {"prefill_decode": models.split(), "embedder": models.embedder(), "aux": models.auxiliary()}
-    path = tmp_path / "gemma.litertlm"
-    path.write_bytes(bundle([model_part(kind, to_bytes(parse(text))) for kind, text in texts.items()]))
-    return path
+    return models.packed(tmp_path)
 
 
 # Reading

@@ -13,13 +13,12 @@ from textwrap import dedent
 
 import generation_models as models
 import pytest
-from bundles import bundle, model_part
 from cli_runs import NO_ATTENTION, QUANTIZED, run
 from pretend_npu import EVENTS, FIGURES, TAKEN, compiling, require_qnn
 from text_parser import parse
 
 from edge_opt.base.errors import UsageError
-from edge_opt.ir import load, save, to_bytes
+from edge_opt.ir import load, save
 from edge_opt.npu import CompilerFailedError, CompilerMissingError, Figures, TimeEstimate, profile
 from edge_opt.npu.hexagon import Compiler, Outcome, first_complaint
 from edge_opt.npu.profiling import measure, read_floor
@@ -224,19 +223,10 @@ def test_without_an_estimate_the_bytes_are_there_and_one_sentence_says_why(
 # The parts of a bundle
 
 
-@pytest.fixture
-def parts(tmp_path: Path) -> Path:
-    """A bundle with an embedder and an auxiliary model."""
-    texts = {"prefill_decode": models.split(), "embedder": models.embedder(), "aux": models.auxiliary()}
-    path = tmp_path / "gemma.litertlm"
-    path.write_bytes(bundle([model_part(kind, to_bytes(parse(text))) for kind, text in texts.items()]))
-    return path
-
-
 def test_a_step_is_told_by_part_and_one_that_the_compiler_refuses_costs_no_other_its_estimate(
-    parts: Path, compiler: Compilers, capsys: Captured
+    tmp_path: Path, compiler: Compilers, capsys: Captured
 ) -> None:
-    command = ("profile", parts, "--soc", "SA8797", "--sdk")
+    command = ("profile", models.packed(tmp_path), "--soc", "SA8797", "--sdk")
     names = ("embedder", "masks", "decoder", "cache update")
     sdk = compiler(compiling([(1200, 40, 9)] * 7 + [None]))
     prefill, decode = run(capsys, *command, sdk, "--json").json["profiles"][0]["steps"]
@@ -249,7 +239,7 @@ def test_a_step_is_told_by_part_and_one_that_the_compiler_refuses_costs_no_other
     *others, update = [*prefill["parts"].values(), *decode["parts"].values()]
     assert all(part["figures"]["time"]["us"] == 1200 for part in others)
     assert update["figures"] is None
-    (parts.parent / "apply_plugin_main.calls").unlink()
+    (tmp_path / "apply_plugin_main.calls").unlink()
     shown = run(capsys, *command, sdk).out
     assert re.search(r"prefill_4 +masks +LiteRT-LM itself \(before 0\.11: the model\) +9/9 +1\.200\n", shown)
     assert "use_hw_masking_for_npu" in shown
