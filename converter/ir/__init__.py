@@ -1,4 +1,4 @@
-"""The model as a graph: TFLite's own words, with use-def chains that edits keep right."""
+"""The model as a graph in TFLite's terms, with use-def chains that edits keep consistent."""
 
 from edge_opt.ir.dtypes import DType, Quantization, same_quantization
 from edge_opt.ir.graph import (

@@ -1,4 +1,4 @@
-"""What a graph must hold to be a model: the same checks for what is read and for what is written."""
+"""Validity checks of a model, the same for reading and writing."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ DEEPEST: Final = 48
 
 
 def check_model(subgraphs: Sequence[Subgraph], signatures: Sequence[Signature]) -> None:
-    """Check a model's subgraphs, what they call, and the signatures; ModelFormatError names the place that is wrong."""
+    """Check a model's subgraphs, calls and signatures; ModelFormatError names the invalid part."""
     _check_calls(subgraphs)
     defined: dict[Subgraph, Callable[[Tensor], bool]] = {}
     held: dict[Subgraph, set[Tensor]] = {}
@@ -51,7 +51,7 @@ def _check_defined(where: str, outputs: dict[str, Tensor], is_defined: Callable[
 
 
 def _check_operators(graph: Subgraph, place: str) -> Callable[[Tensor], bool]:
-    """Check operators in the order in which they run; whether a tensor is defined at the end."""
+    """Check operators in execution order; return a predicate: is this tensor defined at the end?"""
     defined = set(graph.inputs)
 
     def is_defined(tensor: Tensor) -> bool:
@@ -63,7 +63,7 @@ def _check_operators(graph: Subgraph, place: str) -> Callable[[Tensor], bool]:
     for position, operator in enumerate(graph.operators):
         where = f"{place}, operator {position} ({operator.code.name})"
         for tensor in operator.inputs:
-            # What nobody defines later on either is scratch memory that a custom operator asks for.
+            # An input of a custom operator that is never defined is scratch memory.
             is_scratch = operator.code.name == "CUSTOM" and tensor is not None and tensor.producer is None
             if not (tensor is None or is_scratch or is_defined(tensor)):
                 why = "cyclic, out of order, or by nobody"
@@ -84,7 +84,7 @@ def _check_operator(operator: Operator, where: str) -> None:
     options, expected = operator.options, kind.options
     if reason is None and options is None and expected in SUBGRAPH_FIELDS:
         reason = "has no options, which say what subgraph to run"
-    # The runtime would not look at options of another operator, or take them for its own.
+    # The runtime would ignore another operator's options, or misread them.
     if reason is None and options is not None and expected not in (None, options.name):
         reason = f"has {options.name}, expected {expected}"
     if reason is not None:
@@ -92,7 +92,7 @@ def _check_operator(operator: Operator, where: str) -> None:
 
 
 def _check_calls(subgraphs: Sequence[Subgraph]) -> None:
-    """Check that there is a subgraph, that every named one exists, and that calls end before the runtime's stack."""
+    """Check that there is a subgraph, that called ones exist, and that calls do not overflow the runtime's stack."""
     if not subgraphs:
         raise ModelFormatError("expected at least one subgraph, found none", table="Model", field="subgraphs")
     called: list[set[int]] = [set() for _ in subgraphs]

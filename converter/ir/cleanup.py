@@ -1,6 +1,6 @@
-"""Edits of a whole model that change no number: what rewrites left unused is removed.
+"""Cleanup that does not change results: remove what rewrites left unused, and store data where older readers look.
 
-What was unused before a rewrite stays. Readers that know older files only find weights and operators where they look.
+Anything unused before a rewrite stays.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from edge_opt.ir.walk import called_by, renumbered
 from edge_opt.schema.data import Data
 
 CONTROL_EDGES: Final = "model_control_dependencies"
-"""The metadata entry that says which operators of each subgraph have to wait for which others."""
+"""The metadata entry with execution-order constraints between a subgraph's operators."""
 
 Part = Tensor | Buffer | Subgraph
 
 
 def parts_in_use(model: Model) -> set[Part]:
-    """The tensors, buffers and subgraphs that something refers to."""
+    """The referenced tensors, buffers and subgraphs."""
     parts: set[Part] = {*called(model)}
     for graph in model.subgraphs:
         parts.update(used_tensors(graph))
@@ -34,21 +34,21 @@ def parts_in_use(model: Model) -> set[Part]:
 
 
 def called(model: Model, roots: Iterable[Subgraph] = ()) -> set[Subgraph]:
-    """The given subgraphs, by default the entry points, and those that can be reached from them."""
+    """The given subgraphs (by default the entry points) and those that they call, directly or indirectly."""
     graphs = {*roots} or {*model.subgraphs[:1], *(graph for _, graph in model.entry_points())}
     return graphs.union(called_by((op for graph in graphs for op in graph.operators), model.subgraphs))
 
 
 def remove_unused(model: Model, before: Collection[Part]) -> None:
-    """Drop what was in use `before` and is not any more, and operator codes that nobody uses.
+    """Remove parts that were in use `before` and no longer are, and unused operator codes.
 
-    Some readers refuse a model that merely lists an operator they don't know.
+    Some readers reject a model that merely lists an unknown operator.
     """
     needed = called(model)
     _renumber(model, [graph for graph in model.subgraphs if graph in needed or graph not in before])
     now = parts_in_use(model)
     for graph in model.subgraphs:
-        # The scales of blockwise weights are named by their places, which have to stay what they are.
+        # Scales of blockwise weights are referenced by index, so indices must not change.
         if not any(tensor.is_blockwise for tensor in graph.tensors):
             graph.tensors = [tensor for tensor in graph.tensors if tensor in now or tensor not in before]
     held = now.union(tensor.buffer for graph in model.subgraphs for tensor in graph.tensors if tensor.buffer)
@@ -58,14 +58,14 @@ def remove_unused(model: Model, before: Collection[Part]) -> None:
 
 
 def remove_uncalled(model: Model, listed: int) -> None:
-    """Drop subgraphs behind the first `listed` that nothing calls: those of rewrites that were reverted."""
+    """Remove uncalled subgraphs after the first `listed`, left by reverted rewrites."""
     if len(model.subgraphs) > listed:
         needed = called(model, model.subgraphs[:listed])
         _renumber(model, [graph for graph in model.subgraphs if graph in needed])
 
 
 def _renumber(model: Model, kept: list[Subgraph]) -> None:
-    """Keep these subgraphs alone, in this order; operators that call them get their new places."""
+    """Keep only these subgraphs, in this order, and update the indices in calls."""
     if kept != model.subgraphs and any(entry.name == CONTROL_EDGES for entry in model.metadata):
         raise UsageError(
             f"the model orders operators by their place (metadata {CONTROL_EDGES}), so its subgraphs cannot be moved"
@@ -78,9 +78,9 @@ def _renumber(model: Model, kept: list[Subgraph]) -> None:
 
 
 def name_apart(model: Model, old: Sequence[Tensor]) -> None:
-    """Give tensors that are not among the `old` ones names that no other of the model has.
+    """Give tensors not in `old` names that are unique in the model.
 
-    ai-edge-quantizer tells tensors apart by name alone, in all subgraphs together, and refuses a model where it cannot.
+    ai-edge-quantizer identifies tensors by name alone, across subgraphs, and rejects models with repeated names.
     """
     kept = set(old)
     taken = {tensor.name for tensor in old}
@@ -93,12 +93,12 @@ def name_apart(model: Model, old: Sequence[Tensor]) -> None:
 
 
 def external_weights(model: Model) -> list[Buffer]:
-    """Weights that are stored after the flatbuffer, where `Buffer.offset` says."""
+    """Weights stored after the flatbuffer, at `Buffer.offset`."""
     return [buffer for buffer in model.buffers if buffer.data is not None and buffer.data.external]
 
 
 def new_codes(model: Model) -> list[OperatorCode]:
-    """Kinds of operators that the deprecated field does not have."""
+    """Operator codes that are not in the deprecated field."""
     field = "deprecated_builtin_code"
     return [
         code for code in model.operator_codes if code.table and code.table.get(field) != deprecated_code(code)
@@ -106,7 +106,7 @@ def new_codes(model: Model) -> list[OperatorCode]:
 
 
 def take_weights_inside(model: Model) -> bool:
-    """Have all weights written inside the flatbuffer, as long as it stays under 2 GB; whether any was not."""
+    """Store all weights inside the flatbuffer, as long as it stays under 2 GB; return True if any was outside."""
     outside = external_weights(model)
     for buffer in outside:
         data = buffer.data
@@ -117,7 +117,7 @@ def take_weights_inside(model: Model) -> bool:
 
 
 def fill_old_codes(model: Model) -> bool:
-    """Have each operator's kind written in the deprecated field, too; whether any was not."""
+    """Also write each operator code in the deprecated field; return True if any was missing there."""
     codes = new_codes(model)
     model.operator_codes = [replace(one, table=None) if one in codes else one for one in model.operator_codes]
     return bool(codes)

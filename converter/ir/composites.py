@@ -1,4 +1,4 @@
-"""Composites, operators that stand for a subgraph: their bodies, how many there are of which name and attributes."""
+"""Composites, operators that stand for a subgraph: their bodies, names, attributes and counts."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ BODY = "decomposition_subgraph_index"
 
 @dataclass(frozen=True, slots=True)
 class Composite(Record):
-    """Composites with the same name and attributes; `attributes` is a text where they cannot be read."""
+    """Composites with the same name and attributes; `attributes` is a text if they cannot be decoded."""
 
     name: str
     count: int
@@ -28,18 +28,18 @@ class Composite(Record):
 
 
 def composite_name(operator: Operator) -> str:
-    """What a composite calls itself, e.g. `odml.rms_norm`; nothing for other operators."""
+    """A composite's name, e.g. `odml.rms_norm`; empty for other operators."""
     named = operator.options if operator.name == COMPOSITE else None
     return "" if named is None else str(named.get("name") or "")
 
 
 def body_of(model: Model, composite: Operator) -> Subgraph:
-    """The subgraph that says what a composite computes."""
+    """The subgraph that defines a composite's computation."""
     return model.subgraphs[int(composite.option(BODY))]
 
 
 def checked_body(model: Model, composite: Operator) -> Subgraph:
-    """The body of a composite; RefusedError where its arguments or results differ, or it has a state."""
+    """The body of a composite; RefusedError if its arguments or results differ, or it has state."""
     body = body_of(model, composite)
     if len(body.inputs) != len(composite.inputs) or len(body.outputs) != len(composite.outputs):
         raise RefusedError("the composite and its body differ in arguments", composite)
@@ -56,9 +56,9 @@ def checked_body(model: Model, composite: Operator) -> Subgraph:
 
 
 def composites(operators: Iterable[Operator]) -> list[Composite]:
-    """The composites among operators, in the order in which each first occurs."""
+    """The distinct composites among operators, by first occurrence."""
     found: Counter[tuple[str, bytes]] = Counter()
-    contents: dict[int, bytes] = {}  # operators may share theirs: they are copied, and hashed, once
+    contents: dict[int, bytes] = {}  # operators may share attributes: copy and hash them once
     for operator in operators:
         if operator.name == COMPOSITE and operator.options is not None:
             content = operator.options.get("composite_attributes")

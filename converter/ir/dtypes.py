@@ -1,4 +1,4 @@
-"""What the elements of tensors are: their type, and the parameters by which integers stand for real numbers."""
+"""Tensor element types and quantization parameters."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ class DType(IntEnum):
 
     @property
     def numpy(self) -> np.dtype[Any] | None:
-        """The numpy type with the same bytes; None where numpy has none (strings, packed and 8-bit floats)."""
+        """The numpy type with the same bytes; None if there is none (strings, packed types, bfloat16, 8-bit floats)."""
         return _NUMPY.get(self)
 
     @property
     def bits(self) -> int | None:
-        """Bits of one element; None where an element has no fixed size (STRING, RESOURCE, VARIANT)."""
+        """Bits per element; None for types without a fixed size (STRING, RESOURCE, VARIANT)."""
         return _PACKED_BITS.get(self, None if self.numpy is None else self.numpy.itemsize * 8)
 
     def byte_size(self, elements: int) -> int | None:
-        """Bytes of `elements` of this type, packed types rounded up to whole bytes; None without fixed size."""
+        """Size of `elements` elements in bytes, rounded up for packed types; None for types without a fixed size."""
         return None if self.bits is None else (elements * self.bits + 7) // 8
 
 
@@ -73,10 +73,10 @@ _NUMPY = {dtype: np.dtype(dtype.name.lower()) for dtype in DType if dtype not in
 
 
 class Quantization:
-    """What a tensor's QuantizationParameters table says; never edited in place, so tensors may share one.
+    """A tensor's QuantizationParameters table; never edited in place, so tensors may share one.
 
     `scale` float32 `[c]`, `zero_point` int64 `[c]` with c = 1 (per tensor) or the size of axis
-    `dimension` (per axis); both empty where the table carries only calibration ranges.
+    `dimension` (per axis); both empty if the table has only calibration ranges.
     """
 
     __slots__ = ("dimension", "scale", "table", "zero_point")
@@ -97,26 +97,26 @@ class Quantization:
 
     @property
     def is_affine(self) -> bool:
-        """True where there is a scale, i.e. the stored integers stand for real numbers."""
+        """True if there is a scale, i.e. the stored integers represent real numbers."""
         return len(self.scale) > 0
 
     @property
     def is_blockwise(self) -> bool:
-        """True where the scales are another tensor, which the file names by its place among the subgraph's tensors."""
+        """True if the scales are another tensor, referenced by its index in the subgraph."""
         details = self.table.get("details")
         return details is not None and details.name == "BlockwiseQuantization"
 
     @property
     def is_per_axis(self) -> bool:
-        """True where every index of axis `dimension` has parameters of its own."""
+        """True if each index of axis `dimension` has its own parameters."""
         return len(self.scale) > 1
 
     def real(self, stored: float) -> float:
-        """The real number that a stored one stands for, by the first of the parameters."""
+        """The real value of a stored number, by the first scale and zero point."""
         return (stored - int(self.zero_point[0])) * float(self.scale[0])
 
     def along(self, dimension: int, places: NDArray[np.integer] | slice = slice(None)) -> Quantization:
-        """The parameters of some places, or all, of the axis, which is `dimension` now (what is cut may lose axes)."""
+        """The parameters at `places` of the axis, which is renumbered to `dimension` (a cut tensor may lose axes)."""
         fields = dict(self.table.fields)
         for name in ("scale", "zero_point", "min", "max"):
             if len(fields.get(name, ())) > 1:
@@ -125,7 +125,7 @@ class Quantization:
         return Quantization(Table(self.table.spec, fields))
 
     def key(self) -> tuple[bytes, bytes, int]:
-        """Equal keys: the same mapping from stored to real numbers."""
+        """A key that is equal for equal mappings from stored to real numbers."""
         return (self.scale.tobytes(), self.zero_point.tobytes(), self.dimension if self.is_per_axis else 0)
 
     def __repr__(self) -> str:
@@ -137,8 +137,8 @@ class Quantization:
 
 
 def same_quantization(a: Quantization | None, b: Quantization | None) -> bool:
-    """True where both map stored numbers to real ones alike (no parameters counts as one mapping)."""
+    """True if both map stored numbers to the same real numbers (no parameters counts as a mapping)."""
     if any(parameters is not None and parameters.is_blockwise for parameters in (a, b)):
-        return a is b  # what a place means depends on the subgraph
+        return a is b  # the scales' tensor index depends on the subgraph
     key_a, key_b = (p.key() if p is not None and p.is_affine else None for p in (a, b))
     return key_a == key_b

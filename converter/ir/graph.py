@@ -1,7 +1,7 @@
-"""Tensors, operators and subgraphs with use-def chains. Edits go through `Subgraph`, which keeps the chains right.
+"""Tensors, operators and subgraphs with use-def chains. Edit through `Subgraph`, which keeps the chains consistent.
 
-An operator that is not (yet) in a subgraph reads and defines tensors without their knowing it: a rewrite is built
-aside that way, and becomes part of the graph in one step.
+An operator outside a subgraph does not register with its tensors, so a rewrite can be built first and then added to
+the graph in one step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Shape = tuple[int, ...]
 
 @dataclass(slots=True, eq=False, repr=False)
 class Buffer:
-    """Bytes that constant tensors share; `data` is None for the empty buffer. Never edited in place."""
+    """Bytes shared by constant tensors; `data` is None for the empty buffer. Never edited in place."""
 
     data: Data | None = None
     table: Table | None = None
@@ -41,7 +41,7 @@ class Buffer:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Tensor:
-    """One value of a subgraph. `shape` holds sizes (dynamic ones as the file records them, usually 1)."""
+    """One value of a subgraph. Dynamic sizes in `shape` are as the file records them, usually 1."""
 
     name: str
     shape: Shape
@@ -57,39 +57,39 @@ class Tensor:
 
     @property
     def consumers(self) -> list[Operator]:
-        """Operators of the subgraph that read this tensor, each once, in the order in which they began to read."""
+        """Operators that read this tensor, each once, in the order in which they were added as readers."""
         return list(self.readers)
 
     @property
     def has_rank(self) -> bool:
-        """False where the file says that not even the number of dimensions is known."""
-        # Older writers leave `has_rank` out; a constant's bytes say that it is a scalar.
+        """False if the file records an unknown number of dimensions."""
+        # Older writers omit `has_rank`; a constant with an empty shape is a scalar.
         table = self.table
         return bool(self.shape) or table is None or bool(table.get("has_rank")) or self.is_constant
 
     @property
     def is_dynamic(self) -> bool:
-        """True where a dimension is known only at run time."""
+        """True if a dimension is known only at run time."""
         return self.shape_signature is not None and -1 in self.shape_signature
 
     @property
     def is_constant(self) -> bool:
-        """True where the bytes of the tensor are in the file."""
+        """True if the tensor's bytes are stored in the file."""
         return self.buffer is not None and self.buffer.data is not None and not self.is_variable
 
     @property
     def is_sparse(self) -> bool:
-        """True where the bytes hold only some of the elements, and the file says which."""
+        """True if the file stores only some of the elements, with their positions."""
         return self.table is not None and self.table.get("sparsity") is not None
 
     @property
     def has_numbers(self) -> bool:
-        """True where `array` can give the numbers: a constant of a type that numpy has, with all its elements."""
+        """True if `array` can return the numbers: a dense constant of a type that numpy supports."""
         return self.is_constant and self.dtype.numpy is not None and not self.is_sparse
 
     @property
     def wrong_size(self) -> str | None:
-        """Why the bytes of a constant do not fill its shape; None where they do, or where that is unknown."""
+        """Why a constant's size in bytes does not match its shape; None if it matches or cannot be checked."""
         expected = self.dtype.byte_size(self.elements) if self.is_constant and not self.is_sparse else None
         actual = None if self.buffer is None or self.buffer.data is None else self.buffer.data.length
         if expected in (None, actual):
@@ -103,14 +103,14 @@ class Tensor:
 
     @property
     def is_quantized(self) -> bool:
-        """True where the stored integers stand for real numbers."""
+        """True if the stored integers represent real numbers."""
         return self.quantization is not None and self.quantization.is_affine
 
     def array(self) -> NDArray[np.generic]:
-        """The constant's stored numbers, shape `shape`; reads the file only now.
+        """The constant's stored numbers in shape `shape`, read from the file on demand.
 
         Raises:
-            ValueError: if the tensor does not have `has_numbers`.
+            ValueError: if `has_numbers` is False.
         """
         dtype, data = self.dtype.numpy, None if self.buffer is None else self.buffer.data
         if not self.has_numbers or dtype is None or data is None:
@@ -119,17 +119,17 @@ class Tensor:
 
     @property
     def is_blockwise(self) -> bool:
-        """True for weights quantized by blocks, which are right in their own subgraph only."""
+        """True for blockwise-quantized weights, which are valid only in their own subgraph."""
         return self.quantization is not None and self.quantization.is_blockwise
 
     def real(self) -> float:
-        """The real number that a constant's first element stands for."""
+        """The real value of a constant's first element."""
         stored = float(self.array().ravel()[0])
         parameters = self.quantization
         return parameters.real(stored) if parameters is not None and parameters.is_affine else stored
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        """The same value for another graph: nothing defines or reads it yet."""
+        """Return a copy for another graph, without a producer or readers."""
         return replace(self, buffer=deepcopy(self.buffer, memo))
 
     def __repr__(self) -> str:
@@ -137,13 +137,13 @@ class Tensor:
 
 
 def same_type(a: Tensor, b: Tensor) -> bool:
-    """True where the bytes of one tensor may stand for the other's: shape, type and quantization agree."""
+    """True if shape, type and quantization agree, so that one tensor's bytes can replace the other's."""
     return a.dtype == b.dtype and a.shape == b.shape and same_quantization(a.quantization, b.quantization)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class OperatorCode:
-    """Which operator, in which version; `custom_code` names a custom one. Equal ones are interchangeable."""
+    """An operator type and version; `custom_code` names a custom operator. Equal codes are interchangeable."""
 
     builtin: int
     version: int = 1
@@ -161,9 +161,9 @@ class OperatorCode:
 
 
 class Operator:
-    """One step of a subgraph. Inputs may be None where an optional one is left out.
+    """One step of a subgraph. An omitted optional input is None.
 
-    `outputs` are not to be changed, `inputs` by `Subgraph.set_input` only.
+    Do not change `outputs`; change `inputs` only with `Subgraph.set_input`.
     """
 
     def __init__(
@@ -182,33 +182,33 @@ class Operator:
         self.options = options
         self.table = table
         self.shape_error = ""
-        """Why its recorded shapes are not what its inputs give; empty where they are, or were not checked."""
+        """Why the recorded shapes differ from the inferred ones; empty if they agree or were not checked."""
         self.subgraph: Subgraph | None = None
 
     @property
     def name(self) -> str:
-        """The schema's name, e.g. BATCH_MATMUL; UNTRUSTED with a `shape_error`, so that no rule takes the operator."""
+        """The schema's name, e.g. BATCH_MATMUL; UNTRUSTED with a `shape_error`, so no rule matches the operator."""
         return UNTRUSTED if self.shape_error else self.code.name
 
     @property
     def title(self) -> str:
-        """The operator in a sentence: its schema's name, and what is wrong with its shapes."""
+        """The operator as messages show it: the schema's name and any shape error."""
         return f"{self.code.name} ({self.shape_error})" if self.shape_error else self.code.name
 
     @property
     def output(self) -> Tensor:
-        """The only output, of operators that have one."""
+        """The output of an operator with exactly one."""
         assert len(self.outputs) == 1
         return self.outputs[0]
 
     def input(self, index: int) -> Tensor:
-        """Input `index`, which the operator's definition requires to be there."""
+        """Input `index`, which must be a required input of the operator."""
         tensor = self.inputs[index]
         assert tensor is not None
         return tensor
 
     def option(self, name: str) -> int | float | bool:
-        """A scalar option's value, or the schema's default where it, or all options, are left out."""
+        """A scalar option's value, or the schema's default if it is omitted."""
         options = self.options or default_options(self.code.name)
         assert options is not None
         value: int | float | bool = options.get(name)
@@ -216,7 +216,7 @@ class Operator:
 
     @property
     def least_version(self) -> int:
-        """The version that the operator's types need; 1 for one that no rewrite adds."""
+        """The lowest version that supports the operator's types; 1 for operators that no rewrite adds."""
         kind = KINDS.get(self.code.name)
         data = kind.data_operands(self.inputs) if kind is not None and kind.versions else []
         if kind is None or not data:
@@ -225,13 +225,13 @@ class Operator:
         return kind.version_for(*types, rank=len(data[0].shape))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Operator:
-        """The same step on copies of its tensors, in no subgraph; its table is shared."""
+        """Return a copy on copied tensors, in no subgraph; it shares the table."""
         copy = self.on(lambda tensor: deepcopy(tensor, memo))
         copy.options = deepcopy(self.options, memo)
         return copy
 
     def on(self, tensor: Callable[[Tensor], Tensor]) -> Operator:
-        """The operator once more, in no subgraph, on what `tensor` gives for each of its own."""
+        """Return a copy in no subgraph, each of its tensors replaced by `tensor(it)`."""
         inputs = [None if t is None else tensor(t) for t in self.inputs]
         outputs, intermediates = map(tensor, self.outputs), map(tensor, self.intermediates)
         copy = Operator(self.code, inputs, tuple(outputs), self.options, self.table, tuple(intermediates))
@@ -247,7 +247,7 @@ class Operator:
 
 
 class Subgraph:
-    """A graph, its operators in execution order."""
+    """A graph with its operators in execution order."""
 
     def __init__(self, name: str = "", table: Table | None = None) -> None:
         self.name = name
@@ -257,7 +257,7 @@ class Subgraph:
         self.outputs: list[Tensor] = []
         self.signatures: list[Signature] = []
         self.is_checked = False
-        """Operators whose recorded shapes do not fit have a `shape_error`."""
+        """True once every operator with wrong recorded shapes has a `shape_error`."""
         self._operators: dict[Operator, None] = {}
         self._order: tuple[Operator, ...] | None = None
         self._listed: set[Tensor] = set()
@@ -266,7 +266,7 @@ class Subgraph:
         return len(self._operators)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Subgraph:
-        """A graph of its own; constants keep their bytes where they are."""
+        """Return an independent graph; constants still share their bytes."""
         copy = memo[id(self)] = Subgraph(self.name, self.table)
         copy.tensors = deepcopy(self.tensors, memo)
         for operator in self.operators:
@@ -280,7 +280,7 @@ class Subgraph:
 
     @property
     def operators(self) -> tuple[Operator, ...]:
-        """The operators that are there now, in execution order."""
+        """The current operators in execution order."""
         if self._order is None:
             self._order = tuple(self._operators)
         return self._order
@@ -289,25 +289,25 @@ class Subgraph:
         return iter(self.operators)
 
     def is_output(self, tensor: Tensor) -> bool:
-        """True where the subgraph gives the tensor to its caller: as an output, or by a signature that names it."""
+        """True if the tensor is an output of the subgraph or of one of its signatures."""
         named = (signature.outputs.values() for signature in self.signatures)
         return tensor in self.outputs or any(tensor in tensors for tensors in named)
 
     def add_tensor(self, tensor: Tensor) -> Tensor:
-        """List a tensor: it is written even if no operator uses it, and before those that are not listed."""
+        """List a tensor: it is written even if unused, and before unlisted tensors."""
         self.tensors.append(tensor)
         self._listed.add(tensor)
         return tensor
 
     def lists(self, tensor: Tensor) -> bool:
-        """True where the tensor is listed."""
-        # Others may have changed the list meanwhile.
+        """True if the tensor is listed."""
+        # `tensors` may have been edited directly.
         if len(self._listed) != len(self.tensors):
             self._listed = set(self.tensors)
         return tensor in self._listed
 
     def append(self, operator: Operator) -> Operator:
-        """Add an operator at the end; its tensors learn of it."""
+        """Add an operator at the end and register it with its tensors."""
         assert operator.subgraph is None
         operator.subgraph = self
         self._operators[operator] = None
@@ -321,7 +321,7 @@ class Subgraph:
         return operator
 
     def remove(self, operator: Operator) -> None:
-        """Take an operator out; nothing defines its outputs then."""
+        """Remove an operator; its outputs then have no producer."""
         assert operator.subgraph is self
         operator.subgraph = None
         del self._operators[operator]
@@ -333,7 +333,7 @@ class Subgraph:
             output.producer = None
 
     def arrange(self, operators: Iterable[Operator]) -> None:
-        """Hold just these operators, in this order: new ones join the graph, and those that are missing leave it."""
+        """Make these the graph's operators, in this order: add new ones, remove missing ones."""
         order = dict.fromkeys(operators)
         for operator in self.operators:
             if operator not in order:
@@ -344,7 +344,7 @@ class Subgraph:
         self._operators, self._order = order, None
 
     def set_input(self, operator: Operator, index: int, tensor: Tensor | None) -> None:
-        """Let an operator of this subgraph read another tensor."""
+        """Make an operator of this subgraph read another tensor."""
         assert operator.subgraph is self
         old = operator.inputs[index]
         operator.inputs = (*operator.inputs[:index], tensor, *operator.inputs[index + 1 :])
@@ -354,7 +354,7 @@ class Subgraph:
             tensor.readers[operator] = None
 
     def replace_uses(self, old: Tensor, new: Tensor) -> None:
-        """Let every operator that reads `old` read `new`; graph outputs stay as they are."""
+        """Make every reader of `old` read `new`; graph outputs do not change."""
         for operator in old.consumers:
             for index, tensor in enumerate(operator.inputs):
                 if tensor is old:
@@ -362,7 +362,7 @@ class Subgraph:
 
 
 def used_tensors(graph: Subgraph) -> Iterator[Tensor]:
-    """What the subgraph's inputs, operators and outputs name, as often as they do."""
+    """Yield the tensors of the subgraph's inputs, operators and outputs, with repeats."""
     yield from graph.inputs
     for operator in graph.operators:
         yield from (tensor for tensor in operator.inputs if tensor is not None)
@@ -374,7 +374,7 @@ def used_tensors(graph: Subgraph) -> Iterator[Tensor]:
 class Signature:
     """A named entry point: argument names of one subgraph's inputs and outputs.
 
-    The subgraph knows its signatures: what `outputs` name is an output of it, whenever it is added.
+    A signature registers with its subgraph, which then treats the tensors in `outputs` as its outputs.
     """
 
     key: str

@@ -1,7 +1,6 @@
-"""A whole model: its subgraphs, signatures, buffers and metadata; how it is made of a file's tables, and becomes some.
+"""A whole model: subgraphs, signatures, buffers and metadata, with conversion from and to a file's tables.
 
-What is read is checked before anything walks it. What nobody changed keeps its table as it was read; indices are given
-out anew.
+A model is checked as it is read. Unchanged parts keep their tables; indices are assigned on writing.
 """
 
 import os
@@ -28,7 +27,7 @@ from edge_opt.schema.writer import model_bytes, write_model
 
 
 class Signatures(list[Signature]):
-    """The signatures in the file's order; `signatures["decode"]` is the one of that name."""
+    """The signatures in the file's order; `signatures["decode"]` finds one by name."""
 
     def __getitem__(self, index: SupportsIndex | str) -> Signature:  # type: ignore[override]
         if not isinstance(index, str):
@@ -41,7 +40,7 @@ class Signatures(list[Signature]):
 
 @dataclass(slots=True)
 class Metadata:
-    """A named blob beside the graphs."""
+    """A named blob that belongs to the model."""
 
     name: str
     buffer: Buffer
@@ -50,10 +49,10 @@ class Metadata:
 
 @dataclass(slots=True, repr=False)
 class Model:
-    """Everything a .tflite file says. `copy.deepcopy` gives one to be edited apart; weights stay where they are.
+    """The contents of a .tflite file. `copy.deepcopy` makes a copy to edit independently, which shares the weights.
 
-    `buffers[0]` is the empty one that tensors without bytes refer to. `metadata_buffers` are those that the deprecated
-    field `metadata_buffer` lists.
+    `buffers[0]` is the empty buffer of tensors without bytes. `metadata_buffers` come from the deprecated field
+    `metadata_buffer`.
     """
 
     subgraphs: list[Subgraph] = field(default_factory=list)
@@ -86,7 +85,7 @@ class Model:
         self.close()
 
     def close(self) -> None:
-        """Give back the file that the model was read from; weights that were not read yet are then out of reach."""
+        """Close the file that the model was read from; weights not read yet are then unavailable."""
         if self.file is not None:
             self.file.close()
 
@@ -98,25 +97,25 @@ class Model:
         progress: Callable[[int, int], None] | None = None,
         check: Callable[[Path], None] | None = None,
     ) -> None:
-        """Write a .tflite file, whole or not at all; weights go from file to file. `progress` gets bytes done and all.
+        """Write a .tflite file atomically; weights are copied from file to file. `progress` gets bytes done and total.
 
-        `check` may look at the finished file before it gets its name, and refuse it by raising.
+        `check` may inspect the finished file before it is renamed to `path`, and reject it by raising.
 
         Raises:
-            UsageError: the output is the file that the model was read from, or exists and `overwrite` is False.
+            UsageError: the output is the model's own file, or exists and `overwrite` is False.
             OutputError: the output cannot be written; nothing is left behind.
-            ModelFormatError: `load` would refuse the model, or its file was changed meanwhile.
+            ModelFormatError: the model is invalid, or its file has changed since it was read.
         """
         write_model(checked_tables(self), path, overwrite=overwrite, progress=progress, check=check)
 
     def operator_code(self, name: str, version: int = 1) -> OperatorCode:
-        """The code of a builtin operator in that version; the file lists it once an operator has it."""
+        """The code of a builtin operator; the file lists it once an operator uses it."""
         return OperatorCode(BUILTIN_OPERATORS[name], version)
 
     def new_operator(
         self, name: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], **options: object
     ) -> Operator:
-        """A builtin operator in no subgraph yet, in the version that its types need; KeyError for unknown options."""
+        """A builtin operator in no subgraph, in the version that its types need; KeyError for unknown options."""
         table = KINDS[name].options
         fields = None if table is None else new_table(table, **options)
         operator = Operator(self.operator_code(name), inputs, outputs, fields)
@@ -124,18 +123,18 @@ class Model:
         return operator
 
     def signature_name(self, subgraph: Subgraph) -> str:
-        """The name users know the subgraph by: its signature's key, else its own name."""
+        """The subgraph's name for users: its signature's key, else its own name."""
         keys = (signature.key for signature in self.signatures if signature.subgraph is subgraph)
         return next(keys, subgraph.name)
 
     def entry_points(self) -> list[tuple[str, Subgraph]]:
-        """What a caller can run, by name: the signatures, or the first subgraph of a model without any."""
+        """Named entry points: the signatures, or the first subgraph if there are none."""
         if self.signatures:
             return [(signature.key, signature.subgraph) for signature in self.signatures]
         return [(subgraph.name or "main", subgraph) for subgraph in self.subgraphs[:1]]
 
     def inputs(self) -> list[tuple[str, dict[str, Tensor]]]:
-        """The inputs of every entry point, by the names that callers know them by."""
+        """The inputs of every entry point, by the names that callers use."""
         if self.signatures:
             return [(signature.key, signature.inputs) for signature in self.signatures]
         return [
@@ -144,7 +143,7 @@ class Model:
 
 
 class Constants:
-    """Makes constant tensors for one subgraph; equal values of equal type share a tensor, and the bytes a buffer."""
+    """Makes constant tensors for one subgraph; equal constants share a tensor, equal bytes a buffer."""
 
     def __init__(self, model: Model) -> None:
         self._buffers = model.constant_buffers
@@ -153,7 +152,7 @@ class Constants:
     def make(
         self, name: str, array: NDArray[np.generic], dtype: DType, quantization: Quantization | None = None
     ) -> Tensor:
-        """A constant with the numbers of `array` (already in the type that stores `dtype`) and its shape."""
+        """Return a constant with the shape and numbers of `array`, which is already in the storage type of `dtype`."""
         raw = array.tobytes()
         buffer = self._buffers.setdefault(raw, Buffer(Data(raw)))
         made = Tensor(name, array.shape, dtype, quantization=quantization, buffer=buffer)
@@ -164,7 +163,7 @@ class Constants:
 
 
 def from_tables(file: ModelFile) -> Model:
-    """The model that the file's tables describe; ModelFormatError where they describe none, as `check_model` has it."""
+    """The model that the file's tables describe; ModelFormatError if `check_model` rejects it."""
     root = file.root
     model = Model(table=root, file=file)
     model.operator_codes = [_read_code(table) for table in root.get("operator_codes") or []]
@@ -225,7 +224,7 @@ def _read_tensor(model: Model, table: Table, where: str) -> Tensor:
         _integers(table, "shape"),
         DType(table.get("type")),
         quantization=None if quantization is None else Quantization(quantization),
-        # Buffer 0 says that there are no bytes, whatever it holds: the runtime never looks into it.
+        # Buffer 0 means no bytes, whatever it holds: the runtime never reads it.
         buffer=buffer if table.get("buffer") else None,
         shape_signature=_integers(table, "shape_signature") if dynamic else None,
         is_variable=table.get("is_variable"),
@@ -272,18 +271,18 @@ save = Model.save
 
 
 def to_bytes(model: Model) -> bytes:
-    """The model as the bytes of a .tflite file; ModelFormatError where `load` would refuse it."""
+    """The model as the bytes of a .tflite file; ModelFormatError if it is invalid."""
     return model_bytes(checked_tables(model))
 
 
 def checked_tables(model: Model) -> Table:
-    """The root table of a model; ModelFormatError where `load` would refuse it."""
+    """The root table of a model; ModelFormatError if it is invalid."""
     check_model(model.subgraphs, model.signatures)
     return to_tables(model)
 
 
 def to_tables(model: Model) -> Table:
-    """The root table of a model, unchecked; what nobody changed keeps its table."""
+    """The root table of a model, unchecked; unchanged parts keep their tables."""
     codes, buffers = _Numbering(model.operator_codes), _Numbering(model.buffers)
     numbers = {graph: _Numbering(graph.tensors) for graph in model.subgraphs}
     return _filled(
@@ -295,7 +294,7 @@ def to_tables(model: Model) -> Table:
             for entry in model.metadata
         ],
         metadata_buffer=[buffers.of(buffer) for buffer in model.metadata_buffers],
-        # Last: by now they hold what the subgraphs and the metadata use beside what the model lists.
+        # Last: by now they include what subgraphs and metadata use but the model does not list.
         operator_codes=[
             code.table
             or new_table(
@@ -312,7 +311,7 @@ def to_tables(model: Model) -> Table:
 
 
 class _Numbering:
-    """Gives out indices: the listed items keep theirs, and others get the next ones as they are asked for."""
+    """Assigns indices: listed items keep theirs, new items get the next free index on first use."""
 
     def __init__(self, listed: Iterable[Any]) -> None:
         self.items = list(listed)
@@ -358,7 +357,7 @@ def _tensor(tensor: Tensor, buffers: _Numbering) -> Table:
         shape=tensor.shape,
         shape_signature=tensor.shape_signature,
         type=int(tensor.dtype),
-        # A tensor without a buffer of its own refers to buffer 0, which is always the empty one.
+        # A tensor without a buffer refers to buffer 0, which is always empty.
         buffer=0 if tensor.buffer is None else buffers.of(tensor.buffer),
         quantization=None if tensor.quantization is None else tensor.quantization.table,
         is_variable=tensor.is_variable,
@@ -380,12 +379,12 @@ def _signature(
 
 
 def deprecated_code(code: OperatorCode) -> int:
-    """An operator's kind in the field of older files, which has one byte for it."""
+    """The operator's code for the deprecated one-byte field."""
     return min(code.builtin, 127)
 
 
 def _filled(table: Table, **values: Any) -> Table:
-    """A copy with these values; a field that says so already stays, be it absent or present with its default."""
+    """A copy with these values; fields that already have them, even as absent defaults, do not change."""
     made = table.copy()
     for name, value in values.items():
         present = table.fields.get(name)
@@ -403,10 +402,7 @@ def _filled(table: Table, **values: Any) -> Table:
 
 @contextmanager
 def restored_on_failure(source: object) -> Iterator[None]:
-    """Within the block a `Model` may be edited; where an exception leaves the block, it is what it was before.
-
-    Its subgraphs are then other objects: look them up again.
-    """
+    """Restore a `Model` if the block raises. Its subgraphs are then new objects: look them up again."""
     kept = deepcopy(source)
     try:
         yield

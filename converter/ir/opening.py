@@ -1,7 +1,6 @@
-"""Opens what users give as a model: a .tflite file, its bytes, a loaded model, or a bundle, which holds several.
+"""Opens a user's model: a .tflite file, its bytes, a loaded model, or a bundle of several models.
 
-The content decides what a file is, not its name. Each model is read when it is first needed, and all are written
-together.
+A file's type follows from its content, not its name. Models are read on demand and written together.
 """
 
 import os
@@ -26,9 +25,8 @@ def load(source: str | os.PathLike[str] | bytes | Source, *, model: str | None =
     `model` names the one to read from a bundle: `prefill_decode`, `embedder`, `aux`.
 
     Raises:
-        UsageError: the source is not a bundle, or holds no such model.
-        ModelFormatError: the file is not a valid model; names table, field and byte offset, or subgraph, operator and
-            tensor.
+        UsageError: `model` is given, and the source is not a bundle or has no such model.
+        ModelFormatError: the model is invalid; names table, field and byte offset, or subgraph, operator and tensor.
     """
     if model is not None:
         opened = Opened(source) if isinstance(source, str | os.PathLike) else None
@@ -51,13 +49,13 @@ def load(source: str | os.PathLike[str] | bytes | Source, *, model: str | None =
 
 @runtime_checkable
 class ExportedModel(Protocol):
-    """What `litert_torch.convert` returns: a model that can be called, and written with `export`."""
+    """A model as `litert_torch.convert` returns it: callable, and written with `export`."""
 
     def export(self, path: str) -> None:
         """Write the .tflite file."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it."""
+        """Run the model."""
 
 
 Readable = str | os.PathLike[str] | bytes | Model
@@ -65,7 +63,7 @@ ModelLike = Readable | ExportedModel
 
 
 def readable(given: ModelLike) -> Readable:
-    """What was given; for an exported model, its .tflite bytes. UsageError where it is not a model."""
+    """Return `given`, an exported model as its .tflite bytes; UsageError if it is not a model."""
     if isinstance(given, str | os.PathLike | bytes | Model):
         return given
     if isinstance(given, bytearray | memoryview):
@@ -82,15 +80,15 @@ def readable(given: ModelLike) -> Readable:
 
 
 MAIN_SECTION, EMBEDDER_SECTION, AUXILIARY_SECTION = "prefill_decode", "embedder", "aux"
-"""What models of a LiteRT-LM bundle are for, as their sections say."""
+"""Purposes of the models in a LiteRT-LM bundle, as their sections name them."""
 
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """One model of what was opened: its place among a bundle's sections, and what it is for, "" for a model alone.
+    """One model: `index` is its place among a bundle's sections, `kind` its purpose ("" for a single model).
 
-    A conversion names its signatures `label/signature` where there is a label, and marks it as `changed`; a part that
-    `is_helper` was not asked for, and only passes that run on every model of a bundle run on it.
+    A conversion names its signatures `label/signature` if there is a label, and sets `changed`. `is_helper` marks a
+    model that was not requested: only passes that run on every model of a bundle run on it.
     """
 
     source: Readable | Source
@@ -103,23 +101,23 @@ class Part:
 
     @property
     def model(self) -> Model:
-        """The model, read when it is first needed; ModelFormatError where it is not valid."""
+        """The model, read on first use; ModelFormatError if it is invalid."""
         if self._model is None:
             self._model = self.source if isinstance(self.source, Model) else load(self.source)
         return self._model
 
     @property
     def readable(self) -> Readable:
-        """The model as it was given; that of a bundle loaded."""
+        """The model as given; a bundle's model is loaded."""
         return self.model if isinstance(self.source, Source) else self.source
 
     def signature(self, name: str) -> str:
-        """A signature's name, with the label in front."""
+        """A signature's name, prefixed with the label."""
         return f"{self.label}/{name}" if self.label else name
 
     @contextmanager
     def file(self, name: str = "model.tflite") -> Iterator[Path]:
-        """A .tflite file with the model, for a runtime or a compiler: its own, or meanwhile a temporary one."""
+        """Provide a .tflite file of the model for a runtime or compiler: its own, or a temporary one."""
         source = self.source
         if isinstance(source, str | os.PathLike):
             yield Path(source).absolute()
@@ -135,9 +133,9 @@ class Part:
 
 
 class Opened:
-    """A model alone, or a .litertlm bundle; `bundle` is None for a model alone, `path` for what is not a file.
+    """A single model (`bundle` is None) or a .litertlm bundle; `path` is None if the source is not a file.
 
-    UsageError where what was given is not a model, ModelFormatError for a damaged bundle.
+    UsageError if the source is not a model, ModelFormatError for a damaged bundle.
     """
 
     def __init__(self, given: ModelLike) -> None:
@@ -151,17 +149,17 @@ class Opened:
 
     @property
     def suffix(self) -> str:
-        """How the name of such a file ends."""
+        """The file extension: `.tflite` or `.litertlm`."""
         return ".tflite" if self.bundle is None else SUFFIX
 
     def find(self, kind: str) -> Part | None:
-        """The model of a bundle that is for `kind`; None where there is none."""
+        """The bundle's model of this kind, or None."""
         return next((part for part in self.parts if part.kind == kind and self.bundle is not None), None)
 
     def main(self, *, compiled: bool = False) -> Part:
-        """The model alone, or a bundle's prefill/decode model; one that is compiled for an NPU only if `compiled`.
+        """The single model, or the bundle's prefill/decode model.
 
-        UsageError where there is none, or it is compiled.
+        UsageError if there is none, or if it is compiled for an NPU and `compiled` is False.
         """
         part = self.parts[0] if self.bundle is None else self.find(MAIN_SECTION)
         if part is None:
@@ -172,7 +170,7 @@ class Opened:
         return part
 
     def save(self, path: str | os.PathLike[str], **how: Unpack[Writing]) -> None:
-        """Write the model, or the bundle with the parts that were changed; as `Model.save`."""
+        """Write the model, or the bundle with its changed models; see `Model.save`."""
         if self.bundle is None:
             self.parts[0].model.save(path, **how)
         else:
@@ -181,25 +179,25 @@ class Opened:
 
 
 CALL = "DISPATCH_OP"
-"""The custom operator that is one call of the NPU, as LiteRT names it."""
+"""LiteRT's custom operator for one call of the NPU."""
 WORK = ".work"
-"""Ending of the folder beside a bundle in which `edge-opt build` keeps what its stages wrote."""
+"""Suffix of the folder beside a bundle where `edge-opt build` keeps its stages' results."""
 
 
 def is_compiled(model: Model) -> bool:
-    """Whether an NPU is called anywhere."""
+    """True if any operator calls an NPU."""
     return any(op.code.custom_code == CALL for graph in model.subgraphs for op in graph.operators)
 
 
 def made_from(path: str | os.PathLike[str] | None) -> Path | None:
-    """The quantized bundle that a compiled one was made from, where the work folder beside it has one."""
+    """The quantized bundle in the work folder beside a compiled one, or None."""
     path = None if path is None else Path(path)
     quantized = path and path.with_suffix(WORK) / "quantize" / f"model{path.suffix}"
     return quantized if quantized and quantized.is_file() else None
 
 
 def check_not_compiled(model: Model, path: str | os.PathLike[str] | None) -> None:
-    """UsageError for a compiled model; it names the bundle to give instead, if that can be told."""
+    """Raise UsageError for a compiled model, naming the bundle to give instead if it can be found."""
     if is_compiled(model):
         instead = made_from(path) or "the bundle that it was made from"
         raise UsageError(f"{path or 'the model'} is compiled for an NPU already: give {instead}")

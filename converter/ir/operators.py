@@ -1,6 +1,6 @@
-"""The one record of each operator: inputs and outputs, effect, types, options, versions.
+"""Facts about each operator: inputs and outputs, effect, types, options, versions.
 
-Rooms register behaviour for an operator (a shape rule, say) in tables of their own, by name, and no facts.
+Other packages register behaviour by operator name (a shape rule, say), but keep all facts here.
 """
 
 import tomllib
@@ -23,22 +23,20 @@ _T = TypeVar("_T")
 class Effect(Enum):
     """What an operator does with the elements of its data operands."""
 
-    ELEMENTWISE = (
-        "elementwise"  # a result's element is computed from those at its place; operands may broadcast
-    )
-    ALONG_ROWS = "along_rows"  # a row of the last axis is computed from the operand's row, of the same length
+    ELEMENTWISE = "elementwise"  # each result element depends on those at its index; operands may broadcast
+    ALONG_ROWS = "along_rows"  # each row of the last axis depends on the operand's row, of the same length
     REDUCTION = "reduction"  # folds whole axes
-    PRODUCT = "product"  # of matrices
+    PRODUCT = "product"  # matrix product
     CONVOLUTION = "convolution"
-    REARRANGING = "rearranging"  # all elements, under other axes
-    CUTTING = "cutting"  # parts of the operand; each result is one
+    REARRANGING = "rearranging"  # all elements, on other axes
+    CUTTING = "cutting"  # each result is a part of the operand
     PADDING = "padding"
-    REPEATING = "repeating"  # may take elements several times
+    REPEATING = "repeating"  # may repeat elements
     JOINING = "joining"
     CALLING = "calling"  # runs subgraphs
     RANDOM = "random"
-    UNKNOWN = "unknown"  # code that is not the runtime's
-    OTHER = "other"  # nothing above; no rewrite looks at it
+    UNKNOWN = "unknown"  # code outside the runtime
+    OTHER = "other"  # none of these; rewrites ignore it
 
 
 _UNSEEN: Final = {Effect.CALLING, Effect.RANDOM, Effect.UNKNOWN, Effect.OTHER}
@@ -46,7 +44,7 @@ _UNSEEN: Final = {Effect.CALLING, Effect.RANDOM, Effect.UNKNOWN, Effect.OTHER}
 
 @dataclass(frozen=True, slots=True)
 class OperatorKind:
-    """Known facts about an operator; operators.toml says what each means."""
+    """Known facts about an operator; operators.toml documents the fields."""
 
     effect: Effect
     least: int = 1
@@ -63,11 +61,11 @@ class OperatorKind:
 
     @property
     def is_followed(self) -> bool:
-        """Whether rewrites look at the operator: then a graph where it has another form is refused."""
+        """True if rewrites handle the operator; its inputs and outputs must then have the documented form."""
         return self.effect not in _UNSEEN
 
     def misfit(self, inputs: Sequence[object], outputs: Sequence[object]) -> str | None:
-        """Why an operator cannot have these inputs and outputs; None where it can."""
+        """Why these inputs and outputs are invalid for the operator; None if they are valid."""
         least, most = self.least, self.most
         if len(inputs) < least or 0 <= most < len(inputs):
             wanted = f"{least} or more" if most < 0 else " or ".join(map(str, range(least, most + 1)))
@@ -78,19 +76,19 @@ class OperatorKind:
         return "leaves out an input that it needs" if None in required else None
 
     def has_data_at(self, place: int) -> bool:
-        """Whether the results are made of the input at this place."""
+        """True if the input at this index is a data operand."""
         return self.all_data or place in self.data
 
     def data_operands(self, inputs: Sequence[_T | None]) -> list[_T]:
-        """Of an operator's inputs, those that its results are made of."""
+        """The inputs from which the results take their elements."""
         return [given for place, given in enumerate(inputs) if given is not None and self.has_data_at(place)]
 
     def data_results(self, outputs: Sequence[_T]) -> Sequence[_T]:
-        """Of an operator's outputs, those that are made of its data; others hold indices or scratch."""
+        """The outputs made from the data operands; other outputs hold indices or scratch."""
         return outputs if self.effect is Effect.CUTTING else outputs[:1]
 
     def version_for(self, *types: DType, rank: int = 0) -> int:
-        """The lowest version for data operands of these types and this rank; 1 for one that no rewrite adds."""
+        """The lowest version for data operands of these types and rank; 1 for operators that no rewrite adds."""
         needs = {*(dtype.name for dtype in types), *(f"RANK{size}" for size in range(rank + 1))}
         fitting = (number for number, text in enumerate(self.versions, 1) if needs.intersection(text.split()))
         return max(fitting, default=1)
@@ -108,14 +106,14 @@ _OWN_OPTIONS: Final = {
 
 
 KINDS: Final[dict[str, OperatorKind]] = {}
-"""The record of each builtin operator, by its name in the schema."""
+"""Facts about each builtin operator, by schema name."""
 
 for _name in BUILTIN_OPERATORS:
     _own = {"options": _OWN_OPTIONS.get(_name.replace("_", "").lower()), **_FACTS.get(_name, {})}
     KINDS[_name] = msgspec.convert(_own if "effect" in _own else {**_NOTHING_KNOWN, **_own}, OperatorKind)
 
 SUBGRAPH_FIELDS: Final = {str(kind.options): kind.calls for kind in KINDS.values() if kind.calls}
-"""Options table -> its fields that hold subgraph indices (schema.fbs names them by these words only)."""
+"""Options table -> its fields that hold subgraph indices (schema.fbs does not mark them)."""
 
 
 def operators_that(*effects: Effect) -> frozenset[str]:
@@ -124,18 +122,18 @@ def operators_that(*effects: Effect) -> frozenset[str]:
 
 
 UNARY: Final = frozenset(name for name in operators_that(Effect.ELEMENTWISE) if KINDS[name].least == 1)
-"""Elementwise operators of one operand."""
+"""Elementwise operators with one operand."""
 
 
 @cache
 def default_options(operator: str) -> Table | None:
-    """Options with nothing but the schema's defaults; None for an operator that has none. Not to be edited."""
+    """An operator's options with the schema's defaults, or None if it has no options. Do not edit the result."""
     table = KINDS[operator].options
     return None if table is None else new_table(table)
 
 
 def subgraph_indices(options: Table | None) -> tuple[int, ...]:
-    """The subgraphs that these options name, each as often as they do."""
+    """Subgraph indices in these options, with repeats."""
     if options is None:
         return ()
     indices: list[int] = []

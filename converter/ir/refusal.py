@@ -1,4 +1,4 @@
-"""Why something is not done: a value. Functions deep inside raise it, to the one that returns or reports it."""
+"""Reasons for skipping something, as values. Inner functions raise them; an outer one returns or reports them."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from edge_opt.ir.graph import Operator, Shape, Tensor
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The condition that failed, where, and what was expected there: words, or shapes."""
+    """A failed condition: where, what was expected and what was found, as words or shapes."""
 
     condition: str
     operator: Operator | None = None
@@ -18,7 +18,7 @@ class Refusal:
     place: str = field(init=False, default="", repr=False)
 
     def __post_init__(self) -> None:
-        # Now: a shape error of the operator is part of its title, and only while the graph is looked at.
+        # Taken now: the title includes the operator's shape error, which may be cleared later.
         object.__setattr__(self, "place", "" if self.operator is None else f", at {self.operator.title}")
 
     def __str__(self) -> str:
@@ -33,7 +33,7 @@ class Refusal:
 
 
 class RefusedError(Exception):
-    """Carries a refusal, given whole or as its fields; it never reaches a user, who sees the refusal."""
+    """Carries a refusal, given as an object or as its fields; internal, users see only the refusal's text."""
 
     def __init__(
         self,

@@ -8,12 +8,12 @@
       return %logits
     }
 
-Constants stand where they are read: `int32(2)` a scalar, `int32{0, 2, 1, 3}` a vector, `float32[2,3]{...}` any
-shape row by row, `float32[1,16]{splat 0.5}` one value everywhere; those of more than 64 elements are left out. Names
-that are no plain words stand in double quotes. Quantization follows a type, `int16[1,4] q(0.001, 0)`, per axis
-`int8[2,4] q([0.1, 0.2], [0, 0], axis 0)`, `q(640 scales, axis 0)` for more than eight. A tensor that no operator
-defines has a line in front of the operators, `variable`, or `unset` where it is no state. `print(graph)` prints a
-subgraph this way.
+Constants are printed inline: `int32(2)` a scalar, `int32{0, 2, 1, 3}` a vector, `float32[2,3]{...}` any shape row by
+row, `float32[1,16]{splat 0.5}` one repeated value; others of more than 64 elements are omitted. Names that are not
+plain words are in double quotes. Quantization follows the type: `int16[1,4] q(0.001, 0)`, per axis
+`int8[2,4] q([0.1, 0.2], [0, 0], axis 0)`, with more than eight scales `q(640 scales, axis 0)`. Tensors that no
+operator defines are listed before the operators as `variable`, or as `unset` if they are not state. `print(graph)`
+prints a subgraph in this form.
 """
 
 import json
@@ -56,7 +56,7 @@ def _word(name: str) -> str:
 
 
 def _names(subgraph: Subgraph) -> dict[Tensor, str]:
-    """Printed names of a subgraph's tensors: as they are where that is unambiguous."""
+    """Printed names of a subgraph's tensors; repeated names get a number."""
     sides = (side for one in subgraph.signatures for side in (one.inputs, one.outputs))
     named = (tensor for side in sides for tensor in side.values())
     names: dict[Tensor, str] = {}
@@ -153,10 +153,7 @@ def _options(table: Table | None) -> str:
 
 
 def attributes(content: Any) -> Any:
-    """The attributes of a composite, decoded from their FlexBuffer; a text, where the bytes are none.
-
-    Where there are no bytes, there are no attributes.
-    """
+    """A composite's attributes, decoded from a FlexBuffer: `{}` without bytes, an explanatory text if it is invalid."""
     try:
         return read_flexbuffer(bytes(content)) if len(content) else {}
     except ModelFormatError as error:
@@ -175,9 +172,9 @@ def option_text(value: Any) -> str:
 
 
 def _string(value: str) -> str:
-    """In single quotes, unless it holds what would end it."""
+    """Quote with single quotes, or as JSON if the value contains a single quote or a line break."""
     return json.dumps(value) if {"'", "\n"} & set(value) else f"'{value}'"
 
 
-# `print(graph)`: the graph is below this module, and cannot name it.
+# For `print(graph)`; `edge_opt.ir.graph` cannot import this module.
 Subgraph.__str__ = subgraph_text  # type: ignore[method-assign, assignment]

@@ -1,4 +1,4 @@
-"""Walks of a graph: up to producers, down to readers, what computes a tensor; orders to run in, copies of parts."""
+"""Graph traversal (producers, readers, slices), execution orders, and copies of regions."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -18,10 +18,10 @@ _Node = TypeVar("_Node", bound=Hashable)
 def walked(
     starts: Iterable[_Node], beside: Callable[[_Node], Iterable[_Node]], most: int | None = None
 ) -> Iterator[_Node]:
-    """The starts and all that can be reached over `beside`, each once, the nearest first; at most `most` of them.
+    """Yield the starts and all nodes reachable through `beside`, each once, nearest first, at most `most`.
 
-    Nodes are operators, tensors, or tuples of them with what a walk carries along. What is `beside` a node is asked
-    after the caller has seen it, so a caller may decide where the walk ends.
+    Nodes are operators, tensors, or tuples of them with other state. `beside(node)` is called after the node is
+    yielded, so the caller can decide where the walk ends.
     """
     seen = dict.fromkeys(starts)
     frontier = deque(seen)
@@ -36,29 +36,29 @@ def walked(
 
 
 def producers(operator: Operator) -> list[Operator]:
-    """The operators that make what an operator reads."""
+    """The producers of an operator's inputs."""
     return [t.producer for t in operator.inputs if t is not None and t.producer is not None]
 
 
 def readers(operator: Operator) -> list[Operator]:
-    """The operators that read what an operator makes."""
+    """The readers of an operator's outputs."""
     return [reader for tensor in operator.outputs for reader in tensor.consumers]
 
 
 def reads(operators: Sequence[Operator]) -> tuple[Tensor, ...]:
-    """Tensors that the operators read and do not define. Each is there once, the first one that is read comes first."""
+    """Tensors that the operators read but do not define, each once, in the order of first use."""
     defined = {tensor for operator in operators for tensor in operator.outputs}
     read = dict.fromkeys(tensor for operator in operators for tensor in operator.inputs if tensor is not None)
     return tuple(tensor for tensor in read if tensor not in defined)
 
 
 def read_outside(subgraph: Subgraph, tensor: Tensor, inside: Container[Operator]) -> bool:
-    """True where the graph's caller or another operator than these reads a tensor."""
+    """True if the graph's caller or an operator not in `inside` reads a tensor."""
     return subgraph.is_output(tensor) or any(reader not in inside for reader in tensor.consumers)
 
 
 def moved_from(tensor: Tensor, names: Collection[str]) -> tuple[Tensor, list[Operator]]:
-    """Where a tensor comes from, up the first inputs of operators of these names; and those, the nearest first."""
+    """Follow first inputs upwards through operators of these names; return the origin and the operators passed."""
     passed: list[Operator] = []
     while tensor.producer is not None and tensor.producer.name in names:
         passed.append(tensor.producer)
@@ -69,7 +69,7 @@ def moved_from(tensor: Tensor, names: Collection[str]) -> tuple[Tensor, list[Ope
 def backward_slice(
     tensors: Iterable[Tensor], stops: Container[Tensor] = ()
 ) -> tuple[set[Operator], list[Tensor]]:
-    """The operators that compute tensors, and the tensors, but constants, that they begin with: `stops`, or given."""
+    """The operators that compute `tensors`, and the non-constant ones they start from: `stops`, or without producer."""
     starts: dict[Tensor, None] = {}
 
     def above(operator: Operator) -> Iterator[Operator]:
@@ -88,7 +88,7 @@ def backward_slice(
 def needed_for(
     tensors: Iterable[Tensor], operators: Sequence[Operator], stops: Container[Tensor] = ()
 ) -> list[Operator]:
-    """As `backward_slice` among operators in execution order, which need not be in a graph."""
+    """Operators that compute `tensors`, like `backward_slice`, from a list in execution order instead of a graph."""
     wanted = set[Tensor | None](tensors)
     needed: list[Operator] = []
     for operator in reversed(operators):
@@ -105,10 +105,10 @@ def still_needed(
     new: Iterable[Operator] = (),
     redefined: Collection[Tensor] = (),
 ) -> list[Operator]:
-    """Of the `old` operators (in execution order), those that must stay when `replaced` is defined anew.
+    """The `old` operators (in execution order) that must stay when `replaced` is replaced by `new`.
 
-    They are read by the graph's caller, operators outside, or `new` ones that do not define the result themselves (as
-    `redefined` says), or needed by such in turn.
+    Their results are needed by the graph's caller, by operators outside `old`, or by `new` ones, directly or
+    indirectly; tensors in `redefined` come from `new` operators and do not count.
     """
     inside = set(old)
     others = [operator for operator in old if operator is not replaced]
@@ -127,10 +127,10 @@ _IMPURE = operators_that(Effect.RANDOM, Effect.UNKNOWN)
 
 
 def is_pure(operator: Operator, subgraphs: Sequence[Subgraph] = ()) -> bool:
-    """False where an operator reads or changes state, draws random numbers, or may do so in code unknown here.
+    """False if an operator reads or changes state, draws random numbers, or runs unknown code that may do so.
 
-    State is what lies behind a handle (variables, tables) or in a tensor that is kept from one run to the next. An
-    operator that calls subgraphs is as pure as those; without `subgraphs` (the model's) it is not.
+    State is behind a handle (variables, tables) or in a tensor that is kept between runs. An operator that calls
+    subgraphs is pure if they are; without `subgraphs` (the model's) it counts as impure.
     """
     if not subgraphs and subgraph_indices(operator.options):
         return False
@@ -142,12 +142,12 @@ def is_pure(operator: Operator, subgraphs: Sequence[Subgraph] = ()) -> bool:
 
 
 def with_called(operators: Sequence[Operator], subgraphs: Sequence[Subgraph]) -> list[Operator]:
-    """The operators, and those of all subgraphs that they call; each subgraph once, however often it is called."""
+    """The operators and those of all subgraphs that they call, each subgraph once."""
     return [*operators, *(op for graph in called_by(operators, subgraphs) for op in graph)]
 
 
 def called_by(operators: Iterable[Operator], subgraphs: Sequence[Subgraph]) -> list[Subgraph]:
-    """Those of the model's `subgraphs` that operators call, and that are called there in turn."""
+    """Subgraphs that operators call, directly or indirectly."""
 
     def calls(operators: Iterable[Operator]) -> Iterator[int]:
         return (index for operator in operators for index in subgraph_indices(operator.options))
@@ -162,10 +162,10 @@ def replaced(
     new: Sequence[Operator],
     subgraphs: Sequence[Subgraph] = (),
 ) -> list[Operator]:
-    """The order in which a graph runs once `new` operators stand for `old` ones; RefusedError where there is none.
+    """Execution order of a graph after `new` operators replace `old` ones; RefusedError if there is none.
 
-    Operators in both lists stay in their places, the others stand where the last of the old ones does, or before their
-    first reader. Effects keep their order. `subgraphs` are those of the model.
+    Operators in both lists keep their places; added ones go where the last old one was, or before their first reader.
+    Side effects keep their order. `subgraphs` are the model's.
     """
     staying = set(old).intersection(new)
     added = [operator for operator in new if operator not in staying]
@@ -184,7 +184,7 @@ def replaced(
 
 
 def topological(operators: Iterable[Operator]) -> list[Operator]:
-    """The operators, each after those whose outputs it reads (stable, depth first); RefusedError in a cycle."""
+    """Sort operators so that producers precede readers (stable, depth first); RefusedError for a cycle."""
     pending = list(operators)
     makers = {tensor: operator for operator in pending for tensor in operator.outputs}
     order: dict[Operator, None] = {}
@@ -204,7 +204,7 @@ def topological(operators: Iterable[Operator]) -> list[Operator]:
 def cut_out(
     model: Model, operators: Sequence[Operator], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
 ) -> Model:
-    """A model that holds just these operators and what they call. Names are numbers: equal regions give equal bytes."""
+    """A model of these operators and the subgraphs they call. Names are numbers, so equal regions give equal bytes."""
     region, called = Model(), called_by(operators, model.subgraphs)
     places = {model.subgraphs.index(graph): place for place, graph in enumerate(called, 1)}
 
@@ -236,7 +236,7 @@ def cut_out(
 
 
 def custom_options(operator: Operator) -> Table | None:
-    """What only an operator's own kernel understands of its table; the rest is indices, which change."""
+    """The custom options in an operator's table; its other fields are indices, which change."""
     table = operator.table
     if table is None or "custom_options" not in table.fields:
         return None
@@ -245,12 +245,12 @@ def custom_options(operator: Operator) -> Table | None:
 
 
 def renamed(tensor: Tensor, name: str) -> Tensor:
-    """A tensor of the same type (and bytes) that nothing defines or reads yet."""
+    """A copy with another name, without a producer or readers."""
     return replace(tensor, name=name, is_variable=False)
 
 
 def repeated(operator: Operator, copies: dict[Tensor, Tensor], name: Callable[[Tensor], str]) -> Operator:
-    """The operator once more, in no subgraph yet, on `copies` of its tensors; those that are missing are added."""
+    """A copy of the operator, in no subgraph, on `copies` of its tensors; missing copies are added."""
 
     def local(tensor: Tensor) -> Tensor:
         if tensor not in copies:
@@ -261,7 +261,7 @@ def repeated(operator: Operator, copies: dict[Tensor, Tensor], name: Callable[[T
 
 
 def renumbered(options: Table | None, places: Mapping[int, int]) -> Table | None:
-    """An operator's options, with the new places of the subgraphs that they name."""
+    """An operator's options with new subgraph indices."""
     if options is None or not subgraph_indices(options):
         return options
     table = options.copy()
