@@ -1,6 +1,6 @@
-"""From a checkpoint to a bundle for the NPU: litert-torch's stages and ours, one after the other, resumable.
+"""Builds an NPU bundle from a checkpoint: runs litert-torch's stages and ours in sequence, resumable.
 
-It drives tools that others wrote and rewrites nothing itself; what it knows of them is in `pipeline`.
+This package drives other tools and rewrites nothing itself; `pipeline` knows litert-torch.
 """
 
 from edge_opt.build.building import BuildResult, build

@@ -1,4 +1,4 @@
-"""Builds a bundle: one stage after the other, each skipped where the work folder has its result."""
+"""Builds a bundle stage by stage; stages whose result is in the work folder are skipped."""
 
 import json
 import time
@@ -40,22 +40,22 @@ from edge_opt.targets import Target, load_target
 from edge_opt.targets.chips import TARGETS
 
 WEIGHTS = ("8", "4-logits")
-"""Bits of the weights that a build offers: all at 8, or those of the logits at 4 but for frequent tokens."""
+"""Supported bits of weights: all at 8, or those of the logits at 4 except for frequent tokens."""
 WORST_RATIO = 1.05
-"""Perplexity over the checkpoint's that is warned of above."""
+"""Perplexity relative to the checkpoint's above which a build warns."""
 _NEXT = "NEXT.md"
 _NO_REFERENCE = "Not evaluated: there is no checkpoint; `edge-opt evaluate` compares a bundle with one"
 
 
 @dataclass(slots=True)
 class BuildResult(Record):
-    """What was built, from what, and how: `optimized` is what our own stage says, `settings` what each other one took.
+    """The result of a build: `optimized` is our own stage's report, `settings` the settings of the other stages.
 
-    `converted` is the bundle in front of the compiler, in the work folder; `output` is None where that is the last one.
-    `caches` has the window of sliding layers, the length of their rings (None for whole caches), and `notes` on both.
-    `next` says how to try it, and what goes to the phone; `next_file` is a page of it. `evaluation` is an `Evaluation`
-    as plain values, with a `note` on the text; None where none was wanted. `warnings` come first: what a user has to
-    know before the bundle goes anywhere. `seconds` is this run's time.
+    `converted` is the uncompiled bundle in the work folder; `output` is None if nothing was compiled.
+    `caches` has the window of sliding layers, their ring buffer's length (None for whole caches), and `notes` on both.
+    `next` tells how to run the bundle here and on a phone; `next_file` is the same as a page. `evaluation` is an
+    `Evaluation` as plain values, with a `note` on the text; None if not requested. `warnings` are to be read before the
+    bundle is used. `seconds` is this run's time.
     """
 
     source: str
@@ -98,39 +98,38 @@ def build(
     on_stage: Callable[[StageReport], None] | None = None,
     toolchain: Processes | None = None,
 ) -> BuildResult:
-    """Build a bundle for an NPU from a checkpoint, or from a bundle that litert-torch's pipeline wrote on the way.
+    """Build a bundle for an NPU from a checkpoint, or from an intermediate bundle of litert-torch's pipeline.
 
     Args:
         source: a Hugging Face folder, a float .litertlm or a quantized one.
         output: the .litertlm to write.
         soc: the chip, e.g. SM8750.
-        prompts: JSON lines to calibrate with; needed unless the source is quantized.
-        sdk: folder with Qualcomm's libraries; where None, as `edge_opt.npu.profile`, or LiteRT's package of them. Other
-            vendors' compilers are those that litert-torch finds by itself.
-        prefill: lengths of the prefill; 128 where None.
-        cache: length of the cache; 1280 where None.
-        weights: bits of the weights; "8" is for all, "4-logits" has those of the logits in 4 but for frequent tokens:
-            generating is faster, and the text a little worse. Of checkpoints, for Qualcomm's NPUs.
-        work: where the stages leave their results; `<output's stem>.work` beside the output where None.
+        prompts: JSON lines to calibrate with; required unless the source is quantized.
+        sdk: folder with Qualcomm's libraries; if None, found as in `edge_opt.npu.profile`, or in LiteRT's package of
+            them. litert-torch finds other vendors' compilers.
+        prefill: prefill lengths; None for 128.
+        cache: cache length; None for 1280.
+        weights: bits of the weights: "8" for all, or "4-logits" for 4-bit logits weights except for frequent tokens:
+            faster generation, slightly worse text. "4-logits" needs a checkpoint and a Qualcomm NPU.
+        work: folder for the stages' results; None for `<output's stem>.work` beside the output.
         settings: other fields of litert-torch's `NpuPipelineConfig`, and arguments of its stages.
             `sliding_window_ring_buffer_size` None keeps whole caches.
-        target: a target's name or the path of its file, as `edge_opt.npu.tune` writes one; the vendor's where None.
-        held_out: JSON lines to evaluate with, see `edge_opt.evaluate`; every fifth prompt where None, which calibration
-            then does not see.
-        evaluate: whether to compare perplexity with the checkpoint's, in front of the compiler.
-        npu_tokens: how many tokens to score in the NPU's emulator as well, where that is on this machine, for minutes;
-            0 leaves it out.
+        target: a target's name, or the path of a file as `edge_opt.npu.tune` writes it; None for the vendor's.
+        held_out: JSON lines to evaluate with, see `edge_opt.evaluate`; None for every fifth prompt, which is then not
+            used for calibration.
+        evaluate: compare the uncompiled bundle's perplexity with the checkpoint's.
+        npu_tokens: how many tokens to score in the NPU's emulator too, if it is installed; takes minutes, 0 skips it.
         overwrite: replace existing outputs.
         progress: called with (stage, done, total).
         on_stage: called when a stage is done.
-        toolchain: what carries stages out; litert-torch's own in processes where None.
+        toolchain: runs the stages; None for litert-torch in processes.
 
     Raises:
-        UsageError: something given cannot work, or a package is missing.
-        CompilerMissingError: Qualcomm's compiler is.
+        UsageError: an argument is invalid, or a package is missing.
+        CompilerMissingError: Qualcomm's compiler is missing.
         StageFailedError: a tool failed.
-        BuildCheckError: the quantized bundle is broken, or the compiled one is not what it has to be.
-        OutputError: no room, or the output cannot be written.
+        BuildCheckError: the quantized bundle is broken, or the compiled one is invalid.
+        OutputError: the disk is full, or the output cannot be written.
     """
     began, tools = time.perf_counter(), toolchain or Processes()
     folder = Path(output).with_suffix(WORK) if work is None else Path(work)
@@ -236,7 +235,7 @@ def _check_calibration(given: Given, prompts: AnyPath | None, lengths: Mapping[s
 def _held_out(
     given: Given, prompts: AnyPath | None, held_out: AnyPath | None, *, evaluate: bool
 ) -> HeldOut | None:
-    """The text to evaluate on; None where nobody wants that."""
+    """The text to evaluate on; None if evaluation is off."""
     if held_out is not None and not evaluate:
         raise UsageError("held_out=... is text to evaluate on: leave it out, or evaluate=False")
     if given.kind is Kind.CHECKPOINT:
@@ -250,7 +249,7 @@ def _held_out(
 
 
 def _rest(folder: Path, text: HeldOut | None, prompts: AnyPath | None) -> AnyPath | None:
-    """The prompts to calibrate with: those given, or a file of those that are not held out."""
+    """The prompts to calibrate with: the given file, or a new one without the held-out prompts."""
     if text is None or text.rest is None:
         return prompts
     path = folder / "prompts.jsonl"
@@ -267,8 +266,8 @@ def _quantized(
     prompts: AnyPath | None,
     weights: str,
 ) -> dict[str, Input]:
-    """The quantized `model`: the input itself, or made of it by the first stages; and the float `exported`, if any."""
-    # Of the content the configuration alone: nothing else decides on settings.
+    """Run the stages up to quantization, if needed; return the quantized `model` and the float `exported`, if any."""
+    # Settings depend on the configuration only, not on the weights.
     configured = digest_of([given.path / CONFIG], given.path) if given.kind is Kind.CHECKPOINT else ""
     text = {}
     if prompts is not None:
@@ -294,7 +293,7 @@ def _quantized(
             quantized = run.run("narrow", KEPT_ROWS, **made_from, **text)
         bundles = {"exported": model, "model": quantized.bundle}
     path = bundles["model"].path
-    # Where calibration did not reach everything; a bundle that ignores its cache is no result.
+    # If calibration missed a part, the bundle may ignore its cache.
     broken = sentences(find_unsound(Opened(path)))
     if broken:
         raise BuildCheckError(f"{path} is broken, so nothing is delivered: {broken[0]}")
@@ -309,7 +308,7 @@ def _evaluate(
     npu_tokens: int,
     **models: Input,
 ) -> None:
-    """Score the checkpoint and the converted bundle; in the emulator, too, where that is on this machine."""
+    """Score the checkpoint and the converted bundle, in the emulator too if it is installed."""
     parts = {"parts": in_turn(text.parts, [models["converted"].path])}
     found = from_dict(Evaluation, run.run(CPU, [parts, runtimes], parts, **models).values)
     result.evaluation = {**found.to_dict(), "note": text.note}
@@ -326,14 +325,14 @@ def _evaluate(
     try:
         check_emulator(compiler)
         answer = run.run(NPU, depends, options, **models)
-    except EdgeOptError as error:  # of a figure beside the task
+    except EdgeOptError as error:  # the emulator's score is optional
         result.evaluation["note"] += f". Not evaluated in the NPU's emulator: {error}"
         return
     result.evaluation["models"].append(from_dict(Evaluation, answer.values).to_dict()["models"][-1])
 
 
 def _write_next(result: BuildResult, run: Stages) -> None:
-    """What to do next with the output or, where there is none yet, the bundle in front of the compiler."""
+    """Write the next steps for the output or, if there is none yet, for the uncompiled bundle."""
     assert result.converted is not None
     result.next = next_steps(result.vendor, result.chip, run.libraries, result.converted, result.output)
     page = run.folder / _NEXT
@@ -342,7 +341,7 @@ def _write_next(result: BuildResult, run: Stages) -> None:
 
 
 def _deliver(compiled: Path, result: BuildResult, output: Path, *, overwrite: bool) -> None:
-    """Check what the compiler made, and write the output."""
+    """Check the compiled bundle and write the output."""
     wrong = faults(Path(str(result.converted)), compiled)
     if wrong:
         raise BuildCheckError(f"{compiled} is not a valid result: {'; '.join(wrong)}")

@@ -1,7 +1,7 @@
-"""Evaluates bundles against the checkpoint that they were made from: what both say of text that no calibration saw.
+"""Evaluates bundles against the checkpoint that they were made from, on text not used for calibration.
 
-LiteRT-LM gives the likelihoods of a text's tokens, and not which token it finds most likely in place of each. A bundle
-in the NPU's emulator gives all logits.
+LiteRT-LM returns only the likelihoods of a text's tokens, not the most likely ones; the NPU's emulator returns all
+logits.
 """
 
 import importlib
@@ -34,35 +34,35 @@ from edge_opt.npu.scoring import Closeness, Text, read_on_cpu, read_on_npu
 from edge_opt.targets.chips import DEFAULT_CHIP
 
 Part = tuple[str, str]
-"""A prompt in two parts: what is read, and what is scored."""
+"""A prompt in two parts: one that is read, and one that is scored."""
 
 CPU, NPU = "evaluate", "emulate"
 """The stages that score a checkpoint and its bundles: in LiteRT-LM on CPU kernels, and in the NPU's emulator."""
 ERROR = 0.01
-"""Standard error of a perplexity's ratio at which no more text is scored."""
+"""Standard error of the perplexity ratio at which scoring stops."""
 TOKENS = 20
-"""Tokens that are scored in the emulator, where nobody says otherwise: each takes many seconds."""
+"""Default number of tokens to score in the emulator: each takes many seconds."""
 _FIRST_CHARACTERS, _SPARE = 2560, 1.2
-"""How much is scored at first, usually enough; how much more than is needed then."""
+"""Characters scored first, usually enough; safety factor on the estimated rest."""
 _PROMPTS, _MOST_READ = 5, 120
 _LONG, _JOINT = 2.25, "\n\n"
-"""Characters for each position of a cache that a long prompt has: over half as many tokens, in most texts."""
+"""Characters of a long prompt per cache position: over half as many tokens, in most texts."""
 _MOST_SCORED = 512
-"""Characters of a prompt that are scored: each token of them is one decode step."""
+"""Most characters scored of a prompt: each token is one decode step."""
 _FEWEST, _SHARE = 10, 5
-"""Prompts to hold one in so many out."""
+"""Fewest prompts for holding some out; one in this many is held out."""
 _COMPLAINT = re.compile(r"^[EF]\d{4} .*?\] (.+)$", re.MULTILINE)
 _PRINTED = "bundle-*.log"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelScore:
-    """One model: over how many held-out tokens its perplexity is.
+    """A model's scores on `tokens` held-out tokens.
 
-    `ratio` is its perplexity over the reference's on the same tokens, and `ratio_error` the standard error of that.
-    `top1_agreement` is the share of tokens where it finds the same token most likely as the reference, `kl` its mean
-    divergence from the reference in nats; LiteRT-LM gives neither, so they are None on the CPU alone. `on_npu` says
-    where the model ran.
+    `ratio` is its perplexity relative to the reference's on the same tokens, `ratio_error` the standard error.
+    `top1_agreement` is the share of tokens for which its most likely token is the reference's, `kl` the mean divergence
+    from the reference in nats; both are None from LiteRT-LM, which does not report them. `on_npu` tells whether the
+    model ran in the NPU's emulator.
     """
 
     source: str
@@ -76,7 +76,7 @@ class ModelScore:
 
     @classmethod
     def of(cls, source: str, own: Closeness, reference: Closeness, *, on_npu: bool = False) -> "ModelScore":
-        """The figures of one model beside those of the reference."""
+        """Scores of one model relative to the reference."""
         perplexity, _ = ratio_of(own.likelihoods, [0.0] * len(own.likelihoods))
         top1, kl = (float(np.mean(values)) if values else None for values in (own.agrees, own.kl))
         ratio, error = ratio_of(own.likelihoods, reference.likelihoods)
@@ -94,9 +94,9 @@ def ratio_of(likelihoods: Sequence[float], reference: Sequence[float]) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class Evaluation(Record):
-    """The reference, then the bundles in the order in which they were given.
+    """Scores of the reference, then of the bundles in the given order.
 
-    `prompts` is how many were scored, `skipped` how many were longer than the cache.
+    `prompts` is the number of scored prompts, `skipped` of those longer than the cache.
     """
 
     models: list[ModelScore]
@@ -104,7 +104,7 @@ class Evaluation(Record):
     skipped: int = 0
 
     def within(self, limit: float) -> bool:
-        """Whether every bundle's perplexity is at most `limit` times the reference's; a model of NaN is not."""
+        """True if every bundle's perplexity is at most `limit` times the reference's; False for NaN."""
         reference, *bundles = (model.perplexity for model in self.models)
         return all(perplexity <= limit * reference for perplexity in bundles)
 
@@ -122,34 +122,33 @@ def evaluate(
     progress: Progress | None = None,
     toolchain: Processes | None = None,
 ) -> Evaluation:
-    """Whether bundles are still the model that they were made from: perplexity on held-out text.
+    """Compare the perplexity of bundles on held-out text with that of the checkpoint that they were made from.
 
-    On the CPU, bundles run in LiteRT-LM's executor for NPUs, as they are before the vendor's compiler. Of each prompt
-    the second half, at most 512 characters, is scored: the prefill reads what stands before it, decode the rest.
-    Prompts are scored, long and short ones in turn, until the standard error of the perplexity's ratio is 1 %. Where
-    none fills half the cache, a long one is joined from them.
+    On the CPU, uncompiled bundles run in LiteRT-LM's executor for NPUs. The second half of each prompt, at most 512
+    characters, is scored in decode, after a prefill of the text before it. Long and short prompts alternate until the
+    standard error of the perplexity ratio is 1 %. If no prompt fills half the cache, a long one is joined from them.
 
-    On the NPU, a bundle's prefill and decode step are compiled once, and read the beginnings of up to five prompts in
-    the compiler's emulator, at most 120 tokens each; then the next tokens of each, two or more, are scored. On CPU
-    kernels the bundle reads the same text, for comparison.
+    On the NPU, a bundle's prefill and decode step are compiled once and run in the compiler's emulator. They read the
+    beginnings of up to five prompts, at most 120 tokens each; then the next tokens of each, two or more, are scored.
+    For comparison, the bundle also runs on the same text on CPU kernels.
 
     Args:
         reference: the checkpoint, a Hugging Face folder.
         bundles: .litertlm bundles for NPUs, not compiled.
-        prompts: JSON lines, as `edge_opt.build.build` has them, that no bundle was calibrated on.
-        on: "npu" for the NPU's own arithmetic.
-        tokens: on the NPU, how many to score in all.
+        prompts: JSON lines, as for `edge_opt.build.build`, not used for calibrating the bundles.
+        on: "npu" for the NPU's arithmetic.
+        tokens: on the NPU, how many tokens to score in all.
         sdk: folder with Qualcomm's libraries; None takes it from EDGE_OPT_QNN or QNN_SDK_ROOT.
-        chip: the compiler's word for the chip; None is SM8750.
-        flags: for the compiler.
-        progress: called with (what, done, total).
-        toolchain: what runs the models; a process where None.
+        chip: the compiler's name of the chip; None for SM8750.
+        flags: compiler flags.
+        progress: called with (stage, done, total).
+        toolchain: runs the models; None for a process.
 
     Raises:
-        UsageError: something given cannot be evaluated, or a package is missing.
+        UsageError: an argument is invalid, or a package is missing.
         CompilerMissingError: the compiler, its libraries or a C compiler are not on this machine.
         ModelFormatError: a bundle cannot be read.
-        StageFailedError: a model did not run.
+        StageFailedError: a model failed to run.
     """
     given = [bundles] if isinstance(bundles, str | os.PathLike) else [*bundles]
     paths = {os.fspath(path): Path(path) for path in (reference, *given)}
@@ -171,7 +170,7 @@ def evaluate(
 
 
 def _check_models(reference: Path, *bundles: Path) -> None:
-    """UsageError where a model is not what it has to be, as far as files tell."""
+    """Raise UsageError unless the reference is a checkpoint and the others are bundles."""
     if not bundles:
         raise UsageError("there is nothing to evaluate: give a bundle beside the checkpoint")
     if look_at(reference).kind is not Kind.CHECKPOINT:
@@ -188,7 +187,7 @@ def _check_models(reference: Path, *bundles: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """The text to evaluate on, or a `note` why there is none; `rest` of the prompts are left to calibrate with."""
+    """The text to evaluate on, or a `note` why there is none; `rest` are the prompts for calibration."""
 
     parts: list[Part] = field(default_factory=list)
     rest: list[Any] | None = None
@@ -196,7 +195,7 @@ class HeldOut:
 
 
 def choose(path: AnyPath | None, prompts: AnyPath | None) -> HeldOut:
-    """The text of a file, else every fifth prompt; UsageError where a text is too short, or calibration reads it."""
+    """The texts of a file, else every fifth prompt; UsageError if a text is too short or is used for calibration."""
     given = [] if prompts is None else read_prompts(Path(prompts))
     if path is None and len(given) < _FEWEST:
         return HeldOut(
@@ -224,10 +223,10 @@ def choose(path: AnyPath | None, prompts: AnyPath | None) -> HeldOut:
 
 
 def cut(text: str) -> Part | None:
-    """The part of a prompt that is read, and the part that is scored; None where it is too short for both.
+    """Cut a prompt into the part to read and the part to score; None if it is too short for both.
 
-    The second half is scored, of a long one its end, from a space on: so tokenizers make the same of both parts as of
-    the whole.
+    The scored part is the second half, or the end of a long prompt. It starts at a space, so that both parts give the
+    same tokens as the whole.
     """
     text = text.strip()
     earliest = max(len(text) // 2, len(text) - _MOST_SCORED)
@@ -237,9 +236,9 @@ def cut(text: str) -> Part | None:
 
 
 def in_turn(parts: Sequence[Part], bundles: Sequence[Path]) -> list[Part]:
-    """The longest prompt, the shortest, the longest that is left, and so on: also the first few are of every length.
+    """Order prompts as longest, shortest, next longest, and so on, so that the first few have varied lengths.
 
-    Where none fills about half the bundles' longest cache, one that is joined from them comes first.
+    If none fills about half of the bundles' longest cache, a prompt joined from them comes first.
     """
     caches = [cache for path in bundles for cache in look_at(path).caches.caches]
     wanted = int(_LONG * max((cache.positions for cache in caches), default=0))
@@ -252,7 +251,7 @@ def in_turn(parts: Sequence[Part], bundles: Sequence[Path]) -> list[Part]:
 
 
 def emulation(text: HeldOut, compiler: Compiler, tokens: int) -> dict[str, Any]:
-    """Options of the stage that scores in the emulator: up to five of the prompts, and how many tokens of each."""
+    """Options of the emulator stage: up to five of the prompts, and the tokens to score of each."""
     count = min(_PROMPTS, max(1, tokens // 2))
     texts = ["".join(part) for part in text.parts[:: -(-len(text.parts) // count)]]
     sdk = None if compiler.sdk is None else os.fspath(compiler.sdk)
@@ -268,9 +267,9 @@ def emulation(text: HeldOut, compiler: Compiler, tokens: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a bundle says of one prompt: ids of the tokens `before` and `scored`, and the log-likelihood of the latter.
+    """A bundle's result for one prompt: ids of the tokens `before` and `scored`, and log-likelihoods of the latter.
 
-    All are empty for a prompt that does not fit into its cache.
+    All are empty for a prompt that does not fit into the cache.
     """
 
     before: list[int] = field(default_factory=list)
@@ -279,7 +278,7 @@ class Said:
 
 
 def score(job: Job, progress: Progress) -> dict[str, Any]:
-    """Score the prompts `parts` in LiteRT-LM, as many as the ratio needs; a bundle's prompts run side by side."""
+    """Score prompts of `parts` in LiteRT-LM until the ratio is precise enough; a bundle's prompts run in parallel."""
     (name, folder), *bundles = job.inputs.items()
     checkpoint, left = Checkpoint(folder), [*job.options["parts"]]
     likelihoods: dict[str, list[float]] = {name: [] for name in job.inputs}
@@ -311,7 +310,7 @@ def score(job: Job, progress: Progress) -> dict[str, Any]:
 
 
 def _print_to_file() -> None:
-    """What LiteRT-LM prints in this process goes to a file of its own, for `_result`."""
+    """Redirect LiteRT-LM's output in this process to a separate file, for `_result`."""
     file, _ = tempfile.mkstemp(prefix=_PRINTED[:7], suffix=_PRINTED[8:])
     for stream in (1, 2):
         os.dup2(file, stream)
@@ -328,12 +327,12 @@ def _result(bundle: str, asked: Future[Said]) -> Said:
 
 
 def _say(path: str, part: Part) -> Said:
-    """In a process of the pool, which keeps the bundle of the last prompt."""
+    """Score one prompt in a pool process, which keeps the last bundle loaded."""
     return _runtime(path).say(part)
 
 
 class Runtime:
-    """A bundle in LiteRT-LM's executor for NPUs, on CPU kernels, with SOFTMAX in float, see `float_softmax`."""
+    """A bundle in LiteRT-LM's NPU executor on CPU kernels, with SOFTMAX in float, see `float_softmax`."""
 
     def __init__(self, path: str) -> None:
         lm = importlib.import_module("litert_lm")
@@ -344,8 +343,8 @@ class Runtime:
         self._room: int = lm.ModelInfo(path).max_context_tokens
 
     def say(self, part: Part) -> Said:
-        """Likelihoods of the second part after the first; nothing where they do not fit into the cache."""
-        # Ids of a text are without the one that every prompt begins with.
+        """Score the second part after the first; return an empty result if they do not fit into the cache."""
+        # `tokenize` omits the BOS token.
         before, scored = (list(self._engine.tokenize(text)) for text in part)
         if 1 + len(before) + len(scored) >= self._room:
             return Said()
@@ -359,10 +358,10 @@ _runtime = lru_cache(maxsize=1)(Runtime)
 
 
 def float_softmax(bundle: AnyPath, output: AnyPath) -> None:
-    """Write a bundle whose SOFTMAX are DEQUANTIZE, SOFTMAX and QUANTIZE.
+    """Write a copy of a bundle in which each SOFTMAX is DEQUANTIZE, SOFTMAX and QUANTIZE.
 
-    LiteRT's SOFTMAX of int16 gives each masked key 1/32768, in SmolLM2-135M with a cache of 1280 some 3 % of the
-    attention; Qualcomm's emulator gives 0, see docs/research/faults.md.
+    LiteRT's int16 SOFTMAX gives each masked key 1/32768, about 3 % of the attention in SmolLM2-135M with a cache of
+    1280; Qualcomm's emulator gives 0, see docs/research/faults.md.
     """
     opened = Opened(bundle)
     part = opened.main()
@@ -390,7 +389,7 @@ def float_softmax(bundle: AnyPath, output: AnyPath) -> None:
 
 
 class Checkpoint:
-    """The checkpoint of a Hugging Face folder, in float32."""
+    """A Hugging Face checkpoint in float32."""
 
     def __init__(self, folder: str) -> None:
         self._torch: Any = importlib.import_module("torch")
@@ -400,14 +399,14 @@ class Checkpoint:
         self._model: Any = loaded.eval()
 
     def say(self, part: Part, bundles: Mapping[str, Said]) -> list[float]:
-        """The log-likelihood of each token that bundles scored.
+        """The log-likelihood of each token that the bundles scored.
 
         Raises:
-            UsageError: a bundle made other tokens of the prompt.
+            UsageError: a bundle tokenizes the prompt differently.
         """
         before, scored = (self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in part)
         for name, said in bundles.items():
-            begin = said.before[: len(said.before) - len(before)]  # what every prompt begins with
+            begin = said.before[: len(said.before) - len(before)]  # BOS
             if ([*begin, *before], scored) != (said.before, said.scored):
                 raise UsageError(
                     f"the checkpoint has another vocabulary than the bundle {name}: it makes {len(before)} and "
@@ -418,21 +417,21 @@ class Checkpoint:
         return [float(row[token]) for row, token in zip(rows, scored, strict=True)]
 
     def logits(self, before: Sequence[int], tokens: Sequence[int]) -> Any:
-        """Float logits `[len(tokens), vocabulary]`: what is expected in the place of each of the tokens."""
+        """Float logits `[len(tokens), vocabulary]` that predict each of the tokens."""
         ids = self._torch.tensor([[*before, *tokens]])
         with self._torch.no_grad():
             logits = self._model(input_ids=ids, logits_to_keep=len(tokens) + 1).logits
         return logits[0, :-1].float()
 
     def text(self, text: str, count: int) -> Text:
-        """The first half of a text's tokens, at most so many, and the `count` tokens behind them."""
+        """The first half of a text's tokens, at most 120, and the next `count` tokens."""
         ids = self._tokenizer(text)["input_ids"]
         at = min(len(ids) // 2, _MOST_READ)
         return Text(tuple(ids[:at]), tuple(ids[at : at + count]))
 
 
 def emulate(job: Job, progress: Progress) -> dict[str, Any]:
-    """Score `tokens` tokens of each of the `texts`, on the CPU's kernels and in the NPU's emulator."""
+    """Score `tokens` tokens of each of `texts`, on CPU kernels and in the NPU's emulator."""
     (name, folder), *bundles = job.inputs.items()
     compiler, checkpoint = Compiler(**job.options["compiler"]), Checkpoint(folder)
     texts = [checkpoint.text(text, job.options["tokens"]) for text in job.options["texts"]]

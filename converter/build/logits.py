@@ -1,13 +1,13 @@
 """Stores the weights of the logits in 4 bits, and those of frequent tokens in 8.
 
-The product of the logits reads `[vocabulary, hidden]` weights for each token that is generated: most of what a decode
-step of a small model reads. It is cut by rows, which is exact, and the rows behind the first are rounded again:
+The product of the logits reads `[vocabulary, hidden]` weights for each generated token, most of what a decode step of a
+small model reads. It is cut by rows, which is exact, and the weights of the second part are rounded to 4 bits:
 
     x [1,1,hidden] -> FULLY_CONNECTED int8 [kept,hidden]         -> [1,1,kept]
                    -> FULLY_CONNECTED int4 [vocabulary-kept,...] -> [1,1,the rest] -> CONCATENATION of both -> logits
 
 Tokenizers number frequent tokens first. The rounding is GPTQ's (Frantar et al. 2022, https://arxiv.org/abs/2210.17323):
-column by column, and the error of a column is made up for by those that follow, as the inputs' second moments allow.
+column by column; later columns compensate for each column's error, based on the inputs' second moments.
 """
 
 import importlib
@@ -29,21 +29,21 @@ from edge_opt.ir.opening import Opened
 from edge_opt.schema import Data, new_table
 
 KEPT_ROWS = 16_384
-"""Rows of the most frequent tokens, which stay at 8 bits."""
+"""Rows that stay at 8 bits, those of the most frequent tokens."""
 _TOP = 7
 _SCALES = np.linspace(0.4, 1, 16, dtype=np.float32)
-_ROWS, _COLUMNS = 8192, 128  # at a time: what a core's cache holds
+_ROWS, _COLUMNS = 8192, 128  # block sizes that fit a core's cache
 _DAMPING = 0.01
-_LONGEST = 4096  # tokens of a prompt at once
+_LONGEST = 4096  # tokens read of a prompt
 _LEAST_TOKENS = 4000
-"""Of text: Gemma 3 270M's perplexity rises by 6.9 % with 4,800 and no rows at 8 bits, with 18,000 by 4.9 %."""
+"""With no rows at 8 bits, Gemma 3 270M's perplexity rises by 6.9 % with 4,800 tokens, by 4.9 % with 18,000."""
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.int8]
 
 
 def narrow(job: Job, progress: Progress) -> dict[str, Any]:
-    """The stage: a quantized bundle with the weights of its logits in 4 bits, rounded for the checkpoint's text."""
+    """Run the stage: round the weights of a quantized bundle's logits to 4 bits, for the inputs on the prompts."""
     moments, tokens = _moments(Path(job.inputs["checkpoint"]), Path(job.inputs["prompts"]), progress)
     opened = Opened(job.inputs["model"])
     part = opened.main()
@@ -59,7 +59,7 @@ def narrow(job: Job, progress: Progress) -> dict[str, Any]:
 
 
 def _moments(checkpoint: Path, prompts: Path, progress: Progress) -> tuple[Floats, int]:
-    """The sum of `x x'` over what the checkpoint's product of the logits reads on the prompts, and how many x."""
+    """The sum of `x x'` over inputs x of the checkpoint's logits product on the prompts, and the number of tokens."""
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     wording = wording_of(checkpoint)
     texts = [wording.tokenizer.tokenize(wording.text(prompt)) for prompt in read_prompts(prompts)]
@@ -72,7 +72,7 @@ def _moments(checkpoint: Path, prompts: Path, progress: Progress) -> tuple[Float
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     seen: list[Any] = []
 
-    class Seen(Exception):  # noqa: N818  it ends a run early, nothing is wrong
+    class Seen(Exception):  # noqa: N818  ends a run early, not an error
         pass
 
     def look(_: Any, inputs: tuple[Any, ...]) -> None:
@@ -93,12 +93,12 @@ def _moments(checkpoint: Path, prompts: Path, progress: Progress) -> tuple[Float
 def narrow_logits(
     model: Model, moments: Floats, *, kept: int = KEPT_ROWS, progress: Progress | None = None
 ) -> None:
-    """Cut the int8 product of every signature's logits behind row `kept`, and round the later rows to 4 bits, in place.
+    """Cut the int8 product of every signature's logits after row `kept` and round the later rows to 4 bits, in place.
 
-    `moments` `[hidden, hidden]` is the sum of `x x'` over inputs x of the product, from text such as users write.
+    `moments` `[hidden, hidden]` is the sum of `x x'` over inputs x of the product, from text typical of real use.
 
     Raises:
-        UsageError: the model has no such product, or not more rows than `kept`.
+        UsageError: the model has no such product, or at most `kept` rows.
     """
     products = (_product(signature.outputs) for signature in model.signatures)
     found = dict.fromkeys(product for product in products if product is not None)
@@ -120,7 +120,7 @@ def narrow_logits(
 
 
 def _product(outputs: dict[str, Tensor]) -> Operator | None:
-    """The operator that multiplies by the vocabulary's weights: the first FULLY_CONNECTED above the logits."""
+    """The nearest FULLY_CONNECTED above the logits, if its weights are int8 constants and it has no bias."""
     tensor = outputs.get("logits")
     while tensor is not None and (operator := tensor.producer) is not None:
         if operator.name == "FULLY_CONNECTED":
@@ -133,7 +133,7 @@ def _product(outputs: dict[str, Tensor]) -> Operator | None:
 
 
 def _parts(weights: Tensor, moments: Floats, kept: int, progress: Progress | None) -> list[Tensor]:
-    """The weights as two constants: the first `kept` rows as they are, and the rest in 4 bits."""
+    """The weights as two constants: the first `kept` rows unchanged, the others in 4 bits."""
     quantization, codes = weights.quantization, np.asarray(weights.array(), np.int8)
     assert quantization is not None
     scale = np.broadcast_to(quantization.scale, len(codes)).astype(np.float32)
@@ -154,12 +154,12 @@ def _constant(name: str, codes: Codes, dtype: DType, scales: Floats, stored: Cod
 
 
 def _cut(model: Model, product: Operator, parts: Sequence[Tensor]) -> None:
-    """Two products of fewer rows and a join in place of one."""
+    """Replace a product by one for each part, and a CONCATENATION."""
     graph, whole = product.subgraph, product.output
     assert graph is not None
     new, joined = [], []
     for part in parts:
-        if not graph.lists(part):  # another signature's graph may
+        if not graph.lists(part):  # already there if products in one graph share weights
             graph.add_tensor(part)
         shape = (*whole.shape[:-1], part.shape[0])
         output = Tensor(f"{whole.name}/{part.shape[0]}", shape, whole.dtype, quantization=whole.quantization)
@@ -177,15 +177,15 @@ def _cut(model: Model, product: Operator, parts: Sequence[Tensor]) -> None:
 def gptq(
     codes: Codes, scale: Floats, moments: Floats, progress: Progress | None = None
 ) -> tuple[Codes, Floats]:
-    """Weights `codes * scale` `[rows, columns]` in 4 bits: codes from -7 to 7, and a scale for each row.
+    """Round weights `codes * scale` `[rows, columns]` to 4 bits: codes from -7 to 7, and a scale for each row.
 
-    The scale of a row is the one of 16 that leaves the least squared error without making up for errors.
+    A row's scale is the one of 16 candidates with the least squared error before compensation.
     """
     count = codes.shape[1]
     order = np.argsort(-np.diag(moments), kind="stable")
     hessian = moments[np.ix_(order, order)].astype(np.float64)
     hessian += np.eye(count) * (_DAMPING * np.diag(hessian).mean())
-    # Row k of it says how the columns behind k make up for an error in k.
+    # Row k tells how later columns compensate for an error in column k.
     upper = np.linalg.cholesky(np.linalg.inv(hessian)).T.astype(np.float32)
     narrow, scales = np.empty_like(codes), np.empty(len(codes), np.float32)
     for start in range(0, len(codes), _ROWS):
@@ -212,7 +212,7 @@ def _least_error(weights: Floats) -> Floats:
 
 
 def _rounded(left: Floats, scale: Floats, upper: Floats) -> Floats:
-    """The codes of all columns; `left` is used up."""
+    """The codes of all columns; overwrites `left`."""
     codes = np.empty_like(left)
     for start in range(0, left.shape[1], _COLUMNS):
         block = np.ascontiguousarray(left[:, start : start + _COLUMNS])

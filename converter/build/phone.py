@@ -1,4 +1,4 @@
-"""The chip that a build is for, where its compiler's libraries are, and what to do with the bundle at the end."""
+"""The chip of a build, its compiler's libraries, and the steps to run the bundle."""
 
 import importlib
 import os
@@ -49,7 +49,7 @@ not older than the release that compiled the bundle.
 
 
 def chip_of(name: str) -> tuple[str, str]:
-    """The vendor of a chip, as litert-torch's pipeline calls it, and the chip; UsageError where there is none."""
+    """The vendor of a chip, as litert-torch's pipeline names it, and the chip; UsageError for an unknown chip."""
     found = find_chip(name)
     if found is None:
         raise unknown("chip", name.strip(), [chip for chips in VENDORS.values() for chip in chips])
@@ -57,7 +57,7 @@ def chip_of(name: str) -> tuple[str, str]:
 
 
 def find_compiler(vendor: str, sdk: AnyPath | None) -> Path | None:
-    """The folder with Qualcomm's libraries for this machine; None for vendors that litert-torch looks after itself."""
+    """The folder with Qualcomm's libraries for this machine; None for vendors whose libraries litert-torch finds."""
     if vendor != QUALCOMM:
         if sdk is not None:
             raise UsageError(
@@ -71,10 +71,10 @@ def find_compiler(vendor: str, sdk: AnyPath | None) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class NextSteps:
-    """The end of a build.
+    """Steps to run a bundle after a build.
 
-    `bundle` is the one in front of the compiler, and `python` runs it in LiteRT-LM on CPU kernels. The `commands` are
-    for a phone with Qualcomm's NPU; there are none where nothing was compiled.
+    `bundle` is the uncompiled bundle, `python` runs it in LiteRT-LM on CPU kernels. `commands` are for a phone with a
+    Qualcomm NPU; empty if nothing was compiled.
     """
 
     bundle: str
@@ -82,7 +82,7 @@ class NextSteps:
     commands: tuple[str, ...] = ()
 
     def markdown(self, name: str) -> str:
-        """The same as a page, for the bundle of this name."""
+        """The steps as a Markdown page for the bundle of this name."""
         phone = _PHONE.format(commands="\n".join(self.commands)) if self.commands else _NO_COMMANDS
         return _PAGE.format(name=name, python=self.python, phone=phone)
 
@@ -90,9 +90,9 @@ class NextSteps:
 def next_steps(
     vendor: str, chip: str, libraries: Path | None, converted: str, output: str | None
 ) -> NextSteps:
-    """What to do next with `output`, compiled for this chip from `converted`; None where nothing was compiled.
+    """The steps for `output`, compiled for this chip from `converted`; `output` is None if nothing was compiled.
 
-    `libraries` is the folder of the compiler: where a whole SDK is around it, the phone's libraries are named there.
+    `libraries` is the compiler's folder; if it is in a whole SDK, commands take the phone's libraries from there.
     """
     python = _TRY.format(path=converted)
     if output is None or vendor != QUALCOMM:
@@ -104,7 +104,7 @@ def next_steps(
     skeleton = root / f"hexagon-v{version}" / "unsigned" / f"libQnnHtpV{version}Skel.so"
     of_qualcomm = (*(root / _ANDROID / name for name in names), skeleton)
     paths = (output, "litert_lm_main", "libLiteRtDispatch_Qualcomm.so", *map(str, of_qualcomm))
-    # The shell replaces $QNN_SDK_ROOT, so what begins with it stays unquoted.
+    # The shell expands $QNN_SDK_ROOT, so such paths are not quoted.
     pushed = (path if path.startswith("$") else shlex.quote(path) for path in paths)
     run = f"./litert_lm_main --backend=npu --model_path={shlex.quote(Path(output).name)} --input_prompt='a prompt'"
     commands = (

@@ -1,6 +1,6 @@
-"""The one place that knows litert-torch's pipeline for NPUs, an experimental package: its stages and its settings.
+"""The only module that knows the stages and settings of litert-torch's experimental NPU pipeline.
 
-Loaded in a stage's own process. Everything else of the build sees plain values.
+Loaded in stage processes; the rest of the build sees plain values.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from edge_opt.soundness import power_of_two
 from edge_opt.targets import Target
 
 _EXPORT = "litert_torch.generative.export_hf"
-# Where a stage's argument has another name in the configuration.
+# Arguments of stages that have another name in the configuration.
 _RENAMED = {"quantization_recipe": "weight_quantization_recipe", "kv_cache_max_len": "cache_length"}
 _STAGES = {
     "export": "export_func",
@@ -41,7 +41,7 @@ _STAGES = {
     "quantize": "quant_func",
     "compile": "compile_func",
 }
-# Settings that have an option of their own, or follow from something else.
+# Settings with their own option, or determined by something else.
 _OURS = {
     "model_id": "the input",
     "model": "the input",
@@ -57,9 +57,9 @@ _OURS = {
 }
 _FILES = ("_path", "_dir", "_litertlm", "_files")
 _DEFAULTS = {"disable_aux_compilation": True}
-"""Where ours differ from litert-torch's. Of the auxiliary model it compiles the masks, which LiteRT-LM makes itself."""
+"""Defaults that differ from litert-torch's, which compiles the auxiliary model's masks; LiteRT-LM makes its own."""
 _WHOLE = "full_attention"
-_LARGEST_CODE = 32767  # of int16, which scales of symmetric ranges divide by
+_LARGEST_CODE = 32767  # of int16; a symmetric range's scale is the range divided by it
 _TASK = "ALL"
 
 
@@ -75,7 +75,7 @@ def _config(job: Job) -> Any:
 
 
 def configure(job: Job, _: Progress) -> dict[str, Any]:
-    """Resolve the settings: defaults, the vendor's, the user's; UsageError where one does not exist or cannot work."""
+    """Resolve the settings from defaults, vendor and user; UsageError for an unknown or invalid one."""
     manager, stages = _lib("config_manager"), _lib("stages")
     defaults = {
         field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
@@ -102,11 +102,11 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
         check_lengths(config.prefill_lengths, config.cache_length)
         caches = _caches(config, job.inputs["model"], whole=settings.get(SETTING, 0) is None)
         if "prompts" in job.inputs:
-            # Now, not after the export: the tokenizer of the bundle will count the same, to a token or two.
+            # Fail before the export: the bundle's tokenizer gives the same counts to within a token or two.
             _planned(job, wording_of(Path(job.inputs["model"])), config, config.prefill_lengths)
     config.print_summary()
-    # The input is left out, for its digest counts. The exporter can calibrate and quantize by itself, and takes
-    # settings for that, which have no effect here; `npu_quantize` leaves out the exporter's recipe.
+    # The input is tracked by its digest instead. The exporter's own settings for calibration and quantization have no
+    # effect here; `npu_quantize` ignores the exporter's recipe.
     taken["quantize"] -= {"quantization_recipe"}
     taken["export"] -= taken["calibrate"] | taken["quantize"]
     values = {stage: {name: getattr(config, _RENAMED.get(name, name), None) for name in sorted(names - {"model"})}
@@ -136,7 +136,7 @@ def _check_settings(given: Mapping[str, Any], names: Sequence[str], defaults: Ma
 
 
 def _caches(config: Any, checkpoint: str, *, whole: bool) -> dict[str, Any]:
-    """Settles the length of the rings in `config`, and describes the caches."""
+    """Set the length of ring buffers in `config`, and describe the caches."""
     described = importlib.import_module("transformers").AutoConfig.from_pretrained(checkpoint)
     layers = SlidingLayers.of(described.get_text_config().to_dict())
     chosen, prefill = getattr(config, SETTING, None), config.prefill_lengths
@@ -157,10 +157,10 @@ def _planned(job: Job, wording: Wording, config: Any, lengths: Sequence[int]) ->
 
 
 def export(job: Job, _: Progress) -> dict[str, Any]:
-    """The checkpoint as a bundle in float.
+    """Export the checkpoint as a float bundle.
 
     Raises:
-        UsageError: weights are NaN, cut off or do not fit their configuration, or all layers slide.
+        UsageError: weights are NaN, truncated or do not match the configuration, or all layers slide.
     """
     _check_numbers(Path(job.inputs["model"]))
     config = _config(job)
@@ -186,14 +186,14 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
 
 
 def _check_numbers(checkpoint: Path) -> None:
-    """UsageError where a weight in a file of safetensors is NaN or infinite: calibration would fail later."""
+    """Raise UsageError if a weight in a safetensors file is NaN or infinite: calibration would fail later."""
     torch, safetensors = importlib.import_module("torch"), importlib.import_module("safetensors")
     for path in sorted(checkpoint.glob("*.safetensors")):
         try:
             with safetensors.safe_open(path, "pt") as file:
-                for name in file.keys():  # noqa: SIM118  it is not a mapping
+                for name in file.keys():  # noqa: SIM118  not a mapping
                     weights = file.get_tensor(name)
-                    # torch knows no isfinite of floats of one byte.
+                    # torch has no isfinite for 8-bit floats.
                     if weights.is_floating_point() and not torch.isfinite(weights.float()).all():
                         raise UsageError(
                             f"{path}: '{name}' holds NaN or infinity, as a training that diverged leaves it: give a "
@@ -206,10 +206,10 @@ def _check_numbers(checkpoint: Path) -> None:
 
 
 class _WeightsThatFit(logging.Handler):
-    """Ends the export where transformers reports weights that do not fit; missing ones it makes up."""
+    """Ends the export if transformers reports weights of another shape, or missing ones, which it would invent."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A report of one line for each weight."""
+        """Check a report with one line per weight."""
         wrong = re.findall(r"^([^|\n]+?) *\|[^|\n]*\b(MISSING|MISMATCH)\b", record.getMessage(), re.MULTILINE)
         if wrong:
             how = "is missing" if wrong[0][1] == "MISSING" else "has another shape"
@@ -220,9 +220,9 @@ class _WeightsThatFit(logging.Handler):
 
 
 def _embed_whole_prompts() -> None:
-    """Undo that litert-torch 0.10 embeds single tokens beside a vision encoder, in an entry point `embedder`.
+    """Stop litert-torch 0.10 from exporting a single-token `embedder` for models with a vision encoder.
 
-    Its calibration and LiteRT-LM's executor for NPUs ask for `prefill_embedder_128` and `decode_embedder`, as for text.
+    Its calibration and LiteRT-LM's NPU executor need `prefill_embedder_128` and `decode_embedder`, as for text models.
     """
     settings = importlib.import_module(f"{_EXPORT}.core.exportable_module_config").ExportableModuleConfig
     settle = settings.__post_init__
@@ -235,7 +235,7 @@ def _embed_whole_prompts() -> None:
 
 
 def _write_window(path: Path, window: int) -> None:
-    """Put the window of sliding layers into the executor metadata, which litert-torch 0.10 does for rings only."""
+    """Write the window of sliding layers to the executor metadata; litert-torch 0.10 does so for ring buffers only."""
     metadata = importlib.import_module("litert_lm_builder.runtime.proto.executor_metadata_pb2")
     bundle = read_bundle(path)
     index = section_of(bundle)
@@ -256,7 +256,7 @@ def _write_window(path: Path, window: int) -> None:
 
 
 def calibrate(job: Job, _: Progress) -> dict[str, Any]:
-    """The ranges of every tensor on the prompts; UsageError where these are too short, or leave an entry point out."""
+    """Find every tensor's range on the prompts; UsageError if they are too short or an entry point never runs."""
     config, model = _config(job), Path(job.inputs["model"])
     signatures = [signature.key for signature in Opened(model).main().model.signatures]
     lengths = [int(match[1]) for name in signatures if (match := re.fullmatch(r"prefill_(\d+)", name))]
@@ -281,7 +281,7 @@ def calibrate(job: Job, _: Progress) -> dict[str, Any]:
 
 
 def check_all_ran(signatures: Sequence[str], ranges: Path) -> None:
-    """UsageError where calibration did not run every entry point."""
+    """Raise UsageError if calibration skipped an entry point."""
     file = next(ranges.glob(f"*{MAIN_SECTION}*.json"))
     tensors = json.loads(file.read_text(encoding="utf-8"))["model_qsvs"]
     idle = [key for key in signatures if not any(name.startswith(f"{key}_") for name in tensors)]
@@ -293,9 +293,9 @@ def check_all_ran(signatures: Sequence[str], ranges: Path) -> None:
 
 
 def widen_sums(model: Path, ranges: Path) -> None:
-    """Widen ranges of sums that broadcast and end at a power of two by 1 %: LiteRT aborts on them in int16.
+    """Widen ranges of broadcasting sums that end at a power of two by 1 %: LiteRT aborts on them in int16.
 
-    Positions do: the auxiliary model's mask for a ring of 512 adds 1 to numbers up to 511.
+    For example, the auxiliary model's mask for a ring buffer of 512 adds 1 to positions up to 511.
     """
     sums = {
         operator.output.name
@@ -315,7 +315,7 @@ def widen_sums(model: Path, ranges: Path) -> None:
 
 
 def quantize(job: Job, _: Progress) -> dict[str, Any]:
-    """The bundle in integers, with the sections that the pipeline's packing does not know put back."""
+    """Quantize the bundle, and restore sections that the pipeline's packing drops."""
     _lib("stages").npu_quantize(_config(job), job.inputs["model"], str(job.model), job.inputs["ranges"])
     for left in Path(job.output).glob("*intermediate.tflite"):
         left.unlink()
@@ -327,7 +327,7 @@ def quantize(job: Job, _: Progress) -> dict[str, Any]:
 
 
 def optimize(job: Job, progress: Progress) -> dict[str, Any]:
-    """Our own stage."""
+    """Run edge-opt's own stage."""
     done = npu_optimize(
         _config(job),
         job.inputs["model"],
@@ -341,7 +341,7 @@ def optimize(job: Job, progress: Progress) -> dict[str, Any]:
 
 
 def compile_bundle(job: Job, _: Progress) -> dict[str, Any]:
-    """The bundle for the NPU; CompilerFailedError with what the compiler says."""
+    """Compile the bundle for the NPU; CompilerFailedError with the compiler's message."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             _lib("stages").npu_compile(
@@ -352,7 +352,7 @@ def compile_bundle(job: Job, _: Progress) -> dict[str, Any]:
                 compile_configs=job.options["compile_configs"] or None,
             )
         except ValueError as error:
-            # LiteRT leaves what the compiler said in a temporary file.
+            # LiteRT leaves the compiler's output in a temporary file.
             said = [path.read_text(errors="replace") for path in Path(tempfile.gettempdir()).glob("*.error")]
             print(*said, sep="\n", flush=True)  # noqa: T201  to the stage's log
             raise CompilerFailedError(first_complaint("\n".join(said), "") or str(error)) from error

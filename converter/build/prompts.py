@@ -1,7 +1,6 @@
-"""The prompts that a build calibrates with: read, put into the chat template, counted, and joined where all are short.
+"""Reads calibration prompts, applies the chat template, counts tokens, and joins prompts if all are short.
 
-Tokens are counted as litert-torch's calibration makes them, with its tokenizer and its `<bos>`. That is loaded in a
-stage's own process only.
+Tokens are counted as in litert-torch's calibration, with its tokenizer and `<bos>`, loaded only in stage processes.
 """
 
 import importlib
@@ -21,21 +20,21 @@ from edge_opt.build.sections import METADATA, SENTENCEPIECE, TOKENIZER
 from edge_opt.schema.litertlm import read_bundle
 
 _TEXTS = ("text", "prompt", "inputs")
-"""Where the text of a prompt may be, as in litert-torch's calibration."""
+"""Keys of a prompt's text, as in litert-torch's calibration."""
 _NEARLY: Final = 7 / 8
-"""Of the longest prompt that a cache takes."""
+"""Share of the longest fitting prompt that nearly fills a cache."""
 _JOINT = "\n\n"
 _SIZE_BYTES = 8
 
 Count = Callable[[Any], int]
-"""Tokens that calibration makes of a prompt, with what the chat template puts around it."""
+"""Number of tokens of a prompt in calibration, including the chat template's."""
 
 
 # Files
 
 
 def read_prompts(path: Path) -> list[Any]:
-    """The prompts of a file, one JSON value a line; UsageError where there is none, or a line is not a prompt."""
+    """The prompts of a file, one JSON value per line; UsageError if it is empty or a line is not a prompt."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -44,14 +43,14 @@ def read_prompts(path: Path) -> list[Any]:
     if not text.strip():
         raise UsageError(f"prompts {path} is empty: give ten or more that are typical of real use")
     prompts = []
-    # Not of `splitlines`: JSON may hold a line separator of Unicode as it is.
+    # Not `splitlines`: JSON strings may contain Unicode line separators.
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         where = f"prompts {path}, line {number}"
         try:
             prompts.append(json.loads(line))
-            json.dumps(prompts[-1], ensure_ascii=False).encode()  # half a character is no text
+            json.dumps(prompts[-1], ensure_ascii=False).encode()  # fails for lone surrogates
         except (ValueError, RecursionError):
             raise UsageError(
                 f'{where} is not JSON text: write "a prompt" or {{"prompt": "..."}}, one per line'
@@ -65,12 +64,12 @@ def read_prompts(path: Path) -> list[Any]:
 
 
 def text_of(prompt: Any) -> str:
-    """What the user says in a prompt; empty where that is nothing."""
+    """The user's text in a prompt, or an empty string."""
     return "\n".join(turn["content"] for turn in _turns(prompt) if turn.get("role") == "user")
 
 
 def _turns(prompt: Any) -> list[dict[str, str]]:
-    """The turns of a conversation; a text alone is one turn of the user."""
+    """The turns of a conversation; plain text is one user turn."""
     if isinstance(prompt, dict):
         told = [prompt[key] for key in _TEXTS if isinstance(prompt.get(key), str)]
         if not told and isinstance(turns := prompt.get("messages"), list):
@@ -84,7 +83,7 @@ def _turns(prompt: Any) -> list[dict[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The prompts to calibrate with, how many tokens each has, and what was done to those given, in sentences."""
+    """The prompts to calibrate with, their token counts, and notes on how they differ from the given ones."""
 
     prompts: list[Any]
     tokens: list[int]
@@ -92,7 +91,7 @@ class Plan:
 
 
 def check_lengths(lengths: Sequence[int], cache: int) -> None:
-    """UsageError where a prefill can never run on a filled cache, for then its ranges cannot be found."""
+    """Raise UsageError if a prefill can never run on a filled cache, because its ranges could not be found."""
     if not lengths:
         raise UsageError("the bundle has no entry point prefill_N: export it with litert-torch, for an NPU")
     if 2 * max(lengths) > cache:
@@ -103,10 +102,10 @@ def check_lengths(lengths: Sequence[int], cache: int) -> None:
 
 
 def plan(prompts: Sequence[Any], count: Count, lengths: Sequence[int], cache: int, room: int = 0) -> Plan:
-    """The prompts that fit into the cache, and long ones that are joined from them where those do not reach everything.
+    """Keep the prompts that fit into the cache, and add longer ones joined from the given prompts if needed.
 
-    Reached is a cache that is nearly full, with `room` for tokens that are generated, and for every length of `lengths`
-    a prefill that runs on a filled cache; UsageError where there is too little text for that.
+    The prompts must nearly fill the cache, with `room` for generated tokens, and must run a prefill of each length in
+    `lengths` on a filled cache; UsageError if there is too little text.
     """
     counted = [(prompt, count(prompt)) for prompt in prompts]
     kept = [(prompt, tokens) for prompt, tokens in counted if _fits(tokens, lengths, cache)]
@@ -136,7 +135,7 @@ def plan(prompts: Sequence[Any], count: Count, lengths: Sequence[int], cache: in
 
 
 def _gaps(tokens: Iterable[int], lengths: Sequence[int], cache: int, room: int) -> Iterator[tuple[int, int]]:
-    """The tokens, at least and at most, of each prompt that is needed beside those with so many `tokens`."""
+    """Least and most tokens of each prompt needed in addition to prompts of these token counts."""
     end = cache - max(1, min(room, cache // 8))
     longest = next(size for size in range(end, 0, -1) if _fits(size, lengths, cache))
     present = list(tokens)
@@ -154,12 +153,12 @@ def _gaps(tokens: Iterable[int], lengths: Sequence[int], cache: int, room: int) 
 
 
 def _fits(tokens: int, lengths: Sequence[int], cache: int) -> bool:
-    """Whether calibration takes a prompt: it needs a place for one more token, and for the last prefill as a whole."""
+    """True if the cache has room for the prompt, one more token, and the whole length of the last prefill."""
     return 0 < tokens < cache and all(start + length <= cache for start, length, _ in _runs(tokens, lengths))
 
 
 def _runs(tokens: int, lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """The prefills of a prompt, each the shortest that will do: tokens before it, its length, tokens that it takes."""
+    """The prefills of a prompt, each the shortest possible: tokens before it, its length, tokens it reads."""
     start = 0
     while start < tokens:
         left = tokens - start
@@ -169,7 +168,7 @@ def _runs(tokens: int, lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]
 
 
 def _joined(counted: Sequence[tuple[Any, int]], count: Count, most: int) -> str:
-    """As much of the prompts, one after the other and each once, as makes one of at most so many tokens."""
+    """Join the prompts, each once, and cut the text to at most `most` tokens."""
     around = count("")
     texts: dict[str, int] = {}
     for prompt, tokens in counted:
@@ -185,13 +184,13 @@ def _joined(counted: Sequence[tuple[Any, int]], count: Count, most: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """How calibration words a prompt: in the model's chat template; a base model has none, and reads plain text."""
+    """Formats prompts for calibration with the model's chat template; a base model has none and reads plain text."""
 
     tokenizer: Any
     template: str | None
 
     def text(self, prompt: Any) -> str:
-        """The prompt as the model reads it, up to where its answer begins; UsageError where the template fails."""
+        """The prompt as the model reads it, up to its answer; UsageError if the template fails."""
         if self.template is None:
             return text_of(prompt)
         render = importlib.import_module("transformers.utils.chat_template_utils").render_jinja_template
@@ -200,19 +199,19 @@ class Wording:
             texts, _ = render(
                 [_turns(prompt)], chat_template=self.template, add_generation_prompt=True, **special
             )
-        except Exception as error:  # a template may raise whatever it likes
+        except Exception as error:  # a template may raise anything
             raise UsageError(
                 f"the chat template refuses the prompt {text_of(prompt)!r:.60}: {error}"
             ) from error
         return str(texts[0])
 
     def count(self, prompt: Any) -> int:
-        """How many tokens calibration makes of a prompt."""
+        """The number of tokens of a prompt in calibration."""
         return len(self.tokenizer.tokenize(self.text(prompt)))
 
 
 def wording_of(model: Path) -> Wording:
-    """The wording for a bundle, or for a checkpoint; UsageError where a bundle has no tokenizer."""
+    """The wording for a bundle or a checkpoint; UsageError if a bundle has no tokenizer."""
     module = "litert_torch.generative.export_hf.experimental.calib.tokenizer"
     make = importlib.import_module(module).Tokenizer
     if model.is_dir():
@@ -234,11 +233,11 @@ def wording_of(model: Path) -> Wording:
     template = metadata.FromString(held.get(METADATA, b"")).jinja_prompt_template or None
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tokenizer"
-        if SENTENCEPIECE in held:  # it goes first in the calibration, too
+        if SENTENCEPIECE in held:  # calibration prefers it, too
             path.write_bytes(held[SENTENCEPIECE])
             return Wording(make(spm_model_path=str(path)), template)
         try:
-            content = zlib.decompress(held[TOKENIZER][_SIZE_BYTES:])  # the builder writes the size in front
+            content = zlib.decompress(held[TOKENIZER][_SIZE_BYTES:])  # the builder writes the size first
         except zlib.error:
             content = zlib.decompress(held[TOKENIZER])
         path.write_bytes(content)

@@ -1,13 +1,13 @@
 """Rotates the residual stream of a checkpoint, so that no channel is far larger than the others.
 
-Some checkpoints keep one huge number in the first token's residual stream: 25,000 in SmolLM2-135M, where others are
-below 10. In int16 one scale has to hold them all. A layer reads the stream through an RmsNorm and a product, and adds
-a product to it, so an orthogonal matrix Q moves from one to the next:
+Some checkpoints have one huge number in the first token's residual stream: 25,000 in SmolLM2-135M, where other numbers
+are below 10. In int16 a single scale must cover them all. A layer reads the stream through an RmsNorm and a product,
+and adds a product to it, so an orthogonal matrix Q can be folded into the weights of both:
 
-    x [T,D] -> x Q        W of a product that reads x, [N,D] -> W diag(norm) Q        of one that writes, [D,N] -> Q' W
+    x [T,D] -> x Q        reading weights [N,D]: W -> W diag(norm) Q        writing weights [D,N]: W -> Q' W
 
 The function stays the same, since `rms(x Q) = rms(x)` (QuaRot, Ashkboos et al. 2024, https://arxiv.org/abs/2404.00456).
-Norms behind a product, as in Gemma 2 and 3, do not allow it.
+Checkpoints with norms after a product, such as Gemma 2 and 3, cannot be rotated.
 """
 
 import importlib
@@ -21,30 +21,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROTATED = "rotated"
-"""The folder of a rotated checkpoint, in that of the float bundle."""
+"""The rotated checkpoint's folder, inside the float bundle's."""
 _LAYER = r"model\.layers\.\d+\."
 _NORMS = {
     "input_layernorm": re.compile(_LAYER + r"self_attn\.(?:q|k|v|qkv)_proj\.weight"),
     "post_attention_layernorm": re.compile(_LAYER + r"mlp\.(?:gate|up|gate_up)_proj\.weight"),
 }
-"""The norm of a layer, and the products that read what it gives."""
+"""Norms of a layer, and the products that read each one's result."""
 _WRITES = re.compile(_LAYER + r"(?:self_attn\.o_proj|mlp\.down_proj)\.(?:weight|bias)")
 _OTHERS = re.compile(_LAYER + r"self_attn\.(?:(?:q|k|v|qkv)_proj\.bias|[qk]_norm\.weight)")
 _EMBEDDING, _NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 _TEXTS = {".json", ".model", ".jinja", ".txt"}
 _TOKENS = 64
 _SAME = 1e-3
-"""Largest difference of logits, as a share of the largest logit, that is rounding of float32."""
+"""Largest difference of logits, relative to the largest logit, that counts as float32 rounding."""
 _GAIN = 2.0
-"""The largest number of the stream has to become so many times smaller."""
+"""Factor by which the stream's largest number must shrink."""
 
 
 def rotate(source: Path, output: Path) -> str:
-    """Write a checkpoint of the same function to the folder `output`, which is not there yet.
+    """Write an equivalent checkpoint to the new folder `output`.
 
     Returns:
-        What was done, in a sentence; nothing where norms do not allow it or numbers do not ask for it, and then there
-        is no such folder.
+        A note for the user; empty, without writing a folder, if norms rule rotation out or it does not help.
     """
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     if not _has_norms_in_front(source):
@@ -66,7 +65,7 @@ def rotate(source: Path, output: Path) -> str:
 
 
 def orthogonal(width: int) -> NDArray[np.float64]:
-    """An orthogonal matrix of numbers of like size: Hadamard's for the powers of two in `width`, times a cosine's."""
+    """An orthogonal matrix with entries of similar size: Hadamard for `width`'s power of two, a cosine for the rest."""
     hadamard = np.ones((1, 1))
     while width % (2 * len(hadamard)) == 0:
         hadamard = np.kron([[1, 1], [1, -1]], hadamard) / np.sqrt(2)
@@ -78,7 +77,7 @@ def orthogonal(width: int) -> NDArray[np.float64]:
 
 
 def _has_norms_in_front(checkpoint: Path) -> bool:
-    """Whether every weight is one that the rotation knows."""
+    """True if the rotation supports every weight."""
     names = set()
     for path in checkpoint.glob("*.safetensors"):
         with path.open("rb") as file:
@@ -89,7 +88,7 @@ def _has_norms_in_front(checkpoint: Path) -> bool:
 
 
 def _rotate_weights(state: dict[str, Any], turn: Any) -> None:
-    """Edits the weights in place, in float64."""
+    """Rotate the weights in place, computing in float64."""
     for name, weight in state.items():
         wide = weight.double()
         if _WRITES.fullmatch(name):
@@ -109,9 +108,9 @@ def _rotate_weights(state: dict[str, Any], turn: Any) -> None:
 
 
 def _run(torch: Any, model: Any) -> tuple[Any, float]:
-    """The logits of tokens from all over the vocabulary, and the largest number between two layers."""
+    """Logits for tokens from across the vocabulary, and the residual stream's largest number between layers."""
     ids = torch.linspace(0, model.config.vocab_size - 1, _TOKENS).long()[None]
     with torch.no_grad():
         answer = model(ids, output_hidden_states=True)
-    # The last one is behind the norm.
+    # The last state is after the final norm.
     return answer.logits, max(float(state.abs().max()) for state in answer.hidden_states[:-1])

@@ -1,4 +1,4 @@
-"""The sections of a bundle on its way through the stages: what is in them, and that none gets lost."""
+"""Checks that a bundle's sections survive the stages, and restores lost ones."""
 
 from pathlib import Path
 
@@ -22,10 +22,9 @@ _CHUNK = 1 << 20
 
 
 def keep_sections(before: Path, after: Path) -> list[str]:
-    """Put back the sections that `before` had and a stage did not write to `after`; returns what they are.
+    """Restore sections of `before` that a stage did not write to `after`; return their names.
 
-    The models that the stage wrote take the places of those that they were made from: order, metadata and everything
-    that the stage knows nothing of stay as they were.
+    Rewrites `after` as `before` with the stage's models, so order, metadata and other sections are kept.
     """
     whole, written = read_bundle(before), read_bundle(after)
     places = {_key(section): index for index, section in enumerate(written.sections)}
@@ -43,10 +42,10 @@ def keep_sections(before: Path, after: Path) -> list[str]:
 
 
 def faults(before: Path, after: Path) -> list[str]:
-    """What is wrong with a compiled bundle, in sentences: `before` is what the compiler was given.
+    """Describe faults of a compiled bundle; `before` is the compiler's input.
 
-    The prefill/decode model must be one call of the NPU for each signature. Any other model is as it was, or compiled
-    with its signatures as they were. All else is the same bytes, in the same order.
+    The prefill/decode model must be one NPU call per signature. Any other model must be unchanged, or compiled with the
+    same signatures. All other sections must have the same bytes in the same order.
     """
     old, new = read_bundle(before), read_bundle(after)
     if [*map(_key, old.sections)] != [*map(_key, new.sections)]:
@@ -79,7 +78,7 @@ def _model_faults(before: Model, after: Model, *, main: bool) -> list[str]:
 
 
 def _interface(model: Model) -> list[object]:
-    """Name, type and shape of every signature's inputs and outputs."""
+    """Names, types and shapes of every signature's inputs and outputs."""
     return [
         (signature.key, {(key, one.dtype, tuple(one.shape)) for key, one in side.items()})
         for signature in sorted(model.signatures, key=lambda one: one.key)
@@ -88,7 +87,7 @@ def _interface(model: Model) -> list[object]:
 
 
 def name(section: Section) -> str:
-    """What a section is, for people."""
+    """A section's name for messages."""
     return section.model_type or _KINDS.get(section.data_type, f"section of type {section.data_type}")
 
 

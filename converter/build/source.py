@@ -1,6 +1,6 @@
-"""What a build starts from, a checkpoint, a float bundle or a quantized one, and how long its layers' caches are to be.
+"""A build's input (a checkpoint, a float bundle or a quantized one) and the lengths of its layers' caches.
 
-Looks at files only, so that what cannot work is said before anything heavy is loaded. Knows no framework.
+Reads files without any framework, so that unusable inputs are rejected before anything heavy is loaded.
 """
 
 import json
@@ -17,20 +17,20 @@ from edge_opt.ir.opening import MAIN_SECTION, Opened
 from edge_opt.schema.litertlm import is_bundle
 
 CONFIG = "config.json"
-"""What a checkpoint says of its architecture."""
+"""The file with a checkpoint's architecture."""
 SETTING = "sliding_window_ring_buffer_size"
-"""litert-torch's name for the length of a ring."""
+"""litert-torch's name for the length of a ring buffer."""
 RUNTIME = "0.18"
-"""The first release of LiteRT-LM that reads the window and the lengths of rings from a bundle's executor metadata."""
+"""The first LiteRT-LM release that reads the window and ring buffer lengths from a bundle's executor metadata."""
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json")
 _WEIGHTS = (".safetensors", ".bin")
-# What a checkpoint is made of; a folder of a training run holds much more.
+# Files of a checkpoint; a training run's folder holds many others.
 _PARTS = (*_WEIGHTS, ".json", ".model", ".jinja", ".txt", ".py")
 _STEP = 64
 
 
 class Kind(StrEnum):
-    """What was given, and so where the build starts."""
+    """The kind of input, which determines the first stage."""
 
     CHECKPOINT = "checkpoint"
     FLOAT = "float bundle"
@@ -38,7 +38,7 @@ class Kind(StrEnum):
 
 
 class Given(NamedTuple):
-    """The input: `files` are those that a result depends on, `cache_shape` has the largest sizes of its key caches."""
+    """The input: `files` are those that results depend on, `cache_shape` holds its key caches' largest sizes."""
 
     path: Path
     kind: Kind
@@ -48,7 +48,7 @@ class Given(NamedTuple):
 
 
 def look_at(path: Path) -> Given:
-    """What was given; UsageError or ModelFormatError where no build can start from it."""
+    """Inspect a build's input; UsageError or ModelFormatError if no build can start from it."""
     if path.is_dir():
         return _checkpoint(path)
     if not path.exists():
@@ -65,7 +65,7 @@ def look_at(path: Path) -> Given:
             f"export it with split_cache, or give the checkpoint"
         )
     longest = tuple(int(max(sizes)) for sizes in zip(*shapes, strict=True))
-    # Activations are integers; weights alone are in what the exporter writes.
+    # Check activations: the exporter may write integer weights in a float bundle.
     quantized = any(
         operator.inputs[0] is not None and operator.inputs[0].dtype.name in ("INT8", "INT16")
         for graph in model.subgraphs
@@ -77,7 +77,7 @@ def look_at(path: Path) -> Given:
 
 
 def _checkpoint(path: Path) -> Given:
-    """A Hugging Face folder, with the files that a result depends on."""
+    """A Hugging Face folder with the files that results depend on."""
     if not (path / CONFIG).is_file():
         raise UsageError(f"{path} is not a Hugging Face checkpoint: it has no {CONFIG}")
     quantized = read_json(path / CONFIG).get("quantization_config")
@@ -98,7 +98,7 @@ def _checkpoint(path: Path) -> Given:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object that a file holds; UsageError where it cannot be read, or is not JSON of one."""
+    """The JSON object in a file; UsageError if it cannot be read or is not one."""
     try:
         return {**json.loads(path.read_text(encoding="utf-8"))}
     except (OSError, ValueError, RecursionError, TypeError) as error:
@@ -107,7 +107,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class SlidingLayers:
-    """How many of a checkpoint's layers slide, of how many, and how many positions those see; `window` 0: none does."""
+    """A checkpoint's number of sliding layers out of `count`, and their window in positions; 0 if none slides."""
 
     window: int = 0
     sliding: int = 0
@@ -115,23 +115,23 @@ class SlidingLayers:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "SlidingLayers":
-        """Of a configuration as transformers completes it."""
+        """Read a configuration as completed by transformers."""
         kinds = config.get("layer_types") or ()
         sliding = sum(kind == "sliding_attention" for kind in kinds)
         window = config.get("sliding_window") or 0
         return cls(window, sliding, len(kinds)) if sliding and window else cls(0, 0, len(kinds))
 
     def ring(self, prefill: Sequence[int], cache: int, chosen: int | None, *, whole: bool) -> int | None:
-        """The length of the rings to export beside a cache; None for whole caches, also where the user wants those.
+        """The ring buffer length to export with a cache; None for whole caches, including on request (`whole`).
 
-        The shortest ring that keeps what sliding layers see is `max(window, longest prefill)`, in steps of 64. A
-        prefill of T tokens reads the caches before they are updated, and has its own keys beside them: its first row
-        needs window - 1 keys of the ring, later rows fewer. LiteRT-LM may take one token back, which needs one more.
-        Then the T new keys go into the ring, which LiteRT-LM wants to hold them all. litert-torch rounds to 32, and
-        older releases of LiteRT-LM guess lengths as multiples of 64.
+        The shortest ring buffer that keeps all visible keys is `max(window, longest prefill)`, in steps of 64. A
+        prefill of T tokens reads the caches before their update, in addition to its own keys: its first row needs
+        window - 1 keys of the ring, later rows fewer. LiteRT-LM may take one token back, which needs one more. Then
+        the T new keys enter the ring, which LiteRT-LM requires to hold them all. litert-torch rounds to 32, and older
+        LiteRT-LM releases guess lengths as multiples of 64.
 
         Raises:
-            UsageError: rings of the chosen length cannot work.
+            UsageError: the chosen length is invalid.
         """
         least = -(-max(self.window, *prefill) // _STEP) * _STEP
         if chosen is None:
@@ -146,7 +146,7 @@ class SlidingLayers:
         return chosen
 
     def notes(self, ring: int | None, prefill: Sequence[int]) -> list[str]:
-        """What a user has to know of the caches, in sentences."""
+        """Notes on the caches for the user."""
         sentences = []
         if ring is not None:
             sentences.append(

@@ -1,6 +1,6 @@
-"""The process of one stage, `python -m edge_opt.build.stage PARENT JOB OUTCOME`: its job and its answer are files.
+"""The process of one stage, `python -m edge_opt.build.stage PARENT JOB OUTCOME`; job and outcome are files.
 
-It prints what the tools print, and lines `stage done/total` of progress.
+It prints the tools' output, and progress as lines `stage done/total`.
 """
 
 import errno
@@ -35,7 +35,7 @@ _LONGEST_CAUSE = 300
 
 
 def main() -> int:
-    """Carry out the job; 0 where the outcome has a result."""
+    """Run the job; return 0 if the outcome has a result."""
     job, outcome = map(Path, begin_child())
     answer = _answer(from_dict(Job, json.loads(job.read_text(encoding="utf-8"))))
     who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
@@ -54,7 +54,7 @@ def _answer(job: Job) -> dict[str, Any]:
         traceback.print_exc()
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return {"error": os.strerror(error.errno), "exit_code": OutputError.exit_code}
-        # The first line, and the next where that only announces it.
+        # The first line, and the next if the first ends with a colon.
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         sentence = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
         cause = f"{type(error).__name__}: {sentence}"[:_LONGEST_CAUSE]

@@ -1,7 +1,7 @@
-"""The stages of a build: each runs in a process of its own, and the work folder keeps its result for the next run.
+"""The stages of a build: each runs in its own process, and the work folder keeps its result for later runs.
 
-A stage gets and answers plain values: its memory, its noise and its crashes end with its process. A result gets its
-folder when it is complete, and is taken again only where its content is still what was written.
+Stages take and return plain values; their memory, output and crashes stay in their process. A result moves to its
+folder once it is complete, and is reused only if its content is unchanged.
 """
 
 import fcntl
@@ -29,29 +29,29 @@ from edge_opt.npu.sdk import search_path
 from edge_opt.schema.litertlm import is_bundle, read_bundle
 
 MODEL = "model.litertlm"
-"""What a stage that makes a bundle calls it, in its folder."""
+"""File name of a stage's bundle, in the stage's folder."""
 INSTALL = "pip install '.[build]' in a checkout of edge-opt"
-"""How to get what stages run."""
+"""How to install the stages' tools."""
 SUPPORTED = "0.10"
-"""The version of litert-torch whose experimental package is known here; the extra `build` asks for it."""
+"""The supported version of litert-torch, whose NPU pipeline is experimental; the extra `build` requires it."""
 _MARK, _TOLD, _PARTIAL, _SCRATCH = "edge-opt-build", "stage.json", ".partial", "scratch"
 _RUNTIME = "litert-lm-api"
 _PACKAGES = "litert-torch ai-edge-quantizer ai-edge-litert litert-lm-builder torch transformers edge-opt"
 _OURS = ("configure", "export", "calibrate", "narrow", "optimize", "evaluate", "emulate")
-"""Stages whose results depend on our own version."""
+"""Stages whose results depend on edge-opt's version."""
 _LOOK_SECONDS = 0.3
-# `stage 3/7`, as our own stages and litert-torch's calibration print; not the bars of loading and saving.
+# `stage 3/7`, as our stages and litert-torch's calibration print; not the progress bars of loading and saving.
 _STEP = re.compile(rb"^[^|/\n]* (\d+)/(\d+)\s*$", re.MULTILINE)
 _TAIL, _ALMOST_FULL, _CHUNK = 1 << 16, 1 << 20, 1 << 24
 _KINDS: dict[int, type[EdgeOptError]] = {2: UsageError, 5: OutputError}
 
 
 class StageFailedError(EdgeOptError):
-    """A tool of a stage failed; `result` has what was done until then."""
+    """A stage's tool failed; `result` has the stages completed before."""
 
 
 class BuildCheckError(EdgeOptError):
-    """The compiled bundle is not what it has to be; `result` has what was done until then."""
+    """A bundle is broken or invalid; `result` has the stages completed before."""
 
     exit_code = 1
 
@@ -60,9 +60,9 @@ class BuildCheckError(EdgeOptError):
 class Job:
     """One run of a stage.
 
-    `config` is litert-torch's configuration; None for stages that read none. `inputs` are files and folders by what
-    they are, `output` is an empty folder for the result, `options` are the stage's own. `libraries` is the folder with
-    the vendor's compiler; None where its programs find that themselves.
+    `config` is litert-torch's configuration, if the stage needs one. `inputs` are files and folders by role, `output`
+    is an empty folder for the result, `options` are specific to the stage. `libraries` is the folder of the vendor's
+    compiler; None if the tools find it themselves.
     """
 
     stage: str
@@ -74,19 +74,19 @@ class Job:
 
     @property
     def model(self) -> Path:
-        """The bundle that it makes."""
+        """The path of the bundle that the stage writes."""
         return Path(self.output) / MODEL
 
 
 class StageAnswer(NamedTuple):
-    """What a stage that was carried out answers, and the memory of its largest process in bytes."""
+    """A finished stage's return values, and the peak memory of its largest process in bytes."""
 
     values: dict[str, Any]
     peak_bytes: int | None = None
 
 
 class Input(NamedTuple):
-    """What a stage reads; its result is taken again only where the digest is the same."""
+    """An input of a stage, whose result is reused only if the digest is the same."""
 
     path: Path
     digest: str
@@ -94,10 +94,10 @@ class Input(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StageReport(Record):
-    """One stage: how long it took, the memory of its largest process and its result's size, both in bytes.
+    """One stage's time, the peak memory of its largest process, and its result's size, both in bytes.
 
-    `made_now`: False where the result is of an earlier run, and so are seconds and memory. `key` is a digest of what
-    the result was made from, `digest` one of what is in its folder, `values` are what the stage answered.
+    `made_now` is False if the result, and so time and memory, are from an earlier run. `key` is a digest of the inputs
+    and settings, `digest` one of the result folder, `values` are the stage's return values.
     """
 
     name: str
@@ -115,25 +115,25 @@ class StageReport(Record):
 
     @property
     def log(self) -> str:
-        """The file with what its tools printed."""
+        """The file with the tools' output."""
         return str(log_of(self.folder))
 
     @property
     def notes(self) -> list[str]:
-        """What it did beside its task, in sentences."""
+        """The stage's notes for the user."""
         return [*self.values.get("notes", ())]
 
     @property
     def bundle(self) -> Input:
-        """The bundle that the stage made, for the next one."""
+        """The stage's bundle, as the next stage's input."""
         return Input(self.folder / MODEL, self.digest)
 
 
 class Processes:
-    """Carries out stages, each in a process of its own; tests have one of small functions in its place."""
+    """Runs stages, each in its own process; tests replace it with small functions."""
 
     def versions(self) -> dict[str, str]:
-        """Of everything that a stage's result depends on; UsageError where one is missing or not known here."""
+        """Versions of the packages that results depend on; UsageError if one is missing or unsupported."""
         needs = "the build needs {}: " + INSTALL
         versions = {package: _version(package, needs.format(package)) for package in _PACKAGES.split()}
         if find_spec("tensorflow") is None:  # litert-torch imports it without requiring it
@@ -146,7 +146,7 @@ class Processes:
         return versions
 
     def check_runtimes(self, *, bundles: bool = True) -> dict[str, str]:
-        """The version of what runs `bundles`; UsageError where that is missing, or what runs a checkpoint."""
+        """The version of LiteRT-LM if `bundles`; UsageError if it, or a package that runs checkpoints, is missing."""
         missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
         if missing:
             raise UsageError(
@@ -159,10 +159,10 @@ class Processes:
         return {_RUNTIME: _version(_RUNTIME, needs)} if bundles else {}
 
     def carry_out(self, job: Job, log: Path, scratch: Path, progress: Progress) -> StageAnswer:
-        """Run one stage in a process that prints to `log`; an interrupt ends it and all that it started.
+        """Run one stage in a process that prints to `log`; an interrupt ends it and its child processes.
 
         Raises:
-            EdgeOptError: it failed; the message is the cause alone.
+            EdgeOptError: the stage failed; the message has only the cause.
         """
         child = _start(job, log, scratch)
         try:
@@ -196,7 +196,7 @@ def _start(job: Job, log: Path, scratch: Path) -> subprocess.Popen[bytes]:
 
 
 def _steps(log: Path) -> tuple[int, int]:
-    """The last steps that a log tells, done and in all."""
+    """The last progress in a log: steps done, total steps."""
     with log.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
         done, total = (_STEP.findall(file.read()) or [(0, 1)])[-1]
@@ -219,9 +219,9 @@ def _answer(status: int, scratch: Path) -> StageAnswer:
 
 @dataclass
 class Stages:
-    """The stages of one build, in a work folder that is ours alone meanwhile, see `taken`.
+    """The stages of one build, in a locked work folder, see `taken`.
 
-    `config` is the pipeline's, once it is settled; `done` are the stages so far.
+    `config` is the pipeline's, once it is resolved; `done` are the finished stages.
     """
 
     folder: Path
@@ -236,7 +236,7 @@ class Stages:
     def run(
         self, name: str, depends: object, options: Mapping[str, Any] | None = None, /, **inputs: Input
     ) -> StageReport:
-        """The result of a stage: an earlier run's where it was made from the same, else made now."""
+        """Return a stage's result: an earlier run's if its inputs and settings are the same, else a new one."""
         versions = {tool: v for tool, v in self.versions.items() if name in _OURS or tool != "edge-opt"}
         digests = {role: given.digest for role, given in inputs.items()}
         values = json.dumps([name, digests, depends, versions], sort_keys=True, default=str)
@@ -262,7 +262,7 @@ class Stages:
         return report
 
     def _made(self, job: Job, key: str, seconds: int) -> StageReport:
-        """Carry out a stage in an empty folder, which gets its name when it is complete; it took `seconds` before."""
+        """Run a stage in an empty folder, renamed once it is complete; an earlier run took `seconds`."""
         partial, folder, scratch = Path(job.output), self.folder / job.stage, self.folder / _SCRATCH
         for empty in (partial, scratch):
             shutil.rmtree(empty, ignore_errors=True)
@@ -270,7 +270,7 @@ class Stages:
         started = time.perf_counter()
 
         def told(stage: str, done: int, total: int) -> None:
-            """Steps of a stage that tells none are the seconds that it took before."""
+            """Report progress; without steps, in seconds out of the earlier run's."""
             if total <= 1 and seconds:
                 done, total = min(int(time.perf_counter() - started), seconds - 1), seconds
             self.progress(stage, done, total)
@@ -300,7 +300,7 @@ class Stages:
 
 @contextmanager
 def taken(folder: Path) -> Iterator[None]:
-    """Nobody else works in the folder meanwhile; UsageError where another build does, or it holds something else."""
+    """Lock the work folder; UsageError if another build uses it or it holds other files."""
     mark = folder / _MARK
     try:
         if folder.is_dir() and any(folder.iterdir()) and not mark.exists():
@@ -325,14 +325,14 @@ def taken(folder: Path) -> Iterator[None]:
 
 
 def log_of(folder: Path) -> Path:
-    """Where the tools of the stage with this folder print."""
+    """The log file of the stage with this folder."""
     return folder.with_suffix(".log")
 
 
 def digest_of(files: Iterable[Path], root: Path) -> str:
-    """One digest of the names below `root` and the contents of files; of bundles, those of their sections.
+    """A digest of the files' contents and their names relative to `root`; for bundles, of their sections.
 
-    A bundle's header has the time and a number at random, so that none is made twice with the same bytes.
+    A bundle's header contains the time and a random number, so equal bundles differ in bytes.
     """
     digest = hashlib.sha256()
     for path in files:
@@ -351,7 +351,7 @@ def digest_of(files: Iterable[Path], root: Path) -> str:
 
 
 def _is_whole(report: StageReport) -> bool:
-    """Whether a result is what was written."""
+    """True if a stage's folder is unchanged since it was written."""
     with suppress(OSError, EdgeOptError):
         return digest_of(_files(report.folder), report.folder) == report.digest
     return False
