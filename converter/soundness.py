@@ -1,7 +1,7 @@
-"""Finds broken quantization and RoPE that stops counting, from a model's own scales, before anything is run.
+"""Find broken quantization, and RoPE that stops counting, from a model's scales, without running it.
 
-Ranges that no calibration on real inputs gives are too narrow or too wide for the operands. Each check compares a
-tensor with its own operands, never with a fixed scale. This module knows no target and changes nothing.
+Each check compares a tensor's range with its operands', not with a fixed scale: a range that is too narrow or too wide
+cannot come from calibration on real inputs. The checks are independent of targets and change nothing.
 """
 
 import math
@@ -32,7 +32,7 @@ class Unsound(Record):
 
 
 def sentences(findings: Iterable[Unsound]) -> list[str]:
-    """One for each rule and signature: layers repeat, so only the first tensor is named."""
+    """One line for each rule and signature; it names only the first tensor, because layers repeat."""
     groups: dict[tuple[str, str], list[Unsound]] = {}
     for found in findings:
         where = f"{found.model}/{found.signature}" if found.model else found.signature
@@ -45,19 +45,19 @@ def sentences(findings: Iterable[Unsound]) -> list[str]:
 
 
 def stopped_positions(model: Model, positions: int | None) -> Iterator[Unsound]:
-    """Cosines and sines that are equal from some position on, of as many as the cache holds (None: unknown)."""
+    """Cosines and sines that stop changing before the last of the cache's `positions` (None: unknown)."""
     for name, graph in model.entry_points() if positions is not None else ():
         for rotary in find_rotary(graph):
-            with suppress(RefusedError):  # an operator that cannot be evaluated is no finding
+            with suppress(RefusedError):  # an operator that cannot be evaluated is not a finding
                 last = rotary.last_position(positions or 0)
                 if last is not None:
-                    text = f"stops counting at position {last} of {positions}: all later tokens are taken for that one"
+                    text = f"stops counting at position {last} of {positions}: all later tokens get that position"
                     remedy = "run `edge-opt convert` on the bundle, which makes a table of all positions"
                     yield Unsound("positions-stop", name, rotary.result.name, text, remedy)
 
 
 class UnreadCache(NamedTuple):
-    """An input that no operator of its signature reads, and the input of that name that another signature reads."""
+    """A cache that no operator of its signature reads, and the input of the same name that another signature reads."""
 
     signature: str
     name: str
@@ -67,14 +67,14 @@ class UnreadCache(NamedTuple):
 
     @property
     def difference(self) -> str:
-        """Both types, and the signature with the other one."""
+        """Both types, and the signature that reads the cache, as text."""
         own, other = self.tensor.dtype.name, self.read.dtype.name
         scale = " with another scale" if own == other else ""
-        return f"{own} and read by no operator, where '{self.reader}' reads it as {other}{scale}"
+        return f"{own} and read by no operator, while '{self.reader}' reads it as {other}{scale}"
 
 
 def unread_caches(model: Model) -> Iterator[UnreadCache]:
-    """Caches whose type where no operator reads them differs from the type where one does."""
+    """Unread caches whose type differs from that in a signature that reads them."""
 
     def kind(tensor: Tensor) -> object:
         return (
@@ -99,7 +99,7 @@ def unread_caches(model: Model) -> Iterator[UnreadCache]:
 
 
 def mismatched_caches(model: Model) -> Iterator[Unsound]:
-    """Caches for which a caller cannot have one buffer, as LiteRT-LM does."""
+    """Caches that signatures cannot share in one buffer, as LiteRT-LM requires."""
     for found in unread_caches(model):
         text = f"is {found.difference}: LiteRT-LM, which has one buffer for both, may not start"
         remedy = "run `edge-opt convert` on the file, which gives both one type"
@@ -107,33 +107,33 @@ def mismatched_caches(model: Model) -> Iterator[Unsound]:
 
 
 _SMALLEST_SHARE: Final = 2.0**-20
-"""Of what the operands' largest numbers give. One step of an int16 softmax is 2**-15, an empty cache gives 1e-9."""
+"""Of the product of the operands' maxima. One step of an int16 softmax is 2**-15, an empty cache gives 1e-9."""
 
 _MATTERS: Final = math.log(2)
-"""Logits of this size, either way, make one weight four times another."""
+"""Logits of plus and minus this size make one weight four times another."""
 
 _REARRANGING = operators_that(Effect.REARRANGING, Effect.REPEATING, Effect.CUTTING) | {"QUANTIZE"}
-_AGAIN = "calibrate again on inputs that fill it, for a cache on prompts that go on well beyond one prefill"
-_UNMASKED = "quantize again with the mask out of that range: one of -100 hides as much"
+_AGAIN = "calibrate again on inputs that fill it: for a cache, on prompts much longer than one prefill"
+_UNMASKED = "quantize again with a mask of -100, which hides as much"
 _WIDER = "quantize again with a range of this tensor that is 1 % wider"
 _ENDS: Final = {"INT4": (-8, 7), "INT8": (-128, 127), "UINT8": (0, 255), "INT16": (-32768, 32767)}
 
 
 class _Range(NamedTuple):
-    """What one step of an integer stands for (the largest where there are several), and its largest number."""
+    """The real size of an integer's step (the largest, if there are several), and its largest number."""
 
     step: float
     largest: float
 
 
 _Problem: TypeAlias = tuple[str, str, str]
-"""Rule, message and remedy, as `Unsound` has them."""
+"""Rule, message and remedy, as in `Unsound`."""
 
 _Named: TypeAlias = Callable[[Tensor | None], str]
 
 
 def broken_ranges(model: Model) -> Iterator[Unsound]:
-    """Products that can only be 0 or their ends, values that are cut to nothing, logits that only the mask decides."""
+    """Products that are always 0 or clipped, values that are always clipped, logits that depend only on the mask."""
     entries = {graph: name for name, graph in reversed(model.entry_points())}
     for graph in model.subgraphs:
         named = _names(model, graph)
@@ -147,27 +147,27 @@ def broken_ranges(model: Model) -> Iterator[Unsound]:
 
 
 def _product(operator: Operator, named: _Named) -> Iterator[_Problem]:
-    """A product ends far below |a b| of the operands' largest numbers, or its steps are beyond a sum of n of these."""
+    """A product's range ends far below |a b| of the operands' maxima, or its step exceeds a sum of n of these."""
     left, right, result = map(_range, (*operator.inputs[:2], operator.outputs[0]))
     if left is None or right is None or result is None:
         return
     if result.largest < _SMALLEST_SHARE * left.largest * right.largest:
         numbers = f"numbers up to {left.largest:.2g} and {right.largest:.2g}"
-        text = f"ends at {result.largest:.2g}, and is the product of {numbers}"
-        yield ("range-too-narrow", f"{text}: what {named(operator.inputs[1])} holds has no effect", _AGAIN)
+        text = f"ends at {result.largest:.2g}, but is a product of {numbers}"
+        yield ("range-too-narrow", f"{text}: {named(operator.inputs[1])} has no effect", _AGAIN)
     most = left.largest * right.largest * max(operator.input(0).shape[-2:], default=0)
     if 0 < most < result.step / 2 and not any(operator.inputs[2:]):  # a bias adds to it
-        text = f"has steps of {result.step:.2g}, and its operands give {most:.2g} at most: it is always 0"
+        text = f"has steps of {result.step:.2g}, but its operands give at most {most:.2g}: it is always 0"
         yield ("range-too-wide", text, _UNMASKED)
 
 
 def _taken(operator: Operator, named: _Named) -> Iterator[_Problem]:
-    """The smallest step of every operand is beyond the result's end; or an int16 ADD cannot broadcast."""
+    """The smallest step of every operand exceeds the result's range; or an int16 ADD cannot broadcast."""
     result, ranges = _range(operator.outputs[0]), list(map(_range, operator.inputs))
     least = min((0 if one is None else one.step for one in ranges), default=0)
     if result is not None and least > result.largest:
-        comes = f"{named(operator.inputs[0])} comes in steps of {least:.2g}"
-        text = f"ends at {result.largest:.2g}, and {comes}: whatever is not 0 becomes one of its ends"
+        comes = f"{named(operator.inputs[0])} has steps of {least:.2g}"
+        text = f"ends at {result.largest:.2g}, but {comes}: all values but 0 are clipped"
         yield ("values-cut-off", text, _AGAIN)
     tensors = [tensor for tensor in (*operator.inputs, *operator.outputs) if tensor is not None]
     is_int16 = operator.name == "ADD" and all(tensor.dtype.name == "INT16" for tensor in tensors)
@@ -178,13 +178,13 @@ def _taken(operator: Operator, named: _Named) -> Iterator[_Problem]:
 
 
 def power_of_two(scale: float) -> bool:
-    """Whether LiteRT takes a scale for a power of two (`CheckedLog2` of tensorflow/lite/kernels/kernel_util.cc)."""
+    """True if LiteRT treats a scale as a power of two (`CheckedLog2` of tensorflow/lite/kernels/kernel_util.cc)."""
     exponent = math.log2(scale)
     return abs(exponent - round(exponent)) < 1e-3
 
 
 def _only_the_mask(operator: Operator, _: _Named) -> Iterator[_Problem]:
-    """The logits of a SOFTMAX, without the mask, are within one step: the weights say what is masked, and no more."""
+    """The unmasked logits of a SOFTMAX are within one step, so that the weights depend only on the mask."""
     logits = list(_origins(operator.inputs[0]))
     step = max((one.step for one in map(_range, logits) if one is not None), default=0.0)
     masking = logits[-1].producer
@@ -193,7 +193,7 @@ def _only_the_mask(operator: Operator, _: _Named) -> Iterator[_Problem]:
         is_score = tensor is not None and tensor.producer is not None and products_above([tensor.producer])[0]
         if is_score and score is not None and _MATTERS < score.largest < step:
             ends = f"without the mask they end at {score.largest:.2g}: they become equal, and attention is uniform"
-            yield ("mask-in-range", f"takes logits in steps of {step:.3g}, and {ends}", _UNMASKED)
+            yield ("mask-in-range", f"takes logits in steps of {step:.3g}, but {ends}", _UNMASKED)
 
 
 _LOOKS: Final[dict[str, Callable[[Operator, _Named], Iterator[_Problem]]]] = {
@@ -204,7 +204,7 @@ _LOOKS: Final[dict[str, Callable[[Operator, _Named], Iterator[_Problem]]]] = {
 
 
 def _range(tensor: Tensor | None) -> _Range | None:
-    """The range of an integer tensor with scales; None for others."""
+    """The range of an integer tensor with scales; None for other tensors."""
     parameters = None if tensor is None or tensor.is_blockwise else tensor.quantization
     if tensor is None or parameters is None or not parameters.is_affine or tensor.dtype.name not in _ENDS:
         return None
@@ -214,7 +214,7 @@ def _range(tensor: Tensor | None) -> _Range | None:
 
 
 def _names(model: Model, graph: Subgraph) -> _Named:
-    """What callers call a tensor, or the one that it is a rearrangement of."""
+    """A function that gives the signature's name of a tensor, or of the one that it rearranges."""
     signatures = [signature for signature in model.signatures if signature.subgraph is graph]
     named = [each.outputs for each in signatures] + [each.inputs for each in signatures]
     labels = {tensor: label for arguments in named for label, tensor in arguments.items()}
@@ -222,7 +222,7 @@ def _names(model: Model, graph: Subgraph) -> _Named:
 
 
 def _origins(tensor: Tensor | None) -> Iterator[Tensor]:
-    """A tensor, and those that it is a rearrangement or a part of, the nearest first."""
+    """A tensor, then the tensors that it is a rearrangement or part of, nearest first."""
     while tensor is not None:
         yield tensor
         maker = tensor.producer

@@ -291,7 +291,7 @@ def test_a_target_says_which_constants_it_takes() -> None:
     )
     _, report = converted(PLAIN, target=Target("npu", "", mask_constant=-100.0), status="skipped")
     assert report.reason == (
-        "target 'npu' wants a mask constant too close to the logits for an ADD to hide them (expected at most -1128, "
+        "the mask constant of target 'npu' is too close to the logits for an ADD to hide them (expected at most -1128, "
         "found -100), at SELECT_V2"
     )
 

@@ -210,7 +210,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"first/x": (2, 4)}, r"signature 'first' has other inputs of open lengths: add --shape mask=\?,4"),
     (
         {"first/x": (2, 4), "mask": (3, 4)},
-        r"do not go together: subgraph 'first', operator 0 \(ADD\): sizes do not",
+        r"do not fit together: subgraph 'first', operator 0 \(ADD\): sizes do not",
     ),
 ]
 
@@ -289,7 +289,7 @@ def test_sizes_on_record_behind_an_open_length_are_not_believed(half: str) -> No
     before = to_bytes(model)
     (site,) = convert(model, verify="none").sites
     assert site.status is Status.SKIPPED
-    assert "has a size on record, its operands an open one" in site.reason
+    assert "has a static size, but an operand has an open one" in site.reason
     assert to_bytes(model) == before
     if "MUL" in half:
         (site,) = convert(model, shapes={"q": (1, 2, 5, 8)}).sites

@@ -340,7 +340,7 @@ def test_inspect_says_where_a_bundle_stops_counting_and_convert_where_it_leaves_
         found = inspect(path).soundness if result is None else result.soundness
         return [(one.model, one.signature, one.message) for one in found]
 
-    stops = "stops counting at position 10 of 24: all later tokens are taken for that one"
+    stops = "stops counting at position 10 of 24: all later tokens get that position"
     assert told() == [("aux", "rope_4", stops)] * 2
     assert inspect(path).to_dict()["soundness"][0]["rule"] == "positions-stop"
     run = partial(convert, path, overwrite=True)

@@ -141,8 +141,8 @@ def test_other_graphs_are_no_sites(case: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ("float32(-100.0)", "float32(-inf)", "the mask has a value that no integer stands for (expected a finite one"),
-        ("float32(-100.0)", "float32(nan)", "the mask has a value that no integer stands for (expected a finite one"),
+        ("float32(-100.0)", "float32(-inf)", "the mask has a value that no integer represents (expected a finite one"),
+        ("float32(-100.0)", "float32(nan)", "the mask has a value that no integer represents (expected a finite one"),
         ("float32(-100.0))", "float32(-100.0)) {fused_activation_function: 1}", "the mask is clipped by a fused act"),
         ("q(0.00305176, 0) = QUANTIZE", "q(0.0, 0) = QUANTIZE", "an integer mask needs one scale, at QUANTIZE"),
     ],

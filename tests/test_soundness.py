@@ -56,7 +56,7 @@ def test_a_quantized_model_real_numbers_and_integers_without_scales_are_not_accu
 
 
 @pytest.mark.parametrize(("scales", "rule", "tensor", "text"), [
-    ({"VALUES": "3.05e-14"}, "range-too-narrow", "y", "what 'kv_cache_v_0' holds has no effect"),
+    ({"VALUES": "3.05e-14"}, "range-too-narrow", "y", "'kv_cache_v_0' has no effect"),
     ({"MASK": "30518", "MASKED": "30518"}, "mask-in-range", "weights", "attention is uniform"),
     ({"SCORES": "30518", "MASKED": "30518"}, "range-too-wide", "scores", "it is always 0"),
 ])  # fmt: skip

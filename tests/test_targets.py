@@ -212,7 +212,7 @@ def test_composites_and_several_signatures_are_named_with_the_remedy() -> None:
     assert model is not None
     messages = {finding.rule: finding.message for finding in lint(model, target)}
     assert "inline_composites = true" in messages["composite"]
-    assert "a file of its own" in messages["signatures"]
+    assert "its own file" in messages["signatures"]
 
 
 # --- what a target reads of a file, and what it gains nothing from ---

@@ -53,7 +53,7 @@ def test_an_unread_cache_gets_type_and_scale_of_decodes(signatures: str | None) 
     assert [(site.pass_name, site.signature, site.operator) for site in result.sites] == [
         ("unread_caches", "prefill_4", name) for name in "kv"
     ]
-    assert "was FLOAT32 and read by no operator, where 'decode' reads it as INT16" in result.summary()
+    assert "was FLOAT32 and read by no operator, while 'decode' reads it as INT16" in result.summary()
     assert result.whole
     after = to_bytes(result.model)
     assert edge_opt.convert(after).sites == [], "once is enough"
@@ -99,7 +99,7 @@ def test_readers_that_disagree_decide_nothing() -> None:
 def test_a_scale_alone_may_differ() -> None:
     text = LAST_LAYER.replace("%k: float32[1,1,2,8]", "%k: int16[1,1,2,8] q(0.5, 0)")
     (site, _) = edge_opt.convert(parse(text)).sites
-    assert "where 'decode' reads it as INT16 with another scale" in site.note
+    assert "while 'decode' reads it as INT16 with another scale" in site.note
 
 
 def test_it_can_be_left_out_and_is_then_told(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""What edge-opt says and writes: errors, sentences, JSON, HTML, and files written whole. It knows nothing of models."""
+"""Errors, text, JSON, HTML, child processes and atomic file writes. Nothing here depends on models."""

@@ -1,6 +1,6 @@
-"""Replaces a file all at once: written beside it under another name, flushed to the disk, then renamed.
+"""Replace a file atomically: write a temporary file beside it, flush it to disk, then rename it.
 
-It must not know what is written. A process that is killed leaves the temporary file, `.NAME.*.edge-opt-tmp`.
+A killed process leaves the temporary file, `.NAME.*.edge-opt-tmp`.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ _REASONS: Final = {
 }
 
 AnyPath = str | os.PathLike[str]
-"""How a caller names a file."""
-Identity = tuple[int, int] | None  # device and inode; None for what is not a file
+"""A file's path, as callers give it."""
+Identity = tuple[int, int] | None  # device and inode; None if not a file
 
 
 def resolve_target(path: AnyPath, *, overwrite: bool, inputs: tuple[Identity, ...] = ()) -> Path:
-    """The file that writing to `path` would make or replace; a symlink stands for what it points to.
+    """The file that writing to `path` would create or replace; symlinks are followed.
 
-    UsageError where it is an input, or exists and `overwrite` is false; OutputError where it cannot be written.
+    UsageError if it is an input, or exists and `overwrite` is false; OutputError if it cannot be written.
     """
     try:
         target = Path(path).resolve()
@@ -64,9 +64,9 @@ def replacing(
     inputs: tuple[Identity, ...] = (),
     check: Callable[[Path], None] | None = None,
 ) -> Iterator[int]:
-    """A descriptor to write the new content to; the file gets its name only when the block ends well.
+    """A descriptor for the new content; the file is renamed to `path` only if the block succeeds.
 
-    `check` looks at the finished temporary file before it gets its name, and refuses it by raising.
+    `check` gets the finished temporary file before the rename, and may raise to prevent it.
     """
     target = resolve_target(path, overwrite=overwrite, inputs=inputs)
     stem = os.fsencode(target.name)[:200].decode("utf-8", "ignore")
@@ -83,7 +83,7 @@ def replacing(
         os.fsync(fd)
         if target.exists():
             if not overwrite:
-                text = f"{target} was made by somebody else meanwhile: pass overwrite=True to replace it"
+                text = f"{target} was created by another process meanwhile: pass overwrite=True to replace it"
                 raise UsageError(text)
             os.fchmod(fd, stat.S_IMODE(target.stat().st_mode))
         temporary.rename(target)
@@ -105,7 +105,7 @@ def replacing(
 
 
 def write_whole(path: AnyPath, content: bytes | memoryview, *, overwrite: bool = False) -> None:
-    """Make these bytes a file; raises as `replacing` does."""
+    """Write these bytes to a file; raises like `replacing`."""
     with replacing(path, overwrite=overwrite) as fd, open(fd, "wb", closefd=False) as file:
         file.write(content)
 

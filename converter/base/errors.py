@@ -1,4 +1,4 @@
-"""The errors that a user can cause; a message is one sentence: what, where, expected, actual, what to do."""
+"""Errors that a user can cause; each message is one line: problem, place, expected, actual, fix."""
 
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Final
 _MOST_NAMED = 40
 
 TRACEBACK: Final = "EDGE_OPT_TRACEBACK"
-"""Set in the environment: mistakes of edge-opt end the program at once, and show where they are."""
+"""Environment variable: if set, a bug in edge-opt ends the program at once with a traceback."""
 
 
 class EdgeOptError(Exception):
-    """Base of every error that input, options or the machine can cause; `exit_code` is the command line's.
+    """Base of all errors that input, options or the machine can cause; `exit_code` is the command line's.
 
-    `result` is what was done until then, as the function would have returned it; None where that was nothing.
+    `result` is the partial result, of the type that the function returns; None if there is none.
     """
 
     exit_code: ClassVar[int] = 3
@@ -28,7 +28,7 @@ class UsageError(EdgeOptError):
 
 
 class ModelFormatError(EdgeOptError):
-    """The file is not a model we can read; names the table, the field and the byte offset."""
+    """The file is not a readable model; the message names the table, the field and the byte offset."""
 
     def __init__(
         self, message: str, *, table: str | None = None, field: str | None = None, offset: int | None = None
@@ -49,7 +49,7 @@ class OutputError(EdgeOptError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a message about a name that does not exist: the nearest one that does, or else what there is."""
+    """The end of a message about an unknown name: the closest known name, or else all of them."""
     names = list(known)
     if close := get_close_matches(str(name), names, 1):
         return f"did you mean '{close[0]}'?"
@@ -58,12 +58,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
-    """The error for a name that does not exist."""
+    """The error for an unknown name."""
     return UsageError(f"{kind} '{name}' does not exist, {did_you_mean(name, known)}")
 
 
 def match_names(kind: str, wanted: str | Iterable[str], known: Collection[str]) -> list[str]:
-    """The known names that fit `wanted` names or patterns such as `prefill_*`; UsageError where one fits none."""
+    """The known names that match `wanted` names or patterns such as `prefill_*`; UsageError if one matches none."""
     found: dict[str, None] = {}
     for pattern in [wanted] if isinstance(wanted, str) else wanted:
         fitting = [name for name in known if name == pattern or fnmatchcase(name, pattern)]

@@ -1,6 +1,6 @@
-"""Child processes: each ends with its parent, and those that run a compiler within a time.
+"""Child processes that end with their parent.
 
-`run` is for programs of others, `start_module` for modules of ours, which call `begin_child` first.
+`run` runs any program, with an optional time limit; `start_module` runs a module of edge-opt that calls `begin_child`.
 """
 
 import os
@@ -18,7 +18,7 @@ from edge_opt.base.words import signal_name
 
 _PARENT_CHECK_SECONDS = 0.5
 
-# Asks Linux for a SIGKILL at the parent's end, then becomes the program, which keeps the number of this process.
+# Asks Linux for a SIGKILL when the parent ends, then executes the program under the same process id.
 _LAUNCHER = """
 import ctypes, os, sys
 prctl = getattr(ctypes.CDLL(None), "prctl", None)
@@ -37,7 +37,7 @@ _running: set[subprocess.Popen[str]] = set()
 def run(
     command: Sequence[str], seconds: float | None = None, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """How a program ended, and what it printed on both streams; subprocess.TimeoutExpired after `seconds`."""
+    """Run a program; return its exit status, stdout and stderr. subprocess.TimeoutExpired after `seconds`."""
     with subprocess.Popen(
         [sys.executable, "-S", "-E", "-c", _LAUNCHER, str(os.getpid()), *command],
         stdin=subprocess.DEVNULL,
@@ -57,7 +57,7 @@ def run(
 
 
 def end_all() -> None:
-    """Kill every program that `run` waits for, in whichever thread; each `run` returns with that outcome."""
+    """Kill all programs that `run` waits for, in any thread; each `run` then returns."""
     for process in tuple(_running):
         process.kill()
 
@@ -65,13 +65,13 @@ def end_all() -> None:
 def start_module(
     module: str, *arguments: object, environment: Mapping[str, str], **streams: Any
 ) -> subprocess.Popen[bytes]:
-    """Start a Python module of ours in a session of its own; a terminal's signals do not reach it.
+    """Start a module of edge-opt in its own session, out of reach of the terminal's signals.
 
-    Its main function calls `begin_child`, which gives it the `arguments` as text. `environment` has variables to set,
-    and `streams` are options of `subprocess.Popen`; OSError where the system starts no process.
+    Its main function gets the `arguments` as text from `begin_child`. `environment` has variables to set, `streams` are
+    options of `subprocess.Popen`. OSError if the system cannot start a process.
     """
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONINSPECT"}
-    # The child finds the same packages, whatever was done to `sys.path` here.
+    # The child finds the same packages, even if `sys.path` was changed here.
     variables["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry or ".") for entry in sys.path)  # noqa: PTH100
     return subprocess.Popen(
         [sys.executable, "-P", "-m", module, str(os.getpid()), *map(str, arguments)],
@@ -83,7 +83,7 @@ def start_module(
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a child that `start_module` started, with everything that it started in its session, and collect it."""
+    """Kill a child of `start_module` and all processes in its session, and wait for it."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -91,12 +91,12 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def killed_by(status: int) -> str:
-    """'killed by SIGKILL' for the exit status of a process that a signal ended, else nothing."""
+    """'killed by SIGKILL' for the exit status of a process that a signal ended, else ''."""
     return f"killed by {signal_name(-status)}" if status < 0 else ""
 
 
 def begin_child() -> list[str]:
-    """The arguments of the child that this process is; from now on it ends with its parent, and dumps no core."""
+    """Return this child process's arguments; from now on it ends with its parent, without core dumps."""
     parent, *arguments = sys.argv[1:]
     limit(resource.RLIMIT_CORE, 0)
 
@@ -110,6 +110,6 @@ def begin_child() -> list[str]:
 
 
 def limit(what: int, value: int) -> None:
-    """Set the soft limit of a resource only, so that a later one may be higher."""
+    """Set only the soft limit of a resource, so that it can be raised later."""
     _, hard = resource.getrlimit(what)
     resource.setrlimit(what, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))

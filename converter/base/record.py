@@ -1,4 +1,4 @@
-"""Dataclasses as JSON, and read back: one pair for results that are printed, kept, or sent to another process."""
+"""Convert dataclasses to and from JSON, for results that are printed, stored or sent to another process."""
 
 import math
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ Read = TypeVar("Read")
 
 
 class RecordError(EdgeOptError, ValueError):
-    """JSON values do not fit the dataclass that is read from them; the message says which one."""
+    """JSON values do not fit the dataclass; the message names it and the value."""
 
 
 class Record:
-    """A base of dataclasses: their JSON form has every field, and the properties that `_properties` names.
+    """Base of dataclasses whose JSON form has all fields and the properties in `_properties`.
 
-    Fields in `_left_out` are not in it; a text in `_or_null` is null where it is empty.
+    Fields in `_left_out` are omitted; an empty text in `_or_null` becomes null.
     """
 
     __slots__ = ()
@@ -28,7 +28,7 @@ class Record:
     _or_null: ClassVar[tuple[str, ...]] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """For `--json` and reports: values that every reader of JSON takes, see `to_json`."""
+        """The record as JSON values (see `to_json`), for `--json` and reports."""
         names = [*(field.name for field in fields(self)), *self._properties]  # type: ignore[arg-type]
         values = {name: to_json(getattr(self, name)) for name in names if name not in self._left_out}
         return {
@@ -37,7 +37,7 @@ class Record:
 
 
 def to_json(value: Any) -> Any:
-    """Records, dicts, lists and tuples as JSON has them; None for infinity and NaN, which RFC 8259 does not have."""
+    """Convert records, dicts, lists and tuples to JSON values; infinity and NaN become None (RFC 8259 has neither)."""
     if hasattr(value, "to_dict"):
         return to_json(value.to_dict())
     if is_dataclass(value):
@@ -50,7 +50,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_dict(kind: type[Read], values: Any) -> Read:
-    """A dataclass of that kind, from its fields as JSON has them; RecordError where they do not fit."""
+    """Make a dataclass of this kind from JSON values; RecordError if they do not fit."""
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:

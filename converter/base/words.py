@@ -1,6 +1,6 @@
-"""Text for people, the same wherever it is shown: names, counts and sizes, HTML, and how far work is.
+"""Text for users: names, counts, sizes, HTML and progress.
 
-Text of a model may hold anything.
+Text from a model may contain any characters.
 """
 
 import html
@@ -11,17 +11,17 @@ from collections.abc import Callable, Sequence
 
 _LONGEST = 70
 _KIBI = 1024
-# Control characters, line separators, what turns the direction of writing, and halves of characters.
+# Control characters, line separators, bidirectional marks, lone surrogates and noncharacters.
 _UNSEEN = re.compile(
     r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
 _PACKAGES = re.compile(r"^(?:[a-z_]\w*\.)+(?=[A-Z])")
 Progress = Callable[[str, int, int], None]
-"""Called with a stage, the steps that are done, and the steps in all."""
+"""Called with a stage, the steps done, and the total number of steps."""
 
 
 def shortened(name: str) -> str:
-    """A tensor's name for people: of a path of Python modules for each fused operator, the end of the first."""
+    """Shorten a tensor's name, which has a module path for each fused operator, to the end of the first."""
     first, *fused = name.split(";")
     parts = [_PACKAGES.sub("", part) for part in first.split("/")]
     if fused and fused[0].isdigit():
@@ -34,7 +34,7 @@ def shortened(name: str) -> str:
 
 
 def signal_name(number: int) -> str:
-    """What a signal is called; most real-time ones have no name of their own."""
+    """The name of a signal; `signal N` for most real-time ones, which have none."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -42,16 +42,16 @@ def signal_name(number: int) -> str:
 
 
 def name_below(name: str, part: str) -> str:
-    """The name of a tensor that is made of another: `attn/add;19` and `head_0` give `attn/add/head_0;19`.
+    """Name a tensor derived from another: `attn/add;19` and `head_0` give `attn/add/head_0;19`.
 
-    Model Explorer draws an operator in the box of the last path that `;` separates, so what is new goes in front of it.
+    Model Explorer draws an operator in the box of the last path that `;` separates, so the new part goes before it.
     """
     path, mark, fused = name.partition(";")
     return f"{path}/{part}{mark}{fused}"
 
 
 def one_line(text: str) -> str:
-    """The text with what cannot be seen written out, a line break among it: no name in a file can forge a line."""
+    """Escape invisible characters, including line breaks, so that no name in a file can forge a line."""
     return _UNSEEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
@@ -61,7 +61,7 @@ def many(count: int, noun: str) -> str:
 
 
 def size(count: int | None) -> str:
-    """Bytes, with three digits that count: 1536 -> '1.50 KiB'."""
+    """Bytes with three significant digits: 1536 -> '1.50 KiB'."""
     if count is None:
         return "?"
     if count < _KIBI:
@@ -72,12 +72,12 @@ def size(count: int | None) -> str:
 
 
 def escape(text: str) -> str:
-    """Text for HTML."""
+    """Escape text for HTML."""
     return html.escape(one_line(text))
 
 
 def html_table(rows: Sequence[Sequence[str]], kind: str = "scroll") -> str:
-    """Rows as a table, the first being its heads."""
+    """Rows as an HTML table; the first one has the headings."""
     head, *body = rows
     cells = "".join(f'<th scope="col">{escape(text)}</th>' for text in head)
     lines = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in body)
@@ -85,5 +85,5 @@ def html_table(rows: Sequence[Sequence[str]], kind: str = "scroll") -> str:
 
 
 def as_html(text: str, rows: Sequence[Sequence[str]]) -> str:
-    """What a notebook shows of an object: its lines, and a table."""
+    """An object in a notebook, as HTML: its lines, and a table."""
     return "".join(f"<div>{escape(line)}</div>" for line in text.splitlines()) + html_table(rows)

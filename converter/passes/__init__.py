@@ -1,4 +1,4 @@
-"""The rewrites, in the order in which they run. A pass of your own runs last once it is in `PASSES`."""
+"""The rewrites, in the order in which they run. Your own pass runs last once it is in `PASSES`."""
 
 from edge_opt.passes.balanced_norms import BalancedNorms
 from edge_opt.passes.contract import Context, Pass, Proof, Prover, Site, Status

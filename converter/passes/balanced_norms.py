@@ -1,4 +1,4 @@
-"""Residual sums whose norms round down -> every other one subtracts the negated norm, so that the errors cancel."""
+"""Residual sums of norms that round down -> some sums subtract the negated norm, so that the errors cancel."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -20,10 +20,10 @@ class BalancedNorms(Pass):
     """`x + norm(h) * w` -> `x - norm(h) * -w` in some layers: the same real numbers.
 
     Off unless the target asks for it (`norms_round_down`). A kernel that truncates makes each norm half a step too
-    small on average, and a residual stream adds these errors up: after 18 layers of Gemma 3 270M they are 70 times a
-    step of the first. Subtracting a negated norm makes the error half a step too large. Going through the layers,
-    a norm is negated where the errors so far, in real numbers, are below zero. CPU kernels round to nearest, so
-    there results may differ where a number lies in the middle between two codes.
+    small on average, and these errors add up in the residual stream: after 18 layers of Gemma 3 270M they are 70 times
+    a step of the first. Subtracting a negated norm makes the result half a step too large. Layer by layer, a norm is
+    negated if the sum of the errors so far, in real numbers, is below zero. CPU kernels round to nearest, so there
+    results may differ only for numbers midway between two codes.
     """
 
     name = "balanced_norms"
@@ -32,7 +32,7 @@ class BalancedNorms(Pass):
     demand = Demand("steps", 2)
 
     def sites(self, context: Context) -> Iterable[Site]:
-        """One for each norm to negate, if the target asks for it."""
+        """One site for each norm to negate, if the target asks for it."""
         error = 0.0
         for addition, norm in residual_sums(context.subgraph) if context.target.norms_round_down else ():
             negates = addition.name == "ADD" and error < 0
@@ -43,11 +43,11 @@ class BalancedNorms(Pass):
 
 
 def residual_sums(graph: Subgraph) -> Iterator[tuple[Operator, Operator]]:
-    """Sums of int16 that are the only readers of an integer norm's result, in execution order, each with its norm."""
+    """Int16 sums that are the only readers of an integer norm's result, in execution order, each with its norm."""
     for addition in graph.operators:
         if addition.name not in ("ADD", "SUB") or addition.output.dtype is not DType.INT16:
             continue
-        # Of a SUB the norm is the second operand.
+        # The norm of a SUB is the second operand.
         for normed in (addition.input(1), addition.input(0))[: 2 if addition.name == "ADD" else 1]:
             norm, alike = normed.producer, addition.input(0).shape == addition.input(1).shape
             alone = len(normed.consumers) == 1 and not graph.is_output(normed)
@@ -57,7 +57,7 @@ def residual_sums(graph: Subgraph) -> Iterator[tuple[Operator, Operator]]:
 
 
 def _can_be_negated(operator: Operator) -> bool:
-    """Whether it is a norm of integers with weights whose negatives their type holds."""
+    """True if it is an int16 norm whose type can hold the negated weights."""
     if composite_name(operator) != NORM or len(operator.inputs) != 2 or len(operator.outputs) != 1:
         return False
     weight, result = operator.input(1), operator.outputs[0]
@@ -86,7 +86,7 @@ def _build(context: Context, addition: Operator, norm: Operator) -> Rewrite:
         Operator(norm.code, (norm.input(0), negated), (result,), norm.options, norm.table),
         context.model.new_operator("SUB", (other, result), addition.outputs, **options),
     )
-    # A step of the norm may be several of the sum, and the sum rounds once more.
+    # A step of the norm may be several steps of the sum, and the sum rounds once more.
     steps = 1 + math.ceil(_step(normed) / _step(addition.output))
     demand = Demand("steps", max(2, steps))
     return Rewrite(context.model, context.subgraph, (norm, addition), new, demand)

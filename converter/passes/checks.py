@@ -1,4 +1,4 @@
-"""What a rewrite must keep to, checked without running it: its frame, shapes, versions and parameters."""
+"""Checks of a rewrite without running it: its frame, shapes, versions and parameters."""
 
 from collections.abc import Hashable
 
@@ -11,13 +11,13 @@ from edge_opt.shapes.rules import recorded_shape
 
 
 def check_frame(rewrite: Rewrite) -> None:
-    """Whether the new region leaves alone what is outside itself.
+    """Check that the new region changes nothing outside itself.
 
-    It reads only tensors that the old region read (or new constants), and defines exactly those that the old one
-    defined for others. Only operators without effects move past others.
+    It may read only tensors that the old region read (or new constants), and must define exactly those that the old one
+    defined for other operators. Only operators without side effects may be reordered.
 
     Raises:
-        RefusedError: it may touch something else.
+        RefusedError: it may change something else.
     """
     old = set(rewrite.old)
     for operator in (*rewrite.old, *rewrite.added()):
@@ -39,7 +39,7 @@ def check_frame(rewrite: Rewrite) -> None:
 
 
 def _defined(rewrite: Rewrite) -> set[Tensor]:
-    """What the new region defines: old or new tensors, each once, of what the old region read and of constants."""
+    """Tensors that the new region defines, each once, from constants and the old region's inputs."""
     known, own = set(reads(rewrite.old)), {tensor for operator in rewrite.old for tensor in operator.outputs}
     made, defined = {tensor for operator in rewrite.new for tensor in operator.outputs}, set[Tensor]()
     for operator in rewrite.new:
@@ -60,16 +60,16 @@ def _defined(rewrite: Rewrite) -> set[Tensor]:
 
 
 def check_shapes(rewrite: Rewrite) -> None:
-    """Whether the recorded shapes of new operators, and of those that they call, are what their inputs give.
+    """Check that the recorded shapes of new operators, and of those that they call, equal the inferred ones.
 
-    A copy of an old operator (on tensors of the same types) is as right as that one.
+    Copies of old operators (on tensors of the same types) are not checked.
 
     Raises:
-        RefusedError: an inferred shape is not the recorded one.
+        RefusedError: an inferred shape differs from the recorded one.
     """
 
     def typed(operator: Operator) -> Hashable:
-        """The operator with the types of what it reads and defines; constants differ by their bytes."""
+        """The operator's code and options, and the types, shapes and buffers of its tensors."""
         tensors = [
             tensor and (tensor.dtype, recorded_shape(tensor), id(tensor.buffer))
             for tensor in (*operator.inputs, *operator.outputs)
@@ -83,9 +83,9 @@ def check_shapes(rewrite: Rewrite) -> None:
 
 
 def check_versions(rewrite: Rewrite) -> None:
-    """Whether the versions of new operators are high enough for their types.
+    """Check that the versions of new operators are high enough for their types.
 
-    The runtime does not look at them, other readers do. Copies of operators that were there keep what the file says.
+    The runtime ignores versions, but other readers do not. Copies of old operators keep the file's versions.
 
     Raises:
         RefusedError: a version is too low.
@@ -99,12 +99,12 @@ def check_versions(rewrite: Rewrite) -> None:
 
 
 def check_parameters(rewrite: Rewrite) -> None:
-    """Whether new operators give quantized tensors only parameters that the old region has.
+    """Check that the quantized results of new operators have only parameters that the old region has.
 
-    A scale that is off by one unit in the last place changes one code in millions, which no run may show.
+    A scale that is off by one unit in the last place changes one code in millions, which a run may not show.
 
     Raises:
-        RefusedError: a tensor has parameters of its own.
+        RefusedError: a tensor has new parameters.
     """
 
     def parameters(tensor: Tensor | None) -> Hashable:

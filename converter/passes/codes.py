@@ -1,4 +1,4 @@
-"""The integers of a quantized tensor and the real numbers that they stand for."""
+"""Conversion between the integers of a quantized tensor and real numbers."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ from edge_opt.ir import Tensor
 
 
 def code_limits(tensor: Tensor) -> tuple[int, int]:
-    """The least and the largest integer that a tensor holds."""
+    """The least and the largest integer that a tensor can hold."""
     assert tensor.dtype.numpy is not None
     limits = np.iinfo(tensor.dtype.numpy.name)
     return int(limits.min), int(limits.max)
 
 
 def real_range(tensor: Tensor) -> tuple[float, float]:
-    """The least and the largest real number that a tensor holds."""
+    """The least and the largest real number that a tensor can hold."""
     assert tensor.quantization is not None
     least, most = map(tensor.quantization.real, code_limits(tensor))
     return least, most

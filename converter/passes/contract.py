@@ -1,4 +1,4 @@
-"""What a pass is, the places where it applies, and what is reported of each."""
+"""The interface of passes: their sites, and the report on each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edge_opt.targets import Target
 
 
 class Status(StrEnum):
-    """What became of a site."""
+    """The outcome of a site."""
 
     CONVERTED = "converted"
     SKIPPED = "skipped"
@@ -26,7 +26,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What was run on one kernel set: the region as it is, or with its lengths `divided` by so much."""
+    """A run on one kernel set: of the whole region, or with its lengths `divided` by this factor."""
 
     kernels: str
     divided: int = 1
@@ -34,11 +34,11 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Proof(Record):
-    """What running both versions of a region showed; `None` where a figure does not apply.
+    """The result of running both versions of a region; `None` if a figure does not apply.
 
-    `note`: where the demand was met in another way than stated. `like`: the region of the same structure that was run
-    instead of this one. `ran`: on which kernels, and how much; `extremes`: also on extreme inputs. `open`: nothing was
-    shown either way, for lack of time or of inputs that distinguish right from wrong; `reason` says what is missing.
+    `note`: how the demand was met, if not as stated. `like`: the region of the same structure that was run instead of
+    this one. `ran`: the kernels, and how much was run; `extremes`: extreme inputs were run, too. `open`: inconclusive,
+    for lack of time or of inputs that distinguish right from wrong; `reason` says what is missing.
     """
 
     demand: Demand
@@ -65,20 +65,20 @@ class Prover(Protocol):
     """Runs both versions of a region."""
 
     def prove(self, rewrite: Rewrite, demand: Demand) -> Proof:
-        """Whether the new region does what the old one did, to the demand."""
+        """Verify that the new region matches the old one, to the demand."""
 
 
 @dataclass(slots=True)
 class Site(Record):
-    """A place where a pass could apply, and what became of it.
+    """A place where a pass could apply, and the outcome.
 
-    A pass says where: the operator, and what is known of it beforehand. `build` makes the rewrite aside, or raises
-    RefusedError where it cannot. Without `build` the place is skipped for a `reason`; `settled` where there is nothing
-    to do, `is_bug` where the reason is a mistake of edge-opt, which should be reported.
+    The pass gives the operator and facts known beforehand. `build` makes the rewrite without changing the graph, or
+    raises RefusedError if it cannot. Without `build` the place is skipped for a `reason`; `settled`: there is nothing
+    to do; `is_bug`: the reason is a bug in edge-opt, which should be reported.
 
     `run_pass` fills in the rest. `index` counts the sites of a pass in a signature, `operator` names the operator's
-    first result. `note`: what a user should know of a converted site. `replaced`: the operators that the rewrite took
-    out; `added` counts those that it put in.
+    first result. `note`: what a user should know about a converted site. `replaced`: the operators that the rewrite
+    removed; `added`: the number that it added.
     """
 
     anchor: Operator | None = field(repr=False)
@@ -108,11 +108,11 @@ class Site(Record):
 
 @dataclass(slots=True)
 class Context:
-    """What a pass works on: one entry point of a model, for a target.
+    """A pass's input: one entry point of a model, and a target.
 
-    `positions`: how many the caches of the model, or of its bundle, have room for; None where it is unknown.
-    `exported`: the entry points as they were before they were quantized, where the caller has them. `ledger`: what the
-    subgraph computes, once a pass found something to rewrite.
+    `positions`: the number that the caches of the model, or of its bundle, hold; None if unknown. `exported`: the entry
+    points before quantization, if the caller has them. `ledger`: what the subgraph computes, once a pass has found
+    something to rewrite.
     """
 
     model: Model
@@ -127,7 +127,7 @@ class Context:
     ledger: Ledger | None = None
 
     def left_open(self, operators: Iterable[Operator]) -> str:
-        """Why operators whose tensors have open lengths stay, and what closes these; empty where there are none."""
+        """Why operators with open lengths are skipped, and the options that close them; empty if there are none."""
         tensors = (tensor for operator in operators for tensor in (*operator.inputs, *operator.outputs))
         if not any(tensor is not None and tensor.is_dynamic for tensor in tensors):
             return ""
@@ -138,7 +138,7 @@ class Context:
 
     @property
     def frozen(self) -> str:
-        """Why nothing in this model may be rewritten; empty where it may."""
+        """Why this model must not be rewritten; empty if it may be."""
         if all(entry.name != CONTROL_EDGES for entry in self.model.metadata):
             return ""
         return f"the model orders operators by index (metadata {CONTROL_EDGES}), which a rewrite breaks"
@@ -154,22 +154,22 @@ def shape_options(inputs: Mapping[str, Tensor]) -> list[str]:
 
 
 class Pass(ABC):
-    """A rewrite that applies at sites, each on its own: matched, built aside, checked, proved, committed or dropped."""
+    """A rewrite that applies at independent sites: each is matched, built, checked, verified, and kept or dropped."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
     demand: ClassVar[Demand] = Demand()
-    """What its rewrites are held to where they demand nothing else."""
+    """The demand on its rewrites, unless they have their own."""
     repairs: ClassVar[bool] = False
-    """It makes answers better, so that its rewrites stay where they gain no time."""
+    """True if it improves answers: its rewrites are kept even if they gain no time."""
     repeats: ClassVar[bool] = False
-    """Its rewrites may bring further sites, which are then looked for again."""
+    """True if its rewrites may create further sites, which are then searched for again."""
 
     @abstractmethod
     def sites(self, context: Context) -> Iterable[Site]:
         """Every place where the pass could apply, in execution order."""
 
     def mend(self, model: Model) -> Iterable[Site]:
-        """Changes of a model that no region holds, made before its signatures are rewritten; most passes make none."""
+        """Change the model outside of regions, before its signatures are rewritten; most passes change nothing."""
         del model
         return ()

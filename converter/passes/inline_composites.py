@@ -1,4 +1,4 @@
-"""A composite -> the operators of its body, so that what is in it can be rewritten (or read by a compiler)."""
+"""A composite -> the operators of its body, so that they can be rewritten (or read by a compiler)."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -14,11 +14,10 @@ from edge_opt.schema.reader import MAX_OBJECTS
 
 
 class InlineComposites(Pass):
-    """A composite stands for its decomposition, but a runtime may compute it in a way of its own.
+    """A composite stands for its decomposition, but a runtime may have its own kernel for it.
 
-    So both are run: the body must give what the composite gives, to 1e-6. Only composites that multiply
-    activations are opened, as attention does, unless the target asks for all. What a body
-    holds moves as it is; composites among it are opened in their turn.
+    So both are run, and must agree to 1e-6. Only composites that multiply activations, as attention does, are opened,
+    unless the target asks for all. A body's operators are not changed; composites among them are opened in turn.
     """
 
     name = "inline_composites"
@@ -27,7 +26,7 @@ class InlineComposites(Pass):
     repeats = True
 
     def sites(self, context: Context) -> Iterable[Site]:
-        """One for each composite that is to be opened."""
+        """One site for each composite to open."""
         sizes: dict[int, int] = {}
         total = 0
         for operator in context.subgraph.operators:
@@ -38,13 +37,13 @@ class InlineComposites(Pass):
                 continue
             total += _opened(context.model, body, sizes)
             if total > MAX_OBJECTS:
-                yield Site(operator, reason=f"opened, the composites up to here are {total:,} operators")
+                yield Site(operator, reason=f"opening the composites up to here gives {total:,} operators")
             else:
                 yield Site(operator, partial(_build, context, operator))
 
 
 def _opened(model: Model, body: Subgraph, sizes: dict[int, int]) -> int:
-    """How many operators a body has once all that is in it is opened; bodies within bodies may double it each time."""
+    """The number of operators in a body once all composites in it are opened; each nesting level may double it."""
     if id(body) not in sizes:
         inner = (body_of(model, operator) for operator in body.operators if operator.name == COMPOSITE)
         sizes[id(body)] = len(body) + sum(_opened(model, called, sizes) for called in inner)

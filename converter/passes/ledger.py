@@ -1,8 +1,8 @@
-"""What a graph computes, step by step, as it was found and as verified rewrites changed it. Runs nothing.
+"""A record of what a graph computes, step by step: originally, and after verified rewrites. Runs nothing.
 
-A proof runs both regions as they then are. It does not see what building the new one changed in passing, e.g. options
-that old and new operators share, nor what is merged or removed afterwards. So in the end every step of the graph must
-be one that was found or verified.
+A proof runs both regions as they are at that time. It misses side effects of building the new one, e.g. on options that
+old and new operators share, and later merges and removals. So in the end every step of the graph must be original or
+verified.
 """
 
 from collections.abc import Hashable, Iterable
@@ -16,23 +16,23 @@ from edge_opt.passes.rewrite import Rewrite
 
 _SMALL = 1 << 12
 _Value: TypeAlias = Hashable
-"""Tensors of equal values hold equal bits, whatever is put in."""
+"""Tensors of equal values hold equal bits for any inputs."""
 
 
 class UnverifiedChangeError(EdgeOptError):
-    """The graph is not what was found and verified; the model in memory is worth nothing any more."""
+    """The graph has unverified changes; the model in memory must not be used."""
 
     exit_code = 1
 
     @classmethod
     def of(cls, text: str) -> "UnverifiedChangeError":
         """The error with its remedy."""
-        remedy = "nothing was written, please report this mistake of edge-opt"
+        remedy = "nothing was written, please report this bug in edge-opt"
         return cls(f"the graph was changed outside the verified rewrites: {text}; {remedy}")
 
 
 class Ledger:
-    """The steps of one subgraph: what an operator does, the values that it reads, and those that it gives."""
+    """The steps of one subgraph: each operator, with the values that it reads and writes."""
 
     def __init__(self, model: Model, subgraph: Subgraph) -> None:
         self._model, self._subgraph = model, subgraph
@@ -45,10 +45,10 @@ class Ledger:
         self._enter(subgraph.operators)
 
     def allow(self, rewrite: Rewrite) -> None:
-        """A verified rewrite that becomes part of the graph: its results keep the values that they had.
+        """Accept a verified rewrite: its results keep their values.
 
         Raises:
-            UnverifiedChangeError: what it replaces is not what it was.
+            UnverifiedChangeError: an operator that it replaces has changed.
         """
         for operator in rewrite.old:
             self._compare(operator)
@@ -56,9 +56,9 @@ class Ledger:
         self._enter(rewrite.added())
 
     def merge(self, added: Iterable[Operator]) -> None:
-        """Of the `added` operators, readers of those that do the same with equal values read the first one's results.
+        """Merge `added` operators that do the same with equal values: readers get the first one's results.
 
-        What reads state, draws random numbers or calls a subgraph is equal to nothing.
+        Operators that read state, draw random numbers or call a subgraph are never merged.
         """
         chosen, first = set(added), dict[_Value, Operator]()
         for operator in self._subgraph.operators if chosen else ():
@@ -69,15 +69,15 @@ class Ledger:
             if known is not operator:
                 for old, new in zip(operator.outputs, known.outputs, strict=True):
                     self._subgraph.replace_uses(old, new)
-                    # Two verified rewrites may give by one step what had two values.
+                    # Two verified rewrites may compute two values by the same step.
                     self._steps.update(map(self._step, new.consumers))
                 self._subgraph.remove(operator)
 
     def check(self) -> None:
-        """Compare the graph with what was found and allowed.
+        """Check that the graph has only original and allowed steps.
 
         Raises:
-            UnverifiedChangeError: something else is different.
+            UnverifiedChangeError: it has any other change.
         """
         if self._interface != self._names():
             raise UnverifiedChangeError.of("inputs, outputs or signatures differ")
@@ -99,7 +99,7 @@ class Ledger:
                 )
 
     def _enter(self, operators: Iterable[Operator]) -> None:
-        """Take up steps. A tensor that has a value already keeps it: the step was verified to give that one."""
+        """Record steps. A tensor that has a value already keeps it: the step was verified to give that value."""
         for operator in operators:
             read = hash(self._read(operator))
             for place, tensor in enumerate(operator.outputs):
@@ -118,7 +118,7 @@ class Ledger:
         return self._read(operator), tuple(map(self._values.get, operator.outputs))
 
     def _read(self, operator: Operator) -> _Value:
-        """What an operator does, the types of its results among it, and the types and values of what it reads."""
+        """An operator's code, options and result types, and the types and values of its inputs."""
         options, own, called = operator.options, custom_options(operator), subgraph_indices(operator.options)
         if called:
             options = renumbered(options, dict.fromkeys(called, 0))
@@ -135,7 +135,7 @@ class Ledger:
         )
 
     def _names(self) -> _Value:
-        """What callers know the graph by."""
+        """The graph's interface to callers."""
         signatures = (
             (s.key, s.subgraph, tuple(s.inputs.items()), tuple(s.outputs.items()))
             for s in self._model.signatures
@@ -149,15 +149,15 @@ def _named(operator: Operator) -> str:
 
 
 def _type_of(tensor: Tensor) -> _Value:
-    """What decides which numbers a tensor's bytes stand for."""
+    """Everything that determines which numbers a tensor's bytes represent."""
     quantization = tensor.quantization
-    # The scales of weights may be many; those arrays are the file's own and cannot be written to.
+    # Weights may have many scales; those arrays are read-only parts of the file.
     numbers = id(quantization) if quantization is None or quantization.is_per_axis else quantization.key()
     return tensor.dtype, tensor.shape, tensor.shape_signature, tensor.is_variable, numbers
 
 
 def _constant(tensor: Tensor) -> _Value:
-    """A constant by its bytes where they are few, else by where they lie; a variable is itself."""
+    """A constant's bytes if they are few, else their place; for a variable, its identity."""
     data = None if tensor.buffer is None else tensor.buffer.data
     if data is None or tensor.is_variable:
         return id(tensor)

@@ -23,7 +23,7 @@ class MaskBeforeJoin(Pass):
     summary = "adds the mask to the logits of the cache and of the new keys before they are joined"
 
     def sites(self, context: Context) -> Iterable[Site]:
-        """One for each such mask, if the target asks for it."""
+        """One site for each such mask, if the target asks for it."""
         if not context.target.mask_before_join:
             return
         for addition in context.subgraph.operators:
@@ -45,13 +45,13 @@ def _join_above(context: Context, addition: Operator) -> Operator | None:
         parts = [part for part in join.inputs if part is not None]
         products = all(part.producer and part.producer.name == "BATCH_MATMUL" for part in parts)
         same_numbers = all(_numbers(part) == _numbers(joined) for part in parts)
-        # Clipped logits are to be clipped before the mask is added; one scale a column would have to be cut, too.
+        # Logits must be clipped before the mask is added; per-column scales would have to be cut, too.
         plain = not join.option("fused_activation_function") and not any(
             tensor.quantization and tensor.quantization.is_per_axis for tensor in (mask, *addition.outputs)
         )
         whole = (1,) * (len(joined.shape) - len(mask.shape)) + mask.shape == joined.shape
         if at_columns and alone and products and same_numbers and plain and whole:
-            # It pays where the cache holds more keys than are new; elsewhere a prefill takes longer: docs/npu-forms.md.
+            # Faster only if the cache has more keys than are new, else a prefill takes longer: docs/research/forms.md.
             *shorter, longest = sorted(part.shape[-1] for part in parts)
             return join if longest > sum(shorter) else None
     return None

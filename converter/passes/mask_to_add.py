@@ -1,4 +1,4 @@
-"""A softmax masked by SELECT -> by ADD: the mask becomes a tensor that is added, made once and shared by all heads."""
+"""A softmax masked by SELECT -> by ADD, with one additive mask that all heads share."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ UNDERFLOW = 104.0
 """exp(-104) = 6.8e-46 rounds to 0 in float32, whose smallest denormal is 1.4e-45."""
 
 LOWEST_ROW_MAXIMUM = -1024.0
-"""Logits of trained models stay far above it; a row whose largest logit were lower would not be masked exactly."""
+"""Logits of trained models stay far above it; a row whose largest logit is lower is not masked exactly."""
 
 _HIDDEN = LOWEST_ROW_MAXIMUM - UNDERFLOW
 
 ABSORBING = -(2.0**100)
-"""Float32 numbers up to 3.7e22 vanish in the sum with it: `x + ABSORBING == ABSORBING`, as SELECT would have it."""
+"""Float32 numbers up to 3.7e22 vanish in the sum with it: `x + ABSORBING == ABSORBING`, like SELECT."""
 
 _SMALL_CONSTANT = 1 << 20
 _MASKING = MOVEMENT | {"ADD", "SUB", "MUL", "SELECT", "SELECT_V2", "BROADCAST_TO", "CONCATENATION"}
@@ -40,25 +40,25 @@ class MaskToAdd(Pass):
     """`softmax(select(m, x, k)) = softmax(x + c*(1-m))`, bit for bit where `x + c == c` for every logit.
 
     In a row with an open entry, a masked one has probability 0 with `k` and with `c`: `exp` underflows below -104. With
-    `k` that takes an open entry above `k + 104`: where the type holds lower logits, the site's note has that bound.
+    `k` that needs an open entry above `k + 104`: if the type holds lower logits, the site's note gives that bound.
     In a row that is masked everywhere all entries are `c`, and softmax gives the uniform distribution, as with `k`.
 
     Such a row changes in two cases, which are measured and reported. With an infinite `k` it was NaN, and becomes
-    uniform: `-inf * 0` is NaN, and reference kernels clip a sum to finite numbers. And where a target wants a constant
+    uniform: `-inf * 0` is NaN, and reference kernels clip a sum to finite numbers. And if a target needs a constant
     that float16 holds, logits do not vanish in the sum, and the row gets the unmasked distribution.
 
     Quantized logits get a mask whose masked entries lie below zero by the whole range of the logits, so that the sum is
     always clipped to the lowest code. Adding 0 keeps every code, because the mask's step is twice the logits' step.
 
-    Logits must be open: where another mask (a constant, or a float input that is added) may have closed some of them
-    already, the SELECT stays, because rows that both close together would change, and no run of this region shows that.
+    If another mask (a constant, or a float input that is added) may already hide some of the logits, the SELECT is
+    skipped: rows that only both masks together hide would change, and no run of this region shows that.
     """
 
     name = "mask_to_add"
     summary = "turns attention masks by SELECT into one additive mask that all heads share"
 
     def sites(self, context: Context) -> Iterable[Site]:
-        """One for each SELECT whose result is normalized by a SOFTMAX."""
+        """One site for each SELECT whose result is normalized by a SOFTMAX."""
         for softmax in context.subgraph.operators:
             if softmax.name != "SOFTMAX":
                 continue
@@ -71,8 +71,7 @@ class MaskToAdd(Pass):
 class MaskedSoftmax:
     """A SELECT in front of a SOFTMAX: `logits` where open, `constant` where masked.
 
-    `masked_when` is the value of `condition` at which an entry is masked; `path` are the rearrangements between the
-    two.
+    `masked_when`: the value of `condition` that masks an entry; `path`: the rearrangements between the two operators.
     """
 
     select: Operator
@@ -85,7 +84,7 @@ class MaskedSoftmax:
 
 
 def _build(context: Context, select: Operator, softmax: Operator, path: list[Operator]) -> Rewrite:
-    """Raises RefusedError where the SELECT cannot be an ADD."""
+    """Raise RefusedError if the SELECT cannot become an ADD."""
     for tensor in (operator.outputs[0] for operator in (select, *path)):
         if len(tensor.consumers) > 1 or context.subgraph.is_output(tensor):
             raise RefusedError("another operator reads the masked logits too", select, select.outputs[0])
@@ -118,7 +117,7 @@ def _build(context: Context, select: Operator, softmax: Operator, path: list[Ope
 
 
 def _uniform(tensor: Tensor, result: Tensor) -> float | None:
-    """The value of all elements of a constant, as the result's parameters say, for SELECT copies stored numbers."""
+    """The value of a uniform constant by the result's parameters, because SELECT copies stored numbers; else None."""
     values = tensor.array().ravel() if tensor.has_numbers and tensor.elements else None
     if values is None or not (values == values[0]).all():
         return None
@@ -127,7 +126,7 @@ def _uniform(tensor: Tensor, result: Tensor) -> float | None:
 
 
 def _other_mask(logits: Tensor) -> Tensor | None:
-    """What may have closed some of the logits already: a low constant, or a float input that is added."""
+    """A tensor that may already mask some of the logits: a low constant, or a float input that is added."""
 
     def above(node: tuple[Tensor, bool]) -> Iterator[tuple[Tensor, bool]]:
         maker, added = node[0].producer, node[1]
@@ -144,11 +143,11 @@ def _other_mask(logits: Tensor) -> Tensor | None:
 
 
 def _in_floats(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite:
-    """The mask is CAST(masked) * number: the number is added where masked, 0 where open."""
+    """Add the mask CAST(masked) * number: the number for masked entries, 0 for open ones."""
     lowest = context.target.mask_constant
     added = ABSORBING if lowest is None or lowest <= ABSORBING else max(site.constant, lowest)
     if added > _HIDDEN:
-        text = f"target '{context.target.name}' wants a mask constant too close to the logits for an ADD to hide them"
+        text = f"the mask constant of target '{context.target.name}' is too close to the logits for an ADD to hide them"
         raise RefusedError(text, site.select, None, f"at most {_HIDDEN:g}", f"{added:g}")
     source, chain, flag, (masked, opened) = _flag(make, site)
     name = site.condition.name
@@ -162,7 +161,7 @@ def _in_floats(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite
         mask = make.reshape_to(mask, reshaped)
     old = (*chain, site.select, *site.path, site.softmax)
     kept = still_needed(context.subgraph, old, site.softmax)
-    # Rows that are masked everywhere stay as they are where every logit vanishes in what is added.
+    # Rows that are masked everywhere do not change if every logit vanishes in the sum.
     exact = added == ABSORBING and site.constant != -np.inf
     return Rewrite(
         context.model,
@@ -176,7 +175,7 @@ def _in_floats(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite
 
 
 def _notes(constant: float, added: float) -> Iterator[str]:
-    """On what it depends that probabilities stay what they were."""
+    """The conditions under which probabilities do not change."""
     if added != ABSORBING or constant == -np.inf:
         yield f"rows that are masked everywhere change{' from NaN to numbers' if constant == -np.inf else ''}"
     if added != constant:
@@ -192,16 +191,16 @@ def _notes(constant: float, added: float) -> Iterator[str]:
 
 
 def _equal_above(constant: float) -> str:
-    """The condition where SELECT lifts masked entries above logits that lie below its constant."""
+    """The condition for results to be equal, if some logits may be below SELECT's constant."""
     return f"equal where the largest open logit of a row is above {constant + UNDERFLOW:g}"
 
 
 def _in_codes(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite:
-    """The mask is one SELECT_V2 between 0 and a number as far below it as the lowest code is below the highest."""
+    """Make the mask with one SELECT_V2 between 0 and a number below it by the whole range of the logits."""
     like = site.select.outputs[0]
     assert like.quantization is not None
     step, (least, _) = float(like.quantization.scale[0]), code_limits(like)
-    # Masked: 2 * -least steps of the logits, one more than there are between two codes.
+    # Masked: 2 * -least steps of the logits, one more than between the lowest and the highest code.
     parameters = Quantization.affine(2 * step, 0)
     mask = make.tensor(name_below(site.condition.name, "additive"), site.condition.shape, like, parameters)
     codes = (least, 0) if site.masked_when else (0, least)
@@ -220,13 +219,13 @@ def _in_codes(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite:
 
 
 def _softmax_of(make: Assembly, site: MaskedSoftmax, mask: Tensor) -> list[Operator]:
-    """All operators: those of the mask, the sum, what lay between SELECT and SOFTMAX, the SOFTMAX."""
+    """All new operators: the mask's, the ADD, copies of those between SELECT and SOFTMAX, the SOFTMAX."""
 
     def masked(like: Tensor) -> Tensor:
         return make.tensor(name_below(like.name, "masked"), like.shape, like)
 
     result = site.select.outputs[0]
-    # Scales that are powers of two had a kernel of their own up to version 2 of ADD.
+    # Up to version 2, ADD had a separate kernel for scales that are powers of two.
     options = {"pot_scale_int16": False} if result.dtype is DType.INT16 else {}
     tensor = make.emit("ADD", [site.logits, mask], masked(result), **options)
     for operator in site.path:
@@ -235,10 +234,10 @@ def _softmax_of(make: Assembly, site: MaskedSoftmax, mask: Tensor) -> list[Opera
 
 
 def _flag(make: Assembly, site: MaskedSoftmax) -> tuple[Tensor, list[Operator], Tensor, tuple[float, float]]:
-    """What the mask is made of, the operators between it and the condition, a boolean that is true where masked.
+    """The mask's source, the operators from it to the condition, and a boolean that is true for masked entries.
 
-    And the numbers that the source holds where masked, and where open. RESHAPEs around one comparison with a number, or
-    around one NOT, are followed up; else nothing is. So the mask has as few axes as its source.
+    Also the source's numbers for masked and for open entries. Only RESHAPEs around one comparison with a number, or
+    around one NOT, are followed up, so that the mask has as few axes as its source.
     """
     source, chain, is_negated = site.condition, list[Operator](), not site.masked_when
     compared, below = moved_from(site.condition, ("RESHAPE",))
@@ -252,7 +251,7 @@ def _flag(make: Assembly, site: MaskedSoftmax) -> tuple[Tensor, list[Operator], 
     flag = Tensor(name_below(site.condition.name, "masked"), source.shape, DType.BOOL)
     if maker is not None and compares:
         (number,), kind = numbers, maker.name if site.masked_when else _OPPOSITE[maker.name]
-        # With more axes than the source, the number compared with would add axes to the mask.
+        # If it had more axes than the source, the number compared with would add axes to the mask.
         array = number.array().reshape(())
         scalar = make.constants.make("mask/compared", array, number.dtype, number.quantization)
         make.emit(kind, [scalar if tensor is number else source for tensor in maker.inputs], flag)

@@ -15,18 +15,18 @@ from edge_opt.passes.rewrite import Demand, Rewrite
 class MatMulConvert(Pass):
     """Rounding once instead of twice: `q2(q1(A B)) ~ q2(A B)`, at most one step of the larger of the two scales apart.
 
-    Of int16 it is one more, because its kernels multiply by numbers of 15 bits.
+    For int16 it is one more, because its kernels multiply by 15-bit numbers.
 
-    Legal where the output type equals both operand types (int16 with zero point 0): the interpreter accepts int16
+    Legal if the output type equals both operand types (int16 with zero point 0): the interpreter accepts int16
     operands with int8 output and the reverse, and computes garbage.
     """
 
     name = "matmul_convert"
-    summary = "lets a BATCH_MATMUL write the quantization of the QUANTIZE behind it"
+    summary = "lets a BATCH_MATMUL write the quantization of the QUANTIZE after it"
     demand = Demand("steps", 1)
 
     def sites(self, context: Context) -> Iterable[Site]:
-        """One for each QUANTIZE of integers behind a BATCH_MATMUL."""
+        """One site for each QUANTIZE of integers after a BATCH_MATMUL."""
         for operator in context.subgraph.operators:
             if operator.name == "QUANTIZE" and operator.input(0).is_quantized:
                 product = operator.input(0).producer
@@ -35,7 +35,7 @@ class MatMulConvert(Pass):
 
 
 def _build(context: Context, product: Operator, convert: Operator) -> Rewrite:
-    """Raises RefusedError where the product may not write the result."""
+    """Raise RefusedError if the product may not write the result."""
     between, result = product.outputs[0], convert.outputs[0]
     if len(between.consumers) > 1 or context.subgraph.is_output(between):
         raise RefusedError(
@@ -51,7 +51,7 @@ def _build(context: Context, product: Operator, convert: Operator) -> Rewrite:
     fused = Operator(code, product.inputs, convert.outputs, product.options, product.table)
     # Scales are float32: a ratio of 3 may come out as 2.9999998.
     steps = max(1, math.floor(before / after * (1 + 1e-6))) + (result.dtype is DType.INT16)
-    # Where the product was clipped, in codes of the result, which could have held more.
+    # The codes of the result at which the product was clipped, if the result can hold more.
     low, high = real_range(between)
     first, last = nearest_codes((low, high), result).tolist()
     is_clipped = (first, last) != code_limits(result)
@@ -65,7 +65,7 @@ def _build(context: Context, product: Operator, convert: Operator) -> Rewrite:
 
 
 def _one_scale(operator: Operator) -> float:
-    """The only scale of a result; raises RefusedError where it has none, or a zero point that int16 may not have."""
+    """The only scale of a result; RefusedError if it does not have exactly one, or int16 has a zero point."""
     tensor = operator.outputs[0]
     parameters = tensor.quantization
     if parameters is None or len(parameters.scale) != 1 or not parameters.scale[0]:

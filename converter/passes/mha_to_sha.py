@@ -1,4 +1,4 @@
-"""Multi-head attention -> one single-head attention per head, or per tile of query rows; reports of the rest."""
+"""Multi-head attention -> one single-head attention per head, or per tile of query rows; reports of what is skipped."""
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ class MhaToSha(Pass):
     """`softmax` is per row and `BATCH_MATMUL` per batch and row, so heads never mix before the output projection.
 
     `[B,K,G*T,S]` becomes N x `[B,1,T,S]`, with N = K*G. Exact: the same products are summed in the same order. Query
-    rows never mix either: where the target asks for it, each head, or the only one, is cut into blocks of rows,
+    rows never mix either: if the target asks for it, each head (or the only one) is cut into blocks of rows,
     `[.., T, S]` -> T/R x `[.., R, S]`, joined at the value product. The mask is cut once for all heads and layers.
     """
 
@@ -30,7 +30,7 @@ class MhaToSha(Pass):
     summary = "splits multi-head attention into one single-head attention per head, or per block of its rows"
 
     def sites(self, context: Context) -> Iterable[Site]:
-        """One for each SOFTMAX."""
+        """One site for each SOFTMAX."""
         for match in find_blocks(context.subgraph):
             if isinstance(match, NotABlock):
                 yield Site(match.softmax, None, str(match.reason), settled=not match.is_attention)
@@ -44,7 +44,7 @@ class MhaToSha(Pass):
 
 
 def _site(context: Context, block: Block) -> Site:
-    """Heads and rows are cut in the same go: a tile's heads are then joined to finished rows."""
+    """Heads and rows are cut in one rewrite, so that a tile's heads are joined to finished rows."""
     target, heads, kv_heads = context.target.for_attention(block), block.heads, block.kv_heads
     note = ""
     try:
@@ -64,7 +64,7 @@ def _site(context: Context, block: Block) -> Site:
 
 
 def _tiled(target: Target, block: Block) -> Block:
-    """The attention cut into as few equal blocks of rows as the target's wish allows; itself where it stays whole.
+    """Cut attention into as few equal blocks of rows as the target allows; return it unchanged if one is enough.
 
     Raises:
         RefusedError: its rows cannot be cut that way.
@@ -91,9 +91,9 @@ def _build(context: Context, block: Block, form: Form, note: str) -> Rewrite:
 def attention_left(
     model: Model, graph: Subgraph, signature: str, sites: Sequence[Site], *, split: bool
 ) -> Iterator[Site]:
-    """Multi-head attention of an entry point that is in none of its `sites`, as sites that were skipped.
+    """Skipped sites for multi-head attention of an entry point that is in none of its `sites`.
 
-    It is in a graph that another operator calls (a branch of IF, a composite), or heads were not to be `split`.
+    It is in a graph that an operator calls (a branch of IF, a composite), or `split` is False.
     """
     index = sum(site.pass_name == MhaToSha.name for site in sites)
     reported = {site.operator for site in sites if site.pass_name == InlineComposites.name}
@@ -113,9 +113,9 @@ def attention_left(
 def with_callees(
     model: Model, graph: Subgraph, reported: Container[str] = ()
 ) -> Iterator[tuple[Subgraph, str]]:
-    """A graph and all that its operators call, each once, with the reason why attention in it is skipped.
+    """A graph and all graphs that its operators call, each once, with the reason why attention in it is skipped.
 
-    Composites that are sites themselves are reported there.
+    Composites in `reported` have their own sites and are left out.
     """
     reasons = {graph: f"pass {MhaToSha.name} was skipped"}
 

@@ -18,9 +18,9 @@ from edge_opt.passes.rewrite import Demand, Reference, Rewrite
 _MOST_POSITIONS = 1 << 17
 
 _MOST_CUT = 2.0**-8
-"""Of a cosine, where the range of the result ends below 1; more is left to be reverted."""
+"""Tolerated clipping of a cosine, if the result's range ends below 1; more is reverted."""
 _ROUNDING = 2.0**-21
-"""Of cosines in float32, as kernels compute them: four units in the last place of 1."""
+"""Error of float32 cosines in the kernels: four units in the last place of 1."""
 
 
 class PositionTable(Pass):
@@ -28,10 +28,10 @@ class PositionTable(Pass):
 
     S is the number of positions that the bundle's caches hold, or that the integers distinguish if these are more; f
     are the graph's own frequencies. A quantized graph computes `p * f` in integers whose range ends at the last
-    position of the calibration: all later positions get the cosines of that one. So the old region is not the
-    reference. The new one is held to the old one in float (no QUANTIZE, constants in real numbers), at every position
-    from 0 to S - 1 and at some beyond both ends, to half a step of the result. Given the entry points before they were
-    quantized, f and the region in float are the export's.
+    position of the calibration: all later positions get the cosines of that one. So the reference is not the old region
+    but its float version (no QUANTIZE, constants in real numbers): the new region must match it to half a step of the
+    result, at every position from 0 to S - 1 and at some beyond both ends. If the entry points before quantization are
+    given, f and the float version are the export's.
     """
 
     name = "position_table"
@@ -40,7 +40,7 @@ class PositionTable(Pass):
     demand = Demand("absolute", 2.0**-16)
 
     def sites(self, context: Context) -> Iterable[Site]:
-        """One for each COS or SIN of an integer input with integers that stand for angles on the way."""
+        """One site for each COS or SIN of an integer input whose angles are computed in integers."""
         exported = context.exported.get(context.model.signature_name(context.subgraph))
         exact = {} if exported is None else exact_constants(context.subgraph, exported)
         for rotary in find_rotary(context.subgraph, exact):
@@ -48,7 +48,7 @@ class PositionTable(Pass):
 
 
 def _build(context: Context, rotary: Rotary) -> Rewrite:
-    """Raises RefusedError where a table cannot stand for the operators."""
+    """Raise RefusedError if a table cannot replace the operators."""
     position, result, axis = rotary.position, rotary.result, rotary.axes[rotary.result]
     parameters = None if result.dtype.is_float else result.quantization
     if result.dtype is not DType.FLOAT32 and (parameters is None or len(parameters.scale) != 1):
@@ -56,7 +56,7 @@ def _build(context: Context, rotary: Rotary) -> Rewrite:
     count, note = _counted(context, rotary)
     values, tolerance = rotary.values(count), _ROUNDING
     if parameters is not None:
-        # Half a step, and by how little cosines leave the range, which calibration measured at few positions.
+        # Half a step, plus the excess of cosines over the range, which calibration measured at few positions.
         lowest, highest = real_range(result)
         beyond = max(0.0, float(values.max()) - highest, lowest - float(values.min()))
         tolerance += float(parameters.scale[0]) / 2 + (beyond if beyond <= _MOST_CUT else 0.0)
@@ -92,10 +92,10 @@ def _build(context: Context, rotary: Rotary) -> Rewrite:
 
 
 def _counted(context: Context, rotary: Rotary) -> tuple[int, str]:
-    """How many positions the table needs, and what a user should know of them.
+    """The number of positions that the table needs, and a note for users.
 
-    Positions that the integers distinguish stay distinct, also beyond the cache: a ring may be shorter than what is
-    counted, and a time step of a diffusion is not a position.
+    Positions that the integers distinguish stay distinct, even beyond the cache: a ring buffer may be shorter than the
+    positions, and a diffusion time step is not a position.
     """
     count = context.positions
     if not count:

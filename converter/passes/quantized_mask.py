@@ -1,4 +1,4 @@
-"""A mask computed in integers from a boolean -> one SELECT_V2 between the only two values that it can have."""
+"""A mask computed in integers from a boolean -> one SELECT_V2 between its only two values."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -18,22 +18,22 @@ _ORDERS = (["CAST", "QUANTIZE", "MUL"], ["CAST", "MUL", "QUANTIZE"])
 class QuantizedMaskToSelect(Pass):
     """`NOT -> CAST -> QUANTIZE -> MUL(c)` or `NOT -> CAST -> MUL(c) -> QUANTIZE`: a boolean has two values.
 
-    Both are computed here as the kernels do, and the proof compares every bit. Fires only with a QUANTIZE in the
-    chain, so it never meets the masks that `mask_to_add` makes.
+    Both are computed here as the kernels do, and the proof compares every bit. The chain must have a QUANTIZE, so masks
+    made by `mask_to_add` never match.
     """
 
     name = "quantized_mask"
     summary = "turns a mask computed in integers into one SELECT between its two values"
 
     def sites(self, context: Context) -> Iterable[Site]:
-        """One for each chain that ends in an integer mask."""
+        """One site for each chain that ends in an integer mask."""
         for operator in context.subgraph.operators:
             if chain := _mask_chain(operator):
                 yield Site(operator, partial(_build, context, chain))
 
 
 def _mask_chain(last: Operator) -> list[Operator]:
-    """The operators that make an integer mask of a boolean and end at this one; empty where there are none."""
+    """The operators from a boolean to the integer mask that this operator makes; empty if it makes none."""
     kinds = [tensor.dtype for tensor in last.outputs if tensor.is_quantized]
     if kinds not in ([DType.INT8], [DType.INT16], [DType.UINT8]):
         return []
@@ -56,7 +56,7 @@ def _carried(operator: Operator) -> Tensor | None:
 
 
 def _build(context: Context, chain: Sequence[Operator]) -> Rewrite:
-    """Raises RefusedError where the chain has a value that no integer stands for."""
+    """Raise RefusedError if the chain has a value that no integer represents."""
     condition, last = _carried(chain[0]), chain[-1]
     assert condition is not None
     when_false, when_true = two_values(context, last.outputs[0], [_evaluated(chain, flag) for flag in (0, 1)])
@@ -66,7 +66,7 @@ def _build(context: Context, chain: Sequence[Operator]) -> Rewrite:
 
 
 def two_values(context: Context, like: Tensor, stored: Iterable[int]) -> list[Tensor]:
-    """Constants that a mask is selected from, by the integers that stand for them."""
+    """Constants to select a mask from, given as stored integers."""
     arrays = [np.asarray(value, like.dtype.numpy) for value in stored]
     return [context.constants.make("mask/value", array, like.dtype, like.quantization) for array in arrays]
 
@@ -83,7 +83,7 @@ def _evaluated(chain: Iterable[Operator], flag: int) -> int:
             if operator.option("fused_activation_function"):
                 raise RefusedError("the mask is clipped by a fused activation", operator)
         if not np.isfinite(real):
-            text = "the mask has a value that no integer stands for"
+            text = "the mask has a value that no integer represents"
             raise RefusedError(text, operator, output, "a finite one", str(real))
         if output.quantization is not None and output.is_quantized and not output.dtype.is_float:
             if output.quantization.is_per_axis or not output.quantization.scale[0]:

@@ -1,4 +1,4 @@
-"""One rewrite of one region: what it replaces and what it demands, and how it becomes part of the graph."""
+"""One rewrite of one region: what it replaces, what it demands, and how it is committed to the graph."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from edge_opt.ir.walk import is_pure, read_outside, reads, replaced
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """How equal the new region must be to the old one, on random inputs and both kernel sets.
+    """How closely the new region must match the old one, on random inputs and both kernel sets.
 
     `bitwise`: the same bits. `relative`: `|a - b| <= tolerance * max|a|` on rows that are not masked everywhere, with
     the maximum of the whole tensor. `steps`: integers at most `tolerance` quantization steps apart. The same holds on
-    every kind of extreme inputs (`edge_opt.runtime.extremes.KINDS`) but the `spared` ones, on which both may rightly
-    differ; `relative` says nothing of any, because a softmax makes a large difference of a small one between large
-    logits. `absolute`: `|a - b| <= tolerance`, where the new region is held to the rewrite's `reference` in float.
+    every kind of extreme inputs (`edge_opt.runtime.extremes.KINDS`) except the `spared` ones, on which both may rightly
+    differ; `relative` excludes all of them, because a softmax amplifies small differences between large logits.
+    `absolute`: `|a - b| <= tolerance`, compared with the rewrite's `reference` in float.
     """
 
     kind: str = "bitwise"
@@ -29,9 +29,9 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class MaskInput:
-    """The region's input that is a mask `[.., T, S]`, and what masked and open entries are in it.
+    """The region's mask input `[.., T, S]`, and its values for masked and open entries.
 
-    `exact`: also rows that are masked everywhere must be what they were.
+    `exact`: rows that are masked everywhere must match, too.
     """
 
     tensor: Tensor
@@ -42,10 +42,10 @@ class MaskInput:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a new region is held to where the old one is wrong itself: `operators` make `result` (float32) of its input.
+    """The reference for a new region if the old one is wrong: `operators` compute `result` (float32) from its input.
 
     The region has one input of integers and one result. The proof runs it on all of 0 to `count` - 1, and on some
-    beyond: there it must give what the reference gives at the nearest of those.
+    beyond, where it must match the reference at the nearest of those.
     """
 
     operators: tuple[Operator, ...]
@@ -55,13 +55,13 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """`old` operators of a subgraph are to be replaced by `new` ones, both in execution order.
+    """The replacement of a subgraph's `old` operators by `new` ones, both in execution order.
 
-    Operators in both lists stay. `demand`: instead of the pass's. `note`: what a user should know of the converted
-    site. `mask`: where rows that are masked everywhere may differ. `clipped`: the old region's result stops at these
-    codes, the new one's does not. `parts`: a result, and where in it the heads or tiles are that the new region makes
-    apart; if two are equal, it proves nothing. `chosen`: new tensors whose quantization parameters the pass chose.
-    `reference` takes the old region's place in the proof.
+    Operators in both lists stay. `demand` overrides the pass's. `note`: what a user should know about the converted
+    site. `mask`: the region's mask input, if any. `clipped`: the old region clips its result to these codes, the new
+    one does not. `parts`: a result, and the places in it of heads or tiles that the new region computes separately; if
+    two are equal, a run proves nothing. `chosen`: new tensors whose quantization parameters the pass chose. `reference`
+    replaces the old region in the proof.
     """
 
     model: Model
@@ -77,11 +77,11 @@ class Rewrite:
     reference: Reference | None = None
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """What the old region reads from outside, without constants; what is read first comes first."""
+        """Tensors that the old region reads from outside, without constants, in the order of reading."""
         return tuple(t for t in reads(self.old) if not t.is_constant)
 
     def outputs(self) -> tuple[Tensor, ...]:
-        """What the old region defines for operators outside or the graph's caller."""
+        """Tensors of the old region that operators outside or the graph's caller read."""
         inside = set(self.old)
         made = (tensor for operator in self.old for tensor in operator.outputs)
         return tuple(tensor for tensor in made if read_outside(self.subgraph, tensor, inside))
@@ -100,17 +100,17 @@ class Rewrite:
         """The order in which the graph runs once the rewrite is part of it.
 
         Raises:
-            RefusedError: there is no such order, or effects would change theirs.
+            RefusedError: there is no such order, or it would reorder side effects.
         """
         return replaced(self.subgraph, self.old, self.new, self.model.subgraphs)
 
     def commit(self) -> list[Operator]:
-        """Make the new region part of the graph; returns the old operators that stay for now.
+        """Commit the new region to the graph; return the old operators that stay for now.
 
-        Those may be dead when the last rewrite that shares them is done.
+        These may be dead once the last rewrite that shares them is done.
 
         Raises:
-            RefusedError: the operators have no order; then the graph is as it was.
+            RefusedError: the operators have no order; the graph is unchanged.
         """
         graph = self.subgraph
         graph.arrange(self.order())
@@ -122,9 +122,9 @@ class Rewrite:
 
 
 def remove_dead(graph: Subgraph, candidates: Iterable[Operator], subgraphs: Sequence[Subgraph] = ()) -> None:
-    """Remove those operators whose results nobody reads any more, and what only they needed.
+    """Remove `candidates` whose results are no longer read, and operators that only they needed.
 
-    What does more than compute its results stays. `subgraphs` are the model's: without them, any call does.
+    Operators with side effects stay. `subgraphs` are the model's; without them, every call counts as a side effect.
     """
     pending = list(candidates)
     while pending:

@@ -1,4 +1,4 @@
-"""Applies a pass at each of its sites, one after the other: checked, verified and committed, or left as it was."""
+"""Apply a pass at each of its sites in turn: check, verify and commit each rewrite, or leave the graph unchanged."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from edge_opt.passes.rewrite import Rewrite, remove_dead
 
 
 def run_pass(chosen: Pass, context: Context) -> list[Site]:
-    """Apply a pass wherever it matches; a site that fails a check leaves the graph as it was.
+    """Apply a pass wherever it matches; a site that fails a check leaves the graph unchanged.
 
     Raises:
-        UnverifiedChangeError: the pass changed the graph outside its rewrites, or merging changed what they give. That
-            is a mistake of ours, not of the model.
+        UnverifiedChangeError: the pass changed the graph outside its rewrites, or merging changed their results. That
+            is a bug in edge-opt, not in the model.
     """
     sites, ledger = deque(_sites(chosen, context)), None
     if any(site.build for site in sites):
@@ -66,7 +66,7 @@ def _applied(chosen: Pass, context: Context, sites: deque[Site], ledger: Ledger 
 
 
 def _sites(chosen: Pass, context: Context) -> Iterator[Site]:
-    """The sites of a pass; where looking for them fails, those until then, and what failed."""
+    """The sites of a pass; if the search fails, those found so far, and one with the error."""
     try:
         yield from chosen.sites(context)
     except Exception as error:
@@ -75,16 +75,16 @@ def _sites(chosen: Pass, context: Context) -> Iterator[Site]:
 
 
 def _verified_rewrite(site: Site, chosen: Pass, context: Context) -> Rewrite | None:
-    """The rewrite of a site, if it passes every check and the proof; else the site has the reason.
+    """The rewrite of a site, if it passes every check and the proof; else None, with the reason in the site.
 
-    An error that nobody foresaw is this site's reason, and the others go on.
+    An unexpected error becomes this site's reason, and the other sites go on.
     """
     assert site.build is not None
     try:
         rewrite = site.build()
         if left_open := context.left_open((*rewrite.old, *rewrite.added())):
             raise RefusedError(left_open)
-        site.status = Status.REVERTED  # unless all that follows holds
+        site.status = Status.REVERTED  # unless all checks below pass
         check_frame(rewrite)
         check_shapes(rewrite)
         check_versions(rewrite)
@@ -94,7 +94,7 @@ def _verified_rewrite(site: Site, chosen: Pass, context: Context) -> Rewrite | N
             if not site.proof.holds:
                 site.status = Status.SKIPPED if site.proof.open else Status.REVERTED
                 raise RefusedError(site.proof.reason)
-        # After the proof, which says by how much results differ where they do.
+        # After the proof, because that says by how much results differ.
         check_parameters(rewrite)
     except RefusedError as refused:
         site.reason = str(refused)
@@ -108,7 +108,7 @@ def _verified_rewrite(site: Site, chosen: Pass, context: Context) -> Rewrite | N
 
 
 def _bug(error: Exception) -> str:
-    """The words for an error that is a mistake of ours; others are raised, and all where a traceback is wanted."""
+    """The message for a bug in edge-opt; other errors are raised, and all if a traceback is wanted."""
     if isinstance(error, EdgeOptError) or os.environ.get(TRACEBACK):
         raise error
     what = " ".join(f"{type(error).__name__}: {error}".split())

@@ -12,16 +12,16 @@ class UnreadCaches(Pass):
     """A prefill has the last layer's caches as inputs, and reads only that layer's new keys and values.
 
     ai-edge-quantizer collects no ranges for an input that no operator reads: it stays FLOAT32, where decode's input of
-    that name is INT16. LiteRT-LM makes one buffer for both, and does not start ("Custom allocation is too small"). The
-    unread input gets type and scale of the other one. No operator reads it, so no result can change; a caller that
-    gives it an array must give one of the new type.
+    that name is INT16. LiteRT-LM makes one buffer for both, and fails to start ("Custom allocation is too small"). The
+    unread input gets the other one's type and scale. No operator reads it, so no result can change; a caller that
+    passes an array for it must pass one of the new type.
     """
 
     name = "unread_caches"
     summary = "gives caches that no operator reads the type that another signature reads them as"
 
     def sites(self, context: Context) -> Iterable[Site]:
-        """One for each such input, in every signature of the model, whichever are to be rewritten."""
+        """None: `mend` changes each such input, in every signature of the model."""
         del context
         return ()
 

@@ -1,6 +1,6 @@
-"""Shapes, inferred from the inputs: rules per operator, never the interpreter's word."""
+"""Shape inference from graph inputs: one rule per operator, without the interpreter."""
 
-from edge_opt.shapes import arranging, numeric  # noqa: F401 - each enters its rules into the table
+from edge_opt.shapes import arranging, numeric  # noqa: F401 - each registers its rules
 from edge_opt.shapes.closing import Folded, close_shapes, folded_regions
 from edge_opt.shapes.dimension import Shape, ShapeError, broadcast, matmul, verify_broadcast
 from edge_opt.shapes.inference import (

@@ -1,4 +1,4 @@
-"""Rules of operators that move, join, cut, repeat or pad axes, and of those that take a part of a tensor."""
+"""Shape rules for operators that move, join, cut, repeat or pad axes, or take a part of a tensor."""
 
 import math
 from collections.abc import Sequence
@@ -9,15 +9,15 @@ from edge_opt.ir.dtypes import DType
 from edge_opt.shapes.dimension import OPEN, may_be_alike, may_be_equal, product, shape_text, total
 from edge_opt.shapes.rules import Call, Results, UnknownError, rule
 
-_MAX_RANK = 8  # of PAD, SQUEEZE and TRANSPOSE
+_MAX_RANK = 8  # for PAD, SQUEEZE and TRANSPOSE
 _MOST_BOUNDS = 31
 
 
 @rule("RESHAPE", "reshape.cc, GetOutputShape and ResolveOutputShape")
 def reshape(call: Call) -> Results:
-    """The result has the shape that input 1 gives, a vector of int32, else the one in the options.
+    """The result has the shape in input 1, an int32 vector, else the one in the options.
 
-    One size may be -1: it takes what is left of the elements. `[0]` in the options stands for a scalar.
+    One size may be -1: it follows from the number of elements. `[0]` in the options means a scalar.
     """
     shape, tensor = call.shape(0), call.op.inputs[1] if call.has(1) else None
     if tensor is not None and tensor.dtype == DType.INT32 and len(call.shape(1)) == 1:
@@ -27,7 +27,7 @@ def reshape(call: Call) -> Results:
         target = [] if listed is None or [*listed] == [0] else [int(size) for size in listed]
     sizes = [OPEN if size is None else size for size in target]
     count, known = product(*shape), product(*(size for size in sizes if size != OPEN))
-    # Of two sizes, unknown or stretched, each depends on the other.
+    # With two sizes unknown or -1, neither can be computed.
     if sizes.count(OPEN) == 1 and count > 0 and known > 0:
         sizes[sizes.index(OPEN)] = count // known
     fits = _may_hold(shape, product(*sizes)) and _may_hold(sizes, count)
@@ -37,14 +37,14 @@ def reshape(call: Call) -> Results:
 
 
 def _may_hold(sizes: Sequence[int], count: int) -> bool:
-    """Whether the known sizes leave room for `count` elements, of which -1 says that nobody knows."""
+    """True if a shape with these known sizes can have `count` elements (-1: unknown)."""
     known = math.prod(size for size in sizes if size >= 0)
     return count < 0 or (count == 0 if known == 0 else count % known == 0)
 
 
 @rule("EXPAND_DIMS", "expand_dims.cc, ExpandTensorDim")
 def expand_dims(call: Call) -> Results:
-    """An axis of size 1 is put in at the position that input 1 gives, counted from the end where negative."""
+    """An axis of size 1 is inserted at the position in input 1; negative positions count from the end."""
     shape = call.shape(0)
     position = call.axis(call.given(1), len(shape) + 1)
     return [(*shape[:position], 1, *shape[position:])]
@@ -52,7 +52,7 @@ def expand_dims(call: Call) -> Results:
 
 @rule("SQUEEZE", "squeeze.cc, Prepare")
 def squeeze(call: Call) -> Results:
-    """The axes in `squeeze_dims`, of size 1 each, are dropped; without any, every axis of size 1 is."""
+    """The axes in `squeeze_dims`, which must have size 1, are removed; if empty, all axes of size 1."""
     shape, listed = call.shape(0, most=_MAX_RANK), call.option("squeeze_dims")
     dropped = {call.axis(int(axis), len(shape)) for axis in (() if listed is None else listed)}
     if not dropped and OPEN in shape:
@@ -73,7 +73,7 @@ def transpose(call: Call) -> Results:
 
 @rule("CONCATENATION", "concatenation.cc, Prepare")
 def concatenation(call: Call) -> Results:
-    """The sizes along `axis` add up; all other axes are equal. Known scalars stack up to a vector."""
+    """The sizes along `axis` add up; all other sizes must be equal. Known scalars become a vector."""
     shapes, axis = call.all_shapes(), call.number("axis")
     if axis == 0 and all(shape == () and call.known(index) is not None for index, shape in enumerate(shapes)):
         return [(len(shapes),)]
@@ -84,7 +84,7 @@ def concatenation(call: Call) -> Results:
 
 @rule("PACK", "pack.cc, Prepare")
 def pack(call: Call) -> Results:
-    """Inputs of one shape become the indices of a new axis."""
+    """Inputs of the same shape are stacked along a new axis."""
     count = call.number("values_count")
     call.expect(count == len(call.inputs), f"{count} inputs, its values_count")
     sizes = call.merged(range(count))
@@ -94,7 +94,7 @@ def pack(call: Call) -> Results:
 
 @rule("UNPACK", "unpack.cc, Prepare")
 def unpack(call: Call) -> Results:
-    """Each index of an axis becomes a result, which lacks that axis."""
+    """Each index along `axis` becomes a result without that axis."""
     count, shape = _output_count(call, "num"), call.shape(0)
     axis = call.axis(call.number("axis"), len(shape))
     call.expect(0 not in shape and may_be_equal(shape[axis], count), f"size {count}, its num, in axis {axis}")
@@ -109,7 +109,7 @@ def _output_count(call: Call, option: str) -> int:
 
 @rule("SPLIT", "split.cc, ResizeOutputTensors")
 def split(call: Call) -> Results:
-    """The axis that input 0 gives, of input 1, is cut into `num_splits` equal parts."""
+    """Input 1 is cut into `num_splits` equal parts along the axis in input 0."""
     count, shape = _output_count(call, "num_splits"), call.shape(1)
     axis = call.axis(call.given(0), len(shape))
     size = shape[axis]
@@ -119,7 +119,7 @@ def split(call: Call) -> Results:
 
 @rule("SPLIT_V", "split_v.cc, ResizeOutputTensors")
 def split_v(call: Call) -> Results:
-    """The axis that input 2 gives is cut into the sizes of input 1; one may be -1, it takes what is left."""
+    """The axis in input 2 is cut into the sizes in input 1; one may be -1 and gets the rest."""
     count, shape = _output_count(call, "num_splits"), call.shape(0)
     axis = call.axis(call.given(2), len(shape))
     size, given = shape[axis], call.elements(1, rank=1)
@@ -143,7 +143,7 @@ def tile(call: Call) -> Results:
 
 @rule("BROADCAST_TO", "broadcast_to.cc, ResizeOutputTensor")
 def broadcast_to(call: Call) -> Results:
-    """The result has the shape that input 1 gives; axes of size 1 of the input stretch to it."""
+    """The result has the shape in input 1; the input's axes of size 1 are stretched to it."""
     shape, target = call.shape(0), call.sizes(1, rank=1)
     lead = len(target) - len(shape)
     pairs = list(zip(shape, target[max(lead, 0) :], strict=lead >= 0))
@@ -154,7 +154,7 @@ def broadcast_to(call: Call) -> Results:
 
 @rule("MIRROR_PAD PAD PADV2", "pad.cc, ResizeOutputTensor; mirror_pad.cc, GetPaddedOutputShape")
 def pad(call: Call) -> Results:
-    """Each axis grows by the two numbers that input 1, `[rank, 2]`, has for it."""
+    """Each axis grows by its two numbers in input 1, `[rank, 2]`."""
     shape = call.shape(0, most=_MAX_RANK)
     call.expect(may_be_alike(call.shape(1), (len(shape), 2)), "two numbers for each axis")
     numbers = call.sizes(1)
@@ -166,7 +166,7 @@ def pad(call: Call) -> Results:
 
 @rule("SLICE", "slice.cc, CalculateOutputShapeVector")
 def slice_(call: Call) -> Results:
-    """The result starts at `begin` (input 1) and has the sizes of input 2; -1 stands for all that is left."""
+    """The result starts at `begin` (input 1) and has the sizes in input 2; -1 means the rest of the axis."""
     shape, begins, sizes = call.shape(0), call.elements(1, rank=1), call.elements(2, rank=1)
     call.expect(len(begins) == len(sizes) == len(shape), "a begin and a size for each axis")
     result = []
@@ -180,10 +180,10 @@ def slice_(call: Call) -> Results:
 
 
 Index: TypeAlias = "slice | int | EllipsisType | None"
-"""What takes a part of one axis in numpy; None adds an axis."""
+"""A numpy index into one axis; None adds an axis."""
 
 _UNKNOWN = slice(None, None, 0)
-"""A part whose bounds are not known."""
+"""A slice with unknown bounds."""
 
 
 @rule("STRIDED_SLICE", "strided_slice.cc, ResizeOutputTensor; strided_slice_logic.h")
@@ -216,12 +216,12 @@ def strided_slice(call: Call) -> Results:
 
 
 def strided_indices(call: Call) -> list[Index]:
-    """The bounds of a STRIDED_SLICE as numpy's indices, as the masks change them; an unknown single index as 0."""
+    """Numpy indices for a STRIDED_SLICE, with its masks applied; 0 for an unknown single index."""
     bounds = [call.elements(index, rank=1) for index in (1, 2, 3)]
     count = len(bounds[0])
     alike = count <= _MOST_BOUNDS and all(len(one) == count for one in bounds)
     call.expect(alike, f"one number of bounds, up to {_MOST_BOUNDS}")
-    if call.number("offset"):  # the end counts from the begin: the runtime takes masks its own way then
+    if call.number("offset"):  # the end is relative to the begin, and the runtime treats masks differently
         raise UnknownError
     kinds = ("ellipsis", "new_axis", "shrink_axis", "begin", "end")
     masks = {kind: call.number(f"{kind}_mask") for kind in kinds}
@@ -234,7 +234,7 @@ def strided_indices(call: Call) -> list[Index]:
         elif "new_axis" in flags:
             indices.append(None)
         elif "shrink_axis" in flags:
-            # With a negative stride the runtime reads what was never written.
+            # With a negative stride the runtime reads uninitialized memory.
             call.expect(stride is None or stride > 0, f"a positive stride at index {place}")
             indices.append(0 if "begin" in flags or begin is None else begin)
         else:
@@ -248,7 +248,7 @@ def strided_indices(call: Call) -> list[Index]:
 
 @rule("GATHER", "gather.cc, Prepare")
 def gather(call: Call) -> Results:
-    """The axis `axis` of input 0 is replaced by the axes of the indices, less the `batch_dims` leading ones."""
+    """Axis `axis` of input 0 is replaced by the axes of the indices, except the first `batch_dims`."""
     shape, indices, batch = call.shape(0), call.shape(1), call.number("batch_dims")
     axis = call.axis(call.number("axis"), len(shape))
     batch = batch + len(indices) if batch < 0 else batch
@@ -259,7 +259,7 @@ def gather(call: Call) -> Results:
 
 @rule("DYNAMIC_UPDATE_SLICE", "dynamic_update_slice.cc, Prepare")
 def dynamic_update_slice(call: Call) -> Results:
-    """The result has the shape of input 0; the update (input 1) fits into it, input 2 says where."""
+    """The result has the shape of input 0; the update (input 1) must fit into it, at the position in input 2."""
     shape, update, start = call.shape(0), call.shape(1), call.shape(2, rank=1)
     pairs = zip(shape, update, strict=False)
     fits = len(update) == len(shape) and all(whole < 0 or size <= whole for whole, size in pairs)

@@ -1,4 +1,4 @@
-"""Gives a model's open inputs static shapes: what follows from them is recorded, and known values become constants."""
+"""Give a model's open inputs static shapes, record the shapes that follow, and make known values constants."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from edge_opt.shapes.rules import Array, recorded_fact
 
 
 class Folded(NamedTuple):
-    """Operators that closing took out of a subgraph, and their results, now constants, with their values."""
+    """Operators that constant folding removed from a subgraph, and the values of their results, now constants."""
 
     subgraph: Subgraph
     operators: list[Operator]
@@ -22,19 +22,19 @@ class Folded(NamedTuple):
 
 
 def close_shapes(model: Model, given: Mapping[Tensor, Shape]) -> list[Folded]:
-    """Edit the model so that these inputs have these shapes, and the subgraphs that read them no open lengths.
+    """Give inputs static shapes, and close the lengths of the subgraphs that read them.
 
-    Lengths that follow from data (of WHERE, say), or differ between the callers of one subgraph, stay open. Producers
-    that nobody reads any more stay. See `folded_regions` for how to verify what is returned.
+    Lengths that depend on data (as of WHERE), or differ between the callers of a subgraph, stay open. Unread producers
+    stay. `folded_regions` gives models to verify the returned operators with.
 
     Raises:
-        UsageError: operators cannot take such inputs; the model is as it was then.
+        UsageError: operators cannot take such inputs; the model is unchanged.
     """
     before = {(one.subgraph, one.operator) for one in shape_report(model).disagreements}
     report = shape_report(model, resize=given)
     for one in report.disagreements:
         if one.inferred is None and (one.subgraph, one.operator) not in before:
-            raise UsageError(f"the given shapes do not go together: {one}")
+            raise UsageError(f"the given shapes do not fit together: {one}")
     reached = called(model, [g for g in model.subgraphs if any(tensor in given for tensor in g.inputs)])
     graphs = [graph for graph in model.subgraphs if graph in reached]
     for tensor in (tensor for graph in graphs for tensor in graph.tensors):
@@ -46,7 +46,7 @@ def close_shapes(model: Model, given: Mapping[Tensor, Shape]) -> list[Folded]:
 
 
 def _fold(graph: Subgraph) -> Folded:
-    """Make values that are known constants; the operators that computed them are taken out."""
+    """Turn known values into constants, and remove the operators that computed them."""
     folded = Folded(graph, [], {})
     for operator in graph.operators:
         try:
@@ -68,9 +68,9 @@ def _fold(graph: Subgraph) -> Folded:
 
 
 def folded_regions(model: Model, folded: Sequence[Folded]) -> Iterator[tuple[Model, list[Array]]]:
-    """For each subgraph a model of its folded operators, and the values that its outputs must have on any inputs.
+    """For each subgraph, a model of its folded operators, and the values of its outputs for any inputs.
 
-    Run on the reference kernels, this verifies a closing as a region is verified.
+    Running these models on the reference kernels verifies the folding.
     """
     for _, operators, values in folded:
         inputs = [tensor for tensor in reads(operators) if not tensor.is_constant]

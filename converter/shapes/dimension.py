@@ -1,4 +1,4 @@
-"""Shapes with open sizes: arithmetic on sizes, broadcasting and matrix products. Nothing here knows an operator."""
+"""Shapes with open sizes: arithmetic on sizes, broadcasting and matrix products, independent of operators."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -9,18 +9,18 @@ from edge_opt.base.errors import EdgeOptError
 
 
 class ShapeError(EdgeOptError):
-    """The shapes, types or attributes of an operation cannot go together."""
+    """The shapes, types or attributes of an operation do not fit together."""
 
 
 Shape: TypeAlias = tuple[int, ...]
-"""Sizes from the outermost axis in; -1 is an open one. The shape of an unranked tensor is None."""
+"""Sizes, outermost axis first; -1 is an open size. The shape of an unranked tensor is None."""
 
 OPEN: Final = -1
-"""A size that is known only at run time. Sums and products with it are open, comparisons with it prove nothing."""
+"""A size that is known only at run time. Sums and products with it are open; it may equal any size."""
 
 
 def as_shape(shape: Iterable[int] | None, label: str) -> Shape | None:
-    """The shape as a tuple of int; ShapeError, naming `label`, where a dimension is not a size or -1."""
+    """The shape as a tuple of int; ShapeError, with `label`, if a dimension is neither a size nor -1."""
     if shape is None:
         return None
     sizes = tuple(shape)
@@ -31,12 +31,12 @@ def as_shape(shape: Iterable[int] | None, label: str) -> Shape | None:
 
 
 def may_be_equal(left: int, right: int) -> bool:
-    """Whether the two sizes can be equal at run time."""
+    """True if the two sizes can be equal at run time."""
     return left < 0 or right < 0 or left == right
 
 
 def may_be_alike(left: Sequence[int], right: Sequence[int]) -> bool:
-    """Whether the two shapes can be equal at run time."""
+    """True if the two shapes can be equal at run time."""
     return len(left) == len(right) and all(map(may_be_equal, left, right))
 
 
@@ -51,12 +51,12 @@ def total(*sizes: int) -> int:
 
 
 def shape_text(shape: Sequence[int] | None) -> str:
-    """The shape for a sentence: `[1,?,256]`, or "unranked"."""
+    """The shape as text: `[1,?,256]`, or "unranked"."""
     return "unranked" if shape is None else f"[{','.join(map(size_text, shape))}]"
 
 
 def size_text(size: int) -> str:
-    """The size for a sentence: `256`, or `?`."""
+    """The size as text: `256`, or `?`."""
     return "?" if size < 0 else str(size)
 
 
@@ -68,8 +68,8 @@ def broadcast(*shapes: Iterable[int] | None, labels: Sequence[str] = ()) -> Shap
 
         (?, ?) -> ?    (?, 1) -> ?    (?, n) -> n    (1, 1) -> 1    (1, n) -> n    (n, n) -> n
 
-    Unranked operands are left out; if all are, the result is None. Size 0 counts as an n, as in numpy. `labels` name
-    the operands in errors.
+    Unranked operands are ignored; if all are unranked, the result is None. Size 0 counts as an n, as in numpy. `labels`
+    name the operands in errors.
 
     Source: MLIR's `Broadcastable` trait, `InferResultShape`.
 
@@ -108,7 +108,7 @@ def verify_broadcast(
     Source: MLIR's `Broadcastable` trait, `Verify`.
 
     Raises:
-        ShapeError: the operands do not broadcast, or the result does not fit what they give.
+        ShapeError: the operands do not broadcast, or the result does not fit the inferred shape.
     """
     inferred, actual = broadcast(*operands), as_shape(result, "the result")
     reason = misfit(inferred, actual, allow_refinement=allow_refinement)
@@ -117,7 +117,7 @@ def verify_broadcast(
 
 
 def misfit(inferred: Shape | None, actual: Shape | None, *, allow_refinement: bool = True) -> str | None:
-    """Why a recorded shape does not fit the inferred one; None where it does, or one of them is not known."""
+    """The reason why a recorded shape does not fit the inferred one; None if it fits or either is unknown."""
     if inferred is None or actual is None:
         return None
     if len(inferred) != len(actual):
@@ -159,7 +159,7 @@ def matmul(
             raise ShapeError(f"{label} is a scalar: a matrix product needs rank 1 or more")
     if left is None or right is None:
         return None
-    # A vector has one axis for rows and columns, the inner one.
+    # A vector's only axis is the inner one, both as rows and as columns.
     left_rows, left_columns = sorted((max(len(left) - 2, 0), len(left) - 1), reverse=transpose_a)
     right_rows, right_columns = sorted((max(len(right) - 2, 0), len(right) - 1), reverse=transpose_b)
     if not may_be_equal(left[left_columns], right[right_rows]):

@@ -1,7 +1,7 @@
-"""Values of small tensors, as far as shapes need them: SHAPE -> STRIDED_SLICE -> PACK -> RESHAPE chains.
+"""Folding of small tensors that shapes depend on: SHAPE -> STRIDED_SLICE -> PACK -> RESHAPE chains.
 
-Whole numbers and truth values are followed, exactly as the kernels compute them; real numbers and the codes of
-quantized tensors are not. Elements may stay unknown (None); nothing large is ever computed.
+Integers and booleans are computed exactly as the kernels do; floats and quantized tensors are not folded. Elements may
+be unknown (None); nothing large is computed.
 """
 
 import operator
@@ -17,7 +17,7 @@ from edge_opt.shapes.dimension import OPEN, Shape, product
 from edge_opt.shapes.rules import Array, Call, Element, Results, UnknownError
 
 _KINDS: Final = "iubO"
-"""Kinds of arrays that are followed: whole numbers, truth values, and either with unknown elements."""
+"""Kinds of numpy arrays that are folded: integers, booleans, and objects for either with unknown elements."""
 
 _MOST_ELEMENTS: Final = 1024
 
@@ -45,13 +45,13 @@ _NUMBERS: Final[dict[str, Callable[..., Any]]] = {
 _DIVISIONS: Final = ("DIV", "FLOOR_DIV", "FLOOR_MOD")
 
 Folder: TypeAlias = Callable[[Call, Sequence[Shape]], Array | list[Array]]
-"""Gives the result, of operators that may have several a list of them; the shapes are the results'."""
+"""Compute the result, or a list of results for operators that may have several, of the given shapes."""
 
 
 def fold(call: Call, shapes: Results) -> Sequence[Array | None]:
-    """What is known of the values of the operator's results, as `Fact` has it; `shapes` are the inferred ones.
+    """The known values of the operator's results, as in `Fact`; `shapes` are the inferred ones.
 
-    They are plain whole numbers or truth values; SHAPE may look at any first operand.
+    Only unquantized integers and booleans are folded, except that SHAPE takes any first operand.
     """
     folder, small = FOLDERS.get(call.op.name), [shape for shape in shapes if _is_small(shape)]
     types = [tensor.dtype.numpy for tensor in call.op.outputs]
@@ -73,7 +73,7 @@ def _is_small(shape: Shape | None) -> TypeGuard[Shape]:
 
 
 def _settle(value: Array, shape: Shape, tensor: Tensor) -> Array | None:
-    """Give the value its tensor's type where all of it is known; drop it where nothing is, or it leaves the type."""
+    """Cast a fully known value to its tensor's type; None if no element is known, or one is out of range."""
     assert value.shape == shape, f"'{tensor.name}' is folded to {value.shape}: expected {shape}"
     target = tensor.dtype.numpy
     assert target is not None
@@ -91,7 +91,7 @@ def _settle(value: Array, shape: Shape, tensor: Tensor) -> Array | None:
 
 
 def _all_values(call: Call) -> list[Array]:
-    """The values of all inputs; an unknown one as an array of unknown elements, if any is known at all."""
+    """The values of all inputs, unknown ones as arrays of None; UnknownError if none is known."""
     values = [fact.value for fact in call.inputs]
     if all(value is None for value in values) or not all(_is_small(fact.shape) for fact in call.inputs):
         raise UnknownError
@@ -102,9 +102,9 @@ def _all_values(call: Call) -> list[Array]:
 
 
 def _computed(function: Callable[..., Element], *values: Array) -> Array:
-    """Apply a function of Python's whole numbers, None for unknown ones, to the elements of arrays that broadcast."""
+    """Apply a function of Python integers (None: unknown) to the elements of arrays that broadcast."""
     objects = [value.astype(object) for value in values]
-    # For arrays without axes numpy gives a bare element.
+    # For arrays without axes numpy returns a bare element.
     return np.asarray(np.frompyfunc(function, len(values), 1)(*objects), object)
 
 
@@ -123,7 +123,7 @@ def _elementwise(call: Call, _: Sequence[Shape]) -> Array:
 
 
 def _select(call: Call, shapes: Sequence[Shape]) -> Array:
-    """Version one takes a condition of one axis for each row, whatever numpy would broadcast."""
+    """SELECT applies a 1-D condition to whole rows, unlike numpy's broadcasting."""
 
     def choose(condition: Element, a: Element, b: Element) -> Element:
         if condition is None:
@@ -153,7 +153,7 @@ def _unpack(call: Call, shapes: Sequence[Shape]) -> list[Array]:
 
 
 def _cut(call: Call, shapes: Sequence[Shape]) -> Array:
-    """SLICE and STRIDED_SLICE. Every bound must be known, even one that a mask opens."""
+    """SLICE and STRIDED_SLICE. Every bound must be known, even one that a mask overrides."""
     value, begins = call.some(0), call.integers(1)
     indices: list[Index] = [slice(at, at + size) for at, size in zip(begins, shapes[0], strict=False)]
     if call.op.name == "STRIDED_SLICE":

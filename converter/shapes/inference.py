@@ -1,6 +1,6 @@
-"""Infers every tensor of a model from its graph inputs and constants, and compares with what the file records.
+"""Infer every tensor's shape from graph inputs and constants, and compare it with the file.
 
-It never asks the interpreter, and never changes the model; `doubted` marks operators, and takes the marks back.
+The interpreter is not used, and the model is not changed, except for temporary marks by `doubted`.
 """
 
 import os
@@ -22,15 +22,15 @@ from edge_opt.shapes.results import wrong_results
 from edge_opt.shapes.rules import RULES, Call, Fact, UnknownError, recorded_fact, recorded_shape
 
 Stated: TypeAlias = Shape | str | None
-"""A shape, a type or quantization parameters in words, or None where there are none."""
+"""A shape, a type or quantization parameters as text, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disagreement(Record):
-    """One tensor for which the file records something else than its operator gives.
+    """A tensor whose recorded shape, type or quantization differs from what its operator gives.
 
     `operator` is its index and name, "34 (BATCH_MATMUL)", "" for a constant. `recorded` and `inferred` are shapes, or
-    types or quantization in words; `inferred` is None where the operator's inputs do not fit together.
+    types or quantization as text; `inferred` is None if the operator's inputs do not fit together.
     """
 
     subgraph: str
@@ -53,10 +53,10 @@ class Disagreement(Record):
 
 @dataclass(frozen=True, slots=True)
 class ShapeReport(Record):
-    """The outcome for a whole model of that many `tensors`.
+    """The inferred shapes of a model with `tensors` tensors.
 
-    `shapes` has every graph input and every operator's results. A tensor of a subgraph that is entered with several
-    shapes has what these have in common.
+    `shapes` has all graph inputs and operators' results. In a subgraph that is called with several shapes, a size is
+    open unless all calls agree.
     """
 
     tensors: int
@@ -68,35 +68,35 @@ class ShapeReport(Record):
 
     @property
     def unknown(self) -> int:
-        """How many operators' results have no inferred shape."""
+        """Number of operators' results without an inferred shape."""
         return sum(shape is None and tensor.producer is not None for tensor, shape in self.shapes.items())
 
     @property
     def inferred(self) -> int:
-        """How many tensors' shapes are inferred, or given: graph inputs and constants."""
+        """Number of tensors with an inferred shape, or a given one (graph inputs and constants)."""
         return self.tensors - self.unknown
 
 
 def infer_shapes(model: Model | str | os.PathLike[str] | bytes | Source) -> list[Disagreement]:
-    """Infer every tensor's shape, type and quantization, and list where the file records something else.
+    """Infer every tensor's shape, type and quantization, and list disagreements with the file.
 
-    `model` is a loaded model, or what `ir.load` takes. Open dimensions (-1 in a shape signature) stay open; a recorded
-    size where -1 is inferred is not a disagreement.
+    `model` is a loaded model or an argument for `ir.load`. Open dimensions (-1 in a shape signature) stay open; a
+    recorded size does not disagree with an inferred -1.
     """
     return list(shape_report(model if isinstance(model, Model) else load(model)).disagreements)
 
 
 def shape_report(model: Model, *, resize: Mapping[Tensor, Sequence[int]] | None = None) -> ShapeReport:
-    """Infer every tensor of the model, which is not changed.
+    """Infer the shapes of all tensors, without changing the model.
 
-    `resize` has shapes of graph inputs to use in place of the recorded ones, as if the caller resized them.
+    `resize` has shapes of graph inputs that replace the recorded ones, as if the caller resized them.
     """
     given = {tensor: as_shape(shape, f"tensor '{tensor.name}'") for tensor, shape in (resize or {}).items()}
     walk, graphs = _Walk(model), model.subgraphs
     for graph, tensor in ((one, tensor) for one in graphs for tensor in one.tensors):
         if tensor.wrong_size is not None:
             walk.report(graph, "", tensor, tensor.shape, None, f"tensor '{tensor.name}': {tensor.wrong_size}")
-    # What operators enter is walked with their shapes; then with its own what was not entered after all.
+    # Subgraphs that operators call come last: by then most were walked with their callers' shapes.
     entered = called_by((operator for graph in graphs for operator in graph), graphs)
     for graph in sorted(graphs, key=entered.__contains__):
         if graph not in walk.walked:
@@ -106,17 +106,17 @@ def shape_report(model: Model, *, resize: Mapping[Tensor, Sequence[int]] | None 
 
 
 Enter: TypeAlias = Callable[[int, Sequence[Fact]], Sequence[Fact] | None]
-"""Infers the outputs of a subgraph (by index) from what is known of its inputs; None where it cannot."""
+"""Infer the outputs of a subgraph (by index) from facts about its inputs; None if it cannot."""
 
 
 def infer_operator(op: Operator, inputs: Sequence[Fact], enter: Enter = lambda *_: None) -> Sequence[Fact]:
-    """What is known of an operator's results, from what is known of its inputs; of unknown operators nothing.
+    """Infer facts about an operator's results from facts about its inputs; none for unknown operators.
 
-    Of the operator only name, options, and the names and types of its tensors are read, not their shapes. An input that
-    is left out is `Fact(None)`. `enter` infers the subgraph that a composite or call runs.
+    Recorded shapes of its tensors are not read, only names and types. An omitted input is `Fact(None)`. `enter` infers
+    the subgraph that a composite or call runs.
 
     Raises:
-        ShapeError: the inputs cannot go together; names tensors, axes and sizes.
+        ShapeError: the inputs do not fit together; names tensors, axes and sizes.
     """
     unknown = [Fact(None)] * len(op.outputs)
     if op.name in ("CALL", "STABLEHLO_COMPOSITE"):
@@ -135,7 +135,7 @@ def infer_operator(op: Operator, inputs: Sequence[Fact], enter: Enter = lambda *
 
 
 class _Step(NamedTuple):
-    """What is inferred of an operator's results, or why its inputs cannot go together; whether one has an open size."""
+    """Inferred facts about an operator's results, or the error; `is_open` if an input has an open size."""
 
     operator: Operator
     results: Sequence[Fact]
@@ -144,7 +144,7 @@ class _Step(NamedTuple):
 
 
 def _steps(graph: Iterable[Operator], facts: dict[Tensor, Fact], enter: Enter) -> Iterator[_Step]:
-    """Infer each operator in turn; `facts` has the graph's inputs and takes up everything else."""
+    """Infer each operator in turn; `facts` starts with the graph's inputs and collects all results."""
     for operator in graph:
         inputs = [facts[tensor] if tensor in facts else recorded_fact(tensor) for tensor in operator.inputs]
         is_open = any(fact.shape and OPEN in fact.shape for fact in inputs)
@@ -153,7 +153,7 @@ def _steps(graph: Iterable[Operator], facts: dict[Tensor, Fact], enter: Enter) -
         except ShapeError as error:
             step = _Step(operator, [Fact(None)] * len(operator.outputs), str(error), is_open)
         for tensor, (shape, value) in zip(operator.outputs, step.results, strict=True):
-            # A size that is not inferred is the recorded one, unless it may follow from an open one.
+            # Without an inferred size, use the recorded one, unless it may depend on an open size.
             recorded, known = recorded_shape(tensor), shape
             if recorded is not None and shape is None:
                 known = (OPEN,) * len(recorded) if is_open and not tensor.is_dynamic else recorded
@@ -165,11 +165,11 @@ def _steps(graph: Iterable[Operator], facts: dict[Tensor, Fact], enter: Enter) -
 
 
 _MOST_ENTRIES = 64
-"""Ways to enter one subgraph: a file may call each from two places of the one before, with other values each time."""
+"""Most calls of one subgraph to infer: if each subgraph calls the next one twice, calls grow exponentially."""
 
 
 class _Walk:
-    """Goes through subgraphs in execution order; those that operators enter are walked with their callers' shapes."""
+    """Infer subgraphs in execution order, called ones with their callers' shapes."""
 
     def __init__(self, model: Model) -> None:
         self.shapes: dict[Tensor, Shape | None] = {}
@@ -182,16 +182,16 @@ class _Walk:
     def report(
         self, graph: Subgraph, operator: str, tensor: Tensor, recorded: Stated, inferred: Stated, reason: str
     ) -> None:
-        """Report a disagreement; of a tensor in a subgraph that is entered twice, once."""
+        """Report a disagreement, once per tensor even if its subgraph is called several times."""
         key = (tensor, operator, inferred if isinstance(inferred, str) else None)
         name = self._model.signature_name(graph)
         found = Disagreement(name, tensor.name, operator, recorded, inferred, reason)
         self.disagreements.setdefault(key, found)
 
     def walk(self, graph: Subgraph, facts: dict[Tensor, Fact], place: str | None = None) -> list[Fact]:
-        """Infer every operator of the subgraph, whose inputs are in `facts`; what is known of its outputs.
+        """Infer a subgraph from its inputs in `facts`; return facts about its outputs.
 
-        Inputs of other shapes than recorded are reported at `place`, if one is given.
+        Inputs whose shapes differ from the recorded ones are reported at `place`, if given.
         """
         self.walked.add(graph)
         wrong = {tensor for tensor in facts if self._take(graph, place, tensor, facts[tensor].shape, "")}
@@ -212,7 +212,7 @@ class _Walk:
     def _take(
         self, graph: Subgraph, where: str | None, tensor: Tensor, shape: Shape | None, source: str
     ) -> bool:
-        """Take up a shape, of several what they have in common; report it and return True where it is another."""
+        """Merge a shape with those of earlier calls; if it differs from the record, report it and return True."""
         known = self.shapes.get(tensor, shape)
         alike = shape is not None and known is not None and len(shape) == len(known)
         common = (a if a == b else OPEN for a, b in zip(shape or (), known or (), strict=False))
@@ -225,7 +225,7 @@ class _Walk:
         return reason is not None
 
     def enter(self, index: int, inputs: Sequence[Fact]) -> Sequence[Fact] | None:
-        """Walk a subgraph with a caller's inputs; once for equal inputs, and after many different ones not at all."""
+        """Walk a subgraph with a caller's inputs: once for equal inputs, and at most `_MOST_ENTRIES` times."""
         graph = self._model.subgraphs[index]
         if len(inputs) != len(graph.inputs):
             raise ShapeError(f"it enters subgraph '{graph.name}' with {len(inputs)} inputs")
@@ -233,7 +233,7 @@ class _Walk:
         key = (index, tuple(fact.shape for fact in inputs), *values)
         if key not in self._entered and self._entries[index] < _MOST_ENTRIES:
             self._entries[index] += 1
-            self._entered[key] = None  # where it enters itself
+            self._entered[key] = None  # if it calls itself
             pairs = zip(graph.inputs, inputs, strict=True)
             facts = {t: Fact(recorded_shape(t) if shape is None else shape, v) for t, (shape, v) in pairs}
             self._entered[key] = self.walk(graph, facts, "")
@@ -241,12 +241,12 @@ class _Walk:
 
 
 def check_operators(operators: Iterable[Operator], subgraphs: Sequence[Subgraph] = ()) -> None:
-    """Whether the shapes recorded of operators' results are inferred from their inputs; `subgraphs`: the model's.
+    """Check that operators' recorded result shapes equal the inferred ones; `subgraphs`: the model's.
 
-    Subgraphs that the operators call give what they record, for the inputs that they record.
+    Called subgraphs are not inferred: their recorded shapes are used.
 
     Raises:
-        RefusedError: an inferred shape is not the recorded one.
+        RefusedError: an inferred shape differs from the recorded one.
     """
 
     def enter(index: int, inputs: Sequence[Fact]) -> list[Fact]:
@@ -267,9 +267,9 @@ def check_operators(operators: Iterable[Operator], subgraphs: Sequence[Subgraph]
 
 @contextmanager
 def doubted(graphs: Iterable[Subgraph]) -> Iterator[None]:
-    """Within the block, operators whose recorded shapes do not fit have a `shape_error` and the name UNTRUSTED.
+    """Within the block, operators with invalid recorded shapes have a `shape_error` and the name UNTRUSTED.
 
-    A file may record another size than the inputs give, or one where they leave it open. LiteRT goes by the inputs.
+    A file may record a size that differs from the inferred one, or one for an open size. LiteRT follows the inputs.
     """
     checked = [graph for graph in graphs if not graph.is_checked]
     steps = [step for graph in checked for step in _steps(graph, {}, lambda *_: None)]
@@ -282,7 +282,7 @@ def doubted(graphs: Iterable[Subgraph]) -> Iterator[None]:
             elif 0 in tensor.shape:
                 operator.shape_error = f"'{tensor.name}' is empty"
             elif is_open and may_be_open and not tensor.is_dynamic and not error:
-                operator.shape_error = f"'{tensor.name}' has a size on record, its operands an open one"
+                operator.shape_error = f"'{tensor.name}' has a static size, but an operand has an open one"
     for graph in checked:
         graph.is_checked = True
     try:

@@ -1,4 +1,4 @@
-"""Rules of operators that compute: elements, rows, numbers alone, products of matrices."""
+"""Shape rules for operators that compute: elementwise, by row, from scalars, matrix products."""
 
 import math
 
@@ -15,13 +15,13 @@ rule(
     "ADD BITWISE_XOR DIV EQUAL FLOOR_DIV FLOOR_MOD GREATER GREATER_EQUAL LESS LESS_EQUAL LOGICAL_AND LOGICAL_OR "
     "MAXIMUM MINIMUM MUL NOT_EQUAL POW PRELU RIGHT_SHIFT SQUARED_DIFFERENCE SUB SELECT_V2",
     "kernel_util.cc, CalculateShapeForBroadcast (size 0 as in numpy); select.cc, SelectPrepare (version two)",
-    "The operands broadcast, a condition too.",
+    "All operands broadcast, including a condition.",
 )(lambda call: [broadcast(*call.all_shapes(), labels=call.labels())])
 rule(
     "ADD_N ATAN2 STABLEHLO_ADD STABLEHLO_AND STABLEHLO_MAXIMUM STABLEHLO_MINIMUM STABLEHLO_MULTIPLY "
     "STABLEHLO_SHIFT_LEFT",
     "Prepare of atan2.cc, add_n.cc and stablehlo_elementwise.cc",
-    "All operands have one shape, the result's; nothing broadcasts.",
+    "All operands have the result's shape; nothing broadcasts.",
 )(lambda call: [call.merged(range(len(call.inputs)))])
 rule("SHAPE", "shape.cc, Prepare", "A vector with one number for each axis of the input.")(
     lambda call: [(len(call.shape(0)),)]
@@ -30,7 +30,7 @@ rule("SHAPE", "shape.cc, Prepare", "A vector with one number for each axis of th
 
 @rule("SELECT", "select.cc, SelectPrepare (version one)")
 def select(call: Call) -> Results:
-    """Both choices have one shape, the result's; the condition has it too, is a scalar, or picks whole rows."""
+    """Both choices have the result's shape; the condition has it too, is a scalar, or picks whole rows."""
     shape, condition = call.merged((1, 2)), call.shape(0)
     fits = condition == () or may_be_alike(condition, shape) or may_be_alike(condition, shape[:1])
     call.expect(fits, "a condition for each element, or for each row, of the choices")
@@ -39,7 +39,7 @@ def select(call: Call) -> Results:
 
 @rule(" ".join(sorted(operators_that(Effect.REDUCTION))), "reduce.cc, GetOutputShape")
 def reduce(call: Call) -> Results:
-    """The axes that input 1 lists are dropped, or kept with size 1 under `keep_dims`."""
+    """The axes in input 1 are removed, or kept with size 1 if `keep_dims` is set."""
     shape, keep = call.shape(0), call.number("keep_dims")
     folded = {call.axis(axis, len(shape)) for axis in call.integers(1)} if shape else ()
     sizes = enumerate(shape)
@@ -48,7 +48,7 @@ def reduce(call: Call) -> Results:
 
 @rule("UNSORTED_SEGMENT_PROD", "unsorted_segment.cc, ResizeOutputTensor")
 def unsorted_segment(call: Call) -> Results:
-    """The axes that the ids (input 1) cover become one, as long as input 2 says."""
+    """The axes that the ids (input 1) cover become one, with the size in input 2."""
     shape, segments = call.shape(0), call.shape(1)
     call.expect(may_be_alike(segments, shape[: len(segments)]), "ids for the first axes")
     return [(*call.sizes(2), *shape[len(segments) :])]
@@ -56,7 +56,7 @@ def unsorted_segment(call: Call) -> Results:
 
 @rule("FILL", "fill.cc, ResizeOutput")
 def fill(call: Call) -> Results:
-    """The scalar of input 1 is repeated to the shape that input 0 spells out."""
+    """The scalar in input 1 is repeated to the shape in input 0."""
     call.shape(1, rank=0)
     return [call.sizes(0)]
 
@@ -66,7 +66,7 @@ _LONGEST_RANGE, _SAME = 2**31 - 1, 0
 
 @rule("RANGE", "range.cc, GetSize")
 def range_(call: Call) -> Results:
-    """From start to limit by delta, three scalars: `ceil((limit - start) / delta)` numbers."""
+    """Three scalars, start, limit and delta, give `ceil((limit - start) / delta)` numbers."""
     values = [call.known(index) for index in range(3) if call.shape(index, rank=0) == ()]
     if any(value is None for value in values):
         return [(OPEN,)]
@@ -74,14 +74,14 @@ def range_(call: Call) -> Results:
     count = -1.0
     if delta:
         count = -((start - limit) // delta) if isinstance(start, int) else (limit - start) / delta
-    fine = 0 <= count <= _LONGEST_RANGE  # NaN is not a number of steps either
+    fine = 0 <= count <= _LONGEST_RANGE  # False for NaN, too
     call.expect(fine, f"up to {_LONGEST_RANGE} numbers from {start} to {limit} by {delta}")
     return [(math.ceil(count),)]
 
 
 @rule("ONE_HOT", "one_hot.cc, ResizeOutputTensor")
 def one_hot(call: Call) -> Results:
-    """A new axis, as long as input 1 says, goes in at `axis` (-1: at the end)."""
+    """A new axis with the size in input 1 is inserted at `axis` (-1: at the end)."""
     shape = call.shape(0)
     axis = call.axis(call.number("axis"), len(shape) + 1)
     return [(*shape[:axis], *call.sizes(1), *shape[axis:])]

@@ -1,4 +1,4 @@
-"""Types of results where the kernels fix them, and quantization parameters where they copy stored numbers."""
+"""Check result types that kernels determine, and quantization parameters of operators that copy numbers."""
 
 import math
 from collections.abc import Iterator
@@ -9,19 +9,19 @@ from edge_opt.ir.dtypes import DType
 from edge_opt.ir.operators import KINDS, Effect, OperatorKind
 
 Wrong: TypeAlias = tuple[Tensor, str, str, str]
-"""A result, what the file records of it, what its kernel writes, and the reason, all in words."""
+"""A result; its recorded type or parameters, those that its kernel writes, and the reason, as text."""
 
 _WIDER_PRODUCTS: Final = ((DType.INT8, DType.INT32), (DType.UINT8, DType.INT16), (DType.INT8, DType.INT16))
-"""Types of operands and results. Kernels also take int16 to int8 and back: that is garbage."""
+"""Types of operands and results. Kernels also accept int16 to int8 and back, but compute garbage."""
 _INTEGERS: Final = (DType.INT8, DType.UINT8, DType.INT16, DType.INT4)
 
 
 def wrong_results(op: Operator) -> Iterator[Wrong]:
-    """Every result whose recorded type or parameters are not those that the operator's kernel gives it."""
+    """Results whose recorded type or parameters differ from those that the operator's kernel writes."""
     kind = KINDS.get(op.name)
     if kind is not None and op.outputs:
         yield from _wrong_types(op, kind)
-        # A CONCATENATION of UINT8 scales its operands.
+        # A UINT8 CONCATENATION rescales its operands.
         if kind.copies and (op.name, op.outputs[0].dtype) != ("CONCATENATION", DType.UINT8):
             yield from _wrong_copies(op, kind)
 
@@ -47,7 +47,7 @@ def _wrong_types(op: Operator, kind: OperatorKind) -> Iterator[Wrong]:
 
 
 def _wrong_copies(op: Operator, kind: OperatorKind) -> Iterator[Wrong]:
-    """Parameters per axis are not compared: only weights have them, and no operator computes a constant."""
+    """Per-axis parameters are not compared: only weights have them, and no operator computes a constant."""
     for copy in kind.data_results(op.outputs):
         for operand in kind.data_operands(op.inputs):
             both = copy.quantization, operand.quantization

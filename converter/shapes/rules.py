@@ -1,4 +1,4 @@
-"""The table of shape rules, and what a rule sees of its operator: shapes, options, known values."""
+"""The table of shape rules, and a rule's view of its operator: shapes, options, known values."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ from edge_opt.shapes.dimension import OPEN, Shape, ShapeError, may_be_equal, pro
 
 Array: TypeAlias = NDArray[Any]
 Element: TypeAlias = int | None
-"""One number of a value that shapes depend on, None where unknown: there -1 is a number, e.g. an axis."""
+"""One element of a value that shapes depend on; None if unknown, because -1 may be a real value, e.g. an axis."""
 Results: TypeAlias = Sequence[Shape | None]
 
 _MOST_UNKNOWN_ELEMENTS = 64
-_MOST_BYTES = 1 << 16  # of a value that may say something about shapes; large ones stay on disk
+_MOST_BYTES = 1 << 16  # of a value that shapes may depend on; larger ones stay on disk
 
 
 class UnknownError(Exception):
-    """Too little is known: it ends a rule or folder without a result, and is never shown."""
+    """Too little is known: ends a rule or folder without a result, and is never shown to users."""
 
 
 class Fact(NamedTuple):
-    """What is known of a tensor: its shape (None unranked) and its value.
+    """Known facts about a tensor: its shape (None: unranked) and its value (None: unknown).
 
-    The value is None where unknown; of whole numbers some may be, then it is an object array with None for these.
+    Partly known integers are an object array, with None for unknown elements.
     """
 
     shape: Shape | None
@@ -35,36 +35,35 @@ class Fact(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One operator, and what is known of its inputs.
+    """One operator and the known facts about its inputs.
 
-    A rule asks for what it needs. Each question raises `UnknownError` where the answer is not known, and `ShapeError`
-    where the input is not what is asked for.
+    Methods raise `UnknownError` if the answer is unknown, and `ShapeError` if the input is invalid.
     """
 
     op: Operator
     inputs: Sequence[Fact]
 
     def option(self, name: str) -> Any:
-        """An option's value, the schema's default where it is left out."""
+        """An option's value; if omitted, the schema's default."""
         options = self.op.options or default_options(self.op.name)
         if options is not None and name not in options.spec.by_name:
             raise ShapeError(f"its options are those of another operator: they have no {name}")
         return None if options is None else options.get(name)
 
     def number(self, name: str) -> int:
-        """A whole number given as an option; of a boolean 0 or 1."""
+        """An integer option; 0 or 1 for a boolean."""
         return int(self.option(name) or 0)
 
     def has(self, index: int) -> bool:
-        """Whether input `index` is there; an optional one may be left out, or cut off."""
+        """True if input `index` exists; optional ones may be omitted or missing at the end."""
         return index < len(self.op.inputs) and self.op.inputs[index] is not None
 
     def labels(self) -> list[str]:
-        """Name every input in a sentence."""
+        """The name of every input, for messages."""
         return ["nothing" if tensor is None else f"tensor '{tensor.name}'" for tensor in self.op.inputs]
 
     def expect(self, fine: bool, what: str) -> None:
-        """Refuse the inputs, naming each with its shape, unless they are `fine`; `what` says what is expected."""
+        """Raise a ShapeError with every input's name and shape unless `fine`; `what` was expected."""
         if not fine:
             pairs = zip(self.labels(), self.inputs, strict=True)
             texts = [f"{label} {shape_text(fact.shape)}" for label, fact in pairs]
@@ -86,7 +85,7 @@ class Call:
         return [self.shape(index) for index in range(len(self.inputs))]
 
     def merged(self, indices: Iterable[int], beside: int | None = None) -> Shape:
-        """The shape that inputs share except for axis `beside`, each size as far as any of them knows it."""
+        """The shape that inputs share, except on axis `beside`; a size is open only if it is open in all of them."""
         first, *others = map(self.shape, indices)
         sizes = list(first)
         for shape in others:
@@ -98,19 +97,19 @@ class Call:
         return tuple(sizes)
 
     def some(self, index: int) -> Array:
-        """The value of input `index`, of which some elements may be unknown."""
+        """The value of input `index`; some elements may be unknown."""
         value = self.inputs[index].value if self.has(index) else None
         if value is None:
             raise UnknownError
         return value
 
     def known(self, index: int) -> Array | None:
-        """The value of input `index` where every element is known."""
+        """The value of input `index` if every element is known, else None."""
         value = self.inputs[index].value
         return None if value is None or value.dtype == object else value
 
     def elements(self, index: int, rank: int | None = None) -> list[Element]:
-        """The elements of an integer input (of this rank), None for each that is unknown."""
+        """The elements of an integer input (of this rank), None for unknown ones."""
         shape, value = self.shape(index, rank=rank), self.inputs[index].value
         if value is None:
             count = product(*shape)
@@ -122,14 +121,14 @@ class Call:
         return elements
 
     def integers(self, index: int) -> list[int]:
-        """The elements of an integer input, of which every one is known."""
+        """The elements of an integer input, all of which must be known."""
         elements = self.elements(index)
         if None in elements:
             raise UnknownError
         return [element for element in elements if element is not None]
 
     def sizes(self, index: int, rank: int | None = None) -> Shape:
-        """The sizes, or other counts, that input `index` spells out; -1 for each that is unknown."""
+        """The sizes, or other counts, in input `index`; -1 for unknown ones."""
         elements = self.elements(index, rank)
         fine = all(element is None or element >= 0 for element in elements)
         self.expect(fine, f"sizes in {self.labels()[index]}, not {elements}")
@@ -153,7 +152,7 @@ def recorded_shape(tensor: Tensor) -> Shape | None:
 
 
 def small_value(tensor: Tensor | None) -> Array | None:
-    """The constant's numbers; None for other tensors, large ones, and types that numpy does not have."""
+    """A small constant's numbers; None for other tensors and for types that numpy lacks."""
     if tensor is None or not tensor.has_numbers or tensor.wrong_size is not None:
         return None
     assert tensor.buffer is not None
@@ -162,7 +161,7 @@ def small_value(tensor: Tensor | None) -> Array | None:
 
 
 def recorded_fact(tensor: Tensor | None) -> Fact:
-    """What the file says of an operator's input: its recorded shape, and the value of a small constant."""
+    """An operator's input as the file records it: its shape, and the value of a small constant."""
     return Fact(None) if tensor is None else Fact(recorded_shape(tensor), small_value(tensor))
 
 
@@ -170,7 +169,7 @@ Rule: TypeAlias = Callable[[Call], Results]
 
 
 class RuleEntry(NamedTuple):
-    """A rule, where it comes from in TFLite's kernels, and what it says."""
+    """A rule, its source in TFLite's kernels, and its description."""
 
     rule: Rule
     source: str
@@ -181,7 +180,7 @@ RULES: dict[str, RuleEntry] = {}
 
 
 def rule(names: str, source: str, sentence: str = "") -> Callable[[Rule], Rule]:
-    """Enter a rule for the named operators (separated by spaces); its docstring is the sentence if none is given."""
+    """Register a rule for operators (names separated by spaces); `sentence` defaults to its docstring's first line."""
 
     def enter(function: Rule) -> Rule:
         entry = RuleEntry(function, source, sentence or (function.__doc__ or "").partition("\n")[0])

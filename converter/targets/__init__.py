@@ -1,4 +1,4 @@
-"""NPU compilers as data: what each accepts and prefers. One small file each; users can bring their own."""
+"""NPU compilers as data: what each accepts and prefers, one file per compiler; users can add their own."""
 
 from edge_opt.targets.lint import Finding, lint
 from edge_opt.targets.target import Target, TargetLike, load_target, target_names

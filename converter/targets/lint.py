@@ -1,4 +1,4 @@
-"""What of a model a target refuses, or is known to get wrong. Looks only; a rewrite may mend some of it."""
+"""Find what a target refuses in a model or is known to get wrong; rewrites may fix some of it."""
 
 import math
 from collections import Counter
@@ -18,7 +18,7 @@ from edge_opt.targets.target import Target
 
 _HALF_LOWEST = -65504.0
 _RUINS_A_SCALE = -1e6
-# Between a CONCATENATION and an ADD they leave the fault of joined rows as it is, while rows and type stay.
+# Between a CONCATENATION and an ADD, these do not avoid the joined-rows fault if they keep rows and type.
 _ROWS_STAY = frozenset({"RESHAPE", "QUANTIZE", "MUL", "TANH"})
 _MASK_OPERATORS = frozenset({"ADD", "SELECT", "SELECT_V2", "MUL"})
 _NAMED = 3
@@ -39,11 +39,11 @@ class Finding(Record):
 
 
 _Faults: TypeAlias = Iterator[tuple[str, str]]
-"""The rule and the message of each."""
+"""Pairs of rule and message."""
 
 
 def lint(model: Model, target: Target) -> list[Finding]:
-    """Everything of the model that the target's facts speak against, signature by signature."""
+    """Everything in the model that the target refuses or gets wrong, signature by signature."""
     findings = [
         Finding("warning" if look is _constants else "error", rule, message, name)
         for name, graph in model.entry_points()
@@ -52,7 +52,7 @@ def lint(model: Model, target: Target) -> list[Finding]:
     ]
     if target.signatures is False and len(model.signatures) > 1:
         names = ", ".join(signature.key for signature in model.signatures)
-        message = f"only subgraph 0 is read, of the signatures {names}: export each to a file of its own"
+        message = f"only subgraph 0 is read (signatures: {names}): export each to its own file"
         findings.append(Finding("warning", "signatures", message))
     if target.external_weights is False and (outside := external_weights(model)):
         weights = many(len(outside), "weight")
@@ -94,9 +94,9 @@ def _tensors(graph: Subgraph, target: Target) -> _Faults:
 
 
 def _joined_rows(graph: Subgraph, target: Target) -> _Faults:
-    """Rows that a CONCATENATION joins and an ADD takes as they are: the mask, repeated for the heads of a group.
+    """Large rows that a CONCATENATION joins for an ADD: the mask, repeated for the heads of a group.
 
-    An operand that the ADD broadcasts is none of them, nor are parts joined on another axis.
+    Operands that the ADD broadcasts and parts joined on another axis do not count.
     """
     limit, counts = target.largest_joined_rows_bytes or math.inf, Counter[int]()
     for operator in graph.operators if limit < math.inf else ():
@@ -105,14 +105,14 @@ def _joined_rows(graph: Subgraph, target: Target) -> _Faults:
         sizes = [tensor.elements * element_bytes(tensor) for tensor in whole]
         counts.update([size for size in sizes if size > limit][:1])
     source = target.sources.get("largest_joined_rows_bytes")
-    remedy = "split the heads, and a mask is not repeated" + (f" ({source})" if source else "")
+    remedy = "split the heads, so that no mask is repeated" + (f" ({source})" if source else "")
     for size, count in counts.items():
         text = f"rows that a CONCATENATION joins go into an ADD ({many(count, 'time')}), {size:,} bytes"
         yield "joined-rows", f"{text}, over the limit of {limit:,}: {remedy}"
 
 
 def _has_joined_rows(tensor: Tensor) -> bool:
-    """True where a CONCATENATION on the last but one axis made it, or the tensor that it is computed from."""
+    """True if a CONCATENATION on the second-to-last axis made it, or the tensor that it is computed from."""
     operator = tensor.producer
     while operator is not None and operator.name in _ROWS_STAY:
         varying = [operand for operand in operator.inputs if operand is not None and not operand.is_constant]
@@ -127,7 +127,7 @@ def _has_joined_rows(tensor: Tensor) -> bool:
 
 
 def _constants(graph: Subgraph, _: Target) -> _Faults:
-    """Mask constants that overflow in half precision, or leave no precision to what is quantized with them."""
+    """Mask constants that overflow in half precision, or leave no precision after quantization."""
     readers = {t: op.name for op in graph.operators if op.name in _MASK_OPERATORS for t in op.inputs if t}
     for tensor, name in readers.items():
         known = tensor.has_numbers and tensor.dtype is DType.FLOAT32 and 0 < tensor.elements <= _MOST_ELEMENTS
@@ -135,5 +135,5 @@ def _constants(graph: Subgraph, _: Target) -> _Faults:
         if value < _HALF_LOWEST:
             text = f"the mask constant {value:g} of {name} overflows in half precision"
             if value < _RUINS_A_SCALE:
-                text += ", and quantized with it a tensor has no precision left"
+                text += ", and a tensor quantized with it has no precision left"
             yield "mask-constant", f"{text}: mask_to_add raises it for a target with a mask_constant"

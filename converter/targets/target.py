@@ -1,4 +1,4 @@
-"""Reads and writes a target's file: how to rewrite for one NPU compiler, and what it cannot take or gets wrong."""
+"""Read and write target files: how to rewrite for an NPU compiler, and what it refuses or gets wrong."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Count: TypeAlias = Annotated[int, Meta(ge=1)]
 
 
 class LongContext(TypedDict, total=False):
-    """What a target changes for attention that does not fit on the chip."""
+    """A target's settings for attention that does not fit on the chip."""
 
     form: Form
     rows_per_tile: Count | None
@@ -42,31 +42,30 @@ class Target:
     How to rewrite:
         form: how heads are cut (`as-found`, `split`, `unpack`, `split-above`).
         split_signatures: patterns of the entry points that are worth splitting.
-        unsplit_types: types of logits for which splitting gains nothing: their attention stays.
-        split_from_head_size: least head size from which splitting gains something; attention with smaller heads stays.
-        norm_per_head_from: least head size from which the queries' norm is computed head by head, where the form cuts
-            above it; smaller heads are cut below.
-        rows_per_tile: most query rows of a head in one piece.
-        mask_before_join: True where the mask is added to each part of the logits before they are joined.
-        norms_round_down: True where norms of integers truncate; some are then negated, so that the errors cancel.
-        mask_constant: lowest value of an additive mask, as float16 holds it; rows masked everywhere change with it.
+        unsplit_types: types of logits for which splitting gains nothing: their attention is skipped.
+        split_from_head_size: least head size for which splitting helps; attention with smaller heads is skipped.
+        norm_per_head_from: least head size for a query norm per head, if the form cuts above it; else cut below it.
+        rows_per_tile: most query rows of a head in one tile.
+        mask_before_join: True if the mask is added to each part of the logits before they are joined.
+        norms_round_down: True if integer norms truncate; some are then negated, so that the errors cancel.
+        mask_constant: lowest value of an additive mask, within float16's range; it changes rows masked everywhere.
         inline_composites: open every composite, not only attention.
-        on_chip_bytes: memory beside the NPU, which one head's logits should fit into.
+        on_chip_bytes: the NPU's on-chip memory, which should hold one head's logits.
         long_context: `form` and `rows_per_tile` for attention that does not fit.
 
-    What it cannot take (rewrites that would need it are reverted, and `inspect --target` warns):
+    What it refuses (rewrites that would need it are reverted, and `inspect --target` warns):
         refused_operators: names of operators that it does not take.
-        taken_operators: all that it takes, composites left aside; anything else is refused.
-        taken_composites: names of composites that it takes, although `composites` says that it opens none.
-        largest_joined_rows_bytes: of rows that a CONCATENATION joins and an ADD takes; it gets larger ones wrong.
-        int64, floats, dynamic_shapes, composites: False where it takes no such tensors, dimensions, operators.
-        signatures: False where it reads subgraph 0 only.
-        external_weights: False where it reads weights inside the flatbuffer only; they are written there, under 2 GB.
-        new_operator_codes: False where it reads an operator's kind from `deprecated_builtin_code`; it is written there.
+        taken_operators: all operators that it takes, except composites; any other is refused.
+        taken_composites: names of composites that it takes even if `composites` is False.
+        largest_joined_rows_bytes: largest rows, joined by a CONCATENATION, that an ADD gets right.
+        int64, floats, dynamic_shapes, composites: False if it takes no such tensors, dimensions or operators.
+        signatures: False if it reads only subgraph 0.
+        external_weights: False if it reads only weights inside the flatbuffer; they are written there, under 2 GB.
+        new_operator_codes: False if it reads an operator's kind from `deprecated_builtin_code`; it is written there.
 
-    And:
-        sources: of each fact.
-        versions: what it was measured with.
+    Origin:
+        sources: the source of each fact.
+        versions: the tools that it was measured with.
     """
 
     name: str
@@ -98,12 +97,12 @@ class Target:
     versions: Mapping[str, str] = field(default_factory=dict)
 
     def splits(self, signature: str) -> bool:
-        """True where the target gains from splitting this entry point."""
+        """True if the target gains from splitting this entry point."""
         name = signature.rsplit("/", 1)[-1]
         return any(fnmatchcase(name, pattern) for pattern in self.split_signatures)
 
     def no_gain(self, signature: str, match: Block) -> str:
-        """The property of this attention for which the target gains nothing from a split; empty where it gains."""
+        """The property of this attention that makes splitting it useless for the target; empty if it is useful."""
         if not self.splits(signature):
             return "this signature"
         logits = match.softmax.outputs[0].dtype.name
@@ -113,35 +112,35 @@ class Target:
         return f"heads of size {match.head_size}" if small else ""
 
     def overflows(self, match: Block) -> bool:
-        """True where the logits of one head need more memory than is on the chip."""
+        """True if the logits of one head need more memory than is on the chip."""
         return self.on_chip_bytes is not None and logits_bytes(match) > self.on_chip_bytes
 
     def for_attention(self, match: Block) -> Target:
-        """The target with the form for this attention: `long_context`'s where it does not fit on the chip."""
+        """The target for this attention: with `long_context`'s settings if it does not fit on the chip."""
         return replace(self, **self.long_context) if self.overflows(match) else self
 
     def to_dict(self) -> dict[str, Any]:
-        """Every fact that is known, as JSON values."""
+        """All known facts, as JSON values."""
         known = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return {name: value for name, value in known.items() if value is not None}
 
     def stated(self) -> dict[str, Any]:
-        """The facts that say something: others are as in a target of which nothing is known."""
+        """Facts that differ from those of an empty target."""
         blank = Target("", "")
         return {name: value for name, value in self.to_dict().items() if value != getattr(blank, name)}
 
     def refuses(self, operator: Operator) -> bool:
-        """True where the target is known not to take an operator of this kind."""
+        """True if the target is known not to take an operator of this kind."""
         if operator.name == COMPOSITE:
             return self.composites is False and composite_name(operator) not in self.taken_composites
         listed = not self.taken_operators or operator.name in self.taken_operators
         return operator.name in self.refused_operators or not listed
 
     def check(self, operators: Iterable[Operator], instead_of: Iterable[Operator] = ()) -> None:
-        """Whether the target takes these operators, or could not take the others either.
+        """Check that the target takes these operators, unless it does not take `instead_of` either.
 
         Raises:
-            RefusedError: it takes the others only.
+            RefusedError: it takes only those in `instead_of`.
         """
         refused = next(filter(self.refuses, operators), None)
         if refused is not None and not any(map(self.refuses, instead_of)):
@@ -149,7 +148,7 @@ class Target:
 
 
 def target_names() -> list[str]:
-    """The bundled targets."""
+    """Names of the bundled targets."""
     files = {entry.name for entry in resources.files(__package__).iterdir()} - {"chips.toml"}
     return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
 
@@ -158,7 +157,7 @@ TargetLike = str | os.PathLike[str] | Target
 
 
 def load_target(name: TargetLike) -> Target:
-    """A bundled target by its name or a chip's, a user's own by the path of its file; a `Target` as it is.
+    """Load a bundled target by its name or a chip's, or a user's by its path; a `Target` is returned.
 
     Raises:
         UsageError: there is no such target, or its file has unknown facts or values of another type.
@@ -216,7 +215,7 @@ def write_target(target: Target, path: str | os.PathLike[str], *, overwrite: boo
 
 
 def to_toml(target: Target) -> str:
-    """The target's facts as a target file has them; facts with their default values are omitted."""
+    """The text of the target's file; facts with default values are omitted."""
     facts = {"name": target.name, "summary": target.summary, **target.stated()}
     tables = {name: value for name, value in facts.items() if isinstance(value, dict)}
     lines = [f"{name} = {_value(value)}" for name, value in facts.items() if name not in tables]
@@ -226,5 +225,5 @@ def to_toml(target: Target) -> str:
 
 
 def _value(value: object) -> str:
-    """A TOML value: its strings, lists, numbers and truths are written as in JSON, except for one control character."""
+    """A TOML value: as in JSON, except for one control character."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
