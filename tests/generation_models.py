@@ -4,17 +4,11 @@ from pathlib import Path
 
 import numpy as np
 from bundles import bundle, model_part
-from text_parser import parse
+from text_parser import literal, parse
 
 from edge_opt.ir import save, to_bytes
 
 WORDS, WIDTH, ROWS, CACHE = 128, 8, 4, 16
-
-
-def numbers(values: np.ndarray) -> str:
-    kind = "float32" if values.dtype.kind == "f" else "int32"
-    listed = ", ".join(str(value) for value in values.ravel().tolist())
-    return f"{kind}[{','.join(map(str, values.shape))}]{{{listed}}}"
 
 
 def table(seed: int = 0) -> np.ndarray:
@@ -26,7 +20,7 @@ def unsplit(scale: float = 1.0, key: str = "prefill_4") -> str:
     arguments = "tokens=%tokens, input_pos=%pos, kv_cache_k_0=%ck, kv_cache_v_0=%cv, mask=%mask"
     results = "kv_cache_k_0=%keys, kv_cache_v_0=%values"
     inputs = "%tokens: int32[1,{rows}], %pos: int32[{rows}]"
-    words = numbers(table()).replace("{", "{{").replace("}", "}}")
+    words = literal(table()).replace("{", "{{").replace("}", "}}")
     attended = f"""
   %words: float32[1,{{rows}},{WIDTH}] = GATHER({words}, %tokens)
   %new: {{new}} = RESHAPE(%words, int32{{{{1, 1, {{rows}}, {WIDTH}}}}})
@@ -78,7 +72,7 @@ subgraph s{rows} ({inputs.format(rows=rows)}, %ck: {_CACHE}, %cv: {_CACHE}, %mas
   %weights: {wide} = SOFTMAX(%masked) {{beta: 1.0}}
   %mixed: {new} = BATCH_MATMUL(%weights, %values)
   %flat: float32[{rows},{WIDTH}] = RESHAPE(%mixed, int32{{{rows}, {WIDTH}}})
-  %words_out: float32[{rows},{WORDS}] = FULLY_CONNECTED(%flat, {numbers(table(1))}, none)
+  %words_out: float32[{rows},{WORDS}] = FULLY_CONNECTED(%flat, {literal(table(1))}, none)
   %logits: float32[1,{rows},{WORDS}] = RESHAPE(%words_out, int32{{1, {rows}, {WORDS}}})
   return {outputs}{", %logits" if rows == 1 else ""}
 }}""")
@@ -87,16 +81,15 @@ subgraph s{rows} ({inputs.format(rows=rows)}, %ck: {_CACHE}, %cv: {_CACHE}, %mas
 
 def embedder() -> str:
     """Tokens to embeddings."""
-    graphs = [
-        f"subgraph s{rows} (%t: int32[1,{rows}]) {{\n"
-        f"  %e: float32[1,{rows},{WIDTH}] = GATHER({numbers(table())}, %t)\n  return %e\n}}"
-        for rows in (ROWS, 1)
-    ]
-    signatures = [
-        "signature prefill_embedder_4 = #0 (token_ids=%t) -> (embeddings=%e)",
-        "signature decode_embedder = #1 (token_ids=%t) -> (embeddings=%e)",
-    ]
-    return "\n".join([*signatures, *graphs])
+    signatures, graphs = "", ""
+    for place, (name, rows) in enumerate({"prefill_embedder_4": ROWS, "decode_embedder": 1}.items()):
+        signatures += f"signature {name} = #{place} (token_ids=%t) -> (embeddings=%e)\n"
+        graphs += f"""subgraph s{rows} (%t: int32[1,{rows}]) {{
+  %e: float32[1,{rows},{WIDTH}] = GATHER({literal(table())}, %t)
+  return %e
+}}
+"""
+    return signatures + graphs
 
 
 def auxiliary() -> str:
@@ -116,14 +109,15 @@ def auxiliary() -> str:
 def _mask_graph(rows: int) -> str:
     past = f"float32[1,1,{rows},{CACHE}]"
     hidden = np.triu(np.full((1, 1, rows, rows), -100.0, np.float32), 1)
+    places = literal(np.arange(CACHE, dtype=np.int32).reshape(1, 1, 1, CACHE))
     return f"""
 subgraph mask{rows} (%t: int32[1,{rows}], %valid: bool[1,{rows}], %step: int32[]) {{
-  %filled: bool[1,1,1,{CACHE}] = LESS({numbers(np.arange(CACHE).reshape(1, 1, 1, CACHE))}, %step)
+  %filled: bool[1,1,1,{CACHE}] = LESS({places}, %step)
   %ones: float32[1,1,1,{CACHE}] = CAST(%filled) {{in_data_type: 6, out_data_type: 0}}
   %less: float32[1,1,1,{CACHE}] = SUB(%ones, float32(1.0))
   %low: float32[1,1,1,{CACHE}] = MUL(%less, float32(100.0))
-  %past: {past} = ADD(%low, {numbers(np.zeros((1, 1, rows, CACHE), np.float32))})
-  %mask: float32[1,1,{rows},{CACHE + rows}] = CONCATENATION(%past, {numbers(hidden)}) {{axis: 3}}
+  %past: {past} = ADD(%low, {literal(np.zeros((1, 1, rows, CACHE), np.float32))})
+  %mask: float32[1,1,{rows},{CACHE + rows}] = CONCATENATION(%past, {literal(hidden)}) {{axis: 3}}
   return %mask
 }}"""
 

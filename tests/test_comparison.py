@@ -21,7 +21,7 @@ from edge_opt.comparison.facts import with_entries
 from edge_opt.comparison.findings import FirstDifference
 from edge_opt.comparison.golden import check, record
 from edge_opt.ir import Constants, DType, Model, to_bytes
-from edge_opt.runtime.errors import RuntimeCrashed, RuntimeRefused
+from edge_opt.runtime.errors import RuntimeCrashed
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 from edge_opt.testing import assert_equivalent
@@ -143,14 +143,6 @@ def test_arguments_without_meaning_are_usage_errors(options: dict[str, Any]) -> 
         compare(models.adder(), models.adder(), **options)
 
 
-def test_a_model_that_cannot_be_allocated_is_named_with_its_signature_and_the_reason(tmp_path: Path) -> None:
-    path = tmp_path / "bad.tflite"
-    path.write_bytes(models.adder(other=(2, 3)))
-    said = r"bad\.tflite', signature 'main', xnnpack kernels: .* failed to prepare"
-    with pytest.raises(RuntimeRefused, match=said):
-        compare(path, path)
-
-
 def test_assert_equivalent_reads_like_a_test_failure(tmp_path: Path) -> None:
     for name, content in zip("ab", PAIR, strict=True):
         (tmp_path / name).write_bytes(content)
@@ -195,9 +187,7 @@ _WRAPPED = """%n: bool[4] = LESS(%i, int32(0))
   %w: int32[4] = ADD(%i, int32(60))
   %s: int32[4] = SELECT_V2(%n, %w, %i)
   %y: float32[4,2] = EMBEDDING_LOOKUP(%s, %t)"""
-_CALLED = (
-    "%y: float32[4,2] = STABLEHLO_COMPOSITE(%t, %i) {name: 'embedding', decomposition_subgraph_index: 1}"
-)
+_CALLED = "%y: float32[4,2] = STABLEHLO_COMPOSITE(%t, %i) {name: 'e', decomposition_subgraph_index: 1}"
 # What the graph does with the index %i and the table %t, and how many entries the index may name.
 LOOKUPS = {
     "gather": ("[3,50,2]", "%y: float32[3,4,2] = GATHER(%t, %i) {axis: 1}", 50),
@@ -397,10 +387,8 @@ def test_the_command_shows_both_sides_and_no_list_of_scales(
     weight = f"int8[9,8]{{splat 2}} q([{scales}], [{zeros}], axis 0)"
     lines = f"  %h: float32[1,8] = ABS(%x)\n  %y: float32[1,9] = FULLY_CONNECTED(%h, {weight})"
     plain = CHAIN.format(lines=lines)
-    a, b = (
-        written(tmp_path, plain, "a.tflite"),
-        written(tmp_path, plain.replace("splat 2", "splat 3"), "b.tflite"),
-    )
+    a = written(tmp_path, plain, "a.tflite")
+    b = written(tmp_path, plain.replace("splat 2", "splat 3"), "b.tflite")
     ran = run(capsys, "compare", a, b)
     assert ran.code == 1
     shown = [line.strip() for line in ran.out.splitlines()]

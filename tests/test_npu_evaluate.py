@@ -22,11 +22,8 @@ from edge_opt.npu.hexagon import Compiler
 from edge_opt.npu.scoring import Closeness, Text, read_on_cpu, read_on_npu
 
 Captured = pytest.CaptureFixture[str]
-TEXTS = [
-    Text((3, 14, 15, 92, 65, 35, 89, 79, 32), (38, 46, 26)),
-    Text((2, 71), (82, 81, 8)),
-    Text((5,), (77, 21, 5)),
-]
+LONG = Text((3, 14, 15, 92, 65, 35, 89, 79, 32), (38, 46, 26))
+TEXTS = [LONG, Text((2, 71), (82, 81, 8)), Text((5,), (77, 21, 5))]
 
 
 @pytest.fixture

@@ -24,14 +24,9 @@ needs_compiler = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("CC", raising=False)
-
-
-def test_the_cache_is_where_the_user_wants_it_also_if_nothing_is_there_yet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    """Where the user wants it, also if nothing is there yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "not" / "there"))
+    monkeypatch.delenv("CC", raising=False)
     assert cache_folder() == tmp_path / "not" / "there" / "edge-opt"
     assert cache_folder().is_dir()
 
@@ -92,19 +87,10 @@ def listen(tmp_path: Path, version: int, code: str) -> tuple[str, str]:
     command = [COMPILER or "cc", "-w", "-shared", "-fPIC", f"-DVERSION={version}", "-o", str(real), str(FAKE)]
     subprocess.run(command, check=True)
     log = tmp_path / "log"
-    done = subprocess.run(
-        [sys.executable, "-c", dedent(PROLOGUE) + dedent(code)],
-        env={
-            **os.environ,
-            "EDGE_OPT_QNN_REAL": str(real),
-            "EDGE_OPT_PROBE_LOG": str(log),
-            "EDGE_OPT_PROBE_RUN": str(tmp_path / "folders"),
-            "PROBE": str(build_probe() / LIBRARY),
-        },
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    paths = {"QNN_REAL": real, "PROBE_LOG": log, "PROBE_RUN": tmp_path / "folders"}
+    told = {"PROBE": str(build_probe() / LIBRARY), **{f"EDGE_OPT_{name}": str(paths[name]) for name in paths}}
+    program = [sys.executable, "-c", dedent(PROLOGUE) + dedent(code)]
+    done = subprocess.run(program, env=os.environ | told, check=True, capture_output=True, text=True)
     return done.stdout, log.read_text()
 
 

@@ -42,14 +42,19 @@ def test_what_is_finite_on_one_side_only_differs_infinitely(other: float) -> Non
     back = measure(f32(1, other), f32(1, 2), atol=1e9, rtol=1e9)
     assert (back.outside, back.finite) == (1, 1)
     assert measure(f32(1, other), f32(1, other)).bitwise
+    for each in (found, back, measure(f32(0), f32(1)), measure(f32(other), f32(other))):
+        assert json.loads(json.dumps(each.to_dict(), allow_nan=False))["elements"] == each.elements
 
 
-@pytest.mark.parametrize(
-    ("atol", "rtol", "equal"),
-    [(0, 0, False), (0.25, 0, True), (0, 0.25, True), (0, 0.2, False), (0.01, 0.24, True)],
-)
-def test_tolerances_are_absolute_plus_relative_to_a(atol: float, rtol: float, equal: bool) -> None:
-    assert measure(f32(1.0), f32(1.25), atol=atol, rtol=rtol).equal is equal
+def test_tolerances_are_absolute_plus_relative_to_a() -> None:
+    for atol, rtol, equal in (
+        (0, 0, False),
+        (0.25, 0, True),
+        (0, 0.25, True),
+        (0, 0.2, False),
+        (0.01, 0.24, True),
+    ):
+        assert measure(f32(1.0), f32(1.25), atol=atol, rtol=rtol).equal is equal
 
 
 def quantized(dtype: str, scale: float, zero_point: int = 0) -> TensorInfo:
@@ -90,14 +95,6 @@ def test_merging_keeps_the_worst_and_adds_counts() -> None:
         assert (merged.elements, merged.differing, merged.max_abs, merged.worst) == (4, 2, 2.0, (0,))
         assert merged.snr_db == pytest.approx(10 * np.log10(10 / 4.25))
         assert not merged.equal
-
-
-@pytest.mark.parametrize(
-    "pair", [(f32(1), f32(1)), (f32(math.nan), f32(1)), (f32(0), f32(1)), (f32(math.inf), f32(0))]
-)
-def test_figures_are_json_without_nan_or_infinity(pair: tuple[np.ndarray, np.ndarray]) -> None:
-    text = json.dumps(measure(*pair).to_dict(), allow_nan=False)
-    assert json.loads(text)["elements"] == 1
 
 
 def test_nothing_to_compare_is_equal() -> None:
