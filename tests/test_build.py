@@ -144,7 +144,7 @@ def test_the_console_has_a_line_for_each_stage_and_at_the_end_warnings_estimates
     rows = [line.split() for line in done.out.splitlines()]
     assert len(rows) <= 15
     assert done.out.startswith(
-        "Warning: Perplexity is 2.00 times the checkpoint's, more than 1.05: look at answers"
+        "Warning: Perplexity is 2.00 times the checkpoint's, more than 1.05: check answers"
     )
     assert "prefill_4: converted, 2.0 ms as exported, 1.0 ms as converted" in done.out
     assert ["checkpoint", "2", "2.00", "1.000", "-", "-"] in rows
@@ -286,8 +286,8 @@ BAD_BUNDLES = {
     "its sections are": bundle([model_part("prefill_decode", to_bytes(parse(COMPILED)))]),
     "its data has changed": bundle_of(COMPILED).replace(b"words", b"wards"),
     "keeps 1 operators of 'prefill_4' off the NPU, BATCH_MATMUL": bundle_of(QUANTIZED),
-    "prefill_decode model does not have the signatures that it had": bundle_of(COMPILED.replace("logits=", "logit=")),
-    "model does not have the signatures": bundle_of(COMPILED.replace("%e: int16[1,1,4,8]", "%e: int16[1,1,8,8]")),
+    "prefill_decode model's signatures have changed": bundle_of(COMPILED.replace("logits=", "logit=")),
+    "model's signatures have changed": bundle_of(COMPILED.replace("%e: int16[1,1,4,8]", "%e: int16[1,1,8,8]")),
     "calls the NPU 2 times in 'prefill_4'": bundle_of(
         COMPILED.replace(
             "  return",
@@ -391,7 +391,7 @@ def test_a_build_that_is_interrupted_goes_on_and_ends_the_same(place: Place, sta
 
     with pytest.raises(KeyboardInterrupt) as caught:
         place.build(stages=Stages({stage: interrupt}))
-    assert caught.value.__notes__ == [f"what is done so far is in {place.work}: run it again to go on"]
+    assert caught.value.__notes__ == [f"completed stages are in {place.work}: run it again to continue"]
     assert not place.output.exists()
     stages, _ = place.build()
     assert stages.ran == ALL[ALL.index(stage) :]
@@ -404,7 +404,7 @@ def test_a_work_folder_is_one_builds_alone(place: Place) -> None:
     def second(_: Job) -> None:
         place.build()
 
-    with pytest.raises(UsageError, match="another build is at work in"):
+    with pytest.raises(UsageError, match="another build is running in"):
         place.build(stages=Stages({"export": second}))
     with pytest.raises(UsageError, match="holds other files"):
         place.build(work=place.checkpoint)
@@ -611,7 +611,7 @@ def test_a_bundle_that_is_as_it_has_to_be_has_no_faults(tmp_path: Path) -> None:
         (QUANTIZED, []),
         (COMPILED, []),
         (QUANTIZED.replace("0.1", "0.2"), ["its aux model differs and is not compiled"]),
-        (COMPILED.replace("logits=", "logit="), ["its aux model does not have the signatures that it had"]),
+        (COMPILED.replace("logits=", "logit="), ["its aux model's signatures have changed"]),
     ],
 )
 def test_other_models_are_as_they_were_or_compiled(tmp_path: Path, made: str, told: list[str]) -> None:

@@ -44,7 +44,7 @@ def test_the_extra_holds_the_version_that_is_known_here() -> None:
 @pytest.mark.parametrize(
     ("found", "sentence"),
     [
-        ({"litert-torch": "0.11.0"}, "litert-torch is 0.11.0, and its pipeline for NPUs, which is experimental, is"),
+        ({"litert-torch": "0.11.0"}, "litert-torch is 0.11.0, but edge-opt supports only 0.10: "),
         ({"torch": None}, "the build needs torch: pip install '."),
     ],
 )  # fmt: skip

@@ -63,7 +63,7 @@ def interrupted(folder: Path, stage: str, number: signal.Signals) -> None:
     assert command.returncode == (-number if killed else 128 + number), said
     lines = [line for line in said.splitlines() if line.strip()]
     assert lines[0].split()[0] == "configure"
-    hint = "what is done so far is in gemma.work: run it again to go on"
+    hint = "completed stages are in gemma.work: run it again to continue"
     assert killed or lines[-1] == f"edge-opt: ended by {number.name}; {hint}"
     assert not (folder / "gemma.litertlm").exists()
 
@@ -197,9 +197,9 @@ def test_settings_come_from_the_vendor_and_the_command_line_in_that_order() -> N
         ({"settings": {"cache_lenght": 3}}, "--set: setting 'cache_lenght' does not exist, did you mean 'cache_length"),
         ({"settings": {"cache_length": "long"}}, '--set cache_length: "long" is not of the type of 1280'),
         ({"settings": {"cache_length": 64}}, "a cache of 64 tokens has no room for two prefills of 128, so"),
-        ({"settings": {"soc_model": "SM8850"}}, "--set soc_model is not to be set: it follows from --soc"),
-        ({"settings": {"weight_quantization_recipe": "x"}}, "is not to be set: it follows from --weights"),
-        ({"settings": {"spm_path": "x"}}, "--set spm_path is not to be set: it follows from the work folder"),
+        ({"settings": {"soc_model": "SM8850"}}, "--set soc_model cannot be set: it follows from --soc"),
+        ({"settings": {"weight_quantization_recipe": "x"}}, "cannot be set: it follows from --weights"),
+        ({"settings": {"spm_path": "x"}}, "--set spm_path cannot be set: it follows from the work folder"),
     ],
 )  # fmt: skip
 def test_settings_and_models_that_do_not_exist_are_a_sentence(options: dict[str, Any], sentence: str) -> None:

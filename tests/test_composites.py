@@ -73,7 +73,7 @@ def test_a_body_of_another_type_is_left_with_the_reason() -> None:
     result = convert(parse(text), verify="none")
     site = next(site for site in result.sites if site.pass_name == "inline_composites")
     assert site.status is Status.SKIPPED
-    assert "another type in the body" in site.reason
+    assert "type differs in the body" in site.reason
 
 
 NESTED = """

@@ -134,7 +134,7 @@ REFUSED: list[tuple[Change, str]] = [
         )
         for index in (5, 4_000_000_000)
     ),
-    (lambda made: made.signatureDefs.append(made.signatureDefs[0]), "signature 'run' is there twice"),
+    (lambda made: made.signatureDefs.append(made.signatureDefs[0]), "signature 'run' is defined twice"),
     (twice("inputs"), "signature 'run': inputs names 'x' twice"),
     (twice("outputs"), "signature 'run': outputs names 'y' twice"),
     # Tensors
@@ -150,10 +150,10 @@ REFUSED: list[tuple[Change, str]] = [
         (setting(f"tensors[3].{field}", int32s(*sizes)), f"subgraph 'run', tensor 3 'sum': {sentence}")
         for field, negative in (("shape", -1), ("shapeSignature", -2))
         for sizes, sentence in [
-            ([2, negative], f"shape [2, {negative}] is not one that files and memory can hold"),
-            ([2, -(2**31)], "shape [2, -2147483648] is not one that files and memory can hold"),
-            ([HUGE, HUGE], "shape [2147483647, 2147483647] is not one that files and memory can hold"),
-            ([0, HUGE, HUGE], "shape [0, 2147483647, 2147483647] is not one"),
+            ([2, negative], f"shape [2, {negative}] has a negative size or is too large"),
+            ([2, -(2**31)], "shape [2, -2147483648] has a negative size or is too large"),
+            ([HUGE, HUGE], "shape [2147483647, 2147483647] has a negative size or is too large"),
+            ([0, HUGE, HUGE], "shape [0, 2147483647, 2147483647] has a negative"),
             ([1] * 33, "33 dimensions, expected at most 32"),
             ([1] * 100_000, "100000 dimensions, expected at most 32"),
         ]
@@ -366,7 +366,9 @@ def chain(length: int, last: int) -> bytes:
 def test_subgraphs_may_call_others_but_neither_too_deep_nor_in_a_circle() -> None:
     load(chain(DEEPEST - 1, DEEPEST - 1))
     for length, last in ((DEEPEST, DEEPEST), (1500, 1500), (3, 0), (3, 1), (3, 2)):
-        with pytest.raises(ModelFormatError, match="subgraph 0 'g0': its calls lead in a circle, or over 48"):
+        with pytest.raises(
+            ModelFormatError, match="subgraph 0 'g0': its calls are recursive, or nested over 48"
+        ):
             load(chain(length, last))
     for index in (-1, 3):
         with pytest.raises(
@@ -388,14 +390,14 @@ def test_an_operator_that_names_no_subgraph_to_run_is_refused(name: str) -> None
 
 NEW = Tensor("z", (1,), DType.FLOAT32)
 UNWRITABLE: list[tuple[Callable[[Model, Subgraph], object], str]] = [
-    (lambda m, g: setattr(g.inputs[0], "shape", (-1, 2)), r"tensor \d 'x': shape \[-1, 2\] is not one that"),
-    (lambda m, g: setattr(g.inputs[0], "shape", (1 << 31,)), r"shape \[2147483648\] is not one that files"),
+    (lambda m, g: setattr(g.inputs[0], "shape", (-1, 2)), r"tensor \d 'x': shape \[-1, 2\] has a negative"),
+    (lambda m, g: setattr(g.inputs[0], "shape", (1 << 31,)), r"shape \[2147483648\] has a negative"),
     (
         lambda m, g: setattr(g.operators[0].input(1), "buffer", Buffer(Data(b"1234"))),
         r"FLOAT32\[3\] needs 12 bytes, its buffer",
     ),
     (lambda m, g: (m.subgraphs.clear(), m.signatures.clear()), "expected at least one subgraph, found none"),
-    (lambda m, g: m.signatures.append(m.signatures[0]), "signature 'run' is there twice"),
+    (lambda m, g: m.signatures.append(m.signatures[0]), "signature 'run' is defined twice"),
     (
         lambda m, g: m.signatures.append(Signature("other", Subgraph("other"), {}, {})),
         "signature 'other': its subgraph is not one of the model's",

@@ -136,7 +136,7 @@ def test_topological_order_puts_producers_first_and_is_stable_where_there_is_a_c
     join = op(left.output, right.output, name="j")
     assert topological([join, right, left, x]) == [x, left, right, join]
     a, b = tensor("a"), tensor("b")
-    with pytest.raises(RefusedError, match="needs its own"):
+    with pytest.raises(RefusedError, match="part of a cycle"):
         topological([Operator(ADD, [b], [a]), Operator(ADD, [a], [b])])
 
 
@@ -245,7 +245,7 @@ def test_effects_keep_their_order() -> None:
 def test_operators_that_need_each_other_have_no_order() -> None:
     graph, made = chain(3)
     other = Operator(ADD, [made[2].output], [made[0].output])
-    with pytest.raises(RefusedError, match="needs its own"):
+    with pytest.raises(RefusedError, match="part of a cycle"):
         replaced(graph, [made[0], made[2]], [other, Operator(ADD, [made[1].output], [made[2].output])])
 
 

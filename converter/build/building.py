@@ -177,7 +177,7 @@ def build(
                 error.args = (f"{error}; the bundle before the compiler is {result.converted}",)
             raise
         except KeyboardInterrupt as error:
-            error.add_note(f"what is done so far is in {folder}: run it again to go on")
+            error.add_note(f"completed stages are in {folder}: run it again to continue")
             raise
         finally:
             result.seconds = round(time.perf_counter() - began, 3)
@@ -314,8 +314,8 @@ def _evaluate(
     result.evaluation = {**found.to_dict(), "note": text.note}
     if not found.within(WORST_RATIO):
         result.warnings.append(
-            f"Perplexity is {found.models[-1].ratio:.2f} times the checkpoint's, more than {WORST_RATIO}: look at "
-            f"answers before the bundle goes to users; the settings that were changed may be the cause"
+            f"Perplexity is {found.models[-1].ratio:.2f} times the checkpoint's, more than {WORST_RATIO}: check "
+            f"answers before releasing the bundle; changed settings may be the cause"
         )
     if not npu_tokens or run.libraries is None:
         return

@@ -172,7 +172,7 @@ def evaluate(
 def _check_models(reference: Path, *bundles: Path) -> None:
     """Raise UsageError unless the reference is a checkpoint and the others are bundles."""
     if not bundles:
-        raise UsageError("there is nothing to evaluate: give a bundle beside the checkpoint")
+        raise UsageError("no bundle to evaluate: give one after the checkpoint")
     if look_at(reference).kind is not Kind.CHECKPOINT:
         raise UsageError(
             f"{reference} is not a checkpoint: the reference is the Hugging Face folder that the bundles were made from"

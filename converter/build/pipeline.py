@@ -126,7 +126,7 @@ def _check_settings(given: Mapping[str, Any], names: Sequence[str], defaults: Ma
     for name, value in given.items():
         if name in _OURS or name.endswith(_FILES):
             source = _OURS.get(name, "the work folder")
-            raise UsageError(f"--set {name} is not to be set: it follows from {source}")
+            raise UsageError(f"--set {name} cannot be set: it follows from {source}")
         if name not in names:
             raise unknown("--set: setting", name, names)
         default = defaults.get(name, value)
@@ -196,8 +196,8 @@ def _check_numbers(checkpoint: Path) -> None:
                     # torch has no isfinite for 8-bit floats.
                     if weights.is_floating_point() and not torch.isfinite(weights.float()).all():
                         raise UsageError(
-                            f"{path}: '{name}' holds NaN or infinity, as a training that diverged leaves it: give a "
-                            f"checkpoint from before that"
+                            f"{path}: '{name}' holds NaN or infinity, as after diverged training: give an "
+                            f"earlier checkpoint"
                         )
         except safetensors.SafetensorError as error:
             raise UsageError(

@@ -50,7 +50,7 @@ def faults(before: Path, after: Path) -> list[str]:
     old, new = read_bundle(before), read_bundle(after)
     if [*map(_key, old.sections)] != [*map(_key, new.sections)]:
         was, now = (", ".join(map(name, bundle.sections)) for bundle in (old, new))
-        return [f"its sections are {now}, and were {was}"]
+        return [f"its sections are {now}, expected {was}"]
     sentences = []
     for index, section in enumerate(old.sections):
         contents, main = (old.content(index), new.content(index)), section.model_type == MAIN_SECTION
@@ -62,7 +62,7 @@ def faults(before: Path, after: Path) -> list[str]:
 
 def _model_faults(before: Model, after: Model, *, main: bool) -> list[str]:
     if _interface(before) != _interface(after):
-        return ["model does not have the signatures that it had"]
+        return ["model's signatures have changed"]
     if not main:
         return [] if is_compiled(after) else ["model differs and is not compiled"]
     wrong = []

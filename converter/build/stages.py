@@ -140,8 +140,7 @@ class Processes:
             raise UsageError(needs.format("tensorflow"))
         if not versions["litert-torch"].startswith(f"{SUPPORTED}."):
             raise UsageError(
-                f"litert-torch is {versions['litert-torch']}, and its pipeline for NPUs, which is experimental, is "
-                f"known here as of {SUPPORTED}: {INSTALL}"
+                f"litert-torch is {versions['litert-torch']}, but edge-opt supports only {SUPPORTED}: {INSTALL}"
             )
         return versions
 
@@ -314,7 +313,7 @@ def taken(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UsageError(
-                f"another build is at work in {folder}: wait for it, or give another work=..."
+                f"another build is running in {folder}: wait for it, or give another work=..."
             ) from None
         for left in folder.glob(f"*{_PARTIAL}"):
             shutil.rmtree(left, ignore_errors=True)

@@ -34,7 +34,7 @@ def check_model(subgraphs: Sequence[Subgraph], signatures: Sequence[Signature]) 
     for signature in signatures:
         where, graph = f"signature '{signature.key}'", signature.subgraph
         if signature.key in keys:
-            raise ModelFormatError(f"{where} is there twice", table="Model", field="signature_defs")
+            raise ModelFormatError(f"{where} is defined twice", table="Model", field="signature_defs")
         keys.add(signature.key)
         if graph not in held:
             raise ModelFormatError(f"{where}: its subgraph is not one of the model's")
@@ -66,7 +66,7 @@ def _check_operators(graph: Subgraph, place: str) -> Callable[[Tensor], bool]:
             # An input of a custom operator that is never defined is scratch memory.
             is_scratch = operator.code.name == "CUSTOM" and tensor is not None and tensor.producer is None
             if not (tensor is None or is_scratch or is_defined(tensor)):
-                why = "cyclic, out of order, or by nobody"
+                why = "a cycle, wrong order, or no producer"
                 raise ModelFormatError(f"{where}: reads '{tensor.name}' before it is defined ({why})")
         for tensor in operator.outputs:
             if tensor in defined or tensor.is_constant:
@@ -83,7 +83,7 @@ def _check_operator(operator: Operator, where: str) -> None:
     reason = kind.misfit(operator.inputs, operator.outputs) if kind.is_followed else None
     options, expected = operator.options, kind.options
     if reason is None and options is None and expected in SUBGRAPH_FIELDS:
-        reason = "has no options, which say what subgraph to run"
+        reason = "has no options to name the subgraph to run"
     # The runtime would ignore another operator's options, or misread them.
     if reason is None and options is not None and expected not in (None, options.name):
         reason = f"has {options.name}, expected {expected}"
@@ -110,7 +110,7 @@ def _check_calls(subgraphs: Sequence[Subgraph]) -> None:
     deep = next((index for index in range(len(called)) if index not in shallow), None)
     if deep is not None:
         place = f"subgraph {deep} '{subgraphs[deep].name}'"
-        raise ModelFormatError(f"{place}: its calls lead in a circle, or over {DEEPEST} subgraphs deep")
+        raise ModelFormatError(f"{place}: its calls are recursive, or nested over {DEEPEST} deep")
 
 
 def _check_tensor(tensor: Tensor, where: str) -> None:
@@ -119,7 +119,7 @@ def _check_tensor(tensor: Tensor, where: str) -> None:
             raise ModelFormatError(f"{where}: {len(sizes)} dimensions, expected at most {_MAX_RANK}")
         elements = math.prod(max(size, 1) for size in sizes)
         if min(sizes, default=0) < least or max(sizes, default=0) > _MAX_SIZE or elements > _MAX_ELEMENTS:
-            raise ModelFormatError(f"{where}: shape {list(sizes)} is not one that files and memory can hold")
+            raise ModelFormatError(f"{where}: shape {list(sizes)} has a negative size or is too large")
     if tensor.wrong_size is not None:
         raise ModelFormatError(f"{where}: {tensor.wrong_size}")
     parameters = tensor.quantization

@@ -48,10 +48,10 @@ def checked_body(model: Model, composite: Operator) -> Subgraph:
         raise RefusedError("all calls of the body share a tensor that is kept between runs", composite, kept)
     for argument, tensor in zip(body.inputs, composite.inputs, strict=True):
         if tensor is None or not same_type(argument, tensor):
-            raise RefusedError("an argument has another type in the body", composite, tensor)
+            raise RefusedError("an argument's type differs in the body", composite, tensor)
     for result, tensor in zip(body.outputs, composite.outputs, strict=True):
         if not same_type(result, tensor):
-            raise RefusedError("a result has another type in the body", composite, tensor)
+            raise RefusedError("a result's type differs in the body", composite, tensor)
     return body
 
 

@@ -178,7 +178,7 @@ def replaced(
     moving = next((op for op in (*removed, *added) if not is_pure(op, subgraphs)), None)
     effects = [operator for operator in span if not is_pure(operator, subgraphs)]
     if effects and (moving or [operator for operator in order if operator in effects] != effects):
-        text = "it has an effect, and would run after another that it stood before"
+        text = "its side effect would run after another one that it preceded"
         raise RefusedError(text, moving or effects[0])
     return [*operators[:first], *order, *operators[last:]]
 
@@ -191,7 +191,7 @@ def topological(operators: Iterable[Operator]) -> list[Operator]:
     stack, most = pending[::-1], sum(1 + len(operator.inputs) for operator in pending)
     while stack:
         if len(stack) > most:
-            raise RefusedError("it needs the result of an operator that needs its own", stack[-1])
+            raise RefusedError("it is part of a cycle", stack[-1])
         sources = (makers[tensor] for tensor in stack[-1].inputs if tensor is not None and tensor in makers)
         missing = [source for source in sources if source not in order]
         if missing and stack[-1] not in order:
