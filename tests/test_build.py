@@ -469,7 +469,7 @@ BAD: dict[str, Change] = {
     "line 2 is not JSON": put("prompts.jsonl", '"one"\ntwo\n'),
     "line 1 is not a prompt": put("prompts.jsonl", '{"question": "?"}\n'),
     "line 1 is not a prompt: write a string": put("prompts.jsonl", '{"prompt": ["?"]}\n'),
-    "or messages of which one is the user's": put("prompts.jsonl", '{"messages": ["?"]}\n'),
+    "or messages with one from the user": put("prompts.jsonl", '{"messages": ["?"]}\n'),
     "line 4 is not a prompt": put(
         "prompts.jsonl", '"one"\n\n{"text": "two"}\n{"messages": [{"role": "system", "content": "three"}]}\n'
     ),
@@ -489,11 +489,11 @@ BAD: dict[str, Change] = {
     "the Hexagon compiler needs Qualcomm's QNN libraries": options(sdk=None),
     "holds no libQnnHtp.so": lambda place: {"sdk": place.checkpoint},
     r"target file no\.toml cannot be read": options(target="no.toml"),
-    "target 'mediatek' is for other NPUs than that of SM8750: leave": options(target="mediatek"),
-    "target 'ethos-u85' is for other NPUs": options(target="ethos-u85"),
+    "target 'mediatek' is not for the NPU of SM8750: leave": options(target="mediatek"),
+    "target 'ethos-u85' is not for the NPU": options(target="ethos-u85"),
     "exists: pass overwrite=True": lambda place: {**put("gemma.litertlm", "")(place), "overwrite": False},
     "is the input itself": put("gemma.litertlm", bundle_of(FLOAT), "source"),
-    "is the output, too": lambda place: {"work": place.output},
+    "is also the output": lambda place: {"work": place.output},
     "must end in .litertlm": lambda place: {"output": place.folder / "gemma.bin"},
     "work folder .* cannot be used: No such file": lambda place: {"work": place.folder / "no" / "folder"},
     "held_out=... is text to evaluate on": options(held_out="nowhere.jsonl", evaluate=False),

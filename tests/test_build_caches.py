@@ -56,7 +56,7 @@ def test_layers_are_counted_by_kind_and_a_long_prefill_is_told_of() -> None:
     assert SlidingLayers.of({"sliding_window": 512, "layer_types": kinds[1:2]}) == SlidingLayers(0, 0, 1)
     assert SlidingLayers.of({"sliding_window": 4096}) == SlidingLayers()
     assert len(GEMMA.notes(512, [512])) == 1
-    assert "masks no window within one chunk" in GEMMA.notes(1024, [1024])[1]
+    assert "applies no window within one chunk" in GEMMA.notes(1024, [1024])[1]
     assert SlidingLayers(count=2).notes(None, [1024]) == []
 
 

@@ -72,7 +72,7 @@ def test_an_error_is_made_up_for_by_the_columns_that_follow() -> None:
         (
             model("%logits: int16[1,1,97] q(0.05, 0) = ADD(%y, %y)"),
             KEPT,
-            "no logits are the product of int8 weights",
+            "no logits come from int8 weights",
         ),
     ],
 )

@@ -65,7 +65,7 @@ def test_no_prompt_is_joined_that_the_last_prefill_has_no_room_for() -> None:
     assert planned(SHORT, 16, cache=120).tokens[-1] == 112
     found = planned([*SHORT, words(115)], 16, cache=120)
     assert 115 not in found.tokens
-    assert "Left out: 1 prompt of more tokens than fit into a cache of 120" in found.notes
+    assert "Skipped 1 prompt with more tokens than fit into a cache of 120" in found.notes
     assert planned([words(500), words(300)], 16, cache=128).tokens == [127]
 
 

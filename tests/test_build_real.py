@@ -75,7 +75,7 @@ def test_a_checkpoint_becomes_a_bundle_for_the_npu_also_after_interruptions(fold
     result = build(folder / "gemma", output, prompts=folder / "gemma.jsonl", **OPTIONS)
     assert [stage.made_now for stage in result.stages] == [False] * 5 + [True]
     assert all((stage.peak_bytes or 0) > 100 << 20 for stage in result.stages[1:])
-    assert result.stages[3].notes == ["Put back what litert-torch's packing left out: executor metadata"]
+    assert result.stages[3].notes == ["Restored what litert-torch's packing dropped: executor metadata"]
     prefill, decode = result.optimized["signatures"]
     assert (prefill["kept"], decode["kept"]) == ("converted", "converted")
     assert "nearer to the checkpoint's" in decode["why"]
@@ -195,7 +195,7 @@ def test_settings_come_from_the_vendor_and_the_command_line_in_that_order() -> N
     ("options", "sentence"),
     [
         ({"settings": {"cache_lenght": 3}}, "--set: setting 'cache_lenght' does not exist, did you mean 'cache_length"),
-        ({"settings": {"cache_length": "long"}}, '--set cache_length: "long" is not of the type of 1280'),
+        ({"settings": {"cache_length": "long"}}, '--set cache_length: "long" must have the type of 1280'),
         ({"settings": {"cache_length": 64}}, "a cache of 64 tokens has no room for two prefills of 128, so"),
         ({"settings": {"soc_model": "SM8850"}}, "--set soc_model cannot be set: it follows from --soc"),
         ({"settings": {"weight_quantization_recipe": "x"}}, "cannot be set: it follows from --weights"),

@@ -194,13 +194,13 @@ def _check_output(output: Path, source: Path, work: Path, *, overwrite: bool) ->
     if output.suffix != SUFFIX:
         raise UsageError(f"{output} must end in {SUFFIX}, as LiteRT-LM's bundles do")
     if output.resolve() == work.resolve():
-        raise UsageError(f"{work} is the output, too: give another work=...")
+        raise UsageError(f"{work} is also the output: give another work=...")
 
 
 def _target(vendor: str, chip: str, target: str | None) -> Target:
     facts = load_target(target or TARGETS[vendor])
     if target and not target.endswith(".toml") and facts.name not in {TARGETS[vendor], "generic"}:
-        raise UsageError(f"target '{facts.name}' is for other NPUs than that of {chip}: leave target=... out")
+        raise UsageError(f"target '{facts.name}' is not for the NPU of {chip}: leave target=... out")
     return facts
 
 

@@ -409,8 +409,8 @@ class Checkpoint:
             begin = said.before[: len(said.before) - len(before)]  # BOS
             if ([*begin, *before], scored) != (said.before, said.scored):
                 raise UsageError(
-                    f"the checkpoint has another vocabulary than the bundle {name}: it makes {len(before)} and "
-                    f"{len(scored)} tokens of a held-out prompt's two parts, the bundle {len(said.before)} and "
+                    f"the checkpoint's vocabulary differs from bundle {name}'s: a held-out prompt's two parts have "
+                    f"{len(before)} and {len(scored)} tokens, in the bundle {len(said.before)} and "
                     f"{len(said.scored)}; give the checkpoint that the bundle was made from"
                 )
         rows = self.logits(next(iter(bundles.values())).before, scored).log_softmax(-1)

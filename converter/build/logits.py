@@ -103,7 +103,7 @@ def narrow_logits(
     products = (_product(signature.outputs) for signature in model.signatures)
     found = dict.fromkeys(product for product in products if product is not None)
     if not found:
-        raise UsageError("no logits are the product of int8 weights without a bias: use weights='8'")
+        raise UsageError("no logits come from int8 weights without a bias: use weights='8'")
     narrowed: dict[int, list[Tensor]] = {}
     for product in found:
         weights = product.input(1)

@@ -132,7 +132,7 @@ def _check_settings(given: Mapping[str, Any], names: Sequence[str], defaults: Ma
         default = defaults.get(name, value)
         kinds = (int, float) if isinstance(default, float) else type(default)
         if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(default, bool)):
-            raise UsageError(f"--set {name}: {json.dumps(value)} is not of the type of {json.dumps(default)}")
+            raise UsageError(f"--set {name}: {json.dumps(value)} must have the type of {json.dumps(default)}")
 
 
 def _caches(config: Any, checkpoint: str, *, whole: bool) -> dict[str, Any]:
@@ -177,8 +177,8 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
         if error.args != (_WHOLE,):
             raise
         raise UsageError(
-            f"every layer of the checkpoint slides, and litert-torch {SUPPORTED} exports this family only where one "
-            f"does not: its config.json has no '{_WHOLE}' among layer_types"
+            f"every layer of the checkpoint slides, but litert-torch {SUPPORTED} exports this family only with at "
+            f"least one '{_WHOLE}' among layer_types in config.json"
         ) from error
     if job.options["window"]:
         _write_window(job.model, job.options["window"])
@@ -201,7 +201,7 @@ def _check_numbers(checkpoint: Path) -> None:
                         )
         except safetensors.SafetensorError as error:
             raise UsageError(
-                f"{path} is not a whole safetensors file ({error}): copy it again, or fetch it with git lfs"
+                f"{path} is not a complete safetensors file ({error}): copy it again, or fetch it with git lfs"
             ) from error
 
 
@@ -215,7 +215,7 @@ class _WeightsThatFit(logging.Handler):
             how = "is missing" if wrong[0][1] == "MISSING" else "has another shape"
             raise UsageError(
                 f"the checkpoint's weights do not fit its config.json: {wrong[0][0]} {how}, the first of {len(wrong)}; "
-                f"compare both with the model that was tuned"
+                f"compare both with the base model"
             )
 
 
@@ -241,8 +241,8 @@ def _write_window(path: Path, window: int) -> None:
     index = section_of(bundle)
     if index is None:
         raise UsageError(
-            f"litert-torch wrote no executor metadata, without which LiteRT-LM takes another window than the "
-            f"checkpoint's {window} positions: {INSTALL}"
+            f"litert-torch wrote no executor metadata; without it, LiteRT-LM does not use the checkpoint's window "
+            f"of {window} positions: {INSTALL}"
         )
     content = bundle.content(index)
     values = metadata.ExecutorMetadata.FromString(content.read(0, content.size))
@@ -287,8 +287,7 @@ def check_all_ran(signatures: Sequence[str], ranges: Path) -> None:
     idle = [key for key in signatures if not any(name.startswith(f"{key}_") for name in tensors)]
     if idle:
         raise UsageError(
-            f"litert-torch's calibration does not run {', '.join(idle)}, so the ranges there are not known: export "
-            f"without it"
+            f"litert-torch's calibration does not run {', '.join(idle)}, so its ranges are unknown: export without it"
         )
 
 
@@ -320,7 +319,7 @@ def quantize(job: Job, _: Progress) -> dict[str, Any]:
     for left in Path(job.output).glob("*intermediate.tflite"):
         left.unlink()
     lost = keep_sections(Path(job.inputs["model"]), job.model)
-    return {"notes": [f"Put back what litert-torch's packing left out: {', '.join(lost)}"] if lost else []}
+    return {"notes": [f"Restored what litert-torch's packing dropped: {', '.join(lost)}"] if lost else []}
 
 
 # For the NPU

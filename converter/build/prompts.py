@@ -58,7 +58,7 @@ def read_prompts(path: Path) -> list[Any]:
         if not text_of(prompts[-1]):
             raise UsageError(
                 f"{where} is not a prompt: write a string, an object with a string as {', '.join(_TEXTS[:-1])} or "
-                f"{_TEXTS[-1]}, or messages of which one is the user's"
+                f"{_TEXTS[-1]}, or messages with one from the user"
             )
     return prompts
 
@@ -112,7 +112,7 @@ def plan(prompts: Sequence[Any], count: Count, lengths: Sequence[int], cache: in
     planned = Plan([prompt for prompt, _ in kept], [tokens for _, tokens in kept])
     if len(kept) < len(counted):
         left = many(len(counted) - len(kept), "prompt")
-        planned.notes.append(f"Left out: {left} of more tokens than fit into a cache of {cache}")
+        planned.notes.append(f"Skipped {left} with more tokens than fit into a cache of {cache}")
     longest, joined = max(planned.tokens, default=0), []
     for least, most in _gaps(planned.tokens, lengths, cache, room):
         text = _joined(counted, count, most)

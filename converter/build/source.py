@@ -84,12 +84,12 @@ def _checkpoint(path: Path) -> Given:
     if quantized:
         method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
         raise UsageError(
-            f"{path} is quantized already ({method}, as its {CONFIG} says), and litert-torch exports floats only: give "
-            f"the checkpoint that it was made from"
+            f"{path} is quantized already ({method}, as its {CONFIG} says), but litert-torch exports floats only: "
+            f"give the checkpoint that it was made from"
         )
     if not any((path / name).is_file() for name in _TOKENIZERS):
         raise UsageError(
-            f"{path} has no tokenizer ({_TOKENIZERS[0]} or {_TOKENIZERS[1]}): copy it from the model that was tuned"
+            f"{path} has no tokenizer ({_TOKENIZERS[0]} or {_TOKENIZERS[1]}): copy it from the base model"
         )
     files = tuple(sorted(file for file in path.iterdir() if file.suffix in _PARTS and file.is_file()))
     if not any(file.suffix in _WEIGHTS for file in files):
@@ -156,8 +156,8 @@ class SlidingLayers:
             )
         if self.window and max(prefill) > self.window:
             sentences.append(
-                f"a prefill of {max(prefill)} tokens is longer than the window of {self.window}: LiteRT-LM 0.18 masks "
-                f"no window within one chunk, so its rows see up to {max(prefill)} positions back; give --prefill "
-                f"{self.window} or less to keep what the checkpoint says"
+                f"a prefill of {max(prefill)} tokens is longer than the window of {self.window}: LiteRT-LM 0.18 "
+                f"applies no window within one chunk, so its rows see up to {max(prefill)} positions back; give "
+                f"--prefill {self.window} or less to keep what the checkpoint says"
             )
         return sentences
