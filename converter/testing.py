@@ -1,6 +1,6 @@
-"""Asserts for a user's tests: two models compute the same, a model still computes what was recorded.
+"""Assertions for your tests: two models have the same outputs, or a model still matches its golden file.
 
-Needs no test framework; each assert starts the runtime in a child process.
+Needs no test framework; each assertion starts the runtime in a child process.
 """
 
 from typing import Any, Literal
@@ -25,15 +25,14 @@ def assert_equivalent(
     rtol: float = 0.0,
     **options: Any,
 ) -> ComparisonReport:
-    """Asserts that |a-b| <= atol + rtol*|a| for every output of every signature; returns the report.
+    """Assert that |a-b| <= atol + rtol*|a| for every output of every signature, and return the report.
 
-    On the NPU both models run in the emulator of its compiler. `options` are those of `edge_opt.compare`
-    (`signatures`, `seed`, `shapes`, ...), or of `edge_opt.npu`'s `compare_on_npu` (`sdk`, `chip`, `flags`, `layers`,
-    ...).
+    On the NPU, both models run in its compiler's emulator. `options` go to `edge_opt.compare` (`signatures`, `seed`,
+    `shapes`, ...) or `edge_opt.npu.compare_on_npu` (`sdk`, `chip`, `flags`, `layers`, ...).
 
     Raises:
-        AssertionError: the models differ; the message has one line per output that does.
-        EdgeOptError: they could not be compared.
+        AssertionError: the models differ; the message has one line for each difference.
+        EdgeOptError: the models could not be compared.
     """
     if on == "npu":
         return _assert_equal(compare_on_npu(a, b, atol=atol, rtol=rtol, **options))
@@ -41,10 +40,10 @@ def assert_equivalent(
 
 
 def assert_golden(model: ModelLike, path: AnyPath) -> ComparisonReport:
-    """Asserts that the model computes what `record_golden` or `edge-opt golden record` stored; returns the report.
+    """Assert that a model matches a file of `record_golden` or `edge-opt golden record`, and return the report.
 
     Raises:
-        AssertionError: it does not; the message has one line per output that differs.
+        AssertionError: outputs differ; the message has one line for each difference.
         EdgeOptError: the file or the model could not be used.
     """
     return _assert_equal(check(model, path))

@@ -1,1 +1,1 @@
-"""Two models compared: their outputs on real inputs, whole runs, the text that they generate, and recorded results."""
+"""Compare models: outputs on realistic inputs, converted models as a whole, generated text, and golden files."""

@@ -1,7 +1,7 @@
-"""Finds where two models begin to differ: the first tensor that both have and that is not the same.
+"""Find the first tensor that two models share and that differs between them.
 
-Meant for a model and a rewrite of it: tensors outside rewritten regions keep their names. Both are cut at tensors that
-they share, a logarithmic number of times; only one of them is loaded at a time. Changes no model.
+Intended for a model and its rewrite: tensors outside rewritten regions keep their names. Both are cut at shared
+tensors, a logarithmic number of times; only one is loaded at a time, and neither is changed.
 """
 
 from collections import Counter
@@ -29,17 +29,17 @@ _NOTHING_SHARED = "the models share no names of tensors between their inputs and
 
 
 def first_difference(both: Both, pair: Pair, output: str, kernels: Kernels, runs: int) -> FirstDifference:
-    """The first shared tensor that differs, with the operators of both models that compute it from equal ones.
+    """Return the first shared tensor that differs, with both models' operators that compute it from equal ones.
 
-    `output` differs; `runs` is how often the models are run.
+    `output` must differ; `runs` is the number of runs of each model.
 
     Raises:
-        RuntimeFailed: a model that was cut does not run.
+        RuntimeFailed: a cut model does not run.
     """
     place = [info.name for info in pair.signature.outputs].index(output)
     sides = [arguments(model, pair.signature) for model in both.models]
     ends = sides[0][2][place], sides[1][2][place]
-    # Tensors of numbers that lead to the output, by name, in execution order; only names that are unique.
+    # Numeric tensors that the output depends on, by name in execution order; only unique names.
     named: list[dict[str, Tensor]] = []
     for (graph, *_), end in zip(sides, ends, strict=True):
         tensors = [tensor for one in needed_for([end], graph.operators) for tensor in one.outputs]
@@ -54,7 +54,7 @@ def first_difference(both: Both, pair: Pair, output: str, kernels: Kernels, runs
 
 @dataclass(slots=True)
 class _Search:
-    """`shared` are the tensors of both sides, the output last; `equal` and `different` are places among them."""
+    """`shared` pairs tensors of both sides, the output last; `equal` and `different` are indices into it."""
 
     both: Both
     kernels: Kernels
@@ -84,9 +84,9 @@ class _Search:
         return self._describe(first)
 
     def _look(self, places: Sequence[int]) -> set[int]:
-        """Run both models up to some of these tensors, and sort them by whether they are equal.
+        """Run both models up to some of these tensors, and record which are equal.
 
-        They are spread evenly, the last one among them, as many as fit into memory.
+        The chosen tensors are spread evenly, include the last one, and fit into memory together.
         """
         count, room = min(_PROBES, len(places)), _PROBED_BYTES // len(self.plans[0])
         chosen: list[int] = []
@@ -100,7 +100,7 @@ class _Search:
         results = []
         for side, (graph, plans) in enumerate(zip(self.graphs, self.plans, strict=True)):
             probes = [self.shared[place][side] for place in chosen]
-            # In a model with state, the last operators may compute what the next run reads.
+            # In a stateful model, the last operators may compute state that the next run reads.
             operators = graph.operators if len(plans) > 1 else needed_for(probes, graph.operators)
             cut = cut_out(self.both.models[side], operators, self.inputs[side], probes)
             part = cut.subgraphs[0]
@@ -119,7 +119,7 @@ class _Search:
         return {*chosen}
 
     def _cones(self, place: int) -> list[tuple[list[Operator], list[Tensor]]]:
-        """In each model, what computes a shared tensor from other shared tensors, and these."""
+        """Return each model's operators that compute a shared tensor from other shared tensors, and those tensors."""
         known: Container[Tensor] = {tensor for both in self.shared for tensor in both}
         cones = [
             needed_for([root], graph.operators, known)
@@ -135,7 +135,7 @@ class _Search:
         known = {tensor: f"%{name}" for side in self.inputs for name, tensor in zip(names, side, strict=True)}
 
         def short(tensor: Tensor) -> str:
-            """A short name, the same for shared tensors of both models; `legend` has the long ones."""
+            """Return a short name, the same in both models for a shared tensor; `legend` maps it to the full name."""
             if tensor not in known:
                 name = f"%{len(legend)}"
                 legend[name] = tensor.name

@@ -1,6 +1,6 @@
-"""Realistic caches for a comparison: the prefill of the reference model fills them, for both models.
+"""Fill realistic caches for a comparison: the reference model's prefill computes them for both models.
 
-It runs on realistic inputs, chunk after chunk, up to the position where a signature begins.
+Prefill runs on realistic inputs, chunk by chunk, up to the position where a signature begins.
 """
 
 from collections import defaultdict
@@ -25,15 +25,15 @@ from edge_opt.runtime.tensors import (
     part_of,
 )
 
-_MOST_CALLS = 4  # twice what a comparison itself runs of the prefill, once in each model
+_MOST_CALLS = 4  # twice the prefill calls of the comparison itself (one in each model)
 
 
 @dataclass(slots=True)
 class FilledCaches:
-    """Fills the caches of one model's signatures, and plans inputs with them; the arrays lie in `folder`.
+    """Fills the caches of one model's signatures and plans inputs with them; arrays are stored in `folder`.
 
     `filled` has the position up to which a signature's caches are filled, `stored` the caches by signature and name.
-    `notes` say what the caches of which signatures hold.
+    `notes` describe the content of each signature's caches.
     """
 
     worker: Worker
@@ -46,7 +46,7 @@ class FilledCaches:
     notes: list[str] = field(default_factory=list)
 
     def plan(self, name: str, run: int = 0) -> list[InputPlan]:
-        """Realistic inputs of one run with the filled caches, not beyond the position that these reach."""
+        """Plan realistic inputs of one run with the filled caches, starting within their filled positions."""
         plans = plan(self.described[name], seed=self.seed, run=run)
         reach = self.filled.get(name)
         if reach is not None and any(one.start > reach for one in plans):
@@ -57,7 +57,7 @@ class FilledCaches:
         ]
 
     def fill(self, names: Iterable[str]) -> None:
-        """Fill the caches that these signatures read, each by the longest prefill that has them."""
+        """Fill the caches that these signatures read, each with the longest prefill that has them."""
         served = defaultdict[str, list[str]](list)
         for name in (name for name in names if caches_of(self.described[name])):
             filler = longest_prefill(self.described.values(), self.described[name])
@@ -71,7 +71,7 @@ class FilledCaches:
             self.notes.append(f"caches of {', '.join(listed)}: {how}")
 
     def _fill(self, prefill: SignatureInfo, names: Sequence[str]) -> str:
-        """Run one prefill, chunk after chunk, as far as the signatures need it and the cache has room."""
+        """Run one prefill, chunk by chunk, as far as the signatures need it and the cache has room."""
         step, last = new_tokens(prefill), max(cache_length(prefill) - new_tokens(prefill), 0)
         starts = (one.start for name in names for one in plan(self.described[name], seed=self.seed))
         count = min(max(starts, default=0), _MOST_CALLS * step)
@@ -88,7 +88,7 @@ class FilledCaches:
 
 
 def can_fill(prefill: SignatureInfo) -> bool:
-    """Whether every cache has a fixed shape and comes out again: whole, or as a part whose place is known."""
+    """True if every cache has a fixed shape and is also an output: whole, or as a part with a known position."""
     outputs = {info.name: info for info in prefill.outputs}
     for name, cache in caches_of(prefill).items():
         part = outputs.get(part_of(name))
@@ -100,7 +100,7 @@ def can_fill(prefill: SignatureInfo) -> bool:
 
 
 def keep(arrays: Arrays, path: Path) -> Arrays:
-    """Move arrays to the end of a file, out of `arrays`; they come back mapped from there."""
+    """Move arrays out of `arrays` to the end of a file, and return them memory-mapped."""
     kept: Arrays = {}
     with path.open("ab") as file:
         for name in list(arrays):

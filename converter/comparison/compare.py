@@ -1,4 +1,4 @@
-"""Runs two models on the same inputs, signature by signature, and says how far their outputs are apart.
+"""Run two models on the same inputs, signature by signature, and measure how far apart their outputs are.
 
 At most one of the two is loaded at a time.
 """
@@ -44,28 +44,28 @@ def compare(
 ) -> ComparisonReport:
     """Run every signature of both models on the same random inputs and measure the outputs.
 
-    Inputs are matched by the signature's names, or by position where a model has no signatures (then the name is
-    `main`). A quantized input gets the same real numbers as its float counterpart. Caches are filled by the prefill of
-    `a`. What one model has and the other lacks is a difference. Models that keep state are run twice, and it is carried
-    from one run to the next.
+    Inputs are matched by name, or by position if neither model has signatures (then the signature is `main`). A
+    quantized input gets the same real numbers as its float counterpart. The prefill of `a` fills the caches. An input,
+    output or signature that only one model has is a difference. Stateful models run twice and keep their state between
+    runs.
 
     Args:
         a: the reference: a path, the bytes of a model, a `Model`, or what `litert_torch.convert` returns.
         b: the model to compare with it.
-        on: "cpu" as the runtime runs models by default, or "reference" for its reference kernels.
-        signatures: only these; all of both by default.
+        on: "cpu" for the runtime's default kernels, or "reference" for its reference kernels.
+        signatures: signatures to compare; default: all of both models.
         seed: decides the inputs.
         atol: `equal` means |a-b| <= atol + rtol*|a|, element by element.
         rtol: see `atol`.
-        shapes: sizes for inputs whose lengths are open in both models, by `NAME` or `signature/NAME`; 1 by default.
-        generate: also generate so many tokens greedily, through prefill and decode, from a random prompt.
+        shapes: sizes for inputs with dynamic lengths in both models, by `NAME` or `signature/NAME`; default: 1.
+        generate: number of tokens to also generate greedily, through prefill and decode, from a random prompt.
         locate: on a difference, look for the first tensor that differs (`first_difference` of the report).
-        progress: called with a stage, the steps done and the steps in all.
+        progress: called with (stage, done, total).
 
     Raises:
-        UsageError: an argument has no meaning, or no model has a chosen signature.
+        UsageError: an argument is invalid, or neither model has a chosen signature.
         ModelFormatError: a model cannot be read.
-        RuntimeFailed: the runtime refused, crashed on or did not finish a model; names model and signature.
+        RuntimeFailed: a model was rejected, crashed or timed out; names model and signature.
     """
     if on not in get_args(Place):
         raise unknown("place to run on", on, get_args(Place))
@@ -73,7 +73,7 @@ def compare(
     kernels = KERNELS[on]
     report = ComparisonReport(name_of(a, "a"), name_of(b, "b"), on, seed, atol, rtol)
     if generate is not None:
-        # First: what is missing for it is found before the long work.
+        # First, so that missing parts are reported before the long work.
         report = replace(report, generation=compare_generation(a, b, generate, seed, kernels))
     with both_open(a, b, report, signatures=signatures, shapes=shapes, progress=progress) as both:
         runs = runs_of(*both.models)
@@ -95,7 +95,7 @@ def compare(
             try:
                 found = first_difference(both, both.pairs[name], output.name, kernels, runs)
             except EdgeOptError as error:
-                # The comparison itself is done: its result must not be lost.
+                # Keep the result of the finished comparison.
                 found = FirstDifference(name, reason=f"looking for it failed: {error}")
             return replace(report, first_difference=found)
         return report

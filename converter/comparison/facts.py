@@ -1,4 +1,4 @@
-"""Facts about inputs and outputs that the graph knows and the runtime does not: types, indexed tables, state."""
+"""Facts about inputs and outputs that only the graph has, not the runtime: types, indexed tables, state."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -12,7 +12,7 @@ from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 
 
 def tensor_info(tensor: Tensor, name: str) -> TensorInfo:
-    """A tensor as the runtime would describe an argument of that name; its type must be one that numpy has."""
+    """Describe a tensor as the runtime would describe an argument `name`; numpy must have its type."""
     declared, dtype = tensor.shape_signature or tensor.shape, np.dtype(tensor.dtype.numpy).name
     info = TensorInfo(name, tensor.name, tensor.shape, declared, dtype)
     if tensor.quantization is None or not tensor.is_quantized:
@@ -22,7 +22,7 @@ def tensor_info(tensor: Tensor, name: str) -> TensorInfo:
 
 
 def signature_info(signature: Signature) -> SignatureInfo:
-    """A signature as the runtime would describe it, without arguments of types that numpy lacks."""
+    """Describe a signature as the runtime would, without arguments of types that numpy lacks."""
     inputs, outputs = (
         tuple(tensor_info(tensor, name) for name, tensor in side.items() if tensor.dtype.numpy is not None)
         for side in (signature.inputs, signature.outputs)
@@ -31,7 +31,7 @@ def signature_info(signature: Signature) -> SignatureInfo:
 
 
 def arguments(model: Model, signature: SignatureInfo) -> tuple[Subgraph, list[Tensor], list[Tensor]]:
-    """The graph of a signature, and its inputs and outputs in the runtime's order."""
+    """Return the graph of a signature, and its inputs and outputs in the runtime's order."""
     entry = next((one for one in model.signatures if one.key == signature.name), None)
     if entry is None or signature.positional:
         graph = model.subgraphs[0]
@@ -41,7 +41,7 @@ def arguments(model: Model, signature: SignatureInfo) -> tuple[Subgraph, list[Te
 
 
 def with_entries(described: Iterable[SignatureInfo], model: Model) -> dict[str, SignatureInfo]:
-    """The runtime's signatures by name, with the sizes of the tables that their inputs index."""
+    """Return the runtime's signatures by name, with the sizes of the tables that their inputs index."""
     known = {}
     for signature in described:
         both = zip(signature.inputs, arguments(model, signature)[1], strict=True)
@@ -51,17 +51,17 @@ def with_entries(described: Iterable[SignatureInfo], model: Model) -> dict[str, 
 
 
 def runs_of(*models: Model) -> int:
-    """How many runs show what the models do: two if one keeps state, since the second reads what the first stored."""
+    """Number of runs to compare: two if a model keeps state, because the second run reads what the first stored."""
     tensors = (tensor for model in models for graph in model.subgraphs for tensor in graph.tensors)
     return 1 + any(tensor.is_variable or tensor.dtype is DType.RESOURCE for tensor in tensors)
 
 
 def _entries(model: Model, tensor: Tensor) -> int:
-    """Entries of the smallest table that the tensor's numbers index, also in subgraphs; 0 if they index none."""
+    """Entries of the smallest table that the tensor's values index, also in subgraphs; 0 if they index none."""
     sizes: list[int] = []
 
     def carried(current: Tensor) -> Iterator[Tensor]:
-        """The tensors that hold these numbers unchanged."""
+        """Yield tensors that hold the same values."""
         for operator in current.consumers:
             places = [place for place, given in enumerate(operator.inputs) if given is current]
             sizes.extend(_indexed(operator, place) for place in places)
@@ -71,7 +71,7 @@ def _entries(model: Model, tensor: Tensor) -> int:
                 yield from kind.data_results(operator.outputs)
             for index in subgraph_indices(operator.options):
                 inputs = model.subgraphs[index].inputs
-                # IF has its condition in front of what it hands on.
+                # IF has its condition before the operands that it passes on.
                 first = len(operator.inputs) - len(inputs)
                 yield from (inputs[place - first] for place in places if 0 <= place - first < len(inputs))
 
@@ -81,7 +81,7 @@ def _entries(model: Model, tensor: Tensor) -> int:
 
 
 def _indexed(operator: Operator, place: int) -> int:
-    """Entries of the table that this operand of a lookup indexes; 0 if it indexes none, or the size is unknown."""
+    """Entries of the table that an operand indexes; 0 if it indexes none, or the size is unknown."""
     if operator.name == "GATHER" and place == 1:
         table, axis = operator.input(0), int(operator.option("axis"))
     elif operator.name == "EMBEDDING_LOOKUP" and place == 0:

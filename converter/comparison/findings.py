@@ -1,7 +1,7 @@
-"""What a comparison found, as data: the one report of comparisons on the CPU, on an NPU, and with a golden file.
+"""Comparison results as data: one report for comparisons on the CPU, on an NPU, and with a golden file.
 
-Knows nothing of how models are run. In the dicts a figure that is not a finite number (the signal-to-noise ratio
-where there is no noise, the distance to a NaN) is null.
+Independent of how models are run. In dicts, a figure that is not finite (the signal-to-noise ratio without noise, the
+distance to a NaN) is null.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from edge_opt.runtime.tensors import TensorInfo
 
 @dataclass(frozen=True, slots=True)
 class OutputComparison(Difference):
-    """One output over all runs, and how far apart its elements are; without `elements` it could not be measured.
+    """Distances between one output's elements, over all runs; `elements` is 0 if it could not be measured.
 
-    `reason` says why it is different whatever its elements are. `db` is the signal-to-noise ratio of `a` and of `b`
-    against the CPU, where the models ran elsewhere.
+    `reason` explains a difference that the figures do not show. `db` is the signal-to-noise ratio of `a` and of `b`
+    against the CPU, if the models ran elsewhere.
     """
 
     name: str = ""
@@ -35,16 +35,16 @@ class OutputComparison(Difference):
 
     @property
     def equal(self) -> bool:
-        """Whether every element is within the tolerances."""
+        """True if every element is within the tolerances."""
         return not self.reason and self.outside == 0
 
     @property
     def bitwise(self) -> bool:
-        """Whether every element is the same bit for bit (NaN equals NaN)."""
+        """True if every element is bit-identical (NaN equals NaN)."""
         return not self.reason and self.differing == 0
 
     def sentence(self) -> str:
-        """How the output differs, or that it does not."""
+        """Describe how the output differs, if it does."""
         if self.reason or self.bitwise:
             return f"output '{self.name}': {self.reason or 'bitwise equal'}"
         text = f"output '{self.name}': {self.differing} of {self.elements} elements differ"
@@ -54,23 +54,23 @@ class OutputComparison(Difference):
         return f"{text}, SNR {self.snr_db:.1f} dB"
 
     def merged(self, other: OutputComparison | None) -> OutputComparison:
-        """The worse of two comparisons of the same output, figure by figure; the first if there is no other."""
+        """Return the worse figures of two comparisons of one output; `self` if `other` is None."""
         return self if other is None else replace(merge(other, self), reason=other.reason or self.reason)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; without figures if there are none."""
+        """Return JSON values, without figures if nothing was measured."""
         values = Record.to_dict(self)
         names = ("name", "bitwise", "equal", "reason", "db")
         return {name: values[name] for name in names} if self.reason and not self.elements else values
 
 
 def name_of(given: ModelLike, role: str) -> str:
-    """A model's name for people: its path, or its role."""
+    """A model's display name: its path, or its role."""
     return os.fspath(given) if isinstance(given, str | os.PathLike) else f"<{role}>"
 
 
 def measured(info_a: TensorInfo, info_b: TensorInfo, a: Array, b: Array, **how: Any) -> OutputComparison:
-    """One output on one set of inputs; `how` goes to `metrics.measure`."""
+    """Compare one output on one set of inputs; `how` goes to `metrics.measure`."""
     if a.shape != b.shape:
         return OutputComparison(name=info_a.name, reason=f"shape {a.shape} in a, {b.shape} in b")
     figures = measure(a, b, quantized_a=info_a, quantized_b=info_b, **how)
@@ -84,7 +84,7 @@ def measured(info_a: TensorInfo, info_b: TensorInfo, a: Array, b: Array, **how: 
 
 @dataclass(frozen=True, slots=True)
 class SignatureComparison(Record):
-    """One signature; `reason` says why it could not be run on both sides."""
+    """Comparison of one signature; `reason` says why it could not be run on both sides."""
 
     name: str
     outputs: tuple[OutputComparison, ...] = ()
@@ -95,12 +95,12 @@ class SignatureComparison(Record):
 
     @property
     def equal(self) -> bool:
-        """Whether every output is within the tolerances."""
+        """True if every output is within the tolerances."""
         return not self.reason and all(output.equal for output in self.outputs)
 
     @property
     def bitwise(self) -> bool:
-        """Whether every output is the same bit for bit."""
+        """True if every output is bit-identical."""
         return not self.reason and all(output.bitwise for output in self.outputs)
 
     @property
@@ -109,7 +109,7 @@ class SignatureComparison(Record):
         return [output for output in self.outputs if output.elements or not output.reason]
 
     def sentences(self) -> list[str]:
-        """One sentence per thing that differs in any bit."""
+        """One sentence for each output that is not bit-identical, or the `reason`."""
         where = f"signature '{self.name}'"
         if self.reason:
             return [f"{where}: {self.reason}"]
@@ -118,10 +118,10 @@ class SignatureComparison(Record):
 
 @dataclass(frozen=True, slots=True)
 class FirstDifference(Record):
-    """Where two models begin to differ: a tensor of both, and the operators that lead to it from equal tensors.
+    """The first shared tensor that differs, and the operators that compute it from equal tensors.
 
-    Operators are in the text form, with short names; `names` has the models' own. `constants` have different numbers in
-    the two models. `reason` says why nothing was found, or nothing nearer.
+    Operators are in text form with short names; `names` maps them to the models' names. `constants` have different
+    values in the two models. `reason` says why nothing, or nothing more precise, was found.
     """
 
     signature: str
@@ -140,7 +140,7 @@ class FirstDifference(Record):
 
 @dataclass(frozen=True, slots=True)
 class GenerationComparison(Record):
-    """Tokens that models `a` and `b` generated greedily from one prompt: for each step one for each batch row."""
+    """Tokens that `a` and `b` generated greedily from one prompt: for each step, one token per batch row."""
 
     count: int
     prompt: tuple[tuple[int, ...], ...]
@@ -152,12 +152,12 @@ class GenerationComparison(Record):
 
     @property
     def equal(self) -> bool:
-        """Whether all tokens are the same."""
+        """True if all tokens are the same."""
         return self.a == self.b
 
     @property
     def first_difference(self) -> int | None:
-        """The first step whose tokens differ."""
+        """The first step with different tokens; None if all are the same."""
         return next((step for step, one in enumerate(self.a) if one != self.b[step]), None)
 
     def sentence(self) -> str:
@@ -171,11 +171,11 @@ class GenerationComparison(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ComparisonReport(Record):
-    """Two models, or a model and its golden file, on the same inputs; true where they are equal.
+    """Comparison of two models, or a model and its golden file, on the same inputs; true if they are equal.
 
-    It has a `SignatureComparison` for every signature of either (with a `reason` if it could not be run on both), and
-    in it an `OutputComparison` for every output of either. They ran `on` "cpu", "reference" (the CPU's reference
-    kernels) or "npu". `remarks` say how they ran, such as what caches held; they are not part of the verdict.
+    `signatures` has an entry for every signature of either model (with a `reason` if it could not be run on both), each
+    with an `OutputComparison` for every output of either. `on` is "cpu", "reference" (the CPU's reference kernels) or
+    "npu". `remarks` say how the models ran, such as the content of caches; they do not affect the verdict.
     """
 
     a: str
@@ -208,19 +208,19 @@ class ComparisonReport(Record):
 
     @property
     def equal(self) -> bool:
-        """Whether |a-b| <= atol + rtol*|a| holds for every element of every output, and generated tokens are equal.
+        """True if |a-b| <= atol + rtol*|a| for every element of every output, and generated tokens are equal.
 
-        Models that have nothing in common are not equal, nor are those of which one has what the other lacks.
+        False if the models share no outputs, or if only one of them has a signature, input or output.
         """
         return not self.differences()
 
     @property
     def bitwise(self) -> bool:
-        """Whether every element is the same bit for bit (NaN equals NaN)."""
+        """True if every element is bit-identical (NaN equals NaN)."""
         return bool(self.measured) and all(signature.bitwise for signature in self.signatures)
 
     def differences(self) -> list[str]:
-        """One sentence for each signature or output that is not within the tolerances; empty if `equal`."""
+        """One sentence for each signature or output outside the tolerances; empty if `equal`."""
         failed = [signature for signature in self.signatures if not signature.equal]
         sentences = [text for signature in failed for text in signature.sentences()]
         if self.generation is not None and not self.generation.equal:
@@ -230,7 +230,7 @@ class ComparisonReport(Record):
         return sentences
 
     def rows(self) -> list[tuple[str, ...]]:
-        """A table of the signatures with the worst figures of each; the first row is its heads."""
+        """A table of the signatures with the worst figures of each; the first row is the header."""
         heads = ["signature", "outputs", "bitwise equal", "max abs", "lowest SNR", "lowest cosine"]
         apart = any(output.db for signature in self.signatures for output in signature.outputs)
         heads += ["a to CPU", "b to CPU"] if apart else []
@@ -248,7 +248,7 @@ class ComparisonReport(Record):
         return rows
 
     def notes(self) -> list[str]:
-        """What is not part of the verdict: the remarks, what logits show, and outputs without a number."""
+        """Notes that do not affect the verdict: remarks, logits statistics, and outputs without finite elements."""
         lines = [*self.remarks]
         for where, output in ((one.name, output) for one in self.signatures for output in one.measured):
             named = f"signature '{where}', output '{output.name}'"
@@ -262,7 +262,7 @@ class ComparisonReport(Record):
         return lines
 
     def summary(self) -> str:
-        """One sentence: that all is equal and how, or the first difference and how many there are."""
+        """One sentence: how the models are equal, or the first difference and the number of others."""
         differences, count = self.differences(), len(self.measured)
         if differences:
             more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""

@@ -1,6 +1,6 @@
-"""Two models generate text greedily: prefill and decode with caches, planned from what their signatures say.
+"""Generate text greedily with two models: prefill and decode with caches, planned from their signatures.
 
-One model is loaded at a time, with its embedder and auxiliary model where the export has them apart.
+One model is loaded at a time, with its embedder and auxiliary model if the export has separate ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,11 +34,11 @@ Described = Mapping[str, Sequence[SignatureInfo]]
 
 
 def find_parts(given: ModelLike) -> dict[str, Part]:
-    """The main model, and where they are apart its embedder and auxiliary model: a bundle's, or files beside it.
+    """Return the main model, and any separate embedder and auxiliary model, from the bundle or files beside it.
 
     Raises:
         ModelFormatError: a file cannot be read.
-        UsageError: a bundle holds no prefill/decode model, or it is compiled for an NPU.
+        UsageError: a bundle has no prefill/decode model, or it is compiled for an NPU.
     """
     opened = Opened(given)
     parts = {MAIN: opened.main()}
@@ -85,7 +85,7 @@ def compare_generation(
 
 
 def plan_loop(name: str, described: Described, count: int, seed: int, prompt: Prompt | None = None) -> Loop:
-    """What is called to generate `count` tokens, from signatures alone; `name` is the main model's, for messages.
+    """Plan the calls that generate `count` tokens, from signatures alone; `name` is the main model's, for messages.
 
     Raises:
         UsageError: a signature, an embedder or an auxiliary model is missing, or the cache has too little room.
@@ -117,7 +117,7 @@ def plan_loop(name: str, described: Described, count: int, seed: int, prompt: Pr
 
 
 def _calls(name: str, described: Described, step: SignatureInfo) -> tuple[Call, ...]:
-    """What gives the step its inputs, the step, and what puts its new keys and values into the caches."""
+    """Return the calls that compute a step's inputs, the step, and the call that updates the caches."""
     where, inputs = f"{name}, signature '{step.name}'", {(info.name, info.shape) for info in step.inputs}
     helpers = [Call(model, one) for model in (EMBEDDER, AUXILIARY) for one in described.get(model, ())]
     givers: dict[str, Call] = {}
@@ -138,7 +138,7 @@ def _calls(name: str, described: Described, step: SignatureInfo) -> tuple[Call, 
     computed: set[str] = set()
     for call in (*before, Call(MAIN, step), *after):
         for info in call.signature.inputs:
-            # A mask over cache and new tokens apart is the auxiliary model's to make.
+            # If new tokens are separate from the cache, the auxiliary model must make the mask.
             apart = bool(slices) and call.model == MAIN and role_of(info) == "mask"
             if -1 in info.declared:
                 raise UsageError(

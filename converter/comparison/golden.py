@@ -1,7 +1,7 @@
-"""Golden files: what a model computed, kept in a small file, and whether a model still computes it.
+"""Golden files: record a model's outputs in a small file, and check a model against it.
 
-The file has a description of each signature, from which the inputs follow, and of each output a sample and the
-checksum of all elements. It is read without unpickling, and only up to bounds.
+The file describes each signature, which determines the inputs, and holds a sample and a full checksum of each output.
+Reading limits the size and never unpickles.
 """
 
 import hashlib
@@ -46,12 +46,12 @@ _META = "meta"
 
 
 class GoldenError(EdgeOptError):
-    """A golden file cannot be read, or was not recorded for what is asked of it."""
+    """A golden file is missing, broken or of another version."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """One output of one run: type and shape, the checksum of all elements, and the array that has the sample."""
+    """One output of one run: type and shape, the checksum of all elements, and the key of its sample."""
 
     key: str
     type: str
@@ -65,9 +65,9 @@ class _Output:
 
 @dataclass(frozen=True, slots=True)
 class _Golden:
-    """What a golden file says: of which model, on which inputs, and for each signature and output a list of runs.
+    """Content of a golden file: the model, its inputs, and a list of runs for each signature and output.
 
-    `share` are the bytes that one sample may take; `kind` is the version of the file.
+    `share` is the largest size of a sample in bytes; `kind` is the version of the file.
     """
 
     kind: list[str | int]
@@ -91,9 +91,9 @@ def record(
     rtol: float = 1e-4,
     overwrite: bool = False,
 ) -> Path:
-    """Run the model (of a bundle, the prefill/decode one) and write its outputs as a golden file; returns its path.
+    """Run a model (in a bundle: the prefill/decode model), write its outputs to a golden file and return its path.
 
-    The default tolerances leave room for another processor's rounding; with 0 and 0 every bit must be the same. For
+    The default tolerances allow for rounding on other processors; if both are 0, every bit must be the same. For
     quantized outputs they apply to the real numbers.
 
     Examples:
@@ -102,7 +102,7 @@ def record(
         >>> assert_golden("gemma.opt.tflite", "gemma.npz")
 
     Raises:
-        UsageError: an unknown signature, a number that cannot be, or the file exists and `overwrite` is not set.
+        UsageError: a signature is unknown, a number is invalid, or the file exists and `overwrite` is not set.
         OutputError: the file cannot be written.
         RuntimeFailed: the model does not run.
     """
@@ -135,7 +135,7 @@ def record(
 
 
 def check(model: ModelLike, path: str | os.PathLike[str]) -> ComparisonReport:
-    """Run the model on the inputs of a golden file and compare; `a` of the report is the file.
+    """Run a model on a golden file's inputs and compare the outputs; in the report, `a` is the file.
 
     Raises:
         GoldenError: the file is missing, broken or of another version.
@@ -166,7 +166,7 @@ def check(model: ModelLike, path: str | os.PathLike[str]) -> ComparisonReport:
 
 
 def _plans(golden: _Golden, signature: SignatureInfo) -> list[tuple[InputPlan, ...]]:
-    """The inputs of as many runs as the file says, which follow from its seed."""
+    """Plan the inputs of every run from the file's seed."""
     return [plan(signature, seed=golden.seed, run=run) for run in range(golden.runs)]
 
 
@@ -178,7 +178,7 @@ def _output(
     recorded: Sequence[_Output],
     runs: Sequence[Arrays],
 ) -> OutputComparison:
-    """One output as it was recorded in each run, and as it is now."""
+    """Compare one output with its recording, over all runs."""
     (before, now), compared = infos, None
     for run, (expected, values) in enumerate(zip(recorded, runs, strict=True)):
         array, kept = values[now.name], samples[expected.key]
@@ -198,7 +198,7 @@ def _output(
 
 
 def _sample(array: Array, signature: str, name: str, run: int, share: int) -> Array:
-    """All elements if they fit in `share` bytes, else as many as do, at places that only the names decide."""
+    """Return all elements if they fit in `share` bytes, else a sample at positions seeded by names and run."""
     flat = array.reshape(-1)
     room = max(share // array.dtype.itemsize, 1)
     if flat.size <= room:
@@ -208,7 +208,7 @@ def _sample(array: Array, signature: str, name: str, run: int, share: int) -> Ar
 
 
 def _read(path: Path) -> tuple[_Golden, Arrays]:
-    """What the file says, and its samples by key."""
+    """Return the content of a golden file, and its samples by key."""
     try:
         if path.stat().st_size > _MAX_FILE:
             raise _broken(path, "it is too large")

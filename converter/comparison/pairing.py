@@ -1,4 +1,4 @@
-"""Two models open side by side: their signatures in pairs, inputs for both, and figures of their outputs.
+"""Open two models side by side: pair their signatures, plan inputs for both, and measure their outputs.
 
 The caller runs the models, on the CPU or in an emulator. Only the outputs of one signature are kept at a time.
 """
@@ -38,10 +38,10 @@ Run = Callable[["Pair"], SignatureComparison]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A signature of both models, or the reason why it cannot be run on both.
+    """One signature in both models, or why it cannot be run on both.
 
-    `signature` is that of `a`, its inputs with the shapes that both take; `inputs` are those of `b`. `outputs` are
-    those of both, `alone` those that only one has. `opened` names the inputs of open lengths and the sizes taken.
+    `signature` is from `a`, with input shapes that fit both models; `inputs` are from `b`. `outputs` pairs outputs of
+    both, `alone` has outputs of only one. `opened` names inputs with dynamic lengths and the sizes used.
     """
 
     signature: SignatureInfo
@@ -55,7 +55,7 @@ class Pair:
     def of(
         cls, a: SignatureInfo | None, b: SignatureInfo | None, names: Sequence[str], shapes: Shapes
     ) -> "Pair":
-        """Match the inputs and outputs of a signature; `names` are the models', `shapes` are for open lengths."""
+        """Match a signature's inputs and outputs; `names` are the models' names, `shapes` set dynamic lengths."""
         either = a or b
         assert either is not None, "the signature is of one of the models"
         if a is None or b is None:
@@ -88,7 +88,7 @@ class Pair:
 def _matched(
     a: SignatureInfo, b: SignatureInfo, what: str, names: Sequence[str]
 ) -> tuple[list[tuple[TensorInfo, TensorInfo]], list[OutputComparison]]:
-    """Inputs or outputs in pairs, by place if neither model has signatures, else by name; and those of one only."""
+    """Pair inputs or outputs by position if neither model has signatures, else by name; also return the unpaired."""
     by_place = a.positional and b.positional
     ours, theirs = (
         {at if by_place else info.name: info for at, info in enumerate(getattr(side, what))}
@@ -102,9 +102,9 @@ def _matched(
 
 @dataclass(frozen=True, slots=True)
 class Both:
-    """Two models that are open: their files and graphs, the pairs of their signatures, and caches that are filled.
+    """Two open models: files, graphs, paired signatures and filled caches.
 
-    `begun` is the report with nothing compared.
+    `begun` is the report before anything is compared.
     """
 
     begun: ComparisonReport
@@ -121,7 +121,7 @@ class Both:
         return self.begun.a, self.begun.b
 
     def compared(self, run: Run) -> ComparisonReport:
-        """The report, with what `run` finds for each pair."""
+        """Compare every pair with `run` and return the report."""
         found = []
         for place, (name, pair) in enumerate(self.pairs.items()):
             self.tell(f"{name}: running", place, len(self.pairs))
@@ -141,7 +141,7 @@ class Both:
         return replace(self.begun, signatures=tuple(found), remarks=(*self.caches.notes, *opened))
 
     def plans(self, pair: Pair, runs: int = 1) -> tuple[list[list[InputPlan]], list[list[InputPlan]]]:
-        """The inputs of each run, for each model: the same real numbers."""
+        """Plan the inputs of each run for each model, with the same real numbers."""
         ours, theirs = [], []
         for run in range(runs):
             planned = {one.info.name: one for one in self.caches.plan(pair.signature.name, run)}
@@ -152,12 +152,12 @@ class Both:
         return ours, theirs
 
     def measure(self, infos: tuple[TensorInfo, TensorInfo], a: Array, b: Array) -> OutputComparison:
-        """One output of both models in one run."""
+        """Compare one output of both models in one run."""
         atol, rtol = self.begun.atol, self.begun.rtol
         return measured(infos[0], infos[1], a, b, atol=atol, rtol=rtol, logits=are_logits(infos[0]))
 
     def measure_all(self, pair: Pair, runs: Iterable[tuple[Arrays, Arrays]]) -> SignatureComparison:
-        """Every output over all runs; those of `b` are taken out."""
+        """Compare every output over all runs; removes the outputs of `b` from `runs`."""
         found: dict[str, OutputComparison] = {}
         for ours, theirs in runs:
             for infos in pair.outputs:
@@ -179,7 +179,7 @@ def both_open(
     """Open two models, pair their signatures and fill the caches of `a`.
 
     Raises:
-        UsageError: no model has a chosen signature, or an input of `shapes`.
+        UsageError: neither model has a chosen signature, or an input named in `shapes`.
         ModelFormatError: a model cannot be read.
         RuntimeFailed: a model does not run.
     """
@@ -208,19 +208,19 @@ def both_open(
 
 
 def choose(available: Sequence[str], wanted: str | Sequence[str] | None) -> list[str]:
-    """The signatures to run, in order.
+    """Return the signatures to run, in order.
 
     Raises:
-        UsageError: a chosen one does not exist.
+        UsageError: a chosen signature does not exist.
     """
     return list(available) if wanted is None else match_names("signature", wanted, available)
 
 
 def checked_numbers(seed: int, atol: float, rtol: float) -> tuple[int, float, float]:
-    """Seed and tolerances as Python's own numbers: JSON has none of numpy's.
+    """Return seed and tolerances as Python numbers, because JSON cannot store numpy's.
 
     Raises:
-        UsageError: one is below 0, or not a number.
+        UsageError: a value is negative or NaN.
     """
     for name, value in (("seed", seed), ("atol", atol), ("rtol", rtol)):
         if not value >= 0:

@@ -1,14 +1,14 @@
-"""How close the outputs of a whole model must be before and after a conversion; this follows from its rewrites.
+"""Tolerances for a whole model's outputs before and after conversion, derived from its rewrites.
 
-If each accepted site of a signature demanded and gave identical bits, so must every output. Otherwise the difference
-goes through the rest of the network, and a tolerance applies:
+If every accepted site of a signature demanded and gave identical bits, every output must be bit-identical. Otherwise
+the difference passes through the rest of the network, and a tolerance applies:
 
-- `16 * sum of the demanded relative tolerances`, relative to the largest value of the output. One region's error of
-  1e-6 may grow on its way; measured, outputs differ by at most 0.4 times that sum.
-- where activations are quantized, `24` steps of the coarsest type among them (`80` if that is int16), because a
-  difference of any size turns into a step where it crosses the middle of two codes, in every layer anew. Measured: at
-  most 16 of int8 and 28 of int16, which depends on the processor; two heads swapped in the last block gave 28 and 234.
-  In a type with more bits it is as much of the range.
+- `16 * sum of the demanded relative tolerances`, relative to the largest value of the output. An error of
+  1e-6 in one region may grow downstream; measured outputs differ by at most 0.4 times that sum.
+- with quantized activations, `24` steps of the coarsest type among them (`80` if it is int16), because in every layer a
+  difference of any size becomes a full step if it crosses a rounding boundary. Measured, depending on the processor: at
+  most 16 steps of int8 and 28 of int16; two heads swapped in the last block gave 28 and 234. For types with more bits,
+  the same fraction of the range.
 """
 
 from collections import Counter
@@ -23,16 +23,16 @@ from edge_opt.passes import Site, Status
 
 _GROWTH = 16
 _STEPS = {4: 24, 8: 24, 16: 80}  # by the coarsest activation's bits
-_ROUNDING = 1e-6  # of proofs that are bitwise on the reference kernels only
+_ROUNDING = 1e-6  # for proofs that are bitwise on the reference kernels only
 _EXACT = frozenset({"DEQUANTIZE", "GATHER", "EMBEDDING_LOOKUP"})
 _BITS = {DType.INT4: 4, DType.INT8: 8, DType.UINT8: 8, DType.INT16: 16}
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """How far the outputs of a signature may be apart: `relative` to an output's range, or so many `steps` by name.
+    """Permitted distance of a signature's outputs: `relative` to an output's range, or in `steps` by name.
 
-    `because` names the passes that ask for it; empty where every output must be the same bit for bit.
+    `because` names the passes that need it; empty if every output must be bit-identical.
     """
 
     relative: float = 0.0
@@ -46,7 +46,7 @@ class Allowance:
         return f"within {most}{self.relative:.2g} of the range, because of {self.because}"
 
     def permits(self, output: OutputComparison) -> bool:
-        """Whether the output is as near as it must be."""
+        """True if the output is within the allowance."""
         if output.reason or output.bitwise or not self.because:
             return output.bitwise
         if output.name in self.steps and output.steps is not None:
@@ -56,7 +56,7 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True)
 class WholeSignature(Record):
-    """One signature of the whole models, compared, and how equal it had to be."""
+    """Comparison of one signature of the whole models, and its allowance."""
 
     name: str
     allowance: Allowance
@@ -66,22 +66,22 @@ class WholeSignature(Record):
 
     @property
     def holds(self) -> bool:
-        """Whether every output is as near as it must be."""
+        """True if every output is within the allowance."""
         return not self.comparison.reason and all(map(self.allowance.permits, self.comparison.outputs))
 
     def violation(self) -> str:
-        """The first output that is too far off, in a sentence."""
+        """Describe the first output outside the allowance."""
         if self.comparison.reason:
             return f"signature '{self.name}': {self.comparison.reason}"
         failed = next(output for output in self.comparison.outputs if not self.allowance.permits(output))
         return f"signature '{self.name}', {failed.sentence()}, and it must be the same {self.allowance}"
 
     def sentence(self) -> str:
-        """What was found and what was demanded."""
+        """Describe the outcome and the allowance."""
         return f"{self.name}: {self.outcome()}; demanded: {self.allowance}"
 
     def outcome(self) -> str:
-        """How equal the outputs were."""
+        """Describe how close the outputs were."""
         text, outputs = f"all {many(len(self.comparison.outputs), 'output')} are", self.comparison.outputs
         if self.comparison.bitwise:
             return f"{text} bitwise equal"
@@ -91,7 +91,7 @@ class WholeSignature(Record):
 
 
 def allowances(model: Model, sites: Mapping[str, Sequence[Site]]) -> dict[str, Allowance]:
-    """What each entry point of a converted model is allowed; `sites` are those reported for each."""
+    """Return the allowance of each entry point of a converted model, from the `sites` reported for it."""
     allowed = {}
     for name, graph in model.entry_points():
         sharing = [other for other, its in model.entry_points() if its is graph]
@@ -119,7 +119,7 @@ def _allowance(sites: Sequence[Site], graph: Subgraph, outputs: Mapping[str, Ten
 
 
 def _bits(operator: Operator) -> int:
-    """Bits of an operator's coarsest activation, 0 for none; a float one that meets integer weights is quantized."""
+    """Return the bits of an operator's coarsest activation, or 0; float activations with integer weights count as 8."""
     coded = [t for t in (*operator.inputs, *operator.outputs) if t and t.is_quantized and t.dtype in _BITS]
     moving = [_BITS[tensor.dtype] for tensor in coded if not tensor.is_constant]
     return min(moving, default=8 if coded and operator.name not in _EXACT else 0)

@@ -1,6 +1,6 @@
-"""Estimates how a model runs on an NPU: a vendor's compiler compiles it, and its figures rank the forms.
+"""NPU estimates: compile a model with the vendor's compiler, and rank its forms by the compiler's figures.
 
-Changes no model, and contains no vendor's code.
+Never changes a model, and contains no vendor code.
 """
 
 from edge_opt.npu.comparing import compare_on_npu

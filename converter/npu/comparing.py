@@ -1,6 +1,6 @@
-"""Compares two models as the NPU computes them: both are compiled, and run in the compiler's own emulator.
+"""Compare two models on an NPU: compile both and run them in the compiler's emulator.
 
-The NPU's error is measured against the first model on the CPU: a large one is a warning, and not part of the verdict.
+The NPU's error is measured against the first model on the CPU; a large one is a warning, not part of the verdict.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from edge_opt.runtime.protocol import Arrays
 from edge_opt.runtime.tensors import TensorInfo
 from edge_opt.targets.chips import DEFAULT_CHIP
 
-_NEAR_DB = 20.0  # signal to noise against the CPU, below which there is a warning
+_NEAR_DB = 20.0  # warn below this signal-to-noise ratio against the CPU
 _SECONDS = 3600.0
 
 
@@ -44,26 +44,26 @@ def compare_on_npu(
 ) -> ComparisonReport:
     """Compile both models for a Hexagon NPU, run them in the compiler's emulator, and compare their outputs.
 
-    The inputs are those of `edge_opt.compare`. If outputs are far from what the CPU computes, the report's `remarks`
-    say so; whether the models are equal is decided by the two alone.
+    Inputs are chosen as in `edge_opt.compare`. If outputs are far from the CPU's, the report's `remarks` say so; this
+    does not affect whether the models are equal.
 
     Args:
         a: the reference: a path (also of a bundle), the bytes of a model, or a `Model`.
         b: the model to compare with it.
-        sdk: folder with Qualcomm's libraries; None takes it from EDGE_OPT_QNN or QNN_SDK_ROOT.
-        chip: the compiler's word for the chip; None is SM8750.
-        flags: for the compiler, for both models.
-        signatures: only these; all by default. One that only one model has is a difference.
-        layers: cut both models behind so many layers first, where whole ones take too long.
+        sdk: folder with Qualcomm's libraries; default: EDGE_OPT_QNN or QNN_SDK_ROOT.
+        chip: the compiler's name for the chip; default: SM8750.
+        flags: compiler flags, for both models.
+        signatures: signatures to compare; default: all. A signature that only one model has is a difference.
+        layers: number of first layers to compare, if whole models take too long.
         seed: decides the inputs.
         atol: B may differ from A by |a-b| <= atol + rtol*|a|, element by element.
         rtol: see `atol`.
-        seconds: after so long the compiler and the emulator are stopped, for each model and signature; None never.
+        seconds: time limit of compiler and emulator for each model and signature; None: no limit.
         progress: called with (stage, done, total).
 
     Raises:
-        CompilerMissingError: the compiler, its libraries or a C compiler are not on this machine.
-        UsageError: no such signature, or no attention to count layers by.
+        CompilerMissingError: the compiler, its libraries or a C compiler is missing.
+        UsageError: a signature does not exist, or has no attention blocks to count layers by.
         ModelFormatError: a model cannot be read.
     """
     compiler = Compiler(chip or DEFAULT_CHIP, tuple(flags), sdk, seconds)
@@ -78,7 +78,7 @@ def compare_on_npu(
 
 
 def _emulated(both: Both, pair: Pair, compiler: Compiler, layers: int | None) -> SignatureComparison:
-    """Both models' entry points in the emulator, and the first one on the CPU; a single model is run once."""
+    """Run both entry points in the emulator, and the first on the CPU; a model compared with itself runs once."""
     name = pair.signature.name
     ends = () if layers is None else layer_ends(both.models[0], name, layers)
     cuts = [cut_entry_point(model, name, ends) for model in both.models]
@@ -110,7 +110,7 @@ def _emulated(both: Both, pair: Pair, compiler: Compiler, layers: int | None) ->
 
 
 def _warning(compared: SignatureComparison) -> str:
-    """A warning if the output that is farthest from the CPU's is far."""
+    """Return a warning if an output is far from the CPU's, else an empty string."""
     distances = [(output.db, output.name) for output in compared.outputs if output.db is not None]
     db, name = min(distances, key=lambda one: min(one[0]), default=((_NEAR_DB, _NEAR_DB), ""))
     if min(db) >= _NEAR_DB:

@@ -1,4 +1,4 @@
-"""Runs a compiled graph in the x86 emulator of QNN's HTP library: the NPU's own arithmetic, on this machine.
+"""Run a compiled graph in the x86 emulator of QNN's HTP library, with the NPU's arithmetic.
 
 A model with one entry point is compiled once and runs any number of times. The emulator is third-party and may crash.
 """
@@ -20,13 +20,13 @@ from edge_opt.npu.hexagon import Compiler, Outcome, compiling_threads
 from edge_opt.npu.sdk import CompilerFailedError, CompilerMissingError, find_sdk
 from edge_opt.runtime.protocol import Array, Arrays
 
-# Without it the plugin wants memory that only a device shares with its NPU.
+# Without it, the plugin requires memory shared with the NPU, which only devices have.
 _RAW_MEMORY = "--qualcomm_graph_io_tensor_mem_type=raw"
 _LOOK_SECONDS = 0.02
 
 
 def check_emulator(compiler: Compiler) -> None:
-    """CompilerMissingError unless compiled graphs can run here; the message says what is needed."""
+    """Raise CompilerMissingError unless compiled graphs can run here; the message says what is needed."""
     no_probe = find_sdk(compiler.sdk).no_probe
     if no_probe:
         raise CompilerMissingError(no_probe)
@@ -34,18 +34,18 @@ def check_emulator(compiler: Compiler) -> None:
 
 @contextmanager
 def emulating(model: Model, compiler: Compiler) -> "Iterator[Emulator]":
-    """Compile a model, to run it in the emulator; `compiler.seconds` are for the compiler and all runs.
+    """Compile a model to run in the emulator; `compiler.seconds` limits compilation plus all runs.
 
     Raises:
-        CompilerFailedError: compiler or emulator gave no result, or took too long, or the NPU does not take the whole
-            graph; the message is the reason alone.
+        CompilerFailedError: compiler or emulator gave no result or timed out, or the NPU does not support the whole
+            graph; the message is only the reason.
     """
     compiler = replace(compiler, flags=(*compiler.flags, _RAW_MEMORY))
     with tempfile.TemporaryDirectory(prefix="edge-opt-") as name, compiling_threads(1) as threads:
         path, folders = Path(name, "model.tflite"), Path(name, "folders")
         save(model, path)
         os.mkfifo(folders)
-        # Opened for reading too, it does not wait for the compiler to open it.
+        # Opening for reading too does not wait for the compiler.
         with open(os.open(folders, os.O_RDWR), "w", encoding="utf-8") as queue:  # noqa: PTH123 - of a descriptor
             compiling = threads.submit(compiler.run, path, folders)
             emulator = Emulator(Path(name), model.signatures[0], queue, compiling)
@@ -58,7 +58,7 @@ def emulating(model: Model, compiler: Compiler) -> "Iterator[Emulator]":
 
 @dataclass(frozen=True, slots=True)
 class Emulator:
-    """A model of one `signature` that is compiled, or being compiled; it runs on the folders written to `queue`."""
+    """A compiled (or compiling) model with one `signature`; it runs on the folders written to `queue`."""
 
     folder: Path
     signature: Signature
@@ -66,7 +66,7 @@ class Emulator:
     compiling: Future[Outcome]
 
     def run(self, inputs: Mapping[str, Array]) -> Arrays:
-        """The outputs; inputs and outputs are named as in the signature."""
+        """Run once and return the outputs; inputs and outputs are named as in the signature."""
         given, wanted = self.signature.inputs, self.signature.outputs
         with tempfile.TemporaryDirectory(dir=self.folder) as name:
             folder, tensors = Path(name), enumerate([*wanted.values(), *given.values()])
@@ -90,20 +90,20 @@ class Emulator:
             return outputs
 
     def _fail(self, otherwise: str) -> NoReturn:
-        """Raise the compiler's own reason, if it has one."""
+        """Raise the compiler's reason, or `otherwise` if it has none."""
         self.end()
         _check_ran(self.compiling.result())
         raise CompilerFailedError(otherwise)
 
     def end(self) -> None:
-        """Tell the compiler that no more folders come."""
-        # Gone before it is closed: a compiler that opened it later would wait for a writer for ever.
+        """Signal that no more folders will follow."""
+        # Delete before closing: a compiler that opened it later would wait forever for a writer.
         (self.folder / "folders").unlink(missing_ok=True)
         self.queue.close()
 
 
 def _check_ran(outcome: Outcome) -> None:
-    """CompilerFailedError unless the whole graph was compiled as one, and ran in the emulator."""
+    """Raise CompilerFailedError unless the whole graph compiled in one piece and ran in the emulator."""
     if outcome.interface and not outcome.known:
         why = f"edge-opt's probe was not tried with QNN interface {outcome.interface}"
     elif not outcome.finalized:

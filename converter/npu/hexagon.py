@@ -1,9 +1,9 @@
-"""Compiles a model for a Hexagon NPU on this machine, with LiteRT's ahead-of-time tool; no phone takes part.
+"""Compile a model for a Hexagon NPU on this machine, with LiteRT's ahead-of-time tool; no phone is needed.
 
 Only the figures in the compiler's log are kept. The compiler is third-party code and may crash.
 
 LiteRT's tool prints to standard error, the QNN libraries to standard output. Each has its own buffer, so they must be
-read separately: in one pipe they cut each other's lines. Our probe writes a file.
+read separately: in one pipe their lines would mix. Our probe writes a file.
 """
 
 import math
@@ -56,10 +56,10 @@ _UNKNOWN_CHIP = "Unexpected SoC model"
 
 @dataclass(frozen=True, slots=True)
 class TimeEstimate:
-    """The Hexagon compiler's estimate of one run of an entry point, with its bounds: NPU cycles and microseconds.
+    """The Hexagon compiler's estimate for one run of an entry point, with bounds: NPU cycles and microseconds.
 
-    It is for `chip`, and good for ranking graphs: nobody calibrated it on a device. `without_cost` operators are not in
-    it, since the compiler has no cost for them.
+    It is for `chip`, and only for ranking graphs: it is not calibrated on a device. It excludes the `without_cost`
+    operators, for which the compiler has no cost.
     """
 
     chip: str
@@ -74,12 +74,12 @@ class TimeEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Figures(Record):
-    """One entry point as the Hexagon compiler made it; bytes. All but `floor` are the compiler's own static figures.
+    """The Hexagon compiler's static figures for one entry point, and our `floor`; sizes are in bytes.
 
-    `taken` of `operators` run on the NPU, in `partitions` pieces. On-chip memory that overflows is written out
+    `taken` of `operators` run on the NPU, in `partitions` pieces. Data that overflows on-chip memory is written out
     (`spill`) and read back (`fill`); both are part of `ddr_written` and `ddr_read`. `run_list` counts the steps of the
-    compiled graph. `floor`: the least that has to be read. `time` is None if there is no estimate; `note` says why, or
-    for which other chip it is. `qnn` is the version of the libraries' interface.
+    compiled graph. `floor` is the minimum to read. `time` is None if there is no estimate; `note` says why, or which
+    other chip it is for. `qnn` is the version of the libraries' interface.
     """
 
     signature: str
@@ -104,9 +104,9 @@ class Figures(Record):
         return self.ddr_read / self.floor if self.floor else None
 
     def ranking(self, *, timed: bool = True) -> dict[str, float]:
-        """The figures that rank entry points, most important first, by the text that reports them; smaller is better.
+        """Figures that rank entry points, most important first, by the text that reports them; smaller is better.
 
-        The estimated time is among them only if `timed`.
+        The estimated time is included only if `timed`.
         """
         time = math.inf if self.time is None else self.time.us / 1000
         return {
@@ -118,10 +118,10 @@ class Figures(Record):
         }
 
     def gain(self, after: "Figures") -> tuple[bool, str]:
-        """Whether `after`, the same entry point as converted, is better than this one as exported; and why."""
+        """Return whether `after` (the converted entry point) is better than this one (as exported), and why."""
         timed = self.time is not None and after.time is not None
         old, new = self.ranking(timed=timed), after.ranking(timed=timed)
-        counted = [*old][:3]  # after the pieces either the time or the bytes, not both
+        counted = [*old][:3]  # after the pieces, either time or bytes
         text = next((text for text in counted if old[text] != new[text]), counted[-1])
         ratio = f" ({new[text] / old[text]:.3f} of it)" if old[text] and new[text] else ""
         why = f"{text.format(old[text])} as exported, {text.format(new[text])} as converted{ratio}"
@@ -129,18 +129,18 @@ class Figures(Record):
 
 
 def first_complaint(*logs: str) -> str:
-    """The first line in the libraries' log, or else in the tool's, that is marked as an error; empty without any."""
+    """Return the first line marked as an error, in the order of the logs; empty if there is none."""
     texts = (found[1].strip() for log in logs for found in _COMPLAINTS.finditer(log))
     return next((text[:200] for text in texts if text and _HARMLESS not in text), "")
 
 
 @dataclass(slots=True)
 class Outcome:
-    """How the compiler ended with one graph, what it printed, and what the probe wrote; `no_probe` says why nothing.
+    """How the compiler ended with one graph, its output, and the probe's log; `no_probe` says why there is no log.
 
-    `interface` is the version of the library's own, `known` if it is trusted. `finalized` has a return code and
-    `events` the profile for each graph, that is partition. Of the graph in the emulator: its `missing` inputs, and in
-    `ran` the library's return code of the last run; None after `running` means that the process ended there.
+    `interface` is the version of the library's interface, `known` if the probe supports it. `finalized` has a return
+    code and `events` a profile for each graph (partition). For the emulator: `missing` inputs, and in `ran` the
+    library's return code of the last run; None after `running` means that the process ended during the run.
     """
 
     code: int = 0
@@ -156,7 +156,7 @@ class Outcome:
     ran: int | None = None
 
     def hear(self, text: str) -> "Outcome":
-        """The same, with what the probe's log says; its lines are described in `probe.c`."""
+        """Add the content of the probe's log (described in `probe.c`), and return self."""
         for line in text.splitlines():
             match line.split("\t"):
                 case ["interface", trusted, core, *_]:
@@ -176,7 +176,7 @@ class Outcome:
 
     @property
     def reason(self) -> str:
-        """Why it ended, as far as it says so."""
+        """Why the compiler ended, if it says so."""
         return first_complaint(self.output, self.errors) or self.ended
 
     @property
@@ -185,7 +185,7 @@ class Outcome:
         return processes.killed_by(self.code) or "it does not say why"
 
     def figures(self) -> dict[str, int]:
-        """The compiler's figures, summed over the graph's partitions; CompilerFailedError where some are lost."""
+        """The compiler's figures, summed over the graph's partitions; CompilerFailedError if some are missing."""
         found = _PARTITIONED.search(self.errors)
         if found is None:
             raise CompilerFailedError(
@@ -204,7 +204,7 @@ class Outcome:
         return sums
 
     def time(self, chip: str) -> tuple[TimeEstimate | None, str]:
-        """The estimate for this chip, of all partitions one after the other; or why there is none."""
+        """The estimate for this chip, summed over all partitions; or None and the reason."""
         found, every = _PARTITIONED.search(self.errors), self.events
         complete = all(events.keys() >= _EVENTS.keys() for events in every)
         if found is not None and every and len(every) == int(found["partitions"]) and complete:
@@ -220,9 +220,9 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """The compiler with its settings, as plain values; after so many `seconds` it is stopped, None never.
+    """The compiler's settings, as plain values; `seconds` is the time limit, None for no limit.
 
-    `sdk` is the folder with Qualcomm's libraries; None takes it from EDGE_OPT_QNN or QNN_SDK_ROOT.
+    `sdk` is the folder with Qualcomm's libraries; default: EDGE_OPT_QNN or QNN_SDK_ROOT.
     """
 
     chip: str = DEFAULT_CHIP
@@ -237,7 +237,7 @@ class Compiler:
             raise UsageError(f"'{wrong}' is not a compiler flag: write --qualcomm_optimization_level=O2")
 
     def judge(self) -> "Compiler":
-        """The same for the chip whose estimate of time is taken, with this one's memory unless the flags name one."""
+        """Return the compiler for the chip that estimates time, with this chip's memory unless the flags set it."""
         chip = CHIPS.get(self.chip)
         if chip is None:
             return self
@@ -250,11 +250,11 @@ class Compiler:
 
         Args:
             path: a model with one entry point.
-            folders: names folders of inputs, see `probe.c`; the graph then runs on them in the emulator.
+            folders: a pipe with names of input folders (see `probe.c`), on which the graph runs in the emulator.
 
         Raises:
             UsageError: the compiler does not know the chip.
-            CompilerFailedError: it was not done in time.
+            CompilerFailedError: the compiler timed out.
         """
         sdk = find_sdk(self.sdk)
         with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
@@ -294,7 +294,7 @@ class Compiler:
 
 @contextmanager
 def compiling_threads(count: int) -> Iterator[Executor]:
-    """Threads, each waiting for a compiler; an interrupt ends every compiler."""
+    """Threads that each wait for a compiler; an interrupt ends every compiler."""
     with ThreadPoolExecutor(count) as executor:
         try:
             yield executor
@@ -303,7 +303,7 @@ def compiling_threads(count: int) -> Iterator[Executor]:
             raise
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
-            # Not once: a thread may be about to start its compiler just now.
+            # Repeat: a thread may be about to start its compiler.
             waiting = Thread(target=executor.shutdown)
             waiting.start()
             while waiting.is_alive():

@@ -1,6 +1,6 @@
-"""Cuts an entry point, or its first layers, out of a model: a model of its own with real shapes and weights.
+"""Cut an entry point, or its first layers, out of a model into a new model with real shapes and weights.
 
-Changes no model.
+The original model is not changed.
 """
 
 from collections.abc import Collection
@@ -16,10 +16,10 @@ _JOINING = operators_that(Effect.JOINING, Effect.REARRANGING) | {"QUANTIZE"}
 
 
 def largest_attention(model: Model, signature: str | None = None) -> tuple[str, Block]:
-    """The largest attention of several heads, in the named entry point or in any, and which entry point has it.
+    """Return an entry point's name and its largest multi-head attention block; default: the largest of all.
 
     Raises:
-        UsageError: there is no such entry point, or it has no such attention.
+        UsageError: the entry point does not exist, or has no multi-head attention.
     """
     found = {
         name: [match for match in find_blocks(graph) if isinstance(match, Block) and match.heads > 1]
@@ -36,9 +36,9 @@ def largest_attention(model: Model, signature: str | None = None) -> tuple[str, 
 
 
 def layer_ends(model: Model, signature: str, layers: int | None) -> tuple[str, ...]:
-    """Names of the tensors where the first layers end: the results of the projections behind their last attention.
+    """Names of the tensors where the first layers end: outputs of the projections after their last attention.
 
-    Nothing if `layers` is None: all of them.
+    Empty if `layers` is None (all layers).
     """
     if layers is None:
         return ()
@@ -53,7 +53,7 @@ def layer_ends(model: Model, signature: str, layers: int | None) -> tuple[str, .
         outputs.append(output)
     if not outputs:
         raise UsageError(f"signature '{signature}' holds no attention: there are no layers to count")
-    # The heads of one layer that was split share the tensor that joins them.
+    # Heads of a split layer share the tensor that joins them.
     outputs = list(dict.fromkeys(outputs))
     last = outputs[min(layers, len(outputs)) - 1]
     ends = [reader.outputs[0] for reader in last.consumers if reader.name == "FULLY_CONNECTED"]
@@ -61,7 +61,7 @@ def layer_ends(model: Model, signature: str, layers: int | None) -> tuple[str, .
 
 
 def cut_entry_point(model: Model, signature: str, ends: Collection[str] = ()) -> Model:
-    """One entry point; with names of tensors `ends`, only what these need. Names of its inputs and outputs stay."""
+    """Cut out one entry point, up to the tensors named in `ends` if given; keeps names of inputs and outputs."""
     graph = dict(model.entry_points()).get(signature, model.subgraphs[0])
     tensors = {tensor.name: tensor for operator in graph.operators for tensor in operator.outputs}
     missing = [name for name in ends if name not in tensors]
@@ -77,7 +77,7 @@ def cut_entry_point(model: Model, signature: str, ends: Collection[str] = ()) ->
     outputs = [tensor for tensor in made if graph.is_output(tensor) or tensor in chosen]
     cut = cut_out(model, operators, inputs, outputs)
     part = cut.subgraphs[0]
-    # Without signatures, as the runtime names its arguments.
+    # Without signatures, use the runtime's argument names.
     names = {id(tensor): tensor.name for tensor in (*graph.inputs, *graph.outputs)}
     for entry in (one for one in model.signatures if one.key == signature):
         names = {id(t): key for side in (entry.inputs, entry.outputs) for key, t in side.items()}

@@ -1,4 +1,4 @@
-"""Compiles every entry point of a model, or of the models of a bundle, alone, and returns the compiler's figures."""
+"""Compile each entry point of a model, or of a bundle's models, alone and return the compiler's figures."""
 
 import math
 import os
@@ -29,7 +29,7 @@ RUNS = {
     "decoder": "NPU",
     "cache update": _BY_RUNTIME,
 }
-"""The parts of a step in their order, and where each runs on a phone."""
+"""The parts of a step, in order, and where each runs on a phone."""
 NOTE = (
     "The decoder runs on the NPU. The other times are what the parts would take there: embedder and rope run on the "
     f"CPU, and LiteRT-LM makes masks and updates caches itself since {ITSELF_SINCE} (NpuConfig.use_hw_masking_for_npu, "
@@ -42,7 +42,7 @@ _VERSION = re.compile(r"Qnn library version ([\d.]+) is used")
 
 @dataclass(frozen=True, slots=True)
 class Measured(Record):
-    """An entry point that was given to the compiler: its figures, or the reason why there are none."""
+    """The compiler's figures for an entry point, or why there are none."""
 
     signature: str
     figures: Figures | None = None
@@ -52,13 +52,13 @@ class Measured(Record):
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """Smaller is better; what did not compile comes last."""
+        """Sort key: smaller is better, failures come last."""
         return (math.inf,) if self.figures is None else tuple(self.figures.ranking().values())
 
 
 @dataclass(frozen=True, slots=True)
 class Step(Record):
-    """One prefill or one token, under the name of the decoder's entry point: its parts by name, in their order."""
+    """One prefill or one token, named after the decoder's entry point: its parts by name, in order."""
 
     name: str
     parts: Mapping[str, Measured]
@@ -66,10 +66,10 @@ class Step(Record):
 
 @dataclass(frozen=True, slots=True)
 class Profile(Record):
-    """A model as the compiler makes it: figures of every entry point, and what they were measured with.
+    """The compiler's figures for every entry point of a model, with the settings and versions used.
 
-    `notes` say for which chip the estimated time is, or why there is none. `steps`: of a bundle, what one prefill and
-    one token take, by part.
+    `notes` say which chip the estimated time is for, or why there is none. For a bundle, `steps` has the figures of one
+    prefill and one token, by part.
     """
 
     model: str
@@ -90,19 +90,19 @@ def profile(
     flags: Sequence[str] = (),
     seconds: float | None = None,
 ) -> Profile:
-    """Compile a model for a Hexagon NPU, and report the figures of every entry point. The file is only read.
+    """Compile a model for a Hexagon NPU, and report figures for every entry point. The file is not changed.
 
     Args:
-        path: a .tflite model, or a bundle: then its prefill/decode model, and in `steps` the models beside it.
-        sdk: folder with Qualcomm's libraries; None takes it from EDGE_OPT_QNN or QNN_SDK_ROOT.
-        chip: the compiler's word for the chip; None is SM8750.
-        flags: for the compiler, as `--qualcomm_optimization_level=O2`.
-        seconds: after so long the compiler is stopped, for each entry point; None never.
+        path: a .tflite model, or a bundle: its prefill/decode model, and in `steps` its other models too.
+        sdk: folder with Qualcomm's libraries; default: EDGE_OPT_QNN or QNN_SDK_ROOT.
+        chip: the compiler's name for the chip; default: SM8750.
+        flags: compiler flags, such as `--qualcomm_optimization_level=O2`.
+        seconds: time limit of the compiler for each entry point; None: no limit.
 
     Raises:
         UsageError: the compiler does not know the chip, or a flag is malformed.
         CompilerMissingError: the compiler, or a library that it needs, is not installed.
-        CompilerFailedError: it ended without a result, or was not done in time.
+        CompilerFailedError: the compiler ended without a result, or timed out.
         ModelFormatError: the file is not a model.
     """
     started = time.perf_counter()
@@ -129,15 +129,15 @@ def profile(
 
 
 def versions(figures: Sequence[Figures]) -> dict[str, str]:
-    """The versions of the packages that the figures were measured with."""
+    """Versions of the packages that produced the figures."""
     qnn = next((entry.qnn for entry in figures if entry.qnn), "")
     return {"ai-edge-litert": version("ai-edge-litert"), **({"qnn": qnn} if qnn else {})}
 
 
 def steps_of(opened: Opened, decoders: Sequence[Measured], compiler: Compiler) -> tuple[Step, ...]:
-    """A step for each entry point of the decoder that other models of the bundle serve, with those.
+    """A step for each decoder entry point that other models of the bundle serve, with figures of those models.
 
-    If the compiler refuses one entry point, the others keep their figures. Times are of the chip that estimates some.
+    If one entry point does not compile, the others keep their figures. Times are for the chip that has estimates.
     """
     steps = {entry.signature: {"decoder": entry} for entry in decoders}
     for helper in filter(None, map(opened.find, (EMBEDDER_SECTION, AUXILIARY_SECTION))):
@@ -153,10 +153,9 @@ def steps_of(opened: Opened, decoders: Sequence[Measured], compiler: Compiler) -
 
 
 def measure(model: Model, signature: str, compiler: Compiler) -> Measured:
-    """Compile one entry point of a model alone; for the nearest chip too, if there is no estimate of time for its own.
+    """Compile one entry point of a model alone; also for the nearest chip, if this one has no time estimate.
 
-    A compiler that ends without a result, or takes too long, is a failure; an operator that it refuses is not, nor is
-    a missing estimate.
+    A compiler that gives no result or times out is a failure; a rejected operator or a missing estimate is not.
     """
     alone, judge = cut_entry_point(model, signature), compiler.judge()
     try:
@@ -188,8 +187,8 @@ def measure(model: Model, signature: str, compiler: Compiler) -> Measured:
 def read_floor(subgraph: Subgraph) -> int:
     """Bytes of every constant and every input that the subgraph's operators use, each counted once.
 
-    float32 constants count half: NPUs keep them as fp16. Constants in the bodies of composites are not counted; they
-    are a few numbers. Dynamic dimensions count as the file records them.
+    float32 constants count half: NPUs store them as fp16. The few constants in composite bodies are not counted.
+    Dynamic dimensions count with the size recorded in the file.
     """
     read = [tensor for operator in subgraph.operators for tensor in operator.inputs if tensor is not None]
     constants = {id(tensor.buffer): tensor for tensor in read if tensor.is_constant}

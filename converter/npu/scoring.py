@@ -1,7 +1,7 @@
-"""Reads a text with a bundle as a phone would, in the NPU's emulator: prefill and decode steps with caches and masks.
+"""Score text with a bundle in the NPU's emulator, in prefill and decode steps with caches and masks, as on a phone.
 
-Embedder and auxiliary model run on the CPU, as they do beside LiteRT-LM's executor for NPUs. The next token's logits
-come out, which are compared with a reference's.
+Embedder and auxiliary model run on the CPU, as with LiteRT-LM's NPU executor. The result is the logits of each next
+token, compared with a reference's.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ from edge_opt.runtime.tensors import MAIN, cache_length
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Tokens that are read, and those behind them, each of which is scored."""
+    """Tokens of the prompt, and the tokens after it, which are scored."""
 
     before: tuple[int, ...]
     scored: tuple[int, ...]
@@ -38,11 +38,11 @@ class Text:
 
 @contextmanager
 def _opened(bundle: AnyPath, texts: Sequence[Text]) -> Iterator[tuple[Worker, dict[str, Path], list[Loop]]]:
-    """A worker, the files of the bundle's models, and for each text the calls that read it.
+    """Yield a worker, the files of the bundle's models, and for each text the calls that read it.
 
     Raises:
         UsageError: the bundle cannot read text, or its cache is too short.
-        ModelFormatError: it cannot be read.
+        ModelFormatError: the bundle cannot be read.
         RuntimeFailed: a model cannot be loaded.
     """
     name = name_of(bundle, "bundle")
@@ -64,7 +64,7 @@ def _opened(bundle: AnyPath, texts: Sequence[Text]) -> Iterator[tuple[Worker, di
 
 
 def read_on_cpu(bundle: AnyPath, texts: Sequence[Text]) -> list[Array]:
-    """Logits `[scored, vocabulary]` of each text, as real numbers, on LiteRT's CPU kernels.
+    """Return the logits `[scored, vocabulary]` of each text, as real numbers, from LiteRT's CPU kernels.
 
     Raises:
         UsageError, ModelFormatError, RuntimeFailed: as `read_on_npu`.
@@ -79,18 +79,18 @@ def read_on_npu(
     compiler: Compiler,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> list[Array]:
-    """The same with prefill and decode compiled for an NPU, once, and run in the compiler's emulator.
+    """Like `read_on_cpu`, with prefill and decode compiled once for an NPU and run in the emulator.
 
     Args:
-        bundle: a bundle that is not compiled, or a model with its embedder and auxiliary model beside it.
-        texts: their tokens.
-        compiler: with a probe; its `seconds` are for all runs of one entry point.
-        progress: called with how many runs are done, and how many there are.
+        bundle: an uncompiled bundle, or a model with its embedder and auxiliary model beside it.
+        texts: tokens of the texts.
+        compiler: must have a probe; its `seconds` limit all runs of one entry point.
+        progress: called with (runs done, total).
 
     Raises:
         UsageError: the bundle cannot read text, or its cache is too short.
-        ModelFormatError: it cannot be read.
-        CompilerMissingError: the compiler, its libraries or a C compiler are not on this machine.
+        ModelFormatError: the bundle cannot be read.
+        CompilerMissingError: the compiler, its libraries or a C compiler is missing.
         CompilerFailedError: an entry point does not compile, or does not run.
         RuntimeFailed: the embedder or auxiliary model does not run.
     """
@@ -125,10 +125,10 @@ def read_on_npu(
 
 @dataclass(frozen=True, slots=True)
 class Closeness:
-    """How near predictions are to a reference's, position by position.
+    """Distance between predictions and a reference's, position by position.
 
-    `kl` is the Kullback-Leibler divergence from the reference in nats, `agrees` whether the most likely token is the
-    same, `likelihoods` are the logarithms of the chance that the model gives to the token that comes.
+    `kl` is the Kullback-Leibler divergence from the reference in nats, `agrees` is true if the most likely token is the
+    same, `likelihoods` are the log probabilities of the actual next tokens.
     """
 
     kl: list[float]
@@ -137,7 +137,7 @@ class Closeness:
 
     @classmethod
     def of(cls, reference: Array, logits: Array, tokens: Sequence[int]) -> "Closeness":
-        """Of rows of logits, one for each of the tokens."""
+        """Compare rows of logits, one row for each token."""
         theirs, own = log_softmax(reference.astype(np.float64)), log_softmax(logits.astype(np.float64))
         return cls(
             (np.exp(theirs) * (theirs - own)).sum(axis=1).tolist(),

@@ -1,4 +1,4 @@
-"""Finds what compiles for an NPU here: LiteRT's tool and plugin, the user's own QNN libraries, our probe.
+"""Find the NPU compiler on this machine: LiteRT's tool and plugin, the user's QNN libraries, our probe.
 
 The libraries are never copied or bundled.
 """
@@ -22,7 +22,7 @@ LIBRARY = "libQnnHtp.so"
 SDK_VARIABLES = ("EDGE_OPT_QNN", "QNN_SDK_ROOT")
 # Qualcomm's SDK keeps its x86-64 libraries in the first, the wheel of onnxruntime-qnn in the second.
 _PLACES = ("lib/x86_64-linux-clang", "onnxruntime_qnn", ".")
-# The plugin is linked against this one for chips without an HTP and calls nothing of it here; the wheel lacks it.
+# The plugin links to this library for chips without an HTP, but never calls it here; the wheel lacks it.
 _UNUSED_LIBRARY, _STAND_IN = "libQnnLpai.so", "libQnnSystem.so"
 _COMPILING = "lib*Htp*.so"
 _HOW_TO_GET = (
@@ -33,15 +33,15 @@ _PROBE_NEEDS = "Qualcomm's estimate and emulator need"
 
 
 class CompilerMissingError(UsageError):
-    """The compiler, or the vendor's libraries that it needs, are not on this machine."""
+    """The compiler, or a vendor library that it needs, is not on this machine."""
 
 
 class CompilerFailedError(EdgeOptError):
-    """The compiler ended without a result, or printed figures that we cannot read."""
+    """The compiler ended without a result, or its figures cannot be read."""
 
 
 def find_libraries(sdk: AnyPath | None) -> Path:
-    """The folder with the QNN libraries of `sdk`, else of the environment; or CompilerMissingError."""
+    """Return the folder with QNN libraries, from `sdk` or the environment; or raise CompilerMissingError."""
     named = next((os.environ[name] for name in SDK_VARIABLES if os.environ.get(name)), None)
     root = named if sdk is None else os.fspath(sdk)
     if root is None:
@@ -54,7 +54,7 @@ def find_libraries(sdk: AnyPath | None) -> Path:
 
 
 def libraries_digest(libraries: Path) -> str:
-    """A digest of the libraries that compile, wherever they lie."""
+    """A digest of the compiler's libraries, independent of their location."""
     digest = hashlib.sha256()
     for path in sorted(libraries.glob(_COMPILING)):
         with path.open("rb") as file:
@@ -64,9 +64,9 @@ def libraries_digest(libraries: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sdk:
-    """The compiler as it stands on this machine: LiteRT's tool and plugin, Qualcomm's libraries, and our probe.
+    """The compiler on this machine: LiteRT's tool and plugin, Qualcomm's libraries, and our probe.
 
-    `no_probe` says why there is no probe, and so neither an estimate of time nor an emulator; empty where there is one.
+    `no_probe` says why there is no probe, and so no time estimate or emulator; empty if there is one.
     """
 
     tool: Path
@@ -77,7 +77,7 @@ class Sdk:
 
 
 def find_sdk(sdk: AnyPath | None) -> Sdk:
-    """All that it takes to compile for a Hexagon NPU; CompilerMissingError where more than the probe is missing."""
+    """Find the Hexagon compiler; raise CompilerMissingError if more than the probe is missing."""
     libraries = find_libraries(sdk)
     tool, plugin = _find_tool()
     try:
@@ -87,9 +87,9 @@ def find_sdk(sdk: AnyPath | None) -> Sdk:
 
 
 def search_path(*folders: Path, scratch: Path) -> str:
-    """LD_LIBRARY_PATH for a plugin: these folders, the last one with the vendor's libraries, and what it is now.
+    """LD_LIBRARY_PATH for a plugin: these folders (the last has the vendor's libraries), then its current value.
 
-    The library that Qualcomm's wheel lacks is made in `scratch`.
+    The library that Qualcomm's wheel lacks is created in `scratch`.
     """
     libraries = folders[-1]
     if (libraries / _STAND_IN).exists() and not (libraries / _UNUSED_LIBRARY).exists():
@@ -114,7 +114,7 @@ def _find_tool() -> tuple[Path, Path]:
 
 
 def build_probe() -> Path:
-    """The folder with the probe, built once for each source, in the user's cache; or CompilerMissingError."""
+    """Build the probe in the user's cache, once per source, and return its folder; or raise CompilerMissingError."""
     source = (resources.files(__package__) / "probe.c").read_bytes()
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         raise CompilerMissingError(f"{_PROBE_NEEDS} an x86-64 Linux machine")
@@ -142,13 +142,13 @@ def build_probe() -> Path:
             raise CompilerMissingError(
                 f"{_PROBE_NEEDS} a C compiler to build a small probe, and `{compiler}` fails: {reason}"
             )
-        # Renamed, not written in place: another process may be using or building the same one.
+        # Rename, do not write in place: another process may be using or building the same probe.
         library.replace(folder / LIBRARY)
     return folder
 
 
 def cache_folder() -> Path:
-    """The user's cache folder for us; OSError where it cannot be made."""
+    """Return edge-opt's folder in the user's cache; raise OSError if it cannot be created."""
     named = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(named) if named else Path.home() / ".cache") / "edge-opt"
     folder.mkdir(parents=True, exist_ok=True)

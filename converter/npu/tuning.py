@@ -1,4 +1,4 @@
-"""Rewrites a signature in every form, compiles and ranks them, and makes a target of the best."""
+"""Rewrite a signature in every form, compile and rank the forms, and make a target from the best."""
 
 import os
 import tempfile
@@ -28,18 +28,18 @@ from edge_opt.targets import Target, TargetLike, load_target, target_names
 from edge_opt.targets.chips import DEFAULT_CHIP
 
 BASE = "qualcomm-htp"
-"""The target whose compiler can be run here."""
+"""The target whose compiler runs on this machine."""
 _TILES, _LEAST_ROWS = 4, 2
 _SMALL_TILES = (128, 64)
-_ALWAYS = 1  # a least head size that every attention has
+_ALWAYS = 1  # a minimum head size that every attention block has
 _CHECKED_LAYERS = 2
 Changes = Mapping[str, Any] | None
-"""Facts of a target that a form changes; None leaves the model as exported."""
+"""Target settings that a form changes; None keeps the model as exported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial(Record):
-    """One form, compiled. `verdict` says how its outputs in the emulator are wrong; empty if none is known to be."""
+    """One compiled form. `verdict` says how its outputs in the emulator are wrong; empty if no error is known."""
 
     form: str
     measured: Measured
@@ -50,16 +50,16 @@ class Trial(Record):
 
     @property
     def usable(self) -> bool:
-        """Whether it compiled, and its outputs are not known to be wrong."""
+        """True if it compiled and its outputs are not known to be wrong."""
         return self.measured.figures is not None and not self.verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning(Record):
-    """All trials, best first; those that failed, or whose numbers are wrong, come last.
+    """All trials, best first; failed trials and trials with wrong outputs come last.
 
-    `layers` is None if the whole signature was compiled. `long_context`: one head does not fit on the chip. `checked`
-    says how the winner's numbers were checked, or why they were not, `changes` what it changes of the target.
+    `layers` is None if the whole signature was compiled. `long_context` is true if one head does not fit on the chip.
+    `checked` says how the winner's outputs were checked, or why not; `changes` are its changes to the target.
     """
 
     model: str
@@ -78,16 +78,16 @@ class Tuning(Record):
 
     @property
     def winner(self) -> Trial | None:
-        """The best one that compiled and whose numbers are right, if there is any."""
+        """The best usable trial, or None."""
         return self.trials[0] if self.trials and self.trials[0].usable else None
 
     @property
     def extent(self) -> str:
-        """How much of the signature was compiled, in words."""
+        """The compiled part of the signature, in words."""
         return {None: "all layers", 1: "the first layer"}.get(self.layers, f"the first {self.layers} layers")
 
     def to_dict(self) -> dict[str, Any]:
-        """For `--json`; of the target only the name."""
+        """Return values for `--json`, with only the target's name."""
         return {**Record.to_dict(self), "target": self.target.name}
 
 
@@ -104,26 +104,26 @@ def tune(
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Tuning:
-    """Try every form on one signature of a model, for a Hexagon NPU. The file is only read.
+    """Try every form on one signature of a model, for a Hexagon NPU. The file is not changed.
 
-    Trials are ranked by the compiler's estimate of time, then by bytes. The best trial's numbers are checked in the
-    emulator, on two layers at their real shapes: they must be the same bits as before, or the next trial is taken.
+    Trials are ranked by the compiler's time estimate, then by bytes. The best trial's outputs are checked in the
+    emulator, on two layers with real shapes: if they are not bit-identical to the export's, the next trial is taken.
 
     Args:
-        path: a .tflite model as exported, or a bundle: then its prefill/decode model.
-        target: the target to vary: qualcomm-htp, or a target (or its file) of yours.
-        signature: the entry point to tune for; None the one with the largest attention.
-        layers: only so many, the first ones, for a quicker look; None the whole signature.
-        sdk: folder with Qualcomm's libraries; None takes it from EDGE_OPT_QNN or QNN_SDK_ROOT.
-        chip: the compiler's word for the chip; None is SM8750.
-        seconds: after so long a trial is given up; None never.
-        jobs: how many trials run at a time; None as many as there are idle cores.
-        executor: what runs them instead: any of `concurrent.futures`, a cluster's too, whose workers need edge-opt and
-            the same files at the same paths.
+        path: a .tflite model as exported, or a bundle (its prefill/decode model is used).
+        target: the target to vary: qualcomm-htp, or your own target (or its file).
+        signature: the entry point to tune for; default: the one with the largest attention block.
+        layers: number of first layers to compile, to save time; None: the whole signature.
+        sdk: folder with Qualcomm's libraries; default: EDGE_OPT_QNN or QNN_SDK_ROOT.
+        chip: the compiler's name for the chip; default: SM8750.
+        seconds: time limit of a trial; None: no limit.
+        jobs: number of parallel trials; default: the number of idle cores.
+        executor: a `concurrent.futures` executor that runs the trials instead, also on a cluster; its workers need
+            edge-opt and the same files at the same paths.
         progress: called with (stage, done, total).
 
     Raises:
-        UsageError: the target is for other NPUs, or there is no such signature, or no attention in it.
+        UsageError: the target is for another NPU, or the signature does not exist or has no multi-head attention.
         CompilerMissingError: the compiler, or a library that it needs, is not installed.
         ModelFormatError: the file is not a model.
     """
@@ -178,7 +178,7 @@ def tune(
 
 
 def _forms(model: Model, signature: str, attention: Block, base: Target) -> dict[str, Changes]:
-    """The variants that give different graphs of one layer: without norms there is no other cut at the norm."""
+    """Return the variants that give different graphs of one layer; without norms, norm variants drop out."""
     forms: dict[str, tuple[str, Changes]] = {}
     first = layer_ends(model, signature, 1)
     for form, changes in variants(attention, base):
@@ -188,9 +188,9 @@ def _forms(model: Model, signature: str, attention: Block, base: Target) -> dict
 
 
 def variants(attention: Block, base: Target) -> Iterator[tuple[str, Changes]]:
-    """As exported, with the mask before the join and without, and every form.
+    """Yield the model as exported, the same with the mask before the join, and every form.
 
-    The form that is usually best also in tiles of rows, with the other cut at the norm, and the mask elsewhere.
+    The form that is usually best also comes with the other norm, the mask on the other side, and tiles of rows.
     """
     yield "as exported", None
     yield "as exported, the mask before the join", {"mask_before_join": True}
@@ -211,7 +211,7 @@ def variants(attention: Block, base: Target) -> Iterator[tuple[str, Changes]]:
 
 
 def applied(base: Target, changes: Changes) -> Target | None:
-    """The target with a form for all signatures and lengths; None for the model as exported."""
+    """Return the target with a form for all signatures and lengths; None for the model as exported."""
     if changes is None:
         return None
     split = ("*",) if "form" in changes else ()
@@ -219,14 +219,14 @@ def applied(base: Target, changes: Changes) -> Target | None:
 
 
 def rewritten(model: Model, target: Target | None) -> Model:
-    """The model in the target's form, not verified; as it is where that is None."""
+    """Convert the model for the target, unverified, and return it; unchanged if `target` is None."""
     if target is not None:
         convert(model, target=target, verify="none")
     return model
 
 
 def try_form(exported: str, form: str, target: Target | None, compiler: Compiler) -> Trial:
-    """Rewrite the exported model, of one entry point, and compile that; maybe in another process."""
+    """Rewrite and compile an exported model with one entry point; may run in another process."""
     started, model = time.perf_counter(), rewritten(load(exported), target)
     measured = measure(model, model.entry_points()[0][0], compiler)
     return Trial(form, measured, round(time.perf_counter() - started, 2))
@@ -239,7 +239,7 @@ def _checked(
     compiler: Compiler,
     tell: Progress,
 ) -> tuple[list[Trial], str]:
-    """The trials, the best one whose numbers are right in front, and how its numbers were checked."""
+    """Return the trials with the best correct one first, and how its outputs were checked."""
     wrong: list[Trial] = []
     for place, trial in enumerate(ranked):
         if not trial.usable:
@@ -264,10 +264,10 @@ def _checked(
 
 
 def tuned_target(tuning: Tuning, name: str | None = None) -> Target:
-    """The target with the form of the winner, and where that comes from; its name is `<target>-tuned` by default.
+    """Return the target with the winner's form and its sources; the name defaults to `<target>-tuned`.
 
     Raises:
-        UsageError: every trial failed.
+        UsageError: there is no winner.
     """
     base, winner = tuning.target, tuning.winner
     if winner is None:
