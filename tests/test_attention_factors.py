@@ -69,13 +69,3 @@ def test_neighbours_that_are_one_factor_cut_in_two_become_one() -> None:
     interleaved = [Factor(3, 1), Factor(2, 3)]
     assert fx.merge_neighbours(interleaved) == interleaved
     assert fx.merge_neighbours([Factor(2, 1), PLAIN]) == [Factor(2, 1), PLAIN]
-
-
-def test_sizes_that_share_no_refinement_are_a_mismatch() -> None:
-    heads_and_rows: Factored = ((Factor(4, 1), PLAIN),)
-    assert [fx.regroup(heads_and_rows, shape) for shape in ((6, 2), (4, 2), (4, 3, 2))] == [None] * 3
-
-
-def test_factored_shapes_read_as_in_the_documentation() -> None:
-    factored = ((), (Factor(2, 2),), (Factor(2, 1), Factor(128)), (Factor(1408),))
-    assert fx.to_text(factored) == "[1, (2:head), (2:head)(128), 1408]"

@@ -17,22 +17,12 @@ from typing import Any
 import pytest
 from bundles import BLOCK, bundle, model_part
 from cli_runs import DEMO, run
-from pretend_stages import (
-    COMPILED,
-    FLOAT,
-    QUANTIZED,
-    TOKENIZER,
-    WEIGHTS,
-    Place,
-    Stages,
-    bundle_of,
-    write,
-)
+from pretend_stages import COMPILED, FLOAT, QUANTIZED, TOKENIZER, WEIGHTS, Place, Stages, bundle_of, write
 from text_parser import parse
 
 from edge_opt.base.errors import EdgeOptError, ModelFormatError, OutputError, UsageError
 from edge_opt.build import BuildCheckError, Job, StageFailedError, building
-from edge_opt.build.phone import chip_of, next_steps
+from edge_opt.build.phone import next_steps
 from edge_opt.build.rotation import ROTATED
 from edge_opt.build.sections import faults, keep_sections
 from edge_opt.comparison.compare import compare
@@ -149,19 +139,8 @@ def test_the_console_has_a_line_for_each_stage_and_at_the_end_warnings_estimates
     assert "prefill_4: converted, 2.0 ms as exported, 1.0 ms as converted" in done.out
     assert ["checkpoint", "2", "2.00", "1.000", "-", "-"] in rows
     assert ["converted", "2", "4.00", "2.000", "-", "-"] in rows
-    assert [
-        "converted,",
-        "in",
-        "the",
-        "NPU's",
-        "emulator",
-        "8",
-        "2.44",
-        "1.221",
-        "100.0",
-        "%",
-        "0.2000",
-    ] in rows
+    emulated = "converted, in the NPU's emulator 8 2.44 1.221 100.0 % 0.2000"
+    assert emulated.split() in rows
     assert "Held out of the calibration, to evaluate with: 3 of 12 prompts, every fifth" in done.out
     assert f"Next steps, with commands for the phone: {place.work / 'NEXT.md'}" in done.out
     again = run(capsys, *command(place, "--set", "cache_length=64", "--force"))
@@ -173,12 +152,6 @@ def test_the_console_has_a_line_for_each_stage_and_at_the_end_warnings_estimates
     assert values.json["stages"][3]["notes"] == ["put back: metadata"]
     assert values.json["settings"]["export"] == {"cache_length": 64}
     assert values.err == ""
-
-
-@pytest.mark.parametrize("given", ["cache_length", "=3"])
-def test_a_setting_is_a_key_and_a_value(place: Place, capsys: pytest.CaptureFixture[str], given: str) -> None:
-    shown = run(capsys, *command(place, "--set", given))
-    assert "must be KEY=VALUE" in shown.failed_in_one_sentence(2)
 
 
 # --- what to do next ---
@@ -240,12 +213,6 @@ def test_litert_s_own_package_of_qualcomms_libraries_is_found(
     monkeypatch.setenv(SDK_VARIABLES[0], str(place.checkpoint))
     with pytest.raises(CompilerMissingError, match=r"holds no libQnnHtp\.so"):
         place.build(sdk=None)
-
-
-def test_chips_are_found_however_they_are_spelled_and_select_their_vendors_target() -> None:
-    targets = {"sm8750": "qualcomm-htp", " MT6993 ": "mediatek", "TENSOR_G5": "google-tensor"}
-    assert [chip_of(name)[1] for name in targets] == ["SM8750", "MT6993", "Tensor_G5"]
-    assert {name: load_target(name).name for name in targets} == targets
 
 
 # --- what is not delivered ---
@@ -599,10 +566,6 @@ def test_sections_that_a_stage_loses_are_put_back_where_they_were(tmp_path: Path
     assert keep_sections(before, after) == ["metadata", "vision_encoder"]
     assert after.read_bytes()[BLOCK:] == bundle_of(QUANTIZED, (5, {}, b"meta"), vision)[BLOCK:]
     assert keep_sections(before, after) == []
-
-
-def test_a_bundle_that_is_as_it_has_to_be_has_no_faults(tmp_path: Path) -> None:
-    assert faults(write(tmp_path / "a", QUANTIZED), write(tmp_path / "b", COMPILED)) == []
 
 
 @pytest.mark.parametrize(

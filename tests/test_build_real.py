@@ -154,13 +154,7 @@ def kinds(path: Path) -> list[tuple[int, str]]:
 
 def configured(window: int = 512, **options: Any) -> dict[str, Any]:
     """The settings for a Gemma3 of which five layers of six see `window` positions."""
-    told = {
-        "vendor": "qualcomm",
-        "chip": "SM8750",
-        "cache_shape": (),
-        "caches": {},
-        "settings": {},
-    }
+    told = {"vendor": "qualcomm", "chip": "SM8750", "cache_shape": (), "caches": {}, "settings": {}}
     with TemporaryDirectory() as folder:
         config = {"model_type": "gemma3_text", "sliding_window": window}
         (Path(folder) / "config.json").write_text(json.dumps(config))

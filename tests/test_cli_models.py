@@ -2,14 +2,12 @@
 
 import json
 import re
-import resource
 import shutil
-import struct
 from pathlib import Path
 
 import pytest
 from bundles import bundle, model_part
-from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, run_apart, state, written
+from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, state, written
 from syrupy.assertion import SnapshotAssertion
 
 from edge_opt.ir import load
@@ -45,29 +43,6 @@ def steady(text: str, folder: Path) -> str:
 
 
 # --- convert ---
-
-
-@pytest.mark.parametrize("model", [DEMO, QUANTIZED], ids=["float32", "int16"])
-def test_every_block_is_converted_verified_and_gives_the_same_numbers(
-    model: Path, tmp_path: Path, capsys: Captured
-) -> None:
-    out = tmp_path / "out.tflite"
-    ran = run(capsys, "convert", model, out, "--require-all", "--json")
-    assert (ran.code, ran.err) == (0, "")
-    said = ran.json
-    assert (said["input"], said["output"], said["target"]) == (str(model), str(out), "generic")
-    assert (said["verified"], said["seconds"] > 0) == ("regions", True)
-    sites = [site for site in said["sites"] if site["pass"] == "mha_to_sha"]
-    assert [site["signature"] for site in sites] == ["prefill_8"] * 2 + ["decode"] * 3
-    for site in sites:
-        assert (site["status"], site["heads"], site["kv_heads"]) == ("converted", 4, 1)
-        assert site["proof"]["bitwise"] or "int16 ADD" in site["proof"]["note"]
-    for place in ("cpu", "reference"):
-        compared = run(capsys, "compare", model, out, "--on", place, "--json")
-        assert (compared.code, compared.json["bitwise"]) == (0, True)
-    for name, graph in load(out).entry_points():
-        shapes = {one.outputs[0].shape[:-1] for one in graph.operators if one.name == "SOFTMAX"}
-        assert shapes == {(1, 1, 8 if name == "prefill_8" else 1)}, "whatever works on logits holds one head"
 
 
 @pytest.mark.parametrize(
@@ -157,14 +132,6 @@ def test_inspect_prints_what_is_there_and_what_would_be_rewritten(
     assert steady(ran.out, demo.parent) == snapshot
 
 
-@pytest.mark.parametrize("model", [DEMO, QUANTIZED], ids=["float32", "int16"])
-def test_shapes_of_a_real_export_are_as_in_the_file(model: Path, capsys: Captured) -> None:
-    ran = run(capsys, "inspect", model, "--shapes", "--json")
-    found = ran.json["inferred"]
-    assert (ran.code, found["disagreements"]) == (0, [])
-    assert found["inferred"] == found["tensors"] > 500
-
-
 def test_a_shape_that_the_file_has_wrong_is_exit_1(tmp_path: Path, capsys: Captured) -> None:
     model = written(tmp_path, NO_ATTENTION.replace("%half: float32[1,4]", "%half: float32[1,5]"))
     assert run(capsys, "inspect", model).code == 0
@@ -216,11 +183,7 @@ def test_golden_records_and_checks_and_replaces_a_file_only_with_force(
 BAD: dict[str, tuple[bytes | None, str]] = {
     "empty": (b"", "is empty"),
     "text": (b"This is a text file, not a model.\n", ""),
-    "short": (CONTENT[:6], ""),
     "truncated": (CONTENT[: len(CONTENT) // 2], ""),
-    "cut by one byte": (CONTENT[:-1], ""),
-    "root outside": (struct.pack("<I", 2**31) + CONTENT[4:], ""),
-    "root in itself": (struct.pack("<I", 0) + CONTENT[4:], ""),
     "offsets outside": (CONTENT[:8] + b"\xf0\xff\xff\x7f" * ((len(CONTENT) - 8) // 4), ""),
     "missing": (None, "does not exist"),
     "a zip file": (b"PK\x03\x04" + bytes(100), "zip"),
@@ -244,42 +207,7 @@ def test_a_file_that_is_no_model_is_exit_3(command: str, kind: str, tmp_path: Pa
     assert state(tmp_path) == before
 
 
-def test_a_folder_as_model_is_exit_3(tmp_path: Path, capsys: Captured) -> None:
-    for folder in (tmp_path, Path(), Path("/")):
-        assert "is a folder" in run(capsys, "convert", folder).failed_in_one_sentence(3)
-    (tmp_path / "config.json").write_text("{}")
-    assert "`edge-opt build`" in run(capsys, "convert", tmp_path).failed_in_one_sentence(3)
-
-
 # --- outputs that cannot be written ---
-
-
-@pytest.mark.parametrize("options", [[], ["--force"]])
-@pytest.mark.parametrize("linked", [False, True])
-def test_the_input_as_output_is_exit_2_whatever_its_name(
-    linked: bool, options: list[str], demo: Path, capsys: Captured
-) -> None:
-    out = demo.with_name("link.tflite") if linked else demo
-    if linked:
-        out.hardlink_to(demo)
-    before = state(demo.parent)
-    sentence = run(capsys, "convert", demo, "-o", out, *options).failed_in_one_sentence(2)
-    assert "is the input itself" in sentence
-    assert state(demo.parent) == before
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_an_existing_output_is_replaced_with_force_only(named: bool, demo: Path, capsys: Captured) -> None:
-    out = demo.with_name("gemma.opt.tflite")
-    out.write_text("precious")
-    before = state(demo.parent)
-    given = ("convert", demo, "--verify", "none", *([out] if named else []))
-    sentence = run(capsys, *given).failed_in_one_sentence(2)
-    assert "--force" in sentence
-    assert "=True" not in sentence, "no sentence speaks Python"
-    assert state(demo.parent) == before
-    assert run(capsys, *given, "--force").code == 0
-    assert len(load(out).subgraphs) == 35
 
 
 def test_a_folder_that_does_not_exist_or_in_place_of_a_file_is_exit_5(demo: Path, capsys: Captured) -> None:
@@ -290,20 +218,4 @@ def test_a_folder_that_does_not_exist_or_in_place_of_a_file_is_exit_5(demo: Path
     out.parent.mkdir()
     for options in ([], ["--force"]):
         run(capsys, "convert", demo, "-o", out.parent, *options).failed_in_one_sentence(5)
-    assert state(demo.parent) == before
-
-
-@pytest.mark.parametrize("existing", [False, True])
-def test_a_file_size_limit_is_exit_5_and_leaves_an_existing_output_alone(existing: bool, demo: Path) -> None:
-    out = demo.with_name("out.tflite")
-    if existing:
-        out.write_text("precious")
-    before = state(demo.parent)
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-
-    # The disk refuses halfway, for real: the kernel gives EFBIG as it gives ENOSPC.
-    ran = run_apart("convert", demo, "-o", out, "--force", preexec_fn=limit)
-    assert "could not be written" in ran.failed_in_one_sentence(5)
     assert state(demo.parent) == before

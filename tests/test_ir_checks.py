@@ -13,11 +13,10 @@ from text_parser import parse
 
 from edge_opt.attention.rules import RULES
 from edge_opt.base.errors import ModelFormatError
-from edge_opt.ir import Buffer, DType, Model, Signature, Subgraph, Tensor, load, to_bytes, to_tables
+from edge_opt.ir import DType, Model, Signature, Subgraph, Tensor, load, to_bytes, to_tables
 from edge_opt.ir.checks import DEEPEST
 from edge_opt.ir.operators import BUILTIN_OPERATORS, KINDS, SUBGRAPH_FIELDS
 from edge_opt.schema import TABLES, model_bytes
-from edge_opt.schema.data import Data
 
 Change = Callable[[Any], object]
 
@@ -391,12 +390,6 @@ def test_an_operator_that_names_no_subgraph_to_run_is_refused(name: str) -> None
 NEW = Tensor("z", (1,), DType.FLOAT32)
 UNWRITABLE: list[tuple[Callable[[Model, Subgraph], object], str]] = [
     (lambda m, g: setattr(g.inputs[0], "shape", (-1, 2)), r"tensor \d 'x': shape \[-1, 2\] has a negative"),
-    (lambda m, g: setattr(g.inputs[0], "shape", (1 << 31,)), r"shape \[2147483648\] has a negative"),
-    (
-        lambda m, g: setattr(g.operators[0].input(1), "buffer", Buffer(Data(b"1234"))),
-        r"FLOAT32\[3\] needs 12 bytes, its buffer",
-    ),
-    (lambda m, g: (m.subgraphs.clear(), m.signatures.clear()), "expected at least one subgraph, found none"),
     (lambda m, g: m.signatures.append(m.signatures[0]), "signature 'run' is defined twice"),
     (
         lambda m, g: m.signatures.append(Signature("other", Subgraph("other"), {}, {})),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ai_edge_litert.tools import flatbuffer_utils
-from schema_models import everything, pack, plain, tfl, unpack, values, with_data_after
+from schema_models import everything, pack, plain, tfl, unpack, values
 from text_parser import parse
 
 import edge_opt.testdata
@@ -89,22 +89,6 @@ def test_hand_made_models_have_the_same_tables(make: Callable[[], bytes]) -> Non
     content = make()
     assert values(to_tables(load(content))) == values(read_model(content).root)
     assert plain(unpack(to_bytes(load(content)))) == plain(unpack(content))
-
-
-def test_weights_after_the_flatbuffer_stay_there() -> None:
-    model = unpack(sample())
-    weight = model.buffers.pop(1)
-    raw = bytes(weight.data)
-    model.subgraphs[0].tensors[1].buffer = model.subgraphs[1].tensors[1].buffer = len(model.buffers)
-    for entry in model.metadata:
-        entry.buffer -= 1
-    model.metadataBuffer = model.metadataBuffer - 1
-    content = with_data_after(model, raw)
-    read = load(content)
-    assert numbers(read, "w") == [0, 1, 2, 3]
-    again = read_model(to_bytes(read))
-    assert values(again.root) == values(read_model(content).root)
-    assert again.flatbuffer_size < again.source.size
 
 
 # What the graph says

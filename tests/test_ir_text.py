@@ -8,17 +8,7 @@ import pytest
 from flatbuffers import flexbuffers
 from text_parser import TextFormError, parse
 
-from edge_opt.ir import (
-    DType,
-    Metadata,
-    Model,
-    Operator,
-    OperatorCode,
-    Quantization,
-    Tensor,
-    load,
-    to_bytes,
-)
+from edge_opt.ir import DType, Metadata, Model, Operator, OperatorCode, Quantization, Tensor, load, to_bytes
 from edge_opt.ir.graph import Buffer
 from edge_opt.ir.operators import BUILTIN_OPERATORS
 from edge_opt.ir.text import operator_text, subgraph_text, to_text
@@ -97,11 +87,6 @@ def test_what_is_printed_reads_back_and_prints_the_same(text: str) -> None:
     assert to_text(parse(text)) == text
 
 
-def test_the_ends_of_every_integer_type_survive() -> None:
-    made = {op.outputs[0].name: op.inputs[0] for op in parse(LINES).subgraphs[0].operators}
-    assert all(made[name].array().tolist() == [end.min, end.max] for name, end in ENDS.items())
-
-
 @pytest.mark.parametrize("path", sorted(TESTDATA.glob("*.txt")), ids=lambda path: path.stem)
 def test_the_reference_graphs_are_in_the_form_that_is_printed(path: Path) -> None:
     text = path.read_text()
@@ -126,20 +111,6 @@ def test_operators_without_results_and_state_are_read_back() -> None:
     assert [op.outputs for op in model.subgraphs[0].operators][1] == ()
     assert {t.name: t.is_variable for t in model.subgraphs[0].tensors}["state"]
     assert to_text(load(to_bytes(model))) == text
-
-
-def test_a_subgraph_as_read() -> None:
-    model = parse(SMALL)
-    graph, (signature,) = model.subgraphs[0], model.signatures
-    scale, product = graph.operators
-    q, k = graph.inputs
-    assert (q.name, q.shape, q.dtype) == ("q", (1, 1, 4, 8), DType.FLOAT32)
-    assert scale.inputs[0] is q
-    assert scale.input(1).array().tolist() == 0.5
-    assert (product.inputs, graph.outputs) == ((scale.output, k), [product.output])
-    assert (product.option("adj_y"), product.option("adj_x")) == (True, False)
-    assert (signature.key, signature.subgraph) == ("decode", graph)
-    assert (signature.inputs, signature.outputs) == ({"query": q}, {"output": product.output})
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
@@ -213,16 +184,3 @@ def test_a_graph_and_a_type_print_as_text() -> None:
     assert f"{DType.FLOAT32} {DType.INT4!s}" == "float32 int4"
     model.metadata.append(Metadata("note", Buffer(Data(b"x"))))
     assert to_text(model) == SMALL, "nothing is printed of metadata"
-
-
-def test_what_is_no_model_is_refused_by_line() -> None:
-    for text, message in {
-        "subgraph main () {\n": "line 1: expected an operator, found 'the end'",
-        body("%y: float32[4] = ABS(%z)"): "line 2: expected %z to be defined",
-        body(
-            "%y: float32[4] = ADD(%x, float32[3]{1, 2})"
-        ): "line 2: expected 3 numbers in the constant, not 2",
-        body("%y: float32[4] = ABS(%x) {beta: 1}"): "line 2: expected an option, not 'beta'",
-    }.items():
-        with pytest.raises(TextFormError, match=message):
-            parse(text)

@@ -195,8 +195,7 @@ def test_rearrangements_between_select_and_softmax_are_kept(
 
 
 @pytest.mark.parametrize(
-    ("condition", "closed", "opened"),
-    [("5", 1.0, 0.0), ("3", 0.0, 1.0), ("-1", -2.0, 0.0)],
+    ("condition", "closed", "opened"), [("5", 1.0, 0.0), ("3", 0.0, 1.0), ("-1", -2.0, 0.0)]
 )
 def test_a_quantized_number_that_is_compared_with_stands_for_a_real_one(
     condition: str, closed: float, opened: float
@@ -360,11 +359,6 @@ def test_a_constant_in_which_logits_do_not_vanish_fails_the_proof(
     _, report = converted(text, prover, status="reverted")
     assert "demanded bitwise" in report.reason
     assert "on masks that close every row" in report.reason
-
-
-def test_a_wrong_polarity_fails_the_proof(prover: RegionProver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mask_to_add, "_OPPOSITE", {"NOT_EQUAL": "NOT_EQUAL", "EQUAL": "EQUAL"})
-    assert "the new region differs" in converted(PLAIN, prover, status="reverted")[1].reason
 
 
 # Quantized

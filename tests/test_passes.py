@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pass_runs import Says, convert_text, refusal, run, statuses
 from text_parser import parse
-from toy_passes import CHAIN, TWO_RESULTS, Double, fresh, graph_of, op, replacing
+from toy_passes import CHAIN, Double, fresh, graph_of, op, replacing
 
 from edge_opt.ir import (
     Constants,
@@ -30,7 +30,6 @@ from edge_opt.passes.ledger import Ledger, UnverifiedChangeError
 from edge_opt.passes.rewrite import remove_dead
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import new_table
-from edge_opt.shapes import check_operators
 from edge_opt.targets import Target, load_target
 
 # The transaction
@@ -205,24 +204,6 @@ def test_a_region_whose_results_nobody_reads_cannot_be_verified() -> None:
 # Order
 
 
-def test_what_others_read_early_is_defined_in_front_of_them() -> None:
-    model, t, o = graph_of(TWO_RESULTS)
-    new = (op(model, "SQUARE", [t["x"]], t["a"]), op(model, "NEG", [t["a"]], t["b"]))
-    moved = replacing(model, [o["a"], o["b"]], *new)
-    assert refusal(check_frame, moved) is None
-    assert moved.commit() == []
-    assert [operator.name for operator in model.subgraphs[0].operators] == ["SQUARE", "EXP", "NEG"]
-
-
-def test_a_region_and_others_that_need_each_other_have_no_order() -> None:
-    model, t, o = graph_of(TWO_RESULTS.replace("NEG(%a)", "ADD(%a, %reader)"))
-    square, last = op(model, "SQUARE", [t["x"]], t["a"]), op(model, "ADD", [t["a"], t["reader"]], t["b"])
-    assert refusal(check_frame, replacing(model, [o["a"], o["b"]], square, last)) is None
-    first, last = op(model, "ADD", [t["x"], t["reader"]], t["a"]), op(model, "NEG", [t["a"]], t["b"])
-    cyclic = replacing(model, [o["a"], o["b"]], first, last)
-    assert refusal(check_frame, cyclic) == "it is part of a cycle, at ADD"
-
-
 @pytest.mark.parametrize("other", ["EXP(", "CUSTOM 'print' ("])
 def test_effects_keep_their_order(other: str) -> None:
     model, t, o = graph_of(CHAIN.replace("EXP(", other))
@@ -231,18 +212,7 @@ def test_effects_keep_their_order(other: str) -> None:
     assert (reason is None) is (other == "EXP(")
 
 
-# Shapes, versions
-
-
-def test_derived_shapes_are_compared_with_the_recorded_ones() -> None:
-    model, t, o = graph_of(CHAIN)
-    assert refusal(check_operators, o.values()) is None
-    t["b"].shape = (2, 2)
-    assert refusal(check_operators, [o["b"]]) == "NEG 'b': inferred shape [4], recorded [2,2]"
-    assert refusal(check_operators, [o["a"]]) is None
-    clash = refusal(check_operators, [op(model, "ADD", [t["x"], fresh("five", (5,))], fresh("sum"))])
-    assert clash is not None
-    assert "ADD" in clash
+# Versions
 
 
 def test_a_new_operator_carries_the_version_that_its_types_need_or_that_of_an_old_one() -> None:

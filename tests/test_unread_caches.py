@@ -3,13 +3,11 @@
 from pathlib import Path
 
 import pytest
-from bundles import bundle, model_part
 from text_parser import parse
 
 import edge_opt
 from edge_opt.comparison.golden import check, record
-from edge_opt.ir import Model, load, to_bytes
-from edge_opt.schema.litertlm import read_bundle
+from edge_opt.ir import Model, to_bytes
 
 LAST_LAYER = """
 signature prefill_4 = #0 (x=%x, kv_cache_k_0=%k, kv_cache_v_0=%v) -> (kv_slice_k_0=%new, y=%y)
@@ -100,17 +98,6 @@ def test_a_scale_alone_may_differ() -> None:
     text = LAST_LAYER.replace("%k: float32[1,1,2,8]", "%k: int16[1,1,2,8] q(0.5, 0)")
     (site, _) = edge_opt.convert(parse(text)).sites
     assert "while 'decode' reads it as INT16 with another scale" in site.note
-
-
-def test_it_can_be_left_out_and_is_then_told(tmp_path: Path) -> None:
-    path, output = tmp_path / "b.litertlm", tmp_path / "out.litertlm"
-    path.write_bytes(bundle([model_part("prefill_decode", to_bytes(parse(LAST_LAYER)))]))
-    result = edge_opt.convert(path, output, skip="unread_caches")
-    assert result.sites == []
-    assert {one.rule for one in result.soundness} == {"unread-cache"}
-    result = edge_opt.convert(path, output, overwrite=True)
-    assert (len(result.sites), result.converted, result.soundness) == (2, [], [])
-    assert types(load(read_bundle(output).content(0))) == ["INT16", "INT16"]
 
 
 def test_callers_are_told_of_the_type_and_golden_files_hold(tmp_path: Path) -> None:
