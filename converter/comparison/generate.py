@@ -113,7 +113,17 @@ def plan_loop(name: str, described: Described, count: int, seed: int, prompt: Pr
         numbers = noise.integers(noise.seed_of(seed, "prompt", 0), batch * length, 1, logits.shape[-1])
         prompt = tuple(tuple(row) for row in np.reshape(numbers, (batch, length)).tolist())
     steps = _calls(name, described, prefill), _calls(name, described, decode)
-    return Loop(*steps, rows, prompt, count, logits)
+    past = {
+        info.name: info.shape[-1] - info.shape[-2]
+        for info in decode.inputs
+        if role_of(info) == "mask" and len(info.shape) > 2 and _is_split(decode)
+    }
+    return Loop(*steps, rows, prompt, count, logits, past=past)
+
+
+def _is_split(step: SignatureInfo) -> bool:
+    """True if new keys and values stand beside the caches, as the columns of masks do."""
+    return any("slice" in info.name for info in step.outputs)
 
 
 def _calls(name: str, described: Described, step: SignatureInfo) -> tuple[Call, ...]:
@@ -123,7 +133,8 @@ def _calls(name: str, described: Described, step: SignatureInfo) -> tuple[Call, 
     givers: dict[str, Call] = {}
     for call in helpers:
         for info in call.signature.outputs if not caches_of(call.signature) else ():
-            if (info.name, info.shape) in inputs:
+            # LiteRT-LM makes masks itself; those of the auxiliary model lose a key of a ring in int16.
+            if (info.name, info.shape) in inputs and not (_is_split(step) and role_of(info) == "mask"):
                 givers.setdefault(info.name, call)
     slices = {(info.name, info.shape) for info in step.outputs if "slice" in info.name}
     updates = [
@@ -138,13 +149,11 @@ def _calls(name: str, described: Described, step: SignatureInfo) -> tuple[Call, 
     computed: set[str] = set()
     for call in (*before, Call(MAIN, step), *after):
         for info in call.signature.inputs:
-            # If new tokens are separate from the cache, the auxiliary model must make the mask.
-            apart = bool(slices) and call.model == MAIN and role_of(info) == "mask"
             if -1 in info.declared:
                 raise UsageError(
                     f"{where}: input '{info.name}' has a dynamic shape: export with fixed lengths"
                 )
-            if info.name not in computed and (apart or not is_basic(info)):
+            if info.name not in computed and not is_basic(info):
                 raise UsageError(
                     f"{where}: nothing gives the {call.model} model's input '{info.name}' of {list(info.shape)}: put "
                     f"{EMBEDDER}.tflite and {AUXILIARY}.tflite of the same export beside the model"

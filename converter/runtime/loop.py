@@ -3,8 +3,8 @@
 The parent plans a loop and the worker carries it out, with models that it keeps open; how they run is not known here.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -33,7 +33,8 @@ class Loop:
     """Calls of the prefill and of one decode step, the prompt by batch row, and how many tokens to generate.
 
     The prefill takes all of the prompt but its last token, `rows` tokens at a time; decoding begins with that one. The
-    tokens `follow`, if any, are read behind the prompt instead of those that are generated.
+    tokens `follow`, if any, are read behind the prompt instead of those that are generated. `past` has, by name, how
+    many columns of a mask stand for the cache, where others stand for the new tokens.
     """
 
     prefill: tuple[Call, ...]
@@ -43,6 +44,7 @@ class Loop:
     count: int
     logits: TensorInfo
     follow: tuple[int, ...] = ()
+    past: Mapping[str, int] = field(default_factory=dict)
 
 
 def run(loop: Loop, invoke: Invoke) -> tuple[list[list[int]], Array]:
@@ -54,13 +56,13 @@ def run(loop: Loop, invoke: Invoke) -> tuple[list[list[int]], Array]:
         chunk = prompt[:, start : min(start + loop.rows, filled)]
         valid = chunk.shape[1]
         padded = np.pad(chunk, ((0, 0), (0, loop.rows - valid)))
-        give = partial(basic_input, tokens=padded, start=start, valid=valid)
+        give = partial(basic_input, tokens=padded, start=start, valid=valid, past=loop.past)
         _carry_out(values, loop.prefill, give, invoke)
     tokens: list[list[int]] = []
     logits: list[Array] = []
     current = prompt[:, -1:]
     for place in range(loop.count):
-        give = partial(basic_input, tokens=current, start=filled + place, valid=1)
+        give = partial(basic_input, tokens=current, start=filled + place, valid=1, past=loop.past)
         _carry_out(values, loop.decode, give, invoke)
         logits.append(values[loop.logits.name][0].reshape(len(prompt), -1))
         best = logits[-1].argmax(axis=-1)
@@ -111,7 +113,7 @@ def is_basic(info: TensorInfo) -> bool:
     return role_of(info) in {"token", "position", "mask", "cache"} and "slice" not in info.name
 
 
-def basic_input(info: TensorInfo, tokens: Array, start: int, valid: int) -> Array:
+def basic_input(info: TensorInfo, tokens: Array, start: int, valid: int, past: Mapping[str, int]) -> Array:
     """Tokens, positions, a causal mask over the whole cache, or an empty cache.
 
     `tokens` are the new ones by batch row, of which `valid` are no padding; `start` is the position of the first.
@@ -127,7 +129,10 @@ def basic_input(info: TensorInfo, tokens: Array, start: int, valid: int) -> Arra
     if role == "mask" and "valid" in info.name:
         return np.broadcast_to(np.arange(info.shape[-1]) < valid, info.shape).astype(dtype)
     if role in {"position", "mask"}:
-        return array_of(InputPlan(role, info=info, start=start)).copy()
+        cache = past.get(info.name, 0)
+        # A shorter cache is a ring, as long as the window or longer.
+        window = cache if cache < max(past.values(), default=0) else 0
+        return array_of(InputPlan(role, info=info, start=start, past=cache, window=window)).copy()
     return _empty(info)
 
 
