@@ -199,7 +199,7 @@ def test_a_model_without_a_rewrite_is_written_with_the_same_tables(
     result = convert(source, output, target=NO_SPLIT, require_all=settled)
     assert {(site.status, site.settled) for site in result.sites} == {(status, settled)}
     assert all(reason in site.reason for site in result.sites)
-    nothing = result.summary() == "The model has no attention: there was nothing to split."
+    nothing = result.summary() == "No attention with a SOFTMAX was found: there was nothing to split."
     assert nothing is settled
     assert tables(source) == tables(output)
 

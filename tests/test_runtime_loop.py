@@ -38,12 +38,31 @@ Arrays = dict[str, Any]
     ],
 )
 def test_what_the_loop_gives_by_itself(info: TensorInfo, expected: Any) -> None:
-    made = basic_input(info, np.array([[7, 8]]), start=3, valid=2)
+    made = basic_input(info, np.array([[7, 8]]), start=3, valid=2, past={})
     assert (made.dtype, made.shape, made.tolist()) == (np.dtype(info.dtype), info.shape, expected)
     assert is_basic(info)
     assert not is_basic(tensor("kv_slice_k_0", 1, 2))
     assert not is_basic(tensor("embeddings", 1, 2))
     assert not is_basic(tensor("param_tensor", 6, dtype="int32"))
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "visible"),
+    [
+        ("whole", 3, [0, 1, 2, 8]),
+        ("whole", 6, [0, 1, 2, 3, 4, 5, 8]),
+        ("ring", 3, [0, 1, 2, 4]),
+        # Positions 4, 5, 2 and 3 are in it, and a row sees four, itself among them.
+        ("ring", 6, [0, 1, 3, 4]),
+    ],
+)
+def test_a_mask_shows_what_was_read_so_far_and_of_a_ring_its_window(
+    name: str, start: int, visible: list[int]
+) -> None:
+    past = {"mask_whole": 8, "mask_ring": 4}
+    info = tensor(f"mask_{name}", 1, 1, 1, past[f"mask_{name}"] + 1)
+    made = basic_input(info, np.array([[7]]), start=start, valid=1, past=past)
+    assert np.flatnonzero(made[0, 0, 0] == 0).tolist() == visible
 
 
 WORDS = 10
