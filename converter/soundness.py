@@ -107,10 +107,10 @@ def mismatched_caches(model: Model) -> Iterator[Unsound]:
 
 
 _SMALLEST_SHARE: Final = 2.0**-20
-"""Of the product of the operands' maxima. One step of an int16 softmax is 2**-15, an empty cache gives 1e-9."""
+"""Share of the product of the operands' maxima. One step of an int16 softmax is 2**-15, an empty cache gives 1e-9."""
 
 _MATTERS: Final = math.log(2)
-"""Logits of plus and minus this size make one weight four times another."""
+"""Logits of plus and minus this size give weights of which one is four times the other."""
 
 _REARRANGING = operators_that(Effect.REARRANGING, Effect.REPEATING, Effect.CUTTING) | {"QUANTIZE"}
 _AGAIN = "calibrate again on inputs that fill it: for a cache, on prompts much longer than one prefill"

@@ -167,7 +167,7 @@ class Pass(ABC):
 
     @abstractmethod
     def sites(self, context: Context) -> Iterable[Site]:
-        """Every place where the pass could apply, in execution order."""
+        """All sites where the pass could apply, in execution order."""
 
     def mend(self, model: Model) -> Iterable[Site]:
         """Change the model outside of regions, before its signatures are rewritten; most passes change nothing."""

@@ -18,7 +18,7 @@ from edge_opt.passes.rewrite import Demand, Reference, Rewrite
 _MOST_POSITIONS = 1 << 17
 
 _MOST_CUT = 2.0**-8
-"""Tolerated clipping of a cosine, if the result's range ends below 1; more is reverted."""
+"""Most clipping of a cosine, if the result's range ends below 1; rewrites with more are reverted."""
 _ROUNDING = 2.0**-21
 """Error of float32 cosines in the kernels: four units in the last place of 1."""
 

@@ -44,7 +44,7 @@ class Target:
         split_signatures: patterns of the entry points that are worth splitting.
         unsplit_types: types of logits for which splitting gains nothing: their attention is skipped.
         split_from_head_size: least head size for which splitting helps; attention with smaller heads is skipped.
-        norm_per_head_from: least head size for a query norm per head, if the form cuts above it; else cut below it.
+        norm_per_head_from: least head size for one query norm per head, if the form cuts above norms; else cut below.
         rows_per_tile: most query rows of a head in one tile.
         mask_before_join: True if the mask is added to each part of the logits before they are joined.
         norms_round_down: True if integer norms truncate; some are then negated, so that the errors cancel.
