@@ -1,4 +1,4 @@
-"""The command line: arguments and printing, nothing else; every command is one call of the library."""
+"""The command line: only arguments and printing; the library does the work."""
 
 import sys
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code, whatever happens, an interrupt during the imports too."""
+    """Run one command and return its exit code, even if it is interrupted during the imports."""
     try:
         from edge_opt.cli.app import main as run
     except KeyboardInterrupt:

@@ -1,6 +1,6 @@
-"""The program: its commands, and how each command ends.
+"""Registers the commands, and turns errors into exit codes and messages.
 
-Loads nothing heavy itself, so that `--help` and usage errors answer at once: a command loads the library when it runs.
+Imports nothing heavy, so that `--help` and usage errors are fast: each command imports the library when it runs.
 """
 
 import os
@@ -22,13 +22,13 @@ PROGRAM = "edge-opt"
 EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
 _PATHS = " <list[Path]>"
 _ARGUMENT = re.compile(r"(?<![\w'-])(\w+)=('[^']*'|[\w./…]+)")
-# The base of typer's usage errors, which is public only as the base of BadParameter.
+# The base class of typer's usage errors is public only as a base of BadParameter.
 _ParseError = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 app = typer.Typer(
-    epilog="Exit codes: 0 done (skipped sites are reported); 1 a difference, or --require-all and a site was skipped; "
-    "2 usage; 3 the model cannot be read; 5 the output could not be written.",
-    # Plain text: help is often piped, and a panel of boxes takes longer to load than all the rest.
+    epilog="Exit codes: 0 success (skipped sites are reported); 1 a difference, or "
+    "--require-all and a site was skipped; 2 usage error; 3 the model cannot be read; 5 the output cannot be written.",
+    # Plain text: help is often piped, and rich's panels take longer to load than everything else.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -37,7 +37,7 @@ app = typer.Typer(
 
 class _Command(typer.core.TyperCommand):
     def get_help(self, ctx: Any) -> str:
-        """Help without Python's name for the type of several files."""
+        """Return the help without `<list[Path]>`, which typer prints for repeatable files."""
         return super().get_help(ctx).replace(_PATHS, " " * len(_PATHS))
 
 
@@ -69,7 +69,7 @@ def edge_opt(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code, whatever happens."""
+    """Run one command and return its exit code, also after an error."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     received: list[signal.Signals] = []
     output.make_tolerant()
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _signals_as_interrupts(received: list[signal.Signals]) -> Iterator[None]:
-    """Within the block, SIGTERM and SIGHUP interrupt, so that temporary files are removed; an ignored one stays so."""
+    """Turn SIGTERM and SIGHUP into KeyboardInterrupt, to remove temporary files; ignored signals stay ignored."""
 
     def interrupt(number: int, _: object) -> None:
         received.append(signal.Signals(number))
@@ -117,20 +117,20 @@ def _signals_as_interrupts(received: list[signal.Signals]) -> Iterator[None]:
 def _run(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
     if "_EDGE_OPT_COMPLETE" in os.environ:
-        command.main(prog_name=PROGRAM)  # answers the shell, and exits
+        command.main(prog_name=PROGRAM)  # prints completions for the shell, and exits
     try:
-        # Not `command.main`, which would print errors in its own way.
+        # Not `command.main`, which prints errors itself.
         with command.make_context(PROGRAM, arguments or ["--help"]) as context:
             return command.invoke(context) or 0
     except typer.Exit as end:  # help and version
         return end.exit_code
     except OSError:
-        output.flush()  # where help could not be printed, this says why
+        output.flush()  # if help could not be printed, this raises an error that says why
         raise
 
 
 def _ending(error: BaseException, received: Sequence[signal.Signals]) -> tuple[int, str]:
-    """The exit code and the sentence for whatever ended a command."""
+    """Exit code and message for the exception that ended a command."""
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         how = f"ended by {received[0].name}" if received else "interrupted"
         code = 128 + received[0] if received else EXIT_INTERRUPTED
@@ -144,12 +144,12 @@ def _ending(error: BaseException, received: Sequence[signal.Signals]) -> tuple[i
     what = " ".join(f"{type(error).__name__}: {error}".split())
     return output.EXIT_BUG, (
         f"error: this is a bug in edge-opt, please report it with the command and the model's source: {what} "
-        f"({TRACEBACK}=1 in the environment shows where)"
+        f"({TRACEBACK}=1 in the environment shows the traceback)"
     )
 
 
 def in_options(text: str) -> str:
-    """A message with options for arguments: `verify='none'` is `--verify none`, `overwrite=True` is `--force`."""
+    """Replace a message's arguments by options: `verify='none'` -> `--verify none`, `overwrite=True` -> `--force`."""
     pending, names = [typer.main.get_command(app)], dict[str, str]()
     for command in pending:
         pending += getattr(command, "commands", {}).values()
@@ -168,7 +168,7 @@ def in_options(text: str) -> str:
 
 
 def _usage_sentence(error: Any) -> str:
-    """Typer's message for a usage error in one line, and which help to read."""
+    """Typer's usage error in one line, with the `--help` command to run."""
     names_it = getattr(error, "param", None) is not None or not error.message
     message = " ".join((error.format_message() if names_it else error.message).split()).rstrip(".")
     message = message.replace("Value error, ", "")

@@ -1,4 +1,4 @@
-"""The commands for models (convert, inspect, compare, golden), and those that list passes and targets."""
+"""Commands for models: convert, inspect, compare, golden, demo, passes and targets."""
 
 import json
 from pathlib import Path
@@ -14,10 +14,10 @@ golden = typer.Typer(help="Record a model's outputs in a small file, and check t
 
 def convert(
     source: options.ModelArgument,
-    out: Annotated[Path | None, argument("The output, as -o.", "OUT")] = None,
+    out: Annotated[Path | None, argument("Output file, same as -o.", "OUT")] = None,
     *,
     destination: Annotated[
-        Path | None, option("The output. Default: NAME.opt.tflite beside IN.", "<OUT>", "-o", "--output")
+        Path | None, option("Output file. Default: NAME.opt.tflite beside IN.", "<OUT>", "-o", "--output")
     ] = None,
     target: options.TargetOption = None,
     skip: Annotated[
@@ -144,7 +144,7 @@ def compare(
 def record(
     model: options.ModelArgument,
     *,
-    destination: Annotated[Path, option("The file for the outputs.", "<FILE.npz>", "-o", "--output")],
+    destination: Annotated[Path, option("File for the outputs.", "<FILE.npz>", "-o", "--output")],
     signatures: options.SignaturesOption = None,
     overwrite: options.ForceOption = False,
     as_json: options.JsonOption = False,
@@ -197,7 +197,7 @@ def passes(
     *,
     as_json: options.JsonOption = False,
 ) -> int:
-    """List the rewrites in their order, or describe one."""
+    """List the passes in the order they run, or describe one."""
     from inspect import getdoc
 
     from edge_opt.base.errors import unknown

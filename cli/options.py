@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, each declared once; how their values are read."""
+"""Arguments and options shared by several commands, and parsers for their values."""
 
 import json
 from collections.abc import Iterable
@@ -17,12 +17,12 @@ def argument(text: str, metavar: str) -> Any:
 
 
 def option(text: str, metavar: str | None = None, *names: str, **how: Any) -> Any:
-    """An option with its help, by these names or else by the parameter's; `how` is typer's."""
+    """An option with its help, named after its parameter unless `names` are given; `how` goes to typer."""
     return typer.Option(*names, metavar=metavar, help=text, **how)
 
 
 def split_names(values: list[str] | None) -> list[str] | None:
-    """`--skip a,b --skip c` -> [a, b, c]; None where the option was not given."""
+    """`--skip a,b --skip c` -> [a, b, c]; None if the option was not given."""
     names = [name.strip() for value in values or () for name in value.split(",") if name.strip()]
     if values and not names:
         raise typer.BadParameter("no name is given: give one, or leave the option out")
@@ -30,7 +30,7 @@ def split_names(values: list[str] | None) -> list[str] | None:
 
 
 def read_shapes(values: Iterable[str] | None) -> dict[str, tuple[int, ...]]:
-    """`[NAME=1,128,640]` -> the sizes by name; a name may have a = in it."""
+    """`[NAME=1,128,640]` -> the sizes by name; a name may contain `=`."""
     shapes = {}
     for value in values or ():
         name, _, sizes = value.rpartition("=")
@@ -43,7 +43,7 @@ def read_shapes(values: Iterable[str] | None) -> dict[str, tuple[int, ...]]:
 
 
 def read_settings(values: Iterable[str] | None) -> dict[str, Any]:
-    """`[KEY=VALUE]` -> the values by key; a value is JSON, or else text."""
+    """`[KEY=VALUE]` -> the values by key, each parsed as JSON or kept as text."""
     settings: dict[str, Any] = {}
     for given in values or ():
         key, equals, value = given.partition("=")
@@ -57,7 +57,7 @@ def read_settings(values: Iterable[str] | None) -> dict[str, Any]:
 
 
 def check_meaning(on: str, **given: Any) -> None:
-    """Refuse options of another place than `on`."""
+    """Refuse options that do not apply to `on`."""
     for name, value in given.items():
         if value is not None:
             raise typer.BadParameter(f"--{name} does not apply with --on {on}: leave one of them out")

@@ -1,6 +1,6 @@
-"""Prints: lines and tables for people, one JSON object for programs, complaints and progress on standard error.
+"""Prints lines, tables and JSON on standard output, errors and progress on standard error.
 
-Text from a model is untrusted: control characters are shown, not sent to the terminal.
+Text from a model is untrusted: control characters are escaped.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ Found = TypeVar("Found")
 
 
 def make_tolerant() -> None:
-    """Escape names that the terminal's encoding does not have, instead of failing."""
+    """Escape characters that the terminal's encoding lacks, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def say(*lines: str, colour: str = "") -> None:
-    """Print lines; a line break within one came from a name in a file, and is escaped."""
+    """Print lines; a line break inside one comes from a name in a file, and is escaped."""
     text = "".join(f"{one_line(line)}\n" for line in lines)
     plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
     coloured = colour and not plain and sys.stdout is not None and sys.stdout.isatty()
@@ -37,7 +37,7 @@ def say(*lines: str, colour: str = "") -> None:
 
 
 def answer(found: Found, show: Callable[[Found], None], *, as_json: bool, quiet: bool = False) -> None:
-    """Print the result of a command: as JSON, with `show`, or not at all."""
+    """Print a command's result as JSON, or else with `show` unless `quiet`."""
     if as_json:
         say_json(found)
     elif not quiet:
@@ -45,14 +45,14 @@ def answer(found: Found, show: Callable[[Found], None], *, as_json: bool, quiet:
 
 
 def say_json(value: Any) -> None:
-    """Print the one JSON object of `--json`; numbers that are not finite are null."""
+    """Print a value as one JSON object; NaN and infinities become null."""
     from edge_opt.base.record import to_json
 
     _write(json.dumps(to_json(value), indent=2, allow_nan=False) + "\n")
 
 
 def complain(sentence: str) -> None:
-    """Print one line on standard error, if that is possible."""
+    """Print one line on standard error, ignoring failures."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
             sys.stderr.write(f"{one_line(' '.join(sentence.splitlines()))}\n")
@@ -80,17 +80,17 @@ def bar(*, wanted: bool = True) -> Iterator[Progress | None]:
 
 
 def flush() -> None:
-    """Hand all output to the operating system.
+    """Flush standard output.
 
     Raises:
         OutputError: standard output cannot be written.
-        BrokenPipeError: nobody reads it any more.
+        BrokenPipeError: its reader has closed the pipe.
     """
     _write("")
 
 
 def discard_rest() -> None:
-    """Send buffered output nowhere, so that the interpreter ends without a message."""
+    """Discard buffered output, so that the interpreter exits without an error message."""
     if sys.stdout is not None:
         with contextlib.suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -99,7 +99,7 @@ def discard_rest() -> None:
 
 
 def table(rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:
-    """Rows as aligned columns, the first row being the heads; columns after the first `left` are flush right."""
+    """Align rows in columns; all but the first `left` columns are right-aligned."""
     cells = [[one_line(cell) for cell in row] for row in rows]
     columns = []
     for place, column in enumerate(zip(*cells, strict=True)):

@@ -1,4 +1,4 @@
-"""The commands for phones: build, evaluate, profile and tune."""
+"""Commands for phones: build, evaluate, profile and tune."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -33,7 +33,7 @@ def build(
         bool, option("Compare perplexity with the checkpoint's.", None, "--evaluate/--no-evaluate")
     ] = True,
     npu_tokens: Annotated[
-        int, option("Tokens to score in the NPU's emulator, if it is there; 0 for none.", "<N>", min=0)
+        int, option("Tokens to score in the NPU's emulator, if available; 0 for none.", "<N>", min=0)
     ] = 4,
     overwrite: options.ForceOption = False,
     as_json: options.JsonOption = False,
@@ -146,7 +146,7 @@ def tune(
         Path | None, option("Write a target file with the fastest form.", "<OUT.toml>", "-o", "--output")
     ] = None,
     signature: Annotated[
-        str | None, option("Signature to tune for. Default: the largest attention's.", "<A>", "--signatures")
+        str | None, option("Signature to tune for. Default: largest attention.", "<A>", "--signatures")
     ] = None,
     overwrite: options.ForceOption = False,
     sdk: options.SdkOption = None,

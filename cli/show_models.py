@@ -27,7 +27,7 @@ MODELS = {"demo_gemma3.tflite": "float32", "demo_gemma3_a16w8.tflite": "int16 ac
 
 
 def show_conversion(result: ConversionResult, reports: Sequence[Path] = (), *, demo: bool = False) -> None:
-    """The result for people; without folders and advice in the `demo`."""
+    """Print a conversion's result; in the `demo`, without folders and advice."""
 
     def described(path: str | None) -> str:
         if path is None:
@@ -42,7 +42,7 @@ def show_conversion(result: ConversionResult, reports: Sequence[Path] = (), *, d
     output.say(*others)
     if result.target == GENERIC and result.model is not None and not demo:
         inputs = (tensor for signature in result.model.signatures for tensor in signature.inputs.values())
-        # Exports for NPUs have int16 activations, or caches whose new part is an output of its own.
+        # Exports for NPUs have int16 activations, or caches with a separate output for the new part.
         if find_caches(result.model).caches or any(tensor.dtype.name == "INT16" for tensor in inputs):
             output.say(
                 "This looks like an export for an NPU: it may run faster there if converted for its target, such as",
@@ -52,7 +52,7 @@ def show_conversion(result: ConversionResult, reports: Sequence[Path] = (), *, d
 
 
 def show_comparison(report: ComparisonReport) -> None:
-    """The report for people: a line per signature, notes, the verdict, and the differences."""
+    """Print a comparison: a line per signature, notes, the verdict, and the differences."""
     output.say(*output.table(report.rows()), *(f"  {sentence}" for sentence in report.notes()), "")
     if report:
         output.say(f"Equal: {report.summary()}.", colour=output.GOOD)
@@ -66,7 +66,7 @@ def show_comparison(report: ComparisonReport) -> None:
 
 
 def _located(found: FirstDifference) -> Iterator[str]:
-    """Where the difference begins, and the operators there."""
+    """Lines about the first difference, and the operators there in both models."""
     if found.figures is None:
         yield f"The first difference was not found: {found.reason}."
         return
@@ -88,13 +88,13 @@ def _located(found: FirstDifference) -> Iterator[str]:
 
 
 def show_inspection(found: Inspection) -> None:
-    """The model's signatures with the sites of a conversion, its caches, and its faults."""
+    """Print the model's signatures with the sites of a conversion, its caches, and its faults."""
     weights = ", ".join(f"{dtype} {size(count)}" for dtype, count in found.weights.items())
     output.say(f"{found.file}: {size(found.size)} in {many(found.subgraphs, 'subgraph')}")
     output.say(f"constants: {weights or 'none'}", "")
     if found.compiled:
         instead = found.made_from or "the bundle that it was made from"
-        output.say(f"Compiled for an NPU: nothing in it can be rewritten; see {instead}.", "")
+        output.say(f"Compiled for an NPU, so it cannot be rewritten: inspect {instead}.", "")
     heads = ("signature", "operators", "inputs", "outputs", "attention")
     output.say(*output.table([heads, *_signature_rows(found)]))
     for signature in found.signatures:
@@ -124,7 +124,7 @@ def _show_findings(found: Inspection) -> None:
         output.say("", *lint or [f"{found.target}: no known problem."])
     if found.inferred is not None:
         bad = found.inferred.disagreements
-        verdict = f"{many(len(bad), 'shape')} in the file differ" if bad else "all as in the file"
+        verdict = f"{many(len(bad), 'shape')} in the file differ" if bad else "all match the file"
         inferred = f"{found.inferred.inferred} of {many(found.inferred.tensors, 'shape')} inferred"
         output.say("", *map(str, bad))
         output.say(f"{inferred}, {verdict}", colour=output.BAD if bad else output.GOOD)
@@ -140,7 +140,7 @@ def _signature_rows(found: Inspection) -> Iterator[tuple[str, ...]]:
 
 
 def _site_lines(found: Inspection, signature: str) -> Iterator[str]:
-    """The sites of a signature; equal ones share a line, since layers repeat."""
+    """The sites of a signature; equal sites share a line, since layers repeat."""
     groups: defaultdict[tuple[str, str], list[Site]] = defaultdict(list)
     for site in found.sites:
         if site.signature == signature:
@@ -157,7 +157,7 @@ def _site_lines(found: Inspection, signature: str) -> Iterator[str]:
 
 
 def run_demo(folder: Path | None, *, overwrite: bool) -> int:
-    """Convert and compare both models; 1 if outputs differ."""
+    """Convert both models and compare the outputs; return 1 if they differ."""
     where = f"The models are in {folder}"
     with ExitStack() as stack:
         if folder is None:
@@ -166,7 +166,7 @@ def run_demo(folder: Path | None, *, overwrite: bool) -> int:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OutputError(f"folder {folder} cannot be made: {error.strerror}, give another") from error
+            raise OutputError(f"folder {folder} cannot be created: {error.strerror}, give another") from error
         for path in (folder / name for name in MODELS):
             resolve_target(path, overwrite=overwrite)
             resolve_target(default_output(path), overwrite=overwrite)

@@ -11,17 +11,17 @@ from edge_opt.cli import output
 from edge_opt.npu import Figures, Profile, Tuning
 from edge_opt.npu.profiling import ITSELF_SINCE, NOTE, RUNS
 
-_ESTIMATES = "Times are the compiler's estimates; spill and fill: bytes for which on-chip memory has no room."
+_ESTIMATES = "Times are the compiler's estimates; spill and fill: bytes that do not fit in on-chip memory."
 _FIGURES = ("on NPU", "est. ms", "spill", "fill", "read", "written")
 _MINUTE = 60
 _AUXILIARY = (
-    "The auxiliary model runs on the CPU: litert-torch would compile only its masks, and LiteRT-LM makes them itself "
-    f"since {ITSELF_SINCE}. For an older one: --set disable_aux_compilation=false"
+    "The auxiliary model runs on the CPU: litert-torch would compile only its masks, which LiteRT-LM computes "
+    f"itself since {ITSELF_SINCE}. For an older version: --set disable_aux_compilation=false"
 )
 
 
 def show_profiles(profiles: Sequence[Profile]) -> None:
-    """For each model a row per signature, and the time of its parts."""
+    """Print a table of signatures for each model, and the time of its parts."""
     first = profiles[0]
     versions = ", ".join(f"{name} {text}" for name, text in first.versions.items())
     output.say(f"{first.chip}, {versions}; flags: {' '.join(first.flags) or 'the defaults of the compiler'}")
@@ -49,7 +49,7 @@ def _ratio(figure: float | None, first: float | None) -> str:
 
 
 def _step_lines(profile: Profile) -> list[str]:
-    """A bundle's steps by part as a table, and which parts have no estimate; empty without steps."""
+    """Table of a bundle's steps by part, and the parts without an estimate; empty without steps."""
     rows, failed = [], []
     for step in profile.steps:
         for part, measured in step.parts.items():
@@ -62,7 +62,7 @@ def _step_lines(profile: Profile) -> list[str]:
 
 
 def show_tuning(tuning: Tuning, destination: Path | None) -> None:
-    """The trials, best first, why others failed, and the winner."""
+    """Print the trials, best first, the failed ones with reasons, and the winner."""
     versions = ", ".join(f"{name} {text}" for name, text in tuning.versions.items())
     output.say(f"{tuning.chip}, {versions}; {tuning.extent} of {tuning.signature}, best first", "")
     usable = [(one.form, one.measured.figures) for one in tuning.trials if one.usable]
@@ -74,11 +74,11 @@ def show_tuning(tuning: Tuning, destination: Path | None) -> None:
     best = "No winner" if tuning.winner is None else f"Best: {tuning.winner.form}"
     output.say(f"{best}: {tuning.checked}.")
     if destination is not None:
-        output.say(f"It is in {destination}: edge-opt convert {tuning.model} --target {destination}")
+        output.say(f"Written to {destination}; next: edge-opt convert {tuning.model} --target {destination}")
 
 
 def show_stage(report: StageReport) -> None:
-    """A line on standard error: a stage's time and memory, or that an earlier result was kept."""
+    """Print a stage's time and memory on standard error, or "kept" for an earlier result."""
     memory = "" if report.peak_bytes is None else f"  {size(report.peak_bytes)} of memory"
     spent = f"{_time(report.seconds):>8}" if report.made_now else f"{'kept':>8}"
     line = f"{report.name:<10}{spent}  {size(report.bytes):>10}{memory if report.made_now else ''}"
@@ -93,7 +93,7 @@ def _time(seconds: float) -> str:
 
 
 def show_build(result: BuildResult) -> None:
-    """Warnings, each signature's outcome, the text's quality, the bundle, and where the next steps are."""
+    """Print warnings, each signature's outcome, the quality, the bundle, and the file with the next steps."""
     output.say(*(f"Warning: {warning}" for warning in result.warnings))
     output.say(
         *(f"{one['signature']}: {one['kept']}, {one['why']}" for one in result.optimized["signatures"])
@@ -111,7 +111,7 @@ def show_build(result: BuildResult) -> None:
 
 
 def evaluation_lines(evaluation: Mapping[str, Any]) -> list[str]:
-    """An `Evaluation` as plain values: a row per model, then the text that was scored."""
+    """Lines for an `Evaluation` as plain values: a row per model, then the amount of text scored."""
     rows, models = [], evaluation["models"]
     for model in models:
         error = f" ± {model['ratio_error']:.3f}" if model["ratio_error"] else ""
@@ -125,8 +125,8 @@ def evaluation_lines(evaluation: Mapping[str, Any]) -> list[str]:
                 "-" if model["kl"] is None else f"{model['kl']:.4f}",
             )
         )
-    heads = ("", "tokens", "perplexity", "of the reference's", "top-1 agreement", "mean KL")
+    heads = ("", "tokens", "perplexity", "x reference", "top-1 agreement", "mean KL")
     shown = 4 if all(model["kl"] is None for model in models) else len(heads)
-    skipped = f"; {evaluation['skipped']} more are longer than the cache" if evaluation["skipped"] else ""
+    skipped = f"; {evaluation['skipped']} skipped, longer than the cache" if evaluation["skipped"] else ""
     scored = f"Scored on {evaluation['prompts']} held-out prompts{skipped}."
     return [*output.table([row[:shown] for row in (heads, *rows)]), scored]

@@ -41,7 +41,7 @@ __all__ = [
     "testing",
 ]
 
-# The modules of functions and classes; the other names are modules themselves.
+# Modules that define the functions and classes; the other public names are modules.
 _HOMES = {
     "ComparisonReport": "comparison.findings",
     "ConversionResult": "conversion",
@@ -58,7 +58,7 @@ _HOMES = {
 }
 
 
-if not TYPE_CHECKING:  # for a type checker, a name that is not listed above does not exist
+if not TYPE_CHECKING:  # hidden from type checkers, which then report unknown names
 
     def __getattr__(name: str) -> object:
         """Load a public name at its first use."""

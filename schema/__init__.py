@@ -1,6 +1,6 @@
 """The TFLite file format: tables as data, a bounded reader and a streaming writer.
 
-It must not know what operators mean; that is the library's part.
+It must not know what operators mean.
 """
 
 from edge_opt.schema.data import Data

@@ -1,7 +1,7 @@
-"""Bytes that stay where they are: a region of an open file, or of memory, until they are read or copied.
+"""Lazy bytes: a region of an open file or of memory, read or copied only when needed.
 
-It must not interpret the bytes, and it never opens a file by a name found inside a model. Files are read, not
-mapped: looking into a mapping whose file somebody else shortens ends the process (SIGBUS), a read comes back short.
+It must not interpret the bytes, or open files that a model names. Files are read, not memory-mapped: if another process
+truncates a mapped file, an access ends the process (SIGBUS); a read only comes back short.
 """
 
 import os
@@ -19,14 +19,14 @@ Bytes = npt.NDArray[np.uint8]
 
 _KINDS: Final = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 _KERNEL_STEP: Final = 64 << 20
-# Fits a processor's cache: steps of 1 MiB took two to three times as long.
+# Fits in a processor's cache: steps of 1 MiB took two to three times as long.
 _STEP: Final = 512 << 10
 
 
 class Source:
-    """A model file, open for reading (until `close`, or as long as the source lives), or a bytes object.
+    """A bytes object, or a model file that is open for reading until `close` or until the source is deleted.
 
-    It may also be a section of a file, which begins at its byte `base`; offsets count from there.
+    It may also be a section of a file that begins at byte `base`; offsets count from there.
     """
 
     __slots__ = ("__weakref__", "_finalizer", "_stat", "base", "content", "fd", "path", "size")
@@ -40,7 +40,7 @@ class Source:
         base: int = 0,
         size: int = 0,
     ) -> None:
-        """The bytes, or where None a part of an open file, whose descriptor is closed with the source."""
+        """Use `content`, or if None, `size` bytes of the open file `fd`, which is closed with the source."""
         self.content, self.path, self.fd, self.base = content, path, fd, base
         self.size = size if content is None else len(content)
         self._stat = None if fd is None else _stat_of(fd)
@@ -48,7 +48,7 @@ class Source:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Source":
-        """Open a regular file; ModelFormatError for anything else, before a byte of it is read."""
+        """Open a regular file; ModelFormatError for anything else, before anything is read."""
         try:
             # Without O_NONBLOCK, opening a FIFO would wait for a writer.
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -67,12 +67,12 @@ class Source:
             raise ModelFormatError(f"{path} is empty: export or download it again")
         remedy = "give a .tflite model"
         if stat.S_ISDIR(status.st_mode) and (Path(path) / "config.json").exists():
-            remedy = "`edge-opt build` makes a model of a checkpoint"
+            remedy = "for a checkpoint, use `edge-opt build`"
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "a device")
         raise ModelFormatError(f"{path} is {kind}, not a file: {remedy}")
 
     def section(self, begin: int, size: int) -> "Source":
-        """A part of this file as a source of its own; ModelFormatError where it does not lie inside."""
+        """A part of this source as a new source; ModelFormatError if it does not lie inside."""
         if not 0 <= begin <= begin + size <= self.size:
             where = f"bytes {begin} to {begin + size}, of {self.size}"
             raise self.refusal(f"a section lies outside the file ({where})")
@@ -82,11 +82,11 @@ class Source:
 
     @property
     def name(self) -> str:
-        """What to call it in a message."""
+        """The name for messages."""
         return "the model in memory" if self.path is None else str(self.path)
 
     def refusal(self, message: str) -> ModelFormatError:
-        """The error that says this of the file."""
+        """Return a ModelFormatError about this file."""
         return ModelFormatError(f"{self.name}: {message}")
 
     @property
@@ -95,13 +95,13 @@ class Source:
         return None if self._stat is None else (self._stat[0], self._stat[1])
 
     def read(self, offset: int, length: int) -> bytes:
-        """`length` bytes from `offset` on; ModelFormatError where the file was closed, shortened or cannot be read."""
+        """`length` bytes from `offset` on; ModelFormatError if the file was closed, shortened or cannot be read."""
         if self.content is not None:
             return self.content[offset : offset + length]
         if self.fd is None:
             raise ModelFormatError(f"{self.name} was closed: keep it open while its weights are needed")
         content = b""
-        while len(content) < length:  # the kernel gives 2 GB at most
+        while len(content) < length:  # one call reads at most 2 GB
             at = self.base + offset + len(content)
             try:
                 some = os.pread(self.fd, length - len(content), at)
@@ -113,18 +113,18 @@ class Source:
         return content
 
     def view(self, offset: int, length: int) -> Bytes:
-        """As `read`, uint8[length], read-only; bytes in memory are not copied."""
+        """Like `read`, but as a read-only uint8[length]; bytes in memory are not copied."""
         if self.content is not None:
             return np.frombuffer(self.content, np.uint8)[offset : offset + length]
         return np.frombuffer(self.read(offset, length), np.uint8)
 
     def check_unchanged(self) -> None:
-        """ModelFormatError where somebody wrote to the file since it was opened: what was read is worth nothing."""
+        """Raise ModelFormatError if the file was changed since it was opened."""
         if self.fd is not None and _stat_of(self.fd) != self._stat:
             raise self.refusal("it was changed while it was in use: read it again")
 
     def close(self) -> None:
-        """Give back the descriptor; bytes that were not read yet can then no longer be read."""
+        """Close the file; bytes that were not read yet are no longer available."""
         self.fd = None
         if self._finalizer is not None:
             self._finalizer()
@@ -133,8 +133,8 @@ class Source:
 class Data:
     """Bytes in a region of a `Source` or in memory, uint8[length].
 
-    An array is looked into, not copied: leave it alone afterwards. `placement` says whether the bytes lie behind the
-    flatbuffer instead of inside it; None, for bytes in memory, means wherever the other weights of the model are.
+    An array is not copied: do not change it later. `placement`: True if the bytes lie after the flatbuffer, False if
+    inside; None, for bytes in memory, follows the other weights of the model.
     """
 
     __slots__ = ("_memory", "length", "offset", "placement", "source")
@@ -151,22 +151,22 @@ class Data:
 
     @classmethod
     def region(cls, source: Source, offset: int, length: int, *, external: bool = True) -> "Data":
-        """`length` bytes of `source` from `offset` on; the caller has checked that they lie inside."""
+        """`length` bytes of `source` from `offset` on; the caller must have checked the bounds."""
         data = cls(b"", external=external)
         data.source, data.offset, data.length = source, offset, length
         return data
 
     @property
     def external(self) -> bool:
-        """Whether the bytes lie behind the flatbuffer."""
+        """True if the bytes lie after the flatbuffer."""
         return bool(self.placement)
 
     def view(self) -> Bytes:
-        """The bytes, uint8[length], read-only; those of a file are read anew each time (ModelFormatError)."""
+        """The bytes as a read-only uint8[length]; a file is read on each call (ModelFormatError)."""
         return self._memory if self.source is None else self.source.view(self.offset, self.length)
 
     def write(self, target: int, at: int = 0) -> None:
-        """Write the bytes to `at` of a descriptor; those of a file are copied, in the kernel where it can."""
+        """Write the bytes at offset `at` of a descriptor; bytes of a file are copied in the kernel if possible."""
         source, done = self.source, 0
         in_kernel = hasattr(os, "copy_file_range")
         while done < self.length:
@@ -177,7 +177,7 @@ class Data:
                     count = os.copy_file_range(source.fd, target, step, source.base + begin, at + done)
                 except OSError:
                     count = 0
-                in_kernel = count > 0  # not between these file systems, or not at this place: then we copy
+                in_kernel = count > 0  # unsupported by these file systems or at this offset: copy instead
             else:
                 step = min(left, _STEP)
                 some = self._memory[begin : begin + step] if source is None else source.view(begin, step)
@@ -185,7 +185,7 @@ class Data:
             done += count
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Data":
-        """Itself: the bytes never change."""
+        """Return itself: the bytes never change."""
         return self
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Reads a FlexBuffer, the self-describing format in which composites keep their attributes, out of an untrusted file.
+"""Reads a FlexBuffer, the self-describing format of composites' attributes, from an untrusted file.
 
 Only top-level values are read: values may contain themselves, so nothing nested is followed.
 """
@@ -11,19 +11,19 @@ from flatbuffers import flexbuffers
 
 from edge_opt.base.errors import ModelFormatError
 
-# Composites of litert-torch have at most nine attributes, of some hundred bytes.
+# Composites of litert-torch have at most nine attributes, in a few hundred bytes.
 _MOST_BYTES: Final = 16 << 10
 _MOST_VALUES: Final = 256
 
 _DAMAGE = (struct.error, ValueError, LookupError, TypeError, AssertionError, OverflowError, ZeroDivisionError)
-"""The exceptions that `flatbuffers.flexbuffers` raises on bytes of another format."""
+"""The exceptions that `flatbuffers.flexbuffers` raises on invalid bytes."""
 
 
 def read_flexbuffer(content: bytes) -> Any:
-    """A dict of attributes, each None, a bool, int, float, text, or a list of those; ModelFormatError for other bytes.
+    """A dict of attributes, each None, a bool, int, float, text, or a list of these; ModelFormatError for other bytes.
 
-    A float of four bytes is the shortest decimal that reads back as the same: 1e-06, as it was written. Other values
-    are texts that name the kind.
+    A float32 becomes the shortest decimal that reads back as the same float32: 1e-06, as it was written. Other values
+    become a placeholder text.
     """
     if len(content) > _MOST_BYTES:
         raise ModelFormatError(f"{len(content)} bytes, at most {_MOST_BYTES} are read")

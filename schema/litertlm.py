@@ -1,10 +1,10 @@
 """LiteRT-LM bundles (.litertlm): several models and their metadata in one file, as sections aligned to 16 KiB.
 
-Reads where the sections lie, and writes a bundle in which some sections are replaced. Everything else goes over byte
-for byte: of the header, only the sections' positions change.
+Reads the positions of the sections, and writes a bundle with some sections replaced. Everything else is copied byte for
+byte: in the header, only the sections' positions change.
 
-Of the executor metadata, a protocol buffer in a section of its own, it reads the window of sliding layers and known
-facts about each cache.
+From the executor metadata, a protocol buffer in its own section, it reads the window of sliding layers and facts about
+each cache.
 
 Source of the formats: the PyPI package litert-lm-builder (litertlm_core, litertlm_header_schema_py_generated,
 runtime/proto/executor_metadata_pb2).
@@ -29,17 +29,17 @@ ALIGNMENT: Final = 16 << 10
 _MAJOR_VERSION: Final = 1
 _HEADER_BEGIN: Final = 32
 _LARGEST_HEADER: Final = 16 << 20
-# Bundles have a dozen sections, of a few items each; lists may share their bytes.
+# Bundles have a dozen sections with a few items each; in a damaged file, lists may share their bytes.
 _MOST_ITEMS: Final = 4096
 
 _TYPES: Final = ENUMS["AnySectionDataType"]
 
 Content = Table | bytes
-"""What a section is replaced with: a model's root table, or the bytes of any other section."""
+"""New content of a section: a model's root table, or the bytes of any other section."""
 
 
 class Section(NamedTuple):
-    """One part of a bundle: bytes `begin` to `end`; of its items, those that are texts."""
+    """One section of a bundle: bytes `begin` to `end`, and those of its items that are texts."""
 
     begin: int
     end: int
@@ -53,15 +53,15 @@ class Section(NamedTuple):
 
     @property
     def model_type(self) -> str:
-        """What a model is for, e.g. `prefill_decode`; empty for other sections."""
+        """The role of a model, e.g. `prefill_decode`; empty for other sections."""
         return self.items.get("model_type", "").lower().removeprefix("tf_lite_") if self.is_model else ""
 
 
 class Bundle:
-    """An open bundle: its header's tables, and where its sections lie."""
+    """An open bundle: its header's tables and its sections."""
 
     def __init__(self, source: Source) -> None:
-        """Read the header; ModelFormatError where it is damaged, or of a newer version."""
+        """Read the header; ModelFormatError if it is damaged or of a newer version."""
         self.source = source
         start = source.read(0, min(_HEADER_BEGIN, source.size))
         if not start.startswith(MAGIC) or len(start) < _HEADER_BEGIN:
@@ -82,7 +82,7 @@ class Bundle:
         self.sections = _sections(source, self._tables, end)
 
     def content(self, index: int) -> Source:
-        """The bytes of a section, as something that `read_model` reads."""
+        """The bytes of a section, as a source for `read_model`."""
         section = self.sections[index]
         return self.source.section(section.begin, section.end - section.begin)
 
@@ -94,7 +94,7 @@ class Bundle:
         places = {section[:2]: section[:2] for section in self.sections}
         room = max(len(self._header), len(self._moved(places)))
         pieces = [Piece(0, Data(bytes(room)))]
-        # Sections keep the order in which they lie in the file; those that are the same bytes stay the same.
+        # Sections keep their order in the file; sections that share their bytes still do.
         written = set[tuple[int, int]]()
         for index, (begin, stop, *_) in sorted(enumerate(self.sections), key=lambda pair: pair[1].begin):
             if (begin, stop) not in written:
@@ -111,12 +111,12 @@ class Bundle:
         pieces[0] = Piece(0, Data(self._moved(places) if moved else self._header))
         end = max(section.end for section in self.sections)
         trailing = Data.region(self.source, end, self.source.size - end)
-        if trailing.length >= ALIGNMENT or trailing.view().any():  # zeros up to a boundary are no content
+        if trailing.length >= ALIGNMENT or trailing.view().any():  # zeros up to a boundary are padding
             pieces.append(Piece(max(pieces[-1].end, trailing.offset), trailing))
         write_pieces(pieces, path, **how)
 
     def _moved(self, places: Mapping[tuple[int, int], tuple[int, int]]) -> bytes:
-        """The header by the sections' old and new places; it has as many bytes wherever they are."""
+        """The header with sections moved (old range -> new range); its length does not depend on the ranges."""
         objects, root = [], self._root.copy()
         for table, section in zip(self._tables, self.sections, strict=True):
             objects.append(table.copy())
@@ -127,7 +127,7 @@ class Bundle:
 
 
 def is_bundle(path: str | os.PathLike[str]) -> bool:
-    """True where the file begins like a bundle; a file that cannot be opened is none."""
+    """True if the file begins like a bundle; False if it cannot be opened."""
     try:
         with closing(Source.open(path)) as source:
             return source.read(0, min(len(MAGIC), source.size)) == MAGIC
@@ -136,12 +136,12 @@ def is_bundle(path: str | os.PathLike[str]) -> bool:
 
 
 def read_bundle(path: str | os.PathLike[str]) -> Bundle:
-    """An open bundle; ModelFormatError where it is missing, not a bundle, or its sections overlap."""
+    """Open a bundle; ModelFormatError if it is missing, not a bundle, or its sections overlap."""
     return Bundle(Source.open(path))
 
 
 def _sections(source: Source, tables: list[Table], first: int) -> list[Section]:
-    """Where the sections lie, checked to be apart, and inside the file from byte `first` on."""
+    """The sections, checked not to overlap and to lie inside the file from byte `first` on."""
     if not tables:
         raise source.refusal("the bundle has no sections")
     if sum(len(table.get("items") or ()) for table in tables) > _MOST_ITEMS:
@@ -168,9 +168,9 @@ def _sections(source: Source, tables: list[Table], first: int) -> list[Section]:
 
 SECTION_TYPE: Final = _TYPES["ExecutorMetadataProto"]
 ASSUMED_WINDOW: Final = 512
-"""What LiteRT-LM takes for the window of sliding layers where the metadata names none."""
+"""LiteRT-LM's window of sliding layers if the metadata names none."""
 
-# Numbers of the executor metadata's fields.
+# Field numbers of the executor metadata.
 _LANGUAGE_MODEL, _BUFFERS, _MASKS, _WINDOW = 1, 2, 3, 3
 _INPUT, _KIND, _AXIS = 3, 6, 7
 _LOCAL_KINDS = (3, 4)  # TYPE_LOCAL_KEY_CACHE, TYPE_LOCAL_VALUE_CACHE
@@ -178,7 +178,7 @@ _VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}
 
 
 class StateBuffer(NamedTuple):
-    """A cache: the decode input that it is, the axis that counts positions, and whether a sliding layer's ring."""
+    """A cache: its decode input, its position axis, and whether it is a sliding layer's ring buffer."""
 
     name: str
     axis: int | None
@@ -186,19 +186,19 @@ class StateBuffer(NamedTuple):
 
 
 class ExecutorMetadata(NamedTuple):
-    """What a bundle says of its caches; `window` in positions, None where it says nothing of it."""
+    """A bundle's caches, and the `window` of its sliding layers in positions, None if not given."""
 
     window: int | None
     buffers: tuple[StateBuffer, ...]
 
 
 def section_of(bundle: Bundle) -> int | None:
-    """The index of the bundle's section with executor metadata; None where it has none."""
+    """The index of the bundle's section with executor metadata; None without one."""
     return next((i for i, one in enumerate(bundle.sections) if one.data_type == SECTION_TYPE), None)
 
 
 def read_executor_metadata(bundle: Bundle | None) -> ExecutorMetadata | None:
-    """The bundle's executor metadata; None where there is none, ModelFormatError where it is damaged."""
+    """The bundle's executor metadata; None without any, ModelFormatError if damaged."""
     index = None if bundle is None else section_of(bundle)
     if bundle is None or index is None:
         return None
@@ -220,7 +220,7 @@ def _buffer(fields: Mapping[int, list[Any]]) -> StateBuffer:
 
 
 def _fields(data: bytes) -> Mapping[int, list[Any]]:
-    """The values of a protocol buffer by number: integers, and the bytes of texts and messages (LookupError)."""
+    """Values of a protocol buffer by field number: integers, or bytes of texts and messages; LookupError if damaged."""
     fields: dict[int, list[Any]] = defaultdict(list)
     at = 0
     while at < len(data):
@@ -238,7 +238,7 @@ def _fields(data: bytes) -> Mapping[int, list[Any]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Seven bits a byte, lowest first, and the byte behind it."""
+    """Decode a varint, seven bits per byte, lowest first; return its value and the position after it."""
     value = 0
     for place in range(10):
         value |= (data[at + place] & 0x7F) << (7 * place)

@@ -1,8 +1,8 @@
-"""Reads a flatbuffer's tables out of an untrusted file; every number is checked before it is used.
+"""Reads a flatbuffer's tables from an untrusted file; every number is checked before it is used.
 
-It must not copy weights, open other files, or change what it reads. There is no flatbuffers verifier for
-Python, so this is the only one. The schema's tables do not nest in themselves (a test holds this), so the
-schema bounds the depth; what is read once at a place is shared from then on, and places may not overlap.
+It must not copy weights, open other files, or change what it reads. Python has no flatbuffers verifier, so all checks
+are here. The schema's tables are not recursive (a test checks this), so the schema bounds the depth; an object is read
+once and shared, and objects may not overlap.
 """
 
 import os
@@ -29,18 +29,18 @@ from edge_opt.schema.table import (
     TableSpec,
 )
 
-# Gemma3-270M has 15,000 tables, 120,000 objects in all. The bound keeps a file made of nothing but tiny tables within
-# a second and 200 MiB, and graphs that share their parts, which take more room in memory than in the file.
+# Gemma3-270M has 15,000 tables, 120,000 objects in all. The limit keeps files of many tiny tables, or of shared parts
+# (which take more memory than space in the file), within a second and 200 MiB.
 MAX_OBJECTS: Final = 500_000
 MAX_OBJECTS_VARIABLE: Final = "EDGE_OPT_MAX_OBJECTS"
 
-# Bytes that count as one object. Texts take up to four bytes a character, and int32 vectors become Python's numbers.
+# Bytes that count as one object. Texts take up to four bytes per character, and int32 vectors become Python ints.
 _TEXT_PER_OBJECT: Final = 64
 _INDICES_PER_OBJECT: Final = 8
 _BYTES_PER_OBJECT: Final = 256
 _VTABLE_PER_OBJECT: Final = 8
 
-# Writers may fill a file up to a boundary of as many bytes.
+# Writers may pad a file to a multiple of this.
 _PADDING: Final = 64
 
 _OPERATORS = frozenset(ENUMS["BuiltinOperator"].values())
@@ -53,9 +53,9 @@ _u32 = struct.Struct("<I").unpack
 
 @dataclass(slots=True, eq=False)
 class ModelFile:
-    """A model read from a file or from bytes; close it, or use it in a `with`, to give the file back.
+    """A model read from a file or from bytes; call `close`, or use it in a `with`, to release the file.
 
-    `flatbuffer_size` is the part that holds the tables and the weights inside; weights after it start there.
+    `flatbuffer_size` counts the tables and the weights inside; weights after the flatbuffer start there.
     """
 
     root: Table
@@ -63,11 +63,11 @@ class ModelFile:
     flatbuffer_size: int
 
     def close(self) -> None:
-        """Give back the file; weights that were not read yet can then no longer be read."""
+        """Close the file; weights that were not read yet are no longer available."""
         self.source.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Itself: an open file, which is only read."""
+        """Return itself: the file is only read."""
         return self
 
     def __enter__(self) -> Self:
@@ -78,9 +78,9 @@ class ModelFile:
 
 
 def read_model(model: str | os.PathLike[str] | bytes | Source) -> ModelFile:
-    """Read the tables of a .tflite file (or of a section of a file); weights stay there until they are read.
+    """Read the tables of a .tflite file (or of a section of a file); weights are read when needed.
 
-    ModelFormatError where it is missing, malformed, of a newer schema, or has more objects than are allowed.
+    ModelFormatError if it is missing, malformed, of a newer schema, or has too many objects.
     """
     if isinstance(model, bytes | bytearray | memoryview):
         model = Source(bytes(model))
@@ -91,7 +91,7 @@ def read_model(model: str | os.PathLike[str] | bytes | Source) -> ModelFile:
             raise ModelFormatError(f"{source.name} is not a TFLite model: {_what_else(start)}")
         reader = Reader(source)
         root = reader.root("Model")
-        # Bytes behind the last one that a table names; zeros that only fill up to a boundary are none.
+        # Bytes after everything that tables refer to, unless they are padding.
         rest = Data.region(source, reader.named_end, source.size - reader.named_end)
         root.trailing = rest if rest.length >= _PADDING or rest.view().any() else None
         source.check_unchanged()
@@ -102,7 +102,7 @@ def read_model(model: str | os.PathLike[str] | bytes | Source) -> ModelFile:
 
 
 class Reader:
-    """One reading of one source. `named_end` is where the bytes end that tables name."""
+    """Reads one source once. `named_end` is the end of the bytes that tables refer to."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -121,7 +121,7 @@ class Reader:
         self._known: dict[tuple[object, int], tuple[Any, int]] = {}
 
     def root(self, table: str) -> Table:
-        """The root table, of that name, and everything below it; ModelFormatError for a bad file."""
+        """The root table, of type `table`, and everything below it; ModelFormatError for a bad file."""
         self._root = table
         (offset,) = _u32(self.source.read(0, 4))
         if offset < 4 + len(IDENTIFIER):
@@ -129,13 +129,13 @@ class Reader:
         return self._table(TABLES[table], offset, None)
 
     def _fail(self, field: FieldSpec | None, message: str, offset: int) -> NoReturn:
-        """Refuse the file, naming the field that points to the trouble."""
+        """Refuse the file, naming the field that points to the damage."""
         table, name = (field.table, field.name) if field is not None else (self._root, None)
         text = f"{message}: the file is damaged, export or download it again"
         raise ModelFormatError(text, table=table, field=name, offset=offset)
 
     def _spend(self, field: FieldSpec | None, size: int, offset: int, objects: int = 1) -> None:
-        """Count the bytes of a place, which may not overlap with others, and the objects that are made of it."""
+        """Count bytes, which may be used only once, and the objects made from them."""
         self._bytes_left -= size
         self.named_end = max(self.named_end, offset + size)
         if self._bytes_left < 0:
@@ -150,7 +150,7 @@ class Reader:
             raise ModelFormatError(f"{self.source.name} has {limit}: {trusted} to {4 * self._allowed}")
 
     def _once(self, key: tuple[object, int], read: Callable[[], Any]) -> Any:
-        """What lies at a place, read once; each reference to it counts, as it would without sharing."""
+        """Read an object once; each reference to it counts as it would without sharing."""
         if key in self._known:
             value, objects = self._known[key]
             self._count_objects(objects)
@@ -191,7 +191,7 @@ class Reader:
     def _vtable(
         self, spec: TableSpec, vtable: int, field: FieldSpec | None, position: int
     ) -> tuple[int, dict[str, int]]:
-        """The size of tables with this vtable, and where the fields that are present lie in them."""
+        """The size of tables with this vtable, and the offsets of the fields that are present."""
         if not 0 <= vtable <= self._end - 4:
             self._fail(field, f"the vtable of {spec.name} lies outside the file", position)
         length, size = _u16_u16(self.source.read(vtable, 4))
@@ -202,7 +202,7 @@ class Reader:
         for slot, (at,) in enumerate(iter_unpack("<H", self.source.read(vtable + 4, length - 4))):
             where, known = vtable + 4 + 2 * slot, spec.by_slot.get(slot)
             if at and known is None:
-                what = "a deprecated field" if slot < spec.slots else "a field we don't know"
+                what = "a deprecated field" if slot < spec.slots else "an unknown field"
                 _fail_newer(spec.name, f"slot {slot}", f"{what} is present", where)
             elif at and known is not None:
                 if at < 4 or at + known.size > size:
@@ -211,7 +211,7 @@ class Reader:
         return size, places
 
     def _reference(self, field: FieldSpec, at: int, values: dict[str, Any]) -> Any:
-        """What a field at `at` refers to; `values` are its table's, a union's type among them."""
+        """The value that a field at `at` refers to; `values` are its table's fields, including a union's type."""
         target, element = at + values[field.name], field.element
         if field.kind == "union":
             code = values.get(f"{field.name}_type", 0)
@@ -229,7 +229,7 @@ class Reader:
         return self._once((key, target), lambda: read(field, target))
 
     def _size(self, field: FieldSpec, target: int, width: int) -> int:
-        """The bytes of a vector, whose elements have that width."""
+        """The number of bytes of a vector with elements of `width` bytes."""
         count: int = _u32(self.source.read(target, 4))[0]
         if count * width > self._end - target - 4:
             self._fail(field, f"claims {count} elements, more than the file holds", target)
@@ -263,10 +263,9 @@ class Reader:
         return [self._table(spec, target + 4 + 4 * place + at, field) for place, (at,) in enumerate(offsets)]
 
     def _stored_after(self, table: Table, position: int) -> None:
-        """Turn an offset and size into the bytes' `Data`, in the field that would hold them inside.
+        """Replace an offset and size by `Data`, in the field for bytes inside the flatbuffer.
 
-        As in the runtime's InterpreterBuilder, an offset of 0 or 1 says that there are none (exporters write 1
-        as a placeholder).
+        As in the runtime's InterpreterBuilder, an offset of 0 or 1 means no bytes (exporters write 1 as a placeholder).
         """
         inside, offset, size = STORED_AFTER[table.spec.name]
         start, length = table.fields.get(offset, 0), table.fields.get(size, 0)
@@ -300,13 +299,13 @@ def _refuse_unknown_codes(table: Table, position: int) -> None:
 
 
 def _fail_newer(table: str, field: str, message: str, offset: int) -> NoReturn:
-    """Refuse what our tables don't know: reading on would lose it."""
+    """Refuse data that our schema lacks: reading on would lose it."""
     newer = "written by a newer schema: update ai-edge-litert and edge-opt, or export for an older version"
     raise ModelFormatError(f"{message}, so it was {newer}", table=table, field=field, offset=offset)
 
 
 def _what_else(start: bytes) -> str:
-    """What a file that does not carry TFLite's identifier may be instead, and what to do."""
+    """What a file without TFLite's identifier may be, and the fix."""
     if len(start) < 8:
         return f"it has only {len(start)} bytes, export or download it again"
     if start == b"LITERTLM":

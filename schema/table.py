@@ -1,6 +1,6 @@
-"""Tables, unions and enums of TFLite and of bundles' headers as data, and a table in memory with its fields' values.
+"""Tables, unions and enums of TFLite and of bundles' headers as data, and `Table`, a table in memory.
 
-The data is `tables.json`, which `testdata/make_tables.py` writes. Nothing here knows how a table is stored.
+The data is `tables.json`, written by `testdata/make_tables.py`. Nothing here knows how a table is stored.
 """
 
 import json
@@ -95,7 +95,7 @@ class TableSpec:
 TABLES: Final = {name: TableSpec(name, slots, rows) for name, (slots, rows) in _CONTENT["tables"].items()}
 """Table -> its fields."""
 
-# Table -> the field that holds bytes, and the two that say where they lie if they lie after the flatbuffer.
+# Table -> the field for bytes inside the flatbuffer, and the offset and size fields for bytes after it.
 STORED_AFTER: Final = {
     "Buffer": ("data", "offset", "size"),
     "Operator": ("custom_options", "large_custom_options_offset", "large_custom_options_size"),
@@ -108,14 +108,14 @@ _MEMBER_CODES = {union: {table: code for code, table in members.items()} for uni
 
 
 class Table:
-    """One table; `fields` holds the present fields only, so "present with the default" is not "absent".
+    """One table; `fields` holds only the present fields, so "present with the default" differs from "absent".
 
     Values: int, float, bool; str; read-only 1-D little-endian arrays for vectors of numbers; `list[Table]`;
     a union's value is a Table, its type the int field `<name>_type` beside it; the bytes of
     a buffer, and custom options stored after the flatbuffer, are `Data`. Vectors and tables may be shared.
 
-    `trailing`, of a file's root: what stands behind everything that the tables name, e.g. the zip archive of TFLite
-    Metadata; None where nothing does.
+    `trailing`, of a file's root: bytes after everything that the tables refer to, e.g. the zip archive of TFLite
+    Metadata; None without any.
     """
 
     __slots__ = ("fields", "spec", "trailing")
@@ -131,12 +131,12 @@ class Table:
         return self.spec.name
 
     def get(self, name: str) -> Any:
-        """The field's value, or the schema's default (None for all but numbers) where it is absent."""
+        """The field's value, or the schema's default (None for all but numbers) if absent."""
         fields = self.fields
         return fields[name] if name in fields else self.spec.defaults[name]
 
     def set(self, name: str, value: Any) -> None:
-        """Make the field present with this value, or absent with None; a union takes its type along."""
+        """Set a field, or remove it if `value` is None; a union's type is set with it."""
         field = self.spec.by_name[name]
         values = {name: value}
         if field.kind == "union":
@@ -148,7 +148,7 @@ class Table:
                 self.fields[key] = one
 
     def key(self) -> Hashable:
-        """Equal keys: tables of one kind that say the same; the tables and lists in them are the same objects."""
+        """Equal for tables of one type with equal values; tables and lists in them must be the same objects."""
         values: list[Hashable] = []
         for name, value in sorted(self.fields.items()):
             if isinstance(value, np.ndarray):
@@ -164,7 +164,7 @@ class Table:
         return copy
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Table":
-        """As `copy`: values are what a file said, and never edited in place."""
+        """Same as `copy`: values are never edited in place."""
         return self.copy()
 
     def __repr__(self) -> str:
@@ -185,7 +185,7 @@ def new_table(table: str, /, **fields: Any) -> Table:
 
 
 def vector(element: str, values: Any) -> np.ndarray[Any, Any]:
-    """`values` as a 1-D, little-endian, read-only vector of "int32", say; OverflowError where one does not fit."""
+    """`values` as a 1-D, little-endian, read-only vector of, e.g., "int32"; OverflowError if one does not fit."""
     array = np.array(values, dtype=NUMPY_TYPES[element])
     array.flags.writeable = False
     return array

@@ -1,10 +1,10 @@
-"""Writes a model: tables first, then the weights, from file to file. It must not hold a weight in memory.
+"""Writes a model: first the tables, then the weights, copied from file to file. It must not hold a weight in memory.
 
-    [tables][length, weights inside the flatbuffer]...[weights behind it]...[bytes that no table names]
+    [tables][length, weights inside the flatbuffer]...[weights after it]...[trailing bytes]
 
 The same tables give the same bytes. Weights inside the flatbuffer stay inside while it is under 2 GB. Within each part,
-weights of the same old file keep their order, and new weights follow. Each weight is 16-byte aligned, and at least as
-well aligned as it was in its file.
+weights of the same source file keep their order, and new weights follow. Each weight is 16-byte aligned, and at least
+as well aligned as it was in its file.
 """
 
 import os
@@ -35,7 +35,7 @@ _NUMBERS = {name: getattr(number_types, f"{name.capitalize()}Flags") for name in
 
 
 class _Hole(NamedTuple):
-    """A place in the tables that wants the position of `data`: a uoffset if inside, else a uint64 offset."""
+    """A placeholder in the tables for the position of `data`: a uoffset if inside, else a uint64 offset."""
 
     at: int
     data: Data
@@ -46,7 +46,7 @@ _MISFIT = (TypeError, ValueError, OverflowError, AttributeError, struct.error)
 
 
 class _TableBuilder:
-    """Writes each table, vector and string once, and what they refer to before them; equal numbers share a vector."""
+    """Writes each table, vector and string once, after everything it refers to; equal vectors are shared."""
 
     def __init__(self, *, inside: bool, new_after: bool) -> None:
         self.holes: list[_Hole] = []
@@ -56,7 +56,7 @@ class _TableBuilder:
         self._written: dict[tuple[str, object], int] = {}
 
     def finish(self, root: Table, identifier: bytes | None = IDENTIFIER) -> bytearray:
-        """The flatbuffer, and `holes` at their places in it."""
+        """Return the flatbuffer; `holes` then have their final positions."""
         try:
             self._builder.Finish(self._table(root, root.name), file_identifier=identifier)
         except BuilderSizeError:
@@ -68,7 +68,7 @@ class _TableBuilder:
         return content
 
     def _once(self, kind: str, key: object, write: Callable[[], int]) -> int:
-        """Where something is that is written once."""
+        """The position of an object, which is written on first use."""
         if (kind, key) not in self._written:
             self._written[kind, key] = write()
         return self._written[kind, key]
@@ -110,7 +110,7 @@ class _TableBuilder:
         return position
 
     def _placed(self, table: Table) -> tuple[dict[str, Any], Data | None, str]:
-        """The fields of a table, bytes that may lie behind the tables, and the field that says where."""
+        """The fields of a table, its bytes that are placed later, and the field for their position."""
         inside, offset, size = STORED_AFTER.get(table.name, ("", "", ""))
         data = table.fields.get(inside)
         if not isinstance(data, Data):
@@ -122,7 +122,7 @@ class _TableBuilder:
         return fields | {offset: 0, size: data.length}, data, offset
 
     def _reference(self, field: FieldSpec, value: Any, member: str | None) -> int:
-        """Where a text, vector or table is; `member` is the table that a union holds."""
+        """The position of a text, vector or table; `member` is the table that a union holds."""
         element, builder = field.element, self._builder
         if field.kind == "string":
             text: int = builder.CreateSharedString(value)
@@ -153,19 +153,19 @@ SUFFIXES: Final = {".tflite", ".litertlm", ".task", ".onnx", ".pte", ".gguf", ".
 
 
 class Piece(NamedTuple):
-    """Bytes for position `at`. A file is a list of pieces, by position, with zeros between them."""
+    """Bytes at position `at`. A file is a list of pieces, sorted by position, with zeros between them."""
 
     at: int
     data: Data
 
     @property
     def end(self) -> int:
-        """The position behind the bytes."""
+        """The position after the bytes."""
         return self.at + self.data.length
 
 
 class Writing(TypedDict, total=False):
-    """How a file is written: as `write_pieces` has it."""
+    """The options of `write_pieces`."""
 
     overwrite: bool
     progress: Progress | None
@@ -173,9 +173,9 @@ class Writing(TypedDict, total=False):
 
 
 def write_model(root: Table, path: str | os.PathLike[str], **how: Unpack[Writing]) -> None:
-    """Write the model below `root` to `path`, as `write_pieces`; ModelFormatError where a value does not fit its field.
+    """Write the model below `root` to `path`, as `write_pieces`; ModelFormatError if a value does not fit its field.
 
-    UsageError where the output is the input, exists and may not be replaced, or is named like another format.
+    UsageError if the output is the input, exists and `overwrite` is False, or has another format's suffix.
     """
     check_suffix(path, ".tflite")
     write_pieces(lay_out(root), path, **how)
@@ -189,7 +189,7 @@ def write_pieces(
     progress: Progress | None = None,
     check: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write a file in pieces, all at once; ModelFormatError where a file that they come from was changed meanwhile.
+    """Write a file from pieces, atomically; ModelFormatError if a source file was changed meanwhile.
 
     `progress(done, total)` counts bytes. `check` may refuse the finished file, before it gets its name, by raising.
     """
@@ -208,13 +208,13 @@ def write_pieces(
 
 
 def check_suffix(path: str | os.PathLike[str], suffix: str) -> None:
-    """UsageError where a name promises another format than the one that will be written."""
+    """Raise UsageError if the path has another format's suffix."""
     if Path(path).suffix.lower() in SUFFIXES - {suffix}:
-        raise UsageError(f"{os.fspath(path)} cannot be written: the result is a {suffix}, name it so")
+        raise UsageError(f"{os.fspath(path)} cannot be written: the result is a {suffix}, use its suffix")
 
 
 def model_bytes(root: Table) -> bytes:
-    """The model below `root` as the bytes that `write_model` would write; weights included, so mind its size."""
+    """The model below `root` as the bytes that `write_model` would write, all weights included."""
     pieces = lay_out(root)
     content = bytearray(pieces[-1].end)
     for at, data in pieces:
@@ -228,20 +228,20 @@ def table_bytes(root: Table) -> bytes:
 
 
 def lay_out(root: Table) -> list[Piece]:
-    """Build the tables, and give every weight its place: inside the flatbuffer as far as that can be."""
+    """Build the tables, and place every weight; weights inside the flatbuffer stay there if it is small enough."""
     pieces = _pieces(root, inside=True) or _pieces(root, inside=False)
     trailing = root.trailing
     if trailing is not None:
-        # Positions inside trailing bytes count from their own beginning or from the file's. Readers of zip archives
-        # work out which from what stands in front: that may have grown, as in self-extracting archives, but not shrunk.
+        # Offsets inside trailing bytes count from their own beginning or from the file's. Zip readers infer which from
+        # the bytes in front: these may have grown, as in self-extracting archives, but not shrunk.
         pieces.append(Piece(max(pieces[-1].end, trailing.offset), trailing))
     return pieces
 
 
 def _pieces(root: Table, *, inside: bool) -> list[Piece]:
-    """The model with all weights inside the flatbuffer that may be, or none; empty where it gets too large."""
+    """The model with weights inside the flatbuffer if they may be, or with none there; empty if it gets too large."""
     buffers = (table.fields.get("data") for table in root.fields.get("buffers", ()))
-    # New bytes go where the model keeps its others.
+    # New weights go where the model keeps its other weights.
     new_after = any(isinstance(data, Data) and data.external for data in buffers)
     builder = _TableBuilder(inside=inside, new_after=new_after)
     tables = builder.finish(root)
@@ -250,7 +250,7 @@ def _pieces(root: Table, *, inside: bool) -> list[Piece]:
         for data in _in_order(hole.data for hole in builder.holes if hole.external == external):
             prefix = 0 if external else 4  # a vector's length
             at = end + prefix
-            # What a file's weight had, up to a page; one that was aligned worse is mended.
+            # Keep the alignment in the source file, but at least 16 bytes and at most a page.
             had = 0 if data.source is None else data.offset & -data.offset
             at += -at % min(max(had, ALIGNMENT), _MOST_ALIGNMENT)
             if prefix:
@@ -267,12 +267,12 @@ def _pieces(root: Table, *, inside: bool) -> list[Piece]:
 
 
 def _key(data: Data) -> tuple[int, int, int]:
-    """Equal for regions that are the same bytes of the same file."""
+    """Equal keys for the same bytes of the same file."""
     return (id(data), 0, 0) if data.source is None else (id(data.source), data.offset, data.length)
 
 
 def _in_order(weights: Iterable[Data]) -> list[Data]:
-    """The distinct weights: those of each file by their places in it, the new ones behind them."""
+    """The distinct weights: those of each file in file order, then the new ones."""
     distinct = list({_key(data): data for data in weights}.values())
     files = {id(data.source): place for place, data in reversed(list(enumerate(distinct))) if data.source}
     old = [data for data in distinct if data.source is not None]

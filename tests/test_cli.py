@@ -237,7 +237,7 @@ def test_progress_goes_to_a_terminal_on_standard_error(
 def test_a_verdict_has_a_colour_on_a_terminal_that_wants_it(wish: dict[str, str], coloured: bool) -> None:
     code, said, complained = in_terminal("inspect", DEMO, "--shapes", out=True, **wish)
     assert (code, complained) == (0, b"")
-    assert b"all as in the file" in said
+    assert b"all match the file" in said
     assert (b"\x1b[32m" in said) is coloured
 
 

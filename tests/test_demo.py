@@ -58,7 +58,7 @@ def test_without_a_folder_nothing_is_left_behind(
 
 def test_a_folder_that_cannot_be_made_is_exit_5(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "file").write_text("")
-    assert "cannot be made" in run(capsys, "demo", tmp_path / "file" / "folder").failed_in_one_sentence(5)
+    assert "cannot be created" in run(capsys, "demo", tmp_path / "file" / "folder").failed_in_one_sentence(5)
 
 
 @pytest.mark.slow

@@ -182,7 +182,7 @@ def test_where_nothing_can_be_measured_what_was_converted_is_kept_and_that_is_sa
     assert done.conversion.target == target
     assert str(done.signatures[0]) == "prefill_8: converted, not measured"
     (note,) = done.notes
-    assert note.startswith("nothing was measured, and what was converted is kept: ")
+    assert note.startswith("nothing was measured, and every conversion is kept: ")
     assert reason in note
 
 
@@ -190,8 +190,8 @@ def test_where_nothing_can_be_measured_what_was_converted_is_kept_and_that_is_sa
     ("fields", "words"),
     [
         ({"backend": "qualcom"}, "no target for the vendor 'qualcom', did you mean 'qualcomm'"),
-        ({"compile_configs": "{"}, r"cfg\.compile_configs must be a table, JSON or a file of it"),
-        ({"compile_configs": "nowhere.json"}, r"cfg\.compile_configs must be a table, JSON or a file of it"),
+        ({"compile_configs": "{"}, r"cfg\.compile_configs must be a dict, JSON or a JSON file"),
+        ({"compile_configs": "nowhere.json"}, r"cfg\.compile_configs must be a dict, JSON or a JSON file"),
     ],
 )
 def test_a_configuration_that_cannot_work_is_refused(

@@ -111,7 +111,7 @@ def test_json_is_that_of_convert_and_more(capsys: Captured) -> None:
 
 def test_markdown_with_pictures(snapshot: SnapshotAssertion) -> None:
     text = report.__wrapped__().render(".md")  # a new one: names are numbered as they are met
-    assert text.partition("## Where this comes from")[0] == snapshot
+    assert text.partition("## Origin")[0] == snapshot
 
 
 def test_what_did_not_change_is_said_once_and_that_nothing_was_found_is_said_too(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_what_did_not_change_is_said_once_and_that_nothing_was_found_is_said_too
     assert empty.example is None
     for suffix in (".md", ".html"):
         text = replace(conversion_report(done), lint=[]).render(suffix)
-        assert "No known problem of the target with the result" in text
+        assert "No known problems with the result on this target" in text
         assert "not run" in conversion_report(done).render(suffix)
 
 

@@ -319,7 +319,7 @@ def test_a_file_that_changes_while_it_is_used_is_refused(
 
 def test_an_output_named_as_another_format_is_refused(tmp_path: Path) -> None:
     for name in ("out.litertlm", "OUT.TASK", "out.onnx"):
-        with pytest.raises(UsageError, match=r"cannot be written: the result is a \.tflite, name it so"):
+        with pytest.raises(UsageError, match=r"cannot be written: the result is a \.tflite, use its suffix"):
             write_model(read_model(INSIDE).root, tmp_path / name)
     write_model(read_model(INSIDE).root, tmp_path / "out.bin")
 

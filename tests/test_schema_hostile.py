@@ -173,7 +173,7 @@ SENTENCES: dict[str, list[Callable[[], bytes] | bytes]] = {
         pack(tfl.ModelT(subgraphs=[tfl.SubGraphT(operators=[NO_VALUE])]))
     ],
     # A newer schema
-    "Model.slot 11: a field we don't know is present, so it was written by a newer schema": [newer],
+    "Model.slot 11: an unknown field is present, so it was written by a newer schema": [newer],
     "BuiltinOptions has no member 250": [with_field(3, "B", 250, *OPERATOR)],
     "BuiltinOptions2 has no member 250": [with_field(11, "B", 250, "Subgraphs", 0, "Operators", 2)],
     "operator code 9999 is unknown": [with_field(3, "i", 9999, "OperatorCodes", 0)],
@@ -224,7 +224,7 @@ def test_what_is_not_a_file_is_refused_without_waiting(
     with pytest.raises(ModelFormatError, match=reason):
         read_model(tmp_path / "model.tflite")
     (tmp_path / "config.json").touch()
-    with pytest.raises(ModelFormatError, match="`edge-opt build` makes a model of a checkpoint"):
+    with pytest.raises(ModelFormatError, match="for a checkpoint, use `edge-opt build`"):
         read_model(tmp_path)
     with pytest.raises(ModelFormatError, match="not a file name"):
         read_model("a\0b")

@@ -1,4 +1,4 @@
-"""The main job: a model is read, rewritten, verified and written; and the result, as data and in sentences."""
+"""Converts a model: reads, rewrites, verifies and writes it, and describes the result."""
 
 from edge_opt.conversion.models import Sections
 from edge_opt.conversion.result import (

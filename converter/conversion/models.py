@@ -1,4 +1,4 @@
-"""The models that a conversion works on: the choice in a bundle, faults, positions, static shapes for open inputs."""
+"""Chooses the models to convert, finds their faults and positions, and gives open inputs static shapes."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,11 +26,11 @@ Sections = Literal["prefill-decode", "all"]
 
 
 def choose_parts(opened: Opened, sections: Sections = "prefill-decode") -> list[Part]:
-    """The models to convert: of a bundle the prefill/decode model, or `all`; then, as a helper, an auxiliary model.
+    """Models to convert: in a bundle, the prefill/decode model or `all`, then an auxiliary model as a helper.
 
     Raises:
         ModelFormatError: a chosen model is not valid.
-        UsageError: `sections` is unknown, or the bundle has no such model.
+        UsageError: `sections` is unknown, or the bundle has no prefill/decode model.
     """
     if sections not in get_args(Sections):
         raise unknown("choice of sections", sections, get_args(Sections))
@@ -48,7 +48,7 @@ def choose_parts(opened: Opened, sections: Sections = "prefill-decode") -> list[
 
 
 def _is_readable(part: Part) -> bool:
-    """Whether we can read a model; those that are only copied may be of other kinds."""
+    """True if a model can be read; models that are only copied may have other formats."""
     try:
         return bool(part.model)
     except ModelFormatError:
@@ -56,10 +56,10 @@ def _is_readable(part: Part) -> bool:
 
 
 def positions_in(opened: Opened, parts: Iterable[Part]) -> int | None:
-    """The number of positions in the longest cache of these models; None where it is not known.
+    """The number of positions in the longest cache of these models; None if unknown.
 
-    The length of a ring buffer does not limit positions. LiteRT-LM detects rings by longer caches beside them, or by
-    the executor metadata.
+    The length of a ring buffer does not limit positions. LiteRT-LM detects ring buffers by the executor metadata,
+    or by longer caches beside them.
     """
     metadata = read_executor_metadata(opened.bundle)
     if metadata is not None and metadata.buffers and all(cache.local for cache in metadata.buffers):
@@ -79,7 +79,7 @@ def find_unsound(opened: Opened) -> list[Unsound]:
 
 
 def find_repairable(opened: Opened, parts: Iterable[Part]) -> list[Unsound]:
-    """Faults of models, as they are now, that passes repair: positions that stop, caches of two types."""
+    """Faults still in the models that passes can repair: positions that stop, caches of two types."""
     parts = list(parts)
     positions = positions_in(opened, parts)
     return [
@@ -92,12 +92,12 @@ def find_repairable(opened: Opened, parts: Iterable[Part]) -> list[Unsound]:
 def close_inputs(parts: Sequence[Part], shapes: Mapping[str, Sequence[int]], *, verify: bool = False) -> None:
     """Give inputs static shapes, by `NAME` (in each signature with it), `signature/NAME` or `model/signature/NAME`.
 
-    Values that become constant are compared with those that the runtime computes, if asked to `verify`.
+    With `verify`, values that become constant are compared with those that the runtime computes.
 
     Raises:
-        UsageError: there is no such input, a shape does not fit it, another input of its signature stays open, or
-            operators cannot take such inputs.
-        UnverifiedChangeError: a constant has other values than the runtime computes.
+        UsageError: an input is unknown, its shape does not fit, another input of its signature stays open, or
+            operators do not support the shapes.
+        UnverifiedChangeError: a constant differs from what the runtime computes.
     """
     available = [key for part in parts for keys, _ in _inputs(part) for key in keys]
     for key in shapes:
@@ -119,21 +119,21 @@ def close_inputs(parts: Sequence[Part], shapes: Mapping[str, Sequence[int]], *, 
 
 
 def _inputs(part: Part) -> Iterator[tuple[tuple[str, str, str], Tensor]]:
-    """Every input with its names, the most specific one last."""
+    """Every input with its names, the most specific name last."""
     for signature, inputs in part.model.inputs():
         for name, tensor in inputs.items():
             yield (name, f"{signature}/{name}", f"{part.signature(signature)}/{name}"), tensor
 
 
 def _chosen(part: Part, shapes: Mapping[str, Sequence[int]]) -> dict[Tensor, Shape]:
-    """The shapes by input of one model, each checked to fit."""
+    """Requested shapes of one model's inputs, checked to fit."""
     chosen: dict[Tensor, Shape] = {}
     for keys, tensor in _inputs(part):
         given = [shapes[key] for key in keys if key in shapes]
         if given:  # the most specific name wins
             shape = _fitting(keys[-1], tensor, given[-1])
             if chosen.setdefault(tensor, shape) != shape:
-                raise UsageError(f"input '{keys[-1]}' is shared by two signatures: give it one shape in both")
+                raise UsageError(f"input '{keys[-1]}' is shared by two signatures: give both the same shape")
     for signature, inputs in part.model.inputs():
         left = {name: tensor for name, tensor in inputs.items() if tensor.is_dynamic and tensor not in chosen}
         if left and any(tensor in chosen for tensor in inputs.values()):
@@ -157,7 +157,7 @@ def _fitting(where: str, tensor: Tensor, given: Iterable[int]) -> Shape:
 
 
 def _compare(model: Model, folded: Sequence[Folded]) -> None:
-    """Run the operators that became constants, subgraph by subgraph, and compare their results with these."""
+    """Run the folded operators, subgraph by subgraph, and compare their results with the constants."""
     with Worker() as worker:
         for region, values in folded_regions(model, folded):
             graph = region.subgraphs[0]
@@ -165,6 +165,6 @@ def _compare(model: Model, folded: Sequence[Folded]) -> None:
             found = worker.run(to_bytes(region), None, given, "reference")
             for tensor, value in zip(graph.outputs, values, strict=True):
                 if not np.array_equal(found[tensor.name], value):
-                    text = f"a folded tensor of shape {list(value.shape)} has other values than the runtime computes"
+                    text = f"a folded tensor of shape {list(value.shape)} differs from the runtime's result"
                     remedy = "nothing was written, please report this bug in edge-opt with the model"
                     raise UnverifiedChangeError(f"{text}; {remedy}")

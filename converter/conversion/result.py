@@ -1,4 +1,4 @@
-"""What a conversion did, as data and in the sentences of console and reports; and the errors that carry it."""
+"""The result of a conversion, as data and as text for console and reports, and the errors that carry it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KERNELS = {"xnnpack": "XNNPACK", "reference": "the reference kernels"}
 
 
 class SitesLeftError(EdgeOptError):
-    """A site was skipped although `require_all` was set, or none could be verified; nothing was written."""
+    """A site was skipped despite `require_all`, or no site could be verified; nothing was written."""
 
     result: ConversionResult
     exit_code = 1
@@ -38,9 +38,9 @@ class DifferenceFoundError(EdgeOptError):
 
 @dataclass(slots=True)
 class SignatureSummary:
-    """One entry point before and after; bytes are those of its largest intermediate tensor.
+    """One entry point before and after, with the bytes of its largest intermediate tensor.
 
-    `shares` names the signatures that run the same subgraph, and so change with it.
+    `shares` names the other signatures that run the same subgraph, and so change too.
     """
 
     name: str
@@ -55,12 +55,11 @@ class SignatureSummary:
 
 @dataclass(slots=True, repr=False)
 class ConversionResult(Record):
-    """What was done: every site with its verdict, and the path of the output (None for a dry run).
+    """Every site with its verdict, and the path of the output (None for a dry run).
 
-    `whole`: the comparison of the whole models for `verify="full"`, signature by signature; `not_compared`: signatures
-    that were meant to change, and so were not compared. `soundness`: faults in the input's quantization, which remain.
-    `failure`: why nothing was written, in a result that an error carries; without it, a result is true. `given`: the
-    model as it was given.
+    `whole`: for `verify="full"`, the comparison of the whole models by signature; `not_compared`: signatures that are
+    meant to change. `soundness`: faults of the input that remain. `failure`: why nothing was written, if an error
+    carries the result; a result without failure is true. `given`: the source as passed to `convert`.
     """
 
     input: str | None
@@ -90,13 +89,13 @@ class ConversionResult(Record):
         return as_html(self.summary(), entry_points(self))
 
     def export(self, path: str | os.PathLike[str]) -> None:
-        """Write the converted model as a .tflite file; replaces an existing one."""
+        """Write the converted model as a .tflite file, replacing an existing one."""
         assert self.model is not None
         self.model.save(path, overwrite=True)
 
     @property
     def exported(self) -> ExportedModel:
-        """The converted model in the class of the given one, if that came from `litert_torch.convert`."""
+        """The converted model in the class of a source from `litert_torch.convert`; UsageError for other sources."""
         assert self.model is not None
         if not isinstance(self.given, ExportedModel):
             raise UsageError("there is no exported model: a file, bytes or a Model was given")
@@ -110,11 +109,11 @@ class ConversionResult(Record):
 
     @property
     def skipped(self) -> list[Site]:
-        """Sites that were not rewritten, or reverted, although there was something to do."""
+        """Sites that were skipped or reverted although there was something to do."""
         return [site for site in self.sites if site.status is not Status.CONVERTED and not site.settled]
 
     def summary(self) -> str:
-        """The outcome in lines, as the command line prints it: how sites were verified, and why others were skipped."""
+        """The outcome as the command line prints it: how sites were verified, and why sites were skipped."""
         lines = [headline(self)]
         groups: dict[tuple[Status, str, str], list[Site]] = defaultdict(list)
         for site in self.skipped:
@@ -147,7 +146,7 @@ def check_requirements(result: ConversionResult, *, require_all: bool) -> None:
 
 
 def headline(result: ConversionResult) -> str:
-    """How many sites were converted and how that was verified, or why there was nothing to convert."""
+    """How many sites were converted and how they were verified, or why there was nothing to convert."""
     attention = [site for site in result.sites if site.heads is not None or not site.settled]
     count = sum(not site.settled for site in attention)
     if not attention:
@@ -174,7 +173,7 @@ def _verified(result: ConversionResult) -> str:
     else:
         worst = max(proofs, key=lambda proof: proof.max_abs)
         figure = f"largest difference {worst.max_abs:.3g}" if worst.max_abs or not worst.note else ""
-        text = f", each verified to what its pass demands ({': '.join(filter(None, (figure, worst.note)))})"
+        text = f", each verified as its pass demands ({': '.join(filter(None, (figure, worst.note)))})"
     if result.verified != "full":
         return text
     left_out = f" except {', '.join(result.not_compared)}, meant to change" if result.not_compared else ""
@@ -182,7 +181,7 @@ def _verified(result: ConversionResult) -> str:
 
 
 def entry_points(result: ConversionResult) -> list[tuple[str, ...]]:
-    """Each of them before and after, as rows of a table; the first row is its heads."""
+    """Table of the entry points before and after; the first row has the headings."""
     rows: list[tuple[str, ...]] = [("signature", "operators", "blocks split", "largest tensor")]
     for one in result.signatures:
         largest = size(one.largest_tensor_bytes_before), size(one.largest_tensor_bytes_after)
@@ -194,7 +193,7 @@ def entry_points(result: ConversionResult) -> list[tuple[str, ...]]:
 
 
 def unsound(result: ConversionResult) -> list[str]:
-    """Faults in the input's quantization; empty if it is sound."""
+    """A line for each fault of the input that remains."""
     return [f"Broken in the input: {text}" for text in sentences(result.soundness)]
 
 
@@ -211,7 +210,7 @@ def proof(site: Site) -> str:
 
 
 def extent(ran: Sequence[Ran]) -> str:
-    """What was run: 'in full on XNNPACK, with lengths divided by 16 on the reference kernels'."""
+    """Describe what was run: 'in full on XNNPACK, with lengths divided by 16 on the reference kernels'."""
     groups: dict[int, list[str]] = defaultdict(list)
     for part in ran:
         groups[part.divided].append(part.kernels)
@@ -226,7 +225,7 @@ def _named(kernels: Sequence[str]) -> str:
 
 
 def _not_split(result: ConversionResult) -> list[str]:
-    """Multi-head attention that is not split on purpose; if nothing was converted, the headline says it."""
+    """Multi-head attention that is deliberately not split; empty if nothing was converted (see `headline`)."""
     settled = [site for site in result.sites if site.settled and site.status is Status.SKIPPED]
     groups = Counter((site.signature, site.reason) for site in settled if (site.heads or 0) > 1)
     lines = []

@@ -69,16 +69,16 @@ def convert(
 
     Args:
         source: a .tflite file, its bytes, a .litertlm bundle, a loaded `Model`, or what `litert_torch.convert` returns.
-        output: where to write; beside a source file, as `<stem>.opt<suffix>`, if None.
+        output: where to write; if None, `<stem>.opt<suffix>` beside a source file.
         target: the name of a bundled target or of a chip, the path of a target file, or a `Target`; "generic" if None.
         skip: names of passes (`edge_opt.passes.PASSES`) to skip.
         signatures: entry points to rewrite, by name or a pattern such as `prefill_*`; in a bundle also as `model/name`.
         shapes: static shapes for inputs of open lengths, by `NAME` (in each signature with it) or `signature/NAME`.
         verify: "regions" verifies each rewritten region, "full" also compares the whole models, "none" does neither.
-        dry_run: do everything except write; a `Model` stays as it is, the result's `model` is the converted one.
+        dry_run: do everything except write; a `Model` is not changed, and the result's `model` is a converted copy.
         require_all: raise `SitesLeftError` if a site is skipped.
         sections: in a bundle, "prefill-decode" rewrites only that model, "all" every model.
-        exported: the entry points before quantization; tables for RoPE then have exact frequencies.
+        exported: entry points of the model before quantization, which give RoPE tables exact frequencies.
         overwrite: replace an existing output.
         progress: called with (stage, done, total) on long work.
 
@@ -91,7 +91,7 @@ def convert(
         OutputError: the output cannot be written.
         SitesLeftError: a site was skipped although all were required, or no site could be verified.
         DifferenceFoundError: `verify="full"` found a difference; nothing was written.
-        RuntimeUnavailable: LiteRT does not start here, so nothing can be verified; nothing was written.
+        RuntimeUnavailable: LiteRT cannot start, so nothing could be verified; nothing was written.
     """
     started = time.perf_counter()
     given, source = source, readable(source)
@@ -125,7 +125,7 @@ def convert(
         for part in parts:
             rewriting.rewrite(part, wanted)
         result.soundness += find_repairable(opened, parts)
-        proving.close()  # writing needs memory too
+        proving.close()  # free its memory before writing
         check_requirements(result, require_all=require_all)
         rewriting.finish(parts)
         check = partial(_compare_whole, result, parts, source, progress) if verify == "full" else None
@@ -140,7 +140,7 @@ def convert(
 
 
 def _choose_signatures(parts: Sequence[Part], wanted: str | Iterable[str] | None) -> frozenset[str]:
-    """The entry points to rewrite, as `Part.signature` names them."""
+    """Entry points to rewrite, named as by `Part.signature`."""
     both = [(part.signature(name), name) for part in parts for name, _ in part.model.entry_points()]
     names = [name for pair in both for name in pair]
     if wanted is not None:
@@ -149,14 +149,14 @@ def _choose_signatures(parts: Sequence[Part], wanted: str | Iterable[str] | None
 
 
 def default_output(source: str | os.PathLike[str], suffix: str = "") -> Path:
-    """`gemma.tflite` -> `gemma.opt.tflite`, beside the input; a suffix of another format becomes `suffix`."""
+    """`gemma.tflite` -> `gemma.opt.tflite`, beside the input; a known format's suffix becomes `suffix`, if given."""
     path = Path(source)
     kept = suffix if suffix and path.suffix.lower() in SUFFIXES else path.suffix
     return path.with_name(f"{path.stem}.opt{kept}")
 
 
 def _destination(opened: Opened, output: str | os.PathLike[str] | None, *, overwrite: bool) -> Path | None:
-    """Where to write, checked before the work; None for a source without a file."""
+    """Path of the output, checked before the work; None if neither `output` nor a source file gives one."""
     path = opened.path
     if output is None and path is not None:
         output = default_output(path, opened.suffix)
@@ -171,7 +171,7 @@ def _destination(opened: Opened, output: str | os.PathLike[str] | None, *, overw
 
 @contextmanager
 def _carrying(result: ConversionResult) -> Iterator[None]:
-    """Within the block, errors carry the result as far as it is known."""
+    """Attach the result so far to errors that the block raises."""
     try:
         yield
     except (EdgeOptError, KeyboardInterrupt) as error:
@@ -182,7 +182,7 @@ def _carrying(result: ConversionResult) -> Iterator[None]:
 
 @dataclass(slots=True)
 class _Rewriting:
-    """Rewrites models one after the other, and adds what was done to the result."""
+    """Rewrites models one after the other, and records the sites in the result."""
 
     passes: list[Pass]
     target: Target
@@ -195,7 +195,7 @@ class _Rewriting:
     expected: int = 0
 
     def rewrite(self, part: Part, wanted: frozenset[str]) -> None:
-        """Run the passes on the `wanted` entry points of a model; on a helper, only the one for position tables."""
+        """Run the passes on the `wanted` entry points of a model; on a helper, only `PositionTable`."""
         model, done = part.model, len(self.result.sites)
         passes = [one for one in self.passes if not part.is_helper or one.name == PositionTable.name]
         # A subgraph of several signatures is rewritten once, under the first name.
@@ -205,7 +205,7 @@ class _Rewriting:
                 owners.setdefault(graph, name)
         usage, before = cleanup.parts_in_use(model), _sizes(model)
         old = [tensor for graph in model.subgraphs for tensor in graph.tensors]
-        # Most sites are at a SOFTMAX, and most passes have none in a given model.
+        # An estimate: most sites are at a SOFTMAX, and most passes find none in a given model.
         self.expected = done + sum(one.name == "SOFTMAX" for graph in owners for one in graph.operators)
         for chosen in passes:
             for site in chosen.mend(model):
@@ -221,7 +221,7 @@ class _Rewriting:
         self.result.signatures += _summaries(part, owners, before, sites)
 
     def finish(self, parts: Sequence[Part]) -> None:
-        """Lay the models out as the target reads them, and check that they are what was verified."""
+        """Store weights and operator codes as the target needs them, and check that all changes were verified."""
         for part in parts:
             part.changed |= self.target.external_weights is False and cleanup.take_weights_inside(part.model)
             part.changed |= self.target.new_operator_codes is False and cleanup.fill_old_codes(part.model)
@@ -248,7 +248,7 @@ class _Rewriting:
 
 
 def _sizes(model: Model) -> dict[str, tuple[int, int]]:
-    """For each entry point, its operators and the bytes of the largest tensor that one of them defines."""
+    """The number of operators of each entry point, and the bytes of the largest tensor that they produce."""
     sizes = {}
     for name, graph in model.entry_points():
         tensors = [tensor for operator in graph.operators for tensor in operator.outputs]
@@ -260,7 +260,7 @@ def _sizes(model: Model) -> dict[str, tuple[int, int]]:
 def _summaries(
     part: Part, owners: Mapping[Subgraph, str], before: Mapping[str, tuple[int, int]], sites: list[Site]
 ) -> Iterator[SignatureSummary]:
-    """Each entry point before and after; in a helper those with sites only."""
+    """Each entry point before and after; in a helper, only those with sites."""
     after, entries = _sizes(part.model), part.model.entry_points()
     for name, graph in entries:
         owner = part.signature(owners.get(graph, name))
@@ -280,10 +280,10 @@ def _compare_whole(
     progress: Progress | None,
     written: Path | None,
 ) -> None:
-    """Compare the models as they were with those written or, in a dry run, with those in memory.
+    """Compare the source models with the written ones or, in a dry run, with those in memory.
 
     Raises:
-        DifferenceFoundError: an output differs by more than the rewrites' demands allow.
+        DifferenceFoundError: an output differs by more than the rewrites allow.
     """
     before = {part.index: part for part in Opened(source).parts}
     after = {} if written is None else {part.index: part for part in Opened(written).parts}
@@ -292,7 +292,7 @@ def _compare_whole(
         sites = {
             name: [site for site in result.sites if site.signature == part.signature(name)] for name in names
         }
-        # Sites that were verified against a reference of their own are meant to change results.
+        # Sites that were verified against their own reference are meant to change results.
         kinds = {
             name: [
                 one.proof.demand.kind for one in sites[name] if one.status is Status.CONVERTED and one.proof

@@ -1,4 +1,4 @@
-"""What is in a model and what a conversion would change; the report of a conversion, in three formats."""
+"""Inspects models, and reports conversions as JSON, Markdown or HTML."""
 
 from edge_opt.inspection.caches import Cache, Caches, find_caches
 from edge_opt.inspection.model import AttentionBlock, Inspection, inspect

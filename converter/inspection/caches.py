@@ -1,4 +1,4 @@
-"""The caches of a model: their lengths, which are ring buffers, and what LiteRT-LM assumes about them."""
+"""A model's caches: their lengths, ring buffers among them, and LiteRT-LM's assumptions about them."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from edge_opt.schema.litertlm import ASSUMED_WINDOW, Bundle, ExecutorMetadata, r
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """One cache: its input, axis and number of positions, and whether it is a ring, which later positions overwrite."""
+    """One cache: its input, position axis and length, and whether it is a ring buffer."""
 
     name: str
     axis: int
@@ -23,14 +23,14 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Caches(Record):
-    """All caches of a model; `window` is the bundle's window of sliding layers; `notes` say what LiteRT-LM assumes."""
+    """All caches of a model; `window`: positions that the sliding layers see; `notes`: LiteRT-LM's assumptions."""
 
     caches: tuple[Cache, ...] = ()
     window: int | None = None
     notes: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The caches as lines of text."""
         if not self.caches:
             return []
         lengths = Counter((cache.positions, cache.ring) for cache in self.caches)
@@ -40,7 +40,7 @@ class Caches(Record):
 
 
 def find_caches(model: Model, bundle: Bundle | None = None) -> Caches:
-    """The caches whose new part is an output of its own, as in exports for NPUs; `bundle` is the one with the model.
+    """Caches with a separate output for the new part, as in exports for NPUs; `bundle` contains the model.
 
     Raises:
         ModelFormatError: the bundle's executor metadata is damaged.
@@ -62,7 +62,7 @@ def find_caches(model: Model, bundle: Bundle | None = None) -> Caches:
 
 
 def _assumed(caches: tuple[Cache, ...], metadata: ExecutorMetadata | None) -> str:
-    """What LiteRT-LM 0.18 assumes if nothing names the window."""
+    """LiteRT-LM 0.18's assumptions about a bundle that does not name the window."""
     rings = [cache.positions for cache in caches if cache.ring]
     window = min(rings) if rings and metadata is not None and metadata.buffers else ASSUMED_WINDOW
     axes = ", and takes the longer axis of a cache for its positions" if metadata is None else ""

@@ -1,6 +1,6 @@
-"""A report as Markdown, with pictures drawn by Mermaid, and as one HTML page. No name in it is markup.
+"""Renders a report as Markdown with Mermaid diagrams, or as one HTML page; names from a model are escaped.
 
-The page needs no network and no script; its frame and its style are the files `page.html` and `page.css`.
+The page needs no network and no scripts; its template is `page.html`, its style `page.css`.
 """
 
 import re
@@ -12,9 +12,9 @@ from edge_opt.base.words import escape, html_table, many, one_line
 from edge_opt.inspection.picture import Example
 
 Table = list[tuple[str, ...]]
-"""Rows, the first being the heads."""
+"""Rows; the first has the headings."""
 Part = str | Table | Example
-"""A sentence, a table, or a block that is drawn before and after."""
+"""A sentence, a table, or a block to draw before and after."""
 
 _ROWS_OPEN = 12
 _MARKS = re.compile(r"[\\`*\[\]|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
@@ -22,7 +22,7 @@ _TAGS = {"&": "&amp;", "<": "&lt;"}
 
 
 def to_markdown(title: str, summary: str, sections: Iterable[tuple[str, Part]]) -> str:
-    """The whole report; each section has a title and one part."""
+    """Render the report; each section has a title and one part."""
     parts = [f"# edge-opt: {_text(title)}", _text(summary)]
     for heading, part in sections:
         parts.append(f"## {_text(heading)}")
@@ -38,13 +38,13 @@ def to_markdown(title: str, summary: str, sections: Iterable[tuple[str, Part]]) 
 
 
 def _text(text: str) -> str:
-    """Text of a model, which may hold anything, for Markdown."""
+    """Escape untrusted text for Markdown."""
     plain = "".join(_TAGS.get(letter, letter) for letter in one_line(text))
     return _MARKS.sub(lambda match: f"\\{match[0]}", plain)
 
 
 def to_html(title: str, summary: str, sections: Iterable[tuple[str, Part]]) -> str:
-    """The whole page."""
+    """Render the report as a page; each section has a title and one part."""
     frame, style = (
         resources.files(__package__).joinpath(f"page.{kind}").read_text() for kind in ("html", "css")
     )

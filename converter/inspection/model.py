@@ -28,7 +28,7 @@ Form = Literal["multi-head", "single-head"]
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlock(Record):
-    """One attention: sizes as in its matmuls; `mask` names the argument that it is made of, or else its tensor."""
+    """One attention block, sizes as in its matmuls; `mask` names the input that it is made from, or else its tensor."""
 
     signature: str
     form: Form
@@ -57,7 +57,7 @@ class Argument(Record):
 
 @dataclass(frozen=True, slots=True)
 class SignatureContent(Record):
-    """One entry point; `attention_unmatched` counts attentions of unknown form (the sites say why)."""
+    """One entry point; `attention_unmatched` counts attention blocks of unknown form (the sites say why)."""
 
     name: str
     operator_counts: Mapping[str, int]
@@ -76,12 +76,12 @@ class SignatureContent(Record):
 
 @dataclass(slots=True, repr=False)
 class Inspection(Record):
-    """Everything that `edge-opt inspect` shows of a model; sizes in bytes, `weights` by element type.
+    """Everything that `edge-opt inspect` shows about a model; sizes in bytes, `weights` by element type.
 
-    `sites`: what a conversion for the target would do, without verification; if no `target` was given, for "generic",
-    and without findings in `lint`. `inferred`: the result of inferring all shapes, if requested. `compiled`: the model
-    calls an NPU and cannot be rewritten; `made_from` is the bundle that can, if it is known. `node_data`: an overlay
-    for Model Explorer, the sites by operator.
+    `sites`: outcome of an unverified conversion for `target`; if that is None, for "generic", and `lint` is empty.
+    `inferred`: the result of inferring all shapes, if requested. `compiled`: the model calls an NPU and cannot be
+    rewritten; `made_from`: the bundle that it was made from, if known. `node_data`: an overlay for Model Explorer with
+    the sites by operator.
     """
 
     file: str | None
@@ -113,7 +113,7 @@ class Inspection(Record):
         return next((block for block in self.attention if (block.signature, block.softmax) == place), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """For `--json`; each site with its attention block."""
+        """JSON values for `--json`; each site has its attention block."""
         sites = [
             {**site.to_dict(), "settled": site.settled, "attention": to_json(self.block_at(site))}
             for site in self.sites
@@ -138,7 +138,7 @@ def inspect(
 
     Raises:
         ModelFormatError: the source is not a valid model.
-        UsageError: there is no such target or input, or a shape does not fit.
+        UsageError: the target or an input is unknown, or a shape does not fit.
     """
     facts = None if target is None else load_target(target)
     source = readable(source)
@@ -186,7 +186,7 @@ def _content(model: Model, name: str, graph: Subgraph, unmatched: int) -> Signat
 
 
 def _attention(model: Model, name: str, graph: Subgraph) -> list[AttentionBlock | None]:
-    """The attentions of an entry point, None for an unknown form; then those of branches and composites in it."""
+    """Attention blocks of an entry point, then of its branches and composites; None for an unknown form."""
     labels = {tensor: label for label, tensor in dict(model.inputs())[name].items()}
     blocks: list[AttentionBlock | None] = []
     for match in (match for called, _ in with_callees(model, graph) for match in find_blocks(called)):
@@ -201,7 +201,7 @@ def _attention(model: Model, name: str, graph: Subgraph) -> list[AttentionBlock 
 
 
 def _mask(softmax: Operator, arguments: Mapping[Tensor, str]) -> str | None:
-    """The argument that the mask is made of, if it is only one, or else its own name; None without a mask."""
+    """Name of the only input that the mask is made from, or else of the mask's tensor; None without a mask."""
     mask = tensor = find_mask(softmax)
     if mask is None or tensor is None:
         return None
@@ -214,7 +214,7 @@ def _mask(softmax: Operator, arguments: Mapping[Tensor, str]) -> str | None:
 
 
 def _with_open_composites(model: Model) -> Model:
-    """The model as a conversion sees it: operators that fold heads into rows may be outside a product's composite."""
+    """Inline composites as a conversion does: a matmul's composite may exclude operators that fold heads into rows."""
     if all(operator.name != COMPOSITE for graph in model.subgraphs for operator in graph.operators):
         return model
     model = deepcopy(model)
@@ -240,7 +240,7 @@ _SETTLED = "#e3e6ea"
 
 
 def _makers(model: Model) -> dict[str, tuple[str, str]]:
-    """The graph and the index of the operator that makes each tensor, by the tensor's name."""
+    """Tensor name -> graph and index of the operator that produces it."""
     return {
         tensor.name: (graph.name, str(place))
         for graph in reversed(model.subgraphs)
@@ -250,7 +250,7 @@ def _makers(model: Model) -> dict[str, tuple[str, str]]:
 
 
 def _node_data(sites: Iterable[Site], makers: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
-    """The outcome of a conversion at each operator, as Model Explorer reads it; an operator's first site counts."""
+    """Model Explorer's overlay: the outcome of a conversion at each operator; an operator's first site counts."""
     overlay: dict[str, Any] = {}
     for site in sites:
         name = f"{site.pass_name} #{site.index}"

@@ -33,7 +33,7 @@ class Example:
     name: Callable[[Tensor], str]
 
     def lines(self, operators: Sequence[Operator]) -> list[str]:
-        """One version in the text form; of several equal heads only the first."""
+        """One version in the text form, with only the first of several equal heads."""
         lines = [operator_text(operator, self.name) for operator in operators]
         if hidden := repeats([operator.name for operator in operators]):
             note = f"... {len(hidden)} more like these {hidden.step} ..."
@@ -41,7 +41,7 @@ class Example:
         return lines
 
     def drawings(self) -> dict[str, "Drawing"]:
-        """Both versions by their captions: the number of operators, and the composites."""
+        """Both versions by caption: the number of operators, and the composites."""
         captions = {}
         for word, operators in (("before", self.before), ("after", self.after)):
             parts = [f"{many(len(operators), 'operator')} {word}", *map(str, composites(operators))]
@@ -94,9 +94,9 @@ def find_example(result: ConversionResult) -> Example | None:
 
 
 def repeats(kinds: Sequence[str], at_least: int = 4) -> range:
-    """Where the repetitions of a stretch of `at_least` so many items start; the stretch that covers most.
+    """Starts of the repetitions of a sequence of `at_least` items, chosen to cover as many items as possible.
 
-    The first occurrence is not among them. The step of the range is the length of the stretch.
+    The first occurrence is not included. The step of the range is the length of the sequence.
     """
     best, covered = range(0), 0
     for period in range(at_least, len(kinds) // 2 + 1):
@@ -105,7 +105,7 @@ def repeats(kinds: Sequence[str], at_least: int = 4) -> range:
             same = same + 1 if kinds[end] == kinds[end - period] else 0
             hidden = same // period * period
             gain = hidden + period - covered
-            # Of equal ones the last, which ends with a head.
+            # In a tie the last range, which ends with a head.
             if hidden and (gain > 0 or (gain == 0 and period == best.step)):
                 best, covered = range(end + 1 - hidden, end + 1, period), hidden + period
     return best
@@ -121,7 +121,7 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Boxes, and the edges between them by their places, each with the shape of its tensor."""
+    """Boxes, and the edges between their indices, each with the shape of its tensor."""
 
     boxes: list[Box]
     edges: dict[Edge, str]
@@ -161,7 +161,7 @@ class Drawing:
 
 
 def draw(operators: Sequence[Operator], name: Callable[[Tensor], str]) -> Drawing:
-    """The operators as a drawing, with one box for the repetitions of a head."""
+    """Draw operators, with one box for the repetitions of a head."""
     hidden = repeats([operator.name for operator in operators])
     boxes: list[Box] = []
     edges: dict[Edge, str] = {}
@@ -189,10 +189,10 @@ def _shape(tensor: Tensor) -> str:
 
 
 def lay_out(count: int, edges: Sequence[Edge]) -> tuple[list[Point], list[list[Point]]]:
-    """The middle of the upper side of each box, and the points that each edge passes; edges are sorted by their ends.
+    """Top centre of each box, and the points on each edge; `edges` must be sorted by their ends.
 
-    Boxes stand in layers, each right above the first box that reads it. An edge has a place of its own in every layer
-    that it passes. Each layer is sorted again and again by the mean position of its neighbours.
+    Boxes stand in layers, each directly above the first box that reads it. An edge takes a place in every layer that it
+    crosses. Layers are sorted repeatedly by the mean position of each node's neighbours.
     """
     heights = [0] * count
     for a, b in reversed(edges):
@@ -234,7 +234,7 @@ def _cut(text: str) -> str:
 
 
 def _entities(text: str) -> str:
-    """Quoted text of a Mermaid graph: all but plain characters as entities, so that no name can end it."""
+    """Escape quoted text of a Mermaid graph: all but plain characters become entities, so that no name can end it."""
     return "".join(
         letter if letter.isalnum() or letter in " _.,[]-%" else f"#{ord(letter)};"
         for letter in one_line(text)

@@ -1,4 +1,4 @@
-"""A report of a conversion: one content for every format, and its file."""
+"""Conversion reports, with the same content in every format."""
 
 import hashlib
 import json
@@ -20,15 +20,15 @@ from edge_opt.inspection.picture import Example, find_example
 from edge_opt.targets import TargetLike, lint, load_target
 
 FORMATS = (".json", ".md", ".html")
-_NO_LINT = "No known problem of the target with the result."
-_NO_SITES = "No pass applies anywhere."
+_NO_LINT = "No known problems with the result on this target."
+_NO_SITES = "No pass applies to this model."
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a conversion did, for people. `lint` are (severity, sentence) about the result.
+    """Report of a conversion; `lint` has (severity, sentence) pairs about the result.
 
-    `origin`: names and values that say when it was made, with which versions, and the digests of the files.
+    `origin`: date, versions, and digests of the files, by name.
     """
 
     result: ConversionResult
@@ -38,14 +38,14 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """What was done, or why nothing was written."""
+        """The headline, and why nothing was written, if so."""
         failure = self.result.failure
         return " ".join([headline(self.result), *([] if failure is None else [f"Refused: {failure}."])])
 
     def sections(self) -> Iterator[tuple[str, Part]]:
-        """The content of the formats for people, in this order."""
+        """Sections of the Markdown and HTML formats, in order."""
         result = self.result
-        heads = ("pass", "signature", "site", "heads", "verdict", "why, or what verification showed")
+        heads = ("pass", "signature", "site", "heads", "verdict", "reason, or result of verification")
         sites: Table = [
             (one.pass_name, one.signature, str(one.index), str(one.heads or ""), str(one.status), why)
             for one in result.sites
@@ -61,10 +61,10 @@ class Report:
         if self.example is not None:
             yield f"One block of {self.example.signature}", self.example
         origin = [*self.origin.items(), ("time", f"{result.seconds:.1f} s")]
-        yield "Where this comes from", [("", ""), *origin]
+        yield "Origin", [("", ""), *origin]
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON values: `convert --json`, and the summary, findings and example."""
+        """The report as JSON values: those of `convert --json`, plus origin, summary, findings and example."""
         return {
             **self.result.to_dict(),
             "version": version("edge-opt"),
@@ -75,18 +75,18 @@ class Report:
         }
 
     def render(self, suffix: str) -> str:
-        """The report as text of one format."""
+        """Render the report in the format with this suffix."""
         if suffix == ".json":
             return json.dumps(to_json(self), indent=2, allow_nan=False) + "\n"
         title = Path(self.result.input).name if self.result.input else "model in memory"
         return (to_markdown if suffix == ".md" else to_html)(title, self.summary, self.sections())
 
     def write(self, path: AnyPath, *, overwrite: bool = False) -> None:
-        """Write the report in the format that the path's ending names.
+        """Write the report in the format of the path's suffix.
 
         Raises:
-            UsageError: no format has that ending, or the file exists and `overwrite` is False.
-            OutputError: it cannot be written.
+            UsageError: no format has that suffix, or the file exists and `overwrite` is False.
+            OutputError: the report cannot be written.
         """
         check_report_path(path, overwrite=overwrite)
         text = self.render(Path(path).suffix.lower())
@@ -96,10 +96,10 @@ class Report:
 def check_report_path(
     path: AnyPath, *, overwrite: bool = False, others: Iterable[AnyPath | None] = ()
 ) -> None:
-    """Check, before the work, that a report can be written there; `others` are files that it must not be.
+    """Check before a conversion that a report can be written to `path`, which must not be one of `others`.
 
     Raises:
-        UsageError: no format has that ending, or the file exists and `overwrite` is False, or is one of the others.
+        UsageError: no format has that suffix, the file exists and `overwrite` is False, or it is one of `others`.
         OutputError: its folder does not exist.
     """
     if Path(path).suffix.lower() not in FORMATS:
@@ -111,10 +111,10 @@ def check_report_path(
 
 
 def conversion_report(result: ConversionResult, *, target: TargetLike | None = None) -> Report:
-    """The report of a conversion for a target, which is given as to `convert`.
+    """The report of a conversion, with findings for `target` (as for `convert`).
 
     Raises:
-        UsageError: there is no such target.
+        UsageError: the target is unknown.
     """
     lints = [] if result.model is None else lint(result.model, load_target(target or GENERIC))
     findings = [*(("error", text) for text in unsound(result)), *((one.severity, str(one)) for one in lints)]

@@ -1,1 +1,1 @@
-"""Where edge-opt is a part of somebody else's pipeline."""
+"""Integrations of edge-opt into other pipelines."""

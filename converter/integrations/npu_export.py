@@ -1,4 +1,4 @@
-"""litert-torch's pipeline for NPUs: edge-opt as a stage between its `npu_quantize` and its `npu_compile`.
+"""Runs edge-opt as a stage of litert-torch's NPU pipeline, between `npu_quantize` and `npu_compile`.
 
 from litert_torch.generative.export_hf.experimental.npu_export import stages
 from edge_opt.integrations.npu_export import npu_optimize
@@ -38,9 +38,9 @@ _CONFIGS = "litert_lm_npu_compiler.litert_lm_npu_compiler_configs"
 
 @dataclass(frozen=True, slots=True)
 class Gain(Record):
-    """One entry point: the compiler's figures as exported and as converted, which of the two was kept, and why.
+    """The compiler's figures for an entry point as exported and as converted, which was kept, and why.
 
-    Figures are None where nothing was measured.
+    Figures are None if nothing was measured.
     """
 
     signature: str
@@ -55,11 +55,11 @@ class Gain(Record):
 
 @dataclass(frozen=True, slots=True)
 class Optimized(Record):
-    """What `npu_optimize` did.
+    """The result of `npu_optimize`.
 
-    `signatures` has the entry points of the prefill/decode model. `compile_configs` is what `npu_compile` takes, with
-    the flags that were judged. `notes` are sentences: why nothing was measured, or of which chip the time is. `steps`
-    say what one prefill and one token take, by part, with the decoder that was kept.
+    `signatures`: entry points of the prefill/decode model. `compile_configs`: to pass to `npu_compile`, with the flags
+    that were measured. `notes`: why nothing was measured, or which chip the times are for. `steps`: figures of one
+    prefill and one token by part, with the decoder that was kept.
     """
 
     conversion: ConversionResult
@@ -69,7 +69,7 @@ class Optimized(Record):
     steps: tuple[Step, ...] = ()
 
     def summary(self) -> str:
-        """What became of each entry point, in sentences."""
+        """A line for each entry point's outcome, then the notes."""
         return "\n".join([*map(str, self.signatures), *self.notes])
 
 
@@ -85,27 +85,27 @@ def npu_optimize(
     seconds: float | None = None,
     progress: Progress | None = None,
 ) -> Optimized:
-    """Convert a quantized bundle for the NPU of `cfg`, verify it, and keep what its compiler finds better.
+    """Convert a quantized bundle for the NPU of `cfg`, verify it, and keep what its compiler rates better.
 
     For Qualcomm's NPUs, each entry point of the prefill/decode model is compiled as exported and as converted, with the
-    flags that `npu_compile` will give it, and stays as exported unless it gained. Embedder and auxiliary model are
-    measured as they are.
+    flags that `npu_compile` will use, and is kept as exported unless it gains. The embedder and the auxiliary model are
+    measured as written.
 
     Args:
-        cfg: litert-torch's `NpuPipelineConfig`: `backend` and `soc_model` are read, and where they are there
-            `overwrite`, `compile_configs`, `model_name` and `disable_weight_sharing`, as `npu_compile` reads them.
-        input_litertlm: what `npu_quantize` wrote.
+        cfg: litert-torch's `NpuPipelineConfig`: reads `backend` and `soc_model` and, if present, `overwrite`,
+            `compile_configs`, `model_name` and `disable_weight_sharing`, as `npu_compile` does.
+        input_litertlm: the bundle that `npu_quantize` wrote.
         output_litertlm: where to write.
-        sdk: folder with the vendor's libraries; None takes it from EDGE_OPT_QNN or QNN_SDK_ROOT. Without them nothing
-            is measured, what was converted is kept, and `notes` say so.
-        target: a target's name or file, or a `Target`; None the one for `cfg.backend`.
-        exported: the float bundle that `npu_export` wrote; tables of rope then have its exact frequencies.
-        overwrite: replace an existing output; None as `cfg` says.
-        seconds: after so long the compiler is stopped; None never.
+        sdk: folder with the vendor's libraries; if None, from EDGE_OPT_QNN or QNN_SDK_ROOT. Without libraries, nothing
+            is measured, every conversion is kept, and `notes` say so.
+        target: a target's name or file, or a `Target`; the one for `cfg.backend` if None.
+        exported: the float bundle that `npu_export` wrote, which gives RoPE tables exact frequencies.
+        overwrite: replace an existing output; as in `cfg` if None.
+        seconds: time limit for each run of the compiler; None for no limit.
         progress: called with (stage, done, total) on long work.
 
     Raises:
-        UsageError: no target for the vendor, or no such chip; else as `edge_opt.convert`.
+        UsageError: the vendor has no target, or the chip is unknown; otherwise as `edge_opt.convert`.
         CompilerMissingError: `sdk` names a folder without the libraries.
     """
     vendor = cfg.backend.strip().lower()
@@ -121,7 +121,7 @@ def npu_optimize(
     auxiliary = None if exported is None else Opened(exported).find(AUXILIARY_SECTION)
     graphs = {} if auxiliary is None else dict(auxiliary.model.entry_points())
     run = partial(convert, input_litertlm, output_litertlm, target=facts, progress=progress, exported=graphs)
-    with compiling_threads(1) as thread:  # compiling takes one core, for as long as the conversion or longer
+    with compiling_threads(1) as thread:  # compiling uses one core, at least as long as the conversion
         measuring = thread.submit(_measured, compiler, input_litertlm, partial(tell, "compiling as exported"))
         result = run(overwrite=replacing)
         before = measuring.result()
@@ -139,7 +139,7 @@ def npu_optimize(
 def _compiler(
     cfg: Any, configs: Mapping[str, Any], sdk: AnyPath | None, seconds: float | None
 ) -> tuple[Compiler | None, tuple[str, ...]]:
-    """What compiles a bundle as it will be compiled for the chip of `cfg`, if anything can; and what to say of it."""
+    """A compiler with the settings that `npu_compile` will use, None if none can run here; and notes about it."""
     is_ours = cfg.backend.strip().lower() == _QUALCOMM
     try:
         if not is_ours:
@@ -148,7 +148,7 @@ def _compiler(
     except CompilerMissingError as error:
         if is_ours and sdk is not None:
             raise
-        return None, (f"nothing was measured, and what was converted is kept: {error}",)
+        return None, (f"nothing was measured, and every conversion is kept: {error}",)
     flags = [flag for flag in configs[MAIN_SECTION].get("flags", ()) if not flag.startswith(_LOG_LEVEL)]
     shares = not getattr(cfg, "disable_weight_sharing", False)
     if shares and not any(flag.startswith(_SHARING) for flag in flags):
@@ -159,7 +159,7 @@ def _compiler(
 
 
 def _measured(compiler: Compiler | None, path: AnyPath, tell: Any) -> dict[str, Measured]:
-    """Every entry point of a bundle's prefill/decode model by its name; nothing without a compiler."""
+    """Measure each entry point of a bundle's prefill/decode model; empty without a compiler."""
     if compiler is None:
         return {}
     model = Opened(path).main().model
@@ -173,7 +173,7 @@ def _measured(compiler: Compiler | None, path: AnyPath, tell: Any) -> dict[str, 
 def _gains(
     result: ConversionResult, before: Mapping[str, Measured], after: Mapping[str, Measured]
 ) -> Iterator[Gain]:
-    """One for each entry point of the prefill/decode model, in the file's order."""
+    """A `Gain` for each entry point of the prefill/decode model, in file order."""
     rewritten = {site.signature for site in result.converted}
     repaired = {site.signature for site in result.converted if PASSES[site.pass_name].repairs}
     for name in (entry.name for entry in result.signatures):
@@ -186,7 +186,7 @@ def _gains(
         elif old.figures is not None and new.figures is not None:
             converted, why = old.figures.gain(new.figures)
             if not converted and name in repaired:
-                converted, why = True, f"its answers are nearer to the checkpoint's, although {why}"
+                converted, why = True, f"its answers are closer to the checkpoint's, although {why}"
         elif old.figures is not None:
             converted, why = False, f"it does not compile as converted: {new.failure}"
         elif new.figures is not None:
@@ -197,10 +197,10 @@ def _gains(
 
 
 def _compile_configs(cfg: Any) -> dict[str, Any]:
-    """What `npu_compile` takes, with an entry for the model that is rewritten.
+    """Configs for `npu_compile`, always with an entry for the prefill/decode model.
 
-    Without any in `cfg`, it is the pipeline's own for this vendor, where `cfg` is the pipeline's: without them no other
-    model is compiled.
+    If a `cfg` of litert-torch has none, these are the pipeline's defaults for the vendor: without them, no other model
+    would be compiled.
     """
     given = getattr(cfg, "compile_configs", None) or {}
     package, found, _ = type(cfg).__module__.partition(".npu_export")
@@ -212,7 +212,7 @@ def _compile_configs(cfg: Any) -> dict[str, Any]:
             given = own.MODEL_SPECIFIC_DEFAULTS.get((cfg.backend, model)) or {}
             given = given or own.GENERIC_DEFAULT_CONFIGS.get(cfg.backend, {})
     except (OSError, ValueError) as error:
-        raise UsageError(f"cfg.compile_configs must be a table, JSON or a file of it: {error}") from error
+        raise UsageError(f"cfg.compile_configs must be a dict, JSON or a JSON file: {error}") from error
     except (ImportError, AttributeError) as error:
         where = f"this version of litert-torch keeps its compiler's settings elsewhere ({error})"
         raise UsageError(f"{where}: set cfg.compile_configs") from error
