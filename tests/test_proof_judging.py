@@ -96,7 +96,7 @@ _HIGH = "on large positive logits, queries of the highest code: 1 of 8 elements,
         (SUM, BITWISE, outcome(off(12.8, 128), SAME), True, f"{_SUMS} 128)"),
         (SUM, BITWISE, outcome(off(12.9, 129), SAME), False, None),
         (SUM, BITWISE, outcome(CODES, CODES), True, f"{_SUMS} 0)"),
-        (SUM, BITWISE, outcome(CODES), True, f"{_ONLY}; int16 ADD {_ROUNDS}, and others cannot run it"),
+        (SUM, BITWISE, outcome(CODES), True, f"{_ONLY}; int16 ADD {_ROUNDS}, and the reference kernels cannot run it"),
         (PLAIN, BITWISE, outcome(off(0.5), untold="output 0 is the same value everywhere"), False, None),
     ],
 )  # fmt: skip

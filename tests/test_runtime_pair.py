@@ -195,8 +195,8 @@ def test_an_output_in_another_shape_is_a_refusal() -> None:
     [
         ([0, 1, 2, 3], ""),
         ([1, 1, 1], "output 0 is the same value everywhere"),
-        ([np.nan, np.nan], "output 0 is nowhere a finite number"),
-        ([], "output 0 is nowhere a finite number"),
+        ([np.nan, np.nan], "output 0 has no finite number"),
+        ([], "output 0 has no finite number"),
         ([np.nan, 1, 1], "output 0 is the same value everywhere"),
         ([np.nan, 1, np.inf], ""),
         ([1], ""),
@@ -220,7 +220,7 @@ def test_heads_tell_where_all_of_them_differ_along_their_own_axis() -> None:
     parts = Parts(0, ((2, 0), (4, 1), (2, 0)))
     different = np.arange(8).reshape(1, 8).repeat(2, axis=0)
     assert untold([different], parts, None) == ""
-    assert untold([different % 6], parts, None) == "of the 4 heads or tiles in output 0 some are equal"
+    assert untold([different % 6], parts, None) == "some of the 4 heads or tiles in output 0 are equal"
     assert untold([different, different % 6], parts, None) == ""
 
 

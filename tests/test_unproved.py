@@ -47,7 +47,7 @@ def test_without_a_runtime_nothing_is_reverted_site_by_site_but_all_stops(
     (package / "interpreter.py").write_text("raise ImportError('libLiteRt.so: cannot open')")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(
-        RuntimeUnavailable, match="exit status 1; its last words: ImportError: libLiteRt"
+        RuntimeUnavailable, match="exit status 1; its last output: ImportError: libLiteRt"
     ) as caught:
         convert_decode(tmp_path / "out.tflite")
     assert isinstance(caught.value, EdgeOptError)

@@ -1,1 +1,1 @@
-"""Attention blocks: the head axis, how it passes through operators, and how blocks are split along it."""
+"""Attention blocks: finding the head axis, following it through operators, and splitting blocks along it."""

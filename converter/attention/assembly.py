@@ -1,4 +1,4 @@
-"""The new operators of one rewrite, made one after the other and attached to no graph yet."""
+"""The new operators of one rewrite, built in order and not yet attached to a graph."""
 
 from collections import Counter
 from collections.abc import Container, Sequence
@@ -13,7 +13,7 @@ from edge_opt.shapes.rules import small_value
 
 
 class Assembly:
-    """Makes tensors and operators; what is made twice from the same is made once."""
+    """Makes tensors and operators; identical ones are made only once."""
 
     def __init__(self, model: Model, constants: Constants) -> None:
         self._model = model
@@ -31,7 +31,7 @@ class Assembly:
     def tensor(
         self, name: str, shape: Shape, like: Tensor, quantization: Quantization | None = None
     ) -> Tensor:
-        """A tensor with the type of the one that it is a part of, and its quantization unless told otherwise."""
+        """A new tensor with the type of `like`, and its quantization unless another is given."""
         unique, count = name, 1
         while unique in self._names:
             count += 1
@@ -40,12 +40,12 @@ class Assembly:
         return Tensor(unique, shape, like.dtype, quantization=quantization or like.quantization)
 
     def emit(self, name: str, inputs: Sequence[Tensor], *outputs: Tensor, **options: object) -> Tensor:
-        """A new operator of a builtin kind; gives its first result."""
+        """Add a builtin operator; returns its first result."""
         self._operators.append(self._model.new_operator(name, inputs, outputs, **options))
         return outputs[0]
 
     def copy(self, operator: Operator, inputs: Sequence[Tensor | None], output: Tensor) -> Tensor:
-        """An operator once more, on other tensors."""
+        """Add a copy of an operator on other tensors."""
         self._operators.append(Operator(operator.code, inputs, [output], operator.options, operator.table))
         return output
 
@@ -57,7 +57,7 @@ class Assembly:
         shapes: Sequence[Shape],
         options: Table | None,
     ) -> tuple[Tensor, ...]:
-        """The operator once more, reading other tensors; its results differ in shape, and by a suffix in name."""
+        """Add a copy of an operator on other inputs, with results of other shapes and a suffix in their names."""
         key = (operator, *inputs)
         if key not in self._again:
             pairs = zip(operator.outputs, shapes, strict=True)
@@ -71,11 +71,11 @@ class Assembly:
         return self.constants.make(name, np.asarray(values, np.int32), DType.INT32)
 
     def source(self, tensor: Tensor) -> Tensor:
-        """What a tensor is a RESHAPE of, if one made here; else itself."""
+        """The source of a tensor that is a RESHAPE made here; otherwise the tensor itself."""
         return self._reshaped_from.get(tensor, tensor)
 
     def reshaped(self, source: Tensor, shape: Shape, name: str) -> Tensor:
-        """`source` with another shape; itself, or what it was reshaped from, where that has the shape already."""
+        """`source` with another shape; itself, or its own source, if that has the shape already."""
         root = self.source(source)
         for same in (source, root):
             if same.shape == shape:
@@ -95,16 +95,16 @@ class Assembly:
         return output
 
 
-# Transpositions that a matrix product can do itself
+# Transposes that a matrix product can absorb
 
 
 def cancel_transposes(operators: Sequence[Operator], wanted: Container[Tensor]) -> list[Operator]:
-    """The same computation with fewer TRANSPOSEs; `wanted` are the tensors that others read.
+    """The same computation with fewer TRANSPOSEs; `wanted` are the tensors that are read elsewhere.
 
     `(A B)^T = B^T A^T`: a product whose only reader exchanges its last two axes gets its operands and flags exchanged,
     `BMM(V^T, P, adj_y) -> [.., H, T] -> TRANSPOSE` becomes `BMM(P, V^T, adj_y) -> [.., T, H]`. And a TRANSPOSE of the
     last two axes under an adjoint flag cancels it: `BMM(P, TRANSPOSE(V), adj_y)` becomes `BMM(P, V)`. The same numbers
-    are multiplied and summed in the same order. Operators that nobody reads any more stay in the list.
+    are multiplied and summed in the same order. Operators without readers stay in the list.
     """
     readers = Counter(tensor for operator in operators for tensor in operator.inputs)
     made: dict[Tensor, Operator] = {}
@@ -130,7 +130,7 @@ def cancel_transposes(operators: Sequence[Operator], wanted: Container[Tensor]) 
 
 
 def _exchanges_last_two(operator: Operator) -> bool:
-    """True for a TRANSPOSE that exchanges rows and columns and nothing else."""
+    """True for a TRANSPOSE that only exchanges rows and columns."""
     if operator.name != "TRANSPOSE":
         return False
     order = small_value(operator.inputs[1])
@@ -144,7 +144,7 @@ def _product(
     options = new_table("BatchMatMulOptions") if like.options is None else like.options
     table = options.copy()
     for name, value in zip(("adj_x", "adj_y"), turned, strict=True):
-        # "Absent" and "false" say the same; keep the shorter.
+        # An absent flag means false; do not add it.
         if value or name in table.fields:
             table.set(name, value)
     return Operator(like.code, sides, [output], table, like.table)

@@ -1,4 +1,4 @@
-"""A match of a SOFTMAX: an attention block, or none; the form that a block is split in; its rows as more pieces."""
+"""Matches of a SOFTMAX (an attention block or not), forms of splitting, and cutting a block's rows into tiles."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -15,8 +15,8 @@ class Form:
     """Where and how heads are cut.
 
     `cut`: SPLIT keeps the rank, `[B,1,N*T,H]` -> N x `[B,1,T,H]`, right above the logits products; UNPACK drops the
-    head axis as far up as it can, `[B,T,N,H]` -> N x `[B,T,H]`, and rearranges each head. `above` cuts where every head
-    can be computed on its own: above RoPE and, with `composites`, above a norm over H.
+    head axis as far up as possible, `[B,T,N,H]` -> N x `[B,T,H]`, and rearranges each head. `above` cuts higher up, as
+    long as heads can be computed separately: above RoPE and, with `composites`, above a norm over H.
     """
 
     cut: Literal["split", "unpack"] = "split"
@@ -25,7 +25,7 @@ class Form:
 
     @property
     def keep_axes(self) -> bool:
-        """True where a head's tensors keep the head axis, at size 1."""
+        """True if a head's tensors keep the head axis, at size 1."""
         return self.cut != "unpack"
 
 
@@ -35,24 +35,24 @@ FORMS = {
     "split-above": Form(above=True),
 }
 AS_FOUND = "as-found"
-"""Heads that the block merges into `[.., N*H]` are split and concatenated; heads that it leaves side by side in
-`[.., N, H]` are unpacked and packed. This is what the reference graphs do."""
+"""Heads that the block merges into `[.., N*H]` are split and concatenated; heads that it leaves apart in
+`[.., N, H]` are unpacked and packed. The reference graphs do this."""
 
 FORM_NAMES = (AS_FOUND, *FORMS)
-"""The words for a form in target files."""
+"""Names of forms in target files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One layer's attention, matched.
+    """The attention block of one layer.
 
-    `output` is the tensor where the heads stand side by side, with factors `factored`. `core` are the operators from
-    the logits products to this, `logits` the former with the factors of their results, `products` those of the values.
+    `output` is the tensor that holds all heads side by side, with factors `factored`. `logits` are the logits products
+    with the factors of their results, `core` the operators from these to `output`, `products` the value products.
     `kv_heads` is K, `query_length` T, `key_lengths` the segments of keys (S, or S and T), `head_size` H. Each of the N
-    heads is a piece; where rows are cut into `tiles`, there are N*tiles pieces, and `query_length` is a tile's.
+    heads is a piece; if rows are cut into `tiles`, there are N*tiles pieces, and `query_length` is a tile's.
 
-    An attention with one head is one piece without a label: `output` is the (sum of the) value product(s), and `logits`
-    and `core` are empty.
+    A single head is one piece without a label: `output` is the (sum of the) value product(s), and `logits` and `core`
+    are empty.
     """
 
     softmax: Operator
@@ -71,18 +71,18 @@ class Block:
 
     @property
     def heads(self) -> int:
-        """N, however the rows are cut."""
+        """N, regardless of tiles."""
         return self.pieces // self.tiles
 
     @property
     def merged(self) -> bool:
-        """True where the heads end beside the head size in one axis, `[.., N*H]`, False for `[.., N, H]`."""
+        """True if heads and head size share one axis, `[.., N*H]`; False for `[.., N, H]`."""
         return any(factor.stride for factor in self.factored[-1])
 
 
 @dataclass(frozen=True, slots=True)
 class NotABlock:
-    """A SOFTMAX that is not attention, or is of an unknown form; `reason` is the condition that failed."""
+    """A SOFTMAX that is not attention, or in an unknown form; `reason` is the condition that failed."""
 
     softmax: Operator
     reason: Refusal
@@ -93,7 +93,7 @@ Match = Block | NotABlock
 
 
 def logits_bytes(block: Block) -> int:
-    """Bytes of one head's logits `[T, S]` on an NPU, S being all keys. T is that of a whole head."""
+    """Bytes of one head's logits `[T, S]` on an NPU, with S counting all keys and T all rows."""
     rows = block.query_length * block.tiles
     return rows * sum(block.key_lengths) * element_bytes(block.softmax.input(0))
 
@@ -104,9 +104,9 @@ def element_bytes(tensor: Tensor) -> int:
 
 
 def row_tiles(block: Block, count: int) -> Block:
-    """The attention as `count` (two or more) times as many blocks of query rows, as independent of each other as heads.
+    """The block with its query rows cut into `count` (two or more) tiles, which are independent like heads.
 
-    `softmax` is per row: `[.., T, S]` -> count x `[.., T/count, S]`, keys, values and the columns of the mask shared.
+    `softmax` is per row: `[.., T, S]` -> count x `[.., T/count, S]`; keys, values and columns of the mask are shared.
     Piece p is head p % N of tile p // N: the outer digit is the tile, so a tile's heads are made one after the other
     and joined to finished rows.
 
@@ -135,7 +135,7 @@ def row_tiles(block: Block, count: int) -> Block:
 
 
 def _with_rows(block: Block, count: int) -> Iterator[Factored]:
-    """The factors with T cut into `count` tiles, wherever T may be: `(B*T)` -> `(B)(count: stride N)(T/count)`."""
+    """The factors with T cut into `count` tiles, for each possible T: `(B*T)` -> `(B)(count: stride N)(T/count)`."""
     rows = block.query_length
     for place, axis in enumerate(block.factored):
         for index, factor in enumerate(axis):

@@ -1,4 +1,4 @@
-"""The rule of composites: the label goes through the operators of the body, and every head gets a smaller body."""
+"""The rule for composites: the label passes through the operators of the body, and each head gets a smaller body."""
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
@@ -13,18 +13,18 @@ from edge_opt.ir.walk import backward_slice, renamed, repeated
 
 
 def with_composites(model: Model) -> OperandFactors:
-    """Factors of operands, those of the model's composites too."""
+    """Factors of operands, including those of the model's composites."""
     return OperandFactors({**RULES, COMPOSITE: Composite(model)})
 
 
 class Composite(Rule):
-    """STABLEHLO_COMPOSITE, read off its body: `rms_norm([1,N,T,H])` -> N x `rms_norm([1,1,T,H])`.
+    """STABLEHLO_COMPOSITE, derived from its body: `rms_norm([1,N,T,H])` -> N x `rms_norm([1,1,T,H])`.
 
-    The label must lead to the body's inputs and lie in each tensor in one way: a mean over H leaves a label on N alone,
-    a mean over N would need that axis whole. No constant may differ between heads: they are to be the same composite.
-    Each keeps its axes (the heads' at size 1), since attributes may count them, and has a body of its own: LiteRT's
-    compiler plugins count one for each composite that they take, and where some share one they compile as many others
-    by mistake (litert/compiler/plugin/compiler_plugin.cc, PartitionModel).
+    The label must lead to the body's inputs and lie in each tensor in one way: a mean over H does not affect a label on
+    N, but a mean over N needs that axis whole. Constants must be the same for all heads, so that composites are equal.
+    Each keeps its axes (the heads' at size 1), since attributes may count them, and has its own body: LiteRT's compiler
+    plugins count one body per composite, and if composites share a body they compile as many other subgraphs by mistake
+    (litert/compiler/plugin/compiler_plugin.cc, PartitionModel).
     """
 
     def __init__(self, model: Model) -> None:
@@ -60,7 +60,7 @@ class Composite(Rule):
         return one.clone(read, fx.piece_shape(one.of.factored, keep=True), **{BODY: place})
 
     def _for_one_head(self, composite: Labelled, operands: Operands, name: str) -> Subgraph:
-        """The body without the heads' factors in its shapes; `name` is added to its names."""
+        """The body for one head; `name` is added to its names."""
         body, assembly = (
             body_of(self._model, composite.operator),
             Assembly(self._model, Constants(self._model)),

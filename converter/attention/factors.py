@@ -1,8 +1,8 @@
-"""Factored shapes: which factor of which axis of a tensor is the head index. Pure arithmetic, no graphs.
+"""Factored shapes, which mark the factors of axes that are the head index. Pure arithmetic, no graphs.
 
 An axis is a product of factors, outermost first. `[1, K, G*T, S]` with heads n = k*G + g is
 `[1, (K: stride G), (G: stride 1)(T), (S)]`: a labelled factor of size s and stride d holds index (n // d) % s of
-head n, so a factor can be cut in two at any point and each part still knows which digit of the head it is.
+head n, so a factor can be cut in two at any point, and each part is still a known digit of the head.
 """
 
 import math
@@ -16,14 +16,14 @@ from edge_opt.ir.graph import Shape
 class Factor(NamedTuple):
     """`size` consecutive steps of an axis; `stride` 0 is a plain factor.
 
-    A labelled factor of size 1 marks an axis that is broadcast over the heads: all of them read the same.
+    A labelled factor of size 1 marks an axis that is broadcast over the heads, which all read the same.
     """
 
     size: int
     stride: int = 0
 
     def digit(self, head: int) -> int:
-        """Which of the `size` steps belongs to a head."""
+        """The index of the step that belongs to a head."""
         return head // self.stride % self.size
 
 
@@ -37,37 +37,37 @@ def plain(shape: Shape) -> Factored:
 
 
 def sizes(factored: Factored) -> Shape:
-    """The shape that the factors multiply to."""
+    """The shape, as products of the factors."""
     return tuple(math.prod(factor.size for factor in axis) for axis in factored)
 
 
 def is_shared(factored: Factored) -> bool:
-    """True where no axis carries a label, not even a broadcast one."""
+    """True if no axis carries a label, not even a broadcast one."""
     return not any(factor.stride for axis in factored for factor in axis)
 
 
 def labels(factored: Factored) -> tuple[Factor, ...]:
-    """The labelled factors that tell heads apart, in axis order."""
+    """The labelled factors that differ between heads, in axis order."""
     return tuple(f for axis in factored for f in axis if f.stride and f.size > 1)
 
 
 def labelled_axes(factored: Factored) -> tuple[int, ...]:
-    """The axes that tell heads apart."""
+    """The axes that differ between heads."""
     return tuple(i for i, axis in enumerate(factored) if tells_heads(axis))
 
 
 def piece_count(factored: Factored) -> int:
-    """How many different pieces the heads see of the tensor."""
+    """Number of different pieces of the tensor that heads see."""
     return math.prod(factor.size for factor in labels(factored))
 
 
 def piece_key(factored: Factored, head: int) -> tuple[int, ...]:
-    """Heads with equal keys see the same piece."""
+    """A key that is equal for heads that see the same piece."""
     return tuple(factor.digit(head) for factor in labels(factored))
 
 
 def piece_axes(factored: Factored, *, keep: bool) -> tuple[int, ...]:
-    """Axes that a head's piece has; `keep=False` drops those that only carry labels."""
+    """Axes of a head's piece; `keep=False` drops those that only carry labels."""
     if keep:
         return tuple(range(len(factored)))
     return tuple(i for i, axis in enumerate(factored) if not axis or any(not f.stride for f in axis))
@@ -80,7 +80,7 @@ def piece_shape(factored: Factored, *, keep: bool) -> Shape:
 
 
 def merge_neighbours(factors: Iterable[Factor]) -> list[Factor]:
-    """Factors without those of size 1; plain neighbours, and successive digits of the head, become one."""
+    """Drop factors of size 1, and merge plain neighbours and successive digits of the head."""
     merged: list[Factor] = []
     for factor in factors:
         if factor.size == 1:
@@ -93,14 +93,14 @@ def merge_neighbours(factors: Iterable[Factor]) -> list[Factor]:
 
 
 def canonical(factored: Factored) -> Factored:
-    """Equal for factors that say the same of a tensor whose pieces keep all axes."""
+    """A normal form of factors for a tensor whose pieces keep all axes."""
     return tuple(tuple(merge_neighbours(axis)) for axis in factored)
 
 
 def regroup(factored: Factored, shape: Shape) -> Factored | None:
-    """The same elements in row-major order under another shape, as RESHAPE sees them; labels stay on their factors.
+    """The factors after a RESHAPE to another shape; labels stay on their factors.
 
-    None where a factor would have to be cut through the middle of another: the shapes share no refinement.
+    None if the new shape cuts through a factor unevenly: the shapes share no refinement.
     """
     rest: Axis = tuple(merge_neighbours(factor for axis in factored for factor in axis))
     axes: list[Axis] = []
@@ -114,17 +114,17 @@ def regroup(factored: Factored, shape: Shape) -> Factored | None:
 
 
 def repeated(axis: Axis) -> Axis:
-    """An axis of size 1 that is repeated along `axis`: with size-1 labels if that holds only heads, else without."""
+    """An axis of size 1 that is repeated along `axis`: with size-1 labels if `axis` holds only heads, else without."""
     return tuple(Factor(1, factor.stride) for factor in axis) if axis and only_labels(axis) else ()
 
 
 def only_labels(axis: Iterable[Factor]) -> bool:
-    """True where an axis is nothing but digits of the head."""
+    """True if an axis consists only of digits of the head."""
     return all(factor.stride for factor in axis)
 
 
 def cut_axis(axis: Sequence[Factor], count: int) -> tuple[Axis, Axis] | None:
-    """Cut an axis behind its outermost `count` steps: (outer factors, rest); None where no such cut is even."""
+    """Cut an axis after its outermost `count` steps: (outer factors, rest); None if the cut is not even."""
     outer: list[Factor] = []
     rest = list(axis)
     while count > 1:
@@ -151,12 +151,12 @@ def leading(axis: Axis) -> Axis:
 
 
 def tells_heads(axis: Iterable[Factor]) -> bool:
-    """True where different heads have different steps of the axis."""
+    """True if different heads have different steps of the axis."""
     return any(factor.stride and factor.size > 1 for factor in axis)
 
 
 def mixed_index(factors: Sequence[Factor], head: int) -> int:
-    """A head's position among the steps that the factors span together."""
+    """A head's index among the steps that the factors span together."""
     position = 0
     for factor in factors:
         position = position * factor.size + factor.digit(head)
@@ -164,7 +164,7 @@ def mixed_index(factors: Sequence[Factor], head: int) -> int:
 
 
 def to_text(factored: Factored) -> str:
-    """For messages: `[1, (2:head), (2:head)(128), 1408]`."""
+    """Format for messages: `[1, (2:head), (2:head)(128), 1408]`."""
     texts = []
     for axis in factored:
         is_plain = len(axis) == 1 and not axis[0].stride

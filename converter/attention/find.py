@@ -1,7 +1,7 @@
-"""Finds attention blocks and how their heads lie. Reads graphs, changes nothing.
+"""Finds attention blocks and the layout of their heads. Never changes a graph.
 
-From a SOFTMAX forward to its value products, and from there back along the head label to the products of queries and
-keys. Heads are read off where they are merged, `[.., N*H]`; else off the batch axes of the products.
+The search goes from a SOFTMAX forward to its value products, then back along the head label to the products of queries
+and keys. Heads are taken from the tensor that merges them, `[.., N*H]`, or else from batch axes of the products.
 """
 
 import math
@@ -39,9 +39,9 @@ _OPAQUE = operators_that(Effect.CALLING, Effect.UNKNOWN)
 
 
 def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
-    """One match for each SOFTMAX of the subgraph, attention or not, in execution order.
+    """Yield one match per SOFTMAX of the subgraph, attention or not, in execution order.
 
-    Several SOFTMAXes that weigh the same values together are one attention, reported at the first.
+    Several SOFTMAXes that weigh the same values together are one block, reported at the first.
     """
     operands = OperandFactors()
     with doubted([subgraph]):
@@ -62,7 +62,7 @@ def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
 
 
 def _match(softmax: Operator, operands: OperandFactors) -> Match:
-    """The match of a SOFTMAX; raises RefusedError where it is attention of an unknown form."""
+    """The match of a SOFTMAX; raises RefusedError if it is attention of an unknown form."""
     if softmax.shape_error:
         raise RefusedError("the recorded shapes do not fit", softmax)
     products, blocker = _value_products(softmax)
@@ -95,14 +95,14 @@ def _followed_up(operator: Operator) -> list[Operator]:
 
 
 def products_above(starts: Iterable[Operator]) -> tuple[list[Operator], list[Operator]]:
-    """The nearest products on the way up from these operators, and where other ways end."""
+    """The nearest products above these operators, and the operators at which other paths end."""
     met = list(walked(starts, _followed_up, DEEPEST))
     ends = [operator for operator in met if operator.name not in _FOLLOWED and not is_product(operator)]
     return [operator for operator in met if is_product(operator)], ends
 
 
 def find_mask(softmax: Operator) -> Tensor | None:
-    """The mask: a tensor that is added to the scores, or that selects from them."""
+    """Find the mask: a tensor that is added to the scores or selects from them."""
     for operator in walked(producers(softmax), _followed_up, DEEPEST):
         for tensor in operator.inputs if operator.name in MASKING else ():
             if tensor is not None and tensor.elements > 1:
@@ -113,19 +113,19 @@ def find_mask(softmax: Operator) -> Tensor | None:
 
 
 def _is_opaque(operator: Operator) -> bool:
-    """True for an operator that may be a value product: its code or its shapes are not known."""
+    """True for an operator that may be a value product, since its code or its shapes are unknown."""
     return operator.name in _OPAQUE or bool(operator.shape_error)
 
 
 def _value_products(softmax: Operator) -> tuple[Weighings, Operator | None]:
-    """The products of the probabilities with the values; and the first operator that these are not followed through."""
+    """The products of probabilities and values, and the first operator that probabilities are not followed through."""
     products: Weighings = {}
     blocked: Operator | None = None
 
     def behind(tensor: Tensor) -> Iterator[Tensor]:
         nonlocal blocked
         for operator in tensor.consumers:
-            # Each element of the result belongs to one of the tensor: a mask, a guard against NaN, a clip.
+            # Each element of the result belongs to one element of the tensor: a mask, a guard against NaN, a clip.
             per_element = operator.name in ELEMENTWISE and operator.outputs[0].elements == tensor.elements
             if is_product(operator) and len(operator.outputs[0].shape) > 1:
                 operand = 0 if operator.inputs[0] is tensor else 1
@@ -141,7 +141,7 @@ def _value_products(softmax: Operator) -> tuple[Weighings, Operator | None]:
 
 
 def _maps(operator: Operator, tensor: Tensor, allowed: frozenset[str]) -> bool:
-    """True where the operator's results depend on nothing but this tensor and single numbers."""
+    """True if the operator's results depend only on this tensor and on scalars."""
     if operator.name == "PACK" and len(operator.inputs) > 1:
         return False
     if operator.name in allowed:
@@ -151,15 +151,15 @@ def _maps(operator: Operator, tensor: Tensor, allowed: frozenset[str]) -> bool:
 
 
 def _tail_of(products: Weighings) -> list[Tensor]:
-    """The tensors behind the value products that hold all of them and nothing else, nearest first."""
+    """The tensors after the value products that are made of all of them and nothing else, nearest first."""
     parts = {product.outputs[0]: frozenset({product}) for product in products}
     reached = [product.outputs[0] for product in products]
-    # More tensors are reached while these are looked at.
+    # The list grows during the loop.
     for tensor in islice(reached, DEEPEST):
         for operator in tensor.consumers:
             held = [parts[t] for t in operator.inputs if t in parts]
             maps = _maps(operator, tensor, _REARRANGED) and len(operator.outputs) == 1
-            # Nothing else goes in: the ADD of two segments of keys, or a gate.
+            # All inputs are made of products: the ADD of two segments of keys, or a gate.
             combines = operator.name in ELEMENTWISE and len(held) == len(operator.inputs)
             if (maps or combines) and operator.outputs[0] not in parts:
                 parts[operator.outputs[0]] = frozenset().union(*held)
@@ -169,7 +169,7 @@ def _tail_of(products: Weighings) -> list[Tensor]:
 
 @dataclass(eq=False)
 class _Search:
-    """The search for one block: `values` are the value products, `scores` the nearest ones in front of the SOFTMAX."""
+    """The search for one block: `values` are the value products, `scores` the nearest products above the SOFTMAX."""
 
     softmax: Operator
     values: Weighings
@@ -182,7 +182,7 @@ class _Search:
         self._tail = _tail_of(self.values)
 
     def block(self) -> Block:
-        """The block; raises RefusedError where its heads are ambiguous, or cannot be followed."""
+        """Build the block; raises RefusedError if its heads are ambiguous or cannot be followed."""
         placed = self._beside_head_size() or self._on_batch_axes()
         if placed is not None:
             return self._with_heads(*placed)
@@ -228,7 +228,7 @@ class _Search:
         )
 
     def _kv_heads(self, product: Operator, factored: Factored, heads: int) -> int:
-        """K: how many different keys or values the heads have, before anything repeats them for several heads."""
+        """K: the number of different keys or values among heads, before any repeat for several heads."""
         side = 1 - self.values[product].operand
         start = product.input(side), self.operands.known(product.outputs[0], factored)[side]
         sources = [own for _, own, ends in self.operands.upwards([start]) if ends]
@@ -237,7 +237,7 @@ class _Search:
     def _beside_head_size(self) -> OnHeads | None:
         """Heads left of the head size: in its axis, `[.., N*H]`, which a projection contracts, or `[.., N, H]`.
 
-        The nearest tensor with the most heads: `[.., K, G, H]` on the way to it has only some beside.
+        This takes the nearest tensor with the most heads: an earlier `[.., K, G, H]` has only G beside H.
         """
         size, most, best = self._weighing.head_size, 1, None
         if size == 1 or any(own.head_size != size for own in self.values.values()):
@@ -256,10 +256,10 @@ class _Search:
         return best
 
     def _are_heads(self, tensor: Tensor, count: int, *, merged: bool) -> bool:
-        """True where the digits left of the head size are heads: batch axes of a product, then a part of its rows.
+        """True if the digits left of the head size are heads: batch axes of a product, then a part of its rows.
 
-        In the other order they are the sequence, as in `[B, T*N*H]`. Unmerged, inner rows are the sequence, too, and
-        batch axes that do not lie in the outermost axis more heads.
+        In the other order they are the sequence, as in `[B, T*N*H]`. If unmerged, inner rows are the sequence, too, and
+        batch axes that do not lie in the outermost axis are more heads.
         """
         size = self._weighing.head_size
         front = tensor.shape[:-1] if merged else tensor.shape[:-2]
@@ -279,9 +279,9 @@ class _Search:
         return merged or not (is_sequence or not all(map(fx.only_labels, own[:-2])))
 
     def _on_batch_axes(self) -> OnHeads | None:
-        """Heads in the batch axes of the products, where each index is a matrix by itself; None where there is one.
+        """Heads in the batch axes of the products, with one matrix per index; None if there is only one.
 
-        The outermost of several axes is the model's batch. So is what is outermost in all that a single one comes from.
+        The outermost of several axes is the model's batch; so is the outermost part in all sources of a single one.
         """
         output, lead = self._product, self._product.shape[:-2]
         if self._tail and self._tail[0].shape[:-2] == lead:
@@ -311,7 +311,7 @@ class _Search:
         return output, factored
 
     def _check_rows(self) -> None:
-        """Raises RefusedError where rows of the value product are several heads', but nothing tells which."""
+        """Raise RefusedError if rows of the value product may belong to several heads that cannot be told apart."""
         product, place = self._product, self._weighing.rows
         if math.prod(self.softmax.outputs[0].shape[:-2]) > math.prod(product.shape[:-2]):
             raise RefusedError("the SOFTMAX has more matrices than the value product", self.softmax)

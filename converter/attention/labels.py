@@ -1,4 +1,4 @@
-"""Carries the head label backwards through a graph, operator by operator, from the merged heads to the logits."""
+"""Follows the head label backwards through a graph, operator by operator, from the merged heads to the logits."""
 
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,14 +12,14 @@ from edge_opt.ir.refusal import Refusal, RefusedError
 from edge_opt.ir.walk import walked
 
 OnHeads: TypeAlias = tuple[Tensor, Factored]
-"""A tensor, and how the heads lie in it."""
+"""A tensor, and the layout of heads in it."""
 
 DEEPEST = 60
-"""Operators that are followed at most in one direction; real blocks have under thirty."""
+"""Maximum number of operators followed in one direction; real blocks have under thirty."""
 
 
 class Weighing(NamedTuple):
-    """A value product: which operand holds the probabilities, and the head size.
+    """A value product: the operand that holds the probabilities, and the head size.
 
     `P V` is `[.., T, H]`, `V^T P^T` is `[.., H, T]`.
     """
@@ -29,12 +29,12 @@ class Weighing(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """The axis of the queries in its result, counted from the back."""
+        """The axis of the queries in the result, counted from the back."""
         return self.operand - 2
 
     @property
     def columns(self) -> int:
-        """The axis of the head size."""
+        """The axis of the head size in the result, counted from the back."""
         return -1 - self.operand
 
 
@@ -42,15 +42,15 @@ Weighings: TypeAlias = dict[Operator, Weighing]
 
 
 class OperandFactors:
-    """Factors of an operator's operands, for operators whose recorded shapes are what their inputs give."""
+    """Factors of an operator's operands, if its recorded shapes match the inferred ones."""
 
     def __init__(self, rules: Mapping[str, Rule] = RULES) -> None:
         self.rules = rules
-        # By the operator too: a rewrite may define the same tensor with another one.
+        # The key includes the operator, since a rewrite may define the same tensor by another one.
         self._by_result: dict[tuple[Operator, Tensor, Factored], Operands | Refusal | None] = {}
 
     def __call__(self, tensor: Tensor, factored: Factored) -> Operands | Refusal | None:
-        """Factors of the operands that a tensor is made of; None for an input, and for an operator without a rule."""
+        """Factors of the operands of a tensor's producer; None for an input or an operator without a rule."""
         operator = tensor.producer
         if operator is None:
             return None
@@ -76,7 +76,7 @@ class OperandFactors:
         return operands
 
     def known(self, tensor: Tensor, factored: Factored) -> Operands:
-        """As a call, where the label is known to pass."""
+        """Like a call, if the label is known to pass."""
         operands = self(tensor, factored)
         assert isinstance(operands, dict)
         return operands
@@ -84,9 +84,9 @@ class OperandFactors:
     def upwards(
         self, starts: Iterable[OnHeads], stops: Container[Operator] = ()
     ) -> Iterator[tuple[Tensor, Factored, bool]]:
-        """The tensors that these are made of, themselves too, how heads lie in them, and whether the way up ends there.
+        """The starts and all tensors above them, with the layout of heads and whether the walk ends there.
 
-        It ends where all heads have the same, at results of `stops`, and where the label cannot be followed.
+        It ends if all heads see the same, at results of `stops`, and if the label cannot be followed.
         """
 
         def above(node: OnHeads) -> Operands | Refusal | None:
@@ -103,7 +103,7 @@ class OperandFactors:
 
 
 def distrusted(operator: Operator) -> Refusal | None:
-    """Why an operator's recorded shapes cannot be used; None where they can."""
+    """The reason why an operator's recorded shapes cannot be used; None if they can."""
     if operator.shape_error:
         return Refusal("the recorded shapes do not fit", operator)
     if any(tensor and (tensor.is_dynamic or not tensor.has_rank) for tensor in operator.inputs):
@@ -113,10 +113,10 @@ def distrusted(operator: Operator) -> Refusal | None:
 
 @dataclass(slots=True)
 class Trace:
-    """Where the head label leads from the merged heads: up to the products of queries and keys.
+    """The way of the head label from the merged heads up to the products of queries and keys.
 
-    `products` are those of the values and `logits` those of queries and keys, with the factors of their results. `core`
-    are the operators from the latter on, `refusal` the first reason why the label was not followed further.
+    `products` are the value products and `logits` the products of queries and keys, with the factors of their results.
+    `core` are the operators from `logits` on, `refusal` the first reason why the label was not followed further.
     """
 
     products: dict[Operator, Factored] = field(default_factory=dict)
@@ -126,7 +126,7 @@ class Trace:
 
 
 def trace_heads(merged: OnHeads, values: Weighings, operands: OperandFactors) -> Trace:
-    """Follow the label from the tensor where heads are merged, behind the value products, to the logits products.
+    """Follow the label from the tensor of merged heads, after the value products, to the logits products.
 
     Raises:
         RefusedError: not all heads reach the logits.

@@ -1,7 +1,7 @@
-"""Rotary embeddings by dataflow: the operators that make cosines and sines of positions, and the same in float.
+"""Finds rotary embeddings by dataflow: the operators that compute cosines and sines of positions, and a float form.
 
-Names do not matter. The way up from a COS or SIN ends at one integer input of the graph. A label on the axis of the
-positions, followed up like that of heads, shows that each entry of the result depends on one position alone.
+Names do not matter. All paths up from a COS or SIN end at one integer input of the graph. A label on the axis of the
+positions, followed up like a head label, shows that each entry of the result depends on only one position.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -30,9 +30,9 @@ _HALF_A_STEP = 0.501  # quantizers divide in float32
 
 
 class FloatForm(NamedTuple):
-    """Operators on float tensors: no QUANTIZE, constants in real numbers, `result` at the end.
+    """Operators on float tensors without QUANTIZE, with real constants; `result` is the last result.
 
-    `angles` has the float tensors in front of the COS or SIN that were integers, each with the original.
+    `angles` pairs float tensors before the COS or SIN with the quantized originals.
     """
 
     operators: tuple[Operator, ...]
@@ -42,10 +42,9 @@ class FloatForm(NamedTuple):
 
 @dataclass(frozen=True)
 class Rotary:
-    """`operators`, in execution order, make `result` of the graph input `position`, with integers in between.
+    """`operators`, in execution order, compute `result` from the graph input `position`, in part on integers.
 
-    `position` holds T integers, and they lie along an axis of size T of `result`. `exact` is as `exact_constants` gives
-    it.
+    The T integers of `position` lie along an axis of size T of `result`. `exact` comes from `exact_constants`.
     """
 
     position: Tensor
@@ -54,18 +53,18 @@ class Rotary:
 
     @property
     def is_exact(self) -> bool:
-        """Whether constants of the float model stand in for all that are quantized."""
+        """True if the float model's constants replace all quantized ones."""
         read = [tensor for operator in self.operators for tensor in operator.inputs if tensor is not None]
         return bool(self.exact) and all(t in self.exact for t in read if t.is_constant and _is_code(t))
 
     @property
     def result(self) -> Tensor:
-        """The cosines or sines, as others read them."""
+        """The tensor of cosines or sines that the graph reads."""
         return self.operators[-1].outputs[0]
 
     @cached_property
     def form(self) -> FloatForm:
-        """The same in float; raises RefusedError where an operator is not understood."""
+        """The operators in float; raises RefusedError if one is not supported."""
         made: list[Operator] = []
         angles: list[tuple[Tensor, Tensor]] = []
         floats = {**self.exact, self.position: self.position}
@@ -87,7 +86,7 @@ class Rotary:
 
     @cached_property
     def axes(self) -> dict[Tensor, int]:
-        """The axis of the positions in the result, and in all that leads to it where there are several positions.
+        """The axis of the positions in the result and, with several positions, in the tensors that lead to it.
 
         Raises:
             RefusedError: an entry depends on several positions, or they have no axis of their own.
@@ -113,7 +112,7 @@ class Rotary:
         return np.concatenate(runs, self.axes[self.result]).take(range(count), self.axes[self.result])
 
     def last_position(self, count: int) -> int | None:
-        """The last position that the integers in between can count to; None where that is `count` - 1 or more."""
+        """The last position that the quantized angles can represent; None if that is `count` - 1 or more."""
         axes, size = self.axes, self.position.elements
         for first in range(0, count, size):
             arrays, beyond = self._at(first), [count]
@@ -121,7 +120,7 @@ class Rotary:
                 assert stored.quantization is not None
                 assert stored.dtype.numpy is not None
                 limits = np.iinfo(stored.dtype.numpy.name)
-                # Real numbers up to half a step beyond the ends round to a code.
+                # Real numbers up to half a step beyond the limits round to a code.
                 low, high = map(stored.quantization.real, (limits.min - 0.5, limits.max + 0.5))
                 outside = np.argwhere((arrays[tensor] < low) | (arrays[tensor] > high))
                 if len(outside):
@@ -132,7 +131,7 @@ class Rotary:
         return None
 
     def _at(self, first: int) -> dict[Tensor, _Array]:
-        """Every float tensor of one run, whose positions begin at `first`."""
+        """All float tensors of a run with positions from `first` on."""
         arrays = {
             self.position: np.arange(first, first + self.position.elements).reshape(self.position.shape)
         }
@@ -144,10 +143,10 @@ class Rotary:
 
 
 def exact_constants(graph: Subgraph, exported: Subgraph) -> dict[Tensor, Tensor]:
-    """The float constants that the codes of a quantized graph were rounded from, by the latter.
+    """Map constants of a quantized graph to the float constants that they were rounded from.
 
-    `exported` is the graph before it was quantized: the same operators in the same order, QUANTIZE and DEQUANTIZE left
-    out. Nothing is found where it has others, nor for a constant whose numbers do not round to the codes.
+    `exported` is the graph before quantization: the same operators in the same order, except QUANTIZE and DEQUANTIZE.
+    Empty if operators differ; constants whose numbers do not round to the codes are left out.
     """
     stored, real = ([one for one in each.operators if one.name not in _RETYPED] for each in (graph, exported))
     if [operator.name for operator in stored] != [operator.name for operator in real]:
@@ -158,7 +157,7 @@ def exact_constants(graph: Subgraph, exported: Subgraph) -> dict[Tensor, Tensor]
 
 
 def _rounds_to(real: Tensor, stored: Tensor) -> bool:
-    """Whether a float constant has the codes of another one: it is at most half a step away."""
+    """True if a float constant rounds to the codes of a quantized one: it is at most half a step away."""
     parameters = stored.quantization
     if parameters is None or len(parameters.scale) != 1 or not _is_code(stored):
         return False
@@ -171,7 +170,7 @@ def _rounds_to(real: Tensor, stored: Tensor) -> bool:
 
 
 def find_rotary(graph: Subgraph, exact: Mapping[Tensor, Tensor] | None = None) -> Iterator[Rotary]:
-    """Every cosine and sine of an integer input of the graph, where integers stand for angles on the way."""
+    """Find every cosine and sine of an integer input of the graph that is computed through quantized angles."""
     places = {operator: place for place, operator in enumerate(graph.operators)}
     for angle in (operator for operator in places if operator.name in _ANGLES):
         above, sources = backward_slice(angle.outputs)
@@ -184,7 +183,7 @@ def find_rotary(graph: Subgraph, exact: Mapping[Tensor, Tensor] | None = None) -
 
 
 def _following(graph: Subgraph, operator: Operator) -> Iterator[Operator]:
-    """What is made of an operator's result alone, as long as nobody else reads it."""
+    """The chain of operators after this one, as long as each is the only reader and reads nothing else computed."""
     while True:
         (result,) = operator.outputs
         if graph.is_output(result) or len(result.consumers) != 1:
@@ -201,7 +200,7 @@ def _is_code(tensor: Tensor) -> bool:
 
 
 def _check(operator: Operator) -> None:
-    """Raises RefusedError unless it can be evaluated."""
+    """Raise RefusedError unless the operator can be evaluated."""
     if operator.name not in _COMPUTES.keys() | _RETYPED:
         raise RefusedError("positions cannot be followed through this operator", operator)
     if operator.options is not None and operator.options.fields.get("fused_activation_function"):
@@ -214,7 +213,7 @@ def _check(operator: Operator) -> None:
 
 
 def _in_float(tensor: Tensor) -> Tensor:
-    """A constant as it is, or with the real numbers that its codes stand for."""
+    """The tensor itself, or, if quantized, a float constant with the same real numbers."""
     parameters = tensor.quantization
     if parameters is None or not _is_code(tensor):
         return tensor
@@ -246,4 +245,4 @@ _COMPUTES: dict[str, Callable[..., _Array]] = {
     "SIN": _each(lambda angle: np.sin(angle.astype(np.float64))),
     "SUB": _each(np.subtract),
 }
-"""What operators make of arrays; cosines and sines are rounded once."""
+"""Operators on arrays; cosines and sines are rounded only once."""

@@ -1,7 +1,7 @@
-"""The rules: how the head label passes through each operator, and what is left of the operator for a single head.
+"""The rules: how the head label passes through each operator, and the operator for a single head.
 
-A rule gives the factors of the operands, given those of the result. A labelled axis may move, but it must stay whole.
-What only joins or repeats tensors for the heads is left out.
+A rule derives the factors of the operands from those of the result. A labelled axis may move, but must stay whole.
+Operators that only join or repeat tensors for the heads are dropped.
 """
 
 import math
@@ -19,14 +19,14 @@ from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.refusal import RefusedError
 
 Operands = dict[int, Factored]
-"""Which inputs carry numbers that belong to heads, and how each is factored. Other inputs are settings."""
+"""Factors of the inputs that carry data, by index; other inputs are settings such as axes and sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """One result of an operator, and where the heads lie in it.
+    """One result of an operator, and the layout of heads in it.
 
-    With `keep` a head's tensors keep the axes that only tell heads apart, at size 1.
+    With `keep`, a head's tensors keep axes that hold only heads, at size 1.
     """
 
     tensor: Tensor
@@ -35,7 +35,7 @@ class Labelled:
 
     @property
     def operator(self) -> Operator:
-        """The operator that defines it."""
+        """The operator that defines the tensor."""
         assert self.tensor.producer is not None
         return self.tensor.producer
 
@@ -47,9 +47,9 @@ class Labelled:
 
 @dataclass(frozen=True, slots=True)
 class OneHead:
-    """What a rule makes an operator for one head with.
+    """Everything that a rule needs to make an operator for one head.
 
-    `of` is the whole result; `piece` makes the head's part of an operand; `suffix` ends the names of its results.
+    `of` is the whole result, `piece` makes the head's part of an operand, `suffix` is added to names of results.
     """
 
     assembly: Assembly
@@ -59,11 +59,11 @@ class OneHead:
     suffix: str
 
     def whole(self, index: int, own: Factored) -> Tensor:
-        """The head's part of an operand with all of its axes, those of the heads at size 1."""
+        """The head's part of an operand with all axes, those of the heads at size 1."""
         return self.reshaped(self.piece(index), fx.piece_shape(own, keep=True))
 
     def clone(self, inputs: Mapping[int, Tensor], shape: Shape, **options: object) -> Tensor:
-        """The operator with other inputs and options; its results differ in shape where they did before."""
+        """A copy of the operator with other inputs and options, and with all its results cut like `shape`."""
         operator, whole = self.of.operator, self.of.tensor.shape
         table = operator.options
         if options and table is not None:
@@ -79,19 +79,19 @@ class OneHead:
         return made[operator.outputs.index(self.of.tensor)]
 
     def integers(self, word: str, values: object) -> Tensor:
-        """An int32 operand that steers the operator."""
+        """An int32 operand such as axes or sizes."""
         return self.assembly.integers(name_below(self.of.tensor.name, word), values)
 
     def reshaped(self, source: Tensor, shape: Shape) -> Tensor:
-        """`source` as `shape`, or itself."""
+        """`source`, reshaped to `shape` if necessary."""
         return self.assembly.reshaped(source, shape, name_below(self.of.tensor.name, self.suffix))
 
 
 class Rule(ABC):
-    """How the head label passes through an operator; that its shapes fit is checked before."""
+    """How the head label passes through an operator, whose shapes have been checked."""
 
     drops_axes = False
-    """True where the operator takes operands without the heads' axes as they are: it has no option that counts axes."""
+    """True if operands may lack the heads' axes, since no option of the operator counts axes."""
 
     @abstractmethod
     def operands(self, of: Labelled) -> Operands:
@@ -102,15 +102,15 @@ class Rule(ABC):
         """
 
     def passed_on(self, of: Labelled, head: int) -> int | None:
-        """The operand that the result is a RESHAPE of, for one head; None where the operator itself is needed."""
+        """The operand that one head's result is a RESHAPE of; None if the operator itself is needed."""
         return None
 
     def parts(self, of: Labelled) -> Operands:
-        """The operands of which a head reads its own part; others it reads as they are."""
+        """The operands of which each head reads its own part; others are read whole."""
         return self.operands(of)
 
     def made(self, one: OneHead) -> Tensor:
-        """The operator for one head, where it is needed; its result may still have to be reshaped."""
+        """Make the operator for one head; its result may still have to be reshaped."""
         parts = self.parts(one.of)
         if self.drops_axes:
             return one.clone({index: one.piece(index) for index in parts}, one.of.piece_shape)
@@ -118,14 +118,14 @@ class Rule(ABC):
         return one.clone(read, fx.piece_shape(one.of.factored, keep=True))
 
     def emit(self, one: OneHead) -> Tensor:
-        """The result for one head."""
+        """Make the result for one head."""
         operand = self.passed_on(one.of, one.head)
         result = self.made(one) if operand is None else one.piece(operand)
         return one.reshaped(result, one.of.piece_shape)
 
 
 def _integers(operator: Operator, index: int) -> list[int]:
-    """The numbers of a constant operand that steers an operator (axes, sizes)."""
+    """The numbers of a constant operand such as axes or sizes."""
     tensor = operator.inputs[index]
     if tensor is None or not tensor.has_numbers:
         raise RefusedError("an operand that steers the operator must be constant", operator, tensor)
@@ -133,14 +133,14 @@ def _integers(operator: Operator, index: int) -> list[int]:
 
 
 Places = Sequence[int | None]
-"""For each axis of an operand the one of the result that it is; None for one that every head reads whole."""
+"""The axis of the result for each axis of an operand; None for an axis that every head reads whole."""
 
 
 class ByAxes(Rule):
-    """Each axis of an operand is one of the result's, or none of them; the label of an axis is that of the result's.
+    """Operands whose axes each correspond to an axis of the result, whose label they take, or to none.
 
-    `places` has the axes of each operand; it raises RefusedError where these are not known. With `drops_axes` an axis
-    of size 1 is broadcast to the result's.
+    `places` returns the axes of each operand, or raises RefusedError if they are unknown. With `drops_axes`, an axis of
+    size 1 is broadcast to the result's.
     """
 
     def __init__(self, places: Callable[[Labelled], dict[int, Places]], *, drops_axes: bool = False) -> None:
@@ -175,14 +175,14 @@ class ByAxes(Rule):
 
 
 class Elementwise(ByAxes):
-    """Operands are aligned from the right; one without the labelled axis is shared by the heads."""
+    """Operands aligned from the right; heads share an operand without the labelled axis."""
 
     def parts(self, of: Labelled) -> Operands:
         parts = self.operands(of)
         for index, own in list(parts.items()):
             shapes = of.operator.input(index).shape, fx.piece_shape(own, keep=of.keep)
             whole, piece = (tuple(dropwhile(lambda size: size == 1, shape)) for shape in shapes)
-            # Without a RESHAPE all heads share an operand that only has other leading ones.
+            # All heads can share an operand, without a RESHAPE, if only its leading axes of size 1 differ.
             if whole == piece and len(shapes[0]) <= len(of.piece_shape):
                 del parts[index]
         return parts
@@ -200,7 +200,7 @@ def _aligned(of: Labelled) -> dict[int, Places]:
 
 
 def _of_product(of: Labelled) -> dict[int, Places]:
-    """Batch axes broadcast, the left operand's rows and the right one's columns keep their labels.
+    """Batch axes broadcast; the left operand's rows and the right operand's columns keep their labels.
 
     `[.., M, C] x [.., C, N] -> [.., M, N]`: a label on M never reaches the right operand, which all heads share.
     """
@@ -221,23 +221,23 @@ def _along_rows(of: Labelled) -> dict[int, Places]:
 
 
 def _reduced(of: Labelled) -> dict[int, Places]:
-    """SUM, MEAN and the like. Backwards a reduced axis is plain: where it holds heads, these end in the sum."""
+    """SUM, MEAN and other reductions. A reduced axis has no label: a head label does not pass through the sum."""
     rank = len(of.operator.input(0).shape)
-    # Of a scalar, TFLite takes any axes: there is none to reduce.
+    # TFLite accepts any axes for a scalar, which has none to reduce.
     reduced = {axis % rank for axis in _integers(of.operator, 1)} if rank else set()
     kept = [axis for axis in range(rank) if of.operator.option("keep_dims") or axis not in reduced]
     return {0: [None if axis in reduced else kept.index(axis) for axis in range(rank)]}
 
 
 def _same_axes(of: Labelled) -> dict[int, Places]:
-    """SPLIT, SPLIT_V and kinds of PAD, which shifts rows of relative positions."""
+    """SPLIT, SPLIT_V and PAD operators (which shift rows of relative positions)."""
     data, steering = {"SPLIT": (1, 0), "SPLIT_V": (0, 2)}.get(of.operator.name, (0, 1))
     _integers(of.operator, steering)
     return {data: range(len(of.factored))}
 
 
 class Transpose(ByAxes):
-    """The label moves with its axis; what only moves axes of size 1 is a RESHAPE, or nothing."""
+    """The label moves with its axis; a TRANSPOSE that only moves axes of size 1 becomes a RESHAPE, or nothing."""
 
     def __init__(self) -> None:
         super().__init__(self._moved)
@@ -256,7 +256,7 @@ class Transpose(ByAxes):
         order = [kept.index(axis) for axis in _integers(one.of.operator, 1) if axis in kept]
         wide, last = [axis for axis in order if sizes[axis] > 1], len(order) - 1
         if wide[-2:] == [last, last - 1] and wide[:-2] == sorted(wide[:-2]):
-            # Axes of size 1 aside this exchanges rows and columns, which a matrix product can do itself.
+            # Apart from axes of size 1, this exchanges rows and columns, which a matrix product can absorb.
             order = [*range(last - 1), last, last - 1]
         read = {0: one.piece(0), 1: one.integers("perm", order)}
         return one.clone(read, tuple(sizes[axis] for axis in order))
@@ -266,7 +266,7 @@ class Transpose(ByAxes):
 
 
 def keeps_order(of: Labelled) -> bool:
-    """True where a RESHAPE, its kin or a TRANSPOSE leaves one head's elements in row-major order."""
+    """True if a rearranging operator keeps one head's elements in row-major order."""
     if of.operator.name != "TRANSPOSE":
         return True
     order = zip(_integers(of.operator, 1), fx.piece_shape(of.factored, keep=True), strict=True)
@@ -291,7 +291,7 @@ class Slice(ByAxes):
 
 
 def _begins(operator: Operator) -> list[int]:
-    """Where a SLICE begins on each axis, or a STRIDED_SLICE that only takes ranges."""
+    """The begin on each axis of a SLICE, or of a STRIDED_SLICE of plain ranges."""
     begins, source = _integers(operator, 1), operator.input(0)
     if not len(operator.outputs[0].shape) == len(source.shape) == len(begins):
         raise RefusedError("a slice must keep the rank", operator, source)
@@ -306,7 +306,7 @@ def _begins(operator: Operator) -> list[int]:
 
 
 class Regroup(Rule):
-    """RESHAPE, SQUEEZE, EXPAND_DIMS: row-major order stays, so labels stay on their factors."""
+    """RESHAPE, SQUEEZE, EXPAND_DIMS: row-major order is kept, so labels stay on their factors."""
 
     def operands(self, of: Labelled) -> Operands:
         source = of.operator.input(0)
@@ -323,7 +323,7 @@ class Regroup(Rule):
 
 
 class Joining(Rule):
-    """CONCATENATION and PACK: the label passes along other axes; on the labelled axis piece g is part g, alone.
+    """CONCATENATION and PACK: the label passes along other axes; on the labelled axis, piece g is just part g.
 
     `CONCATENATION(mask, mask; axis 2) -> [1, 1, (G)(T), S]`: head g reads part g, which is the mask itself.
     """
@@ -344,7 +344,7 @@ class Joining(Rule):
 
     @staticmethod
     def _cut(of: Labelled) -> tuple[int, tuple[Axis, Axis] | None]:
-        """The axis, cut into the parts where it is labelled; None where it is not, or the parts are not the heads."""
+        """The joined axis, and its cut into the parts; None if it has no label or the parts are not the heads."""
         axis, parts = int(of.operator.option("axis")) % len(of.factored), of.operator.inputs
         whole, is_pack = of.factored[axis], of.operator.name == "PACK"
         fused = not is_pack and of.operator.option("fused_activation_function")
@@ -359,7 +359,7 @@ class Joining(Rule):
 
 
 class Broadcast(Rule):
-    """BROADCAST_TO and TILE: a repeat over the heads is what each head has anyway, so it goes."""
+    """BROADCAST_TO and TILE: each head reads the source itself, so a repeat over the heads is dropped."""
 
     def operands(self, of: Labelled) -> Operands:
         source, offset = of.operator.input(0), len(of.factored) - len(of.operator.input(0).shape)

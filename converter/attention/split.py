@@ -1,7 +1,7 @@
-"""Splits an attention block: plans where tensors are cut, and builds the single-head version aside; edits nothing.
+"""Splits an attention block: plans cuts and builds the single-head version; does not edit the graph.
 
-Tensors that carry heads are cut where they come in, the operators between are cloned per head, and the heads are joined
-where the old graph had them side by side. The plan depends on the graph alone, not on the order of building.
+Incoming tensors that carry heads are cut, the operators in between are cloned per head, and the heads are joined where
+the old graph had them side by side. The plan depends on the graph alone, not on the order of building.
 """
 
 import math
@@ -21,7 +21,7 @@ from edge_opt.base.words import name_below
 from edge_opt.ir import Constants, DType, Model, Operator, Shape, Subgraph, Tensor, topological
 from edge_opt.ir.walk import read_outside, still_needed
 
-# Types that the runtime's kernels take (LiteRT, kernels/split.cc and unpack.cc); others are cut by SLICE, or by SPLIT.
+# Types that the runtime's kernels support (LiteRT, kernels/split.cc and unpack.cc); others use SLICE, or SPLIT.
 SPLIT_TYPES = frozenset({DType.FLOAT32, DType.INT8, DType.UINT8, DType.INT16, DType.INT32, DType.INT64})
 _NOT_UNPACKED = frozenset({DType.INT64, DType.BFLOAT16, DType.INT4})
 
@@ -31,13 +31,13 @@ def split_heads(
 ) -> tuple[list[Operator], list[Operator]]:
     """The operators of the block, and those that replace them (detached, in execution order).
 
-    The new ones define `block.output` itself, and what others read of the block: there, too, heads are joined. Old
-    operators that lead to the block, and whose results are needed outside, are in both lists.
+    The new ones define `block.output` and all other tensors of the block that are read outside, with heads joined. Old
+    operators that lead to the block and whose results are needed outside are in both lists.
     """
     matrices = [axis for own in block.logits.values() for axis in own[-2:] if axis]
     flat = any(len(fx.piece_axes(own, keep=False)) < 3 for own in block.logits.values())
     if form.cut == "unpack" and (flat or block.tiles > 1 or any(map(fx.only_labels, matrices))):
-        # Dropping the axis would leave no batch for BATCH_MATMUL, or a vector; and rows are no axis of their own.
+        # Dropping the axis would leave BATCH_MATMUL no batch, or a vector; tiles of rows have no axis to drop.
         form = replace(form, cut="split")
     operands = with_composites(model) if form.above and form.composites else block.operands
     plan, assembly = _Planner(subgraph, block, form, operands), Assembly(model, constants)
@@ -58,7 +58,7 @@ def split_heads(
 class _Cut:
     """How a labelled tensor is cut: `moves` rearrange `source` once for all heads, `scalings` are applied to each part.
 
-    In the old graph the scalings stand between the moves.
+    In the old graph, the scalings are between the moves.
     """
 
     source: Tensor
@@ -68,11 +68,10 @@ class _Cut:
 
 @dataclass(eq=False)
 class _Planner:
-    """Decides what every head makes for itself, and where the tensors that come into the block are cut.
+    """Decides which operators are made per head, and which tensors that enter the block are cut.
 
-    `cuts` has the tensors that are cut; everything else that carries heads is made by every head. `old` are the
-    operators that the heads' operators replace, `labelled` the results of the core with the factors that tell all heads
-    apart.
+    `cuts` has the tensors that are cut; all other tensors that carry heads are made per head. `old` are the operators
+    that the heads' operators replace, `labelled` the results of the core with factors that distinguish all heads.
     """
 
     subgraph: Subgraph
@@ -84,7 +83,7 @@ class _Planner:
         self.cuts: dict[OnHeads, _Cut] = {}
         self.old: dict[Operator, None] = {}
         self.labelled: dict[Tensor, Factored] = {}
-        # How the heads lie in the results of operators that are still to come, and how far up these are.
+        # Layouts of heads in results of operators that are not visited yet, and the depth of these operators.
         self._reads: dict[Tensor, dict[Factored, None]] = {}
         self._waiting: dict[Operator, int] = {}
         self._plan()
@@ -111,7 +110,7 @@ class _Planner:
             self._waiting[operator] = max(depth, self._waiting.get(operator, 0))
 
     def _decide(self, operator: Operator, depth: int) -> None:
-        """Make an operator for every head, where it is the block's, leaves nothing or can be had alone; else cut."""
+        """Make an operator per head if it is in the core, vanishes or can be made alone; otherwise cut its results."""
         in_core = operator in self.block.core
         alone = self.form.above and depth < DEEPEST and self._is_made_alone(operator)
         for tensor in operator.outputs:
@@ -128,10 +127,10 @@ class _Planner:
                     self._read(operator.input(index), own, depth + 1)
 
     def _is_made_alone(self, operator: Operator) -> bool:
-        """True where every head can have an operator for itself and nothing is computed twice.
+        """True if each head can have its own operator without computing anything twice.
 
-        Heads differ in its results, and whatever reads these is done per head. What the graph's caller or operators
-        outside read is cut where it is.
+        This requires results that differ between heads and are read only per head. Results that are graph outputs or
+        read outside are cut instead.
         """
         for tensor in operator.outputs:
             if not tensor.consumers and not self.subgraph.is_output(tensor):
@@ -145,14 +144,14 @@ class _Planner:
         return True
 
     def _is_free(self, tensor: Tensor, factored: Factored) -> bool:
-        """True where cutting takes no operator."""
+        """True if cutting takes no operator."""
         if fx.is_shared(factored) or tensor.is_constant:
             return True
         same = fx.piece_shape(factored, keep=self.form.keep_axes) == tensor.shape
         return same and fx.piece_count(factored) == 1
 
     def _vanishes(self, tensor: Tensor, factored: Factored, depth: int) -> bool:
-        """True where the operator repeats, joins or enumerates for the heads, or moves what does: nothing is left."""
+        """True if the operator only repeats or joins for the heads, or moves such a result, so nothing is left."""
         operator, operands = tensor.producer, self.operands(tensor, factored)
         if self._is_free(tensor, factored):
             return True
@@ -164,10 +163,10 @@ class _Planner:
         return passes and all(self._vanishes(of.operator.input(i), own, depth - 1) for i, own in above)
 
     def _place(self, tensor: Tensor, factored: Factored, replaced: Container[Operator]) -> None:
-        """Cut a tensor that comes in, or one that it is made of; that operators of the rewrite read it does not count.
+        """Cut an incoming tensor, or one above it that only operators of the rewrite read.
 
-        SPLIT cuts at the nearest tensor where the heads are one run of steps, and scalings above sink into each head;
-        UNPACK cuts at the farthest.
+        SPLIT cuts the nearest tensor whose heads are one run of steps, and moves scalings above it into each head;
+        UNPACK cuts the farthest.
         """
         splits = self.form.cut == "split"
         chain = list(self._chain(tensor, factored, replaced))
@@ -184,7 +183,7 @@ class _Planner:
         self.old.update(dict.fromkeys(of.operator for of in (*chain[:place], *hoisted)))
 
     def _chain(self, tensor: Tensor, factored: Factored, readers: Container[Operator]) -> Iterator[Labelled]:
-        """A tensor and those above it, through rearrangements and scalings by a number that nobody else reads."""
+        """A tensor and those above it, through rearrangements and scalings, while nothing else reads them."""
         for _ in range(DEEPEST):
             yield Labelled(tensor, factored)
             operator, operands = tensor.producer, self.operands(tensor, factored)
@@ -209,14 +208,14 @@ class _Planner:
 
 
 def _scales(operator: Operator) -> bool:
-    """True for a multiplication of a whole tensor by a number."""
+    """True for a multiplication or division of a whole tensor and a scalar."""
     whole = [t for t in operator.inputs if t is not None and not (t.has_numbers and t.elements == 1)]
     return operator.name in ("MUL", "DIV") and [t.shape for t in whole] == [operator.output.shape]
 
 
 @dataclass(eq=False)
 class _Splitter:
-    """Builds what each head sees of a tensor; heads that see the same get the same tensor."""
+    """Builds each head's piece of a tensor; heads that see the same piece share one tensor."""
 
     assembly: Assembly
     plan: _Planner
@@ -227,7 +226,7 @@ class _Splitter:
         self._parts: dict[tuple[Tensor, int, int], tuple[Tensor, ...]] = {}
 
     def piece(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
-        """What one head sees of a tensor."""
+        """One head's piece of a tensor."""
         if fx.is_shared(factored):
             return tensor
         key = (tensor, factored, fx.piece_key(factored, head))
@@ -244,18 +243,18 @@ class _Splitter:
         return self._pieces[key]
 
     def _word(self, count: int) -> str:
-        """What so many different parts of a tensor are called."""
+        """The name for a part of a tensor with `count` different parts."""
         return (
             "group" if count < self.plan.block.pieces else "head" if self.plan.block.tiles == 1 else "piece"
         )
 
     def _name(self, factored: Factored, head: int) -> str:
-        """What distinguishes a head's part of a tensor: `head_1`, or `group_1` where several heads see the same."""
+        """The suffix for a head's part of a tensor: `head_1`, or `group_1` if several heads see the same."""
         count = fx.piece_count(factored)
         return f"{self._word(count)}_{fx.mixed_index(fx.labels(factored), head)}" if count > 1 else "shared"
 
     def _emit(self, of: Labelled, head: int) -> Tensor:
-        """The operator for one head."""
+        """Make the operator for one head."""
         operands = self.plan.operands.known(of.tensor, of.factored)
 
         def piece(index: int) -> Tensor:
@@ -265,7 +264,7 @@ class _Splitter:
         return self.plan.operands.rules[of.operator.name].emit(OneHead(self.assembly, of, head, piece, name))
 
     def _source(self, cut: _Cut) -> Tensor:
-        """The tensor that is cut: rearranged as the cut says, those moves left out that are a RESHAPE at most."""
+        """The tensor to cut, after the moves of the cut; moves that keep the order are merged into one RESHAPE."""
         if cut not in self._sources:
             source, make = cut.source, self.assembly
             for move in cut.moves:
@@ -280,7 +279,7 @@ class _Splitter:
         return self._sources[cut]
 
     def _cut_off(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
-        """One head's part of a tensor, cut off."""
+        """Cut off one head's part of a tensor."""
         target = fx.piece_shape(factored, keep=self.plan.form.keep_axes)
         axes = fx.labelled_axes(factored)
         if fx.is_shared(factored) or (not axes and target == tensor.shape):
@@ -316,7 +315,7 @@ class _Splitter:
         return make(name, values, tensor.dtype, quantization)
 
     def _split(self, tensor: Tensor, axis: int, count: int, *, drops: bool) -> tuple[Tensor, ...]:
-        """The tensor cut into `count` parts along an axis, which they have no longer where it `drops`."""
+        """Cut the tensor into `count` parts along an axis, which is removed if `drops`."""
         key, make = (tensor, axis, count), self.assembly
         if key in self._parts:
             return self._parts[key]
@@ -337,7 +336,7 @@ class _Splitter:
 
 
 def _head_of(values: np.ndarray, factored: Factored, head: int) -> np.ndarray:
-    """One head's part of an array, flat."""
+    """One head's part of an array, flattened."""
     expanded = values.reshape([f.size for axis in factored for f in axis])
     index = tuple((f.digit(head) if f.stride else slice(None)) for axis in factored for f in axis)
     return np.ascontiguousarray(expanded[index]).ravel()
@@ -346,10 +345,10 @@ def _head_of(values: np.ndarray, factored: Factored, head: int) -> np.ndarray:
 def join_heads(
     assembly: Assembly, form: Form, heads: Sequence[Tensor], output: Tensor, factored: Factored
 ) -> None:
-    """Define `output`, which has the heads where `factored` says, from the pieces of all heads.
+    """Define `output`, in which heads lie as in `factored`, from the pieces of all heads.
 
-    `[.., (N)(H)]` is one CONCATENATION along H; where labels stand apart, as in `[B, (K), H, (G)(T)]`, it is one for
-    each: first along T for every k, then along K.
+    `[.., (N)(H)]` is one CONCATENATION along H; separate labels, as in `[B, (K), H, (G)(T)]` need one each: first along
+    T for every k, then along K.
     """
     tensors = dict(enumerate(heads))
     factors = fx.merge_neighbours(factor for axis in factored for factor in axis)
@@ -357,7 +356,7 @@ def join_heads(
     for place in reversed(labelled):
         factor = factors[place]
         front = math.prod(before.size for before in factors[:place] if not before.stride)
-        groups: dict[int, list[Tensor]] = {}  # the pieces that differ in this digit of the head only
+        groups: dict[int, list[Tensor]] = {}  # the pieces that differ only in this digit of the head
         for head in sorted(tensors):
             groups.setdefault(head - factor.digit(head) * factor.stride, []).append(tensors[head])
         last = place == labelled[0]
@@ -370,9 +369,9 @@ def join_heads(
 def _side_by_side(
     assembly: Assembly, form: Form, parts: list[Tensor], front: int, output: Tensor, *, last: bool
 ) -> Tensor:
-    """The parts put together behind `front` elements of each; `last`: as the `output` itself.
+    """Join the parts along an axis after `front` elements; with `last`, into `output` itself.
 
-    A reshape of every part is left out where it can be: the joined ones are reshaped as one.
+    If possible, the joined tensor is reshaped instead of every part.
     """
     sources = [assembly.source(part) for part in parts]
     if _places(sources[0].shape, front):
@@ -397,5 +396,5 @@ def _side_by_side(
 
 
 def _places(shape: Shape, front: int) -> list[int]:
-    """Axes that a shape has behind `front` elements, i.e. along which something can be put side by side."""
+    """Axes with `front` elements before them, along which parts can be joined."""
     return [axis for axis in range(len(shape)) if math.prod(shape[:axis]) == front]

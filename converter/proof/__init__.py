@@ -1,1 +1,1 @@
-"""Proves rewrites: has both versions of a region run on the same inputs, and judges. Never changes a model."""
+"""Verifies rewrites: runs both versions of a region on the same inputs and compares them. Never changes a model."""

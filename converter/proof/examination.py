@@ -1,4 +1,4 @@
-"""Runs one region on a worker and judges the figures: whether the demand is met, and how the report says so."""
+"""Runs one region on a worker and decides whether the demand is met, with the wording for the report."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from edge_opt.runtime.tensors import Kernels
 from edge_opt.schema.writer import model_bytes
 
 _KERNELS: tuple[Kernels, ...] = ("xnnpack", "reference")
-_IN_FULL = 1 << 26  # multiply-adds up to which everything is run in full
+_IN_FULL = 1 << 26  # regions of at most this many multiply-adds are run in full
 _LEAST_SECONDS = 60.0
-_SLOWEST = 2e7  # multiply-adds a second: a hundredth of the slowest kernel's, for a machine as busy as that
-_ROUNDING = 1e-6  # relative, of floats that optimized kernels round by shape
-_STEPS = {DType.INT16: 128}  # of codes that follow such a rounding, by type; otherwise one
+_SLOWEST = 2e7  # multiply-adds per second: a hundredth of the slowest kernel's, to allow for a busy machine
+_ROUNDING = 1e-6  # relative, for floats whose rounding in optimized kernels depends on shape
+_STEPS = {DType.INT16: 128}  # by how much such a rounding may change codes, by type; otherwise one
 
 
 @dataclass(frozen=True)
 class Question:
     """Both versions of a region cut out as models, the inputs to run them on, and the demand.
 
-    `name` is the region's, for messages; its lengths are `divided` by so much.
+    `name` identifies the region in messages; its lengths were divided by `divided`.
     """
 
     before: Model
@@ -47,22 +47,22 @@ class Question:
 
     @cached_property
     def cost(self) -> int:
-        """Multiply-adds of one run of both."""
+        """Multiply-adds of one run of both versions."""
         return multiply_adds(self.before) + multiply_adds(self.after)
 
     @cached_property
     def structure(self) -> Structure:
-        """What other regions are compared with."""
+        """The structure that other regions are compared with."""
         return structure(self.before, self.after)
 
     @cached_property
     def files(self) -> tuple[bytes, bytes]:
-        """Both versions as a worker takes them, which reads and checks them before they go out."""
+        """Both versions serialized, as a worker takes them."""
         return model_bytes(to_tables(self.before)), model_bytes(to_tables(self.after))
 
     @cached_property
     def rounds_by_shape(self) -> str:
-        """An operator whose optimized kernel in LiteRT rounds by the shapes that it is given; empty without any."""
+        """An operator whose rounding in LiteRT's optimized kernel depends on shapes; empty if there is none."""
         graphs = [*self.before.subgraphs, *self.after.subgraphs]
         for operator in (operator for graph in graphs for operator in graph):
             if operator.name == "ADD" and operator.output.dtype is DType.INT16:
@@ -72,13 +72,13 @@ class Question:
                 and operator.output.dtype.is_float
                 and operator.option("beta") != 1.0
             ):
-                return "SOFTMAX with beta"  # XNNPACK declines it, and the other kernel rounds by the number of rows
+                return "SOFTMAX with beta"  # XNNPACK declines it; the fallback rounds by the number of rows
         return ""
 
     def in_part(self) -> Question | None:
-        """The same at a fraction of the lengths; None where the region is small, or no part stands for it.
+        """The question at a fraction of the lengths; None if the region is small or must be run in full.
 
-        Clipped values are places, and so is what a demand other than bitwise may concern: such a region has no part.
+        Clipping, and demands other than bitwise, may depend on particular elements, which a fraction could miss.
         """
         if self.cost <= _IN_FULL or self.request.limits or self.demand.kind != "bitwise":
             return None
@@ -90,37 +90,37 @@ class Question:
 
 
 def unproved(demand: Demand, reason: str, *, is_open: bool = True) -> Proof:
-    """The rewrite does not hold; or, where it `is_open`, nothing was shown either way."""
+    """A failed verification, or, if `is_open`, one without a result either way."""
     return Proof(demand, holds=False, bitwise=False, max_abs=math.inf, reason=reason, open=is_open)
 
 
 def examine(worker: Worker, question: Question) -> Proof:
-    """Whether the demand is met; an open answer where a run takes too long or no inputs tell right from wrong.
+    """Verify that the demand is met; open if a run takes too long or no inputs distinguish right from wrong.
 
     A small region is run in full, on both kernel sets. A large one is run at a fraction of its lengths on both, extreme
-    inputs included; then in full, on XNNPACK's kernels where these must give the same bits, else on the reference ones.
-    A region that does not run at such a fraction is run in full like a small one.
+    inputs included; then in full, on XNNPACK's kernels if these must give the same bits, else on the reference kernels.
+    A large region that does not run at a fraction of its lengths is treated like a small one.
     """
     try:
         return _at_size(worker, question) or _ask(worker, question)[0]
     except RefusedError as untold:
-        reason = f"not provable: {untold}, so a wrong rewrite would give the same"
+        reason = f"cannot be verified: {untold}, so a wrong rewrite would give the same"
         return unproved(question.demand, reason)
     except RuntimeTimedOut as error:
-        return unproved(question.demand, f"there was no time to prove it: {error}")
+        return unproved(question.demand, f"verification timed out: {error}")
     except ModelFormatError as error:
-        reason = f"the region alone is no model that may be run: {error}"
+        reason = f"the region alone is not a valid model: {error}"
     except RuntimeRefused as error:
         alone = error.reason.startswith("before:")
         what = "cannot run the region alone" if alone else "refuses the new region"
         reason = f"the runtime {what}: {error.reason}"
     except RuntimeFailed as error:
-        reason = f"the proof could not be run: {error}"
+        reason = f"the verification could not be run: {error}"
     return unproved(question.demand, reason, is_open=False)
 
 
 def _at_size(worker: Worker, question: Question) -> Proof | None:
-    """The answer for a large region; None where it has to be run like a small one."""
+    """The answer for a large region; None if it must be run like a small one."""
     part = question.in_part()
     if part is None:
         return None
@@ -130,24 +130,24 @@ def _at_size(worker: Worker, question: Question) -> Proof | None:
         return None
     if not in_part.holds:
         return in_part
-    # The kernels that must give the same bits, and of these the faster ones that take it.
+    # The fastest kernels that run the region and must give the same bits.
     ran = [each.kernels for each in in_part.ran]
     only = (
         _KERNELS[1]
         if _KERNELS[0] not in ran or (question.rounds_by_shape and _KERNELS[1] in ran)
         else _KERNELS[0]
     )
-    # Sums of so many times the products deviate by the root of that.
+    # The deviation of a sum grows with the square root of the number of products.
     request = replace(question.request, extremes=(), scales=(scale / FACTOR**0.25,), kernels=(only,))
     in_full, _ = _ask(worker, replace(question, request=request))
     if not in_full.holds:
         return in_full
-    # Both hold to the same demand, and in full there is no difference at all.
+    # Both meet the same demand, and the full run shows no difference.
     return replace(in_part, ran=(*in_full.ran, *(each for each in in_part.ran if each.kernels != only)))
 
 
 def _ask(worker: Worker, question: Question) -> tuple[Proof, float]:
-    """The verdict, and the scale of operands at which results tell most."""
+    """Run the region; the verdict, and the scale of operands at which results are most sensitive."""
     request = question.request
     runs = len(request.kernels) * (len(request.scales) + DRAWS * len(request.extremes))
     limit = _LEAST_SECONDS + question.cost * runs / _SLOWEST
@@ -156,19 +156,19 @@ def _ask(worker: Worker, question: Question) -> tuple[Proof, float]:
         try:
             outcome = run()
         except RuntimeCrashed:
-            outcome = run()  # a worker killed by somebody between two requests says nothing of a region
+            outcome = run()  # the worker may have been killed between requests: not the region's fault
     except RuntimeTimedOut as error:
         raise RuntimeTimedOut(
-            f"region {question.name} took longer than {limit:.3g} s; --verify none proves nothing"
+            f"region {question.name} took longer than {limit:.3g} s; --verify none skips verification"
         ) from error
     return judge(outcome, question), outcome.scale
 
 
 def judge(outcome: Outcome, question: Question) -> Proof:
-    """What the figures mean.
+    """The verdict on the figures.
 
     Raises:
-        RefusedError: both versions agree, but so would many a wrong one.
+        RefusedError: both versions agree, but many wrong ones would, too.
     """
     demand, violated = question.demand, ""
     extremes = {f" on {KINDS[kind]}": found for kind, found in outcome.extremes.items()}
@@ -194,7 +194,7 @@ def judge(outcome: Outcome, question: Question) -> Proof:
 
 
 def _holds(found: Mapping[str, Sequence[Difference]], question: Question) -> bool:
-    """Whether the demand is met; optimized kernels that round by shape are held to a bound instead of the same bits."""
+    """True if the demand is met; optimized kernels that round by shape need only stay within a bound."""
     demand = question.demand
 
     def met(tensor: Tensor, difference: Difference, kernels: str) -> bool:
@@ -219,7 +219,7 @@ def _holds(found: Mapping[str, Sequence[Difference]], question: Question) -> boo
 
 
 def _notes(outcome: Outcome, question: Question, differences: Sequence[Difference]) -> list[str]:
-    """Where kernels were left out, and where optimized ones are held to a bound."""
+    """Remarks on kernels that were left out and on optimized kernels that are held to a bound."""
     notes = []
     if len(outcome.outputs) < len(question.request.kernels):
         notes.append(f"on {', '.join(outcome.outputs)} kernels only: the others refuse the region alone")
@@ -228,7 +228,7 @@ def _notes(outcome: Outcome, question: Question, differences: Sequence[Differenc
     note = f"{question.rounds_by_shape} rounds by shape on optimized kernels"
     steps = [difference.steps for difference in differences if difference.steps is not None]
     if "reference" not in outcome.outputs:
-        note += ", and others cannot run it"
+        note += ", and the reference kernels cannot run it"
     elif steps:
         most = max(_STEPS.get(tensor.dtype, 1) for tensor in question.before.subgraphs[0].outputs)
         note += f": results may differ by up to {many(most, 'step')} (here by {max(steps)})"

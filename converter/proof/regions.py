@@ -1,4 +1,4 @@
-"""Verifies rewrites: cuts both versions of a region out as small models, and has a worker run them on equal inputs."""
+"""Verifies rewrites: cuts out both versions of a region as small models, which a worker runs on the same inputs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _DEQUANTIZE = OperatorCode(BUILTIN_OPERATORS["DEQUANTIZE"], 3)
 
 
 class RegionProver:
-    """Runs regions in a child process. Of regions of one structure (see `structure`) the first is run.
+    """Runs regions in a child process; of several regions with the same structure (see `structure`), only the first.
 
     Args:
-        model: its name, for messages.
+        model: the model's name, for messages.
         seed: decides the inputs.
 
-    A run may take a minute, and what its multiply-adds take on a very slow machine.
+    A run may take a minute plus the time that its multiply-adds take on a very slow machine.
     """
 
     def __init__(self, *, model: str = "", seed: int = 0) -> None:
@@ -50,12 +50,12 @@ class RegionProver:
         self._worker.start()
 
     def prove(self, rewrite: Rewrite, demand: Demand) -> Proof:
-        """Whether the new region does what the old one did, to the demand; a failure is a value with its reason.
+        """Verify that the new region matches the old one as demanded; a failure is returned with its reason.
 
-        Of a region whose structure is covered by one that was run, the answer is that one's.
+        A region whose structure is covered by one that was run gets the same answer.
 
         Raises:
-            RuntimeUnavailable: no worker can be started, so nothing can be verified of any region.
+            RuntimeUnavailable: no worker can be started, so no region can be verified.
         """
         if not rewrite.outputs():
             return unproved(demand, "nothing reads its results, so there is nothing to compare")
@@ -94,7 +94,7 @@ def _against_old(rewrite: Rewrite, demand: Demand) -> tuple[Model, Model, ProofR
 
 
 def _against_reference(rewrite: Rewrite) -> tuple[Model, Model, ProofRequest] | None:
-    """The new region and its reference, if it has one, at every value of its input; results in real numbers."""
+    """The reference, the new region and a request for every value of the input; None without a reference."""
     reference = rewrite.reference
     if reference is None:
         return None
@@ -112,7 +112,7 @@ def _against_reference(rewrite: Rewrite) -> tuple[Model, Model, ProofRequest] | 
 
 
 def _sides(graph: Subgraph) -> dict[Tensor, Side]:
-    """Where the tensors that reach a SOFTMAX go; both operands of a product lead to others."""
+    """The side of every tensor that leads to a SOFTMAX: added to the logits, or left or right of a product."""
     sides: dict[Tensor, Side] = {}
     pending: list[tuple[Tensor | None, Side]]
     pending = [(op.input(0), "added") for op in graph.operators if op.name == "SOFTMAX"]
@@ -132,7 +132,7 @@ def _sides(graph: Subgraph) -> dict[Tensor, Side]:
 def _changed(rewrite: Rewrite) -> tuple[Tensor, ...]:
     """The results that might differ.
 
-    An operator of both lists stays what it is; if it depends on such operators alone, so do its results.
+    Results stay the same if they come only from operators that are in both lists.
     """
     new = set(rewrite.new)
     producers = {tensor: operator for operator in rewrite.old for tensor in operator.outputs}

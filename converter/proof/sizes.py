@@ -1,7 +1,7 @@
-"""How much a region computes, and the same region at a fraction of its lengths.
+"""The cost of a region, and the same region at a fraction of its lengths.
 
-Every size of 64 or more, in shapes and in the constants that steer operators, is divided by 8: two versions that cut,
-join or turn in different ways still do. Regions with sizes that do not divide have no such fraction.
+Every size of 64 or more, in shapes and in constants such as axes and sizes, is divided by 8, so both versions still
+cut, join and transpose as before. A region with a size of 64 or more that 8 does not divide cannot be shortened.
 """
 
 from copy import deepcopy
@@ -14,11 +14,11 @@ from edge_opt.schema.data import Data
 
 FACTOR = 8
 _LONG = 64
-_ELEMENT = 8  # multiply-adds that take as long as making and comparing an element
+_ELEMENT = 8  # multiply-adds that take as long as computing and comparing one element
 
 
 def multiply_adds(model: Model) -> int:
-    """The multiply-adds of matrix products, and what other operators cost in their place."""
+    """The multiply-adds of matrix products, plus the equivalent cost of other operators."""
     total = 0
     for operator in model.subgraphs[0]:
         each = _ELEMENT
@@ -31,7 +31,7 @@ def multiply_adds(model: Model) -> int:
 
 
 def shrunk(model: Model) -> Model | None:
-    """A copy of the model at a fraction of its lengths; None where a size does not divide."""
+    """A copy of the model at a fraction of its lengths; None if a long size is not divisible."""
     model = deepcopy(model)
     try:
         for tensor in (tensor for graph in model.subgraphs for tensor in graph.tensors):
@@ -50,7 +50,7 @@ def shrunk(model: Model) -> Model | None:
 
 
 def _part(tensor: Tensor, shape: tuple[int, ...]) -> Buffer:
-    """The first elements along each axis; integers that stand for no reals are sizes and places."""
+    """The first elements along each axis; unquantized integers are sizes and places, which are divided."""
     per_axis = tensor.quantization is not None and tensor.quantization.is_per_axis
     if not tensor.has_numbers or (per_axis and shape != tensor.shape):
         raise RefusedError("a constant has no such part")

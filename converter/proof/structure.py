@@ -1,4 +1,4 @@
-"""What a region computes without its numbers: regions that are alike need not all be run."""
+"""The structure of a region without its numbers: of similar regions, only one has to be run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.schema.writer import model_bytes
 
 Number = Hashable
-"""The quantization parameters of one tensor, or the bytes of one constant that is real or stands for reals."""
+"""The quantization parameters of one tensor, or a digest of one float or quantized constant."""
 
-# A composite computes what its decomposition does, which is a subgraph of the model with operators of its own.
+# The operators of a composite's decomposition are counted in its own subgraph.
 _MOVES = {*operators_that(Effect.REARRANGING, Effect.CUTTING, Effect.JOINING), "STABLEHLO_COMPOSITE"}
 
 
@@ -22,8 +22,8 @@ _MOVES = {*operators_that(Effect.REARRANGING, Effect.CUTTING, Effect.JOINING), "
 class Structure:
     """Both versions of a region: a digest of all but their numbers, and the numbers of each, in order.
 
-    Regions of equal structures compute the same; names and calibrated ranges are no part of it. `moves_only`: the new
-    version computes with operators of the old one alone, and otherwise only moves data.
+    Regions of equal structures compute the same; names and calibrated ranges are ignored. `moves_only`: the new version
+    computes only with operators that the old one has, and otherwise just moves data.
     """
 
     digest: bytes
@@ -32,12 +32,12 @@ class Structure:
     moves_only: bool
 
     def covers(self, other: Structure) -> bool:
-        """Whether a verification of this region stands for the other, which is this one with other numbers.
+        """True if a verification of this region also holds for the other, which differs only in its numbers.
 
-        Equal numbers of `before` are replaced by equal ones: numbers that are equal here and differ there may have been
-        mixed up here unseen. Each number of `after` must be one of `before`, replaced as there. So a scale of another
-        layer, or one that is a unit in the last place off, makes a structure of its own; and so does what the new
-        version computes by itself, where a mistake may show with the other numbers only.
+        Equal numbers of `before` must be replaced by equal ones: a rewrite could mix up numbers that are equal here but
+        differ there unnoticed. Each number of `after` must be one of `before`, replaced the same way. A scale of
+        another layer, or one that is off in the last place, is thus not covered; nor is a new version with computing
+        operators of its own, where a mistake may only show with the other numbers.
         """
         if self.digest != other.digest or not self.moves_only:
             return False
@@ -49,20 +49,20 @@ class Structure:
 
 
 def structure(before: Model, after: Model) -> Structure:
-    """The structure of a region of which these are the two versions, as `cut_out` makes them."""
+    """The structure of a region, given both versions as `cut_out` makes them."""
     (one, old), (other, new) = map(_without_numbers, (before, after))
     return Structure(sha256(one + other).digest(), old, new, _computing(after) <= _computing(before))
 
 
 def _without_numbers(model: Model) -> tuple[bytes, tuple[Number, ...]]:
-    """The digest of a model without its numbers, and these."""
+    """The digest of a model without its numbers, and the numbers."""
     model, numbers, places = deepcopy(model), list[Number](), list[Number]()
     for tensor in (tensor for graph in model.subgraphs for tensor in graph.tensors):
         if tensor.is_constant:
             assert tensor.buffer is not None
             assert tensor.buffer.data is not None
             content = tensor.dtype.name, sha256(tensor.buffer.data.view().data).digest()
-            # Plain integers say where to cut or how to turn, which is structure.
+            # Plain integers are axes, sizes and orders, which are structure.
             (numbers if tensor.dtype.is_float or tensor.is_quantized else places).append(content)
             tensor.buffer = None
         if tensor.quantization is not None and tensor.is_quantized:

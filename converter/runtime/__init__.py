@@ -1,4 +1,4 @@
-"""Runs models with LiteRT in child processes: inputs, requests, and what comes back. Never changes a model.
+"""Runs models with LiteRT in child processes: inputs, requests and replies. Never changes a model.
 
-The native runtime is only ever loaded in a child process (`native`); this side holds plain numbers.
+The native runtime is loaded only in a child process (`native`); the parent holds plain data.
 """

@@ -1,18 +1,18 @@
-"""What can go wrong between us and the native runtime, as types."""
+"""Errors of the native runtime and its process."""
 
 from edge_opt.base.errors import EdgeOptError
 
 
-class RuntimeUnavailable(EdgeOptError):  # noqa: N818 - nothing is wrong with a model
+class RuntimeUnavailable(EdgeOptError):  # noqa: N818 - not an error in a model
     """The runtime's process cannot be started on this machine, whatever the model."""
 
 
 class RuntimeFailed(EdgeOptError):  # noqa: N818 - its kinds say what the runtime did
-    """The native runtime did not give a result for this model."""
+    """The native runtime gave no result for this model."""
 
 
 class RuntimeRefused(RuntimeFailed):
-    """The runtime declined the model or its inputs; `reason` is the runtime's own sentence."""
+    """The runtime declined the model or its inputs; `reason` is the runtime's own message."""
 
     def __init__(self, message: str, reason: str = "") -> None:
         super().__init__(message)
@@ -28,4 +28,4 @@ class RuntimeTimedOut(RuntimeFailed):
 
 
 class DeclinedError(Exception):
-    """In the worker: the runtime does not take a model or its inputs; the text is its reason."""
+    """In the worker: the runtime rejects a model or its inputs; the message is its reason."""

@@ -1,7 +1,7 @@
-"""Extreme inputs of a region: masks as exporters write them, ends of types, large and tiny numbers, -0, NaN, infinity.
+"""Extreme inputs of a region: exporters' masks, limits of types, large and tiny numbers, -0, NaN, infinity.
 
-Each kind of extreme values is one run in which some inputs are extreme, so that NaN in one does not hide a difference
-in another. Which ones depends on their side: a value is extreme for a mask and harmless for a key.
+Each kind is one run in which only some inputs are extreme, so that NaN in one does not hide a difference in another.
+The choice depends on the input's side: a value that is extreme for a mask may be harmless for a key.
 """
 
 from dataclasses import replace
@@ -28,18 +28,18 @@ KINDS: dict[str, str] = {
     "nan right": "NaN and infinity in the keys",
     "nan other": "NaN and infinity in the values",
 }
-"""The kinds of extreme values, and how messages name them."""
+"""The kinds of extreme values, with their names in messages."""
 
 _MASKS = (0.0, 0.0, 0.0, -0.0, -12.0, -100.0, -65472.0, -1e9, -3.4e38, -np.inf)
-_CLOSED_ROW = 4  # of so many rows of a mask one is closed everywhere, which the first one is not
-_LARGE = 30.0  # an operand of the logits; the product of two of them is over a hundred
+_CLOSED_ROW = 4  # one in so many rows of a mask is closed everywhere, never the first
+_LARGE = 30.0  # factor for operands of the logits; the product of two is over a hundred
 _LARGE_VALUE = 1000.0
-_GRADES = 0.6  # of operands beside ones at their ends, so that logits stay within their type
+_GRADES = 0.6  # factor for operands whose counterpart is at its limit, so that logits stay within their type
 _TINY = {"float16": 2.0**-18}
 
 
 def extreme(planned: InputPlan, array: NDArray[Any], kind: str) -> NDArray[Any]:
-    """A kind of extreme values made of a plan's array; the array itself where the kind leaves such inputs alone."""
+    """A plan's array with extreme values of this kind; the array itself if the kind does not affect such inputs."""
     if planned.role == "mask" and kind == "closed":
         return array_of(replace(planned, opened=planned.masked))
     is_float = array.dtype.kind == "f"
@@ -77,7 +77,7 @@ def _floats(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np
             tiny = array * _TINY.get(array.dtype.name, 2.0**-110)
             return np.select([draw == 0, draw == 1, draw == 2], [0.0, -0.0, array * 2.0**-140], tiny)
         case "tiny", "right":
-            # Every other key is 0, along whichever of the last two axes keys lie, and so are its logits.
+            # Every other key is 0, whichever of the last two axes the keys are on, and so are its logits.
             return np.where((_along(array.shape, -1) | _along(array.shape, -2)) % 2 == 1, 0.0, array)
     if kind != f"nan {planned.side}":
         return array
@@ -85,7 +85,7 @@ def _floats(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np
 
 
 def _codes(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np.int64]) -> NDArray[Any]:
-    """Codes at the ends of their type, beside others such that results still differ."""
+    """Codes at the limits of their type, mixed with others so that results still differ."""
     shape, zero_point = array.shape, planned.info.zero_point
     least, most = int(np.iinfo(array.dtype).min), int(np.iinfo(array.dtype).max)
     match kind, planned.side:
@@ -94,7 +94,7 @@ def _codes(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np.
         case "tiny", "added":
             return most - draw % 8 // 2
         case "masks" | "tiny", "other":
-            # Of a whole row or column, so that sums reach their ends.
+            # Whole rows or columns, so that sums reach their limits.
             turn = _along(shape, -1 if kind == "masks" else -2) % 4
             return np.select([turn == 0, turn == 1], [most, least], array)
         case "high" | "low", "other":
@@ -106,7 +106,7 @@ def _codes(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np.
         case ("low" | "lowest logits", "left") | ("lowest keys", "right"):
             return np.full(shape, least)
         case ("high" | "low", "right") | ("highest keys" | "lowest keys", "left"):
-            # Alike along one of the last two axes, so that sums over it are as large as sums of random ones.
+            # Similar along one of the last two axes, so that sums over it are as large as those of random values.
             steps = sum(((_along(shape, axis) * 7) % 13 - 6) / 12 for axis in (-1, -2))
             grades = _GRADES * steps / np.sqrt(min(shape[-2:], default=1))
             room = planned.spread * min(most - zero_point, zero_point - least)
@@ -115,6 +115,6 @@ def _codes(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np.
 
 
 def _along(shape: tuple[int, ...], axis: int) -> NDArray[np.int64]:
-    """The place of every element along an axis, or along the first where there are too few."""
+    """The index of every element along an axis, or along the first if there are too few axes."""
     places = np.indices(shape, sparse=True)
     return np.broadcast_to(places[max(axis, -len(shape))] if shape else 0, shape)

@@ -1,9 +1,9 @@
-"""Realistic inputs for a signature, from names, shapes and a seed; must not load the runtime.
+"""Realistic inputs for a signature from names, shapes and a seed; must not load the runtime.
 
 `plan` decides what each input is (a mask, a position, a cache, ...) and how the masks, positions and caches of one
 signature fit together; `array_of` makes the array of one plan. A plan is plain data, so that big arrays are made where
-they are used. The same seed gives the same numbers whatever the order of the inputs, and the same real numbers to a
-float tensor and to its quantized counterpart.
+they are used. The same seed gives the same numbers in any order of inputs, and the same real numbers for a float
+tensor and its quantized counterpart.
 """
 
 import math
@@ -18,25 +18,24 @@ from numpy.typing import NDArray
 from edge_opt.runtime import noise
 from edge_opt.runtime.tensors import Role, SignatureInfo, TensorInfo, cache_length, role_of
 
-_MASKED = -100.0  # what the exporter's own masks add
+_MASKED = -100.0  # the value in the exporter's own masks
 _KNOWN_TOKENS = 128
-_ROOM = 48  # positions in front of the new tokens where neither a mask nor a cache says how many there are
+_ROOM = 48  # positions before the new tokens if neither a mask nor a cache gives their number
 _WINDOW = 512
-_PIECE = 1 << 15  # elements that are worked on at a time, so that they stay in a core's cache
+_PIECE = 1 << 15  # elements processed at a time, so that they stay in a core's cache
 
 
 Side = Literal["added", "left", "right", "other"]
-"""Where an input goes first: added to what a SOFTMAX normalizes, an operand of a product in front of it, or neither."""
+"""Use of an input: added to the logits of a SOFTMAX, an operand of the product before it, or something else."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputHint:
-    """What a caller knows of an input and a name does not say.
+    """A caller's knowledge about an input, beyond its name.
 
-    `masked` and `opened` are the values of a masked and an open entry of a mask (by default those that its type and
-    exporters have). `spread` scales plain data: a quarter stays that much closer to zero. `side` is where a region's
-    input goes. `every` counts the values from 0 on that an input of integers takes one after the other, with some
-    beyond both ends.
+    `masked` and `opened` are the values of masked and open entries of a mask (by default, the usual ones for its type).
+    `spread` scales plain data: 0.25 keeps it four times closer to zero. `side` is the use of a region's input. With
+    `every`, an integer input takes the values 0 to `every` - 1 in turn, and some beyond both ends.
     """
 
     role: Role = "data"
@@ -48,12 +47,12 @@ class InputHint:
 
 
 BEYOND = 4
-"""How many values beyond both ends such an input takes."""
+"""How many values beyond both ends an input with `every` takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An array that lies in a file, in the dtype and quantization of `info`."""
+    """An array in a file, with the dtype and quantization of `info`."""
 
     path: str
     offset: int
@@ -66,12 +65,12 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputPlan(InputHint):
-    """How to make one input: `info` says for which tensor, `key` names the stream of random numbers.
+    """How to make one input: for the tensor `info`, from the stream of random numbers named `key`.
 
-    `start` is the position of the first new token, or the first of `every` value. For a mask, `past` columns stand for
-    the cache, the first `padding` tokens are masked, and a row sees `window` positions (0: all). `limit` ends the range
-    of a token or of an index into a table. The real numbers fill the range of the quantized `source`; they come from
-    `stored`, or are random.
+    `start` is the position of the first new token, or the first index into `every`'s values. For a mask, `past` columns
+    stand for the cache, the first `padding` tokens are masked, and a row sees `window` positions (0: all). `limit` ends
+    the range of a token or of an index into a table. Real numbers fill the range of the quantized `source`; they come
+    from `stored`, or are random.
     """
 
     info: TensorInfo
@@ -101,9 +100,8 @@ def plan(
 ) -> tuple[InputPlan, ...]:
     """One plan per input of the signature.
 
-    With `hints`, one per input, names do not decide. Later runs differ in position and in the kind of mask: causal,
-    with padding, sliding window, empty cache. `start` is the position of the first new token, by default one that the
-    seed decides.
+    `hints`, one per input, replace guessing from names. Later runs differ in position and in the kind of mask: causal,
+    with padding, sliding window, empty cache. `start` is the position of the first new token, by default from the seed.
     """
     if hints is None:
         hints = [InputHint(role_of(info)) for info in signature.inputs]
@@ -139,9 +137,9 @@ def plan(
 def _scene(
     signature: SignatureInfo, inputs: Sequence[tuple[TensorInfo, Role]], seed: int, run: int
 ) -> tuple[int, int, int]:
-    """How many columns of the widest mask stand for the cache, and how many for new tokens, the last; and their start.
+    """Columns of the widest mask for the cache, columns for new tokens (the last ones), and the first new position.
 
-    A mask over a shorter ring has fewer columns of the cache.
+    A mask over a shorter ring buffer has fewer columns for the cache.
     """
     positions = [info for info, role in inputs if role == "position"]
     caches = [info for info, role in inputs if role == "cache"]
@@ -160,16 +158,16 @@ def _scene(
     last = max(min(tables, default=room + new) - new, 0)
     first, choices = room // 4, room // 2 + 1
     if tables and not (width or caches):
-        # Nothing else depends on the position: it may be anywhere in its table.
+        # Nothing else depends on the position, so it may be anywhere in its table.
         first, choices = 0, last + 1
     start = 0 if run % 4 == 3 else first + noise.seed_of(seed, "start", run) % choices
     return past, width - past, min(start, last)
 
 
 def pair(planned: InputPlan, other: TensorInfo) -> tuple[InputPlan, InputPlan]:
-    """The plan for this input and for its counterpart in another model: the same real numbers.
+    """Plans for this input and its counterpart in another model, with the same real numbers.
 
-    If one of the two is quantized, both take its range: what it cannot represent would be no fair comparison.
+    If one of the two is quantized, both use its range: values that it cannot represent would not be a fair comparison.
     """
     source = planned.info if planned.info.quantized or not other.quantized else other
     return replace(planned, source=source), replace(planned, source=source, info=other)
@@ -200,7 +198,7 @@ def array_of(planned: InputPlan) -> NDArray[Any]:
 
 
 def converted(array: NDArray[Any], source: TensorInfo, target: TensorInfo) -> NDArray[Any]:
-    """The same real numbers in the type that the target has."""
+    """The same real numbers in the target's type."""
     if array.dtype == target.dtype and source.quantization == target.quantization:
         return array
     return _encode(source.reals(array), target)
@@ -218,8 +216,8 @@ def _mask(planned: InputPlan) -> NDArray[np.float32]:
         visible = column < max(width - width // 4 * (planned.padding > 0), 1)
     else:
         if past:
-            # Columns [0, past) are the cache, each with the last position before `start` that goes there: in a whole
-            # cache its own number, in a ring one some turns later. The others are the new tokens themselves.
+            # Columns [0, past) are the cache; each holds the last position before `start` that was stored in it: in
+            # a whole cache its own index, in a ring buffer maybe a later one. The other columns are the new tokens.
             cached = start - 1 - (start - 1 - column) % past
             column = np.where(column < past, cached, column - past + start)
         row = row % max(width - past, 1) + (start if width > rows else 0)
@@ -233,7 +231,7 @@ def _mask(planned: InputPlan) -> NDArray[np.float32]:
 
 
 def _data(planned: InputPlan, source: TensorInfo) -> NDArray[Any]:
-    """Normal values that fill most of a quantized tensor's range, around its middle, or `spread` of all that."""
+    """Normal values around the middle of a quantized tensor's range that fill most of it, times `spread`."""
     values = noise.normal(planned.stream, planned.info.elements)
     made = np.empty(values.size, planned.info.dtype)
     middle, width = 0.0, 1.0
@@ -248,7 +246,7 @@ def _data(planned: InputPlan, source: TensorInfo) -> NDArray[Any]:
 
 
 def _integers(planned: InputPlan) -> NDArray[np.int64]:
-    """Tokens and indices in their range; others stay small, as they may be indices, but for bytes and shorts."""
+    """Tokens and indices in their range; 8- and 16-bit integers in full; others 0 or 1, as they may be indices."""
     info, dtype = planned.info, np.dtype(planned.info.dtype)
     low, high = 0, 2
     if planned.role in {"token", "index"}:

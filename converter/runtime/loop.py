@@ -1,6 +1,6 @@
-"""The loop that generates text: what is called in which order, as plain data, and how it is carried out.
+"""The loop that generates text: its calls as plain data, and running them.
 
-The parent plans a loop and the worker carries it out, with models that it keeps open; how they run is not known here.
+The parent plans a loop and the worker runs it, with models that it keeps open; `Invoke` hides how they run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,9 +32,9 @@ class Call:
 class Loop:
     """Calls of the prefill and of one decode step, the prompt by batch row, and how many tokens to generate.
 
-    The prefill takes all of the prompt but its last token, `rows` tokens at a time; decoding begins with that one. The
-    tokens `follow`, if any, are read behind the prompt instead of those that are generated. `past` has, by name, how
-    many columns of a mask stand for the cache, where others stand for the new tokens.
+    The prefill takes all of the prompt except its last token, `rows` tokens at a time; decoding begins with the last.
+    The tokens `follow`, if any, are read after the prompt instead of the generated ones. `past`: the number of columns
+    of a mask, by its name, that stand for the cache, if others stand for the new tokens.
     """
 
     prefill: tuple[Call, ...]
@@ -48,7 +48,7 @@ class Loop:
 
 
 def run(loop: Loop, invoke: Invoke) -> tuple[list[list[int]], Array]:
-    """The tokens generated greedily, one list for each step, and the logits of every step."""
+    """Generate greedily: the tokens of every step, as lists by batch row, and its logits."""
     values: _Values = {}
     prompt = np.array(loop.prompt, np.int64)
     filled = prompt.shape[1] - 1
@@ -72,9 +72,9 @@ def run(loop: Loop, invoke: Invoke) -> tuple[list[list[int]], Array]:
 
 
 def fill(signature: SignatureInfo, chunks: Sequence[tuple[int, int]], invoke: Invoke) -> Arrays:
-    """The caches after a prefill that took these chunks one after the other, in the type that its inputs have.
+    """The caches after prefilling these chunks in order, in the type of the cache inputs.
 
-    A chunk is the position of its first token, and the seed of what its inputs are beside the caches.
+    A chunk is the position of its first token and the seed of its other inputs.
     """
     caches, axes = caches_of(signature), growing_axes(signature)
     values: _Values = {name: (_empty(info), info) for name, info in caches.items()}
@@ -82,7 +82,7 @@ def fill(signature: SignatureInfo, chunks: Sequence[tuple[int, int]], invoke: In
         plans = {planned.info: planned for planned in plan(signature, seed=seed, start=start)}
         _carry_out(values, (Call("main", signature),), lambda info: array_of(plans[info]), invoke)  # noqa: B023
         for name, axis in axes.items():
-            # New keys and values that came apart go into their caches; a full one begins again at its front.
+            # Separate new keys and values are written into their caches, which wrap around when full.
             if part_of(name) not in values:
                 continue
             part, info = values.pop(part_of(name))
@@ -96,7 +96,7 @@ def fill(signature: SignatureInfo, chunks: Sequence[tuple[int, int]], invoke: In
 
 
 def _carry_out(values: _Values, calls: tuple[Call, ...], give: _Give, invoke: Invoke) -> None:
-    """The calls of one step, in order, on what earlier calls gave; `give` makes what no call before gave."""
+    """Make the calls of one step in order, on results of earlier calls; `give` makes all other inputs."""
     for call in calls:
         inputs = {
             info.name: converted(*values[info.name], info) if info.name in values else give(info)
@@ -107,7 +107,7 @@ def _carry_out(values: _Values, calls: tuple[Call, ...], give: _Give, invoke: In
 
 
 def is_basic(info: TensorInfo) -> bool:
-    """Whether the loop knows the input itself: tokens, positions, which tokens are valid, masks, empty caches."""
+    """True if the loop can make the input: tokens, positions, masks (also of valid tokens), empty caches."""
     if info.name == _PARAMETERS:
         return info.shape[-1:] == (7,)
     return role_of(info) in {"token", "position", "mask", "cache"} and "slice" not in info.name
@@ -116,7 +116,7 @@ def is_basic(info: TensorInfo) -> bool:
 def basic_input(info: TensorInfo, tokens: Array, start: int, valid: int, past: Mapping[str, int]) -> Array:
     """Tokens, positions, a causal mask over the whole cache, or an empty cache.
 
-    `tokens` are the new ones by batch row, of which `valid` are no padding; `start` is the position of the first.
+    `tokens` are the new tokens by batch row, `valid` of which are not padding; `start` is the position of the first.
     """
     role, dtype = role_of(info), np.dtype(info.dtype)
     if info.name == _PARAMETERS:

@@ -1,7 +1,7 @@
-"""How far two arrays are from each other, in one pass over bounded pieces; knows nothing of models or files.
+"""Differences between two arrays, in one pass over pieces of bounded size; independent of models and files.
 
-Two elements are *bitwise* equal if their bits are, or if both are NaN, whose payload and sign no kernel specifies; +0
-and -0 differ. Quantized integers are compared as codes for `bitwise` and `steps`, else as the reals they stand for.
+Two elements are *bitwise* equal if their bits are, or if both are NaN (no kernel specifies payload and sign); +0 and
+-0 differ. Quantized integers are compared as codes for `bitwise` and `steps`, otherwise as the reals they stand for.
 """
 
 import math
@@ -25,12 +25,12 @@ _Real = Callable[[NDArray[Any]], Floats]
 
 @dataclass(frozen=True, slots=True)
 class Difference(Record):
-    """How output `b` differs from output `a`, over everything that was merged into it.
+    """Difference of output `b` from output `a`, over all comparisons merged into it.
 
     `finite` counts the finite numbers in `a`, `differing` the elements whose bits differ, `outside` those with
     |a-b| > atol + rtol*|a|. `max_abs` is infinite if only one of two values is NaN or infinite; `worst` is its index,
     with both values. `max_rel` is `max_abs` over `largest`, the largest finite |a|. `steps` is the largest difference
-    of integers of one quantization. `kl` (nats), `top1` and `top5` are means over rows of logits; of several runs the
+    of integers with equal quantization. `kl` (nats), `top1`, `top5` are means over rows of logits; of several runs, the
     worst. `powers` are sums of squares: of `a`, of `b`, of their products, of their difference.
     """
 
@@ -53,12 +53,12 @@ class Difference(Record):
 
     @property
     def bitwise(self) -> bool:
-        """Whether no element's bits differ."""
+        """True if no element's bits differ."""
         return self.differing == 0
 
     @property
     def equal(self) -> bool:
-        """Whether every element is within the tolerances."""
+        """True if every element is within the tolerances."""
         return self.outside == 0
 
     @property
@@ -70,7 +70,7 @@ class Difference(Record):
 
     @property
     def snr_db(self) -> float:
-        """Signal to noise in decibel: infinite where nothing differs, NaN where it has no meaning."""
+        """Signal to noise in decibel: infinite if nothing differs, NaN if undefined."""
         signal, _, _, noise = self.powers
         if noise == 0:
             return math.inf
@@ -79,7 +79,7 @@ class Difference(Record):
 
     @property
     def cosine(self) -> float:
-        """The cosine of both as vectors: 1 where nothing differs, NaN where it has no meaning."""
+        """The cosine of both as vectors: 1 if nothing differs, NaN if undefined."""
         one, other, both, noise = self.powers
         product = math.sqrt(one) * math.sqrt(other)
         if noise == 0:
@@ -97,12 +97,11 @@ def measure(
     rtol: float = 0.0,
     logits: bool = False,
 ) -> Difference:
-    """Compares two arrays of the same shape, of which `a` is the reference.
+    """Compare two arrays of the same shape; `a` is the reference.
 
-    `quantized_a` and `quantized_b` are given where integers stand for real numbers; `logits` says that rows along the
-    last axis are logits.
+    `quantized_a` and `quantized_b` give the quantization, if any; with `logits`, rows along the last axis are logits.
     """
-    assert a.shape == b.shape, "shapes are compared before elements are"
+    assert a.shape == b.shape, "shapes must be equal"
     one, other = (np.ascontiguousarray(array).reshape(-1) for array in (a, b))
     reals = [info.reals if info else _as_they_are for info in (quantized_a, quantized_b)]
     found = _of_piece(one[:_PIECE], other[:_PIECE], reals, 0, atol, rtol)
@@ -130,7 +129,7 @@ _MERGED: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def merge(one: _Figures, other: _Figures) -> _Figures:
-    """Two comparisons of the same output as one: counts and powers add up, of other figures the worse stays."""
+    """Merge two comparisons of the same output: counts and powers are added, of other figures the worse is kept."""
     figures: dict[str, Any] = {}
     for name, choose in _MERGED.items():
         both = getattr(one, name), getattr(other, name)
@@ -139,7 +138,7 @@ def merge(one: _Figures, other: _Figures) -> _Figures:
 
 
 def are_logits(info: TensorInfo) -> bool:
-    """Whether an output is taken for logits: by its name, or by a wide last axis that is no cache or embedding."""
+    """True if an output seems to be logits: by name, or by a wide last axis if the name says nothing else."""
     name = info.name.lower()
     if "logit" in name:
         return True
@@ -150,7 +149,7 @@ def are_logits(info: TensorInfo) -> bool:
 def _of_piece(
     a: NDArray[Any], b: NDArray[Any], reals: Sequence[_Real], begin: int, atol: float, rtol: float
 ) -> Difference:
-    """How two pieces differ; `worst` counts from `begin`."""
+    """The difference of two pieces that begin at element `begin`."""
     differing, steps = a.size, None
     if a.dtype == b.dtype:
         word = f"u{a.itemsize}"
@@ -165,7 +164,7 @@ def _of_piece(
     found = Difference(a.size, finite.size, differing, largest=largest, steps=steps)
     with np.errstate(invalid="ignore", over="ignore"):
         if finite is one and (other is one or np.array_equal(one, other)):
-            # The usual case; the rest would find no difference, in ten times the time.
+            # The usual case; the rest would find no difference and take ten times as long.
             power = float(one @ one)
             return replace(found, powers=(power, power, power, 0.0))
         gap = np.where((one == other) | (np.isnan(one) & np.isnan(other)), 0.0, np.abs(one - other))
@@ -183,7 +182,7 @@ def _of_piece(
 def _of_rows(a: NDArray[Any], b: NDArray[Any], reals: Sequence[_Real]) -> tuple[float, float, float]:
     """Mean over rows of KL(softmax(a) || softmax(b)), of equal arg max, and of the overlap of the five highest.
 
-    Rows that are not finite on both sides have no divergence and count as none.
+    Rows with values that are not finite count as zero divergence.
     """
     rows, width = a.shape
     step, top = max(_PIECE // width, 1), min(5, width)

@@ -1,8 +1,8 @@
 """The child process that runs the native runtime: `python -m edge_opt.runtime.native PARENT_PID`.
 
-Only this process may import the module. Its standard input is a socket on which it takes requests and answers them, so
-that nothing printed here, by the runtime or at the interpreter's start, can be taken for an answer. It never outlives
-its parent, and writes no file. Whatever the runtime raises becomes `DeclinedError` with its own words.
+Only this process may import the module. It takes requests and answers them on a socket, its standard input, so that
+nothing printed by the runtime or at the interpreter's start can be mistaken for an answer. It never outlives its
+parent and writes no files. The runtime's exceptions become `DeclinedError`, with the same text.
 """
 
 import resource
@@ -29,7 +29,7 @@ _GRACE_SECONDS = 5
 
 
 def main() -> None:
-    """Serves requests until the other end of the socket is closed."""
+    """Serve requests until the other end of the socket is closed."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     begin_child()
     channel = socket.socket(fileno=0).makefile("rwb")
@@ -40,7 +40,7 @@ def main() -> None:
         except EOFError:
             return
         limit(resource.RLIMIT_DATA, header["memory_limit"])
-        # Ends this process even if the runtime never gives control back and the parent is gone.
+        # Ends this process even if the runtime never returns and the parent is gone.
         signal.alarm(int(header["time_limit"]) + _GRACE_SECONDS)
         try:
             send(channel, *_carried_out(header, arrays))
@@ -56,9 +56,9 @@ def main() -> None:
 
 
 class Session:
-    """A model that stays loaded while its signatures are run again and again; what it keeps is fresh at the first.
+    """A model that stays loaded while its signatures are run; its variables are reset before the first run only.
 
-    `signatures` are all that it has; if it has none, subgraph 0 under the name `main`. Describing it allocates nothing.
+    `signatures` are all of the model's, or subgraph 0 as `main` if it has none. Describing it allocates nothing.
 
     Raises:
         DeclinedError: the runtime cannot read the model.
@@ -86,10 +86,10 @@ class Session:
             )
 
     def run(self, signature: str | None, values: Arrays) -> Arrays:
-        """One signature's outputs; None means the model's only one.
+        """Run a signature (None: the model's only one) and return its outputs.
 
         Raises:
-            DeclinedError: the runtime cannot run it, or does not know it.
+            DeclinedError: the runtime cannot run the signature, or the model does not have it.
         """
         names = list(self._runners)
         if signature not in names and (signature or len(names) > 1):
@@ -103,9 +103,9 @@ class Session:
 
 
 class _Main:
-    """Subgraph 0 of a model without signatures, run as the runtime's own signatures are.
+    """Subgraph 0 of a model without signatures, with the interface of the runtime's signature runners.
 
-    Its tensors have their own names, or are numbered where two share one.
+    Tensors without a name, or with the name of another one, are numbered.
     """
 
     def __init__(self, interpreter: Interpreter) -> None:
@@ -140,7 +140,7 @@ def _named(details: list[Any]) -> dict[str, Any]:
 
 @contextmanager
 def _refusals(where: str = "") -> Iterator[None]:
-    """What the runtime raises, as a refusal that says where."""
+    """Turn the runtime's exceptions into DeclinedError, with the location."""
     try:
         yield
     except (ValueError, RuntimeError, TypeError, MemoryError) as error:
@@ -165,7 +165,7 @@ def _tensors(details: dict[str, Any], positional: bool) -> tuple[TensorInfo, ...
 
 
 def _carried_out(header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
-    """What a request asks for."""
+    """Carry out a request; the header and arrays of the reply."""
     models, kernels = header["models"], header.get("kernels", "xnnpack")
     sessions = {
         name: Session(Path(path), kernels, f"{name} model" if len(models) > 1 else "")

@@ -1,6 +1,6 @@
-"""Random numbers that are the same on every machine and with every numpy, made from raw bits by exact steps.
+"""Random numbers that are the same on every machine and numpy version, made from raw bits by exact steps.
 
-numpy promises stable streams of its bit generators only, and functions such as `cos` differ between processors.
+numpy guarantees stable streams only for bit generators, and functions such as `cos` differ between processors.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 GENERATOR_VERSION = 1
-"""Goes up whenever the same seed gives other numbers; golden files carry it."""
+"""Must be increased when the same seed gives different numbers; golden files record it."""
 
 _CHUNK = 1 << 15
 _CENTRE = 2 * 65535
@@ -18,7 +18,7 @@ _PAIR = np.uint64(0x0000FFFF0000FFFF)
 
 
 def seed_of(*parts: object) -> int:
-    """A 128-bit seed from these parts' text, the same in every process."""
+    """A 128-bit seed from the text of the parts, the same in every process."""
     text = "\0".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
 
@@ -40,7 +40,7 @@ def normal(seed: int, count: int) -> NDArray[np.float32]:
     for begin in range(0, count, _CHUNK):
         part = values[begin : begin + _CHUNK]
         words = np.asarray(stream.random_raw(part.size), np.uint64)
-        # Two sums in the halves of each word, then one.
+        # Add two pairs within each word, then both sums.
         words = (words & _PAIR) + ((words >> np.uint64(16)) & _PAIR)
         part[:] = words + (words >> np.uint64(32)) & np.uint64(0xFFFFFFFF)
         part -= np.float32(_CENTRE)
@@ -49,14 +49,14 @@ def normal(seed: int, count: int) -> NDArray[np.float32]:
 
 
 def integers(seed: int, count: int, low: int, high: int) -> NDArray[np.int64]:
-    """`count` integers in `[low, high)`; `high` must be over `low`."""
+    """`count` integers in `[low, high)`; `high` must exceed `low`."""
     return (bits(seed, count) % np.uint64(high - low)).astype(np.int64) + low
 
 
 def circle(seed: int, count: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """`count` points on the circle's right half, as cosine and sine.
+    """`count` points on the unit circle's right or upper half, as cosine and sine.
 
-    With `t` uniform in [-1, 1), (1 - t^2) / (1 + t^2) and 2 t / (1 + t^2); for half of the points the other way round.
+    With `t` uniform in [-1, 1): (1 - t^2) / (1 + t^2) and 2 t / (1 + t^2), swapped for half of the points.
     """
     words = bits(seed, count)
     t = (words >> np.uint64(12)).astype(np.float64) / float(1 << 51) - 1

@@ -1,7 +1,6 @@
-"""Do two small models compute the same? The worker's side of verifying a region, and the plain data of its result.
+"""Compares two small models: the worker's side of verifying a region, and the plain data of its result.
 
-Works on inputs and outputs by position, because a rewrite may rename tensors. Never raises for a difference: a rewrite
-that fails is a value.
+Matches inputs and outputs by position, because a rewrite may rename tensors. A difference is a result, not an error.
 """
 
 import math
@@ -22,37 +21,37 @@ from edge_opt.runtime.tensors import Kernels, SignatureInfo
 VERSIONS = ("before", "after")
 
 Run = Callable[[Arrays], Sequence[Array]]
-"""A loaded version: its outputs, in order, for named inputs."""
+"""A loaded version: returns its outputs, in order, for named inputs."""
 
 Load = Callable[[str, Kernels], Run]
-"""Loads one version; it, or the first run, raises DeclinedError where the kernels do not take the version."""
+"""Loads one version; raises DeclinedError, at the latest in the first run, if the kernels do not support it."""
 
 Differences = dict[str, tuple[Difference, ...]]
 """The difference of each output, by kernel set."""
 
 SCALES = (1.0, 0.5, 0.25, 0.125, 0.03125, 0.0078125)
-"""How much of their range the operands of a quantized region fill, one run after the other.
+"""Fractions of their range that the operands of a quantized region fill, one per run.
 
-Where codes fill it, logits are far apart, every softmax picks one key, and most of what happens before could be wrong
-unseen; where they fill too little, products vanish in rounding.
+With the full range, logits are far apart and every softmax picks one key, which hides most errors before it; with too
+little of it, products vanish in rounding.
 """
 
-DRAWS = 3  # at the scale that tells most: rounding may hide in one what another shows
-_LOGIT_RANGE = 12.0  # of what is added to logits: softmax weights then differ, and few are lost in rounding
+DRAWS = 3  # at the most sensitive scale; a difference that rounding hides in one draw may show in another
+_LOGIT_RANGE = 12.0  # of quantized addends of logits: softmax weights then differ, and few round to 0
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Where the heads or tiles are in an output: its axes as sizes, outermost first, each with its stride.
+    """Location of the heads or tiles in an output: sizes of its axes, outermost first, each with its stride.
 
-    A size with stride 0 belongs to every part; else its index is that digit of the part's number.
+    A size with stride 0 belongs to every part; otherwise its index is a digit of the part's number.
     """
 
     output: int
     factors: tuple[tuple[int, int], ...]
 
     def of(self, array: Array) -> Iterator[Array]:
-        """What each part has of the output."""
+        """Each part's elements of the output."""
         split = array.reshape([size for size, _ in self.factors])
         for part in range(math.prod(size for size, stride in self.factors if stride)):
             yield split[tuple(part // d % size if d else slice(None) for size, d in self.factors)]
@@ -60,11 +59,11 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class ProofRequest:
-    """On what two versions of a region are run.
+    """Inputs and conditions for running two versions of a region.
 
-    `hints` say by position what the inputs are (plain data without any). Beyond the codes `limits` the first version
-    was clipped and the second may go on. `parts` must differ, or results show nothing. `extremes` are the kinds of
-    extreme inputs to run on as well, and `scales` how much of their range quantized operands fill, in one run each.
+    `hints` describe the inputs by position (none: plain data). The first version clips at the codes `limits`, the
+    second may exceed them. `parts` must differ, or nothing is shown. `extremes` are the kinds of extreme inputs to run
+    as well, and `scales` the fractions of their range that quantized operands fill, in one run each.
     """
 
     hints: tuple[InputHint, ...] = ()
@@ -80,8 +79,8 @@ class ProofRequest:
 class Outcome:
     """The difference of each output of both versions of a region, by kernel set.
 
-    `extremes` has the same by kind of extreme inputs. `untold` says why many a wrong version would give the same
-    results, and is empty where there is no such reason. `scale` is the one at which results tell most.
+    `extremes` has the same by kind of extreme inputs. `untold` says why many wrong versions would give equal results,
+    and is empty if there is no such reason. `scale` is the one at which results are most sensitive.
     """
 
     outputs: Mapping[str, tuple[Difference, ...]]
@@ -91,12 +90,12 @@ class Outcome:
 
 
 def prove(signatures: tuple[SignatureInfo, SignatureInfo], request: ProofRequest, load: Load) -> Outcome:
-    """Runs both versions on the same inputs: at every scale, then several times at the one that tells most.
+    """Run both versions on the same inputs at every scale, then (with extreme inputs) at the most sensitive one.
 
-    A kernel set that does not take the first version alone is left out, if there is another one.
+    A kernel set that does not support the first version is left out, unless it is the only one.
 
     Raises:
-        DeclinedError: no kernel set takes the first version, or one that does, not the second.
+        DeclinedError: no kernel set supports the first version, or one supports the first but not the second.
     """
     first = signatures[0]
     pair, runs = _Pair(signatures, request, load), _realistic(first, request)
@@ -122,7 +121,7 @@ def prove(signatures: tuple[SignatureInfo, SignatureInfo], request: ProofRequest
 
 
 class _Pair:
-    """Both versions, loaded on every kernel set that takes the first one."""
+    """Both versions, loaded on every kernel set that supports the first one."""
 
     def __init__(
         self, signatures: tuple[SignatureInfo, SignatureInfo], request: ProofRequest, load: Load
@@ -132,7 +131,7 @@ class _Pair:
         self._load = cache(load)
 
     def run(self, arrays: Sequence[Array], found: Differences) -> Sequence[Array]:
-        """Merges how results differ on these inputs into `found`; the first version's on the first kernel set."""
+        """Merge differences on these inputs into `found`; return the first version's results on one kernel set."""
         results = []
         for kernels in tuple(self.kernels):
             try:
@@ -149,7 +148,7 @@ class _Pair:
         return results[0]
 
     def results(self, version: int, kernels: Kernels, arrays: Sequence[Array]) -> Sequence[Array]:
-        """What a version gives; the first gets the nearest of an input's `every` value in place of those beyond."""
+        """A version's results; for the first, inputs with `every` are clipped to their valid values."""
         hints = self._request.hints or [InputHint()] * len(arrays)
         named = {
             info.name: array if version or not hint.every else array.clip(0, hint.every - 1)
@@ -169,13 +168,13 @@ class _Pair:
 
 
 def _planned(signature: SignatureInfo, request: ProofRequest, *draw: object) -> Sequence[InputPlan]:
-    """One draw of the inputs; the scale is not chosen yet."""
+    """One draw of the inputs, not yet scaled."""
     hints = request.hints or [InputHint()] * len(signature.inputs)
     return plan(signature, seed=noise.seed_of(request.seed, *draw), hints=hints)
 
 
 def _realistic(signature: SignatureInfo, request: ProofRequest) -> list[Sequence[InputPlan]]:
-    """The inputs of each run: one for each scale of quantized operands, or as many as all values of an input take."""
+    """The inputs of each run: one run per scale of quantized operands, or enough to cover `every` value."""
     plans = _planned(signature, request)
     for counted in (each for each in plans if each.every):
         starts = range(0, counted.every + BEYOND, counted.info.elements)
@@ -186,14 +185,14 @@ def _realistic(signature: SignatureInfo, request: ProofRequest) -> list[Sequence
 
 
 def _operands(plans: Sequence[InputPlan]) -> list[InputPlan]:
-    """The quantized operands of logits; without any logits, all quantized data."""
+    """The quantized operands of logits; all quantized data if there are no logits."""
     sides = {each.side for each in plans} & {"left", "right"}
     quantized = (each for each in plans if each.info.quantized and each.role == "data")
     return [each for each in quantized if not sides or each.side in sides]
 
 
 def _scaled(plans: Sequence[InputPlan], scale: float) -> list[InputPlan]:
-    """The plans with operands at that scale; what is added to logits is as far apart as logits are."""
+    """The plans with operands at this scale, and with addends of logits limited to the usual range of logits."""
     operands = _operands(plans)
 
     def spread(each: InputPlan) -> float:
@@ -206,7 +205,7 @@ def _scaled(plans: Sequence[InputPlan], scale: float) -> list[InputPlan]:
 
 
 def _nudged(plans: Sequence[InputPlan], arrays: Sequence[Array]) -> list[Array]:
-    """The inputs with every code of the operands one higher or lower."""
+    """The inputs, with every code of the operands raised or lowered by one."""
     operands, nudged = _operands(plans), []
     for planned, array in zip(plans, arrays, strict=True):
         if planned not in operands:
@@ -219,13 +218,13 @@ def _nudged(plans: Sequence[InputPlan], arrays: Sequence[Array]) -> list[Array]:
 
 
 def untold(results: Sequence[Array], parts: Parts | None, limits: tuple[int, int] | None) -> str:
-    """Why results do not tell right from wrong; empty where they do.
+    """The reason why results cannot distinguish right from wrong; empty if they can.
 
     They are NaN, or one value, or beyond the limits, or two heads (tiles) have the same numbers.
     """
     for place, array in enumerate(results):
         if not np.isfinite(array).any():
-            return f"output {place} is nowhere a finite number"
+            return f"output {place} has no finite number"
         if array.size > 1 and np.nanmin(array) == np.nanmax(array):
             return f"output {place} is the same value everywhere"
         if limits is not None and not ((array > limits[0]) & (array < limits[1])).any():
@@ -233,5 +232,5 @@ def untold(results: Sequence[Array], parts: Parts | None, limits: tuple[int, int
     if parts is not None:
         each = [part.tobytes() for part in parts.of(results[parts.output])]
         if len({*each}) < len(each):
-            return f"of the {len(each)} heads or tiles in output {parts.output} some are equal"
+            return f"some of the {len(each)} heads or tiles in output {parts.output} are equal"
     return ""

@@ -1,7 +1,7 @@
-"""Messages between us and the worker: a line of JSON, then arrays in numpy's own format; no pickled objects.
+"""Messages between parent and worker: a line of JSON, then arrays in numpy's format; no pickled objects.
 
-The JSON's `arrays` lists the names of the arrays that follow. Dataclasses go into a header as they are, and
-`edge_opt.base.record.from_dict` makes them again.
+The JSON's `arrays` lists the names of the arrays that follow. Dataclasses in a header become dicts, and
+`edge_opt.base.record.from_dict` restores them.
 """
 
 import json
@@ -29,7 +29,7 @@ def send(channel: BufferedRWPair, header: Mapping[str, Any], arrays: Mapping[str
 
     Raises:
         DeclinedError: an array's dtype has no raw bytes (strings, objects).
-        OSError: the other side is gone.
+        OSError: the connection is closed.
     """
     for name, array in arrays.items():
         if array.dtype.kind not in _KINDS:
@@ -42,10 +42,10 @@ def send(channel: BufferedRWPair, header: Mapping[str, Any], arrays: Mapping[str
 
 
 def receive(channel: BufferedRWPair) -> tuple[Header, Arrays]:
-    """The next message.
+    """Receive the next message.
 
     Raises:
-        EOFError, OSError: the other side is gone, or does not send messages.
+        EOFError, OSError: the connection is closed, or the data is not a message.
         TimeoutError: the socket's time limit passed.
     """
     line = channel.readline(_MAX_HEADER)

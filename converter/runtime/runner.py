@@ -1,6 +1,6 @@
-"""The parent's side of a worker process: what may be run, requests, and errors.
+"""The parent's side of a worker process: checks of models, requests and errors.
 
-Nothing here loads the native runtime, and nothing that our own reader and graph checks refuse goes to it.
+Nothing here loads the native runtime, and models that our own reader or graph checks refuse never reach it.
 """
 
 import os
@@ -42,15 +42,15 @@ _UNKNOWN_OPERATOR = re.compile(r"unresolved custom op: ([^.\s]+)")
 _STARTUP_SECONDS = 120.0
 _ENDING_SECONDS = 2.0
 _LOG_READ = 16 << 10
-# glibc gives each thread a heap of its own, and what one of them frees is not there for the next.
+# By default, glibc gives each thread its own heap, and memory freed in one cannot be reused in another.
 _ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2", "MALLOC_ARENA_MAX": "1"}
 
 
 class ChildProcess:
-    """One child process, the socket for requests and replies, and a file with what the child prints.
+    """One child process, the socket for requests and replies, and a file with the child's output.
 
     Raises:
-        RuntimeUnavailable: the system starts no process.
+        RuntimeUnavailable: the process cannot be started.
     """
 
     def __init__(self) -> None:
@@ -68,18 +68,18 @@ class ChildProcess:
         except OSError as error:
             self._close()
             raise RuntimeUnavailable(
-                f"no worker process can be started ({error.strerror}): free memory or processes, or verify nothing"
+                f"no worker process can be started ({error.strerror}): free memory or processes, or skip verification"
             ) from error
         self.pid = self._child.pid
         self._ready = False
 
     def exchange(self, header: Header, arrays: Arrays, seconds: float) -> tuple[Header, Arrays]:
-        """Sends a request and reads its answer; the time counts from when the runtime is loaded.
+        """Send a request and read its answer; the time for loading the runtime is not counted.
 
         Raises:
-            RuntimeUnavailable: it cannot be loaded, and no model is to blame.
+            RuntimeUnavailable: the runtime cannot be loaded, whatever the model.
             RuntimeCrashed: the child ended.
-            TimeoutError: it did not answer in time.
+            TimeoutError: the child did not answer in time.
         """
         if not self._ready:
             self._socket.settimeout(_STARTUP_SECONDS)
@@ -101,20 +101,20 @@ class ChildProcess:
             raise RuntimeCrashed(f"the runtime's process ended with {self._ending(error)}") from None
 
     def end(self) -> None:
-        """Ends the child, and collects it."""
+        """End the child and wait for it."""
         processes.end(self._child)
         self._close()
 
     def _close(self) -> None:
-        with suppress(OSError):  # what was not sent cannot be sent any more
+        with suppress(OSError):  # unsent data is lost
             self._channel.close()
         self._socket.close()
         self._log.close()
 
     def _ending(self, error: Exception) -> str:
-        """How the child ended, in words, with the last line that the runtime printed."""
+        """Describe how the child ended, with the last line that it printed."""
         try:
-            # One that hung up is ending by itself: its exit status says why.
+            # A child that closed the socket is about to exit; its exit status says why.
             self._child.wait(0 if isinstance(error, TimeoutError) else _ENDING_SECONDS)
         except subprocess.TimeoutExpired:
             processes.end(self._child)
@@ -123,17 +123,17 @@ class ChildProcess:
         self._log.seek(max(self._log.seek(0, os.SEEK_END) - _LOG_READ, 0))
         lines = map(str.strip, self._log.read().decode(errors="replace").splitlines())
         said = [line for line in lines if line and not line.startswith(("INFO:", "WARNING:"))]
-        return f"{how}; its last words: {said[-1][:300]}" if said else how
+        return f"{how}; its last output: {said[-1][:300]}" if said else how
 
 
 class Worker:
     """A child process that runs models; a context manager, started at the first request or by `start()`.
 
-    A request may take `time_limit` seconds, and 4 GiB of private memory and three times the model's size (XNNPACK packs
-    float weights), mapped files not counted. Linux enforces it (RLIMIT_DATA); on macOS only the time limit holds.
+    A request may take `time_limit` seconds, and 4 GiB of private memory plus 3 times the model's size (XNNPACK packs
+    float weights), not counting mapped files. Only Linux enforces the memory limit (RLIMIT_DATA).
 
     Every request raises `RuntimeRefused` (the runtime's reason is in `.reason`), `RuntimeCrashed` or `RuntimeTimedOut`;
-    the worker can be used on after each of them. An interrupt kills the child at once.
+    the worker remains usable after each of them. An interrupt kills the child at once.
     """
 
     def __init__(self, *, time_limit: float = 600.0) -> None:
@@ -147,19 +147,19 @@ class Worker:
         self.close()
 
     def start(self) -> ChildProcess:
-        """The child, started if there is none; the runtime is loaded there while the caller goes on."""
+        """The child, started if necessary; it loads the runtime in the background."""
         if self._process is None:
             self._process = ChildProcess()
         return self._process
 
     def close(self) -> None:
-        """Ends the child; a later request starts a new one."""
+        """End the child; a later request starts a new one."""
         process, self._process = self._process, None
         if process is not None:
             process.end()
 
     def describe(self, model: Runnable) -> tuple[SignatureInfo, ...]:
-        """Names, shapes, dtypes and quantization of every signature's inputs and outputs, as the runtime has them."""
+        """Names, shapes, dtypes and quantization of each signature's inputs and outputs, as reported by the runtime."""
         reply, _ = self._ask({"operation": "describe"}, f"model {_name(model)}", {"main": model})
         return from_dict(tuple[SignatureInfo, ...], reply["signatures"])
 
@@ -170,9 +170,9 @@ class Worker:
         inputs: Mapping[str, Array],
         kernels: Kernels = "xnnpack",
     ) -> Arrays:
-        """Runs one signature on one set of inputs (by the signature's names) and returns its outputs.
+        """Run one signature on one set of inputs (by the signature's names) and return its outputs.
 
-        `signature` may be None if the model has only one, or none (then `describe` names the inputs of subgraph 0).
+        `signature` may be None if the model has at most one; without any, `describe` names the inputs of subgraph 0.
         """
         arrays = {name: np.asarray(value) for name, value in inputs.items()}
         return self.run_plans(model, signature, [()], kernels, arrays)[0]
@@ -185,7 +185,7 @@ class Worker:
         kernels: Kernels = "xnnpack",
         arrays: Arrays | None = None,
     ) -> list[Arrays]:
-        """The same for inputs that the worker makes itself, by run; a run without plans is on the `arrays`."""
+        """Like `run`, on inputs that the worker makes from each run's plans; a run without plans uses `arrays`."""
         where = f"model {_name(model)}, signature '{signature or 'main'}', {kernels} kernels"
         header = {"operation": "run", "signature": signature, "kernels": kernels, "plans": plans}
         _, results = self._ask(header, where, {"main": model}, arrays)
@@ -198,9 +198,9 @@ class Worker:
     def generate(
         self, models: Mapping[str, Runnable], loop: Loop, kernels: Kernels = "xnnpack"
     ) -> tuple[list[list[int]], Array]:
-        """Carries out a loop of prefill and decode; the tokens of every step, and its logits.
+        """Run a loop of prefill and decode; the tokens and logits of every step.
 
-        `models`, by the names that the loop's calls have ("main" among them), are all loaded at once.
+        All `models` are loaded at once; keys are the names in the loop's calls, including "main".
         """
         where = f"model {_name(models['main'])}, generating {loop.count} tokens on {kernels} kernels"
         header = {"operation": "generate", "kernels": kernels, "loop": loop}
@@ -208,7 +208,7 @@ class Worker:
         return reply["tokens"], results["logits"]
 
     def fill(self, model: Runnable, signature: SignatureInfo, chunks: Sequence[tuple[int, int]]) -> Arrays:
-        """The caches after a prefill signature took these chunks, each a first position and a seed of its inputs."""
+        """The caches after prefilling these chunks, each given by its first position and the seed of its inputs."""
         where = f"model {_name(model)}, signature '{signature.name}', filling caches"
         return self._ask({"operation": "fill", "fill": (signature, chunks)}, where, {"main": model})[1]
 
@@ -221,10 +221,10 @@ class Worker:
         seconds: float | None = None,
         where: str = "",
     ) -> Outcome:
-        """Runs two small models without signatures on the same inputs, by position; only figures come back.
+        """Compare two small models without signatures on the same inputs, by position; returns only figures.
 
-        `seconds` takes the place of the worker's time limit; `where` names the region in messages. The reason of a
-        refusal starts with `before:` or `after:`.
+        `seconds` replaces the worker's time limit; `where` names the region in messages. The reason of a refusal starts
+        with `before:` or `after:`.
         """
         arrays = {}
         for version, model in zip(VERSIONS, (before, after), strict=True):
@@ -242,7 +242,7 @@ class Worker:
         arrays: Arrays | None = None,
         seconds: float | None = None,
     ) -> tuple[Header, Arrays]:
-        """One request, of models that the worker reads from files, and its answer; `where` begins every message."""
+        """Make a request about models, which the worker reads from files; error messages begin with `where`."""
         arrays, seconds = arrays or {}, self.time_limit if seconds is None else seconds
         with ExitStack() as stack:
             for model in models.values():
@@ -287,19 +287,19 @@ def _refusal(reply: Header, where: str, memory: int) -> RuntimeFailed:
     if custom is not None:
         said = (
             f"{where}: the runtime has no kernel for the custom operator '{custom[1]}', so the model cannot be run; "
-            "what edge-opt rewrites in it can be verified without it (verify='regions')"
+            "its rewrites can still be verified (verify='regions')"
         )
     return RuntimeRefused(said, reason)
 
 
 def check_model(model: Runnable) -> None:
-    """Read the model's tables and graphs; a file that passed and was not written to since is not read again.
+    """Check the model's tables and graphs; a file that passed and is unchanged since is not read again.
 
     Raises:
-        ModelFormatError: it is no valid model.
+        ModelFormatError: the model is not valid.
     """
     if isinstance(model, bytes) or not Path(model).exists():
-        load(model)  # the reader has the sentence for a missing file
+        load(model)  # the reader has the message for a missing file
     else:
         status = Path(model).stat()
         _check_file(os.fspath(model), status.st_ino, status.st_size, status.st_mtime_ns)

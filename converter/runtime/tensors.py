@@ -1,4 +1,4 @@
-"""A model's inputs and outputs as plain data: what the runtime says of them, their roles, and how caches grow."""
+"""A model's inputs and outputs as plain data: the runtime's description, roles, and growth of caches."""
 
 import math
 import re
@@ -10,18 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 Kernels = Literal["xnnpack", "reference"]
-"""Which kernels run: XNNPACK and what it declines on optimized ones, or the reference kernels."""
+"""Kernel sets: XNNPACK with optimized kernels for what it declines, or the reference kernels."""
 
 MAIN = "main"
-"""The name under which subgraph 0 of a model without signatures is run, by position."""
+"""The name of subgraph 0 of a model without signatures, which is run by position."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One input or output of a signature, by the signature's name and the tensor's own.
+    """One input or output of a signature: `name` is the signature's name for it, `tensor` its own.
 
     `shape` has 1 where `declared` has -1 (a dynamic dimension). `scales` and `zero_points` are empty without
-    quantization; several run along `axis`. `entries` is the size of the smallest table that the numbers index, or 0.
+    quantization, and several lie along `axis`. `entries` is the size of the smallest table that it indexes, or 0.
     """
 
     name: str
@@ -36,12 +36,12 @@ class TensorInfo:
 
     @property
     def quantized(self) -> bool:
-        """Whether integers stand for real numbers here, with one scale for all: the kernels give no others."""
+        """True if integers stand for real numbers with a single scale; kernels produce no others."""
         return len(self.scales) == 1 and self.dtype in {"int8", "uint8", "int16", "int32"}
 
     @property
     def quantization(self) -> tuple[tuple[float, ...], tuple[int, ...], int]:
-        """Scales, zero points and axis, to be compared as one."""
+        """Scales, zero points and axis, for comparisons."""
         return self.scales, self.zero_points, self.axis if len(self.scales) > 1 else 0
 
     @property
@@ -50,7 +50,7 @@ class TensorInfo:
         return self.zero_points[0] if self.zero_points else 0
 
     def reals(self, values: NDArray[Any]) -> NDArray[np.float64]:
-        """The real numbers that an array of it stands for."""
+        """The real numbers that the array stands for."""
         numbers = values.astype(np.float64)
         return np.asarray((numbers - self.zero_point) * self.scales[0]) if self.quantized else numbers
 
@@ -62,7 +62,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class SignatureInfo:
-    """One entry point; `positional` says that it is subgraph 0 of a model without signatures."""
+    """One entry point; `positional` if it is subgraph 0 of a model without signatures."""
 
     name: str
     inputs: tuple[TensorInfo, ...]
@@ -72,7 +72,7 @@ class SignatureInfo:
 
 Role = Literal["mask", "position", "token", "index", "cache", "rotary", "embedding", "data"]
 
-# The first match decides: "pos_emb_cos" is a rotary table, not a position; "position_ids" is no token.
+# The first match decides: "pos_emb_cos" is a rotary table, not a position; "position_ids" is not a token.
 _ROLES: tuple[tuple[Role, str, str], ...] = (
     ("mask", r"mask", "fiub"),
     ("rotary", r"pos_emb|rope|rotary|(^|_)(cos|sin)($|_)", "fiu"),
@@ -84,7 +84,7 @@ _ROLES: tuple[tuple[Role, str, str], ...] = (
 
 
 def role_of(info: TensorInfo) -> Role:
-    """What an input is, by the signature's name for it, then the tensor's own name."""
+    """The role of an input, by the signature's name for it, then by the tensor's own name."""
     kind = np.dtype(info.dtype).kind
     is_index = kind in "iu" and not info.quantized
     for name in (info.name, info.tensor.rsplit("/", 1)[-1]):
@@ -102,20 +102,20 @@ def caches_of(signature: SignatureInfo) -> dict[str, TensorInfo]:
 
 
 def part_of(cache: str) -> str:
-    """The name of the output that has the new keys or values only, where an export splits them off."""
+    """The name of the output with only the new keys or values, in exports that return these separately."""
     return cache.replace("cache", "slice")
 
 
 def growing_axis(cache: TensorInfo, part: TensorInfo) -> int | None:
-    """The axis along which new keys or values lie behind the old ones; None where the shapes do not tell."""
+    """The axis along which new keys or values follow the old ones; None if the shapes do not determine it."""
     places = [at for at, sizes in enumerate(zip(cache.shape, part.shape, strict=False)) if len({*sizes}) > 1]
     return places[0] if len(places) == 1 and len(cache.shape) == len(part.shape) else None
 
 
 def growing_axes(signature: SignatureInfo) -> dict[str, int | None]:
-    """The growing axis of every cache whose new part comes apart.
+    """The growing axis of every cache whose new part is separate.
 
-    Where the part is as long as the cache, as that of a prefill is that fills a whole ring, other layers' caches tell.
+    If the part is as long as the cache (a prefill of a whole ring buffer), it is that of the other layers' caches.
     """
     parts = {info.name: info for info in (*signature.inputs, *signature.outputs)}
     caches = {name: one for name, one in caches_of(signature).items() if part_of(name) in parts}
@@ -126,7 +126,7 @@ def growing_axes(signature: SignatureInfo) -> dict[str, int | None]:
 
 
 def known_length(signature: SignatureInfo) -> int:
-    """Positions that the longest cache has room for, at most, by what grows or by the mask; 0 where nothing tells."""
+    """Capacity of the longest cache in positions, from its growing axis or the mask; 0 if unknown."""
     caches, axes = caches_of(signature), growing_axes(signature)
     sizes = [caches[name].shape[axis] for name, axis in axes.items() if axis is not None]
     masks = [info.shape[-1] for info in signature.inputs if role_of(info) == "mask" and info.shape]
@@ -134,14 +134,14 @@ def known_length(signature: SignatureInfo) -> int:
 
 
 def cache_length(signature: SignatureInfo) -> int:
-    """The same; where nothing tells, the second largest size of a cache."""
+    """Like `known_length`; if that is unknown, the second largest size of a cache."""
     caches = caches_of(signature).values()
     guessed = (sorted(cache.shape)[-2] for cache in caches if len(cache.shape) > 1)
     return known_length(signature) or min(guessed, default=0)
 
 
 def new_tokens(signature: SignatureInfo) -> int:
-    """How many tokens `[B, T]`, embeddings `[B, T, D]` or positions a signature takes at once."""
+    """Number of tokens `[B, T]`, embeddings `[B, T, D]` or positions that a signature takes at once."""
     lengths = [
         info.shape[1] if len(info.shape) > 1 else info.shape[0]
         for info in signature.inputs
@@ -151,7 +151,7 @@ def new_tokens(signature: SignatureInfo) -> int:
 
 
 def longest_prefill(signatures: Iterable[SignatureInfo], reader: SignatureInfo) -> SignatureInfo | None:
-    """The longest prefill signature with all caches of the reader; None where there is none."""
+    """The longest prefill signature with all caches of the reader, or None."""
     read = {(name, info.shape) for name, info in caches_of(reader).items()}
     fitting = (
         one
