@@ -311,7 +311,7 @@ class _Search:
         return output, factored
 
     def _check_rows(self) -> None:
-        """Raise RefusedError if rows of the value product may belong to several heads that cannot be told apart."""
+        """Raise RefusedError if rows of the value product may belong to several heads that cannot be distinguished."""
         product, place = self._product, self._weighing.rows
         if math.prod(self.softmax.outputs[0].shape[:-2]) > math.prod(product.shape[:-2]):
             raise RefusedError("the SOFTMAX has more matrices than the value product", self.softmax)
