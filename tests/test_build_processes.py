@@ -212,8 +212,8 @@ def test_of_a_compiler_that_fails_the_first_complaint_is_told(
 @pytest.mark.parametrize(
     ("ranges", "sentence"),
     [
-        ({}, "does not run prefill_4, decode, so the ranges"),
-        ({"decode_kv_cache_k_0": 0}, "does not run prefill_4, so the ranges"),
+        ({}, "does not run prefill_4, decode, so its ranges"),
+        ({"decode_kv_cache_k_0": 0}, "does not run prefill_4, so its ranges"),
         ({"decode_kv_cache_k_0": 0, "prefill_4_kv_cache_k_0": 0}, ""),
     ],
 )  # fmt: skip

@@ -256,7 +256,7 @@ def test_the_table_has_a_row_for_each_model(
         (lambda p: p.bad.unlink(), "bad.litertlm does not exist"),
         (lambda p: {"reference": p.good}, "good.litertlm is not a checkpoint: the reference is the"),
         (lambda p: {"bundles": [p.reference]}, "gemma is a checkpoint: give it first"),
-        (lambda p: {"bundles": []}, "give a bundle beside the checkpoint"),
+        (lambda p: {"bundles": []}, "give one after the checkpoint"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_before_anything_runs(
@@ -350,7 +350,10 @@ def test_a_bundle_scores_the_second_part_after_the_first() -> None:
 def test_a_checkpoint_refuses_the_tokens_of_another_vocabulary() -> None:
     model = object.__new__(Checkpoint)
     model._tokenizer = lambda text, **_: {"input_ids": [len(word) for word in text.split()]}
-    with pytest.raises(UsageError, match="another vocabulary than the bundle other: it makes 2 and 1 tokens"):
+    with pytest.raises(
+        UsageError,
+        match="vocabulary differs from bundle other.s: a held-out prompt.s two parts have 2 and 1 tokens",
+    ):
         model.say(("a b", " c"), {"same": Said([7, 1, 1], [1]), "other": Said([7, 1, 2], [1])})
 
 

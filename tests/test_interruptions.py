@@ -114,7 +114,7 @@ def test_interrupted_during_the_proof(folder: Path, sign: signal.Signals) -> Non
 _COMPARING = """
 from edge_opt.comparison import compare
 Path(sys.argv[1]).write_bytes(proof_models.endless())
-announce(compare, "_compared", lambda *_: "comparing")
+announce(compare, "runs_of", lambda *_: "comparing")
 sys.exit(main(["compare", sys.argv[1], sys.argv[1]]))
 """
 

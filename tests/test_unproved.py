@@ -102,7 +102,7 @@ def test_a_region_that_our_reader_refuses_never_runs(tmp_path: Path, monkeypatch
     monkeypatch.setattr(examination, "model_bytes", lambda _: b"nothing that could be read")
     monkeypatch.setattr("edge_opt.runtime.runner.ChildProcess.exchange", pytest.fail)
     result = convert_decode(tmp_path / "out.tflite")
-    assert all("no model that may be run" in site.reason for site in result.sites if site.heads != 1)
+    assert all("is not a valid model" in site.reason for site in result.sites if site.heads != 1)
 
 
 def test_every_public_way_to_the_runtime_reads_the_file_first(tmp_path: Path) -> None:
