@@ -352,7 +352,7 @@ def test_a_checkpoint_refuses_the_tokens_of_another_vocabulary() -> None:
     model._tokenizer = lambda text, **_: {"input_ids": [len(word) for word in text.split()]}
     with pytest.raises(
         UsageError,
-        match="vocabulary differs from bundle other.s: a held-out prompt.s two parts have 2 and 1 tokens",
+        match=r"vocabulary differs from bundle other.s: a held-out prompt.s two parts have 2 and 1 tokens",
     ):
         model.say(("a b", " c"), {"same": Said([7, 1, 1], [1]), "other": Said([7, 1, 2], [1])})
 
