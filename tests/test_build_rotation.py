@@ -74,3 +74,15 @@ def test_a_checkpoint_that_cannot_or_need_not_be_rotated_stays(
     said, _, after = rotated(tmp_path, family, spike)
     assert not said
     assert not after.exists()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_misses_weights_is_left_to_the_export_which_says_so(tmp_path: Path) -> None:
+    """transformers fills them with random numbers, which would be in the rotated checkpoint."""
+    _, before, _ = rotated(tmp_path, "Llama", 1000)
+    safetensors = pytest.importorskip("safetensors.torch")
+    file = before / "model.safetensors"
+    weights = safetensors.load_file(file)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    safetensors.save_file(weights, file, {"format": "pt"})
+    assert not rotate(before, tmp_path / "again")

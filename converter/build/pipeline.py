@@ -8,9 +8,11 @@ import importlib
 import inspect
 import json
 import logging
+import multiprocessing
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +168,9 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
     config = _config(job)
     logging.getLogger("transformers").addHandler(_WeightsThatFit())
     rotated = Path(job.output, ROTATED)
-    note = rotate(Path(job.inputs["model"]), rotated)
+    # In a process of its own: litert-torch's composites for norms need transformers' models not loaded before.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        note = pool.submit(rotate, Path(job.inputs["model"]), rotated).result()
     if note:
         config.model_id = str(rotated)
     if getattr(config, "export_vision_encoder", False):

@@ -48,7 +48,14 @@ def rotate(source: Path, output: Path) -> str:
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     if not _has_norms_in_front(source):
         return ""
-    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    try:
+        model, info = load(source, dtype=torch.float32, output_loading_info=True)
+    except RuntimeError:  # weights of other shapes, which the export reports
+        return ""
+    if info["missing_keys"]:
+        return ""
+    model = model.eval()
     before, largest = _run(torch, model)
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     model.config.tie_word_embeddings = False
