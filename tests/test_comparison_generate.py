@@ -130,6 +130,7 @@ def test_a_bundle_brings_its_own_helpers_and_the_command_generates(
 def test_too_little_or_too_much_to_generate_is_refused(count: int, said: str, folder: Path) -> None:
     with pytest.raises(UsageError, match=said):
         generated(folder / "unsplit.tflite", folder / "unsplit.tflite", count=count)
+    assert generated(folder / "unsplit.tflite", folder / "unsplit.tflite", count=1).count == 1
 
 
 # What is going to be called: from signatures alone
@@ -174,7 +175,9 @@ def test_helpers_are_called_before_and_what_updates_the_caches_behind() -> None:
     verify = SignatureInfo("verify", (tokens(4),), (LOGITS,))
     prefill = SignatureInfo("prefill_4", (tokens(4), CACHE), (CACHE, LOGITS))
     assert called(planned(prefill, verify, DECODE)) == ["main decode"], "tokens in, caches out"
-    helpers = {"embedder": [OTHER_EMBEDDER, EMBEDDER], "auxiliary": [ROPE, MASKS, UPDATE]}
+    other = SignatureInfo("other", (CACHE, tensor("kv_slice_v_0", 1, 1, 8)), (CACHE,))
+    updates = [other, UPDATE, SignatureInfo("again", UPDATE.inputs, UPDATE.outputs)]
+    helpers = {"embedder": [OTHER_EMBEDDER, EMBEDDER], "auxiliary": [ROPE, MASKS, *updates]}
     expected = (
         "embedder decode_embedder",
         "auxiliary rope",
