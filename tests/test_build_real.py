@@ -17,9 +17,11 @@ from pretend_npu import require_qnn
 
 from edge_opt import compare, convert, evaluate
 from edge_opt.base.errors import UsageError
-from edge_opt.build import Job, build, pipeline
+from edge_opt.build import Job, StageReport, build, pipeline
+from edge_opt.build.rotation import ROTATED
 from edge_opt.build.source import SETTING
 from edge_opt.inspection import inspect
+from edge_opt.ir.opening import Opened
 from edge_opt.schema.litertlm import read_bundle
 
 pytestmark = pytest.mark.slow
@@ -113,6 +115,29 @@ def test_a_checkpoint_becomes_a_bundle_for_the_npu_also_after_interruptions(fold
     again = build(folder / "gemma", output, prompts=folder / "gemma.jsonl", overwrite=True, **OPTIONS)
     assert [stage.made_now for stage in again.stages] == [False] * 5 + [True]
     assert contents(output) == first
+
+
+def test_norms_of_a_rotated_checkpoint_are_still_composites(folder: Path, tmp_path: Path) -> None:
+    """Decomposed, they differ on the NPU; CPU kernels show nothing."""
+    script, checkpoint = TESTDATA / "make_checkpoint.py", tmp_path / "llama"
+    subprocess.run([sys.executable, script, checkpoint, "--architecture", "llama"], check=True)
+    safetensors = pytest.importorskip("safetensors.torch")
+    weights = safetensors.load_file(checkpoint / "model.safetensors")
+    weights["model.embed_tokens.weight"][:, 5] *= 1000
+    safetensors.save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+
+    def stop(stage: StageReport) -> None:
+        if stage.name == "export":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(checkpoint, tmp_path / "out.litertlm", prompts=folder / "gemma.jsonl", on_stage=stop, **OPTIONS)
+    exported = tmp_path / "out.work" / "export"
+    assert (exported / ROTATED).is_dir()
+    for signature in Opened(exported / "model.litertlm").main().model.signatures:
+        operators = [operator.name for operator in signature.subgraph]
+        assert "STABLEHLO_COMPOSITE" in operators
+        assert "RSQRT" not in operators
 
 
 def test_the_notebook_from_a_checkpoint_to_a_bundle_runs(
