@@ -77,12 +77,17 @@ def test_a_checkpoint_that_cannot_or_need_not_be_rotated_stays(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_misses_weights_is_left_to_the_export_which_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", [None, (7, 48)], ids=["missing", "of another shape"])
+def test_a_checkpoint_whose_weights_do_not_fit_is_left_to_the_export_which_says_so(
+    tmp_path: Path, shape: tuple[int, int] | None
+) -> None:
     """transformers fills them with random numbers, which would be in the rotated checkpoint."""
     _, before, _ = rotated(tmp_path, "Llama", 1000)
     safetensors = pytest.importorskip("safetensors.torch")
-    file = before / "model.safetensors"
+    file, name = before / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
     weights = safetensors.load_file(file)
-    del weights["model.layers.1.mlp.up_proj.weight"]
+    one = weights.pop(name)
+    if shape is not None:
+        weights[name] = one.new_zeros(shape)
     safetensors.save_file(weights, file, {"format": "pt"})
     assert not rotate(before, tmp_path / "again")
