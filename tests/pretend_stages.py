@@ -69,6 +69,7 @@ class Stages(Processes):
     ran: list[str] = field(default_factory=list)
     jobs: dict[str, Job] = field(default_factory=dict)
     checked: bool = False
+    npu_kl: float = 0.2
 
     def versions(self) -> dict[str, str]:
         """Of what there is."""
@@ -150,7 +151,9 @@ class Stages(Processes):
 
     def emulate(self, job: Job) -> dict[str, Any]:
         """The same on the CPU, and a little worse in the emulator."""
-        closeness = [Closeness([kl] * 8, [True] * 8, [math.log(0.5) - kl] * 8) for kl in (0.0, 0.1, 0.2)]
+        closeness = [
+            Closeness([kl] * 8, [True] * 8, [math.log(0.5) - kl] * 8) for kl in (0.0, 0.1, self.npu_kl)
+        ]
         names = [*job.inputs, "converted"]
         scores = [
             ModelScore.of(name, own, closeness[0], on_npu=at == 2)

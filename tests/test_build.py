@@ -5,6 +5,7 @@ The stages are small functions here; test_build_real.py runs the real ones.
 
 import errno
 import json
+import math
 import shlex
 import sys
 from collections.abc import Callable
@@ -517,6 +518,15 @@ def test_the_emulator_scores_a_few_tokens_where_it_is_here_and_its_failure_is_a_
     )
     assert (len(result.evaluation["models"]), result.output) == (2, str(place.output))
     assert "emulate" not in [stage.name for stage in place.build(npu_tokens=0)[1].stages]
+
+
+@pytest.mark.parametrize(("kl", "warned"), [(0.4, False), (0.6, True), (math.nan, True)])
+def test_answers_far_from_the_checkpoints_in_the_emulator_are_a_warning(
+    place: Place, kl: float, warned: bool
+) -> None:
+    many(place, *PROMPTS)
+    _, result = place.build(stages=Stages(npu_kl=kl))
+    assert any(f"mean KL divergence {kl:.2f} nats" in one for one in result.warnings) is warned
 
 
 def test_held_out_text_of_a_file_leaves_all_prompts_to_calibration(place: Place) -> None:

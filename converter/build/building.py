@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,8 @@ WEIGHTS = ("8", "4-logits")
 """Supported bits of weights: all at 8, or those of the logits at 4 except for frequent tokens."""
 WORST_RATIO = 1.05
 """Perplexity relative to the checkpoint's above which a build warns."""
+WORST_KL = 0.5
+"""Mean KL divergence from the checkpoint in the NPU's emulator, in nats, above which a build warns."""
 _NEXT = "NEXT.md"
 _NO_REFERENCE = "Not evaluated: there is no checkpoint; `edge-opt evaluate` compares a bundle with one"
 
@@ -328,7 +330,14 @@ def _evaluate(
     except EdgeOptError as error:  # the emulator's score is optional
         result.evaluation["note"] += f". Not evaluated in the NPU's emulator: {error}"
         return
-    result.evaluation["models"].append(from_dict(Evaluation, answer.values).to_dict()["models"][-1])
+    score = from_dict(Evaluation, answer.values).models[-1]
+    result.evaluation["models"].append(asdict(score))
+    assert score.kl is not None
+    if not score.kl <= WORST_KL:  # NaN, too
+        result.warnings.append(
+            f"In the NPU's emulator the answers are far from the checkpoint's: mean KL divergence {score.kl:.2f} nats, "
+            f"more than {WORST_KL}: check `edge-opt evaluate --on npu` with more tokens before releasing the bundle"
+        )
 
 
 def _write_next(result: BuildResult, run: Stages) -> None:

@@ -111,10 +111,13 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
     # effect here; `npu_quantize` ignores the exporter's recipe.
     taken["quantize"] -= {"quantization_recipe"}
     taken["export"] -= taken["calibrate"] | taken["quantize"]
-    values = {stage: {name: getattr(config, _RENAMED.get(name, name), None) for name in sorted(names - {"model"})}
-              for stage, names in taken.items()}  # fmt: skip
     known = {
-        stage: {name: v for name, v in given.items() if v is not None} for stage, given in values.items()
+        stage: {
+            name: value
+            for name in sorted(names - {"model"})
+            if (value := getattr(config, _RENAMED.get(name, name), None)) is not None
+        }
+        for stage, names in taken.items()
     }
     return {"config": config.to_dict(), "settings": known, "caches": caches}
 
