@@ -20,7 +20,6 @@ from edge_opt.cli import models, output, phones
 
 PROGRAM = "edge-opt"
 EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
-_PATHS = " <list[Path]>"
 _ARGUMENT = re.compile(r"(?<![\w'-])(\w+)=('[^']*'|[\w./…]+)")
 # The base class of typer's usage errors is public only as a base of BadParameter.
 _ParseError = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -35,10 +34,23 @@ app = typer.Typer(
 )
 
 
+def help_groups(command: Any, context: Any) -> dict[str, list[tuple[str, str]]]:
+    """A command's parameters and their help, by the title of their group; arguments without their Python types."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for parameter in command.get_params(context):
+        name, text = parameter.get_help_record(context)
+        is_argument = parameter.param_type_name == "argument"
+        title = getattr(parameter, "rich_help_panel", None) or ("Arguments" if is_argument else "Options")
+        groups.setdefault(title, []).append((name.partition(" <")[0] if is_argument else name, text))
+    return groups
+
+
 class _Command(typer.core.TyperCommand):
-    def get_help(self, ctx: Any) -> str:
-        """Return the help without `<list[Path]>`, which typer prints for repeatable files."""
-        return super().get_help(ctx).replace(_PATHS, " " * len(_PATHS))
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Print groups of options, which typer does only with rich."""
+        for title, rows in help_groups(self, ctx).items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
 
 for _command in (

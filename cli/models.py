@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from edge_opt.cli import options, output
-from edge_opt.cli.options import argument, option, read_shapes
+from edge_opt.cli.options import argument, expert, option, read_shapes
 
 golden = typer.Typer(help="Record a model's outputs in a small file, and check them in CI.")
 
@@ -20,22 +20,20 @@ def convert(
         Path | None, option("Output file. Default: NAME.opt.tflite beside IN.", "<OUT>", "-o", "--output")
     ] = None,
     target: options.TargetOption = None,
-    skip: Annotated[
-        list[str] | None, option("Passes to skip.", "<PASS>", callback=options.split_names)
-    ] = None,
-    signatures: options.SignaturesOption = None,
-    shapes: options.ShapeOption = None,
-    verify: Annotated[
-        options.Verify, option("regions: each rewritten region; full: also the whole models; none.")
-    ] = "regions",
     reports: Annotated[
         list[Path] | None, option("Write a report: .json, .md or .html; repeatable.", "<FILE>", "--report")
     ] = None,
+    verify: Annotated[options.Verify, option("full: also compare the whole models.")] = "regions",
     dry_run: Annotated[bool, option("Do everything except write.", None, "--dry-run")] = False,
     require_all: Annotated[
         bool, option("If a site is skipped, write nothing and exit 1.", None, "--require-all")
     ] = False,
-    all_models: Annotated[bool, option("In a bundle, rewrite every model.", None, "--all-models")] = False,
+    skip: Annotated[
+        list[str] | None, expert("Passes to skip.", "<PASS>", callback=options.split_names)
+    ] = None,
+    signatures: options.SignaturesOption = None,
+    shapes: options.ShapeOption = None,
+    all_models: Annotated[bool, expert("In a bundle, rewrite every model.", None, "--all-models")] = False,
     overwrite: options.ForceOption = False,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
@@ -47,10 +45,9 @@ def convert(
 
     if out is not None and destination is not None:
         raise typer.BadParameter("the output is given twice: leave out OUT or -o")
-    destination, reports = destination or out, reports or []
+    destination, reports, failure = destination or out, reports or [], None
     for number, path in enumerate(reports):
         check_report_path(path, overwrite=overwrite, others=(source, destination, *reports[:number]))
-    failure = None
     try:
         with output.bar(wanted=not quiet) as progress:
             result = convert(
@@ -88,14 +85,13 @@ def inspect(
     as_json: options.JsonOption = False,
 ) -> int:
     """Show what is in a model, and what a conversion would change."""
-    from edge_opt.base.atomic import resolve_target, write_whole
+    from edge_opt.base.atomic import identity, resolve_target, write_whole
     from edge_opt.cli.show_models import show_inspection
     from edge_opt.inspection import inspect
 
     found = inspect(source, target=target, shapes=read_shapes(shapes), infer=infer)
     if node_data is not None:
-        status = source.stat()
-        resolve_target(node_data, overwrite=overwrite, inputs=((status.st_dev, status.st_ino),))
+        resolve_target(node_data, overwrite=overwrite, inputs=(identity(source),))
         write_whole(node_data, f"{json.dumps(found.node_data, indent=2)}\n".encode(), overwrite=overwrite)
     output.answer(found, show_inspection, as_json=as_json)
     return 1 if found.inferred is not None and found.inferred.disagreements else 0
@@ -105,15 +101,13 @@ def compare(
     a: Annotated[Path, argument("The reference.", "A")],
     b: Annotated[Path, argument("The model to compare with it.", "B")],
     *,
-    on: Annotated[
-        options.Place, option("cpu: XNNPACK; reference: LiteRT's plain kernels; npu: Hexagon's emulator.")
-    ] = "cpu",
-    signatures: options.SignaturesOption = None,
-    seed: Annotated[int, option("Seed of the inputs.", "<N>", min=0)] = 0,
+    on: Annotated[options.Place, option("LiteRT's XNNPACK or plain kernels, or Hexagon's emulator.")] = "cpu",
     atol: Annotated[float, option("Equal means |a-b| <= atol + rtol*|a|.", "<X>", min=0)] = 0.0,
     rtol: Annotated[float, option("See --atol.", "<X>", min=0)] = 0.0,
-    shapes: options.ShapeOption = None,
     generate: Annotated[int | None, option("Also generate and compare tokens.", "<N>", min=1)] = None,
+    seed: Annotated[int, expert("Seed of the inputs.", "<N>", min=0)] = 0,
+    signatures: options.SignaturesOption = None,
+    shapes: options.ShapeOption = None,
     sdk: options.SdkOption = None,
     chip: options.ChipOption = None,
     flags: options.FlagOption = None,

@@ -21,6 +21,11 @@ def option(text: str, metavar: str | None = None, *names: str, **how: Any) -> An
     return typer.Option(*names, metavar=metavar, help=text, **how)
 
 
+def expert(text: str, metavar: str | None, *names: str, **how: Any) -> Any:
+    """An option that few users need; help has these in a group of their own."""
+    return option(text, metavar, *names, rich_help_panel="Expert options", **how)
+
+
 def split_names(values: list[str] | None) -> list[str] | None:
     """`--skip a,b --skip c` -> [a, b, c]; None if the option was not given."""
     names = [name.strip() for value in values or () for name in value.split(",") if name.strip()]
@@ -70,19 +75,19 @@ ForceOption = Annotated[bool, option("Replace existing files.", None, "--force")
 TargetOption = Annotated[
     str | None, option("A name from `edge-opt targets`, a chip such as SM8750, or a .toml file.", "<TARGET>")
 ]
-SignaturesOption = Annotated[
-    list[str] | None, option("Only these signatures; * matches any text.", "<A,B>", callback=split_names)
-]
-ShapeOption = Annotated[
-    list[str] | None,
-    option("Static shape for an input of open lengths; repeatable.", "<NAME=1,128,640>", "--shape"),
-]
 SdkOption = Annotated[
     Path | None, option("The vendor's libraries; for Qualcomm also EDGE_OPT_QNN, QNN_SDK_ROOT.", "<DIR>")
 ]
 ChipOption = Annotated[str | None, option("The chip: SM8750, SM8850, ...", "<CHIP>", "--soc", "--chip")]
-FlagOption = Annotated[
-    list[str] | None, option("A flag for the NPU's compiler; repeatable.", "<FLAG>", "--flag")
+SignaturesOption = Annotated[
+    list[str] | None, expert("Only these signatures; * matches any text.", "<A,B>", callback=split_names)
 ]
-LayersOption = Annotated[int | None, option("Only this many layers, to save time.", "<N>", min=1)]
-SecondsOption = Annotated[float, option("Time limit per model; 0: none.", "<S>", min=0)]
+ShapeOption = Annotated[
+    list[str] | None,
+    expert("Static shape for an input of open lengths; repeatable.", "<NAME=1,128,640>", "--shape"),
+]
+FlagOption = Annotated[
+    list[str] | None, expert("A flag for the NPU's compiler; repeatable.", "<FLAG>", "--flag")
+]
+LayersOption = Annotated[int | None, expert("Only this many layers, to save time.", "<N>", min=1)]
+SecondsOption = Annotated[float, expert("Time limit per model; 0: none.", "<S>", min=0)]

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from edge_opt.cli import options, output
-from edge_opt.cli.options import argument, option, read_settings
+from edge_opt.cli.options import argument, expert, option, read_settings
 
 
 def build(
@@ -13,28 +13,28 @@ def build(
     destination: Annotated[Path, option("The bundle for the NPU.", "<OUT.litertlm>", "-o", "--output")],
     soc: Annotated[str, option("The phone's chip: SM8750, ...", "<CHIP>", "--soc", "--chip")],
     prompts: Annotated[Path | None, option("Calibration prompts, as JSON lines.", "<FILE.jsonl>")] = None,
-    held_out: Annotated[
-        Path | None, option("Evaluation prompts. Default: every fifth of --prompts.", "<FILE.jsonl>")
-    ] = None,
     sdk: options.SdkOption = None,
     prefill: Annotated[
         list[int] | None, option("Prefill length; repeatable. Default: 128.", "<N>", min=1)
     ] = None,
     cache: Annotated[int | None, option("Cache length. Default: 1280.", "<N>", min=1)] = None,
     weights: Annotated[str, option("Bits of the weights; 4-logits generates faster.", "<8|4-logits>")] = "8",
-    work: Annotated[
-        Path | None, option("Folder for intermediate results. Default: OUT.work.", "<DIR>")
-    ] = None,
-    settings: Annotated[
-        list[str] | None, option("A setting of litert-torch's pipeline; repeatable.", "<KEY=VALUE>", "--set")
-    ] = None,
-    target: options.TargetOption = None,
     evaluate: Annotated[
         bool, option("Compare perplexity with the checkpoint's.", None, "--evaluate/--no-evaluate")
     ] = True,
+    target: options.TargetOption = None,
+    held_out: Annotated[
+        Path | None, expert("Evaluation prompts. Default: every fifth of --prompts.", "<FILE.jsonl>")
+    ] = None,
     npu_tokens: Annotated[
-        int, option("Tokens to score in the NPU's emulator, if available; 0 for none.", "<N>", min=0)
+        int, expert("Tokens to score in the NPU's emulator, if available; 0 for none.", "<N>", min=0)
     ] = 4,
+    work: Annotated[
+        Path | None, expert("Folder for intermediate results. Default: OUT.work.", "<DIR>")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, expert("A setting of litert-torch's pipeline; repeatable.", "<KEY=VALUE>", "--set")
+    ] = None,
     overwrite: options.ForceOption = False,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
@@ -72,9 +72,7 @@ def evaluate(
     bundles: Annotated[list[Path], argument("NPU bundles that are not compiled yet.", "BUNDLE")],
     *,
     prompts: Annotated[Path, option("Prompts that calibration did not use, as JSON lines.", "<FILE.jsonl>")],
-    on: Annotated[
-        Literal["cpu", "npu"], option("cpu: LiteRT-LM on CPU kernels; npu: Hexagon's emulator.")
-    ] = "cpu",
+    on: Annotated[Literal["cpu", "npu"], option("LiteRT-LM on CPU kernels, or Hexagon's emulator.")] = "cpu",
     tokens: Annotated[
         int | None, option("On the NPU: tokens to score, many seconds each. Default: 20.", "<N>", min=1)
     ] = None,
@@ -122,6 +120,9 @@ def profile(
     chip: options.ChipOption = None,
     flags: options.FlagOption = None,
     seconds: options.SecondsOption = 3600.0,
+    verbose: Annotated[
+        bool, option("Of a bundle, also show all parts of a step.", None, "--verbose")
+    ] = False,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> int:
@@ -134,7 +135,12 @@ def profile(
         if not quiet:
             output.complain(f"compiling {path}")
         profiles.append(profile(path, sdk=sdk, chip=chip, flags=flags or (), seconds=seconds or None))
-    output.answer({"profiles": profiles}, lambda _: show_profiles(profiles), as_json=as_json, quiet=quiet)
+    output.answer(
+        {"profiles": profiles},
+        lambda _: show_profiles(profiles, verbose=verbose),
+        as_json=as_json,
+        quiet=quiet,
+    )
     return 0
 
 
@@ -153,7 +159,7 @@ def tune(
     chip: options.ChipOption = None,
     layers: options.LayersOption = None,
     seconds: options.SecondsOption = 1800.0,
-    jobs: Annotated[int | None, option("Parallel trials. Default: one per free core.", "<N>", min=1)] = None,
+    jobs: Annotated[int | None, expert("Parallel trials. Default: one per free core.", "<N>", min=1)] = None,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> int:

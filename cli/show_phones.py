@@ -8,11 +8,11 @@ from edge_opt.base.words import size
 from edge_opt.build import BuildResult, StageReport
 from edge_opt.build.phone import QUALCOMM
 from edge_opt.cli import output
-from edge_opt.npu import Figures, Profile, Tuning
-from edge_opt.npu.profiling import ITSELF_SINCE, NOTE, RUNS
+from edge_opt.npu import Figures, Profile, TimeEstimate, Tuning
+from edge_opt.npu.profiling import ITSELF_SINCE, NOTE, RUNS, Measured
 
-_ESTIMATES = "Times are the compiler's estimates; spill and fill: bytes that do not fit in on-chip memory."
 _FIGURES = ("on NPU", "est. ms", "spill", "fill", "read", "written")
+_ABSENT = Measured("")
 _MINUTE = 60
 _AUXILIARY = (
     "The auxiliary model runs on the CPU: litert-torch would compile only its masks, which LiteRT-LM computes "
@@ -20,45 +20,44 @@ _AUXILIARY = (
 )
 
 
-def show_profiles(profiles: Sequence[Profile]) -> None:
-    """Print a table of signatures for each model, and the time of its parts."""
+def show_profiles(profiles: Sequence[Profile], *, verbose: bool = False) -> None:
+    """Print a table of signatures for each model; if `verbose`, also one of the parts of a bundle's steps."""
     first = profiles[0]
     versions = ", ".join(f"{name} {text}" for name, text in first.versions.items())
     output.say(f"{first.chip}, {versions}; flags: {' '.join(first.flags) or 'the defaults of the compiler'}")
-    base = {one.signature: one.time.us for one in first.signatures if one.time is not None}
+    base = {one.signature: one.time for one in first.signatures}
     for entry in profiles:
-        times = [None if one.time is None else one.time.us for one in entry.signatures]
         rows = [
-            (one.signature, *_columns(one), _ratio(time, base.get(one.signature)))
-            for one, time in zip(entry.signatures, times, strict=True)
+            (one.signature, *_columns(one), _ratio(one.time, base.get(one.signature)))
+            for one in entry.signatures
         ]
         output.say("", entry.model, *output.table([("signature", *_FIGURES, "x first"), *rows]))
-        output.say(*_step_lines(entry))
-    output.say("", _ESTIMATES, *dict.fromkeys(note for entry in profiles for note in entry.notes))
+        if verbose and entry.steps:
+            output.say("", *_step_lines(entry))
+    output.say("", *dict.fromkeys(note for entry in profiles for note in entry.notes))
 
 
 def _columns(figures: Figures) -> tuple[str, ...]:
     """The values of `_FIGURES`."""
-    time = "-" if figures.time is None else f"{figures.time.us / 1000:.3f}"
     moved = (figures.spill, figures.fill, figures.ddr_read, figures.ddr_written)
-    return (f"{figures.taken}/{figures.operators}", time, *map(size, moved))
+    return (f"{figures.taken}/{figures.operators}", _time_of(figures), *map(size, moved))
 
 
-def _ratio(figure: float | None, first: float | None) -> str:
-    return f"{figure / first:.3f}" if figure is not None and first else "-"
+def _time_of(figures: Figures | None) -> str:
+    return "-" if figures is None or figures.time is None else f"{figures.time.us / 1000:.3f}"
+
+
+def _ratio(time: TimeEstimate | None, first: TimeEstimate | None) -> str:
+    return f"{time.us / first.us:.3f}" if time and first and first.us else "-"
 
 
 def _step_lines(profile: Profile) -> list[str]:
-    """Table of a bundle's steps by part, and the parts without an estimate; empty without steps."""
-    rows, failed = [], []
-    for step in profile.steps:
-        for part, measured in step.parts.items():
-            taken, time = ("-", "-") if measured.figures is None else _columns(measured.figures)[:2]
-            rows.append((step.name, part, RUNS[part], taken, time))
-            if measured.failure:
-                failed.append(f"  {measured.signature} has no estimate: {measured.failure}")
-    heads = ("step", "part", "runs on", "NPU operators", "est. ms")
-    return ["", *output.table([heads, *rows], left=3), *failed, f"  {NOTE}"] if rows else []
+    """Table of the estimated ms of a bundle's steps, by part, and the parts without an estimate."""
+    parts = [(step.name, [step.parts.get(part, _ABSENT) for part in RUNS]) for step in profile.steps]
+    rows = [(name, *(_time_of(one.figures) for one in measured)) for name, measured in parts]
+    failed = [one for _, measured in parts for one in measured if one.failure]
+    why = (f"  {one.signature} has no estimate: {one.failure}" for one in failed)
+    return [*output.table([("est. ms of", *RUNS), *rows]), *why, f"  {NOTE}"]
 
 
 def show_tuning(tuning: Tuning, destination: Path | None) -> None:

@@ -63,6 +63,7 @@ def test_help_says_what_a_command_takes(
     assert (ran.code, ran.err) == (0, "")
     assert ran.out == snapshot
     assert not re.search(r"\w\.\.\.\n", ran.out.partition("\n")[2]), "a text is cut"
+    assert not re.search(r"<(path|str|int|float|list)\b", ran.out), "a type of Python"
 
 
 def test_there_are_these_commands() -> None:

@@ -67,6 +67,16 @@ def test_what_is_printed(
     assert (state(demo.parent) == before) is ("--dry-run" in options)
 
 
+def test_force_replaces_the_default_output(demo: Path, capsys: Captured) -> None:
+    old = demo.with_name("gemma.opt.tflite")
+    old.write_bytes(b"old")
+    given = ("convert", demo, "--verify", "none")
+    assert f"{old} exists: pass --force" in run(capsys, *given).failed_in_one_sentence(2)
+    assert old.read_bytes() == b"old"
+    assert run(capsys, *given, "--force").code == 0
+    assert len(load(old).subgraphs[0].operators) == 186
+
+
 def test_signatures_leaves_the_others_as_they_are(demo: Path, capsys: Captured) -> None:
     """A name, or a pattern."""
     said = run(capsys, "convert", demo, "--signatures", "dec*", "--verify", "none", "--json").json

@@ -234,8 +234,9 @@ def test_a_step_is_told_by_part_and_one_that_the_compiler_refuses_costs_no_other
     assert all(part["figures"]["time"]["us"] == 1200 for part in others)
     assert update["figures"] is None
     (tmp_path / "apply_plugin_main.calls").unlink()
-    shown = run(capsys, *command, sdk).out
-    assert re.search(r"prefill_4 +masks +LiteRT-LM itself \(before 0\.11: the model\) +9/9 +1\.200\n", shown)
+    shown = run(capsys, *command, sdk, "--verbose").out
+    assert re.search(r"est. ms of +embedder +rope +masks +decoder +cache update\n", shown)
+    assert re.search(r"prefill_4 +1\.200 +- +1\.200 +1\.200 +1\.200\n", shown)
     assert "use_hw_masking_for_npu" in shown
     assert "decode_cache_update has no estimate: the Hexagon compiler ended with code 6: no room" in shown
 

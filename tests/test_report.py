@@ -19,8 +19,8 @@ from syrupy.assertion import SnapshotAssertion
 from text_parser import parse
 
 from edge_opt import EdgeOptError, convert, load
-from edge_opt.inspection import Report, conversion_report, find_example, picture
-from edge_opt.inspection.picture import draw, lay_out, repeats
+from edge_opt.inspection import Report, conversion_report, find_example
+from edge_opt.inspection.picture import Example, repeats
 from edge_opt.ir import to_bytes
 from edge_opt.passes import Site, Status
 from edge_opt.targets import TargetLike, load_target
@@ -62,13 +62,8 @@ def hostile() -> Report:
     return replace(conversion_report(result), lint=[("warning", HOSTILE)])
 
 
-def pictures(page: str) -> list[ET.Element]:
-    """Every picture of a page, which is read as XML: no mistake survives that."""
-    return list(ET.fromstring(page).iter("svg"))
-
-
 def words(page: str) -> str:
-    """The text that a browser shows."""
+    """The text that a browser shows; the page is read as XML: no mistake survives that."""
     return " ".join(" ".join(ET.fromstring(page).itertext()).split())
 
 
@@ -149,7 +144,6 @@ def test_the_page_is_well_formed_and_needs_no_network_whatever_names_it_holds() 
     )
     assert of_hostile <= marks
     assert not {"script", "link", "img", "iframe"} & marks
-    assert len(pictures(page)) == 2
     page.encode(errors="strict")
     assert "<script>alert('1')</script>" in words(page)
     assert "<details>" not in page
@@ -166,30 +160,27 @@ def test_names_in_a_model_are_text_and_not_markdown() -> None:
     assert not re.search(r"(?m)^# head", text)
     rows = [line for line in outside.splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {3, 5, 7}
-    for label in re.findall(r"\"(.*)\"", "".join(text.partition("```mermaid")[2])):
+    for label in re.findall(r'"(.*)"', text.partition("```mermaid")[2]):
         assert not set(label) & set('"<>`{}()|')
 
 
-# --- the picture ---
+# --- the block ---
 
 
-def test_the_picture_has_every_operator_and_one_head_of_those_that_are_alike() -> None:
+def test_a_block_is_shown_with_every_operator_and_one_head_of_those_that_are_alike() -> None:
     example = report().example
     assert example is not None
-    for picture_of, operators, hidden in zip(
-        pictures(report().render(".html")), (example.before, example.after), (0, 33), strict=True
-    ):
-        groups = [one for one in picture_of.iter("g") if one.get("class") == "operator"]
-        shown = Counter(group.findtext("text") for group in groups)
-        assert shown["BATCH_MATMUL"] == 4
-        assert shown.total() + hidden == len(operators)
-        assert shown <= names(operators)
-        assert ("3 more like it33 operators" in "".join(picture_of.itertext())) is bool(hidden)
-        assert sum(path.get("class") == "edge" for path in picture_of.iter("path")) >= shown.total()
-    before, after = (example.lines(version) for version in (example.before, example.after))
-    assert any("CONCATENATION(%mask_local, %mask_local, %mask_local, %mask_local)" in line for line in before)
-    assert sum("BATCH_MATMUL" in line for line in after) == 4
-    assert "... 3 more like these 11 ..." in after
+    page = words(report().render(".html"))
+    for operators, hidden in ((example.before, 0), (example.after, 33)):
+        lines, graph = example.lines(operators), example.mermaid(operators)
+        assert [sum(word in line for line in lines) for word in ("BATCH_MATMUL", "SOFTMAX")] == [4, 1]
+        assert len(lines) == len(operators) - hidden + bool(hidden)
+        assert ("... 3 more like these 11 ..." in lines) is ("3 more like it" in graph) is bool(hidden)
+        drawn = Counter(re.findall(r'n\d+\["(\w+)"\]', graph))
+        assert drawn.total() + hidden == len(operators)
+        assert drawn <= names(operators)
+        assert all(" ".join(line.split()) in page for line in lines)
+    assert "CONCATENATION(%mask_local, %mask_local, %mask_local, %mask_local)" in page
 
 
 @pytest.mark.parametrize(
@@ -218,20 +209,22 @@ def test_a_block_is_shown_before_the_first_rewrite_and_as_it_was_written(
     assert written_ones.isdisjoint(example.before)
 
 
-def test_the_picture_calls_a_composite_by_its_own_name() -> None:
+def test_the_picture_calls_a_composite_by_its_own_name_and_draws_an_input_once() -> None:
     model = parse("""
         signature f = #0 (x=%x) -> (y=%y)
         subgraph main (%x: float32[1,4]) {
           %n: float32[1,4] = STABLEHLO_COMPOSITE(%x) {name: 'odml.rms_norm', decomposition_subgraph_index: 1}
-          %y: float32[1,4] = ABS(%n)
+          %y: float32[1,4] = MUL(%n, %x)
           return %y
         }
         subgraph body (%x: float32[1,4]) {
           %y: float32[1,4] = NEG(%x)
           return %y
         }""")
-    drawing = draw(list(model.subgraphs[0].operators), lambda tensor: tensor.name)
-    assert [box.title for box in drawing.boxes if box.kind == "operator"] == ["odml.rms_norm", "ABS"]
+    operators = [*model.subgraphs[0].operators]
+    lines = Example("f", operators, operators, lambda tensor: tensor.name).mermaid(operators).splitlines()
+    assert lines[1:4] == ['  n0(["x"])', '  n1["odml.rms_norm"]', '  n2["MUL"]']
+    assert sorted(lines[4:]) == [f'  n{a} --> |"[1, 4]"| n{b}' for a, b in ((0, 1), (0, 2), (1, 2))]
 
 
 def test_the_longest_repetition_is_found_where_a_head_ends() -> None:
@@ -241,22 +234,6 @@ def test_the_longest_repetition_is_found_where_a_head_ends() -> None:
     assert kinds[found.start : found.stop] == ["mul", "max", "add"] * 2
     assert not repeats(["a", "b", "c"], at_least=1)
     assert not repeats(kinds)
-
-
-def test_boxes_do_not_overlap_and_lines_pass_beside_the_boxes_between() -> None:
-    edges = [(0, 1), (1, 2), (2, 3), (0, 3), (4, 3)]
-    places, routes = lay_out(5, edges)
-    for a, b in edges:
-        assert places[a][1] < places[b][1], "data flows down"
-    assert places[4][1] == places[2][1], "an input stands right above its reader"
-    assert [len(route) for route in routes] == [2, 2, 2, 4, 2]
-    corners = [*places, *routes[3][1:-1]]
-    assert not [
-        (a, b)
-        for number, a in enumerate(corners)
-        for b in corners[:number]
-        if a[1] == b[1] and abs(a[0] - b[0]) < picture._WIDTH
-    ]
 
 
 # --- files ---

@@ -29,6 +29,14 @@ AnyPath = str | os.PathLike[str]
 Identity = tuple[int, int] | None  # device and inode; None if not a file
 
 
+def identity(path: AnyPath | None) -> Identity:
+    """What two paths of one file share, for the `inputs` of `resolve_target`."""
+    if path is None:
+        return None
+    status = Path(path).stat()
+    return status.st_dev, status.st_ino
+
+
 def resolve_target(path: AnyPath, *, overwrite: bool, inputs: tuple[Identity, ...] = ()) -> Path:
     """The file that writing to `path` would create or replace; symlinks are followed.
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from edge_opt.base.atomic import resolve_target
+from edge_opt.base.atomic import identity, resolve_target
 from edge_opt.base.errors import EdgeOptError, UsageError, match_names, unknown
 from edge_opt.base.words import Progress
 from edge_opt.comparison.compare import compare
@@ -163,9 +163,7 @@ def _destination(opened: Opened, output: str | os.PathLike[str] | None, *, overw
     if output is None:
         return None
     check_suffix(output, opened.suffix)
-    status = None if path is None else Path(path).stat()
-    inputs = () if status is None else ((status.st_dev, status.st_ino),)
-    resolve_target(output, overwrite=overwrite, inputs=inputs)
+    resolve_target(output, overwrite=overwrite, inputs=(identity(path),))
     return Path(output)
 
 

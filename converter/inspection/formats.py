@@ -14,7 +14,7 @@ from edge_opt.inspection.picture import Example
 Table = list[tuple[str, ...]]
 """Rows; the first has the headings."""
 Part = str | Table | Example
-"""A sentence, a table, or a block to draw before and after."""
+"""A sentence, a table, or a block before and after."""
 
 _ROWS_OPEN = 12
 _MARKS = re.compile(r"[\\`*\[\]|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
@@ -29,8 +29,8 @@ def to_markdown(title: str, summary: str, sections: Iterable[tuple[str, Part]]) 
         if isinstance(part, str):
             parts.append(_text(part))
         elif isinstance(part, Example):
-            for caption, drawing in part.drawings().items():
-                parts += [f"{_text(caption)}:", f"```mermaid\n{drawing.to_mermaid()}\n```"]
+            for caption, operators in part.versions().items():
+                parts += [f"{_text(caption)}:", f"```mermaid\n{part.mermaid(operators)}\n```"]
         else:
             head, *body = (f"| {' | '.join(map(_text, row))} |" for row in part)
             parts.append("\n".join([head, "|" + " --- |" * len(part[0]), *body]))
@@ -58,10 +58,10 @@ def _html_part(part: Part) -> str:
     if isinstance(part, str):
         return f"<p>{escape(part)}</p>"
     if isinstance(part, Example):
+        texts = {key: "\n".join(map(escape, part.lines(one))) for key, one in part.versions().items()}
         return "".join(
-            f'<figure><figcaption>{escape(caption)}</figcaption><div class="scroll">'
-            f"{drawing.to_svg(f'The block: {caption}')}</div></figure>"
-            for caption, drawing in part.drawings().items()
+            f"<figure><figcaption>{escape(caption)}</figcaption><pre>{text}</pre></figure>"
+            for caption, text in texts.items()
         )
     rows, table = len(part) - 1, html_table(part)
     folded = f"<details><summary>{many(rows, 'row')}</summary>{table}</details>"

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from edge_opt.cli.app import app
+from edge_opt.cli.app import app, help_groups
 
 PROGRAM = "edge-opt"
 
@@ -40,26 +40,19 @@ def _section(name: str, command: Any) -> str:
     context = command.make_context(name, [], resilient_parsing=True)
     usage = " ".join(["Usage:", name, *command.collect_usage_pieces(context)])
     parts = [f"## {name}", _text(command.help), f"```text\n{usage}\n```"]
-    groups: dict[str, list[str]] = {}
-    for parameter in command.params:
-        title = getattr(parameter, "rich_help_panel", None) or parameter.param_type_name
-        groups.setdefault(title, []).append(_row(parameter, context))
-    parts += ["\n".join([f"| {title} | |", "|---|---|", *rows]) for title, rows in groups.items()]
+    parts += [_rows(title, rows) for title, rows in help_groups(command, context).items()]
     return "\n\n".join(parts)
 
 
 def _general() -> str:
-    shown = [item for item in root().params if not getattr(item, "hidden", False)]
-    rows = [_row(item, root().make_context(PROGRAM, [], resilient_parsing=True)) for item in shown]
-    return "\n\n".join(
-        ["## Options of the program", "\n".join(["| option | |", "|---|---|", *rows]), _text(root().epilog)]
-    )
+    (rows,) = help_groups(root(), root().make_context(PROGRAM, [], resilient_parsing=True)).values()
+    return "\n\n".join(["## Options of the program", _rows("Options", rows), _text(root().epilog)])
 
 
-def _row(parameter: Any, context: Any) -> str:
-    """An argument or option and its help, as the program itself words them."""
-    names, text = parameter.get_help_record(context)
-    return f"| `{_escaped(names)}` | {_text(text)} |"
+def _rows(title: str, rows: list[tuple[str, str]]) -> str:
+    """Arguments or options and their help, as the program itself words them."""
+    lines = [f"| `{_escaped(name)}` | {_text(text)} |" for name, text in rows]
+    return "\n".join([f"| {title} | |", "|---|---|", *lines])
 
 
 def _text(words: str | None) -> str:
