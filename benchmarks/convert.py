@@ -149,7 +149,7 @@ def _outcome(done: Run, target: Path) -> str:
     if done.status:
         return f"FAILS: {last}"
     try:
-        read_model(target).close()
+        read_model(target)
     except EdgeOptError as error:
         return f"WRONG: {error}"
     return "read and written, nothing converted"

@@ -4,7 +4,7 @@ It must not know what operators mean.
 """
 
 from edge_opt.schema.data import Data
-from edge_opt.schema.reader import ModelFile, read_model
+from edge_opt.schema.reader import read_model
 from edge_opt.schema.table import ENUMS, TABLES, UNIONS, Table, new_table, vector
 from edge_opt.schema.writer import model_bytes, write_model
 
@@ -13,7 +13,6 @@ __all__ = [
     "TABLES",
     "UNIONS",
     "Data",
-    "ModelFile",
     "Table",
     "model_bytes",
     "new_table",

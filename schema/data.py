@@ -21,19 +21,22 @@ _KINDS: Final = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK
 _KERNEL_STEP: Final = 64 << 20
 # Fits in a processor's cache: steps of 1 MiB took two to three times as long.
 _STEP: Final = 512 << 10
+_NEAR: Final = 16 << 10
 
 
 class Source:
-    """A bytes object, or a model file that is open for reading until `close` or until the source is deleted.
+    """Bytes in memory, or a model file that is open for reading until `close` or until the source is deleted.
 
     It may also be a section of a file that begins at byte `base`; offsets count from there.
     """
 
-    __slots__ = ("__weakref__", "_finalizer", "_stat", "base", "content", "fd", "path", "size")
+    __slots__ = (
+        *("__weakref__", "_finalizer", "_near", "_near_at", "_stat", "base", "content", "fd", "path", "size"),
+    )
 
     def __init__(
         self,
-        content: bytes | None,
+        content: bytes | memoryview | None,
         *,
         path: Path | None = None,
         fd: int | None = None,
@@ -43,8 +46,16 @@ class Source:
         """Use `content`, or if None, `size` bytes of the open file `fd`, which is closed with the source."""
         self.content, self.path, self.fd, self.base = content, path, fd, base
         self.size = size if content is None else len(content)
+        self._near, self._near_at = b"", 0
         self._stat = None if fd is None else _stat_of(fd)
         self._finalizer: Any = None if fd is None else weakref.finalize(self, os.close, fd)
+
+    @classmethod
+    def of(cls, given: "str | os.PathLike[str] | bytes | Source") -> "Source":
+        """A source itself, bytes, or the file of this name, opened."""
+        if isinstance(given, bytes | bytearray | memoryview):
+            return cls(bytes(given))
+        return given if isinstance(given, Source) else cls.open(given)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Source":
@@ -97,14 +108,25 @@ class Source:
     def read(self, offset: int, length: int) -> bytes:
         """`length` bytes from `offset` on; ModelFormatError if the file was closed, shortened or cannot be read."""
         if self.content is not None:
-            return self.content[offset : offset + length]
+            return bytes(self.content[offset : offset + length])
         if self.fd is None:
             raise ModelFormatError(f"{self.name} was closed: keep it open while its weights are needed")
+        if length > _NEAR // 2:
+            return self._read(self.fd, offset, length)
+        # Tables that lie side by side are read at once.
+        begin = offset - self._near_at
+        if not 0 <= begin <= len(self._near) - length:
+            self._near_at = max(0, offset - _NEAR // 2)
+            begin = offset - self._near_at
+            self._near = self._read(self.fd, self._near_at, min(_NEAR, self.size - self._near_at))
+        return self._near[begin : begin + length]
+
+    def _read(self, fd: int, offset: int, length: int) -> bytes:
         content = b""
         while len(content) < length:  # one call reads at most 2 GB
             at = self.base + offset + len(content)
             try:
-                some = os.pread(self.fd, length - len(content), at)
+                some = os.pread(fd, length - len(content), at)
             except OSError as error:
                 raise ModelFormatError(f"{self.name} cannot be read: {error.strerror}") from error
             if not some:
@@ -114,9 +136,11 @@ class Source:
 
     def view(self, offset: int, length: int) -> Bytes:
         """Like `read`, but as a read-only uint8[length]; bytes in memory are not copied."""
-        if self.content is not None:
-            return np.frombuffer(self.content, np.uint8)[offset : offset + length]
-        return np.frombuffer(self.read(offset, length), np.uint8)
+        if self.content is None:
+            return np.frombuffer(self.read(offset, length), np.uint8)
+        view = np.frombuffer(self.content, np.uint8)[offset : offset + length]
+        view.flags.writeable = False
+        return view
 
     def check_unchanged(self) -> None:
         """Raise ModelFormatError if the file was changed since it was opened."""
@@ -129,32 +153,38 @@ class Source:
         if self._finalizer is not None:
             self._finalizer()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Source":
+        """Return itself: it is only read."""
+        return self
+
 
 class Data:
-    """Bytes in a region of a `Source` or in memory, uint8[length].
+    """Bytes in a region of a `Source`, uint8[length].
 
-    An array is not copied: do not change it later. `placement`: True if the bytes lie after the flatbuffer, False if
-    inside; None, for bytes in memory, follows the other weights of the model.
+    `placement`: True if the bytes lie after the flatbuffer, False if inside; None, for new bytes, follows the other
+    weights of the model.
     """
 
-    __slots__ = ("_memory", "length", "offset", "placement", "source")
+    __slots__ = ("length", "offset", "placement", "source")
 
     def __init__(self, content: bytes | npt.NDArray[Any], *, external: bool | None = None) -> None:
+        """New bytes. An array is not copied: do not change it later."""
         array = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
         little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-        self._memory: Bytes = np.ascontiguousarray(little).reshape(-1).view(np.uint8)
-        self._memory.flags.writeable = False
-        self.placement = external
-        self.source: Source | None = None
-        self.offset = 0
-        self.length = self._memory.nbytes
+        self.source = Source(np.ascontiguousarray(little).reshape(-1).view(np.uint8).data)
+        self.placement, self.offset, self.length = external, 0, self.source.size
 
     @classmethod
     def region(cls, source: Source, offset: int, length: int, *, external: bool = True) -> "Data":
         """`length` bytes of `source` from `offset` on; the caller must have checked the bounds."""
-        data = cls(b"", external=external)
-        data.source, data.offset, data.length = source, offset, length
+        data = cls.__new__(cls)
+        data.source, data.offset, data.length, data.placement = source, offset, length, external
         return data
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Equal for the same bytes of the same source."""
+        return (id(self.source), self.offset, self.length)
 
     @property
     def external(self) -> bool:
@@ -163,7 +193,7 @@ class Data:
 
     def view(self) -> Bytes:
         """The bytes as a read-only uint8[length]; a file is read on each call (ModelFormatError)."""
-        return self._memory if self.source is None else self.source.view(self.offset, self.length)
+        return self.source.view(self.offset, self.length)
 
     def write(self, target: int, at: int = 0) -> None:
         """Write the bytes at offset `at` of a descriptor; bytes of a file are copied in the kernel if possible."""
@@ -171,7 +201,7 @@ class Data:
         in_kernel = hasattr(os, "copy_file_range")
         while done < self.length:
             begin, left = self.offset + done, self.length - done
-            if in_kernel and source is not None and source.fd is not None:
+            if in_kernel and source.fd is not None:
                 try:
                     step = min(left, _KERNEL_STEP)
                     count = os.copy_file_range(source.fd, target, step, source.base + begin, at + done)
@@ -179,9 +209,7 @@ class Data:
                     count = 0
                 in_kernel = count > 0  # unsupported by these file systems or at this offset: copy instead
             else:
-                step = min(left, _STEP)
-                some = self._memory[begin : begin + step] if source is None else source.view(begin, step)
-                count = os.pwrite(target, some.data, at + done)
+                count = os.pwrite(target, source.view(begin, min(left, _STEP)).data, at + done)
             done += count
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Data":
@@ -189,7 +217,7 @@ class Data:
         return self
 
     def __repr__(self) -> str:
-        where = "memory" if self.source is None else f"{self.source.name} at {self.offset}"
+        where = f"{self.source.name} at {self.offset}"
         return f"Data({self.length} bytes, {where}{', external' if self.external else ''})"
 
 

@@ -8,9 +8,9 @@ once and shared, and objects may not overlap.
 import os
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
-from struct import iter_unpack, unpack_from
-from typing import Any, Final, NoReturn, Self
+from operator import itemgetter
+from struct import iter_unpack
+from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -39,10 +39,13 @@ _TEXT_PER_OBJECT: Final = 64
 _INDICES_PER_OBJECT: Final = 8
 _BYTES_PER_OBJECT: Final = 256
 _VTABLE_PER_OBJECT: Final = 8
+# Objects that a table counts as: as long as it takes to read, with what `edge_opt.ir` makes of it.
+_OBJECTS_PER_TABLE: Final = 4
 
 # Writers may pad a file to a multiple of this.
 _PADDING: Final = 64
 
+_CODED = ("OperatorCode", "Tensor", "VariantSubType")
 _OPERATORS = frozenset(ENUMS["BuiltinOperator"].values())
 _TENSOR_TYPES = frozenset(ENUMS["TensorType"].values())
 
@@ -51,40 +54,12 @@ _i32 = struct.Struct("<i").unpack
 _u32 = struct.Struct("<I").unpack
 
 
-@dataclass(slots=True, eq=False)
-class ModelFile:
-    """A model read from a file or from bytes; call `close`, or use it in a `with`, to release the file.
-
-    `flatbuffer_size` counts the tables and the weights inside; weights after the flatbuffer start there.
-    """
-
-    root: Table
-    source: Source
-    flatbuffer_size: int
-
-    def close(self) -> None:
-        """Close the file; weights that were not read yet are no longer available."""
-        self.source.close()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return itself: the file is only read."""
-        return self
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def read_model(model: str | os.PathLike[str] | bytes | Source) -> ModelFile:
-    """Read the tables of a .tflite file (or of a section of a file); weights are read when needed.
+def read_model(model: str | os.PathLike[str] | bytes | Source) -> Table:
+    """The root table of a .tflite file (or of a section of a file); weights are read when needed.
 
     ModelFormatError if it is missing, malformed, of a newer schema, or has too many objects.
     """
-    if isinstance(model, bytes | bytearray | memoryview):
-        model = Source(bytes(model))
-    source = model if isinstance(model, Source) else Source.open(model)
+    source = Source.of(model)
     try:
         start = source.read(0, min(8, source.size))
         if start[4:8] != IDENTIFIER:
@@ -98,15 +73,28 @@ def read_model(model: str | os.PathLike[str] | bytes | Source) -> ModelFile:
     except BaseException:
         source.close()
         raise
-    return ModelFile(root, source, min(reader.external_start, reader.named_end))
+    return root
+
+
+class _Layout(NamedTuple):
+    """How tables that share a vtable lie: their size, the fields that are present, and the references among these."""
+
+    size: int
+    names: list[str]
+    unpack: Callable[[bytes], tuple[Any, ...]]
+    references: list[tuple[FieldSpec, int]]
 
 
 class Reader:
-    """Reads one source once. `named_end` is the end of the bytes that tables refer to."""
+    """Reads one source once. `named_end` is the end of the bytes that tables refer to.
 
-    def __init__(self, source: Source) -> None:
+    What a newer schema added is refused, or with `skip_newer` skipped: `skipped` then names the first such field.
+    """
+
+    def __init__(self, source: Source, *, skip_newer: bool = False) -> None:
         self.source = source
-        self.external_start = source.size
+        self.skipped: ModelFormatError | None = None
+        self._skip_newer = skip_newer
         self.named_end = 0
         self._root = ""
         self._end = min(source.size, MAX_FLATBUFFER_SIZE)
@@ -117,7 +105,7 @@ class Reader:
                 f"{MAX_OBJECTS_VARIABLE} is {allowed!r:.40}: give a number of objects, or unset it"
             )
         self._objects_left = self._allowed = int(allowed)
-        self._vtables: dict[tuple[str, int], tuple[int, dict[str, int]]] = {}
+        self._layouts: dict[tuple[str, int], _Layout] = {}
         self._known: dict[tuple[object, int], tuple[Any, int]] = {}
 
     def root(self, table: str) -> Table:
@@ -126,7 +114,8 @@ class Reader:
         (offset,) = _u32(self.source.read(0, 4))
         if offset < 4 + len(IDENTIFIER):
             self._fail(None, f"the root table's offset is {offset}, but it cannot lie in the header", 0)
-        return self._table(TABLES[table], offset, None)
+        root: Table = self._once((table, offset), self._table, TABLES[table], offset, None)
+        return root
 
     def _fail(self, field: FieldSpec | None, message: str, offset: int) -> NoReturn:
         """Refuse the file, naming the field that points to the damage."""
@@ -145,88 +134,89 @@ class Reader:
     def _count_objects(self, objects: int) -> None:
         self._objects_left -= objects
         if self._objects_left < 0:
-            limit = f"more than {self._allowed} tables, vectors and strings (a long one counts as several)"
+            limit = f"more than {self._allowed} tables, vectors and strings (large ones count as several)"
             trusted = f"if it is trusted, set the environment variable {MAX_OBJECTS_VARIABLE}"
             raise ModelFormatError(f"{self.source.name} has {limit}: {trusted} to {4 * self._allowed}")
 
-    def _once(self, key: tuple[object, int], read: Callable[[], Any]) -> Any:
+    def _once(self, key: tuple[object, int], read: Callable[..., Any], *place: Any) -> Any:
         """Read an object once; each reference to it counts as it would without sharing."""
-        if key in self._known:
-            value, objects = self._known[key]
-            self._count_objects(objects)
-            return value
+        if (known := self._known.get(key)) is not None:
+            self._count_objects(known[1])
+            return known[0]
         before = self._objects_left
-        value = read()
+        value = read(*place)
         self._known[key] = value, before - self._objects_left
         return value
 
     def _table(self, spec: TableSpec, position: int, field: FieldSpec | None) -> Table:
-        table: Table = self._once((spec.name, position), lambda: self._new_table(spec, position, field))
-        return table
-
-    def _new_table(self, spec: TableSpec, position: int, field: FieldSpec | None) -> Table:
         if position + 4 > self._end:
             self._fail(field, f"{spec.name} lies beyond the end of the file", position)
         vtable = position - _i32(self.source.read(position, 4))[0]
-        if (spec.name, vtable) not in self._vtables:
-            self._vtables[spec.name, vtable] = self._vtable(spec, vtable, field, position)
-        size, places = self._vtables[spec.name, vtable]
+        if (layout := self._layouts.get((spec.name, vtable))) is None:
+            layout = self._layouts[spec.name, vtable] = self._layout(spec, vtable, field, position)
+        size, names, unpack, references = layout
         if position + size > self._end:
             self._fail(field, f"{spec.name} runs over the end of the file", position)
-        self._spend(field, size, position, 2)
-        content, by_name = self.source.read(position, size), spec.by_name
-        values = {name: unpack_from(by_name[name].code, content, at)[0] for name, at in places.items()}
+        self._spend(field, size, position, _OBJECTS_PER_TABLE)
+        values = dict(zip(names, unpack(self.source.read(position, size)), strict=True))
         for union in spec.unions:
             if values.get(f"{union.name}_type") and union.name not in values:
                 self._fail(union, "has a type but no value", position)
-        for name, at in places.items():
-            if by_name[name].kind != "scalar":
-                values[name] = self._reference(by_name[name], position + at, values)
+        for referring, at in references:
+            values[referring.name] = self._reference(referring, position + at, values)
         table = Table(spec, values)
         if spec.name in STORED_AFTER:
             self._stored_after(table, position)
-        _refuse_unknown_codes(table, position)
+        elif spec.name in _CODED:
+            self._check_codes(table, position)
         return table
 
-    def _vtable(
-        self, spec: TableSpec, vtable: int, field: FieldSpec | None, position: int
-    ) -> tuple[int, dict[str, int]]:
-        """The size of tables with this vtable, and the offsets of the fields that are present."""
+    def _layout(self, spec: TableSpec, vtable: int, field: FieldSpec | None, position: int) -> _Layout:
+        """Read a vtable: the size of its tables, and the offset of each field in them."""
         if not 0 <= vtable <= self._end - 4:
             self._fail(field, f"the vtable of {spec.name} lies outside the file", position)
         length, size = _u16_u16(self.source.read(vtable, 4))
         if length < 4 or length % 2 or vtable + length > self._end or size < 4:
             self._fail(field, f"the vtable of {spec.name} has impossible sizes {length} and {size}", vtable)
         self._spend(field, 0, vtable + length, 1 + length // _VTABLE_PER_OBJECT)
-        places: dict[str, int] = {}
-        for slot, (at,) in enumerate(iter_unpack("<H", self.source.read(vtable + 4, length - 4))):
+        offsets = iter_unpack("<H", self.source.read(vtable + 4, length - 4))
+        found: list[tuple[int, FieldSpec]] = []
+        for slot, at in ((slot, at) for slot, (at,) in enumerate(offsets) if at):
             where, known = vtable + 4 + 2 * slot, spec.by_slot.get(slot)
-            if at and known is None:
+            if known is None:
                 what = "a deprecated field" if slot < spec.slots else "an unknown field"
-                _fail_newer(spec.name, f"slot {slot}", f"{what} is present", where)
-            elif at and known is not None:
-                if at < 4 or at + known.size > size:
-                    self._fail(known, f"lies at {at}, outside its table of {size} bytes", where)
-                places[known.name] = at
-        return size, places
+                self._skip(spec.name, f"slot {slot}", f"{what} is present", where)
+                continue
+            if at < 4 or at + known.size > size:
+                self._fail(known, f"lies at {at}, outside its table of {size} bytes", where)
+            found.append((at, known))
+        present, form, end = sorted(found, key=itemgetter(0)), "<", 0
+        for at, known in present:
+            if at < end:
+                self._fail(known, f"lies at {at}, over another field", vtable)
+            form += f"{at - end}x{known.code}"
+            end = at + known.size
+        names = [known.name for _, known in present]
+        references = [(known, at) for at, known in present if known.kind != "scalar"]
+        return _Layout(size, names, struct.Struct(form).unpack_from, references)
 
     def _reference(self, field: FieldSpec, at: int, values: dict[str, Any]) -> Any:
         """The value that a field at `at` refers to; `values` are its table's fields, including a union's type."""
-        target, element = at + values[field.name], field.element
-        if field.kind == "union":
+        target, element, kind = at + values[field.name], field.element, field.kind
+        if kind == "union":
             code = values.get(f"{field.name}_type", 0)
             if not code:
                 self._fail(field, f"has a value but no {field.name}_type", at)
             if code not in UNIONS[element]:
-                _fail_newer(field.table, field.name, f"{element} has no member {code}", at)
+                return self._skip(field.table, field.name, f"{element} has no member {code}", at)
             element = UNIONS[element][code]
         if target < at + 4 or target > self._end - 4:
             self._fail(field, f"points to byte {target}, outside the file of {self.source.size} bytes", at)
-        if field.kind in ("table", "union"):
-            return self._table(TABLES[element], target, field)
-        read = {"scalars": self._scalars, "string": self._text, "tables": self._children}[field.kind]
+        if kind in ("table", "union"):
+            return self._once((element, target), self._table, TABLES[element], target, field)
         key = "data" if field.table == "Buffer" else field.type
-        return self._once((key, target), lambda: read(field, target))
+        read = self._text if kind == "string" else self._scalars if kind == "scalars" else self._children
+        return self._once((key, target), read, field, target)
 
     def _size(self, field: FieldSpec, target: int, width: int) -> int:
         """The number of bytes of a vector with elements of `width` bytes."""
@@ -258,9 +248,10 @@ class Reader:
 
     def _children(self, field: FieldSpec, target: int) -> list[Table]:
         size, spec = self._size(field, target, 4), TABLES[field.element]
-        self._spend(field, 4 + size, target, 1)
+        self._spend(field, 4 + size, target)
         offsets = iter_unpack("<I", self.source.read(target + 4, size))
-        return [self._table(spec, target + 4 + 4 * place + at, field) for place, (at,) in enumerate(offsets)]
+        places = (target + 4 + 4 * place + at for place, (at,) in enumerate(offsets))
+        return [self._once((spec.name, place), self._table, spec, place, field) for place in places]
 
     def _stored_after(self, table: Table, position: int) -> None:
         """Replace an offset and size by `Data`, in the field for bytes inside the flatbuffer.
@@ -277,31 +268,32 @@ class Reader:
         if start + length > self.source.size:
             limit = f"the file has {self.source.size} bytes"
             self._fail(field, f"claims {length} bytes from byte {start} on, but {limit}", position)
-        self.external_start = min(self.external_start, start)
-
-        def region() -> Data:
-            self._spend(field, length, start)
-            return Data.region(self.source, start, length)
-
-        table.fields[inside] = self._once((start, length), region)
+        table.fields[inside] = self._once((start, length), self._after, field, start, length)
         table.fields.pop(offset)
         table.fields.pop(size, None)
 
+    def _after(self, field: FieldSpec, start: int, length: int) -> Data:
+        self._spend(field, length, start)
+        return Data.region(self.source, start, length)
 
-def _refuse_unknown_codes(table: Table, position: int) -> None:
-    if table.name == "OperatorCode":
-        # Codes above 126 do not fit the old int8 field, which then holds a placeholder; the larger one counts.
-        code = max(table.get("deprecated_builtin_code"), table.get("builtin_code"))
-        if code not in _OPERATORS:
-            _fail_newer(table.name, "builtin_code", f"operator code {code} is unknown", position)
-    elif table.name in ("Tensor", "VariantSubType") and table.get("type") not in _TENSOR_TYPES:
-        _fail_newer(table.name, "type", f"tensor type {table.get('type')} is unknown", position)
+    def _check_codes(self, table: Table, position: int) -> None:
+        if table.name == "OperatorCode":
+            # Codes above 126 do not fit the old int8 field, which then holds a placeholder; the larger one counts.
+            code = max(table.get("deprecated_builtin_code"), table.get("builtin_code"))
+            if code not in _OPERATORS:
+                self._skip(table.name, "builtin_code", f"operator code {code} is unknown", position)
+        elif table.get("type") not in _TENSOR_TYPES:
+            self._skip(table.name, "type", f"tensor type {table.get('type')} is unknown", position)
 
-
-def _fail_newer(table: str, field: str, message: str, offset: int) -> NoReturn:
-    """Refuse data that our schema lacks: reading on would lose it."""
-    newer = "written by a newer schema: update ai-edge-litert and edge-opt, or export for an older version"
-    raise ModelFormatError(f"{message}, so it was {newer}", table=table, field=field, offset=offset)
+    def _skip(self, table: str, field: str, message: str, offset: int) -> None:
+        """Refuse data that our schema lacks, or note that it is skipped: to write the rest would lose it."""
+        newer = (
+            "written by a newer schema: update ai-edge-litert and edge-opt, or export for an older version"
+        )
+        error = ModelFormatError(f"{message}, so it was {newer}", table=table, field=field, offset=offset)
+        if not self._skip_newer:
+            raise error
+        self.skipped = self.skipped or error
 
 
 def _what_else(start: bytes) -> str:

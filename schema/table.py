@@ -70,8 +70,8 @@ def _field(table: str, name: str, slot: int, type_name: str, default: Default) -
     element = type_name.strip("[]")
     kind = "scalar" if element in SCALAR_CODES else "union" if element in UNIONS else "table"
     kind = ("string" if element == "string" else kind) + ("" if element == type_name else "s")
-    code = f"<{SCALAR_CODES[element] if kind == 'scalar' else 'I'}"
-    return FieldSpec(table, name, slot, type_name, default, kind, element, code, struct.calcsize(code))
+    code = SCALAR_CODES[element] if kind == "scalar" else "I"
+    return FieldSpec(table, name, slot, type_name, default, kind, element, code, struct.calcsize(f"<{code}"))
 
 
 class TableSpec:

@@ -193,7 +193,7 @@ def write_pieces(
 
     `progress(done, total)` counts bytes. `check` may refuse the finished file, before it gets its name, by raising.
     """
-    sources = dict.fromkeys(data.source for _, data in pieces if data.source is not None)
+    sources = dict.fromkeys(data.source for _, data in pieces)
     inputs = tuple(source.identity for source in sources)
     done, total = 0, sum(data.length for _, data in pieces)
     with replacing(path, overwrite=overwrite, inputs=inputs, check=check) as target:
@@ -251,30 +251,26 @@ def _pieces(root: Table, *, inside: bool) -> list[Piece]:
             prefix = 0 if external else 4  # a vector's length
             at = end + prefix
             # Keep the alignment in the source file, but at least 16 bytes and at most a page.
-            had = 0 if data.source is None else data.offset & -data.offset
-            at += -at % min(max(had, ALIGNMENT), _MOST_ALIGNMENT)
+            at += -at % min(max(data.offset & -data.offset, ALIGNMENT), _MOST_ALIGNMENT)
             if prefix:
                 pieces.append(Piece(at - prefix, Data(data.length.to_bytes(prefix, "little"))))
             pieces.append(Piece(at, data))
-            positions[external, _key(data)] = at
+            positions[external, data.key] = at
             end = at + data.length
         if not external and end > MAX_FLATBUFFER_SIZE:
             return []
     for at, data, external in builder.holes:
-        position, width = positions[external, _key(data)], 8 if external else 4
+        position, width = positions[external, data.key], 8 if external else 4
         tables[at : at + width] = (position if external else position - 4 - at).to_bytes(width, "little")
     return [Piece(0, Data(bytes(tables))), *pieces]
 
 
-def _key(data: Data) -> tuple[int, int, int]:
-    """Equal keys for the same bytes of the same file."""
-    return (id(data), 0, 0) if data.source is None else (id(data.source), data.offset, data.length)
-
-
 def _in_order(weights: Iterable[Data]) -> list[Data]:
     """The distinct weights: those of each file in file order, then the new ones."""
-    distinct = list({_key(data): data for data in weights}.values())
-    files = {id(data.source): place for place, data in reversed(list(enumerate(distinct))) if data.source}
-    old = [data for data in distinct if data.source is not None]
-    old.sort(key=lambda data: (files[id(data.source)], data.offset, data.length))
-    return old + [data for data in distinct if data.source is None]
+    distinct = list({data.key: data for data in weights}.values())
+    first = {id(data.source): place for place, data in reversed(list(enumerate(distinct)))}
+
+    def place(data: Data) -> tuple[bool, int, int, int]:
+        return data.placement is None, first[id(data.source)], data.offset, data.length
+
+    return sorted(distinct, key=place)

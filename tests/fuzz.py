@@ -115,15 +115,15 @@ def _examine_bundle(content: bytes) -> str:
 def _examine(content: bytes, checksum: int, converted_one_in: int) -> str:
     refused = "refused by the reader"
     try:
-        file = read_model(content)
+        root = read_model(content)
         refused = "refused as a graph"
-        model = from_tables(file)
+        model = from_tables(root)
     except ModelFormatError as error:
         _check_sentence(error)
         return refused
     if checksum % _COPIED_ONE_IN == 0:
-        again = model_bytes(file.root)
-        if model_bytes(read_model(again).root) != again:
+        again = model_bytes(root)
+        if model_bytes(read_model(again)) != again:
             raise WrongError("what was read and written does not read and write the same")
     before = edge_opt.infer_shapes(model)
     for graph in model.subgraphs:

@@ -107,7 +107,7 @@ class Seed:
 
 def seed(name: str, content: bytes) -> Seed:
     """A seed of that name; its tables are read now."""
-    return Seed(name, content, read_model(content).root)
+    return Seed(name, content, read_model(content))
 
 
 def handmade() -> list[Seed]:

@@ -17,8 +17,9 @@ from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
 from edge_opt.ir import load, to_bytes
 from edge_opt.ir.opening import Opened
-from edge_opt.schema import model_bytes, new_table, read_model
+from edge_opt.schema import TABLES, Table, model_bytes, new_table, read_model
 from edge_opt.schema.litertlm import Bundle, is_bundle, read_bundle
+from edge_opt.schema.table import TableSpec
 from edge_opt.schema.writer import table_bytes
 
 SMALL = to_bytes(parse("subgraph main (%x: float32[2]) {\n  %y: float32[2] = ABS(%x)\n  return %y\n}"))
@@ -185,6 +186,20 @@ def test_a_damaged_header_is_refused(file: Path, at: int | str, value: Any, comp
         read_bundle(file)
 
 
+def test_what_a_newer_header_adds_is_read_over_but_not_lost_by_writing(file: Path) -> None:
+    known, old = TABLES["LiteRTLMMetaData"], read_bundle(file)
+    rows = [(field.name, field.slot, field.type, field.default) for field in known.fields]
+    newer = TableSpec(known.name, known.slots + 1, [*rows, ("checksum", known.slots, "uint32", 0)])
+    start = started(table_bytes(Table(newer, {**old._root.fields, "checksum": 7})))
+    file.write_bytes(start + file.read_bytes()[len(start) :])
+    assert contents(read_bundle(file)) == contents(old)
+    with pytest.raises(
+        ModelFormatError, match=r"not written again \(LiteRTLMMetaData.slot 2: an unknown field"
+    ):
+        convert(file, verify="none")
+    assert not convert(file, verify="none", dry_run=True).output
+
+
 @pytest.mark.parametrize("repeated", [500, 60_000])
 def test_a_bundle_whose_sections_share_a_long_list_takes_no_time(tmp_path: Path, repeated: int) -> None:
     """Thousands of sections that are one table, with thousands of items that are one item."""
@@ -204,5 +219,5 @@ def test_a_bundle_that_is_changed_while_it_is_copied_is_refused(file: Path, tmp_
 
 
 def test_a_section_s_model_is_written_with_its_weights_from_the_bundle(file: Path) -> None:
-    root = read_model(read_bundle(file).content(1)).root
-    assert model_bytes(root) == model_bytes(read_model(DEMO).root)
+    root = read_model(read_bundle(file).content(1))
+    assert model_bytes(root) == model_bytes(read_model(DEMO))

@@ -60,6 +60,12 @@ def with_vtable(*sizes: int) -> bytes:
     return patched(EVERYTHING, place_of(EVERYTHING, *TENSOR)[1], "HH", *sizes)
 
 
+def with_fields_over_each_other() -> bytes:
+    """A tensor whose shape is where its buffer is."""
+    slots = place_of(EVERYTHING, *TENSOR)[1] + 4
+    return patched(EVERYTHING, slots, "H", *struct.unpack_from("<H", EVERYTHING, slots + 4))
+
+
 def buffers_over_each_other() -> bytes:
     """A thousand buffers that each claim everything behind them: a thousand times the file."""
     buffers = [tfl.BufferT(data=np.zeros(4, np.uint8)) for _ in range(1000)]
@@ -123,12 +129,12 @@ def shared(what: str) -> bytes:
     """Parts of a graph that are in the file once, and named so often that they would fill the memory."""
     graph = new_table("SubGraph", tensors=[tensor(), tensor()], operators=[operator([0, 0], [1])], inputs=[0])
     if what == "buffer":
-        return model([tensor()], buffers=[new_table("Buffer")] * 1_000_000)
+        return model([tensor()], buffers=[new_table("Buffer")] * 130_000)
     if what == "tensors":
         tensors = [tensor(shape=[1])] * 2000
-        return model([tensor()], subgraphs=[new_table("SubGraph", tensors=tensors) for _ in range(1000)])
+        return model([tensor()], subgraphs=[new_table("SubGraph", tensors=tensors) for _ in range(80)])
     if what == "subgraph":
-        return model([tensor()], subgraphs=[graph] * 50_000)
+        return model([tensor()], subgraphs=[graph] * 20_000)
     if what == "indices":
         return model([tensor()], [operator([0] * 10_000, [])] * 10_000)
     scales = np.ones(1_000_000, np.float32)
@@ -158,6 +164,7 @@ SENTENCES: dict[str, list[Callable[[], bytes] | bytes]] = {
     "vtable of Tensor lies outside": [patched(EVERYTHING, place_of(EVERYTHING, *TENSOR)[0], "i", -(2**31))],
     "impossible sizes": [with_vtable(3, 8), with_vtable(2, 8), with_vtable(0xFFFE, 8)],
     "outside its table": [with_vtable(8, 5)],
+    "Tensor.buffer: lies at 12, over another field": [with_fields_over_each_other],
     "claims 4294967296 bytes": [with_field(2, "Q", 2**32, "Buffers", 0, content=AFTER)],
     "Buffer.offset": [with_field(1, "Q", 2**64 - 1, "Buffers", 0, content=AFTER)],
     "Operator.large_custom_options_offset: claims 8 bytes": [
@@ -180,7 +187,7 @@ SENTENCES: dict[str, list[Callable[[], bytes] | bytes]] = {
     "tensor type 99 is unknown": [with_field(1, "b", 99, *TENSOR)],
     # Small files that would take all memory
     "overlap": [buffers_over_each_other, weights_over_each_other, tables_over_each_other],
-    "has more than 500000 tables, vectors and strings (a long one counts as several): if it is trusted, set the "
+    "has more than 500000 tables, vectors and strings (large ones count as several): if it is trusted, set the "
     "environment variable EDGE_OPT_MAX_OBJECTS to 2000000": [
         partial(shared, what) for what in ("buffer", "tensors", "subgraph", "indices", "scales")
     ],

@@ -31,7 +31,7 @@ def keep_sections(before: Path, after: Path) -> list[str]:
     lost = [name(section) for section in whole.sections if _key(section) not in places]
     if lost:
         models = {
-            index: read_model(written.content(places[_key(section)])).root
+            index: read_model(written.content(places[_key(section)]))
             for index, section in enumerate(whole.sections)
             if section.is_model and _key(section) in places
         }

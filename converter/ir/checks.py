@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
 
 from edge_opt.base.errors import ModelFormatError
-from edge_opt.ir.graph import Operator, Signature, Subgraph, Tensor, used_tensors
+from edge_opt.ir.dtypes import Quantization
+from edge_opt.ir.graph import Operator, Shape, Signature, Subgraph, Tensor, used_tensors
 from edge_opt.ir.operators import KINDS, SUBGRAPH_FIELDS, subgraph_indices
 
 _MAX_SIZE: Final = (1 << 31) - 1  # of the format, which stores a size as int32
@@ -27,7 +29,8 @@ def check_model(subgraphs: Sequence[Subgraph], signatures: Sequence[Signature]) 
         place = f"subgraph '{graph.name or f'#{index}'}'"
         tensors = dict.fromkeys([*graph.tensors, *used_tensors(graph)])
         for position, tensor in enumerate(tensors):
-            _check_tensor(tensor, f"{place}, tensor {position} '{tensor.name}'")
+            if (reason := _wrong_tensor(tensor)) is not None:
+                raise ModelFormatError(f"{place}, tensor {position} '{tensor.name}': {reason}")
         held[graph], defined[graph] = set(tensors), _check_operators(graph, place)
         _check_defined(place, {tensor.name: tensor for tensor in graph.outputs}, defined[graph])
     keys: set[str] = set()
@@ -113,23 +116,31 @@ def _check_calls(subgraphs: Sequence[Subgraph]) -> None:
         raise ModelFormatError(f"{place}: its calls are recursive, or nested over {DEEPEST} deep")
 
 
-def _check_tensor(tensor: Tensor, where: str) -> None:
-    for sizes, least in ((tensor.shape, 0), (tensor.shape_signature or (), -1)):
-        if len(sizes) > _MAX_RANK:
-            raise ModelFormatError(f"{where}: {len(sizes)} dimensions, expected at most {_MAX_RANK}")
-        elements = math.prod(max(size, 1) for size in sizes)
-        if min(sizes, default=0) < least or max(sizes, default=0) > _MAX_SIZE or elements > _MAX_ELEMENTS:
-            raise ModelFormatError(f"{where}: shape {list(sizes)} has a negative size or is too large")
-    if tensor.wrong_size is not None:
-        raise ModelFormatError(f"{where}: {tensor.wrong_size}")
+def _wrong_tensor(tensor: Tensor) -> str | None:
+    """Why a tensor's shape, bytes or quantization is invalid; None if all are valid."""
+    reason = _wrong_sizes(tensor.shape, 0) or tensor.wrong_size
+    if reason is None and tensor.shape_signature is not None:
+        reason = _wrong_sizes(tensor.shape_signature, -1)
     parameters = tensor.quantization
-    if parameters is None or not parameters.is_affine:
-        return
-    scale, points = parameters.scale, parameters.zero_point
+    return reason or (None if parameters is None else _wrong_parameters(parameters, tensor.shape))
+
+
+@lru_cache(4096)
+def _wrong_sizes(sizes: Shape, least: int) -> str | None:
+    if len(sizes) > _MAX_RANK:
+        return f"{len(sizes)} dimensions, expected at most {_MAX_RANK}"
+    elements = math.prod(max(size, 1) for size in sizes)
+    if min(sizes, default=0) < least or max(sizes, default=0) > _MAX_SIZE or elements > _MAX_ELEMENTS:
+        return f"shape {list(sizes)} has a negative size or is too large"
+    return None
+
+
+def _wrong_parameters(parameters: Quantization, shape: Shape) -> str | None:
+    scale, points, axis = parameters.scale, parameters.zero_point, parameters.dimension
     if not np.isfinite(scale).all() or (scale < 0).any():
-        raise ModelFormatError(f"{where}: quantization scales must be finite and not negative")
-    if len(points) not in (1, len(scale)):
-        raise ModelFormatError(f"{where}: {len(scale)} scales but {len(points)} zero points")
-    axis, shape = parameters.dimension, tensor.shape
+        return "quantization scales must be finite and not negative"
+    if parameters.is_affine and len(points) not in (1, len(scale)):
+        return f"{len(scale)} scales but {len(points)} zero points"
     if parameters.is_per_axis and shape and not (0 <= axis < len(shape) and shape[axis] == len(scale)):
-        raise ModelFormatError(f"{where}: {len(scale)} scales do not fit axis {axis} of {list(shape)}")
+        return f"{len(scale)} scales do not fit axis {axis} of {list(shape)}"
+    return None

@@ -109,8 +109,7 @@ def take_weights_inside(model: Model) -> bool:
     """Store all weights inside the flatbuffer, as long as it stays under 2 GB; return True if any was outside."""
     outside = external_weights(model)
     for buffer in outside:
-        data = buffer.data
-        if data is not None and data.source is not None:
+        if (data := buffer.data) is not None:
             buffer.data = Data.region(data.source, data.offset, data.length, external=False)
             buffer.table = None
     return bool(outside)

@@ -20,8 +20,7 @@ from edge_opt.ir.checks import check_model
 from edge_opt.ir.dtypes import DType, Quantization
 from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Signature, Subgraph, Tensor
 from edge_opt.ir.operators import BUILTIN_OPERATORS, KINDS
-from edge_opt.schema.data import Data
-from edge_opt.schema.reader import ModelFile
+from edge_opt.schema.data import Data, Source
 from edge_opt.schema.table import UNIONS, Table, new_table, vector
 from edge_opt.schema.writer import model_bytes, write_model
 
@@ -62,11 +61,11 @@ class Model:
     metadata: list[Metadata] = field(default_factory=list)
     metadata_buffers: list[Buffer] = field(default_factory=list)
     table: Table | None = None
-    file: ModelFile | None = None
+    source: Source | None = None
     constant_buffers: dict[bytes, Buffer] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        path = None if self.file is None else self.file.source.path
+        path = None if self.source is None else self.source.path
         where = "in memory" if path is None else repr(str(path))
         entries = ", ".join(f"{name}: {len(graph)} operators" for name, graph in self.entry_points())
         return f"Model({where}, {entries or 'empty'}; {len(self.subgraphs)} subgraphs in all)"
@@ -86,8 +85,8 @@ class Model:
 
     def close(self) -> None:
         """Close the file that the model was read from; weights not read yet are then unavailable."""
-        if self.file is not None:
-            self.file.close()
+        if self.source is not None:
+            self.source.close()
 
     def save(
         self,
@@ -161,11 +160,12 @@ class Constants:
 
 # Tables become a model
 
+_DTYPES = dict(enumerate(DType))  # faster than calling DType
 
-def from_tables(file: ModelFile) -> Model:
-    """The model that the file's tables describe; ModelFormatError if `check_model` rejects it."""
-    root = file.root
-    model = Model(table=root, file=file)
+
+def from_tables(root: Table, source: Source | None = None) -> Model:
+    """The model that tables describe, read from `source`; ModelFormatError if `check_model` rejects it."""
+    model = Model(table=root, source=source)
     model.operator_codes = [_read_code(table) for table in root.get("operator_codes") or []]
     model.buffers = [Buffer(table.fields.get("data"), table) for table in root.get("buffers") or []]
     for index, table in enumerate(root.get("subgraphs") or []):
@@ -191,7 +191,7 @@ def _listed(items: Sequence[Any], table: Table, field: str, where: str, what: st
 
 
 def _integers(table: Table, field: str) -> tuple[int, ...]:
-    values = table.get(field)
+    values = table.fields.get(field)
     return () if values is None else tuple(values.tolist())
 
 
@@ -206,7 +206,7 @@ def _read_subgraph(model: Model, table: Table, index: int) -> Subgraph:
     graph = Subgraph(table.get("name") or "", table)
     place = f"subgraph '{graph.name or f'#{index}'}'"
     graph.tensors = [
-        _read_tensor(model, tensor, f"{place}, tensor {position} '{tensor.get('name') or ''}'")
+        _read_tensor(model, tensor, place, position)
         for position, tensor in enumerate(table.get("tensors") or [])
     ]
     graph.inputs = _listed(graph.tensors, table, "inputs", f"{place} inputs", "tensor")
@@ -216,18 +216,20 @@ def _read_subgraph(model: Model, table: Table, index: int) -> Subgraph:
     return graph
 
 
-def _read_tensor(model: Model, table: Table, where: str) -> Tensor:
-    quantization, dynamic = table.get("quantization"), table.get("shape_signature") is not None
-    buffer = _at(model.buffers, table.get("buffer"), where, "buffer")
+def _read_tensor(model: Model, table: Table, place: str, position: int) -> Tensor:
+    given = table.fields
+    name, buffer, quantization = given.get("name", ""), given.get("buffer", 0), given.get("quantization")
+    if buffer >= len(model.buffers):
+        _at(model.buffers, buffer, f"{place}, tensor {position} '{name}'", "buffer")
     return Tensor(
-        table.get("name") or "",
+        name,
         _integers(table, "shape"),
-        DType(table.get("type")),
+        _DTYPES[given.get("type", 0)],
         quantization=None if quantization is None else Quantization(quantization),
         # Buffer 0 means no bytes, whatever it holds: the runtime never reads it.
-        buffer=buffer if table.get("buffer") else None,
-        shape_signature=_integers(table, "shape_signature") if dynamic else None,
-        is_variable=table.get("is_variable"),
+        buffer=model.buffers[buffer] if buffer else None,
+        shape_signature=_integers(table, "shape_signature") if "shape_signature" in given else None,
+        is_variable=given.get("is_variable", False),
         table=table,
     )
 

@@ -3,6 +3,7 @@
 A file's type follows from its content, not its name. Models are read on demand and written together.
 """
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -37,14 +38,26 @@ def load(source: str | os.PathLike[str] | bytes | Source, *, model: str | None =
         if part is None:
             raise unknown("model", model, [part.kind for part in opened.parts])
         return part.model
+    file = Source.of(source)
     try:
-        return from_tables(read_model(source))
+        with _without_collections():
+            return from_tables(read_model(file), file)
     except ModelFormatError as error:
-        path = source.path if isinstance(source, Source) else source
-        name = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
-        if not str(error).startswith(name):
-            error.args = (f"{name}: {error}",)
+        if file.path is not None and not str(error).startswith(file.name):
+            error.args = (f"{file.name}: {error}",)
         raise
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Pause Python's search for garbage: reading makes none, and the search took a third of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @runtime_checkable
