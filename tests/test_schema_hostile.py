@@ -137,9 +137,9 @@ def shared(what: str) -> bytes:
         return model([tensor()], subgraphs=[graph] * 20_000)
     if what == "indices":
         return model([tensor()], [operator([0] * 10_000, [])] * 10_000)
-    scales = np.ones(1_000_000, np.float32)
-    parameters = [new_table("QuantizationParameters", scale=scales) for _ in range(3_000)]
-    return model([tensor(shape=[1_000_000], quantization=each) for each in parameters])
+    scales = np.ones(100_000, np.float32)
+    parameters = [new_table("QuantizationParameters", scale=scales) for _ in range(400)]
+    return model([tensor(shape=[100_000], quantization=each) for each in parameters])
 
 
 def name_that_is_not_utf8() -> bytes:
