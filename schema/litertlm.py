@@ -182,7 +182,6 @@ ASSUMED_WINDOW: Final = 512
 _LANGUAGE_MODEL, _BUFFERS, _MASKS, _WINDOW = 1, 2, 3, 3
 _INPUT, _KIND, _AXIS = 3, 6, 7
 _LOCAL_KINDS = (3, 4)  # TYPE_LOCAL_KEY_CACHE, TYPE_LOCAL_VALUE_CACHE
-_VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}
 
 
 class StateBuffer(NamedTuple):
@@ -216,7 +215,7 @@ def read_executor_metadata(bundle: Bundle | None) -> ExecutorMetadata | None:
         buffers = [_buffer(_fields(one)) for model in models for one in model[_BUFFERS]]
         masks = [_fields(one) for model in models for one in model[_MASKS]]
         windows = [int(value) for mask in masks for value in mask[_WINDOW] if value]
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError) as error:
         raise source.refusal("its executor metadata is damaged: build the bundle again") from error
     return ExecutorMetadata(windows[-1] if windows else None, tuple(buffers))
 
@@ -228,28 +227,13 @@ def _buffer(fields: Mapping[int, list[Any]]) -> StateBuffer:
 
 
 def _fields(data: bytes) -> Mapping[int, list[Any]]:
-    """Values of a protocol buffer by field number: integers, or bytes of texts and messages; LookupError if damaged."""
+    """Values of a protocol buffer by field number: integers, or bytes of texts and messages; ValueError if damaged."""
+    from google.protobuf import empty_pb2, message, unknown_fields  # noqa: PLC0415 - takes 60 ms, for some bundles
+
     fields: dict[int, list[Any]] = defaultdict(list)
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        kind = key & 7
-        value: Any = _FIXED.get(kind)
-        if kind in (_VARINT, _BYTES):
-            value, at = _varint(data, at)
-        if kind != _VARINT:
-            value, at = data[at : at + value], at + value
-        fields[key >> 3].append(value)
-    if at > len(data):
-        raise IndexError(at)
+    try:
+        for field in unknown_fields.UnknownFieldSet(empty_pb2.Empty.FromString(data)):
+            fields[field.field_number].append(field.data)
+    except message.DecodeError as error:
+        raise ValueError(error) from error
     return fields
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Decode a varint, seven bits per byte, lowest first; return its value and the position after it."""
-    value = 0
-    for place in range(10):
-        value |= (data[at + place] & 0x7F) << (7 * place)
-        if data[at + place] < 0x80:
-            return value, at + place + 1
-    raise IndexError(at)
