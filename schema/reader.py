@@ -29,7 +29,7 @@ from edge_opt.schema.table import (
     TableSpec,
 )
 
-# Gemma3-270M has 15,000 tables, 120,000 objects in all. The limit keeps files of many tiny tables, or of shared parts
+# Gemma3-270M has 15,000 tables, 135,000 objects in all. The limit keeps files of many tiny tables, or of shared parts
 # (which take more memory than space in the file), within a second and 200 MiB.
 MAX_OBJECTS: Final = 500_000
 MAX_OBJECTS_VARIABLE: Final = "EDGE_OPT_MAX_OBJECTS"
@@ -40,7 +40,7 @@ _INDICES_PER_OBJECT: Final = 8
 _BYTES_PER_OBJECT: Final = 256
 _VTABLE_PER_OBJECT: Final = 8
 # Objects that a table counts as: as long as it takes to read, with what `edge_opt.ir` makes of it.
-_OBJECTS_PER_TABLE: Final = 4
+_OBJECTS_PER_TABLE: Final = 3
 
 # Writers may pad a file to a multiple of this.
 _PADDING: Final = 64

@@ -129,7 +129,7 @@ def shared(what: str) -> bytes:
     """Parts of a graph that are in the file once, and named so often that they would fill the memory."""
     graph = new_table("SubGraph", tensors=[tensor(), tensor()], operators=[operator([0, 0], [1])], inputs=[0])
     if what == "buffer":
-        return model([tensor()], buffers=[new_table("Buffer")] * 130_000)
+        return model([tensor()], buffers=[new_table("Buffer")] * 170_000)
     if what == "tensors":
         tensors = [tensor(shape=[1])] * 2000
         return model([tensor()], subgraphs=[new_table("SubGraph", tensors=tensors) for _ in range(80)])
@@ -205,6 +205,12 @@ def test_each_lie_is_refused_with_its_sentence(sentence: str) -> None:
         tracemalloc.stop()
         assert sentence in str(caught.value)
         assert caught.value.exit_code == 3
+
+
+def test_as_many_tiny_tables_as_are_allowed_are_read_in_time() -> None:
+    content = model([new_table("Tensor") for _ in range(165_000)])
+    with fuzz.time_limit(2):
+        assert len(load(content).subgraphs[0].tensors) == 165_000
 
 
 def test_the_error_names_table_field_and_offset() -> None:
