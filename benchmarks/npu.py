@@ -25,9 +25,8 @@ from typing import Any
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.ir import Model, load, save
 from edge_opt.npu import TimeEstimate, Trial
-from edge_opt.npu.hexagon import Compiler
-from edge_opt.npu.layers import cut_entry_point, largest_attention
-from edge_opt.npu.tuning import applied, try_form, variants
+from edge_opt.npu.hexagon import Compiler, cut_entry_point
+from edge_opt.npu.tuning import applied, largest_attention, try_form, variants
 from edge_opt.targets import Target, load_target
 
 # litert_torch.generative.export_hf.experimental.npu_export compiles with these.

@@ -111,7 +111,6 @@ def compare(
     sdk: options.SdkOption = None,
     chip: options.ChipOption = None,
     flags: options.FlagOption = None,
-    layers: options.LayersOption = None,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> int:
@@ -124,10 +123,9 @@ def compare(
     with output.bar(wanted=not quiet) as progress:
         if on == "npu":
             options.check_meaning(on, shape=shapes, generate=generate)
-            compiler: dict[str, Any] = {"sdk": sdk, "chip": chip, "flags": flags or (), "layers": layers}
-            report = compare_on_npu(a, b, **demands, **compiler, progress=progress)
+            report = compare_on_npu(a, b, **demands, sdk=sdk, chip=chip, flags=flags or (), progress=progress)
         else:
-            options.check_meaning(on, sdk=sdk, soc=chip, flag=flags, layers=layers)
+            options.check_meaning(on, sdk=sdk, soc=chip, flag=flags)
             sizes = read_shapes(shapes)
             report = compare(a, b, on=on, **demands, shapes=sizes, generate=generate, progress=progress)
     output.answer(report, show_comparison, as_json=as_json, quiet=quiet)

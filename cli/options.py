@@ -89,5 +89,4 @@ ShapeOption = Annotated[
 FlagOption = Annotated[
     list[str] | None, expert("A flag for the NPU's compiler; repeatable.", "<FLAG>", "--flag")
 ]
-LayersOption = Annotated[int | None, expert("Only this many layers, to save time.", "<N>", min=1)]
 SecondsOption = Annotated[float, expert("Time limit per model; 0: none.", "<S>", min=0)]

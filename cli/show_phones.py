@@ -63,7 +63,7 @@ def _step_lines(profile: Profile) -> list[str]:
 def show_tuning(tuning: Tuning, destination: Path | None) -> None:
     """Print the trials, best first, the failed ones with reasons, and the winner."""
     versions = ", ".join(f"{name} {text}" for name, text in tuning.versions.items())
-    output.say(f"{tuning.chip}, {versions}; {tuning.extent} of {tuning.signature}, best first", "")
+    output.say(f"{tuning.chip}, {versions}; {tuning.signature}, best first", "")
     usable = [(one.form, one.measured.figures) for one in tuning.trials if one.usable]
     rows = [(form, *_columns(figures)) for form, figures in usable if figures is not None]
     output.say(*output.table([("form", *_FIGURES), *rows]) if rows else ())

@@ -136,7 +136,7 @@ def test_the_shell_is_answered_by_typers_own_completion() -> None:
         "convert a --shape x=1 --shape x=2",
         "convert a --skip ,",
         "compare a b --seed -1",
-        "compare a b --layers 3",
+        "compare a b --soc SM8750",
         "compare a b --on npu --generate 2",
         "golden",
         "build m -o o.litertlm --soc SM8750 --set x",

@@ -19,7 +19,7 @@ from edge_opt.base.errors import UsageError
 from edge_opt.build import evaluation
 from edge_opt.npu import CompilerFailedError
 from edge_opt.npu.hexagon import Compiler
-from edge_opt.npu.scoring import Closeness, Text, read_on_cpu, read_on_npu
+from edge_opt.npu.scoring import Closeness, Text, read
 
 Captured = pytest.CaptureFixture[str]
 LONG = Text((3, 14, 15, 92, 65, 35, 89, 79, 32), (38, 46, 26))
@@ -35,11 +35,11 @@ def gemma(tmp_path: Path) -> Path:
 
 
 def test_every_token_is_predicted_from_all_before_it_however_they_were_read(gemma: Path) -> None:
-    found = read_on_cpu(gemma, TEXTS)
+    found = read(gemma, TEXTS)
     assert [array.shape for array in found] == [(3, models.WORDS)] * 3
     for text, rows in zip(TEXTS, found, strict=True):
         longer = [Text((*text.before, *text.scored[:at]), (token,)) for at, token in enumerate(text.scored)]
-        for row, (again,) in zip(rows, read_on_cpu(gemma, longer), strict=True):
+        for row, (again,) in zip(rows, read(gemma, longer), strict=True):
             np.testing.assert_allclose(again, row, rtol=1e-5, atol=1e-5)
 
 
@@ -48,8 +48,8 @@ def test_the_emulator_reads_as_the_cpu_does_and_says_how_far_it_is(
 ) -> None:
     steps: list[tuple[int, int]] = []
     sdk = compiler(emulator())
-    found = read_on_npu(gemma, TEXTS, Compiler(sdk=sdk), lambda *step: steps.append(step))
-    for rows, expected in zip(found, read_on_cpu(gemma, TEXTS), strict=True):
+    found = read(gemma, TEXTS, Compiler(sdk=sdk), lambda *step: steps.append(step))
+    for rows, expected in zip(found, read(gemma, TEXTS), strict=True):
         np.testing.assert_array_equal(rows, expected)
     prefills, decodes = 2 + 1, 3 * 3
     assert steps == [(done, prefills + decodes) for done in range(prefills + decodes + 1)]
@@ -61,12 +61,12 @@ def test_an_emulator_that_fails_is_an_error_that_names_the_entry_point(
 ) -> None:
     words = r"gemma\.litertlm, (prefill_4|decode): the compiler ended with code 6"
     with pytest.raises(CompilerFailedError, match=words):
-        read_on_npu(gemma, TEXTS, Compiler(sdk=compiler("raise SystemExit(6)")))
+        read(gemma, TEXTS, Compiler(sdk=compiler("raise SystemExit(6)")))
 
 
 def test_a_text_that_does_not_fit_is_refused(gemma: Path) -> None:
     with pytest.raises(UsageError, match="17 tokens do not fit into its cache of 16"):
-        read_on_cpu(gemma, [Text(tuple(range(1, 15)), (1, 2, 3))])
+        read(gemma, [Text(tuple(range(1, 15)), (1, 2, 3))])
 
 
 def test_closeness_is_by_position() -> None:
@@ -95,7 +95,7 @@ class Pretended:
 
     def logits(self, before: tuple[int, ...], tokens: tuple[int, ...]) -> Any:
         """As torch has them."""
-        (rows,) = read_on_cpu(self.bundle, [Text(before, tokens)])
+        (rows,) = read(self.bundle, [Text(before, tokens)])
         return SimpleNamespace(numpy=lambda: 0.9 * rows[:, : self.words])
 
 
@@ -139,7 +139,7 @@ def test_prompts_are_spread_over_those_given_and_another_vocabulary_is_refused(
     gemma: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pretended: Pretended
 ) -> None:
     monkeypatch.setattr(evaluation, "check_emulator", lambda _: None)
-    monkeypatch.setattr(evaluation, "read_on_npu", lambda name, texts, *_: read_on_cpu(name, texts))
+    monkeypatch.setattr(evaluation, "read", lambda name, texts, *_: read(name, texts))
     prompts = tmp_path / "held.jsonl"
     prompts.write_text("".join(f'"a prompt {number}"\n' for number in range(12)))
     reference = checkpoint(tmp_path / "hf")
@@ -171,7 +171,7 @@ def test_what_cannot_be_evaluated_is_refused_with_the_remedy(
 @pytest.mark.slow
 def test_the_real_emulator_reads_a_tiny_model_as_the_cpu_does(gemma: Path) -> None:
     require_qnn()
-    found = read_on_npu(gemma, TEXTS, Compiler())
-    expected = read_on_cpu(gemma, TEXTS)
+    found = read(gemma, TEXTS, Compiler())
+    expected = read(gemma, TEXTS)
     for rows, own, text in zip(expected, found, TEXTS, strict=True):
         assert max(Closeness.of(rows, own, text.scored).kl) < 1e-3

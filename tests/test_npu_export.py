@@ -95,7 +95,7 @@ def test_a_step_is_told_by_part_with_the_decoder_that_was_kept(stage: Stage) -> 
 
 def estimate(us: int | None) -> TimeEstimate | None:
     """Of a pretended compiler."""
-    return None if us is None else TimeEstimate("SA8797", us, us, us, us, us, us, 0)
+    return None if us is None else TimeEstimate("SA8797", us, us, us, 0)
 
 
 def test_where_nothing_gains_the_bundle_is_the_same_bytes(stage: Stage) -> None:
@@ -115,14 +115,14 @@ def test_where_nothing_gains_the_bundle_is_the_same_bytes(stage: Stage) -> None:
 def test_what_leaves_the_npu_decides_then_time_then_bytes(
     before: int | None, after: int | None, changed: dict[str, int], kept: str, why: str
 ) -> None:
-    exported = Figures("decode", 9, 9, 1, 0, 0, 40, 0, 3, 0, estimate(before))
+    exported = Figures("decode", 9, 9, 1, 0, 0, 40, 0, 3, estimate(before))
     converted = replace(exported, time=estimate(after), **changed)
     better, told = exported.gain(converted)
     assert (better, told.startswith(why)) == (kept == "converted", True)
 
 
 def test_a_repair_is_kept_although_it_takes_longer() -> None:
-    old = Figures("decode", 9, 9, 1, 0, 0, 40, 0, 3, 0, estimate(500))
+    old = Figures("decode", 9, 9, 1, 0, 0, 40, 0, 3, estimate(500))
     measured = [{"decode": Measured("decode", one)} for one in (old, replace(old, time=estimate(510)))]
     entry = SimpleNamespace(name="decode")
     for name, kept in (("balanced_norms", "converted"), ("mha_to_sha", "exported")):

@@ -30,7 +30,7 @@ from edge_opt.ir import DType, Operator, Tensor
 from edge_opt.ir.opening import Opened
 from edge_opt.npu.emulator import check_emulator
 from edge_opt.npu.hexagon import Compiler
-from edge_opt.npu.scoring import Closeness, Text, read_on_cpu, read_on_npu
+from edge_opt.npu.scoring import Closeness, Text, read
 from edge_opt.targets.chips import DEFAULT_CHIP
 
 Part = tuple[str, str]
@@ -444,13 +444,13 @@ def emulate(job: Job, progress: Progress) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as place:
             copy = Path(place, Path(path).name)
             float_softmax(path, copy)
-            cpu = np.concatenate(read_on_cpu(copy, texts))
+            cpu = np.concatenate(read(copy, texts))
         if cpu.shape != expected.shape:
             raise UsageError(
                 f"{bundle} has a vocabulary of {cpu.shape[1]} tokens, and the checkpoint one of {expected.shape[1]}: "
                 f"give the checkpoint that the bundle was made from"
             )
-        npu = np.concatenate(read_on_npu(path, texts, compiler, partial(progress, job.stage)))
+        npu = np.concatenate(read(path, texts, compiler, partial(progress, job.stage)))
         for found, on_npu in ((cpu, False), (npu, True)):
             scores.append(ModelScore.of(bundle, Closeness.of(expected, found, tokens), itself, on_npu=on_npu))
     return asdict(Evaluation(scores, len(texts)))

@@ -123,7 +123,7 @@ class ConversionResult(Record):
             more = f" and {len(sites) - _SITES_NAMED} more" if len(sites) > _SITES_NAMED else ""
             lines.append(f"  {many(len(sites), 'site')} of {name} {status} ({places}{more}): {reason}")
         lines += [f"  {text}" for text in (*unsound(self), *_not_split(self), *_not_run(self), *_notes(self))]
-        lines += [f"  {signature.sentence()}" for signature in self.whole]
+        lines += [f"  {one.name}: {one.outcome}; demanded: {one.allowance}" for one in self.whole]
         return "\n".join(map(one_line, lines))
 
 

@@ -313,10 +313,10 @@ def _compare_whole(
             name = comparison.name if part.model.signatures else names[0]
             result.whole.append(WholeSignature(part.signature(name), allowed[name], comparison))
     for signature in result.whole:
-        if not signature.holds:
+        if signature.violation:
             noted = [site for site in result.converted if site.note and site.signature == signature.name]
             known = [
                 f" (known for {one.pass_name}: {one.note}; skip='{one.pass_name}' skips it)" for one in noted
             ]
-            text = f"the converted model differs from the input: {signature.violation()}{''.join(known[:1])}"
+            text = f"the converted model differs from the input: {signature.violation}{''.join(known[:1])}"
             raise DifferenceFoundError(f"{text}; nothing was written")

@@ -54,7 +54,7 @@ class Report:
         yield "Signatures", entry_points(result)
         yield "Sites", [heads, *sites] if sites else _NO_SITES
         if result.whole:
-            rows = [(one.name, one.outcome(), str(one.allowance)) for one in result.whole]
+            rows = [(one.name, one.outcome, str(one.allowance)) for one in result.whole]
             yield "The whole models, before and after", [("signature", "found", "demanded"), *rows]
         findings: Table = [("severity", "finding"), *self.lint]
         yield f"Findings for {result.target}", findings if self.lint else _NO_LINT

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from edge_opt.ir.dtypes import DType
-from edge_opt.ir.graph import Operator, Subgraph, Tensor
+from edge_opt.ir.graph import Operator, Signature, Subgraph, Tensor
 from edge_opt.ir.model import Model
 from edge_opt.ir.operators import SUBGRAPH_FIELDS, Effect, operators_that, subgraph_indices
 from edge_opt.ir.refusal import RefusedError
@@ -232,6 +232,21 @@ def cut_out(
     add("region", operators, inputs, outputs)
     for place, graph in enumerate(called, 1):
         add(f"called_{place}", graph.operators, graph.inputs, graph.outputs)
+    return region
+
+
+def cut_signature(
+    model: Model,
+    key: str,
+    operators: Sequence[Operator],
+    inputs: Mapping[str, Tensor],
+    outputs: Mapping[str, Tensor],
+) -> Model:
+    """Like `cut_out`, with one signature, whose arguments have these names."""
+    region = cut_out(model, operators, [*inputs.values()], [*outputs.values()])
+    graph = region.subgraphs[0]
+    given, taken = zip(inputs, graph.inputs, strict=True), zip(outputs, graph.outputs, strict=True)
+    region.signatures.append(Signature(key, graph, dict(given), dict(taken)))
     return region
 
 

@@ -7,15 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from edge_opt.base.atomic import AnyPath
-from edge_opt.base.words import Progress, many
-from edge_opt.comparison.facts import signature_info
-from edge_opt.comparison.findings import ComparisonReport, SignatureComparison, name_of
+from edge_opt.base.words import Progress
+from edge_opt.comparison.findings import ComparisonReport, OutputComparison, SignatureComparison, name_of
 from edge_opt.comparison.pairing import Both, Pair, both_open, checked_numbers
-from edge_opt.ir import save
 from edge_opt.ir.opening import ModelLike
 from edge_opt.npu.emulator import check_emulator, emulating
 from edge_opt.npu.hexagon import Compiler
-from edge_opt.npu.layers import cut_entry_point, layer_ends
 from edge_opt.npu.sdk import CompilerFailedError
 from edge_opt.runtime.inputs import array_of
 from edge_opt.runtime.metrics import measure
@@ -35,7 +32,6 @@ def compare_on_npu(
     chip: str | None = None,
     flags: Sequence[str] = (),
     signatures: Sequence[str] | None = None,
-    layers: int | None = None,
     seed: int = 0,
     atol: float = 0.0,
     rtol: float = 0.0,
@@ -44,66 +40,52 @@ def compare_on_npu(
 ) -> ComparisonReport:
     """Compile both models for a Hexagon NPU, run them in the compiler's emulator, and compare their outputs.
 
-    Inputs are chosen as in `edge_opt.compare`. If outputs are far from the CPU's, the report's `remarks` say so; this
-    does not affect whether the models are equal.
-
-    Args:
-        a: the reference: a path (also of a bundle), the bytes of a model, or a `Model`.
-        b: the model to compare with it.
-        sdk: folder with Qualcomm's libraries; default: EDGE_OPT_QNN or QNN_SDK_ROOT.
-        chip: the compiler's name for the chip; default: SM8750.
-        flags: compiler flags, for both models.
-        signatures: signatures to compare; default: all. A signature that only one model has is a difference.
-        layers: number of first layers to compare, if whole models take too long.
-        seed: decides the inputs.
-        atol: B may differ from A by |a-b| <= atol + rtol*|a|, element by element.
-        rtol: see `atol`.
-        seconds: time limit of compiler and emulator for each model and signature; None: no limit.
-        progress: called with (stage, done, total).
+    If outputs are far from the CPU's, the report's `remarks` say so; this does not affect whether the models are equal.
+    Arguments mean the same as in `edge_opt.compare` and `profile`; `seconds` limits compiler and emulator for each model
+    and signature.
 
     Raises:
         CompilerMissingError: the compiler, its libraries or a C compiler is missing.
-        UsageError: a signature does not exist, or has no attention blocks to count layers by.
+        UsageError: a signature does not exist.
         ModelFormatError: a model cannot be read.
     """
     compiler = Compiler(chip or DEFAULT_CHIP, tuple(flags), sdk, seconds)
     check_emulator(compiler)
     begun = ComparisonReport(name_of(a, "a"), name_of(b, "b"), "npu", *checked_numbers(seed, atol, rtol))
     with both_open(a, b, begun, signatures=signatures, progress=progress) as both:
-        report = both.compared(lambda pair: _emulated(both, pair, compiler, layers))
-    cut = "" if layers is None else f", cut behind {many(layers, 'layer')}"
-    chosen = f"compiled for {compiler.chip}{cut}{''.join(f', {flag}' for flag in flags)}"
+        report = both.compared(lambda pair: _emulated(both, pair, compiler))
+    compiled = ", ".join([f"compiled for {compiler.chip}", *flags])
     warnings = filter(None, map(_warning, report.signatures))
-    return replace(report, remarks=(*warnings, chosen, *report.remarks))
+    return replace(report, remarks=(*warnings, compiled, *report.remarks))
 
 
-def _emulated(both: Both, pair: Pair, compiler: Compiler, layers: int | None) -> SignatureComparison:
+def _emulated(both: Both, pair: Pair, compiler: Compiler) -> SignatureComparison:
     """Run both entry points in the emulator, and the first on the CPU; a model compared with itself runs once."""
-    name = pair.signature.name
-    ends = () if layers is None else layer_ends(both.models[0], name, layers)
-    cuts = [cut_entry_point(model, name, ends) for model in both.models]
-    infos = [signature_info(cut.signatures[0]) for cut in cuts]
-    pair = Pair.of(infos[0], infos[1], both.names, {})
-    if pair.reason:
-        return SignatureComparison(name, reason=pair.reason)
-    plans, runs = both.plans(pair), []
-    for side, cut, (planned,) in zip("ab"[: len({*both.names})], cuts, plans, strict=False):
+    name, plans, runs = pair.signature.name, both.plans(pair), list[Arrays]()
+    for side, model, (planned,) in zip("ab"[: len({*both.names})], both.models, plans, strict=False):
         try:
-            with emulating(cut, compiler) as emulator:
+            with emulating(model, name, compiler) as emulator:
                 runs.append(emulator.run({one.info.name: array_of(one) for one in planned}))
         except CompilerFailedError as error:
             return SignatureComparison(name, reason=f"{side}: {error}")
-    file = both.caches.folder / "a.tflite"
-    save(cuts[0], file, overwrite=True)
-    (cpu,) = both.worker.run_plans(file, name, plans[0])
-    found = both.measure_all(pair, [(runs[0], {**runs[-1]})])
+    # An output that is an input or a constant is not compiled.
+    made = [infos for infos in pair.outputs if infos[0].name in runs[0] and infos[1].name in runs[-1]]
+    half = [
+        OutputComparison(name=one.name, reason="computed in only one of the models")
+        for one, other in pair.outputs
+        if (one.name in runs[0]) != (other.name in runs[-1])
+    ]
+    (cpu,) = both.worker.run_plans(both.files[0], name, plans[0])
+    found = both.measure_all(
+        replace(pair, outputs=made, alone=[*pair.alone, *half]), [(runs[0], {**runs[-1]})]
+    )
 
     def far(run: Arrays, info: TensorInfo, of_a: TensorInfo) -> float:
         return measure(cpu[of_a.name], run[info.name], quantized_a=of_a, quantized_b=info).snr_db
 
     distances = {
         one.name: (far(runs[0], one, one), far(runs[-1], other, one))
-        for one, other in pair.outputs
+        for one, other in made
         if one.shape == other.shape
     }
     return replace(found, outputs=tuple(replace(one, db=distances.get(one.name)) for one in found.outputs))

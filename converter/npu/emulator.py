@@ -1,6 +1,6 @@
 """Run a compiled graph in the x86 emulator of QNN's HTP library, with the NPU's arithmetic.
 
-A model with one entry point is compiled once and runs any number of times. The emulator is third-party and may crash.
+An entry point is compiled once and runs any number of times. The emulator is third-party and may crash.
 """
 
 import os
@@ -16,7 +16,7 @@ from typing import NoReturn, TextIO
 import numpy as np
 
 from edge_opt.ir import Model, Signature, save
-from edge_opt.npu.hexagon import Compiler, Outcome, compiling_threads
+from edge_opt.npu.hexagon import Compiler, Outcome, compiling_threads, cut_entry_point
 from edge_opt.npu.sdk import CompilerFailedError, CompilerMissingError, find_sdk
 from edge_opt.runtime.protocol import Array, Arrays
 
@@ -33,8 +33,8 @@ def check_emulator(compiler: Compiler) -> None:
 
 
 @contextmanager
-def emulating(model: Model, compiler: Compiler) -> "Iterator[Emulator]":
-    """Compile a model to run in the emulator; `compiler.seconds` limits compilation plus all runs.
+def emulating(model: Model, signature: str, compiler: Compiler) -> "Iterator[Emulator]":
+    """Compile an entry point to run in the emulator; `compiler.seconds` limits compilation plus all runs.
 
     Raises:
         CompilerFailedError: compiler or emulator gave no result or timed out, or the NPU does not support the whole
@@ -43,12 +43,13 @@ def emulating(model: Model, compiler: Compiler) -> "Iterator[Emulator]":
     compiler = replace(compiler, flags=(*compiler.flags, _RAW_MEMORY))
     with tempfile.TemporaryDirectory(prefix="edge-opt-") as name, compiling_threads(1) as threads:
         path, folders = Path(name, "model.tflite"), Path(name, "folders")
-        save(model, path)
+        alone = cut_entry_point(model, signature)
+        save(alone, path)
         os.mkfifo(folders)
         # Opening for reading too does not wait for the compiler.
         with open(os.open(folders, os.O_RDWR), "w", encoding="utf-8") as queue:  # noqa: PTH123 - of a descriptor
             compiling = threads.submit(compiler.run, path, folders)
-            emulator = Emulator(Path(name), model.signatures[0], queue, compiling)
+            emulator = Emulator(Path(name), alone.signatures[0], queue, compiling)
             try:
                 yield emulator
             finally:
@@ -66,7 +67,7 @@ class Emulator:
     compiling: Future[Outcome]
 
     def run(self, inputs: Mapping[str, Array]) -> Arrays:
-        """Run once and return the outputs; inputs and outputs are named as in the signature."""
+        """Run once and return the outputs; both are named as in the signature, and unused inputs are ignored."""
         given, wanted = self.signature.inputs, self.signature.outputs
         with tempfile.TemporaryDirectory(dir=self.folder) as name:
             folder, tensors = Path(name), enumerate([*wanted.values(), *given.values()])
@@ -105,13 +106,13 @@ class Emulator:
 def _check_ran(outcome: Outcome) -> None:
     """Raise CompilerFailedError unless the whole graph compiled in one piece and ran in the emulator."""
     if outcome.interface and not outcome.known:
-        why = f"edge-opt's probe was not tried with QNN interface {outcome.interface}"
+        why = f"edge-opt's probe does not support QNN interface {outcome.interface}"
     elif not outcome.finalized:
         why = f"the compiler ended with code {outcome.code}: {outcome.reason}"
     elif outcome.finalized[0]:
         why = f"the compiler refuses the graph: {outcome.reason}"
     elif outcome.missing:
-        why = f"the compiled graph wants input '{outcome.missing[0]}' in another type or size"
+        why = f"the compiled graph expects input '{outcome.missing[0]}' in another type or size"
     elif outcome.ran is None:
         where = "the emulator crashes on the compiled graph" if outcome.running else "the compiler ends"
         why = f"{where} ({outcome.ended})"
@@ -122,5 +123,5 @@ def _check_ran(outcome: Outcome) -> None:
         if (figures["taken"], figures["partitions"]) == (figures["operators"], 1):
             return
         counts = "{taken} of {operators} operators in {partitions} pieces".format_map(figures)
-        why = f"the compiler takes {counts}: only a graph in one piece can run"
+        why = f"the compiler takes {counts}: only a whole graph in one piece can run"
     raise CompilerFailedError(why)

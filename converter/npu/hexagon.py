@@ -10,7 +10,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,6 +22,8 @@ from edge_opt.base import processes
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.errors import UsageError, did_you_mean
 from edge_opt.base.record import Record
+from edge_opt.ir import Model, Tensor
+from edge_opt.ir.walk import cut_signature
 from edge_opt.npu.sdk import LIBRARY, CompilerFailedError, find_sdk, search_path
 from edge_opt.targets.chips import CHIPS, DEFAULT_CHIP
 
@@ -38,9 +40,6 @@ _FIGURES = {
 }
 # QnnHtpProfile.h: events of a graph's finalization.
 _EVENTS = {
-    2006: "cycles",
-    2007: "cycles_low",
-    2008: "cycles_high",
     2017: "without_cost",
     2019: "us",
     2020: "us_low",
@@ -56,16 +55,13 @@ _UNKNOWN_CHIP = "Unexpected SoC model"
 
 @dataclass(frozen=True, slots=True)
 class TimeEstimate:
-    """The Hexagon compiler's estimate for one run of an entry point, with bounds: NPU cycles and microseconds.
+    """The Hexagon compiler's estimate for one run of an entry point in microseconds, with bounds.
 
     It is for `chip`, and only for ranking graphs: it is not calibrated on a device. It excludes the `without_cost`
     operators, for which the compiler has no cost.
     """
 
     chip: str
-    cycles: int
-    cycles_low: int
-    cycles_high: int
     us: int
     us_low: int
     us_high: int
@@ -74,12 +70,12 @@ class TimeEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Figures(Record):
-    """The Hexagon compiler's static figures for one entry point, and our `floor`; sizes are in bytes.
+    """The Hexagon compiler's static figures for one entry point; sizes are in bytes.
 
     `taken` of `operators` run on the NPU, in `partitions` pieces. Data that overflows on-chip memory is written out
     (`spill`) and read back (`fill`); both are part of `ddr_written` and `ddr_read`. `run_list` counts the steps of the
-    compiled graph. `floor` is the minimum to read. `time` is None if there is no estimate; `note` says why, or which
-    other chip it is for. `qnn` is the version of the libraries' interface.
+    compiled graph. `time` is None if there is no estimate; `note` says why, or which other chip it is for. `qnn` is the
+    version of the libraries' interface.
     """
 
     signature: str
@@ -91,38 +87,26 @@ class Figures(Record):
     ddr_read: int
     ddr_written: int
     run_list: int
-    floor: int
     time: TimeEstimate | None = None
     note: str = ""
     qnn: str = ""
 
-    _properties = ("read_ratio",)
-
-    @property
-    def read_ratio(self) -> float | None:
-        """DDR read over the floor; None if there is nothing to read."""
-        return self.ddr_read / self.floor if self.floor else None
-
-    def ranking(self, *, timed: bool = True) -> dict[str, float]:
-        """Figures that rank entry points, most important first, by the text that reports them; smaller is better.
-
-        The estimated time is included only if `timed`.
-        """
-        time = math.inf if self.time is None else self.time.us / 1000
+    def ranking(self) -> dict[str, float]:
+        """Figures that rank entry points, most important first, by the text that reports them; smaller is better."""
         return {
             "{} operators off the NPU": self.operators - self.taken,
             "{} pieces on the NPU": self.partitions,
-            **({"estimated {:.3f} ms": time} if timed else {}),
+            "estimated {:.3f} ms": math.inf if self.time is None else self.time.us / 1000,
             "{:,} bytes moved": self.ddr_read + self.ddr_written,
             "{:,} steps": self.run_list,
         }
 
     def gain(self, after: "Figures") -> tuple[bool, str]:
         """Return whether `after` (the converted entry point) is better than this one (as exported), and why."""
-        timed = self.time is not None and after.time is not None
-        old, new = self.ranking(timed=timed), after.ranking(timed=timed)
-        counted = [*old][:3]  # after the pieces, either time or bytes
-        text = next((text for text in counted if old[text] != new[text]), counted[-1])
+        old, new = self.ranking(), after.ranking()
+        off, pieces, time, moved, _ = old
+        last = moved if math.inf in (old[time], new[time]) else time
+        text = next((text for text in (off, pieces) if old[text] != new[text]), last)
         ratio = f" ({new[text] / old[text]:.3f} of it)" if old[text] and new[text] else ""
         why = f"{text.format(old[text])} as exported, {text.format(new[text])} as converted{ratio}"
         return new[text] < old[text], why
@@ -197,8 +181,7 @@ class Outcome:
             values = wanted.findall(self.output)
             if len(values) != partitions:
                 raise CompilerFailedError(
-                    f"the compiler's log cannot be read: it has {len(values)} figures for {name} and "
-                    f"{partitions} partitions"
+                    f"the compiler's log cannot be read: {len(values)} figures for {name}, expected {partitions}"
                 )
             sums[name] = sum(map(int, values))
         return sums
@@ -211,10 +194,10 @@ class Outcome:
             sums = {name: sum(one[event] for one in every) for event, name in _EVENTS.items()}
             return TimeEstimate(chip, **sums), ""
         if self.no_probe or self.known:
-            return None, self.no_probe or f"the compiler gave none for {chip}"
+            return None, self.no_probe or f"the compiler gives none for {chip}"
         return None, (
-            f"the libraries have QNN interface {self.interface or '(unknown)'}, and edge-opt's probe was tried "
-            f"with {_KNOWN_INTERFACES} (onnxruntime-qnn 2.3 to 2.7)"
+            f"the libraries have QNN interface {self.interface or '(unknown)'}, edge-opt's probe supports "
+            f"{_KNOWN_INTERFACES}: use onnxruntime-qnn 2.3 to 2.7"
         )
 
 
@@ -246,11 +229,7 @@ class Compiler:
         return replace(self, chip=chip.judge.name, flags=(*self.flags, *vtcm))
 
     def run(self, path: Path, folders: Path | None = None) -> Outcome:
-        """Compile one file.
-
-        Args:
-            path: a model with one entry point.
-            folders: a pipe with names of input folders (see `probe.c`), on which the graph runs in the emulator.
+        """Compile a model with one entry point, and run it in the emulator on `folders`, a pipe (see `probe.c`).
 
         Raises:
             UsageError: the compiler does not know the chip.
@@ -290,6 +269,24 @@ class Compiler:
                 f"the Hexagon compiler does not know chip '{self.chip}', {did_you_mean(self.chip, CHIPS)}"
             )
         return outcome
+
+
+def cut_entry_point(model: Model, signature: str) -> Model:
+    """Cut out one entry point, as the compiler needs it, without inputs that nothing reads.
+
+    In a model without signatures, inputs and outputs are named as by the runtime.
+    """
+
+    def named(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        return {tensor.name or f"#{place}": tensor for place, tensor in enumerate(tensors)}
+
+    graph = dict(model.entry_points()).get(signature, model.subgraphs[0])
+    inputs, outputs = named(graph.inputs), named(graph.outputs)
+    if model.signatures:
+        inputs, outputs = model.signatures[signature].inputs, model.signatures[signature].outputs
+    read = {name: tensor for name, tensor in inputs.items() if tensor.consumers}
+    made = {name: tensor for name, tensor in outputs.items() if tensor.producer is not None}
+    return cut_signature(model, signature, graph.operators, read, made)
 
 
 @contextmanager

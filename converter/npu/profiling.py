@@ -12,10 +12,9 @@ from pathlib import Path
 
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.record import Record
-from edge_opt.ir import DType, Model, Subgraph, save
+from edge_opt.ir import Model, save
 from edge_opt.ir.opening import AUXILIARY_SECTION, EMBEDDER_SECTION, Opened
-from edge_opt.npu.hexagon import Compiler, Figures, compiling_threads
-from edge_opt.npu.layers import cut_entry_point
+from edge_opt.npu.hexagon import Compiler, Figures, compiling_threads, cut_entry_point
 from edge_opt.npu.sdk import CompilerFailedError, find_sdk
 from edge_opt.targets.chips import CHIPS, DEFAULT_CHIP
 
@@ -111,11 +110,11 @@ def profile(
     opened = Opened(path)
     model = opened.main().model
     measured = [measure(model, name, compiler) for name, _ in model.entry_points()]
-    for entry in measured:
-        if entry.failure:
-            where = f"{os.fspath(path)}, {entry.signature}"
-            raise CompilerFailedError(f"{where}: {entry.failure}; try other compiler flags or another form")
-    figures = tuple(entry.figures for entry in measured if entry.figures is not None)
+    failed = next((one for one in measured if one.failure), None)
+    if failed is not None:
+        where = f"{os.fspath(path)}, {failed.signature}"
+        raise CompilerFailedError(f"{where}: {failed.failure}; try other compiler flags or another form")
+    figures = tuple(one.figures for one in measured if one.figures is not None)
     return Profile(
         model=os.fspath(path),
         chip=compiler.chip,
@@ -157,43 +156,23 @@ def measure(model: Model, signature: str, compiler: Compiler) -> Measured:
 
     A compiler that gives no result or times out is a failure; a rejected operator or a missing estimate is not.
     """
-    alone, judge = cut_entry_point(model, signature), compiler.judge()
+    judge = compiler.judge()
     try:
         with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder, compiling_threads(2) as threads:
             file = Path(folder) / "model.tflite"
-            save(alone, file)
+            save(cut_entry_point(model, signature), file)
             judging = threads.submit(judge.run, file) if judge.chip != compiler.chip else None
             outcome = compiler.run(file)
             if outcome.code:
-                failure = f"the Hexagon compiler ended with code {outcome.code}: {outcome.reason}"
-                return Measured(signature, failure=failure)
+                raise CompilerFailedError(
+                    f"the Hexagon compiler ended with code {outcome.code}: {outcome.reason}"
+                )
+            sums = outcome.figures()
             judged = outcome if judging is None else judging.result()
-        sums = outcome.figures()
     except CompilerFailedError as error:
         return Measured(signature, failure=str(error))
     estimate, why_not = judged.time(judge.chip)
     note = CHIPS[compiler.chip].note if compiler.chip in CHIPS else ""
-    figures = Figures(
-        signature,
-        **sums,
-        floor=read_floor(alone.subgraphs[0]),
-        time=estimate,
-        note=f"no estimate of time: {why_not}" if why_not else note,
-        qnn=named[1] if (named := _VERSION.search(outcome.errors)) else outcome.interface,
-    )
-    return Measured(signature, figures)
-
-
-def read_floor(subgraph: Subgraph) -> int:
-    """Bytes of every constant and every input that the subgraph's operators use, each counted once.
-
-    float32 constants count half: NPUs store them as fp16. The few constants in composite bodies are not counted.
-    Dynamic dimensions count with the size recorded in the file.
-    """
-    read = [tensor for operator in subgraph.operators for tensor in operator.inputs if tensor is not None]
-    constants = {id(tensor.buffer): tensor for tensor in read if tensor.is_constant}
-    sizes = [tensor.dtype.byte_size(tensor.elements) or 0 for tensor in subgraph.inputs if tensor.consumers]
-    for tensor in constants.values():
-        size = tensor.dtype.byte_size(tensor.elements) or 0
-        sizes.append(size // 2 if tensor.dtype is DType.FLOAT32 else size)
-    return sum(sizes)
+    note = f"no estimate of time: {why_not}" if why_not else note
+    qnn = named[1] if (named := _VERSION.search(outcome.errors)) else outcome.interface
+    return Measured(signature, Figures(signature, **sums, time=estimate, note=note, qnn=qnn))

@@ -4,21 +4,19 @@ Embedder and auxiliary model run on the CPU, as with LiteRT-LM's NPU executor. T
 token, compared with a reference's.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.errors import UsageError
 from edge_opt.comparison.findings import name_of
-from edge_opt.comparison.generate import find_parts, plan_loop
+from edge_opt.comparison.generate import Described, find_parts, plan_loop
 from edge_opt.ir import load
 from edge_opt.npu.emulator import check_emulator, emulating
 from edge_opt.npu.hexagon import Compiler
-from edge_opt.npu.layers import cut_entry_point
 from edge_opt.npu.sdk import CompilerFailedError
 from edge_opt.runtime import loop as steps
 from edge_opt.runtime.loop import Call, Loop
@@ -36,75 +34,46 @@ class Text:
     scored: tuple[int, ...]
 
 
-@contextmanager
-def _opened(bundle: AnyPath, texts: Sequence[Text]) -> Iterator[tuple[Worker, dict[str, Path], list[Loop]]]:
-    """Yield a worker, the files of the bundle's models, and for each text the calls that read it.
-
-    Raises:
-        UsageError: the bundle cannot read text, or its cache is too short.
-        ModelFormatError: the bundle cannot be read.
-        RuntimeFailed: a model cannot be loaded.
-    """
-    name = name_of(bundle, "bundle")
-    with ExitStack() as stack:
-        worker = stack.enter_context(Worker())
-        files = {role: stack.enter_context(part.file()) for role, part in find_parts(bundle).items()}
-        described = {role: worker.describe(file) for role, file in files.items()}
-        loops = []
-        for text in texts:
-            loop = plan_loop(name, described, len(text.scored), 0, (text.before,))
-            room = min(cache_length(call.signature) for call in loop.decode if call.model == MAIN)
-            tokens = len(text.before) + len(text.scored)
-            if tokens > room:
-                raise UsageError(
-                    f"{name}: {tokens} tokens do not fit into its cache of {room}: give shorter prompts"
-                )
-            loops.append(replace(loop, follow=text.scored))
-        yield worker, files, loops
-
-
-def read_on_cpu(bundle: AnyPath, texts: Sequence[Text]) -> list[Array]:
-    """Return the logits `[scored, vocabulary]` of each text, as real numbers, from LiteRT's CPU kernels.
-
-    Raises:
-        UsageError, ModelFormatError, RuntimeFailed: as `read_on_npu`.
-    """
-    with _opened(bundle, texts) as (worker, files, loops):
-        return [loop.logits.reals(worker.generate(files, loop)[1][:, 0]) for loop in loops]
-
-
-def read_on_npu(
+def read(
     bundle: AnyPath,
     texts: Sequence[Text],
-    compiler: Compiler,
+    compiler: Compiler | None = None,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> list[Array]:
-    """Like `read_on_cpu`, with prefill and decode compiled once for an NPU and run in the emulator.
+    """Return the logits `[scored, vocabulary]` of each text, as real numbers.
 
     Args:
         bundle: an uncompiled bundle, or a model with its embedder and auxiliary model beside it.
         texts: tokens of the texts.
-        compiler: must have a probe; its `seconds` limit all runs of one entry point.
-        progress: called with (runs done, total).
+        compiler: to compile prefill and decode once and run them in the emulator (its `seconds` limit all runs of one
+            entry point); None for LiteRT's CPU kernels.
+        progress: called with (runs in the emulator, total).
 
     Raises:
         UsageError: the bundle cannot read text, or its cache is too short.
         ModelFormatError: the bundle cannot be read.
         CompilerMissingError: the compiler, its libraries or a C compiler is missing.
         CompilerFailedError: an entry point does not compile, or does not run.
-        RuntimeFailed: the embedder or auxiliary model does not run.
+        RuntimeFailed: a model does not run on the CPU.
     """
-    check_emulator(compiler)
-    with _opened(bundle, texts) as (worker, files, loops), ExitStack() as stack:
+    title, done = name_of(bundle, "bundle"), 0
+    if compiler is not None:
+        check_emulator(compiler)
+    with ExitStack() as stack:
+        worker = stack.enter_context(Worker())
+        files = {role: stack.enter_context(part.file()) for role, part in find_parts(bundle).items()}
+        described = {role: worker.describe(file) for role, file in files.items()}
+        loops = [_planned(title, described, text) for text in texts]
+        if compiler is None:
+            return [loop.logits.reals(worker.generate(files, loop)[1][:, 0]) for loop in loops]
         runs = sum(-(-(len(loop.prompt[0]) - 1) // loop.rows) + loop.count for loop in loops)
         prefilled = [loop for loop in loops if len(loop.prompt[0]) > 1]
         calls = [call for loop in prefilled for call in loop.prefill] + [*loops[0].decode]
         model = load(files[MAIN])
         emulators = {
-            name: stack.enter_context(emulating(cut_entry_point(model, name), compiler))
+            name: stack.enter_context(emulating(model, name, compiler))
             for name in dict.fromkeys(call.signature.name for call in calls if call.model == MAIN)
         }
-        done = 0
 
         def invoke(call: Call, inputs: Arrays) -> Arrays:
             nonlocal done
@@ -114,13 +83,25 @@ def read_on_npu(
             try:
                 outputs = emulators[name].run(inputs)
             except CompilerFailedError as error:
-                raise CompilerFailedError(f"{name_of(bundle, 'bundle')}, {name}: {error}") from error
+                raise CompilerFailedError(f"{title}, {name}: {error}") from error
             done += 1
             progress(done, runs)
             return outputs
 
         progress(0, runs)
         return [loop.logits.reals(steps.run(loop, invoke)[1][:, 0]) for loop in loops]
+
+
+def _planned(title: str, described: Described, text: Text) -> Loop:
+    """Plan the calls that read a text; UsageError if it does not fit into the cache."""
+    loop = plan_loop(title, described, len(text.scored), 0, (text.before,))
+    room = min(cache_length(call.signature) for call in loop.decode if call.model == MAIN)
+    tokens = len(text.before) + len(text.scored)
+    if tokens > room:
+        raise UsageError(
+            f"{title}: {tokens} tokens do not fit into its cache of {room}: give shorter prompts"
+        )
+    return replace(loop, follow=text.scored)
 
 
 @dataclass(frozen=True, slots=True)

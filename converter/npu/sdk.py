@@ -10,8 +10,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from importlib import resources
-from importlib.metadata import version
-from importlib.util import find_spec
+from importlib.metadata import distribution
 from pathlib import Path
 
 from edge_opt.base import processes
@@ -100,15 +99,13 @@ def search_path(*folders: Path, scratch: Path) -> str:
 
 
 def _find_tool() -> tuple[Path, Path]:
-    spec = find_spec("ai_edge_litert")
-    assert spec is not None, "ai-edge-litert is a requirement of this package"
-    assert spec.submodule_search_locations
-    root = Path(spec.submodule_search_locations[0])
+    litert = distribution("ai-edge-litert")
+    root = Path(str(litert.locate_file("ai_edge_litert")))
     tool, plugin = root / "tools" / "apply_plugin_main", root / "vendors" / "qualcomm" / "compiler"
     if not tool.is_file() or not plugin.is_dir():
         raise CompilerMissingError(
-            f"ai-edge-litert {version('ai-edge-litert')} in {root} has no ahead-of-time compiler for Qualcomm: its "
-            f"wheel for x86-64 Linux has one from 2.1 on"
+            f"ai-edge-litert {litert.version} in {root} has no ahead-of-time compiler for Qualcomm: its wheel for "
+            f"x86-64 Linux has one from 2.1 on"
         )
     return tool, plugin
 
@@ -118,9 +115,11 @@ def build_probe() -> Path:
     source = (resources.files(__package__) / "probe.c").read_bytes()
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         raise CompilerMissingError(f"{_PROBE_NEEDS} an x86-64 Linux machine")
+    named = os.environ.get("XDG_CACHE_HOME")
     try:
-        folder = cache_folder() / f"probe-{hashlib.sha256(source).hexdigest()[:16]}"
-        folder.mkdir(exist_ok=True)
+        cache = Path(named) if named else Path.home() / ".cache"
+        folder = cache / "edge-opt" / f"probe-{hashlib.sha256(source).hexdigest()[:16]}"
+        folder.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:
         raise CompilerMissingError(
             f"{_PROBE_NEEDS} a folder for a small probe ({error}): name one of yours in XDG_CACHE_HOME"
@@ -144,12 +143,4 @@ def build_probe() -> Path:
             )
         # Rename, do not write in place: another process may be using or building the same probe.
         library.replace(folder / LIBRARY)
-    return folder
-
-
-def cache_folder() -> Path:
-    """Return edge-opt's folder in the user's cache; raise OSError if it cannot be created."""
-    named = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(named) if named else Path.home() / ".cache") / "edge-opt"
-    folder.mkdir(parents=True, exist_ok=True)
     return folder

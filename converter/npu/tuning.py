@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from edge_opt.attention.block import FORMS, Block, logits_bytes
+from edge_opt.attention.find import find_blocks
 from edge_opt.base.atomic import AnyPath
-from edge_opt.base.errors import UsageError
+from edge_opt.base.errors import UsageError, unknown
 from edge_opt.base.record import Record
 from edge_opt.base.words import Progress
 from edge_opt.conversion import convert
@@ -20,8 +22,7 @@ from edge_opt.ir import Model, load, save
 from edge_opt.ir.opening import Opened
 from edge_opt.ir.text import subgraph_text
 from edge_opt.npu.comparing import compare_on_npu
-from edge_opt.npu.hexagon import Compiler, compiling_threads
-from edge_opt.npu.layers import cut_entry_point, largest_attention, layer_ends
+from edge_opt.npu.hexagon import Compiler, compiling_threads, cut_entry_point
 from edge_opt.npu.profiling import Measured, measure, versions
 from edge_opt.npu.sdk import find_sdk
 from edge_opt.targets import Target, TargetLike, load_target, target_names
@@ -32,7 +33,6 @@ BASE = "qualcomm-htp"
 _TILES, _LEAST_ROWS = 4, 2
 _SMALL_TILES = (128, 64)
 _ALWAYS = 1  # a minimum head size that every attention block has
-_CHECKED_LAYERS = 2
 Changes = Mapping[str, Any] | None
 """Target settings that a form changes; None keeps the model as exported."""
 
@@ -53,18 +53,22 @@ class Trial(Record):
         """True if it compiled and its outputs are not known to be wrong."""
         return self.measured.figures is not None and not self.verdict
 
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Sort key: the best first, then trials with wrong outputs, then failed ones."""
+        return (not self.usable, *self.measured.rank)
+
 
 @dataclass(frozen=True, slots=True)
 class Tuning(Record):
-    """All trials, best first; failed trials and trials with wrong outputs come last.
+    """All trials, best first; trials with wrong outputs and failed trials come last.
 
-    `layers` is None if the whole signature was compiled. `long_context` is true if one head does not fit on the chip.
-    `checked` says how the winner's outputs were checked, or why not; `changes` are its changes to the target.
+    `long_context` is true if one head does not fit on the chip. `checked` says how the winner's outputs were checked,
+    or why not; `changes` are its changes to the target.
     """
 
     model: str
     signature: str
-    layers: int | None
     long_context: bool
     target: Target
     chip: str
@@ -79,12 +83,7 @@ class Tuning(Record):
     @property
     def winner(self) -> Trial | None:
         """The best usable trial, or None."""
-        return self.trials[0] if self.trials and self.trials[0].usable else None
-
-    @property
-    def extent(self) -> str:
-        """The compiled part of the signature, in words."""
-        return {None: "all layers", 1: "the first layer"}.get(self.layers, f"the first {self.layers} layers")
+        return next((trial for trial in self.trials if trial.usable), None)
 
     def to_dict(self) -> dict[str, Any]:
         """Return values for `--json`, with only the target's name."""
@@ -96,7 +95,6 @@ def tune(
     target: TargetLike = BASE,
     *,
     signature: str | None = None,
-    layers: int | None = None,
     sdk: AnyPath | None = None,
     chip: str | None = None,
     seconds: float | None = 1800.0,
@@ -107,15 +105,14 @@ def tune(
     """Try every form on one signature of a model, for a Hexagon NPU. The file is not changed.
 
     Trials are ranked by the compiler's time estimate, then by bytes. The best trial's outputs are checked in the
-    emulator, on two layers with real shapes: if they are not bit-identical to the export's, the next trial is taken.
+    emulator: if they are not bit-identical to the export's, the next trial is taken.
 
     Args:
         path: a .tflite model as exported, or a bundle (its prefill/decode model is used).
         target: the target to vary: qualcomm-htp, or your own target (or its file).
         signature: the entry point to tune for; default: the one with the largest attention block.
-        layers: number of first layers to compile, to save time; None: the whole signature.
-        sdk: folder with Qualcomm's libraries; default: EDGE_OPT_QNN or QNN_SDK_ROOT.
-        chip: the compiler's name for the chip; default: SM8750.
+        sdk: as in `profile`.
+        chip: as in `profile`.
         seconds: time limit of a trial; None: no limit.
         jobs: number of parallel trials; default: the number of idle cores.
         executor: a `concurrent.futures` executor that runs the trials instead, also on a cluster; its workers need
@@ -134,38 +131,31 @@ def tune(
         )
     compiler = Compiler(chip or DEFAULT_CHIP, (), sdk, seconds)
     no_probe = find_sdk(sdk).no_probe
-    whole = Opened(path).main().model
-    name, attention = largest_attention(whole, signature)
-    model = cut_entry_point(whole, name, layer_ends(whole, name, layers))
-    notes = []
-    if logits_bytes(largest_attention(model)[1]) < logits_bytes(attention):
-        notes.append(
-            "the signature's largest attention is not among these layers: with more of them, ranks may change"
-        )
-    forms = _forms(whole, name, attention, base)
-    targets = {form: applied(base, changes) for form, changes in forms.items()}
+    model = Opened(path).main().model
+    name, attention = largest_attention(model, signature)
+    forms = _forms(model, name, attention, base)
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-"))
-        exported = f"{folder}/exported.tflite"
-        save(model, exported)
+        exported = f"{stack.enter_context(tempfile.TemporaryDirectory(prefix='edge-opt-'))}/exported.tflite"
+        save(cut_entry_point(model, name), exported)
         idle = max(1, round((os.cpu_count() or 1) - os.getloadavg()[0]))
         running = executor or stack.enter_context(compiling_threads(jobs or idle))
         waiting = [
-            running.submit(try_form, exported, form, varied, compiler.judge())
-            for form, varied in targets.items()
+            running.submit(try_form, exported, form, applied(base, changes), compiler.judge())
+            for form, changes in forms.items()
         ]
         tell("compiling", 0, len(waiting))
         for done, _ in enumerate(as_completed(waiting), 1):
             tell("compiling", done, len(waiting))
-        trials = sorted((future.result() for future in waiting), key=lambda trial: trial.measured.rank)
+        trials = sorted((future.result() for future in waiting), key=lambda trial: trial.rank)
         checked = f"numbers not checked: {no_probe}"
         if not no_probe:
-            trials, checked = _checked(trials, exported, targets, compiler, tell)
+            targets = {form: applied(base, changes) for form, changes in forms.items()}
+            checked = _check(trials, exported, targets, compiler, tell)
+    trials.sort(key=lambda trial: trial.rank)
     figures = [trial.measured.figures for trial in trials if trial.measured.figures is not None]
     return Tuning(
         model=os.fspath(path),
         signature=name,
-        layers=layers,
         long_context=base.overflows(attention),
         target=base,
         chip=compiler.chip,
@@ -173,17 +163,37 @@ def tune(
         trials=tuple(trials),
         checked=checked,
         changes=forms[trials[0].form],
-        notes=(*notes, *(one.note for one in figures[:1] if one.note)),
+        notes=tuple(one.note for one in figures[:1] if one.note),
     )
 
 
+def largest_attention(model: Model, signature: str | None = None) -> tuple[str, Block]:
+    """Return an entry point's name and its largest multi-head attention block; default: the largest of all.
+
+    Raises:
+        UsageError: the entry point does not exist, or has no multi-head attention.
+    """
+    graphs = dict(model.entry_points())
+    if signature is not None and signature not in graphs:
+        raise unknown("signature", signature, graphs)
+    found = [
+        (name, match)
+        for name in (graphs if signature is None else [signature])
+        for match in find_blocks(graphs[name])
+        if isinstance(match, Block) and match.heads > 1
+    ]
+    if not found:
+        place = "the model" if signature is None else f"signature '{signature}'"
+        raise UsageError(f"{place} has no multi-head attention to tune for: see `edge-opt inspect`")
+    return max(found, key=lambda one: logits_bytes(one[1]))
+
+
 def _forms(model: Model, signature: str, attention: Block, base: Target) -> dict[str, Changes]:
-    """Return the variants that give different graphs of one layer; without norms, norm variants drop out."""
+    """Return the variants that give different graphs; without norms, norm variants drop out."""
     forms: dict[str, tuple[str, Changes]] = {}
-    first = layer_ends(model, signature, 1)
     for form, changes in variants(attention, base):
-        layer = rewritten(cut_entry_point(model, signature, first), applied(base, changes))
-        forms.setdefault(subgraph_text(layer.subgraphs[0]), (form, changes))
+        made = rewritten(cut_entry_point(model, signature), applied(base, changes))
+        forms.setdefault(subgraph_text(made.subgraphs[0]), (form, changes))
     return dict(forms.values())
 
 
@@ -232,35 +242,35 @@ def try_form(exported: str, form: str, target: Target | None, compiler: Compiler
     return Trial(form, measured, round(time.perf_counter() - started, 2))
 
 
-def _checked(
-    ranked: list[Trial],
+def _check(
+    trials: list[Trial],
     exported: str,
     targets: Mapping[str, Target | None],
     compiler: Compiler,
     tell: Progress,
-) -> tuple[list[Trial], str]:
-    """Return the trials with the best correct one first, and how its outputs were checked."""
-    wrong: list[Trial] = []
-    for place, trial in enumerate(ranked):
+) -> str:
+    """Find the best trial with the export's numbers; better ones get a verdict. Return how it was checked."""
+    for place, trial in enumerate(trials):
+        target = targets[trial.form]
         if not trial.usable:
             break
-        target = targets[trial.form]
         if target is None:
-            return [*ranked[place:], *wrong], "its numbers are those that the compiler makes of the export"
-        tell(f"checking the numbers of {trial.form}", place, len(ranked))
+            return "its numbers are those that the compiler makes of the export"
+        tell(f"checking the numbers of {trial.form}", place, len(trials))
         found = compare_on_npu(
             exported,
             rewritten(load(exported), target),
             sdk=compiler.sdk,
             chip=compiler.chip,
-            layers=_CHECKED_LAYERS,
             seconds=compiler.seconds,
         )
         if found.equal:
-            where = f"{_CHECKED_LAYERS} layers on {compiler.chip}'s emulator"
-            return [*ranked[place:], *wrong], f"the same bits as exported, {where}"
-        wrong.append(replace(trial, verdict=found.summary()))
-    return [*wrong, *ranked[len(wrong) :]], "no trial's numbers are right"
+            return f"the same bits as exported on {compiler.chip}'s emulator"
+        reason = found.signatures[0].reason
+        if reason.startswith("a: "):
+            return f"numbers not checked: as exported, {reason.removeprefix('a: ')}"
+        trials[place] = replace(trial, verdict=found.summary())
+    return "no trial's numbers are right"
 
 
 def tuned_target(tuning: Tuning, name: str | None = None) -> Target:
@@ -269,32 +279,30 @@ def tuned_target(tuning: Tuning, name: str | None = None) -> Target:
     Raises:
         UsageError: there is no winner.
     """
-    base, winner = tuning.target, tuning.winner
-    if winner is None:
+    base, signature = tuning.target, tuning.signature
+    if tuning.winner is None:
         raise UsageError(
             f"nothing compiled for target '{base.name}' with the right numbers: there is no winner to write"
         )
     changed: dict[str, Any] = dict(tuning.changes or {})
-    is_split, patterns = "form" in changed, base.split_signatures
-    if is_split and tuning.long_context:
-        form = {name: changed.pop(name) for name in ("form", "rows_per_tile")}
-        changed["long_context"] = {name: value for name, value in form.items() if value is not None}
-    if is_split and not base.splits(tuning.signature):
-        patterns = *patterns, tuning.signature
-    elif not is_split:
-        alone = {one: replace(base, split_signatures=(one,)) for one in patterns}
-        patterns = tuple(one for one in patterns if not alone[one].splits(tuning.signature))
+    if "form" not in changed:
+        patterns = tuple(one for one in base.split_signatures if not fnmatchcase(signature, one))
+        if tuning.changes is None and not patterns:
+            changed["mask_before_join"] = False  # the trial was the exported file, with no pass run on it
+    else:
+        patterns = base.split_signatures if base.splits(signature) else (*base.split_signatures, signature)
+        if tuning.long_context:
+            form = {key: changed.pop(key) for key in ("form", "rows_per_tile")}
+            changed["long_context"] = {key: value for key, value in form.items() if value is not None}
     changed["split_signatures"] = patterns
-    if tuning.changes is None and not patterns:
-        changed["mask_before_join"] = False  # the trial was the exported file, with no pass run on it
-    where = f"{tuning.extent} of {Path(tuning.model).name}, {tuning.signature}"
+    where = f"{Path(tuning.model).name}, {signature}"
     target = replace(
         base,
         **changed,
         name=name or f"{base.name}-tuned",
-        summary=f"{base.name} as tuned for {tuning.chip} on {where}: {winner.form}",
+        summary=f"{base.name} as tuned for {tuning.chip} on {where}: {tuning.winner.form}",
         versions={**tuning.versions, "chip": tuning.chip},
     )
     source = f"measured with `edge-opt tune` on {where}"
-    sources = {name: text for name, text in base.sources.items() if name not in changed}
-    return replace(target, sources=sources | {name: source for name in changed if name in target.stated()})
+    sources = {key: source if key in changed else base.sources.get(key) for key in target.stated()}
+    return replace(target, sources={key: text for key, text in sources.items() if text})
