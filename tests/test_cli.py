@@ -100,7 +100,7 @@ def test_every_command_has_the_same_words() -> None:
     }
     assert [name for name in words if "--json" not in words[name]] == ["demo"]
     assert {name for name in words if "-q" not in words[name]} == {"inspect", "demo", "passes", "targets"}
-    for word in ("--json", "--quiet", "--force", "--report", "--verify", "--sdk", "--layers", "--shape"):
+    for word in ("--json", "--quiet", "--force", "--report", "--verify", "--sdk", "--shape"):
         helps = {o.help for c in commands().values() for o in c.params if word in o.opts}
         assert len(helps) == 1, word
 

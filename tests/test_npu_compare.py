@@ -102,7 +102,10 @@ def test_equal_models_that_are_far_from_the_cpu_are_equal_with_a_warning(
         (f"{say(*FINALIZED)}; __import__('os').abort()", r"the compiler ends \(killed by SIGABRT"),
         (say("interface\tknown\t2.40.0\t5", "finalized\tg\t1002"), "the compiler refuses the graph"),
         (say("interface\tunknown\t3.1.0\t5"), "does not support QNN interface 3.1.0"),
-        (say(*FINALIZED, "missing\t0", "running\tg", "ran\tg\t0"), "expects input '0' in another type or size"),
+        (
+            say(*FINALIZED, "missing\t0", "running\tg", "ran\tg\t0"),
+            "expects input '0' in another type or size",
+        ),
         (say(*FINALIZED, RUNNING, "ran\tg\t6031\t1"), "error 6031"),
         ("import time; time.sleep(60)", "was not done after 0.3 seconds"),
         (emulator(taken=8), "takes 8 of 9 operators"),

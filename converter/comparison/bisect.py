@@ -13,19 +13,19 @@ import numpy as np
 from edge_opt.comparison.facts import arguments, tensor_info
 from edge_opt.comparison.findings import FirstDifference, OutputComparison
 from edge_opt.comparison.pairing import Both, Pair
-from edge_opt.ir import Operator, Signature, Signatures, Subgraph, Tensor
+from edge_opt.ir import Operator, Subgraph, Tensor
 from edge_opt.ir.opening import Part
 from edge_opt.ir.text import operator_text
-from edge_opt.ir.walk import cut_out, needed_for, reads
+from edge_opt.ir.walk import cut_signature, needed_for, reads
 from edge_opt.runtime.inputs import InputPlan
 from edge_opt.runtime.tensors import MAIN, Kernels
 
 _PROBES = 12
 _PROBED_BYTES = 192 << 20
 _VANISHED = (
-    "no tensor differs once it is an output itself: the difference comes from how the runtime joins operators"
+    "no tensor differs if it is made an output: the difference comes from how the runtime fuses operators"
 )
-_NOTHING_SHARED = "the models share no names of tensors between their inputs and this output"
+_NOTHING_SHARED = "the models have no tensor names in common between their inputs and this output"
 
 
 def first_difference(both: Both, pair: Pair, output: str, kernels: Kernels, runs: int) -> FirstDifference:
@@ -99,14 +99,11 @@ class _Search:
                 room -= size
         results = []
         for side, (graph, plans) in enumerate(zip(self.graphs, self.plans, strict=True)):
-            probes = [self.shared[place][side] for place in chosen]
+            probes = {str(place): self.shared[place][side] for place in chosen}
             # In a stateful model, the last operators may compute state that the next run reads.
-            operators = graph.operators if len(plans) > 1 else needed_for(probes, graph.operators)
-            cut = cut_out(self.both.models[side], operators, self.inputs[side], probes)
-            part = cut.subgraphs[0]
-            given = dict(zip((one.info.name for one in plans[0]), part.inputs, strict=True))
-            taken = {str(place): tensor for place, tensor in zip(chosen, part.outputs, strict=True)}
-            cut.signatures = Signatures([Signature(MAIN, part, given, taken)])
+            operators = graph.operators if len(plans) > 1 else needed_for(probes.values(), graph.operators)
+            given = dict(zip((one.info.name for one in plans[0]), self.inputs[side], strict=True))
+            cut = cut_signature(self.both.models[side], MAIN, operators, given, probes)
             with Part(cut).file() as file:
                 results.append(self.both.worker.run_plans(file, MAIN, plans, self.kernels))
         for place in chosen:

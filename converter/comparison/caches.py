@@ -60,12 +60,12 @@ class FilledCaches:
         """Fill the caches that these signatures read, each with the longest prefill that has them."""
         served = defaultdict[str, list[str]](list)
         for name in (name for name in names if caches_of(self.described[name])):
-            filler = longest_prefill(self.described.values(), self.described[name])
-            served[filler.name if filler is not None and can_fill(filler) else ""].append(name)
-        for filler_name, listed in sorted(served.items(), reverse=True):
+            prefill = longest_prefill(self.described.values(), self.described[name])
+            served[prefill.name if prefill is not None and can_fill(prefill) else ""].append(name)
+        for filler, listed in sorted(served.items(), reverse=True):
+            how = "random, because no prefill signature of a fills them"
             try:
-                how = "random, because no prefill signature of a fills them"
-                how = self._fill(self.described[filler_name], listed) if filler_name else how
+                how = self._fill(self.described[filler], listed) if filler else how
             except RuntimeFailed as error:
                 how = f"random, because the prefill that would fill them failed: {error}"
             self.notes.append(f"caches of {', '.join(listed)}: {how}")

@@ -5,7 +5,7 @@ At most one of the two is loaded at a time.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Literal
 
 from edge_opt.base.errors import EdgeOptError, unknown
 from edge_opt.base.words import Progress
@@ -67,8 +67,8 @@ def compare(
         ModelFormatError: a model cannot be read.
         RuntimeFailed: a model was rejected, crashed or timed out; names model and signature.
     """
-    if on not in get_args(Place):
-        raise unknown("place to run on", on, get_args(Place))
+    if on not in KERNELS:
+        raise unknown("place to run on", on, KERNELS)
     seed, atol, rtol = checked_numbers(seed, atol, rtol)
     kernels = KERNELS[on]
     report = ComparisonReport(name_of(a, "a"), name_of(b, "b"), on, seed, atol, rtol)
@@ -88,14 +88,15 @@ def compare(
             return both.measure_all(pair, zip(results, others, strict=True))
 
         report = both.compared(compared)
-        differing = (
-            (one.name, output) for one in report.signatures for output in one.outputs if output.outside
+        outputs = (
+            (one.name, output.name) for one in report.signatures for output in one.outputs if output.outside
         )
-        for name, output in differing if locate else ():
-            try:
-                found = first_difference(both, both.pairs[name], output.name, kernels, runs)
-            except EdgeOptError as error:
-                # Keep the result of the finished comparison.
-                found = FirstDifference(name, reason=f"looking for it failed: {error}")
-            return replace(report, first_difference=found)
-        return report
+        name, output = next(outputs, ("", "")) if locate else ("", "")
+        if not name:
+            return report
+        try:
+            found = first_difference(both, both.pairs[name], output, kernels, runs)
+        except EdgeOptError as error:
+            # Keep the result of the finished comparison.
+            found = FirstDifference(name, reason=f"the search failed: {error}")
+        return replace(report, first_difference=found)

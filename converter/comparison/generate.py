@@ -90,18 +90,14 @@ def plan_loop(name: str, described: Described, count: int, seed: int, prompt: Pr
     Raises:
         UsageError: a signature, an embedder or an auxiliary model is missing, or the cache has too little room.
     """
-    names = ", ".join(signature.name for signature in described[MAIN])
+    names = f"its signatures are: {', '.join(signature.name for signature in described[MAIN])}"
     one_token = (one for one in described[MAIN] if "prefill" not in one.name and caches_of(one))
     decode = next((one for one in one_token if sum("logits" in info.name for info in one.outputs) == 1), None)
     if decode is None:
-        raise UsageError(
-            f"{name} has no decode signature with caches and one output of logits, there is {names}"
-        )
+        raise UsageError(f"{name} has no decode signature with caches and one output of logits, {names}")
     prefill = longest_prefill(described[MAIN], decode)
     if prefill is None:
-        raise UsageError(
-            f"{name} has no prefill signature with the caches of '{decode.name}', there is {names}"
-        )
+        raise UsageError(f"{name} has no prefill signature with the caches of '{decode.name}', {names}")
     rows = new_tokens(prefill)
     room = (cache_length(decode) or _MOST_TOKENS) - count
     if room < 1:
@@ -155,12 +151,12 @@ def _calls(name: str, described: Described, step: SignatureInfo) -> tuple[Call, 
                 )
             if info.name not in computed and not is_basic(info):
                 raise UsageError(
-                    f"{where}: nothing gives the {call.model} model's input '{info.name}' of {list(info.shape)}: put "
-                    f"{EMBEDDER}.tflite and {AUXILIARY}.tflite of the same export beside the model"
+                    f"{where}: no model computes input '{info.name}' {list(info.shape)} of the {call.model} model: put "
+                    f"{EMBEDDER}.tflite and {AUXILIARY}.tflite of the same export beside it"
                 )
         computed |= {info.name for info in call.signature.outputs}
     if not caches_of(step).keys() & computed:
         raise UsageError(
-            f"{where}: nothing updates its caches: put the export's {AUXILIARY}.tflite beside the model"
+            f"{where}: no model updates its caches: put the export's {AUXILIARY}.tflite beside it"
         )
     return (*before, Call(MAIN, step), *after)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from edge_opt.base.atomic import write_whole
-from edge_opt.base.errors import EdgeOptError
+from edge_opt.base.errors import EdgeOptError, match_names
 from edge_opt.base.record import from_dict
 from edge_opt.comparison.facts import runs_of, with_entries
 from edge_opt.comparison.findings import (
@@ -28,7 +28,7 @@ from edge_opt.comparison.findings import (
     measured,
     name_of,
 )
-from edge_opt.comparison.pairing import Pair, checked_numbers, choose
+from edge_opt.comparison.pairing import Pair, checked_numbers
 from edge_opt.ir import load
 from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime import noise
@@ -114,7 +114,8 @@ def record(
         graph = load(file)
         described = with_entries(worker.describe(file), graph)
         runs = runs_of(graph)
-        chosen = [described[name] for name in choose(list(described), signatures)]
+        names = match_names("signature", "*" if signatures is None else signatures, [*described])
+        chosen = [described[name] for name in names]
         share = _BUDGET // max(sum(len(signature.outputs) for signature in chosen) * runs, 1)
         with Path(model if isinstance(model, str | os.PathLike) else file).open("rb") as content:
             digest, size = hashlib.file_digest(content, "sha256").hexdigest(), content.tell()
@@ -219,7 +220,7 @@ def _read(path: Path) -> tuple[_Golden, Arrays]:
             arrays = {name: stored[name] for name in stored.files}
         content = json.loads(arrays.pop(_META).tobytes())
         if content.get("kind") != _KIND:
-            raise _broken(path, f"it is of kind {content.get('kind')}, expected {_KIND}")
+            raise _broken(path, f"its version is {content.get('kind')}, expected {_KIND}")
         golden = from_dict(_Golden, content)
         checked_numbers(golden.seed, golden.atol, golden.rtol)
         for signature, results in golden.signatures:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from edge_opt.base.errors import UsageError, match_names, unknown
 from edge_opt.base.words import Progress, many
@@ -41,7 +40,7 @@ class Pair:
     """One signature in both models, or why it cannot be run on both.
 
     `signature` is from `a`, with input shapes that fit both models; `inputs` are from `b`. `outputs` pairs outputs of
-    both, `alone` has outputs of only one. `opened` names inputs with dynamic lengths and the sizes used.
+    both, `alone` has outputs of only one. `opened` describes inputs with open lengths, `retyped` those of another type.
     """
 
     signature: SignatureInfo
@@ -49,13 +48,14 @@ class Pair:
     outputs: Sequence[tuple[TensorInfo, TensorInfo]] = ()
     alone: Sequence[OutputComparison] = ()
     opened: Sequence[str] = ()
+    retyped: Sequence[str] = ()
     reason: str = ""
 
     @classmethod
     def of(
         cls, a: SignatureInfo | None, b: SignatureInfo | None, names: Sequence[str], shapes: Shapes
     ) -> "Pair":
-        """Match a signature's inputs and outputs; `names` are the models' names, `shapes` set dynamic lengths."""
+        """Match a signature's inputs and outputs; `names` are the models' names, `shapes` set open lengths."""
         either = a or b
         assert either is not None, "the signature is of one of the models"
         if a is None or b is None:
@@ -63,26 +63,27 @@ class Pair:
         inputs, alone = _matched(a, b, "inputs", names)
         if alone:
             return cls(a, reason=f"input '{alone[0].name}' is {alone[0].reason}")
-        both, opened = [], []
+        both, opened, retyped = [], [], []
         for one, other in inputs:
-            given = shapes.get(f"{a.name}/{one.name}", shapes.get(one.name))
+            where = f"{a.name}/{one.name}"
             declared = tuple(map(max, one.declared, other.declared))
-            fits = may_be_alike(one.declared, other.declared)
-            if not fits or (given is not None and not may_be_alike(declared, given)):
-                wanted = "" if given is None else f", {tuple(given)} is asked for"
-                shown = f"input '{one.name}' has shape {one.declared} in a, {other.declared} in b"
-                return cls(a, reason=f"{shown}{wanted}")
+            given = shapes.get(where, shapes.get(one.name))
             taken = declared if given is None else tuple(given)
-            facts: dict[str, Any] = {
-                "shape": tuple(1 if size < 0 else size for size in taken),
-                "declared": taken,
-                "entries": min(filter(None, (one.entries, other.entries)), default=0),
-            }
-            both.append((replace(one, **facts), replace(other, **facts)))
+            if not may_be_alike(one.declared, other.declared) or not may_be_alike(declared, taken):
+                asked = "" if given is None else f", requested {taken}"
+                shown = f"input '{one.name}' has shape {one.declared} in a, {other.declared} in b"
+                return cls(a, reason=f"{shown}{asked}")
+            shape = tuple(1 if size < 0 else size for size in taken)
+            entries = min(filter(None, (one.entries, other.entries)), default=0)
+            both.append(
+                [replace(info, shape=shape, declared=taken, entries=entries) for info in (one, other)]
+            )
             if -1 in declared:
-                opened.append(f"{a.name}/{one.name} {list(facts['shape'])}")
+                opened.append(f"{where} {list(shape)}")
+            if one.dtype != other.dtype:
+                retyped.append(f"{where}, {one.dtype} in a, {other.dtype} in b")
         signature = replace(a, inputs=tuple(one for one, _ in both))
-        return cls(signature, [other for _, other in both], *_matched(a, b, "outputs", names), opened)
+        return cls(signature, [it for _, it in both], *_matched(a, b, "outputs", names), opened, retyped)
 
 
 def _matched(
@@ -127,26 +128,23 @@ class Both:
             self.tell(f"{name}: running", place, len(self.pairs))
             found.append(SignatureComparison(name, reason=pair.reason) if pair.reason else run(pair))
         self.tell("compared", len(self.pairs), len(self.pairs))
-        sizes = ", ".join(text for pair in self.pairs.values() for text in pair.opened)
-        opened = [f"open lengths were run at one size only (--shape gives others): {sizes}"] if sizes else []
-        retyped = [
-            f"{name}/{one.name}, {one.dtype} in a, {other.dtype} in b"
-            for name, pair in self.pairs.items()
-            for one, other in zip(pair.signature.inputs, pair.inputs, strict=not pair.reason)
-            if one.dtype != other.dtype
-        ]
+        remarks = [*self.caches.notes]
+        opened = [text for pair in self.pairs.values() for text in pair.opened]
+        if opened:
+            sizes = ", ".join(opened)
+            remarks.append(f"open lengths were run at one size only (--shape gives others): {sizes}")
+        retyped = [text for pair in self.pairs.values() for text in pair.retyped]
         if retyped:
             how = f"of another type in b, given the same real numbers (the first: {retyped[0]})"
-            opened.append(f"{many(len(retyped), 'input')} {how}")
-        return replace(self.begun, signatures=tuple(found), remarks=(*self.caches.notes, *opened))
+            remarks.append(f"{many(len(retyped), 'input')} {how}")
+        return replace(self.begun, signatures=tuple(found), remarks=tuple(remarks))
 
     def plans(self, pair: Pair, runs: int = 1) -> tuple[list[list[InputPlan]], list[list[InputPlan]]]:
         """Plan the inputs of each run for each model, with the same real numbers."""
         ours, theirs = [], []
         for run in range(runs):
-            planned = {one.info.name: one for one in self.caches.plan(pair.signature.name, run)}
-            matched = zip(pair.signature.inputs, pair.inputs, strict=True)
-            both = [twins(planned[one.name], other) for one, other in matched]
+            planned = self.caches.plan(pair.signature.name, run)
+            both = [twins(one, other) for one, other in zip(planned, pair.inputs, strict=True)]
             ours.append([one for one, _ in both])
             theirs.append([other for _, other in both])
         return ours, theirs
@@ -197,7 +195,8 @@ def both_open(
         missing = next((name for name in shapes if name not in known), None)
         if missing is not None:
             raise unknown("input", missing, known)
-        names, sides = choose(list(dict.fromkeys([*ours, *theirs])), signatures), (begun.a, begun.b)
+        names = match_names("signature", "*" if signatures is None else signatures, [*(ours | theirs)])
+        sides = begun.a, begun.b
         pairs = {name: Pair.of(ours.get(name), theirs.get(name), sides, shapes) for name in names}
         tell("filling caches", 0, len(names))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-")))
@@ -205,15 +204,6 @@ def both_open(
         caches = FilledCaches(worker, files[0], described, begun.seed, folder)
         caches.fill(name for name, pair in pairs.items() if not pair.reason)
         yield Both(begun, worker, files, models, pairs, caches, tell)
-
-
-def choose(available: Sequence[str], wanted: str | Sequence[str] | None) -> list[str]:
-    """Return the signatures to run, in order.
-
-    Raises:
-        UsageError: a chosen signature does not exist.
-    """
-    return list(available) if wanted is None else match_names("signature", wanted, available)
 
 
 def checked_numbers(seed: int, atol: float, rtol: float) -> tuple[int, float, float]:

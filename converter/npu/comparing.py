@@ -41,8 +41,8 @@ def compare_on_npu(
     """Compile both models for a Hexagon NPU, run them in the compiler's emulator, and compare their outputs.
 
     If outputs are far from the CPU's, the report's `remarks` say so; this does not affect whether the models are equal.
-    Arguments mean the same as in `edge_opt.compare` and `profile`; `seconds` limits compiler and emulator for each model
-    and signature.
+    Arguments mean the same as in `edge_opt.compare` and `profile`; `seconds` limits compiler and emulator for each
+    model and signature.
 
     Raises:
         CompilerMissingError: the compiler, its libraries or a C compiler is missing.
