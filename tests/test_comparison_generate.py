@@ -89,7 +89,9 @@ def test_helpers_that_are_missing_are_said_and_those_of_one_model_serve_the_othe
     folder: Path, tmp_path: Path
 ) -> None:
     path = export(tmp_path / "alone", model=models.split()) / "model.tflite"
-    with pytest.raises(UsageError, match=r"nothing gives the main model's input 'embeddings'"):
+    with pytest.raises(
+        UsageError, match=r"no model computes input 'embeddings' \[1, 4, 8\] of the main model"
+    ):
         generated(path, path)
     assert generated(folder / "model.tflite", path).equal
     assert generated(path, folder / "model.tflite").equal
@@ -120,7 +122,7 @@ def test_a_bundle_brings_its_own_helpers_and_the_command_generates(
     said = ran.json["generation"]
     assert (ran.code, said["equal"], said["count"], len(said["a"]), len(said["b"])) == (1, False, 8, 8, 8)
     sentence = generate(bare, bare).failed_in_one_sentence(2)
-    assert "put embedder.tflite and auxiliary.tflite of the same export beside the model" in sentence
+    assert "put embedder.tflite and auxiliary.tflite of the same export beside it" in sentence
 
 
 @pytest.mark.parametrize(
@@ -191,24 +193,24 @@ OPEN = tensor("tokens", 1, 1, dtype="int32", declared=(1, -1))
 LOOSE = SignatureInfo("decode", (OPEN, CACHE), (CACHE, LOGITS))
 ODD = SignatureInfo("decode", (tokens(1), tensor("per_layer", 1, 3), CACHE), (CACHE, LOGITS))
 ASKING = SignatureInfo("embedder", (tokens(1), tensor("x", 2)), (EMBEDDINGS,))
-GIVES = ", signature 'decode': nothing gives the"
+LACKS = ", signature 'decode': no model computes input"
 EMBEDDED = SignatureInfo("decode", (EMBEDDINGS, CACHE), (CACHE, LOGITS))
 
 
 @pytest.mark.parametrize(
     ("main", "helpers", "said"),
     [
-        ([PREFILL], {}, " has no decode signature with caches and one output of logits, there is prefill_4"),
-        ([DECODE], {}, " has no prefill signature with the caches of 'decode', there is decode"),
-        ([PREFILL, SPLIT], {"auxiliary": [ROPE, MASKS, UPDATE]}, f"{GIVES} main model's input 'embeddings'"),
-        ([PREFILL, SPLIT], {"embedder": [OTHER_EMBEDDER]}, f"{GIVES} main model's input 'embeddings'"),
+        ([PREFILL], {}, " has no decode signature with caches and one output of logits, its signatures are: prefill_4"),
+        ([DECODE], {}, " has no prefill signature with the caches of 'decode', its signatures are: decode"),
+        ([PREFILL, SPLIT], {"auxiliary": [ROPE, MASKS, UPDATE]}, f"{LACKS} 'embeddings' [1, 1, 64] of the main model"),
+        ([PREFILL, SPLIT], {"embedder": [OTHER_EMBEDDER]}, f"{LACKS} 'embeddings' [1, 1, 64] of the main model"),
         (
             [PREFILL, SPLIT], {"embedder": [EMBEDDER], "auxiliary": [ROPE, MASKS]},
-            ", signature 'decode': nothing updates its caches: put the export's auxiliary.tflite beside the model",
+            ", signature 'decode': no model updates its caches: put the export's auxiliary.tflite beside it",
         ),
         ([PREFILL, LOOSE], {}, ", signature 'decode': input 'tokens' has a dynamic shape"),
-        ([PREFILL, ODD], {}, f"{GIVES} main model's input 'per_layer' of [1, 3]"),
-        ([PREFILL, EMBEDDED], {"embedder": [ASKING]}, f"{GIVES} embedder model's input 'x' of [2]"),
+        ([PREFILL, ODD], {}, f"{LACKS} 'per_layer' [1, 3] of the main model"),
+        ([PREFILL, EMBEDDED], {"embedder": [ASKING]}, f"{LACKS} 'x' [2] of the embedder model"),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_said_and_what_to_do(main: Any, helpers: dict[str, Any], said: str) -> None:

@@ -124,7 +124,7 @@ def test_a_missing_or_broken_file_is_one_typed_error(recorded: Path, monkeypatch
                 golden._read(recorded)
     with pytest.raises(GoldenError, match="does not exist; record it with"):
         golden.check(MODEL, recorded.with_name("none.npz"))
-    with pytest.raises(GoldenError, match="give the model first, the golden file second"):
+    with pytest.raises(GoldenError, match="give the model first, then the file"):
         golden.check(recorded, DEMO)
     whole = recorded.read_bytes()
     values = np.random.default_rng(0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from edge_opt.base.record import Record
@@ -78,8 +78,7 @@ def measured(info_a: TensorInfo, info_b: TensorInfo, a: Array, b: Array, **how: 
     if info_a.quantized and info_b.quantized and info_a.quantization != info_b.quantization:
         scales = (f"scale {info.scales[0]:.6g}, zero point {info.zero_point}" for info in (info_a, info_b))
         reason = "{} in a, {} in b".format(*scales)
-    values = {field.name: getattr(figures, field.name) for field in fields(figures)}
-    return OutputComparison(**values, name=info_a.name, reason=reason)
+    return OutputComparison(**asdict(figures), name=info_a.name, reason=reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 One model is loaded at a time, with its embedder and auxiliary model if the export has separate ones.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from edge_opt.runtime.tensors import (
     MAIN,
     Kernels,
     SignatureInfo,
+    TensorInfo,
     cache_length,
     caches_of,
     longest_prefill,
@@ -122,9 +123,13 @@ def _is_split(step: SignatureInfo) -> bool:
     return any("slice" in info.name for info in step.outputs)
 
 
+def _shapes(infos: Iterable[TensorInfo]) -> set[tuple[str, tuple[int, ...]]]:
+    return {(info.name, info.shape) for info in infos}
+
+
 def _calls(name: str, described: Described, step: SignatureInfo) -> tuple[Call, ...]:
     """Return the calls that compute a step's inputs, the step, and the call that updates the caches."""
-    where, inputs = f"{name}, signature '{step.name}'", {(info.name, info.shape) for info in step.inputs}
+    where, caches, inputs = f"{name}, signature '{step.name}'", caches_of(step).keys(), _shapes(step.inputs)
     helpers = [Call(model, one) for model in (EMBEDDER, AUXILIARY) for one in described.get(model, ())]
     givers: dict[str, Call] = {}
     for call in helpers:
@@ -132,16 +137,12 @@ def _calls(name: str, described: Described, step: SignatureInfo) -> tuple[Call, 
             # LiteRT-LM makes masks itself; those of the auxiliary model lose a key of a ring in int16.
             if (info.name, info.shape) in inputs and not (_is_split(step) and role_of(info) == "mask"):
                 givers.setdefault(info.name, call)
-    slices = {(info.name, info.shape) for info in step.outputs if "slice" in info.name}
-    updates = [
-        call
-        for call in helpers
-        if slices
-        and slices <= {(info.name, info.shape) for info in call.signature.inputs}
-        and caches_of(step).keys() <= {info.name for info in call.signature.outputs}
-    ]
     before = dict.fromkeys(givers[info.name] for info in step.inputs if info.name in givers)
-    after = [] if caches_of(step).keys() & {info.name for info in step.outputs} else updates[:1]
+    after: list[Call] = []
+    if _is_split(step) and not caches & {info.name for info in step.outputs}:
+        slices = {one for one in _shapes(step.outputs) if "slice" in one[0]}
+        fitting = (call for call in helpers if slices <= _shapes(call.signature.inputs))
+        after = [call for call in fitting if caches <= {info.name for info in call.signature.outputs}][:1]
     computed: set[str] = set()
     for call in (*before, Call(MAIN, step), *after):
         for info in call.signature.inputs:
@@ -155,7 +156,7 @@ def _calls(name: str, described: Described, step: SignatureInfo) -> tuple[Call, 
                     f"{EMBEDDER}.tflite and {AUXILIARY}.tflite of the same export beside it"
                 )
         computed |= {info.name for info in call.signature.outputs}
-    if not caches_of(step).keys() & computed:
+    if not caches & computed:
         raise UsageError(
             f"{where}: no model updates its caches: put the export's {AUXILIARY}.tflite beside it"
         )

@@ -234,13 +234,12 @@ def _read(path: Path) -> tuple[_Golden, Arrays]:
         raise GoldenError(text) from error
     except GoldenError:
         raise
-    except zipfile.BadZipFile as error:
-        text = f"'{path}' is not a golden file, or is damaged: give the model first, the golden file second"
-        raise GoldenError(text) from error
     except Exception as error:
         raise _broken(path, f"{type(error).__name__}: {error}") from error
     return golden, arrays
 
 
 def _broken(path: Path, why: str) -> GoldenError:
-    return GoldenError(f"golden file '{path}' cannot be read ({why}); record it again")
+    return GoldenError(
+        f"golden file '{path}' cannot be read ({why}): give the model first, then the file, or record it again"
+    )

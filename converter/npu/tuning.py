@@ -79,15 +79,12 @@ class Tuning(Record):
     notes: tuple[str, ...] = ()
 
     _properties = ("winner",)
+    _left_out = ("target",)
 
     @property
     def winner(self) -> Trial | None:
         """The best usable trial, or None."""
         return next((trial for trial in self.trials if trial.usable), None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return values for `--json`, with only the target's name."""
-        return {**Record.to_dict(self), "target": self.target.name}
 
 
 def tune(
