@@ -138,8 +138,7 @@ def test_a_finalized_graph_is_profiled_and_run_on_each_folder(
     folders = [tmp_path / "first", tmp_path / "second"]
     for place, folder in enumerate(folders):
         folder.mkdir()
-        (folder / "tensors").write_text("0\ty\n7\tx\n")
-        (folder / "7.in").write_bytes(bytes([1 + place, 2, 3, 4][:size]))
+        (folder / "x.in").write_bytes(bytes([1 + place, 2, 3, 4][:size]))
     (tmp_path / "folders").write_text("".join(f"{folder}\n" for folder in folders))
     _, log = listen(tmp_path, version, RUN)
     heard = Outcome().hear(log)
@@ -147,5 +146,5 @@ def test_a_finalized_graph_is_profiled_and_run_on_each_folder(
     assert heard.events == [{2006: 20060, 2019: 20190}]
     assert heard.missing == ([] if size == 4 else ["x", "x"]), "an input of another size is told"
     for place, folder in enumerate(folders):
-        assert (folder / "0.out").read_bytes() == bytes([2 + 2 * place, 4, 6, 8 if size == 4 else 0])
-        assert float((folder / "done").read_text()) >= 0
+        assert (folder / "y.out").read_bytes() == bytes([2 + 2 * place, 4, 6, 8 if size == 4 else 0])
+        assert (folder / "done").exists()

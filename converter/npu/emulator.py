@@ -68,25 +68,22 @@ class Emulator:
 
     def run(self, inputs: Mapping[str, Array]) -> Arrays:
         """Run once and return the outputs; both are named as in the signature, and unused inputs are ignored."""
-        given, wanted = self.signature.inputs, self.signature.outputs
+        # The compiler's model has numbers as names of tensors, which are good names of files.
         with tempfile.TemporaryDirectory(dir=self.folder) as name:
-            folder, tensors = Path(name), enumerate([*wanted.values(), *given.values()])
-            lines = [f"{number}\t{tensor.name}\n" for number, tensor in tensors]
-            for number, key in enumerate(given, len(wanted)):
-                np.ascontiguousarray(inputs[key]).tofile(folder / f"{number}.in")
-            (folder / "tensors").write_text("".join(lines), encoding="utf-8")
+            folder, outputs = Path(name), {}
+            for key, tensor in self.signature.inputs.items():
+                np.ascontiguousarray(inputs[key]).tofile(folder / f"{tensor.name}.in")
             self.queue.write(f"{folder}\n")
             self.queue.flush()
             while not (folder / "done").exists():
                 if self.compiling.done():
                     self._fail("the compiler ends before the graph runs")
                 time.sleep(_LOOK_SECONDS)
-            outputs = {}
-            for number, (key, tensor) in enumerate(wanted.items()):
-                file = folder / f"{number}.out"
+            for key, tensor in self.signature.outputs.items():
+                file = folder / f"{tensor.name}.out"
                 array = np.fromfile(file, tensor.dtype.numpy) if file.exists() else np.empty(0)
                 if array.size != tensor.elements:
-                    self._fail(f"the compiled graph gives no output '{tensor.name}' of its type and size")
+                    self._fail(f"the compiled graph gives no output '{key}' of its type and size")
                 outputs[key] = array.reshape(tensor.shape)
             return outputs
 

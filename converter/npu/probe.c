@@ -9,12 +9,11 @@
  *     event      TYPE  VALUE                       what the library's profile says of that graph
  *     running    GRAPH                             the line before the emulator gets it: the last one if it crashes
  *     missing    TENSOR                            an input that nobody gave, or of another size
- *     ran        GRAPH  RC  SECONDS
+ *     ran        GRAPH  RC
  *
  * With EDGE_OPT_PROBE_RUN=FILE the first graph also runs in the library's x86 emulator, once for each line of FILE,
- * which may be a pipe. A line names a FOLDER: FOLDER/tensors has a line "NUMBER<tab>TENSOR" for each input and output.
- * The bytes of an input are in FOLDER/NUMBER.in, those of an output go to FOLDER/NUMBER.out. FOLDER/done, with the
- * seconds, is the last file to be written.
+ * which may be a pipe. A line names a FOLDER. The bytes of an input are in FOLDER/TENSOR.in, those of an output go to
+ * FOLDER/TENSOR.out: names of tensors must be names of files. FOLDER/done is the last file to be made.
  *
  * The positions below are those of QNN's public C interface: the functions of QnnInterface.h in their order, and
  * Qnn_Tensor_t of QnnTypes.h, versions 1 and 2. They are trusted only where the library reports a core version that
@@ -26,7 +25,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { CORE_MAJOR = 2, FIRST_MINOR = 36, LAST_MINOR = 40 };
 enum { HEAD_WORDS = 5, TABLE_WORDS = HEAD_WORDS + 60 }; /* id, name and versions; then the functions */
@@ -88,12 +86,6 @@ static void say(const char *format, ...) {
   fclose(log); /* at once: the next call may be the one that crashes */
 }
 
-static double seconds(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec + now.tv_nsec * 1e-9;
-}
-
 static Graph *graph_of(void *handle) {
   for (int i = graph_count - 1; i >= 0; i--)
     if (graphs[i].handle == handle) return &graphs[i];
@@ -148,47 +140,21 @@ static void say_events(void *profile, uint64_t parent, int depth) {
   }
 }
 
-static int number_of(const char *folder, const char *name) {
-  char *path, *line = NULL;
-  size_t room = 0;
-  int found = -1;
-  if (asprintf(&path, "%s/tensors", folder) < 0) return -1;
-  FILE *list = fopen(path, "r");
+static FILE *opened(const char *folder, const char *name, const char *suffix, const char *mode) {
+  char *path;
+  if (asprintf(&path, "%s/%s%s", folder, name, suffix) < 0) return NULL;
+  FILE *file = fopen(path, mode);
   free(path);
-  while (list && found < 0 && getline(&line, &room, list) > 0) {
-    char *tab = strchr(line, '\t');
-    line[strcspn(line, "\n")] = 0;
-    if (tab && strcmp(tab + 1, name) == 0) found = atoi(line);
-  }
-  if (list) fclose(list);
-  free(line);
-  return found;
+  return file;
 }
 
-/* Reads into, or writes from, FOLDER/NUMBER.in or .out; the bytes that were moved. */
+/* Reads into a tensor, or writes from it; the bytes that were moved. */
 static size_t transfer(const char *folder, const Tensor *tensor, int write) {
-  int number = number_of(folder, tensor->name);
-  char *path;
-  if (number < 0 || asprintf(&path, "%s/%d.%s", folder, number, write ? "out" : "in") < 0) return 0;
-  FILE *file = fopen(path, write ? "wb" : "rb");
-  free(path);
+  FILE *file = opened(folder, tensor->name, write ? ".out" : ".in", write ? "wb" : "rb");
   if (!file) return 0;
   size_t moved = write ? fwrite(tensor->data, 1, tensor->bytes, file) : fread(tensor->data, 1, tensor->bytes, file);
   fclose(file);
   return moved;
-}
-
-static void say_done(const char *folder, double taken) {
-  char *path, *whole;
-  if (asprintf(&path, "%s/partial", folder) < 0 || asprintf(&whole, "%s/done", folder) < 0) return;
-  FILE *file = fopen(path, "w");
-  if (file) {
-    fprintf(file, "%.3f", taken);
-    fclose(file);
-    rename(path, whole);
-  }
-  free(path);
-  free(whole);
 }
 
 static void run(Graph *graph, const char *folder) {
@@ -207,10 +173,8 @@ static void run(Graph *graph, const char *folder) {
     in[ins++] = tensor;
   }
   say("running\t%s\n", graph->name);
-  double start = seconds();
   uint64_t rc = REAL(GRAPH_EXECUTE)(graph->handle, in, ins, out, outs, NULL, NULL);
-  double taken = seconds() - start;
-  say("ran\t%s\t%llu\t%.3f\n", graph->name, (unsigned long long)rc, taken);
+  say("ran\t%s\t%llu\n", graph->name, (unsigned long long)rc);
   for (uint32_t i = 0; i < outs; i++) {
     if (rc == 0) transfer(folder, &out[i], 1);
     free(out[i].data);
@@ -218,7 +182,8 @@ static void run(Graph *graph, const char *folder) {
   for (uint32_t i = 0; i < ins; i++) free(in[i].data);
   free(in);
   free(out);
-  say_done(folder, taken);
+  FILE *done = opened(folder, "done", "", "w");
+  if (done) fclose(done);
 }
 
 static void serve(Graph *graph, const char *path) {
