@@ -2,7 +2,6 @@
 
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -24,13 +23,19 @@ from edge_opt.conversion import convert
 from edge_opt.ir import Model, load, save
 from edge_opt.npu import Figures, Measured, TimeEstimate, Tuning, profiling, tune, tuned_target, write_target
 from edge_opt.npu.hexagon import Compiler
-from edge_opt.npu.tuning import applied, largest_attention, rewritten, variants
+from edge_opt.npu.tuning import Trial, applied, largest_attention, rewritten, variants
 from edge_opt.targets import Target, load_target
 
-# Of `decode`: as exported, in two forms (unpack gives the graph of split), one of them cut at the norm in the other
-# way, and two with the mask at its other place.
-TRIALS = 6
+BASE = load_target("qualcomm-htp")
 Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """Two layers, without norms and with one cache each: nothing is joined."""
+    path = tmp_path / "bare.tflite"
+    save(parse(attention("float32", Size(queries=8))), path)
+    return path
 
 
 def figures(
@@ -41,25 +46,22 @@ def figures(
     return Figures("prefill_8", *counts, time=time, note="a note", qnn="1.0")
 
 
-def count(model: Model, kind: str = "SOFTMAX") -> int:
-    return sum(operator.name == kind for operator in model.entry_points()[0][1].operators)
+def count(model: Model) -> int:
+    return sum(operator.name == "SOFTMAX" for operator in model.entry_points()[0][1].operators)
 
 
-def tuned(answers: dict[int, Figures], path: Path = DEMO, **options: Any) -> Tuning:
-    """Figures by the SOFTMAX of a layer or by `judge`, none is a failure; numbers are off with `wrong` SOFTMAX."""
+def tuned(answers: dict[int, Figures], path: Path, **options: Any) -> Tuning:
+    """Figures by the SOFTMAX of a layer, none is a failure; numbers are off with `wrong` SOFTMAX."""
 
     def per_layer(model: Model) -> int:
-        return count(model) // (2 if model.entry_points()[0][0].startswith("prefill") else 3)
+        return count(model) // 2
 
-    judge: Callable[[Model], Figures | None] = options.pop(
-        "judge", lambda model: answers.get(per_layer(model))
-    )
     asked, wrong = options.pop("asked", []), options.pop("wrong", 0)
     reason = options.pop("reason", "")
 
     def measure(model: Model, signature: str, compiler: Compiler) -> Measured:
         asked.append((compiler.chip, compiler.flags))
-        found = judge(model)
+        found = answers.get(per_layer(model))
         return Measured(signature, found, "" if found else f"nothing for {per_layer(model)}")
 
     def compare(_: Any, model: Model, **more: Any) -> Any:
@@ -73,11 +75,6 @@ def tuned(answers: dict[int, Figures], path: Path = DEMO, **options: Any) -> Tun
         patch("edge_opt.npu.tuning.find_sdk", lambda _: SimpleNamespace(no_probe="")),
     ):
         return tune(path, **{"jobs": 2, **options})
-
-
-def at(**us: int) -> Callable[[Model], Figures]:
-    """A compiler for which each operator of a kind takes so many microseconds, beside 500."""
-    return lambda model: figures(500 + sum(took * count(model, kind) for kind, took in us.items()))
 
 
 def forms(tuning: Tuning) -> list[str]:
@@ -97,7 +94,7 @@ def test_a_signature_without_attention_of_several_heads_is_refused() -> None:
 
 
 def test_every_form_is_tried_and_tiles_of_the_one_that_is_mostly_the_best() -> None:
-    target = replace(load_target("qualcomm-htp"), on_chip_bytes=1, long_context={"rows_per_tile": 2})
+    target = replace(BASE, on_chip_bytes=1, long_context={"rows_per_tile": 2})
     block = replace(largest_attention(load(DEMO), "prefill_8")[1], query_length=512)
     tried = dict(variants(block, target))
     assert [*tried] == [
@@ -113,11 +110,9 @@ def test_every_form_is_tried_and_tiles_of_the_one_that_is_mostly_the_best() -> N
     }
 
 
-def test_what_gives_the_same_graph_is_tried_once(tmp_path: Path) -> None:
-    tried = forms(tuned({}, signature="prefill_8"))
+def test_what_gives_the_same_graph_is_tried_once(bare: Path) -> None:
+    tried = forms(tuned({}, DEMO, signature="prefill_8"))
     assert {"split-above, a norm for each head", "split-above, the mask after the join"} <= {*tried}
-    bare = tmp_path / "bare.tflite"  # without a norm, and with one cache: no join
-    save(parse(attention("float32", Size(queries=8))), bare)
     tried = forms(tuned({}, bare))
     assert "split-above" in tried
     assert not any("norm" in form or "mask" in form for form in tried)
@@ -154,36 +149,46 @@ def test_the_best_comes_first_and_failures_last_with_their_reason() -> None:
     assert (found.versions["qnn"], found.notes) == ("1.0", ("a note",))
 
 
-def test_every_form_is_compiled_and_checked_for_the_chip_that_was_asked_for() -> None:
+def test_every_form_is_compiled_and_checked_for_the_chip_that_was_asked_for(bare: Path) -> None:
     """On the chip whose time is estimated, with the memory of the one that was asked for."""
     asked, told = list[Any](), list[tuple[str, int, int]]()
     options: dict[str, Any] = {"asked": asked, "progress": lambda *step: told.append(step)}
-    found = tuned({1: figures(2), 4: figures(1)}, signature="decode", chip="SSG2125P", **options)
-    assert found.chip == "SSG2125P"
-    assert told[: TRIALS + 1] == [("compiling", done, TRIALS) for done in range(TRIALS + 1)]
-    assert asked == [("SA8775", ("--qualcomm_vtcm_size=2",))] * TRIALS + [(4, "SSG2125P")]
+    found = tuned({1: figures(2), 4: figures(1)}, bare, chip="SSG2125P", **options)
+    trials = len(found.trials)
+    assert told[: trials + 1] == [("compiling", done, trials) for done in range(trials + 1)]
+    assert asked == [("SA8775", ("--qualcomm_vtcm_size=2",))] * trials + [(4, "SSG2125P")]
+    assert (found.chip, found.checked) == ("SSG2125P", "the same bits as exported on SSG2125P's emulator")
 
 
-# Numbers
+@pytest.mark.parametrize(
+    ("answers", "reason", "winner", "checked"),
+    [
+        (
+            {4: figures(100), 1: figures(200)},
+            "",
+            "as exported",
+            "those that the compiler makes of the export",
+        ),
+        ({4: figures(100)}, "", None, "no trial's numbers are right"),
+        ({4: figures(100)}, "a: it crashes", "split", "numbers not checked: as exported, it crashes"),
+    ],
+)
+def test_a_form_whose_numbers_are_off_is_listed_and_the_next_one_taken(
+    answers: dict[int, Figures], reason: str, winner: str | None, checked: str, bare: Path
+) -> None:
+    found = tuned(answers, bare, wrong=4, reason=reason)
+    assert (found.winner and found.winner.form) == winner
+    assert checked in found.checked
+    off = [trial.verdict for trial in found.trials if trial.verdict]
+    assert set(off) == (set() if reason else {"numbers are off"})
+    if winner is None:
+        with pytest.raises(UsageError, match="there is no winner"):
+            tuned_target(found)
 
 
-def test_a_form_whose_numbers_are_off_is_listed_and_the_next_one_taken() -> None:
-    found = tuned({4: figures(100), 1: figures(200)}, wrong=4)
-    assert found.winner is not None
-    assert found.winner.form.startswith("as exported")
-    off = [trial for trial in found.trials if trial.verdict]
-    assert {trial.verdict for trial in off} == {"numbers are off"}
-    assert len(off) > 1
-    assert found.checked == "its numbers are those that the compiler makes of the export"
-    found = tuned({4: figures(100)}, wrong=4)
-    assert (found.winner, found.checked) == (None, "no trial's numbers are right")
-    with pytest.raises(UsageError, match="there is no winner"):
-        tuned_target(found)
+def test_the_target_of_another_vendor_is_refused() -> None:
     with pytest.raises(UsageError, match="no compiler for target 'generic' can be run here: give qualcomm"):
         tune(DEMO, "generic")
-    found = tuned({4: figures(100)}, wrong=4, reason="a: the emulator crashes")
-    assert found.winner is not None, "where the export itself does not run, nothing can be compared"
-    assert found.checked == "numbers not checked: as exported, the emulator crashes"
 
 
 # Interruptions
@@ -225,94 +230,81 @@ def test_a_search_that_is_interrupted_leaves_no_compiler_running(
 # The winner
 
 
-def written(found: Tuning, folder: Path) -> Target:
-    folder.mkdir(exist_ok=True)
-    write_target(tuned_target(found, "mine"), folder / "mine.toml")
-    return load_target(str(folder / "mine.toml"))
-
-
 def test_the_written_target_loads_says_where_it_is_from_and_is_used(tmp_path: Path) -> None:
-    target = written(tuned({16: figures(100)}, QUANTIZED, signature="prefill_8"), tmp_path)
+    path = tmp_path / "mine.toml"
+    write_target(tuned_target(tuned({16: figures(1)}, QUANTIZED, signature="prefill_8"), "mine"), path)
+    target = load_target(path)
     assert (target.name, target.form, target.rows_per_tile) == ("mine", "split-above", 2)
     said = "on demo_gemma3_a16w8.tflite, prefill_8: split-above, tiles of 2 rows"
     assert said in target.summary
     assert (target.versions["qnn"], target.versions["chip"]) == ("1.0", "SM8750")
     assert target.stated().keys() - {"name", "summary", "sources", "versions"} == target.sources.keys()
     assert "edge-opt tune" in target.sources["form"]
-    result = convert(QUANTIZED, dry_run=True, target=str(tmp_path / "mine.toml"), verify="none")
+    result = convert(QUANTIZED, dry_run=True, target=path, verify="none")
     assert result.model is not None
     matches = list(find_blocks(result.model.entry_points()[0][1]))
     assert {(match.heads, match.query_length) for match in matches if isinstance(match, Block)} == {(1, 2)}
 
 
+SPLIT = {"form": "split", "rows_per_tile": None}
+ALONE = replace(BASE, split_signatures=("prefill*",))
+
+
 @pytest.mark.parametrize(
-    ("path", "took", "winner", "facts"),
+    ("base", "signature", "long", "changes", "facts"),
     [
-        (DEMO, {"ADD": -1, "SOFTMAX": 100}, "as exported, the mask before the join", (True, (), 256)),
-        (DEMO, {"ADD": 1, "SOFTMAX": 100}, "as exported", (False, (), 256)),
-        (
-            QUANTIZED,
-            {"STABLEHLO_COMPOSITE": -1},
-            "split-above, a norm for each head",
-            (True, ("prefill*",), 1),
-        ),
+        (BASE, "prefill_8", False, SPLIT, {"form": "split", "split_signatures": BASE.split_signatures}),
+        (BASE, "decode", False, SPLIT, {"split_signatures": (*BASE.split_signatures, "decode")}),
+        (BASE, "prefill_8", True, SPLIT, {"form": "split-above", "long_context": {"form": "split"}}),
+        # What is best unsplit stays; other signatures are rewritten as before, if there are any.
+        (BASE, "prefill_8", False, None, {"split_signatures": BASE.split_signatures[1:], "mask_before_join": True}),
+        (ALONE, "prefill_8", False, None, {"split_signatures": (), "mask_before_join": False}),
+        (ALONE, "prefill_8", False, {"mask_before_join": True}, {"mask_before_join": True}),
+        (ALONE, "prefill_8", False, {**SPLIT, "norm_per_head_from": 1}, {"norm_per_head_from": 1}),
     ],
-)
-def test_where_masks_go_and_norms_are_cut_is_written_down(
-    path: Path, took: dict[str, int], winner: str, facts: Any
+)  # fmt: skip
+def test_what_is_best_for_a_signature_is_written_down_where_it_belongs(
+    base: Target, signature: str, long: bool, changes: Any, facts: dict[str, Any]
 ) -> None:
-    alone = replace(load_target("qualcomm-htp"), split_signatures=("prefill*",))
-    found = tuned({}, path, target=alone, signature="prefill_8", judge=at(**took))
-    assert found.trials[0].form == winner
-    target = tuned_target(found)
-    assert target.name == f"{alone.name}-tuned"
-    assert (target.mask_before_join, target.split_signatures, target.norm_per_head_from) == facts
+    trial = Trial("a form", Measured(signature, figures(1)), 1.0)
+    found = tuned_target(Tuning("m", signature, long, base, "SM8750", {}, (trial,), changes=changes))
+    assert {name: getattr(found, name) for name in facts} == facts
+    assert found.name == "qualcomm-htp-tuned"
 
 
-def test_what_does_not_fit_on_the_chip_goes_where_the_target_has_it_and_what_is_best_unsplit_stays(
-    tmp_path: Path,
-) -> None:
-    small = replace(load_target("qualcomm-htp"), on_chip_bytes=1)
-    target = written(tuned({4: figures(100)}, target=small, signature="prefill_8"), tmp_path)
-    assert target.form == "split-above", "what fits keeps its form"
-    assert target.long_context == {"form": "split"}
-    target = written(tuned({1: figures(100)}, signature="prefill_8"), tmp_path / "second")
-    assert not target.splits("prefill_8")
-    assert target.splits("main")
-    assert target.mask_before_join, "other signatures are rewritten as before"
-    target = tuned_target(tuned({4: figures(100)}, signature="decode"))
-    assert target.splits("decode")
+def test_attention_that_does_not_fit_on_the_chip_is_told(bare: Path) -> None:
+    for size in (1, 1 << 30):
+        assert tuned({}, bare, target=replace(BASE, on_chip_bytes=size)).long_context is (size == 1)
 
 
 # The command
 
 
 def test_the_command_prints_one_table_and_writes_the_target(
-    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: Captured, tmp_path: Path, bare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "edge_opt.npu.tune", lambda path, target, **o: tuned({4: figures(150)}, path, target=target, **o)
     )
     file = tmp_path / "mine.toml"
-    command = ("tune", DEMO, "--signatures", "decode", "-o", file)
+    command = ("tune", bare, "-o", file)
     result = run(capsys, *command)
     assert result.code == 0
-    assert "decode, best first" in result.out
+    assert "main, best first" in result.out
     assert "0.150" in result.out
     assert "Best: split: the same bits as exported on SM8750's emulator." in result.out
     assert "left out, as exported: nothing for 1" in result.out
-    assert load_target(str(file)).splits("decode")
-    assert load_target(str(file)).name == "mine"
+    assert (load_target(file).name, load_target(file).form) == ("mine", "split")
     assert run(capsys, *command).code == 2
     data = run(capsys, *command, "--force", "--json").json
-    assert (data["winner"]["form"], len(data["trials"])) == ("split", TRIALS)
+    assert (data["winner"]["form"], data["trials"][0]["form"]) == ("split", "split")
 
 
 # The real ones
 
 
 @pytest.mark.slow
-def test_the_real_compiler_finds_a_form_for_the_demo_on_a_cluster_too(tmp_path: Path) -> None:
+def test_the_real_compiler_finds_a_form_for_the_demo_on_a_cluster_too() -> None:
     require_qnn()
     found = tune(QUANTIZED, signature="prefill_8")
     assert found.winner is not None
@@ -321,7 +313,7 @@ def test_the_real_compiler_finds_a_form_for_the_demo_on_a_cluster_too(tmp_path: 
     assert best.taken == best.operators
     assert best.time is not None
     assert "of the export" in found.checked or "the same bits" in found.checked
-    assert "qnn" in written(found, tmp_path).versions
+    assert "qnn" in tuned_target(found).versions
     distributed = pytest.importorskip("distributed")
     with (
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
