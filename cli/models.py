@@ -199,12 +199,12 @@ def passes(
         raise unknown("pass", name, PASSES)
     chosen = list(PASSES.values()) if name is None else [PASSES[name]]
     names = ("name", "demand", "summary", "identity")
-    rows = [(one.name, str(one.demand), one.summary, str(getdoc(type(one)))) for one in chosen]
+    rows = [(one.name, one.demand.words, one.summary, str(getdoc(type(one)))) for one in chosen]
     if name is None:
-        lines = output.table([("pass", "must be", "what it does"), *(row[:3] for row in rows)], left=3)
+        lines = output.table([("pass", "results", "what it does"), *(row[:3] for row in rows)], left=3)
     else:
         _, demand, summary, identity = rows[0]
-        lines = [f"{name} {summary}.", "", *identity.splitlines(), "", f"The result must be {demand}."]
+        lines = [f"{name} {summary}.", "", *identity.splitlines(), "", f"Results must be {demand}."]
     listed = {"passes": [dict(zip(names, row, strict=True)) for row in rows]}
     output.answer(listed, lambda _: output.say(*lines), as_json=as_json)
     return 0

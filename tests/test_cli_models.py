@@ -101,7 +101,7 @@ def test_require_all_exits_1_and_writes_nothing_but_the_report(
     given = ("convert", demo, "--target", picky, "--require-all")
     ran = run(capsys, *given, "--json")
     sentence = ran.failed_in_one_sentence(1)
-    assert "does not take SPLIT" in sentence
+    assert "refuses SPLIT" in sentence
     assert state(demo.parent) == before
     assert (ran.json["error"]["type"], ran.json["output"]) == ("SitesLeftError", None)
     assert [site["status"] for site in ran.json["sites"]] == ["reverted"] * 5

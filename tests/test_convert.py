@@ -182,7 +182,7 @@ def frozen(folder: Path) -> Path:
 
 
 NO_SPLIT = replace(load_target("generic"), name="picky", refused_operators=frozenset({"SPLIT"}))
-PICKY = "target 'picky' does not take SPLIT"
+PICKY = "target 'picky' refuses SPLIT"
 UNCHANGED: dict[str, tuple[Callable[[Path], Path], Status, bool, str]] = {
     "no attention": (lambda folder: written(folder, NO_ATTENTION), Status.SKIPPED, True, "not attention"),
     "all sites fail": (lambda _: DEMO, Status.REVERTED, False, PICKY),

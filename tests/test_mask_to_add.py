@@ -357,7 +357,7 @@ def test_a_constant_in_which_logits_do_not_vanish_fails_the_proof(
     verified(text, prover)
     monkeypatch.setattr(mask_to_add, "ABSORBING", -1e4)
     _, report = converted(text, prover, status="reverted")
-    assert "demanded bitwise" in report.reason
+    assert "must be bit-identical" in report.reason
     assert "on masks that close every row" in report.reason
 
 
@@ -413,8 +413,8 @@ def test_a_quantized_mask_that_does_not_always_clip_fails_the_proof(
 ) -> None:
     """Half of the logits' range hides them in every row with an open entry. SELECT copies codes of another scale."""
     other = quantized().replace(f"%x: int16{LOGITS} q(0.05", f"%x: int16{LOGITS} q(0.04")
-    assert "demanded bitwise" in converted(other, prover, status="reverted")[1].reason
+    assert "must be bit-identical" in converted(other, prover, status="reverted")[1].reason
     parameters = Quantization.affine
     monkeypatch.setattr(Quantization, "affine", lambda scale, zero: parameters(scale / 4, zero))
     text = quantized().replace(f",{T},", f",{rows},")
-    assert "demanded bitwise" in converted(text, prover, status="reverted")[1].reason
+    assert "must be bit-identical" in converted(text, prover, status="reverted")[1].reason

@@ -89,7 +89,7 @@ def crash(*_: object) -> Rewrite:
         (refuse, {}, "skipped", "no (expected yes, found no)"),
         (crash, {}, "reverted", "a bug in edge-opt, please report it"),
         (of_another_shape, {}, "reverted", "SQUARE 'b/square': inferred shape [4], recorded [5]"),
-        (None, {"refused_operators": ("SQUARE",)}, "reverted", "target 't' does not take SQUARE"),
+        (None, {"refused_operators": ("SQUARE",)}, "reverted", "target 't' refuses SQUARE"),
     ],
 )
 def test_what_cannot_be_rewritten_stays_byte_for_byte_and_is_not_run(

@@ -162,5 +162,5 @@ def test_constants_that_are_not_what_the_kernels_compute_fail_the_proof(
     monkeypatch.setattr(Tensor, "real", lambda tensor: -99.99)
     model, report = only(PLAIN, prover)
     assert str(report.status) == "reverted"
-    assert "demanded bitwise" in report.reason
+    assert "must be bit-identical" in report.reason
     assert to_text(model) == PLAIN

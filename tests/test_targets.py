@@ -84,7 +84,7 @@ def test_an_unknown_target_is_refused_with_the_nearest_name() -> None:
     ("long_context = {form = 'cut'}", "at `$.long_context.form`"),
     ("refused_operators = ['SOFTMAXX']", "'SOFTMAXX' in 'refused_operators' is not a TFLite operator, did you mean"),
     ("unsplit_types = ['INT9']", "'INT9' in 'unsplit_types' is not a TFLite type, did you mean"),
-    ("taken_operators = [7]", "at `$.taken_operators[0]`"), ("= 3", "not valid TOML"),
+    ("accepted_operators = [7]", "at `$.accepted_operators[0]`"), ("= 3", "not valid TOML"),
 ])  # fmt: skip
 def test_a_user_s_target_file_is_checked(tmp_path: Path, line: str, complaint: str) -> None:
     file = tmp_path / "mine.toml"
@@ -185,11 +185,11 @@ subgraph body (%x: float32[2]) {
 
 @pytest.mark.parametrize(("rule", "text", "firing", "silent"), [
     ("operator", attention(), {"refused_operators": ("SOFTMAX",)}, {"refused_operators": ("TANH",)}),
-    ("operator", INTEGERS, {"taken_operators": ("NEG",)}, {"taken_operators": ("NEG", "ABS")}),
+    ("operator", INTEGERS, {"accepted_operators": ("NEG",)}, {"accepted_operators": ("NEG", "ABS")}),
     ("float", attention(), {"floats": False}, {"floats": True}),
     ("int64", INTEGERS, {"int64": False}, {"int64": True}),
     ("dynamic", INTEGERS, {"dynamic_shapes": False}, {"dynamic_shapes": True}),
-    ("composite", COMPOSITE, {"composites": False}, {"composites": False, "taken_composites": ("odml.rms_norm",)}),
+    ("composite", COMPOSITE, {"composites": False}, {"composites": False, "accepted_composites": ("odml.rms_norm",)}),
     ("joined-rows", added(), {"largest_joined_rows_bytes": 255}, {"largest_joined_rows_bytes": 256}),
 ])  # fmt: skip
 def test_what_the_target_does_not_take_is_named(
@@ -201,7 +201,9 @@ def test_what_the_target_does_not_take_is_named(
 
 
 def test_a_rewrite_may_have_what_was_refused_before() -> None:
-    target = replace(load_target("generic"), taken_operators=("BATCH_MATMUL", "ADD", "TRANSPOSE", "RESHAPE"))
+    target = replace(
+        load_target("generic"), accepted_operators=("BATCH_MATMUL", "ADD", "TRANSPOSE", "RESHAPE")
+    )
     result = convert(parse(attention()), target=target, verify="none")
     assert [str(site.status) for site in result.sites] == ["converted"], "SOFTMAX was refused as it stood"
 

@@ -55,7 +55,7 @@ class MaskToAdd(Pass):
     """
 
     name = "mask_to_add"
-    summary = "turns attention masks by SELECT into one additive mask that all heads share"
+    summary = "turns attention masks applied by SELECT into one additive mask that all heads share"
 
     def sites(self, context: Context) -> Iterable[Site]:
         """One site for each SELECT whose result is normalized by a SOFTMAX."""

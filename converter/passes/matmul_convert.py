@@ -22,7 +22,7 @@ class MatMulConvert(Pass):
     """
 
     name = "matmul_convert"
-    summary = "lets a BATCH_MATMUL write the quantization of the QUANTIZE after it"
+    summary = "fuses a QUANTIZE into the BATCH_MATMUL before it"
     demand = Demand("steps", 1)
 
     def sites(self, context: Context) -> Iterable[Site]:

@@ -35,7 +35,7 @@ class PositionTable(Pass):
     """
 
     name = "position_table"
-    summary = "reads cosines and sines of positions from a table where integers computed them"
+    summary = "replaces cosines and sines computed in integers by a table of all positions"
     repairs = True
     demand = Demand("absolute", 2.0**-16)
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from edge_opt.attention.factors import Factored
+from edge_opt.base.words import many
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.walk import is_pure, read_outside, reads, replaced
 
@@ -25,6 +26,16 @@ class Demand:
 
     def __str__(self) -> str:
         return self.kind if self.kind == "bitwise" else f"{self.kind} {self.tolerance:g}"
+
+    @property
+    def words(self) -> str:
+        """The demand as users read it: 'bit-identical', or the tolerance."""
+        return {
+            "bitwise": "bit-identical",
+            "steps": f"at most {many(int(self.tolerance), 'quantization step')} apart",
+            "relative": f"within {self.tolerance:g} of the largest value",
+            "absolute": f"within {self.tolerance:.3g} of the result in float",
+        }[self.kind]
 
 
 @dataclass(frozen=True, slots=True)

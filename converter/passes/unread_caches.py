@@ -18,10 +18,10 @@ class UnreadCaches(Pass):
     """
 
     name = "unread_caches"
-    summary = "gives caches that no operator reads the type that another signature reads them as"
+    summary = "sets the type of caches that no operator reads, from the signature that reads them"
 
     def sites(self, context: Context) -> Iterable[Site]:
-        """None: `mend` changes each such input, in every signature of the model."""
+        """No site: each such input is changed at once, in every signature of the model."""
         del context
         return ()
 

@@ -174,7 +174,7 @@ def judge(outcome: Outcome, question: Question) -> Proof:
     extremes = {f" on {KINDS[kind]}": found for kind, found in outcome.extremes.items()}
     for where, found in {"": outcome.outputs, **extremes}.items():
         if not violated and not _holds(found, question):
-            violated = f"the new region differs{where}: {_figures(found)}, demanded {demand}"
+            violated = f"the new region differs{where}: {_figures(found)}, but must be {demand.words}"
     if not violated and outcome.untold:
         raise RefusedError(outcome.untold)
     differences = [difference for found in outcome.outputs.values() for difference in found]

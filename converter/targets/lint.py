@@ -69,7 +69,7 @@ def _refused(graph: Subgraph, target: Target) -> _Faults:
     refused = [operator for operator in graph.operators if target.refuses(operator)]
     counts = Counter(operator.name for operator in refused if operator.name != COMPOSITE)
     for name, count in sorted(counts.items()):
-        yield "operator", f"{name} is not taken ({many(count, 'time')})"
+        yield "operator", f"{name} is refused ({many(count, 'time')})"
     composites = Counter(composite_name(operator) for operator in refused if operator.name == COMPOSITE)
     names = ", ".join(f"{name} {many(count, 'time')}" for name, count in sorted(composites.items()))
     if names:
@@ -78,15 +78,15 @@ def _refused(graph: Subgraph, target: Target) -> _Faults:
 
 
 def _tensors(graph: Subgraph, target: Target) -> _Faults:
-    open_lengths = "dimensions known only at run time are not taken"
+    open_lengths = "dimensions known only at run time are refused"
     rules: dict[str, tuple[bool | None, str, Callable[[Tensor], bool]]] = {
-        "int64": (target.int64, "64-bit integers are not taken", lambda t: t.dtype is DType.INT64),
-        "float": (target.floats, "floats are not taken, quantize the model", lambda t: t.dtype.is_float),
+        "int64": (target.int64, "64-bit integers are refused", lambda t: t.dtype is DType.INT64),
+        "float": (target.floats, "floats are refused, quantize the model", lambda t: t.dtype.is_float),
         "dynamic": (target.dynamic_shapes, open_lengths, lambda t: t.is_dynamic or not t.has_rank),
     }
     defined = [*graph.inputs, *(tensor for operator in graph.operators for tensor in operator.outputs)]
-    for rule, (taken, text, fits) in rules.items():
-        found = [tensor for tensor in defined if taken is False and fits(tensor)]
+    for rule, (accepted, text, fits) in rules.items():
+        found = [tensor for tensor in defined if accepted is False and fits(tensor)]
         if found:
             named = ", ".join(f"'{tensor.name[-60:]}' {list(tensor.shape)}" for tensor in found[:_NAMED])
             more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""

@@ -54,11 +54,11 @@ class Target:
         long_context: `form` and `rows_per_tile` for attention that does not fit.
 
     What it refuses (rewrites that would need it are reverted, and `inspect --target` warns):
-        refused_operators: names of operators that it does not take.
-        taken_operators: all operators that it takes, except composites; any other is refused.
-        taken_composites: names of composites that it takes even if `composites` is False.
+        refused_operators: names of operators that it refuses.
+        accepted_operators: all operators that it accepts, except composites; any other is refused.
+        accepted_composites: names of composites that it accepts even if `composites` is False.
         largest_joined_rows_bytes: largest rows, joined by a CONCATENATION, that an ADD gets right.
-        int64, floats, dynamic_shapes, composites: False if it takes no such tensors, dimensions or operators.
+        int64, floats, dynamic_shapes, composites: False if it refuses such tensors, dimensions or operators.
         signatures: False if it reads only subgraph 0.
         external_weights: False if it reads only weights inside the flatbuffer; they are written there, under 2 GB.
         new_operator_codes: False if it reads an operator's kind from `deprecated_builtin_code`; it is written there.
@@ -83,8 +83,8 @@ class Target:
     on_chip_bytes: Count | None = None
     long_context: LongContext = field(default_factory=LongContext)
     refused_operators: tuple[str, ...] = ()
-    taken_operators: tuple[str, ...] = ()
-    taken_composites: tuple[str, ...] = ()
+    accepted_operators: tuple[str, ...] = ()
+    accepted_composites: tuple[str, ...] = ()
     largest_joined_rows_bytes: Count | None = None
     int64: bool | None = None
     floats: bool | None = None
@@ -130,21 +130,21 @@ class Target:
         return {name: value for name, value in self.to_dict().items() if value != getattr(blank, name)}
 
     def refuses(self, operator: Operator) -> bool:
-        """True if the target is known not to take an operator of this kind."""
+        """True if the target is known to refuse operators of this kind."""
         if operator.name == COMPOSITE:
-            return self.composites is False and composite_name(operator) not in self.taken_composites
-        listed = not self.taken_operators or operator.name in self.taken_operators
+            return self.composites is False and composite_name(operator) not in self.accepted_composites
+        listed = not self.accepted_operators or operator.name in self.accepted_operators
         return operator.name in self.refused_operators or not listed
 
     def check(self, operators: Iterable[Operator], instead_of: Iterable[Operator] = ()) -> None:
-        """Check that the target takes these operators, unless it does not take `instead_of` either.
+        """Check that the target accepts these operators, unless it refuses `instead_of` as well.
 
         Raises:
-            RefusedError: it takes only those in `instead_of`.
+            RefusedError: it accepts only those in `instead_of`.
         """
         refused = next(filter(self.refuses, operators), None)
         if refused is not None and not any(map(self.refuses, instead_of)):
-            raise RefusedError(f"target '{self.name}' does not take {refused.name}")
+            raise RefusedError(f"target '{self.name}' refuses {refused.name}")
 
 
 def target_names() -> list[str]:
@@ -191,7 +191,7 @@ def _parse(text: str, source: str) -> Target:
     wrong += [f"'{key}' in 'long_context' is unknown" for key in extra]
     lists: tuple[tuple[str, str, Collection[str]], ...] = (
         ("refused_operators", "operator", operators),
-        ("taken_operators", "operator", operators),
+        ("accepted_operators", "operator", operators),
         ("unsplit_types", "type", DType.__members__),
     )
     for key, what, known in lists:

@@ -3,13 +3,13 @@
 import inspect
 import re
 
-from edge_opt.passes import PASSES, Demand
+from edge_opt.passes import PASSES
 
 
 def table() -> str:
     """All passes in the order in which they run."""
     rows = [
-        f"| {place} | [`{name}`](#{name}) | {chosen.summary} | {demand_words(chosen.demand)} |"
+        f"| {place} | [`{name}`](#{name}) | {chosen.summary} | {chosen.demand.words} |"
         for place, (name, chosen) in enumerate(PASSES.items(), 1)
     ]
     return "\n".join(["| | pass | what it does | results |", "|---|---|---|---|", *rows])
@@ -20,22 +20,11 @@ def sections() -> str:
     return "\n\n".join(_section(name) for name in PASSES)
 
 
-def demand_words(demand: Demand) -> str:
-    """What a pass is held to, in a few words."""
-    if demand.kind == "bitwise":
-        return "bit-identical"
-    if demand.kind == "steps":
-        return f"at most {demand.tolerance:g} quantization step apart"
-    if demand.kind == "absolute":
-        return "within half a step of the same computed in float"
-    return f"equal to {demand.tolerance:g} relative"
-
-
 def _section(name: str) -> str:
     chosen = PASSES[name]
     identity = _docstring(type(chosen)).splitlines()
     quoted = "\n".join(f"> {line}" if line else ">" for line in identity)
-    words = f"**Results:** {demand_words(chosen.demand)}. **Where:** {_docstring(type(chosen).sites)}"
+    words = f"**Results:** {chosen.demand.words}. **Where:** {_docstring(type(chosen).sites)}"
     return f"## {name}\n\n{quoted}\n\n{words}"
 
 

@@ -69,7 +69,7 @@ def _section(target: Target) -> str:
 
 def _shown(value: Any) -> str:
     if value is None or value in ((), {}):
-        return "not said"
+        return "unknown"
     if isinstance(value, bool):
         return "`true`" if value else "`false`"
     if isinstance(value, dict):
