@@ -28,7 +28,7 @@ _PAGE = """\
 
 ## Try it here
 
-LiteRT-LM runs the bundle in front of the compiler on this machine's CPU (`pip install litert-lm-api`):
+LiteRT-LM runs the bundle, before compilation, on this machine's CPU (`pip install litert-lm-api`):
 
 ```py
 {python}```
