@@ -1,11 +1,12 @@
 """Runs edge-opt as a stage of litert-torch's NPU pipeline, between `npu_quantize` and `npu_compile`.
 
-from litert_torch.generative.export_hf.experimental.npu_export import stages
-from edge_opt.integrations.npu_export import npu_optimize
+Examples:
+    from litert_torch.generative.export_hf.experimental.npu_export import stages
+    from edge_opt.integrations.npu_export import npu_optimize
 
-stages.npu_quantize(cfg, "float.litertlm", "quantized.litertlm", "calibration")
-done = npu_optimize(cfg, "quantized.litertlm", "optimized.litertlm", sdk="qnn")
-stages.npu_compile(cfg, "optimized.litertlm", "npu.litertlm", compile_configs=done.compile_configs)
+    stages.npu_quantize(cfg, "float.litertlm", "quantized.litertlm", "calibration")
+    done = npu_optimize(cfg, "quantized.litertlm", "optimized.litertlm", sdk="qnn")
+    stages.npu_compile(cfg, "optimized.litertlm", "npu.litertlm", compile_configs=done.compile_configs)
 """
 
 import importlib

@@ -39,7 +39,9 @@ class LongContext(TypedDict, total=False):
 class Target:
     """Facts about one NPU compiler; unknown facts are omitted, and then neither used nor linted.
 
-    How to rewrite:
+    Rewrites that need a refused operator are reverted, and `inspect --target` reports refusals.
+
+    Rewriting:
         form: how heads are cut (`as-found`, `split`, `unpack`, `split-above`).
         split_signatures: patterns of the entry points that are worth splitting.
         unsplit_types: types of logits for which splitting gains nothing: their attention is skipped.
@@ -53,7 +55,7 @@ class Target:
         on_chip_bytes: the NPU's on-chip memory, which should hold one head's logits.
         long_context: `form` and `rows_per_tile` for attention that does not fit.
 
-    What it refuses (rewrites that would need it are reverted, and `inspect --target` warns):
+    Refusals:
         refused_operators: names of operators that it refuses.
         accepted_operators: all operators that it accepts, except composites; any other is refused.
         accepted_composites: names of composites that it accepts even if `composites` is False.

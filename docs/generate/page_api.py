@@ -12,6 +12,7 @@ from griffe import Docstring, DocstringSectionKind
 _WIDTH = 92
 _MODULE_OF_A_CLASS = re.compile(r"\b(?:[a-z_]+\.)+(?=[A-Z])")
 _QUOTED = re.compile(r": '([^']+)'(?= = |$)")  # an annotation that was not evaluated
+_FIELD = re.compile(r"^(\w+(?:, \w+)*): ")
 _TITLES = {
     DocstringSectionKind.parameters: "Arguments",
     DocstringSectionKind.raises: "Raises",
@@ -80,7 +81,8 @@ def _signature(target: Any, *, indent: str = "") -> str:
 
 
 def _returned(signature: inspect.Signature) -> str:
-    return f" -> {_MODULE_OF_A_CLASS.sub('', inspect.formatannotation(signature.return_annotation))}"
+    returned = inspect.formatannotation(signature.return_annotation).strip("'")
+    return f" -> {_MODULE_OF_A_CLASS.sub('', returned)}"
 
 
 def _docstring(target: Any, *, indent: str = "") -> str:
@@ -96,7 +98,8 @@ def _docstring(target: Any, *, indent: str = "") -> str:
         elif part.kind is DocstringSectionKind.examples:
             parts += [f"```python\n{text.replace('>>> ', '')}\n```" for _, text in part.value]
         elif part.kind is DocstringSectionKind.admonition:
-            parts.append(f"{indent}{part.title}: {part.value.contents}")
+            rows = [_FIELD.sub(r"- `\1`: ", line) for line in part.value.contents.splitlines()]
+            parts.append("\n".join([f"{indent}{part.title}:", "", *rows]))
         else:
             parts.append(str(part.value).replace("\n", f"\n{indent}"))
     return re.sub(r"(?<![`\w])<(?=\w)", "&lt;", "\n\n".join(parts))
