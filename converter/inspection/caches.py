@@ -34,9 +34,9 @@ class Caches(Record):
         if not self.caches:
             return []
         lengths = Counter((cache.positions, cache.ring) for cache in self.caches)
-        counts = ", ".join(f"{many(n, 'ring') if ring else n} of {s}" for (s, ring), n in lengths.items())
+        counts = ", ".join(f"{many(n, 'ring buffer') if ring else n} of {s}" for (s, ring), n in lengths.items())
         seen = "" if self.window is None else f"; sliding layers see {self.window} positions"
-        return [f"caches: {counts}{seen}", *self.notes]
+        return [f"caches: {counts} positions{seen}", *self.notes]
 
 
 def find_caches(model: Model, bundle: Bundle | None = None) -> Caches:
@@ -65,7 +65,7 @@ def _assumed(caches: tuple[Cache, ...], metadata: ExecutorMetadata | None) -> st
     """LiteRT-LM 0.18's assumptions about a bundle that does not name the window."""
     rings = [cache.positions for cache in caches if cache.ring]
     window = min(rings) if rings and metadata is not None and metadata.buffers else ASSUMED_WINDOW
-    axes = ", and takes the longer axis of a cache for its positions" if metadata is None else ""
+    axes = ", and treats the longer axis of a cache as its positions" if metadata is None else ""
     return (
         f"The bundle does not say how far its sliding layers see: LiteRT-LM assumes {window} positions{axes}. If "
         f"sliding_window in the checkpoint's config.json differs, build from the checkpoint."
