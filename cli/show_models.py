@@ -187,5 +187,5 @@ def run_demo(folder: Path | None, *, overwrite: bool) -> int:
             output.say(f"== an attention block of {example.signature}, before", "")
             output.say(*example.lines(example.before), "", "== after: single heads, joined", "")
             output.say(*example.lines(example.after), "")
-    output.say("", f"{where}; next: edge-opt convert YOUR_MODEL.tflite")
+    output.say(f"{where}; next: edge-opt convert YOUR_MODEL.tflite")
     return 0 if all(reports) else 1

@@ -169,7 +169,7 @@ def _verified(result: ConversionResult) -> str:
         text = f", each verified bit for bit on {', '.join(said) if len(said) > 1 else _named(groups[0][0])}"
     elif all(proof.demand.kind == "bitwise" for proof in proofs):
         notes = dict.fromkeys(proof.note for proof in proofs if not proof.bitwise)
-        text = f", each verified bit for bit on the reference kernels ({'; '.join(notes)})"
+        text = f", each verified bit for bit on the reference kernels; {'; '.join(notes)}"
     else:
         worst = max(proofs, key=lambda proof: proof.max_abs)
         figure = f"largest difference {worst.max_abs:.3g}" if worst.max_abs or not worst.note else ""

@@ -28,7 +28,7 @@ class UnreadCaches(Pass):
     def mend(self, model: Model) -> Iterator[Site]:
         """Change the inputs, and report each."""
         for index, found in enumerate([*unread_caches(model)]):
-            note = f"the cache was {found.difference}, and has that type now"
+            note = f"the cache was {found.difference}; now it has that type"
             found.tensor.dtype, found.tensor.quantization = found.read.dtype, found.read.quantization
             proof = Proof(Demand(), holds=True, bitwise=True, max_abs=0.0, note="no operator reads it")
             site = Site(None, settled=True, pass_name=self.name, signature=found.signature, index=index)
