@@ -34,7 +34,9 @@ class Caches(Record):
         if not self.caches:
             return []
         lengths = Counter((cache.positions, cache.ring) for cache in self.caches)
-        counts = ", ".join(f"{many(n, 'ring buffer') if ring else n} of {s}" for (s, ring), n in lengths.items())
+        counts = ", ".join(
+            f"{many(n, 'ring buffer') if ring else n} of {s}" for (s, ring), n in lengths.items()
+        )
         seen = "" if self.window is None else f"; sliding layers see {self.window} positions"
         return [f"caches: {counts} positions{seen}", *self.notes]
 
