@@ -85,13 +85,13 @@ def inspect(
     as_json: options.JsonOption = False,
 ) -> int:
     """Show what is in a model, and what a conversion would change."""
-    from edge_opt.base.atomic import identity, resolve_target, write_whole
+    from edge_opt.base.atomic import resolve_target, write_whole
     from edge_opt.cli.show_models import show_inspection
     from edge_opt.inspection import inspect
 
     found = inspect(source, target=target, shapes=read_shapes(shapes), infer=infer)
     if node_data is not None:
-        resolve_target(node_data, overwrite=overwrite, inputs=(identity(source),))
+        resolve_target(node_data, overwrite=overwrite, inputs=[source])
         write_whole(node_data, f"{json.dumps(found.node_data, indent=2)}\n".encode(), overwrite=overwrite)
     output.answer(found, show_inspection, as_json=as_json)
     return 1 if found.inferred is not None and found.inferred.disagreements else 0

@@ -100,11 +100,6 @@ class Source:
         """Return a ModelFormatError about this file."""
         return ModelFormatError(f"{self.name}: {message}")
 
-    @property
-    def identity(self) -> tuple[int, int] | None:
-        """Device and inode of the file; None for bytes."""
-        return None if self._stat is None else (self._stat[0], self._stat[1])
-
     def read(self, offset: int, length: int) -> bytes:
         """`length` bytes from `offset` on; ModelFormatError if the file was closed, shortened or cannot be read."""
         if self.content is not None:
@@ -161,35 +156,30 @@ class Source:
 class Data:
     """Bytes in a region of a `Source`, uint8[length].
 
-    `placement`: True if the bytes lie after the flatbuffer, False if inside; None, for new bytes, follows the other
+    `external`: True if the bytes lie after the flatbuffer, False if inside; None, for new bytes, follows the other
     weights of the model.
     """
 
-    __slots__ = ("length", "offset", "placement", "source")
+    __slots__ = ("external", "length", "offset", "source")
 
     def __init__(self, content: bytes | npt.NDArray[Any], *, external: bool | None = None) -> None:
         """New bytes. An array is not copied: do not change it later."""
         array = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
         little = array.astype(array.dtype.newbyteorder("<"), copy=False)
         self.source = Source(np.ascontiguousarray(little).reshape(-1).view(np.uint8).data)
-        self.placement, self.offset, self.length = external, 0, self.source.size
+        self.external, self.offset, self.length = external, 0, self.source.size
 
     @classmethod
     def region(cls, source: Source, offset: int, length: int, *, external: bool = True) -> "Data":
         """`length` bytes of `source` from `offset` on; the caller must have checked the bounds."""
         data = cls.__new__(cls)
-        data.source, data.offset, data.length, data.placement = source, offset, length, external
+        data.source, data.offset, data.length, data.external = source, offset, length, external
         return data
 
     @property
     def key(self) -> tuple[int, int, int]:
         """Equal for the same bytes of the same source."""
         return (id(self.source), self.offset, self.length)
-
-    @property
-    def external(self) -> bool:
-        """True if the bytes lie after the flatbuffer."""
-        return bool(self.placement)
 
     def view(self) -> Bytes:
         """The bytes as a read-only uint8[length]; a file is read on each call (ModelFormatError)."""

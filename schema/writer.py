@@ -115,7 +115,7 @@ class _TableBuilder:
         data = table.fields.get(inside)
         if not isinstance(data, Data):
             return table.fields, None, ""
-        external = self._new_after if data.placement is None else data.placement
+        external = self._new_after if data.external is None else data.external
         if self._inside and not external:
             return table.fields, data, inside
         fields = {name: value for name, value in table.fields.items() if name != inside}
@@ -194,9 +194,10 @@ def write_pieces(
     `progress(done, total)` counts bytes. `check` may refuse the finished file, before it gets its name, by raising.
     """
     sources = dict.fromkeys(data.source for _, data in pieces)
-    inputs = tuple(source.identity for source in sources)
     done, total = 0, sum(data.length for _, data in pieces)
-    with replacing(path, overwrite=overwrite, inputs=inputs, check=check) as target:
+    with replacing(
+        path, overwrite=overwrite, inputs=[source.path for source in sources], check=check
+    ) as target:
         os.ftruncate(target, pieces[-1].end)
         for at, data in pieces:
             data.write(target, at)
@@ -271,6 +272,6 @@ def _in_order(weights: Iterable[Data]) -> list[Data]:
     first = {id(data.source): place for place, data in reversed(list(enumerate(distinct)))}
 
     def place(data: Data) -> tuple[bool, int, int, int]:
-        return data.placement is None, first[id(data.source)], data.offset, data.length
+        return data.external is None, first[id(data.source)], data.offset, data.length
 
     return sorted(distinct, key=place)

@@ -8,7 +8,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -26,18 +26,9 @@ _REASONS: Final = {
 
 AnyPath = str | os.PathLike[str]
 """A file's path, as callers give it."""
-Identity = tuple[int, int] | None  # device and inode; None if not a file
 
 
-def identity(path: AnyPath | None) -> Identity:
-    """What two paths of one file share, for the `inputs` of `resolve_target`."""
-    if path is None:
-        return None
-    status = Path(path).stat()
-    return status.st_dev, status.st_ino
-
-
-def resolve_target(path: AnyPath, *, overwrite: bool, inputs: tuple[Identity, ...] = ()) -> Path:
+def resolve_target(path: AnyPath, *, overwrite: bool, inputs: Iterable[AnyPath | None] = ()) -> Path:
     """The file that writing to `path` would create or replace; symlinks are followed.
 
     UsageError if it is an input, or exists and `overwrite` is false; OutputError if it cannot be written.
@@ -53,7 +44,7 @@ def resolve_target(path: AnyPath, *, overwrite: bool, inputs: tuple[Identity, ..
     except (OSError, ValueError, RuntimeError) as error:
         raise OutputError(f"{str(path)!r} cannot be written: {_reason(error)}") from error
     if status is not None:
-        if (status.st_dev, status.st_ino) in inputs:
+        if any(given and Path(given).exists() and target.samefile(given) for given in inputs):
             raise UsageError(f"{path} is the input itself: give another output")
         if not stat.S_ISREG(status.st_mode):
             raise OutputError(f"{path} cannot be written: it is a folder, pipe or device, give a file name")
@@ -69,7 +60,7 @@ def replacing(
     path: AnyPath,
     *,
     overwrite: bool,
-    inputs: tuple[Identity, ...] = (),
+    inputs: Iterable[AnyPath | None] = (),
     check: Callable[[Path], None] | None = None,
 ) -> Iterator[int]:
     """A descriptor for the new content; the file is renamed to `path` only if the block succeeds.

@@ -190,9 +190,7 @@ def build(
 
 
 def _check_output(output: Path, source: Path, work: Path, *, overwrite: bool) -> None:
-    status = source.stat() if source.is_file() else None
-    inputs = () if status is None else ((status.st_dev, status.st_ino),)
-    resolve_target(output, overwrite=overwrite, inputs=inputs)
+    resolve_target(output, overwrite=overwrite, inputs=[source])
     if output.suffix != SUFFIX:
         raise UsageError(f"{output} must end in {SUFFIX}, as LiteRT-LM's bundles do")
     if output.resolve() == work.resolve():

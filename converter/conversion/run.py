@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from edge_opt.base.atomic import identity, resolve_target
+from edge_opt.base.atomic import resolve_target
 from edge_opt.base.errors import EdgeOptError, UsageError, match_names, unknown
 from edge_opt.base.words import Progress
 from edge_opt.comparison.compare import compare
@@ -165,7 +165,7 @@ def _destination(opened: Opened, output: str | os.PathLike[str] | None, *, overw
     check_suffix(output, opened.suffix)
     if opened.bundle is not None:
         opened.bundle.check_writable()
-    resolve_target(output, overwrite=overwrite, inputs=(identity(path),))
+    resolve_target(output, overwrite=overwrite, inputs=[path])
     return Path(output)
 
 
