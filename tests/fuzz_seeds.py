@@ -93,6 +93,53 @@ _TEXTS = {
           return
         }
     """,
+    # Raised IndexError, ZeroDivisionError or TypeError once
+    "GATHER from an axis of size 0": """
+    subgraph main (%q: float32[1,2,4,8], %e: float32[1,0,6,8], %v: float32[1,2,6,8]) {
+      %g: float32[1,2,6,8] = GATHER(%e, int32{0, 0}) {axis: 1}
+      %l: float32[1,2,4,6] = BATCH_MATMUL(%q, %g) {adj_y: true}
+      %p: float32[1,2,4,6] = SOFTMAX(%l) {beta: 1.0}
+      %o: float32[1,2,4,8] = BATCH_MATMUL(%p, %v)
+      return %o
+    }""",
+    "GATHER with real numbers as indices": """
+    subgraph main (%x: int32[1]) {
+      %g: int32[1] = GATHER(int32{1, 2, 3}, float32{0.5}) {axis: 0}
+      %y: int32[1] = ADD(%x, %g)
+      return %y
+    }""",
+    "int8 products of vectors before QUANTIZE": """
+    subgraph main (%a: int8[5] q(0.1, 0), %b: int8[5] q(0.1, 0)) {
+      %l: int8[] q(0.001, 0) = BATCH_MATMUL(%a, %b) {adj_x: true}
+      %m: int8[] q(0.5, 0) = QUANTIZE(%l)
+      return %m
+    }""",
+    "a composite whose body multiplies vectors": """
+    subgraph main (%a: float32[5], %b: float32[5]) {
+      %l: float32[] = STABLEHLO_COMPOSITE(%a, %b) {name: 'x', decomposition_subgraph_index: 1}
+      return %l
+    }
+    subgraph body (%a: float32[5], %b: float32[5]) { %l: float32[] = BATCH_MATMUL(%a, %b) {adj_x: true} return %l }
+    """,
+    **{
+        f"two products of one softmax, {what}": f"""
+        subgraph main (%x: float32[1,2,4,8], %k: float32[1,2,6,{width}], %v: float32[1,2,6,8]) {{
+          {query}
+          %l: float32[1,2,4,6] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+          %p: float32[1,2,4,6] = SOFTMAX(%l)
+          %w: float32[1,2,4,8] = BATCH_MATMUL(%p, %v)
+          %u: float32[1,2,4,8] = BATCH_MATMUL(%p, %v)
+          %s: {result} = ADD(%w, %u)
+          return %s
+        }}"""
+        for what, width, query, result in (
+            ("a scalar query", 8, "%q: float32[] = SUM(%x, int32{0, 1, 2, 3})", "float32[1,2,4,8]"),
+            ("no width", 0, "%q: float32[1,2,4,0] = RESHAPE(%x, int32{1, 2, 4, 0})", "float32[1,2,4,8]"),
+            ("a sum that is no scalar", 8, "%q: float32[1,2,4,8] = NEG(%x)", "float32[]"),
+        )
+    },
+    "a SUM of a scalar, of which TFLite takes any axes": """
+    subgraph main (%x: float32[]) { %y: float32[] = SUM(%x, int32{0}) return %y }""",
 }
 
 

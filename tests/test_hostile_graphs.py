@@ -13,8 +13,6 @@ import edge_opt
 from edge_opt.attention.block import NotABlock
 from edge_opt.attention.find import find_blocks
 from edge_opt.conversion import ConversionResult, convert
-from edge_opt.conversion.result import SitesLeftError
-from edge_opt.inspection import inspect
 from edge_opt.ir import load, to_bytes
 from edge_opt.passes import Context, Pass, Site, Status
 from edge_opt.schema import new_table
@@ -108,71 +106,6 @@ def test_keys_and_values_without_elements_or_axes_leave_their_block(
     assert reason in str(match.reason)
     (site,) = converted(block(**parts)).sites
     assert (site.status, site.is_bug) == (Status.SKIPPED, False)
-
-
-# What would raise IndexError, ZeroDivisionError, TypeError.
-GRAPHS = {
-    "GATHER from an axis of size 0": """
-    subgraph main (%q: float32[1,2,4,8], %e: float32[1,0,6,8], %v: float32[1,2,6,8]) {
-      %g: float32[1,2,6,8] = GATHER(%e, int32{0, 0}) {axis: 1}
-      %l: float32[1,2,4,6] = BATCH_MATMUL(%q, %g) {adj_y: true}
-      %p: float32[1,2,4,6] = SOFTMAX(%l) {beta: 1.0}
-      %o: float32[1,2,4,8] = BATCH_MATMUL(%p, %v)
-      return %o
-    }""",
-    "GATHER with real numbers as indices": """
-    subgraph main (%x: int32[1]) {
-      %g: int32[1] = GATHER(int32{1, 2, 3}, float32{0.5}) {axis: 0}
-      %y: int32[1] = ADD(%x, %g)
-      return %y
-    }""",
-    "int8 products of vectors before QUANTIZE": """
-    subgraph main (%a: int8[5] q(0.1, 0), %b: int8[5] q(0.1, 0)) {
-      %l: int8[] q(0.001, 0) = BATCH_MATMUL(%a, %b) {adj_x: true}
-      %m: int8[] q(0.5, 0) = QUANTIZE(%l)
-      return %m
-    }""",
-    "a composite whose body multiplies vectors": """
-    subgraph main (%a: float32[5], %b: float32[5]) {
-      %l: float32[] = STABLEHLO_COMPOSITE(%a, %b) {name: 'x', decomposition_subgraph_index: 1}
-      return %l
-    }
-    subgraph body (%a: float32[5], %b: float32[5]) { %l: float32[] = BATCH_MATMUL(%a, %b) {adj_x: true} return %l }
-    """,
-    **{
-        f"two products of one softmax, {what}": f"""
-        subgraph main (%x: float32[1,2,4,8], %k: float32[1,2,6,{width}], %v: float32[1,2,6,8]) {{
-          {query}
-          %l: float32[1,2,4,6] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
-          %p: float32[1,2,4,6] = SOFTMAX(%l)
-          %w: float32[1,2,4,8] = BATCH_MATMUL(%p, %v)
-          %u: float32[1,2,4,8] = BATCH_MATMUL(%p, %v)
-          %s: {result} = ADD(%w, %u)
-          return %s
-        }}"""
-        for what, width, query, result in (
-            ("a scalar query", 8, "%q: float32[] = SUM(%x, int32{0, 1, 2, 3})", "float32[1,2,4,8]"),
-            ("no width", 0, "%q: float32[1,2,4,0] = RESHAPE(%x, int32{1, 2, 4, 0})", "float32[1,2,4,8]"),
-            ("a sum that is no scalar", 8, "%q: float32[1,2,4,8] = NEG(%x)", "float32[]"),
-        )
-    },
-    "a SUM of a scalar, of which TFLite takes any axes": """
-    subgraph main (%x: float32[]) { %y: float32[] = SUM(%x, int32{0}) return %y }""",
-}
-
-
-@pytest.mark.parametrize("case", GRAPHS)
-def test_a_graph_that_no_exporter_writes_is_looked_at_and_converted_or_left(case: str) -> None:
-    content = to_bytes(parse(GRAPHS[case]))
-    edge_opt.infer_shapes(load(content))
-    inspect(content)
-    for target in ("generic", "qualcomm-htp"):
-        try:
-            result = convert(content, target=target, dry_run=True)
-        except SitesLeftError as error:  # none of them could be verified
-            result = error.result
-        assert all(site.reason for site in result.sites if site.status is not Status.CONVERTED)
-        assert not [site for site in result.sites if site.is_bug]
 
 
 def test_a_product_of_a_tensor_whose_rank_the_file_leaves_out_is_left() -> None:

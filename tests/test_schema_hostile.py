@@ -1,5 +1,6 @@
 """Files that lie about themselves are refused with one typed error, quickly and without taking memory."""
 
+import gc
 import os
 import struct
 import tracemalloc
@@ -211,6 +212,7 @@ def test_as_many_tiny_tables_as_are_allowed_are_read_in_time() -> None:
     content = model([new_table("Tensor") for _ in range(165_000)])
     with fuzz.time_limit(2):
         assert len(load(content).subgraphs[0].tensors) == 165_000
+    assert gc.isenabled(), "it is paused while a model is read"
 
 
 def test_the_error_names_table_field_and_offset() -> None:

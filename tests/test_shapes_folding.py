@@ -266,24 +266,16 @@ def folded_values(model: bytes) -> list[Any]:
 MATRIX = [[3, -4, 5], [0, 7, -9]]
 ROWS = [[1, 2], [3, 4]]
 KNOWN: dict[str, tuple[list[T], Options, list[Any]]] = {
-    "SELECT": (
-        [const([True, False], "BOOL"), const(ROWS), const([[10, 20], [30, 40]])],
-        None,
-        [[1, 2], [30, 40]],
-    ),
+    "SELECT": ([const([True, False], "BOOL"), const(ROWS), const([[10, 20], [30, 40]])], None, [[1, 2], [30, 40]]),
     "SHAPE": ([const(MATRIX)], {"out_type": 2}, [2, 3]),
-    "STRIDED_SLICE": (
-        [const(MATRIX), const([1]), const([-1]), const([1])],
-        {"shrink_axis_mask": 1},
-        [0, 7, -9],
-    ),
+    "STRIDED_SLICE": ([const(MATRIX), const([1]), const([-1]), const([1])], {"shrink_axis_mask": 1}, [0, 7, -9]),
     "RANGE": ([const(9), const(1), const(-3)], {}, [9, 6, 3]),
     "DIV": ([const([7, -7]), const([2, 2])], {}, [3, -3]),
     "FLOOR_DIV": ([const([7, -7]), const([2, 2])], None, [3, -4]),
     "REDUCE_PROD": ([const(MATRIX), const([1])], {}, [-60, 0]),
     "CAST": ([const([3, 0], "INT64")], None, [3, 0]),
     "UNSORTED_SEGMENT_PROD": ([const([3, 4, 5]), const([1, 0, 1]), const(2)], {}, [4, 15]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -305,7 +297,7 @@ UNKNOWN: dict[str, tuple[str, list[T], Options]] = {
     "codes of quantized tensors": ("ADD", [T((1,), "INT8", np.array([3], np.int8), 0.5)] * 2, {}),
     "a slice with an offset": (
         "STRIDED_SLICE",
-        [const(MATRIX), const([0]), const([1]), const([1])],
+        [const(MATRIX), const([0]), *[const([1])] * 2],
         {"offset": True},
     ),
 }
