@@ -116,6 +116,14 @@ def test_a_product_of_a_tensor_whose_rank_the_file_leaves_out_is_left() -> None:
     assert site.reason.startswith("a dimension is known only at run time, at BATCH_MATMUL")
 
 
+@pytest.mark.parametrize("operator", range(5))
+def test_a_result_whose_rank_the_file_leaves_out_does_no_harm(operator: int) -> None:
+    model = load(block(TAIL="ADD(%w, %w)"))
+    result = model.subgraphs[0].operators[operator].output
+    result.shape, result.table = (), new_table("Tensor", has_rank=False)
+    assert not any(site.is_bug for site in converted(to_bytes(model)).sites)
+
+
 # Much work
 
 

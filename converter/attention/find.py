@@ -243,7 +243,7 @@ class _Search:
         if size == 1 or any(own.head_size != size for own in self.values.values()):
             return None
         for tensor in self._tail:
-            *front, width = tensor.shape
+            *front, width = tensor.shape or (1,)
             merged = width > size
             count = width // size if merged else (1, *front)[-1]
             if width % size or not self._are_heads(tensor, count, merged=merged):
