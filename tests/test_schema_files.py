@@ -45,6 +45,7 @@ from edge_opt.schema import (
     write_model,
     writer,
 )
+from edge_opt.schema.data import Source
 from edge_opt.schema.table import TABLES_FILE
 
 INSIDE = pack(everything())
@@ -258,6 +259,13 @@ def test_dropped_weights_leave_no_hole_and_new_ones_follow_the_old() -> None:
         again = stored(written(root))
         assert (again[0].external, bytes(again[0].view()[:4])) == (external, b"\0\0\1\0")
         assert again[0].offset == max(data.offset for data in again if data.external == external)
+
+
+def test_two_parts_of_a_file_that_begin_together_are_two_weights() -> None:
+    parts = [Data.region(Source(bytes(range(32))), 8, length, external=False) for length in (4, 8)]
+    parts[1].source = parts[0].source
+    root = new_table("Model", buffers=[new_table("Buffer", data=part) for part in parts])
+    assert [bytes(data.view()) for data in stored(written(root))] == [bytes(part.view()) for part in parts]
 
 
 def test_a_flatbuffer_over_the_limit_puts_its_weights_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
