@@ -47,7 +47,7 @@ def test_the_pieces_make_up_the_whole(case: tuple[Factored, int]) -> None:
     )
     for keep in (True, False):
         assert math.prod(fx.piece_shape(factored, keep=keep)) * heads == math.prod(fx.sizes(factored))
-    assert len({fx.piece_key(factored, head) for head in range(heads)}) == heads
+    assert len({fx.piece_index(factored, head) for head in range(heads)}) == heads
 
 
 @quick

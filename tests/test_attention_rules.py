@@ -18,7 +18,7 @@ from edge_opt.attention.assembly import Assembly, cancel_transposes
 from edge_opt.attention.block import FORMS
 from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.labels import OperandFactors
-from edge_opt.attention.rules import RULES, Labelled, OneHead
+from edge_opt.attention.rules import RULES, Labelled
 from edge_opt.attention.split import join_heads
 from edge_opt.ir import Constants, DType, Model, Operator, Signature, Signatures, Subgraph, Tensor, to_bytes
 from edge_opt.ir.text import operator_text
@@ -90,25 +90,26 @@ def for_one_head(
     model = Model()
     assembly = Assembly(model, Constants(model))
     of = Labelled(operator.outputs[example.output], example.factored(), keep)
-    operands = RULES[operator.name].operands(of)
-    pieces: dict[int, Tensor] = {}
+    operands = OperandFactors()
     # A rule may read the whole of an operand that all heads share.
-    fed = {id(operator.input(index)): operator.input(index) for index in operands}
-    numbers = {key: values[tensor.name] for key, tensor in fed.items() if not tensor.is_constant}
-    for index, own in operands.items():
-        whole = pieces[index] = operator.input(index)
-        if not whole.is_constant:
-            numbers_of_head = part(values[whole.name], own, head, keep=keep)
-            piece = pieces[index] = Tensor(f"{whole.name}/head", tuple(numbers_of_head.shape), whole.dtype)
-            fed[id(piece)], numbers[id(piece)] = piece, numbers_of_head
-        elif not fx.is_shared(own):
-            numbers_of_head = part(whole.array(), own, head, keep=keep)
-            pieces[index] = assembly.constants.make("part", numbers_of_head, whole.dtype)
-    one = OneHead(assembly, of, head, pieces.__getitem__, f"head_{head}")
-    result = RULES[operator.name].emit(one)
+    wholes = [one.tensor for one in operands.above(of).values() if not one.tensor.is_constant]
+    numbers = {tensor: values[tensor.name] for tensor in wholes}
+
+    def piece(own: Labelled) -> Tensor:
+        whole = own.tensor
+        numbers_of_head = part(
+            numbers[whole] if whole in numbers else whole.array(), own.factored, head, keep=keep
+        )
+        if whole.is_constant:
+            return assembly.constants.make("part", numbers_of_head, whole.dtype)
+        made = Tensor(f"{whole.name}/head", own.piece_shape, whole.dtype)
+        numbers[made] = numbers_of_head
+        return made
+
+    result = operands.made(of, head, assembly, piece, f"head_{head}")
     made = assembly.finished(result)
     if not made:
-        return numbers[id(result)], made
+        return numbers[result], made
     assert refusal(check_operators, made) is None
     graph = Subgraph("main")
     for new in made:
@@ -116,7 +117,7 @@ def for_one_head(
     graph.inputs = [tensor for tensor in reads(made) if not tensor.is_constant]
     graph.outputs = [result]
     model.operator_codes = [new.code for new in made]
-    return computed(graph, model, {tensor.name: numbers[id(tensor)] for tensor in graph.inputs})[0], made
+    return computed(graph, model, {tensor.name: numbers[tensor] for tensor in graph.inputs})[0], made
 
 
 E = Example
@@ -197,11 +198,11 @@ def test_operands_are_those_of_the_operator_that_makes_a_tensor_now() -> None:
     (graph,) = model.subgraphs
     (operator,) = graph.operators
     operands, result, heads = OperandFactors(), operator.outputs[0], ((Factor(2, 1),), (Factor(3),))
-    assert operands(result, heads) == {0: heads}
+    assert operands.above(Labelled(result, heads)) == {0: (graph.inputs[0], heads, True)}
     graph.remove(operator)
     order = Constants(model).make("order", np.array([1, 0], np.int32), DType.INT32)
     graph.append(model.new_operator("TRANSPOSE", [graph.inputs[1], order], [result]))
-    assert operands(result, heads) == {0: heads[::-1]}
+    assert operands.above(Labelled(result, heads)) == {0: (graph.inputs[1], heads[::-1], True)}
 
 
 REFUSED = [
@@ -246,7 +247,7 @@ REFUSED = [
 @pytest.mark.parametrize(("example", "reason"), REFUSED, ids=str)
 def test_what_would_mix_heads_is_refused(example: Example, reason: str) -> None:
     (operator,) = example.model().subgraphs[0].operators
-    assert str(OperandFactors()(operator.outputs[0], example.factored())) == reason
+    assert str(OperandFactors().refusal(Labelled(operator.outputs[0], example.factored()))) == reason
 
 
 @pytest.mark.parametrize("form", ["split", "unpack"])

@@ -6,8 +6,9 @@ from typing import Literal
 
 from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.labels import OperandFactors, Weighings, trace_heads
+from edge_opt.attention.rules import Labelled
 from edge_opt.ir import Operator, Tensor
-from edge_opt.ir.refusal import Refusal, RefusedError
+from edge_opt.ir.refusal import RefusedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class NotABlock:
     """A SOFTMAX that is not attention, or in an unknown form; `reason` is the condition that failed."""
 
     softmax: Operator
-    reason: Refusal
+    reason: str
     is_attention: bool = True
 
 
@@ -116,7 +117,7 @@ def row_tiles(block: Block, count: int) -> Block:
     refusal = RefusedError("no axis of the result is the queries' sequence", block.softmax, block.output)
     for factored in _with_rows(block, count):
         try:
-            trace = trace_heads((block.output, factored), block.products, block.operands)
+            trace = trace_heads(Labelled(block.output, factored), block.products, block.operands)
         except RefusedError as refused:
             refusal = refused
             continue

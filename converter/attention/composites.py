@@ -4,11 +4,11 @@ from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.factors import Factored
 from edge_opt.attention.labels import OperandFactors
-from edge_opt.attention.rules import RULES, Labelled, OneHead, Operands, Rule
+from edge_opt.attention.rules import RULES, Factors, Labelled, OneHead, Operands, Rule
 from edge_opt.base.words import name_below
 from edge_opt.ir import Constants, Model, Subgraph, Tensor, topological
 from edge_opt.ir.composites import BODY, COMPOSITE, body_of, checked_body
-from edge_opt.ir.refusal import Refusal, RefusedError
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import backward_slice, renamed, repeated
 
 
@@ -31,12 +31,12 @@ class Composite(Rule):
         self._model = model
         self._inner = OperandFactors()
 
-    def operands(self, of: Labelled) -> Operands:
+    def operands(self, of: Labelled) -> Factors:
         body = checked_body(self._model, of.operator)
         if len(body.outputs) != 1:
             raise RefusedError("the composite has several results", of.operator)
         labels: dict[Tensor, Factored] = {}
-        for tensor, own, ends in self._inner.upwards([(body.outputs[0], of.factored)]):
+        for tensor, own, ends in self._inner.upwards([Labelled(body.outputs[0], of.factored)]):
             if labels.setdefault(tensor, fx.canonical(own)) != fx.canonical(own):
                 raise RefusedError("the body of a composite mixes heads", tensor.producer, tensor)
             if fx.piece_count(own) == 1:
@@ -45,46 +45,37 @@ class Composite(Rule):
                 text = "the body of a composite is not the same for all heads"
                 raise RefusedError(text, tensor.producer, tensor)
             if ends and tensor not in body.inputs:
-                reason = self._inner(tensor, own)
-                missing = Refusal("no rule for an operator in the body of a composite", tensor.producer)
-                raise RefusedError(reason if isinstance(reason, Refusal) else missing)
+                missing = RefusedError("no rule for an operator in the body of a composite", tensor.producer)
+                raise self._inner.refusal(Labelled(tensor, own)) or missing
         cut = {tensor for tensor, own in labels.items() if fx.piece_count(own) > 1}
         if cut.intersection(backward_slice(labels.keys() - cut)[1]):
             raise RefusedError("the body of a composite mixes heads", of.operator)
         return {i: labels.get(tensor, fx.plain(tensor.shape)) for i, tensor in enumerate(body.inputs)}
 
     def made(self, one: OneHead) -> Tensor:
-        place, operands = len(self._model.subgraphs), self.operands(one.of)
-        self._model.subgraphs.append(self._for_one_head(one.of, operands, f"head_{one.head}"))
-        read = {index: one.piece(index) for index in operands}
-        return one.clone(read, fx.piece_shape(one.of.factored, keep=True), **{BODY: place})
+        place = len(self._model.subgraphs)
+        self._model.subgraphs.append(self._for_one_head(one.of, one.operands, f"head_{one.head}"))
+        read = {index: one.piece(index) for index in one.operands}
+        return one.clone(read, one.of.full_shape, **{BODY: place})
 
     def _for_one_head(self, composite: Labelled, operands: Operands, name: str) -> Subgraph:
         """The body for one head; `name` is added to its names."""
-        body, assembly = (
-            body_of(self._model, composite.operator),
-            Assembly(self._model, Constants(self._model)),
-        )
+        body = body_of(self._model, composite.operator)
+        assembly = Assembly(self._model, Constants(self._model))
         pieces: dict[Tensor, Tensor] = {}
-        for whole, own in zip(body.inputs, operands.values(), strict=True):
-            if fx.piece_count(own) > 1:
-                shape = fx.piece_shape(own, keep=True)
-                pieces[whole] = assembly.tensor(name_below(whole.name, name), shape, whole)
+        for whole, operand in zip(body.inputs, operands.values(), strict=True):
+            if operand.pieces > 1:
+                pieces[whole] = assembly.tensor(name_below(whole.name, name), operand.full_shape, whole)
 
-        def piece(tensor: Tensor, own: Factored) -> Tensor:
-            if fx.piece_count(own) == 1:
-                return tensor
-            if tensor not in pieces:
-                of, read = Labelled(tensor, own), self._inner.known(tensor, own)
+        def piece(of: Labelled) -> Tensor:
+            if of.pieces == 1:
+                return of.tensor
+            if of.tensor not in pieces:
+                pieces[of.tensor] = self._inner.made(of, 0, assembly, piece, name)
+            return pieces[of.tensor]
 
-                def part(index: int) -> Tensor:
-                    return piece(of.operator.input(index), read[index])
-
-                rule = self._inner.rules[of.operator.name]
-                pieces[tensor] = rule.emit(OneHead(assembly, of, 0, part, name))
-            return pieces[tensor]
-
-        made, arguments = piece(body.outputs[0], composite.factored), [pieces.get(t, t) for t in body.inputs]
+        made = piece(Labelled(body.outputs[0], composite.factored))
+        arguments = [pieces.get(tensor, tensor) for tensor in body.inputs]
         if any(made is argument for argument in arguments):
             made = assembly.reshape_to(made, assembly.tensor(name_below(made.name, "same"), made.shape, made))
         new = assembly.finished(made)

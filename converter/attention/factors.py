@@ -61,9 +61,9 @@ def piece_count(factored: Factored) -> int:
     return math.prod(factor.size for factor in labels(factored))
 
 
-def piece_key(factored: Factored, head: int) -> tuple[int, ...]:
-    """A key that is equal for heads that see the same piece."""
-    return tuple(factor.digit(head) for factor in labels(factored))
+def piece_index(factored: Factored, head: int) -> int:
+    """The index of a head's piece, equal for heads that see the same."""
+    return mixed_index(labels(factored), head)
 
 
 def piece_axes(factored: Factored, *, keep: bool) -> tuple[int, ...]:

@@ -14,17 +14,16 @@ from edge_opt.attention.block import Block, Match, NotABlock
 from edge_opt.attention.factors import Axis, Factor, Factored
 from edge_opt.attention.labels import (
     DEEPEST,
-    OnHeads,
     OperandFactors,
     Weighing,
     Weighings,
-    distrusted,
+    check_recorded,
     trace_heads,
 )
-from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, is_product
+from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, Labelled, is_product
 from edge_opt.ir import Operator, Subgraph, Tensor
 from edge_opt.ir.operators import KINDS, UNARY, Effect, operators_that
-from edge_opt.ir.refusal import Refusal, RefusedError
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import producers, walked
 from edge_opt.shapes.inference import doubted
 
@@ -52,7 +51,7 @@ def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
             try:
                 match = _match(softmax, operands)
             except RefusedError as refused:
-                match = NotABlock(softmax, refused.refusal)
+                match = NotABlock(softmax, str(refused))
             if isinstance(match, Block):
                 products = set(match.products)
                 if match.heads == 1 and products <= inside:
@@ -72,16 +71,16 @@ def _match(softmax: Operator, operands: OperandFactors) -> Match:
             raise RefusedError("an operator of unknown effect reads the probabilities", blocker)
         if blocker is not None and logits:
             raise RefusedError("the probabilities are not followed through this operator", blocker)
-        reason = Refusal("no value product behind this SOFTMAX: not attention", blocker)
-        return NotABlock(softmax, reason, is_attention=False)
+        reason = RefusedError("no value product behind this SOFTMAX: not attention", blocker)
+        return NotABlock(softmax, str(reason), is_attention=False)
     if not all(weighing.head_size for weighing in products.values()):
         raise RefusedError("an empty tensor", next(iter(products)))
     if not logits:
         end = next(iter(ends), None)
         if not all(end.name in _PROJECTIONS for end in ends):
             raise RefusedError("the scores are not followed through this operator", end)
-        reason = Refusal("no product of queries and keys leads to this SOFTMAX: not attention", end)
-        return NotABlock(softmax, reason, is_attention=False)
+        reason = RefusedError("no product of queries and keys leads to this SOFTMAX: not attention", end)
+        return NotABlock(softmax, str(reason), is_attention=False)
     if any(tensor.is_dynamic for one in (softmax, *products, *logits) for tensor in one.outputs):
         raise RefusedError("a dimension is known only at run time", softmax)
     return _Search(softmax, products, logits, operands).block()
@@ -185,10 +184,10 @@ class _Search:
         """Build the block; raises RefusedError if its heads are ambiguous or cannot be followed."""
         placed = self._beside_head_size() or self._on_batch_axes()
         if placed is not None:
-            return self._with_heads(*placed)
+            return self._with_heads(placed)
         for tensor in self._tail:
-            if tensor.producer and (refusal := distrusted(tensor.producer)):
-                raise RefusedError(refusal)
+            if tensor.producer:
+                check_recorded(tensor.producer)
         self._check_rows()
         product = self._product
         rows = product.shape[self._weighing.rows]
@@ -204,18 +203,17 @@ class _Search:
             operands=self.operands,
         )
 
-    def _with_heads(self, output: Tensor, factored: Factored) -> Block:
-        trace = trace_heads((output, factored), self.values, self.operands)
+    def _with_heads(self, merged: Labelled) -> Block:
+        trace, heads = trace_heads(merged, self.values, self.operands), merged.pieces
         if trace.refusal is not None and any(product not in trace.logits for product in self.scores):
-            raise RefusedError(trace.refusal)
-        heads = fx.piece_count(factored)
+            raise trace.refusal
         product, labelled = next(iter(trace.products.items()))
         length = _plain(labelled[self.values[product].rows])
         matrices = [(own, math.prod(map(_plain, own[:-2]))) for own in trace.logits.values()]
         return Block(
             softmax=self.softmax,
-            output=output,
-            factored=factored,
+            output=merged.tensor,
+            factored=merged.factored,
             pieces=heads,
             kv_heads=max(self._kv_heads(value, own, heads) for value, own in trace.products.items()),
             head_size=self.values[product].head_size,
@@ -229,12 +227,11 @@ class _Search:
 
     def _kv_heads(self, product: Operator, factored: Factored, heads: int) -> int:
         """K: the number of different keys or values among heads, before any repeat for several heads."""
-        side = 1 - self.values[product].operand
-        start = product.input(side), self.operands.known(product.outputs[0], factored)[side]
+        start = self.operands.above(Labelled(product.outputs[0], factored))[1 - self.values[product].operand]
         sources = [own for _, own, ends in self.operands.upwards([start]) if ends]
-        return len({tuple(fx.piece_key(own, head) for own in sources) for head in range(heads)})
+        return len({tuple(fx.piece_index(own, head) for own in sources) for head in range(heads)})
 
-    def _beside_head_size(self) -> OnHeads | None:
+    def _beside_head_size(self) -> Labelled | None:
         """Heads left of the head size: in its axis, `[.., N*H]`, which a projection contracts, or `[.., N, H]`.
 
         This takes the nearest tensor with the most heads: an earlier `[.., K, G, H]` has only G beside H.
@@ -249,10 +246,10 @@ class _Search:
             if width % size or not self._are_heads(tensor, count, merged=merged):
                 continue
             if merged:
-                return tensor, (*fx.plain(tuple(front)), (Factor(count, 1), Factor(size)))
+                return Labelled(tensor, (*fx.plain(tuple(front)), (Factor(count, 1), Factor(size))))
             if count > most:
                 most = count
-                best = tensor, (*fx.plain(tuple(front[:-1])), (Factor(count, 1),), (Factor(size),))
+                best = Labelled(tensor, (*fx.plain(tuple(front[:-1])), (Factor(count, 1),), (Factor(size),)))
         return best
 
     def _are_heads(self, tensor: Tensor, count: int, *, merged: bool) -> bool:
@@ -267,7 +264,7 @@ class _Search:
         outer = (batch, *fx.plain(front[1:])) if front else ()
         beside = (Factor(count, size),), (Factor(size, 1),)
         labelled = (*outer, beside[0] + beside[1]) if merged else (*outer, *beside)
-        walk = self.operands.upwards([(tensor, labelled)], self.values)
+        walk = self.operands.upwards([Labelled(tensor, labelled)], self.values)
         own = next((own for met, own, _ in walk if met is self._product), None)
         if own is None or own[self._weighing.columns] != (Factor(size, 1),):
             return False
@@ -278,7 +275,7 @@ class _Search:
         is_sequence = any(rows) and (not rows[0] or rows[-1])
         return merged or not (is_sequence or not all(map(fx.only_labels, own[:-2])))
 
-    def _on_batch_axes(self) -> OnHeads | None:
+    def _on_batch_axes(self) -> Labelled | None:
         """Heads in the batch axes of the products, with one matrix per index; None if there is only one.
 
         The outermost of several axes is the model's batch; so is the outermost part in all sources of a single one.
@@ -298,17 +295,17 @@ class _Search:
             strides = [math.prod(lead[axis + 1 :]) for axis in range(len(lead))]
             axes = [(Factor(*each),) if each[0] > 1 else () for each in zip(lead, strides, strict=True)]
         else:
-            walk = self.operands.upwards([(output, ((Factor(lead[0], 1),), *matrix))])
+            walk = self.operands.upwards([Labelled(output, ((Factor(lead[0], 1),), *matrix))])
             sources = [own for tensor, own, ends in walk if ends and not tensor.is_constant]
             outer = [fx.sizes((fx.leading(own[0]),))[0] for own in sources if fx.piece_count(own) > 1]
             batch = min(outer, default=1)
             parts = Factor(batch), Factor(lead[0] // batch, 1)
             axes = [tuple(part for part in parts if part.size > 1)]
-        factored = (*fx.plain(lead[:first]), *axes[first:], *matrix)
-        if fx.piece_count(factored) == 1:
+        placed = Labelled(output, (*fx.plain(lead[:first]), *axes[first:], *matrix))
+        if placed.pieces == 1:
             return None
         self._check_rows()
-        return output, factored
+        return placed
 
     def _check_rows(self) -> None:
         """Raise RefusedError if rows of the value product may belong to several heads that cannot be distinguished."""
@@ -317,7 +314,7 @@ class _Search:
             raise RefusedError("the SOFTMAX has more matrices than the value product", self.softmax)
         factored = list(fx.plain(product.shape))
         factored[place] = (Factor(product.shape[place], 1),)
-        for tensor, labelled, _ in self.operands.upwards([(product, tuple(factored))]):
+        for tensor, labelled, _ in self.operands.upwards([Labelled(product, tuple(factored))]):
             maker = tensor.producer
             repeats = (
                 maker is not None and maker.name in _JOINING and len({*maker.inputs}) < len(maker.inputs)

@@ -1,18 +1,16 @@
 """Follows the head label backwards through a graph, operator by operator, from the merged heads to the logits."""
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from edge_opt.attention import factors as fx
+from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.factors import Factored
-from edge_opt.attention.rules import RULES, Labelled, Operands, Rule, is_product
+from edge_opt.attention.rules import RULES, Labelled, OneHead, Operands, Rule, is_product
 from edge_opt.ir import Operator, Tensor
-from edge_opt.ir.refusal import Refusal, RefusedError
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import walked
-
-OnHeads: TypeAlias = tuple[Tensor, Factored]
-"""A tensor, and the layout of heads in it."""
 
 DEEPEST = 60
 """Maximum number of operators followed in one direction; real blocks have under thirty."""
@@ -42,73 +40,75 @@ Weighings: TypeAlias = dict[Operator, Weighing]
 
 
 class OperandFactors:
-    """Factors of an operator's operands, if its recorded shapes match the inferred ones."""
+    """The layouts of heads in operands, derived by rule from those in results."""
 
     def __init__(self, rules: Mapping[str, Rule] = RULES) -> None:
         self.rules = rules
         # The key includes the operator, since a rewrite may define the same tensor by another one.
-        self._by_result: dict[tuple[Operator, Tensor, Factored], Operands | Refusal | None] = {}
+        self._found: dict[tuple[Operator, Labelled], Operands | RefusedError] = {}
 
-    def __call__(self, tensor: Tensor, factored: Factored) -> Operands | Refusal | None:
-        """Factors of the operands of a tensor's producer; None for an input or an operator without a rule."""
-        operator = tensor.producer
-        if operator is None:
-            return None
-        key = (operator, tensor, factored)
-        if key not in self._by_result:
-            self._by_result[key] = distrusted(operator) or self._by_rule(Labelled(tensor, factored))
-        return self._by_result[key]
+    def above(self, of: Labelled) -> Operands:
+        """The operands that carry data, by index; none for an input, or if the label cannot be followed."""
+        found = self._found_above(of)
+        return {} if isinstance(found, RefusedError) else found
 
-    def _by_rule(self, of: Labelled) -> Operands | Refusal | None:
+    def refusal(self, of: Labelled) -> RefusedError | None:
+        """Why the label does not pass; None also for an input or an operator without a rule."""
+        found = self._found_above(of)
+        return found if isinstance(found, RefusedError) else None
+
+    def _found_above(self, of: Labelled) -> Operands | RefusedError:
+        if of.tensor.producer is None:
+            return {}
+        key = (of.operator, of)
+        if key not in self._found:
+            try:
+                self._found[key] = self._by_rule(of)
+            except RefusedError as refused:
+                self._found[key] = refused.with_traceback(None)
+        return self._found[key]
+
+    def _by_rule(self, of: Labelled) -> Operands:
+        check_recorded(of.operator)
         rule = self.rules.get(of.operator.name)
-        if rule is None:
-            return None
-        try:
-            operands = rule.operands(of)
-        except RefusedError as refused:
-            return refused.refusal
-        for index, own in operands.items():
-            tensor = of.operator.input(index)
+        factored = {} if rule is None else rule.operands(of)
+        operands = {i: Labelled(of.operator.input(i), own, of.keep) for i, own in factored.items()}
+        for operand in operands.values():
+            tensor = operand.tensor
             per_axis = tensor.quantization is not None and tensor.quantization.is_per_axis
-            if fx.piece_count(own) > 1 and (tensor.is_blockwise or (per_axis and not tensor.has_numbers)):
+            if operand.pieces > 1 and (tensor.is_blockwise or (per_axis and not tensor.has_numbers)):
                 text = "a tensor with several scales is cut only where its numbers can be read here"
-                return Refusal(text, of.operator, tensor)
+                raise RefusedError(text, of.operator, tensor)
         return operands
 
-    def known(self, tensor: Tensor, factored: Factored) -> Operands:
-        """Like a call, if the label is known to pass."""
-        operands = self(tensor, factored)
-        assert isinstance(operands, dict)
-        return operands
+    def made(
+        self, of: Labelled, head: int, assembly: Assembly, make: Callable[[Labelled], Tensor], suffix: str
+    ) -> Tensor:
+        """Make the operator for one head by its rule; `make` gives the head's parts of the operands."""
+        one = OneHead(assembly, of, self.above(of), head, make, suffix)
+        return self.rules[of.operator.name].emit(one)
 
     def upwards(
-        self, starts: Iterable[OnHeads], stops: Container[Operator] = ()
+        self, starts: Iterable[Labelled], stops: Container[Operator] = ()
     ) -> Iterator[tuple[Tensor, Factored, bool]]:
         """The starts and all tensors above them, with the layout of heads and whether the walk ends there.
 
         It ends if all heads see the same, at results of `stops`, and if the label cannot be followed.
         """
 
-        def above(node: OnHeads) -> Operands | Refusal | None:
-            ends = fx.piece_count(node[1]) == 1 or node[0].producer in stops
-            return None if ends else self(*node)
+        def above(of: Labelled) -> Iterable[Labelled]:
+            return () if of.pieces == 1 or of.tensor.producer in stops else self.above(of).values()
 
-        def beside(node: OnHeads) -> Iterator[OnHeads]:
-            found, operator = above(node), node[0].producer
-            if operator is not None and isinstance(found, dict):
-                yield from ((operator.input(index), own) for index, own in found.items())
-
-        for node in walked(starts, beside):
-            yield (*node, not isinstance(above(node), dict))
+        for of in walked(starts, above):
+            yield of.tensor, of.factored, not above(of)
 
 
-def distrusted(operator: Operator) -> Refusal | None:
-    """The reason why an operator's recorded shapes cannot be used; None if they can."""
+def check_recorded(operator: Operator) -> None:
+    """Raise RefusedError if an operator's recorded shapes cannot be used."""
     if operator.shape_error:
-        return Refusal("the recorded shapes do not fit", operator)
+        raise RefusedError("the recorded shapes do not fit", operator)
     if any(tensor and (tensor.is_dynamic or not tensor.has_rank) for tensor in operator.inputs):
-        return Refusal("a dimension is known only at run time", operator, operator.outputs[0])
-    return None
+        raise RefusedError("a dimension is known only at run time", operator, operator.outputs[0])
 
 
 @dataclass(slots=True)
@@ -122,10 +122,10 @@ class Trace:
     products: dict[Operator, Factored] = field(default_factory=dict)
     logits: dict[Operator, Factored] = field(default_factory=dict)
     core: frozenset[Operator] = frozenset()
-    refusal: Refusal | None = None
+    refusal: RefusedError | None = None
 
 
-def trace_heads(merged: OnHeads, values: Weighings, operands: OperandFactors) -> Trace:
+def trace_heads(merged: Labelled, values: Weighings, operands: OperandFactors) -> Trace:
     """Follow the label from the tensor of merged heads, after the value products, to the logits products.
 
     Raises:
@@ -134,37 +134,39 @@ def trace_heads(merged: OnHeads, values: Weighings, operands: OperandFactors) ->
     trace = Trace()
     readers: dict[Operator, list[Operator]] = {}
 
-    def above(node: tuple[Tensor, Factored, bool]) -> Iterator[tuple[Tensor, Factored, bool]]:
-        tensor, factored, is_behind_values = node
-        operator = tensor.producer
-        found = None if fx.is_shared(factored) else operands(tensor, factored)
-        if operator is None or not isinstance(found, dict):
-            trace.refusal = trace.refusal or found if isinstance(found, Refusal) else trace.refusal
+    def above(node: tuple[Labelled, bool]) -> Iterator[tuple[Labelled, bool]]:
+        of, is_behind_values = node
+        if fx.is_shared(of.factored):
             return
+        found = operands.above(of)
+        if not found:
+            trace.refusal = trace.refusal or operands.refusal(of)
+            return
+        operator = of.operator
         if operator in values:
-            trace.products[operator] = factored
+            trace.products[operator] = of.factored
             place = values[operator].operand
             found, is_behind_values = {place: found[place]}, False
-        elif is_product(operator) and not is_behind_values and fx.piece_count(factored) > 1:
-            trace.logits[operator] = factored
+        elif is_product(operator) and not is_behind_values and of.pieces > 1:
+            trace.logits[operator] = of.factored
             return
-        for index, own in found.items():
-            source = operator.input(index)
-            if source.producer is not None:
-                readers.setdefault(source.producer, []).append(operator)
-            yield source, own, is_behind_values
+        for source in found.values():
+            if source.tensor.producer is not None:
+                readers.setdefault(source.operator, []).append(operator)
+            yield source, is_behind_values
 
-    for _ in walked([(*merged, True)], above, 2 * DEEPEST):
+    for _ in walked([(merged, True)], above, 2 * DEEPEST):
         pass
-    _check_logits(trace, fx.piece_count(merged[1]), merged[0].producer)
+    _check_logits(trace, merged)
     trace.core = frozenset(walked(trace.logits, lambda operator: readers.get(operator, ())))
     return trace
 
 
-def _check_logits(trace: Trace, heads: int, end: Operator | None) -> None:
+def _check_logits(trace: Trace, merged: Labelled) -> None:
     if not trace.logits:
-        raise RefusedError(trace.refusal or "no product of queries and keys carries the heads", end)
+        end = merged.tensor.producer
+        raise trace.refusal or RefusedError("no product of queries and keys carries the heads", end)
     for product, factored in trace.logits.items():
-        count = fx.piece_count(factored)
-        if count != heads:
-            raise RefusedError("not every head reaches the logits", product, None, str(heads), str(count))
+        if (count := fx.piece_count(factored)) != merged.pieces:
+            text = "not every head reaches the logits"
+            raise RefusedError(text, product, None, str(merged.pieces), str(count))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor
 from edge_opt.attention.labels import OperandFactors
-from edge_opt.attention.rules import MOVEMENT
+from edge_opt.attention.rules import MOVEMENT, Labelled
 from edge_opt.ir import DType, Operator, Subgraph, Tensor
 from edge_opt.ir.graph import Buffer
 from edge_opt.ir.refusal import RefusedError
@@ -98,7 +98,7 @@ class Rotary:
         own = (Factor(count, 1),)
         for axis in (axis for axis, size in enumerate(shape) if size == count > 1):
             labelled = (*fx.plain(shape[:axis]), own, *fx.plain(shape[axis + 1 :]))
-            met = list(OperandFactors().upwards([(self.result, labelled)]))
+            met = list(OperandFactors().upwards([Labelled(self.result, labelled)]))
             carry = [tensor is self.position or not ends for tensor, other, ends in met if own in other]
             others = [tensor for tensor, other, _ in met if own not in other]
             if all(carry) and self.position not in (*others, *backward_slice(others)[1]):

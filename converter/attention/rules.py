@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile
+from typing import NamedTuple
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
@@ -18,13 +19,9 @@ from edge_opt.ir import Operator, Shape, Tensor
 from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.refusal import RefusedError
 
-Operands = dict[int, Factored]
-"""Factors of the inputs that carry data, by index; other inputs are settings such as axes and sizes."""
 
-
-@dataclass(frozen=True, slots=True)
-class Labelled:
-    """One result of an operator, and the layout of heads in it.
+class Labelled(NamedTuple):
+    """A tensor, and the layout of heads in it.
 
     With `keep`, a head's tensors keep axes that hold only heads, at size 1.
     """
@@ -40,27 +37,47 @@ class Labelled:
         return self.tensor.producer
 
     @property
+    def pieces(self) -> int:
+        """Number of different pieces that heads see."""
+        return fx.piece_count(self.factored)
+
+    @property
     def piece_shape(self) -> Shape:
-        """Shape of the result for one head."""
+        """Shape of one head's piece."""
         return fx.piece_shape(self.factored, keep=self.keep)
+
+    @property
+    def full_shape(self) -> Shape:
+        """Shape of one head's piece with all axes."""
+        return fx.piece_shape(self.factored, keep=True)
+
+
+Factors = dict[int, Factored]
+Operands = dict[int, Labelled]
+"""The inputs that carry data, by index; other inputs are settings such as axes and sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class OneHead:
     """Everything that a rule needs to make an operator for one head.
 
-    `of` is the whole result, `piece` makes the head's part of an operand, `suffix` is added to names of results.
+    `of` is the whole result, `make` makes the head's part of an operand, `suffix` is added to names of results.
     """
 
     assembly: Assembly
     of: Labelled
+    operands: Operands
     head: int
-    piece: Callable[[int], Tensor]
+    make: Callable[[Labelled], Tensor]
     suffix: str
 
-    def whole(self, index: int, own: Factored) -> Tensor:
+    def piece(self, index: int) -> Tensor:
+        """The head's part of an operand."""
+        return self.make(self.operands[index])
+
+    def full(self, index: int) -> Tensor:
         """The head's part of an operand with all axes, those of the heads at size 1."""
-        return self.reshaped(self.piece(index), fx.piece_shape(own, keep=True))
+        return self.reshaped(self.piece(index), self.operands[index].full_shape)
 
     def clone(self, inputs: Mapping[int, Tensor], shape: Shape, **options: object) -> Tensor:
         """A copy of the operator with other inputs and options, and with all its results cut like `shape`."""
@@ -94,7 +111,7 @@ class Rule(ABC):
     """True if operands may lack the heads' axes, since no option of the operator counts axes."""
 
     @abstractmethod
-    def operands(self, of: Labelled) -> Operands:
+    def operands(self, of: Labelled) -> Factors:
         """Factors of the operands, given the factors of one result.
 
         Raises:
@@ -105,17 +122,16 @@ class Rule(ABC):
         """The operand that one head's result is a RESHAPE of; None if the operator itself is needed."""
         return None
 
-    def parts(self, of: Labelled) -> Operands:
-        """The operands of which each head reads its own part; others are read whole."""
-        return self.operands(of)
+    def is_read_whole(self, of: Labelled, operand: Labelled) -> bool:
+        """True if every head reads the whole operand."""
+        return False
 
     def made(self, one: OneHead) -> Tensor:
         """Make the operator for one head; its result may still have to be reshaped."""
-        parts = self.parts(one.of)
+        parts = [i for i, operand in one.operands.items() if not self.is_read_whole(one.of, operand)]
         if self.drops_axes:
             return one.clone({index: one.piece(index) for index in parts}, one.of.piece_shape)
-        read = {index: one.whole(index, own) for index, own in parts.items()}
-        return one.clone(read, fx.piece_shape(one.of.factored, keep=True))
+        return one.clone({index: one.full(index) for index in parts}, one.of.full_shape)
 
     def emit(self, one: OneHead) -> Tensor:
         """Make the result for one head."""
@@ -147,7 +163,7 @@ class ByAxes(Rule):
         self._places = places
         self.drops_axes = drops_axes
 
-    def operands(self, of: Labelled) -> Operands:
+    def operands(self, of: Labelled) -> Factors:
         found = self._places(of)
         for index, places in found.items():
             beyond = any(place is not None and not 0 <= place < len(of.factored) for place in places)
@@ -177,15 +193,11 @@ class ByAxes(Rule):
 class Elementwise(ByAxes):
     """Operands aligned from the right; heads share an operand without the labelled axis."""
 
-    def parts(self, of: Labelled) -> Operands:
-        parts = self.operands(of)
-        for index, own in list(parts.items()):
-            shapes = of.operator.input(index).shape, fx.piece_shape(own, keep=of.keep)
-            whole, piece = (tuple(dropwhile(lambda size: size == 1, shape)) for shape in shapes)
-            # All heads can share an operand, without a RESHAPE, if only its leading axes of size 1 differ.
-            if whole == piece and len(shapes[0]) <= len(of.piece_shape):
-                del parts[index]
-        return parts
+    def is_read_whole(self, of: Labelled, operand: Labelled) -> bool:
+        """Without a RESHAPE, if a head's part differs only in leading axes of size 1."""
+        shapes = operand.tensor.shape, operand.piece_shape
+        whole, piece = (tuple(dropwhile(lambda size: size == 1, shape)) for shape in shapes)
+        return whole == piece and len(operand.tensor.shape) <= len(of.piece_shape)
 
 
 def _aligned(of: Labelled) -> dict[int, Places]:
@@ -250,9 +262,8 @@ class Transpose(ByAxes):
         return {0: [order.index(axis) for axis in range(len(order))]}
 
     def made(self, one: OneHead) -> Tensor:
-        (source,) = self.operands(one.of).values()
-        kept = fx.piece_axes(source, keep=one.of.keep)
-        sizes = fx.piece_shape(source, keep=one.of.keep)
+        source, sizes = one.operands[0], one.operands[0].piece_shape
+        kept = fx.piece_axes(source.factored, keep=source.keep)
         order = [kept.index(axis) for axis in _integers(one.of.operator, 1) if axis in kept]
         wide, last = [axis for axis in order if sizes[axis] > 1], len(order) - 1
         if wide[-2:] == [last, last - 1] and wide[:-2] == sorted(wide[:-2]):
@@ -269,7 +280,7 @@ def keeps_order(of: Labelled) -> bool:
     """True if a rearranging operator keeps one head's elements in row-major order."""
     if of.operator.name != "TRANSPOSE":
         return True
-    order = zip(_integers(of.operator, 1), fx.piece_shape(of.factored, keep=True), strict=True)
+    order = zip(_integers(of.operator, 1), of.full_shape, strict=True)
     wide = [axis for axis, size in order if size > 1]
     return wide == sorted(wide)
 
@@ -281,8 +292,8 @@ class Slice(ByAxes):
         super().__init__(lambda of: {0: range(len(_begins(of.operator)))})
 
     def made(self, one: OneHead) -> Tensor:
-        begins, shape = _begins(one.of.operator), fx.piece_shape(one.of.factored, keep=True)
-        read = {0: one.whole(0, self.operands(one.of)[0]), 1: one.integers("begin", begins)}
+        begins, shape = _begins(one.of.operator), one.of.full_shape
+        read = {0: one.full(0), 1: one.integers("begin", begins)}
         if one.of.operator.name == "SLICE":
             return one.clone({**read, 2: one.integers("size", shape)}, shape)
         ends = [begin + size for begin, size in zip(begins, shape, strict=True)]
@@ -308,7 +319,7 @@ def _begins(operator: Operator) -> list[int]:
 class Regroup(Rule):
     """RESHAPE, SQUEEZE, EXPAND_DIMS: row-major order is kept, so labels stay on their factors."""
 
-    def operands(self, of: Labelled) -> Operands:
+    def operands(self, of: Labelled) -> Factors:
         source = of.operator.input(0)
         grouped = fx.regroup(of.factored, source.shape)
         if grouped is None:
@@ -328,7 +339,7 @@ class Joining(Rule):
     `CONCATENATION(mask, mask; axis 2) -> [1, 1, (G)(T), S]`: head g reads part g, which is the mask itself.
     """
 
-    def operands(self, of: Labelled) -> Operands:
+    def operands(self, of: Labelled) -> Factors:
         (axis, cut), count = self._cut(of), len(of.operator.inputs)
         before, whole, after = of.factored[:axis], of.factored[axis], of.factored[axis + 1 :]
         if cut is None and fx.tells_heads(whole):
@@ -361,7 +372,7 @@ class Joining(Rule):
 class Broadcast(Rule):
     """BROADCAST_TO and TILE: each head reads the source itself, so a repeat over the heads is dropped."""
 
-    def operands(self, of: Labelled) -> Operands:
+    def operands(self, of: Labelled) -> Factors:
         source, offset = of.operator.input(0), len(of.factored) - len(of.operator.input(0).shape)
         axes: list[Axis] = []
         for size, whole, axis in zip(
@@ -374,12 +385,12 @@ class Broadcast(Rule):
         return {0: tuple(axes)}
 
     def passed_on(self, of: Labelled, head: int) -> int | None:
-        shapes = fx.piece_shape(self.operands(of)[0], keep=of.keep), of.piece_shape
+        shapes = fx.piece_shape(self.operands(of)[0], keep=True), of.full_shape
         return 0 if len({*map(math.prod, shapes)}) == 1 else None
 
     def made(self, one: OneHead) -> Tensor:
-        (own,), shape = self.operands(one.of).values(), fx.piece_shape(one.of.factored, keep=True)
-        source, sizes = one.whole(0, own), shape
+        source, shape = one.full(0), one.of.full_shape
+        sizes = shape
         if one.of.operator.name == "TILE":
             sizes = tuple(size // part for size, part in zip(shape, source.shape, strict=True))
         return one.clone({0: source, 1: one.integers("shape", sizes)}, shape)

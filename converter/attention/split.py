@@ -7,6 +7,7 @@ the old graph had them side by side. The plan depends on the graph alone, not on
 import math
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -15,8 +16,8 @@ from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.block import Block, Form
 from edge_opt.attention.composites import with_composites
 from edge_opt.attention.factors import Factored
-from edge_opt.attention.labels import DEEPEST, OnHeads, OperandFactors
-from edge_opt.attention.rules import MOVEMENT, Labelled, OneHead, keeps_order
+from edge_opt.attention.labels import DEEPEST, OperandFactors
+from edge_opt.attention.rules import MOVEMENT, Labelled, keeps_order
 from edge_opt.base.words import name_below
 from edge_opt.ir import Constants, DType, Model, Operator, Shape, Subgraph, Tensor, topological
 from edge_opt.ir.walk import read_outside, still_needed
@@ -42,36 +43,26 @@ def split_heads(
     operands = with_composites(model) if form.above and form.composites else block.operands
     plan, assembly = _Planner(subgraph, block, form, operands), Assembly(model, constants)
     splitter = _Splitter(assembly, plan)
-    joined = {block.output: block.factored}
-    for tensor, factored in plan.labelled.items():
+    joined = {block.output: Labelled(block.output, block.factored, form.keep_axes)}
+    for tensor, of in plan.labelled.items():
         if read_outside(subgraph, tensor, plan.old):
-            joined.setdefault(tensor, factored)
-    for tensor, factored in joined.items():
-        pieces = [splitter.piece(tensor, factored, head) for head in range(block.pieces)]
-        join_heads(assembly, form, pieces, tensor, factored)
+            joined.setdefault(tensor, of)
+    for tensor, of in joined.items():
+        pieces = [splitter.piece(of, head) for head in range(block.pieces)]
+        join_heads(assembly, form, pieces, tensor, of.factored)
     assert block.output.producer is not None
     old, new = topological(plan.old), assembly.finished(*joined)
     return old, [*still_needed(subgraph, old, block.output.producer, new, joined), *new]
-
-
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """How a labelled tensor is cut: `moves` rearrange `source` once for all heads, `scalings` are applied to each part.
-
-    In the old graph, the scalings are between the moves.
-    """
-
-    source: Tensor
-    moves: tuple[Labelled, ...] = ()
-    scalings: tuple[Labelled, ...] = ()
 
 
 @dataclass(eq=False)
 class _Planner:
     """Decides which operators are made per head, and which tensors that enter the block are cut.
 
-    `cuts` has the tensors that are cut; all other tensors that carry heads are made per head. `old` are the operators
-    that the heads' operators replace, `labelled` the results of the core with factors that distinguish all heads.
+    `cuts` has the tensors that are cut, each with the steps from the tensor that is cut instead down to it: first all
+    rearrangements, once for all heads, then the scalings of each part. All other tensors that carry heads are made per
+    head. `old` are the operators that the heads' operators replace, `labelled` the results of the core whose pieces
+    differ between all heads.
     """
 
     subgraph: Subgraph
@@ -80,17 +71,17 @@ class _Planner:
     operands: OperandFactors
 
     def __post_init__(self) -> None:
-        self.cuts: dict[OnHeads, _Cut] = {}
+        self.cuts: dict[Labelled, tuple[Labelled, ...]] = {}
         self.old: dict[Operator, None] = {}
-        self.labelled: dict[Tensor, Factored] = {}
+        self.labelled: dict[Tensor, Labelled] = {}
         # Layouts of heads in results of operators that are not visited yet, and the depth of these operators.
-        self._reads: dict[Tensor, dict[Factored, None]] = {}
+        self._reads: dict[Tensor, dict[Labelled, None]] = {}
         self._waiting: dict[Operator, int] = {}
         self._plan()
 
     def _plan(self) -> None:
         """Go up from the merged heads to the tensors that are cut, each after all its readers; then place the cuts."""
-        self._read(self.block.output, self.block.factored, 0)
+        self._read(Labelled(self.block.output, self.block.factored, self.form.keep_axes), 0)
         for operator in reversed(self.subgraph.operators):
             if operator in self._waiting:
                 self._decide(operator, self._waiting.pop(operator))
@@ -98,33 +89,33 @@ class _Planner:
                 break
         replaced, cut = {*self.block.core, *self.old}, list(self.cuts)
         self.cuts.clear()
-        for tensor, factored in cut:
-            self._place(tensor, factored, replaced)
+        for of in cut:
+            self._place(of, replaced)
 
-    def _read(self, tensor: Tensor, factored: Factored, depth: int) -> None:
-        operator = tensor.producer
+    def _read(self, of: Labelled, depth: int) -> None:
+        operator = of.tensor.producer
         if operator is None:
-            self.cuts[tensor, factored] = _Cut(tensor)
-        elif not fx.is_shared(factored):
-            self._reads.setdefault(tensor, {})[factored] = None
+            self.cuts[of] = (of,)
+        elif not fx.is_shared(of.factored):
+            self._reads.setdefault(of.tensor, {})[of] = None
             self._waiting[operator] = max(depth, self._waiting.get(operator, 0))
 
     def _decide(self, operator: Operator, depth: int) -> None:
         """Make an operator per head if it is in the core, vanishes or can be made alone; otherwise cut its results."""
         in_core = operator in self.block.core
         alone = self.form.above and depth < DEEPEST and self._is_made_alone(operator)
-        for tensor in operator.outputs:
-            for factored in self._reads.pop(tensor, ()):
-                vanishes = not self._is_free(tensor, factored) and self._vanishes(tensor, factored, DEEPEST)
-                if not (in_core or alone or vanishes):
-                    self.cuts[tensor, factored] = _Cut(tensor)
-                    continue
-                self.old[operator] = None
-                if in_core and fx.piece_count(factored) == self.block.pieces:
-                    self.labelled.setdefault(tensor, factored)
-                of = Labelled(tensor, factored, self.form.keep_axes)
-                for index, own in self.operands.rules[operator.name].parts(of).items():
-                    self._read(operator.input(index), own, depth + 1)
+        for of in (of for tensor in operator.outputs for of in self._reads.pop(tensor, ())):
+            vanishes = not self._is_free(of) and self._vanishes(of, DEEPEST)
+            if not (in_core or alone or vanishes):
+                self.cuts[of] = (of,)
+                continue
+            self.old[operator] = None
+            if in_core and of.pieces == self.block.pieces:
+                self.labelled.setdefault(of.tensor, of)
+            rule = self.operands.rules[operator.name]
+            for operand in self.operands.above(of).values():
+                if not rule.is_read_whole(of, operand):
+                    self._read(operand, depth + 1)
 
     def _is_made_alone(self, operator: Operator) -> bool:
         """True if each head can have its own operator without computing anything twice.
@@ -135,66 +126,57 @@ class _Planner:
         for tensor in operator.outputs:
             if not tensor.consumers and not self.subgraph.is_output(tensor):
                 continue
-            labels = {fx.canonical(factored) for factored in self._reads.get(tensor, ())}
-            if len(labels) != 1 or read_outside(self.subgraph, tensor, self.old):
+            layouts = {fx.canonical(of.factored): of for of in self._reads.get(tensor, ())}
+            if len(layouts) != 1 or read_outside(self.subgraph, tensor, self.old):
                 return False
-            (factored,) = labels
-            if fx.piece_count(factored) == 1 or not isinstance(self.operands(tensor, factored), dict):
+            (of,) = layouts.values()
+            if of.pieces == 1 or not self.operands.above(of):
                 return False
         return True
 
-    def _is_free(self, tensor: Tensor, factored: Factored) -> bool:
+    def _is_free(self, of: Labelled) -> bool:
         """True if cutting takes no operator."""
-        if fx.is_shared(factored) or tensor.is_constant:
+        if fx.is_shared(of.factored) or of.tensor.is_constant:
             return True
-        same = fx.piece_shape(factored, keep=self.form.keep_axes) == tensor.shape
-        return same and fx.piece_count(factored) == 1
+        return of.pieces == 1 and of.piece_shape == of.tensor.shape
 
-    def _vanishes(self, tensor: Tensor, factored: Factored, depth: int) -> bool:
+    def _vanishes(self, of: Labelled, depth: int) -> bool:
         """True if the operator only repeats or joins for the heads, or moves such a result, so nothing is left."""
-        operator, operands = tensor.producer, self.operands(tensor, factored)
-        if self._is_free(tensor, factored):
+        if self._is_free(of):
             return True
-        if operator is None or not isinstance(operands, dict) or not depth:
+        operands = self.operands.above(of)
+        if not operands or not depth:
             return False
-        of = Labelled(tensor, factored, self.form.keep_axes)
-        passes = self.operands.rules[operator.name].passed_on(of, 0) is not None
-        above = operands.items() if operator.name in MOVEMENT else ()
-        return passes and all(self._vanishes(of.operator.input(i), own, depth - 1) for i, own in above)
+        passes = self.operands.rules[of.operator.name].passed_on(of, 0) is not None
+        above = operands.values() if of.operator.name in MOVEMENT else ()
+        return passes and all(self._vanishes(operand, depth - 1) for operand in above)
 
-    def _place(self, tensor: Tensor, factored: Factored, replaced: Container[Operator]) -> None:
+    def _place(self, cut: Labelled, replaced: Container[Operator]) -> None:
         """Cut an incoming tensor, or one above it that only operators of the rewrite read.
 
         SPLIT cuts the nearest tensor whose heads are one run of steps, and moves scalings above it into each head;
         UNPACK cuts the farthest.
         """
         splits = self.form.cut == "split"
-        chain = list(self._chain(tensor, factored, replaced))
+        chain = list(self._chain(cut, replaced))
         usable = [place for place, of in enumerate(chain) if self._can_be_cut(of.factored)] or [0]
         place = usable[0 if splits else -1]
-        above = chain[place:]
-        sunk = [of for of in above[:-1] if of.operator.name not in MOVEMENT]
-        top = above.index(sunk[-1]) + 1 if sunk and splits and self.block.heads > 1 else 0
-        hoisted = above[:top][::-1]
-        moves = tuple(of for of in hoisted if of not in sunk)
-        self.cuts[above[0].tensor, above[0].factored] = _Cut(
-            above[top].tensor, moves, tuple(of for of in hoisted if of in sunk)
-        )
-        self.old.update(dict.fromkeys(of.operator for of in (*chain[:place], *hoisted)))
+        scalings = [i for i, of in enumerate(chain[:-1]) if i >= place and of.operator.name not in MOVEMENT]
+        top = scalings[-1] + 1 if scalings and splits and self.block.heads > 1 else place
+        self.cuts[chain[place]] = tuple(reversed(chain[place : top + 1]))
+        self.old.update(dict.fromkeys(of.operator for of in chain[:top]))
 
-    def _chain(self, tensor: Tensor, factored: Factored, readers: Container[Operator]) -> Iterator[Labelled]:
+    def _chain(self, of: Labelled, readers: Container[Operator]) -> Iterator[Labelled]:
         """A tensor and those above it, through rearrangements and scalings, while nothing else reads them."""
         for _ in range(DEEPEST):
-            yield Labelled(tensor, factored)
-            operator, operands = tensor.producer, self.operands(tensor, factored)
-            read = operands.items() if isinstance(operands, dict) else ()
-            carriers = [(index, own) for index, own in read if fx.piece_count(own) > 1]
-            if operator is None or len(carriers) != 1 or read_outside(self.subgraph, tensor, readers):
+            yield of
+            carriers = [operand for operand in self.operands.above(of).values() if operand.pieces > 1]
+            if len(carriers) != 1 or read_outside(self.subgraph, of.tensor, readers):
                 return
-            if operator.name not in MOVEMENT and not _scales(operator):
+            if of.operator.name not in MOVEMENT and not _scales(of.operator):
                 return
-            ((index, factored),) = carriers
-            tensor, readers = operator.input(index), {operator}
+            readers = {of.operator}
+            (of,) = carriers
 
     def _can_be_cut(self, factored: Factored) -> bool:
         axes = fx.labelled_axes(factored)
@@ -221,60 +203,52 @@ class _Splitter:
     plan: _Planner
 
     def __post_init__(self) -> None:
-        self._pieces: dict[tuple[Tensor, Factored, tuple[int, ...]], Tensor] = {}
-        self._sources: dict[_Cut, Tensor] = {}
+        self._pieces: dict[tuple[Labelled, int], Tensor] = {}
+        self._sources: dict[tuple[Labelled, ...], Tensor] = {}
         self._parts: dict[tuple[Tensor, int, int], tuple[Tensor, ...]] = {}
 
-    def piece(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
+    def piece(self, of: Labelled, head: int) -> Tensor:
         """One head's piece of a tensor."""
-        if fx.is_shared(factored):
-            return tensor
-        key = (tensor, factored, fx.piece_key(factored, head))
+        if fx.is_shared(of.factored):
+            return of.tensor
+        key = (of, fx.piece_index(of.factored, head))
         if key not in self._pieces:
-            cut = self.plan.cuts.get((tensor, factored))
-            if cut is None:
-                self._pieces[key] = self._emit(Labelled(tensor, factored, self.plan.form.keep_axes), head)
-            else:
-                piece, name = self._cut_off(self._source(cut), factored, head), self._name(factored, head)
-                for operator in (of.operator for of in cut.scalings):
-                    read = [t if t is None or t.elements == 1 else piece for t in operator.inputs]
-                    (piece,) = self.assembly.again(operator, read, name, [piece.shape], operator.options)
-                self._pieces[key] = piece
+            self._pieces[key] = self._made(of, head)
         return self._pieces[key]
+
+    def _made(self, of: Labelled, head: int) -> Tensor:
+        cut, name = self.plan.cuts.get(of), self._name(of.factored, head)
+        if cut is None:
+            make = partial(self.piece, head=head)
+            return self.plan.operands.made(of, head, self.assembly, make, name)
+        piece = self._cut_off(self._source(cut), of.factored, head)
+        for operator in (step.operator for step in cut[1:] if step.operator.name not in MOVEMENT):
+            read = [t if t is None or t.elements == 1 else piece for t in operator.inputs]
+            (piece,) = self.assembly.again(operator, read, name, [piece.shape], operator.options)
+        return piece
 
     def _word(self, count: int) -> str:
         """The name for a part of a tensor with `count` different parts."""
-        return (
-            "group" if count < self.plan.block.pieces else "head" if self.plan.block.tiles == 1 else "piece"
-        )
+        if count < self.plan.block.pieces:
+            return "group"
+        return "head" if self.plan.block.tiles == 1 else "piece"
 
     def _name(self, factored: Factored, head: int) -> str:
         """The suffix for a head's part of a tensor: `head_1`, or `group_1` if several heads see the same."""
         count = fx.piece_count(factored)
-        return f"{self._word(count)}_{fx.mixed_index(fx.labels(factored), head)}" if count > 1 else "shared"
+        return f"{self._word(count)}_{fx.piece_index(factored, head)}" if count > 1 else "shared"
 
-    def _emit(self, of: Labelled, head: int) -> Tensor:
-        """Make the operator for one head."""
-        operands = self.plan.operands.known(of.tensor, of.factored)
-
-        def piece(index: int) -> Tensor:
-            return self.piece(of.operator.input(index), operands[index], head)
-
-        name = self._name(of.factored, head)
-        return self.plan.operands.rules[of.operator.name].emit(OneHead(self.assembly, of, head, piece, name))
-
-    def _source(self, cut: _Cut) -> Tensor:
-        """The tensor to cut, after the moves of the cut; moves that keep the order are merged into one RESHAPE."""
+    def _source(self, cut: tuple[Labelled, ...]) -> Tensor:
+        """The tensor to cut, rearranged; steps that keep the order are merged into one RESHAPE."""
         if cut not in self._sources:
-            source, make = cut.source, self.assembly
-            for move in cut.moves:
-                name, before = name_below(move.tensor.name, "unscaled"), move.operator.input(0)
-                if not keeps_order(Labelled(move.tensor, fx.plain(move.tensor.shape))):
-                    source = make.reshaped(source, before.shape, name_below(before.name, "unscaled"))
-                    moved = make.tensor(name, move.tensor.shape, source)
-                    source = make.copy(move.operator, [source, *move.operator.inputs[1:]], moved)
-                if move is cut.moves[-1]:
-                    source = make.reshaped(source, move.tensor.shape, name)
+            source, make = cut[0].tensor, self.assembly
+            for step in (step for step in cut[1:] if step.operator.name in MOVEMENT):
+                name, shape = name_below(step.tensor.name, "unscaled"), step.tensor.shape
+                if keeps_order(Labelled(step.tensor, fx.plain(shape))):
+                    source = make.reshaped(source, shape, name)
+                else:
+                    read = [source, *step.operator.inputs[1:]]
+                    source = make.copy(step.operator, read, make.tensor(name, shape, source))
             self._sources[cut] = source
         return self._sources[cut]
 
@@ -282,7 +256,7 @@ class _Splitter:
         """Cut off one head's part of a tensor."""
         target = fx.piece_shape(factored, keep=self.plan.form.keep_axes)
         axes = fx.labelled_axes(factored)
-        if fx.is_shared(factored) or (not axes and target == tensor.shape):
+        if target == tensor.shape:
             return tensor
         if tensor.has_numbers:
             return self._part_of_constant(tensor, factored, head)

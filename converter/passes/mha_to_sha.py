@@ -33,7 +33,7 @@ class MhaToSha(Pass):
         """One site for each SOFTMAX."""
         for match in find_blocks(context.subgraph):
             if isinstance(match, NotABlock):
-                yield Site(match.softmax, None, str(match.reason), settled=not match.is_attention)
+                yield Site(match.softmax, None, match.reason, settled=not match.is_attention)
                 continue
             reason = context.target.no_gain(context.signature, match) if match.heads > 1 else ""
             if reason:
