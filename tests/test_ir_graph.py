@@ -153,15 +153,16 @@ def test_a_region_reads_what_it_does_not_define_each_once_in_order_of_first_use(
 
 def test_still_needed_is_what_somebody_outside_reads_and_what_that_needs() -> None:
     graph, made = chain(4)
+    new = [Operator(ADD, made[0].inputs, made[3].outputs)]
     outside = graph.append(op(made[1].output, name="out"))
-    graph.outputs = [outside.output]
-    assert still_needed(graph, made, made[3]) == made[:2]
+    graph.outputs = [outside.output, made[3].output]
+    assert still_needed(graph, made, new) == made[:2]
     graph.remove(outside)
-    assert still_needed(graph, made, made[3]) == []
+    assert still_needed(graph, made, new) == []
     graph.outputs = [made[2].output]
-    assert still_needed(graph, made, made[3]) == made[:3]
+    assert still_needed(graph, made, new) == made[:3]
     graph.outputs = []
-    assert still_needed(graph, made, made[3], [op(made[0].output)]) == made[:1]
+    assert still_needed(graph, made, [op(made[0].output), *new]) == made[:1]
 
 
 def test_tensors_keep_their_places_where_weights_name_their_scales_by_index() -> None:

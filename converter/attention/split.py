@@ -20,7 +20,7 @@ from edge_opt.attention.labels import DEEPEST, OperandFactors
 from edge_opt.attention.rules import MOVEMENT, Labelled, keeps_order
 from edge_opt.base.words import name_below
 from edge_opt.ir import Constants, DType, Model, Operator, Shape, Subgraph, Tensor, topological
-from edge_opt.ir.walk import read_outside, still_needed
+from edge_opt.ir.walk import read_outside
 
 # Types that the runtime's kernels support (LiteRT, kernels/split.cc and unpack.cc); others use SLICE, or SPLIT.
 SPLIT_TYPES = frozenset({DType.FLOAT32, DType.INT8, DType.UINT8, DType.INT16, DType.INT32, DType.INT64})
@@ -32,8 +32,7 @@ def split_heads(
 ) -> tuple[list[Operator], list[Operator]]:
     """The operators of the block, and those that replace them (detached, in execution order).
 
-    The new ones define `block.output` and all other tensors of the block that are read outside, with heads joined. Old
-    operators that lead to the block and whose results are needed outside are in both lists.
+    The new ones define `block.output` and all other tensors of the block that are read outside, with heads joined.
     """
     matrices = [axis for own in block.logits.values() for axis in own[-2:] if axis]
     flat = any(len(fx.piece_axes(own, keep=False)) < 3 for own in block.logits.values())
@@ -50,9 +49,7 @@ def split_heads(
     for tensor, of in joined.items():
         pieces = [splitter.piece(of, head) for head in range(block.pieces)]
         join_heads(assembly, form, pieces, tensor, of.factored)
-    assert block.output.producer is not None
-    old, new = topological(plan.old), assembly.finished(*joined)
-    return old, [*still_needed(subgraph, old, block.output.producer, new, joined), *new]
+    return topological(plan.old), assembly.finished(*joined)
 
 
 @dataclass(eq=False)

@@ -98,28 +98,17 @@ def needed_for(
     return needed[::-1]
 
 
-def still_needed(
-    subgraph: Subgraph,
-    old: Sequence[Operator],
-    replaced: Operator,
-    new: Iterable[Operator] = (),
-    redefined: Collection[Tensor] = (),
-) -> list[Operator]:
-    """The `old` operators (in execution order) that must stay when `replaced` is replaced by `new`.
+def still_needed(subgraph: Subgraph, old: Sequence[Operator], new: Sequence[Operator]) -> list[Operator]:
+    """The `old` operators (in execution order) that must stay when `new` ones replace the others.
 
     Their results are needed by the graph's caller, by operators outside `old`, or by `new` ones, directly or
-    indirectly; tensors in `redefined` come from `new` operators and do not count.
+    indirectly; tensors that `new` operators define do not count.
     """
-    inside = set(old)
-    others = [operator for operator in old if operator is not replaced]
-    read_anew = {tensor for operator in new for tensor in operator.inputs}
-    wanted = [
-        tensor
-        for operator in others
-        for tensor in operator.outputs
-        if tensor not in redefined and (tensor in read_anew or read_outside(subgraph, tensor, inside))
-    ]
-    return needed_for(wanted, others, redefined)
+    inside, read_anew = set(old), {tensor for operator in new for tensor in operator.inputs}
+    defined = {tensor for operator in new for tensor in operator.outputs}
+    left = (tensor for operator in old for tensor in operator.outputs if tensor not in defined)
+    wanted = [t for t in left if t in read_anew or read_outside(subgraph, t, inside)]
+    return needed_for(wanted, old, defined)
 
 
 _HANDLES = frozenset({DType.RESOURCE, DType.VARIANT})

@@ -76,17 +76,12 @@ def _step(tensor: Tensor) -> float:
 def _build(context: Context, addition: Operator, norm: Operator) -> Rewrite:
     weight, normed = norm.input(1), norm.outputs[0]
     other = next(tensor for tensor in addition.inputs if tensor is not None and tensor is not normed)
-    numbers = np.negative(weight.array())
-    negated = context.constants.make(
-        name_below(weight.name, "negated"), numbers, DType.INT16, weight.quantization
-    )
+    name, numbers = name_below(weight.name, "negated"), np.negative(weight.array())
+    negated = context.constants.make(name, numbers, DType.INT16, weight.quantization)
     result = replace(normed, name=name_below(normed.name, "negated"))
     options = {name: addition.option(name) for name in ("fused_activation_function", "pot_scale_int16")}
-    new = (
-        Operator(norm.code, (norm.input(0), negated), (result,), norm.options, norm.table),
-        context.model.new_operator("SUB", (other, result), addition.outputs, **options),
-    )
+    negative = Operator(norm.code, (norm.input(0), negated), (result,), norm.options, norm.table)
+    difference = context.model.new_operator("SUB", (other, result), addition.outputs, **options)
     # A step of the norm may be several steps of the sum, and the sum rounds once more.
     steps = 1 + math.ceil(_step(normed) / _step(addition.output))
-    demand = Demand("steps", max(2, steps))
-    return Rewrite(context.model, context.subgraph, (norm, addition), new, demand)
+    return context.rewrite([norm, addition], [negative, difference], demand=Demand("steps", max(2, steps)))

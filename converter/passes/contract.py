@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Protocol
@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol
 from edge_opt.base.record import Record
 from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.cleanup import CONTROL_EDGES
+from edge_opt.ir.walk import still_needed
 from edge_opt.passes.ledger import Ledger
 from edge_opt.passes.rewrite import Demand, Rewrite
 from edge_opt.targets import Target
@@ -125,6 +126,11 @@ class Context:
     positions: int | None = None
     exported: Mapping[str, Subgraph] = field(default_factory=dict)
     ledger: Ledger | None = None
+
+    def rewrite(self, old: Sequence[Operator], new: Sequence[Operator], **facts: Any) -> Rewrite:
+        """The replacement of `old` operators by `new` ones, both in execution order; those still needed stay."""
+        kept = still_needed(self.subgraph, old, new)
+        return Rewrite(self.model, self.subgraph, tuple(old), (*kept, *new), **facts)
 
     def left_open(self, operators: Iterable[Operator]) -> str:
         """Why operators with open lengths are skipped, and the options that close them; empty if there are none."""

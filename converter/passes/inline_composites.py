@@ -59,4 +59,4 @@ def _build(context: Context, composite: Operator) -> Rewrite:
         known[result] = tensor
     prefix = composite.outputs[0].name
     moved = [repeated(op, known, lambda tensor: f"{prefix}/{tensor.name}") for op in body.operators]
-    return Rewrite(context.model, context.subgraph, (composite,), tuple(moved))
+    return context.rewrite([composite], moved)

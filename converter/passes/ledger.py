@@ -24,12 +24,6 @@ class UnverifiedChangeError(EdgeOptError):
 
     exit_code = 1
 
-    @classmethod
-    def of(cls, text: str) -> "UnverifiedChangeError":
-        """The error with its remedy."""
-        remedy = "nothing was written, please report this bug in edge-opt"
-        return cls(f"the graph was changed outside the verified rewrites: {text}; {remedy}")
-
 
 class Ledger:
     """The steps of one subgraph: each operator, with the values that it reads and writes."""
@@ -80,23 +74,19 @@ class Ledger:
             UnverifiedChangeError: it has any other change.
         """
         if self._interface != self._names():
-            raise UnverifiedChangeError.of("inputs, outputs or signatures differ")
+            raise _changed("inputs, outputs or signatures differ")
         defined = set(self._subgraph.inputs)
         for operator in self._subgraph.operators:
             self._compare(operator)
             if any(tensor in self._values and tensor not in defined for tensor in operator.inputs):
-                raise UnverifiedChangeError.of(
-                    f"{_named(operator)} reads a tensor that is not defined before it"
-                )
+                raise _changed(f"{_named(operator)} reads a tensor that is not defined before it")
             defined.update(operator.outputs)
         for tensor in self._subgraph.outputs:
             if tensor not in defined and not tensor.is_constant:
-                raise UnverifiedChangeError.of(f"nothing defines the output '{tensor.name}'")
+                raise _changed(f"nothing defines the output '{tensor.name}'")
         for operator in self._effects:
             if operator.subgraph is not self._subgraph:
-                raise UnverifiedChangeError.of(
-                    f"{_named(operator)} was removed, although it has side effects"
-                )
+                raise _changed(f"{_named(operator)} was removed, although it has side effects")
 
     def _enter(self, operators: Iterable[Operator]) -> None:
         """Record steps. A tensor that has a value already keeps it: the step was verified to give that value."""
@@ -110,9 +100,7 @@ class Ledger:
 
     def _compare(self, operator: Operator) -> None:
         if self._step(operator) not in self._steps:
-            raise UnverifiedChangeError.of(
-                f"{_named(operator)} is new, or has other inputs, outputs or options"
-            )
+            raise _changed(f"{_named(operator)} is new, or has other inputs, outputs or options")
 
     def _step(self, operator: Operator) -> _Value:
         return self._read(operator), tuple(map(self._values.get, operator.outputs))
@@ -141,6 +129,11 @@ class Ledger:
             for s in self._model.signatures
         )
         return (tuple(self._subgraph.inputs), tuple(self._subgraph.outputs), *signatures)
+
+
+def _changed(text: str) -> UnverifiedChangeError:
+    remedy = "nothing was written, please report this bug in edge-opt"
+    return UnverifiedChangeError(f"the graph was changed outside the verified rewrites: {text}; {remedy}")
 
 
 def _named(operator: Operator) -> str:

@@ -75,5 +75,4 @@ def _build(context: Context, join: Operator, addition: Operator) -> Rewrite:
         masked = make.tensor(name_below(part.name, "masked"), (*result.shape[:-1], part.shape[-1]), result)
         operands = [columns if operand is mask else part for operand in addition.inputs]
         sums.append(make.copy(addition, operands, masked))
-    new = make.finished(make.copy(join, sums, result))
-    return Rewrite(context.model, context.subgraph, (join, addition), tuple(new))
+    return context.rewrite([join, addition], make.finished(make.copy(join, sums, result)))

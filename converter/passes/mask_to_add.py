@@ -13,7 +13,7 @@ from edge_opt.attention.rules import MOVEMENT
 from edge_opt.base.words import name_below
 from edge_opt.ir import DType, Operator, Quantization, Tensor
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.ir.walk import moved_from, still_needed, walked
+from edge_opt.ir.walk import moved_from, walked
 from edge_opt.passes.codes import code_limits, real_range
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.passes.quantized_mask import two_values
@@ -159,15 +159,11 @@ def _in_floats(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite
     if source.shape != site.condition.shape:
         reshaped = Tensor(name_below(mask.name, "reshaped"), site.condition.shape, DType.FLOAT32)
         mask = make.reshape_to(mask, reshaped)
-    old = (*chain, site.select, *site.path, site.softmax)
-    kept = still_needed(context.subgraph, old, site.softmax)
     # Rows that are masked everywhere do not change if every logit vanishes in the sum.
     exact = added == ABSORBING and site.constant != -np.inf
-    return Rewrite(
-        context.model,
-        context.subgraph,
-        old,
-        (*kept, *_softmax_of(make, site, mask)),
+    return context.rewrite(
+        [*chain, site.select, *site.path, site.softmax],
+        _softmax_of(make, site, mask),
         demand=Demand(spared=("masks", "nan added")) if exact else Demand("relative", 1e-6),
         note="; ".join(_notes(site.constant, added)),
         mask=MaskInput(source, masked, opened, exact=exact),
@@ -206,11 +202,9 @@ def _in_codes(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite:
     codes = (least, 0) if site.masked_when else (0, least)
     make.emit("SELECT_V2", [site.condition, *two_values(context, mask, codes)], mask)
     is_above = site.constant > real_range(site.logits)[0]
-    return Rewrite(
-        context.model,
-        context.subgraph,
-        (site.select, *site.path, site.softmax),
-        tuple(_softmax_of(make, site, mask)),
+    return context.rewrite(
+        [site.select, *site.path, site.softmax],
+        _softmax_of(make, site, mask),
         demand=Demand(spared=("masks", "high", "low") if is_above else ()),
         note=_equal_above(site.constant) if is_above else "",
         mask=MaskInput(site.condition, float(site.masked_when), float(not site.masked_when), exact=True),

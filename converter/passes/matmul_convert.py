@@ -56,8 +56,9 @@ def _build(context: Context, product: Operator, convert: Operator) -> Rewrite:
     first, last = nearest_codes((low, high), result).tolist()
     is_clipped = (first, last) != code_limits(result)
     kept = f"the product '{between.name}' was clipped to {low:.4g} .. {high:.4g}; values beyond are kept now"
-    return Rewrite(
-        *(context.model, context.subgraph, (product, convert), (fused,)),
+    return context.rewrite(
+        [product, convert],
+        [fused],
         demand=Demand("steps", steps),
         note=kept if is_clipped else "",
         clipped=(first, last) if is_clipped else None,

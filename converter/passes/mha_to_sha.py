@@ -81,11 +81,11 @@ def _tiled(target: Target, block: Block) -> Block:
 
 def _build(context: Context, block: Block, form: Form, note: str) -> Rewrite:
     old, new = split_heads(context.model, context.subgraph, block, form, context.constants)
-    for operator in new if block.heads > 1 else ():
+    rewrite = context.rewrite(old, new, note=note, parts=(block.output, block.factored))
+    for operator in rewrite.new if block.heads > 1 else ():
         if operator in block.core and operator.name in ("BATCH_MATMUL", "SOFTMAX"):
             raise RefusedError("another operator reads a result that holds several heads", operator)
-    parts = block.output, block.factored
-    return Rewrite(context.model, context.subgraph, tuple(old), tuple(new), note=note, parts=parts)
+    return rewrite
 
 
 def attention_left(

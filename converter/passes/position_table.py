@@ -10,7 +10,6 @@ from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.positions import Rotary, exact_constants, find_rotary
 from edge_opt.ir import DType, Tensor
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.ir.walk import still_needed
 from edge_opt.passes.codes import nearest_codes, real_range
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.passes.rewrite import Demand, Reference, Rewrite
@@ -79,12 +78,9 @@ def _build(context: Context, rotary: Rotary) -> Rewrite:
     else:
         make.emit("GATHER", [table, index], result, axis=axis)
     exact = "has the exact frequencies of the export" if rotary.is_exact else ""
-    kept = still_needed(context.subgraph, rotary.operators, rotary.operators[-1])
-    return Rewrite(
-        context.model,
-        context.subgraph,
+    return context.rewrite(
         rotary.operators,
-        (*kept, *make.finished(result)),
+        make.finished(result),
         demand=Demand("absolute", tolerance),
         note="; ".join(filter(None, (note, exact))),
         reference=Reference(rotary.form.operators, rotary.form.result, count),

@@ -7,7 +7,6 @@ import numpy as np
 
 from edge_opt.ir import DType, Operator, Tensor
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.ir.walk import still_needed
 from edge_opt.passes.codes import nearest_codes
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.passes.rewrite import Rewrite
@@ -61,8 +60,7 @@ def _build(context: Context, chain: Sequence[Operator]) -> Rewrite:
     assert condition is not None
     when_false, when_true = two_values(context, last.outputs[0], [_evaluated(chain, flag) for flag in (0, 1)])
     select = context.model.new_operator("SELECT_V2", (condition, when_true, when_false), last.outputs)
-    kept = still_needed(context.subgraph, chain, last)
-    return Rewrite(context.model, context.subgraph, tuple(chain), (*kept, select))
+    return context.rewrite(chain, [select])
 
 
 def two_values(context: Context, like: Tensor, stored: Iterable[int]) -> list[Tensor]:

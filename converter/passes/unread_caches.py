@@ -31,11 +31,14 @@ class UnreadCaches(Pass):
             note = f"the cache was {found.difference}; now it has that type"
             found.tensor.dtype, found.tensor.quantization = found.read.dtype, found.read.quantization
             proof = Proof(Demand(), holds=True, bitwise=True, max_abs=0.0, note="no operator reads it")
-            site = Site(None, settled=True, pass_name=self.name, signature=found.signature, index=index)
-            site.operator, site.status, site.proof, site.note = (
-                found.tensor.name,
-                Status.CONVERTED,
-                proof,
-                note,
+            yield Site(
+                None,
+                settled=True,
+                pass_name=self.name,
+                signature=found.signature,
+                index=index,
+                operator=found.tensor.name,
+                status=Status.CONVERTED,
+                proof=proof,
+                note=note,
             )
-            yield site
