@@ -14,7 +14,8 @@ from edge_opt.attention.find import MASKING, products_above
 from edge_opt.attention.positions import find_rotary
 from edge_opt.base.record import Record
 from edge_opt.base.words import shortened
-from edge_opt.ir import Model, Operator, Shape, Subgraph, Tensor
+from edge_opt.ir import DType, Model, Operator, Tensor
+from edge_opt.ir.graph import same_type
 from edge_opt.ir.operators import KINDS, Effect, operators_that
 from edge_opt.ir.refusal import RefusedError
 
@@ -74,28 +75,20 @@ class UnreadCache(NamedTuple):
 
 
 def unread_caches(model: Model) -> Iterator[UnreadCache]:
-    """Unread caches whose type differs from that in a signature that reads them."""
-
-    def kind(tensor: Tensor) -> object:
-        return (
-            tensor.dtype,
-            tensor.quantization.key() if tensor.quantization and tensor.is_quantized else None,
-        )
-
-    inputs = [(each, name, tensor) for each in model.signatures for name, tensor in each.inputs.items()]
-    read: dict[tuple[str, Shape], list[tuple[str, Tensor]]] = {}
-    for signature, name, tensor in inputs:
-        if "cache" in name and tensor.consumers:
-            read.setdefault((name, tensor.shape), []).append((signature.key, tensor))
-    for signature, name, tensor in inputs:
-        others = read.get((name, tensor.shape), [])
-        is_unread = not tensor.consumers and not signature.subgraph.is_output(tensor)
-        if (
-            is_unread
-            and len({kind(other) for _, other in others}) == 1
-            and kind(tensor) != kind(others[0][1])
-        ):
-            yield UnreadCache(signature.key, name, tensor, *others[0])
+    """Unread caches whose type differs from that in the signatures that read them."""
+    caches = [
+        (each, name, tensor)
+        for each in model.signatures
+        for name, tensor in each.inputs.items()
+        if "cache" in name
+    ]
+    for signature, name, tensor in caches:
+        if tensor.consumers or signature.subgraph.is_output(tensor):
+            continue
+        place = name, tensor.shape
+        read = [(other.key, t) for other, label, t in caches if t.consumers and (label, t.shape) == place]
+        if read and all(same_type(t, read[0][1]) for _, t in read) and not same_type(tensor, read[0][1]):
+            yield UnreadCache(signature.key, name, tensor, *read[0])
 
 
 def mismatched_caches(model: Model) -> Iterator[Unsound]:
@@ -116,62 +109,66 @@ _REARRANGING = operators_that(Effect.REARRANGING, Effect.REPEATING, Effect.CUTTI
 _AGAIN = "calibrate again on inputs that fill it: for a cache, on prompts much longer than one prefill"
 _UNMASKED = "quantize again with a mask of -100, which hides as much"
 _WIDER = "quantize again with a range of this tensor that is 1 % wider"
-_ENDS: Final = {"INT4": (-8, 7), "INT8": (-128, 127), "UINT8": (0, 255), "INT16": (-32768, 32767)}
+_ENDS: Final = {
+    DType.INT4: (-8, 7), DType.INT8: (-128, 127), DType.UINT8: (0, 255), DType.INT16: (-32768, 32767)
+}  # fmt: skip
 
 
 class _Range(NamedTuple):
-    """The real size of an integer's step (the largest, if there are several), and its largest number."""
+    """The real size of an integer's step (the largest, if there are several), and its largest number.
 
-    step: float
-    largest: float
+    Both are NaN, neither more nor less than any number, for a tensor that does not hold integers with scales.
+    """
+
+    step: float = math.nan
+    largest: float = math.nan
 
 
 _Problem: TypeAlias = tuple[str, str, str]
 """Rule, message and remedy, as in `Unsound`."""
 
-_Named: TypeAlias = Callable[[Tensor | None], str]
+_Labels: TypeAlias = dict[Tensor, str]
+"""The signatures' names of tensors."""
 
 
 def broken_ranges(model: Model) -> Iterator[Unsound]:
     """Products that are always 0 or clipped, values that are always clipped, logits that depend only on the mask."""
     entries = {graph: name for name, graph in reversed(model.entry_points())}
+    named = [each.outputs for each in model.signatures] + [each.inputs for each in model.signatures]
+    labels = {tensor: label for arguments in named for label, tensor in arguments.items()}
     for graph in model.subgraphs:
-        named = _names(model, graph)
         for operator in graph.operators:
             look = _LOOKS.get(operator.name)
-            found = next(look(operator, named), None) if look is not None and operator.outputs else None
+            found = next(look(operator, labels), None) if look is not None and operator.outputs else None
             if found is not None:
                 rule, message, remedy = found
                 where = entries.get(graph, graph.name), operator.outputs[0].name
                 yield Unsound(rule, *where, message, remedy)
 
 
-def _product(operator: Operator, named: _Named) -> Iterator[_Problem]:
+def _product(operator: Operator, labels: _Labels) -> Iterator[_Problem]:
     """A product's range ends far below |a b| of the operands' maxima, or its step exceeds a sum of n of these."""
     left, right, result = map(_range, (*operator.inputs[:2], operator.outputs[0]))
-    if left is None or right is None or result is None:
-        return
     if result.largest < _SMALLEST_SHARE * left.largest * right.largest:
         numbers = f"numbers up to {left.largest:.2g} and {right.largest:.2g}"
         text = f"ends at {result.largest:.2g}, but is a product of {numbers}"
-        yield ("range-too-narrow", f"{text}: {named(operator.inputs[1])} has no effect", _AGAIN)
+        yield ("range-too-narrow", f"{text}: {_named(operator.inputs[1], labels)} has no effect", _AGAIN)
     most = left.largest * right.largest * max(operator.input(0).shape[-2:], default=0)
     if 0 < most < result.step / 2 and not any(operator.inputs[2:]):  # a bias adds to it
         text = f"has steps of {result.step:.2g}, but its operands give at most {most:.2g}: it is always 0"
         yield ("range-too-wide", text, _UNMASKED)
 
 
-def _taken(operator: Operator, named: _Named) -> Iterator[_Problem]:
+def _taken(operator: Operator, labels: _Labels) -> Iterator[_Problem]:
     """The smallest step of every operand exceeds the result's range; or an int16 ADD cannot broadcast."""
-    result, ranges = _range(operator.outputs[0]), list(map(_range, operator.inputs))
-    least = min((0 if one is None else one.step for one in ranges), default=0)
-    if result is not None and least > result.largest:
-        comes = f"{named(operator.inputs[0])} has steps of {least:.2g}"
+    result, steps = _range(operator.outputs[0]), [_range(tensor).step for tensor in operator.inputs]
+    if steps and all(step > result.largest for step in steps):
+        comes = f"{_named(operator.inputs[0], labels)} has steps of {min(steps):.2g}"
         text = f"ends at {result.largest:.2g}, but {comes}: all values but 0 are clipped"
         yield ("values-cut-off", text, _AGAIN)
     tensors = [tensor for tensor in (*operator.inputs, *operator.outputs) if tensor is not None]
-    is_int16 = operator.name == "ADD" and all(tensor.dtype.name == "INT16" for tensor in tensors)
-    shifts = is_int16 and all(one is not None and power_of_two(one.step) for one in (*ranges, result))
+    is_int16 = operator.name == "ADD" and all(tensor.dtype is DType.INT16 for tensor in tensors)
+    shifts = is_int16 and all(step > 0 and power_of_two(step) for step in (*steps, result.step))
     if shifts and len({tensor.shape for tensor in tensors[:2]}) > 1:
         text = "broadcasts, and its three scales are powers of two to a thousandth: LiteRT's kernel for int16"
         yield ("sum-cannot-broadcast", f"{text} ends the process", _WIDER)
@@ -183,42 +180,38 @@ def power_of_two(scale: float) -> bool:
     return abs(exponent - round(exponent)) < 1e-3
 
 
-def _only_the_mask(operator: Operator, _: _Named) -> Iterator[_Problem]:
+def _only_the_mask(operator: Operator, _: _Labels) -> Iterator[_Problem]:
     """The unmasked logits of a SOFTMAX are within one step, so that the weights depend only on the mask."""
     logits = list(_origins(operator.inputs[0]))
-    step = max((one.step for one in map(_range, logits) if one is not None), default=0.0)
+    step = max((_range(tensor).step for tensor in logits if _range(tensor).step > 0), default=0.0)
     masking = logits[-1].producer
     for tensor in masking.inputs if masking is not None and masking.name in MASKING else ():
         score = _range(tensor)
         is_score = tensor is not None and tensor.producer is not None and products_above([tensor.producer])[0]
-        if is_score and score is not None and _MATTERS < score.largest < step:
+        if is_score and _MATTERS < score.largest < step:
             ends = f"without the mask they end at {score.largest:.2g}: they become equal, and attention is uniform"
             yield ("mask-in-range", f"takes logits in steps of {step:.3g}, but {ends}", _UNMASKED)
 
 
-_LOOKS: Final[dict[str, Callable[[Operator, _Named], Iterator[_Problem]]]] = {
+_LOOKS: Final[dict[str, Callable[[Operator, _Labels], Iterator[_Problem]]]] = {
     **dict.fromkeys(operators_that(Effect.PRODUCT), _product),
     **dict.fromkeys(("QUANTIZE", "ADD", "SUB", "CONCATENATION"), _taken),
     "SOFTMAX": _only_the_mask,
 }
 
 
-def _range(tensor: Tensor | None) -> _Range | None:
-    """The range of an integer tensor with scales; None for other tensors."""
+def _range(tensor: Tensor | None) -> _Range:
     parameters = None if tensor is None or tensor.is_blockwise else tensor.quantization
-    if tensor is None or parameters is None or not parameters.is_affine or tensor.dtype.name not in _ENDS:
-        return None
+    if tensor is None or parameters is None or not parameters.is_affine or tensor.dtype not in _ENDS:
+        return _Range()
     step, centre = float(parameters.scale.max()), int(parameters.zero_point[0])
-    largest = step * max(abs(end - centre) for end in _ENDS[tensor.dtype.name])
-    return _Range(step, largest) if math.isfinite(step) and step > 0 else None
+    largest = step * max(abs(end - centre) for end in _ENDS[tensor.dtype])
+    return _Range(step, largest) if math.isfinite(step) and step > 0 else _Range()
 
 
-def _names(model: Model, graph: Subgraph) -> _Named:
-    """A function that gives the signature's name of a tensor, or of the one that it rearranges."""
-    signatures = [signature for signature in model.signatures if signature.subgraph is graph]
-    named = [each.outputs for each in signatures] + [each.inputs for each in signatures]
-    labels = {tensor: label for arguments in named for label, tensor in arguments.items()}
-    return lambda tensor: next((f"'{labels[t]}'" for t in _origins(tensor) if t in labels), "its operand")
+def _named(tensor: Tensor | None, labels: _Labels) -> str:
+    """The signature's name of a tensor, or of the one that it rearranges."""
+    return next((f"'{labels[origin]}'" for origin in _origins(tensor) if origin in labels), "its operand")
 
 
 def _origins(tensor: Tensor | None) -> Iterator[Tensor]:
