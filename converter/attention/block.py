@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar
 
 from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.labels import OperandFactors, Weighings, trace_heads
@@ -15,26 +15,17 @@ from edge_opt.ir.refusal import RefusedError
 class Form:
     """Where and how heads are cut.
 
-    `cut`: SPLIT keeps the rank, `[B,1,N*T,H]` -> N x `[B,1,T,H]`, right above the logits products; UNPACK drops the
-    head axis as far up as possible, `[B,T,N,H]` -> N x `[B,T,H]`, and rearranges each head. `above` cuts higher up, as
-    long as heads can be computed separately: above RoPE and, with `composites`, above a norm over H.
+    With `keep`, SPLIT keeps the head axis, `[B,1,N*T,H]` -> N x `[B,1,T,H]`, right above the logits products; else
+    UNPACK drops it as far up as possible, `[B,T,N,H]` -> N x `[B,T,H]`, and rearranges each head. `above` cuts higher
+    up, as long as heads can be computed separately: above RoPE and, with `composites`, above a norm over H.
     """
 
-    cut: Literal["split", "unpack"] = "split"
+    keep: bool = True
     above: bool = False
     composites: bool = True
 
-    @property
-    def keep_axes(self) -> bool:
-        """True if a head's tensors keep the head axis, at size 1."""
-        return self.cut != "unpack"
 
-
-FORMS = {
-    "split": Form(),
-    "unpack": Form(cut="unpack"),
-    "split-above": Form(above=True),
-}
+FORMS = {"split": Form(), "unpack": Form(keep=False), "split-above": Form(above=True)}
 AS_FOUND = "as-found"
 """Heads that the block merges into `[.., N*H]` are split and concatenated; heads that it leaves apart in
 `[.., N, H]` are unpacked and packed. The reference graphs do this."""
@@ -69,6 +60,7 @@ class Block:
     logits: dict[Operator, Factored] = field(default_factory=dict)
     core: frozenset[Operator] = frozenset()
     tiles: int = 1
+    is_attention: ClassVar[bool] = True
 
     @property
     def heads(self) -> int:
@@ -88,6 +80,8 @@ class NotABlock:
     softmax: Operator
     reason: str
     is_attention: bool = True
+    heads: ClassVar[None] = None
+    kv_heads: ClassVar[None] = None
 
 
 Match = Block | NotABlock

@@ -288,20 +288,17 @@ class _Search:
                 "the probabilities weigh several values, and these products are never summed", self.softmax
             )
         first, matrix = min(len(lead) - 1, 1), fx.plain(output.shape[-2:])
-        axes: list[Axis]
-        if math.prod(lead[first:]) == 1:
+        count = math.prod(lead[first:])
+        if count == 1:
             return None
-        if len(lead) > 1:
-            strides = [math.prod(lead[axis + 1 :]) for axis in range(len(lead))]
-            axes = [(Factor(*each),) if each[0] > 1 else () for each in zip(lead, strides, strict=True)]
-        else:
-            walk = self.operands.upwards([Labelled(output, ((Factor(lead[0], 1),), *matrix))])
+        axes = fx.regroup(((Factor(count, 1),),), lead[first:]) or ()
+        if len(lead) == 1:
+            walk = self.operands.upwards([Labelled(output, (*axes, *matrix))])
             sources = [own for tensor, own, ends in walk if ends and not tensor.is_constant]
             outer = [fx.sizes((fx.leading(own[0]),))[0] for own in sources if fx.piece_count(own) > 1]
             batch = min(outer, default=1)
-            parts = Factor(batch), Factor(lead[0] // batch, 1)
-            axes = [tuple(part for part in parts if part.size > 1)]
-        placed = Labelled(output, (*fx.plain(lead[:first]), *axes[first:], *matrix))
+            axes = (tuple(part for part in (Factor(batch), Factor(count // batch, 1)) if part.size > 1),)
+        placed = Labelled(output, (*fx.plain(lead[:first]), *axes, *matrix))
         if placed.pieces == 1:
             return None
         self._check_rows()
@@ -315,15 +312,17 @@ class _Search:
         factored = list(fx.plain(product.shape))
         factored[place] = (Factor(product.shape[place], 1),)
         for tensor, labelled, _ in self.operands.upwards([Labelled(product, tuple(factored))]):
-            maker = tensor.producer
-            repeats = (
-                maker is not None and maker.name in _JOINING and len({*maker.inputs}) < len(maker.inputs)
-            )
-            if repeats and maker is not None:
-                repeats = int(maker.option("axis")) % len(labelled) in fx.labelled_axes(labelled)
-            if len(fx.merge_neighbours(fx.labels(labelled))) > 1 or repeats:
+            several = len(fx.merge_neighbours(fx.labels(labelled))) > 1
+            if several or _repeats(tensor.producer, labelled):
                 text = "rows of the value product may belong to several heads"
-                raise RefusedError(text, maker, tensor)
+                raise RefusedError(text, tensor.producer, tensor)
+
+
+def _repeats(operator: Operator | None, factored: Factored) -> bool:
+    """True if the operator joins a tensor to itself along a labelled axis."""
+    if operator is None or operator.name not in _JOINING or len({*operator.inputs}) == len(operator.inputs):
+        return False
+    return int(operator.option("axis")) % len(factored) in fx.labelled_axes(factored)
 
 
 def _plain(factors: Axis) -> int:

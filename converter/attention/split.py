@@ -36,13 +36,13 @@ def split_heads(
     """
     matrices = [axis for own in block.logits.values() for axis in own[-2:] if axis]
     flat = any(len(fx.piece_axes(own, keep=False)) < 3 for own in block.logits.values())
-    if form.cut == "unpack" and (flat or block.tiles > 1 or any(map(fx.only_labels, matrices))):
+    if not form.keep and (flat or block.tiles > 1 or any(map(fx.only_labels, matrices))):
         # Dropping the axis would leave BATCH_MATMUL no batch, or a vector; tiles of rows have no axis to drop.
-        form = replace(form, cut="split")
+        form = replace(form, keep=True)
     operands = with_composites(model) if form.above and form.composites else block.operands
     plan, assembly = _Planner(subgraph, block, form, operands), Assembly(model, constants)
     splitter = _Splitter(assembly, plan)
-    joined = {block.output: Labelled(block.output, block.factored, form.keep_axes)}
+    joined = {block.output: Labelled(block.output, block.factored, form.keep)}
     for tensor, of in plan.labelled.items():
         if read_outside(subgraph, tensor, plan.old):
             joined.setdefault(tensor, of)
@@ -78,7 +78,7 @@ class _Planner:
 
     def _plan(self) -> None:
         """Go up from the merged heads to the tensors that are cut, each after all its readers; then place the cuts."""
-        self._read(Labelled(self.block.output, self.block.factored, self.form.keep_axes), 0)
+        self._read(Labelled(self.block.output, self.block.factored, self.form.keep), 0)
         for operator in reversed(self.subgraph.operators):
             if operator in self._waiting:
                 self._decide(operator, self._waiting.pop(operator))
@@ -154,12 +154,11 @@ class _Planner:
         SPLIT cuts the nearest tensor whose heads are one run of steps, and moves scalings above it into each head;
         UNPACK cuts the farthest.
         """
-        splits = self.form.cut == "split"
         chain = list(self._chain(cut, replaced))
         usable = [place for place, of in enumerate(chain) if self._can_be_cut(of.factored)] or [0]
-        place = usable[0 if splits else -1]
+        place = usable[0 if self.form.keep else -1]
         scalings = [i for i, of in enumerate(chain[:-1]) if i >= place and of.operator.name not in MOVEMENT]
-        top = scalings[-1] + 1 if scalings and splits and self.block.heads > 1 else place
+        top = scalings[-1] + 1 if scalings and self.form.keep and self.block.heads > 1 else place
         self.cuts[chain[place]] = tuple(reversed(chain[place : top + 1]))
         self.old.update(dict.fromkeys(of.operator for of in chain[:top]))
 
@@ -180,7 +179,7 @@ class _Planner:
         if len(axes) != 1:
             return False
         axis = factored[axes[0]]
-        if self.form.cut == "unpack":
+        if not self.form.keep:
             return fx.only_labels(axis)
         cut = fx.cut_axis(axis, fx.piece_count(factored))
         return cut is not None and fx.only_labels(cut[0])
@@ -251,7 +250,7 @@ class _Splitter:
 
     def _cut_off(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
         """Cut off one head's part of a tensor."""
-        target = fx.piece_shape(factored, keep=self.plan.form.keep_axes)
+        target = fx.piece_shape(factored, keep=self.plan.form.keep)
         axes = fx.labelled_axes(factored)
         if target == tensor.shape:
             return tensor
@@ -269,14 +268,14 @@ class _Splitter:
             piece = self._cut_off(self.assembly.reshaped(tensor, fx.sizes(exposed), name), exposed, head)
             return self.assembly.reshaped(piece, target, name_below(tensor.name, "piece"))
         rest = factored[axis][len(lead) :]
-        drops = self.plan.form.cut == "unpack" and not rest and tensor.dtype not in _NOT_UNPACKED
+        drops = not self.plan.form.keep and not rest and tensor.dtype not in _NOT_UNPACKED
         parts = self._split(tensor, axis, fx.sizes((lead,))[0], drops=drops)
         remaining = (*factored[:axis], *(() if drops else (rest,)), *factored[axis + 1 :])
         piece = self._cut_off(parts[fx.mixed_index(lead, head)], remaining, head)
         return self.assembly.reshaped(piece, target, name_below(piece.name, "piece"))
 
     def _part_of_constant(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
-        keep, quantization = self.plan.form.keep_axes, tensor.quantization
+        keep, quantization = self.plan.form.keep, tensor.quantization
         values = _head_of(tensor.array(), factored, head).reshape(fx.piece_shape(factored, keep=keep))
         if quantization is not None and quantization.is_per_axis:
             axis, kept = quantization.dimension, fx.piece_axes(factored, keep=keep)
@@ -352,7 +351,7 @@ def _side_by_side(
         parts = [assembly.reshaped(part, flat, name_below(part.name, "flat")) for part in parts]
     shape, count = parts[0].shape, len(parts)
     places = _places(shape, front)
-    if last and form.cut == "unpack" and output.dtype in SPLIT_TYPES:
+    if last and not form.keep and output.dtype in SPLIT_TYPES:
         for axis in places:
             if output.shape == (*shape[:axis], count, *shape[axis:]):
                 return assembly.emit("PACK", parts, output, values_count=count, axis=axis)

@@ -99,13 +99,10 @@ def attention_left(
     reported = {site.operator for site in sites if site.pass_name == InlineComposites.name}
     for current, reason in with_callees(model, graph, reported):
         for match in () if split and current is graph else find_blocks(current):
-            if match.heads > 1 if isinstance(match, Block) else match.is_attention:
-                site = Site(
-                    match.softmax, reason=reason, pass_name=MhaToSha.name, signature=signature, index=index
-                )
+            if match.is_attention and match.heads != 1:
+                site = Site(match.softmax, reason=reason, heads=match.heads, kv_heads=match.kv_heads)
+                site.pass_name, site.signature, site.index = MhaToSha.name, signature, index
                 site.operator = match.softmax.outputs[0].name
-                if isinstance(match, Block):
-                    site.heads, site.kv_heads = match.heads, match.kv_heads
                 yield site
                 index += 1
 
