@@ -1,5 +1,6 @@
 """What tests of the attention passes do with a model: convert it, and run it before and after."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 
 from edge_opt.attention.block import Block
 from edge_opt.attention.find import find_blocks
-from edge_opt.ir import Constants, Model, Subgraph
+from edge_opt.ir import Constants, Model, Subgraph, to_bytes
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.passes import Context, Site, run_pass
 from edge_opt.passes.mha_to_sha import MhaToSha
@@ -86,20 +87,13 @@ def random_inputs(model: Model) -> dict[str, NDArray[Any]]:
     return values
 
 
-def assert_same_bits(before: bytes, after: bytes, inputs: dict[str, NDArray[Any]], kernels: Any) -> None:
-    """Both models give the same bytes for every output."""
-    old, new = (Session(model, kernels).run(None, inputs) for model in (before, after))
-    assert list(old) == list(new)
-    for name, expected in old.items():
-        assert new[name].dtype == expected.dtype
-        assert new[name].shape == expected.shape
-        different = int((new[name].view(np.uint8) != expected.view(np.uint8)).sum())
-        assert not different, f"{name} ({kernels}): max {np.abs(new[name] - expected).max()}"
-
-
-def interface(model: Model) -> Any:
-    """What callers see of a model."""
-    return [
-        (s.key, [(n, t.name, t.shape, t.dtype) for n, t in (*s.inputs.items(), *s.outputs.items())])
-        for s in model.signatures
-    ]
+def assert_same_bits(before: bytes, after: Model, kernels: Iterable[Any] = ("xnnpack", "reference")) -> None:
+    """Both models have the same outputs, and give the same bytes for each on random inputs."""
+    inputs, content = random_inputs(after), to_bytes(after)
+    for each in kernels:
+        old, new = (Session(model, each).run(None, inputs) for model in (before, content))
+        assert [(k, v.dtype, v.shape) for k, v in old.items()] == [
+            (k, v.dtype, v.shape) for k, v in new.items()
+        ]
+        for name, expected in old.items():
+            assert new[name].tobytes() == expected.tobytes(), (name, each, np.abs(new[name] - expected).max())

@@ -4,6 +4,7 @@ Sizes are chosen so that as many mistakes as possible still fit: as many queries
 head is wide.
 """
 
+import re
 from dataclasses import dataclass
 
 
@@ -16,16 +17,6 @@ class Size:
     kv_heads: int = 2
     cache: int = 8
     width: int = 8
-
-    @property
-    def rows(self) -> int:
-        """Of a product before the heads are split, for each key head."""
-        return self.heads // self.kv_heads * self.queries
-
-    @property
-    def keys(self) -> int:
-        """Cached and new ones."""
-        return self.cache + self.queries
 
 
 # Every role has parameters of its own, so that those of a neighbour are wrong.
@@ -45,61 +36,52 @@ PARAMETERS: dict[str, dict[str, str]] = {
 _SCALES = {"float32": ("0.35", "0.25"), "int16": ("17500", "12500"), "int8": ("117", "83")}
 
 
+_INPUTS = """
+%q: query[1,T,N,H], %k_cache: key[1,K,S,H], %k: key[1,K,T,H], %v_cache: value[1,K,H,S], %v: value[1,K,H,T],
+%mask: mask[1,1,T,U]"""
+_LAYER = """
+  %scaled: scaled[1,T,N,H] = MUL(%q, FACTOR)
+  %turned: scaled[1,N,T,H] = TRANSPOSE(%scaled, int32{0, 2, 1, 3})
+  %rows: scaled[1,K,R,H] = RESHAPE(%turned, int32{1, K, R, H}) {new_shape: [1, K, R, H]}
+  %old: logits[1,K,R,S] = BATCH_MATMUL(%rows, %k_cache) {adj_y: true}
+  %new: logits[1,K,R,T] = BATCH_MATMUL(%rows, %k) {adj_y: true}
+  %logits: logits[1,K,R,U] = CONCATENATION(%old, %new) {axis: 3}
+  %masks: mask[1,1,R,U] = CONCATENATION(MASKS) {axis: 2}
+  %masked: masked[1,K,R,U] = ADD(%logits, %masks)
+  %p: probability[1,K,R,U] = SOFTMAX(%masked) {beta: 1.0}
+  %p_old: probability[1,K,R,S] = SLICE(%p, int32{0, 0, 0, 0}, int32{1, K, R, S})
+  %p_new: probability[1,K,R,T] = SLICE(%p, int32{0, 0, 0, S}, int32{1, K, R, T})
+  %part: part[1,K,R,H] = BATCH_MATMUL(%p_old, %v_cache) {adj_y: true}
+  %rest: rest[1,K,R,H] = BATCH_MATMUL(%p_new, %v) {adj_y: true}
+  %sum: sum[1,K,R,H] = ADD(%part, %rest)
+  %heads: sum[1,N,T,H] = RESHAPE(%sum, int32{1, N, T, H}) {new_shape: [1, N, T, H]}
+  %back: sum[1,T,N,H] = TRANSPOSE(%heads, int32{0, 2, 1, 3})
+  %out: sum[1,T,W] = RESHAPE(%back, int32{1, T, W}) {new_shape: [1, T, W]}"""
+
+
 def attention(dtype: str, size: Size = Size()) -> str:
-    """Two layers of grouped-query attention over a split cache, a global and a local one, as exporters write them."""
-    layers = [_layer(number, dtype, size) for number in (1, 2)]
-    inputs = [given for layer in layers for given in layer[0]]
-    lines = "".join(f"  {line}\n" for layer in layers for line in layer[1])
-    arguments = ", ".join(f"{name}=%{name}" for name in (given.partition(":")[0][1:] for given in inputs))
+    """Two layers of grouped-query attention over a split cache, as exporters write them, each with its own mask."""
+    layers = [[_filled(text, number, dtype, size) for text in (_INPUTS, _LAYER)] for number in (1, 2)]
+    inputs = ",".join(given for given, _ in layers)
+    arguments = ", ".join(f"{name}=%{name}" for name in re.findall(r"%(\w+):", inputs))
     return (
         f"signature main = #0 ({arguments}) -> (out1=%out1, out2=%out2)\n"
-        f"subgraph main ({', '.join(inputs)}) {{\n{lines}  return %out1, %out2\n}}\n"
+        f"subgraph main ({inputs}) {{{''.join(lines for _, lines in layers)}\n  return %out1, %out2\n}}\n"
     )
 
 
-def _layer(i: int, dtype: str, size: Size) -> tuple[list[str], list[str]]:
-    def t(role: str, *shape: int) -> str:
-        return f"{dtype}[{','.join(map(str, shape))}] {PARAMETERS[dtype].get(role, '')}".rstrip()
-
-    def reshape(source: str, *shape: int) -> str:
-        sizes = ", ".join(map(str, shape))
-        return f"RESHAPE({source}, int32{{{sizes}}}) {{new_shape: [{sizes}]}}"
-
-    def cut(begin: int, length: int) -> str:
-        return f"SLICE(%p{i}, int32{{0, 0, 0, {begin}}}, int32{{1, {k}, {r}, {length}}})"
-
-    queries, heads, width, cache, keys = size.queries, size.heads, size.width, size.cache, size.keys
-    k, r, mask = size.kv_heads, size.rows, ("mask_global", "mask_local")[i - 1]
-    repeated = ", ".join([f"%{mask}"] * (heads // k))
-    scale = f"{dtype}({_SCALES[dtype][i - 1]}) {PARAMETERS[dtype].get('scale', '')}".rstrip()
-    inputs = [
-        f"%q{i}: {t('query', 1, queries, heads, width)}",
-        f"%k_cache{i}: {t('key', 1, k, cache, width)}",
-        f"%k{i}: {t('key', 1, k, queries, width)}",
-        f"%v_cache{i}: {t('value', 1, k, width, cache)}",
-        f"%v{i}: {t('value', 1, k, width, queries)}",
-        f"%{mask}: {t('mask', 1, 1, queries, keys)}",
-    ]
-    lines = [
-        f"%scaled{i}: {t('scaled', 1, queries, heads, width)} = MUL(%q{i}, {scale})",
-        f"%turned{i}: {t('scaled', 1, heads, queries, width)} = TRANSPOSE(%scaled{i}, int32{{0, 2, 1, 3}})",
-        f"%rows{i}: {t('scaled', 1, k, r, width)} = {reshape(f'%turned{i}', 1, k, r, width)}",
-        f"%old{i}: {t('logits', 1, k, r, cache)} = BATCH_MATMUL(%rows{i}, %k_cache{i}) {{adj_y: true}}",
-        f"%new{i}: {t('logits', 1, k, r, queries)} = BATCH_MATMUL(%rows{i}, %k{i}) {{adj_y: true}}",
-        f"%logits{i}: {t('logits', 1, k, r, keys)} = CONCATENATION(%old{i}, %new{i}) {{axis: 3}}",
-        f"%masks{i}: {t('mask', 1, 1, r, keys)} = CONCATENATION({repeated}) {{axis: 2}}",
-        f"%masked{i}: {t('masked', 1, k, r, keys)} = ADD(%logits{i}, %masks{i})",
-        f"%p{i}: {t('probability', 1, k, r, keys)} = SOFTMAX(%masked{i}) {{beta: 1.0}}",
-        f"%p_old{i}: {t('probability', 1, k, r, cache)} = {cut(0, cache)}",
-        f"%p_new{i}: {t('probability', 1, k, r, queries)} = {cut(cache, queries)}",
-        f"%part{i}: {t('part', 1, k, r, width)} = BATCH_MATMUL(%p_old{i}, %v_cache{i}) {{adj_y: true}}",
-        f"%rest{i}: {t('rest', 1, k, r, width)} = BATCH_MATMUL(%p_new{i}, %v{i}) {{adj_y: true}}",
-        f"%sum{i}: {t('sum', 1, k, r, width)} = ADD(%part{i}, %rest{i})",
-        f"%heads{i}: {t('sum', 1, heads, queries, width)} = {reshape(f'%sum{i}', 1, heads, queries, width)}",
-        f"%back{i}: {t('sum', 1, queries, heads, width)} = TRANSPOSE(%heads{i}, int32{{0, 2, 1, 3}})",
-        f"%out{i}: {t('sum', 1, queries, heads * width)} = {reshape(f'%back{i}', 1, queries, heads * width)}",
-    ]
-    return inputs, lines
+def _filled(text: str, layer: int, dtype: str, size: Size) -> str:
+    """The text with the numbers of one layer in it, and the parameters of each role."""
+    n, k, t, h, s = size.heads, size.kv_heads, size.queries, size.width, size.cache
+    sizes = {"N": n, "K": k, "T": t, "H": h, "S": s, "U": s + t, "R": n // k * t, "W": n * h}
+    roles = {role: f" {parameters}" for role, parameters in PARAMETERS[dtype].items()}
+    text = text.replace("FACTOR", f"{dtype}({_SCALES[dtype][layer - 1]}){roles.get('scale', '')}")
+    text = text.replace("MASKS", ", ".join(["%mask"] * (n // k)))
+    text = re.sub(r"%\w+", rf"\g<0>{layer}", text).replace(
+        f"%mask{layer}", ("%mask_global", "%mask_local")[layer - 1]
+    )
+    text = re.sub(r"\b[NKTHSURW]\b", lambda found: str(sizes[found[0]]), text)
+    return re.sub(r": (\w+)(\[[\d,]+\])", lambda found: f": {dtype}{found[2]}{roles.get(found[1], '')}", text)
 
 
 JOINED_LOGITS = """\

@@ -65,20 +65,6 @@ class Double(Pass):
         return Rewrite(context.model, context.subgraph, (first, last), new)
 
 
-TWO_RESULTS = """\
-subgraph main (%x: float32[4]) {
-  %a: float32[4] = ABS(%x)
-  %reader: float32[4] = EXP(%a)
-  %b: float32[4] = NEG(%a)
-  return %reader, %b
-}
-"""
-
-
-def replacing(
-    model: Model,
-    old: Iterable[Operator],
-    *new: Operator,
-) -> Rewrite:
+def replacing(model: Model, old: Iterable[Operator], *new: Operator) -> Rewrite:
     """A rewrite of these operators."""
     return Rewrite(model, model.subgraphs[0], tuple(old), new)

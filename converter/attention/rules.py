@@ -164,17 +164,14 @@ class ByAxes(Rule):
         self.drops_axes = drops_axes
 
     def operands(self, of: Labelled) -> Factors:
-        found = self._places(of)
-        for index, places in found.items():
-            beyond = any(place is not None and not 0 <= place < len(of.factored) for place in places)
-            if beyond or len(places) != len(of.operator.input(index).shape):
-                raise RefusedError("the recorded shapes do not fit", of.operator, of.operator.input(index))
-        return {
-            index: tuple(
-                self._axis(of, of.operator.input(index), axis, place) for axis, place in enumerate(places)
-            )
-            for index, places in found.items()
-        }
+        places = self._places(of)
+        return {index: self._own(of, of.operator.input(index), own) for index, own in places.items()}
+
+    def _own(self, of: Labelled, source: Tensor, places: Places) -> Factored:
+        beyond = any(place is not None and not 0 <= place < len(of.factored) for place in places)
+        if beyond or len(places) != len(source.shape):
+            raise RefusedError("the recorded shapes do not fit", of.operator, source)
+        return tuple(self._axis(of, source, axis, place) for axis, place in enumerate(places))
 
     def _axis(self, of: Labelled, source: Tensor, axis: int, place: int | None) -> Axis:
         (plain,) = fx.plain((source.shape[axis],))
@@ -203,9 +200,8 @@ class Elementwise(ByAxes):
 def _aligned(of: Labelled) -> dict[int, Places]:
     """SELECT does not broadcast; its rank-1 condition selects whole rows, which no label survives."""
     if of.operator.name == "SELECT" and of.operator.input(0).shape not in ((), of.tensor.shape):
-        raise RefusedError(
-            "SELECT's condition must have the result's shape", of.operator, of.operator.input(0)
-        )
+        text = "SELECT's condition must have the result's shape"
+        raise RefusedError(text, of.operator, of.operator.input(0))
     rank = len(of.factored)
     shapes = {i: tensor.shape for i, tensor in enumerate(of.operator.inputs) if tensor is not None}
     return {index: range(rank - len(shape), rank) for index, shape in shapes.items()}
@@ -248,18 +244,16 @@ def _same_axes(of: Labelled) -> dict[int, Places]:
     return {data: range(len(of.factored))}
 
 
+def _moved(of: Labelled) -> dict[int, Places]:
+    """TRANSPOSE: the label moves with its axis."""
+    order = _integers(of.operator, 1)
+    if sorted(order) != list(range(len(order))):
+        raise RefusedError("its order is not a permutation of the axes", of.operator)
+    return {0: [order.index(axis) for axis in range(len(order))]}
+
+
 class Transpose(ByAxes):
-    """The label moves with its axis; a TRANSPOSE that only moves axes of size 1 becomes a RESHAPE, or nothing."""
-
-    def __init__(self) -> None:
-        super().__init__(self._moved)
-
-    @staticmethod
-    def _moved(of: Labelled) -> dict[int, Places]:
-        order = _integers(of.operator, 1)
-        if sorted(order) != list(range(len(order))):
-            raise RefusedError("its order is not a permutation of the axes", of.operator)
-        return {0: [order.index(axis) for axis in range(len(order))]}
+    """A TRANSPOSE that only moves axes of size 1 becomes a RESHAPE, or nothing."""
 
     def made(self, one: OneHead) -> Tensor:
         source, sizes = one.operands[0], one.operands[0].piece_shape
@@ -407,7 +401,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("SPLIT", "SPLIT_V", *operators_that(Effect.PADDING)), ByAxes(_same_axes)),
     **dict.fromkeys(operators_that(Effect.REDUCTION), ByAxes(_reduced)),
     **dict.fromkeys(("BROADCAST_TO", "TILE"), Broadcast()),
-    "TRANSPOSE": Transpose(),
+    "TRANSPOSE": Transpose(_moved),
     "BATCH_MATMUL": ByAxes(_of_product, drops_axes=True),
     **dict.fromkeys(("CONCATENATION", "PACK"), Joining()),
 }
