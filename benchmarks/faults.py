@@ -22,20 +22,17 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from collections.abc import Iterator
 
 from fault_graphs import Size, attention
-from mutations import Mutant, sampled
+from mutations import Mutant, sampled, survives_checks
 from pass_runs import rewrites_of
 from text_parser import parse
 
-from edge_opt.ir.refusal import RefusedError
 from edge_opt.passes import Demand
-from edge_opt.passes.checks import check_frame, check_parameters, check_shapes, check_versions
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof import examination
 from edge_opt.proof.regions import RegionProver
 from edge_opt.targets import Target
 
-CHECKS = (check_frame, check_shapes, check_versions, check_parameters)
 CAUGHT, MISSED, NOTHING = "caught", "MISSED", "no number changes"
 
 
@@ -68,16 +65,6 @@ def campaign(dtype: str, size: Size, label: str, options: argparse.Namespace) ->
                 name = f"{mutant.kind}: {mutant.place}{' (tiled)' if tiled else ''}"
                 if options.only in name and survives_checks(mutant.rewrite):
                     yield outcome(prover, mutant, name, dtype, label)
-
-
-def survives_checks(rewrite: Rewrite) -> bool:
-    """Whether only a proof can stop it."""
-    try:
-        for check in CHECKS:
-            check(rewrite)
-    except RefusedError:
-        return False
-    return True
 
 
 def outcome(prover: RegionProver, mutant: Mutant, name: str, dtype: str, label: str) -> Outcome:

@@ -6,9 +6,11 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+from pass_runs import refusal
 
 from edge_opt.ir import Buffer, DType, Operator, Quantization, Tensor
 from edge_opt.ir.graph import same_type
+from edge_opt.passes.checks import check_frame, check_parameters, check_shapes, check_versions
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.schema.data import Data
 
@@ -41,6 +43,12 @@ def sampled(rewrite: Rewrite, count: int) -> Iterator[Mutant]:
     for kind in KINDS:
         own = [mutant for mutant in everything if mutant.kind == kind]
         yield from own[:: max(len(own) // count, 1)][:count]
+
+
+def survives_checks(rewrite: Rewrite) -> bool:
+    """Whether only a proof can stop it."""
+    checks = check_frame, check_shapes, check_versions, check_parameters
+    return all(refusal(check, rewrite) is None for check in checks)
 
 
 def constant(values: Any, dtype: DType = DType.INT32, q: Quantization | None = None) -> Tensor:

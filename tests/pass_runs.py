@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from text_parser import parse
 
@@ -46,24 +47,17 @@ def run(
     subgraph: int = 0,
 ) -> list[Site]:
     """Run passes over one subgraph, as a conversion does."""
-    graph = model.subgraphs[subgraph]
-    context = Context(
-        model,
-        graph,
-        model.signature_name(graph),
-        target or load_target("generic"),
-        Constants(model),
-        prover,
-    )
+    graph, facts = model.subgraphs[subgraph], target or load_target("generic")
+    context = Context(model, graph, model.signature_name(graph), facts, Constants(model), prover)
     chosen = [PASSES[name] if isinstance(name, str) else name for name in passes]
     return [report for each in chosen for report in run_pass(each, context)]
 
 
-def rewrites_of(name: str, model: Model, target: Target | None = None) -> list[Rewrite]:
+def rewrites_of(name: str, model: Model, target: Target | None = None, **facts: Any) -> list[Rewrite]:
     """What a pass would do at each of its sites, on subgraph 0; nothing is done."""
     graph = model.subgraphs[0]
     chosen = target or load_target("generic")
-    context = Context(model, graph, model.signature_name(graph), chosen, Constants(model))
+    context = Context(model, graph, model.signature_name(graph), chosen, Constants(model), **facts)
     return [site.build() for site in PASSES[name].sites(context) if site.build is not None]
 
 

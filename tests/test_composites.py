@@ -1,10 +1,9 @@
 """Composites are opened where their body is attention, or all of them where the target asks for it."""
 
-from dataclasses import replace
-
 import numpy as np
+import pytest
 from flatbuffers import flexbuffers
-from pass_runs import count, names, statuses
+from pass_runs import INLINING, count, names, statuses
 from text_parser import parse
 
 from edge_opt.comparison.compare import compare
@@ -12,7 +11,7 @@ from edge_opt.conversion import ConversionResult, convert
 from edge_opt.ir import Model, to_bytes
 from edge_opt.passes import Status
 from edge_opt.schema.table import new_table
-from edge_opt.targets import Target, load_target
+from edge_opt.targets import Target
 
 BODY = "composite_attributes: [0, 0, 1], decomposition_subgraph_index"
 
@@ -38,44 +37,6 @@ subgraph attention (%q: float32[1,2,3,4], %k: float32[1,2,5,4], %v: float32[1,2,
 """.replace("BODY", BODY)
 
 
-ALL = replace(load_target("generic"), inline_composites=True)
-
-
-def opened(model: Model, target: Target | None = None) -> tuple[ConversionResult, Model]:
-    """The model converted, which computes the same bits."""
-    before = to_bytes(model)
-    result = convert(before, target=target)
-    assert result.model is not None
-    assert compare(before, to_bytes(result.model)).bitwise
-    return result, result.model
-
-
-def test_a_composite_is_opened_if_its_body_is_attention_whatever_it_is_called() -> None:
-    _, model = opened(parse(TWO_COMPOSITES))
-    assert count(model, "STABLEHLO_COMPOSITE") == 1
-    assert count(model, "SOFTMAX") == 2, "one for each head"
-    assert [graph.name for graph in model.subgraphs] == ["main", "positive"], "the other keeps its body"
-    composite = next(op for op in model.subgraphs[0].operators if op.name == "STABLEHLO_COMPOSITE")
-    assert model.subgraphs[int(composite.option("decomposition_subgraph_index"))].name == "positive"
-
-
-def test_every_composite_is_opened_on_request() -> None:
-    result, model = opened(parse(TWO_COMPOSITES), ALL)
-    assert "STABLEHLO_COMPOSITE" not in names(model)
-    assert len(model.subgraphs) == 1
-    assert all(site.proof is not None and site.proof.bitwise for site in result.converted)
-
-
-def test_a_body_of_another_type_is_left_with_the_reason() -> None:
-    body = "subgraph attention (%q: float32[1,2,3,4]"
-    text = TWO_COMPOSITES.replace(body, f"{body} q(0.5, 0)")
-    text = text.replace("%heads: float32[1,2,3,4] = BATCH", "%heads: float32[1,2,3,4] q(0.5, 0) = BATCH")
-    result = convert(parse(text), verify="none")
-    site = next(site for site in result.sites if site.pass_name == "inline_composites")
-    assert site.status is Status.SKIPPED
-    assert "type differs in the body" in site.reason
-
-
 NESTED = """
 signature main = #0 (q=%q, k=%k, v=%v) -> (out=%out)
 subgraph main (%q: float32[1,2,3,4], %k: float32[1,2,5,4], %v: float32[1,2,5,4]) {
@@ -98,17 +59,42 @@ subgraph positive (%x: float32[1,2,3,4]) {
 """.replace("BODY", BODY)
 
 
-def test_a_body_that_holds_another_composite_is_opened_and_the_other_moves_as_it_is() -> None:
-    _, model = opened(parse(NESTED))
-    assert (count(model, "STABLEHLO_COMPOSITE"), count(model, "SOFTMAX")) == (1, 2)
+def opened(model: Model, target: Target | None = None) -> tuple[ConversionResult, Model]:
+    """The model converted, which computes the same bits."""
+    before = to_bytes(model)
+    result = convert(before, target=target)
+    assert result.model is not None
+    assert compare(before, to_bytes(result.model)).bitwise
+    return result, result.model
+
+
+@pytest.mark.parametrize("text", [TWO_COMPOSITES, NESTED], ids=["beside it", "in it"])
+def test_a_composite_is_opened_if_its_body_is_attention_whatever_it_is_called(text: str) -> None:
+    """Another composite beside it, or in its body, keeps its own body."""
+    _, model = opened(parse(text))
+    assert (count(model, "STABLEHLO_COMPOSITE"), count(model, "SOFTMAX")) == (1, 2), "one for each head"
     assert [graph.name for graph in model.subgraphs] == ["main", "positive"]
+    composite = next(op for op in model.subgraphs[0].operators if op.name == "STABLEHLO_COMPOSITE")
+    assert model.subgraphs[int(composite.option("decomposition_subgraph_index"))].name == "positive"
 
 
-def test_on_request_composites_are_opened_at_every_depth() -> None:
-    result, model = opened(parse(NESTED), ALL)
+@pytest.mark.parametrize("text", [TWO_COMPOSITES, NESTED], ids=["side by side", "nested"])
+def test_every_composite_is_opened_on_request(text: str) -> None:
+    result, model = opened(parse(text), INLINING)
     assert [site.index for site in result.converted if site.pass_name == "inline_composites"] == [0, 1]
+    assert all(site.proof is not None and site.proof.bitwise for site in result.converted)
     assert "STABLEHLO_COMPOSITE" not in names(model)
     assert len(model.subgraphs) == 1
+
+
+def test_a_body_of_another_type_is_left_with_the_reason() -> None:
+    body = "subgraph attention (%q: float32[1,2,3,4]"
+    text = TWO_COMPOSITES.replace(body, f"{body} q(0.5, 0)")
+    text = text.replace("%heads: float32[1,2,3,4] = BATCH", "%heads: float32[1,2,3,4] q(0.5, 0) = BATCH")
+    result = convert(parse(text), verify="none")
+    site = next(site for site in result.sites if site.pass_name == "inline_composites")
+    assert site.status is Status.SKIPPED
+    assert "type differs in the body" in site.reason
 
 
 def test_bodies_that_double_at_every_depth_are_not_opened() -> None:
@@ -121,7 +107,7 @@ def test_bodies_that_double_at_every_depth_are_not_opened() -> None:
         for depth in range(40)
     ]
     last = "subgraph last (%x: float32[4]) { %y: float32[4] = ABS(%x) return %y }"
-    result = convert(parse("\n".join([*graphs, last])), target=ALL, verify="none")
+    result = convert(parse("\n".join([*graphs, last])), target=INLINING, verify="none")
     assert {site.status for site in result.sites} == {Status.SKIPPED}
     assert "operators" in result.sites[0].reason
 
@@ -141,7 +127,7 @@ def test_a_body_that_holds_a_custom_operator_is_opened_and_proved_with_its_optio
     (operator,) = model.subgraphs[1].operators
     options = flexbuffers.Dumps({"window_size": 8, "stride": 4, "magnitude_squared": True})
     operator.table = new_table("Operator", custom_options=np.frombuffer(bytes(options), np.uint8))
-    result, model = opened(model, ALL)
+    result, model = opened(model, INLINING)
     assert [(site.status, site.reason) for site in result.sites] == [(Status.CONVERTED, "")]
     assert result.sites[0].proof is not None
     assert names(model) == ["CUSTOM"]
@@ -168,7 +154,7 @@ subgraph body (%x: float32[4]) {
 
 
 def test_reads_of_a_variable_before_and_after_a_write_stay_two() -> None:
-    result, model = opened(parse(COUNTING), ALL)
+    result, model = opened(parse(COUNTING), INLINING)
     assert statuses(result.sites) == ["converted"]
     assert count(model, "READ_VARIABLE") == 2
 
@@ -177,6 +163,6 @@ def test_a_body_with_a_tensor_that_is_kept_between_runs_is_left() -> None:
     """Every call of the body shares that tensor; copies of the body would each have their own."""
     model = parse(TWO_COMPOSITES)
     model.subgraphs[1].tensors[1].is_variable = True
-    result = convert(model, target=ALL, verify="none")
+    result = convert(model, target=INLINING, verify="none")
     left = [site.reason for site in result.sites if site.status is not Status.CONVERTED]
     assert left[0].startswith("all calls of the body share a tensor that is kept between runs")

@@ -118,6 +118,3 @@ def check_parameters(rewrite: Rewrite) -> None:
             if tensor.is_quantized and tensor not in rewrite.chosen and parameters(tensor) not in known:
                 where = f"{operator.name} '{tensor.name}'"
                 raise RefusedError(f"{where} has parameters that no tensor of the old region has")
-
-
-CHECKS = (check_frame, check_shapes, check_versions, check_parameters)
