@@ -39,6 +39,16 @@ def attention_text(
     return f"subgraph {name} ({GIVEN}{inputs}) {{\n{lines}\n  return {returned}\n}}\n"
 
 
+TWO_SOFTMAXES = attention_text(
+    then="""%l2: float32[1,4,6,8] = BATCH_MATMUL(%q2, %k2) {adj_y: true}
+            %p2: float32[1,4,6,8] = SOFTMAX(%l2) {beta: 1.0}
+            %s2: float32[1,4,6,8] = MUL(%p2, float32(0.3))
+            %w: float32[1,4,6,8] = SUB(%p, %s2)""",
+    inputs=", %q2: float32[1,4,6,5], %k2: float32[1,4,8,5]",
+)
+"""Their difference weighs the values."""
+
+
 def convert(model: Model, form: str, *, rows_per_tile: int | None = None, later: bool = False) -> list[Site]:
     """Split every block of the model by head, and by rows where asked to: in the same go, or `later`.
 

@@ -6,7 +6,7 @@ Each graph is what onnx2tf, Keras or TensorFlow wrote of a real model, cut down 
 import math
 
 import pytest
-from attention_checks import assert_same_bits, attention_text, convert
+from attention_checks import TWO_SOFTMAXES, assert_same_bits, attention_text, convert
 from text_parser import parse
 
 from edge_opt.ir import Model, Signature, Signatures, load, to_bytes
@@ -30,13 +30,7 @@ CASES = {
         tail="""%t: float32[1,6,5,4] = TRANSPOSE(%o, int32{0, 2, 3, 1})
                 %r: float32[1,6,5,1] = BATCH_MATMUL(%t, float32[1,6,4,1]{splat 0.5})""",
     ),
-    "the difference of two softmaxes": attention_text(
-        then="""%l2: float32[1,4,6,8] = BATCH_MATMUL(%q2, %k2) {adj_y: true}
-                %p2: float32[1,4,6,8] = SOFTMAX(%l2) {beta: 1.0}
-                %s2: float32[1,4,6,8] = MUL(%p2, float32(0.3))
-                %w: float32[1,4,6,8] = SUB(%p, %s2)""",
-        inputs=", %q2: float32[1,4,6,5], %k2: float32[1,4,8,5]",
-    ),
+    "the difference of two softmaxes": TWO_SOFTMAXES,
     "the exponential of a LOG_SOFTMAX": attention_text(
         softmax="""%s: float32[1,4,6,8] = LOG_SOFTMAX(%l)
                    %p: float32[1,4,6,8] = EXP(%s)"""

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from attention_checks import GIVEN, attention_text, heads_found, only_block
+from attention_checks import GIVEN, TWO_SOFTMAXES, attention_text, heads_found, only_block
 from pass_runs import refusal
 from text_parser import parse
 
@@ -27,6 +27,11 @@ def changed(*edits: str, text: str = PLAIN) -> str:
         assert old in text
         text = text.replace(old, new)
     return text
+
+
+def of_one_head(text: str) -> str:
+    """The attention with one head instead of four."""
+    return text.replace("[1,4,", "[1,1,").replace("[1,6,4,5]", "[1,6,1,5]").replace("20", "5")
 
 
 # Sizes
@@ -80,9 +85,7 @@ def test_the_mask_is_what_is_added_to_scores_or_selects_them_and_no_factor(heads
     softmax = f"{steps}  %p: {scores} = SOFTMAX(%m) {{beta: 1.0}}"
     inputs = ", %one: float32[1], %open: bool[1,1,6,8], %mask: float32[1,1,6,8]"
     text = attention_text(softmax=softmax, inputs=inputs)
-    if heads == 1:
-        text = text.replace("[1,4,", "[1,1,").replace("[1,6,4,5]", "[1,6,1,5]").replace("20", "5")
-    mask = find_mask(only_block(parse(text).subgraphs[0]).softmax)
+    mask = find_mask(only_block(parse(text if heads == 4 else of_one_head(text)).subgraphs[0]).softmax)
     assert mask is not None
     assert mask.name == ("open" if "SELECT" in masked else "mask")
 
@@ -266,6 +269,7 @@ subgraph main (%x: float32[6,16], %e: float32[6,4,16]) {
   return %r
 }"""
 SETTLED = {
+    "two softmaxes of one head": (of_one_head(TWO_SOFTMAXES), "already single-head"),
     "an outermost axis that may be the batch": (BATCH, "already single-head"),
     "a softmax over classes": (
         "subgraph main (%x: float32[2,10]) { %p: float32[2,10] = SOFTMAX(%x) return %p }",
