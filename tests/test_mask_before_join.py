@@ -1,5 +1,7 @@
 """mask_before_join: the mask is added to each part of the logits before they are joined, bit for bit."""
 
+import re
+
 import pytest
 from fault_graphs import JOINED_LOGITS
 from pass_runs import convert_text, names, reread, run
@@ -31,22 +33,16 @@ def test_each_part_gets_its_columns_of_the_mask_and_every_bit_stays(text: str, p
     assert names(reread(model)) == kinds
 
 
-def test_operands_keep_their_places_and_parts_their_widths() -> None:
-    model, _ = convert_text(FLOAT, "mask_before_join", target=TARGET)
-    text = to_text(model)
-    assert "SLICE(%mask, int32{0, 0, 0, 0}, int32{1, 1, 3, 5})" in text
-    assert "SLICE(%mask, int32{0, 0, 0, 5}, int32{1, 1, 3, 3})" in text
-    assert "ADD(%mask/columns, %old)" in text
-
-
-def test_a_mask_is_cut_once_for_all_that_read_it() -> None:
+def test_operands_keep_their_places_parts_their_widths_and_a_mask_is_cut_once_for_all_that_read_it() -> None:
     head = FLOAT[FLOAT.index("  %old") : FLOAT.index("  return")]
-    second = head.replace("%old", "%old2").replace("%new", "%new2").replace("%logits", "%logits2")
-    second = second.replace("%masked", "%masked2").replace("%p:", "%p2:")
+    second = re.sub("%(old|new|logits|masked|p)\\b", r"%\g<1>2", head)
     text = FLOAT.replace("  return %p", f"{second}  return %p, %p2")
     model, reports = convert_text(text, "mask_before_join", target=TARGET)
-    assert len(reports) == 2
-    assert names(model).count("SLICE") == 2
+    made = to_text(model)
+    assert (len(reports), names(model).count("SLICE")) == (2, 2)
+    assert "SLICE(%mask, int32{0, 0, 0, 0}, int32{1, 1, 3, 5})" in made
+    assert "SLICE(%mask, int32{0, 0, 0, 5}, int32{1, 1, 3, 3})" in made
+    assert "ADD(%mask/columns, %old)" in made
 
 
 COLUMNS = f"int16[1,1,4,12] q({[0.003] * 12}, {[0] * 12}, axis 3)"
@@ -73,24 +69,22 @@ def test_what_is_something_else_is_left_alone(case: str) -> None:
     assert reports == []
 
 
-def test_a_cache_that_holds_no_more_keys_than_are_new_gains_nothing() -> None:
-    text = FLOAT.replace("[1,1,4,5]", "[1,1,4,4]").replace("[1,1,4,3]", "[1,1,4,4]")
-    text = text.replace("[1,1,3,5]", "[1,1,3,4]").replace("[1,1,3,3]", "[1,1,3,4]")
-    assert convert_text(text, "mask_before_join", target=TARGET)[1] == []
-
-
-@pytest.mark.parametrize(("shape", "count"), [("3,8", 1), ("1,3,8", 1), ("1,8", 0), ("8", 0)])
-def test_leading_axes_of_one_may_be_left_out_of_the_mask(
-    shape: str, count: int, prover: RegionProver
+@pytest.mark.parametrize(
+    ("shape", "heads", "cached", "count"),
+    [
+        *(("3,8", 1, 5, 1), ("1,3,8", 1, 5, 1), ("1,8", 1, 5, 0), ("8", 1, 5, 0)),
+        *(("1,1,3,8", 2, 5, 0), ("1,2,3,8", 2, 5, 1), ("1,1,3,8", 1, 4, 0)),
+    ],
+)
+def test_only_leading_axes_of_one_may_be_left_out_and_the_cache_must_hold_more_keys_than_are_new(
+    shape: str, heads: int, cached: int, count: int, prover: RegionProver
 ) -> None:
-    text = FLOAT.replace("%mask: float32[1,1,3,8]", f"%mask: float32[{shape}]")
+    text = re.sub("[53]\\]", lambda found: f"{cached if found[0] == '5]' else 8 - cached}]", FLOAT)
+    text = text.replace("[1,1,", f"[1,{heads},").replace(
+        f"%mask: float32[1,{heads},3,8]", f"%mask: float32[{shape}]"
+    )
     _, reports = convert_text(text, "mask_before_join", target=TARGET, prover=prover)
     assert [report.status for report in reports] == [Status.CONVERTED] * count
-
-
-def test_a_mask_that_is_broadcast_over_heads_is_left_alone() -> None:
-    text = FLOAT.replace("[1,1,", "[1,2,").replace("%mask: float32[1,2,3,8]", "%mask: float32[1,1,3,8]")
-    assert convert_text(text, "mask_before_join", target=TARGET)[1] == []
 
 
 def test_only_targets_that_ask_for_it_get_it() -> None:

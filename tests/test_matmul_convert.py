@@ -153,9 +153,12 @@ def clipping(low: float = 1e-05, *, left: str = "int16") -> str:
         ),
         (PLAIN, ""),
         (pair("int8[] q(0.1, 3)", "int8[] q(0.1, 3)", left="int8"), ""),
-        (pair("int16[] q(0.1, 0)", "int16[] q(0.15, 0)"), ""),
+        (
+            pair("int16[] q(0.1, 0)", "int16[] q(0.15, 0)"),
+            "the product 'p' was clipped to -3277 .. 3277; values beyond are kept now",
+        ),
     ],
-    ids=["int16", "int8", "positive only", "wide", "equal", "nothing clipped"],
+    ids=["int16", "int8", "positive only", "wide", "equal", "beyond all products"],
 )
 def test_what_was_clipped_is_told_even_without_a_proof_and_does_not_fail_it(
     text: str, note: str, prover: RegionProver

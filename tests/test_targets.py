@@ -3,13 +3,14 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from attention_checks import only_block
 from pass_runs import tiles
 from text_parser import parse
 
-from edge_opt.attention.block import Block, logits_bytes
-from edge_opt.attention.find import find_blocks
+from edge_opt.attention.block import logits_bytes
 from edge_opt.base.errors import UsageError
 from edge_opt.conversion import convert
 from edge_opt.ir import load, save
@@ -17,7 +18,7 @@ from edge_opt.ir.cleanup import external_weights, new_codes
 from edge_opt.ir.text import to_text
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import new_table
-from edge_opt.targets import lint, load_target, target_names
+from edge_opt.targets import Target, lint, load_target, target_names
 from edge_opt.targets.target import write_target
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
@@ -39,9 +40,12 @@ def attention(heads: int = 2, rows: int = 8, keys: int = 16, mask: str = "%mask"
     }}"""
 
 
-def rules(text: str, **facts: object) -> list[str]:
-    target = replace(load_target("generic"), **facts)  # type: ignore[arg-type]
-    return [finding.rule for finding in lint(parse(text), target)]
+def generic(**facts: Any) -> Target:
+    return replace(load_target("generic"), **facts)
+
+
+def rules(text: str, **facts: Any) -> list[str]:
+    return [finding.rule for finding in lint(parse(text), generic(**facts))]
 
 
 @pytest.mark.parametrize("name", target_names())
@@ -53,10 +57,8 @@ def test_every_fact_of_a_bundled_target_has_a_source(name: str) -> None:
 
 def test_attention_that_does_not_fit_on_the_chip_takes_another_form() -> None:
     """T = 8, S = 16 in half precision: the logits of a head are 256 bytes."""
-    long_context = {"form": "unpack", "rows_per_tile": 4}
-    fits = replace(load_target("generic"), on_chip_bytes=256, long_context=long_context)
-    block = next(iter(find_blocks(parse(attention()).subgraphs[0])))
-    assert isinstance(block, Block)
+    fits = generic(on_chip_bytes=256, long_context={"form": "unpack", "rows_per_tile": 4})
+    block = only_block(parse(attention()).subgraphs[0])
     assert logits_bytes(block) == 256
     assert fits.for_attention(block) is fits
     chosen = replace(fits, on_chip_bytes=255).for_attention(block)
@@ -151,23 +153,23 @@ def test_a_mask_is_not_repeated_any_more_where_heads_are_split() -> None:
     target = replace(load_target("qualcomm-htp"), largest_joined_rows_bytes=1)
     whole = load(TESTDATA / "demo_gemma3.tflite")
     before = [found for found in lint(whole, target) if found.rule == "joined-rows"]
-    assert {(found.severity, found.signature) for found in before} == {
-        ("error", "prefill_8"),
-        ("error", "decode"),
-    }
+    places = {(found.severity, found.signature) for found in before}
+    assert places == {("error", "prefill_8"), ("error", "decode")}
     assert all("split the heads" in found.message and "QAIRT 2.47" in found.message for found in before)
     result = convert(whole, target=replace(target, split_signatures=("*",)), verify="none")
     assert result.model is not None
     assert [found for found in lint(result.model, target) if found.rule == "joined-rows"] == []
 
 
-def test_mask_constants_that_overflow_in_half_precision_are_named() -> None:
-    assert rules(attention(mask="float32(-65504.0)")) == []
-    assert rules(attention(mask="float32(-65505.0)")) == ["mask-constant"]
-    assert rules(attention(mask="float32(-inf)")) == ["mask-constant"]
-    lowest = lint(parse(attention(mask="float32(-3.4028235e38)")), load_target("generic"))
-    assert [finding.rule for finding in lowest] == ["mask-constant"]
-    assert "has no precision left" in lowest[0].message
+@pytest.mark.parametrize(
+    ("constant", "named"), [("-65504.0", 0), ("-65505.0", 1), ("-3.4028235e38", 2), ("-inf", 2)]
+)
+def test_mask_constants_that_overflow_in_half_precision_are_named(constant: str, named: int) -> None:
+    findings = lint(parse(attention(mask=f"float32({constant})")), generic())
+    assert [finding.rule for finding in findings] == ["mask-constant"] * bool(named)
+    assert [finding for finding in findings if "no precision left" in finding.message] == findings * (
+        named == 2
+    )
 
 
 INTEGERS = "subgraph main (%x: int64[?,2]) {\n  %y: int64[?,2] = ABS(%x)\n  return %y\n}"
@@ -193,7 +195,7 @@ subgraph body (%x: float32[2]) {
     ("joined-rows", added(), {"largest_joined_rows_bytes": 255}, {"largest_joined_rows_bytes": 256}),
 ])  # fmt: skip
 def test_what_the_target_does_not_take_is_named(
-    rule: str, text: str, firing: dict[str, object], silent: dict[str, object]
+    rule: str, text: str, firing: dict[str, Any], silent: dict[str, Any]
 ) -> None:
     assert rules(text, **firing) == [rule]
     assert rules(text, **silent) == []
@@ -201,15 +203,13 @@ def test_what_the_target_does_not_take_is_named(
 
 
 def test_a_rewrite_may_have_what_was_refused_before() -> None:
-    target = replace(
-        load_target("generic"), accepted_operators=("BATCH_MATMUL", "ADD", "TRANSPOSE", "RESHAPE")
-    )
+    target = generic(accepted_operators=("BATCH_MATMUL", "ADD", "TRANSPOSE", "RESHAPE"))
     result = convert(parse(attention()), target=target, verify="none")
     assert [str(site.status) for site in result.sites] == ["converted"], "SOFTMAX was refused as it stood"
 
 
 def test_composites_and_several_signatures_are_named_with_the_remedy() -> None:
-    target = replace(load_target("generic"), composites=False, signatures=False)
+    target = generic(composites=False, signatures=False)
     model = convert(TESTDATA / "demo_gemma3.tflite", dry_run=True, verify="none").model
     assert model is not None
     messages = {finding.rule: finding.message for finding in lint(model, target)}
@@ -261,11 +261,8 @@ def test_weights_and_codes_are_written_where_the_target_reads_them(tmp_path: Pat
     ({"split_signatures": ("prefill*",)}, "this signature"),
     ({"unsplit_types": ("INT8",), "split_from_head_size": 4}, ""),
 ])  # fmt: skip
-def test_attention_that_a_target_gains_nothing_from_splitting_stays(
-    facts: dict[str, object], kept: str
-) -> None:
-    target = replace(load_target("generic"), **facts)  # type: ignore[arg-type]
-    result = convert(parse(attention()), target=target)
+def test_attention_that_a_target_gains_nothing_from_splitting_stays(facts: dict[str, Any], kept: str) -> None:
+    result = convert(parse(attention()), target=generic(**facts))
     reasons = [site.reason for site in result.sites if site.settled and site.heads == 2]
     assert bool(result.converted) is not bool(kept)
     assert reasons == ([f"target 'generic' gains nothing from splitting {kept}"] if kept else [])
