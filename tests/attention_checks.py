@@ -39,6 +39,18 @@ def attention_text(
     return f"subgraph {name} ({GIVEN}{inputs}) {{\n{lines}\n  return {returned}\n}}\n"
 
 
+def masked_text(mask: str = "%mask", **parts: str) -> str:
+    """The same, with a mask added to the logits."""
+    softmax = f"""  %m: float32[1,4,6,8] = ADD(%l, {mask})
+  %p: float32[1,4,6,8] = SOFTMAX(%m) {{beta: 1.0}}"""
+    return attention_text(softmax=softmax, inputs=", %mask: float32[1,1,6,8]", **parts)
+
+
+def of_one_head(text: str) -> str:
+    """The attention with one head instead of four."""
+    return text.replace("[1,4,", "[1,1,").replace("[1,6,4,5]", "[1,6,1,5]").replace("20", "5")
+
+
 TWO_SOFTMAXES = attention_text(
     then="""%l2: float32[1,4,6,8] = BATCH_MATMUL(%q2, %k2) {adj_y: true}
             %p2: float32[1,4,6,8] = SOFTMAX(%l2) {beta: 1.0}

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from attention_checks import GIVEN, TWO_SOFTMAXES, attention_text, heads_found, only_block
+from attention_checks import GIVEN, TWO_SOFTMAXES, attention_text, heads_found, of_one_head, only_block
 from pass_runs import refusal
 from text_parser import parse
 
@@ -27,11 +27,6 @@ def changed(*edits: str, text: str = PLAIN) -> str:
         assert old in text
         text = text.replace(old, new)
     return text
-
-
-def of_one_head(text: str) -> str:
-    """The attention with one head instead of four."""
-    return text.replace("[1,4,", "[1,1,").replace("[1,6,4,5]", "[1,6,1,5]").replace("20", "5")
 
 
 # Sizes

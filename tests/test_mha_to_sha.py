@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from attention_checks import assert_same_bits, attention_text, convert
+from attention_checks import assert_same_bits, attention_text, convert, masked_text
 from pass_runs import tiles
 from text_parser import parse
 
@@ -192,19 +192,12 @@ def test_small_heads_are_cut_below_their_norm_where_the_target_wants_it() -> Non
 # Tiles of query rows, the mask cut once for all heads and layers
 
 
-MASKED = attention_text(
-    softmax="""  %m: float32[1,4,6,8] = ADD(%l, %mask)
-  %p: float32[1,4,6,8] = SOFTMAX(%m) {beta: 1.0}""",
-    inputs=", %mask: float32[1,1,6,8]",
-)
-
-
 def softmax_shapes(graph: Subgraph) -> set[tuple[int, ...]]:
     return {operator.outputs[0].shape for operator in graph.operators if operator.name == "SOFTMAX"}
 
 
 def test_every_head_is_cut_and_the_mask_only_once() -> None:
-    result = convert_model(parse(MASKED), target=tiles(3))
+    result = convert_model(parse(masked_text()), target=tiles(3))
     assert result.model is not None
     graph = result.model.subgraphs[0]
     assert [(site.pass_name, site.status) for site in result.sites] == [("mha_to_sha", Status.CONVERTED)]

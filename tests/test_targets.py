@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attention_checks import only_block
+from attention_checks import attention_text, masked_text, of_one_head, only_block
 from pass_runs import tiles
 from text_parser import parse
 
@@ -25,21 +25,6 @@ TESTDATA = Path(__file__).parent.parent / "testdata"
 PLAIN = {"name", "summary", "sources", "versions"}
 
 
-def attention(heads: int = 2, rows: int = 8, keys: int = 16, mask: str = "%mask") -> str:
-    shape = f"[1,{heads},{rows},{keys}]"
-    return f"""
-    subgraph main (%q: float32[1,{heads},{rows},4], %k: float32[1,{heads},{keys},4],
-                   %v: float32[1,{heads},{keys},4], %mask: float32[1,1,{rows},{keys}]) {{
-      %logits: float32{shape} = BATCH_MATMUL(%q, %k) {{adj_y: true}}
-      %masked: float32{shape} = ADD(%logits, {mask})
-      %p: float32{shape} = SOFTMAX(%masked) {{beta: 1.0}}
-      %heads: float32[1,{heads},{rows},4] = BATCH_MATMUL(%p, %v)
-      %t: float32[1,{rows},{heads},4] = TRANSPOSE(%heads, int32{{0, 2, 1, 3}})
-      %out: float32[1,{rows},{4 * heads}] = RESHAPE(%t, int32{{1, {rows}, {4 * heads}}})
-      return %out
-    }}"""
-
-
 def generic(**facts: Any) -> Target:
     return replace(load_target("generic"), **facts)
 
@@ -56,18 +41,18 @@ def test_every_fact_of_a_bundled_target_has_a_source(name: str) -> None:
 
 
 def test_attention_that_does_not_fit_on_the_chip_takes_another_form() -> None:
-    """T = 8, S = 16 in half precision: the logits of a head are 256 bytes."""
-    fits = generic(on_chip_bytes=256, long_context={"form": "unpack", "rows_per_tile": 4})
-    block = only_block(parse(attention()).subgraphs[0])
-    assert logits_bytes(block) == 256
+    """T = 6, S = 8 in half precision: the logits of a head are 96 bytes."""
+    fits = generic(on_chip_bytes=96, long_context={"form": "unpack", "rows_per_tile": 4})
+    block = only_block(parse(attention_text()).subgraphs[0])
+    assert logits_bytes(block) == 96
     assert fits.for_attention(block) is fits
-    chosen = replace(fits, on_chip_bytes=255).for_attention(block)
+    chosen = replace(fits, on_chip_bytes=95).for_attention(block)
     assert (chosen.form, chosen.rows_per_tile) == ("unpack", 4)
 
 
 def test_a_single_head_of_as_many_rows_as_a_tile_has_stays() -> None:
-    for rows, reason in ((8, "already single-head"), (4, "")):
-        (site,) = convert(parse(attention(heads=1)), target=tiles(rows), verify="none").sites
+    for rows, reason in ((6, "already single-head"), (3, "")):
+        (site,) = convert(parse(of_one_head(attention_text())), target=tiles(rows), verify="none").sites
         assert (site.reason, site.settled) == (reason, bool(reason))
 
 
@@ -115,10 +100,8 @@ def test_a_user_s_target_file_is_used(tmp_path: Path) -> None:
 
 def test_heads_side_by_side_take_a_form_that_mediatek_takes() -> None:
     """It takes UNPACK, and no PACK."""
-    text = attention()
-    i = text.index("%out:")
-    model = parse(text[:i] + text[text.index("return") :].replace("%out", "%t"))
-    (site,) = convert(model, target="mediatek", verify="none").sites
+    text = attention_text(tail="%t: float32[1,6,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})", returned="%t")
+    (site,) = convert(parse(text), target="mediatek", verify="none").sites
     assert (str(site.status), site.reason) == ("converted", "")
 
 
@@ -165,7 +148,7 @@ def test_a_mask_is_not_repeated_any_more_where_heads_are_split() -> None:
     ("constant", "named"), [("-65504.0", 0), ("-65505.0", 1), ("-3.4028235e38", 2), ("-inf", 2)]
 )
 def test_mask_constants_that_overflow_in_half_precision_are_named(constant: str, named: int) -> None:
-    findings = lint(parse(attention(mask=f"float32({constant})")), generic())
+    findings = lint(parse(masked_text(f"float32({constant})")), generic())
     assert [finding.rule for finding in findings] == ["mask-constant"] * bool(named)
     assert [finding for finding in findings if "no precision left" in finding.message] == findings * (
         named == 2
@@ -186,9 +169,9 @@ subgraph body (%x: float32[2]) {
 
 
 @pytest.mark.parametrize(("rule", "text", "firing", "silent"), [
-    ("operator", attention(), {"refused_operators": ("SOFTMAX",)}, {"refused_operators": ("TANH",)}),
+    ("operator", attention_text(), {"refused_operators": ("SOFTMAX",)}, {"refused_operators": ("TANH",)}),
     ("operator", INTEGERS, {"accepted_operators": ("NEG",)}, {"accepted_operators": ("NEG", "ABS")}),
-    ("float", attention(), {"floats": False}, {"floats": True}),
+    ("float", attention_text(), {"floats": False}, {"floats": True}),
     ("int64", INTEGERS, {"int64": False}, {"int64": True}),
     ("dynamic", INTEGERS, {"dynamic_shapes": False}, {"dynamic_shapes": True}),
     ("composite", COMPOSITE, {"composites": False}, {"composites": False, "accepted_composites": ("odml.rms_norm",)}),
@@ -203,8 +186,8 @@ def test_what_the_target_does_not_take_is_named(
 
 
 def test_a_rewrite_may_have_what_was_refused_before() -> None:
-    target = generic(accepted_operators=("BATCH_MATMUL", "ADD", "TRANSPOSE", "RESHAPE"))
-    result = convert(parse(attention()), target=target, verify="none")
+    target = generic(accepted_operators=("BATCH_MATMUL", "TRANSPOSE", "RESHAPE"))
+    result = convert(parse(attention_text()), target=target, verify="none")
     assert [str(site.status) for site in result.sites] == ["converted"], "SOFTMAX was refused as it stood"
 
 
@@ -257,12 +240,12 @@ def test_weights_and_codes_are_written_where_the_target_reads_them(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("facts", "kept"), [
-    ({"unsplit_types": ("FLOAT32",)}, "attention in FLOAT32"), ({"split_from_head_size": 5}, "heads of size 4"),
+    ({"unsplit_types": ("FLOAT32",)}, "attention in FLOAT32"), ({"split_from_head_size": 6}, "heads of size 5"),
     ({"split_signatures": ("prefill*",)}, "this signature"),
-    ({"unsplit_types": ("INT8",), "split_from_head_size": 4}, ""),
+    ({"unsplit_types": ("INT8",), "split_from_head_size": 5}, ""),
 ])  # fmt: skip
 def test_attention_that_a_target_gains_nothing_from_splitting_stays(facts: dict[str, Any], kept: str) -> None:
-    result = convert(parse(attention()), target=generic(**facts))
-    reasons = [site.reason for site in result.sites if site.settled and site.heads == 2]
+    result = convert(parse(attention_text()), target=generic(**facts))
+    reasons = [site.reason for site in result.sites if site.settled and site.heads == 4]
     assert bool(result.converted) is not bool(kept)
     assert reasons == ([f"target 'generic' gains nothing from splitting {kept}"] if kept else [])
