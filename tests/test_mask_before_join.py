@@ -40,6 +40,7 @@ def test_operands_keep_their_places_parts_their_widths_and_a_mask_is_cut_once_fo
     model, reports = convert_text(text, "mask_before_join", target=TARGET)
     made = to_text(model)
     assert (len(reports), names(model).count("SLICE")) == (2, 2)
+    assert names(model).count("ADD") == 2, "the parts of the logits are equal, although made twice"
     assert "SLICE(%mask, int32{0, 0, 0, 0}, int32{1, 1, 3, 5})" in made
     assert "SLICE(%mask, int32{0, 0, 0, 5}, int32{1, 1, 3, 3})" in made
     assert "ADD(%mask/columns, %old)" in made
