@@ -59,7 +59,10 @@ for _command in (
     *(models.demo, models.passes, models.targets),
 ):
     app.command(cls=_Command)(_command)
-app.add_typer(models.golden, name="golden")
+golden = typer.Typer(help="Record a model's outputs in a small file, and check them in CI.")
+golden.command(cls=_Command)(models.record)
+golden.command(cls=_Command)(models.check)
+app.add_typer(golden, name="golden")
 
 
 def _version(wanted: bool) -> None:
@@ -181,10 +184,6 @@ def in_options(text: str) -> str:
 
 def _usage_sentence(error: Any) -> str:
     """Typer's usage error in one line, with the `--help` command to run."""
-    names_it = getattr(error, "param", None) is not None or not error.message
-    message = " ".join((error.format_message() if names_it else error.message).split()).rstrip(".")
-    message = message.replace("Value error, ", "")
-    if near := getattr(error, "possibilities", None):
-        message += f", did you mean {' or '.join(sorted(near))}?"
+    message = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
     context = getattr(error, "ctx", None)
     return f"{message} (see `{PROGRAM if context is None else context.command_path} --help`)"

@@ -4,12 +4,9 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from edge_opt.base.errors import UsageError, match_names
 from edge_opt.cli import options, output
 from edge_opt.cli.options import argument, expert, option, read_shapes
-
-golden = typer.Typer(help="Record a model's outputs in a small file, and check them in CI.")
 
 
 def convert(
@@ -44,7 +41,7 @@ def convert(
     from edge_opt.inspection import check_report_path, conversion_report
 
     if out is not None and destination is not None:
-        raise typer.BadParameter("the output is given twice: leave out OUT or -o")
+        raise UsageError("the output is given twice: leave out OUT or -o")
     destination, reports, failure = destination or out, reports or [], None
     for number, path in enumerate(reports):
         check_report_path(path, overwrite=overwrite, others=(source, destination, *reports[:number]))
@@ -132,7 +129,6 @@ def compare(
     return 0 if report else 1
 
 
-@golden.command()
 def record(
     model: options.ModelArgument,
     *,
@@ -153,7 +149,6 @@ def record(
     return 0
 
 
-@golden.command()
 def check(
     model: options.ModelArgument,
     golden: Annotated[Path, argument("The output of `golden record`.", "FILE.npz")],
@@ -162,7 +157,6 @@ def check(
     quiet: options.QuietOption = False,
 ) -> int:
     """Run a model again; exit 1 if its outputs changed."""
-    from edge_opt.base.errors import UsageError
     from edge_opt.cli.show_models import show_comparison
     from edge_opt.comparison.golden import check
 
@@ -192,12 +186,9 @@ def passes(
     """List the passes in the order they run, or describe one."""
     from inspect import getdoc
 
-    from edge_opt.base.errors import unknown
     from edge_opt.passes import PASSES
 
-    if name is not None and name not in PASSES:
-        raise unknown("pass", name, PASSES)
-    chosen = list(PASSES.values()) if name is None else [PASSES[name]]
+    chosen = [PASSES[one] for one in match_names("pass", name or "*", PASSES)]
     names = ("name", "demand", "summary", "identity")
     rows = [(one.name, one.demand.words, one.summary, str(getdoc(type(one)))) for one in chosen]
     if name is None:

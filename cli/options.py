@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from edge_opt.base.errors import UsageError
+
 Verify = Literal["regions", "full", "none"]
 Place = Literal["cpu", "reference", "npu"]
 
@@ -40,9 +42,9 @@ def read_shapes(values: Iterable[str] | None) -> dict[str, tuple[int, ...]]:
     for value in values or ():
         name, _, sizes = value.rpartition("=")
         if not name or not all(size.strip().isdecimal() for size in sizes.split(",")):
-            raise typer.BadParameter(f"--shape '{value}' must be a name and its sizes, NAME=1,128,640")
+            raise UsageError(f"--shape '{value}' must be a name and its sizes, NAME=1,128,640")
         if name in shapes:
-            raise typer.BadParameter(f"--shape '{name}' is given twice")
+            raise UsageError(f"--shape '{name}' is given twice")
         shapes[name] = tuple(int(size) for size in sizes.split(","))
     return shapes
 
@@ -53,7 +55,7 @@ def read_settings(values: Iterable[str] | None) -> dict[str, Any]:
     for given in values or ():
         key, equals, value = given.partition("=")
         if not key.strip() or not equals:
-            raise typer.BadParameter(f"--set '{given}' must be KEY=VALUE")
+            raise UsageError(f"--set '{given}' must be KEY=VALUE")
         try:
             settings[key.strip()] = json.loads(value)
         except ValueError:
@@ -65,7 +67,7 @@ def check_meaning(on: str, **given: Any) -> None:
     """Refuse options that do not apply to `on`."""
     for name, value in given.items():
         if value is not None:
-            raise typer.BadParameter(f"--{name} does not apply with --on {on}: leave one of them out")
+            raise UsageError(f"--{name} does not apply with --on {on}: leave one of them out")
 
 
 ModelArgument = Annotated[Path, argument("A .tflite model or a .litertlm bundle.", "IN")]

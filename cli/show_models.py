@@ -1,9 +1,8 @@
 """Prints the results of the commands for models; runs `demo`."""
 
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from importlib import resources
 from pathlib import Path
 
@@ -15,13 +14,12 @@ from edge_opt.comparison.compare import compare
 from edge_opt.comparison.findings import ComparisonReport, FirstDifference
 from edge_opt.conversion import GENERIC, ConversionResult, convert, default_output
 from edge_opt.conversion.result import entry_points
-from edge_opt.inspection import Inspection, find_caches, find_example
+from edge_opt.inspection import Inspection, SignatureContent, find_caches, find_example
 from edge_opt.passes import Site, Status
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.soundness import sentences
 
 _OPERATORS_SHOWN = 4
-_OPERATORS_NAMED = 12
 _SITES_NAMED = 6
 MODELS = {"demo_gemma3.tflite": "float32", "demo_gemma3_a16w8.tflite": "int16 activations, int8 weights"}
 
@@ -97,17 +95,9 @@ def show_inspection(found: Inspection) -> None:
         output.say(f"Compiled for an NPU, so it cannot be rewritten: inspect {instead}.", "")
     heads = ("signature", "operators", "inputs", "outputs", "attention")
     output.say(*output.table([heads, *_signature_rows(found)]))
-    for signature in found.signatures:
-        named = [f"{name} {count}" for name, count in signature.operator_counts.items()]
-        rest = sum([*signature.operator_counts.values()][_OPERATORS_NAMED:])
-        named[_OPERATORS_NAMED:] = [f"others {rest}"] if rest else []
-        output.say("", f"{signature.name}: {', '.join(named) or 'no operators'}")
-        output.say(*(f"  {one.count} x {one}" for one in signature.composites))
-        output.say(*_site_lines(found, signature.name))
-    own = [signature.name for signature in found.signatures]
-    for name in dict.fromkeys(site.signature for site in found.sites):
-        if name not in own:
-            output.say("", name, *_site_lines(found, name))
+    contents = {signature.name: signature for signature in found.signatures}
+    for name in dict.fromkeys([*contents, *(site.signature for site in found.sites)]):
+        output.say("", *_signature_lines(name, contents.get(name)), *_site_lines(found, name))
     if not found.compiled:
         output.say("", f"Target of the conversion: {found.target or GENERIC}.")
     _show_findings(found)
@@ -132,23 +122,30 @@ def _show_findings(found: Inspection) -> None:
 
 def _signature_rows(found: Inspection) -> Iterator[tuple[str, ...]]:
     for signature in found.signatures:
-        forms = [block.form for block in found.attention if block.signature == signature.name]
-        parts = [f"{forms.count(form)} {form}" for form in dict.fromkeys(forms)]
-        parts += [f"{signature.attention_unmatched} not understood"] if signature.attention_unmatched else []
+        forms = Counter[str](block.form for block in found.attention if block.signature == signature.name)
+        forms["not understood"] += signature.attention_unmatched
+        parts = [f"{count} {form}" for form, count in forms.items() if count]
         counts = (signature.operators, len(signature.inputs), len(signature.outputs))
         yield (signature.name, *map(str, counts), ", ".join(parts) or "none")
+
+
+def _signature_lines(name: str, content: SignatureContent | None) -> list[str]:
+    """A signature's operators and composites; just the name of one in another model of the bundle."""
+    if content is None:
+        return [name]
+    counts = ", ".join(f"{operator} {count}" for operator, count in content.operator_counts.items())
+    return [f"{name}: {counts or 'no operators'}", *(f"  {one.count} x {one}" for one in content.composites)]
 
 
 def _site_lines(found: Inspection, signature: str) -> Iterator[str]:
     """The sites of a signature; equal sites share a line, since layers repeat."""
     groups: defaultdict[tuple[str, str], list[Site]] = defaultdict(list)
-    for site in found.sites:
-        if site.signature == signature:
-            block = found.block_at(site) if site.pass_name == MhaToSha.name else None
-            verdict = f"{'nothing to do' if site.settled else 'would be skipped'}: {site.reason}"
-            if site.status is Status.CONVERTED:
-                verdict = "would be converted"
-            groups[str(block or site.pass_name), verdict].append(site)
+    for site in (site for site in found.sites if site.signature == signature):
+        block = found.block_at(site) if site.pass_name == MhaToSha.name else None
+        verdict = f"{'nothing to do' if site.settled else 'would be skipped'}: {site.reason}"
+        if site.status is Status.CONVERTED:
+            verdict = "would be converted"
+        groups[str(block or site.pass_name), verdict].append(site)
     for (what, verdict), group in groups.items():
         numbers = ", ".join(f"#{one.index}" for one in group[:_SITES_NAMED])
         more = f" and {len(group) - _SITES_NAMED} more" if len(group) > _SITES_NAMED else ""
@@ -158,34 +155,33 @@ def _site_lines(found: Inspection, signature: str) -> Iterator[str]:
 
 def run_demo(folder: Path | None, *, overwrite: bool) -> int:
     """Convert both models and compare the outputs; return 1 if they differ."""
-    where = f"The models are in {folder}"
-    with ExitStack() as stack:
-        if folder is None:
-            where = "`edge-opt demo DIR` keeps the models in DIR"
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-demo-")))
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"folder {folder} cannot be created: {error.strerror}, give another") from error
-        for path in (folder / name for name in MODELS):
-            resolve_target(path, overwrite=overwrite)
-            resolve_target(default_output(path), overwrite=overwrite)
-        results, reports = [], []
-        for name, about in MODELS.items():
-            output.say(f"== {name}: a tiny Gemma3 with random weights, {about}")
-            source = folder / name
-            write_whole(
-                source, (resources.files("edge_opt.testdata") / name).read_bytes(), overwrite=overwrite
-            )
-            results.append(convert(source, overwrite=overwrite))
-            show_conversion(results[-1], demo=True)
-            reports.append(compare(source, default_output(source)))
-            output.say("")
-            show_comparison(reports[-1])
-            output.say("")
-        if example := find_example(results[0]):
-            output.say(f"== an attention block of {example.signature}, before", "")
-            output.say(*example.lines(example.before), "", "== after: single heads, joined", "")
-            output.say(*example.lines(example.after), "")
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="edge-opt-demo-") as scratch:
+            return _demo_in(Path(scratch), "`edge-opt demo DIR` keeps the models in DIR", overwrite=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"folder {folder} cannot be created: {error.strerror}, give another") from error
+    for path in (*map(Path, MODELS), *map(default_output, MODELS)):
+        resolve_target(folder / path, overwrite=overwrite)
+    return _demo_in(folder, f"The models are in {folder}", overwrite=overwrite)
+
+
+def _demo_in(folder: Path, where: str, *, overwrite: bool) -> int:
+    results, reports = [], []
+    for name, about in MODELS.items():
+        output.say(f"== {name}: a tiny Gemma3 with random weights, {about}")
+        source, content = folder / name, (resources.files("edge_opt.testdata") / name).read_bytes()
+        write_whole(source, content, overwrite=overwrite)
+        results.append(convert(source, overwrite=overwrite))
+        show_conversion(results[-1], demo=True)
+        reports.append(compare(source, default_output(source)))
+        output.say("")
+        show_comparison(reports[-1])
+        output.say("")
+    if example := find_example(results[0]):
+        output.say(f"== an attention block of {example.signature}, before", "")
+        output.say(*example.lines(example.before), "", "== after: single heads, joined", "")
+        output.say(*example.lines(example.after), "")
     output.say(f"{where}; next: edge-opt convert YOUR_MODEL.tflite")
     return 0 if all(reports) else 1

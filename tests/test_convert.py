@@ -34,15 +34,6 @@ from edge_opt.targets import load_target
 TESTDATA = Path(__file__).parent.parent / "testdata"
 DEMOS = [DEMO, QUANTIZED]
 Done = tuple[Path, ConversionResult]
-# One head; its product is converted to another type, which no interpreter computes rightly in one step.
-ILLEGAL = """\
-signature main = #0 (a=%a, b=%b) -> (y=%y)
-subgraph main (%a: int16[1,4,8] q(0.001, 0), %b: int16[1,8,8] q(0.001, 0)) {
-  %p: int16[1,4,8] q(0.001, 0) = BATCH_MATMUL(%a, %b)
-  %y: int8[1,4,8] q(0.01, 0) = QUANTIZE(%p)
-  return %y
-}
-"""
 
 
 @pytest.fixture(scope="module", params=DEMOS, ids=lambda path: path.stem)
@@ -215,6 +206,8 @@ def test_from_bytes_the_model_is_returned_or_exported(tmp_path: Path) -> None:
     assert (tmp_path / "out.tflite").read_bytes() == to_bytes(result.model)
     with pytest.raises(UsageError, match="there is no exported model"):
         assert result.exported
+    with pytest.raises(UsageError, match="give a path or bytes"):
+        convert(load(DEMO), verify="full")
 
 
 def test_the_result_says_everything_as_plain_data(done: Done) -> None:
@@ -234,11 +227,6 @@ def test_progress_counts_up_to_the_end(tmp_path: Path) -> None:
         assert steps[-1][0] == steps[-1][1]
 
 
-def test_full_verification_of_a_loaded_model_is_refused() -> None:
-    with pytest.raises(UsageError, match="give a path or bytes"):
-        convert(load(DEMO), verify="full")
-
-
 def test_an_output_that_is_the_input_or_exists_is_refused_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,27 +241,28 @@ def test_an_output_that_is_the_input_or_exists_is_refused_before_any_work(
     assert default_output(path).read_bytes() == b"precious"
 
 
-def test_of_a_signature_that_is_not_split_it_is_said_what_was_converted_there(tmp_path: Path) -> None:
+def test_sites_of_a_pass_with_the_same_outcome_share_a_line_skipped_ones_first(tmp_path: Path) -> None:
     target = tmp_path / "mine.toml"
     target.write_text('name = "mine"\nsummary = "x"\nsplit_signatures = ["other"]\n')
     text = (TESTDATA / "reference_select.txt").read_text()
-    said = convert(to_bytes(parse(text)), target=str(target), verify="none").summary()
-    assert "main, 3 blocks not split: target 'mine' gains nothing from splitting" in said
-    assert "; converted there: mask_to_add (3 sites)" in said
-    assert said.count("  3 sites of mask_to_add: the mask constant -1e+09 becomes") == 1
+    result = convert(to_bytes(parse(text)), target=str(target))
+    _, skipped, *converted = result.summary().splitlines()
+    assert skipped.startswith(
+        "  3 sites of mha_to_sha skipped (main#0, main#1, main#2): target 'mine' gains nothing"
+    )
+    ran = "run in full on XNNPACK and the reference kernels; the mask constant -1e+09 becomes"
+    assert converted[0].startswith(f"  1 site of mask_to_add converted (main#0): {ran}")
+    assert converted[1].startswith(
+        "  2 sites of mask_to_add converted (main#1, main#2): same structure as 'main' up"
+    )
+    result.sites = [
+        replace(site, status=Status.SKIPPED, settled=False, reason=f"{i}")
+        for i, site in enumerate(result.sites * 5)
+    ]
+    assert result.summary().splitlines()[-1] == "  ... 10 more lines (all sites with --json)"
 
 
 # Requirements, and models that stay what they were
-
-
-def test_require_all_where_a_site_is_left_writes_nothing(tmp_path: Path) -> None:
-    path = written(tmp_path, ILLEGAL, "illegal.tflite")
-    with pytest.raises(SitesLeftError, match="matmul_convert site 0 of 'main': the product must") as caught:
-        convert(path, require_all=True)
-    assert caught.value.exit_code == 1
-    assert [site.status for site in caught.value.result.sites] == [Status.SKIPPED]
-    assert [file.name for file in tmp_path.iterdir()] == ["illegal.tflite"]
-    assert convert(path, dry_run=True).sites[0].status is Status.SKIPPED
 
 
 def test_one_unverified_site_among_converted_ones_is_no_error() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, state, written
 from text_parser import parse
 
 from edge_opt import convert, load
+from edge_opt.cli.show_models import show_inspection
 from edge_opt.inspection import Inspection, inspect
 from edge_opt.ir import to_bytes
 
@@ -106,6 +108,13 @@ def test_a_softmax_that_is_no_attention_is_a_site_with_nothing_to_do(
     (site,) = said["sites"]
     assert (site["status"], site["settled"], site["attention"]) == ("skipped", True, None)
     assert "not attention" in site["reason"]
+
+
+def test_attention_that_is_not_understood_is_counted(capsys: Captured) -> None:
+    found = inspect(DEMO)
+    found.signatures[0] = replace(found.signatures[0], attention_unmatched=3)
+    show_inspection(found)
+    assert "  2 multi-head, 3 not understood\n" in capsys.readouterr().out
 
 
 def test_looking_at_a_file_or_model_does_not_change_it() -> None:

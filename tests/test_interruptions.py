@@ -6,8 +6,10 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from cli_runs import DEMO
@@ -166,23 +168,15 @@ def test_an_output_on_another_file_system_is_the_same(folder: Path, whole: bytes
 
 def test_two_runs_that_may_replace_the_output_leave_one_whole_file(folder: Path, whole: bytes) -> None:
     """In one process: the second begins to write while the first one's file is there."""
-    waiting, errors = threading.Barrier(2, timeout=60), []
+    waiting = threading.Barrier(2, timeout=60)
 
     def meet(stage: str, done: int, total: int) -> None:
         if stage == "writing" and done == total:
             waiting.wait()
 
-    def run() -> None:
-        try:
-            convert(folder / "in.tflite", folder / "out.tflite", verify="none", overwrite=True, progress=meet)
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    how: dict[str, Any] = {"verify": "none", "overwrite": True, "progress": meet}
+    with ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(convert, folder / "in.tflite", folder / "out.tflite", **how) for _ in range(2)]
+    assert all(run.result() for run in runs)
     assert names(folder) == ["in.tflite", "out.tflite"]
     assert (folder / "out.tflite").read_bytes() == whole

@@ -95,7 +95,7 @@ def test_a_user_s_target_file_is_used(tmp_path: Path) -> None:
     left = [site for site in result.sites if site.signature == "decode"]
     assert left
     assert all(site.settled and "gains nothing" in site.reason for site in left)
-    assert "decode, 3 blocks not split: target 'mine' gains nothing" in result.summary()
+    assert "skipped (decode#0, decode#1, decode#2): target 'mine' gains nothing" in result.summary()
 
 
 def test_heads_side_by_side_take_a_form_that_mediatek_takes() -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from bundles import bundle, model_part
 from text_parser import parse
 
 import edge_opt
@@ -56,6 +57,14 @@ def test_an_unread_cache_gets_type_and_scale_of_decodes(signatures: str | None) 
     after = to_bytes(result.model)
     assert edge_opt.convert(after).sites == [], "once is enough"
     assert (found(before), found(after)) == ([("unread-cache", f"kv_cache_{n}_0") for n in "kv"], [])
+
+
+def test_an_unread_cache_inside_a_bundle_gets_it_too(tmp_path: Path) -> None:
+    path, after = tmp_path / "m.litertlm", tmp_path / "m.opt.litertlm"
+    path.write_bytes(bundle([model_part("prefill_decode", to_bytes(parse(LAST_LAYER)))]))
+    assert edge_opt.convert(path).output == str(after)
+    assert types(edge_opt.load(after, model="prefill_decode")) == ["INT16"] * 2
+    assert (len(found(path)), found(after)) == (2, [])
 
 
 OTHERS = {

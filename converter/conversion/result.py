@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -18,7 +18,7 @@ from edge_opt.passes.contract import Ran
 from edge_opt.soundness import Unsound, sentences
 
 _SITES_NAMED = 6
-_NOTES_SHOWN = 4
+_LINES_SHOWN = 20
 _KERNELS = {"xnnpack": "XNNPACK", "reference": "the reference kernels"}
 
 
@@ -113,18 +113,25 @@ class ConversionResult(Record):
         return [site for site in self.sites if site.status is not Status.CONVERTED and not site.settled]
 
     def summary(self) -> str:
-        """The outcome as the command line prints it: how sites were verified, and why sites were skipped."""
-        lines = [headline(self)]
+        """The outcome as the command line prints it; sites of a pass with the same outcome share a line."""
         groups: dict[tuple[Status, str, str], list[Site]] = defaultdict(list)
-        for site in self.skipped:
-            groups[site.status, site.pass_name, site.reason].append(site)
-        for (status, name, reason), sites in groups.items():
+        for site in self.sites:
+            is_converted = site.status is Status.CONVERTED
+            if is_converted or not site.settled or (self.converted and (site.heads or 0) > 1):
+                groups[site.status, site.pass_name, how(site) if is_converted else site.reason].append(site)
+        lines = []
+        for group in sorted(groups, key=lambda group: group[0] is Status.CONVERTED):
+            (status, name, text), sites = group, groups[group]
             places = ", ".join(f"{site.signature}#{site.index}" for site in sites[:_SITES_NAMED])
             more = f" and {len(sites) - _SITES_NAMED} more" if len(sites) > _SITES_NAMED else ""
-            lines.append(f"  {many(len(sites), 'site')} of {name} {status} ({places}{more}): {reason}")
-        lines += [f"  {text}" for text in (*unsound(self), *_not_split(self), *_not_run(self), *_notes(self))]
-        lines += [f"  {one.name}: {one.outcome}; demanded: {one.allowance}" for one in self.whole]
-        return "\n".join(map(one_line, lines))
+            lines.append(f"{many(len(sites), 'site')} of {name} {status} ({places}{more}): {text}")
+        if len(lines) > _LINES_SHOWN:
+            lines[_LINES_SHOWN:] = [f"... {len(lines) - _LINES_SHOWN} more lines (all sites with --json)"]
+        lines += [
+            *unsound(self),
+            *(f"{one.name}: {one.outcome}; demanded: {one.allowance}" for one in self.whole),
+        ]
+        return "\n".join(map(one_line, [headline(self), *(f"  {line}" for line in lines)]))
 
 
 def check_requirements(result: ConversionResult, *, require_all: bool) -> None:
@@ -163,21 +170,17 @@ def _verified(result: ConversionResult) -> str:
     if result.verified == "none" or not result.converted:
         return ", not verified (--verify none)" if result.converted else ""
     proofs = [site.proof for site in result.converted if site.proof is not None]
-    if all(proof.bitwise for proof in proofs):
-        groups = Counter(tuple(ran.kernels for ran in proof.ran) for proof in proofs).most_common()
-        said = [f"{_named(names)} ({many(count, 'site')})" for names, count in groups]
-        text = f", each verified bit for bit on {', '.join(said) if len(said) > 1 else _named(groups[0][0])}"
-    elif all(proof.demand.kind == "bitwise" for proof in proofs):
-        notes = dict.fromkeys(proof.note for proof in proofs if not proof.bitwise)
-        text = f", each verified bit for bit on the reference kernels; {'; '.join(notes)}"
-    else:
+    text, notes = ", each verified bit for bit", dict.fromkeys(one.note for one in proofs if not one.bitwise)
+    if any(proof.demand.kind != "bitwise" for proof in proofs):
         worst = max(proofs, key=lambda proof: proof.max_abs)
         figure = f"largest difference {worst.max_abs:.3g}" if worst.max_abs or not worst.note else ""
         text = f", each verified as its pass demands ({': '.join(filter(None, (figure, worst.note)))})"
-    if result.verified != "full":
-        return text
-    left_out = f" except {', '.join(result.not_compared)}, meant to change" if result.not_compared else ""
-    return f"{text}, and the whole models compared{left_out}"
+    elif notes:
+        text += f" on the reference kernels; {'; '.join(notes)}"
+    if result.verified == "full":
+        left_out = f" except {', '.join(result.not_compared)}, meant to change" if result.not_compared else ""
+        text += f", and the whole models compared{left_out}"
+    return text
 
 
 def entry_points(result: ConversionResult) -> list[tuple[str, ...]]:
@@ -201,59 +204,28 @@ def proof(site: Site) -> str:
     """The outcome of a site's verification, and notes on the site."""
     figures = site.proof
     if figures is None:
-        return "; ".join(filter(None, ("not run", site.note)))
+        return how(site)
     differs = "equal" if not figures.max_abs else f"differs by up to {figures.max_abs:.3g}"
     text = "bit for bit equal" if figures.bitwise else differs
     text += f" ({figures.steps} steps)" if figures.steps else ""
-    ran = f"same structure as {figures.like}, not run" if figures.like else extent(figures.ran)
-    return "; ".join(filter(None, (text, ran, figures.note, site.note)))
+    return "; ".join(filter(None, (text, how(site), figures.note)))
+
+
+def how(site: Site) -> str:
+    """What was run to verify a converted site, and notes on it."""
+    figures, ran = site.proof, "not run"
+    if figures is not None:
+        ran = f"same structure as {figures.like}, not run" if figures.like else extent(figures.ran)
+    return "; ".join(filter(None, (ran, site.note)))
 
 
 def extent(ran: Sequence[Ran]) -> str:
-    """Describe what was run: 'in full on XNNPACK, with lengths divided by 16 on the reference kernels'."""
+    """'run in full on XNNPACK, with lengths divided by 16 on the reference kernels'; empty if nothing was run."""
     groups: dict[int, list[str]] = defaultdict(list)
     for part in ran:
-        groups[part.divided].append(part.kernels)
-    return ", ".join(
-        f"{'in full' if divided == 1 else f'with lengths divided by {divided}'} on {_named(names)}"
-        for divided, names in groups.items()
-    )
-
-
-def _named(kernels: Sequence[str]) -> str:
-    return " and ".join(_KERNELS.get(name, name) for name in kernels)
-
-
-def _not_split(result: ConversionResult) -> list[str]:
-    """Multi-head attention that is deliberately not split; empty if nothing was converted (see `headline`)."""
-    settled = [site for site in result.sites if site.settled and site.status is Status.SKIPPED]
-    groups = Counter((site.signature, site.reason) for site in settled if (site.heads or 0) > 1)
-    lines = []
-    for (signature, reason), count in groups.items() if result.converted else ():
-        ran = Counter(site.pass_name for site in result.converted if site.signature == signature)
-        others = ", ".join(f"{name} ({many(done, 'site')})" for name, done in ran.items())
-        converted = f"; converted there: {others}" if others else ""
-        lines.append(f"{signature}, {many(count, 'block')} not split: {reason}{converted}")
-    return lines
-
-
-def _not_run(result: ConversionResult) -> list[str]:
-    """Regions that were not run in full; empty if all were."""
-    proofs = [site.proof for site in result.converted if site.proof]
-    lines = []
-    large = sum(not proof.like and any(ran.divided > 1 for ran in proof.ran) for proof in proofs)
-    if large:
-        others = "with shorter lengths on extreme inputs and other kernels"
-        lines.append(f"{many(large, 'large region')} run in full on random inputs, {others}")
-    for name, count in Counter(proof.like for proof in proofs if proof.like).items():
-        lines.append(f"{many(count, 'site')}: same structure as {name}, not run")
-    return lines
-
-
-def _notes(result: ConversionResult) -> list[str]:
-    """Notes on converted sites, each once."""
-    converted = [site for site in result.sites if site.status is Status.CONVERTED]
-    groups = Counter((site.pass_name, site.note) for site in converted if site.note)
-    lines = [f"{many(n, 'site')} of {name}: {note}" for (name, note), n in groups.most_common(_NOTES_SHOWN)]
-    hidden = len(groups) - len(lines)
-    return [*lines, f"... {hidden} more such notes (all with --json)"] if hidden else lines
+        groups[part.divided].append(_KERNELS.get(part.kernels, part.kernels))
+    parts = [
+        f"{'in full' if divided == 1 else f'with lengths divided by {divided}'} on {' and '.join(kernels)}"
+        for divided, kernels in groups.items()
+    ]
+    return f"run {', '.join(parts)}" if parts else ""

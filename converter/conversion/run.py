@@ -230,8 +230,10 @@ class _Rewriting:
 
     def _run_passes(self, passes: list[Pass], model: Model, graph: Subgraph, signature: str) -> None:
         reported = len(self.result.sites)
-        context = Context(model, graph, signature, self.target, Constants(model), self.prover, self._add)
-        context.positions, context.exported = self.positions, self.exported
+        known = self.positions, self.exported
+        context = Context(
+            model, graph, signature, self.target, Constants(model), self.prover, self._add, *known
+        )
         for chosen in passes:
             run_pass(chosen, context)
         if context.ledger is not None:
@@ -288,35 +290,28 @@ def _compare_whole(
     before = {part.index: part for part in Opened(source).parts}
     after = {} if written is None else {part.index: part for part in Opened(written).parts}
     for part in parts:
-        names = [name for name, _ in part.model.entry_points()]
         sites = {
-            name: [site for site in result.sites if site.signature == part.signature(name)] for name in names
+            name: [site for site in result.converted if site.signature == part.signature(name)]
+            for name, _ in part.model.entry_points()
         }
         # Sites that were verified against their own reference are meant to change results.
-        kinds = {
-            name: [
-                one.proof.demand.kind for one in sites[name] if one.status is Status.CONVERTED and one.proof
-            ]
-            for name in names
-        }
-        changed = [name for name in names if "absolute" in kinds[name]]
-        result.not_compared += map(part.signature, changed)
-        compared = [name for name in names if name not in changed]
+        proofs = {name: [site.proof for site in own if site.proof is not None] for name, own in sites.items()}
+        compared = [name for name in sites if all(one.demand.kind != "absolute" for one in proofs[name])]
+        result.not_compared += [part.signature(name) for name in sites if name not in compared]
         if part.is_helper or not compared:
             continue
         allowed = allowances(part.model, sites)
         now = part.model if written is None else after[part.index].readable
-        wanted = compared if changed else None
+        wanted = None if len(compared) == len(sites) else compared
         report = compare(before[part.index].readable, now, signatures=wanted, locate=False, progress=progress)
         for comparison in report.signatures:
             # A model without signatures is compared as `main`, whatever its subgraph is called.
-            name = comparison.name if part.model.signatures else names[0]
+            name = comparison.name if part.model.signatures else compared[0]
             result.whole.append(WholeSignature(part.signature(name), allowed[name], comparison))
     for signature in result.whole:
         if signature.violation:
             noted = [site for site in result.converted if site.note and site.signature == signature.name]
-            known = [
-                f" (known for {one.pass_name}: {one.note}; skip='{one.pass_name}' skips it)" for one in noted
-            ]
-            text = f"the converted model differs from the input: {signature.violation}{''.join(known[:1])}"
+            text = f"the converted model differs from the input: {signature.violation}"
+            for site in noted[:1]:
+                text += f" (known for {site.pass_name}: {site.note}; skip='{site.pass_name}' skips it)"
             raise DifferenceFoundError(f"{text}; nothing was written")
