@@ -234,10 +234,11 @@ def test_an_output_that_is_the_input_or_exists_is_refused_before_any_work(
     path = tmp_path / "model.tflite"
     shutil.copy(DEMO, path)
     assert default_output("a/b.c.tflite") == Path("a/b.c.opt.tflite")
-    for output in (path, default_output(path)):
-        default_output(path).write_bytes(b"precious")
-        with pytest.raises(UsageError):
-            convert(path, output)
+    default_output(path).write_bytes(b"precious")
+    with pytest.raises(UsageError, match="is the input itself"):
+        convert(path, path, overwrite=True)
+    with pytest.raises(UsageError, match="exists"):
+        convert(path)
     assert default_output(path).read_bytes() == b"precious"
 
 
@@ -260,6 +261,13 @@ def test_sites_of_a_pass_with_the_same_outcome_share_a_line_skipped_ones_first(t
         for i, site in enumerate(result.sites * 5)
     ]
     assert result.summary().splitlines()[-1] == "  ... 10 more lines (all sites with --json)"
+
+
+def test_the_headline_has_the_largest_difference_where_bits_are_not_demanded() -> None:
+    proofs = [Proof(Demand("relative", 0.1), holds=True, bitwise=False, max_abs=by) for by in (0.5, 0.25)]
+    sites = [Site(None, status=Status.CONVERTED, proof=proof) for proof in proofs]
+    said = ConversionResult(None, None, "generic", "regions", sites=sites).summary().splitlines()[0]
+    assert said == "2 of 2 sites converted, each verified as its pass demands (largest difference 0.5)."
 
 
 # Requirements, and models that stay what they were

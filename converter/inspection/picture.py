@@ -51,7 +51,7 @@ class Example:
                 sources = [tensor for tensor in operator.inputs if tensor and not tensor.is_constant]
                 title = composite_name(operator) or operator.name
                 if is_hidden:  # inputs of all heads are drawn at the first one
-                    sources = [tensor for tensor in sources if tensor in made][:1]
+                    sources = [tensor for tensor in sources if tensor in made]
                     title = f"{len(hidden)} more like it"
                 for tensor in sources:
                     if tensor not in made:
