@@ -111,7 +111,7 @@ def measured(
 
 def told(trial: Trial) -> Trial:
     """The same, with a line for it."""
-    print(f"{trial.form}, {trial.seconds:.0f} s", file=sys.stderr, flush=True)
+    print(trial.form, file=sys.stderr, flush=True)
     return trial
 
 

@@ -187,7 +187,9 @@ _WRAPPED = """%n: bool[4] = LESS(%i, int32(0))
   %w: int32[4] = ADD(%i, int32(60))
   %s: int32[4] = SELECT_V2(%n, %w, %i)
   %y: float32[4,2] = EMBEDDING_LOOKUP(%s, %t)"""
-_CALLED = "%y: float32[4,2] = STABLEHLO_COMPOSITE(%t, %i) {name: 'e', decomposition_subgraph_index: 1}"
+_CALLED = "%y: float32[4,2] = STABLEHLO_COMPOSITE(%i, %t) {name: 'e', decomposition_subgraph_index: 1}"
+_BRANCH = """%c: bool[] = LESS(int32(0), int32(1))
+  %y: float32[4,2] = IF(%c, %i, %t) {then_subgraph_index: 1, else_subgraph_index: 1}"""
 # What the graph does with the index %i and the table %t, and how many entries the index may name.
 LOOKUPS = {
     "gather": ("[3,50,2]", "%y: float32[3,4,2] = GATHER(%t, %i) {axis: 1}", 50),
@@ -196,12 +198,22 @@ LOOKUPS = {
     "the smaller of two": ("[60,2]", f"{_PLAIN.replace('y', 'a', 1)}\n  {_SMALLER}", 20),
     "negative ones wrapped": ("[60,2]", _WRAPPED, 60),
     "in the body of a composite": ("[60,2]", _CALLED, 60),
+    "in a branch, behind the condition": ("[60,2]", _BRANCH, 60),
+    "as a condition": (
+        "[60,2]",
+        "%y: float32[60,2] = IF(%i, %t) {then_subgraph_index: 2, else_subgraph_index: 2}",
+        0,
+    ),
     "what is looked up in": ("[1]", "%y: int32[2] = GATHER(%i, int32{1, 2}) {axis: 0}", 0),
     "a sum": ("[1]", "%y: int32[4] = ADD(%i, int32(1))", 0),
     "a size known only at run time": ("[?,2]", _PLAIN, 0),
 }
-_BODY = """subgraph body (%table: float32[60,2], %index: int32[4]) {
+_BODY = """subgraph body (%index: int32[4], %table: float32[60,2]) {
   %y: float32[4,2] = EMBEDDING_LOOKUP(%index, %table)
+  return %y
+}
+subgraph other (%ids: int32[4]) {
+  %y: float32[4,2] = EMBEDDING_LOOKUP(%ids, float32[60,2]{splat 1.0})
   return %y
 }
 """
@@ -310,6 +322,21 @@ def test_it_takes_a_logarithmic_number_of_runs(wrong: int, monkeypatch: pytest.M
         assert operators == (line,)
     # Twice to compare, then three times twelve cuts, and perhaps what the tensor is computed from.
     assert len(asked) <= 2 * (1 + 3 + 1)
+
+
+def test_tensors_that_are_looked_at_together_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has 32 bytes."""
+    looked: list[int] = []
+    run_plans = Worker.run_plans
+
+    def counted(self: Worker, model: Any, *rest: Any) -> Any:
+        looked.append(len(load(model).subgraphs[0].outputs))
+        return run_plans(self, model, *rest)
+
+    monkeypatch.setattr(Worker, "run_plans", counted)
+    monkeypatch.setattr(bisect, "_PROBED_BYTES", 3 * 32)
+    assert located(chain(40), chain(40, 20)).tensor == "t21"
+    assert max(looked) == 3
 
 
 @pytest.mark.parametrize("other", ["ABS(%t39)", "MUL(%t39, %side)"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from edge_opt.comparison.caches import keep
 from edge_opt.comparison.findings import (
@@ -33,7 +34,6 @@ SAME = output(A)
 NEAR = output(np.add(A, [[0, 0], [0, 0.5]]), atol=1.0)
 FAR = output(np.add(A, [[0, 3], [1, 0]]))
 MISSING = OutputComparison(name="z", reason="missing in b")
-NOT = False, False
 
 
 def signature(*outputs: OutputComparison, name: str = "decode", **more: Any) -> SignatureComparison:
@@ -44,14 +44,15 @@ def report(*signatures: SignatureComparison, **more: Any) -> ComparisonReport:
     return ComparisonReport("a", "b", "cpu", 0, 0.5, 0.25, signatures, **more)
 
 
-def test_an_output_says_how_many_elements_differ_and_where_most() -> None:
-    assert SAME.sentence() == "output 'y': bitwise equal"
-    far = "output 'y': 2 of 4 elements differ, by at most 3 (at [0, 1]: 2 against 5), SNR 4.8 dB"
-    assert FAR.sentence() == far
+def tokens(*b: int) -> GenerationComparison:
+    """Three steps, the first model's are 1, 2 and 3."""
+    return GenerationComparison(3, ((7, 8, 9, 9),), ((1,), (2,), (3,)), tuple((one,) for one in b), NEAR)
+
+
+def test_an_output_says_how_many_elements_differ_and_where_most(snapshot: SnapshotAssertion) -> None:
     signs = output([[1, 2], [3, -0.0]], [[1, 2], [3, 0.0]])
-    assert signs.sentence() == "output 'y': 1 of 4 elements differ, SNR inf dB"
-    assert MISSING.sentence() == "output 'z': missing in b"
-    assert measured(Y, Y, A, A[:1]).sentence() == "output 'y': shape (2, 2) in a, (1, 2) in b"
+    found = (SAME, FAR, signs, MISSING, measured(Y, Y, A, A[:1]))
+    assert "\n".join(one.sentence() for one in found) == snapshot
 
 
 def test_two_comparisons_of_an_output_merge_to_the_worse() -> None:
@@ -62,72 +63,36 @@ def test_two_comparisons_of_an_output_merge_to_the_worse() -> None:
     assert MISSING.merged(SAME).reason == SAME.merged(MISSING).reason == "missing in b"
 
 
-def test_a_report_is_as_equal_as_its_signatures_and_these_as_their_outputs() -> None:
-    same, near, far = signature(SAME, SAME), signature(SAME, NEAR), signature(NEAR, FAR)
-    reasoned = signature(replace(SAME, reason="quantization"))
-    for found, verdict in ((same, (True, True)), (near, (True, False)), (far, NOT), (reasoned, NOT)):
-        made = report(same, found)
-        assert (found.equal, found.bitwise) == (made.equal, made.bitwise) == verdict
-        assert bool(made) is made.equal
-        assert (made.to_dict()["equal"], made.to_dict()["signatures"][1]["bitwise"]) == verdict
-    alone, partly = signature(reason="missing in b"), signature(SAME, MISSING)
-    for nothing in ((), (signature(),), (signature(MISSING),), (alone,)):
-        made = report(*nothing)
-        assert (made.equal, made.bitwise, bool(made)) == (False, False, False)
-        assert made.to_dict()["differences"]
-    assert alone.sentences() == ["signature 'decode': missing in b"]
-    assert partly.sentences() == ["signature 'decode', output 'z': missing in b"]
-    equal = "all 4 outputs of 2 signatures are equal within atol=0.5, rtol=0.25"
-    assert report(same, near).summary() == equal
-    assert report(same).summary() == "all 2 outputs of 1 signature are bitwise equal"
-    assert report(near, far, partly).differences() == [*far.sentences(), *partly.sentences()]
-    assert report(far).summary() == f"{far.sentences()[0]} (and 1 more)"
+NAN = output(np.full((2, 2), np.nan), np.full((2, 2), np.nan))
+LOGITS = output(np.add(A, [[0, 9], [0, 0]]), logits=True)
+FOUND = FirstDifference("decode", "t", "%1", FAR, ("%0",), ("x",), ("y",), {"%1": "t"}, ("w",))
+ON_NPU = signature(replace(SAME, db=(40.0, 30.0)), replace(SAME, name="z", db=(50.0, 9.0)))
+# Whether it is equal, and bit for bit.
+REPORTS = {
+    "same": (True, True, report(signature(SAME, SAME), generation=tokens(1, 2, 3))),
+    "near": (True, False, report(signature(SAME, SAME), signature(SAME, NEAR))),
+    "far": (False, False, report(signature(NEAR, FAR), signature(SAME, MISSING), first_difference=FOUND)),
+    "quantization": (False, False, report(signature(replace(SAME, reason="quantization")))),
+    "nothing": (False, False, report()),
+    "no outputs": (False, False, report(signature())),
+    "nothing in common": (False, False, report(signature(MISSING))),
+    "a signature alone": (False, False, report(signature(reason="missing in b"))),
+    "other tokens": (False, True, report(signature(SAME), generation=tokens(1, 4, 5))),
+    "not judged": (False, False, report(signature(NAN, SAME, MISSING, LOGITS), remarks=("filled",))),
+    "on the NPU": (False, False, report(ON_NPU, signature(reason="a crashed"))),
+}
 
 
-def test_what_is_not_judged_is_noted() -> None:
-    nan = output(np.full((2, 2), np.nan), np.full((2, 2), np.nan))
-    logits = output(np.add(A, [[0, 9], [0, 0]]), logits=True)
-    remark, none, agreement = report(signature(nan, SAME, MISSING, logits), remarks=("filled",)).notes()
-    assert (remark, none) == ("filled", "signature 'decode', output 'y': no element is finite in a")
-    assert "mean over rows of logits: top-1 agreement 100.00%" in agreement
-
-
-def test_generated_tokens_differ_from_the_first_that_does() -> None:
-    tokens = ((1,), (2,), (3,))
-    same, other = (
-        GenerationComparison(3, ((7, 8, 9, 9),), tokens, b, NEAR) for b in (tokens, ((1,), (4,), (5,)))
-    )
-    assert (same.equal, same.first_difference) == (True, None)
-    assert same.sentence() == f"3 generated tokens are the same, after a prompt of 4; {NEAR.sentence()}"
-    assert (other.equal, other.first_difference) == (False, 1)
-    said = "generated tokens differ from step 1 of 3 on, after a prompt of 4: (2,) against (4,)"
-    made = report(signature(SAME), generation=other)
-    assert (made.equal, made.bitwise, made.differences(), made.summary()) == (False, True, [said], said)
-    assert report(signature(SAME), generation=same).equal
-
-
-def test_a_report_is_plain_json_without_infinity() -> None:
-    found = FirstDifference("decode", "t", "%1", FAR, ("%0",), ("x",), ("y",), {"%1": "t"}, ("w",))
-    made = report(signature(FAR, MISSING), signature(SAME), first_difference=found)
+@pytest.mark.parametrize("name", REPORTS)
+def test_a_report_is_as_equal_as_its_outputs_and_says_what_differs(
+    name: str, snapshot: SnapshotAssertion
+) -> None:
+    equal, bitwise, made = REPORTS[name]
     data = json.loads(json.dumps(made.to_dict(), allow_nan=False))
-    assert [data[name] for name in ("seed", "atol", "on", "generation")] == [0, 0.5, "cpu", None]
-    assert data["first_difference"]["figures"]["max_abs"] == 3
-    assert (data["first_difference"]["reason"], data["first_difference"]["tensor"]) == (None, "t")
-    far, missing = data["signatures"][0]["outputs"]
-    assert (far["max_abs"], far["differing"], far["reason"]) == (3, 2, None)
-    assert missing == {"name": "z", "bitwise": False, "equal": False, "reason": "missing in b", "db": None}
-    assert data["signatures"][1]["outputs"][0]["snr_db"] is None
-
-
-def test_a_row_has_the_worst_figures_and_distances_from_the_cpu_are_columns_of_their_own() -> None:
-    heads, row, none = report(signature(SAME, FAR, NEAR), signature(MISSING)).rows()
-    assert row == ("decode", "3", "1", "3", "4.8 dB", "0.934953")
-    assert none == ("decode", "1", "0", "-", "-", "-")
-    near = replace(SAME, db=(40.0, 30.0))
-    far = replace(SAME, name="z", db=(50.0, 9.0))
-    wider, row, other = report(signature(near, far), signature(reason="a crashed")).rows()
-    assert (wider[-2:], row[-2:]) == (("a to CPU", "b to CPU"), ("40.0 dB", "9.0 dB"))
-    assert len(other) == len(wider) == len(heads) + 2
+    assert (made.equal, made.bitwise, bool(made)) == (equal, bitwise, equal)
+    assert (data["equal"], data["bitwise"]) == (equal, bitwise)
+    lines = [made.summary(), "", *made.differences(), "", *made.notes(), "", *map(" | ".join, made.rows())]
+    assert "\n".join([*lines, "", json.dumps(data, indent=1)]) == snapshot
 
 
 # The whole models
@@ -144,14 +109,21 @@ def off(name: str, gap: float, **more: Any) -> OutputComparison:
     return OutputComparison(4, 4, max_abs=gap, name=name, **figures)
 
 
-def test_what_is_allowed_and_what_was_found_is_said_in_steps_and_in_range() -> None:
-    assert str(Allowance()) == "bit for bit, as every rewritten region demands"
-    assert str(ROOM) == "within 24 steps or 0.001 of the range, because of 2 sites of p"
-    assert str(Allowance(1e-3, 0, "1 site of p")) == "within 0.001 of the range, because of 1 site of p"
-    assert whole(ROOM, SAME, SAME).outcome == "all 2 outputs are bitwise equal"
-    found = whole(ROOM, off("codes", 1.0, steps=3), off("more", 0.5, steps=7), off("y", 1e-3))
-    assert found.outcome == "all 3 outputs are within 7 steps or 0.5 of the range"
-    assert found.holds
+def test_what_is_allowed_and_what_was_found_is_said_in_steps_and_in_range(
+    snapshot: SnapshotAssertion,
+) -> None:
+    near = off("codes", 1.0, steps=3), off("more", 0.5, steps=7), off("y", 1e-3)
+    found = [
+        whole(Allowance(), SAME, SAME),
+        whole(Allowance(1e-3, 0, "1 site of p"), *near),
+        whole(ROOM, *near),
+        whole(ROOM, off("near", 1e-3), off("far", 0.5), off("farther", 1.0)),
+        whole(ROOM, reason="missing in b"),
+    ]
+    assert [one.holds for one in found] == [True, False, True, False, False]
+    assert found[3].to_dict()["holds"] is False
+    texts = [f"{one.allowance}\n{one.outcome}\n{one.violation}\n" for one in found[:4]]
+    assert "\n".join([*texts, found[4].violation]) == snapshot
 
 
 @pytest.mark.parametrize(
@@ -169,16 +141,6 @@ def test_what_is_allowed_and_what_was_found_is_said_in_steps_and_in_range() -> N
 def test_room_is_relative_to_the_range_or_in_steps(compared: OutputComparison, permitted: bool) -> None:
     assert ROOM.permits(compared) is permitted
     assert not Allowance().permits(compared)
-
-
-def test_the_first_output_that_is_too_far_off_is_named() -> None:
-    found = whole(ROOM, off("near", 1e-3), off("far", 0.5), off("farther", 1.0))
-    assert not found.holds
-    said = "signature 'decode', output 'far': 1 of 4 elements differ, SNR inf dB, and it must be the same"
-    assert found.violation == f"{said} {ROOM}"
-    missing = whole(ROOM, reason="missing in b")
-    assert (missing.violation, missing.holds) == ("signature 'decode': missing in b", False)
-    assert found.to_dict()["holds"] is False
 
 
 def test_what_is_kept_in_a_file_is_what_was_given(tmp_path: Path) -> None:

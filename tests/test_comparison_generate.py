@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import generation_models as models
@@ -281,6 +282,24 @@ def test_a_long_cache_is_filled_by_four_calls_and_read_no_further(
     keys = caches.stored["decode", "kv_cache_k_0"].array()[0, 0]
     assert keys[:ROWS].any()
     assert not keys[ROWS:].any()
+
+
+@pytest.mark.parametrize(("length", "starts"), [(10, [0, 6]), (20, [0])])
+def test_the_last_chunk_of_a_prefill_ends_with_the_cache(
+    length: int, starts: list[int], tmp_path: Path
+) -> None:
+    chunks: list[tuple[int, int]] = []
+
+    def fill(_: Path, __: SignatureInfo, given: list[tuple[int, int]]) -> dict[str, np.ndarray]:
+        chunks.extend(given)
+        return {CACHE.name: np.zeros(CACHE.shape, np.float32)}
+
+    prefill = SignatureInfo("prefill", (tokens(length), CACHE), (CACHE,))
+    seed = next(seed for seed in range(99) if plan(DECODE, seed=seed)[0].start > 10)
+    pretended: Any = SimpleNamespace(fill=fill)
+    caches = FilledCaches(pretended, tmp_path, {"prefill": prefill, "decode": DECODE}, seed, tmp_path)
+    caches.fill(["decode"])
+    assert [start for start, _ in chunks] == starts
 
 
 @pytest.mark.parametrize("name", ["model", "unsplit"])

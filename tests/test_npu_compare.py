@@ -151,6 +151,20 @@ def test_an_entry_point_keeps_its_names() -> None:
     assert signature.outputs.keys() == original.outputs.keys()
 
 
+def test_an_output_that_only_one_model_computes_is_a_difference(tmp_path: Path, compiler: Compilers) -> None:
+    text = """subgraph main (%x: float32[4]) {{ %z: float32[4] = ABS(%x) {more} return %z, %{y} }}"""
+    for name, more, y in (("one", "%y: float32[4] = EXP(%x)", "y"), ("other", "", "x")):
+        model = parse(text.format(more=more, y=y))
+        (signature,) = model.signatures
+        signature.outputs = dict(zip("zy", signature.outputs.values(), strict=True))
+        save(model, tmp_path / name)
+    found = compare_on_npu(tmp_path / "one", tmp_path / "other", sdk=compiler(emulator()))
+    assert [output.reason for output in found.signatures[0].outputs] == [
+        "",
+        "computed in only one of the models",
+    ]
+
+
 # The command
 
 

@@ -266,7 +266,7 @@ ALONE = replace(BASE, split_signatures=("prefill*",))
 def test_what_is_best_for_a_signature_is_written_down_where_it_belongs(
     base: Target, signature: str, long: bool, changes: Any, facts: dict[str, Any]
 ) -> None:
-    trial = Trial("a form", Measured(signature, figures(1)), 1.0)
+    trial = Trial("a form", Measured(signature, figures(1)))
     found = tuned_target(Tuning("m", signature, long, base, "SM8750", {}, (trial,), changes=changes))
     assert {name: getattr(found, name) for name in facts} == facts
     assert found.name == "qualcomm-htp-tuned"

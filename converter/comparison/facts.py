@@ -73,7 +73,7 @@ def _entries(model: Model, tensor: Tensor) -> int:
                 inputs = model.subgraphs[index].inputs
                 # IF has its condition before the operands that it passes on.
                 first = len(operator.inputs) - len(inputs)
-                yield from (inputs[place - first] for place in places if 0 <= place - first < len(inputs))
+                yield from (inputs[place - first] for place in places if place >= first)
 
     for _ in walked([tensor], carried):
         pass

@@ -116,11 +116,6 @@ class Both:
     caches: FilledCaches
     tell: Progress
 
-    @property
-    def names(self) -> tuple[str, str]:
-        """The models' names."""
-        return self.begun.a, self.begun.b
-
     def compared(self, run: Run) -> ComparisonReport:
         """Compare every pair with `run` and return the report."""
         found = []

@@ -32,11 +32,11 @@ _PARTITIONED = re.compile(
     r"resulted in (?P<partitions>\d+) partitions"
 )
 _FIGURES = {
-    "spill": re.compile(r"\bspill_bytes=(\d+)"),
-    "fill": re.compile(r"\bfill_bytes=(\d+)"),
-    "ddr_read": re.compile(r"\bread_total_bytes=(\d+)"),
-    "ddr_written": re.compile(r"\bwrite_total_bytes=(\d+)"),
-    "run_list": re.compile(r"\bin_runlist=(\d+)"),
+    "spill": "spill_bytes",
+    "fill": "fill_bytes",
+    "ddr_read": "read_total_bytes",
+    "ddr_written": "write_total_bytes",
+    "run_list": "in_runlist",
 }
 # QnnHtpProfile.h: events of a graph's finalization.
 _EVENTS = {
@@ -178,7 +178,7 @@ class Outcome:
         partitions = int(found["partitions"])
         sums = {name: int(text) for name, text in found.groupdict().items()}
         for name, wanted in _FIGURES.items():
-            values = wanted.findall(self.output)
+            values = re.findall(rf"\b{wanted}=(\d+)", self.output)
             if len(values) != partitions:
                 raise CompilerFailedError(
                     f"the compiler's log cannot be read: {len(values)} figures for {name}, expected {partitions}"

@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, as_completed
 from contextlib import ExitStack
@@ -43,7 +42,6 @@ class Trial(Record):
 
     form: str
     measured: Measured
-    seconds: float
     verdict: str = ""
 
     _or_null = ("verdict",)
@@ -234,9 +232,8 @@ def rewritten(model: Model, target: Target | None) -> Model:
 
 def try_form(exported: str, form: str, target: Target | None, compiler: Compiler) -> Trial:
     """Rewrite and compile an exported model with one entry point; may run in another process."""
-    started, model = time.perf_counter(), rewritten(load(exported), target)
-    measured = measure(model, model.entry_points()[0][0], compiler)
-    return Trial(form, measured, round(time.perf_counter() - started, 2))
+    model = rewritten(load(exported), target)
+    return Trial(form, measure(model, model.signatures[0].key, compiler))
 
 
 def _check(
