@@ -190,6 +190,9 @@ _WRAPPED = """%n: bool[4] = LESS(%i, int32(0))
 _CALLED = "%y: float32[4,2] = STABLEHLO_COMPOSITE(%i, %t) {name: 'e', decomposition_subgraph_index: 1}"
 _BRANCH = """%c: bool[] = LESS(int32(0), int32(1))
   %y: float32[4,2] = IF(%c, %i, %t) {then_subgraph_index: 1, else_subgraph_index: 1}"""
+_CONDITION = (
+    """%y: float32[4,2] = IF(%i, int32{0, 1, 2, 3}) {then_subgraph_index: 2, else_subgraph_index: 2}"""
+)
 # What the graph does with the index %i and the table %t, and how many entries the index may name.
 LOOKUPS = {
     "gather": ("[3,50,2]", "%y: float32[3,4,2] = GATHER(%t, %i) {axis: 1}", 50),
@@ -199,11 +202,7 @@ LOOKUPS = {
     "negative ones wrapped": ("[60,2]", _WRAPPED, 60),
     "in the body of a composite": ("[60,2]", _CALLED, 60),
     "in a branch, behind the condition": ("[60,2]", _BRANCH, 60),
-    "as a condition": (
-        "[60,2]",
-        "%y: float32[60,2] = IF(%i, %t) {then_subgraph_index: 2, else_subgraph_index: 2}",
-        0,
-    ),
+    "as a condition": ("[1]", _CONDITION, 0),
     "what is looked up in": ("[1]", "%y: int32[2] = GATHER(%i, int32{1, 2}) {axis: 0}", 0),
     "a sum": ("[1]", "%y: int32[4] = ADD(%i, int32(1))", 0),
     "a size known only at run time": ("[?,2]", _PLAIN, 0),

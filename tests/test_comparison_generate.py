@@ -284,7 +284,7 @@ def test_a_long_cache_is_filled_by_four_calls_and_read_no_further(
     assert not keys[ROWS:].any()
 
 
-@pytest.mark.parametrize(("length", "starts"), [(10, [0, 6]), (20, [0])])
+@pytest.mark.parametrize(("length", "starts"), [(9, [0, 7]), (20, [0])])
 def test_the_last_chunk_of_a_prefill_ends_with_the_cache(
     length: int, starts: list[int], tmp_path: Path
 ) -> None:
@@ -294,8 +294,8 @@ def test_the_last_chunk_of_a_prefill_ends_with_the_cache(
         chunks.extend(given)
         return {CACHE.name: np.zeros(CACHE.shape, np.float32)}
 
-    prefill = SignatureInfo("prefill", (tokens(length), CACHE), (CACHE,))
-    seed = next(seed for seed in range(99) if plan(DECODE, seed=seed)[0].start > 10)
+    prefill = SignatureInfo("prefill", (tokens(length), tensor("mask", 1, 1, length, 16), CACHE), (CACHE,))
+    seed = next(seed for seed in range(99) if plan(DECODE, seed=seed)[0].start > 9)
     pretended: Any = SimpleNamespace(fill=fill)
     caches = FilledCaches(pretended, tmp_path, {"prefill": prefill, "decode": DECODE}, seed, tmp_path)
     caches.fill(["decode"])

@@ -178,6 +178,7 @@ def test_a_form_whose_numbers_are_off_is_listed_and_the_next_one_taken(
 ) -> None:
     found = tuned(answers, bare, wrong=4, reason=reason)
     assert (found.winner and found.winner.form) == winner
+    assert winner is None or found.trials[0] is found.winner
     assert checked in found.checked
     off = [trial.verdict for trial in found.trials if trial.verdict]
     assert set(off) == (set() if reason else {"numbers are off"})
