@@ -69,9 +69,9 @@ def show_tuning(tuning: Tuning, destination: Path | None) -> None:
     output.say(*output.table([("form", *_FIGURES), *rows]) if rows else ())
     output.say("", *(f"  {note}" for note in tuning.notes))
     failed = [one for one in tuning.trials if not one.usable]
-    output.say(*(f"  left out, {one.form}: {one.measured.failure or one.verdict}" for one in failed))
+    output.say(*(f"  skipped, {one.form}: {one.measured.failure or one.verdict}" for one in failed))
     best = "No winner" if tuning.winner is None else f"Best: {tuning.winner.form}"
-    output.say(f"{best}: {tuning.checked}.")
+    output.say(f"{best}, {tuning.checked}.")
     if destination is not None:
         output.say(f"Written to {destination}; next: edge-opt convert {tuning.model} --target {destination}")
 

@@ -142,7 +142,7 @@ def tune(
         for done, _ in enumerate(as_completed(waiting), 1):
             tell("compiling", done, len(waiting))
         trials = sorted((future.result() for future in waiting), key=lambda trial: trial.rank)
-        checked = f"numbers not checked: {no_probe}"
+        checked = f"outputs not checked: {no_probe}"
         if not no_probe:
             targets = {form: applied(base, changes) for form, changes in forms.items()}
             checked = _check(trials, exported, targets, compiler, tell)
@@ -243,14 +243,14 @@ def _check(
     compiler: Compiler,
     tell: Progress,
 ) -> str:
-    """Find the best trial with the export's numbers; better ones get a verdict. Return how it was checked."""
+    """Find the best trial with the export's outputs; better ones get a verdict. Return how it was checked."""
     for place, trial in enumerate(trials):
         target = targets[trial.form]
         if not trial.usable:
             break
         if target is None:
-            return "its numbers are those that the compiler makes of the export"
-        tell(f"checking the numbers of {trial.form}", place, len(trials))
+            return "nothing to check"
+        tell(f"checking the outputs of {trial.form}", place, len(trials))
         found = compare_on_npu(
             exported,
             rewritten(load(exported), target),
@@ -259,12 +259,12 @@ def _check(
             seconds=compiler.seconds,
         )
         if found.equal:
-            return f"the same bits as exported on {compiler.chip}'s emulator"
+            return f"bit-identical to the export in {compiler.chip}'s emulator"
         reason = found.signatures[0].reason
         if reason.startswith("a: "):
-            return f"numbers not checked: as exported, {reason.removeprefix('a: ')}"
+            return f"outputs not checked: as exported, {reason.removeprefix('a: ')}"
         trials[place] = replace(trial, verdict=found.summary())
-    return "no trial's numbers are right"
+    return "no form has the export's outputs"
 
 
 def tuned_target(tuning: Tuning, name: str | None = None) -> Target:
@@ -276,7 +276,7 @@ def tuned_target(tuning: Tuning, name: str | None = None) -> Target:
     base, signature = tuning.target, tuning.signature
     if tuning.winner is None:
         raise UsageError(
-            f"nothing compiled for target '{base.name}' with the right numbers: there is no winner to write"
+            f"no form of target '{base.name}' compiled with the export's outputs: no target to write"
         )
     changed: dict[str, Any] = dict(tuning.changes or {})
     if "form" not in changed:
