@@ -251,7 +251,7 @@ def _other_list(values: list[Any], field: FieldSpec, tables: Tables, chance: Ran
         return values[:place]
     if how == 5:
         return values[place:] + values[:place]
-    return values * chance.choice((0, 2, 3, 40, 5000 // (1 + len(values))))
+    return values * chance.choice((0, 2, 3, 40, 1000 // (1 + len(values))))
 
 
 def _made(field: FieldSpec, tables: Tables, chance: Random) -> Any:
