@@ -30,9 +30,7 @@ class Source:
     It may also be a section of a file that begins at byte `base`; offsets count from there.
     """
 
-    __slots__ = (
-        *("__weakref__", "_finalizer", "_near", "_near_at", "_stat", "base", "content", "fd", "path", "size"),
-    )
+    __slots__ = ("__weakref__", "_finalizer", "_near", "_stat", "base", "content", "fd", "path", "size")
 
     def __init__(
         self,
@@ -46,7 +44,7 @@ class Source:
         """Use `content`, or if None, `size` bytes of the open file `fd`, which is closed with the source."""
         self.content, self.path, self.fd, self.base = content, path, fd, base
         self.size = size if content is None else len(content)
-        self._near, self._near_at = b"", 0
+        self._near = (0, b"")
         self._stat = None if fd is None else _stat_of(fd)
         self._finalizer: Any = None if fd is None else weakref.finalize(self, os.close, fd)
 
@@ -108,13 +106,13 @@ class Source:
             raise ModelFormatError(f"{self.name} was closed: keep it open while its weights are needed")
         if length > _NEAR // 2:
             return self._read(self.fd, offset, length)
-        # Tables that lie side by side are read at once.
-        begin = offset - self._near_at
-        if not 0 <= begin <= len(self._near) - length:
-            self._near_at = max(0, offset - _NEAR // 2)
-            begin = offset - self._near_at
-            self._near = self._read(self.fd, self._near_at, min(_NEAR, self.size - self._near_at))
-        return self._near[begin : begin + length]
+        # Tables that lie side by side are read at once. Another thread may replace `_near` meanwhile.
+        begin, near = self._near
+        if not begin <= offset <= begin + len(near) - length:
+            begin = max(0, offset - _NEAR // 2)
+            near = self._read(self.fd, begin, min(_NEAR, self.size - begin))
+            self._near = begin, near
+        return near[offset - begin : offset - begin + length]
 
     def _read(self, fd: int, offset: int, length: int) -> bytes:
         content = b""
