@@ -4,7 +4,15 @@ import math
 from typing import Any
 
 import pytest
-from attention_checks import GIVEN, TWO_SOFTMAXES, attention_text, heads_found, of_one_head, only_block
+from attention_checks import (
+    GIVEN,
+    TWO_SOFTMAXES,
+    attention_text,
+    heads_found,
+    masked_text,
+    of_one_head,
+    only_block,
+)
 from pass_runs import refusal
 from text_parser import parse
 
@@ -265,6 +273,18 @@ subgraph main (%x: float32[6,16], %e: float32[6,4,16]) {
 }"""
 SETTLED = {
     "two softmaxes of one head": (of_one_head(TWO_SOFTMAXES), "already single-head"),
+    "one head with a mask joined of two": (
+        of_one_head(
+            masked_text(
+                "%both",
+                scores="""  %l: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+  %half: float32[1,4,3,8] = SLICE(%mask, int32{0, 0, 0, 0}, int32{1, 1, 3, 8})
+  %other: float32[1,4,3,8] = NEG(%half)
+  %both: float32[1,4,6,8] = CONCATENATION(%half, %other) {axis: 2}""",
+            )
+        ),
+        "already single-head",
+    ),
     "an outermost axis that may be the batch": (BATCH, "already single-head"),
     "a softmax over classes": (
         "subgraph main (%x: float32[2,10]) { %p: float32[2,10] = SOFTMAX(%x) return %p }",

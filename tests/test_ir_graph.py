@@ -163,6 +163,8 @@ def test_still_needed_is_what_somebody_outside_reads_and_what_that_needs() -> No
     assert still_needed(graph, made, new) == made[:3]
     graph.outputs = []
     assert still_needed(graph, made, [op(made[0].output), *new]) == made[:1]
+    graph.outputs = [made[3].output]
+    assert still_needed(graph, made, [Operator(ADD, made[0].inputs, made[2].outputs)]) == made[3:]
 
 
 def test_tensors_keep_their_places_where_weights_name_their_scales_by_index() -> None:

@@ -63,6 +63,30 @@ def test_a_scale_is_sunk_into_the_heads_only_if_nobody_else_reads_what_it_makes(
     assert kinds(model)["MUL"] == (1 if read else 4)
 
 
+TOKENS_FIRST = """
+signature main = #0 (q=%q, k=%k, v=%v) -> (o=%o)
+subgraph main (%q: float32[1,6,4,5], %k: float32[1,1,8,5], %v: float32[1,1,8,5]) {
+  %r: float32[1,1,24,5] = RESHAPE(%q, int32{1, 1, 24, 5})
+  %s: float32[1,1,24,5] = MUL(%r, float32(0.5))
+  %l: float32[1,1,24,8] = BATCH_MATMUL(%s, %k) {adj_y: true}
+  %p: float32[1,1,24,8] = SOFTMAX(%l) {beta: 1.0}
+  %h: float32[1,1,24,5] = BATCH_MATMUL(%p, %v)
+  %o: float32[1,6,20] = RESHAPE(%h, int32{1, 6, 20})
+  return %o
+}
+"""
+
+
+@pytest.mark.parametrize("form", ["split", "unpack"])
+def test_a_scale_below_the_cut_is_made_per_head(form: str) -> None:
+    """Rows are tokens, then heads: only above the RESHAPE have heads an axis."""
+    model = parse(TOKENS_FIRST)
+    before = to_bytes(model)
+    assert [report.status for report in convert(model, form)] == [Status.CONVERTED]
+    assert kinds(model)["MUL"] == 4
+    assert_same_bits(before, model)
+
+
 TWO_AXES_OF_HEADS = """
 subgraph main (%q: float32[1,6,4,5], %k: float32[1,2,1,8,5], %v: float32[1,2,1,8,5]) {
   %n: float32[1,6,2,2,5] = RESHAPE(%q, int32{1, 6, 2, 2, 5})
