@@ -334,6 +334,8 @@ def test_skipped_sites_are_numbered_on() -> None:
     ]
     left = attention_left(model, model.subgraphs[0], "main", done, split=True)
     assert [site.index for site in left] == [1, 2]
+    single = parse(of_one_head(in_a_branch(attention_text(name="else"))))
+    assert list(attention_left(single, single.subgraphs[0], "main", [], split=True)) == []
 
 
 def test_signatures_that_share_a_subgraph_are_converted_together_and_told_so() -> None:

@@ -51,8 +51,9 @@ def test_healthy_ranges_are_not_accused(scales: dict[str, str]) -> None:
 
 
 def test_a_quantized_model_real_numbers_and_integers_without_scales_are_not_accused() -> None:
-    text = "subgraph f (%x: float32[2,2]) {\n  %y: float32[2,2] = BATCH_MATMUL(%x, %x)\n  return %y\n}"
-    assert [*broken_ranges(load(QUANTIZED)), *broken_ranges(parse(text))] == []
+    graph = "subgraph f (%x: {0}[2,2]) {{ %y: {0}[2,2] = {1}(%x, %x) return %y }}"
+    texts = graph.format("float32", "BATCH_MATMUL"), graph.format("int16", "ADD")
+    assert [found for model in (load(QUANTIZED), *map(parse, texts)) for found in broken_ranges(model)] == []
 
 
 @pytest.mark.parametrize(("scales", "rule", "tensor", "text"), [
@@ -70,6 +71,8 @@ def test_broken_ranges_are_named(scales: dict[str, str], rule: str, tensor: str,
 def test_values_in_steps_beyond_the_end_of_what_takes_them_are_cut_off(scale: str, rules: list[str]) -> None:
     text = f"subgraph f (%s: int16[4] q(0.0001, 0)) {{ %c: int16[4] q({scale}, 0) = QUANTIZE(%s) return %c }}"
     assert [one.rule for one in broken_ranges(parse(text))] == rules
+    fine = text.replace(") {", ", %t: int16[4] q(1e-12, 0)) {").replace("QUANTIZE(%s)", "ADD(%s, %t)")
+    assert list(broken_ranges(parse(fine))) == [], "the other operand's steps are small"
 
 
 POSITIONS = """

@@ -100,6 +100,18 @@ def test_weights_that_differ_between_heads_are_cut_with_them() -> None:
     assert [op.input(1).array().ravel().tolist() for op in composites(model)] == [[1, 2, 3, 4], [5, 6, 7, 8]]
 
 
+def test_weights_that_a_body_multiplies_by_are_shared() -> None:
+    text = NORMED.replace("float32{1.0, 2.0, 3.0, 4.0}", "float32[1,1,4,4]{splat 0.5}")
+    body = text[text.index("  %e: float32[4]") :]
+    model = split_above(
+        text.replace(body, "  %z: float32[1,2,3,4] = BATCH_MATMUL(%y, %w)\n  return %z\n}\n").replace(
+            "%w: float32[4]", "%w: float32[1,1,4,4]"
+        )
+    )
+    assert cut_at(model) == {"f"}
+    assert len(composites(model)) == 2
+
+
 def test_a_body_of_which_one_head_leaves_nothing_still_defines_its_result() -> None:
     text = NORMED[: NORMED.index("subgraph norm")].replace("float32{1.0, 2.0, 3.0, 4.0}) {name", ") {name")
     text = text.replace("COMPOSITE(%t, )", "COMPOSITE(%t)")
