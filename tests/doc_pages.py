@@ -55,7 +55,7 @@ class Block:
     @property
     def commands(self) -> list[Command]:
         """The commands in it, `a && b` being two."""
-        lines = [line.strip() for line in self.text.splitlines()]
+        lines = [line.strip() for line in self.text.replace("\\\n", " ").splitlines()]
         if self.language in ("yaml", "yml"):
             lines = [
                 line.partition("run: ")[2].partition("  #")[0] for line in lines if line.startswith("- run: ")
