@@ -98,7 +98,9 @@ def compare(
     a: Annotated[Path, argument("The reference.", "A")],
     b: Annotated[Path, argument("The model to compare with it.", "B")],
     *,
-    on: Annotated[options.Place, option("LiteRT's XNNPACK or plain kernels, or Hexagon's emulator.")] = "cpu",
+    on: Annotated[
+        options.Place, option("LiteRT's default or reference kernels, or Qualcomm's emulator.")
+    ] = "cpu",
     atol: Annotated[float, option("Equal means |a-b| <= atol + rtol*|a|.", "<X>", min=0)] = 0.0,
     rtol: Annotated[float, option("See --atol.", "<X>", min=0)] = 0.0,
     generate: Annotated[int | None, option("Also generate and compare tokens.", "<N>", min=1)] = None,

@@ -72,7 +72,7 @@ def evaluate(
     bundles: Annotated[list[Path], argument("NPU bundles that are not compiled yet.", "BUNDLE")],
     *,
     prompts: Annotated[Path, option("Prompts that calibration did not use, as JSON lines.", "<FILE.jsonl>")],
-    on: Annotated[Literal["cpu", "npu"], option("LiteRT-LM on CPU kernels, or Hexagon's emulator.")] = "cpu",
+    on: Annotated[Literal["cpu", "npu"], option("LiteRT-LM on CPU kernels, or Qualcomm's emulator.")] = "cpu",
     tokens: Annotated[
         int | None, option("On the NPU: tokens to score, many seconds each. Default: 20.", "<N>", min=1)
     ] = None,
@@ -121,7 +121,7 @@ def profile(
     flags: options.FlagOption = None,
     seconds: options.SecondsOption = 3600.0,
     verbose: Annotated[
-        bool, option("Of a bundle, also show all parts of a step.", None, "--verbose")
+        bool, option("For a bundle, also show all parts of a step.", None, "--verbose")
     ] = False,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
