@@ -179,24 +179,15 @@ ASSUMED_WINDOW: Final = 512
 """LiteRT-LM's window of sliding layers if the metadata names none."""
 
 # Field numbers of the executor metadata.
-_LANGUAGE_MODEL, _BUFFERS, _MASKS, _WINDOW = 1, 2, 3, 3
-_INPUT, _KIND, _AXIS = 3, 6, 7
+_LANGUAGE_MODEL, _CACHES, _MASKS, _WINDOW, _KIND = 1, 2, 3, 3, 6
 _LOCAL_KINDS = (3, 4)  # TYPE_LOCAL_KEY_CACHE, TYPE_LOCAL_VALUE_CACHE
 
 
-class StateBuffer(NamedTuple):
-    """A cache: its decode input, its position axis, and whether it is a sliding layer's ring buffer."""
-
-    name: str
-    axis: int | None
-    local: bool
-
-
 class ExecutorMetadata(NamedTuple):
-    """A bundle's caches, and the `window` of its sliding layers in positions, None if not given."""
+    """The `window` of a bundle's sliding layers in positions, None if not given, and for each cache if it is a ring."""
 
     window: int | None
-    buffers: tuple[StateBuffer, ...]
+    rings: tuple[bool, ...]
 
 
 def section_of(bundle: Bundle) -> int | None:
@@ -212,18 +203,13 @@ def read_executor_metadata(bundle: Bundle | None) -> ExecutorMetadata | None:
     source = bundle.content(index)
     try:
         models = [_fields(one) for one in _fields(source.read(0, source.size))[_LANGUAGE_MODEL]]
-        buffers = [_buffer(_fields(one)) for model in models for one in model[_BUFFERS]]
+        kinds = [_fields(one)[_KIND] for model in models for one in model[_CACHES]]
         masks = [_fields(one) for model in models for one in model[_MASKS]]
         windows = [int(value) for mask in masks for value in mask[_WINDOW] if value]
     except (TypeError, ValueError, AttributeError) as error:
         raise source.refusal("its executor metadata is damaged: build the bundle again") from error
-    return ExecutorMetadata(windows[-1] if windows else None, tuple(buffers))
-
-
-def _buffer(fields: Mapping[int, list[Any]]) -> StateBuffer:
-    name, axis, kind = ((*fields[number], None)[0] for number in (_INPUT, _AXIS, _KIND))
-    position_axis = None if axis is None else int(axis)
-    return StateBuffer((name or b"").decode("utf-8", "replace"), position_axis, kind in _LOCAL_KINDS)
+    rings = (any(one in _LOCAL_KINDS for one in kind) for kind in kinds)
+    return ExecutorMetadata(windows[-1] if windows else None, tuple(rings))
 
 
 def _fields(data: bytes) -> Mapping[int, list[Any]]:

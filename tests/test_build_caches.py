@@ -113,11 +113,11 @@ def test_window_and_caches_are_read_from_the_executor_metadata_also_after_it_was
     told = read_executor_metadata(new)
     assert told is not None
     assert told.window == 300
-    assert told.buffers == (("kv_cache_k_0", 3, True), ("kv_cache_k_1", 3, False))
+    assert told.rings == (True, False)
     assert [new.content(i).size for i in (1, 2)] == [old.content(i).size for i in (1, 2)]
     told = read_executor_metadata(read_bundle(ringed(tmp_path, metadata(window=300, layers=30))))
     assert told is not None
-    assert (told.window, len(told.buffers)) == (300, 30)
+    assert (told.window, len(told.rings)) == (300, 30)
 
 
 @pytest.mark.parametrize("told", [b"\x0a", b"\x0a\x7f", b"\x80" * 11, b"\x0b"])

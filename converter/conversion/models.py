@@ -62,7 +62,7 @@ def positions_in(opened: Opened, parts: Iterable[Part]) -> int | None:
     or by longer caches beside them.
     """
     metadata = read_executor_metadata(opened.bundle)
-    if metadata is not None and metadata.buffers and all(cache.local for cache in metadata.buffers):
+    if metadata is not None and metadata.rings and all(metadata.rings):
         return None
     infos = (signature_info(signature) for part in parts for signature in part.model.signatures)
     return max(map(known_length, infos), default=0) or None

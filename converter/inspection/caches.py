@@ -66,7 +66,7 @@ def find_caches(model: Model, bundle: Bundle | None = None) -> Caches:
 def _assumed(caches: tuple[Cache, ...], metadata: ExecutorMetadata | None) -> str:
     """LiteRT-LM 0.18's assumptions about a bundle that does not name the window."""
     rings = [cache.positions for cache in caches if cache.ring]
-    window = min(rings) if rings and metadata is not None and metadata.buffers else ASSUMED_WINDOW
+    window = min(rings) if rings and metadata is not None and metadata.rings else ASSUMED_WINDOW
     axes = ", and treats the longer axis of a cache as its positions" if metadata is None else ""
     return (
         f"The bundle does not say how far its sliding layers see: LiteRT-LM assumes {window} positions{axes}. If "
