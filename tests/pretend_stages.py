@@ -3,37 +3,38 @@
 import hashlib
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from bundles import GENERIC, bundle, model_part
 from text_parser import parse
 
 from edge_opt.base.words import Progress
-from edge_opt.build import BuildResult, Job, StageAnswer, build
+from edge_opt.build import BuildResult, build, evaluation, stages
 from edge_opt.build.evaluation import Evaluation, ModelScore
 from edge_opt.build.stage import STAGES
-from edge_opt.build.stages import Processes
+from edge_opt.build.stages import Job
 from edge_opt.ir import to_bytes
 from edge_opt.npu.scoring import Closeness
 
-FLOAT = """
-signature prefill_4 = #0 (embeddings=%e, kv_cache_k_0=%k) -> (logits=%y)
-subgraph prefill_4 (%e: float32[1,1,4,8], %k: float32[1,1,8,16]) {
-  %y: float32[1,1,4,16] = BATCH_MATMUL(%e, %k)
-  return %y
-}
-"""
 QUANTIZED = """
-signature prefill_4 = #0 (embeddings=%e, kv_cache_k_0=%k) -> (logits=%y)
+signature prefill_4 = #0 (embeddings=%e, kv_cache_k_0=%k) -> (logits=%y, kv_slice_k_0=%s)
 subgraph prefill_4 (%e: int16[1,1,4,8] q(0.1, 0), %k: int16[1,1,8,16] q(0.1, 0)) {
   %y: int16[1,1,4,16] q(0.1, 0) = BATCH_MATMUL(%e, %k)
-  return %y
+  %s: int16[1,1,8,4] q(0.1, 0) = TRANSPOSE(%e, int32{0, 1, 3, 2})
+  return %y, %s
 }
 """
-COMPILED = QUANTIZED.replace("BATCH_MATMUL", "CUSTOM 'DISPATCH_OP' ")
+COMPILED = f"""{QUANTIZED.partition("  %y")[0]}
+  %y: int16[1,1,4,16] q(0.1, 0), %s: int16[1,1,8,4] q(0.1, 0) = CUSTOM 'DISPATCH_OP' (%e, %k)
+  return %y, %s
+}}
+"""
+FLOAT = QUANTIZED.replace("int16", "float32").replace(" q(0.1, 0)", "")
 TOKENIZER = (GENERIC, {"name": "tokenizer"}, b"words")
 WEIGHTS = (2).to_bytes(8, "little") + b"{}"
 METADATA = (9, {}, bytes([0x0A, 2, 0x08, 16]))  # executor metadata: a history of 16 tokens
@@ -61,26 +62,32 @@ def checkpoint(folder: Path) -> Path:
 
 
 @dataclass
-class Stages(Processes):
+class Stages:
     """A toolchain; `ran` are the stages that were carried out, `instead` what some of them do otherwise."""
 
-    instead: Mapping[str, Callable[[Job], None]] = field(default_factory=dict)
-    installed: dict[str, str] = field(default_factory=lambda: {"edge-opt": "1"})
+    instead: Mapping[str, Callable[[Job], object]] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=lambda: {"edge-opt": "1"})
     ran: list[str] = field(default_factory=list)
     jobs: dict[str, Job] = field(default_factory=dict)
     checked: bool = False
     npu_kl: float = 0.2
 
-    def versions(self) -> dict[str, str]:
-        """Of what there is."""
-        return self.installed
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Builds run these stages."""
+        tools = {"tool_versions": lambda: self.versions, "carry_out": self.carry_out}
+        runtimes = patch.object(evaluation, "check_runtimes", self.check_runtimes)
+        with patch.multiple(stages, **tools), runtimes:
+            yield
 
-    def check_runtimes(self, *, bundles: bool = True) -> dict[str, str]:
+    def check_runtimes(self) -> dict[str, str]:
         """Of what runs models."""
         self.checked = True
         return {"litert-lm-api": "1"}
 
-    def carry_out(self, job: Job, log: Path, scratch: Path, progress: Progress) -> StageAnswer:
+    def carry_out(
+        self, job: Job, log: Path, scratch: Path, progress: Progress
+    ) -> tuple[dict[str, Any], int | None]:
         """One function."""
         assert scratch.is_dir()
         assert not any(Path(job.output).iterdir())
@@ -88,99 +95,63 @@ class Stages(Processes):
         self.ran.append(job.stage)
         self.jobs[job.stage] = job
         progress(job.stage, 1, 2)
-        told = getattr(self, job.stage)(job)
+        values = getattr(self, job.stage)(job)
         if job.stage in self.instead:
             self.instead[job.stage](job)
-        return StageAnswer(told, 5 << 20)
+        return values or {}, 5 << 20
 
     def configure(self, job: Job) -> dict[str, Any]:
         """Settings as the pipeline's: what each stage takes."""
-        told = {"cache_length": 1280, **job.options["settings"]}
-        steps = told.pop("max_calibration_decode_steps", 32)
-        taken = {
-            "export": told,
-            "calibrate": {"max_calibration_decode_steps": steps},
-            "quantize": {},
-            "compile": {"soc_model": job.options["chip"]},
-        }
-        return {
-            "config": {"soc_model": job.options["chip"], **told},
-            "settings": taken,
-            "caches": job.options["caches"],
-        }
+        taken = {"cache_length": 1280, **job.options["settings"]}
+        steps, chip = taken.pop("max_calibration_decode_steps", 32), {"soc_model": job.options["chip"]}
+        calibrate = {"max_calibration_decode_steps": steps}
+        settings = {"export": taken, "calibrate": calibrate, "quantize": {}, "compile": chip}
+        caches = {"window": None, "ring": None, "notes": []}
+        return {"config": {**chip, **taken}, "settings": settings, "caches": caches}
 
-    def export(self, job: Job) -> dict[str, Any]:
-        """The float bundle."""
+    def export(self, job: Job) -> None:
         write(job.model, FLOAT)
-        return {}
 
-    def calibrate(self, job: Job) -> dict[str, Any]:
+    def calibrate(self, job: Job) -> None:
         """Something that depends on the prompts."""
         read = hashlib.sha256(Path(job.inputs["prompts"]).read_bytes()).hexdigest()
         (Path(job.output) / "ranges.json").write_text(read)
-        return {}
 
     def quantize(self, job: Job) -> dict[str, Any]:
-        """The quantized bundle."""
         write(job.model, QUANTIZED)
         return {"notes": ["put back: metadata"]}
 
-    def narrow(self, job: Job) -> dict[str, Any]:
-        """Nothing: what it does is tested with models."""
+    def narrow(self, job: Job) -> None:
         shutil.copyfile(job.inputs["model"], job.model)
-        return {}
 
     def optimize(self, job: Job) -> dict[str, Any]:
         """Nothing but what it says."""
         shutil.copyfile(job.inputs["model"], job.model)
-        kept = {
-            "signature": "prefill_4",
-            "kept": "converted",
-            "why": "2.0 ms as exported, 1.0 ms as converted",
-        }
+        why = "2.0 ms as exported, 1.0 ms as converted"
+        kept = {"signature": "prefill_4", "kept": "converted", "why": why}
         compiled = {"prefill_decode": {"compile": True}}
         return {"signatures": [kept], "notes": [], "compile_configs": compiled, "steps": []}
 
     def evaluate(self, job: Job) -> dict[str, Any]:
         """The checkpoint finds every token as likely as one of 2, the bundle as one of 4."""
-        closeness = [Closeness([], [], [math.log(chance)] * 2) for chance in (0.5, 0.25)]
-        scores = [
-            ModelScore.of(name, own, closeness[0]) for name, own in zip(job.inputs, closeness, strict=True)
-        ]
+        own = [Closeness([], [], [math.log(chance)] * 2) for chance in (0.5, 0.25)]
+        scores = [ModelScore.of(name, one, own[0]) for name, one in zip(job.inputs, own, strict=True)]
         return asdict(Evaluation(scores, len(job.options["parts"])))
 
     def emulate(self, job: Job) -> dict[str, Any]:
         """The same on the CPU, and a little worse in the emulator."""
-        closeness = [
-            Closeness([kl] * 8, [True] * 8, [math.log(0.5) - kl] * 8) for kl in (0.0, 0.1, self.npu_kl)
-        ]
+        own = [Closeness([kl] * 8, [True] * 8, [math.log(0.5) - kl] * 8) for kl in (0.0, 0.1, self.npu_kl)]
         names = [*job.inputs, "converted"]
-        scores = [
-            ModelScore.of(name, own, closeness[0], on_npu=at == 2)
-            for at, (name, own) in enumerate(zip(names, closeness, strict=True))
-        ]
+        scores = [ModelScore.of(names[at], one, own[0], on_npu=at == 2) for at, one in enumerate(own)]
         return asdict(Evaluation(scores, 1))
 
-    def compile(self, job: Job) -> dict[str, Any]:
-        """One call of the NPU."""
+    def compile(self, job: Job) -> None:
         write(job.model, COMPILED)
-        return {}
 
 
-class InProcess(Processes):
-    """Carries out a stage as it is, without a process of its own; `jobs` are those so far."""
-
-    def __init__(self) -> None:
-        self.jobs: list[Job] = []
-
-    def check_runtimes(self, *, bundles: bool = True) -> dict[str, str]:
-        """All is there."""
-        return {}
-
-    def carry_out(self, job: Job, log: Path, scratch: Path, progress: Progress) -> StageAnswer:
-        """The stage's own function."""
-        self.jobs.append(job)
-        return StageAnswer(STAGES[job.stage](job, progress))
+def at_once(job: Job, log: Path, scratch: Path, progress: Progress) -> tuple[dict[str, Any], int | None]:
+    """Carry out a stage as it is, without a process of its own."""
+    return STAGES[job.stage](job, progress), None
 
 
 class Place:
@@ -202,7 +173,6 @@ class Place:
         self, source: Path | None = None, stages: Stages | None = None, **options: Any
     ) -> tuple[Stages, BuildResult]:
         stages = stages or Stages()
-        if options.get("prompts", "") == "":
-            options["prompts"] = self.prompts
-        told = {"soc": "SM8750", "sdk": self.sdk, "overwrite": True, "output": self.output, **options}
-        return stages, build(source or self.checkpoint, toolchain=stages, **told)
+        defaults = {"soc": "SM8750", "sdk": self.sdk, "prompts": self.prompts, "output": self.output}
+        with stages.in_place():
+            return stages, build(source or self.checkpoint, **{**defaults, "overwrite": True, **options})

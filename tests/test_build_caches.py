@@ -1,20 +1,29 @@
 """Caches of a build: how long the rings of sliding layers are, what is refused, and what a bundle says of them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bundles import bundle, model_part
 from cli_runs import run
+from litert_lm_builder.runtime.proto import executor_metadata_pb2
 from pretend_stages import TOKENIZER
 from text_parser import parse
 
 from edge_opt.base.errors import ModelFormatError, UsageError
-from edge_opt.build.source import SlidingLayers
+from edge_opt.build.source import plan_caches
 from edge_opt.inspection import inspect
 from edge_opt.ir import to_bytes
 from edge_opt.schema.litertlm import read_bundle, read_executor_metadata
 
-GEMMA = SlidingLayers(window=512, sliding=5, count=6)
+
+def planned(
+    window: int, sliding: int, prefill: list[int], cache: int, chosen: Any = None, *, whole: bool = False
+) -> Any:
+    """The caches of a checkpoint of six layers, of which some see a window."""
+    kinds = ["sliding_attention"] * sliding + ["full_attention"] * (6 - sliding)
+    config = {"sliding_window": window, "layer_types": kinds}
+    return plan_caches(config, prefill, cache, chosen, whole=whole)
 
 
 @pytest.mark.parametrize(
@@ -33,31 +42,28 @@ GEMMA = SlidingLayers(window=512, sliding=5, count=6)
 def test_a_ring_holds_the_window_and_the_longest_prefill_and_is_shorter_than_the_cache(
     window: int, sliding: int, prefill: list[int], cache: int, asked: int | None, ring: int | None
 ) -> None:
-    layers = SlidingLayers(window, sliding, 6)
-    assert layers.ring(prefill, cache, asked, whole=False) == ring
-    assert asked or layers.ring(prefill, cache, asked, whole=True) is None
+    assert planned(window, sliding, prefill, cache, asked)["ring"] == ring
+    assert asked or planned(window, sliding, prefill, cache, whole=True)["ring"] is None
 
 
 @pytest.mark.parametrize(
-    ("layers", "asked", "message"),
+    ("sliding", "asked", "message"),
     [
-        *((GEMMA, asked, "multiple of 64, at least 1024 .* less than the cache, 4096") for asked in (256, 1100, 4096)),
-        (SlidingLayers(count=6), 1024, "no sliding layers"),
+        *((5, asked, "multiple of 64, at least 1024 .* less than") for asked in (256, 1100, 4096, "1024", True)),
+        (0, 1024, "no sliding layers"),
     ],
 )  # fmt: skip
-def test_a_ring_that_cannot_work_is_refused(layers: SlidingLayers, asked: int, message: str) -> None:
+def test_a_ring_that_cannot_work_is_refused(sliding: int, asked: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        layers.ring([128, 1024], 4096, asked, whole=False)
+        planned(512, sliding, [128, 1024], 4096, asked)
 
 
-def test_layers_are_counted_by_kind_and_a_long_prefill_is_told_of() -> None:
-    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    assert SlidingLayers.of({"sliding_window": 512, "layer_types": kinds}) == SlidingLayers(512, 2, 3)
-    assert SlidingLayers.of({"sliding_window": 512, "layer_types": kinds[1:2]}) == SlidingLayers(0, 0, 1)
-    assert SlidingLayers.of({"sliding_window": 4096}) == SlidingLayers()
-    assert len(GEMMA.notes(512, [512])) == 1
-    assert "applies no window within one chunk" in GEMMA.notes(1024, [1024])[1]
-    assert SlidingLayers(count=2).notes(None, [1024]) == []
+def test_the_window_is_that_of_sliding_layers_and_a_long_prefill_is_told_of() -> None:
+    found = planned(512, 5, [512], 4096)
+    assert (found["window"], len(found["notes"])) == (512, 1)
+    assert "5 of 6 layers see 512 positions back and keep a ring of 512" in found["notes"][0]
+    assert "applies no window within one chunk" in planned(512, 5, [1024], 4096)["notes"][1]
+    assert planned(512, 0, [1024], 4096) == {"window": None, "ring": None, "notes": []}
 
 
 # --- what a bundle says ---
@@ -74,25 +80,14 @@ subgraph decode ({_INPUTS}, %e0: float32[1,1,8,1], %e1: float32[1,1,16,1]) {{
 """
 
 
-def field(number: int, value: int | bytes) -> bytes:
-    """A field of a protocol buffer; numbers and lengths below 16384."""
-    size = value if isinstance(value, int) else len(value)
-    count = bytes([size]) if size < 128 else bytes([size % 128 + 128, size // 128])
-    return (
-        bytes([8 * number + 2 * isinstance(value, bytes)])
-        + count
-        + (b"" if isinstance(value, int) else value)
-    )
-
-
-def metadata(*, window: int | None = None, layers: int = 2) -> bytes:
-    """Executor metadata of as many key caches, all but the last of them rings."""
-    buffers = [
-        field(2, field(3, f"kv_cache_k_{layer}".encode()) + field(6, kind) + field(7, 3))
-        for layer, kind in enumerate([3] * (layers - 1) + [1])
-    ]
-    masks = b"" if window is None else field(3, field(1, 1) + field(3, window))
-    return field(1, field(1, 16) + b"".join(buffers) + masks)
+def metadata(window: int = 0) -> bytes:
+    """Executor metadata of two key caches: a ring, and a whole one."""
+    told = executor_metadata_pb2.ExecutorMetadata()
+    for kind in (3, 1):
+        told.llm_executor_metadata.state_buffers.add(type=kind)
+    told.llm_executor_metadata.attention_mask_settings.sliding_window_size = window
+    content: bytes = told.SerializeToString()
+    return content
 
 
 def ringed(folder: Path, told: bytes | None) -> Path:
@@ -108,16 +103,10 @@ def test_window_and_caches_are_read_from_the_executor_metadata_also_after_it_was
 ) -> None:
     assert read_executor_metadata(read_bundle(ringed(tmp_path, None))) is None
     old, made = read_bundle(ringed(tmp_path, metadata())), tmp_path / "made.litertlm"
-    old.write({0: metadata(window=300)}, made)
+    old.write({0: metadata(300)}, made)
     new = read_bundle(made)
-    told = read_executor_metadata(new)
-    assert told is not None
-    assert told.window == 300
-    assert told.rings == (True, False)
+    assert read_executor_metadata(new) == (300, (True, False))
     assert [new.content(i).size for i in (1, 2)] == [old.content(i).size for i in (1, 2)]
-    told = read_executor_metadata(read_bundle(ringed(tmp_path, metadata(window=300, layers=30))))
-    assert told is not None
-    assert (told.window, len(told.rings)) == (300, 30)
 
 
 @pytest.mark.parametrize("told", [b"\x0a", b"\x0a\x7f", b"\x80" * 11, b"\x0b"])
@@ -129,10 +118,7 @@ def test_damaged_metadata_is_refused(tmp_path: Path, told: bytes) -> None:
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        (
-            metadata(window=300),
-            "caches: 1 ring buffer of 8, 1 of 16 positions; sliding layers see 300 positions",
-        ),
+        (metadata(300), "caches: 1 ring buffer of 8, 1 of 16 positions; sliding layers see 300 positions"),
         (metadata(), "LiteRT-LM assumes 8 positions. "),
         (None, "LiteRT-LM assumes 512 positions, and treats the longer axis of a cache as its positions"),
     ],

@@ -1,5 +1,7 @@
 """Logits whose weights are in 4 bits: the frequent rows are what they were, and the others as near as 4 bits allow."""
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,6 +10,7 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from text_parser import parse
 
 from edge_opt.base.errors import UsageError
+from edge_opt.build import logits as logits_module
 from edge_opt.build.logits import gptq, narrow_logits
 from edge_opt.ir import Model, to_bytes
 
@@ -40,7 +43,7 @@ def logits(found: Model, codes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def test_frequent_rows_give_the_same_numbers_and_the_others_near_ones() -> None:
     old, new = model(), model()
-    narrow_logits(new, MOMENTS, kept=KEPT)
+    narrow_logits(new, MOMENTS, print, kept=KEPT)
     names = [operator.name for operator in new.subgraphs[0]]
     assert names == ["FULLY_CONNECTED", "FULLY_CONNECTED", "CONCATENATION", "RESHAPE"]
     kinds = [(op.input(1).shape, op.input(1).dtype.name) for op in list(new.subgraphs[0])[:2]]
@@ -56,7 +59,7 @@ def test_frequent_rows_give_the_same_numbers_and_the_others_near_ones() -> None:
 
 def test_an_error_is_made_up_for_by_the_columns_that_follow() -> None:
     """Against nearest codes of the same scales, in the numbers that the product gives."""
-    narrow, scales = gptq(CODES, SCALES, MOMENTS)
+    narrow, scales = gptq(CODES, SCALES, MOMENTS, print)
     assert np.abs(narrow).max() <= 7
     weights = CODES * SCALES[:, None]
     nearest = np.clip(np.rint(weights / scales[:, None]), -7, 7)
@@ -78,4 +81,29 @@ def test_an_error_is_made_up_for_by_the_columns_that_follow() -> None:
 )
 def test_what_cannot_be_narrowed_is_refused(found: Model, kept: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        narrow_logits(found, MOMENTS, kept=kept)
+        narrow_logits(found, MOMENTS, print, kept=kept)
+
+
+@pytest.mark.slow
+def test_moments_are_those_of_what_the_logits_product_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
+    config = transformers.Gemma3TextConfig(**sizes, num_key_value_heads=1, head_dim=8, vocab_size=50)
+    model = transformers.Gemma3ForCausalLM(config).eval()
+    model.save_pretrained(tmp_path / "model")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(f'"{"x" * 2000}"\n"{"y" * 2001}"\n')
+    ids = {"x": [7] * 2000, "y": [*range(40), *[9] * 1961]}
+    wording = SimpleNamespace(tokenizer=SimpleNamespace(tokenize=lambda text: ids[text[0]]), text=str)
+    monkeypatch.setattr(logits_module, "wording_of", lambda _: wording)
+    found, tokens = logits_module._moments(tmp_path / "model", prompts, print)
+    inputs: list[Any] = []
+    model.get_output_embeddings().register_forward_pre_hook(lambda _, given: inputs.append(given[0][0]))
+    with torch.no_grad():
+        for one in ids.values():
+            model(torch.tensor([one]))
+    read = torch.cat(inputs).double().numpy()
+    assert tokens == len(read) == 4001
+    np.testing.assert_allclose(found, read.T @ read, rtol=1e-4, atol=1e-3)

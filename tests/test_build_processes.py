@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from textwrap import dedent, indent
@@ -21,8 +22,9 @@ from pretend_stages import Place, write
 from terminal_signals import gone
 
 from edge_opt.base.errors import OutputError, UsageError
-from edge_opt.build import Job, StageAnswer, StageFailedError, pipeline, stage, stages
-from edge_opt.build.stages import Processes
+from edge_opt.build import StageFailedError, pipeline, stages
+from edge_opt.build.evaluation import check_runtimes
+from edge_opt.build.stages import Job
 from edge_opt.npu import CompilerFailedError
 
 ROOT = Path(__file__).parent.parent
@@ -42,14 +44,16 @@ def test_the_extra_holds_the_version_that_is_known_here() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "sentence"),
+    ("found", "check", "sentence"),
     [
-        ({"litert-torch": "0.11.0"}, "litert-torch is 0.11.0, but edge-opt supports only 0.10: "),
-        ({"torch": None}, "the build needs torch: pip install '."),
+        ({"litert-torch": "0.11.0"}, stages.tool_versions, "litert-torch is 0.11.0, but edge-opt supports only 0.10: "),
+        ({"torch": None}, stages.tool_versions, "torch is not installed: pip install '.[build]"),
+        ({"torch": None}, check_runtimes, "torch is not installed: pip install '.[build]"),
+        ({"litert-lm-api": None}, check_runtimes, "litert-lm-api is not installed: pip install '.[lm]'"),
     ],
 )  # fmt: skip
 def test_another_version_or_none_is_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, found: dict[str, str | None], sentence: str
+    monkeypatch: pytest.MonkeyPatch, found: dict[str, str | None], check: Callable[[], object], sentence: str
 ) -> None:
     def version(name: str) -> str:
         told = found.get(name, "0.10.0")
@@ -58,9 +62,8 @@ def test_another_version_or_none_is_a_sentence(
         return told
 
     monkeypatch.setattr(stages, "version", version)
-    monkeypatch.setattr(stages, "find_spec", lambda _: True)
     with pytest.raises(UsageError, match=re.escape(sentence)):
-        Processes().versions()
+        check()
 
 
 # --- a stage in a process of its own ---
@@ -85,10 +88,8 @@ def put_in_place(place: Place, monkeypatch: pytest.MonkeyPatch, code: str) -> No
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
 
 
-def child(
-    place: Place, monkeypatch: pytest.MonkeyPatch, code: str
-) -> tuple[StageAnswer, list[tuple[int, ...]]]:
-    """Carry out a stage of that code."""
+def child(place: Place, monkeypatch: pytest.MonkeyPatch, code: str) -> tuple[Any, Any, list[tuple[int, ...]]]:
+    """Carry out a stage of that code: its values, its memory, and the steps that it tells."""
     put_in_place(place, monkeypatch, code)
     monkeypatch.setattr(stages, "_LOOK_SECONDS", 0.05)
     scratch, made = place.folder / "scratch", place.folder / "made"
@@ -96,8 +97,8 @@ def child(
         folder.mkdir()
     steps: list[tuple[int, ...]] = []
     job = Job("export", str(made), libraries=str(place.sdk))
-    done = Processes().carry_out(job, place.folder / "log", scratch, lambda _, *step: steps.append(step))
-    return done, steps
+    done = stages.carry_out(job, place.folder / "log", scratch, lambda _, *step: steps.append(step))
+    return *done, steps
 
 
 def test_a_stages_process_tells_its_steps_its_memory_and_what_it_says(
@@ -111,21 +112,24 @@ def test_a_stages_process_tells_its_steps_its_memory_and_what_it_says(
         time.sleep(0.3)
         return {"tmp": os.environ["TMPDIR"]}
     """
-    done, steps = child(place, monkeypatch, code)
+    values, peak_bytes, steps = child(place, monkeypatch, code)
     assert {*steps} <= {(0, 1), (3, 7)}
     assert (3, 7) in steps
-    assert done.peak_bytes is not None
-    assert done.peak_bytes > 200 << 20
-    assert done.values == {"tmp": str(place.folder / "scratch" / "tmp")}
+    assert peak_bytes > 200 << 20
+    assert values == {"tmp": str(place.folder / "scratch" / "tmp")}
     assert str(place.sdk) in (place.folder / "log").read_text()
+
+
+NO_SETTING = "from edge_opt.base.errors import UsageError\nraise UsageError('no such setting')"
 
 
 @pytest.mark.parametrize(
     ("code", "kind", "sentence"),
     [
-        ("raise OSError(28, 'no room')", OutputError, "No space left on device"),
         ("os.kill(os.getpid(), 9)", StageFailedError, "killed by SIGKILL, as the system does when memory runs out"),
         ("os._exit(7)", StageFailedError, "exit status 7"),
+        ("raise ValueError('a scale of zero\\nand more')", StageFailedError, "ValueError: a scale of zero"),
+        (NO_SETTING, UsageError, "no such setting"),
     ],
 )  # fmt: skip
 def test_however_a_stages_process_ends_there_is_a_cause(
@@ -136,41 +140,10 @@ def test_however_a_stages_process_ends_there_is_a_cause(
     assert str(caught.value) == sentence
 
 
-def fails(place: Place, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """What the parent makes of a child's answer to an error, with no process between them."""
-
-    def failing(*_: object) -> dict[str, Any]:
-        raise error
-
-    monkeypatch.setitem(stage.STAGES, "export", failing)
-    files = [place.folder / name for name in ("job.json", "outcome.json")]
-    files[0].write_text(json.dumps({"stage": "export", "output": "x"}))
-    monkeypatch.setattr(stage, "begin_child", lambda: files)
-    assert stage.main() == 1
-    stages._answer(1, place.folder)
-
-
-@pytest.mark.parametrize(
-    ("error", "kind", "sentence"),
-    [
-        (ValueError("a scale of zero\nand more"), StageFailedError, "ValueError: a scale of zero"),
-        (ValueError("for field x:\n  no int\nor so"), StageFailedError, "ValueError: for field x: no int"),
-        (OSError(27, ""), OutputError, "File too large"),
-        (UsageError("no such setting"), UsageError, "no such setting"),
-    ],
-)  # fmt: skip
-def test_an_error_of_a_stage_is_told_in_a_sentence(
-    place: Place, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception], sentence: str
-) -> None:
-    with pytest.raises(kind) as caught:
-        fails(place, monkeypatch, error)
-    assert str(caught.value) == sentence
-
-
 def test_a_full_disk_is_the_cause_whatever_a_tool_says(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=1, used=1, free=0))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     with pytest.raises(OutputError, match="the disk is full"):
-        fails(place, monkeypatch, RuntimeError("Unable to write"))
+        child(place, monkeypatch, "raise RuntimeError('Unable to write')")
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
@@ -180,9 +153,8 @@ def test_a_build_that_is_interrupted_takes_the_processes_of_its_stage_with_it(
     told = place.folder / "pid"
     put_in_place(place, monkeypatch, STARTS_A_PROCESS.format(told=str(told)))
     code = (
-        "import sys, pathlib; from edge_opt.build import Job; from edge_opt.build.stages import Processes; "
-        "here = pathlib.Path(sys.argv[1]); "
-        "Processes().carry_out(Job('export', sys.argv[1]), here / 'log', here, lambda *_: None)"
+        "import sys, pathlib; from edge_opt.build.stages import Job, carry_out; here = pathlib.Path(sys.argv[1]); "
+        "carry_out(Job('export', sys.argv[1]), here / 'log', here, lambda *_: None)"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code, str(place.folder)], stderr=subprocess.DEVNULL

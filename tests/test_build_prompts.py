@@ -8,7 +8,7 @@ import pytest
 from pretend_stages import FLOAT, write
 
 from edge_opt.base.errors import UsageError
-from edge_opt.build.prompts import Plan, check_lengths, plan, read_prompts, text_of, wording_of
+from edge_opt.build.prompts import check_lengths, plan, read_prompts, text_of, wording_of
 
 AROUND = 3
 SHORT = [" ".join(f"{line}.{word}" for word in range(20)) for line in range(30)]
@@ -19,54 +19,46 @@ def count(prompt: Any) -> int:
     return len(text_of(prompt).split()) + AROUND
 
 
-def planned(prompts: list[Any], *lengths: int, cache: int, room: int = 0) -> Plan:
-    found = plan(prompts, count, lengths, cache, room)
-    assert found.tokens == [count(prompt) for prompt in found.prompts]
-    return found
-
-
 def words(number: int) -> str:
     return " ".join(map(str, range(number - AROUND)))
 
 
-def test_short_prompts_are_joined_into_one_that_fills_the_cache_and_it_is_said() -> None:
-    found = planned(SHORT, 16, cache=128)
-    assert found.prompts[:-1] == SHORT
-    assert found.tokens[-1] == 127
-    assert found.prompts[-1].startswith("\n\n".join(SHORT[:5]))
-    (note,) = found.notes
-    assert note.startswith(
-        "Joined from your prompts, of which the longest has 23 tokens: 1 prompt of 127 tokens"
-    )
+@pytest.mark.parametrize(
+    ("more", "lengths", "cache", "room", "joined"),
+    [
+        ([], [16], 128, 0, [127]),
+        ([{"prompt": words(120)}], [16], 128, 0, []),
+        # Room is left for the tokens that calibration generates, an eighth of the cache at most.
+        ([], [16], 128, 8, [120]),
+        ([], [16], 128, 1000, [112]),
+        # A prompt's last prefill is the shortest that takes the rest: 127 = 3 x 32 + 31 never runs the one of 16.
+        ([], [16, 32], 128, 0, [127, 48]),
+        ([words(48)], [16, 32], 128, 0, [127]),
+        ([words(128 + 4)], [128, 32], 256, 0, [255, 160]),  # a few tokens on a filled cache are not enough
+        # Calibration ends with an error where a padded prefill goes beyond the cache: 7 x 16 = 112 is the last end.
+        ([], [16], 120, 0, [112]),
+    ],
+)  # fmt: skip
+def test_prompts_are_joined_so_that_every_prefill_runs_on_a_filled_cache(
+    more: list[Any], lengths: list[int], cache: int, room: int, joined: list[int]
+) -> None:
+    given = [*SHORT, *more]
+    found = plan(given, count, lengths, cache, room)
+    assert found.prompts[: len(given)] == given
+    assert found.tokens == [count(prompt) for prompt in found.prompts]
+    assert found.tokens[len(given) :] == joined
+    assert not joined or found.prompts[len(given)].startswith("\n\n".join(SHORT[:2]))
+    numbers = " and ".join(map(str, joined))
+    assert [f"prompt{'s' * (len(joined) > 1)} of {numbers} tokens" in note for note in found.notes] == [
+        True
+    ] * bool(joined)
 
 
-def test_prompts_that_reach_everything_stay_as_they_are() -> None:
-    prompts = [*SHORT[:2], {"prompt": words(120)}]
-    assert planned(prompts, 16, cache=128) == Plan(prompts, [23, 23, 120])
-
-
-def test_room_is_left_for_the_tokens_that_calibration_generates() -> None:
-    assert planned(SHORT, 16, cache=128, room=8).tokens[-1] == 120
-    assert planned(SHORT, 16, cache=128, room=1000).tokens[-1] == 112, "an eighth of the cache at most"
-
-
-def test_every_length_of_the_prefill_runs_on_a_filled_cache() -> None:
-    """A prompt's last prefill is the shortest that takes the rest: 127 = 3 x 32 + 31 never runs the one of 16."""
-    found = planned(SHORT, 16, 32, cache=128)
-    assert found.tokens[len(SHORT) :] == [127, 48]
-    assert "2 prompts of 127 and 48 tokens" in found.notes[0]
-    assert planned([*SHORT, words(48)], 16, 32, cache=128).tokens[len(SHORT) :] == [48, 127]
-    few = planned([*SHORT, words(128 + 4)], 128, 32, cache=256)
-    assert few.tokens[len(SHORT) :] == [132, 255, 160], "a few tokens on a filled cache are not enough"
-
-
-def test_no_prompt_is_joined_that_the_last_prefill_has_no_room_for() -> None:
-    """Calibration ends with an error where a padded prefill goes beyond the cache: 7 x 16 = 112 is the last end."""
-    assert planned(SHORT, 16, cache=120).tokens[-1] == 112
-    found = planned([*SHORT, words(115)], 16, cache=120)
+def test_a_prompt_that_does_not_fit_is_skipped_and_may_be_part_of_a_joined_one() -> None:
+    found = plan([*SHORT, words(115)], count, [16], 120)
     assert 115 not in found.tokens
     assert "Skipped 1 prompt with more tokens than fit into a cache of 120" in found.notes
-    assert planned([words(500), words(300)], 16, cache=128).tokens == [127]
+    assert plan([words(500), words(300)], count, [16], 128).tokens == [127]
 
 
 @pytest.mark.parametrize(
@@ -90,6 +82,25 @@ def test_a_cache_without_room_for_two_prefills_is_refused(cache: int) -> None:
     ):
         check_lengths([8, 16], cache)
     check_lengths([8, 16], 32)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "two",
+        '{"question": "?"}',
+        '{"prompt": ["?"]}',
+        '{"messages": ["?"]}',
+        '{"messages": [{"role": "system", "content": "three"}]}',
+        "[" * 100_000,
+        '"half an emoji: \\ud83d"',
+    ],
+)
+def test_a_line_that_is_not_a_prompt_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(f'"one"\n\n{{"text": "two"}}\n{line}\n')
+    with pytest.raises(UsageError, match='line 4 is not a prompt: write JSON, "a prompt" or'):
+        read_prompts(path)
 
 
 TURNS = """{% for turn in messages %}{{ raise_exception('no system') if turn.role == 'system' }}\

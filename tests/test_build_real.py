@@ -1,12 +1,12 @@
 """`edge-opt build` with every stage real: litert-torch's on a freshly made checkpoint, Qualcomm's compiler, ours."""
 
 import json
-import logging
 import signal
 import subprocess
 import sys
 import time
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -17,9 +17,10 @@ from pretend_npu import require_qnn
 
 from edge_opt import compare, convert, evaluate
 from edge_opt.base.errors import UsageError
-from edge_opt.build import Job, StageReport, build, pipeline
+from edge_opt.build import StageReport, build, pipeline
 from edge_opt.build.rotation import ROTATED
 from edge_opt.build.source import SETTING
+from edge_opt.build.stages import Job
 from edge_opt.inspection import inspect
 from edge_opt.ir.opening import Opened
 from edge_opt.schema.litertlm import read_bundle
@@ -77,7 +78,7 @@ def test_a_checkpoint_becomes_a_bundle_for_the_npu_also_after_interruptions(fold
     result = build(folder / "gemma", output, prompts=folder / "gemma.jsonl", **OPTIONS)
     assert [stage.made_now for stage in result.stages] == [False] * 5 + [True]
     assert all((stage.peak_bytes or 0) > 100 << 20 for stage in result.stages[1:])
-    assert result.stages[3].notes == ["Restored what litert-torch's packing dropped: executor metadata"]
+    assert result.stages[3].notes == ["Restored what litert-torch's packing dropped: ExecutorMetadataProto"]
     prefill, decode = result.optimized["signatures"]
     assert (prefill["kept"], decode["kept"]) == ("converted", "converted")
     assert "closer to the checkpoint's" in decode["why"]
@@ -179,11 +180,12 @@ def kinds(path: Path) -> list[tuple[int, str]]:
 
 def configured(window: int = 512, **options: Any) -> dict[str, Any]:
     """The settings for a Gemma3 of which five layers of six see `window` positions."""
-    told = {"vendor": "qualcomm", "chip": "SM8750", "cache_shape": (), "caches": {}, "settings": {}}
+    told = {"vendor": "qualcomm", "chip": "SM8750", "settings": {}}
     with TemporaryDirectory() as folder:
         config = {"model_type": "gemma3_text", "sliding_window": window}
         (Path(folder) / "config.json").write_text(json.dumps(config))
-        job = Job("configure", "", {"model": folder}, options=told | options)
+        model = "float.litertlm" if "cache" in options else folder
+        job = Job("configure", "", {"model": model}, options=told | options)
         return pipeline.configure(job, lambda *_: None)
 
 
@@ -196,7 +198,7 @@ def test_rings_follow_from_the_window_the_prefill_and_the_cache() -> None:
         with pytest.raises(UsageError, match=SETTING):
             configured(settings={SETTING: wrong})
     with pytest.raises(UsageError, match="the bundle has its caches already"):
-        configured(settings={SETTING: 512}, cache_shape=(1, 1, 256, 96))
+        configured(settings={SETTING: 512}, cache=96)
 
 
 def test_settings_come_from_the_vendor_and_the_command_line_in_that_order() -> None:
@@ -207,7 +209,9 @@ def test_settings_come_from_the_vendor_and_the_command_line_in_that_order() -> N
     assert configured()["settings"]["compile"]["disable_aux_compilation"] is True
     assert configured(vendor="mediatek", chip="MT6993")["config"]["k_ts_idx"] == 2
     assert configured(vendor="google_tensor", chip="Tensor_G5")["config"]["v_ts_idx"] == 2
-    assert configured(cache_shape=(1, 1, 256, 96))["config"]["cache_length"] == 96
+    assert configured(cache=96)["config"]["cache_length"] == 96
+    assert configured()["settings"]["export"]["rotate"]
+    assert not configured(settings={"rotate": False})["config"]["rotate"]
 
 
 @pytest.mark.parametrize(
@@ -218,6 +222,7 @@ def test_settings_come_from_the_vendor_and_the_command_line_in_that_order() -> N
         ({"settings": {"cache_length": 64}}, "a cache of 64 tokens has no room for two prefills of 128, so"),
         ({"settings": {"soc_model": "SM8850"}}, "--set soc_model cannot be set: it follows from --soc"),
         ({"settings": {"weight_quantization_recipe": "x"}}, "cannot be set: it follows from --weights"),
+        ({"settings": {"export_vision_encoder": True}}, "cannot be set: beside it, litert-torch 0.10 exports"),
         ({"settings": {"spm_path": "x"}}, "--set spm_path cannot be set: it follows from the work folder"),
     ],
 )  # fmt: skip
@@ -227,72 +232,16 @@ def test_settings_and_models_that_do_not_exist_are_a_sentence(options: dict[str,
     assert sentence in str(caught.value)
 
 
-def exported(monkeypatch: pytest.MonkeyPatch, npu_export: Any, model: object = "none", **config: Any) -> Any:
-    """What comes of an export by this function."""
-    from_dict = staticmethod(lambda values: SimpleNamespace(**values))
-    stages = SimpleNamespace(npu_export=npu_export, NpuPipelineConfig=SimpleNamespace(from_dict=from_dict))
-    monkeypatch.setattr(pipeline, "_lib", lambda _: stages)
-    monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [])
-    job = Job("export", "", {"model": str(model)}, config=config, options={"window": None})
-    return pipeline.export(job, lambda *_: None)
-
-
-def test_beside_a_vision_encoder_whole_prompts_are_embedded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """litert-torch's calibration and LiteRT-LM's executor for NPUs ask for it, its exporter leaves it out."""
-    from litert_torch.generative.export_hf.core.exportable_module_config import ExportableModuleConfig
-
-    told = {"task": "image_text_to_text", "export_vision_encoder": True, "prefill_lengths": [16]}
-    make = partial(ExportableModuleConfig, model="gemma", output_dir="", **told)
-    monkeypatch.setattr(ExportableModuleConfig, "__post_init__", ExportableModuleConfig.__post_init__)
-    assert make().single_token_embedder
-    seen = []
-    exported(monkeypatch, lambda *_: seen.append(make()), **told)
-    assert seen[0].export_vision_encoder
-    assert not seen[0].single_token_embedder
-
-
-def test_weights_that_do_not_fit_are_said_and_not_made_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """transformers fills what is missing with random numbers, and warns."""
-    import transformers
-
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "head_dim": 8, "vocab_size": 16}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2}
-    config = transformers.Gemma3TextConfig(**sizes, **heads)
-    transformers.Gemma3ForCausalLM(config).save_pretrained(tmp_path)
-
-    def load(*_: object) -> None:
-        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-
-    assert exported(monkeypatch, load, tmp_path) == {"notes": []}
-    written = json.loads((tmp_path / "config.json").read_text())
-    layers = {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
-    for told, sentence in (
-        (layers, r"layers\.2\.\S+ is missing, the first of 13;"),
-        ({"intermediate_size": 32}, r"layers\..+ has another shape, the first of 3;"),
-    ):
-        (tmp_path / "config.json").write_text(json.dumps(written | told))
-        with pytest.raises(UsageError, match=sentence):
-            exported(monkeypatch, load, tmp_path)
-
-
 @pytest.mark.parametrize(("cause", "kind"), [("full_attention", UsageError), ("other", KeyError)])
 def test_a_checkpoint_whose_layers_all_slide_is_a_sentence(
     cause: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """litert-torch asks for angles of layers that do not slide, and transformers has none."""
+    config = SimpleNamespace(rotate=False)
+    stages = SimpleNamespace(npu_export=lambda *_: {}[cause])
+    monkeypatch.setattr(pipeline, "_lib", lambda _: stages)
+    monkeypatch.setattr(pipeline, "_config", lambda _: config)
+    monkeypatch.setattr(pipeline, "ProcessPoolExecutor", lambda *_: nullcontext(ThreadPoolExecutor()))
+    monkeypatch.setattr(pipeline, "prepare", lambda *_, **__: "")
     with pytest.raises(kind, match=r"every layer|other"):
-        exported(monkeypatch, lambda *_: {}[cause])
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_no_numbers_are_said_before_the_export(tmp_path: Path, value: float) -> None:
-    import torch
-    from safetensors.torch import save_file
-
-    weights = torch.ones(4, 4, dtype=torch.bfloat16)
-    weights[1, 2] = value
-    save_file({"fine": torch.ones(2), "layers.1.q_proj": weights}, tmp_path / "model.safetensors")
-    with pytest.raises(UsageError, match=r"model\.safetensors: 'layers\.1\.q_proj' holds NaN or infinity"):
-        pipeline.export(Job("export", "", {"model": str(tmp_path)}, config={}), lambda *_: None)
+        pipeline.export(Job("export", "", {"model": "none"}), lambda *_: None)

@@ -1,12 +1,16 @@
 """A rotated checkpoint computes the same, with no channel of its residual stream far above the others."""
 
+import math
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from edge_opt.build.rotation import orthogonal, rotate
+from edge_opt.base.errors import UsageError
+from edge_opt.build.rotation import orthogonal, prepare
 
 SIZES = {
     "vocab_size": 97,
@@ -26,7 +30,9 @@ def test_the_rotation_is_orthogonal_and_spreads_one_channel_over_all(width: int)
     assert np.abs(matrix).max() < 1.5 / np.sqrt(width)
 
 
-def rotated(folder: Path, family: str, spike: float, **settings: Any) -> tuple[str, Path, Path]:
+def rotated(
+    folder: Path, family: str, spike: float, *, rotate: bool = True, **settings: Any
+) -> tuple[str, Path, Path]:
     """What is said of a checkpoint of random weights, and the folders before and after."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -39,7 +45,7 @@ def rotated(folder: Path, family: str, spike: float, **settings: Any) -> tuple[s
         model.model.embed_tokens.weight[:, 5] *= spike
     before, after = folder / "before", folder / "after"
     model.save_pretrained(before)
-    return rotate(before, after), before, after
+    return prepare(before, after, rotate=rotate), before, after
 
 
 @pytest.mark.slow
@@ -64,30 +70,41 @@ def test_a_checkpoint_with_norms_in_front_is_rotated(tmp_path: Path, family: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "spike"),
-    [("Gemma", 1000), ("Gemma2", 1000), ("Llama", 1)],
-    ids=["norms of 1 + w", "norms behind products", "no channel above the others"],
+    ("family", "spike", "rotate"),
+    [("Gemma", 1000, True), ("Gemma2", 1000, True), ("Llama", 1, True), ("Llama", 1000, False)],
+    ids=["norms of 1 + w", "norms behind products", "no channel above the others", "switched off"],
 )
 def test_a_checkpoint_that_cannot_or_need_not_be_rotated_stays(
-    tmp_path: Path, family: str, spike: float
+    tmp_path: Path, family: str, spike: float, rotate: bool
 ) -> None:
-    said, _, after = rotated(tmp_path, family, spike)
+    said, _, after = rotated(tmp_path, family, spike, rotate=rotate)
     assert not said
     assert not after.exists()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [None, (7, 48)], ids=["missing", "of another shape"])
-def test_a_checkpoint_whose_weights_do_not_fit_is_left_to_the_export_which_says_so(
-    tmp_path: Path, shape: tuple[int, int] | None
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda weights, name: weights.pop(name), "do not fit its config.json: {} is missing, the first of 1;"),
+        (lambda weights, name: weights.update({name: weights[name][:7].clone()}), "{} has another shape, the first"),
+        (lambda weights, name: weights[name].fill_(math.nan), "'{}' holds NaN or infinity"),
+        (lambda weights, name: weights[name][:1].fill_(math.inf), "'{}' holds NaN or infinity"),
+        (None, "weights in .* are not complete safetensors files"),
+    ],
+)  # fmt: skip
+def test_weights_that_do_not_fit_or_are_no_numbers_are_said_and_not_made_up(
+    tmp_path: Path, change: Callable[[Any, str], object] | None, sentence: str
 ) -> None:
-    """transformers fills them with random numbers, which would be in the rotated checkpoint."""
-    _, before, _ = rotated(tmp_path, "Llama", 1000)
+    """transformers fills what is missing with random numbers, and warns; calibration fails on NaN much later."""
+    _, before, _ = rotated(tmp_path, "Gemma", 1)
     safetensors = pytest.importorskip("safetensors.torch")
     file, name = before / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
-    weights = safetensors.load_file(file)
-    one = weights.pop(name)
-    if shape is not None:
-        weights[name] = one.new_zeros(shape)
-    safetensors.save_file(weights, file, {"format": "pt"})
-    assert not rotate(before, tmp_path / "again")
+    if change is None:
+        file.write_bytes(file.read_bytes()[:-100])
+    else:
+        weights = safetensors.load_file(file)
+        change(weights, name)
+        safetensors.save_file(weights, file, {"format": "pt"})
+    with pytest.raises(UsageError, match=sentence.format(re.escape(name))):
+        prepare(before, tmp_path / "again", rotate=False)

@@ -1,20 +1,19 @@
 """`edge-opt evaluate`: the text, the figures, the refusals and the gate. The models are small functions here."""
 
-import importlib.metadata
 import json
 import math
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter
-from bundles import bundle, model_part
 from cli_runs import run
-from pretend_stages import COMPILED, METADATA, QUANTIZED, InProcess, checkpoint
+from pretend_stages import COMPILED, QUANTIZED, at_once, checkpoint, write
 from text_parser import parse
 
 from edge_opt.base.errors import EdgeOptError, UsageError
@@ -23,98 +22,62 @@ from edge_opt.build.evaluation import (
     Checkpoint,
     Evaluation,
     ModelScore,
-    Runtime,
-    Said,
     cut,
     float_softmax,
     in_turn,
     ratio_of,
 )
 from edge_opt.build.stages import StageFailedError
-from edge_opt.ir import save, to_bytes
-from edge_opt.npu.scoring import Closeness
+from edge_opt.ir import save
+from edge_opt.npu.scoring import Closeness, Text
 
-TEXTS = ["one two three four", "five six seven eight nine ten"]
-HUGGING_FACE = (6, {}, b"words")
-CACHED = """
-signature decode = #0 (e0=%e, kv_cache_k_0=%k) -> (kv_slice_k_0=%s)
-subgraph decode (%e: float32[1,1,40,1], %k: float32[1,1,4,40]) {
-  %s: float32[1,1,4,1] = BATCH_MATMUL(%k, %e)
-  return %s
-}
-"""
-
-
-class AtOnce:
-    """A pool that does what it is asked to at once, in this process."""
-
-    def __init__(self, *_: object) -> None:
-        pass
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Do it."""
-        done: Future[Any] = Future()
-        try:
-            done.set_result(function(*arguments))
-        except RuntimeError as error:
-            done.set_exception(error)
-        return done
+TEXTS = ["one two three four", "fiftyfive sixtysix seventyseven eight nine ten"]
 
 
 class Place:
     """A checkpoint, two bundles of it, and held-out text; a token is a word, and its id the word's length.
 
-    `chances` says how likely each model finds every token, by the stem of its path; `say` does more to what it says.
+    `chances` says how likely each model finds every token, by the stem of its path. Those of a bundle are `spread`, and
+    `good` has no room for prompts with more than `room` tokens to score.
     """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder = folder
+        self.folder, self.spread, self.room = folder, 0.0, 1000
         self.reference = checkpoint(folder / "gemma")
-        self.good = self.write("good", QUANTIZED)
-        self.bad = self.write("bad", QUANTIZED)
+        self.good, self.bad = (write(folder / f"{name}.litertlm", QUANTIZED) for name in ("good", "bad"))
         self.prompts = folder / "held-out.jsonl"
         self.given(*TEXTS)
-        self.chances = {"gemma": 0.5, "good": 0.4, "bad": 0.1, "cached": 0.4}
-        self.tools = InProcess()
-        monkeypatch.setattr(evaluation, "ProcessPoolExecutor", AtOnce)
-        monkeypatch.setattr(
-            evaluation, "_runtime", lambda path: SimpleNamespace(say=lambda part: self.say(path, part))
-        )
-        own = SimpleNamespace(say=lambda part, _: self.say(str(self.reference), part).likelihoods)
+        self.chances = {"gemma": 0.5, "good": 0.4, "bad": 0.1}
+        self.ran = 0
+        monkeypatch.setattr(evaluation, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
+        monkeypatch.setattr(evaluation, "say", self.say)
+        own = SimpleNamespace(say=lambda part, _: self.say(str(self.reference), part)[1])
         monkeypatch.setattr(evaluation, "Checkpoint", lambda _: own)
-        monkeypatch.setattr(evaluation, "Processes", lambda: self.tools)
+        monkeypatch.setattr(evaluation, "check_runtimes", lambda bundles: {})
+        monkeypatch.setattr(stages, "carry_out", self.carry_out)
+
+    def carry_out(self, *job: Any) -> Any:
+        """Count the stages."""
+        self.ran += 1
+        return at_once(*job)
 
     def given(self, *texts: str) -> None:
         """Other held-out text."""
         self.prompts.write_text("".join(json.dumps(text) + "\n" for text in texts))
 
-    def write(self, name: str, text: str) -> Path:
-        """A bundle with this prefill/decode model."""
-        path = self.folder / f"{name}.litertlm"
-        path.write_bytes(
-            bundle([METADATA, HUGGING_FACE, model_part("prefill_decode", to_bytes(parse(text)))])
-        )
-        return path
-
-    def say(self, path: str, part: tuple[str, str]) -> Said:
+    def say(self, path: str, part: tuple[str, str]) -> Any:
         """What a model says of a prompt."""
-        before, scored = ([len(word) for word in text.split()] for text in part)
-        return Said(before, scored, [math.log(self.chances[Path(path).stem])] * len(scored))
+        before, scored = (tuple(len(word) for word in text.split()) for text in part)
+        name = Path(path).stem
+        if name == "good" and len(scored) > self.room:
+            return None
+        spread = 0 if name == "gemma" else self.spread
+        chance = math.log(self.chances[name])
+        return Text(before, scored), [chance + spread * (-1) ** at for at in range(len(scored))]
 
     def evaluate(self, *bundles: Path, **options: Any) -> Evaluation:
         """Both bundles, where none is named."""
-        return evaluation.evaluate(
-            options.pop("reference", self.reference),
-            bundles or [self.good, self.bad],
-            self.prompts,
-            **options,
-        )
+        return evaluation.evaluate(self.reference, bundles or [self.good, self.bad], self.prompts, **options)
 
 
 @pytest.fixture
@@ -156,38 +119,33 @@ def test_the_error_of_a_ratio_is_of_pairs_of_tokens() -> None:
     assert error == pytest.approx(0.1 / math.sqrt(3))
 
 
-@pytest.mark.parametrize(("spread", "share"), [(0.0, 0.1), (0.4, 0.9), (40.0, 1.0)])
+@pytest.mark.parametrize(("spread", "prompts"), [(0.0, 6), (0.4, 18), (40.0, 40)])
 def test_more_text_is_scored_until_the_ratio_is_known_to_a_hundredth(
-    place: Place, monkeypatch: pytest.MonkeyPatch, spread: float, share: float
+    place: Place, spread: float, prompts: int
 ) -> None:
-    def spread_out(path: str, part: tuple[str, str]) -> Said:
-        said = Place.say(place, path, part)
-        sign = 0 if Path(path).is_dir() else spread
-        return Said(said.before, said.scored, [sign * (-1) ** at - 1.0 for at in range(len(said.scored))])
-
-    monkeypatch.setattr(place, "say", spread_out)
+    place.spread = spread
+    place.chances["good"] = 0.5
     place.given(*(f"{at} " + "word " * 200 for at in range(40)))
     found = place.evaluate(place.good)
     error = found.models[1].ratio_error
     assert error is not None
     assert (error <= 0.0101) == (spread < 1)
-    assert 40 * share / 2 < found.prompts <= 40 * share + 2
+    assert found.prompts == prompts
 
 
 # --- the text ---
 
 
 def test_where_no_prompt_fills_half_the_cache_a_long_one_is_joined_from_them(place: Place) -> None:
-    cached, parts = [place.write("cached", CACHED)], [("one two", " three"), ("four five", " six")]
-    joined = "one two three\n\nfour five six"
-    assert in_turn(parts, cached) == [cut(joined), parts[0], parts[1]]
-    long = [("one two " * 12, "three")]
-    assert in_turn(long, cached) == long
+    parts = [("one two", " three"), ("four five", " six")]
+    assert in_turn(parts, place.good) == [cut("one two three\n\nfour five six"), parts[0], parts[1]]
+    long = [("one two " * 5, "three")]
+    assert in_turn(long, place.good) == long
 
 
 def test_long_and_short_prompts_take_turns(place: Place) -> None:
     parts = [("x" * length, "y") for length in (31, 11, 51, 41, 21)]
-    assert [len(before) for before, _ in in_turn(parts, [place.good])] == [51, 11, 41, 21, 31]
+    assert [len(before) for before, _ in in_turn(parts, place.good)] == [51, 11, 41, 21, 31]
 
 
 @pytest.mark.parametrize(
@@ -227,19 +185,13 @@ def test_a_limit_is_a_gate(
     assert ("more than" in ran.err) == bool(code)
 
 
-def test_the_table_has_a_row_for_each_model(
-    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def unsure(path: str, part: tuple[str, str]) -> Said:
-        said, shift = Place.say(place, path, part), 0.0 if Path(path).is_dir() else 0.1
-        return Said(said.before, said.scored, [one + shift * at for at, one in enumerate(said.likelihoods)])
-
-    monkeypatch.setattr(place, "say", unsure)
+def test_the_table_has_a_row_for_each_model(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    place.spread = 0.1
     ran = run(capsys, "evaluate", place.reference, place.good, "--prompts", place.prompts)
     assert ran.code == 0
     head, reference, good, note = ran.out.splitlines()
     assert reference.split() == [str(place.reference), "4", "2.00", "1.000"]
-    assert good.split() == [str(place.good), "4", "2.32", "1.160", "±", "0.056"]
+    assert good.split() == [str(place.good), "4", "2.38", "1.189", "±", "0.059"]
     assert note == "Scored on 2 held-out prompts."
     assert head.split()[:2] == ["tokens", "perplexity"]
 
@@ -252,10 +204,10 @@ def test_the_table_has_a_row_for_each_model(
     [
         (lambda p: p.prompts.write_text(""), "is empty"),
         (lambda p: p.prompts.write_text('"word"\n"a"\n'), "prompt 2 is too short to be scored: give"),
-        (lambda p: p.write("bad", COMPILED), "bad.litertlm is compiled for an NPU already: give"),
+        (lambda p: write(p.bad, COMPILED), "bad.litertlm is compiled for an NPU already: give"),
         (lambda p: p.bad.unlink(), "bad.litertlm does not exist"),
-        (lambda p: {"reference": p.good}, "good.litertlm is not a checkpoint: the reference is the"),
-        (lambda p: {"bundles": [p.reference]}, "gemma is a checkpoint: give it first"),
+        (lambda p: {"reference": p.good}, "good.litertlm is a quantized bundle: give the checkpoint first"),
+        (lambda p: {"bundles": [checkpoint(p.folder / "b")]}, "b is a checkpoint: give the checkpoint first"),
         (lambda p: {"bundles": []}, "give one after the checkpoint"),
     ],
 )  # fmt: skip
@@ -267,84 +219,41 @@ def test_bad_input_is_refused_before_anything_runs(
     with pytest.raises(EdgeOptError) as caught:
         evaluation.evaluate(**told | (changed if isinstance(changed, dict) else {}))
     assert sentence in str(caught.value)
-    assert place.tools.jobs == []
+    assert place.ran == 0
 
 
-def test_prompts_longer_than_the_cache_are_left_out_and_refused_where_all_are(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def long(path: str, part: tuple[str, str]) -> Said:
-        said = Place.say(place, path, part)
-        return said if len(said.scored) in fitting or Path(path).stem != "good" else Said()
-
-    fitting = [1]
-    monkeypatch.setattr(place, "say", long)
+def test_prompts_longer_than_the_cache_are_left_out_and_refused_where_all_are(place: Place) -> None:
+    place.room = 1
     found = place.evaluate()
     assert (found.prompts, found.skipped, found.models[1].tokens) == (1, 1, 1)
-    fitting.clear()
+    place.room = 0
     with pytest.raises(UsageError, match="every held-out prompt is longer than the bundle's cache"):
-        place.evaluate()
-
-
-def test_what_is_not_installed_is_said_before_anything_runs(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stages, "version", lambda _: "1")
-    monkeypatch.setattr(stages, "find_spec", lambda name: None if name == "torch" else object())
-    with pytest.raises(UsageError, match="torch is not installed: pip install"):
-        place.evaluate(toolchain=stages.Processes())
-    monkeypatch.setattr(stages, "find_spec", lambda _: object())
-    monkeypatch.setattr(stages, "_RUNTIME", "no-such-package")
-    monkeypatch.setattr(stages, "version", importlib.metadata.version)
-    with pytest.raises(UsageError, match=r"pip install '\.\[lm\]'"):
-        place.evaluate(toolchain=stages.Processes())
-
-
-def test_a_bundle_that_does_not_run_is_named_with_what_the_runtime_said(
-    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def failing(path: str, part: tuple[str, str]) -> Said:
-        (tmp_path / "bundle-1.log").write_text("noise\nE0000 00:00:1.5  22 engine.cc:1004] No room\nmore\n")
-        raise RuntimeError("failed")
-
-    monkeypatch.setattr(place, "say", failing)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(StageFailedError, match=r"good\.litertlm did not run: failed \(No room\)$"):
         place.evaluate()
 
 
 # --- one model ---
 
 
-class Session:
-    """LiteRT-LM's, of a model that finds a word the less likely the longer it is."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def run_prefill(self, texts: list[str]) -> None:
-        """Read."""
-        assert texts == ["one three"]
-
-    def run_text_scoring(self, texts: list[str]) -> Any:
-        """How long each word is."""
-        return SimpleNamespace(token_scores=[[-float(len(word)) for word in texts[0].split()]])
-
-
-def test_a_bundle_scores_the_second_part_after_the_first() -> None:
-    bundle = object.__new__(Runtime)
+def test_a_bundle_scores_the_second_part_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LiteRT-LM pretended: a token is a word, the less likely the longer it is."""
+    read: list[str] = []
+    session = SimpleNamespace(
+        run_prefill=read.extend,
+        run_text_scoring=lambda texts: SimpleNamespace(
+            token_scores=[[-float(len(one)) for one in texts[0].split()]]
+        ),
+    )
     engine = SimpleNamespace(
         tokenize=lambda text: [len(word) for word in text.split()],
         bos_token_id=7,
-        create_session=lambda **_: Session(),
+        create_session=lambda **_: nullcontext(session),
     )
-    bundle._engine, bundle._room = engine, 6
-    assert bundle.say(("one three", " two four")) == Said([7, 3, 5], [3, 4], [-3.0, -4.0])
-    bundle._room = 5
-    assert bundle.say(("one three", " two four")) == Said()
+    monkeypatch.setattr(evaluation, "_loaded", lambda _: (engine, 6))
+    assert evaluation.say("m", ("one three", " two four")) == (Text((7, 3, 5), (3, 4)), [-3.0, -4.0])
+    assert read == ["one three"]
+    assert evaluation.say("m", ("one three", " two four five")) is None
+    with pytest.raises(StageFailedError, match=r"m\.litertlm did not run: 'int' object"):
+        evaluation.say("m.litertlm", ("one", 2))
 
 
 def test_a_checkpoint_refuses_the_tokens_of_another_vocabulary() -> None:
@@ -354,7 +263,7 @@ def test_a_checkpoint_refuses_the_tokens_of_another_vocabulary() -> None:
         UsageError,
         match=r"vocabulary differs from bundle other.s: a held-out prompt.s two parts have 2 and 1 tokens",
     ):
-        model.say(("a b", " c"), {"same": Said([7, 1, 1], [1]), "other": Said([7, 1, 2], [1])})
+        model.say(("a b", " c"), {"same": Text((7, 1, 1), (1,)), "other": Text((7, 1, 2), (1,))})
 
 
 @pytest.mark.slow
@@ -368,7 +277,7 @@ def test_a_checkpoint_scores_the_tokens_of_a_bundle(tmp_path: Path) -> None:
     config = transformers.LlamaConfig(vocab_size=4, eos_token_id=None, **sizes)
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
     model = Checkpoint(str(tmp_path))
-    found = model.say(("a b", " b a"), {"bundle": Said([3, 1, 2], [2, 1])})
+    found = model.say(("a b", " b a"), {"bundle": Text((3, 1, 2), (2, 1))})
     with torch.no_grad():
         rows = model._model(torch.tensor([[3, 1, 2, 2]])).logits[0].log_softmax(-1)
     assert found == pytest.approx([float(rows[2, 2]), float(rows[3, 1])], abs=1e-5)

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from cli_runs import run
 from pretend_npu import calls, emulator, require_qnn
-from pretend_stages import InProcess, checkpoint
+from pretend_stages import at_once, checkpoint
 
 from edge_opt import evaluate
 from edge_opt.base.errors import UsageError
-from edge_opt.build import evaluation
+from edge_opt.build import evaluation, stages
 from edge_opt.npu import CompilerFailedError
 from edge_opt.npu.hexagon import Compiler
 from edge_opt.npu.scoring import Closeness, Text, read
@@ -93,9 +93,9 @@ class Pretended:
         self.read.append((text, count))
         return TEXTS[len(self.read) % 2 - 1]
 
-    def logits(self, before: tuple[int, ...], tokens: tuple[int, ...]) -> Any:
+    def logits(self, text: Text) -> Any:
         """As torch has them."""
-        (rows,) = read(self.bundle, [Text(before, tokens)])
+        (rows,) = read(self.bundle, [text])
         return SimpleNamespace(numpy=lambda: 0.9 * rows[:, : self.words])
 
 
@@ -104,7 +104,8 @@ def pretended(gemma: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
     """In the place of the checkpoint's model."""
     model = Pretended(gemma)
     monkeypatch.setattr(evaluation, "Checkpoint", lambda _: model)
-    monkeypatch.setattr(evaluation, "Processes", InProcess)
+    monkeypatch.setattr(evaluation, "check_runtimes", lambda bundles: {})
+    monkeypatch.setattr(stages, "carry_out", at_once)
     return model
 
 
@@ -139,6 +140,7 @@ def test_prompts_are_spread_over_those_given_and_another_vocabulary_is_refused(
     gemma: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pretended: Pretended
 ) -> None:
     monkeypatch.setattr(evaluation, "check_emulator", lambda _: None)
+    monkeypatch.setattr(evaluation, "find_libraries", lambda _: None)
     monkeypatch.setattr(evaluation, "read", lambda name, texts, *_: read(name, texts))
     prompts = tmp_path / "held.jsonl"
     prompts.write_text("".join(f'"a prompt {number}"\n' for number in range(12)))
@@ -160,7 +162,7 @@ def test_what_cannot_be_evaluated_is_refused_with_the_remedy(
     name, _, gemma, *rest = command
     other = shutil.copy(Path(str(gemma)), Path(str(gemma)).with_name("float.litertlm"))
     told = run(capsys, name, other, gemma, *rest, *sdk).failed_in_one_sentence(2)
-    assert "float.litertlm is not a checkpoint" in told
+    assert "float.litertlm is a float bundle: give the checkpoint first" in told
     told = run(capsys, *command[:-1], "cpu", *sdk).failed_in_one_sentence(2)
     assert "--sdk does not apply with --on cpu" in told
 

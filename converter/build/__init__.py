@@ -4,14 +4,6 @@ This package drives other tools and rewrites nothing itself; `pipeline` knows li
 """
 
 from edge_opt.build.building import BuildResult, build
-from edge_opt.build.stages import BuildCheckError, Job, StageAnswer, StageFailedError, StageReport
+from edge_opt.build.stages import BuildCheckError, StageFailedError, StageReport
 
-__all__ = [
-    "BuildCheckError",
-    "BuildResult",
-    "Job",
-    "StageAnswer",
-    "StageFailedError",
-    "StageReport",
-    "build",
-]
+__all__ = ["BuildCheckError", "BuildResult", "StageFailedError", "StageReport", "build"]

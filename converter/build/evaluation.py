@@ -11,8 +11,8 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -23,14 +23,16 @@ from edge_opt.base.atomic import AnyPath
 from edge_opt.base.errors import UsageError
 from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress
+from edge_opt.build import stages
 from edge_opt.build.prompts import read_prompts, text_of
 from edge_opt.build.source import Kind, look_at
-from edge_opt.build.stages import Job, Processes, StageFailedError
+from edge_opt.build.stages import Job, StageFailedError
 from edge_opt.ir import DType, Operator, Tensor
 from edge_opt.ir.opening import Opened
 from edge_opt.npu.emulator import check_emulator
 from edge_opt.npu.hexagon import Compiler
 from edge_opt.npu.scoring import Closeness, Text, read
+from edge_opt.npu.sdk import find_libraries
 from edge_opt.targets.chips import DEFAULT_CHIP
 
 Part = tuple[str, str]
@@ -42,8 +44,8 @@ ERROR = 0.01
 """Standard error of the perplexity ratio at which scoring stops."""
 TOKENS = 20
 """Default number of tokens to score in the emulator: each takes many seconds."""
-_FIRST_CHARACTERS, _SPARE = 2560, 1.2
-"""Characters scored first, usually enough; safety factor on the estimated rest."""
+_BATCH = 6
+"""Prompts scored before the error is looked at, again and again."""
 _PROMPTS, _MOST_READ = 5, 120
 _LONG, _JOINT = 2.25, "\n\n"
 """Characters of a long prompt per cache position: over half as many tokens, in most texts."""
@@ -51,8 +53,7 @@ _MOST_SCORED = 512
 """Most characters scored of a prompt: each token is one decode step."""
 _FEWEST, _SHARE = 10, 5
 """Fewest prompts for holding some out; one in this many is held out."""
-_COMPLAINT = re.compile(r"^[EF]\d{4} .*?\] (.+)$", re.MULTILINE)
-_PRINTED = "bundle-*.log"
+_INSTALL_LM = "pip install '.[lm]' in a checkout of edge-opt (a build goes on without it with evaluate=False)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,7 @@ class Evaluation(Record):
 
     def within(self, limit: float) -> bool:
         """True if every bundle's perplexity is at most `limit` times the reference's; False for NaN."""
-        reference, *bundles = (model.perplexity for model in self.models)
-        return all(perplexity <= limit * reference for perplexity in bundles)
+        return all(model.perplexity <= limit * self.models[0].perplexity for model in self.models[1:])
 
 
 def evaluate(
@@ -120,7 +120,6 @@ def evaluate(
     chip: str | None = None,
     flags: Sequence[str] = (),
     progress: Progress | None = None,
-    toolchain: Processes | None = None,
 ) -> Evaluation:
     """Compare the perplexity of bundles on held-out text with that of the checkpoint that they were made from.
 
@@ -142,7 +141,6 @@ def evaluate(
         chip: the compiler's name of the chip; None for SM8750.
         flags: compiler flags.
         progress: called with (stage, done, total).
-        toolchain: runs the models; None for a process.
 
     Raises:
         UsageError: an argument is invalid, or a package is missing.
@@ -152,74 +150,60 @@ def evaluate(
     """
     given = [bundles] if isinstance(bundles, str | os.PathLike) else [*bundles]
     paths = {os.fspath(path): Path(path) for path in (reference, *given)}
-    tools, text = toolchain or Processes(), choose(prompts, None)
-    _check_models(Path(reference), *map(Path, given))
-    tools.check_runtimes(bundles=on == "cpu")
-    if on == "npu":
-        compiler = Compiler(chip or DEFAULT_CHIP, tuple(flags), sdk)
-        check_emulator(compiler)
-        stage, options = NPU, emulation(text, compiler, tokens)
+    parts = read_parts(Path(prompts))
+    if not given:
+        raise UsageError("no bundle to evaluate: give one after the checkpoint")
+    for path in paths.values():
+        kind = look_at(path).kind
+        if (kind is Kind.CHECKPOINT) != (path == Path(reference)):
+            raise UsageError(
+                f"{path} is a {kind}: give the checkpoint first, and bundles made from it after it"
+            )
+    check_runtimes(bundles=on == "cpu")
+    stage, libraries = CPU, None
+    if on == "cpu":
+        options = {"parts": in_turn(parts, *[*paths.values()][1:])}
     else:
-        stage, options = CPU, {"parts": in_turn(text.parts, [*paths.values()][1:])}
+        stage, libraries = NPU, str(find_libraries(sdk))
+        options = emulation(parts, tokens, chip or DEFAULT_CHIP, flags)
+        check_emulator(Compiler(sdk=libraries))
     with tempfile.TemporaryDirectory(prefix="edge-opt-") as name:
         (scratch := Path(name) / "scratch").mkdir()
         inputs = {name: str(path.resolve()) for name, path in paths.items()}
-        job = Job(stage, name, inputs, options=options)
-        answer = tools.carry_out(job, Path(name) / "log", scratch, progress or (lambda *_: None))
-    return from_dict(Evaluation, answer.values)
+        job = Job(stage, name, inputs, options=options, libraries=libraries)
+        values, _ = stages.carry_out(job, Path(name) / "log", scratch, progress or (lambda *_: None))
+    return from_dict(Evaluation, values)
 
 
-def _check_models(reference: Path, *bundles: Path) -> None:
-    """Raise UsageError unless the reference is a checkpoint and the others are bundles."""
-    if not bundles:
-        raise UsageError("no bundle to evaluate: give one after the checkpoint")
-    if look_at(reference).kind is not Kind.CHECKPOINT:
-        raise UsageError(
-            f"{reference} is not a checkpoint: the reference is the Hugging Face folder that the bundles were made from"
-        )
-    for path in bundles:
-        if look_at(path).kind is Kind.CHECKPOINT:
-            raise UsageError(f"{path} is a checkpoint: give it first, as the reference, and bundles after it")
+def check_runtimes(*, bundles: bool = True) -> dict[str, str]:
+    """The version of LiteRT-LM if `bundles`; UsageError if it, or a package that runs checkpoints, is missing."""
+    stages.versions_of(("torch", "transformers"), stages.INSTALL)
+    return stages.versions_of(("litert-lm-api",), _INSTALL_LM) if bundles else {}
 
 
 # The text
 
 
-@dataclass(frozen=True, slots=True)
-class HeldOut:
-    """The text to evaluate on, or a `note` why there is none; `rest` are the prompts for calibration."""
-
-    parts: list[Part] = field(default_factory=list)
-    rest: list[Any] | None = None
-    note: str = ""
-
-
-def choose(path: AnyPath | None, prompts: AnyPath | None) -> HeldOut:
-    """The texts of a file, else every fifth prompt; UsageError if a text is too short or is used for calibration."""
-    given = [] if prompts is None else read_prompts(Path(prompts))
-    if path is None and len(given) < _FEWEST:
-        return HeldOut(
-            note=f"Not evaluated: at least {_FEWEST} prompts are needed to hold some out, or give --held-out FILE.jsonl"
-        )
-    rest = given if path is not None else [one for at, one in enumerate(given) if at % _SHARE]
-    chosen = [text_of(one) for one in (given[::_SHARE] if path is None else read_prompts(Path(path)))]
-    seen = {text_of(prompt).strip() for prompt in rest}
-    parts = []
-    for number, text in enumerate(chosen, 1):
-        where = f"held-out prompts {path}, prompt {number}"
-        if text.strip() in seen:
-            if path is not None:
-                raise UsageError(f"{where} is among those to calibrate with: take it out of one of the files")
-        elif part := cut(text):
-            parts.append(part)
-        elif path is not None:
+def read_parts(path: Path, calibrated: Sequence[Any] = ()) -> list[Part]:
+    """The texts of a file, cut; UsageError if one is too short, or is among the prompts that are calibrated on."""
+    parts, seen = [], {*map(text_of, calibrated)}
+    for number, text in enumerate(map(text_of, read_prompts(path)), 1):
+        where, part = f"held-out prompts {path}, prompt {number}", cut(text)
+        if text in seen:
+            raise UsageError(f"{where} is among those to calibrate with: take it out of one of the files")
+        if part is None:
             raise UsageError(f"{where} is too short to be scored: give at least two words")
-    if path is not None:
-        return HeldOut(parts, note=f"Evaluated on {path}")
-    note = (
-        f"Held out of the calibration, to evaluate with: {len(chosen)} of {len(given)} prompts, every fifth"
-    )
-    return HeldOut(parts, rest if parts else None, note)
+        parts.append(part)
+    return parts
+
+
+def hold_out(prompts: Sequence[Any]) -> tuple[list[Part], list[Any]]:
+    """Every fifth prompt, cut, and the others to calibrate with, each once; no parts of fewer than 10 prompts."""
+    different = [*{text_of(prompt): prompt for prompt in prompts}.values()]
+    if len(different) < _FEWEST:
+        return [], [*prompts]
+    parts = filter(None, map(cut, map(text_of, different[::_SHARE])))
+    return [*parts], [prompt for at, prompt in enumerate(different) if at % _SHARE]
 
 
 def cut(text: str) -> Part | None:
@@ -235,13 +219,12 @@ def cut(text: str) -> Part | None:
     return (text[:at], text[at:]) if text[:at].strip() and text[at:].strip() else None
 
 
-def in_turn(parts: Sequence[Part], bundles: Sequence[Path]) -> list[Part]:
+def in_turn(parts: Sequence[Part], *bundles: Path) -> list[Part]:
     """Order prompts as longest, shortest, next longest, and so on, so that the first few have varied lengths.
 
     If none fills about half of the bundles' longest cache, a prompt joined from them comes first.
     """
-    caches = [cache for path in bundles for cache in look_at(path).caches.caches]
-    wanted = int(_LONG * max((cache.positions for cache in caches), default=0))
+    wanted = int(_LONG * max(look_at(path).cache for path in bundles))
     whole = _JOINT.join("".join(part) for part in parts)[:wanted]
     joined = cut(whole)
     longest = max((len("".join(part)) for part in parts), default=0)
@@ -250,58 +233,39 @@ def in_turn(parts: Sequence[Part], bundles: Sequence[Path]) -> list[Part]:
     return [left.pop(-1 if at % 2 == 0 else 0) for at in range(len(left))]
 
 
-def emulation(text: HeldOut, compiler: Compiler, tokens: int) -> dict[str, Any]:
-    """Options of the emulator stage: up to five of the prompts, and the tokens to score of each."""
+def emulation(parts: Sequence[Part], tokens: int, chip: str, flags: Sequence[str] = ()) -> dict[str, Any]:
+    """Options of the emulator stage: up to five of the prompts, the tokens to score of each, and the compiler's."""
     count = min(_PROMPTS, max(1, tokens // 2))
-    texts = ["".join(part) for part in text.parts[:: -(-len(text.parts) // count)]]
-    sdk = None if compiler.sdk is None else os.fspath(compiler.sdk)
-    return {
-        "texts": texts,
-        "tokens": -(-tokens // len(texts)),
-        "compiler": {"chip": compiler.chip, "flags": [*compiler.flags], "sdk": sdk},
-    }
+    texts = ["".join(part) for part in parts[:: -(-len(parts) // count)]]
+    return {"texts": texts, "tokens": -(-tokens // len(texts)), "chip": chip, "flags": [*flags]}
 
 
 # The stages, each in a process of its own
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
-    """A bundle's result for one prompt: ids of the tokens `before` and `scored`, and log-likelihoods of the latter.
-
-    All are empty for a prompt that does not fit into the cache.
-    """
-
-    before: list[int] = field(default_factory=list)
-    scored: list[int] = field(default_factory=list)
-    likelihoods: list[float] = field(default_factory=list)
-
-
 def score(job: Job, progress: Progress) -> dict[str, Any]:
     """Score prompts of `parts` in LiteRT-LM until the ratio is precise enough; a bundle's prompts run in parallel."""
     (name, folder), *bundles = job.inputs.items()
-    checkpoint, left = Checkpoint(folder), [*job.options["parts"]]
+    checkpoint, parts = Checkpoint(folder), job.options["parts"]
     likelihoods: dict[str, list[float]] = {name: [] for name in job.inputs}
-    done, skipped = 0, 0
-    count = 1 + int(np.searchsorted(np.cumsum([len(part[1]) for part in left]), _FIRST_CHARACTERS))
+    done, skipped, error = 0, 0, math.inf
     cores, context = len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(cores, context, _print_to_file) as pool:
-        while left and count:
-            batch, left = left[:count], left[count:]
-            waiting = {one: [pool.submit(_say, path, part) for part in batch] for one, path in bundles}
-            for at, part in enumerate(batch):
-                progress(job.stage, done, done + len(batch) - at)
-                found = {one: _result(one, asked[at]) for one, asked in waiting.items()}
+    with ProcessPoolExecutor(cores, context) as pool:
+        while done < len(parts) and not error <= ERROR:
+            batch = parts[done : done + _BATCH]
+            asked = [pool.map(partial(say, path), batch) for _, path in bundles]
+            for part, *answers in zip(batch, *asked, strict=True):
+                progress(job.stage, done, min(done // _BATCH * _BATCH + _BATCH, len(parts)))
                 done += 1
-                if not all(said.scored for said in found.values()):
+                if None in answers:
                     skipped += 1
                     continue
-                likelihoods[name] += checkpoint.say(part, found)
-                for one, said in found.items():
-                    likelihoods[one] += said.likelihoods
+                said = dict(zip((one for one, _ in bundles), answers, strict=True))
+                likelihoods[name] += checkpoint.say(part, {one: text for one, (text, _) in said.items()})
+                for one, (_, own) in said.items():
+                    likelihoods[one] += own
             if likelihoods[name]:
-                errors = [ratio_of(own, likelihoods[name])[1] / ERROR for own in likelihoods.values()]
-                count = math.ceil(_SPARE * done * min(max(1, *errors) ** 2 - 1, len(left)))
+                error = max(ratio_of(likelihoods[one], likelihoods[name])[1] for one, _ in bundles)
     if done == skipped:
         raise UsageError("every held-out prompt is longer than the bundle's cache: give shorter ones")
     closeness = {one: Closeness([], [], own) for one, own in likelihoods.items()}
@@ -309,52 +273,35 @@ def score(job: Job, progress: Progress) -> dict[str, Any]:
     return asdict(Evaluation(scores, done - skipped, skipped))
 
 
-def _print_to_file() -> None:
-    """Redirect LiteRT-LM's output in this process to a separate file, for `_result`."""
-    file, _ = tempfile.mkstemp(prefix=_PRINTED[:7], suffix=_PRINTED[8:])
-    for stream in (1, 2):
-        os.dup2(file, stream)
+@lru_cache(maxsize=1)
+def _loaded(bundle: str) -> tuple[Any, int]:
+    """LiteRT-LM's NPU executor on CPU kernels, with SOFTMAX in float, see `float_softmax`; and the cache's length."""
+    lm = importlib.import_module("litert_lm")
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, Path(bundle).name)
+        float_softmax(bundle, copy)
+        engine = lm.Engine(str(copy), backend=lm.Backend.NPU(litert_dispatch_lib_dir=""))
+    return engine, lm.ModelInfo(bundle).max_context_tokens
 
 
-def _result(bundle: str, asked: Future[Said]) -> Said:
+def say(bundle: str, part: Part) -> tuple[Text, list[float]] | None:
+    """Score the second part after the first: the bundle's tokens, and the log-likelihoods of those scored.
+
+    Returns None if they do not fit into the cache. A process keeps the last bundle loaded.
+    """
     try:
-        return asked.result()
-    except Exception as error:
-        printed = [file.read_text(errors="replace") for file in Path(tempfile.gettempdir()).glob(_PRINTED)]
-        print(*printed, sep="\n", flush=True)  # noqa: T201  to the stage's log
-        complaints = "".join(f" ({text})" for text in _COMPLAINT.findall("\n".join(printed))[-1:])
-        raise StageFailedError(f"{Path(bundle).name} did not run: {error}{complaints}") from error
-
-
-def _say(path: str, part: Part) -> Said:
-    """Score one prompt in a pool process, which keeps the last bundle loaded."""
-    return _runtime(path).say(part)
-
-
-class Runtime:
-    """A bundle in LiteRT-LM's NPU executor on CPU kernels, with SOFTMAX in float, see `float_softmax`."""
-
-    def __init__(self, path: str) -> None:
-        lm = importlib.import_module("litert_lm")
-        with tempfile.TemporaryDirectory() as folder:
-            copy = Path(folder, Path(path).name)
-            float_softmax(path, copy)
-            self._engine: Any = lm.Engine(str(copy), backend=lm.Backend.NPU(litert_dispatch_lib_dir=""))
-        self._room: int = lm.ModelInfo(path).max_context_tokens
-
-    def say(self, part: Part) -> Said:
-        """Score the second part after the first; return an empty result if they do not fit into the cache."""
+        engine, room = _loaded(bundle)
         # `tokenize` omits the BOS token.
-        before, scored = (list(self._engine.tokenize(text)) for text in part)
-        if 1 + len(before) + len(scored) >= self._room:
-            return Said()
-        begin = [] if self._engine.bos_token_id is None else [self._engine.bos_token_id]
-        with self._engine.create_session(apply_prompt_template=False) as session:
+        before, scored = (tuple(engine.tokenize(text)) for text in part)
+        if 1 + len(before) + len(scored) >= room:
+            return None
+        begin = () if engine.bos_token_id is None else (engine.bos_token_id,)
+        with engine.create_session(apply_prompt_template=False) as session:
             session.run_prefill([part[0]])
-            return Said([*begin, *before], scored, [*session.run_text_scoring([part[1]]).token_scores[0]])
-
-
-_runtime = lru_cache(maxsize=1)(Runtime)
+            likelihoods = session.run_text_scoring([part[1]]).token_scores[0]
+    except Exception as error:  # LiteRT-LM's
+        raise StageFailedError(f"{Path(bundle).name} did not run: {error}") from error
+    return Text((*begin, *before), scored), [*likelihoods]
 
 
 def float_softmax(bundle: AnyPath, output: AnyPath) -> None:
@@ -365,26 +312,25 @@ def float_softmax(bundle: AnyPath, output: AnyPath) -> None:
     """
     opened = Opened(bundle)
     part = opened.main()
+    new = part.model.new_operator
     for graph in part.model.subgraphs:
         operators: list[Operator] = []
-        for operator in [*graph]:
-            operators.append(operator)
-            if operator.name == "SOFTMAX" and operator.input(0).dtype is not DType.FLOAT32:
-                logits, result = operator.input(0), operator.output
-                given, made = (
-                    graph.add_tensor(Tensor(f"{tensor.name}/float", tensor.shape, DType.FLOAT32))
-                    for tensor in (logits, result)
-                )
-                new = part.model.new_operator
-                beta = operator.option("beta")
-                graph.remove(operator)
-                operators[-1:] = [
-                    new("DEQUANTIZE", [logits], [given]),
-                    new("SOFTMAX", [given], [made], beta=beta),
-                    new("QUANTIZE", [made], [result]),
-                ]
-                part.changed = True
+        for operator in graph.operators:
+            if operator.name != "SOFTMAX" or operator.input(0).dtype is DType.FLOAT32:
+                operators.append(operator)
+                continue
+            logits, result = operator.input(0), operator.output
+            given, made = (
+                graph.add_tensor(Tensor(f"{tensor.name}/float", tensor.shape, DType.FLOAT32))
+                for tensor in (logits, result)
+            )
+            operators += [
+                new("DEQUANTIZE", [logits], [given]),
+                new("SOFTMAX", [given], [made], beta=operator.option("beta")),
+                new("QUANTIZE", [made], [result]),
+            ]
         graph.arrange(operators)
+    part.changed = True
     opened.save(output)
 
 
@@ -398,29 +344,28 @@ class Checkpoint:
         loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=self._torch.float32)
         self._model: Any = loaded.eval()
 
-    def say(self, part: Part, bundles: Mapping[str, Said]) -> list[float]:
+    def say(self, part: Part, texts: Mapping[str, Text]) -> list[float]:
         """The log-likelihood of each token that the bundles scored.
 
         Raises:
             UsageError: a bundle tokenizes the prompt differently.
         """
-        before, scored = (self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in part)
-        for name, said in bundles.items():
-            begin = said.before[: len(said.before) - len(before)]  # BOS
-            if ([*begin, *before], scored) != (said.before, said.scored):
+        before, scored = (tuple(self._tokenizer(one, add_special_tokens=False)["input_ids"]) for one in part)
+        for name, text in texts.items():
+            if (text.before[-len(before) :], text.scored) != (before, scored):  # BOS may be in front
                 raise UsageError(
                     f"the checkpoint's vocabulary differs from bundle {name}'s: a held-out prompt's two parts have "
-                    f"{len(before)} and {len(scored)} tokens, in the bundle {len(said.before)} and "
-                    f"{len(said.scored)}; give the checkpoint that the bundle was made from"
+                    f"{len(before)} and {len(scored)} tokens, in the bundle {len(text.before)} and "
+                    f"{len(text.scored)}; give the checkpoint that the bundle was made from"
                 )
-        rows = self.logits(next(iter(bundles.values())).before, scored).log_softmax(-1)
+        rows = self.logits(next(iter(texts.values()))).log_softmax(-1)
         return [float(row[token]) for row, token in zip(rows, scored, strict=True)]
 
-    def logits(self, before: Sequence[int], tokens: Sequence[int]) -> Any:
-        """Float logits `[len(tokens), vocabulary]` that predict each of the tokens."""
-        ids = self._torch.tensor([[*before, *tokens]])
+    def logits(self, text: Text) -> Any:
+        """Float logits `[scored, vocabulary]` that predict each of the scored tokens."""
+        ids = self._torch.tensor([[*text.before, *text.scored]])
         with self._torch.no_grad():
-            logits = self._model(input_ids=ids, logits_to_keep=len(tokens) + 1).logits
+            logits = self._model(input_ids=ids, logits_to_keep=len(text.scored) + 1).logits
         return logits[0, :-1].float()
 
     def text(self, text: str, count: int) -> Text:
@@ -433,9 +378,10 @@ class Checkpoint:
 def emulate(job: Job, progress: Progress) -> dict[str, Any]:
     """Score `tokens` tokens of each of `texts`, on CPU kernels and in the NPU's emulator."""
     (name, folder), *bundles = job.inputs.items()
-    compiler, checkpoint = Compiler(**job.options["compiler"]), Checkpoint(folder)
+    compiler = Compiler(job.options["chip"], tuple(job.options["flags"]), job.libraries)
+    checkpoint = Checkpoint(folder)
     texts = [checkpoint.text(text, job.options["tokens"]) for text in job.options["texts"]]
-    expected = np.concatenate([checkpoint.logits(text.before, text.scored).numpy() for text in texts])
+    expected = np.concatenate([checkpoint.logits(text).numpy() for text in texts])
     del checkpoint
     tokens = [token for text in texts for token in text.scored]
     itself = Closeness.of(expected, expected, tokens)

@@ -12,7 +12,6 @@ column by column; later columns compensate for each column's error, based on the
 
 import importlib
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ def narrow(job: Job, progress: Progress) -> dict[str, Any]:
     opened = Opened(job.inputs["model"])
     part = opened.main()
     usage = parts_in_use(part.model)
-    narrow_logits(part.model, moments, progress=progress)
+    narrow_logits(part.model, moments, progress)
     remove_unused(part.model, usage)
     part.changed = True
     opened.save(job.model)
@@ -70,29 +69,16 @@ def _moments(checkpoint: Path, prompts: Path, progress: Progress) -> tuple[Float
             f"{_LEAST_TOKENS - tokens} more, or weights='8'"
         )
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    seen: list[Any] = []
-
-    class Seen(Exception):  # noqa: N818  ends a run early, not an error
-        pass
-
-    def look(_: Any, inputs: tuple[Any, ...]) -> None:
-        seen.append(inputs[0][0].double())
-        raise Seen
-
-    model.get_output_embeddings().register_forward_pre_hook(look)
     total: Any = 0
     for done, text in enumerate(texts):
         progress("reading", done, len(texts))
-        with torch.no_grad(), suppress(Seen):
-            model(torch.tensor([text[:_LONGEST]]))
-        inputs = seen.pop()
+        with torch.no_grad():
+            inputs = model.base_model(torch.tensor([text[:_LONGEST]])).last_hidden_state[0].double()
         total = total + inputs.T @ inputs
     return total.numpy().astype(np.float32), tokens
 
 
-def narrow_logits(
-    model: Model, moments: Floats, *, kept: int = KEPT_ROWS, progress: Progress | None = None
-) -> None:
+def narrow_logits(model: Model, moments: Floats, progress: Progress, kept: int = KEPT_ROWS) -> None:
     """Cut the int8 product of every signature's logits after row `kept` and round the later rows to 4 bits, in place.
 
     `moments` `[hidden, hidden]` is the sum of `x x'` over inputs x of the product, from text typical of real use.
@@ -132,7 +118,7 @@ def _product(outputs: dict[str, Tensor]) -> Operator | None:
     return None
 
 
-def _parts(weights: Tensor, moments: Floats, kept: int, progress: Progress | None) -> list[Tensor]:
+def _parts(weights: Tensor, moments: Floats, kept: int, progress: Progress) -> list[Tensor]:
     """The weights as two constants: the first `kept` rows unchanged, the others in 4 bits."""
     quantization, codes = weights.quantization, np.asarray(weights.array(), np.int8)
     assert quantization is not None
@@ -174,9 +160,7 @@ def _cut(model: Model, product: Operator, parts: Sequence[Tensor]) -> None:
     graph.arrange([*operators[:at], *new, join, *operators[at + 1 :]])
 
 
-def gptq(
-    codes: Codes, scale: Floats, moments: Floats, progress: Progress | None = None
-) -> tuple[Codes, Floats]:
+def gptq(codes: Codes, scale: Floats, moments: Floats, progress: Progress) -> tuple[Codes, Floats]:
     """Round weights `codes * scale` `[rows, columns]` to 4 bits: codes from -7 to 7, and a scale for each row.
 
     A row's scale is the one of 16 candidates with the least squared error before compensation.
@@ -189,8 +173,7 @@ def gptq(
     upper = np.linalg.cholesky(np.linalg.inv(hessian)).T.astype(np.float32)
     narrow, scales = np.empty_like(codes), np.empty(len(codes), np.float32)
     for start in range(0, len(codes), _ROWS):
-        if progress is not None:
-            progress("narrowing", start, len(codes))
+        progress("narrowing", start, len(codes))
         rows = slice(start, start + _ROWS)
         weights = codes[rows].astype(np.float32) * scale[rows, None]
         scales[rows] = _least_error(weights)

@@ -14,8 +14,8 @@ from edge_opt.targets.chips import CHIPS, VENDORS, find_chip
 
 QUALCOMM = "qualcomm"
 _PACKAGE = "ai_edge_litert_sdk_qualcomm"
-_FOLDER, _ANDROID = "/data/local/tmp/edge-opt", "aarch64-android"
-_TRY = """\
+_FOLDER = "/data/local/tmp/edge-opt"
+_PYTHON = """\
 import litert_lm
 npu = litert_lm.Backend.NPU(litert_dispatch_lib_dir="")
 with litert_lm.Engine({path!r}, backend=npu) as engine:
@@ -24,28 +24,22 @@ with litert_lm.Engine({path!r}, backend=npu) as engine:
         print(*session.run_decode().texts)
 """
 _PAGE = """\
-# Next steps for {name}
-
-## Try it here
+# Next steps
 
 LiteRT-LM runs the bundle, before compilation, on this machine's CPU (`pip install litert-lm-api`):
 
 ```py
 {python}```
 
-## Run it on the phone
-
-{phone}
-"""
-_NO_COMMANDS = "edge-opt knows no commands for this vendor's phones: see LiteRT-LM's documentation."
-_PHONE = """\
-`litert_lm_main` and `libLiteRtDispatch_Qualcomm.so` are built from one release of LiteRT-LM for android_arm64. The
-other libraries are from Qualcomm's AI Engine Direct SDK (QAIRT) or from com.qualcomm.qti:qnn-runtime of Maven Central,
-not older than the release that compiled the bundle.
+On a Qualcomm phone, `litert_lm_main` and `libLiteRtDispatch_Qualcomm.so` are built from one release of LiteRT-LM for
+android_arm64. The other libraries are from Qualcomm's AI Engine Direct SDK (QAIRT), in the folder `QNN_SDK_ROOT`, or
+from com.qualcomm.qti:qnn-runtime of Maven Central, not older than the release that compiled the bundle.
 
 ```bash
 {commands}
-```"""
+```
+"""
+_NO_COMMANDS = "# nothing is compiled for a Qualcomm phone; for others see LiteRT-LM's documentation"
 
 
 def chip_of(name: str) -> tuple[str, str]:
@@ -81,31 +75,23 @@ class NextSteps:
     python: str
     commands: tuple[str, ...] = ()
 
-    def markdown(self, name: str) -> str:
-        """The steps as a Markdown page for the bundle of this name."""
-        phone = _PHONE.format(commands="\n".join(self.commands)) if self.commands else _NO_COMMANDS
-        return _PAGE.format(name=name, python=self.python, phone=phone)
+    def markdown(self) -> str:
+        """The steps as a Markdown page."""
+        return _PAGE.format(python=self.python, commands="\n".join(self.commands) or _NO_COMMANDS)
 
 
-def next_steps(
-    vendor: str, chip: str, libraries: Path | None, converted: str, output: str | None
-) -> NextSteps:
-    """The steps for `output`, compiled for this chip from `converted`; `output` is None if nothing was compiled.
-
-    `libraries` is the compiler's folder; if it is in a whole SDK, commands take the phone's libraries from there.
-    """
-    python = _TRY.format(path=converted)
+def next_steps(vendor: str, chip: str, converted: str, output: str | None) -> NextSteps:
+    """The steps for `output`, compiled for this chip from `converted`; `output` is None if nothing was compiled."""
+    python = _PYTHON.format(path=converted)
     if output is None or vendor != QUALCOMM:
         return NextSteps(converted, python)
     version = CHIPS[chip].hexagon
-    whole = libraries is not None and (libraries.parent / _ANDROID).is_dir()
-    root = libraries.parent if libraries is not None and whole else Path("$QNN_SDK_ROOT/lib")
     names = ("libQnnHtp.so", "libQnnSystem.so", f"libQnnHtpV{version}Stub.so")
-    skeleton = root / f"hexagon-v{version}" / "unsigned" / f"libQnnHtpV{version}Skel.so"
-    of_qualcomm = (*(root / _ANDROID / name for name in names), skeleton)
-    paths = (output, "litert_lm_main", "libLiteRtDispatch_Qualcomm.so", *map(str, of_qualcomm))
-    # The shell expands $QNN_SDK_ROOT, so such paths are not quoted.
-    pushed = (path if path.startswith("$") else shlex.quote(path) for path in paths)
+    skeleton = f"hexagon-v{version}/unsigned/libQnnHtpV{version}Skel.so"
+    libraries = [
+        f"$QNN_SDK_ROOT/lib/{path}" for path in (*(f"aarch64-android/{name}" for name in names), skeleton)
+    ]
+    pushed = [shlex.quote(output), "litert_lm_main", "libLiteRtDispatch_Qualcomm.so", *libraries]
     run = f"./litert_lm_main --backend=npu --model_path={shlex.quote(Path(output).name)} --input_prompt='a prompt'"
     commands = (
         f"adb shell mkdir -p {_FOLDER}",

@@ -7,27 +7,22 @@ import importlib
 import json
 import math
 import tempfile
-import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from edge_opt.base.errors import UsageError
 from edge_opt.base.words import many
-from edge_opt.build.sections import METADATA, SENTENCEPIECE, TOKENIZER
-from edge_opt.schema.litertlm import read_bundle
 
 _TEXTS = ("text", "prompt", "inputs")
 """Keys of a prompt's text, as in litert-torch's calibration."""
 _NEARLY: Final = 7 / 8
 """Share of the longest fitting prompt that nearly fills a cache."""
 _JOINT = "\n\n"
-_SIZE_BYTES = 8
-
-Count = Callable[[Any], int]
-"""Number of tokens of a prompt in calibration, including the chat template's."""
+_LONGEST_TOKEN = 32  # characters of a token in the mean, in any text
+_CALIBRATION = "litert_torch.generative.export_hf.experimental"
 
 
 # Files
@@ -47,19 +42,17 @@ def read_prompts(path: Path) -> list[Any]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
-        where = f"prompts {path}, line {number}"
         try:
-            prompts.append(json.loads(line))
-            json.dumps(prompts[-1], ensure_ascii=False).encode()  # fails for lone surrogates
+            prompt = json.loads(line)
+            json.dumps(prompt, ensure_ascii=False).encode()  # fails for lone surrogates
         except (ValueError, RecursionError):
+            prompt = None
+        if not text_of(prompt):
             raise UsageError(
-                f'{where} is not JSON text: write "a prompt" or {{"prompt": "..."}}, one per line'
-            ) from None
-        if not text_of(prompts[-1]):
-            raise UsageError(
-                f"{where} is not a prompt: write a string, an object with a string as {', '.join(_TEXTS[:-1])} or "
-                f"{_TEXTS[-1]}, or messages with one from the user"
+                f'prompts {path}, line {number} is not a prompt: write JSON, "a prompt" or {{"prompt": "a prompt"}} or '
+                f'{{"messages": [{{"role": "user", "content": "a prompt"}}]}}, one per line'
             )
+        prompts.append(prompt)
     return prompts
 
 
@@ -87,7 +80,7 @@ class Plan:
 
     prompts: list[Any]
     tokens: list[int]
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
 
 
 def check_lengths(lengths: Sequence[int], cache: int) -> None:
@@ -101,21 +94,25 @@ def check_lengths(lengths: Sequence[int], cache: int) -> None:
         )
 
 
-def plan(prompts: Sequence[Any], count: Count, lengths: Sequence[int], cache: int, room: int = 0) -> Plan:
+def plan(
+    prompts: Sequence[Any], count: Callable[[Any], int], lengths: Sequence[int], cache: int, room: int = 0
+) -> Plan:
     """Keep the prompts that fit into the cache, and add longer ones joined from the given prompts if needed.
 
-    The prompts must nearly fill the cache, with `room` for generated tokens, and must run a prefill of each length in
-    `lengths` on a filled cache; UsageError if there is too little text.
+    `count` gives a prompt's tokens, including the chat template's. The prompts must nearly fill the cache, with `room`
+    for generated tokens, and must run a prefill of each length in `lengths` on a filled cache; UsageError if there is
+    too little text.
     """
     counted = [(prompt, count(prompt)) for prompt in prompts]
     kept = [(prompt, tokens) for prompt, tokens in counted if _fits(tokens, lengths, cache)]
-    planned = Plan([prompt for prompt, _ in kept], [tokens for _, tokens in kept])
+    longest, joined, notes = max((tokens for _, tokens in kept), default=0), [], []
     if len(kept) < len(counted):
         left = many(len(counted) - len(kept), "prompt")
-        planned.notes.append(f"Skipped {left} with more tokens than fit into a cache of {cache}")
-    longest, joined = max(planned.tokens, default=0), []
-    for least, most in _gaps(planned.tokens, lengths, cache, room):
-        text = _joined(counted, count, most)
+        notes.append(f"Skipped {left} with more tokens than fit into a cache of {cache}")
+    for least, most in _needs(lengths, cache, room):
+        if any(least <= tokens <= most for _, tokens in kept):
+            continue
+        text = _joined(prompts, count, most)
         tokens = count(text)
         if tokens < least:
             raise UsageError(
@@ -123,58 +120,36 @@ def plan(prompts: Sequence[Any], count: Count, lengths: Sequence[int], cache: in
                 f"{', '.join(map(str, lengths))}: {tokens} tokens in all, {least - tokens} are missing; give more or "
                 f"longer prompts, or a shorter cache=..."
             )
-        planned.prompts.append(text)
-        planned.tokens.append(tokens)
+        kept.append((text, tokens))
         joined.append(str(tokens))
     if joined:
-        planned.notes.append(
+        notes.append(
             f"Joined from your prompts, of which the longest has {longest} tokens: {many(len(joined), 'prompt')} of "
             f"{' and '.join(joined)} tokens, so that a prefill runs on a filled cache"
         )
-    return planned
+    return Plan([prompt for prompt, _ in kept], [tokens for _, tokens in kept], notes)
 
 
-def _gaps(tokens: Iterable[int], lengths: Sequence[int], cache: int, room: int) -> Iterator[tuple[int, int]]:
-    """Least and most tokens of each prompt needed in addition to prompts of these token counts."""
+def _needs(lengths: Sequence[int], cache: int, room: int) -> Iterator[tuple[int, int]]:
+    """Least and most tokens of prompts that calibration needs: one fills the cache, others end with short prefills."""
     end = cache - max(1, min(room, cache // 8))
     longest = next(size for size in range(end, 0, -1) if _fits(size, lengths, cache))
-    present = list(tokens)
-    nearly = math.ceil(_NEARLY * longest)
-    if max(present, default=0) < nearly:
-        present.append(longest)
-        yield nearly, longest
-    for length in lengths:
+    yield math.ceil(_NEARLY * longest), longest
+    for length in sorted(lengths)[:-1]:
         most = min(max(lengths) + length, longest)
-        runs = (run for size in present for run in _runs(size, lengths))
-        filled = sum(taken for start, one, taken in runs if start and one == length)
-        if filled < length // 2:
-            present.append(most)
-            yield most - length // 2, most
+        yield most - length // 2, most
 
 
 def _fits(tokens: int, lengths: Sequence[int], cache: int) -> bool:
-    """True if the cache has room for the prompt, one more token, and the whole length of the last prefill."""
-    return 0 < tokens < cache and all(start + length <= cache for start, length, _ in _runs(tokens, lengths))
+    """True if the cache has room for the prompt, one more token, and the whole last prefill, which is the shortest."""
+    start = max(tokens - 1, 0) // max(lengths) * max(lengths)
+    last = min(length for length in lengths if length >= tokens - start)
+    return 0 < tokens < cache and start + last <= cache
 
 
-def _runs(tokens: int, lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """The prefills of a prompt, each the shortest possible: tokens before it, its length, tokens it reads."""
-    start = 0
-    while start < tokens:
-        left = tokens - start
-        length = min((one for one in lengths if one >= left), default=max(lengths))
-        yield start, length, min(left, length)
-        start += length
-
-
-def _joined(counted: Sequence[tuple[Any, int]], count: Count, most: int) -> str:
+def _joined(prompts: Sequence[Any], count: Callable[[Any], int], most: int) -> str:
     """Join the prompts, each once, and cut the text to at most `most` tokens."""
-    around = count("")
-    texts: dict[str, int] = {}
-    for prompt, tokens in counted:
-        if sum(texts.values()) < most:
-            texts.setdefault(text_of(prompt), tokens - around)
-    whole = _JOINT.join(texts)
+    whole = _JOINT.join(dict.fromkeys(map(text_of, prompts)))[: most * _LONGEST_TOKEN]
     end = bisect_right(range(1, len(whole) + 1), most, key=lambda end: count(whole[:end]))
     return whole[:end]
 
@@ -212,33 +187,18 @@ class Wording:
 
 def wording_of(model: Path) -> Wording:
     """The wording for a bundle or a checkpoint; UsageError if a bundle has no tokenizer."""
-    module = "litert_torch.generative.export_hf.experimental.calib.tokenizer"
-    make = importlib.import_module(module).Tokenizer
+    make = importlib.import_module(f"{_CALIBRATION}.calib.tokenizer").Tokenizer
     if model.is_dir():
         tokenizer = make(transformers_model_path=str(model))
         template = tokenizer.tx_tokenizer.chat_template
         return Wording(tokenizer, template.get("default") if isinstance(template, dict) else template)
-    bundle = read_bundle(model)
-    held = {
-        section.data_type: bytes(source.view(0, source.size))
-        for index, section in enumerate(bundle.sections)
-        if section.data_type in (SENTENCEPIECE, METADATA, TOKENIZER)
-        for source in [bundle.content(index)]
-    }
-    if not held.keys() & {SENTENCEPIECE, TOKENIZER}:
-        raise UsageError(
-            f"{model} has no tokenizer, so no prompt can be calibrated on: export it again with one"
-        )
-    metadata = importlib.import_module("litert_lm_builder.runtime.proto.llm_metadata_pb2").LlmMetadata
-    template = metadata.FromString(held.get(METADATA, b"")).jinja_prompt_template or None
+    unpack = importlib.import_module(f"{_CALIBRATION}.litertlm_bundle.litertlm_bundle").unpack_litertlm
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "tokenizer"
-        if SENTENCEPIECE in held:  # calibration prefers it, too
-            path.write_bytes(held[SENTENCEPIECE])
-            return Wording(make(spm_model_path=str(path)), template)
-        try:
-            content = zlib.decompress(held[TOKENIZER][_SIZE_BYTES:])  # the builder writes the size first
-        except zlib.error:
-            content = zlib.decompress(held[TOKENIZER])
-        path.write_bytes(content)
-        return Wording(make(tokenizer_json_path=str(path)), template)
+        found = unpack(str(model), folder)
+        words = {"spm_model_path": "SP_Tokenizer", "tokenizer_json_path": "tokenizer_json_path"}
+        files = {name: found[key] for name, key in words.items() if key in found}
+        if not files:
+            raise UsageError(
+                f"{model} has no tokenizer, so no prompt can be calibrated on: export it again with one"
+            )
+        return Wording(make(**files), found.get("chat_template"))

@@ -1,4 +1,4 @@
-"""Rotates the residual stream of a checkpoint, so that no channel is far larger than the others.
+"""Checks a checkpoint's weights, and rotates its residual stream, so that no channel is far larger than the others.
 
 Some checkpoints have one huge number in the first token's residual stream: 25,000 in SmolLM2-135M, where other numbers
 are below 10. In int16 a single scale must cover them all. A layer reads the stream through an RmsNorm and a product,
@@ -11,7 +11,6 @@ Checkpoints with norms after a product, such as Gemma 2 and 3, cannot be rotated
 """
 
 import importlib
-import json
 import re
 import shutil
 from pathlib import Path
@@ -19,6 +18,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from edge_opt.base.errors import UsageError
 
 ROTATED = "rotated"
 """The rotated checkpoint's folder, inside the float bundle's."""
@@ -39,21 +40,19 @@ _GAIN = 2.0
 """Factor by which the stream's largest number must shrink."""
 
 
-def rotate(source: Path, output: Path) -> str:
-    """Write an equivalent checkpoint to the new folder `output`.
+def prepare(source: Path, output: Path, *, rotate: bool) -> str:
+    """Check a checkpoint's weights and, if `rotate`, write an equivalent checkpoint to the new folder `output`.
 
     Returns:
         A note for the user; empty, without writing a folder, if norms rule rotation out or it does not help.
+
+    Raises:
+        UsageError: weights are missing, truncated, of another shape, NaN or infinite.
     """
-    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
-    if not _has_norms_in_front(source):
+    torch = importlib.import_module("torch")
+    model = _load(torch, source)
+    if not rotate or not _has_norms_in_front(model):
         return ""
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(
-        source, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
-    )
-    if info["missing_keys"] or info["mismatched_keys"]:
-        return ""  # The export refuses such a checkpoint, and names the weights.
-    model = model.eval()
     before, largest = _run(torch, model)
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     model.config.tie_word_embeddings = False
@@ -69,6 +68,33 @@ def rotate(source: Path, output: Path) -> str:
     return f"Rotated the residual stream: its largest number falls from {largest:,.0f} to {smaller:,.0f}"
 
 
+def _load(torch: Any, source: Path) -> Any:
+    """The model, checked: transformers fills missing weights with random numbers, and calibration fails on NaN."""
+    transformers, safetensors = (importlib.import_module(name) for name in ("transformers", "safetensors"))
+    try:
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            source, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    except safetensors.SafetensorError as error:
+        raise UsageError(
+            f"weights in {source} are not complete safetensors files ({error}): copy them again, or fetch them with "
+            f"git lfs"
+        ) from error
+    wrong = dict.fromkeys(info["missing_keys"], "is missing")
+    wrong |= {name: "has another shape" for name, *_ in info["mismatched_keys"]}
+    for name, how in sorted(wrong.items()):
+        raise UsageError(
+            f"the checkpoint's weights do not fit its config.json: {name} {how}, the first of {len(wrong)}; compare "
+            f"both with the base model"
+        )
+    for name, weight in model.state_dict().items():
+        if not torch.isfinite(weight).all():
+            raise UsageError(
+                f"{source}: '{name}' holds NaN or infinity, as after diverged training: give an earlier checkpoint"
+            )
+    return model.eval()
+
+
 def orthogonal(width: int) -> NDArray[np.float64]:
     """An orthogonal matrix with entries of similar size: Hadamard for `width`'s power of two, a cosine for the rest."""
     hadamard = np.ones((1, 1))
@@ -81,15 +107,11 @@ def orthogonal(width: int) -> NDArray[np.float64]:
     return np.kron(hadamard, cosines)
 
 
-def _has_norms_in_front(checkpoint: Path) -> bool:
+def _has_norms_in_front(model: Any) -> bool:
     """True if the rotation supports every weight."""
-    names = set()
-    for path in checkpoint.glob("*.safetensors"):
-        with path.open("rb") as file:
-            names |= json.loads(file.read(int.from_bytes(file.read(8), "little"))).keys()
     known = (*_NORMS.values(), _WRITES, _OTHERS, re.compile(_LAYER + f"(?:{'|'.join(_NORMS)})\\.weight"))
-    left = names - {_EMBEDDING, _NORM, _HEAD, "__metadata__"}
-    return bool(left) and all(any(one.fullmatch(name) for one in known) for name in left)
+    left = model.state_dict().keys() - {_EMBEDDING, _NORM, _HEAD}
+    return all(any(one.fullmatch(name) for one in known) for name in left)
 
 
 def _rotate_weights(state: dict[str, Any], turn: Any) -> None:

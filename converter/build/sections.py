@@ -7,17 +7,9 @@ from edge_opt.ir.opening import CALL, MAIN_SECTION, is_compiled
 from edge_opt.schema.data import Source
 from edge_opt.schema.litertlm import Section, read_bundle
 from edge_opt.schema.reader import read_model
+from edge_opt.schema.table import ENUMS
 
-# AnySectionDataType of the format, see `edge_opt.schema.litertlm`.
-SENTENCEPIECE, METADATA, TOKENIZER = 4, 5, 6
-_KINDS = {
-    1: "data",
-    SENTENCEPIECE: "SentencePiece tokenizer",
-    METADATA: "metadata",
-    TOKENIZER: "tokenizer",
-    7: "weights",
-    9: "executor metadata",
-}
+_KINDS = {number: kind for kind, number in ENUMS["AnySectionDataType"].items()}
 _CHUNK = 1 << 20
 
 
@@ -67,13 +59,11 @@ def _model_faults(before: Model, after: Model, *, main: bool) -> list[str]:
         return [] if is_compiled(after) else ["model differs and is not compiled"]
     wrong = []
     for key, graph in after.entry_points():
-        left = [operator for operator in graph.operators if operator.code.custom_code != CALL]
-        if left:
+        left = [operator.name for operator in graph.operators if operator.code.custom_code != CALL]
+        if left or len(graph) != 1:
             wrong.append(
-                f"model keeps {len(left)} operators of '{key}' off the NPU, {left[0].name} the first"
+                f"model has {len(graph)} operators in '{key}', {len(left)} not on the NPU, expected one call"
             )
-        elif len(graph) != 1:
-            wrong.append(f"model calls the NPU {len(graph)} times in '{key}'")
     return wrong
 
 
@@ -87,7 +77,7 @@ def _interface(model: Model) -> list[object]:
 
 
 def name(section: Section) -> str:
-    """A section's name for messages."""
+    """A section's name for messages: a model's purpose, or the format's name of the type."""
     return section.model_type or _KINDS.get(section.data_type, f"section of type {section.data_type}")
 
 

@@ -4,24 +4,21 @@ Reads files without any framework, so that unusable inputs are rejected before a
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from edge_opt.base.errors import ModelFormatError, UsageError
 from edge_opt.inspection import Caches, find_caches
+from edge_opt.ir import DType
 from edge_opt.ir.opening import MAIN_SECTION, Opened
 from edge_opt.schema.litertlm import is_bundle
 
-CONFIG = "config.json"
-"""The file with a checkpoint's architecture."""
 SETTING = "sliding_window_ring_buffer_size"
 """litert-torch's name for the length of a ring buffer."""
-RUNTIME = "0.18"
-"""The first LiteRT-LM release that reads the window and ring buffer lengths from a bundle's executor metadata."""
+_RUNTIME = "0.18"  # the first LiteRT-LM that reads the lengths of windows and rings from a bundle
+_CONFIG = "config.json"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json")
 _WEIGHTS = (".safetensors", ".bin")
 # Files of a checkpoint; a training run's folder holds many others.
@@ -38,13 +35,13 @@ class Kind(StrEnum):
 
 
 class Given(NamedTuple):
-    """The input: `files` are those that results depend on, `cache_shape` holds its key caches' largest sizes."""
+    """The input: `files` are those that results depend on, `cache` is the length of a bundle's longest cache."""
 
     path: Path
     kind: Kind
     files: tuple[Path, ...]
-    cache_shape: tuple[int, ...] = ()
     caches: Caches = Caches()
+    cache: int = 0
 
 
 def look_at(path: Path) -> Given:
@@ -57,34 +54,31 @@ def look_at(path: Path) -> Given:
         raise UsageError(f"{path} is neither a Hugging Face folder nor a .litertlm bundle")
     opened = Opened(path)
     model = opened.main().model
-    inputs = [entry for signature in model.signatures for entry in signature.inputs.items()]
-    shapes = [tensor.shape for name, tensor in inputs if re.fullmatch(r"kv_cache_k_\d+", name)]
-    if not shapes:
+    caches = find_caches(model, opened.bundle)
+    if not caches.caches:
         raise UsageError(
-            f"{path} is not exported for an NPU: its {MAIN_SECTION} model takes no kv_cache_k_0 beside the new keys; "
-            f"export it with split_cache, or give the checkpoint"
+            f"{path} is not exported for an NPU: its {MAIN_SECTION} model has no cache whose new keys are an output of "
+            f"their own; export it with split_cache, or give the checkpoint"
         )
-    longest = tuple(int(max(sizes)) for sizes in zip(*shapes, strict=True))
-    # Check activations: the exporter may write integer weights in a float bundle.
-    quantized = any(
-        operator.inputs[0] is not None and operator.inputs[0].dtype.name in ("INT8", "INT16")
-        for graph in model.subgraphs
-        for operator in graph.operators
-        if operator.name in ("BATCH_MATMUL", "FULLY_CONNECTED")
-    )
-    kind = Kind.QUANTIZED if quantized else Kind.FLOAT
-    return Given(path, kind, (path,), longest, find_caches(model, opened.bundle))
+    longest = max(one.positions for one in caches.caches)
+    names = {one.name for one in caches.caches}
+    inputs = [entry for signature in model.signatures for entry in signature.inputs.items()]
+    quantized = any(tensor.dtype is DType.INT16 for name, tensor in inputs if name in names)
+    return Given(path, Kind.QUANTIZED if quantized else Kind.FLOAT, (path,), caches, longest)
 
 
 def _checkpoint(path: Path) -> Given:
     """A Hugging Face folder with the files that results depend on."""
-    if not (path / CONFIG).is_file():
-        raise UsageError(f"{path} is not a Hugging Face checkpoint: it has no {CONFIG}")
-    quantized = read_json(path / CONFIG).get("quantization_config")
+    if not (path / _CONFIG).is_file():
+        raise UsageError(f"{path} is not a Hugging Face checkpoint: it has no {_CONFIG}")
+    try:
+        quantized = json.loads((path / _CONFIG).read_text(encoding="utf-8")).get("quantization_config")
+    except (OSError, ValueError, AttributeError) as error:
+        raise UsageError(f"{path / _CONFIG} cannot be read: {error}") from error
     if quantized:
         method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
         raise UsageError(
-            f"{path} is quantized already ({method}, as its {CONFIG} says), but litert-torch exports floats only: "
+            f"{path} is quantized already ({method}, as its {_CONFIG} says), but litert-torch exports floats only: "
             f"give the checkpoint that it was made from"
         )
     if not any((path / name).is_file() for name in _TOKENIZERS):
@@ -97,67 +91,47 @@ def _checkpoint(path: Path) -> Given:
     return Given(path, Kind.CHECKPOINT, files)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; UsageError if it cannot be read or is not one."""
-    try:
-        return {**json.loads(path.read_text(encoding="utf-8"))}
-    except (OSError, ValueError, RecursionError, TypeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+def plan_caches(
+    config: Mapping[str, Any], prefill: Sequence[int], cache: int, chosen: int | None, *, whole: bool
+) -> dict[str, Any]:
+    """The `window` of a checkpoint's sliding layers, the length of their `ring` buffers, and `notes` for the user.
 
+    `config` is the checkpoint's, completed by transformers. `ring` is None for whole caches, including on request
+    (`whole`), `window` is None if no layer slides.
 
-@dataclass(frozen=True, slots=True)
-class SlidingLayers:
-    """A checkpoint's number of sliding layers out of `count`, and their window in positions; 0 if none slides."""
+    The shortest ring buffer that keeps all visible keys is `max(window, longest prefill)`, in steps of 64. A prefill of
+    T tokens reads the caches before their update, in addition to its own keys: its first row needs window - 1 keys of
+    the ring, later rows fewer. LiteRT-LM may take one token back, which needs one more. Then the T new keys enter the
+    ring, which LiteRT-LM requires to hold them all. litert-torch rounds to 32, and older LiteRT-LM releases guess
+    lengths as multiples of 64.
 
-    window: int = 0
-    sliding: int = 0
-    count: int = 0
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> "SlidingLayers":
-        """Read a configuration as completed by transformers."""
-        kinds = config.get("layer_types") or ()
-        sliding = sum(kind == "sliding_attention" for kind in kinds)
-        window = config.get("sliding_window") or 0
-        return cls(window, sliding, len(kinds)) if sliding and window else cls(0, 0, len(kinds))
-
-    def ring(self, prefill: Sequence[int], cache: int, chosen: int | None, *, whole: bool) -> int | None:
-        """The ring buffer length to export with a cache; None for whole caches, including on request (`whole`).
-
-        The shortest ring buffer that keeps all visible keys is `max(window, longest prefill)`, in steps of 64. A
-        prefill of T tokens reads the caches before their update, in addition to its own keys: its first row needs
-        window - 1 keys of the ring, later rows fewer. LiteRT-LM may take one token back, which needs one more. Then
-        the T new keys enter the ring, which LiteRT-LM requires to hold them all. litert-torch rounds to 32, and older
-        LiteRT-LM releases guess lengths as multiples of 64.
-
-        Raises:
-            UsageError: the chosen length is invalid.
-        """
-        least = -(-max(self.window, *prefill) // _STEP) * _STEP
-        if chosen is None:
-            return least if 0 < self.sliding < self.count and least < cache and not whole else None
-        if not self.sliding:
-            raise UsageError(f"{SETTING} {chosen}: the checkpoint has no sliding layers, so leave it out")
-        if not least <= chosen < cache or chosen % _STEP:
-            raise UsageError(
-                f"{SETTING} {chosen} must be a multiple of {_STEP}, at least {least} for a window of {self.window} "
-                f"positions and a prefill of {max(prefill)} tokens, and less than the cache, {cache} positions"
-            )
-        return chosen
-
-    def notes(self, ring: int | None, prefill: Sequence[int]) -> list[str]:
-        """Notes on the caches for the user."""
-        sentences = []
-        if ring is not None:
-            sentences.append(
-                f"{self.sliding} of {self.count} layers see {self.window} positions back and keep a ring of {ring}; "
-                f"this needs LiteRT-LM {RUNTIME} or newer, an older one silently generates different text "
-                f"(--set {SETTING}=null builds without rings)"
-            )
-        if self.window and max(prefill) > self.window:
-            sentences.append(
-                f"a prefill of {max(prefill)} tokens is longer than the window of {self.window}: LiteRT-LM 0.18 "
-                f"applies no window within one chunk, so its rows see up to {max(prefill)} positions back; give "
-                f"--prefill {self.window} or less to keep what the checkpoint says"
-            )
-        return sentences
+    Raises:
+        UsageError: the chosen length is invalid.
+    """
+    kinds = config.get("layer_types") or ()
+    sliding = sum(kind == "sliding_attention" for kind in kinds)
+    window = (config.get("sliding_window") or 0) if sliding else 0
+    longest, ring, notes = max(prefill), chosen, []
+    least = -(-max(window, longest) // _STEP) * _STEP
+    if chosen is None and window and sliding < len(kinds) and least < cache and not whole:
+        ring = least
+    elif chosen is not None and not window:
+        raise UsageError(f"{SETTING} {chosen}: the checkpoint has no sliding layers, so leave it out")
+    elif chosen is not None and (type(chosen) is not int or not least <= chosen < cache or chosen % _STEP):
+        raise UsageError(
+            f"{SETTING} {chosen} must be a multiple of {_STEP}, at least {least} for a window of {window} positions "
+            f"and a prefill of {longest} tokens, and less than the cache, {cache} positions"
+        )
+    if ring is not None:
+        notes.append(
+            f"{sliding} of {len(kinds)} layers see {window} positions back and keep a ring of {ring}; this needs "
+            f"LiteRT-LM {_RUNTIME} or newer, an older one silently generates different text (--set {SETTING}=null "
+            f"builds without rings)"
+        )
+    if window and longest > window:
+        notes.append(
+            f"a prefill of {longest} tokens is longer than the window of {window}: LiteRT-LM {_RUNTIME} applies no "
+            f"window within one chunk, so its rows see up to {longest} positions back; give --prefill {window} or less "
+            f"to keep what the checkpoint says"
+        )
+    return {"window": window or None, "ring": ring, "notes": notes}

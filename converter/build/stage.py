@@ -3,17 +3,14 @@
 It prints the tools' output, and progress as lines `stage done/total`.
 """
 
-import errno
 import json
-import os
 import resource
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edge_opt.base.errors import EdgeOptError, OutputError
+from edge_opt.base.errors import EdgeOptError
 from edge_opt.base.processes import begin_child
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress
@@ -31,18 +28,15 @@ STAGES: dict[str, Callable[[Job, Progress], dict[str, Any]]] = {
     evaluation.NPU: evaluation.emulate,
     "compile": pipeline.compile_bundle,
 }
-_LONGEST_CAUSE = 300
 
 
-def main() -> int:
-    """Run the job; return 0 if the outcome has a result."""
+def main() -> None:
+    """Run the job, and write its outcome."""
     job, outcome = map(Path, begin_child())
     answer = _answer(from_dict(Job, json.loads(job.read_text(encoding="utf-8"))))
     who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    unit = 1 if sys.platform == "darwin" else 1024
-    answer["peak_bytes"] = unit * max(resource.getrusage(one).ru_maxrss for one in who)
+    answer["peak_bytes"] = 1024 * max(resource.getrusage(one).ru_maxrss for one in who)
     outcome.write_text(json.dumps(answer, default=str), encoding="utf-8")
-    return 0 if "values" in answer else 1
 
 
 def _answer(job: Job) -> dict[str, Any]:
@@ -52,12 +46,8 @@ def _answer(job: Job) -> dict[str, Any]:
         return {"error": str(error), "exit_code": error.exit_code}
     except Exception as error:
         traceback.print_exc()
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return {"error": os.strerror(error.errno), "exit_code": OutputError.exit_code}
-        # The first line, and the next if the first ends with a colon.
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        sentence = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
-        cause = f"{type(error).__name__}: {sentence}"[:_LONGEST_CAUSE]
+        first_line, _, _ = str(error).strip().partition("\n")
+        cause = f"{type(error).__name__}: {first_line}"[:300]
         return {"error": cause, "exit_code": EdgeOptError.exit_code}
 
 
@@ -66,4 +56,4 @@ def _progress(stage: str, done: int, total: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
