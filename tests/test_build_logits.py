@@ -71,7 +71,7 @@ def test_an_error_is_made_up_for_by_the_columns_that_follow() -> None:
 @pytest.mark.parametrize(
     ("found", "kept", "message"),
     [
-        (model(), ROWS, "97 rows, of which 97 stay at 8 bits"),
+        (model(), ROWS, "all 97 tokens would stay at 8 bits"),
         (
             model("%logits: int16[1,1,97] q(0.05, 0) = ADD(%y, %y)"),
             KEPT,

@@ -44,8 +44,7 @@ ERROR = 0.01
 """Standard error of the perplexity ratio at which scoring stops."""
 TOKENS = 20
 """Default number of tokens to score in the emulator: each takes many seconds."""
-_BATCH = 6
-"""Prompts scored before the error is looked at, again and again."""
+_BATCH = 6  # prompts scored before the error is looked at again
 _PROMPTS, _MOST_READ = 5, 120
 _LONG, _JOINT = 2.25, "\n\n"
 """Characters of a long prompt per cache position: over half as many tokens, in most texts."""
@@ -319,15 +318,13 @@ def float_softmax(bundle: AnyPath, output: AnyPath) -> None:
             if operator.name != "SOFTMAX" or operator.input(0).dtype is DType.FLOAT32:
                 operators.append(operator)
                 continue
-            logits, result = operator.input(0), operator.output
-            given, made = (
-                graph.add_tensor(Tensor(f"{tensor.name}/float", tensor.shape, DType.FLOAT32))
-                for tensor in (logits, result)
-            )
+            ends = operator.input(0), operator.output
+            floats = (Tensor(f"{one.name}/float", one.shape, DType.FLOAT32) for one in ends)
+            given, made = map(graph.add_tensor, floats)
             operators += [
-                new("DEQUANTIZE", [logits], [given]),
+                new("DEQUANTIZE", [ends[0]], [given]),
                 new("SOFTMAX", [given], [made], beta=operator.option("beta")),
-                new("QUANTIZE", [made], [result]),
+                new("QUANTIZE", [made], [ends[1]]),
             ]
         graph.arrange(operators)
     part.changed = True

@@ -95,9 +95,7 @@ def narrow_logits(model: Model, moments: Floats, progress: Progress, kept: int =
         weights = product.input(1)
         rows, hidden = weights.shape
         if rows <= kept:
-            raise UsageError(
-                f"the vocabulary has {rows} rows, of which {kept} stay at 8 bits: use weights='8'"
-            )
+            raise UsageError(f"all {rows} tokens would stay at 8 bits, of at most {kept}: use weights='8'")
         assert moments.shape == (hidden, hidden)
         key = id(weights.buffer)
         if key not in narrowed:

@@ -88,9 +88,8 @@ def next_steps(vendor: str, chip: str, converted: str, output: str | None) -> Ne
     version = CHIPS[chip].hexagon
     names = ("libQnnHtp.so", "libQnnSystem.so", f"libQnnHtpV{version}Stub.so")
     skeleton = f"hexagon-v{version}/unsigned/libQnnHtpV{version}Skel.so"
-    libraries = [
-        f"$QNN_SDK_ROOT/lib/{path}" for path in (*(f"aarch64-android/{name}" for name in names), skeleton)
-    ]
+    android = (f"aarch64-android/{name}" for name in names)
+    libraries = (f"$QNN_SDK_ROOT/lib/{path}" for path in (*android, skeleton))
     pushed = [shlex.quote(output), "litert_lm_main", "libLiteRtDispatch_Qualcomm.so", *libraries]
     run = f"./litert_lm_main --backend=npu --model_path={shlex.quote(Path(output).name)} --input_prompt='a prompt'"
     commands = (

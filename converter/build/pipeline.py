@@ -259,14 +259,11 @@ def optimize(job: Job, progress: Progress) -> dict[str, Any]:
 
 def compile_bundle(job: Job, _: Progress) -> dict[str, Any]:
     """Compile the bundle for the NPU; CompilerFailedError with the compiler's message."""
+    config, configs = _config(job), job.options["compile_configs"] or None
     with tempfile.TemporaryDirectory() as folder:
         try:
             _lib("stages").npu_compile(
-                _config(job),
-                job.inputs["model"],
-                str(job.model),
-                intermediate_dir=folder,
-                compile_configs=job.options["compile_configs"] or None,
+                config, job.inputs["model"], str(job.model), intermediate_dir=folder, compile_configs=configs
             )
         except ValueError as error:
             # LiteRT leaves the compiler's output in a temporary file.

@@ -77,8 +77,7 @@ def _load(torch: Any, source: Path) -> Any:
         )
     except safetensors.SafetensorError as error:
         raise UsageError(
-            f"weights in {source} are not complete safetensors files ({error}): copy them again, or fetch them with "
-            f"git lfs"
+            f"weights in {source} are not complete safetensors files ({error}): copy them again, or use git lfs"
         ) from error
     wrong = dict.fromkeys(info["missing_keys"], "is missing")
     wrong |= {name: "has another shape" for name, *_ in info["mismatched_keys"]}

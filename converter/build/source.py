@@ -82,9 +82,7 @@ def _checkpoint(path: Path) -> Given:
             f"give the checkpoint that it was made from"
         )
     if not any((path / name).is_file() for name in _TOKENIZERS):
-        raise UsageError(
-            f"{path} has no tokenizer ({_TOKENIZERS[0]} or {_TOKENIZERS[1]}): copy it from the base model"
-        )
+        raise UsageError(f"{path} has no {_TOKENIZERS[0]} or {_TOKENIZERS[1]}: copy it from the base model")
     files = tuple(sorted(file for file in path.iterdir() if file.suffix in _PARTS and file.is_file()))
     if not any(file.suffix in _WEIGHTS for file in files):
         raise UsageError(f"{path} has no weights (*.safetensors)")

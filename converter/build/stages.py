@@ -216,19 +216,15 @@ class Stages:
         """Return a stage's result: an earlier run's if inputs, options, libraries and versions are the same, or new."""
         libraries = self.libraries if name in _OF_COMPILER else None
         digests = {role: given.digest for role, given in inputs.items()}
-        compiler = None if libraries is None else libraries_digest(libraries)
+        compiler = libraries and libraries_digest(libraries)
         values = json.dumps([name, digests, options, compiler, self.versions], sort_keys=True)
         key, folder = hashlib.sha256(values.encode()).hexdigest(), self.folder / name
         report = _kept(folder, key)
         if report is None:
-            job = Job(
-                name,
-                str(folder.with_suffix(_PARTIAL).resolve()),
-                {role: str(given.path.resolve()) for role, given in inputs.items()},
-                self.config or None,
-                options or {},
-                None if libraries is None else str(libraries),
-            )
+            partial = str(folder.with_suffix(_PARTIAL).resolve())
+            paths = {role: str(given.path.resolve()) for role, given in inputs.items()}
+            place = None if libraries is None else str(libraries)
+            job = Job(name, partial, paths, self.config or None, options or {}, place)
             try:
                 report = self._made(job, key)
             except (EdgeOptError, OSError) as error:
