@@ -81,14 +81,12 @@ class Stages:
             yield
 
     def check_runtimes(self) -> dict[str, str]:
-        """Of what runs models."""
         self.checked = True
         return {"litert-lm-api": "1"}
 
     def carry_out(
         self, job: Job, log: Path, scratch: Path, progress: Progress
     ) -> tuple[dict[str, Any], int | None]:
-        """One function."""
         assert scratch.is_dir()
         assert not any(Path(job.output).iterdir())
         log.write_text(f"noise of {job.stage}\n")
@@ -106,14 +104,14 @@ class Stages:
         steps, chip = taken.pop("max_calibration_decode_steps", 32), {"soc_model": job.options["chip"]}
         calibrate = {"max_calibration_decode_steps": steps}
         settings = {"export": taken, "calibrate": calibrate, "quantize": {}, "compile": chip}
-        caches = {"window": None, "ring": None, "notes": []}
+        planned = {"window": None, "ring": None, "notes": []}
+        caches = planned if Path(job.inputs["model"]).is_dir() else None
         return {"config": {**chip, **taken}, "settings": settings, "caches": caches}
 
     def export(self, job: Job) -> None:
         write(job.model, FLOAT)
 
     def calibrate(self, job: Job) -> None:
-        """Something that depends on the prompts."""
         read = hashlib.sha256(Path(job.inputs["prompts"]).read_bytes()).hexdigest()
         (Path(job.output) / "ranges.json").write_text(read)
 
@@ -125,12 +123,13 @@ class Stages:
         shutil.copyfile(job.inputs["model"], job.model)
 
     def optimize(self, job: Job) -> dict[str, Any]:
-        """Nothing but what it says."""
         shutil.copyfile(job.inputs["model"], job.model)
-        why = "2.0 ms as exported, 1.0 ms as converted"
-        kept = {"signature": "prefill_4", "kept": "converted", "why": why}
-        compiled = {"prefill_decode": {"compile": True}}
-        return {"signatures": [kept], "notes": [], "compile_configs": compiled, "steps": []}
+        kept = {
+            "signature": "prefill_4",
+            "kept": "converted",
+            "why": "2.0 ms as exported, 1.0 ms as converted",
+        }
+        return {"signatures": [kept], "notes": [], "compile_configs": {"prefill_decode": {"compile": True}}}
 
     def evaluate(self, job: Job) -> dict[str, Any]:
         """The checkpoint finds every token as likely as one of 2, the bundle as one of 4."""

@@ -178,12 +178,11 @@ def kinds(path: Path) -> list[tuple[int, str]]:
     return [(section.data_type, section.model_type) for section in read_bundle(path).sections]
 
 
-def configured(window: int = 512, **options: Any) -> dict[str, Any]:
-    """The settings for a Gemma3 of which five layers of six see `window` positions."""
+def configured(**options: Any) -> dict[str, Any]:
+    """The settings for a Gemma3 of which five layers of six see 512 positions."""
     told = {"vendor": "qualcomm", "chip": "SM8750", "settings": {}}
     with TemporaryDirectory() as folder:
-        config = {"model_type": "gemma3_text", "sliding_window": window}
-        (Path(folder) / "config.json").write_text(json.dumps(config))
+        (Path(folder) / "config.json").write_text('{"model_type": "gemma3_text", "sliding_window": 512}')
         model = "float.litertlm" if "cache" in options else folder
         job = Job("configure", "", {"model": model}, options=told | options)
         return pipeline.configure(job, lambda *_: None)
@@ -237,10 +236,8 @@ def test_a_checkpoint_whose_layers_all_slide_is_a_sentence(
     cause: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """litert-torch asks for angles of layers that do not slide, and transformers has none."""
-    config = SimpleNamespace(rotate=False)
-    stages = SimpleNamespace(npu_export=lambda *_: {}[cause])
-    monkeypatch.setattr(pipeline, "_lib", lambda _: stages)
-    monkeypatch.setattr(pipeline, "_config", lambda _: config)
+    monkeypatch.setattr(pipeline, "_lib", lambda _: SimpleNamespace(npu_export=lambda *_: {}[cause]))
+    monkeypatch.setattr(pipeline, "_config", lambda _: SimpleNamespace(rotate=False))
     monkeypatch.setattr(pipeline, "ProcessPoolExecutor", lambda *_: nullcontext(ThreadPoolExecutor()))
     monkeypatch.setattr(pipeline, "prepare", lambda *_, **__: "")
     with pytest.raises(kind, match=r"every layer|other"):

@@ -57,16 +57,13 @@ class Place:
         monkeypatch.setattr(stages, "carry_out", self.carry_out)
 
     def carry_out(self, *job: Any) -> Any:
-        """Count the stages."""
         self.ran += 1
         return at_once(*job)
 
     def given(self, *texts: str) -> None:
-        """Other held-out text."""
         self.prompts.write_text("".join(json.dumps(text) + "\n" for text in texts))
 
     def say(self, path: str, part: tuple[str, str]) -> Any:
-        """What a model says of a prompt."""
         before, scored = (tuple(len(word) for word in text.split()) for text in part)
         name = Path(path).stem
         if name == "good" and len(scored) > self.room:
@@ -76,7 +73,6 @@ class Place:
         return Text(before, scored), [chance + spread * (-1) ** at for at in range(len(scored))]
 
     def evaluate(self, *bundles: Path, **options: Any) -> Evaluation:
-        """Both bundles, where none is named."""
         return evaluation.evaluate(self.reference, bundles or [self.good, self.bad], self.prompts, **options)
 
 
@@ -259,10 +255,7 @@ def test_a_bundle_scores_the_second_part_after_the_first(monkeypatch: pytest.Mon
 def test_a_checkpoint_refuses_the_tokens_of_another_vocabulary() -> None:
     model = object.__new__(Checkpoint)
     model._tokenizer = lambda text, **_: {"input_ids": [len(word) for word in text.split()]}
-    with pytest.raises(
-        UsageError,
-        match=r"vocabulary differs from bundle other.s: a held-out prompt.s two parts have 2 and 1 tokens",
-    ):
+    with pytest.raises(UsageError, match=r"vocabulary differs from bundle other.s: .* have 2 and 1 tokens"):
         model.say(("a b", " c"), {"same": Text((7, 1, 1), (1,)), "other": Text((7, 1, 2), (1,))})
 
 
