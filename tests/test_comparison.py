@@ -21,7 +21,7 @@ from edge_opt.comparison.facts import with_entries
 from edge_opt.comparison.findings import FirstDifference
 from edge_opt.comparison.golden import check, record
 from edge_opt.ir import Constants, DType, Model, to_bytes
-from edge_opt.runtime.errors import RuntimeCrashed
+from edge_opt.runtime.protocol import RuntimeCrashed
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 from edge_opt.testing import assert_equivalent

@@ -20,9 +20,9 @@ from edge_opt.comparison.caches import FilledCaches, can_fill
 from edge_opt.comparison.findings import GenerationComparison
 from edge_opt.comparison.generate import plan_loop
 from edge_opt.ir import to_bytes
-from edge_opt.runtime.errors import RuntimeCrashed, RuntimeRefused
 from edge_opt.runtime.inputs import array_of, plan
 from edge_opt.runtime.loop import Loop
+from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeRefused
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 

@@ -11,10 +11,10 @@ import pytest
 from proof_models import tensor
 
 from edge_opt.base.record import from_dict
-from edge_opt.runtime.errors import DeclinedError, RuntimeRefused, RuntimeTimedOut
 from edge_opt.runtime.inputs import InputHint
 from edge_opt.runtime.metrics import Difference
 from edge_opt.runtime.pair import DRAWS, SCALES, Outcome, Parts, ProofRequest, prove, untold
+from edge_opt.runtime.protocol import DeclinedError, RuntimeRefused, RuntimeTimedOut
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 
@@ -45,10 +45,10 @@ def test_a_refusal_says_which_version_and_where(worker: Worker) -> None:
     good, bad = models.adder(), models.adder(other=(2, 3))
     with pytest.raises(RuntimeRefused, match="region 'layer_3'") as caught:
         worker.prove(bad, bad, BOTH, where="'layer_3'")
-    assert caught.value.reason.startswith("before: ")
+    assert caught.value.reason.startswith("before model: ")
     with pytest.raises(RuntimeRefused, match="foo") as caught:
         worker.prove(good, subtraction("SUB", "CUSTOM 'foo' "), BOTH)
-    assert caught.value.reason.startswith("after: ")
+    assert caught.value.reason.startswith("after model: ")
 
 
 def test_a_region_that_hangs_is_cut() -> None:
@@ -71,15 +71,15 @@ def compared(
 ) -> Outcome:
     """Each version gets the inputs in order, and gives the only output."""
     versions = {"before": before, "after": after}
-    signature = SignatureInfo("region", inputs, (output,))
+    declined = request.pop("declined", {})
 
-    def load(version: str, kernels: str) -> Callable[[dict[str, Any]], list[Any]]:
-        if kernels in request.get("declined", {}).get(version, ()):
+    def run(version: str, kernels: str, arrays: list[Any]) -> list[Any]:
+        if kernels in declined.get(version, ()):
             raise DeclinedError(f"{version}: not on {kernels}")
-        return lambda given: [versions[version](*given.values())]
+        return [versions[version](*arrays)]
 
-    told = {"kernels": ("xnnpack",), **{key: value for key, value in request.items() if key != "declined"}}
-    return prove((signature, signature), ProofRequest(**told), load)
+    told = ProofRequest(**{"kernels": ("xnnpack",), **request})
+    return prove(SignatureInfo("region", inputs, (output,)), told, run)
 
 
 def only(outcome: Outcome) -> Difference:
@@ -153,7 +153,7 @@ def test_an_input_takes_every_value_and_some_beyond_where_the_first_version_has_
     def version(name: str) -> Version:
         return lambda x: seen[name].extend(x.tolist()) or x
 
-    compared(version("before"), version("after"), (integer,), integer, hints=(InputHint(every=5),))
+    compared(version("before"), version("after"), (integer,), integer, every=5)
     assert seen["before"] == [0, 0, 0, 1, 2, 3, 4, 4, 4, 4]
     assert seen["after"] == [-(2**31), -1, 0, 1, 2, 3, 4, 5, 2**31 - 1, 2**31 - 1]
 
@@ -175,8 +175,8 @@ def test_operands_are_run_at_every_scale_and_one_of_them_tells_most(told: float)
 
 
 def test_requests_and_outcomes_survive_the_way_to_the_worker_and_back() -> None:
-    parts = Parts(0, ((2, 0), (3, 1)))
-    request = ProofRequest((InputHint(), InputHint(spread=0.5)), (-5, 5), parts=parts, extremes=("high",))
+    hints = InputHint(), InputHint("mask", masked=-100.0, side="added")
+    request = ProofRequest(hints, limits=(-5, 5), parts=Parts(0, (2, 3), (1,)), extremes=("high",))
     assert from_dict(ProofRequest, json.loads(json.dumps(asdict(request)))) == request
     outcome = compared(np.zeros_like, lambda x: x + 1, extremes=("high",))
     assert from_dict(Outcome, json.loads(json.dumps(asdict(outcome)))) == outcome
@@ -217,15 +217,14 @@ def test_one_run_that_tells_is_enough() -> None:
 
 def test_heads_tell_where_all_of_them_differ_along_their_own_axis() -> None:
     """Four heads of two numbers in `[2, 8]`; rows that are equal are no heads."""
-    parts = Parts(0, ((2, 0), (4, 1), (2, 0)))
+    parts = Parts(0, (2, 4, 2), (1,))
     different = np.arange(8).reshape(1, 8).repeat(2, axis=0)
     assert untold([different], parts, None) == ""
     assert untold([different % 6], parts, None) == "some of the 4 heads or tiles in output 0 are equal"
     assert untold([different, different % 6], parts, None) == ""
 
 
-def test_a_part_is_cut_out_by_the_digits_of_its_number() -> None:
+def test_parts_lie_along_their_axes() -> None:
     """`[(K), T, (G)]` with heads n = 2k + g."""
-    array = np.arange(12).reshape(2, 3, 2)
-    parts = [part.tolist() for part in Parts(0, ((2, 2), (3, 0), (2, 1))).of(array)]
-    assert parts == [[0, 2, 4], [1, 3, 5], [6, 8, 10], [7, 9, 11]]
+    parts = Parts(0, (2, 3, 2), (0, 2)).of(np.arange(12).reshape(6, 2))
+    assert parts.tolist() == [[0, 2, 4], [1, 3, 5], [6, 8, 10], [7, 9, 11]]

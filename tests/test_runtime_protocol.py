@@ -7,8 +7,7 @@ from io import BufferedRWPair, BytesIO
 import numpy as np
 import pytest
 
-from edge_opt.runtime.errors import DeclinedError, RuntimeCrashed, RuntimeRefused
-from edge_opt.runtime.protocol import receive, send
+from edge_opt.runtime.protocol import DeclinedError, RuntimeCrashed, RuntimeRefused, receive, send
 from edge_opt.runtime.runner import _refusal
 
 Ends = tuple[BufferedRWPair, BufferedRWPair]

@@ -19,8 +19,8 @@ from text_parser import parse
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.ir import save
 from edge_opt.runtime import runner
-from edge_opt.runtime.errors import RuntimeCrashed, RuntimeRefused, RuntimeTimedOut
 from edge_opt.runtime.inputs import array_of, plan
+from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeRefused, RuntimeTimedOut
 from edge_opt.runtime.runner import ChildProcess, Worker
 
 pytestmark = pytest.mark.usefixtures("own_workers")

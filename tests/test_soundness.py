@@ -12,7 +12,7 @@ from text_parser import parse
 from edge_opt import load
 from edge_opt.inspection import inspect
 from edge_opt.ir import to_bytes
-from edge_opt.runtime.errors import RuntimeCrashed
+from edge_opt.runtime.protocol import RuntimeCrashed
 from edge_opt.runtime.runner import Worker
 from edge_opt.soundness import Unsound, broken_ranges, sentences
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from edge_opt.runtime import noise
-from edge_opt.runtime.errors import RuntimeFailed
 from edge_opt.runtime.inputs import InputPlan, Stored, plan
-from edge_opt.runtime.protocol import Arrays
+from edge_opt.runtime.protocol import Arrays, RuntimeFailed
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import (
     SignatureInfo,

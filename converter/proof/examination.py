@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 from edge_opt.base.errors import ModelFormatError
 from edge_opt.base.words import many
 from edge_opt.ir import DType, Model, Tensor, to_tables
-from edge_opt.ir.refusal import RefusedError
 from edge_opt.passes.contract import Proof, Ran
 from edge_opt.passes.rewrite import Demand
 from edge_opt.proof.sizes import FACTOR, multiply_adds, shrunk
-from edge_opt.proof.structure import Structure, structure
-from edge_opt.runtime.errors import RuntimeCrashed, RuntimeFailed, RuntimeRefused, RuntimeTimedOut
 from edge_opt.runtime.extremes import KINDS
 from edge_opt.runtime.metrics import Difference
-from edge_opt.runtime.pair import DRAWS, Outcome, ProofRequest
+from edge_opt.runtime.pair import DRAWS, VERSIONS, Outcome, ProofRequest
+from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeFailed, RuntimeRefused, RuntimeTimedOut
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import Kernels
 from edge_opt.schema.writer import model_bytes
@@ -51,27 +49,16 @@ class Question:
         return multiply_adds(self.before) + multiply_adds(self.after)
 
     @cached_property
-    def structure(self) -> Structure:
-        """The structure that other regions are compared with."""
-        return structure(self.before, self.after)
-
-    @cached_property
-    def files(self) -> tuple[bytes, bytes]:
-        """Both versions serialized, as a worker takes them."""
-        return model_bytes(to_tables(self.before)), model_bytes(to_tables(self.after))
-
-    @cached_property
     def rounds_by_shape(self) -> str:
-        """An operator whose rounding in LiteRT's optimized kernel depends on shapes; empty if there is none."""
+        """The operator whose optimized kernel rounds by shape, if bits must be equal; empty if there is none."""
         graphs = [*self.before.subgraphs, *self.after.subgraphs]
         for operator in (operator for graph in graphs for operator in graph):
+            if self.demand.kind != "bitwise":
+                break
             if operator.name == "ADD" and operator.output.dtype is DType.INT16:
                 return "int16 ADD"  # AVX2 for operands of one shape, another kernel where one broadcasts
-            if (
-                operator.name == "SOFTMAX"
-                and operator.output.dtype.is_float
-                and operator.option("beta") != 1.0
-            ):
+            is_float_softmax = operator.name == "SOFTMAX" and operator.output.dtype.is_float
+            if is_float_softmax and operator.option("beta") != 1.0:
                 return "SOFTMAX with beta"  # XNNPACK declines it; the fallback rounds by the number of rows
         return ""
 
@@ -101,42 +88,35 @@ def examine(worker: Worker, question: Question) -> Proof:
     inputs included; then in full, on XNNPACK's kernels if these must give the same bits, else on the reference kernels.
     A large region that does not run at a fraction of its lengths is treated like a small one.
     """
+    part = question.in_part()
     try:
-        return _at_size(worker, question) or _ask(worker, question)[0]
-    except RefusedError as untold:
-        reason = f"cannot be verified: {untold}, so a wrong rewrite would give the same"
-        return unproved(question.demand, reason)
+        return (part and _at_size(worker, question, part)) or _ask(worker, question)[0]
     except RuntimeTimedOut as error:
-        return unproved(question.demand, f"verification timed out: {error}")
+        return unproved(
+            question.demand, f"verification timed out: {error}, or skip verification (--verify none)"
+        )
     except ModelFormatError as error:
         reason = f"the region alone is not a valid model: {error}"
     except RuntimeRefused as error:
-        alone = error.reason.startswith("before:")
+        alone = error.reason.startswith(VERSIONS[0])
         what = "cannot run the region alone" if alone else "refuses the new region"
-        reason = f"the runtime {what}: {error.reason}"
+        reason = f"the runtime {what}: {error.reason.split(': ', 1)[-1]}"
     except RuntimeFailed as error:
         reason = f"the verification could not be run: {error}"
     return unproved(question.demand, reason, is_open=False)
 
 
-def _at_size(worker: Worker, question: Question) -> Proof | None:
+def _at_size(worker: Worker, question: Question, part: Question) -> Proof | None:
     """The answer for a large region; None if it must be run like a small one."""
-    part = question.in_part()
-    if part is None:
-        return None
     try:
         in_part, scale = _ask(worker, part)
-    except (RuntimeRefused, RuntimeCrashed, RefusedError, ModelFormatError):
+    except (RuntimeRefused, RuntimeCrashed, ModelFormatError):
         return None
     if not in_part.holds:
-        return in_part
+        return None if in_part.open else in_part
     # The fastest kernels that run the region and must give the same bits.
-    ran = [each.kernels for each in in_part.ran]
-    only = (
-        _KERNELS[1]
-        if _KERNELS[0] not in ran or (question.rounds_by_shape and _KERNELS[1] in ran)
-        else _KERNELS[0]
-    )
+    fast, reference = (kernels in (each.kernels for each in in_part.ran) for kernels in _KERNELS)
+    only = _KERNELS[0] if fast and not (question.rounds_by_shape and reference) else _KERNELS[1]
     # The deviation of a sum grows with the square root of the number of products.
     request = replace(question.request, extremes=(), scales=(scale / FACTOR**0.25,), kernels=(only,))
     in_full, _ = _ask(worker, replace(question, request=request))
@@ -151,43 +131,39 @@ def _ask(worker: Worker, question: Question) -> tuple[Proof, float]:
     request = question.request
     runs = len(request.kernels) * (len(request.scales) + DRAWS * len(request.extremes))
     limit = _LEAST_SECONDS + question.cost * runs / _SLOWEST
-    run = partial(worker.prove, *question.files, request, seconds=limit, where=question.name)
-    try:
+    before, after = (model_bytes(to_tables(model)) for model in (question.before, question.after))
+    for is_last in (False, True):
         try:
-            outcome = run()
-        except RuntimeCrashed:
-            outcome = run()  # the worker may have been killed between requests: not the region's fault
-    except RuntimeTimedOut as error:
-        raise RuntimeTimedOut(
-            f"region {question.name} took longer than {limit:.3g} s; --verify none skips verification"
-        ) from error
+            outcome = worker.prove(before, after, request, seconds=limit, where=question.name)
+            break
+        except RuntimeCrashed:  # it may have been killed between requests: not the region's fault
+            if is_last:
+                raise
     return judge(outcome, question), outcome.scale
 
 
 def judge(outcome: Outcome, question: Question) -> Proof:
-    """The verdict on the figures.
-
-    Raises:
-        RefusedError: both versions agree, but many wrong ones would, too.
-    """
+    """The verdict on the figures; open if both versions agree, but many wrong ones would, too."""
     demand, violated = question.demand, ""
-    extremes = {f" on {KINDS[kind]}": found for kind, found in outcome.extremes.items()}
-    for where, found in {"": outcome.outputs, **extremes}.items():
+    for kind, found in {"": outcome.outputs, **outcome.extremes}.items():
         if not violated and not _holds(found, question):
-            violated = f"the new region differs{where}: {_figures(found)}, but must be {demand.words}"
+            where = f" on {KINDS[kind]}" if kind else ""
+            violated = f"the new region differs{where}: {_figures(found)}, demanded {demand}"
     if not violated and outcome.untold:
-        raise RefusedError(outcome.untold)
+        return unproved(
+            demand, f"cannot be verified: {outcome.untold}, so a wrong rewrite would give the same"
+        )
     differences = [difference for found in outcome.outputs.values() for difference in found]
-    steps = [difference.steps for difference in differences if difference.steps is not None]
-    exact = not question.request.limits and not (demand.kind == "bitwise" and question.rounds_by_shape)
+    exact = not question.request.limits and not question.rounds_by_shape
+    steps = max((each.steps for each in differences if each.steps is not None), default=None)
     return Proof(
         demand,
         holds=not violated,
         bitwise=exact and all(difference.bitwise for difference in differences),
         max_abs=max(difference.max_abs for difference in differences),
-        steps=max(steps, default=None),
+        steps=steps,
         reason=violated,
-        note="; ".join(_notes(outcome, question, differences)),
+        note="; ".join(_notes(outcome, question, differences, steps)),
         ran=tuple(Ran(kernels, question.divided) for kernels in outcome.outputs),
         extremes=bool(outcome.extremes),
     )
@@ -199,13 +175,9 @@ def _holds(found: Mapping[str, Sequence[Difference]], question: Question) -> boo
 
     def met(tensor: Tensor, difference: Difference, kernels: str) -> bool:
         steps = math.inf if difference.steps is None else difference.steps
-        match demand.kind:
-            case "relative":
-                return difference.max_rel <= demand.tolerance
-            case "absolute":
-                return difference.max_abs <= demand.tolerance
-            case "steps":
-                return steps <= demand.tolerance
+        figures = {"relative": difference.max_rel, "absolute": difference.max_abs, "steps": steps}
+        if demand.kind in figures:
+            return figures[demand.kind] <= demand.tolerance
         if not question.rounds_by_shape or kernels == "reference" or "reference" not in found:
             return False
         return difference.max_rel <= _ROUNDING or steps <= _STEPS.get(tensor.dtype, 1)
@@ -218,24 +190,23 @@ def _holds(found: Mapping[str, Sequence[Difference]], question: Question) -> boo
     )
 
 
-def _notes(outcome: Outcome, question: Question, differences: Sequence[Difference]) -> list[str]:
+def _notes(
+    outcome: Outcome, question: Question, differences: Sequence[Difference], steps: int | None
+) -> Iterator[str]:
     """Remarks on kernels that were left out and on optimized kernels that are held to a bound."""
-    notes = []
     if len(outcome.outputs) < len(question.request.kernels):
-        notes.append(f"on {', '.join(outcome.outputs)} kernels only: the others refuse the region alone")
-    if question.demand.kind != "bitwise" or not question.rounds_by_shape:
-        return notes
+        yield f"on {', '.join(outcome.outputs)} kernels only: the others refuse the region alone"
+    if not question.rounds_by_shape:
+        return
     note = f"{question.rounds_by_shape} rounds by shape on optimized kernels"
-    steps = [difference.steps for difference in differences if difference.steps is not None]
     if "reference" not in outcome.outputs:
-        note += ", and the reference kernels cannot run it"
-    elif steps:
+        yield f"{note}, and the reference kernels cannot run it"
+    elif steps is not None:
         most = max(_STEPS.get(tensor.dtype, 1) for tensor in question.before.subgraphs[0].outputs)
-        note += f": results may differ by up to {many(most, 'step')} (here by {max(steps)})"
+        yield f"{note}: results may differ by up to {many(most, 'step')} (here by {steps})"
     else:
         worst = max(difference.max_rel for difference in differences)
-        note += f": results may differ by up to {_ROUNDING:g} of their range (here by {worst:.1e})"
-    return [*notes, note]
+        yield f"{note}: results may differ by up to {_ROUNDING:g} of their range (here by {worst:.1e})"
 
 
 def _figures(found: Mapping[str, Sequence[Difference]]) -> str:

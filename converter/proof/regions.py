@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import Self
 
 from edge_opt.base.words import shortened
 from edge_opt.ir import DType, Model, Operator, OperatorCode, Subgraph, Tensor
 from edge_opt.ir.operators import BUILTIN_OPERATORS, Effect, operators_that
-from edge_opt.ir.walk import cut_out, is_pure, needed_for
+from edge_opt.ir.walk import cut_out, is_pure, needed_for, walked
 from edge_opt.passes.contract import Proof
 from edge_opt.passes.rewrite import Demand, Rewrite
 from edge_opt.proof.examination import Question, examine, unproved
-from edge_opt.proof.structure import Structure
+from edge_opt.proof.structure import structures
 from edge_opt.runtime.extremes import KINDS
 from edge_opt.runtime.inputs import InputHint, Side
 from edge_opt.runtime.pair import Parts, ProofRequest
 from edge_opt.runtime.runner import Worker
 
 _PRODUCTS = operators_that(Effect.PRODUCT)
+_OPERANDS: tuple[Side, ...] = ("left", "right", "added")
 _DEQUANTIZE = OperatorCode(BUILTIN_OPERATORS["DEQUANTIZE"], 3)
 
 
@@ -37,7 +37,7 @@ class RegionProver:
     def __init__(self, *, model: str = "", seed: int = 0) -> None:
         self._worker, self._seed = Worker(), seed
         self._of_model = f" of model '{model}'" if model else ""
-        self._answers: defaultdict[object, list[tuple[Structure, Proof]]] = defaultdict(list)
+        self._answers: dict[Hashable, Proof] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -52,7 +52,7 @@ class RegionProver:
     def prove(self, rewrite: Rewrite, demand: Demand) -> Proof:
         """Verify that the new region matches the old one as demanded; a failure is returned with its reason.
 
-        A region whose structure is covered by one that was run gets the same answer.
+        A region that only differs in its numbers from one that was verified gets the same answer.
 
         Raises:
             RuntimeUnavailable: no worker can be started, so no region can be verified.
@@ -62,13 +62,13 @@ class RegionProver:
         anchor = f"'{rewrite.subgraph.name}' up to '{shortened(rewrite.old[-1].outputs[0].name)}'"
         before, after, request = _against_reference(rewrite) or _against_old(rewrite, demand)
         request = replace(request, seed=self._seed)
+        exact, without_numbers = ((demand, request, each) for each in structures(before, after))
+        known = self._answers.get(exact) or self._answers.get(without_numbers)
+        if known is not None:
+            return known
         question = Question(before, after, f"{anchor}{self._of_model}", demand, request)
-        answers = self._answers[demand, request]
-        for structure, proof in answers:
-            if structure == question.structure or (proof.holds and structure.covers(question.structure)):
-                return proof
         proof = examine(self._worker, question)
-        answers.append((question.structure, replace(proof, like=anchor)))
+        self._answers[without_numbers if proof.holds else exact] = replace(proof, like=anchor)
         return proof
 
 
@@ -85,12 +85,12 @@ def _against_old(rewrite: Rewrite, demand: Demand) -> tuple[Model, Model, ProofR
         hints[inputs.index(mask.tensor)] = InputHint("mask", mask.masked, mask.opened)
     parts = None
     if rewrite.parts is not None and rewrite.parts[0] in outputs:
-        tensor, factored = rewrite.parts
-        factors = tuple((factor.size, factor.stride) for axis in factored for factor in axis)
-        parts = Parts(outputs.index(tensor), factors)
+        factors = [factor for axis in rewrite.parts[1] for factor in axis]
+        labelled = tuple(place for place, factor in enumerate(factors) if factor.stride)
+        parts = Parts(outputs.index(rewrite.parts[0]), tuple(f.size for f in factors), labelled)
     spared = {*demand.spared, *(() if mask is not None and mask.exact else ("closed",))}
     extremes = () if demand.kind == "relative" else tuple(kind for kind in KINDS if kind not in spared)
-    return before, after, ProofRequest(tuple(hints), rewrite.clipped, parts, extremes)
+    return before, after, ProofRequest(tuple(hints), 0, rewrite.clipped, parts, extremes)
 
 
 def _against_reference(rewrite: Rewrite) -> tuple[Model, Model, ProofRequest] | None:
@@ -104,42 +104,30 @@ def _against_reference(rewrite: Rewrite) -> tuple[Model, Model, ProofRequest] | 
         real = Tensor("real", result.shape, DType.FLOAT32)
         new.append(Operator(_DEQUANTIZE, [result], [real]))
     before = cut_out(Model(), reference.operators, [position], [reference.result])
-    return (
-        before,
-        cut_out(Model(), new, [position], [real]),
-        ProofRequest((InputHint(every=reference.count),)),
-    )
+    return before, cut_out(Model(), new, [position], [real]), ProofRequest(every=reference.count)
 
 
 def _sides(graph: Subgraph) -> dict[Tensor, Side]:
     """The side of every tensor that leads to a SOFTMAX: added to the logits, or left or right of a product."""
-    sides: dict[Tensor, Side] = {}
-    pending: list[tuple[Tensor | None, Side]]
-    pending = [(op.input(0), "added") for op in graph.operators if op.name == "SOFTMAX"]
-    while pending:
-        tensor, side = pending.pop()
-        if tensor is None or tensor in sides or tensor.is_constant:
-            continue
-        sides[tensor] = side
+
+    def above(reached: tuple[Tensor, Side]) -> Iterator[tuple[Tensor, Side]]:
+        tensor, side = reached
         if tensor.producer is not None:
+            inputs = tensor.producer.inputs
             is_product = side == "added" and tensor.producer.name in _PRODUCTS
-            below: tuple[Side, ...] = ("left", "right") if is_product else ()
-            below += (side,) * len(tensor.producer.inputs)
-            pending += zip(tensor.producer.inputs, below, strict=False)
-    return sides
+            sides = _OPERANDS if is_product else (side,) * len(inputs)
+            yield from ((t, s) for t, s in zip(inputs, sides, strict=False) if t and not t.is_constant)
+
+    starts: list[tuple[Tensor, Side]]
+    starts = [(op.input(0), "added") for op in graph.operators if op.name == "SOFTMAX"]
+    return dict(reversed(list(walked(starts, above))))  # the nearest side counts
 
 
 def _changed(rewrite: Rewrite) -> tuple[Tensor, ...]:
-    """The results that might differ.
-
-    Results stay the same if they come only from operators that are in both lists.
-    """
-    new = set(rewrite.new)
-    producers = {tensor: operator for operator in rewrite.old for tensor in operator.outputs}
-    same: set[Operator] = set()
-    for operator in rewrite.old:
-        sources = [producers[tensor] for tensor in operator.inputs if tensor in producers]
-        if operator in new and same.issuperset(sources):
-            same.add(operator)
+    """The results that might differ: those that other operators compute; all if there are none."""
     outputs = rewrite.outputs()
-    return tuple(tensor for tensor in outputs if producers[tensor] not in same) or outputs
+
+    def computing(tensor: Tensor, operators: Sequence[Operator]) -> set[Operator]:
+        return set(needed_for([tensor], operators))
+
+    return tuple(t for t in outputs if computing(t, rewrite.old) != computing(t, rewrite.new)) or outputs

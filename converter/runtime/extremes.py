@@ -47,16 +47,12 @@ def extreme(planned: InputPlan, array: NDArray[Any], kind: str) -> NDArray[Any]:
         return array
     seed = noise.seed_of(planned.stream, kind)
     draw = noise.octets(seed, array.size).reshape(array.shape).astype(np.int64)
+    make = _floats if is_float else _codes
     with np.errstate(over="ignore"):
-        made = (_floats if is_float else _codes)(planned, array, kind, draw)
-        if made is array:
-            return array
-        if not is_float:
-            made = np.clip(made, np.iinfo(array.dtype).min, np.iinfo(array.dtype).max)
-        return np.asarray(made, array.dtype)
+        return np.asarray(make(planned, array, kind, draw), array.dtype)
 
 
-def _floats(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np.int64]) -> NDArray[Any]:
+def _floats(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np.int64]) -> Any:
     draw %= 16
     match kind, planned.side:
         case "masks", "added":
@@ -66,11 +62,11 @@ def _floats(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np
                 row[:] = _MASKS[-1 - place % 4]
             return values
         case "high" | "low", "other":
-            return np.asarray(array * _LARGE_VALUE)
+            return array * _LARGE_VALUE
+        case "low", "left":
+            return np.abs(array) * -_LARGE
         case "high" | "low", "left" | "right":
-            return np.asarray(
-                np.abs(array) * (-_LARGE if (kind, planned.side) == ("low", "left") else _LARGE)
-            )
+            return np.abs(array) * _LARGE
         case "tiny", "added":
             return np.where(draw < 8, np.where(draw < 4, 0.0, -0.0), array)
         case "tiny", "other":
@@ -84,7 +80,7 @@ def _floats(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np
     return np.select([draw < 2, draw == 2, draw == 3], [np.nan, np.inf, -np.inf], array)
 
 
-def _codes(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np.int64]) -> NDArray[Any]:
+def _codes(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np.int64]) -> Any:
     """Codes at the limits of their type, mixed with others so that results still differ."""
     shape, zero_point = array.shape, planned.info.zero_point
     least, most = int(np.iinfo(array.dtype).min), int(np.iinfo(array.dtype).max)
@@ -110,7 +106,7 @@ def _codes(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np.
             steps = sum(((_along(shape, axis) * 7) % 13 - 6) / 12 for axis in (-1, -2))
             grades = _GRADES * steps / np.sqrt(min(shape[-2:], default=1))
             room = planned.spread * min(most - zero_point, zero_point - least)
-            return np.asarray(np.floor(grades * room + draw / 256) + zero_point)
+            return np.floor(grades * room + draw / 256) + zero_point
     return array
 
 

@@ -22,8 +22,6 @@ _MASKED = -100.0  # the value in the exporter's own masks
 _KNOWN_TOKENS = 128
 _ROOM = 48  # positions before the new tokens if neither a mask nor a cache gives their number
 _WINDOW = 512
-_PIECE = 1 << 15  # elements processed at a time, so that they stay in a core's cache
-
 
 Side = Literal["added", "left", "right", "other"]
 """Use of an input: added to the logits of a SOFTMAX, an operand of the product before it, or something else."""
@@ -34,16 +32,13 @@ class InputHint:
     """A caller's knowledge about an input, beyond its name.
 
     `masked` and `opened` are the values of masked and open entries of a mask (by default, the usual ones for its type).
-    `spread` scales plain data: 0.25 keeps it four times closer to zero. `side` is the use of a region's input. With
-    `every`, an integer input takes the values 0 to `every` - 1 in turn, and some beyond both ends.
+    `side` is the use of a region's input.
     """
 
     role: Role = "data"
     masked: float | None = None
     opened: float | None = None
-    spread: float = 1.0
     side: Side = "other"
-    every: int = 0
 
 
 BEYOND = 4
@@ -67,16 +62,19 @@ class Stored:
 class InputPlan(InputHint):
     """How to make one input: for the tensor `info`, from the stream of random numbers named `key`.
 
-    `start` is the position of the first new token, or the first index into `every`'s values. For a mask, `past` columns
-    stand for the cache, the first `padding` tokens are masked, and a row sees `window` positions (0: all). `limit` ends
-    the range of a token or of an index into a table. Real numbers fill the range of the quantized `source`; they come
-    from `stored`, or are random.
+    `start` is the position of the first new token. With `every`, an integer input takes the values 0 to `every` - 1 in
+    turn, and some beyond both ends, from number `start` on. For a mask, `past` columns stand for the cache, the first
+    `padding` tokens are masked, and a row sees `window` positions (0: all). `limit` ends the range of a token or of an
+    index into a table. Real numbers fill `spread` of the range of the quantized `source`; they come from `stored`, or
+    are random.
     """
 
     info: TensorInfo
     key: str = ""
     seed: int = 0
     start: int = 0
+    every: int = 0
+    spread: float = 1.0
     past: int = 0
     window: int = 0
     limit: int = 2
@@ -109,29 +107,27 @@ def plan(
     past, new, begin = _scene(signature, [(info, hint.role) for info, hint in given], seed, run)
     begin = begin if start is None else start
     words = [info.shape[-1] for info in signature.outputs if "logits" in info.name and info.shape]
-    plans = []
-    for info, hint in given:
-        # The cosine and the sine of one table come from the same angles.
-        shared = (
-            re.sub(r"(^|_)(cos|sin)(?=$|_)", r"\1", info.name.lower()) if hint.role == "rotary" else info.name
-        )
-        key = f"{signature.name}/{run}/{shared}"
-        made = InputPlan(**asdict(hint), info=info, key=key, seed=seed, start=begin)
+
+    def planned(info: TensorInfo, hint: InputHint) -> InputPlan:
+        stream, facts = info.name, dict[str, Any]()
+        if hint.role == "rotary":  # the cosine and the sine of one table come from the same angles
+            stream = re.sub(r"(^|_)(cos|sin)(?=$|_)", r"\1", info.name.lower())
         if info.entries and hint.role in {"token", "data"}:
-            made = replace(made, role="index", limit=info.entries)
+            facts = {"role": "index", "limit": info.entries}
         elif hint.role == "token":
-            made = replace(made, limit=min(words, default=_KNOWN_TOKENS))
+            facts = {"limit": min(words, default=_KNOWN_TOKENS)}
         elif hint.role == "mask":
             width = info.shape[-1] if info.shape else 1
             sliding = "local" in info.name or "sliding" in info.name or run % 4 == 2
-            made = replace(
-                made,
-                past=max(width - new, 0) if past else 0,
-                window=min(_WINDOW, max(width // 4, 1)) if sliding else 0,
-                padding=min(begin // 4 + 1, width // 4) if run % 4 == 1 else 0,
-            )
-        plans.append(made)
-    return tuple(plans)
+            facts = {
+                "past": max(width - new, 0) if past else 0,
+                "window": min(_WINDOW, max(width // 4, 1)) if sliding else 0,
+                "padding": min(begin // 4 + 1, width // 4) if run % 4 == 1 else 0,
+            }
+        key = f"{signature.name}/{run}/{stream}"
+        return InputPlan(**{**asdict(hint), **facts}, info=info, key=key, seed=seed, start=begin)
+
+    return tuple(planned(info, hint) for info, hint in given)
 
 
 def _scene(
@@ -185,15 +181,14 @@ def array_of(planned: InputPlan) -> NDArray[Any]:
     if planned.role == "position":
         values = planned.start + np.arange(info.shape[-1] if info.shape else 1, dtype=np.float32)
         return _encode(np.broadcast_to(values, info.shape or (1,)).reshape(info.shape), info)
-    if planned.role in {"token", "index"}:
-        return _encode(_integers(planned), info)
     if planned.stored is not None:
         return converted(planned.stored.array(), planned.stored.info, info)
     if planned.role == "rotary":
         cosine, sine = noise.circle(planned.stream, info.elements)
         return _encode((sine if "sin" in info.name.lower() else cosine).reshape(info.shape), info)
-    if np.dtype(source.dtype).kind in "iub" and not source.quantized:
-        return _integers(planned).astype(info.dtype)
+    is_plain = np.dtype(source.dtype).kind in "iub" and not source.quantized
+    if is_plain or planned.role in {"token", "index"}:
+        return _encode(_integers(planned), info)
     return _data(planned, source)
 
 
@@ -232,17 +227,16 @@ def _mask(planned: InputPlan) -> NDArray[np.float32]:
 
 def _data(planned: InputPlan, source: TensorInfo) -> NDArray[Any]:
     """Normal values around the middle of a quantized tensor's range that fill most of it, times `spread`."""
-    values = noise.normal(planned.stream, planned.info.elements)
-    made = np.empty(values.size, planned.info.dtype)
-    middle, width = 0.0, 1.0
+    info, middle, width = planned.info, 0.0, 1.0
     if source.quantized:
         limits = np.iinfo(source.dtype)
         low, high = source.reals(np.array([limits.min, limits.max]))
         middle, width = (low + high) / 2, (high - low) / 6
-    for begin in range(0, values.size, _PIECE):
-        piece = (middle + width * values[begin : begin + _PIECE]) * planned.spread
-        made[begin : begin + _PIECE] = _encode(np.asarray(piece, np.float32), planned.info)
-    return made.reshape(planned.info.shape)
+    pieces = [np.empty(0, info.dtype)]
+    for values in noise.normal(planned.stream, info.elements):
+        piece = (middle + width * values) * planned.spread
+        pieces.append(_encode(np.asarray(piece, np.float32), info))
+    return np.concatenate(pieces).reshape(info.shape)
 
 
 def _integers(planned: InputPlan) -> NDArray[np.int64]:

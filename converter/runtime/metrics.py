@@ -7,6 +7,7 @@ Two elements are *bitwise* equal if their bits are, or if both are NaN (no kerne
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial, reduce
 from operator import add
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ _LOGITS_WIDTH = 1024
 
 Floats = NDArray[np.float64]
 _Real = Callable[[NDArray[Any]], Floats]
+_as_they_are: _Real = partial(np.asarray, dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +106,8 @@ def measure(
     assert a.shape == b.shape, "shapes must be equal"
     one, other = (np.ascontiguousarray(array).reshape(-1) for array in (a, b))
     reals = [info.reals if info else _as_they_are for info in (quantized_a, quantized_b)]
-    found = _of_piece(one[:_PIECE], other[:_PIECE], reals, 0, atol, rtol)
-    for begin in range(_PIECE, one.size, _PIECE):
-        piece = slice(begin, begin + _PIECE)
-        found = merge(found, _of_piece(one[piece], other[piece], reals, begin, atol, rtol))
+    pieces = (slice(begin, begin + _PIECE) for begin in range(0, max(one.size, 1), _PIECE))
+    found = reduce(merge, (_of_piece(one[at], other[at], reals, at.start, atol, rtol) for at in pieces))
     if found.worst is not None:
         found = replace(found, worst=tuple(map(int, np.unravel_index(found.worst[0], a.shape))))
     if quantized_a and quantized_b and quantized_a.quantization != quantized_b.quantization:
@@ -115,7 +115,7 @@ def measure(
     if logits and a.size and a.ndim and a.shape[-1] > 1:
         width = a.shape[-1]
         kl, top1, top5 = _of_rows(one.reshape(-1, width), other.reshape(-1, width), reals)
-        return replace(found, kl=kl, top1=top1, top5=top5)
+        found = replace(found, kl=kl, top1=top1, top5=top5)
     return found
 
 
@@ -159,17 +159,18 @@ def _of_piece(
             steps = int(np.abs(a.astype(np.int64) - b.astype(np.int64)).max(initial=0)) if differing else 0
     one = reals[0](a)
     other = one if not differing and reals[0] == reals[1] else reals[1](b)
-    finite = one if np.isfinite(one).all() else one[np.isfinite(one)]
-    largest = float(max(finite.max(initial=0.0), -finite.min(initial=0.0)))
+    finite = one[np.isfinite(one)]
+    largest = float(np.abs(finite).max(initial=0.0))
     found = Difference(a.size, finite.size, differing, largest=largest, steps=steps)
     with np.errstate(invalid="ignore", over="ignore"):
-        if finite is one and (other is one or np.array_equal(one, other)):
+        if other is one or np.array_equal(one, other):
             # The usual case; the rest would find no difference and take ten times as long.
             power = float(one @ one)
             return replace(found, powers=(power, power, power, 0.0))
-        gap = np.where((one == other) | (np.isnan(one) & np.isnan(other)), 0.0, np.abs(one - other))
+        gap = np.abs(one - other)
+        gap[(one == other) | (np.isnan(one) & np.isnan(other))] = 0.0
         gap[np.isnan(gap)] = math.inf
-        outside = (gap > 0) & ~((gap <= atol + rtol * np.abs(one)) & np.isfinite(gap))
+        outside = (gap > atol + rtol * np.abs(one)) | np.isinf(gap)
         powers = float(one @ one), float(other @ other), float(one @ other), float(gap @ gap)
     found = replace(found, outside=int(np.count_nonzero(outside)), powers=powers)
     place = int(gap.argmax())
@@ -179,11 +180,8 @@ def _of_piece(
     return replace(found, max_abs=float(gap[place]), worst=(begin + place,), worst_values=values)
 
 
-def _of_rows(a: NDArray[Any], b: NDArray[Any], reals: Sequence[_Real]) -> tuple[float, float, float]:
-    """Mean over rows of KL(softmax(a) || softmax(b)), of equal arg max, and of the overlap of the five highest.
-
-    Rows with values that are not finite count as zero divergence.
-    """
+def _of_rows(a: NDArray[Any], b: NDArray[Any], reals: Sequence[_Real]) -> list[float]:
+    """Means over rows: KL(softmax(a) || softmax(b)), 0 if a value is not finite; equal arg max; equal five highest."""
     rows, width = a.shape
     step, top = max(_PIECE // width, 1), min(5, width)
     sums = np.zeros(3)
@@ -197,12 +195,8 @@ def _of_rows(a: NDArray[Any], b: NDArray[Any], reals: Sequence[_Real]) -> tuple[
             np.count_nonzero(one.argmax(axis=1) == other.argmax(axis=1)),
             (best_one[:, :, np.newaxis] == best_other[:, np.newaxis, :]).sum() / top,
         )
-    divergence, first, five = (sums / rows).tolist()
-    return max(divergence, 0.0), first, five
-
-
-def _as_they_are(values: NDArray[Any]) -> Floats:
-    return values.astype(np.float64)
+    means: list[float] = np.maximum(sums / rows, 0.0).tolist()
+    return means
 
 
 def log_softmax(rows: Floats) -> Floats:

@@ -9,8 +9,9 @@ import resource
 import signal
 import socket
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,7 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from edge_opt.base.processes import begin_child, limit
 from edge_opt.base.record import from_dict
 from edge_opt.runtime import inputs, loop, pair
-from edge_opt.runtime.errors import DeclinedError
-from edge_opt.runtime.protocol import Arrays, Header, receive, send
+from edge_opt.runtime.protocol import Array, Arrays, DeclinedError, Header, receive, send
 from edge_opt.runtime.tensors import MAIN, Kernels, SignatureInfo, TensorInfo
 
 _RESOLVERS = {"xnnpack": OpResolverType.BUILTIN, "reference": OpResolverType.BUILTIN_REF}
@@ -72,17 +72,13 @@ class Session:
             self._interpreter = Interpreter(**source, experimental_op_resolver_type=_RESOLVERS[kernels])
             keys = list(self._interpreter.get_signature_list())
             self._runners = {key: self._interpreter.get_signature_runner(key) for key in keys}
-            positional = not self._runners
-            if positional:
-                self._runners = {MAIN: _Main(self._interpreter)}
+            self._runners = self._runners or {MAIN: _Main(self._interpreter)}
+            details = (
+                (key, one.get_input_details(), one.get_output_details()) for key, one in self._runners.items()
+            )
             self.signatures = tuple(
-                SignatureInfo(
-                    key,
-                    _tensors(runner.get_input_details(), positional),
-                    _tensors(runner.get_output_details(), positional),
-                    positional,
-                )
-                for key, runner in self._runners.items()
+                SignatureInfo(key, _tensors(given), _tensors(made), positional=not keys)
+                for key, given, made in details
             )
 
     def run(self, signature: str | None, values: Arrays) -> Arrays:
@@ -148,7 +144,7 @@ def _refusals(where: str = "") -> Iterator[None]:
         raise DeclinedError(f"{where}: {words}" if where else words) from error
 
 
-def _tensors(details: dict[str, Any], positional: bool) -> tuple[TensorInfo, ...]:
+def _tensors(details: dict[str, Any]) -> tuple[TensorInfo, ...]:
     return tuple(
         TensorInfo(
             name=name,
@@ -160,29 +156,34 @@ def _tensors(details: dict[str, Any], positional: bool) -> tuple[TensorInfo, ...
             zero_points=tuple(map(int, detail["quantization_parameters"]["zero_points"])),
             axis=int(detail["quantization_parameters"]["quantized_dimension"]),
         )
-        for name, detail in (details.items() if positional else sorted(details.items()))
+        for name, detail in details.items()
     )
 
 
 def _carried_out(header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
     """Carry out a request; the header and arrays of the reply."""
-    models, kernels = header["models"], header.get("kernels", "xnnpack")
-    sessions = {
-        name: Session(Path(path), kernels, f"{name} model" if len(models) > 1 else "")
-        for name, path in models.items()
-    }
+    paths = header["models"]
+
+    @cache
+    def session(name: str, kernels: Kernels) -> Session:
+        return Session(Path(paths[name]), kernels, f"{name} model" if len(paths) > 1 else "")
 
     def invoke(call: loop.Call, values: Arrays) -> Arrays:
-        return sessions[call.model].run(call.signature.name, values)
+        return session(call.model, header["kernels"]).run(call.signature.name, values)
+
+    def run_version(version: str, kernels: Kernels, values: Sequence[Array]) -> list[Array]:
+        opened = session(version, kernels)
+        names = (info.name for info in opened.signatures[0].inputs)
+        return list(opened.run(None, dict(zip(names, values, strict=True))).values())
 
     match header["operation"]:
         case "describe":
-            return {"signatures": sessions[MAIN].signatures}, {}
+            return {"signatures": session(MAIN, "xnnpack").signatures}, {}
         case "run":
             results: Arrays = {}
             for number, plans in enumerate(from_dict(list[list[inputs.InputPlan]], header["plans"])):
                 given = {planned.info.name: inputs.array_of(planned) for planned in plans} or arrays
-                outputs = sessions[MAIN].run(header["signature"], given)
+                outputs = session(MAIN, header["kernels"]).run(header["signature"], given)
                 results.update({f"{number}/{name}": array for name, array in outputs.items()})
             return {}, results
         case "generate":
@@ -191,14 +192,9 @@ def _carried_out(header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
         case "fill":
             signature, chunks = from_dict(tuple[SignatureInfo, list[tuple[int, int]]], header["fill"])
             return {}, loop.fill(signature, chunks, invoke)
-    versions = {version: arrays[version].tobytes() for version in pair.VERSIONS}
-    ((first,), (second,)) = (Session(model, where=version).signatures for version, model in versions.items())
-
-    def load(version: str, kernels: Kernels) -> pair.Run:
-        session = Session(versions[version], kernels, version)
-        return lambda values: list(session.run(None, values).values())
-
-    return {"proof": pair.prove((first, second), from_dict(pair.ProofRequest, header["request"]), load)}, {}
+    request = from_dict(pair.ProofRequest, header["request"])
+    (signature,) = session(pair.VERSIONS[0], request.kernels[0]).signatures
+    return {"proof": pair.prove(signature, request, run_version)}, {}
 
 
 if __name__ == "__main__":

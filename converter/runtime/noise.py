@@ -4,6 +4,7 @@ numpy guarantees stable streams only for bit generators, and functions such as `
 """
 
 import hashlib
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 GENERATOR_VERSION = 1
 """Must be increased when the same seed gives different numbers; golden files record it."""
 
-_CHUNK = 1 << 15
+_PIECE = 1 << 15
 _CENTRE = 2 * 65535
 _DEVIATION = 65536 / 3**0.5
 _PAIR = np.uint64(0x0000FFFF0000FFFF)
@@ -33,19 +34,18 @@ def octets(seed: int, count: int) -> NDArray[np.uint8]:
     return bits(seed, -(-count // 8)).astype("<u8").view(np.uint8)[:count]
 
 
-def normal(seed: int, count: int) -> NDArray[np.float32]:
-    """`count` sums of four uniform 16-bit integers (Irwin-Hall), centred and scaled: about normal, within +-3.47."""
+def normal(seed: int, count: int) -> Iterator[NDArray[np.float32]]:
+    """`count` sums of four uniform 16-bit integers (Irwin-Hall), centred and scaled: about normal, within +-3.47.
+
+    They come in pieces, which stay in a core's cache.
+    """
     stream = np.random.PCG64(seed)
-    values = np.empty(count, np.float32)
-    for begin in range(0, count, _CHUNK):
-        part = values[begin : begin + _CHUNK]
-        words = np.asarray(stream.random_raw(part.size), np.uint64)
+    for begin in range(0, count, _PIECE):
+        words = np.asarray(stream.random_raw(min(_PIECE, count - begin)), np.uint64)
         # Add two pairs within each word, then both sums.
         words = (words & _PAIR) + ((words >> np.uint64(16)) & _PAIR)
-        part[:] = words + (words >> np.uint64(32)) & np.uint64(0xFFFFFFFF)
-        part -= np.float32(_CENTRE)
-        part *= np.float32(1 / _DEVIATION)
-    return values
+        sums = (words + (words >> np.uint64(32))) & np.uint64(0xFFFFFFFF)
+        yield (sums.astype(np.float32) - np.float32(_CENTRE)) * np.float32(1 / _DEVIATION)
 
 
 def integers(seed: int, count: int, low: int, high: int) -> NDArray[np.int64]:

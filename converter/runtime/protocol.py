@@ -1,7 +1,7 @@
-"""Messages between parent and worker: a line of JSON, then arrays in numpy's format; no pickled objects.
+"""Messages between parent and worker, and the errors of both sides.
 
-The JSON's `arrays` lists the names of the arrays that follow. Dataclasses in a header become dicts, and
-`edge_opt.base.record.from_dict` restores them.
+A message is a line of JSON, then arrays in numpy's format; no pickled objects. The JSON's `arrays` lists the names of
+the arrays that follow. Dataclasses in a header become dicts, and `edge_opt.base.record.from_dict` restores them.
 """
 
 import json
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib.format import read_array, write_array
 from numpy.typing import NDArray
 
-from edge_opt.runtime.errors import DeclinedError
+from edge_opt.base.errors import EdgeOptError
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
@@ -22,6 +22,34 @@ Header = dict[str, Any]
 
 _MAX_HEADER = 64 << 20
 _KINDS = "biufc"
+
+
+class RuntimeUnavailable(EdgeOptError):  # noqa: N818 - not an error in a model
+    """The runtime's process cannot be started on this machine, whatever the model."""
+
+
+class RuntimeFailed(EdgeOptError):  # noqa: N818 - its kinds say what the runtime did
+    """The native runtime gave no result for this model."""
+
+
+class RuntimeRefused(RuntimeFailed):
+    """The runtime declined the model or its inputs; `reason` is the runtime's own message."""
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class RuntimeCrashed(RuntimeFailed):
+    """The runtime's process ended in the middle of a request."""
+
+
+class RuntimeTimedOut(RuntimeFailed):
+    """The runtime gave no answer within the time limit and was stopped."""
+
+
+class DeclinedError(Exception):
+    """In the worker: the runtime rejects a model or its inputs; the message is its reason."""
 
 
 def send(channel: BufferedRWPair, header: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
@@ -33,8 +61,9 @@ def send(channel: BufferedRWPair, header: Mapping[str, Any], arrays: Mapping[str
     """
     for name, array in arrays.items():
         if array.dtype.kind not in _KINDS:
-            text = f"tensor '{name}' has elements of type {array.dtype}, which cannot be passed on"
-            raise DeclinedError(text)
+            raise DeclinedError(
+                f"tensor '{name}' has elements of type {array.dtype}, which cannot be passed on"
+            )
     channel.write(json.dumps({**header, "arrays": list(arrays)}, default=asdict).encode() + b"\n")
     for array in arrays.values():
         write_array(channel, np.asarray(array, order="C"), allow_pickle=False)

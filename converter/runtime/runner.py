@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -21,18 +21,22 @@ from edge_opt.base.record import from_dict
 from edge_opt.base.words import signal_name
 from edge_opt.ir import load
 from edge_opt.ir.opening import Part
-from edge_opt.runtime.errors import (
+from edge_opt.runtime.inputs import InputPlan
+from edge_opt.runtime.loop import Loop
+from edge_opt.runtime.pair import VERSIONS, Outcome, ProofRequest
+from edge_opt.runtime.protocol import (
+    Array,
+    Arrays,
+    Header,
     RuntimeCrashed,
     RuntimeFailed,
     RuntimeRefused,
     RuntimeTimedOut,
     RuntimeUnavailable,
+    receive,
+    send,
 )
-from edge_opt.runtime.inputs import InputPlan
-from edge_opt.runtime.loop import Loop
-from edge_opt.runtime.pair import VERSIONS, Outcome, ProofRequest
-from edge_opt.runtime.protocol import Array, Arrays, Header, receive, send
-from edge_opt.runtime.tensors import Kernels, SignatureInfo
+from edge_opt.runtime.tensors import MAIN, Kernels, SignatureInfo
 
 Runnable = str | os.PathLike[str] | bytes
 
@@ -78,26 +82,27 @@ class ChildProcess:
 
         Raises:
             RuntimeUnavailable: the runtime cannot be loaded, whatever the model.
-            RuntimeCrashed: the child ended.
-            TimeoutError: the child did not answer in time.
+            RuntimeTimedOut, RuntimeCrashed: the child did not answer in time, or ended.
         """
-        if not self._ready:
+        try:
             self._socket.settimeout(_STARTUP_SECONDS)
-            try:
+            if not self._ready:
                 receive(self._channel)
-            except (EOFError, OSError) as error:
+            self._ready = True
+            self._socket.settimeout(seconds)
+            send(self._channel, header, arrays)
+            return receive(self._channel)
+        except (EOFError, OSError) as error:
+            if not self._ready:
                 raise RuntimeUnavailable(
                     f"the LiteRT runtime could not be loaded (the worker process ended with {self._ending(error)}): "
                     "check the installation of ai-edge-litert, or go on without verification (verify='none')"
                 ) from None
-            self._ready = True
-        self._socket.settimeout(seconds)
-        try:
-            send(self._channel, header, arrays)
-            return receive(self._channel)
-        except TimeoutError:
-            raise
-        except (EOFError, OSError) as error:
+            if isinstance(error, TimeoutError):
+                raise RuntimeTimedOut(
+                    f"the runtime gave no answer within {seconds:g} s and was stopped; "
+                    "raise the time limit, or look for an endless loop in the model"
+                ) from None
             raise RuntimeCrashed(f"the runtime's process ended with {self._ending(error)}") from None
 
     def end(self) -> None:
@@ -160,7 +165,7 @@ class Worker:
 
     def describe(self, model: Runnable) -> tuple[SignatureInfo, ...]:
         """Names, shapes, dtypes and quantization of each signature's inputs and outputs, as reported by the runtime."""
-        reply, _ = self._ask({"operation": "describe"}, f"model {_name(model)}", {"main": model})
+        reply, _ = self._ask("describe", f"model {_name(model)}", {MAIN: model})
         return from_dict(tuple[SignatureInfo, ...], reply["signatures"])
 
     def run(
@@ -186,9 +191,10 @@ class Worker:
         arrays: Arrays | None = None,
     ) -> list[Arrays]:
         """Like `run`, on inputs that the worker makes from each run's plans; a run without plans uses `arrays`."""
-        where = f"model {_name(model)}, signature '{signature or 'main'}', {kernels} kernels"
-        header = {"operation": "run", "signature": signature, "kernels": kernels, "plans": plans}
-        _, results = self._ask(header, where, {"main": model}, arrays)
+        where = f"model {_name(model)}, signature '{signature or MAIN}', {kernels} kernels"
+        _, results = self._ask(
+            "run", where, {MAIN: model}, arrays, signature=signature, kernels=kernels, plans=plans
+        )
         runs: list[Arrays] = [{} for _ in plans]
         for key, array in results.items():
             number, _, name = key.partition("/")
@@ -202,15 +208,14 @@ class Worker:
 
         All `models` are loaded at once; keys are the names in the loop's calls, including "main".
         """
-        where = f"model {_name(models['main'])}, generating {loop.count} tokens on {kernels} kernels"
-        header = {"operation": "generate", "kernels": kernels, "loop": loop}
-        reply, results = self._ask(header, where, models)
+        where = f"model {_name(models[MAIN])}, generating {loop.count} tokens on {kernels} kernels"
+        reply, results = self._ask("generate", where, models, kernels=kernels, loop=loop)
         return reply["tokens"], results["logits"]
 
     def fill(self, model: Runnable, signature: SignatureInfo, chunks: Sequence[tuple[int, int]]) -> Arrays:
         """The caches after prefilling these chunks, each given by its first position and the seed of its inputs."""
         where = f"model {_name(model)}, signature '{signature.name}', filling caches"
-        return self._ask({"operation": "fill", "fill": (signature, chunks)}, where, {"main": model})[1]
+        return self._ask("fill", where, {MAIN: model}, fill=(signature, chunks))[1]
 
     def prove(
         self,
@@ -224,23 +229,20 @@ class Worker:
         """Compare two small models without signatures on the same inputs, by position; returns only figures.
 
         `seconds` replaces the worker's time limit; `where` names the region in messages. The reason of a refusal starts
-        with `before:` or `after:`.
+        with `before` or `after`.
         """
-        arrays = {}
-        for version, model in zip(VERSIONS, (before, after), strict=True):
-            check_model(model)
-            arrays[version] = np.frombuffer(model, np.uint8)
-        header = {"operation": "prove", "request": request}
-        reply, _ = self._ask(header, f"region {where}".rstrip(), {}, arrays, seconds)
+        models = dict(zip(VERSIONS, (before, after), strict=True))
+        reply, _ = self._ask("prove", f"region {where}".rstrip(), models, seconds=seconds, request=request)
         return from_dict(Outcome, reply["proof"])
 
     def _ask(
         self,
-        header: Header,
+        operation: str,
         where: str,
         models: Mapping[str, Runnable],
         arrays: Arrays | None = None,
         seconds: float | None = None,
+        **asked: Any,
     ) -> tuple[Header, Arrays]:
         """Make a request about models, which the worker reads from files; error messages begin with `where`."""
         arrays, seconds = arrays or {}, self.time_limit if seconds is None else seconds
@@ -250,21 +252,16 @@ class Worker:
             files = {name: stack.enter_context(Part(model).file()) for name, model in models.items()}
             size = sum(path.stat().st_size for path in files.values())
             memory = _BASE_MEMORY + _MEMORY_PER_BYTE * (size + sum(array.nbytes for array in arrays.values()))
-            header["models"] = {name: str(path) for name, path in files.items()}
-            header |= {"memory_limit": memory, "time_limit": seconds}
+            paths = {name: str(path) for name, path in files.items()}
+            header = {"operation": operation, "models": paths, "memory_limit": memory, "time_limit": seconds}
             try:
-                reply, results = self.start().exchange(header, arrays, seconds)
+                reply, results = self.start().exchange({**header, **asked}, arrays, seconds)
             except BaseException as error:
                 process, self._process = self._process, None
                 if process is not None:
                     process.end()
-                if isinstance(error, TimeoutError):
-                    raise RuntimeTimedOut(
-                        f"{where}: the runtime gave no answer within {seconds:g} s and was stopped; "
-                        "raise the time limit, or look for an endless loop in the model"
-                    ) from None
-                if isinstance(error, RuntimeCrashed):
-                    raise RuntimeCrashed(f"{where}: {error}") from None
+                if isinstance(error, RuntimeFailed):
+                    error.args = (f"{where}: {error}",)
                 raise
         if "error" in reply:
             raise _refusal(reply, where, memory)
