@@ -63,7 +63,7 @@ class Worker:
             raise given
         differing, kernels = given if isinstance(given, tuple) else (given, request.kernels)
         found = Difference(512, 512, differing, largest=1.0, max_abs=float(bool(differing)))
-        return Outcome(dict.fromkeys(kernels, (found,)), scale=0.5)
+        return Outcome({"": dict.fromkeys(kernels, (found,))}, scale=0.5)
 
     def kernels(self) -> list[tuple[str, ...]]:
         return [asked["kernels"] for asked in self.asked]

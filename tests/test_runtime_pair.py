@@ -30,7 +30,7 @@ def subtraction(*changed: str, text: str = SUBTRACTION) -> bytes:
 
 
 def bitwise(outcome: Outcome) -> list[tuple[str, bool]]:
-    return [(name, all(each.bitwise for each in found)) for name, found in outcome.outputs.items()]
+    return [(name, all(each.bitwise for each in found)) for name, found in outcome.found[""].items()]
 
 
 def test_tensors_are_matched_by_position_not_by_name_on_both_kernel_sets(worker: Worker) -> None:
@@ -83,7 +83,7 @@ def compared(
 
 
 def only(outcome: Outcome) -> Difference:
-    ((found,),) = outcome.outputs.values()
+    ((found,),) = outcome.found[""].values()
     return found
 
 
@@ -115,11 +115,11 @@ def test_both_versions_get_the_same_numbers_of_every_kind_that_changes_an_input(
     kinds = ("closed", "high", "highest keys", "tiny")
     outcome = compared(same, same, kernels=("xnnpack", "reference"), extremes=kinds)
     assert bitwise(outcome) == [("xnnpack", True), ("reference", True)]
-    assert [found.elements for (found,) in outcome.outputs.values()] == [12 * (1 + DRAWS)] * 2
-    assert set(outcome.extremes) == {"high", "tiny"}
+    assert [found.elements for (found,) in outcome.found[""].values()] == [12 * (1 + DRAWS)] * 2
+    assert set(outcome.found) == {"", "high", "tiny"}
     wrong = compared(same, lambda x: np.minimum(x, 500), extremes=kinds)
     assert only(wrong).bitwise
-    assert [found[0].bitwise for found in wrong.extremes["high"].values()] == [False]
+    assert [found[0].bitwise for found in wrong.found["high"].values()] == [False]
 
 
 def test_a_mask_can_be_closed_in_every_row() -> None:
@@ -133,13 +133,13 @@ def test_a_mask_can_be_closed_in_every_row() -> None:
         extremes=("closed",),
     )
     assert only(outcome).bitwise
-    assert not outcome.extremes["closed"]["xnnpack"][0].bitwise
+    assert not outcome.found["closed"]["xnnpack"][0].bitwise
 
 
 def test_a_kernel_set_that_does_not_take_the_first_version_is_left_out() -> None:
     kernels = ("xnnpack", "reference")
     for declined in kernels:
-        (ran,) = compared(same, same, kernels=kernels, declined={"before": [declined]}).outputs
+        (ran,) = compared(same, same, kernels=kernels, declined={"before": [declined]}).found[""]
         assert ran != declined
     with pytest.raises(DeclinedError, match="before: not on reference"):
         compared(same, same, kernels=kernels, declined={"before": kernels})
@@ -224,7 +224,12 @@ def test_heads_tell_where_all_of_them_differ_along_their_own_axis() -> None:
     assert untold([different, different % 6], parts, None) == ""
 
 
-def test_parts_lie_along_their_axes() -> None:
+@pytest.mark.parametrize("alike", [3, 1])
+def test_heads_lie_along_several_axes(alike: int) -> None:
     """`[(K), T, (G)]` with heads n = 2k + g."""
-    parts = Parts(0, (2, 3, 2), (0, 2)).of(np.arange(12).reshape(6, 2))
-    assert parts.tolist() == [[0, 2, 4], [1, 3, 5], [6, 8, 10], [7, 9, 11]]
+    heads = np.arange(12).reshape(4, 3)
+    heads[0] = heads[alike]
+    told = untold(
+        [heads.reshape(2, 2, 3).transpose(0, 2, 1).reshape(6, 2)], Parts(0, (2, 3, 2), (0, 2)), None
+    )
+    assert told == "some of the 4 heads or tiles in output 0 are equal"

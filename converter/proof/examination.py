@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -145,7 +145,7 @@ def _ask(worker: Worker, question: Question) -> tuple[Proof, float]:
 def judge(outcome: Outcome, question: Question) -> Proof:
     """The verdict on the figures; open if both versions agree, but many wrong ones would, too."""
     demand, violated = question.demand, ""
-    for kind, found in {"": outcome.outputs, **outcome.extremes}.items():
+    for kind, found in outcome.found.items():
         if not violated and not _holds(found, question):
             where = f" on {KINDS[kind]}" if kind else ""
             violated = f"the new region differs{where}: {_figures(found)}, demanded {demand}"
@@ -153,7 +153,8 @@ def judge(outcome: Outcome, question: Question) -> Proof:
         return unproved(
             demand, f"cannot be verified: {outcome.untold}, so a wrong rewrite would give the same"
         )
-    differences = [difference for found in outcome.outputs.values() for difference in found]
+    ran = outcome.found[""]
+    differences = [difference for found in ran.values() for difference in found]
     exact = not question.request.limits and not question.rounds_by_shape
     steps = max((each.steps for each in differences if each.steps is not None), default=None)
     return Proof(
@@ -163,9 +164,9 @@ def judge(outcome: Outcome, question: Question) -> Proof:
         max_abs=max(difference.max_abs for difference in differences),
         steps=steps,
         reason=violated,
-        note="; ".join(_notes(outcome, question, differences, steps)),
-        ran=tuple(Ran(kernels, question.divided) for kernels in outcome.outputs),
-        extremes=bool(outcome.extremes),
+        note="; ".join(_notes(question, ran, differences, steps)),
+        ran=tuple(Ran(kernels, question.divided) for kernels in ran),
+        extremes=len(outcome.found) > 1,
     )
 
 
@@ -191,15 +192,15 @@ def _holds(found: Mapping[str, Sequence[Difference]], question: Question) -> boo
 
 
 def _notes(
-    outcome: Outcome, question: Question, differences: Sequence[Difference], steps: int | None
+    question: Question, ran: Collection[str], differences: Sequence[Difference], steps: int | None
 ) -> Iterator[str]:
     """Remarks on kernels that were left out and on optimized kernels that are held to a bound."""
-    if len(outcome.outputs) < len(question.request.kernels):
-        yield f"on {', '.join(outcome.outputs)} kernels only: the others refuse the region alone"
+    if len(ran) < len(question.request.kernels):
+        yield f"on {', '.join(ran)} kernels only: the others refuse the region alone"
     if not question.rounds_by_shape:
         return
     note = f"{question.rounds_by_shape} rounds by shape on optimized kernels"
-    if "reference" not in outcome.outputs:
+    if "reference" not in ran:
         yield f"{note}, and the reference kernels cannot run it"
     elif steps is not None:
         most = max(_STEPS.get(tensor.dtype, 1) for tensor in question.before.subgraphs[0].outputs)

@@ -3,6 +3,7 @@
 Matches inputs and outputs by position, because a rewrite may rename tensors. A difference is a result, not an error.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -42,11 +43,6 @@ class Parts:
     sizes: tuple[int, ...]
     axes: tuple[int, ...]
 
-    def of(self, array: Array) -> Array:
-        """The output with one row for each part."""
-        first = np.moveaxis(array.reshape(self.sizes), self.axes, range(len(self.axes)))
-        return first.reshape(int(np.prod(first.shape[: len(self.axes)])), -1)
-
 
 @dataclass(frozen=True, slots=True)
 class ProofRequest:
@@ -71,14 +67,13 @@ class ProofRequest:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The difference of each output of both versions of a region, by kernel set.
+    """The difference of each output of both versions of a region, by kind of inputs ("": ordinary) and kernel set.
 
-    `extremes` has the same by kind of extreme inputs. `untold` says why many wrong versions would give equal results,
-    and is empty if there is no such reason. `scale` is the one at which results are most sensitive.
+    `untold` says why many wrong versions would give equal results, and is empty if there is no such reason. `scale` is
+    the one at which results are most sensitive.
     """
 
-    outputs: Mapping[str, tuple[Difference, ...]]
-    extremes: Mapping[str, Mapping[str, tuple[Difference, ...]]] = field(default_factory=dict)
+    found: Mapping[str, Mapping[str, tuple[Difference, ...]]]
     untold: str = ""
     scale: float = 1.0
 
@@ -96,22 +91,21 @@ def prove(signature: SignatureInfo, request: ProofRequest, run: Run) -> Outcome:
     reasons, changed = [], []
     for plans in runs:
         arrays = [array_of(each) for each in plans]
-        results = pair.compare(arrays, pair.outputs)
+        results = pair.compare(arrays)
         reasons.append(untold(results, request.parts, request.limits))
         if len(runs) > 1 and _operands(plans):
             nudged = run(VERSIONS[0], pair.kernels[0], _nudged(plans, arrays))
             changed.append(sum(int(np.count_nonzero(a != b)) for a, b in zip(results, nudged, strict=True)))
     scale = request.scales[int(np.argmax(changed)) if changed else 0]
-    extremes: dict[str, Differences] = {}
     for draw in range(DRAWS if request.extremes else 0):
         plans = _drawn(signature, request, scale, draw)
         arrays = [array_of(each) for each in plans]
-        pair.compare(arrays, pair.outputs)
+        pair.compare(arrays)
         for kind in request.extremes:
             made = [extreme(each, array, kind) for each, array in zip(plans, arrays, strict=True)]
             if any(new is not old for new, old in zip(made, arrays, strict=True)):
-                pair.compare(made, extremes.setdefault(kind, {}))
-    return Outcome(pair.outputs, extremes, "" if "" in reasons else reasons[0], scale)
+                pair.compare(made, kind)
+    return Outcome(pair.found, "" if "" in reasons else reasons[0], scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,18 +116,18 @@ class _Pair:
     request: ProofRequest
     run: Run
     kernels: list[Kernels]
-    outputs: Differences = field(default_factory=dict)
+    found: dict[str, Differences] = field(default_factory=dict)
 
-    def compare(self, arrays: Sequence[Array], found: Differences) -> Sequence[Array]:
-        """Merge differences on these inputs into `found`; the first version's results on one kernel set."""
-        results = []
+    def compare(self, arrays: Sequence[Array], kind: str = "") -> Sequence[Array]:
+        """Note differences on inputs of this kind; the first version's results on one kernel set."""
+        results, found = [], self.found.setdefault(kind, {})
         last = self.request.every - 1
         valid = [array.clip(0, last) for array in arrays] if self.request.every else arrays
         for kernels in tuple(self.kernels):
             try:
                 old = self.run(VERSIONS[0], kernels, valid)
             except DeclinedError:
-                if kernels in self.outputs or self.kernels == [kernels]:
+                if kernels in self.found[""] or self.kernels == [kernels]:
                     raise
                 self.kernels.remove(kernels)
                 continue
@@ -213,7 +207,9 @@ def untold(results: Sequence[Array], parts: Parts | None, limits: tuple[int, int
         if limits is not None and not ((array > limits[0]) & (array < limits[1])).any():
             return f"output {place} is clipped everywhere in the old region"
     if parts is not None:
-        each = [part.tobytes() for part in parts.of(results[parts.output])]
-        if len({*each}) < len(each):
-            return f"some of the {len(each)} heads or tiles in output {parts.output} are equal"
+        array = results[parts.output].reshape(parts.sizes)
+        count = math.prod(parts.sizes[axis] for axis in parts.axes)
+        rows = np.moveaxis(array, parts.axes, range(len(parts.axes))).reshape(count, -1)
+        if len({row.tobytes() for row in rows}) < count:
+            return f"some of the {count} heads or tiles in output {parts.output} are equal"
     return ""
