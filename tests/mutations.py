@@ -138,7 +138,7 @@ def _another_operand(region: _Region) -> Iterator[Operators]:
         if own is None or own.is_constant:
             continue
         others = [t for t in before if t is not own and t.shape == own.shape and t.dtype == own.dtype]
-        for other in {others[0], others[-1]} if others else ():
+        for other in dict.fromkeys((others[0], others[-1])) if others else ():
             yield region.reading(index, other)
 
 
@@ -155,8 +155,9 @@ def _another_option(region: _Region) -> Iterator[Operators]:
             yield region.with_option(name, value - 1)
             yield region.with_option(name, value + 1)
     if region.operator.name in {"ADD", "MUL", "BATCH_MATMUL"}:
-        for name in {"fused_activation_function", "adj_x", "adj_y"} & set(options.spec.by_name):
-            yield region.with_option(name, type(options.get(name))(not options.get(name)))
+        for name in ("fused_activation_function", "adj_x", "adj_y"):
+            if name in options.spec.by_name:
+                yield region.with_option(name, type(options.get(name))(not options.get(name)))
 
 
 def _another_constant(region: _Region) -> Iterator[Operators]:

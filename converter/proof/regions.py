@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Self
 
 from edge_opt.base.words import shortened
 from edge_opt.ir import DType, Model, Operator, OperatorCode, Subgraph, Tensor
@@ -24,8 +24,8 @@ _OPERANDS: tuple[Side, ...] = ("left", "right", "added")
 _DEQUANTIZE = OperatorCode(BUILTIN_OPERATORS["DEQUANTIZE"], 3)
 
 
-class RegionProver:
-    """Runs regions in a child process; of several regions with the same structure (see `structure`), only the first.
+class RegionProver(AbstractContextManager["RegionProver"]):
+    """Runs regions in a child process; of several regions with the same structure (`structures`), only the first.
 
     Args:
         model: the model's name, for messages.
@@ -38,9 +38,6 @@ class RegionProver:
         self._worker, self._seed = Worker(), seed
         self._of_model = f" of model '{model}'" if model else ""
         self._answers: dict[Hashable, Proof] = {}
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._worker.close()

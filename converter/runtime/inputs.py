@@ -41,10 +41,6 @@ class InputHint:
     side: Side = "other"
 
 
-BEYOND = 4
-"""How many values beyond both ends an input with `every` takes."""
-
-
 @dataclass(frozen=True, slots=True)
 class Stored:
     """An array in a file, with the dtype and quantization of `info`."""
@@ -62,18 +58,15 @@ class Stored:
 class InputPlan(InputHint):
     """How to make one input: for the tensor `info`, from the stream of random numbers named `key`.
 
-    `start` is the position of the first new token. With `every`, an integer input takes the values 0 to `every` - 1 in
-    turn, and some beyond both ends, from number `start` on. For a mask, `past` columns stand for the cache, the first
-    `padding` tokens are masked, and a row sees `window` positions (0: all). `limit` ends the range of a token or of an
-    index into a table. Real numbers fill `spread` of the range of the quantized `source`; they come from `stored`, or
-    are random.
+    `start` is the position of the first new token. For a mask, `past` columns stand for the cache, the first `padding`
+    tokens are masked, and a row sees `window` positions (0: all). `limit` ends the range of a token or of an index into
+    a table. Real numbers fill `spread` of the range of the quantized `source`; they come from `stored`, or are random.
     """
 
     info: TensorInfo
     key: str = ""
     seed: int = 0
     start: int = 0
-    every: int = 0
     spread: float = 1.0
     past: int = 0
     window: int = 0
@@ -174,10 +167,6 @@ def array_of(planned: InputPlan) -> NDArray[Any]:
     info, source = planned.info, planned.source or planned.info
     if planned.role == "mask":
         return _encode(_mask(planned), info)
-    if planned.every:
-        limits = np.iinfo(info.dtype)
-        values = np.array([limits.min, -1, *range(planned.every + 1), limits.max], info.dtype)
-        return np.resize(values[planned.start : planned.start + info.elements], info.shape)
     if planned.role == "position":
         values = planned.start + np.arange(info.shape[-1] if info.shape else 1, dtype=np.float32)
         return _encode(np.broadcast_to(values, info.shape or (1,)).reshape(info.shape), info)

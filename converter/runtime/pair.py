@@ -11,7 +11,7 @@ import numpy as np
 
 from edge_opt.runtime import noise
 from edge_opt.runtime.extremes import extreme
-from edge_opt.runtime.inputs import BEYOND, InputHint, InputPlan, array_of, plan
+from edge_opt.runtime.inputs import InputHint, InputPlan, array_of, plan
 from edge_opt.runtime.metrics import Difference, measure, merge
 from edge_opt.runtime.protocol import Array, DeclinedError
 from edge_opt.runtime.tensors import Kernels, SignatureInfo
@@ -48,8 +48,8 @@ class Parts:
 class ProofRequest:
     """Inputs and conditions for running two versions of a region.
 
-    `hints` describe the inputs by position (none: plain data). With `every`, they are integers and take the values 0 to
-    `every` - 1 in turn, and some beyond both ends, for which the first version gets the nearest value. The first
+    `hints` describe the inputs by position (none: plain data). With `every`, the only input takes the integers 0 to
+    `every` - 1 in turn, and some beyond both ends, for which the first version gets the nearest of those. The first
     version clips at the codes `limits`, the second may exceed them. `parts` must differ, or nothing is shown.
     `extremes` are the kinds of extreme inputs to run as well, and `scales` the fractions of their range that quantized
     operands fill, in one run each.
@@ -87,13 +87,12 @@ def prove(signature: SignatureInfo, request: ProofRequest, run: Run) -> Outcome:
     Raises:
         DeclinedError: no kernel set supports the first version, or one supports the first but not the second.
     """
-    pair, runs = _Pair(signature, request, run, list(request.kernels)), _realistic(signature, request)
+    pair = _Pair(signature, request, run, list(request.kernels))
     reasons, changed = [], []
-    for plans in runs:
-        arrays = [array_of(each) for each in plans]
+    for plans, arrays in _realistic(signature, request):
         results = pair.compare(arrays)
         reasons.append(untold(results, request.parts, request.limits))
-        if len(runs) > 1 and _operands(plans):
+        if len(request.scales) > 1 and _operands(plans):
             nudged = run(VERSIONS[0], pair.kernels[0], _nudged(plans, arrays))
             changed.append(sum(int(np.count_nonzero(a != b)) for a, b in zip(results, nudged, strict=True)))
     scale = request.scales[int(np.argmax(changed)) if changed else 0]
@@ -149,15 +148,22 @@ class _Pair:
             yield measure(old, new, quantized_a=info, quantized_b=info)
 
 
-def _realistic(signature: SignatureInfo, request: ProofRequest) -> list[list[InputPlan]]:
+def _realistic(
+    signature: SignatureInfo, request: ProofRequest
+) -> Iterator[tuple[list[InputPlan], list[Array]]]:
     """The inputs of each run: one run per scale of quantized operands, or enough to cover `every` value."""
-    plans, every = _drawn(signature, request, 1.0), request.every
-    if every:
-        starts = range(0, every + BEYOND, min(each.info.elements for each in plans))
-        return [[replace(each, every=every, start=start) for each in plans] for start in starts]
-    if not _operands(plans):
-        return [plans]
-    return [_drawn(signature, request, scale, scale) for scale in request.scales]
+    plans = _drawn(signature, request, 1.0)
+    if request.every:
+        (info,) = signature.inputs
+        limits = np.iinfo(info.dtype)
+        values = np.array([limits.min, -1, *range(request.every + 1), limits.max], info.dtype)
+        for start in range(0, values.size, info.elements):
+            yield plans, [np.resize(values[start : start + info.elements], info.shape)]
+        return
+    draws = [plans]
+    if _operands(plans):
+        draws = [_drawn(signature, request, scale, scale) for scale in request.scales]
+    yield from ((plans, [array_of(each) for each in plans]) for plans in draws)
 
 
 def _drawn(signature: SignatureInfo, request: ProofRequest, scale: float, *draw: object) -> list[InputPlan]:

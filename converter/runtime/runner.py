@@ -9,10 +9,10 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -131,7 +131,7 @@ class ChildProcess:
         return f"{how}; its last output: {said[-1][:300]}" if said else how
 
 
-class Worker:
+class Worker(AbstractContextManager["Worker"]):
     """A child process that runs models; a context manager, started at the first request or by `start()`.
 
     A request may take `time_limit` seconds, and 4 GiB of private memory plus 3 times the model's size (XNNPACK packs
@@ -144,9 +144,6 @@ class Worker:
     def __init__(self, *, time_limit: float = 600.0) -> None:
         self.time_limit = time_limit
         self._process: ChildProcess | None = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
