@@ -18,8 +18,8 @@ from edge_opt.ir import Operator, to_bytes
 from edge_opt.passes import Demand, Proof, Status
 from edge_opt.passes.contract import Ran
 from edge_opt.passes.rewrite import Rewrite
-from edge_opt.proof import examination
-from edge_opt.proof.examination import Question
+from edge_opt.proof import examination, regions
+from edge_opt.proof.examination import Question, unproved
 from edge_opt.proof.regions import RegionProver
 from edge_opt.proof.sizes import FACTOR, multiply_adds, shrunk
 from edge_opt.proof.structure import structures
@@ -272,6 +272,16 @@ def test_a_new_version_that_computes_in_another_way_covers_nothing(new: str, cov
     assert (exact != general) is covers
 
 
+def test_the_provers_seed_decides_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(
+        regions, "examine", lambda _, question: asked.append(question.request.seed) or unproved(Demand(), "")
+    )
+    for seed in (0, 5):
+        RegionProver(seed=seed).prove(layers("int8")[0], Demand())
+    assert asked == [0, 5]
+
+
 def test_a_proof_to_one_demand_stands_for_no_other() -> None:
     first, second = layers("int8")
     with RegionProver() as prover:
@@ -393,10 +403,16 @@ subgraph main (%q: float32[{given}], %k: float32[1,1,8,8], %v: float32[1,1,8,8])
 # What is said
 
 
-def test_only_kernels_that_ran_are_named() -> None:
-    """The reference kernels multiply no float16."""
-    result = convert(to_bytes(parse(attention("float32").replace("float32", "float16"))))
-    assert "converted (main#0): run in full on XNNPACK\n" in result.summary()
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        # The reference kernels multiply no float16.
+        (attention("float32").replace("float32", "float16"), "each verified bit for bit on XNNPACK."),
+        (attention("int16"), "each verified bit for bit on the reference kernels (int16 ADD rounds by shape"),
+    ],
+)
+def test_only_kernels_that_ran_and_met_the_demand_are_named(text: str, said: str) -> None:
+    assert said in convert(to_bytes(parse(text))).summary().splitlines()[0]
 
 
 @pytest.mark.usefixtures("large")
@@ -405,9 +421,4 @@ def test_the_console_says_what_was_not_run() -> None:
     assert "(main#0): run in full on XNNPACK, with lengths divided by " in lines[1]
     assert lines[2].endswith("(main#1): same structure as 'main' up to 'out1', not run")
     ran = (Ran("xnnpack"), Ran("reference", 16))
-    assert words.extent(ran) == "run in full on XNNPACK, with lengths divided by 16 on the reference kernels"
-
-
-def test_of_sums_that_round_by_shape_the_console_says_so_though_nothing_differed() -> None:
-    lines = convert(to_bytes(parse(attention("int16")))).summary().splitlines()
-    assert "each verified bit for bit on the reference kernels; int16 ADD rounds by shape" in lines[0]
+    assert words.extent(ran) == "in full on XNNPACK, with lengths divided by 16 on the reference kernels"

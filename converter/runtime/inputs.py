@@ -206,7 +206,7 @@ def _mask(planned: InputPlan) -> NDArray[np.float32]:
             column = np.where(column < past, cached, column - past + start)
         row = row % max(width - past, 1) + (start if width > rows else 0)
         visible = (column <= row) & (column >= planned.padding) | (column == row)
-        visible &= (column >= 0) & (column > row - (planned.window or math.inf))
+        visible &= column > row - (planned.window or math.inf)
     additive = is_float or planned.info.quantized
     masked = (_MASKED if additive else 0.0) if planned.masked is None else planned.masked
     opened = (0.0 if additive else 1.0) if planned.opened is None else planned.opened
