@@ -87,7 +87,8 @@ def _against_old(rewrite: Rewrite, demand: Demand) -> tuple[Model, Model, ProofR
         parts = Parts(outputs.index(rewrite.parts[0]), tuple(f.size for f in factors), labelled)
     spared = {*demand.spared, *(() if mask is not None and mask.exact else ("closed",))}
     extremes = () if demand.kind == "relative" else tuple(kind for kind in KINDS if kind not in spared)
-    return before, after, ProofRequest(tuple(hints), 0, rewrite.clipped, parts, extremes)
+    request = ProofRequest(tuple(hints), limits=rewrite.clipped, parts=parts, extremes=extremes)
+    return before, after, request
 
 
 def _against_reference(rewrite: Rewrite) -> tuple[Model, Model, ProofRequest] | None:
