@@ -24,6 +24,7 @@ def test_a_nan_equals_any_nan_and_zero_does_not_equal_minus_zero() -> None:
     payload = np.array([0x7FC00001], np.uint32).view(np.float32)
     assert measure(f32(math.nan), payload).bitwise
     assert measure(f32(math.nan), -payload).equal
+    assert measure(f32(math.nan, 1), f32(math.nan, 2)).max_abs == 1
     signs = measure(f32(0.0), f32(-0.0))
     assert (signs.bitwise, signs.equal, signs.differing) == (False, True, 1)
 

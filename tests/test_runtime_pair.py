@@ -147,6 +147,18 @@ def test_a_kernel_set_that_does_not_take_the_first_version_is_left_out() -> None
         compared(same, same, kernels=kernels, declined={"after": ["reference"]})
 
 
+def test_a_kernel_set_that_ran_once_is_not_left_out_later() -> None:
+    declined: dict[str, list[str]] = {}
+    with pytest.raises(DeclinedError, match="before: not on xnnpack"):
+        compared(
+            same,
+            lambda x: declined.update(before=["xnnpack"]) or x,
+            kernels=("xnnpack", "reference"),
+            declined=declined,
+            extremes=("high",),
+        )
+
+
 def test_an_input_takes_every_value_and_some_beyond_where_the_first_version_has_the_nearest() -> None:
     integer, seen = tensor("position", 2, dtype="int32"), {"before": [], "after": []}
 

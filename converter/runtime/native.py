@@ -178,7 +178,7 @@ def _carried_out(header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
 
     match header["operation"]:
         case "describe":
-            return {"signatures": session(MAIN, "xnnpack").signatures}, {}
+            return {"signatures": session(MAIN, header["kernels"]).signatures}, {}
         case "run":
             results: Arrays = {}
             for number, plans in enumerate(from_dict(list[list[inputs.InputPlan]], header["plans"])):
