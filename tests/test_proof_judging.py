@@ -101,6 +101,7 @@ _HIGH = (
         (SUM, BITWISE, outcome(off(12.8, 128), SAME), True, f"{_SUMS} 128)"),
         (SUM, BITWISE, outcome(off(12.9, 129), SAME), False, None),
         (SUM, BITWISE, outcome(CODES, CODES), True, f"{_SUMS} 0)"),
+        (SUM, STEPS, outcome(CODES, CODES), True, ""),
         (SUM, BITWISE, outcome(CODES), True, f"{_ONLY}; int16 ADD {_ROUNDS}, and the reference kernels cannot run it"),
         (PLAIN, BITWISE, outcome(off(0.5), untold="output 0 is the same value everywhere"), False, None),
     ],
@@ -113,7 +114,7 @@ def test_what_is_said_of_a_proof(
     assert said is None or (proof.note if holds else proof.reason) == said
     assert proof.extremes == (len(made.found) > 1)
     if holds:
-        assert proof.bitwise is (text == PLAIN)
+        assert proof.bitwise is (text == PLAIN or demand is STEPS)
 
 
 def test_where_values_were_clipped_nothing_is_called_bitwise() -> None:
