@@ -148,7 +148,7 @@ def judge(outcome: Outcome, question: Question) -> Proof:
     for kind, found in outcome.found.items():
         if not violated and not _holds(found, question):
             where = f" on {KINDS[kind]}" if kind else ""
-            violated = f"the new region differs{where}: {_figures(found)}, demanded {demand}"
+            violated = f"the new region differs{where}: {_figures(found)}, but must be {demand.words}"
     if not violated and outcome.untold:
         return unproved(
             demand, f"cannot be verified: {outcome.untold}, so a wrong rewrite would give the same"

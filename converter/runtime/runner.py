@@ -101,7 +101,7 @@ class ChildProcess:
             if isinstance(error, TimeoutError):
                 raise RuntimeTimedOut(
                     f"the runtime gave no answer within {seconds:g} s and was stopped; "
-                    "raise the time limit, or look for an endless loop in the model"
+                    "look for an endless loop in the model"
                 ) from None
             raise RuntimeCrashed(f"the runtime's process ended with {self._ending(error)}") from None
 
