@@ -408,7 +408,7 @@ subgraph main (%q: float32[{given}], %k: float32[1,1,8,8], %v: float32[1,1,8,8])
     [
         # The reference kernels multiply no float16.
         (attention("float32").replace("float32", "float16"), "each verified bit for bit on XNNPACK."),
-        (attention("int16"), "each verified bit for bit on the reference kernels (int16 ADD rounds by shape"),
+        (attention("int16"), "each verified bit for bit on the reference kernels; int16 ADD rounds by shape"),
     ],
 )
 def test_only_kernels_that_ran_and_met_the_demand_are_named(text: str, said: str) -> None:
