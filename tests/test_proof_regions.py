@@ -403,16 +403,10 @@ subgraph main (%q: float32[{given}], %k: float32[1,1,8,8], %v: float32[1,1,8,8])
 # What is said
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        # The reference kernels multiply no float16.
-        (attention("float32").replace("float32", "float16"), "each verified bit for bit on XNNPACK."),
-        (attention("int16"), "each verified bit for bit on the reference kernels; int16 ADD rounds by shape"),
-    ],
-)
-def test_only_kernels_that_ran_and_met_the_demand_are_named(text: str, said: str) -> None:
-    assert said in convert(to_bytes(parse(text))).summary().splitlines()[0]
+def test_only_kernels_that_ran_are_named() -> None:
+    """The reference kernels multiply no float16."""
+    result = convert(to_bytes(parse(attention("float32").replace("float32", "float16"))))
+    assert "converted (main#0): run in full on XNNPACK\n" in result.summary()
 
 
 @pytest.mark.usefixtures("large")
@@ -421,4 +415,9 @@ def test_the_console_says_what_was_not_run() -> None:
     assert "(main#0): run in full on XNNPACK, with lengths divided by " in lines[1]
     assert lines[2].endswith("(main#1): same structure as 'main' up to 'out1', not run")
     ran = (Ran("xnnpack"), Ran("reference", 16))
-    assert words.extent(ran) == "in full on XNNPACK, with lengths divided by 16 on the reference kernels"
+    assert words.extent(ran) == "run in full on XNNPACK, with lengths divided by 16 on the reference kernels"
+
+
+def test_of_sums_that_round_by_shape_the_console_says_so_though_nothing_differed() -> None:
+    lines = convert(to_bytes(parse(attention("int16")))).summary().splitlines()
+    assert "each verified bit for bit on the reference kernels; int16 ADD rounds by shape" in lines[0]
