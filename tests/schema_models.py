@@ -149,7 +149,7 @@ def values(item: Any) -> Any:
     if isinstance(item, list):
         return [values(part) for part in item]
     if isinstance(item, Data):
-        return (item.external, bytes(item.view()))
+        return (bool(item.external), bytes(item.view()))
     return (item.dtype.str, item.tolist()) if isinstance(item, np.ndarray) else item
 
 
