@@ -378,6 +378,8 @@ BAD: dict[str, Change] = {
     "is quantized already: leave prompts=... out": put("in", bundle_of(QUANTIZED), "source"),
     "has its lengths already": lambda place: {"source": write(place.folder / "f.litertlm", FLOAT), "cache": 64},
     "needs a checkpoint and a Qualcomm NPU": options(weights="4-logits", soc="mt6993", sdk=None),
+    "the vocabulary has 99 tokens, of which 16384 stay at 8 bits: use weights='8'": lambda place: {
+        **put(CONFIG, '{"vocab_size": 99}')(place), "weights": "4-logits"},
     "chip 'SM8751' does not exist, did you mean 'SM8750'?": options(soc="SM8751"),
     "weights '4' does not exist, there are: 8": options(weights="4"),
     "is quantized already .gptq, as its config.json says": put(

@@ -14,6 +14,7 @@ from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress
 from edge_opt.build import evaluation, stages
 from edge_opt.build.evaluation import Evaluation, Part
+from edge_opt.build.logits import KEPT_ROWS
 from edge_opt.build.phone import QUALCOMM, NextSteps, chip_of, find_compiler, next_steps
 from edge_opt.build.prompts import read_prompts
 from edge_opt.build.rotation import ROTATED
@@ -208,6 +209,10 @@ def _check_weights(weights: str, given: Given, vendor: str) -> None:
         raise unknown("weights", weights, WEIGHTS)
     if weights != WEIGHTS[0] and (given.kind is not Kind.CHECKPOINT or vendor != QUALCOMM):
         raise UsageError(f"weights='{weights}' needs a checkpoint and a Qualcomm NPU: use weights='8'")
+    if weights != WEIGHTS[0] and given.vocabulary is not None and given.vocabulary <= KEPT_ROWS:
+        raise UsageError(
+            f"the vocabulary has {given.vocabulary} tokens, of which {KEPT_ROWS} stay at 8 bits: use weights='8'"
+        )
 
 
 def _texts(
