@@ -61,7 +61,7 @@ def test_a_ring_that_cannot_work_is_refused(sliding: int, asked: object, message
 def test_the_window_is_that_of_sliding_layers_and_a_long_prefill_is_told_of() -> None:
     found = planned(512, 5, [512], 4096)
     assert (found["window"], len(found["notes"])) == (512, 1)
-    assert "5 of 6 layers see 512 positions back and keep a ring of 512" in found["notes"][0]
+    assert "5 of 6 layers see 512 positions back and keep a ring buffer of 512" in found["notes"][0]
     assert "applies no window within one chunk" in planned(512, 5, [1024], 4096)["notes"][1]
     assert planned(512, 0, [1024], 4096) == {"window": None, "ring": None, "notes": []}
 

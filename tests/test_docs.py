@@ -158,17 +158,8 @@ def test_the_pytest_example_tells_the_model_from_another(tmp_path: Path, broken:
         (merge, *_) = (operator for operator in graph.operators if operator.name == "ADD")
         graph.set_input(merge, 0, merge.input(1))
         save(model, tmp_path / "gemma.tflite", overwrite=True)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        str(tmp_path),
-        ".",
-    ]
+    apart = ["-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tmp_path)]  # no other settings
+    command = [sys.executable, "-m", "pytest", "-q", *apart, "."]
     alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     ran = subprocess.run(
         command, cwd=tmp_path, env=alone, capture_output=True, text=True, check=False, timeout=120

@@ -75,8 +75,8 @@ def test_what_is_quicker_is_kept_and_told_with_both_figures(stage: Stage) -> Non
     done = stage(ran(1000, 500), ran(600, 510))
     assert all(site.proof is not None for site in done.conversion.converted)
     assert [str(entry) for entry in done.signatures] == [
-        "prefill_8: converted, estimated 1.000 ms as exported, estimated 0.600 ms as converted (0.600 of it)",
-        "decode: exported, estimated 0.500 ms as exported, estimated 0.510 ms as converted (1.020 of it)",
+        "prefill_8: converted, estimated 1.000 ms as exported, estimated 0.600 ms as converted (ratio 0.600)",
+        "decode: exported, estimated 0.500 ms as exported, estimated 0.510 ms as converted (ratio 1.020)",
     ]
     assert "times are of SA8797" in done.summary()
     assert stage.grown() == [True, False]

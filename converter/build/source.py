@@ -128,9 +128,9 @@ def plan_caches(
         )
     if ring is not None:
         notes.append(
-            f"{sliding} of {len(kinds)} layers see {window} positions back and keep a ring of {ring}; this needs "
-            f"LiteRT-LM {_RUNTIME} or newer, an older one silently generates different text (--set {SETTING}=null "
-            f"builds without rings)"
+            f"{sliding} of {len(kinds)} layers see {window} positions back and keep a ring buffer of {ring}; this "
+            f"needs LiteRT-LM {_RUNTIME} or newer, an older one silently generates different text (--set "
+            f"{SETTING}=null builds without rings)"
         )
     if window and longest > window:
         notes.append(

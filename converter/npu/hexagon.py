@@ -107,7 +107,7 @@ class Figures(Record):
         off, pieces, time, moved, _ = old
         last = moved if math.inf in (old[time], new[time]) else time
         text = next((text for text in (off, pieces) if old[text] != new[text]), last)
-        ratio = f" ({new[text] / old[text]:.3f} of it)" if old[text] and new[text] else ""
+        ratio = f" (ratio {new[text] / old[text]:.3f})" if old[text] and new[text] else ""
         why = f"{text.format(old[text])} as exported, {text.format(new[text])} as converted{ratio}"
         return new[text] < old[text], why
 
