@@ -188,6 +188,18 @@ def test_a_place_that_does_not_divide_has_no_fraction(begin: int) -> None:
     assert shrunk(parse(f"subgraph main (%x: float32[1,256,4]) {{ {line} return %y }}")) is None
 
 
+@pytest.mark.parametrize("depth", [8, 64])
+def test_weights_with_a_scale_for_each_row_have_a_fraction_only_if_they_stay_whole(depth: int) -> None:
+    weight = f"int8[2,{depth}]{{splat 3}} q([0.1, 0.2], [0, 0], axis 0)"
+    made = shrunk(
+        parse(f"""subgraph main (%x: float32[64,{depth}]) {{
+          %y: float32[64,2] = FULLY_CONNECTED(%x, {weight}, none)
+          return %y
+        }}""")
+    )
+    assert (made is not None) is (depth == 8)
+
+
 def test_products_cost_their_multiply_adds_and_an_element_of_all_else_eight() -> None:
     model = parse("""subgraph main (%a: float32[2,5,3], %b: float32[2,5,4], %w: float32[6,4]) {
       %p: float32[2,3,4] = BATCH_MATMUL(%a, %b) {adj_x: true}
