@@ -294,6 +294,14 @@ def test_the_provers_seed_decides_the_inputs(monkeypatch: pytest.MonkeyPatch) ->
     assert asked == [0, 5]
 
 
+def test_an_inputs_side_is_where_it_meets_the_logits() -> None:
+    graph = parse(attention("float32")).subgraphs[0]
+    given = {tensor.name: side for tensor, side in regions._sides(graph).items() if tensor in graph.inputs}
+    kinds = {"q": "left", "k": "right", "k_cache": "right"}
+    expected = {f"{name}{layer}": side for name, side in kinds.items() for layer in "12"}
+    assert given == {**expected, "mask_local": "added", "mask_global": "added"}
+
+
 def test_a_proof_to_one_demand_stands_for_no_other() -> None:
     first, second = layers("int8")
     with RegionProver() as prover:
