@@ -118,7 +118,7 @@ def _sides(graph: Subgraph) -> dict[Tensor, Side]:
 
     starts: list[tuple[Tensor, Side]]
     starts = [(op.input(0), "added") for op in graph.operators if op.name == "SOFTMAX"]
-    return dict(reversed(list(walked(starts, above))))  # the nearest side counts
+    return dict(walked(starts, above))
 
 
 def _changed(rewrite: Rewrite) -> tuple[Tensor, ...]:
