@@ -61,6 +61,8 @@ class Worker:
         given = self.answers.pop(0)
         if isinstance(given, Exception):
             raise given
+        if isinstance(given, str):
+            return Outcome({"": dict.fromkeys(request.kernels, (Difference(512, 512, largest=1.0),))}, given)
         differing, kernels = given if isinstance(given, tuple) else (given, request.kernels)
         found = Difference(512, 512, differing, largest=1.0, max_abs=float(bool(differing)))
         return Outcome({"": dict.fromkeys(kernels, (found,))}, scale=0.5)
@@ -144,6 +146,8 @@ def test_a_large_region_is_run_at_a_fraction_and_then_in_full_on_one_kernel_set(
         (QUESTION, [(0, SECOND), 0], [BOTH, SECOND], True),
         (QUESTION, [(0, FIRST), 0], [BOTH, FIRST], True),
         (QUESTION, [RuntimeRefused("", "after: shapes"), 0], [BOTH, BOTH], True),
+        (QUESTION, ["one value everywhere", 0], [BOTH, BOTH], True),
+        (QUESTION, ["one value everywhere", "one value everywhere"], [BOTH, BOTH], False),
         (QUESTION, [RuntimeCrashed("9"), RuntimeCrashed("9"), 1], [BOTH, BOTH, BOTH], False),
         (ROUNDING, [0, 0], [BOTH, SECOND], True),
         (ROUNDING, [(0, FIRST), 0], [BOTH, FIRST], True),
