@@ -430,14 +430,14 @@ subgraph main (%q: float32[{given}], %k: float32[1,1,8,8], %v: float32[1,1,8,8])
 def test_only_kernels_that_ran_are_named() -> None:
     """The reference kernels multiply no float16."""
     result = convert(to_bytes(parse(attention("float32").replace("float32", "float16"))))
-    assert "converted (main#0): run in full on XNNPACK\n" in result.summary()
+    assert "1 run in full on XNNPACK; 1 of the same structure" in result.summary()
 
 
 @pytest.mark.usefixtures("large")
 def test_the_console_says_what_was_not_run() -> None:
     lines = convert(to_bytes(parse(attention("int8", SIZE)))).summary().splitlines()
-    assert "(main#0): run in full on XNNPACK, with lengths divided by " in lines[1]
-    assert lines[2].endswith("(main#1): same structure as 'main' up to 'out1', not run")
+    assert "2 sites of mha_to_sha converted: 1 run in full on XNNPACK, with lengths divided by " in lines[1]
+    assert lines[1].endswith("; 1 of the same structure, not run")
     ran = (Ran("xnnpack"), Ran("reference", 16))
     assert words.extent(ran) == "run in full on XNNPACK, with lengths divided by 16 on the reference kernels"
 

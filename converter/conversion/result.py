@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -118,13 +118,19 @@ class ConversionResult(Record):
         for site in self.sites:
             is_converted = site.status is Status.CONVERTED
             if is_converted or not site.settled or (self.converted and (site.heads or 0) > 1):
-                groups[site.status, site.pass_name, how(site) if is_converted else site.reason].append(site)
+                groups[site.status, site.pass_name, site.note if is_converted else site.reason].append(site)
         lines = []
         for group in sorted(groups, key=lambda group: group[0] is Status.CONVERTED):
             (status, name, text), sites = group, groups[group]
+            what = f"{many(len(sites), 'site')} of {name} {status}"
+            if status is Status.CONVERTED:
+                ways = Counter(_ran(site) for site in sites)
+                parts = [f"{number} {way}" if len(ways) > 1 else way for way, number in ways.items()]
+                lines.append(f"{what}: {'; '.join(filter(None, (*parts, text)))}")
+                continue
             places = ", ".join(f"{site.signature}#{site.index}" for site in sites[:_SITES_NAMED])
             more = f" and {len(sites) - _SITES_NAMED} more" if len(sites) > _SITES_NAMED else ""
-            lines.append(f"{many(len(sites), 'site')} of {name} {status} ({places}{more}): {text}")
+            lines.append(f"{what} ({places}{more}): {text}")
         if len(lines) > _LINES_SHOWN:
             lines[_LINES_SHOWN:] = [f"... {len(lines) - _LINES_SHOWN} more lines (all sites with --json)"]
         lines += [
@@ -204,19 +210,19 @@ def proof(site: Site) -> str:
     """The outcome of a site's verification, and notes on the site."""
     figures = site.proof
     if figures is None:
-        return how(site)
+        return "; ".join(filter(None, (_ran(site), site.note)))
     differs = "equal" if not figures.max_abs else f"differs by up to {figures.max_abs:.3g}"
     text = "bit for bit equal" if figures.bitwise else differs
     text += f" ({figures.steps} steps)" if figures.steps else ""
-    return "; ".join(filter(None, (text, how(site), figures.note)))
+    ran = f"same structure as {figures.like}, not run" if figures.like else _ran(site)
+    return "; ".join(filter(None, (text, ran, site.note, figures.note)))
 
 
-def how(site: Site) -> str:
-    """What was run to verify a converted site, and notes on it."""
-    figures, ran = site.proof, "not run"
-    if figures is not None:
-        ran = f"same structure as {figures.like}, not run" if figures.like else extent(figures.ran)
-    return "; ".join(filter(None, (ran, site.note)))
+def _ran(site: Site) -> str:
+    """What was run to verify a converted site."""
+    if site.proof is None:
+        return "not run"
+    return "of the same structure, not run" if site.proof.like else extent(site.proof.ran)
 
 
 def extent(ran: Sequence[Ran]) -> str:
