@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-from edge_opt.base.errors import UsageError, match_names
+from edge_opt.base.errors import UsageError, unknown
 from edge_opt.cli import options, output
 from edge_opt.cli.options import argument, expert, option, read_shapes
 
@@ -190,7 +190,9 @@ def passes(
 
     from edge_opt.passes import PASSES
 
-    chosen = [PASSES[one] for one in match_names("pass", name or "*", PASSES)]
+    if name is not None and name not in PASSES:
+        raise unknown("pass", name, PASSES)
+    chosen = list(PASSES.values()) if name is None else [PASSES[name]]
     names = ("name", "demand", "summary", "identity")
     rows = [(one.name, one.demand.words, one.summary, str(getdoc(type(one)))) for one in chosen]
     if name is None:

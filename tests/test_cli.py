@@ -383,6 +383,8 @@ def test_lists_are_generated_from_the_code_and_take_a_name(tmp_path: Path, capsy
     name, chosen = next(iter(PASSES.items()))
     assert run(capsys, "passes", name).out.startswith(f"{name} {chosen.summary}.\n")
     assert [one["name"] for one in run(capsys, "passes", name, "--json").json["passes"]] == [name]
+    for wrong in ("", "mask*"):
+        assert f"pass '{wrong}' does not exist" in run(capsys, "passes", wrong).failed_in_one_sentence(2)
     (tmp_path / "mine.toml").write_text(run(capsys, "targets", "qualcomm-htp").out)
     assert load_target(str(tmp_path / "mine.toml")) == load_target("qualcomm-htp"), "a target file"
     said = run(capsys, "targets", "qualcomm-htp", "--json").json["targets"]
