@@ -126,7 +126,7 @@ def build(
     """
     began, output = time.perf_counter(), Path(output)
     folder = output.with_suffix(WORK) if work is None else Path(work)
-    _check_output(output, Path(source), overwrite=overwrite)
+    _check_output(output, Path(source), folder, overwrite=overwrite)
     vendor, chip = chip_of(soc)
     given, facts, libraries = look_at(Path(source)), _target(vendor, chip, target), find_compiler(vendor, sdk)
     chosen = {**(settings or {}), **_lengths(given, prefill, cache)}
@@ -183,10 +183,12 @@ def _finishing(result: BuildResult, began: float) -> Iterator[None]:
 # Before anything runs
 
 
-def _check_output(output: Path, source: Path, *, overwrite: bool) -> None:
+def _check_output(output: Path, source: Path, work: Path, *, overwrite: bool) -> None:
     resolve_target(output, overwrite=overwrite, inputs=[source])
     if output.suffix != SUFFIX:
         raise UsageError(f"{output} must end in {SUFFIX}, as LiteRT-LM's bundles do")
+    if output.resolve() == work.resolve():
+        raise UsageError(f"{work} is also the output: give another work=...")
 
 
 def _target(vendor: str, chip: str, target: str | None) -> Target:

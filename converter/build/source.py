@@ -79,7 +79,7 @@ def _checkpoint(path: Path) -> Given:
         config = json.loads((path / _CONFIG).read_text(encoding="utf-8"))
         quantized = config.get("quantization_config")
         vocabulary = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise UsageError(f"{path / _CONFIG} cannot be read: {error}") from error
     if quantized:
         method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
