@@ -151,6 +151,10 @@ def test_an_entry_point_keeps_the_names_of_what_it_reads_and_computes() -> None:
     text = "subgraph main (%x: float32[4], %u: float32[4]) { %y: float32[4] = ABS(%x) return %y, %u }"
     (signature,) = cut_entry_point(parse(text), "main").signatures
     assert ([*signature.inputs], [*signature.outputs]) == (["x"], ["y"])
+    same = parse("subgraph main (%a: float32[4], %b: float32[4]) { %y: float32[4] = ADD(%a, %b) return %y }")
+    for tensor in same.subgraphs[0].inputs:
+        tensor.name = "x"
+    assert [*cut_entry_point(same, "main").signatures[0].inputs] == ["x#0", "x#1"]
 
 
 def test_an_output_that_only_one_model_computes_is_a_difference(tmp_path: Path, compiler: Compilers) -> None:

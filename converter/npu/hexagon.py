@@ -278,7 +278,9 @@ def cut_entry_point(model: Model, signature: str) -> Model:
     """
 
     def named(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        return {tensor.name or f"#{place}": tensor for place, tensor in enumerate(tensors)}
+        names = [tensor.name for tensor in tensors]
+        unique = (name if name and names.count(name) == 1 else f"{name}#{n}" for n, name in enumerate(names))
+        return dict(zip(unique, tensors, strict=True))
 
     graph = dict(model.entry_points()).get(signature, model.subgraphs[0])
     inputs, outputs = named(graph.inputs), named(graph.outputs)
