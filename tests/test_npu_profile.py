@@ -113,6 +113,8 @@ def test_the_libraries_are_found_by_environment_and_without_them_the_error_says_
         find_libraries(None)
     with pytest.raises(CompilerMissingError, match=r"holds no libQnnHtp\.so"):
         find_libraries(tmp_path)
+    with pytest.raises(CompilerMissingError, match=r"folder \S+missing does not exist: give the folder of"):
+        find_libraries(tmp_path / "missing")
     assert run(capsys, "profile", model).code == UsageError.exit_code
     for flag in ("foo", "--", "-O2"):
         shown = run(capsys, "profile", model, f"--flag={flag}", "-q")

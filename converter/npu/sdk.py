@@ -49,6 +49,8 @@ def find_libraries(sdk: AnyPath | None) -> Path:
         folder = Path(root) / place
         if (folder / LIBRARY).is_file():
             return folder.resolve()
+    if not Path(root).is_dir():
+        raise CompilerMissingError(f"folder {root} does not exist: {_HOW_TO_GET}")
     raise CompilerMissingError(f"{root} holds no {LIBRARY} for x86-64 Linux: {_HOW_TO_GET}")
 
 
