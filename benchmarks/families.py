@@ -29,7 +29,7 @@ from typing import Literal
 import edge_opt
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.comparison.compare import compare
-from edge_opt.conversion import ConversionResult, SitesLeftError, convert
+from edge_opt.conversion import ConversionResult, SitesSkippedError, convert
 from edge_opt.ir import load
 from edge_opt.passes import Site, Status
 
@@ -81,7 +81,7 @@ def _converted(path: Path, output: Path) -> tuple[ConversionResult, str]:
     """The result, and what `--require-all` ends with; where that writes nothing, written without it."""
     try:
         return convert(path, output, overwrite=True, require_all=True, shapes=_closed(path)), "0"
-    except SitesLeftError:
+    except SitesSkippedError:
         return convert(path, output, overwrite=True, shapes=_closed(path)), "1"
 
 

@@ -37,7 +37,7 @@ def convert(
 ) -> int:
     """Rewrite a model for an NPU, verify every rewrite, and write it."""
     from edge_opt.cli.show_models import show_conversion
-    from edge_opt.conversion import DifferenceFoundError, SitesLeftError, convert
+    from edge_opt.conversion import DifferenceFoundError, SitesSkippedError, convert
     from edge_opt.inspection import check_report_path, conversion_report
 
     if out is not None and destination is not None:
@@ -61,7 +61,7 @@ def convert(
                 overwrite=overwrite,
                 progress=progress,
             )
-    except (SitesLeftError, DifferenceFoundError) as error:
+    except (SitesSkippedError, DifferenceFoundError) as error:
         result, failure = error.result, error
     for path in reports:
         conversion_report(result, target=target).write(path, overwrite=overwrite)

@@ -18,7 +18,7 @@ from text_parser import parse
 
 from edge_opt.attention.block import Block, NotABlock, logits_bytes, row_tiles
 from edge_opt.attention.find import find_blocks, find_mask
-from edge_opt.conversion import SitesLeftError, convert
+from edge_opt.conversion import SitesSkippedError, convert
 from edge_opt.conversion.result import entry_points
 from edge_opt.ir.text import to_text
 from edge_opt.passes import Site, Status
@@ -252,7 +252,7 @@ def test_skipped_attention_is_a_site_with_a_reason_and_fails_require_all(case: s
     (site,) = convert(model, verify="none", **options).sites
     assert (site.status, site.settled, site.reason) == ("skipped", False, reason)
     assert to_text(model) == before
-    with pytest.raises(SitesLeftError, match="1 of 1 sites were not converted"):
+    with pytest.raises(SitesSkippedError, match="1 of 1 sites were skipped"):
         convert(model, verify="none", require_all=True, **options)
 
 

@@ -110,14 +110,14 @@ def test_require_all_exits_1_and_writes_nothing_but_the_report(
     sentence = ran.failed_in_one_sentence(1)
     assert "refuses SPLIT" in sentence
     assert state(demo.parent) == before
-    assert (ran.json["error"]["type"], ran.json["output"]) == ("SitesLeftError", None)
+    assert (ran.json["error"]["type"], ran.json["output"]) == ("SitesSkippedError", None)
     assert [site["status"] for site in ran.json["sites"]] == ["reverted"] * 5
     reports = [demo.with_name("r.json"), demo.with_name("r.html")]
     ran = run(capsys, *given, *(word for path in reports for word in ("--report", path)))
     told = json.loads(reports[0].read_text())
     ran.failed_in_one_sentence(1)
     assert (len(told["sites"]), told["example"]) == (5, None)
-    assert told["failure"].startswith("5 of 5 sites were not converted")
+    assert told["failure"].startswith("5 of 5 sites were skipped")
     assert "Refused: 5 of 5 sites" in reports[1].read_text()
 
 

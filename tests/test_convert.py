@@ -17,7 +17,7 @@ from edge_opt.base.errors import UsageError
 from edge_opt.conversion import (
     ConversionResult,
     DifferenceFoundError,
-    SitesLeftError,
+    SitesSkippedError,
     convert,
     default_output,
 )
@@ -275,13 +275,13 @@ def test_the_headline_has_the_largest_difference_where_bits_are_not_demanded() -
 def test_one_unverified_site_among_converted_ones_is_no_error() -> None:
     proof = Proof(Demand(), holds=False, bitwise=False, max_abs=0, reason="no time", open=True)
     result = ConversionResult(None, None, "generic", "regions", sites=[Site(None, proof=proof)])
-    with pytest.raises(SitesLeftError, match="none of 1 site could be verified"):
+    with pytest.raises(SitesSkippedError, match="none of 1 site could be verified"):
         check_requirements(result, require_all=False)
     result.sites.append(Site(None, status=Status.CONVERTED))
     check_requirements(result, require_all=False)
 
 
-@pytest.mark.parametrize("ends", [SitesLeftError, KeyboardInterrupt])
+@pytest.mark.parametrize("ends", [SitesSkippedError, KeyboardInterrupt])
 def test_a_model_is_what_it_was_where_the_conversion_ends_and_the_error_carries_what_was_done(
     ends: type[BaseException],
 ) -> None:
@@ -292,13 +292,13 @@ def test_a_model_is_what_it_was_where_the_conversion_ends_and_the_error_carries_
         if done == 2 and ends is KeyboardInterrupt:
             raise KeyboardInterrupt
 
-    skip = but() if ends is SitesLeftError else ()
+    skip = but() if ends is SitesSkippedError else ()
     with pytest.raises(ends) as caught:
         convert(model, verify="none", progress=interrupt, skip=skip, require_all=True)
     assert to_text(model) == before
     result: ConversionResult = caught.value.result  # type: ignore[attr-defined]
     assert not result
-    assert len(result.sites) == (5 if ends is SitesLeftError else 2)
+    assert len(result.sites) == (5 if ends is SitesSkippedError else 2)
 
 
 # Verification

@@ -10,7 +10,7 @@ from pass_runs import but
 import edge_opt
 from edge_opt import testdata
 from edge_opt.base.errors import EdgeOptError
-from edge_opt.conversion import ConversionResult, SitesLeftError, convert
+from edge_opt.conversion import ConversionResult, SitesSkippedError, convert
 from edge_opt.passes import Status
 from edge_opt.proof import examination
 from edge_opt.runtime.pair import ProofRequest
@@ -86,7 +86,7 @@ def test_a_site_whose_proof_takes_too_long_is_left_and_not_called_wrong(
 ) -> None:
     in_place_of_regions(proof_models.endless(), monkeypatch)
     monkeypatch.setattr(examination, "_LEAST_SECONDS", 0.5)
-    with pytest.raises(SitesLeftError, match="none of 3 sites could be verified: nothing") as caught:
+    with pytest.raises(SitesSkippedError, match="none of 3 sites could be verified: nothing") as caught:
         convert_decode(tmp_path / "out.tflite")
     assert not (tmp_path / "out.tflite").exists()
     site = caught.value.result.sites[0]

@@ -5,7 +5,7 @@ from edge_opt.conversion.result import (
     ConversionResult,
     DifferenceFoundError,
     SignatureSummary,
-    SitesLeftError,
+    SitesSkippedError,
 )
 from edge_opt.conversion.run import GENERIC, Verify, convert, default_output
 
@@ -15,7 +15,7 @@ __all__ = [
     "DifferenceFoundError",
     "Sections",
     "SignatureSummary",
-    "SitesLeftError",
+    "SitesSkippedError",
     "Verify",
     "convert",
     "default_output",

@@ -22,7 +22,7 @@ _LINES_SHOWN = 20
 _KERNELS = {"xnnpack": "XNNPACK", "reference": "the reference kernels"}
 
 
-class SitesLeftError(EdgeOptError):
+class SitesSkippedError(EdgeOptError):
     """A site was skipped despite `require_all`, or no site could be verified; nothing was written."""
 
     result: ConversionResult
@@ -141,18 +141,18 @@ class ConversionResult(Record):
 
 
 def check_requirements(result: ConversionResult, *, require_all: bool) -> None:
-    """Raise `SitesLeftError` if a site was skipped and all are required, or if no site could be verified."""
+    """Raise `SitesSkippedError` if a site was skipped and all are required, or if no site could be verified."""
     skipped = result.skipped
     if require_all and skipped:
         first = skipped[0]
         where = f"{first.pass_name} site {first.index} of '{first.signature}'"
-        raise SitesLeftError(
-            f"{len(skipped)} of {len(result.sites)} sites were not converted and require_all=True asks for all: "
+        raise SitesSkippedError(
+            f"{len(skipped)} of {len(result.sites)} sites were skipped, and require_all=True asks for all: "
             f"nothing was written; the first is {where}: {first.reason}"
         )
     unverified = [site for site in skipped if site.proof is not None and site.proof.open]
     if unverified and not result.converted:
-        raise SitesLeftError(
+        raise SitesSkippedError(
             f"none of {many(len(skipped), 'site')} could be verified: nothing was written; the first reason is: "
             f"{unverified[0].reason}; verify='none' converts without verification"
         )

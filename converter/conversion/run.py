@@ -76,7 +76,7 @@ def convert(
         shapes: static shapes for inputs of open lengths, by `NAME` (in each signature with it) or `signature/NAME`.
         verify: "regions" verifies each rewritten region, "full" also compares the whole models, "none" does neither.
         dry_run: do everything except write; a `Model` is not changed, and the result's `model` is a converted copy.
-        require_all: raise `SitesLeftError` if a site is skipped.
+        require_all: raise `SitesSkippedError` if a site is skipped.
         sections: in a bundle, "prefill-decode" rewrites only that model, "all" every model.
         exported: entry points of the model before quantization, which give RoPE tables exact frequencies.
         overwrite: replace an existing output.
@@ -89,7 +89,7 @@ def convert(
         ModelFormatError: the source is not a valid model.
         UsageError: an unknown name, an input that does not fit, an output that is the input or exists.
         OutputError: the output cannot be written.
-        SitesLeftError: a site was skipped although all were required, or no site could be verified.
+        SitesSkippedError: a site was skipped although all were required, or no site could be verified.
         DifferenceFoundError: `verify="full"` found a difference; nothing was written.
         RuntimeUnavailable: LiteRT cannot start, so nothing could be verified; nothing was written.
     """
