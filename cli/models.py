@@ -146,7 +146,7 @@ def record(
 
     written = record(model, destination, signatures=signatures, overwrite=overwrite)
     found = {"written": str(written), "bytes": written.stat().st_size}
-    text = f"{written}: {size(written.stat().st_size)}, check with `edge-opt golden check`"
+    text = f"{written} ({size(written.stat().st_size)}): check a model with `edge-opt golden check MODEL {written}`"
     output.answer(found, lambda _: output.say(text), as_json=as_json, quiet=quiet)
     return 0
 

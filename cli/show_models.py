@@ -111,7 +111,7 @@ def _show_findings(found: Inspection) -> None:
         output.say(*(f"  {text}" for text in sentences(found.soundness)))
     if found.target is not None:
         lint = dict.fromkeys(f"{found.target}, {finding.severity}: {finding}" for finding in found.lint)
-        output.say("", *lint or [f"{found.target}: no known problem."])
+        output.say("", *lint or [f"{found.target}: no known problems."])
     if found.inferred is not None:
         bad = found.inferred.disagreements
         verdict = f"{many(len(bad), 'shape')} in the file differ" if bad else "all match the file"

@@ -78,7 +78,7 @@ def test_a_float_bundle_starts_at_calibration_and_a_quantized_one_at_the_rewriti
     exported = write(place.folder / "float.litertlm", FLOAT)
     stages, result = place.build(exported)
     assert stages.ran == ["configure", "calibrate", "quantize", "optimize", "compile"]
-    assert result.caches == {"window": None, "ring": None, "notes": ["caches: 1 of 16 positions"]}
+    assert result.caches == {"window": None, "ring": None, "notes": ["caches: 1 with 16 positions"]}
     quantized = write(place.folder / "quantized.litertlm", QUANTIZED)
     stages, _ = place.build(quantized, prompts=None, work=place.folder / "other.work")
     assert stages.ran == ["configure", "optimize", "compile"]

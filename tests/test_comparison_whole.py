@@ -71,7 +71,7 @@ def test_where_every_site_demanded_the_same_bits_so_does_the_whole(
 def test_a_site_that_demands_a_step_gives_every_output_room_and_says_why(tolerant: ConversionResult) -> None:
     assert {"matmul_convert", "mha_to_sha"} <= {site.pass_name for site in tolerant.converted}
     prefill, decode = tolerant.whole
-    assert str(prefill.allowance) == "bit for bit, as every rewritten region demands"
+    assert str(prefill.allowance) == "bit-identical, as is every rewritten region"
     assert decode.holds
     assert not decode.comparison.bitwise, "otherwise this shows nothing"
     assert "sites of matmul_convert" in str(decode.allowance)

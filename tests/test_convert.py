@@ -249,7 +249,7 @@ def test_sites_of_a_pass_with_the_same_outcome_share_a_line_skipped_ones_first(t
     result = convert(to_bytes(parse(text)), target=str(target))
     _, skipped, *converted = result.summary().splitlines()
     assert skipped.startswith(
-        "  3 sites of mha_to_sha skipped (main#0, main#1, main#2): target 'mine' gains nothing"
+        "  3 more sites of mha_to_sha skipped (main#0, main#1, main#2): target 'mine' gains nothing"
     )
     ways = "1 run in full on XNNPACK and the reference kernels; 2 of the same structure, not run"
     assert converted[0].startswith(

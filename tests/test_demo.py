@@ -21,7 +21,7 @@ def test_the_demo_converts_and_compares_both_models_and_shows_a_block(
     ran = run(capsys, "demo", tmp_path / "new" / "folder")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.count("5 of 5 sites converted, each verified bit for bit") == 2
-    assert ran.out.count("Equal: all 13 outputs of 2 signatures are bitwise equal.") == 2
+    assert ran.out.count("Equal: all 13 outputs of 2 signatures are bit-identical.") == 2
     before, after = ran.out.split("== an attention block of prefill_8, before")[1].split("== after")
     assert "SPLIT(" in after
     assert "SPLIT(" not in before

@@ -46,7 +46,7 @@ class OutputComparison(Difference):
     def sentence(self) -> str:
         """Describe how the output differs, if it does."""
         if self.reason or self.bitwise:
-            return f"output '{self.name}': {self.reason or 'bitwise equal'}"
+            return f"output '{self.name}': {self.reason or 'bit-identical'}"
         text = f"output '{self.name}': {self.differing} of {self.elements} elements differ"
         if self.worst is not None and self.worst_values is not None:
             a, b = self.worst_values
@@ -230,7 +230,7 @@ class ComparisonReport(Record):
 
     def rows(self) -> list[tuple[str, ...]]:
         """A table of the signatures with the worst figures of each; the first row is the header."""
-        heads = ["signature", "outputs", "bitwise equal", "max abs", "lowest SNR", "lowest cosine"]
+        heads = ["signature", "outputs", "bit-identical", "max abs", "lowest SNR", "lowest cosine"]
         apart = any(output.db for signature in self.signatures for output in signature.outputs)
         heads += ["a to CPU", "b to CPU"] if apart else []
         rows: list[tuple[str, ...]] = [tuple(heads)]
@@ -267,7 +267,7 @@ class ComparisonReport(Record):
             more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
             return f"{differences[0]}{more}"
         outputs = f"all {many(count, 'output')} of {many(len(self.signatures), 'signature')}"
-        how = "bitwise equal" if self.bitwise else f"equal within atol={self.atol:g}, rtol={self.rtol:g}"
+        how = "bit-identical" if self.bitwise else f"equal within atol={self.atol:g}, rtol={self.rtol:g}"
         return f"{outputs} are {how}"
 
     def to_dict(self) -> dict[str, Any]:

@@ -189,7 +189,8 @@ def both_open(
         known = dict.fromkeys([*(name for _, name in inputs), *map("/".join, inputs)])
         missing = next((name for name in shapes if name not in known), None)
         if missing is not None:
-            raise unknown("input", missing, known)
+            short = dict.fromkeys(name for _, name in inputs)
+            raise unknown("input", missing, known if "/" in missing else short)
         names = match_names("signature", "*" if signatures is None else signatures, [*(ours | theirs)])
         sides = begun.a, begun.b
         pairs = {name: Pair.of(ours.get(name), theirs.get(name), sides, shapes) for name in names}

@@ -42,7 +42,7 @@ class Allowance:
 
     def __str__(self) -> str:
         if not self.because:
-            return "bit for bit, as every rewritten region demands"
+            return "bit-identical, as is every rewritten region"
         return f"within {_distance(self.steps, self.relative)}, because of {self.because}"
 
     def permits(self, output: OutputComparison) -> bool:
@@ -74,7 +74,7 @@ class WholeSignature(Record):
             return f"signature '{self.name}': {self.comparison.reason}"
         failed = (output for output in self.comparison.outputs if not self.allowance.permits(output))
         texts = (f"signature '{self.name}', {output.sentence()}" for output in failed)
-        return next((f"{text}, and it must be the same {self.allowance}" for text in texts), "")
+        return next((f"{text}, but must be {self.allowance}" for text in texts), "")
 
     @property
     def outcome(self) -> str:
@@ -82,7 +82,7 @@ class WholeSignature(Record):
         outputs = self.comparison.outputs
         text = f"all {many(len(outputs), 'output')} are"
         if self.comparison.bitwise:
-            return f"{text} bitwise equal"
+            return f"{text} bit-identical"
         steps = max((output.steps or 0 for output in outputs), default=0)
         return f"{text} within {_distance(steps, max(output.max_rel for output in outputs))}"
 

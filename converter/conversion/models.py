@@ -102,7 +102,8 @@ def close_inputs(parts: Sequence[Part], shapes: Mapping[str, Sequence[int]], *, 
     available = [key for part in parts for keys, _ in _inputs(part) for key in keys]
     for key in shapes:
         if key not in available:
-            raise unknown("input", key, dict.fromkeys(available))
+            short = (keys[0] for part in parts for keys, _ in _inputs(part))
+            raise unknown("input", key, dict.fromkeys(available if "/" in key else short))
     for part in parts:
         chosen = _chosen(part, shapes)
         if not chosen:
@@ -151,8 +152,9 @@ def _fitting(where: str, tensor: Tensor, given: Iterable[int]) -> Shape:
     ]
     if len(sizes) != len(declared) or not all(fitting):
         wanted = ",".join("?" if size < 0 else str(size) for size in declared)
+        open_sizes = " (? from 1 to 2147483647)" if "?" in wanted else ""
         what = ",".join(map(str, sizes)) if sizes else repr(given)
-        raise UsageError(f"input '{where}' takes the shape {wanted} (? from 1 to 2147483647), got {what}")
+        raise UsageError(f"input '{where}' takes the shape {wanted}{open_sizes}, got {what}")
     return sizes
 
 

@@ -113,16 +113,22 @@ class ConversionResult(Record):
         return [site for site in self.sites if site.status is not Status.CONVERTED and not site.settled]
 
     def summary(self) -> str:
-        """The outcome as the command line prints it; sites of a pass with the same outcome share a line."""
+        """The outcome as the command line prints it; sites of a pass with the same outcome share a line.
+
+        The headline does not count settled sites: their lines come last and say "more".
+        """
         groups: dict[tuple[Status, str, str], list[Site]] = defaultdict(list)
         for site in self.sites:
             is_converted = site.status is Status.CONVERTED
             if is_converted or not site.settled or (self.converted and (site.heads or 0) > 1):
                 groups[site.status, site.pass_name, site.note if is_converted else site.reason].append(site)
         lines = []
-        for group in sorted(groups, key=lambda group: group[0] is Status.CONVERTED):
+        for group in sorted(
+            groups, key=lambda group: (group[0] is Status.CONVERTED, groups[group][0].settled)
+        ):
             (status, name, text), sites = group, groups[group]
-            what = f"{many(len(sites), 'site')} of {name} {status}"
+            counted = "more site" if sites[0].settled and self.converted else "site"
+            what = f"{many(len(sites), counted)} of {name} {status}"
             if status is Status.CONVERTED:
                 ways = Counter(_ran(site) for site in sites)
                 parts = [f"{number} {way}" if len(ways) > 1 else way for way, number in ways.items()]
@@ -135,7 +141,7 @@ class ConversionResult(Record):
             lines[_LINES_SHOWN:] = [f"... {len(lines) - _LINES_SHOWN} more lines (all sites with --json)"]
         lines += [
             *unsound(self),
-            *(f"{one.name}: {one.outcome}; demanded: {one.allowance}" for one in self.whole),
+            *(f"{one.name}: {one.outcome}; required: {one.allowance}" for one in self.whole),
         ]
         return "\n".join(map(one_line, [headline(self), *(f"  {line}" for line in lines)]))
 

@@ -35,7 +35,7 @@ class Caches(Record):
             return []
         lengths = Counter((cache.positions, cache.ring) for cache in self.caches)
         counts = ", ".join(
-            f"{many(n, 'ring buffer') if ring else n} of {s}" for (s, ring), n in lengths.items()
+            f"{many(n, 'ring buffer') if ring else n} with {s}" for (s, ring), n in lengths.items()
         )
         seen = "" if self.window is None else f"; sliding layers see {self.window} positions"
         return [f"caches: {counts} positions{seen}", *self.notes]

@@ -55,7 +55,7 @@ class Report:
         yield "Sites", [heads, *sites] if sites else _NO_SITES
         if result.whole:
             rows = [(one.name, one.outcome, str(one.allowance)) for one in result.whole]
-            yield "The whole models, before and after", [("signature", "found", "demanded"), *rows]
+            yield "The whole models, before and after", [("signature", "found", "required"), *rows]
         findings: Table = [("severity", "finding"), *self.lint]
         yield f"Findings for {result.target}", findings if self.lint else _NO_LINT
         if self.example is not None:
