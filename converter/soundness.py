@@ -5,6 +5,7 @@ cannot come from calibration on real inputs. The checks are independent of targe
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from edge_opt.attention.find import MASKING, products_above
 from edge_opt.attention.positions import find_rotary
 from edge_opt.base.record import Record
 from edge_opt.base.words import shortened
-from edge_opt.ir import DType, Model, Operator, Tensor
+from edge_opt.ir import DType, Model, Operator, Shape, Tensor
 from edge_opt.ir.graph import same_type
 from edge_opt.ir.operators import KINDS, Effect, operators_that
 from edge_opt.ir.refusal import RefusedError
@@ -82,13 +83,20 @@ def unread_caches(model: Model) -> Iterator[UnreadCache]:
         for name, tensor in each.inputs.items()
         if "cache" in name
     ]
+    readers = defaultdict[tuple[str, Shape], list[tuple[str, Tensor]]](list)
     for signature, name, tensor in caches:
-        if tensor.consumers or signature.subgraph.is_output(tensor):
-            continue
-        place = name, tensor.shape
-        read = [(other.key, t) for other, label, t in caches if t.consumers and (label, t.shape) == place]
-        if read and all(same_type(t, read[0][1]) for _, t in read) and not same_type(tensor, read[0][1]):
-            yield UnreadCache(signature.key, name, tensor, *read[0])
+        if tensor.consumers:
+            readers[name, tensor.shape].append((signature.key, tensor))
+    agreed = {
+        place: read[0]
+        for place, read in readers.items()
+        if all(same_type(tensor, read[0][1]) for _, tensor in read)
+    }
+    for signature, name, tensor in caches:
+        key, read = agreed.get((name, tensor.shape), ("", tensor))
+        is_unread = not tensor.consumers and not signature.subgraph.is_output(tensor)
+        if is_unread and not same_type(tensor, read):
+            yield UnreadCache(signature.key, name, tensor, key, read)
 
 
 def mismatched_caches(model: Model) -> Iterator[Unsound]:
