@@ -78,10 +78,10 @@ def test_a_site_that_demands_a_step_gives_every_output_room_and_says_why(toleran
     assert "steps" in decode.outcome
     assert decode.allowance.steps == 80
     (line,) = (line for line in tolerant.summary().splitlines() if line.startswith("  decode: "))
-    assert line == f"  {decode.name}: {decode.outcome}; demanded: {decode.allowance}"
+    assert line == f"  {decode.name}: {decode.outcome}; required: {decode.allowance}"
     for suffix in (".md", ".html"):
         text = conversion_report(tolerant).render(suffix).replace("\\_", "_")
-        assert "demanded" in text
+        assert "required" in text
         assert "of matmul_convert" in text
 
 
