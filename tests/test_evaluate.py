@@ -204,6 +204,7 @@ def test_the_table_has_a_row_for_each_model(place: Place, capsys: pytest.Capture
         (lambda p: p.bad.unlink(), "bad.litertlm does not exist"),
         (lambda p: {"reference": p.good}, "good.litertlm is a quantized bundle: give the checkpoint first"),
         (lambda p: {"bundles": [checkpoint(p.folder / "b")]}, "b is a checkpoint: give the checkpoint first"),
+        (lambda p: {"bundles": [p.reference]}, "gemma is a checkpoint: give the checkpoint first"),
         (lambda p: {"bundles": []}, "give one after the checkpoint"),
     ],
 )  # fmt: skip

@@ -152,9 +152,9 @@ def evaluate(
     parts = read_parts(Path(prompts))
     if not given:
         raise UsageError("no bundle to evaluate: give one after the checkpoint")
-    for path in paths.values():
+    for place, path in enumerate(map(Path, (reference, *given))):
         kind = look_at(path).kind
-        if (kind is Kind.CHECKPOINT) != (path == Path(reference)):
+        if (kind is Kind.CHECKPOINT) != (place == 0):
             raise UsageError(
                 f"{path} is a {kind}: give the checkpoint first, and bundles made from it after it"
             )
