@@ -25,6 +25,7 @@ from edge_opt.conversion.result import check_requirements
 from edge_opt.ir import Buffer, Metadata, Model, Operator, cleanup, load, save, to_bytes, to_tables
 from edge_opt.ir.text import subgraph_text, to_text
 from edge_opt.passes import Demand, Proof, Rewrite, Site, Status, mha_to_sha
+from edge_opt.passes.contract import Ran
 from edge_opt.passes.ledger import UnverifiedChangeError
 from edge_opt.proof.regions import RegionProver
 from edge_opt.schema import Data, read_model
@@ -260,6 +261,14 @@ def test_sites_of_a_pass_with_the_same_outcome_share_a_line_skipped_ones_first(t
         for i, site in enumerate(result.sites * 5)
     ]
     assert result.summary().splitlines()[-1] == "  ... 10 more lines (all sites with --json)"
+
+
+@pytest.mark.parametrize(("kernels", "where"), [("reference", " on the reference kernels"), ("xnnpack", "")])
+def test_the_headline_names_the_reference_kernels_only_where_they_ran(kernels: str, where: str) -> None:
+    proof = Proof(Demand(), holds=True, bitwise=False, max_abs=0.0, note="a note", ran=(Ran(kernels),))
+    sites = [Site(None, status=Status.CONVERTED, proof=proof)]
+    said = ConversionResult(None, None, "generic", "regions", sites=sites).summary().splitlines()[0]
+    assert f"each verified bit for bit{where}; a note" in said
 
 
 def test_the_headline_has_the_largest_difference_where_bits_are_not_demanded() -> None:

@@ -188,7 +188,9 @@ def _verified(result: ConversionResult) -> str:
         figure = f"largest difference {worst.max_abs:.3g}" if worst.max_abs or not worst.note else ""
         text = f", each verified as its pass demands ({': '.join(filter(None, (figure, worst.note)))})"
     elif notes:
-        text += f" on the reference kernels; {'; '.join(notes)}"
+        bounded = [{ran.kernels for ran in one.ran} for one in proofs if not one.bitwise]
+        where = " on the reference kernels" if all("reference" in kernels for kernels in bounded) else ""
+        text += f"{where}; {'; '.join(notes)}"
     if result.verified == "full":
         left_out = f" except {', '.join(result.not_compared)}, meant to change" if result.not_compared else ""
         text += f", and the whole models compared{left_out}"
