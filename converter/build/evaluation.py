@@ -44,7 +44,7 @@ ERROR = 0.01
 """Standard error of the perplexity ratio at which scoring stops."""
 TOKENS = 20
 """Default number of tokens to score in the emulator: each takes many seconds."""
-_BATCH = 6  # prompts scored before the error is looked at again
+_BATCH = 4  # prompts scored before the error is looked at again
 _PROMPTS, _MOST_READ = 5, 120
 _LONG, _JOINT = 2.25, "\n\n"
 """Characters of a long prompt per cache position: over half as many tokens, in most texts."""
