@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -13,7 +14,7 @@ from edge_opt.ir.walk import cut_out, is_pure, needed_for, walked
 from edge_opt.passes.contract import Proof
 from edge_opt.passes.rewrite import Demand, Rewrite
 from edge_opt.proof.examination import Question, examine, unproved
-from edge_opt.proof.structure import structures
+from edge_opt.proof.structure import Structure, structure
 from edge_opt.runtime.extremes import KINDS
 from edge_opt.runtime.inputs import InputHint, Side
 from edge_opt.runtime.pair import Parts, ProofRequest
@@ -25,7 +26,7 @@ _DEQUANTIZE = OperatorCode(BUILTIN_OPERATORS["DEQUANTIZE"], 3)
 
 
 class RegionProver(AbstractContextManager["RegionProver"]):
-    """Runs regions in a child process; of several regions with the same structure (`structures`), only the first.
+    """Runs regions in a child process; of several regions with the same structure (see `Structure`), only the first.
 
     Args:
         model: the model's name, for messages.
@@ -37,7 +38,7 @@ class RegionProver(AbstractContextManager["RegionProver"]):
     def __init__(self, *, model: str = "", seed: int = 0) -> None:
         self._worker, self._seed = Worker(), seed
         self._of_model = f" of model '{model}'" if model else ""
-        self._answers: dict[Hashable, Proof] = {}
+        self._answers = defaultdict[Hashable, list[tuple[Structure, Proof]]](list)
 
     def __exit__(self, *_: object) -> None:
         self._worker.close()
@@ -59,13 +60,14 @@ class RegionProver(AbstractContextManager["RegionProver"]):
         anchor = f"'{rewrite.subgraph.name}' up to '{shortened(rewrite.old[-1].outputs[0].name)}'"
         before, after, request = _against_reference(rewrite) or _against_old(rewrite, demand)
         request = replace(request, seed=self._seed)
-        exact, without_numbers = ((demand, request, each) for each in structures(before, after))
-        known = self._answers.get(exact) or self._answers.get(without_numbers)
-        if known is not None:
-            return known
+        own = structure(before, after)
+        answers = self._answers[demand, request, own.digest]
+        for known, answer in answers:
+            if known == own or (answer.holds and known.covers(own)):
+                return answer
         question = Question(before, after, f"{anchor}{self._of_model}", demand, request)
         proof = examine(self._worker, question)
-        self._answers[without_numbers if proof.holds else exact] = replace(proof, like=anchor)
+        answers.append((own, replace(proof, like=anchor)))
         return proof
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Hashable
 from copy import deepcopy
 from hashlib import sha256
+from typing import NamedTuple
 
 from edge_opt.ir import Model, Quantization, to_tables
 from edge_opt.ir.operators import Effect, operators_that
@@ -12,26 +13,36 @@ from edge_opt.schema.writer import model_bytes
 _MOVES = {*operators_that(Effect.REARRANGING, Effect.CUTTING, Effect.JOINING), "STABLEHLO_COMPOSITE"}
 
 
-def structures(before: Model, after: Model) -> tuple[Hashable, Hashable]:
-    """A region with its numbers, and without; given both versions as `cut_out` makes them.
+class Structure(NamedTuple):
+    """A region: a digest of both versions without their numbers, and the numbers of each, in order.
 
-    Regions that are equal with their numbers compute the same; names and calibrated ranges are ignored. Without
-    numbers, a verification of one region holds for all equal ones, because
-
-    - the new version computes only with operators that the old one has, and otherwise moves data: with operators of its
-      own, a mistake may show only with other numbers;
-    - each of its numbers is one of the old version. A scale of another layer, or one that is off in the last place, is
-      thus another structure;
-    - all have equal numbers in the same places: a rewrite could mix up numbers that are equal in one region and
-      different in another.
-
-    Both are the same where the new version has operators or numbers of its own.
+    Regions that are equal compute the same; names and calibrated ranges are ignored. `moves_only`: the new version
+    computes only with operators that the old one has, and otherwise moves data.
     """
+
+    digest: bytes
+    old: tuple[Hashable, ...]
+    new: tuple[Hashable, ...]
+    moves_only: bool
+
+    def covers(self, other: "Structure") -> bool:
+        """True if a verification of this region also holds for another one of the same digest.
+
+        - The new version has no operators of its own: with those, a mistake may show only with other numbers.
+        - Each of its numbers is one of the old version. A scale of another layer, or one that is off in the last place,
+          is thus another structure.
+        - Numbers that are equal here are equal there: a rewrite could mix them up here without any difference.
+        """
+        there: dict[Hashable, Hashable] = {}
+        kept = all(there.setdefault(one, two) == two for one, two in zip(self.old, other.old, strict=True))
+        new = all(there.get(one) == two for one, two in zip(self.new, other.new, strict=True))
+        return self.moves_only and kept and new
+
+
+def structure(before: Model, after: Model) -> Structure:
+    """The structure of a region, given both versions as `cut_out` makes them."""
     (one, old), (other, new) = map(_without_numbers, (before, after))
-    rest = one + other
-    if set(new) <= set(old) and _computing(after) <= _computing(before):
-        return (rest, old, new), (rest, tuple(map(old.index, (*old, *new))))
-    return (rest, old, new), (rest, old, new)
+    return Structure(one + other, old, new, _computing(after) <= _computing(before))
 
 
 def _without_numbers(model: Model) -> tuple[bytes, tuple[Hashable, ...]]:
