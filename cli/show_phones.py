@@ -9,7 +9,7 @@ from edge_opt.build import BuildResult, StageReport
 from edge_opt.build.phone import QUALCOMM
 from edge_opt.cli import output
 from edge_opt.npu import Figures, Profile, TimeEstimate, Tuning
-from edge_opt.npu.profiling import ITSELF_SINCE, NOTE, RUNS, Measured
+from edge_opt.npu.profiling import ITSELF_SINCE, NOTE, PARTS, Measured
 
 _FIGURES = ("on NPU", "est. ms", "spill", "fill", "read", "written")
 _ABSENT = Measured("")
@@ -53,11 +53,11 @@ def _ratio(time: TimeEstimate | None, first: TimeEstimate | None) -> str:
 
 def _step_lines(profile: Profile) -> list[str]:
     """Table of the estimated ms of a bundle's steps, by part, and the parts without an estimate."""
-    parts = [(step.name, [step.parts.get(part, _ABSENT) for part in RUNS]) for step in profile.steps]
+    parts = [(step.name, [step.parts.get(part, _ABSENT) for part in PARTS]) for step in profile.steps]
     rows = [(name, *(_time_of(one.figures) for one in measured)) for name, measured in parts]
     failed = [one for _, measured in parts for one in measured if one.failure]
     why = (f"  {one.signature} has no estimate: {one.failure}" for one in failed)
-    return [*output.table([("est. ms of", *RUNS), *rows]), *why, f"  {NOTE}"]
+    return [*output.table([("est. ms of", *PARTS), *rows]), *why, f"  {NOTE}"]
 
 
 def show_tuning(tuning: Tuning, destination: Path | None) -> None:

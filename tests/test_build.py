@@ -377,6 +377,9 @@ BAD: dict[str, Change] = {
     "prompts .* cannot be read: it is not UTF-8 text": put("prompts.jsonl", b"\xe9"),
     "is calibrated on text: give prompts=FILE": options(prompts=None),
     "is quantized already: leave prompts=... out": put("in", bundle_of(QUANTIZED), "source"),
+    "is quantized already: leave prompts=.* out": put(
+        "in", bundle_of(QUANTIZED.replace("int16", "int8")), "source"
+    ),
     "has its lengths already": lambda place: {"source": write(place.folder / "f.litertlm", FLOAT), "cache": 64},
     "needs a checkpoint and a Qualcomm NPU": options(weights="4-logits", soc="mt6993", sdk=None),
     "the vocabulary has 99 tokens, of which 16384 stay at 8 bits: use weights='8'": lambda place: {
@@ -468,7 +471,7 @@ def test_held_out_text_of_a_file_is_scored_again_when_it_changes_and_is_none_tha
     assert stages.jobs["evaluate"].options["parts"][0] == ("some other", " text")
     many(place, "another text", name="held-out.jsonl")
     assert place.build(held_out=text)[0].ran[:1] == ["evaluate"]
-    many(place, "something else", PROMPTS[3], name="held-out.jsonl")
+    many(place, "something else", f"{PROMPTS[3]} ", name="held-out.jsonl")
     with pytest.raises(UsageError, match="prompt 2 is among those to calibrate with"):
         place.build(held_out=text)
 
@@ -478,7 +481,7 @@ def test_held_out_text_of_a_file_is_scored_again_when_it_changes_and_is_none_tha
     [
         (PROMPTS, {"held_out": "held-out.jsonl"}, "Evaluated on "),
         (PROMPTS, {"source": "float.litertlm"}, "Not evaluated: there is no checkpoint"),
-        (PROMPTS[:9] * 2, {}, "Not evaluated: give at least 10 different prompts"),
+        ([*PROMPTS[:9], f"{PROMPTS[0]} "], {}, "Not evaluated: give at least 10 different prompts"),
         (PROMPTS, {"evaluate": False}, None),
     ],
 )

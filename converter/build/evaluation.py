@@ -185,10 +185,10 @@ def check_runtimes(*, bundles: bool = True) -> dict[str, str]:
 
 def read_parts(path: Path, calibrated: Sequence[Any] = ()) -> list[Part]:
     """The texts of a file, cut; UsageError if one is too short, or is among the prompts that are calibrated on."""
-    parts, seen = [], {*map(text_of, calibrated)}
+    parts, seen = [], {text_of(prompt).strip() for prompt in calibrated}
     for number, text in enumerate(map(text_of, read_prompts(path)), 1):
         where, part = f"held-out prompts {path}, prompt {number}", cut(text)
-        if text in seen:
+        if text.strip() in seen:
             raise UsageError(f"{where} is among those to calibrate with: take it out of one of the files")
         if part is None:
             raise UsageError(f"{where} is too short to be scored: give at least two words")
@@ -198,7 +198,7 @@ def read_parts(path: Path, calibrated: Sequence[Any] = ()) -> list[Part]:
 
 def hold_out(prompts: Sequence[Any]) -> tuple[list[Part], list[Any]]:
     """Every fifth prompt, cut, and the others to calibrate with, each once; no parts of fewer than 10 prompts."""
-    different = [*{text_of(prompt): prompt for prompt in prompts}.values()]
+    different = [*{text_of(prompt).strip(): prompt for prompt in prompts}.values()]
     if len(different) < _FEWEST:
         return [], [*prompts]
     parts = filter(None, map(cut, map(text_of, different[::_SHARE])))

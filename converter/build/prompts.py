@@ -21,7 +21,7 @@ _TEXTS = ("text", "prompt", "inputs")
 _NEARLY: Final = 7 / 8
 """Share of the longest fitting prompt that nearly fills a cache."""
 _JOINT = "\n\n"
-_LONGEST_TOKEN = 32  # characters of a token in the mean, in any text
+_LONGEST_TOKEN = 32  # characters; the mean in ordinary text is about four
 _CALIBRATION = "litert_torch.generative.export_hf.experimental"
 
 

@@ -67,7 +67,7 @@ def look_at(path: Path) -> Given:
     longest = max(one.positions for one in caches.caches)
     names = {one.name for one in caches.caches}
     inputs = [entry for signature in model.signatures for entry in signature.inputs.items()]
-    quantized = any(tensor.dtype is DType.INT16 for name, tensor in inputs if name in names)
+    quantized = any(tensor.dtype in (DType.INT8, DType.INT16) for name, tensor in inputs if name in names)
     return Given(path, Kind.QUANTIZED if quantized else Kind.FLOAT, (path,), caches, longest)
 
 

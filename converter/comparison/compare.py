@@ -91,9 +91,10 @@ def compare(
         outputs = (
             (one.name, output.name) for one in report.signatures for output in one.outputs if output.outside
         )
-        name, output = next(outputs, ("", "")) if locate else ("", "")
-        if not name:
+        first = next(outputs, None)
+        if first is None or not locate:
             return report
+        name, output = first
         try:
             found = first_difference(both, both.pairs[name], output, kernels, runs)
         except EdgeOptError as error:

@@ -20,15 +20,8 @@ from edge_opt.targets.chips import CHIPS, DEFAULT_CHIP
 
 ITSELF_SINCE = "0.11"
 """The first release of LiteRT-LM that makes masks and updates caches itself (seen in its wheels)."""
-_BY_RUNTIME = f"LiteRT-LM itself (before {ITSELF_SINCE}: the model)"
-RUNS = {
-    "embedder": "CPU",
-    "rope": "CPU",
-    "masks": _BY_RUNTIME,
-    "decoder": "NPU",
-    "cache update": _BY_RUNTIME,
-}
-"""The parts of a step, in order, and where each runs on a phone."""
+PARTS = ("embedder", "rope", "masks", "decoder", "cache update")
+"""The parts of a step, in order; `NOTE` says where they run on a phone."""
 NOTE = (
     "The decoder runs on the NPU. The other times are what the parts would take there: embedder and rope run on the "
     f"CPU, and LiteRT-LM makes masks and updates caches itself since {ITSELF_SINCE} (NpuConfig.use_hw_masking_for_npu, "
@@ -145,7 +138,7 @@ def steps_of(opened: Opened, decoders: Sequence[Measured], compiler: Compiler) -
             if infix is not None and step in steps:
                 steps[step][_PARTS[infix[1]]] = measure(helper.model, name, compiler.judge())
     return tuple(
-        Step(name, {part: parts[part] for part in RUNS if part in parts})
+        Step(name, {part: parts[part] for part in PARTS if part in parts})
         for name, parts in steps.items()
         if len(parts) > 1
     )

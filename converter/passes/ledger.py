@@ -156,4 +156,4 @@ def _constant(tensor: Tensor) -> _Value:
         return id(tensor)
     if data.length <= _SMALL:
         return bytes(data.view())
-    return (id(data), 0) if data.source is None else (id(data.source), data.offset)
+    return data.key
