@@ -233,6 +233,14 @@ ADDED = (
 CLIPPED = ("3277} q(3.051851e-05, 0))", "3277} q(3.051851e-05, 0)) {fused_activation_function: 1}")
 
 
+def test_what_the_caller_reads_in_between_comes_from_the_table() -> None:
+    read = changed(("pos_emb_cos=%cos", "early=%cq, pos_emb_cos=%cos"), ("return %cos", "return %cq, %cos"))
+    model = parse(read)
+    convert(model, skip=but("position_table"))
+    first_column = rope(model, [20, 21, 22, 23])["early"]
+    assert np.abs(first_column - np.cos([20, 21, 22, 23])).max() <= HALF_A_STEP + 1e-4
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -97,6 +97,7 @@ _HIGH = (
         (SOFTMAX, BITWISE, outcome(off(4e-6), SAME), True, f"{_SOFTMAX} 1.0e-06)"),
         (SOFTMAX, BITWISE, outcome(off(4.1e-6), SAME), False, None),
         (SOFTMAX, BITWISE, outcome(off(4e-6)), False, None),
+        (SOFTMAX.replace("2.0", "1.0"), BITWISE, outcome(off(4e-6), SAME), False, None),
         (SOFTMAX, BITWISE, outcome(SAME, off(4e-6)), False, None),
         (SUM, BITWISE, outcome(off(12.8, 128), SAME), True, f"{_SUMS} 128)"),
         (SUM, BITWISE, outcome(off(12.9, 129), SAME), False, None),

@@ -268,7 +268,9 @@ ROWS = [[1, 2], [3, 4]]
 KNOWN: dict[str, tuple[list[T], Options, list[Any]]] = {
     "SELECT": ([const([True, False], "BOOL"), const(ROWS), const([[10, 20], [30, 40]])], None, [[1, 2], [30, 40]]),
     "SHAPE": ([const(MATRIX)], {"out_type": 2}, [2, 3]),
-    "STRIDED_SLICE": ([const(MATRIX), const([1]), const([-1]), const([1])], {"shrink_axis_mask": 1}, [0, 7, -9]),
+    "STRIDED_SLICE": (
+        [const(MATRIX), const([1]), const([-1]), const([1])], {"shrink_axis_mask": 1, "begin_mask": 1}, MATRIX[0],
+    ),
     "RANGE": ([const(9), const(1), const(-3)], {}, [9, 6, 3]),
     "DIV": ([const([7, -7]), const([2, 2])], {}, [3, -3]),
     "FLOOR_DIV": ([const([7, -7]), const([2, 2])], None, [3, -4]),

@@ -114,6 +114,7 @@ REFUSED: list[Row] = [
     *[("PACK", [T((2, 3)), T(y)], {"axis": axis, "values_count": 2}, F, False) for y, axis in [
         ((2, 4), 0), ((2, 3), 3), ((2,), 0),
     ]],
+    ("PACK", [T((2, 3))] * 3, {"axis": 0, "values_count": 2}, F, False),
     *[("UNPACK", [T(s)], {"axis": axis, "num": 2}, [T(())] * 2, False) for s, axis in [
         ((2, 3), 1), ((2, 3), 2), ((2, 0), 0),
     ]],

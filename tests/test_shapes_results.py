@@ -107,6 +107,11 @@ def test_what_is_free_or_has_no_parameters_is_not_compared() -> None:
     assert found("RESHAPE", [T((2, 3), "INT8"), const([3, 2])], [T((3, 2), "INT8")], {}) == []
 
 
+def test_scales_that_differ_in_the_last_place_are_the_same() -> None:
+    rounded = T((3, 2), "INT8", scale=0.5 * (1 + 5e-7))
+    assert found("RESHAPE", [INT8, const([3, 2])], [rounded], {}) == []
+
+
 def test_a_model_is_given_by_its_path(tmp_path: Any) -> None:
     path = tmp_path / "x.tflite"
     path.write_bytes(one_operator("RELU", [X], [T((2, 3), "INT32")]))
