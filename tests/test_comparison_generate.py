@@ -1,6 +1,5 @@
 """Prefill and decode in a comparison: caches are filled, and two models generate text; the tokens must be the same."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -233,12 +232,6 @@ def test_a_prompt_is_as_long_as_the_prefill_and_one_if_the_cache_has_room() -> N
 
 
 # Caches
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker() as started:
-        yield started
 
 
 def filled(path: Path, worker: Worker, folder: Path, seed: int = 5) -> FilledCaches:

@@ -94,6 +94,9 @@ def test_under_a_tolerance_swapped_heads_are_found_all_the_same(
     assert "signature 'decode'" in str(caught.value)
     assert "within 80 steps or" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+    told = caught.value.result.to_dict()
+    assert (caught.value.exit_code, told["output"], told["failure"]) == (1, None, str(caught.value))
+    assert [each["holds"] for each in told["whole"]] == [True, False]
 
 
 @pytest.mark.parametrize("dry", [True, False])

@@ -1,9 +1,12 @@
-"""`edge-opt demo` shows the main job on bundled models, and leaves nothing where nobody asked for it."""
+"""`edge-opt demo` shows the main job on bundled models, and leaves nothing where nobody asked for it; an example."""
 
+import json
+import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_runs import DEMO, QUANTIZED, run, state
@@ -18,27 +21,25 @@ FILES = {f"demo_gemma3{kind}{opt}.tflite" for kind in ("", "_a16w8") for opt in 
 def test_the_demo_converts_and_compares_both_models_and_shows_a_block(
     tmp_path: Path, capsys: Captured
 ) -> None:
-    ran = run(capsys, "demo", tmp_path / "new" / "folder")
+    """It replaces files only with --force."""
+    folder = tmp_path / "new" / "folder"
+    folder.mkdir(parents=True)
+    for existing in sorted(FILES):
+        (folder / existing).write_text("precious")
+        before = state(folder)
+        assert existing in run(capsys, "demo", folder).failed_in_one_sentence(2)
+        assert state(folder) == before
+        (folder / existing).unlink()
+    (folder / existing).write_text("old")
+    ran = run(capsys, "demo", folder, "--force")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.count("5 of 5 sites converted, each verified bit for bit") == 2
     assert ran.out.count("Equal: all 13 outputs of 2 signatures are bit-identical.") == 2
     before, after = ran.out.split("== an attention block of prefill_8, before")[1].split("== after")
     assert "SPLIT(" in after
     assert "SPLIT(" not in before
-    assert set(state(tmp_path / "new" / "folder")) == FILES
-    assert (tmp_path / "new" / "folder" / "demo_gemma3.tflite").read_bytes() == DEMO.read_bytes()
-
-
-def test_the_demo_overwrites_only_with_force(tmp_path: Path, capsys: Captured) -> None:
-    for existing in sorted(FILES):
-        (tmp_path / existing).write_text("precious")
-        before = state(tmp_path)
-        assert existing in run(capsys, "demo", tmp_path).failed_in_one_sentence(2)
-        assert state(tmp_path) == before
-        (tmp_path / existing).unlink()
-    (tmp_path / existing).write_text("old")
-    assert run(capsys, "demo", tmp_path, "--force").code == 0
-    assert set(state(tmp_path)) == FILES
+    assert set(state(folder)) == FILES
+    assert (folder / "demo_gemma3.tflite").read_bytes() == DEMO.read_bytes()
 
 
 def test_without_a_folder_nothing_is_left_behind(
@@ -75,3 +76,33 @@ def test_the_script_makes_the_bundled_models(tmp_path: Path) -> None:
         assert [(b.signature, b.mask, b.key_lengths) for b in made.attention] == [
             (b.signature, b.mask, b.key_lengths) for b in known.attention
         ]
+
+
+@pytest.mark.slow
+def test_a_model_can_be_quantized_before_and_after_it_is_split(tmp_path: Path) -> None:
+    for package in ("litert_torch", "ai_edge_quantizer"):
+        pytest.importorskip(package, reason=f"{package} is not installed (extras torch and quantizer)")
+    command = [
+        sys.executable,
+        SCRIPT.parents[1] / "examples" / "quantize_both_orders.py",
+        DEMO,
+        tmp_path,
+        "--recipe",
+        "a16w8",
+    ]
+    done = subprocess.run(
+        [*map(str, command), "--samples", "3", "--judged", "3", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    assert found["splitting_last_is_bitwise"] is True
+    first, last = found["split_then_quantized"], found["quantized_then_split"]
+    assert first["softmax_scales"] == 5 * 4, "every head of every block has a scale of its own"
+    assert last["softmax_scales"] == 5, "all heads of a block have one"
+    for order in (first, last):
+        assert order["logits"]["decode/logits"]["snr_db"] > 5

@@ -16,7 +16,6 @@ from cli_runs import DEMO
 from schema_models import names
 from terminal_signals import gone, started
 
-from edge_opt.base.errors import ModelFormatError
 from edge_opt.conversion import convert
 
 # Runs `convert`; argument 3 says in which call (function, how many before it) the process kills itself.
@@ -138,19 +137,6 @@ def test_scratch_files_go_when_the_process_is_asked_to_end(
         process.communicate()
     assert process.returncode == code
     assert names(scratch) == []
-
-
-@pytest.mark.parametrize("how", ["shortened", "changed"])
-def test_an_input_that_changes_while_its_weights_are_copied_is_refused(folder: Path, how: str) -> None:
-    path = folder / "in.tflite"
-
-    def spoil(stage: str, done: int, _: int) -> None:
-        if stage == "writing" and done and path.stat().st_size == DEMO.stat().st_size:
-            os.truncate(path, 100_000) if how == "shortened" else path.open("ab").write(b"more")
-
-    with pytest.raises(ModelFormatError, match=f"{how} while it was in use: read it"):
-        convert(path, folder / "out.tflite", verify="none", progress=spoil)
-    assert names(folder) == ["in.tflite"]
 
 
 # The output

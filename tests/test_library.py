@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bundles import bundle, model_part
 from cli_runs import DEMO
 
 import edge_opt
@@ -50,19 +49,6 @@ def test_a_notebook_shows_tables_whose_names_are_text() -> None:
         assert "<b>" not in page
 
 
-def test_a_model_of_a_bundle_is_loaded_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "m.litertlm"
-    path.write_bytes(bundle([model_part("prefill_decode", DEMO.read_bytes())]))
-    with edge_opt.load(path, model="prefill_decode") as model:
-        assert [signature.key for signature in model.signatures] == ["prefill_8", "decode"]
-    with pytest.raises(edge_opt.UsageError, match="model 'aux' does not exist, there are: prefill_decode"):
-        edge_opt.load(path, model="aux")
-    with pytest.raises(edge_opt.UsageError, match="is not a bundle: leave model='aux' out"):
-        edge_opt.load(DEMO, model="aux")
-    with pytest.raises(edge_opt.EdgeOptError, match=r"load.path, model='prefill_decode'"):
-        edge_opt.load(path)
-
-
 def test_options_of_another_type_are_refused_before_the_work_and_numbers_of_numpy_are_numbers() -> None:
     for options, said in (
         ({"verify": "fully"}, "verification 'fully' does not exist, did you mean 'full'"),
@@ -98,16 +84,6 @@ def test_a_deep_copy_is_the_same_model_and_is_edited_apart() -> None:
             operator.options.set("beta", 2.0)
     assert to_bytes(model) == before
     assert to_bytes(twin) != before
-
-
-def test_a_dry_run_leaves_the_model_alone_and_gives_what_it_would_become() -> None:
-    model = edge_opt.load(DEMO)
-    before = to_bytes(model)
-    result = edge_opt.convert(model, dry_run=True, verify="none")
-    assert result.model is not None
-    assert result.model is not model
-    assert len(edge_opt.inspect(model).sites) == 5
-    assert to_bytes(model) == before
 
 
 # --- exports of litert-torch ---

@@ -6,17 +6,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import proof_models as models
 import pytest
-import terminal_signals
 from terminal_signals import gone
 from text_parser import parse
 
-from edge_opt.base.errors import EdgeOptError
 from edge_opt.ir import save
 from edge_opt.runtime import runner
 from edge_opt.runtime.inputs import array_of, plan
@@ -54,21 +51,6 @@ def test_a_model_without_signatures_is_run_as_main_and_bytes_go_through_a_file_t
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(RuntimeRefused, match="no signature 'decode', there is 'main'"):
         worker.run(model, "decode", PAIR)
-
-
-def test_what_our_own_reader_refuses_never_reaches_the_runtime(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.tflite")
-    refused: dict[runner.Runnable, str] = {
-        b"not a model at all, just some text": "not a TFLite model",
-        b"": "not a TFLite model",
-        tmp_path / "none.tflite": "does not exist",
-        tmp_path / "pipe.tflite": "a pipe, not a file",
-    }
-    with Worker() as worker:
-        for model, reason in refused.items():
-            with pytest.raises(EdgeOptError, match=reason):
-                worker.describe(model)
-        assert worker._process is None
 
 
 def test_a_refusal_gives_the_runtimes_reason_and_names_model_and_signature(worker: Worker) -> None:
@@ -174,32 +156,6 @@ def test_the_parent_never_loads_the_runtime(tmp_path: Path) -> None:
         "assert not [name for name in sys.modules if name.startswith('ai_edge_litert')]\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
-
-
-_HOLDER = """
-import numpy as np
-from edge_opt.runtime.runner import Worker
-worker = Worker(time_limit=60)
-worker.describe(proof_models.adder())
-print(worker._process.pid, flush=True)
-try:
-    worker.run(proof_models.endless(), "main", {"x": np.ones(1, np.float32)})
-except KeyboardInterrupt:
-    print("interrupted", flush=True)
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks the child up in /proc")
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_the_child_does_not_outlive_an_interrupted_or_killed_parent(how: signal.Signals) -> None:
-    with terminal_signals.started(_HOLDER) as parent:
-        assert parent.stdout is not None
-        child = int(parent.stdout.readline())
-        time.sleep(0.3)
-        parent.send_signal(how)
-        assert gone(child)
-        rest = parent.stdout.read()
-    assert ("interrupted" in rest) == (how is signal.SIGINT)
 
 
 def test_a_custom_operator_that_no_kernel_knows_is_named_with_what_still_works(tmp_path: Path) -> None:
