@@ -178,13 +178,3 @@ def test_of_a_bundle_the_prefill_decode_model_is_recorded_and_checked(tmp_path: 
 def test_numbers_that_cannot_be_are_refused_before_the_model_runs(numbers: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"{next(iter(numbers))} is .*, expected"):
         golden.record(DEMO, tmp_path / "golden.npz", **numbers)
-
-
-def test_a_sample_has_as_many_elements_as_fit_in_its_share() -> None:
-    array = np.arange(100, dtype=np.float32)
-    assert np.array_equal(golden._sample(array, "s", "y", 0, 400), array)
-    part = golden._sample(array, "s", "y", 0, 399)
-    assert part.size == 99
-    assert np.array_equal(part, np.sort(part))
-    assert golden._sample(array, "s", "y", 0, 1).size == 1
-    assert not np.array_equal(part, golden._sample(array, "s", "y", 1, 399))

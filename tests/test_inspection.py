@@ -117,16 +117,6 @@ def test_attention_that_is_not_understood_is_counted(capsys: Captured) -> None:
     assert "  2 multi-head, 3 not understood\n" in capsys.readouterr().out
 
 
-def test_looking_at_a_file_or_model_does_not_change_it() -> None:
-    before = DEMO.read_bytes()
-    inspect(DEMO, target="qualcomm-htp", infer=True)
-    assert DEMO.read_bytes() == before
-    model = load(DEMO)
-    known = to_bytes(model)
-    inspect(model)
-    assert to_bytes(model) == known
-
-
 FOLDED_OUTSIDE = """
 signature main = #0 (q=%q, k=%k, v=%v) -> (out=%out)
 subgraph main (%q: float32[1,4,3,8], %k: float32[1,2,6,8], %v: float32[1,2,6,8]) {

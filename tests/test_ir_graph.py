@@ -245,13 +245,6 @@ def test_effects_keep_their_order() -> None:
         replaced(graph, [plain, third], [needs_the_second])
 
 
-def test_operators_that_need_each_other_have_no_order() -> None:
-    graph, made = chain(3)
-    other = Operator(ADD, [made[2].output], [made[0].output])
-    with pytest.raises(RefusedError, match="part of a cycle"):
-        replaced(graph, [made[0], made[2]], [other, Operator(ADD, [made[1].output], [made[2].output])])
-
-
 def test_walks_go_on_from_the_nearest() -> None:
     _, made = chain(6)
     assert list(walked([made[0]], readers)) == made

@@ -23,7 +23,6 @@ from edge_opt.ir import (
     Subgraph,
     Tensor,
     load,
-    save,
     to_bytes,
     to_tables,
 )
@@ -67,7 +66,7 @@ def test_a_model_that_nobody_changed_is_written_as_it_was(path: Path, tmp_path: 
     written = flatbuffer_utils.read_model_from_bytearray(bytearray(content))
     assert plain(written) == plain(flatbuffer_utils.read_model(str(path)))
     assert to_bytes(load(path)) == to_bytes(load(content)) == content
-    save(load(path), tmp_path / "out.tflite")
+    load(path).save(tmp_path / "out.tflite")
     assert (tmp_path / "out.tflite").read_bytes() == content
 
 

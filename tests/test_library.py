@@ -16,15 +16,6 @@ from edge_opt.comparison.golden import record
 from edge_opt.ir import to_bytes
 
 
-def test_a_model_is_saved_by_its_own_method_and_replaces_a_file_only_if_asked_to(tmp_path: Path) -> None:
-    model, path = edge_opt.load(DEMO), tmp_path / "copy.tflite"
-    model.save(path)
-    assert path.read_bytes() == to_bytes(model)
-    with pytest.raises(edge_opt.UsageError, match="exists"):
-        model.save(path)
-    model.save(path, overwrite=True)
-
-
 def test_what_a_notebook_prints_of_an_object_is_short() -> None:
     model = edge_opt.load(DEMO)
     result = edge_opt.convert(model, dry_run=True, verify="none")

@@ -136,13 +136,6 @@ def test_the_content_decides_what_a_file_is(file: Path, tmp_path: Path) -> None:
         read_bundle(file).write({}, tmp_path / "out.tflite")
 
 
-def test_a_bundle_without_the_model_says_which_it_has(tmp_path: Path) -> None:
-    path = tmp_path / "aux.litertlm"
-    path.write_bytes(bundle([model_part("embedder", SMALL)]))
-    with pytest.raises(UsageError, match="no prefill_decode model, its models are: embedder"):
-        convert(path)
-
-
 def test_sections_that_are_the_same_bytes_stay_so(tmp_path: Path) -> None:
     path, output = tmp_path / "a.litertlm", tmp_path / "b.litertlm"
     path.write_bytes(bundle([model_part("embedder", SMALL), model_part("aux", SMALL)]))

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pass_runs import Says, convert_text, names, reread, rewrites_of, run, statuses
+from syrupy.assertion import SnapshotAssertion
 from text_parser import parse
 
 from edge_opt.ir import Model, Quantization, to_bytes
@@ -89,22 +90,11 @@ def added(model: Model) -> float:
 # Golden
 
 
-def test_reshape_not_equal_select_becomes_equal_cast_mul_and_add(prover: RegionProver) -> None:
+def test_reshape_not_equal_select_becomes_equal_cast_mul_and_add(
+    prover: RegionProver, snapshot: SnapshotAssertion
+) -> None:
     model = verified(PLAIN, prover)
-    assert (
-        to_text(model)
-        == f"""\
-subgraph main (%mask: float32[1,{T},{S}], %x: float32{LOGITS}) {{
-  %open/masked: bool[1,{T},{S}] = EQUAL(%mask, float32(0.0))
-  %open/number: float32[1,{T},{S}] = CAST(%open/masked) {{in_data_type: 6}}
-  %open/additive: float32[1,{T},{S}] = MUL(%open/number, float32(-1.2676506e+30))
-  %open/additive/reshaped: float32[1,1,{T},{S}] = RESHAPE(%open/additive, int32{{1, 1, {T}, {S}}}) {NEW_SHAPE}
-  %masked/masked: float32{LOGITS} = ADD(%x, %open/additive/reshaped)
-  %p: float32{LOGITS} = SOFTMAX(%masked/masked) {{beta: 1.0}}
-  return %p
-}}
-"""
-    )
+    assert to_text(model) == snapshot
     assert to_text(reread(model)) == to_text(model)
 
 
@@ -357,20 +347,12 @@ def quantized(dtype: str = "int16", scale: str = "0.05", code: int = -32768, zer
     return block(given=BOOL, kind=f"{dtype} {parameters}", select=select)
 
 
-def test_a_quantized_mask_is_one_select_between_two_constants_of_its_type() -> None:
+def test_a_quantized_mask_is_one_select_between_two_constants_of_its_type(
+    snapshot: SnapshotAssertion,
+) -> None:
     model, report = converted(quantized())
     assert report.note == ""
-    assert (
-        to_text(model)
-        == f"""\
-subgraph main (%open: bool[1,1,{T},{S}], %x: int16{LOGITS} q(0.05, 0)) {{
-  %open/additive: int16[1,1,{T},{S}] q(0.1, 0) = SELECT_V2(%open, int16(0) q(0.1, 0), int16(-32768) q(0.1, 0))
-  %masked/masked: int16{LOGITS} q(0.05, 0) = ADD(%x, %open/additive) {{pot_scale_int16: false}}
-  %p: int16{LOGITS} q(3.0517578e-05, 0) = SOFTMAX(%masked/masked) {{beta: 1.0}}
-  return %p
-}}
-"""
-    )
+    assert to_text(model) == snapshot
     assert next(op for op in model.subgraphs[0].operators if op.name == "ADD").code.version == 3
 
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from toy_passes import CHAIN, Double, fresh, graph_of, op, replacing
 from edge_opt.ir import (
     Constants,
     DType,
-    Metadata,
     Model,
     Operator,
     OperatorCode,
@@ -110,16 +108,6 @@ def test_a_place_of_open_lengths_is_never_settled() -> None:
     _, (opened,) = convert_text(CHAIN.replace("[4]", "[?]"), Settled())
     assert (closed.reason, closed.settled, opened.settled) == ("nothing to do", True, False)
     assert opened.reason == "lengths are known only at run time: give --shape x=? --shape o=?"
-
-
-def test_a_model_that_orders_operators_by_index_is_frozen() -> None:
-    model = parse(CHAIN)
-    model.metadata.append(Metadata("model_control_dependencies", Buffer()))
-    reports = run(model, Double())
-    assert statuses(reports) == ["skipped"] * 3
-    assert "model_control_dependencies" in reports[0].reason
-    assert reports[1].reason == "not a NEG"
-    assert to_text(model) == CHAIN
 
 
 def test_reports_say_everything_as_plain_data() -> None:
@@ -388,30 +376,3 @@ def test_options_that_are_changed_after_the_proof_are_noticed() -> None:
         with pytest.raises(UnverifiedChangeError, match=OTHER):
             context.ledger.check()
         table.set(name, before)
-
-
-def merge_all_of_a_shape(ledger: Any, added: Any) -> None:
-    """What merging must not do: take operators on constants of one shape for equal."""
-    first, second = [operator for operator in added if operator.name == "MUL"]
-    first.subgraph.replace_uses(second.output, first.output)
-    first.subgraph.remove(second)
-
-
-@pytest.mark.parametrize(("numbers", "stopped"), [((2.0, 3.0), True), ((2.0, 2.0), False)])
-def test_merging_what_is_not_equal_is_stopped(
-    numbers: tuple[float, float], stopped: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def make(context: Context, first: Operator, last: Operator) -> Rewrite:
-        x, middle, is_second = context.subgraph.inputs[0], fresh("m"), last.output.name == "y"
-        constant = Tensor(
-            "c", (), DType.FLOAT32, buffer=Buffer(Data(np.float32(numbers[is_second]).tobytes()))
-        )
-        multiply = op(context.model, "MUL", [x, constant], middle)
-        defining = op(context.model, "SQRT" if is_second else "EXP", [middle], last.output)
-        return replacing(context.model, [first, last], multiply, defining)
-
-    text = CHAIN.replace("ABS(%b)", "ABS(%x)").replace("return %y", "return %b, %y")
-    monkeypatch.setattr(Ledger, "merge", merge_all_of_a_shape)
-    found = f"SQRT that defines 'y' {OTHER}"
-    with pytest.raises(UnverifiedChangeError, match=found) if stopped else nullcontext():
-        convert_text(text, Double(make), prover=Says(True))

@@ -319,6 +319,8 @@ def test_a_file_that_changes_while_it_is_used_is_refused(
     for use in (lambda: read_model(file), lambda: write_model(root, file.with_name("out.tflite"))):
         with pytest.raises(ModelFormatError, match=r"was (shortened|changed) while it was in use"):
             use()
+    with pytest.raises(ModelFormatError, match="was shortened"):
+        Source.open(file).read(0, 1 << 20)
     assert names(file.parent) == ["in.tflite"]
 
 

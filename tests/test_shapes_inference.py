@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from shapes_referee import T, compare_all, one_operator
+from syrupy.assertion import SnapshotAssertion
 from text_parser import parse
 
 from edge_opt import ir
@@ -85,7 +86,7 @@ def test_a_recorded_shape_that_is_a_lie_is_found_and_what_follows_from_it() -> N
     assert infer_shapes(model)[0].reason.startswith("its options are those of another operator: they have no")
 
 
-def test_operands_that_cannot_go_together_are_reported_once() -> None:
+def test_operands_that_cannot_go_together_are_reported_once(snapshot: SnapshotAssertion) -> None:
     model = parse("""
     subgraph main (%q: float32[1,4,16,256], %k: float32[1,4,64,128]) {
       %l: float32[1,4,16,64] = BATCH_MATMUL(%q, %k) {adj_y: true}
@@ -94,11 +95,7 @@ def test_operands_that_cannot_go_together_are_reported_once() -> None:
     }
     """)
     (found,) = infer_shapes(model)
-    assert (
-        str(found)
-        == "subgraph 'main', operator 0 (BATCH_MATMUL): inner dimensions differ: 256 in tensor 'q' "
-        "(axis 3), 128 in tensor 'k' (axis 3)"
-    )
+    assert str(found) == snapshot
     report = report_of(model)
     assert (report.tensors, report.inferred, report.unknown, found.inferred) == (4, 3, 1, None)
     assert report.to_dict()["unknown"] == 1

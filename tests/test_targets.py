@@ -87,17 +87,6 @@ def test_a_target_written_is_the_target_read(tmp_path: Path) -> None:
         assert load_target(file) == target
 
 
-def test_a_user_s_target_file_is_used(tmp_path: Path) -> None:
-    file = tmp_path / "mine.toml"
-    file.write_text("name = 'mine'\nsummary = 'Mine.'\nsplit_signatures = ['prefill*']\n")
-    result = convert(TESTDATA / "demo_gemma3.tflite", dry_run=True, target=str(file), verify="none")
-    assert {site.signature for site in result.converted} == {"prefill_8"}
-    left = [site for site in result.sites if site.signature == "decode"]
-    assert left
-    assert all(site.settled and "gains nothing" in site.reason for site in left)
-    assert "skipped (decode#0, decode#1, decode#2): target 'mine' gains nothing" in result.summary()
-
-
 def test_heads_side_by_side_take_a_form_that_mediatek_takes() -> None:
     """It takes UNPACK, and no PACK."""
     text = attention_text(tail="%t: float32[1,6,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})", returned="%t")

@@ -94,13 +94,6 @@ def test_a_site_whose_proof_takes_too_long_is_left_and_not_called_wrong(
     assert f"of model '{DEMO}': the runtime gave no answer within" in site.reason
 
 
-def test_a_region_that_our_reader_refuses_never_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examination, "model_bytes", lambda _: b"nothing that could be read")
-    monkeypatch.setattr("edge_opt.runtime.runner.ChildProcess.exchange", pytest.fail)
-    result = convert_decode(tmp_path / "out.tflite")
-    assert all("is not a valid model" in site.reason for site in result.sites if site.heads != 1)
-
-
 def test_every_public_way_to_the_runtime_reads_the_file_first(tmp_path: Path) -> None:
     """A model that calls itself: the runtime's stack would overflow."""
     path = tmp_path / "model.tflite"

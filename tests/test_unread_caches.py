@@ -1,8 +1,8 @@
 """unread_caches: a cache that no operator of the prefill reads gets the type that decode reads it as."""
 
-import time
 from pathlib import Path
 
+import fuzz
 import pytest
 from bundles import bundle, model_part
 from text_parser import parse
@@ -130,6 +130,5 @@ def test_thousands_of_unread_caches_take_a_second() -> None:
     for number in range(5000):
         tensor = signature.subgraph.add_tensor(Tensor(f"{number}", (1,), DType.FLOAT32))
         signature.inputs[f"cache_{number}"] = tensor
-    began = time.perf_counter()
-    assert [one.name for one in unread_caches(model)] == ["kv_cache_k_0", "kv_cache_v_0"]
-    assert time.perf_counter() - began < 1
+    with fuzz.time_limit():
+        assert [one.name for one in unread_caches(model)] == ["kv_cache_k_0", "kv_cache_v_0"]
