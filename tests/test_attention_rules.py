@@ -1,5 +1,6 @@
 """Each rule on its own: one operator, split by head, gives every head its part of what the operator gives at once."""
 
+import math
 import re
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from attention_checks import random_inputs
 from hypothesis import given, settings
-from labelled_shapes import labelled_shapes
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pass_runs import refusal
 from text_parser import parse
@@ -248,6 +249,25 @@ REFUSED = [
 def test_what_would_mix_heads_is_refused(example: Example, reason: str) -> None:
     (operator,) = example.model().subgraphs[0].operators
     assert str(OperandFactors().refusal(Labelled(operator.outputs[0], example.factored()))) == reason
+
+
+@st.composite
+def labelled_shapes(draw: st.DrawFn) -> tuple[Factored, int]:
+    """A factored shape and the number of heads; the heads' digits stand anywhere, in any order."""
+    digits = draw(st.lists(st.sampled_from((2, 3, 4)), min_size=1, max_size=3))
+    heads = math.prod(digits)
+    factors: list[Factor] = []
+    stride = heads
+    for size in digits:
+        stride //= size
+        factors.append(Factor(size, stride))
+    factors += [Factor(size) for size in draw(st.lists(st.sampled_from((1, 2, 3, 4, 6)), max_size=4))]
+    axes: list[list[Factor]] = [[]]
+    for factor in draw(st.permutations(factors)):
+        if draw(st.booleans()):
+            axes.append([])
+        axes[-1].append(factor)
+    return tuple(tuple(fx.merge_neighbours(axis)) for axis in axes), heads
 
 
 @pytest.mark.parametrize("form", ["split", "unpack"])

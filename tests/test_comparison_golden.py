@@ -69,7 +69,10 @@ def test_large_outputs_are_sampled_and_where_all_bits_are_demanded_the_rest_is_c
     assert golden.check(model, loose).bitwise
     assert not golden.check(models.projection(WIDE * 1.01), loose).equal
     places = np.arange(3 * len(WIDE), dtype=np.float32)
-    seen = golden._sample(places, "main", "logits", 0, meta_of(exact)["share"]).astype(np.int64) % len(WIDE)
+    part = golden._sample(places, "main", "logits", 0, meta_of(exact)["share"])
+    assert np.array_equal(part, np.sort(part))
+    seen = part.astype(np.int64) % len(WIDE)
+    assert np.array_equal(golden._sample(places, "main", "logits", 0, places.nbytes), places)
     slightly = changed(WIDE, int(np.setdiff1d(np.arange(len(WIDE)), seen)[0]), 1e-3)
     assert "elements beyond the sample differ" in golden.check(slightly, exact).summary()
     assert golden.check(slightly, loose).equal
