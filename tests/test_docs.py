@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from browser import find_browser, look_at
 from cli_runs import DEMO, run
 from doc_pages import PAGES, ROOT, Block, Command, blocks, own_text, supplies, supply
 
@@ -192,21 +191,3 @@ def test_no_page_names_anything_of_the_network_to_load(site: Path) -> None:
     for path in (path for path in site.rglob("*") if path.suffix in (".html", ".css")):
         found = FETCHED.search(path.read_text(encoding="utf-8"))
         assert found is None, f"{path.relative_to(site)}: {found}"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_browser() is None, reason="no Chromium here")
-@pytest.mark.parametrize(("width", "dark"), [(390, True), (1300, False)], ids=["phone, dark", "desk, light"])
-def test_a_browser_loads_files_of_the_site_only_and_every_page_fits(
-    site: Path, width: int, dark: bool
-) -> None:
-    paths = [
-        path for path in sorted(site.rglob("*.html")) if path.name != "404.html"
-    ]  # that one needs a server
-    for path, page in zip(paths, look_at(paths, width=width, dark=dark), strict=True):
-        name = path.relative_to(site)
-        beside = [url for url in page.requests if not url.startswith((site.as_uri(), "data:", "blob:"))]
-        assert beside == [], name
-        assert page.complaints == [], name
-        assert max(page.width, page.scroll_width) <= width, name
-        assert (sum(map(int, re.findall(r"\d+", page.ground)[:3])) < 200) is dark, name

@@ -5,14 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flatbuffers import flexbuffers
 from text_parser import TextFormError, parse
 
-from edge_opt.ir import DType, Metadata, Model, Operator, OperatorCode, Quantization, Tensor, load, to_bytes
+from edge_opt.ir import DType, Metadata, Model, Operator, Tensor, load, to_bytes
 from edge_opt.ir.graph import Buffer
-from edge_opt.ir.operators import BUILTIN_OPERATORS
-from edge_opt.ir.text import operator_text, subgraph_text, to_text
-from edge_opt.schema import Data, new_table
+from edge_opt.ir.text import subgraph_text, to_text
+from edge_opt.schema import Data
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
 
@@ -154,28 +152,6 @@ def test_tensors_of_one_name_are_told_apart() -> None:
     assert to_text(parse(to_text(model))) == to_text(model)
     model.signatures[0].outputs["odd"] = Tensor("odd", (1,), DType.FLOAT32)
     assert "odd=%odd)" in to_text(model), "which a signature alone names"
-
-
-def test_many_scales_are_counted() -> None:
-    parameters = new_table(
-        "QuantizationParameters", scale=np.ones(65, np.float32), zero_point=np.zeros(65, np.int64)
-    )
-    operator = Operator(
-        OperatorCode(0), [], [Tensor("y", (65,), DType.INT8, quantization=Quantization(parameters))]
-    )
-    assert operator_text(operator) == "%y: int8[65] q(65 scales, axis 0) = ADD()"
-
-
-def test_options_that_are_tables_and_lists_are_shown() -> None:
-    attributes = list(flexbuffers.Dumps({"epsilon": 0.5}))
-    inner = new_table("StableHLOCompositeOptions", name="odml.rope", composite_attributes=attributes)
-    code = OperatorCode(BUILTIN_OPERATORS["STABLEHLO_COMPOSITE"])
-    text = operator_text(Operator(code, [], [Tensor("y", (), DType.FLOAT32)], inner))
-    shown = "composite_attributes: {epsilon: 0.5}"
-    assert text == f"%y: float32[] = STABLEHLO_COMPOSITE() {{name: 'odml.rope', {shown}}}"
-    read = only(f"subgraph main () {{ {text} return %y }}").options
-    assert read is not None
-    assert read.get("composite_attributes").dtype == np.uint8
 
 
 def test_a_graph_and_a_type_print_as_text() -> None:
