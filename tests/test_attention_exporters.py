@@ -28,7 +28,7 @@ CASES = {
     "heads that are summed": attention_text(tail="%r: float32[1,6,5] = SUM(%o, int32{1})"),
     "heads that a product contracts": attention_text(
         tail="""%t: float32[1,6,5,4] = TRANSPOSE(%o, int32{0, 2, 3, 1})
-                %r: float32[1,6,5,1] = BATCH_MATMUL(%t, float32[1,6,4,1]{splat 0.5})""",
+                %r: float32[1,6,5,1] = BATCH_MATMUL(%t, float32[1,6,4,1]{splat 0.5})"""
     ),
     "the difference of two softmaxes": TWO_SOFTMAXES,
     "the exponential of a LOG_SOFTMAX": attention_text(

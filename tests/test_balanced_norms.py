@@ -63,11 +63,7 @@ def test_verification_sees_a_weight_that_was_not_negated(
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [
-        ("return %x4", "return %x4, %n1"),
-        ("odml.rms_norm", "odml.layer_norm"),
-        ("-700", "-32768"),
-    ],
+    [("return %x4", "return %x4, %n1"), ("odml.rms_norm", "odml.layer_norm"), ("-700", "-32768")],
     ids=["read elsewhere", "another composite", "a weight without a negative"],
 )
 def test_a_norm_that_is_read_elsewhere_or_has_no_negative_is_not_negated(old: str, new: str) -> None:

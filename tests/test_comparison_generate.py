@@ -180,12 +180,7 @@ def test_helpers_are_called_before_and_what_updates_the_caches_behind() -> None:
     other = SignatureInfo("other", (CACHE, tensor("kv_slice_v_0", 1, 1, 8)), (CACHE,))
     updates = [other, UPDATE, SignatureInfo("again", UPDATE.inputs, UPDATE.outputs)]
     helpers = {"embedder": [OTHER_EMBEDDER, EMBEDDER], "auxiliary": [ROPE, MASKS, *updates]}
-    expected = (
-        "embedder decode_embedder",
-        "auxiliary rope",
-        "main decode",
-        "auxiliary update",
-    )
+    expected = ("embedder decode_embedder", "auxiliary rope", "main decode", "auxiliary update")
     assert tuple(called(planned(PREFILL, SPLIT, **helpers))) == expected, "the loop makes masks itself"
 
 

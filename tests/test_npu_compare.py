@@ -122,10 +122,7 @@ def test_what_goes_wrong_in_compiler_or_emulator_is_a_verdict_in_one_sentence(
 
 def test_a_graph_that_is_given_up_while_it_is_compiled_holds_nobody(model: Path, compiler: Compilers) -> None:
     started, slow = time.monotonic(), "import time; time.sleep(1)\n" + dedent(emulator())
-    with (
-        pytest.raises(KeyError),
-        emulating(load(model), "main", Compiler(sdk=compiler(slow), seconds=60)),
-    ):
+    with pytest.raises(KeyError), emulating(load(model), "main", Compiler(sdk=compiler(slow), seconds=60)):
         raise KeyError
     assert time.monotonic() - started < 30, "it waited for folders that nobody names any more"
 

@@ -163,12 +163,7 @@ def test_every_form_is_compiled_and_checked_for_the_chip_that_was_asked_for(bare
 @pytest.mark.parametrize(
     ("answers", "reason", "winner", "checked"),
     [
-        (
-            {4: figures(100), 1: figures(200)},
-            "",
-            "as exported",
-            "nothing to check",
-        ),
+        ({4: figures(100), 1: figures(200)}, "", "as exported", "nothing to check"),
         ({4: figures(100)}, "", None, "no form has the export's outputs"),
         ({4: figures(100)}, "a: it crashes", "split", "outputs not checked: as exported, it crashes"),
     ],

@@ -10,16 +10,7 @@ from pass_runs import Says, convert_text, refusal, run, statuses
 from text_parser import parse
 from toy_passes import CHAIN, Double, fresh, graph_of, op, replacing
 
-from edge_opt.ir import (
-    Constants,
-    DType,
-    Model,
-    Operator,
-    OperatorCode,
-    Quantization,
-    Tensor,
-    to_bytes,
-)
+from edge_opt.ir import Constants, DType, Model, Operator, OperatorCode, Quantization, Tensor, to_bytes
 from edge_opt.ir.graph import Buffer
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.text import to_text

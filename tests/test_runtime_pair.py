@@ -121,11 +121,7 @@ def test_a_mask_can_be_closed_in_every_row() -> None:
     mask = tensor("mask", 2, 3)
     hints = (InputHint(), InputHint("mask", masked=-100.0, opened=0.0))
     outcome = compared(
-        same,
-        lambda x, mask: x + (mask == -100).all(),
-        (X, mask),
-        hints=hints,
-        extremes=("closed",),
+        same, lambda x, mask: x + (mask == -100).all(), (X, mask), hints=hints, extremes=("closed",)
     )
     assert only(outcome).bitwise
     assert not outcome.found["closed"]["xnnpack"][0].bitwise
