@@ -14,13 +14,10 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 import generation_models as models
-from bundles import bundle, model_part
 from cli_runs import DEMO, QUANTIZED
-from text_parser import parse
 
 import edge_opt
 from edge_opt.comparison.golden import record
-from edge_opt.ir import to_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
@@ -130,10 +127,7 @@ def supplies() -> Path:
     shutil.copy(QUANTIZED, folder / "gemma_int16.tflite")
     edge_opt.convert(DEMO, folder / "gemma.opt.tflite", verify="none")
     record(DEMO, folder / "gemma.npz")
-    texts = {"prefill_decode": models.split(), "embedder": models.embedder(), "aux": models.auxiliary()}
-    parts = [model_part(kind, to_bytes(parse(text))) for kind, text in texts.items()]
-    (folder / "gemma.litertlm").write_bytes(bundle(parts))
-    shutil.copy(folder / "gemma.litertlm", folder / "gemma.opt.litertlm")
+    shutil.copy(models.packed(folder), folder / "gemma.opt.litertlm")
     return folder
 
 

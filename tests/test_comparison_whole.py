@@ -1,12 +1,13 @@
 """`convert --verify full`: how equal the whole models must be follows from what the rewrites demanded of regions."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bundles import bundle, model_part
 from cli_runs import DEMO, QUANTIZED, run
-from test_convert import swapped_heads
 from text_parser import parse
 
 from edge_opt import convert, load
@@ -15,7 +16,7 @@ from edge_opt.conversion import ConversionResult, DifferenceFoundError
 from edge_opt.inspection import conversion_report
 from edge_opt.ir import Model, Operator, Quantization, Tensor, save, to_bytes
 from edge_opt.ir.walk import replaced
-from edge_opt.passes import Demand, Proof, Site, Status, mha_to_sha
+from edge_opt.passes import Demand, Proof, Rewrite, Site, Status, mha_to_sha
 from edge_opt.proof.regions import RegionProver
 
 
@@ -38,6 +39,21 @@ def converting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("converting") / "converting.tflite"
     save(model, path)
     return path
+
+
+def swapped_heads(build: Callable[..., Any]) -> Callable[..., Any]:
+    """Corrupts a rewrite: the heads are joined in another order."""
+
+    def made(*arguments: Any) -> Any:
+        rewrite = build(*arguments)
+        assert isinstance(rewrite, Rewrite)
+        new = list(rewrite.new)
+        at = max(i for i, op in enumerate(new) if op.name == "CONCATENATION" and len(op.inputs) == 4)
+        join = new[at]
+        new[at] = Operator(join.code, join.inputs[::-1], join.outputs, join.options)
+        return replace(rewrite, new=tuple(new))
+
+    return made
 
 
 def believe_bitwise_ones(monkeypatch: pytest.MonkeyPatch) -> None:

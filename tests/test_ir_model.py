@@ -284,16 +284,6 @@ def test_new_tensors_get_names_of_their_own_and_old_ones_keep_theirs() -> None:
     assert (first.name, second.name, other.name) == ("x_2", "x_3", "new")
 
 
-def test_metadata_follows_its_buffer() -> None:
-    model = load(sample())
-    model.metadata.append(Metadata("new", Buffer(Data(b"more"))))
-    model.buffers.insert(1, Buffer(Data(b"pushes the others")))
-    written = unpack(to_bytes(model))
-    found = {entry.name: bytes(written.buffers[entry.buffer].data) for entry in written.metadata}
-    assert found == {b"note": b"kept", b"new": b"more"}
-    assert [bytes(written.buffers[index].data) for index in written.metadataBuffer] == [b"kept"]
-
-
 def test_a_model_made_by_hand_is_one_that_the_runtimes_reader_takes() -> None:
     model = parse("subgraph main (%x: float32[2]) {\n %y: float32[2] = MUL(%x, float32(3))\n return %y\n}")
     graph = model.subgraphs[0]
