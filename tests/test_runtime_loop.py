@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from proof_models import tensor
 
-from edge_opt.runtime.loop import Call, basic_input, fill, is_basic
+from edge_opt.runtime.loop import Call, Loop, basic_input, fill, is_basic, run
 from edge_opt.runtime.tensors import (
     SignatureInfo,
     TensorInfo,
@@ -63,6 +63,35 @@ def test_a_mask_shows_what_was_read_so_far_and_of_a_ring_its_window(
     info = tensor(f"mask_{name}", 1, 1, 1, past[f"mask_{name}"] + 1)
     made = basic_input(info, np.array([[7]]), start=start, valid=1, past=past)
     assert np.flatnonzero(made[0, 0, 0] == 0).tolist() == visible
+
+
+WORDS = 10
+TOKENS, DECODED = tensor("tokens", 2, 4, dtype="int32"), tensor("tokens", 2, 1, dtype="int32")
+POSITIONS, POSITION = tensor("input_pos", 4, dtype="int32"), tensor("input_pos", 1, dtype="int32")
+SEEN, LOGITS = tensor("kv_cache_k_0", 2, 1), tensor("logits", 2, 1, WORDS)
+PREFILL = Call("main", SignatureInfo("prefill", (TOKENS, POSITIONS, SEEN), (SEEN,)))
+DECODE = Call("main", SignatureInfo("decode", (DECODED, POSITION, SEEN), (SEEN, LOGITS)))
+
+
+def test_tokens_are_generated_one_after_the_other_from_what_the_calls_before_gave() -> None:
+    """A model that says the sum of all tokens it has seen, which its cache holds."""
+    calls: list[tuple[str, list[int], Any]] = []
+
+    def invoke(call: Call, inputs: Arrays) -> Arrays:
+        calls.append((call.signature.name, inputs["input_pos"].tolist(), inputs["tokens"].tolist()))
+        total = inputs["kv_cache_k_0"] + inputs["tokens"].sum(axis=1, keepdims=True).astype(np.float32)
+        logits = np.zeros((2, 1, WORDS), np.float32)
+        logits[[0, 1], 0, total[:, 0].astype(int) % WORDS] = 1
+        return {"kv_cache_k_0": total, "logits": logits}
+
+    loop = Loop((PREFILL,), (DECODE,), 4, ((1, 2, 3), (4, 5, 6)), 3, LOGITS)
+    tokens, logits = run(loop, invoke)
+    assert calls[0] == ("prefill", [0, 1, 2, 3], [[1, 2, 0, 0], [4, 5, 0, 0]])
+    assert [call[1] for call in calls[1:]] == [[2], [3], [4]]
+    assert [call[2] for call in calls[1:]] == [[[3], [6]], [[6], [5]], [[2], [0]]]
+    assert tokens == [[6, 5], [2, 0], [4, 0]]
+    assert logits.shape == (3, 2, WORDS)
+    assert logits.argmax(axis=-1).tolist() == tokens
 
 
 @pytest.mark.parametrize(
