@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run
+from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, written
 from pretend_npu import emulator, require_qnn, say
 from text_parser import parse
 
@@ -30,9 +30,7 @@ RUNNING = "running\tg"
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    path = tmp_path / "before.tflite"
-    save(parse(NO_ATTENTION), path)
-    return path
+    return written(tmp_path, NO_ATTENTION, "before.tflite")
 
 
 @pytest.fixture

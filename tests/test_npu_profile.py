@@ -13,12 +13,11 @@ from textwrap import dedent
 
 import generation_models as models
 import pytest
-from cli_runs import NO_ATTENTION, QUANTIZED, run
+from cli_runs import NO_ATTENTION, QUANTIZED, run, written
 from pretend_npu import EVENTS, FIGURES, TAKEN, compiling, require_qnn
-from text_parser import parse
 
 from edge_opt.base.errors import UsageError
-from edge_opt.ir import load, save
+from edge_opt.ir import load
 from edge_opt.npu import CompilerFailedError, CompilerMissingError, Figures, TimeEstimate, profile
 from edge_opt.npu.hexagon import Compiler, Outcome, first_complaint
 from edge_opt.npu.profiling import measure
@@ -47,9 +46,7 @@ def outcome(output: str, taken: str, log: str = "") -> Outcome:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    path = tmp_path / "model.tflite"
-    save(parse(NO_ATTENTION), path)
-    return path
+    return written(tmp_path, NO_ATTENTION)
 
 
 # The log

@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import proof_models as models
 import pytest
+from cli_runs import written
 from terminal_signals import gone
-from text_parser import parse
 
-from edge_opt.ir import save
 from edge_opt.runtime import runner
 from edge_opt.runtime.inputs import array_of, plan
 from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeRefused, RuntimeTimedOut
@@ -160,8 +159,7 @@ def test_the_parent_never_loads_the_runtime(tmp_path: Path) -> None:
 
 def test_a_custom_operator_that_no_kernel_knows_is_named_with_what_still_works(tmp_path: Path) -> None:
     text = "subgraph main (%x: float32[4]) {\n  %y: float32[4] = CUSTOM 'MyOp' (%x)\n  return %y\n}"
-    path = tmp_path / "custom.tflite"
-    save(parse(text), path)
+    path = written(tmp_path, text, "custom.tflite")
     with (
         Worker() as worker,
         pytest.raises(
