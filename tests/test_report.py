@@ -210,6 +210,17 @@ def test_a_block_is_shown_before_the_first_rewrite_and_as_it_was_written(
     assert written_ones.isdisjoint(example.before)
 
 
+def test_a_block_that_two_passes_rewrote_is_shown_as_the_file_has_it() -> None:
+    model = parse((Path(__file__).parents[1] / "testdata" / "reference_select.txt").read_text())
+    example = find_example(convert(model, verify="none"))
+    assert example is not None
+    before, after = names(example.before), names(example.after)
+    assert [(found["SELECT_V2"], found["ADD"], found["SOFTMAX"]) for found in (before, after)] == [
+        (1, 0, 1),
+        (0, 4, 4),
+    ]
+
+
 def test_the_picture_calls_a_composite_by_its_own_name_and_draws_an_input_once() -> None:
     model = parse("""
         signature f = #0 (x=%x) -> (y=%y)
