@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from cli_runs import DEMO, QUANTIZED, run, state
 
+from edge_opt.cli import show_models
 from edge_opt.inspection import inspect
 
 Captured = pytest.CaptureFixture[str]
@@ -57,7 +58,12 @@ def test_without_a_folder_nothing_is_left_behind(
     assert not [path for path in scratch.iterdir() if path.name.startswith("edge-opt-demo")]
 
 
-def test_a_folder_that_cannot_be_made_is_exit_5(tmp_path: Path, capsys: Captured) -> None:
+def test_a_folder_is_made_and_one_that_cannot_be_is_exit_5(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setattr(show_models, "_demo_in", lambda *_, **__: 0)
+    assert run(capsys, "demo", tmp_path / "new" / "folder").code == 0
+    assert (tmp_path / "new" / "folder").is_dir()
     (tmp_path / "file").write_text("")
     assert "cannot be created" in run(capsys, "demo", tmp_path / "file" / "folder").failed_in_one_sentence(5)
 
