@@ -61,6 +61,11 @@ def test_a_prompt_that_does_not_fit_is_skipped_and_may_be_part_of_a_joined_one()
     assert plan([words(500), words(300)], count, [16], 128).tokens == [127]
 
 
+def test_long_tokens_do_not_make_a_joined_prompt_short() -> None:
+    found = plan([f"{at:050}" for at in range(200)], count, [16], 128)
+    assert found.tokens[-1] == 127
+
+
 @pytest.mark.parametrize(
     ("prompts", "lengths", "words"),
     [

@@ -21,7 +21,6 @@ _TEXTS = ("text", "prompt", "inputs")
 _NEARLY: Final = 7 / 8
 """Share of the longest fitting prompt that nearly fills a cache."""
 _JOINT = "\n\n"
-_LONGEST_TOKEN = 32  # characters; the mean in ordinary text is about four
 _CALIBRATION = "litert_torch.generative.export_hf.experimental"
 
 
@@ -149,7 +148,11 @@ def _fits(tokens: int, lengths: Sequence[int], cache: int) -> bool:
 
 def _joined(prompts: Sequence[Any], count: Callable[[Any], int], most: int) -> str:
     """Join the prompts, each once, and cut the text to at most `most` tokens."""
-    whole = _JOINT.join(dict.fromkeys(map(text_of, prompts)))[: most * _LONGEST_TOKEN]
+    whole, longest = _JOINT.join(dict.fromkeys(map(text_of, prompts))), most
+    # Counting a whole text may take long: most have some four characters a token.
+    while longest < len(whole) and count(whole[:longest]) <= most:
+        longest *= 2
+    whole = whole[:longest]
     end = bisect_right(range(1, len(whole) + 1), most, key=lambda end: count(whole[:end]))
     return whole[:end]
 
