@@ -90,21 +90,45 @@ def test_a_checkpoint_that_cannot_or_need_not_be_rotated_stays(
         (lambda weights, name: weights.update({name: weights[name][:7].clone()}), "{} has another shape, the first"),
         (lambda weights, name: weights[name].fill_(math.nan), "'{}' holds NaN or infinity"),
         (lambda weights, name: weights[name][:1].fill_(math.inf), "'{}' holds NaN or infinity"),
-        (None, "weights in .* are not complete safetensors files"),
     ],
 )  # fmt: skip
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
 def test_weights_that_do_not_fit_or_are_no_numbers_are_said_and_not_made_up(
-    tmp_path: Path, change: Callable[[Any, str], object] | None, sentence: str
+    tmp_path: Path, change: Callable[[Any, str], object], sentence: str, kind: str
 ) -> None:
     """transformers fills what is missing with random numbers, and warns; calibration fails on NaN much later."""
     _, before, _ = rotated(tmp_path, "Gemma", 1)
     safetensors = pytest.importorskip("safetensors.torch")
     file, name = before / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
-    if change is None:
-        file.write_bytes(file.read_bytes()[:-100])
+    weights = safetensors.load_file(file)
+    change(weights, name)
+    if kind == "bin":
+        file.unlink()
+        pytest.importorskip("torch").save(weights, before / "pytorch_model.bin")
     else:
-        weights = safetensors.load_file(file)
-        change(weights, name)
         safetensors.save_file(weights, file, {"format": "pt"})
     with pytest.raises(UsageError, match=sentence.format(re.escape(name))):
+        prepare(before, tmp_path / "again", rotate=False)
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 1072419256\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+@pytest.mark.parametrize(
+    "damage",
+    [lambda data: data[:-100], lambda _: b"", lambda _: POINTER],
+    ids=["truncated", "empty", "a pointer of git lfs"],
+)
+def test_damaged_weights_are_said(tmp_path: Path, kind: str, damage: Callable[[bytes], bytes]) -> None:
+    _, before, _ = rotated(tmp_path, "Gemma", 1)
+    file = before / "model.safetensors"
+    if kind == "bin":
+        weights = pytest.importorskip("safetensors.torch").load_file(file)
+        file.unlink()
+        file = before / "pytorch_model.bin"
+        pytest.importorskip("torch").save(weights, file)
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(UsageError, match=r"weights in .* are damaged or incomplete .*: copy them again"):
         prepare(before, tmp_path / "again", rotate=False)

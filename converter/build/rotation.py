@@ -11,6 +11,7 @@ Checkpoints with norms after a product, such as Gemma 2 and 3, cannot be rotated
 """
 
 import importlib
+import pickle
 import re
 import shutil
 from pathlib import Path
@@ -75,9 +76,11 @@ def _load(torch: Any, source: Path) -> Any:
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
             source, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
         )
-    except safetensors.SafetensorError as error:
+    # The last three are torch's for damaged .bin files.
+    except (safetensors.SafetensorError, pickle.UnpicklingError, EOFError, RuntimeError) as error:
+        cause, _, _ = (str(error) or "they are empty").partition("\n")
         raise UsageError(
-            f"weights in {source} are not complete safetensors files ({error}): copy them again, or use git lfs"
+            f"weights in {source} are damaged or incomplete ({cause}): copy them again, or use git lfs"
         ) from error
     wrong = dict.fromkeys(info["missing_keys"], "is missing")
     wrong |= {name: "has another shape" for name, *_ in info["mismatched_keys"]}
