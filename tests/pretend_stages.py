@@ -71,6 +71,7 @@ class Stages:
     jobs: dict[str, Job] = field(default_factory=dict)
     checked: bool = False
     npu_kl: float = 0.2
+    rotated: bool = False
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -108,8 +109,9 @@ class Stages:
         caches = planned if Path(job.inputs["model"]).is_dir() else None
         return {"config": {**chip, **taken}, "settings": settings, "caches": caches}
 
-    def export(self, job: Job) -> None:
+    def export(self, job: Job) -> dict[str, Any]:
         write(job.model, FLOAT)
+        return {"rotated": self.rotated}
 
     def calibrate(self, job: Job) -> None:
         read = hashlib.sha256(Path(job.inputs["prompts"]).read_bytes()).hexdigest()

@@ -11,7 +11,8 @@ from text_parser import parse
 
 from edge_opt.base.errors import UsageError
 from edge_opt.build import logits as logits_module
-from edge_opt.build.logits import gptq, narrow_logits
+from edge_opt.build.logits import gptq, moments_of, narrow_logits
+from edge_opt.build.rotation import prepare
 from edge_opt.ir import Model, to_bytes
 
 HIDDEN, ROWS, KEPT = 33, 97, 40
@@ -81,20 +82,27 @@ def test_what_cannot_be_narrowed_is_refused(found: Model, kept: int, message: st
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("turned", [False, True])
 def test_moments_are_those_of_what_the_logits_product_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turned: bool
 ) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
-    config = transformers.Gemma3TextConfig(**sizes, num_key_value_heads=1, head_dim=8, vocab_size=50)
-    model = transformers.Gemma3ForCausalLM(config).eval()
+    config = transformers.LlamaConfig(**sizes, num_key_value_heads=1, head_dim=8, vocab_size=50)
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).eval()
+    torch.nn.init.normal_(model.model.norm.weight)
+    model.model.embed_tokens.weight.data[:, 5] *= 1000
     model.save_pretrained(tmp_path / "model")
+    assert bool(prepare(tmp_path / "model", tmp_path / "turned", rotate=turned)) is turned
+    if turned:
+        model = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "turned").eval()
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(f'"{"x" * 2000}"\n"{"y" * 2001}"\n')
     ids = {"x": [7] * 2000, "y": [*range(40), *[9] * 1961]}
     wording = SimpleNamespace(tokenizer=SimpleNamespace(tokenize=lambda text: ids[text[0]]), text=str)
     monkeypatch.setattr(logits_module, "wording_of", lambda _: wording)
-    found, tokens = logits_module._moments(tmp_path / "model", prompts, print)
+    found, tokens = moments_of(tmp_path / "model", prompts, print, rotated=turned)
     inputs: list[Any] = []
     model.get_output_embeddings().register_forward_pre_hook(lambda _, given: inputs.append(given[0][0]))
     with torch.no_grad():
@@ -102,4 +110,5 @@ def test_moments_are_those_of_what_the_logits_product_reads(
             model(torch.tensor([one]))
     read = torch.cat(inputs).double().numpy()
     assert tokens == len(read) == 4001
-    np.testing.assert_allclose(found, read.T @ read, rtol=1e-4, atol=1e-3)
+    wanted = read.T @ read
+    np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())

@@ -17,7 +17,6 @@ from edge_opt.build.evaluation import Evaluation, Part
 from edge_opt.build.logits import KEPT_ROWS
 from edge_opt.build.phone import QUALCOMM, NextSteps, chip_of, find_compiler, next_steps
 from edge_opt.build.prompts import read_prompts
-from edge_opt.build.rotation import ROTATED
 from edge_opt.build.sections import faults
 from edge_opt.build.source import Given, Kind, look_at
 from edge_opt.build.stages import BuildCheckError, Input, StageFailedError, StageReport, Stages
@@ -257,19 +256,18 @@ def _quantized(
     run: Stages, result: BuildResult, origin: Input, text: dict[str, Input], weights: str
 ) -> dict[str, Input]:
     """Run the stages up to quantization, if needed; return the quantized `model` and the float `exported`, if any."""
-    settings, model, checkpoint = result.settings, origin, origin
+    settings, model, rotated = result.settings, origin, False
     if result.kind == Kind.CHECKPOINT:
         exported = run.run("export", {**settings["export"], "window": result.caches["window"]}, model=origin)
-        model = exported.bundle
-        if (exported.folder / ROTATED).is_dir():
-            checkpoint = Input(exported.folder / ROTATED, exported.digest)
+        model, rotated = exported.bundle, exported.values["rotated"]
     models = {"model": model}
     if result.kind != Kind.QUANTIZED:
         calibrated = run.run("calibrate", settings["calibrate"], model=model, **text)
         ranges = Input(calibrated.folder, calibrated.digest)
         quantized = run.run("quantize", settings["quantize"], model=model, ranges=ranges)
         if weights != WEIGHTS[0]:
-            quantized = run.run("narrow", model=quantized.bundle, checkpoint=checkpoint, **text)
+            options = {"rotated": rotated}
+            quantized = run.run("narrow", options, model=quantized.bundle, checkpoint=origin, **text)
         models = {"exported": model, "model": quantized.bundle}
     path = models["model"].path
     # If calibration missed a part, the bundle may ignore its cache.

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from edge_opt.base.errors import UsageError
 from edge_opt.base.words import Progress
 from edge_opt.build.prompts import read_prompts, wording_of
+from edge_opt.build.rotation import rotate_logits_inputs
 from edge_opt.build.stages import Job
 from edge_opt.ir import Buffer, DType, Model, Operator, Quantization, Tensor
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
@@ -43,7 +44,8 @@ Codes = NDArray[np.int8]
 
 def narrow(job: Job, progress: Progress) -> dict[str, Any]:
     """Run the stage: round the weights of a quantized bundle's logits to 4 bits, for the inputs on the prompts."""
-    moments, tokens = _moments(Path(job.inputs["checkpoint"]), Path(job.inputs["prompts"]), progress)
+    checkpoint, prompts = Path(job.inputs["checkpoint"]), Path(job.inputs["prompts"])
+    moments, tokens = moments_of(checkpoint, prompts, progress, rotated=job.options["rotated"])
     opened = Opened(job.inputs["model"])
     part = opened.main()
     usage = parts_in_use(part.model)
@@ -57,8 +59,11 @@ def narrow(job: Job, progress: Progress) -> dict[str, Any]:
     }
 
 
-def _moments(checkpoint: Path, prompts: Path, progress: Progress) -> tuple[Floats, int]:
-    """The sum of `x x'` over inputs x of the checkpoint's logits product on the prompts, and the number of tokens."""
+def moments_of(checkpoint: Path, prompts: Path, progress: Progress, *, rotated: bool) -> tuple[Floats, int]:
+    """The sum of `x x'` over inputs x of the checkpoint's logits product on the prompts, and the number of tokens.
+
+    If `rotated`, of the product in the checkpoint as `rotation.prepare` writes it.
+    """
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     wording = wording_of(checkpoint)
     texts = [wording.tokenizer.tokenize(wording.text(prompt)) for prompt in read_prompts(prompts)]
@@ -69,12 +74,15 @@ def _moments(checkpoint: Path, prompts: Path, progress: Progress) -> tuple[Float
             f"{_LEAST_TOKENS - tokens} more, or weights='8'"
         )
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    turn = rotate_logits_inputs(torch, model) if rotated else None
     total: Any = 0
     for done, text in enumerate(texts):
         progress("reading", done, len(texts))
         with torch.no_grad():
             inputs = model.base_model(torch.tensor([text[:_LONGEST]])).last_hidden_state[0].double()
         total = total + inputs.T @ inputs
+    if turn is not None:
+        total = turn.T @ total @ turn
     return total.numpy().astype(np.float32), tokens
 
 

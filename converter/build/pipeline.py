@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from edge_opt.base.errors import UsageError, unknown
+from edge_opt.base.errors import EdgeOptError, UsageError, unknown
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress
 from edge_opt.build.prompts import Plan, Wording, check_lengths, plan, read_prompts, wording_of
-from edge_opt.build.rotation import ROTATED, prepare
+from edge_opt.build.rotation import prepare
 from edge_opt.build.sections import keep_sections
 from edge_opt.build.source import SETTING, plan_caches
 from edge_opt.build.stages import SUPPORTED, Job
@@ -28,7 +28,7 @@ from edge_opt.integrations.npu_export import npu_optimize
 from edge_opt.ir.opening import MAIN_SECTION, Opened
 from edge_opt.npu.hexagon import first_complaint
 from edge_opt.npu.sdk import CompilerFailedError
-from edge_opt.schema.litertlm import read_bundle, section_of
+from edge_opt.schema.litertlm import ASSUMED_WINDOW, read_bundle, section_of
 from edge_opt.soundness import power_of_two
 from edge_opt.targets import Target
 
@@ -142,16 +142,23 @@ def _planned(job: Job, wording: Wording, config: Any, lengths: Sequence[int]) ->
 def export(job: Job, _: Progress) -> dict[str, Any]:
     """Export the checkpoint as a float bundle.
 
+    Returns:
+        Notes for the user, and whether the residual stream is `rotated`.
+
     Raises:
         UsageError: weights are NaN, truncated or do not match the configuration, or all layers slide.
     """
-    config, rotated = _config(job), Path(job.output, ROTATED)
+    # The temporary folder ends with the stage: the copy has twice the size of a checkpoint in bfloat16.
+    rotated = Path(tempfile.gettempdir(), "rotated")
+    assert job.config is not None
     # In a process of its own: litert-torch's composites for norms need transformers' models not loaded before.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        note = pool.submit(prepare, Path(job.inputs["model"]), rotated, rotate=config.rotate).result()
+        preparing = pool.submit(prepare, Path(job.inputs["model"]), rotated, rotate=job.config["rotate"])
+        config, stages = _config(job), _lib("stages")  # loads packages, which takes as long
+        note = preparing.result()
     config.model_id = str(rotated) if note else job.inputs["model"]
     try:
-        _lib("stages").npu_export(config, job.output)
+        stages.npu_export(config, job.output)
     except KeyError as error:
         if error.args != (_WHOLE,):
             raise
@@ -160,16 +167,24 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
             f"least one '{_WHOLE}' among layer_types in config.json"
         ) from error
     if job.options["window"]:
-        _write_window(job.model, job.options["window"])
-    return {"notes": [note] if note else []}
+        write_window(job.model, job.options["window"])
+    return {"notes": [note] if note else [], "rotated": bool(note)}
 
 
-def _write_window(path: Path, window: int) -> None:
-    """Write the window of sliding layers to the executor metadata; litert-torch 0.10 does so for ring buffers only."""
-    metadata = importlib.import_module("litert_lm_builder.runtime.proto.executor_metadata_pb2")
+def write_window(path: Path, window: int) -> None:
+    """Write the window of sliding layers to the executor metadata; litert-torch 0.10 does so for ring buffers only.
+
+    Raises:
+        EdgeOptError: there is no executor metadata; LiteRT-LM would assume another window.
+    """
     bundle = read_bundle(path)
     index = section_of(bundle)
-    assert index is not None, "the exporter writes it for every split cache"
+    if index is None:
+        raise EdgeOptError(
+            f"the exported bundle has no executor metadata, without which LiteRT-LM assumes a window of "
+            f"{ASSUMED_WINDOW} instead of {window}: use litert-torch {SUPPORTED}"
+        )
+    metadata = importlib.import_module("litert_lm_builder.runtime.proto.executor_metadata_pb2")
     content = bundle.content(index)
     values = metadata.ExecutorMetadata.FromString(content.read(0, content.size))
     values.llm_executor_metadata.attention_mask_settings.sliding_window_size = window

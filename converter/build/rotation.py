@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 
 from edge_opt.base.errors import UsageError
 
-ROTATED = "rotated"
-"""The rotated checkpoint's folder, inside the float bundle's."""
 _LAYER = r"model\.layers\.\d+\."
 _NORMS = {
     "input_layernorm": re.compile(_LAYER + r"self_attn\.(?:q|k|v|qkv)_proj\.weight"),
@@ -107,6 +105,15 @@ def orthogonal(width: int) -> NDArray[np.float64]:
     cosines = np.cos(np.pi * (2 * columns + 1) * rows / (2 * rest)) * np.sqrt(2 / rest)
     cosines[0] /= np.sqrt(2)
     return np.kron(hadamard, cosines)
+
+
+def rotate_logits_inputs(torch: Any, model: Any) -> Any:
+    """The matrix Q of a rotation; inputs x of the logits' product become x Q, with ones as the final norm's weights.
+
+    Sets these weights in `model`, the checkpoint as it was before the rotation.
+    """
+    model.get_parameter(_NORM).data.fill_(1)
+    return torch.tensor(orthogonal(model.config.hidden_size))
 
 
 def _has_norms_in_front(model: Any) -> bool:
