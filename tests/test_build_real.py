@@ -1,6 +1,7 @@
 """`edge-opt build` with every stage real: litert-torch's on a freshly made checkpoint, Qualcomm's compiler, ours."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from pretend_npu import require_qnn
@@ -18,7 +20,6 @@ from pretend_npu import require_qnn
 from edge_opt import compare, convert, evaluate
 from edge_opt.base.errors import UsageError
 from edge_opt.build import StageReport, build, pipeline
-from edge_opt.build.rotation import ROTATED
 from edge_opt.build.source import SETTING
 from edge_opt.build.stages import Job
 from edge_opt.inspection import inspect
@@ -71,7 +72,14 @@ def interrupted(folder: Path, stage: str, number: signal.Signals) -> None:
     assert not (folder / "gemma.litertlm").exists()
 
 
-def test_a_checkpoint_becomes_a_bundle_for_the_npu_also_after_interruptions(folder: Path) -> None:
+def ranges_in(folder: Path) -> dict[str, Any]:
+    """The ranges that calibration wrote, by model and tensor."""
+    return {file.name: json.loads(file.read_text())["model_qsvs"] for file in folder.glob("*.tflite.json")}
+
+
+def test_a_checkpoint_becomes_a_bundle_for_the_npu_also_after_interruptions(
+    folder: Path, tmp_path: Path
+) -> None:
     interrupted(folder, "export", signal.SIGTERM)
     interrupted(folder, "compile", signal.SIGKILL)
     work, output = folder / "gemma.work", folder / "gemma.litertlm"
@@ -112,6 +120,14 @@ def test_a_checkpoint_becomes_a_bundle_for_the_npu_also_after_interruptions(fold
     assert all(bundle.perplexity < 1.05 * reference.perplexity for bundle in bundles)
     assert bundles[1].perplexity == pytest.approx(bundles[0].perplexity, rel=1e-3)
 
+    one_core = tmp_path / "ranges"
+    one_core.mkdir()
+    configured = json.loads((work / "configure" / "stage.json").read_text())["values"]
+    inputs = {"model": str(exported), "prompts": str(work / "prompts.jsonl")}
+    with patch.object(os, "sched_getaffinity", lambda _: {0}):
+        pipeline.calibrate(Job("calibrate", str(one_core), inputs, configured["config"]), lambda *_: None)
+    assert ranges_in(one_core) == ranges_in(work / "calibrate")
+
     (work / "compile" / "model.litertlm").write_bytes(b"somebody else's")
     again = build(folder / "gemma", output, prompts=folder / "gemma.jsonl", overwrite=True, **OPTIONS)
     assert [stage.made_now for stage in again.stages] == [False] * 5 + [True]
@@ -134,7 +150,8 @@ def test_norms_of_a_rotated_checkpoint_are_still_composites(folder: Path, tmp_pa
     with pytest.raises(KeyboardInterrupt):
         build(checkpoint, tmp_path / "out.litertlm", prompts=folder / "gemma.jsonl", on_stage=stop, **OPTIONS)
     exported = tmp_path / "out.work" / "export"
-    assert (exported / ROTATED).is_dir()
+    assert sorted(file.name for file in exported.iterdir()) == ["model.litertlm", "stage.json"]
+    assert json.loads((exported / "stage.json").read_text())["values"]["rotated"]
     for signature in Opened(exported / "model.litertlm").main().model.signatures:
         operators = [operator.name for operator in signature.subgraph]
         assert "STABLEHLO_COMPOSITE" in operators

@@ -6,10 +6,12 @@ Loaded in stage processes; the rest of the build sees plain values.
 import importlib
 import json
 import multiprocessing
+import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -204,13 +206,42 @@ def calibrate(job: Job, _: Progress) -> dict[str, Any]:
     check_lengths(lengths, config.cache_length)
     wording = wording_of(model)
     planned = _planned(job, wording, config, lengths)
-    with tempfile.TemporaryDirectory() as folder:
-        lines = "".join(f"{json.dumps(wording.text(prompt))}\n" for prompt in planned.prompts)
-        Path(folder, "ALL.jsonl").write_text(lines, encoding="utf-8")
-        _lib("stages").npu_calibrate(config, job.inputs["model"], folder, job.output, enable_formatting=False)
+    # Moving averages depend on the order of the prompts; least and largest values do not.
+    cores = len(os.sched_getaffinity(0)) if config.enable_min_max_calibration_update else 1
+    prompts = [*zip(planned.tokens, map(wording.text, planned.prompts), strict=True)]
+    if cores > 1:
+        prompts.sort()
+    texts = [text for _, text in prompts]
+    shares = [*filter(None, (texts[start::cores] for start in range(cores)))]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ProcessPoolExecutor(len(shares), multiprocessing.get_context("spawn")) as pool,
+    ):
+        folders = [str(Path(folder, str(number))) for number in range(len(shares))]
+        [*pool.map(partial(_calibrate, job), folders, shares)]
+        merger = importlib.import_module(f"{_EXPORT}.experimental.calib.quant_utils").CalibrationResultsMerger
+        merging = merger(folder, job.output)
+        merging.load_all()
+        merging.merge()
+        merging.save()
     check_all_ran(signatures, Path(job.output))
     widen_sums(model, Path(job.output))
     return {"notes": planned.notes, "tokens": planned.tokens}
+
+
+def _calibrate(job: Job, folder: str, texts: Sequence[str]) -> None:
+    """Find the ranges on some of the prompts, with one thread, and write them to the new folder `folder`."""
+    interpreters: Any = importlib.import_module("ai_edge_quantizer.utils.tfl_interpreter_utils")
+    create = interpreters.create_tfl_interpreter
+    # The quantizer asks for 16 threads, which lose time waiting for each other.
+    interpreters.create_tfl_interpreter = lambda *given, **named: create(
+        *given, **{**named, "num_threads": 1}
+    )
+    with tempfile.TemporaryDirectory() as prompts:
+        lines = "".join(f"{json.dumps(text)}\n" for text in texts)
+        Path(prompts, "ALL.jsonl").write_text(lines, encoding="utf-8")
+        run = _lib("stages").npu_calibrate
+        run(_config(job), job.inputs["model"], prompts, folder, enable_formatting=False)
 
 
 def check_all_ran(signatures: Sequence[str], ranges: Path) -> None:
