@@ -12,6 +12,7 @@ Examples:
 import importlib
 import json
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor, Future
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +35,7 @@ from edge_opt.targets.chips import CHIPS, TARGETS
 _QUALCOMM = "qualcomm"
 _SHARING = "--qualcomm_enable_weight_sharing"
 _LOG_LEVEL = "--qualcomm_log_level"  # figures are read from the log
+_COMPILERS = 2  # at once; each uses one core, and beside the first ones the conversion another
 _CONFIGS = "litert_lm_npu_compiler.litert_lm_npu_compiler_configs"
 
 
@@ -122,11 +124,12 @@ def npu_optimize(
     auxiliary = None if exported is None else Opened(exported).find(AUXILIARY_SECTION)
     graphs = {} if auxiliary is None else dict(auxiliary.model.entry_points())
     run = partial(convert, input_litertlm, output_litertlm, target=facts, progress=progress, exported=graphs)
-    with compiling_threads(1) as thread:  # compiling uses one core, at least as long as the conversion
-        measuring = thread.submit(_measured, compiler, input_litertlm, partial(tell, "compiling as exported"))
+    with compiling_threads(_COMPILERS) as threads:
+        measuring = _measuring(compiler, input_litertlm, threads)
         result = run(overwrite=replacing)
-        before = measuring.result()
-    after = _measured(compiler, output_litertlm, partial(tell, "compiling as converted"))
+        before = _measured(measuring, partial(tell, "compiling as exported"))
+        measuring = _measuring(compiler, output_litertlm, threads)
+        after = _measured(measuring, partial(tell, "compiling as converted"))
     found = tuple(_gains(result, before, after))
     exported_only = {gain.signature for gain in found if gain.kept == "exported"}
     if any(site.signature in exported_only for site in result.converted):
@@ -159,15 +162,24 @@ def _compiler(
     return Compiler(chip, tuple(flags), sdk, seconds).judge(), (note,) if note else ()
 
 
-def _measured(compiler: Compiler | None, path: AnyPath, tell: Any) -> dict[str, Measured]:
-    """Measure each entry point of a bundle's prefill/decode model; empty without a compiler."""
+def _measuring(compiler: Compiler | None, path: AnyPath, threads: Executor) -> dict[str, Future[Measured]]:
+    """Start to measure each entry point of a bundle's prefill/decode model; empty without a compiler."""
     if compiler is None:
         return {}
-    model = Opened(path).main().model
-    names, measured = [name for name, _ in model.entry_points()], {}
-    for place, name in enumerate(names):
-        tell(place, len(names))
-        measured[name] = measure(model, name, compiler)
+    names = [name for name, _ in Opened(path).main().model.entry_points()]
+    return {name: threads.submit(_measure, path, name, compiler) for name in names}
+
+
+def _measure(path: AnyPath, name: str, compiler: Compiler) -> Measured:
+    return measure(Opened(path).main().model, name, compiler)
+
+
+def _measured(measuring: Mapping[str, Future[Measured]], tell: Any) -> dict[str, Measured]:
+    """Wait for what is being measured."""
+    measured = {}
+    for place, (name, future) in enumerate(measuring.items()):
+        tell(place, len(measuring))
+        measured[name] = future.result()
     return measured
 
 
