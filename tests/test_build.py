@@ -23,7 +23,6 @@ from text_parser import parse
 
 from edge_opt.base.errors import ModelFormatError, OutputError, UsageError
 from edge_opt.build import BuildCheckError, StageFailedError
-from edge_opt.build.rotation import ROTATED
 from edge_opt.build.sections import faults, keep_sections
 from edge_opt.build.stages import Job
 from edge_opt.comparison.compare import compare
@@ -90,9 +89,9 @@ def test_logits_in_4_bits_are_a_stage_of_their_own_behind_the_quantizer(place: P
     assert stages.ran == [*ALL[:4], "narrow", *ALL[4:]]
     assert stages.jobs["narrow"].inputs["checkpoint"] == str(place.checkpoint)
     assert stages.jobs["optimize"].inputs["model"] == str(place.work / "narrow" / "model.litertlm")
-    instead = Stages(instead={"export": lambda job: Path(job.output, ROTATED).mkdir()})
-    stages, _ = place.build(stages=instead, weights="4-logits", cache=64)
-    assert stages.jobs["narrow"].inputs["checkpoint"] == str(place.work / "export" / ROTATED)
+    assert stages.jobs["narrow"].options == {"rotated": False}
+    stages, _ = place.build(stages=Stages(rotated=True), weights="4-logits", cache=64)
+    assert stages.jobs["narrow"].options == {"rotated": True}
 
 
 TARGET = 'name = "mine"\nsummary = "Found by a search."\nform = "unpack"\n'
@@ -470,7 +469,7 @@ def test_held_out_text_of_a_file_is_scored_again_when_it_changes_and_is_none_tha
     stages, _ = place.build(held_out=text)
     assert stages.jobs["evaluate"].options["parts"][0] == ("some other", " text")
     many(place, "another text", name="held-out.jsonl")
-    assert place.build(held_out=text)[0].ran[:1] == ["evaluate"]
+    assert "evaluate" in place.build(held_out=text)[0].ran
     many(place, "something else", f"{PROMPTS[3]} ", name="held-out.jsonl")
     with pytest.raises(UsageError, match="prompt 2 is among those to calibrate with"):
         place.build(held_out=text)

@@ -14,14 +14,16 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from textwrap import dedent, indent
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pretend_stages import Place, write
+from pretend_stages import FLOAT, TOKENIZER, Place, write
 from terminal_signals import gone
 
-from edge_opt.base.errors import OutputError, UsageError
+from edge_opt.base.errors import EdgeOptError, OutputError, UsageError
+from edge_opt.base.words import Progress
 from edge_opt.build import StageFailedError, pipeline, stages
 from edge_opt.build.evaluation import check_runtimes
 from edge_opt.build.stages import Job
@@ -166,6 +168,36 @@ def test_a_build_that_is_interrupted_takes_the_processes_of_its_stage_with_it(
     assert gone(int(told.read_text()))
 
 
+def test_an_interrupt_ends_all_stages_that_run_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, ended = Barrier(3), []
+
+    def carry_out(job: Job, _: Path, scratch: Path, progress: Progress) -> None:
+        running.wait(10)
+        try:
+            while scratch.is_dir():
+                progress(job.stage, 0, 1)
+                time.sleep(0.01)
+        finally:
+            ended.append(job.stage)
+
+    monkeypatch.setattr(stages, "carry_out", carry_out)
+    run = stages.Stages(tmp_path, {}, None, lambda *_: None, None, [])
+
+    def interrupted() -> None:
+        with run.side_by_side() as start:
+            for name in ("evaluate", "compile"):
+                start(name)
+            running.wait(10)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert sorted(ended) == ["compile", "evaluate"]
+    assert run.done == []
+
+
 def test_of_a_compiler_that_fails_the_first_complaint_is_told(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,3 +244,9 @@ def test_ranges_of_sums_that_litert_would_abort_on_are_widened(tmp_path: Path) -
     pipeline.widen_sums(model, tmp_path)
     told = json.loads(file.read_text())["model_qsvs"]
     assert told == {"x": ranges["x"], "y": {"min": [0.0], "max": [517.12]}}
+
+
+def test_a_window_without_metadata_to_hold_it_is_an_error(tmp_path: Path) -> None:
+    bundle = write(tmp_path / "m.litertlm", FLOAT, TOKENIZER)
+    with pytest.raises(EdgeOptError, match=r"assumes a window of 512 instead of 128: use litert-torch 0\.10"):
+        pipeline.write_window(bundle, 128)

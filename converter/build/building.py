@@ -149,15 +149,21 @@ def build(
         _write_next(result)
         if evaluate:
             result.evaluation = {"models": [], "note": note}
-        if parts:
-            models = {"checkpoint": origin, "converted": optimized.bundle}
-            scored = evaluation.in_turn(parts, optimized.bundle.path)
-            _evaluate(run, result, {"parts": scored, "runtimes": runtimes}, models)
-            if npu_tokens and libraries is not None:
-                _emulate(run, result, evaluation.emulation(parts, npu_tokens, chip), models)
-        configs = {"compile_configs": result.optimized["compile_configs"]}
-        compiled = run.run("compile", {**compiling, **configs}, model=optimized.bundle)
-        _deliver(compiled.bundle.path, result, output, overwrite=overwrite)
+        compiling = {**compiling, "compile_configs": result.optimized["compile_configs"]}
+        with run.side_by_side() as start:
+            compiled = start("compile", compiling, model=optimized.bundle)
+            if parts:
+                models = {"checkpoint": origin, "converted": optimized.bundle}
+                tokens = npu_tokens if libraries is not None and _has_emulator(result, libraries) else 0
+                emulated = tokens and start(
+                    evaluation.NPU, evaluation.emulation(parts, tokens, chip), **models
+                )
+                scored = evaluation.in_turn(parts, optimized.bundle.path)
+                _evaluate(result, start(evaluation.CPU, {"parts": scored, "runtimes": runtimes}, **models)())
+                if emulated:
+                    _emulate(result, emulated)
+            bundle = compiled().bundle.path
+        _deliver(bundle, result, output, overwrite=overwrite)
         _write_next(result)
     return result
 
@@ -277,9 +283,9 @@ def _quantized(
     return models
 
 
-def _evaluate(run: Stages, result: BuildResult, options: dict[str, Any], models: dict[str, Input]) -> None:
-    """Score the checkpoint and the converted bundle in LiteRT-LM."""
-    found = from_dict(Evaluation, run.run(evaluation.CPU, options, **models).values)
+def _evaluate(result: BuildResult, report: StageReport) -> None:
+    """Add the scores of the checkpoint and the converted bundle in LiteRT-LM."""
+    found = from_dict(Evaluation, report.values)
     assert result.evaluation is not None
     result.evaluation |= found.to_dict()
     if not found.within(WORST_RATIO):
@@ -289,14 +295,28 @@ def _evaluate(run: Stages, result: BuildResult, options: dict[str, Any], models:
         )
 
 
-def _emulate(run: Stages, result: BuildResult, options: dict[str, Any], models: dict[str, Input]) -> None:
-    """Score the bundle in the NPU's emulator; a note says why if that is not possible."""
+def _has_emulator(result: BuildResult, libraries: Path) -> bool:
+    """True if the NPU's emulator can run here; if not, a note says why."""
+    try:
+        check_emulator(Compiler(result.chip, sdk=libraries))
+    except EdgeOptError as error:
+        _note_no_emulator(result, error)
+        return False
+    return True
+
+
+def _note_no_emulator(result: BuildResult, error: EdgeOptError) -> None:
+    assert result.evaluation is not None
+    result.evaluation["note"] += f". Not evaluated in the NPU's emulator: {error}"
+
+
+def _emulate(result: BuildResult, report: Callable[[], StageReport]) -> None:
+    """Add the score in the NPU's emulator, once `report` has it; a note says why if it fails."""
     assert result.evaluation is not None
     try:
-        check_emulator(Compiler(result.chip, sdk=run.libraries))
-        answer = run.run(evaluation.NPU, options, **models)
+        answer = report()
     except EdgeOptError as error:
-        result.evaluation["note"] += f". Not evaluated in the NPU's emulator: {error}"
+        _note_no_emulator(result, error)
         return
     score = from_dict(Evaluation, answer.values).models[-1]
     result.evaluation["models"].append(asdict(score))

@@ -14,10 +14,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from threading import Event
 from typing import Any, NamedTuple
 
 from edge_opt.base import processes
@@ -201,7 +203,8 @@ def _answer(status: int, outcome: Path) -> tuple[dict[str, Any], int | None]:
 class Stages:
     """The stages of one build, in a locked work folder, see `taken`.
 
-    `config` is the pipeline's, once it is resolved; `done` are the finished stages.
+    `config` is the pipeline's, once it is resolved; `done` are the finished stages. `ended` is set if stages that still
+    run are to end.
     """
 
     folder: Path
@@ -211,9 +214,47 @@ class Stages:
     on_stage: Callable[[StageReport], None] | None
     done: list[StageReport]
     config: dict[str, Any] = field(default_factory=dict)
+    ended: Event = field(default_factory=Event)
 
     def run(self, name: str, options: Mapping[str, Any] | None = None, /, **inputs: Input) -> StageReport:
         """Return a stage's result: an earlier run's if inputs, options, libraries and versions are the same, or new."""
+        return self._told(self._result(name, options, inputs))
+
+    @contextmanager
+    def side_by_side(self) -> Iterator[Callable[..., Callable[[], StageReport]]]:
+        """Run stages at once: call the given function like `run`, and the function that it returns for the report.
+
+        An error or an interrupt ends the stages that still run.
+        """
+        with ThreadPoolExecutor() as threads:
+
+            def start(
+                name: str, options: Mapping[str, Any] | None = None, /, **inputs: Input
+            ) -> Callable[[], StageReport]:
+                started = threads.submit(self._result, name, options, inputs)
+                return lambda: self._told(started.result())
+
+            try:
+                yield start
+            except BaseException:
+                self.ended.set()
+                raise
+
+    def _progress(self, stage: str, done: int, total: int) -> None:
+        """Show progress; an error, which ends the stage, if it is to end."""
+        if self.ended.is_set():
+            raise StageFailedError("it was ended")
+        self.progress(stage, done, total)
+
+    def _told(self, report: StageReport) -> StageReport:
+        self.done.append(report)
+        if self.on_stage is not None:
+            self.on_stage(report)
+        return report
+
+    def _result(
+        self, name: str, options: Mapping[str, Any] | None, inputs: Mapping[str, Input]
+    ) -> StageReport:
         libraries = self.libraries if name in _OF_COMPILER else None
         digests = {role: given.digest for role, given in inputs.items()}
         compiler = libraries and libraries_digest(libraries)
@@ -232,20 +273,18 @@ class Stages:
                 kind = OutputError if isinstance(error, OSError) else _KINDS.get(error.exit_code)
                 message = f"stage '{name}': {cause}; its log is {folder.with_suffix('.log')}"
                 raise (kind or StageFailedError)(message) from error
-        self.done.append(report)
-        if self.on_stage is not None:
-            self.on_stage(report)
         return report
 
     def _made(self, job: Job, key: str) -> StageReport:
         """Run a stage in an empty folder, renamed once it is complete."""
-        partial, folder, scratch = Path(job.output), self.folder / job.stage, self.folder / _SCRATCH
+        partial, folder = Path(job.output), self.folder / job.stage
+        scratch = self.folder / _SCRATCH / job.stage
         for empty in (partial, scratch):
             shutil.rmtree(empty, ignore_errors=True)
-            empty.mkdir()
+            empty.mkdir(parents=True)
         started = time.perf_counter()
-        self.progress(job.stage, 0, 1)
-        values, peak_bytes = carry_out(job, folder.with_suffix(".log"), scratch.resolve(), self.progress)
+        self._progress(job.stage, 0, 1)
+        values, peak_bytes = carry_out(job, folder.with_suffix(".log"), scratch.resolve(), self._progress)
         files = _files(partial)
         report = StageReport(
             name=job.stage,
@@ -263,7 +302,7 @@ class Stages:
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
         shutil.rmtree(scratch, ignore_errors=True)
-        self.progress(job.stage, 1, 1)
+        self._progress(job.stage, 1, 1)
         return report
 
 
