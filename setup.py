@@ -1,7 +1,12 @@
-"""What pyproject.toml cannot say: the scripts beside the bundled models stay out of the wheel.
+"""What pyproject.toml cannot say: which files of testdata/ are installed, and the README's links on a package index.
 
-They make models with exporters that nobody installs to run edge-opt, and import each other as scripts.
+Scripts beside the bundled models stay out of the wheel: they need exporters that nobody installs to run edge-opt, and
+import each other as scripts. Links relative to the repository would be broken on a package index.
 """
+
+import os
+import re
+from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
@@ -16,4 +21,21 @@ class BuildWithoutScripts(build_py):
         return [module for module in found if package != "edge_opt.testdata" or module[1] == "__init__"]
 
 
-setup(cmdclass={"build_py": BuildWithoutScripts})
+def long_description() -> str:
+    """The README; its relative links lead to the repository in EDGE_OPT_REPO_URL, or without it become plain text."""
+    text, url = (
+        Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+        os.environ.get("EDGE_OPT_REPO_URL"),
+    )
+    relative = r"\[([^]]*)\]\((?!\w+:)([^)]+)\)"
+    if url:
+        text = re.sub(f"!{relative}", rf"![\1]({url}/raw/HEAD/\2)", text)
+        return re.sub(relative, rf"[\1]({url}/blob/HEAD/\2)", text)
+    return re.sub(relative, r"\1", re.sub(f"!{relative}\n\n", "", text))
+
+
+setup(
+    cmdclass={"build_py": BuildWithoutScripts},
+    long_description=long_description(),
+    long_description_content_type="text/markdown",
+)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -69,6 +70,27 @@ def test_the_wheel_holds_every_module_its_types_and_the_bundled_models_alone(
     models = {f"edge_opt/testdata/{path.name}" for path in (ROOT / "testdata").glob("*.tflite")}
     assert bundled == {"edge_opt/testdata/__init__.py", *models}
     assert all(name.startswith("edge_opt/") for name in names)
+
+
+@pytest.mark.parametrize("url", [None, "https://example.org/edge-opt"])
+def test_the_readme_of_a_package_index_has_no_broken_links(
+    built: tuple[Path, Path], source: Path, monkeypatch: pytest.MonkeyPatch, url: str | None
+) -> None:
+    if url is None:
+        wheel = zipfile.ZipFile(built[0])
+        (name,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
+        text = wheel.read(name).decode()
+    else:
+        monkeypatch.setenv("EDGE_OPT_REPO_URL", url)
+        text = succeeded([sys.executable, "setup.py", "--long-description"], source)
+    assert "makes language models faster" in text
+    targets = re.findall(r"\]\(([^)]+)\)", text)
+    assert all(target.startswith("https://") for target in targets), targets
+    paths = [target.removeprefix(f"{url}/").split("/", 2) for target in targets if url and url in target]
+    assert len(paths) > 5 if url else not paths
+    for kind, _, path in paths:
+        assert kind == ("raw" if path.endswith(".svg") else "blob")
+        assert (source / path.partition("#")[0]).is_file(), path
 
 
 def test_the_source_distribution_holds_what_ci_needs(built: tuple[Path, Path]) -> None:
