@@ -59,6 +59,10 @@ def test_a_single_head_of_as_many_rows_as_a_tile_has_stays() -> None:
 def test_an_unknown_target_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UsageError, match="did you mean 'qualcomm-htp'"):
         load_target("qualcom-htp")
+    with pytest.raises(UsageError, match=r"target 'sm875' does not exist, did you mean 'SM8750'\?"):
+        load_target("sm875")
+    with pytest.raises(UsageError, match=r"there are: ethos-u85, .*, qualcomm-htp$"):
+        load_target("pear")
 
 
 @pytest.mark.parametrize(("line", "complaint"), [

@@ -48,18 +48,19 @@ class OutputError(EdgeOptError):
     exit_code: ClassVar[int] = 5
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the closest known name, or else all of them."""
+def did_you_mean(name: str, known: Iterable[str], also: Iterable[str] = ()) -> str:
+    """The end of a message about an unknown name: the closest name in `known` or `also`, or else all in `known`."""
     names = list(known)
-    if close := get_close_matches(str(name), names, 1):
-        return f"did you mean '{close[0]}'?"
+    folded = {each.lower(): each for each in [*names, *also]}
+    if close := get_close_matches(str(name).lower(), folded, 1):
+        return f"did you mean '{folded[close[0]]}'?"
     more = [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
     return f"there are: {', '.join(names[:_MOST_NAMED] + more) or 'none'}"
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
-    """The error for an unknown name."""
-    return UsageError(f"{kind} '{name}' does not exist, {did_you_mean(name, known)}")
+def unknown(kind: str, name: str, known: Iterable[str], also: Iterable[str] = ()) -> UsageError:
+    """The error for an unknown name; names in `also` are suggested, but not listed."""
+    return UsageError(f"{kind} '{name}' does not exist, {did_you_mean(name, known, also)}")
 
 
 def match_names(kind: str, wanted: str | Iterable[str], known: Collection[str]) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypedDict
 
@@ -22,7 +23,7 @@ from edge_opt.ir import DType, Operator
 from edge_opt.ir.composites import COMPOSITE, composite_name
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.schema.table import ENUMS
-from edge_opt.targets.chips import TARGETS, find_chip
+from edge_opt.targets.chips import TARGETS, VENDORS, find_chip
 
 Form: TypeAlias = Annotated[str, Meta(pattern=f"^({'|'.join(FORM_NAMES)})$")]
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
@@ -170,7 +171,7 @@ def load_target(name: TargetLike) -> Target:
     if (chip := find_chip(name)) is not None:
         name = TARGETS[chip[0]]
     if name not in target_names() and not name.endswith(".toml"):
-        raise unknown("target", name, target_names())
+        raise unknown("target", name, target_names(), also=chain.from_iterable(VENDORS.values()))
     path = Path(name) if name.endswith(".toml") else resources.files(__package__) / f"{name}.toml"
     try:
         return _parse(path.read_text(encoding="utf-8"), name)
