@@ -25,8 +25,8 @@ _ARGUMENT = re.compile(r"(?<![\w'-])(\w+)=('[^']*'|[\w./…]+)")
 _ParseError = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 app = typer.Typer(
-    epilog="Exit codes: 0 success (skipped sites are reported); 1 a difference, or "
-    "--require-all and a site was skipped; 2 usage error; 3 the model cannot be read; 5 the output cannot be written.",
+    epilog="Exit codes: 0 success (skipped sites are reported); 1 a difference, or --require-all and a site was "
+    "skipped; 2 usage error; 3 the model cannot be read or run; 5 the output cannot be written; 70 a bug in edge-opt.",
     # Plain text: help is often piped, and rich's panels take longer to load than everything else.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

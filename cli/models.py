@@ -20,13 +20,15 @@ def convert(
     reports: Annotated[
         list[Path] | None, option("Write a report: .json, .md or .html; repeatable.", "<FILE>", "--report")
     ] = None,
-    verify: Annotated[options.Verify, option("full: also compare the whole models.")] = "regions",
+    verify: Annotated[
+        options.Verify, option("regions: every rewrite; full: also the whole models; none: nothing.")
+    ] = "regions",
     dry_run: Annotated[bool, option("Do everything except write.", None, "--dry-run")] = False,
     require_all: Annotated[
         bool, option("If a site is skipped, write nothing and exit 1.", None, "--require-all")
     ] = False,
     skip: Annotated[
-        list[str] | None, expert("Passes to skip.", "<PASS>", callback=options.split_names)
+        list[str] | None, expert("Leave out these passes.", "<PASS>", callback=options.split_names)
     ] = None,
     signatures: options.SignaturesOption = None,
     shapes: options.ShapeOption = None,

@@ -127,7 +127,7 @@ def test_the_console_has_a_line_for_each_stage_and_at_the_end_warnings_estimates
     assert ["checkpoint", "2", "2.00", "1.000", "-", "-"] in rows
     assert ["converted", "2", "4.00", "2.000", "-", "-"] in rows
     assert ["emulator", "8", "2.44", "1.221", "100.0", "%", "0.2000"] in [row[-7:] for row in rows]
-    assert "Held out of the calibration, to evaluate with: 3 of 12 prompts, every fifth" in done.out
+    assert "Held out for evaluation: 3 of 12 prompts, every fifth" in done.out
     assert f"Next steps, with commands for the phone: {place.work / 'NEXT.md'}" in done.out
     for told in (done, again):
         assert "\n  put back: metadata\noptimize" in told.err
@@ -172,11 +172,11 @@ def test_what_other_vendors_compilers_say_leaves_the_converted_bundle(
     assert stages.jobs["configure"].options["vendor"] == vendor
     assert stages.jobs["optimize"].options["target"]["name"] == target
     kept = place.work / "optimize" / "model.litertlm"
-    assert str(caught.value).endswith(f"the bundle before the compiler is {kept}")
+    assert str(caught.value).endswith(f"the bundle before compilation is {kept}")
     told = caught.value.result.to_dict()
     assert (told["converted"], told["next"]["bundle"], told["next"]["commands"]) == (str(kept), str(kept), [])
     assert "for others see LiteRT-LM's documentation" in Path(told["next_file"]).read_text()
-    with pytest.raises(UsageError, match=rf"litert-torch finds those of {vendor} by itself"):
+    with pytest.raises(UsageError, match=rf"leave it out, litert-torch finds those of {vendor}"):
         place.build(soc=chip)
 
 
@@ -216,7 +216,7 @@ def test_a_bundle_that_calibration_broke_is_no_result_then_and_later(place: Plac
     broken = QUANTIZED.replace("%y: int16[1,1,4,16] q(0.1, 0)", "%y: int16[1,1,4,16] q(3e-14, 0)")
     for ran in (["configure", "export", "calibrate", "quantize"], []):
         stages = Stages(instead={"quantize": lambda job: write(job.model, broken)})
-        with pytest.raises(BuildCheckError, match=r"is broken, so nothing is delivered: .*'kv_cache_k_0'"):
+        with pytest.raises(BuildCheckError, match=r"is broken, no bundle was written: .*'kv_cache_k_0'"):
             place.build(stages=stages)
         assert stages.ran == ran
         assert not place.output.exists()
@@ -303,7 +303,9 @@ def test_a_build_that_is_interrupted_goes_on_and_ends_the_same(place: Place, sta
 
     with pytest.raises(KeyboardInterrupt) as caught:
         place.build(stages=Stages({stage: interrupt}))
-    assert caught.value.__notes__ == [f"completed stages are in {place.work}: run it again to continue"]
+    assert caught.value.__notes__ == [
+        f"completed stages are in {place.work}: run the same command to continue"
+    ]
     assert not place.output.exists()
     stages, _ = place.build()
     assert stages.ran == ALL[ALL.index(stage) :]
@@ -374,12 +376,12 @@ BAD: dict[str, Change] = {
     "line 2 is not a prompt: write JSON": put("prompts.jsonl", '"one"\ntwo\n'),
     "prompts .* cannot be read: No such file": put("none.jsonl", None, "prompts"),
     "prompts .* cannot be read: it is not UTF-8 text": put("prompts.jsonl", b"\xe9"),
-    "is calibrated on text: give prompts=FILE": options(prompts=None),
-    "is quantized already: leave prompts=... out": put("in", bundle_of(QUANTIZED), "source"),
-    "is quantized already: leave prompts=.* out": put(
+    "needs prompts: give prompts=FILE": options(prompts=None),
+    "is quantized already: leave out prompts=...": put("in", bundle_of(QUANTIZED), "source"),
+    "is quantized already: leave out prompts=.*": put(
         "in", bundle_of(QUANTIZED.replace("int16", "int8")), "source"
     ),
-    "has its lengths already": lambda place: {"source": write(place.folder / "f.litertlm", FLOAT), "cache": 64},
+    "has fixed lengths": lambda place: {"source": write(place.folder / "f.litertlm", FLOAT), "cache": 64},
     "needs a checkpoint and a Qualcomm NPU": options(weights="4-logits", soc="mt6993", sdk=None),
     "the vocabulary has 99 tokens, of which 16384 stay at 8 bits: use weights='8'": lambda place: {
         **put(CONFIG, '{"vocab_size": 99}')(place), "weights": "4-logits"},
@@ -397,7 +399,7 @@ BAD: dict[str, Change] = {
     "is also the output": lambda place: {"work": place.output},
     "must end in .litertlm": lambda place: {"output": place.folder / "gemma.bin"},
     "work folder .* cannot be used: No such file": lambda place: {"work": place.folder / "no" / "folder"},
-    "held_out=... is text to evaluate on": options(held_out="nowhere.jsonl", evaluate=False),
+    "held_out=... and evaluate=False exclude": options(held_out="nowhere.jsonl", evaluate=False),
     "needs a checkpoint to compare with, and": lambda place: {
         "source": write(place.folder / "f.litertlm", FLOAT), "held_out": "nowhere.jsonl"},
 }  # fmt: skip
@@ -471,7 +473,7 @@ def test_held_out_text_of_a_file_is_scored_again_when_it_changes_and_is_none_tha
     many(place, "another text", name="held-out.jsonl")
     assert "evaluate" in place.build(held_out=text)[0].ran
     many(place, "something else", f"{PROMPTS[3]} ", name="held-out.jsonl")
-    with pytest.raises(UsageError, match="prompt 2 is among those to calibrate with"):
+    with pytest.raises(UsageError, match="prompt 2 is also a calibration prompt"):
         place.build(held_out=text)
 
 
@@ -480,7 +482,12 @@ def test_held_out_text_of_a_file_is_scored_again_when_it_changes_and_is_none_tha
     [
         (PROMPTS, {"held_out": "held-out.jsonl"}, "Evaluated on "),
         (PROMPTS, {"source": "float.litertlm"}, "Not evaluated: there is no checkpoint"),
-        ([*PROMPTS[:9], f"{PROMPTS[0]} "], {}, "Not evaluated: give at least 10 different prompts"),
+        (
+            [*PROMPTS[:9], f"{PROMPTS[0]} "],
+            {},
+            "Not evaluated: 9 different prompts given, and at least 10 are",
+        ),
+        ([*"abcdefghijkl"], {}, "Not evaluated: the prompts to hold out"),
         (PROMPTS, {"evaluate": False}, None),
     ],
 )

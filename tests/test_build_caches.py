@@ -62,7 +62,7 @@ def test_the_window_is_that_of_sliding_layers_and_a_long_prefill_is_told_of() ->
     found = planned(512, 5, [512], 4096)
     assert (found["window"], len(found["notes"])) == (512, 1)
     assert "5 of 6 layers see 512 positions back and keep a ring buffer of 512" in found["notes"][0]
-    assert "applies no window within one chunk" in planned(512, 5, [1024], 4096)["notes"][1]
+    assert "does not apply the window within one prefill" in planned(512, 5, [1024], 4096)["notes"][1]
     assert planned(512, 0, [1024], 4096) == {"window": None, "ring": None, "notes": []}
 
 

@@ -67,7 +67,7 @@ def interrupted(folder: Path, stage: str, number: signal.Signals) -> None:
     assert command.returncode == (-number if killed else 128 + number), said
     lines = [line for line in said.splitlines() if line.strip()]
     assert lines[0].split()[0] == "configure"
-    hint = "completed stages are in gemma.work: run it again to continue"
+    hint = "completed stages are in gemma.work: run the same command to continue"
     assert killed or lines[-1] == f"edge-opt: ended by {number.name}; {hint}"
     assert not (folder / "gemma.litertlm").exists()
 
@@ -86,7 +86,7 @@ def test_a_checkpoint_becomes_a_bundle_for_the_npu_also_after_interruptions(
     result = build(folder / "gemma", output, prompts=folder / "gemma.jsonl", **OPTIONS)
     assert [stage.made_now for stage in result.stages] == [False] * 5 + [True]
     assert all((stage.peak_bytes or 0) > 100 << 20 for stage in result.stages[1:])
-    assert result.stages[3].notes == ["Restored what litert-torch's packing dropped: ExecutorMetadataProto"]
+    assert result.stages[3].notes == ["Restored sections that litert-torch dropped: ExecutorMetadataProto"]
     prefill, decode = result.optimized["signatures"]
     assert (prefill["kept"], decode["kept"]) == ("converted", "converted")
     assert "closer to the checkpoint's" in decode["why"]

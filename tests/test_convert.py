@@ -266,9 +266,10 @@ def test_the_headline_names_the_reference_kernels_only_where_they_ran(kernels: s
 
 def test_the_headline_has_the_largest_difference_where_bits_are_not_demanded() -> None:
     proofs = [Proof(Demand("relative", 0.1), holds=True, bitwise=False, max_abs=by) for by in (0.5, 0.25)]
-    sites = [Site(None, status=Status.CONVERTED, proof=proof) for proof in proofs]
+    sites = [Site(None, status=Status.CONVERTED, proof=proof, pass_name="balanced_norms") for proof in proofs]
     said = ConversionResult(None, None, "generic", "regions", sites=sites).summary().splitlines()[0]
-    assert said == "2 of 2 sites converted, each verified as its pass demands (largest difference 0.5)."
+    largest = "(largest difference 0.5, by balanced_norms)"
+    assert said == f"2 of 2 sites converted, each verified within the tolerance of its pass {largest}."
 
 
 # Requirements, and models that stay what they were

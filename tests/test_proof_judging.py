@@ -126,4 +126,6 @@ def test_where_values_were_clipped_nothing_is_called_bitwise() -> None:
 def test_results_that_tell_nothing_prove_nothing() -> None:
     proof = judged(outcome(SAME, SAME, untold="output 0 is NaN"))
     assert (proof.holds, proof.open) == (False, True)
-    assert proof.reason == "cannot be verified: output 0 is NaN, so a wrong rewrite would give the same"
+    assert (
+        proof.reason == "cannot be verified: output 0 is NaN, so a wrong rewrite would give the same result"
+    )

@@ -37,7 +37,7 @@ WORST_RATIO = 1.05
 WORST_KL = 0.5
 """Mean KL divergence from the checkpoint in the NPU's emulator, in nats, above which a build warns."""
 _NO_REFERENCE = "Not evaluated: there is no checkpoint; `edge-opt evaluate` compares a bundle with one"
-_TOO_FEW = "Not evaluated: give at least 10 different prompts, to hold some out, or --held-out FILE.jsonl"
+_NONE_HELD_OUT = "Not evaluated: {}, or --held-out FILE.jsonl"
 
 
 @dataclass(slots=True)
@@ -176,10 +176,10 @@ def _finishing(result: BuildResult, began: float) -> Iterator[None]:
     except EdgeOptError as error:
         error.result = result
         if isinstance(error, StageFailedError) and result.converted:
-            error.args = (f"{error}; the bundle before the compiler is {result.converted}",)
+            error.args = (f"{error}; the bundle before compilation is {result.converted}",)
         raise
     except KeyboardInterrupt as error:
-        error.add_note(f"completed stages are in {result.work}: run it again to continue")
+        error.add_note(f"completed stages are in {result.work}: run the same command to continue")
         raise
     finally:
         result.seconds = round(time.perf_counter() - began, 3)
@@ -199,14 +199,14 @@ def _check_output(output: Path, source: Path, work: Path, *, overwrite: bool) ->
 def _target(vendor: str, chip: str, target: str | None) -> Target:
     facts = load_target(target or TARGETS[vendor])
     if target and not target.endswith(".toml") and facts.name not in {TARGETS[vendor], "generic"}:
-        raise UsageError(f"target '{facts.name}' is not for the NPU of {chip}: leave target=... out")
+        raise UsageError(f"target '{facts.name}' is not for the NPU of {chip}: leave out target=...")
     return facts
 
 
 def _lengths(given: Given, prefill: Sequence[int] | None, cache: int | None) -> dict[str, Any]:
     """The lengths as litert-torch's settings."""
     if (prefill or cache) and given.kind is not Kind.CHECKPOINT:
-        raise UsageError(f"{given.path} has its lengths already: leave prefill=... and cache=... out")
+        raise UsageError(f"{given.path} has fixed lengths: leave out prefill=... and cache=...")
     lengths = {"prefill_lengths": prefill and [*prefill], "cache_length": cache}
     return {name: value for name, value in lengths.items() if value}
 
@@ -227,23 +227,22 @@ def _texts(
 ) -> tuple[list[Any], list[Part], str]:
     """The prompts to calibrate with, the text to evaluate on (empty for none), and a note on it."""
     if given.kind is Kind.QUANTIZED and prompts is not None:
-        raise UsageError(f"{given.path} is quantized already: leave prompts=... out")
+        raise UsageError(f"{given.path} is quantized already: leave out prompts=...")
     if given.kind is not Kind.QUANTIZED and prompts is None:
-        raise UsageError(f"a {given.kind} is calibrated on text: give prompts=FILE.jsonl")
+        raise UsageError(f"calibrating a {given.kind} needs prompts: give prompts=FILE.jsonl")
     every = [] if prompts is None else read_prompts(Path(prompts))
     if held_out is not None and not evaluate:
-        raise UsageError("held_out=... is text to evaluate on: leave it out, or evaluate=False")
+        raise UsageError("held_out=... and evaluate=False exclude each other: leave one out")
     if held_out is not None and given.kind is not Kind.CHECKPOINT:
         raise UsageError(f"held_out=... needs a checkpoint to compare with, and {given.path} is a bundle")
     if held_out is not None:
         return every, evaluation.read_parts(Path(held_out), every), f"Evaluated on {held_out}"
     if given.kind is not Kind.CHECKPOINT or not evaluate:
         return every, [], _NO_REFERENCE
-    parts, rest = evaluation.hold_out(every)
-    if not parts:
-        return every, [], _TOO_FEW
-    share = f"{len(parts)} of {len(every)} prompts, every fifth"
-    return rest, parts, f"Held out of the calibration, to evaluate with: {share}"
+    parts, rest, why_none = evaluation.hold_out(every)
+    if why_none:
+        return every, [], _NONE_HELD_OUT.format(why_none)
+    return rest, parts, f"Held out for evaluation: {len(parts)} of {len(every)} prompts, every fifth"
 
 
 # What runs
@@ -279,7 +278,7 @@ def _quantized(
     # If calibration missed a part, the bundle may ignore its cache.
     broken = sentences(find_unsound(Opened(path)))
     if broken:
-        raise BuildCheckError(f"{path} is broken, so nothing is delivered: {broken[0]}")
+        raise BuildCheckError(f"{path} is broken, no bundle was written: {broken[0]}")
     return models
 
 

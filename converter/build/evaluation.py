@@ -22,7 +22,7 @@ import numpy as np
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.errors import UsageError
 from edge_opt.base.record import Record, from_dict
-from edge_opt.base.words import Progress
+from edge_opt.base.words import Progress, many
 from edge_opt.build import stages
 from edge_opt.build.prompts import read_prompts, text_of
 from edge_opt.build.source import Kind, look_at
@@ -189,20 +189,31 @@ def read_parts(path: Path, calibrated: Sequence[Any] = ()) -> list[Part]:
     for number, text in enumerate(map(text_of, read_prompts(path)), 1):
         where, part = f"held-out prompts {path}, prompt {number}", cut(text)
         if text.strip() in seen:
-            raise UsageError(f"{where} is among those to calibrate with: take it out of one of the files")
+            raise UsageError(f"{where} is also a calibration prompt: remove it from one of the files")
         if part is None:
             raise UsageError(f"{where} is too short to be scored: give at least two words")
         parts.append(part)
     return parts
 
 
-def hold_out(prompts: Sequence[Any]) -> tuple[list[Part], list[Any]]:
-    """Every fifth prompt, cut, and the others to calibrate with, each once; no parts of fewer than 10 prompts."""
+def hold_out(prompts: Sequence[Any]) -> tuple[list[Part], list[Any], str]:
+    """Every fifth prompt, cut, the others to calibrate with, each once, and the reason if none is held out."""
     different = [*{text_of(prompt).strip(): prompt for prompt in prompts}.values()]
     if len(different) < _FEWEST:
-        return [], [*prompts]
-    parts = filter(None, map(cut, map(text_of, different[::_SHARE])))
-    return [*parts], [prompt for at, prompt in enumerate(different) if at % _SHARE]
+        number = many(len(different), "different prompt")
+        return (
+            [],
+            [*prompts],
+            f"{number} given, and at least {_FEWEST} are needed to hold some out; give more",
+        )
+    parts = [*filter(None, map(cut, map(text_of, different[::_SHARE])))]
+    if not parts:
+        return (
+            [],
+            [*prompts],
+            "the prompts to hold out, every fifth, are too short to be cut in two; give longer ones",
+        )
+    return parts, [prompt for at, prompt in enumerate(different) if at % _SHARE], ""
 
 
 def cut(text: str) -> Part | None:

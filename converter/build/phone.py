@@ -55,7 +55,7 @@ def find_compiler(vendor: str, sdk: AnyPath | None) -> Path | None:
     if vendor != QUALCOMM:
         if sdk is not None:
             raise UsageError(
-                f"sdk=... is for Qualcomm's libraries: litert-torch finds those of {vendor} by itself"
+                f"sdk=... is for Qualcomm's libraries: leave it out, litert-torch finds those of {vendor}"
             )
         return None
     if sdk is None and find_spec(_PACKAGE) is not None and not any(map(os.environ.get, SDK_VARIABLES)):

@@ -165,8 +165,8 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
         if error.args != (_WHOLE,):
             raise
         raise UsageError(
-            f"every layer of the checkpoint slides, but litert-torch {SUPPORTED} exports this family only with at "
-            f"least one '{_WHOLE}' among layer_types in config.json"
+            f"every layer of the checkpoint has a sliding window, but litert-torch {SUPPORTED} exports this family "
+            f"only with at least one '{_WHOLE}' among layer_types in config.json"
         ) from error
     if job.options["window"]:
         write_window(job.model, job.options["window"])
@@ -283,7 +283,7 @@ def quantize(job: Job, _: Progress) -> dict[str, Any]:
     for left in Path(job.output).glob("*intermediate.tflite"):
         left.unlink()
     lost = keep_sections(Path(job.inputs["model"]), job.model)
-    return {"notes": [f"Restored what litert-torch's packing dropped: {', '.join(lost)}"] if lost else []}
+    return {"notes": [f"Restored sections that litert-torch dropped: {', '.join(lost)}"] if lost else []}
 
 
 # For the NPU

@@ -78,7 +78,7 @@ def _load(torch: Any, source: Path) -> Any:
     except (safetensors.SafetensorError, pickle.UnpicklingError, EOFError, RuntimeError) as error:
         cause, _, _ = (str(error) or "they are empty").partition("\n")
         raise UsageError(
-            f"weights in {source} are damaged or incomplete ({cause}): copy them again, or use git lfs"
+            f"weights in {source} are damaged or incomplete ({cause}): copy them again, or run `git lfs pull`"
         ) from error
     wrong = dict.fromkeys(info["missing_keys"], "is missing")
     wrong |= {name: "has another shape" for name, *_ in info["mismatched_keys"]}

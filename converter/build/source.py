@@ -134,8 +134,8 @@ def plan_caches(
         )
     if window and longest > window:
         notes.append(
-            f"a prefill of {longest} tokens is longer than the window of {window}: LiteRT-LM {_RUNTIME} applies no "
-            f"window within one chunk, so its rows see up to {longest} positions back; give --prefill {window} or less "
-            f"to keep what the checkpoint says"
+            f"a prefill of {longest} tokens is longer than the window of {window}: LiteRT-LM {_RUNTIME} does "
+            f"not apply the window within one prefill, so tokens see up to {longest} positions back; give --prefill "
+            f"{window} or less"
         )
     return {"window": window or None, "ring": ring, "notes": notes}

@@ -185,8 +185,10 @@ def _verified(result: ConversionResult) -> str:
     text, notes = ", each verified bit for bit", dict.fromkeys(one.note for one in proofs if not one.bitwise)
     if any(proof.demand.kind != "bitwise" for proof in proofs):
         worst = max(proofs, key=lambda proof: proof.max_abs)
-        figure = f"largest difference {worst.max_abs:.3g}" if worst.max_abs or not worst.note else ""
-        text = f", each verified as its pass demands ({': '.join(filter(None, (figure, worst.note)))})"
+        name = next(site.pass_name for site in result.converted if site.proof is worst)
+        figure = f"largest difference {worst.max_abs:.3g}, by {name}" if worst.max_abs else ""
+        detail = ": ".join(filter(None, (figure, worst.note))) or "no difference"
+        text = f", each verified within the tolerance of its pass ({detail})"
     elif notes:
         bounded = [{ran.kernels for ran in one.ran} for one in proofs if not one.bitwise]
         where = " on the reference kernels" if all("reference" in kernels for kernels in bounded) else ""

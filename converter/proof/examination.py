@@ -151,7 +151,7 @@ def judge(outcome: Outcome, question: Question) -> Proof:
             violated = f"the new region differs{where}: {_figures(found)}, but must be {demand.words}"
     if not violated and outcome.untold:
         return unproved(
-            demand, f"cannot be verified: {outcome.untold}, so a wrong rewrite would give the same"
+            demand, f"cannot be verified: {outcome.untold}, so a wrong rewrite would give the same result"
         )
     ran = outcome.found[""]
     differences = [difference for found in ran.values() for difference in found]
