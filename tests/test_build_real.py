@@ -254,8 +254,8 @@ def test_a_checkpoint_whose_layers_all_slide_is_a_sentence(
 ) -> None:
     """litert-torch asks for angles of layers that do not slide, and transformers has none."""
     monkeypatch.setattr(pipeline, "_lib", lambda _: SimpleNamespace(npu_export=lambda *_: {}[cause]))
-    monkeypatch.setattr(pipeline, "_config", lambda _: SimpleNamespace(rotate=False))
+    monkeypatch.setattr(pipeline, "_config", lambda _: SimpleNamespace())
     monkeypatch.setattr(pipeline, "ProcessPoolExecutor", lambda *_: nullcontext(ThreadPoolExecutor()))
     monkeypatch.setattr(pipeline, "prepare", lambda *_, **__: "")
     with pytest.raises(kind, match=r"every layer|other"):
-        pipeline.export(Job("export", "", {"model": "none"}), lambda *_: None)
+        pipeline.export(Job("export", "", {"model": "none"}, {"rotate": False}), lambda *_: None)
