@@ -43,7 +43,7 @@ def show_conversion(result: ConversionResult, reports: Sequence[Path] = (), *, d
         # Exports for NPUs have int16 activations, or caches with a separate output for the new part.
         if find_caches(result.model).caches or any(tensor.dtype.name == "INT16" for tensor in inputs):
             output.say(
-                "This looks like an export for an NPU. Convert it for that NPU to make it faster: --target TARGET",
+                "This looks like an export for an NPU. It may run faster if converted for that NPU: --target TARGET",
                 "(see `edge-opt targets`) or a chip, such as --target SM8750.",
             )
     output.say(*(f"Report: {path}" for path in reports))
