@@ -23,10 +23,8 @@ class BuildWithoutScripts(build_py):
 
 def long_description() -> str:
     """The README; its relative links lead to the repository in EDGE_OPT_REPO_URL, or without it become plain text."""
-    text, url = (
-        Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
-        os.environ.get("EDGE_OPT_REPO_URL"),
-    )
+    text = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
+    url = os.environ.get("EDGE_OPT_REPO_URL")
     relative = r"\[([^]]*)\]\((?!\w+:)([^)]+)\)"
     if url:
         text = re.sub(f"!{relative}", rf"![\1]({url}/raw/HEAD/\2)", text)

@@ -487,7 +487,7 @@ def test_held_out_text_of_a_file_is_scored_again_when_it_changes_and_is_none_tha
             {},
             "Not evaluated: 9 different prompts given, and at least 10 are",
         ),
-        ([*"abcdefghijkl"], {}, "Not evaluated: the prompts to hold out"),
+        ([*"abcdefghijkl"], {}, "Not evaluated: every fifth prompt is too short"),
         (PROMPTS, {"evaluate": False}, None),
     ],
 )

@@ -154,10 +154,10 @@ def build(
             compiled = start("compile", compiling, model=optimized.bundle)
             if parts:
                 models = {"checkpoint": origin, "converted": optimized.bundle}
-                tokens = npu_tokens if libraries is not None and _has_emulator(result, libraries) else 0
-                emulated = tokens and start(
-                    evaluation.NPU, evaluation.emulation(parts, tokens, chip), **models
-                )
+                emulated = None
+                if npu_tokens and libraries is not None and _has_emulator(result, libraries):
+                    emulation = evaluation.emulation(parts, npu_tokens, chip)
+                    emulated = start(evaluation.NPU, emulation, **models)
                 scored = evaluation.in_turn(parts, optimized.bundle.path)
                 _evaluate(result, start(evaluation.CPU, {"parts": scored, "runtimes": runtimes}, **models)())
                 if emulated:

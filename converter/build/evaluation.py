@@ -199,20 +199,13 @@ def read_parts(path: Path, calibrated: Sequence[Any] = ()) -> list[Part]:
 def hold_out(prompts: Sequence[Any]) -> tuple[list[Part], list[Any], str]:
     """Every fifth prompt, cut, the others to calibrate with, each once, and the reason if none is held out."""
     different = [*{text_of(prompt).strip(): prompt for prompt in prompts}.values()]
-    if len(different) < _FEWEST:
-        number = many(len(different), "different prompt")
-        return (
-            [],
-            [*prompts],
-            f"{number} given, and at least {_FEWEST} are needed to hold some out; give more",
-        )
     parts = [*filter(None, map(cut, map(text_of, different[::_SHARE])))]
-    if not parts:
-        return (
-            [],
-            [*prompts],
-            "the prompts to hold out, every fifth, are too short to be cut in two; give longer ones",
-        )
+    why_none = "" if parts else "every fifth prompt is too short to be cut in two; give longer ones"
+    if len(different) < _FEWEST:
+        given = many(len(different), "different prompt")
+        why_none = f"{given} given, and at least {_FEWEST} are needed to hold some out; give more"
+    if why_none:
+        return [], [*prompts], why_none
     return parts, [prompt for at, prompt in enumerate(different) if at % _SHARE], ""
 
 
