@@ -120,9 +120,6 @@ def profile(
     chip: options.ChipOption = None,
     flags: options.FlagOption = None,
     seconds: options.SecondsOption = 3600.0,
-    verbose: Annotated[
-        bool, option("For a bundle, also show all parts of a step.", None, "--verbose")
-    ] = False,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> int:
@@ -135,12 +132,7 @@ def profile(
         if not quiet:
             output.complain(f"compiling {path}")
         profiles.append(profile(path, sdk=sdk, chip=chip, flags=flags or (), seconds=seconds or None))
-    output.answer(
-        {"profiles": profiles},
-        lambda _: show_profiles(profiles, verbose=verbose),
-        as_json=as_json,
-        quiet=quiet,
-    )
+    output.answer({"profiles": profiles}, lambda _: show_profiles(profiles), as_json=as_json, quiet=quiet)
     return 0
 
 

@@ -9,19 +9,17 @@ from edge_opt.build import BuildResult, StageReport
 from edge_opt.build.phone import QUALCOMM
 from edge_opt.cli import output
 from edge_opt.npu import Figures, Profile, TimeEstimate, Tuning
-from edge_opt.npu.profiling import ITSELF_SINCE, NOTE, PARTS, Measured
 
 _FIGURES = ("on NPU", "est. ms", "spill", "fill", "read", "written")
-_ABSENT = Measured("")
 _MINUTE = 60
 _AUXILIARY = (
     "The auxiliary model runs on the CPU: litert-torch would compile only its masks, which LiteRT-LM computes "
-    f"itself since {ITSELF_SINCE}. For an older version: --set disable_aux_compilation=false"
+    "itself since 0.11. For an older version: --set disable_aux_compilation=false"
 )
 
 
-def show_profiles(profiles: Sequence[Profile], *, verbose: bool = False) -> None:
-    """Print a table of signatures for each model; if `verbose`, also one of the parts of a bundle's steps."""
+def show_profiles(profiles: Sequence[Profile]) -> None:
+    """Print a table of signatures for each model."""
     first = profiles[0]
     versions = ", ".join(f"{name} {text}" for name, text in first.versions.items())
     output.say(f"{first.chip}, {versions}; flags: {' '.join(first.flags) or 'the defaults of the compiler'}")
@@ -32,32 +30,18 @@ def show_profiles(profiles: Sequence[Profile], *, verbose: bool = False) -> None
             for one in entry.signatures
         ]
         output.say("", entry.model, *output.table([("signature", *_FIGURES, "x first"), *rows]))
-        if verbose and entry.steps:
-            output.say("", *_step_lines(entry))
     output.say("", *dict.fromkeys(note for entry in profiles for note in entry.notes))
 
 
 def _columns(figures: Figures) -> tuple[str, ...]:
     """The values of `_FIGURES`."""
     moved = (figures.spill, figures.fill, figures.ddr_read, figures.ddr_written)
-    return (f"{figures.taken}/{figures.operators}", _time_of(figures), *map(size, moved))
-
-
-def _time_of(figures: Figures | None) -> str:
-    return "-" if figures is None or figures.time is None else f"{figures.time.us / 1000:.3f}"
+    time = "-" if figures.time is None else f"{figures.time.us / 1000:.3f}"
+    return (f"{figures.taken}/{figures.operators}", time, *map(size, moved))
 
 
 def _ratio(time: TimeEstimate | None, first: TimeEstimate | None) -> str:
     return f"{time.us / first.us:.3f}" if time and first and first.us else "-"
-
-
-def _step_lines(profile: Profile) -> list[str]:
-    """Table of the estimated ms of a bundle's steps, by part, and the parts without an estimate."""
-    parts = [(step.name, [step.parts.get(part, _ABSENT) for part in PARTS]) for step in profile.steps]
-    rows = [(name, *(_time_of(one.figures) for one in measured)) for name, measured in parts]
-    failed = [one for _, measured in parts for one in measured if one.failure]
-    why = (f"  {one.signature} has no estimate: {one.failure}" for one in failed)
-    return [*output.table([("est. ms of", *PARTS), *rows]), *why, f"  {NOTE}"]
 
 
 def show_tuning(tuning: Tuning, destination: Path | None) -> None:

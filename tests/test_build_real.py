@@ -91,8 +91,6 @@ def test_a_checkpoint_becomes_a_bundle_for_the_npu_also_after_interruptions(
     assert (prefill["kept"], decode["kept"]) == ("converted", "converted")
     assert "closer to the checkpoint's" in decode["why"]
     assert prefill["after"]["time"]["us"] < 0.65 * prefill["before"]["time"]["us"]
-    parts = ["embedder", "rope", "masks", "decoder", "cache update"]
-    assert [[*step["parts"]] for step in result.optimized["steps"]] == [parts] * 2
     first = contents(output)
 
     exported, quantized, converted = (

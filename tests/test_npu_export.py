@@ -8,17 +8,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import generation_models as models
 import pytest
 from bundles import GENERIC, bundle, model_part
 from cli_runs import DEMO, QUANTIZED
 from pretend_npu import calls, compiling, pretend, require_qnn
-from text_parser import parse
 
 from edge_opt.base.errors import UsageError
 from edge_opt.integrations import npu_export
 from edge_opt.integrations.npu_export import Optimized, npu_optimize
-from edge_opt.ir import load, to_bytes
+from edge_opt.ir import load
 from edge_opt.npu import CompilerMissingError
 from edge_opt.npu.hexagon import Figures, TimeEstimate
 from edge_opt.npu.profiling import Measured
@@ -82,16 +80,6 @@ def test_what_is_quicker_is_kept_and_told_with_both_figures(stage: Stage) -> Non
     assert "times are of SA8797" in done.summary()
     assert stage.grown() == [True, False]
     assert json.loads(json.dumps(done.to_dict()))["signatures"][0]["after"]["time"]["us"] == 600
-
-
-def test_a_step_is_told_by_part_with_the_decoder_that_was_kept(stage: Stage) -> None:
-    auxiliary = to_bytes(parse(models.auxiliary().replace("_4 =", "_8 =")))
-    parts = [("prefill_decode", DEMO.read_bytes()), ("aux", auxiliary)]
-    stage.quantized.write_bytes(bundle([TEXT, *(model_part(*part) for part in parts)]))
-    done = stage(ran(1000, 500), ran(600, 510), *[ran(7)] * 4)
-    for step, time in zip(done.to_dict()["steps"], (600, 500), strict=True):
-        told = {name: part["figures"]["time"]["us"] for name, part in step["parts"].items()}
-        assert list(told.items()) == [("masks", 7), ("decoder", time), ("cache update", 7)]
 
 
 def estimate(us: int | None) -> TimeEstimate | None:

@@ -4,14 +4,12 @@ The logs here are composed from the format, not copied; the slow tests run the r
 """
 
 import json
-import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from textwrap import dedent
 
-import generation_models as models
 import pytest
 from cli_runs import NO_ATTENTION, QUANTIZED, run, written
 from pretend_npu import EVENTS, FIGURES, TAKEN, compiling, require_qnn
@@ -212,31 +210,6 @@ def test_without_an_estimate_the_bytes_are_there_and_one_sentence_says_why(
     assert (figures.time, figures.ddr_read) == (None, 40)
     assert notes[0].startswith("no estimate of time: ")
     assert words in notes[0]
-
-
-# The parts of a bundle
-
-
-def test_a_step_is_told_by_part_and_one_that_the_compiler_refuses_costs_no_other_its_estimate(
-    tmp_path: Path, compiler: Compilers, capsys: Captured
-) -> None:
-    command = ("profile", models.packed(tmp_path), "--soc", "SA8797", "--sdk")
-    names = ("embedder", "masks", "decoder", "cache update")
-    sdk = compiler(compiling([(1200, 40, 9)] * 7 + [None]))
-    prefill, decode = run(capsys, *command, sdk, "--json").json["profiles"][0]["steps"]
-    assert (prefill["name"], decode["name"]) == ("prefill_4", "decode")
-    assert tuple(prefill["parts"]) == tuple(decode["parts"]) == names
-    signatures = [part["signature"] for part in prefill["parts"].values()]
-    assert signatures == ["prefill_embedder_4", "prefill_mask_4", "prefill_4", "prefill_cache_update_4"]
-    *others, update = [*prefill["parts"].values(), *decode["parts"].values()]
-    assert all(part["figures"]["time"]["us"] == 1200 for part in others)
-    assert update["figures"] is None
-    (tmp_path / "apply_plugin_main.calls").unlink()
-    shown = run(capsys, *command, sdk, "--verbose").out
-    assert re.search(r"est. ms of +embedder +rope +masks +decoder +cache update\n", shown)
-    assert re.search(r"prefill_4 +1\.200 +- +1\.200 +1\.200 +1\.200\n", shown)
-    assert "use_hw_masking_for_npu" in shown
-    assert "decode_cache_update has no estimate: the Hexagon compiler ended with code 6: no room" in shown
 
 
 # The command

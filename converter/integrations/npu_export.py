@@ -26,7 +26,7 @@ from edge_opt.base.words import Progress
 from edge_opt.conversion import ConversionResult, convert
 from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, Opened
 from edge_opt.npu.hexagon import Compiler, Figures, compiling_threads
-from edge_opt.npu.profiling import Measured, Step, measure, steps_of
+from edge_opt.npu.profiling import Measured, measure
 from edge_opt.npu.sdk import CompilerMissingError, find_sdk
 from edge_opt.passes import PASSES
 from edge_opt.targets import TargetLike, load_target
@@ -61,15 +61,13 @@ class Optimized(Record):
     """The result of `npu_optimize`.
 
     `signatures`: entry points of the prefill/decode model. `compile_configs`: to pass to `npu_compile`, with the flags
-    that were measured. `notes`: why nothing was measured, or which chip the times are for. `steps`: figures of one
-    prefill and one token by part, with the decoder that was kept.
+    that were measured. `notes`: why nothing was measured, or which chip the times are for.
     """
 
     conversion: ConversionResult
     signatures: tuple[Gain, ...]
     compile_configs: dict[str, Any]
     notes: tuple[str, ...] = ()
-    steps: tuple[Step, ...] = ()
 
     def summary(self) -> str:
         """A line for each entry point's outcome, then the notes."""
@@ -91,8 +89,7 @@ def npu_optimize(
     """Convert a quantized bundle for the NPU of `cfg`, verify it, and keep what its compiler rates better.
 
     For Qualcomm's NPUs, each entry point of the prefill/decode model is compiled as exported and as converted, with the
-    flags that `npu_compile` will use, and is kept as exported unless it gains. The embedder and the auxiliary model are
-    measured as written.
+    flags that `npu_compile` will use, and is kept as exported unless it gains.
 
     Args:
         cfg: litert-torch's `NpuPipelineConfig`: reads `backend` and `soc_model` and, if present, `overwrite`,
@@ -135,9 +132,7 @@ def npu_optimize(
     if any(site.signature in exported_only for site in result.converted):
         kept = [entry.name for entry in result.signatures if entry.name not in exported_only]
         result = run(overwrite=True, signatures=kept)
-    decoders = [(before if gain.kept == "exported" else after)[gain.signature] for gain in found if before]
-    steps = () if compiler is None else steps_of(Opened(output_litertlm), decoders, compiler)
-    return Optimized(result, found, configs, notes, steps)
+    return Optimized(result, found, configs, notes)
 
 
 def _compiler(

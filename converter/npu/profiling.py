@@ -1,4 +1,4 @@
-"""Compile each entry point of a model, or of a bundle's models, alone and return the compiler's figures."""
+"""Compile each entry point of a model alone and return the compiler's figures."""
 
 import math
 import os
@@ -13,22 +13,11 @@ from pathlib import Path
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.record import Record
 from edge_opt.ir import Model, save
-from edge_opt.ir.opening import AUXILIARY_SECTION, EMBEDDER_SECTION, Opened
+from edge_opt.ir.opening import Opened
 from edge_opt.npu.hexagon import Compiler, Figures, compiling_threads, cut_entry_point
 from edge_opt.npu.sdk import CompilerFailedError, find_sdk
 from edge_opt.targets.chips import CHIPS, DEFAULT_CHIP
 
-ITSELF_SINCE = "0.11"
-"""The first release of LiteRT-LM that makes masks and updates caches itself (seen in its wheels)."""
-PARTS = ("embedder", "rope", "masks", "decoder", "cache update")
-"""The parts of a step, in order; `NOTE` says where they run on a phone."""
-NOTE = (
-    "The decoder runs on the NPU. The other times are what the parts would take there: embedder and rope run on the "
-    f"CPU, and LiteRT-LM makes masks and updates caches itself since {ITSELF_SINCE} (NpuConfig.use_hw_masking_for_npu, "
-    "use_hw_cache_update_for_npu)."
-)
-_INFIX = re.compile(r"_(?:per_layer_)?(embedder|rope|mask|cache_update)(?=_\d|$)")
-_PARTS = {"embedder": "embedder", "rope": "rope", "mask": "masks", "cache_update": "cache update"}
 _VERSION = re.compile(r"Qnn library version ([\d.]+) is used")
 
 
@@ -49,19 +38,10 @@ class Measured(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Step(Record):
-    """One prefill or one token, named after the decoder's entry point: its parts by name, in order."""
-
-    name: str
-    parts: Mapping[str, Measured]
-
-
-@dataclass(frozen=True, slots=True)
 class Profile(Record):
     """The compiler's figures for every entry point of a model, with the settings and versions used.
 
-    `notes` say which chip the estimated time is for, or why there is none. For a bundle, `steps` has the figures of one
-    prefill and one token, by part.
+    `notes` say which chip the estimated time is for, or why there is none.
     """
 
     model: str
@@ -71,7 +51,6 @@ class Profile(Record):
     seconds: float
     signatures: tuple[Figures, ...]
     notes: tuple[str, ...] = ()
-    steps: tuple[Step, ...] = ()
 
 
 def profile(
@@ -85,7 +64,7 @@ def profile(
     """Compile a model for a Hexagon NPU, and report figures for every entry point. The file is not changed.
 
     Args:
-        path: a .tflite model, or a bundle: its prefill/decode model, and in `steps` its other models too.
+        path: a .tflite model, or a bundle (its prefill/decode model is used).
         sdk: folder with Qualcomm's libraries; default: EDGE_OPT_QNN or QNN_SDK_ROOT.
         chip: the compiler's name for the chip; default: SM8750.
         flags: compiler flags, such as `--qualcomm_optimization_level=O2`.
@@ -100,8 +79,7 @@ def profile(
     started = time.perf_counter()
     compiler = Compiler(chip or DEFAULT_CHIP, tuple(flags), sdk, seconds)
     find_sdk(sdk)
-    opened = Opened(path)
-    model = opened.main().model
+    model = Opened(path).main().model
     measured = [measure(model, name, compiler) for name, _ in model.entry_points()]
     failed = next((one for one in measured if one.failure), None)
     if failed is not None:
@@ -116,7 +94,6 @@ def profile(
         seconds=round(time.perf_counter() - started, 2),
         signatures=figures,
         notes=tuple(dict.fromkeys(entry.note for entry in figures if entry.note)),
-        steps=steps_of(opened, measured, compiler),
     )
 
 
@@ -124,24 +101,6 @@ def versions(figures: Sequence[Figures]) -> dict[str, str]:
     """Versions of the packages that produced the figures."""
     qnn = next((entry.qnn for entry in figures if entry.qnn), "")
     return {"ai-edge-litert": version("ai-edge-litert"), **({"qnn": qnn} if qnn else {})}
-
-
-def steps_of(opened: Opened, decoders: Sequence[Measured], compiler: Compiler) -> tuple[Step, ...]:
-    """A step for each decoder entry point that other models of the bundle serve, with figures of those models.
-
-    If one entry point does not compile, the others keep their figures. Times are for the chip that has estimates.
-    """
-    steps = {entry.signature: {"decoder": entry} for entry in decoders}
-    for helper in filter(None, map(opened.find, (EMBEDDER_SECTION, AUXILIARY_SECTION))):
-        for name, _ in helper.model.entry_points():
-            infix, step = _INFIX.search(name), _INFIX.sub("", name)
-            if infix is not None and step in steps:
-                steps[step][_PARTS[infix[1]]] = measure(helper.model, name, compiler.judge())
-    return tuple(
-        Step(name, {part: parts[part] for part in PARTS if part in parts})
-        for name, parts in steps.items()
-        if len(parts) > 1
-    )
 
 
 def measure(model: Model, signature: str, compiler: Compiler) -> Measured:
