@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt.build import BuildResult, StageReport, build
+from edge_opt.build.evaluation import Evaluation
 
 _MEBI, _GIBI = 1 << 20, 1 << 30
 _SIDE_BY_SIDE = {"evaluate", "emulate", "compile"}
@@ -44,17 +45,17 @@ def seconds_of(result: BuildResult) -> float:
 
 def row(weights: str, result: BuildResult) -> dict[str, Any]:
     """The figures of one build."""
-    evaluation = result.evaluation or {"models": []}
+    evaluation = result.evaluation or Evaluation([], 0)
     delivered = Path(str(result.output)).stat().st_size
-    models = evaluation["models"]
+    models = evaluation.models
     return {
         "weights": weights,
         "estimated_ms": {name: {"exported": old, "delivered": new} for name, old, new in times(result)},
         "bundle_mib": delivered / _MEBI,
         # The checkpoint is the first; behind the bundle on CPU kernels, it may be scored in the emulator, too.
-        "perplexity_ratio": models[1]["ratio"] if models else None,
-        "perplexity_ratio_error": models[1]["ratio_error"] if models else None,
-        "evaluation": evaluation,
+        "perplexity_ratio": models[1].ratio if models else None,
+        "perplexity_ratio_error": models[1].ratio_error if models else None,
+        "evaluation": evaluation.to_dict(),
         "seconds": seconds_of(result),
         "stages": [stage.to_dict() for stage in result.stages],
     }

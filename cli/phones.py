@@ -104,9 +104,7 @@ def evaluate(
             flags=flags or (),
             progress=progress,
         )
-    output.answer(
-        scores.to_dict(), lambda found: output.say(*evaluation_lines(found)), as_json=as_json, quiet=quiet
-    )
+    output.answer(scores, lambda _: output.say(*evaluation_lines(scores)), as_json=as_json, quiet=quiet)
     if max_perplexity_ratio is None or scores.within(max_perplexity_ratio):
         return 0
     output.complain(f"a bundle's perplexity is more than {max_perplexity_ratio:g} times the reference's")

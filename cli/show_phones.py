@@ -1,11 +1,12 @@
 """Prints the progress and result of `build`, and the tables of `evaluate`, `profile` and `tune`."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from edge_opt.base.words import size
 from edge_opt.build import BuildResult, StageReport
+from edge_opt.build.evaluation import Evaluation
 from edge_opt.build.phone import QUALCOMM
 from edge_opt.cli import output
 from edge_opt.npu import Figures, Profile, TimeEstimate, Tuning
@@ -85,31 +86,34 @@ def show_build(result: BuildResult) -> None:
     if result.vendor == QUALCOMM and result.settings["compile"].get("disable_aux_compilation"):
         output.say(_AUXILIARY)
     if result.evaluation is not None:
-        output.say(*(evaluation_lines(result.evaluation) if result.evaluation["models"] else ()))
-        output.say(*filter(None, [result.evaluation["note"]]))
+        output.say(*(evaluation_lines(result.evaluation) if result.evaluation.models else ()))
+        output.say(*filter(None, [result.evaluation.note]))
     written = Path(str(result.output))
     file = f"{written} ({size(written.stat().st_size)})"
     output.say(f"{file} for {result.chip} ({result.vendor}), in {_time(result.seconds)}.")
     output.say(f"Next steps, with commands for the phone: {result.next_file}")
 
 
-def evaluation_lines(evaluation: Mapping[str, Any]) -> list[str]:
-    """Lines for an `Evaluation` as plain values: a row per model, then the amount of text scored."""
-    rows, models = [], evaluation["models"]
-    for model in models:
-        error = f" ± {model['ratio_error']:.3f}" if model["ratio_error"] else ""
-        rows.append(
-            (
-                f"{model['source']}, in the NPU's emulator" if model["on_npu"] else model["source"],
-                str(model["tokens"]),
-                "no number" if model["perplexity"] is None else f"{model['perplexity']:.2f}",
-                "-" if model["ratio"] is None else f"{model['ratio']:.3f}{error}",
-                "-" if model["top1_agreement"] is None else f"{100 * model['top1_agreement']:.1f} %",
-                "-" if model["kl"] is None else f"{model['kl']:.4f}",
-            )
+def evaluation_lines(evaluation: Evaluation) -> list[str]:
+    """A row for each model, then the amount of text scored."""
+    models = evaluation.models
+    rows = [
+        (
+            f"{model.source}, in the NPU's emulator" if model.on_npu else model.source,
+            str(model.tokens),
+            _number(model.perplexity, "{:.2f}", "no number"),
+            _number(model.ratio, "{:.3f}") + _number(model.ratio_error or None, " ± {:.3f}", ""),
+            _number(model.top1_agreement and 100 * model.top1_agreement, "{:.1f} %"),
+            _number(model.kl, "{:.4f}"),
         )
+        for model in models
+    ]
     heads = ("", "tokens", "perplexity", "x reference", "top-1 agreement", "mean KL")
-    shown = 4 if all(model["kl"] is None for model in models) else len(heads)
-    skipped = f"; {evaluation['skipped']} skipped, longer than the cache" if evaluation["skipped"] else ""
-    scored = f"Scored on {evaluation['prompts']} held-out prompts{skipped}."
+    shown = 4 if all(model.kl is None for model in models) else len(heads)
+    skipped = f"; {evaluation.skipped} skipped, longer than the cache" if evaluation.skipped else ""
+    scored = f"Scored on {evaluation.prompts} held-out prompts{skipped}."
     return [*output.table([row[:shown] for row in (heads, *rows)]), scored]
+
+
+def _number(value: float | None, text: str, otherwise: str = "-") -> str:
+    return text.format(value) if value is not None and math.isfinite(value) else otherwise

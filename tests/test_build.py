@@ -430,10 +430,10 @@ def test_every_fifth_prompt_is_held_out_of_the_calibration_to_evaluate_with(plac
     assert stages.checked
     found = result.evaluation
     assert found is not None
-    assert [model["source"] for model in found["models"]] == ["checkpoint", "converted", "converted"]
-    assert [model["perplexity"] for model in found["models"][:2]] == pytest.approx([2, 4])
+    assert [model.source for model in found.models] == ["checkpoint", "converted", "converted"]
+    assert [model.perplexity for model in found.models[:2]] == pytest.approx([2, 4])
     assert [warning[:26] for warning in result.warnings] == ["Perplexity is 2.00 times t"]
-    assert found["note"].endswith("3 of 12 prompts, every fifth")
+    assert found.note.endswith("3 of 12 prompts, every fifth")
     _, again = place.build()
     ended = [(stage.name, stage.made_now) for stage in again.stages][-3:]
     assert ended == [("evaluate", False), ("emulate", False), ("compile", False)]
@@ -445,12 +445,12 @@ def test_the_emulator_scores_a_few_tokens_where_it_is_here_and_its_failure_is_a_
     options = stages.jobs["emulate"].options
     assert (options["texts"], options["tokens"]) == (["prompt number 0", "prompt number 10"], 2)
     assert (options["chip"], stages.jobs["emulate"].libraries) == ("SM8750", str(place.sdk))
-    assert result.evaluation["models"][-1]["on_npu"]
+    assert result.evaluation.models[-1].on_npu
     fails = Stages({"emulate": failing(UsageError("no room"))})
     _, result = place.build(stages=fails, npu_tokens=1)
     assert len(fails.jobs["emulate"].options["texts"]) == 1
-    assert "Not evaluated in the NPU's emulator: stage 'emulate': no room;" in result.evaluation["note"]
-    assert (len(result.evaluation["models"]), result.output) == (2, str(place.output))
+    assert "Not evaluated in the NPU's emulator: stage 'emulate': no room;" in result.evaluation.note
+    assert (len(result.evaluation.models), result.output) == (2, str(place.output))
     assert "emulate" not in [stage.name for stage in place.build(npu_tokens=0)[1].stages]
 
 
@@ -501,7 +501,7 @@ def test_all_prompts_calibrate_where_none_is_held_out(
     stages, result = place.build(**paths)
     assert calibrated_on(stages) == prompts
     assert stages.checked == ("evaluate" in stages.ran) == ("held_out" in given)
-    assert note is None if result.evaluation is None else result.evaluation["note"].startswith(note)
+    assert note is None if result.evaluation is None else result.evaluation.note.startswith(note)
 
 
 # --- sections ---

@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,6 @@ from edge_opt.build.source import Given, Kind, look_at
 from edge_opt.build.stages import BuildCheckError, Input, StageFailedError, StageReport, Stages
 from edge_opt.conversion.models import find_unsound
 from edge_opt.ir.opening import WORK, Opened
-from edge_opt.npu.emulator import check_emulator
-from edge_opt.npu.hexagon import Compiler
 from edge_opt.schema.data import Data, Source
 from edge_opt.schema.litertlm import SUFFIX
 from edge_opt.soundness import sentences
@@ -46,9 +44,8 @@ class BuildResult(Record):
 
     `converted` is the uncompiled bundle in the work folder; `output` is None if nothing was compiled.
     `caches` has the window of sliding layers, their ring buffer's length (None for whole caches), and `notes` on both.
-    `next` tells how to run the bundle here and on a phone; `next_file` is the same as a page. `evaluation` is an
-    `Evaluation` as plain values, with a `note` on the text; None if not requested. `warnings` are to be read before the
-    bundle is used. `seconds` is this run's time.
+    `next` tells how to run the bundle here and on a phone; `next_file` is the same as a page. `evaluation` is None if
+    not requested. `warnings` are to be read before the bundle is used. `seconds` is this run's time.
     """
 
     source: str
@@ -66,7 +63,7 @@ class BuildResult(Record):
     versions: dict[str, str] = field(default_factory=dict)
     next: NextSteps | None = None
     next_file: str | None = None
-    evaluation: dict[str, Any] | None = None
+    evaluation: Evaluation | None = None
     seconds: float = 0.0
 
 
@@ -148,20 +145,19 @@ def build(
         result.optimized, result.converted = optimized.values, str(optimized.bundle.path)
         _write_next(result)
         if evaluate:
-            result.evaluation = {"models": [], "note": note}
+            result.evaluation = Evaluation([], 0, note=note)
         compiling = {**compiling, "compile_configs": result.optimized["compile_configs"]}
         with run.side_by_side() as start:
             compiled = start("compile", compiling, model=optimized.bundle)
             if parts:
                 models = {"checkpoint": origin, "converted": optimized.bundle}
                 emulated = None
-                if npu_tokens and libraries is not None and _has_emulator(result, libraries):
+                if npu_tokens and libraries is not None:
                     emulation = evaluation.emulation(parts, npu_tokens, chip)
                     emulated = start(evaluation.NPU, emulation, **models)
                 scored = evaluation.in_turn(parts, optimized.bundle.path)
-                _evaluate(result, start(evaluation.CPU, {"parts": scored, "runtimes": runtimes}, **models)())
-                if emulated:
-                    _emulate(result, emulated)
+                cpu = start(evaluation.CPU, {"parts": scored, "runtimes": runtimes}, **models)
+                result.evaluation = _evaluated(result, cpu, emulated, note)
             bundle = compiled().bundle.path
         _deliver(bundle, result, output, overwrite=overwrite)
         _write_next(result)
@@ -282,49 +278,32 @@ def _quantized(
     return models
 
 
-def _evaluate(result: BuildResult, report: StageReport) -> None:
-    """Add the scores of the checkpoint and the converted bundle in LiteRT-LM."""
-    found = from_dict(Evaluation, report.values)
-    assert result.evaluation is not None
-    result.evaluation |= found.to_dict()
+def _evaluated(
+    result: BuildResult,
+    cpu: Callable[[], StageReport],
+    emulated: Callable[[], StageReport] | None,
+    note: str,
+) -> Evaluation:
+    """Wait for the scores in LiteRT-LM and in the NPU's emulator; a note says why if the emulator fails."""
+    found = replace(from_dict(Evaluation, cpu().values), note=note)
     if not found.within(WORST_RATIO):
         result.warnings.append(
             f"Perplexity is {found.models[-1].ratio:.2f} times the checkpoint's, more than {WORST_RATIO}: check "
             f"answers before releasing the bundle; changed settings may be the cause"
         )
-
-
-def _has_emulator(result: BuildResult, libraries: Path) -> bool:
-    """True if the NPU's emulator can run here; if not, a note says why."""
+    if emulated is None:
+        return found
     try:
-        check_emulator(Compiler(result.chip, sdk=libraries))
+        score = from_dict(Evaluation, emulated().values).models[-1]
     except EdgeOptError as error:
-        _note_no_emulator(result, error)
-        return False
-    return True
-
-
-def _note_no_emulator(result: BuildResult, error: EdgeOptError) -> None:
-    assert result.evaluation is not None
-    result.evaluation["note"] += f". Not evaluated in the NPU's emulator: {error}"
-
-
-def _emulate(result: BuildResult, report: Callable[[], StageReport]) -> None:
-    """Add the score in the NPU's emulator, once `report` has it; a note says why if it fails."""
-    assert result.evaluation is not None
-    try:
-        answer = report()
-    except EdgeOptError as error:
-        _note_no_emulator(result, error)
-        return
-    score = from_dict(Evaluation, answer.values).models[-1]
-    result.evaluation["models"].append(asdict(score))
+        return replace(found, note=f"{note}. Not evaluated in the NPU's emulator: {error}")
     assert score.kl is not None
     if not score.kl <= WORST_KL:  # NaN, too
         result.warnings.append(
             f"In the NPU's emulator the answers are far from the checkpoint's: mean KL divergence {score.kl:.2f} nats, "
             f"more than {WORST_KL}: check `edge-opt evaluate --on npu` with more tokens before releasing the bundle"
         )
+    return replace(found, models=[*found.models, score])
 
 
 def _write_next(result: BuildResult) -> None:

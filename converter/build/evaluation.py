@@ -96,12 +96,14 @@ def ratio_of(likelihoods: Sequence[float], reference: Sequence[float]) -> tuple[
 class Evaluation(Record):
     """Scores of the reference, then of the bundles in the given order.
 
-    `prompts` is the number of scored prompts, `skipped` of those longer than the cache.
+    `prompts` is the number of scored prompts, `skipped` of those longer than the cache. After a build, `note` says
+    which text was scored, or why none was.
     """
 
     models: list[ModelScore]
     prompts: int
     skipped: int = 0
+    note: str = ""
 
     def within(self, limit: float) -> bool:
         """True if every bundle's perplexity is at most `limit` times the reference's; False for NaN."""
@@ -380,6 +382,7 @@ def emulate(job: Job, progress: Progress) -> dict[str, Any]:
     """Score `tokens` tokens of each of `texts`, on CPU kernels and in the NPU's emulator."""
     (name, folder), *bundles = job.inputs.items()
     compiler = Compiler(job.options["chip"], tuple(job.options["flags"]), job.libraries)
+    check_emulator(compiler)
     checkpoint = Checkpoint(folder)
     texts = [checkpoint.text(text, job.options["tokens"]) for text in job.options["texts"]]
     expected = np.concatenate([checkpoint.logits(text).numpy() for text in texts])

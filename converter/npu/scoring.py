@@ -15,7 +15,7 @@ from edge_opt.base.errors import UsageError
 from edge_opt.comparison.findings import name_of
 from edge_opt.comparison.generate import Described, find_parts, plan_loop
 from edge_opt.ir import load
-from edge_opt.npu.emulator import check_emulator, emulating
+from edge_opt.npu.emulator import emulating
 from edge_opt.npu.hexagon import Compiler
 from edge_opt.npu.sdk import CompilerFailedError
 from edge_opt.runtime import loop as steps
@@ -52,13 +52,10 @@ def read(
     Raises:
         UsageError: the bundle cannot read text, or its cache is too short.
         ModelFormatError: the bundle cannot be read.
-        CompilerMissingError: the compiler, its libraries or a C compiler is missing.
         CompilerFailedError: an entry point does not compile, or does not run.
         RuntimeFailed: a model does not run on the CPU.
     """
     title, done = name_of(bundle, "bundle"), 0
-    if compiler is not None:
-        check_emulator(compiler)
     with ExitStack() as stack:
         worker = stack.enter_context(Worker())
         files = {role: stack.enter_context(part.file()) for role, part in find_parts(bundle).items()}
