@@ -114,8 +114,7 @@ def assert_same_bits(before: bytes, after: Model, kernels: Iterable[Any] = ("xnn
     inputs, content = random_inputs(after), to_bytes(after)
     for each in kernels:
         old, new = (Session(model, each).run(None, inputs) for model in (before, content))
-        assert [(k, v.dtype, v.shape) for k, v in old.items()] == [
-            (k, v.dtype, v.shape) for k, v in new.items()
-        ]
+        kinds = [[(k, v.dtype, v.shape) for k, v in results.items()] for results in (old, new)]
+        assert kinds[0] == kinds[1]
         for name, expected in old.items():
             assert new[name].tobytes() == expected.tobytes(), (name, each, np.abs(new[name] - expected).max())

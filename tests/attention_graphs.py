@@ -1,13 +1,15 @@
 """Random attention graphs: every way that exporters are known to write the same computation, mixed freely."""
 
+from collections import Counter
 from dataclasses import make_dataclass, replace
 from typing import Any
 
 import numpy as np
-from graph_builder import GraphBuilder
 from hypothesis import strategies as st
 
-from edge_opt.ir import DType, Model, Quantization, Tensor
+from edge_opt.ir import Constants, DType, Model, Quantization, Signature, Subgraph, Tensor
+from edge_opt.shapes import infer_operator
+from edge_opt.shapes.rules import Fact, small_value
 
 MASKS = ("shared", "batched", "absent", "concat", "tile", "per head", "padding", "select")
 
@@ -70,9 +72,8 @@ class Case(make_dataclass("Choices", ("groups", "kv_heads", *_CHOICES), frozen=T
 @st.composite
 def cases(draw: st.DrawFn, /, **fixed: Any) -> Case:
     """A case; `fixed` pins some of its fields."""
-    groups, kv_heads = draw(
-        st.sampled_from(((4, 1), (2, 2), (1, 4), (3, 1), (1, 2), (2, 3), (1, 3), (4, 2), (2, 1)))
-    )
+    sizes = ((4, 1), (2, 2), (1, 4), (3, 1), (1, 2), (2, 3), (1, 3), (4, 2), (2, 1))
+    groups, kv_heads = draw(st.sampled_from(sizes))
     chosen = {name: fixed[name] if name in fixed else draw(strategy) for name, strategy in _CHOICES.items()}
     return possible(Case(**{"groups": groups, "kv_heads": kv_heads, **chosen, **fixed}))
 
@@ -118,15 +119,24 @@ _INT16 = {
 }
 
 
+SAME = Quantization.affine(1.0)
+"""Stands for the quantization of the first input."""
+
+
 def build(case: Case) -> Model:
     """The graph of a case."""
     return _Build(case).build()
 
 
 class _Build:
+    """Builds in the IR, one call an operator; shapes are derived, not written down."""
+
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.g = GraphBuilder("attend")
+        self.graph = Subgraph("attend")
+        self.model = Model(subgraphs=[self.graph])
+        self.constants = Constants(self.model)
+        self.names: Counter[str] = Counter()
         self.outputs: list[Tensor] = []
         self.escaped: list[Tensor] = []
         self.masks: dict[tuple[int, ...], Tensor] = {}
@@ -140,9 +150,70 @@ class _Build:
             hidden = self.block(None if self.case.tail == "heads" else hidden)
         for tensor in self.escaped:
             # One kind of reader is the caller, the other an operator.
-            read = tensor if self.case.quantized else self.g.op("SUM", tensor, self.g.integers(-1))
+            read = tensor if self.case.quantized else self.op("SUM", tensor, self.integers(-1))
             self.outputs.append(read)
-        return self.g.finish(self.outputs)
+        self.graph.outputs = list(dict.fromkeys(self.outputs))
+        inputs = {tensor.name: tensor for tensor in self.graph.inputs}
+        named = {f"out_{i}": tensor for i, tensor in enumerate(self.graph.outputs)}
+        self.model.signatures.append(Signature("attend", self.graph, inputs, named))
+        return self.model
+
+    # Operators
+
+    def name(self, stem: str) -> str:
+        self.names[stem] += 1
+        return stem if self.names[stem] == 1 else f"{stem}_{self.names[stem]}"
+
+    def new(self, stem: str, shape: tuple[int, ...], dtype: DType, q: Quantization | None) -> Tensor:
+        return self.graph.add_tensor(Tensor(self.name(stem), shape, dtype, quantization=q))
+
+    def given(self, name: str, shape: tuple[int, ...], dtype: DType, q: Quantization | None = None) -> Tensor:
+        self.graph.inputs.append(self.new(name, shape, dtype, q))
+        return self.graph.inputs[-1]
+
+    def stored(self, values: Any, dtype: DType = DType.FLOAT32, q: Quantization | None = None) -> Tensor:
+        """A constant; equal ones are one tensor."""
+        tensor = self.constants.make(self.name("const"), np.asarray(values, dtype.numpy), dtype, q)
+        return tensor if self.graph.lists(tensor) else self.graph.add_tensor(tensor)
+
+    def integers(self, *values: int) -> Tensor:
+        return self.stored(values, DType.INT32)
+
+    def op(
+        self,
+        name: str,
+        *inputs: Tensor,
+        dtype: DType | None = None,
+        q: Quantization | None = SAME,
+        **options: Any,
+    ) -> Tensor:
+        """The result has the first input's type and quantization unless told otherwise."""
+        q = inputs[0].quantization if q is SAME else q
+        dtype = inputs[name == "SELECT_V2"].dtype if dtype is None else dtype
+        result = self.new(name.lower(), (), dtype, q)
+        operator = self.model.new_operator(name, inputs, [result], **options)
+        if name == "BROADCAST_TO":  # of which the runtime has no version 1
+            operator.code = self.model.operator_code(name, 2)
+        facts = [Fact(tensor.shape, small_value(tensor)) for tensor in inputs]
+        ((shape, _),) = infer_operator(operator, facts)
+        assert shape is not None
+        result.shape = shape
+        return self.graph.append(operator).output
+
+    def reshape(self, source: Tensor, *shape: int) -> Tensor:
+        return self.op("RESHAPE", source, self.integers(*shape), new_shape=np.array(shape, np.int32))
+
+    def with_one(self, source: Tensor, axis: int) -> Tensor:
+        """The tensor with one more axis, of size 1."""
+        return self.reshape(source, *source.shape[:axis], 1, *source.shape[axis:])
+
+    def transpose(self, source: Tensor, *permutation: int) -> Tensor:
+        return self.op("TRANSPOSE", source, self.integers(*permutation))
+
+    def swap(self, source: Tensor) -> Tensor:
+        """TRANSPOSE of the last two axes."""
+        rank = len(source.shape)
+        return self.transpose(source, *range(rank - 2), rank - 1, rank - 2)
 
     # Numbers
 
@@ -159,13 +230,13 @@ class _Build:
         """A constant, stored as this graph stores its numbers."""
         parameters = self.q(role)
         if parameters is None:
-            return self.g.constant(values)
+            return self.stored(values)
         info = np.iinfo(self.case.numbers)
         stored = np.round(np.asarray(values) / parameters.scale[0]) + parameters.zero_point[0]
-        return self.g.constant(np.clip(stored, info.min, info.max), self.dtype, parameters)
+        return self.stored(np.clip(stored, info.min, info.max), self.dtype, parameters)
 
     def input(self, name: str, *shape: int, role: str) -> Tensor:
-        return self.g.input(name, shape, self.dtype, self.q(role))
+        return self.given(name, shape, self.dtype, self.q(role))
 
     def scaled(self, tensor: Tensor, role: str) -> Tensor:
         """The tensor multiplied by a number (logits also by one for each head), if the case scales this role."""
@@ -178,7 +249,7 @@ class _Build:
             front = tensor.shape[:-1] if rank == 3 else (1, *tensor.shape[1:-1])
             value = np.linspace(0.2, 0.5, int(np.prod(front))).reshape((*front, 1))
         factor = self.constant(value, "factor")
-        return self.g.op("DIV" if divides else "MUL", tensor, factor, q=self.q(f"{role}-scaled"))
+        return self.op("DIV" if divides else "MUL", tensor, factor, q=self.q(f"{role}-scaled"))
 
     def escape(self, tensor: Tensor, name: str) -> Tensor:
         if name in self.case.escapes:
@@ -190,13 +261,13 @@ class _Build:
     def block(self, hidden: Tensor | None) -> Tensor:
         keys, values = self.segments("key"), self.segments("value")
         logits = self.escape(self.logits(self.arranged(self.query(hidden)), keys), "logits")
-        probabilities = self.g.op("SOFTMAX", self.masked(logits), q=self.q("probability"), beta=1.0)
+        probabilities = self.op("SOFTMAX", self.masked(logits), q=self.q("probability"), beta=1.0)
         parts = self.parts(self.escape(probabilities, "probabilities"))
         return self.tail(self.weighted(parts, values))
 
     def query(self, hidden: Tensor | None) -> Tensor:
         """Queries at `[B, N, T, H]`, scaled."""
-        case, g = self.case, self.g
+        case = self.case
         b, n, t, h = case.batch, case.heads, case.length, case.head_size
         if hidden is None and case.query == "BNTH":
             return self.scaled(self.input("query", b, n, t, h, role="query"), "query")
@@ -204,11 +275,11 @@ class _Build:
             hidden = self.input("query", b, t, n, h, role="query")
         elif hidden is None:
             hidden = self.input("query", b, t, n * h, role="query")
-        source = hidden if hidden.shape == (b, t, n, h) else g.reshape(hidden, b, t, n, h)
+        source = hidden if hidden.shape == (b, t, n, h) else self.reshape(hidden, b, t, n, h)
         scaled = self.scaled(source, "query")
         source = scaled if scaled is source else self.escape(scaled, "scaled")
         by_reshape = t == 1 and case.tail_by_reshape
-        return g.reshape(source, b, n, t, h) if by_reshape else g.transpose(source, 0, 2, 1, 3)
+        return self.reshape(source, b, n, t, h) if by_reshape else self.transpose(source, 0, 2, 1, 3)
 
     # Keys and values
 
@@ -216,12 +287,12 @@ class _Build:
         """Keys or values of each segment, in the layout that the case stores them in, ready for a product."""
         layout = self.case.layout
         if layout == "one":
-            at = self.g.integers(0, 0, 0, 0)
-            made = [self.g.op("DYNAMIC_UPDATE_SLICE", self.cached(role, plain=True), self.new(role), at)]
+            at = self.integers(0, 0, 0, 0)
+            made = [self.op("DYNAMIC_UPDATE_SLICE", self.cached(role, plain=True), self.added(role), at)]
             self.outputs.append(made[0])
         else:
             made = [self.cached(role)] if layout != "none" else []
-            made += [self.new(role)] if layout != "cross" else []
+            made += [self.added(role)] if layout != "cross" else []
         return [self.ready(tensor, role) for tensor in made]
 
     def layout(self, role: str) -> str:
@@ -232,21 +303,19 @@ class _Build:
         shape = {"KTH": (b, k, s, h), "KHT": (b, k, h, s), "TKH": (b, s, k, h)}[self.layout(role)]
         name, numbers = f"{role}_cache", "" if plain else self.case.numbers
         if numbers == "float16":
-            return self.g.op("CAST", self.g.input(name, shape, DType.FLOAT16), dtype=DType.FLOAT32)
+            return self.op("CAST", self.given(name, shape, DType.FLOAT16), dtype=DType.FLOAT32)
         return self.input(name, *shape, role=role)
 
-    def new(self, role: str) -> Tensor:
+    def added(self, role: str) -> Tensor:
         """Of this step; they come as `[B, T, K, H]`."""
         b, k, t, h = self.case.batch, self.case.kv_heads, self.case.length, self.case.head_size
         source = self.input(f"{role}_new", b, t, k, h, role=role)
         if self.layout(role) == "TKH":
             return source
         if self.layout(role) == "KHT":
-            moved = self.g.transpose(source, 0, 2, 3, 1)
+            moved = self.transpose(source, 0, 2, 3, 1)
         else:
-            moved = (
-                self.g.reshape(source, b, k, t, h) if 1 in (t, k) else self.g.transpose(source, 0, 2, 1, 3)
-            )
+            moved = self.reshape(source, b, k, t, h) if 1 in (t, k) else self.transpose(source, 0, 2, 1, 3)
         if "kv" in self.case.escapes:
             self.outputs.append(moved)
         return moved
@@ -255,49 +324,49 @@ class _Build:
         """Scaled, with the heads in front, repeated where the product has no groups."""
         case = self.case
         if self.layout(role) == "TKH":
-            tensor = self.g.transpose(tensor, 0, 2, 1, 3)
+            tensor = self.transpose(tensor, 0, 2, 1, 3)
         if role == "key":
             tensor = self.scaled(tensor, "key")
         matrix = tensor.shape[2:]
         if case.product == "five":
-            return self.g.with_one(tensor, 2)
+            return self.with_one(tensor, 2)
         if case.product in ("repeat", "flat") and case.groups > 1:
             tensor = self.repeated(tensor)
-        return self.g.reshape(tensor, case.batch * case.heads, *matrix) if case.product == "flat" else tensor
+        return self.reshape(tensor, case.batch * case.heads, *matrix) if case.product == "flat" else tensor
 
     def repeated(self, tensor: Tensor) -> Tensor:
         """`[B, K, ...] -> [B, N, ...]`: head k*G + g is a copy of k."""
-        case, g = self.case, self.g
+        case = self.case
         b, k, groups = case.batch, case.kv_heads, case.groups
         matrix = tensor.shape[2:]
-        apart = g.with_one(tensor, 2)
+        apart = self.with_one(tensor, 2)
         if case.repeat == "broadcast":
-            wide = g.op("BROADCAST_TO", apart, g.integers(b, k, groups, *matrix))
+            wide = self.op("BROADCAST_TO", apart, self.integers(b, k, groups, *matrix))
         elif case.repeat == "concat":
-            wide = g.op("CONCATENATION", *[apart] * groups, axis=2)
+            wide = self.op("CONCATENATION", *[apart] * groups, axis=2)
         else:
-            wide = g.op("TILE", apart, g.integers(1, 1, groups, 1, 1))
-        return g.reshape(wide, b, k * groups, *matrix)
+            wide = self.op("TILE", apart, self.integers(1, 1, groups, 1, 1))
+        return self.reshape(wide, b, k * groups, *matrix)
 
     # Products
 
     def product(self, left: tuple[Tensor, bool], right: tuple[Tensor, bool], role: str) -> Tensor:
         """The product of two matrices, each with whether it is stored the other way round."""
         turned = {"adj_x": left[1], "adj_y": right[1]}
-        return self.g.op("BATCH_MATMUL", left[0], right[0], q=self.q(role), **turned)
+        return self.op("BATCH_MATMUL", left[0], right[0], q=self.q(role), **turned)
 
     def flipped(self, tensor: Tensor, role: str, *, turned: bool) -> tuple[Tensor, bool]:
         """The tensor, or its transposition, and whether that is stored the other way round."""
         flips = role in self.case.flips
-        return (self.g.swap(tensor) if flips else tensor), turned != flips
+        return (self.swap(tensor) if flips else tensor), turned != flips
 
     def arranged(self, query: Tensor) -> Tensor:
         case = self.case
         b, k, g, t, h = case.batch, case.kv_heads, case.groups, case.length, case.head_size
         shapes = {"five": (b, k, g, t, h), "flat": (b * k * g, t, h)}
         if case.product == "fold" and g > 1:
-            return self.g.reshape(query, b, k, g * t, h)
-        return self.g.reshape(query, *shapes[case.product]) if case.product in shapes else query
+            return self.reshape(query, b, k, g * t, h)
+        return self.reshape(query, *shapes[case.product]) if case.product in shapes else query
 
     def logits(self, query: Tensor, keys: list[Tensor]) -> Tensor:
         left = self.flipped(query, "query", turned=False)
@@ -306,7 +375,7 @@ class _Build:
             right = self.flipped(segment, "key", turned=self.case.key_layout != "KHT")
             products.append(self.product(left, right, "logits"))
         axis = -1 if self.case.reversed else len(products[0].shape) - 1
-        return self.g.op("CONCATENATION", *products, axis=axis) if len(products) > 1 else products[0]
+        return self.op("CONCATENATION", *products, axis=axis) if len(products) > 1 else products[0]
 
     # Masks
 
@@ -314,25 +383,25 @@ class _Build:
         """Scaled, capped and masked; comes back in the shape of the logits."""
         case, tensor = self.case, self.scaled(logits, "logits")
         if case.soft_cap:
-            small = self.g.op("MUL", tensor, self.constant(0.02, "factor"), q=self.q("small"))
-            curve = self.g.op("TANH", small, q=self.q("tanh"))
-            tensor = self.g.op("MUL", curve, self.constant(50.0, "cap"), q=self.q("logits"))
+            small = self.op("MUL", tensor, self.constant(0.02, "factor"), q=self.q("small"))
+            curve = self.op("TANH", small, q=self.q("tanh"))
+            tensor = self.op("MUL", curve, self.constant(50.0, "cap"), q=self.q("logits"))
         if case.mask == "absent":
             return tensor
         b, k, g, t = case.batch, case.kv_heads, case.groups, case.length
         fronts = {"heads": (b, k * g, t), "five": (b, k, g, t)}
         wanted = (*fronts.get(case.mask_at, tensor.shape[:-1]), tensor.shape[-1])
-        moved = tensor if wanted == tensor.shape else self.g.reshape(tensor, *wanted)
+        moved = tensor if wanted == tensor.shape else self.reshape(tensor, *wanted)
         if case.mask == "select":
             rows = t if wanted[-2] == t else 1
-            is_open = self.g.input("open", (*[1] * (len(wanted) - 2), rows, wanted[-1]), DType.BOOL)
+            is_open = self.given("open", (*[1] * (len(wanted) - 2), rows, wanted[-1]), DType.BOOL)
             low = self.constant(-100.0, "logits")
-            result = self.g.op("SELECT_V2", is_open, moved, low, q=moved.quantization)
+            result = self.op("SELECT_V2", is_open, moved, low, q=moved.quantization)
         else:
             mask = self.mask(wanted)
             operands = (mask, moved) if case.reversed else (moved, mask)
-            result = self.g.op("ADD", *operands, q=self.q("masked"), **self.add_options)
-        return result if moved is tensor else self.g.reshape(result, *tensor.shape)
+            result = self.op("ADD", *operands, q=self.q("masked"), **self.add_options)
+        return result if moved is tensor else self.reshape(result, *tensor.shape)
 
     def mask(self, shape: tuple[int, ...]) -> Tensor:
         """A mask that broadcasts to the logits; layers share it."""
@@ -341,24 +410,24 @@ class _Build:
         return self.masks[shape]
 
     def fitted(self, shape: tuple[int, ...]) -> Tensor:
-        g, case, size = self.g, self.case, shape[-1]
+        case, size = self.case, shape[-1]
         batch = case.batch if case.mask in ("batched", "padding") else 1
         rows = 1 if case.mask == "padding" else case.length
         mask = self.input("mask", batch, 1, rows, size, role="mask")
         if len(shape) == 3:
             if batch == 1:
-                return g.reshape(mask, 1, rows, size)
-            wide = g.op("BROADCAST_TO", mask, g.integers(batch, case.heads, rows, size))
-            return g.reshape(wide, batch * case.heads, rows, size)
+                return self.reshape(mask, 1, rows, size)
+            wide = self.op("BROADCAST_TO", mask, self.integers(batch, case.heads, rows, size))
+            return self.reshape(wide, batch * case.heads, rows, size)
         if len(shape) == 5:
-            return g.reshape(mask, batch, 1, 1, rows, size)
+            return self.reshape(mask, batch, 1, 1, rows, size)
         axis = 1 if rows in (1, shape[2]) else 2
         count = shape[1] if axis == 1 else case.groups
         if axis == 1 and (count == 1 or case.mask not in ("tile", "concat")):
             return mask
         if case.mask == "tile":
-            return g.op("TILE", mask, g.integers(*(count if i == axis else 1 for i in range(4))))
-        return g.op("CONCATENATION", *[mask] * count, axis=axis)
+            return self.op("TILE", mask, self.integers(*(count if i == axis else 1 for i in range(4))))
+        return self.op("CONCATENATION", *[mask] * count, axis=axis)
 
     def per_head(self, shape: tuple[int, ...]) -> Tensor:
         own = list(shape) if len(shape) == 3 else [1, *shape[1:]]
@@ -373,9 +442,9 @@ class _Build:
         sizes, (*front, _) = self.case.segments, probabilities.shape
         if len(sizes) == 1:
             return [probabilities]
-        begins = [self.g.integers(*[0] * len(front), sum(sizes[:i])) for i in range(len(sizes))]
-        wide = [self.g.integers(*front, size) for size in sizes]
-        return [self.g.op("SLICE", probabilities, *each) for each in zip(begins, wide, strict=True)]
+        begins = [self.integers(*[0] * len(front), sum(sizes[:i])) for i in range(len(sizes))]
+        wide = [self.integers(*front, size) for size in sizes]
+        return [self.op("SLICE", probabilities, *each) for each in zip(begins, wide, strict=True)]
 
     def weighted(self, parts: list[Tensor], values: list[Tensor]) -> Tensor:
         """The sum of the value products, at `[.., rows, H]`, or `[.., H, rows]` where the values come first."""
@@ -388,40 +457,39 @@ class _Build:
             products.append(self.product(left, right, "out"))
         if len(products) == 1:
             return products[0]
-        return self.g.op(
-            "ADD", *products[:: -1 if self.case.reversed else 1], q=self.q("out"), **self.add_options
-        )
+        operands = products[:: -1 if self.case.reversed else 1]
+        return self.op("ADD", *operands, q=self.q("out"), **self.add_options)
 
     def tail(self, product: Tensor) -> Tensor:
-        case, g = self.case, self.g
+        case = self.case
         b, n, t, h = case.batch, case.heads, case.length, case.head_size
         if case.tail == "heads":
-            rows = g.swap(product) if case.values_first else product
-            self.outputs.append(rows if rows.shape == (b, n, t, h) else g.reshape(rows, b, n, t, h))
+            rows = self.swap(product) if case.values_first else product
+            self.outputs.append(rows if rows.shape == (b, n, t, h) else self.reshape(rows, b, n, t, h))
             return self.outputs[-1]
         if case.values_first:
             if product.shape == (b, n, h, t) and case.tail_by_reshape:
-                return self.merged(g.transpose(product, 0, 3, 1, 2))
-            product = g.swap(product)
+                return self.merged(self.transpose(product, 0, 3, 1, 2))
+            product = self.swap(product)
         if t == 1 and case.tail_by_reshape and case.tail != "unmerged":
             return self.merged(product)
         if case.product == "flat" and b == 1 and case.tail_by_reshape:
-            return self.merged(g.with_one(g.transpose(product, 1, 0, 2), 0))
+            return self.merged(self.with_one(self.transpose(product, 1, 0, 2), 0))
         if case.product == "five" and case.tail_by_reshape and case.tail != "unmerged":
-            return self.merged(self.escape(g.transpose(product, 0, 3, 1, 2, 4), "tail"))
-        heads = product if product.shape == (b, n, t, h) else g.reshape(product, b, n, t, h)
-        moved = g.transpose(heads, 0, 2, 1, 3)
+            return self.merged(self.escape(self.transpose(product, 0, 3, 1, 2, 4), "tail"))
+        heads = product if product.shape == (b, n, t, h) else self.reshape(product, b, n, t, h)
+        moved = self.transpose(heads, 0, 2, 1, 3)
         self.escape(moved if case.tail_by_reshape else heads, "tail")
         return self.merged(moved)
 
     def merged(self, tensor: Tensor) -> Tensor:
-        case, g = self.case, self.g
+        case = self.case
         b, n, t, h = case.batch, case.heads, case.length, case.head_size
         if case.tail == "unmerged":
             result = tensor
         elif case.tail == "flat":
-            result = g.reshape(tensor, b, t * n * h)
+            result = self.reshape(tensor, b, t * n * h)
         else:
-            result = g.reshape(tensor, *((b * t,) if case.tail == "rows" else (b, t)), n * h)
+            result = self.reshape(tensor, *((b * t,) if case.tail == "rows" else (b, t)), n * h)
         self.outputs.append(result)
         return result

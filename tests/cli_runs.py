@@ -18,6 +18,7 @@ from edge_opt.ir import save
 DEMO = Path(str(resources.files("edge_opt.testdata") / "demo_gemma3.tflite"))
 QUANTIZED = Path(str(resources.files("edge_opt.testdata") / "demo_gemma3_a16w8.tflite"))
 SENTENCE = "edge-opt: error: "
+Captured = pytest.CaptureFixture[str]
 
 NO_ATTENTION = """
 signature main = #0 (x=%x) -> (y=%y)
@@ -52,7 +53,7 @@ class Ran:
         return lines[0].removeprefix(SENTENCE)
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> Ran:
+def run(capsys: Captured, *arguments: object) -> Ran:
     """One command in this process."""
     capsys.readouterr()
     code = main([str(argument) for argument in arguments])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from pretend_npu import pretend
+from pretend_stages import Place
 
 from edge_opt.npu.sdk import SDK_VARIABLES
 from edge_opt.proof.regions import RegionProver
@@ -26,6 +27,12 @@ def _no_sdk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if "slow" not in request.keywords:
         for name in SDK_VARIABLES:
             monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """What a build needs, with pretended stages."""
+    return Place(tmp_path)
 
 
 @pytest.fixture

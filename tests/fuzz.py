@@ -54,17 +54,15 @@ class TooSlowError(Exception):
     """A mutant took longer than `SECONDS` of processor time."""
 
 
-def mutant(
-    seeds: Sequence[Seed], number: int, run: int = 0, structured: float = STRUCTURED
-) -> tuple[str, bytes]:
+def mutant(seeds: Sequence[Seed], number: int, run: int = 0, share: float = STRUCTURED) -> tuple[str, bytes]:
     """The name of the seed that mutant `number` of a run is made of, and its bytes; small seeds have more mutants.
 
-    `structured` is the share of those whose tables are changed; of the others, bytes are.
+    `share` is that of those whose tables are changed; of the others, bytes are.
     """
     chance = Random(f"{run}/{number}")
     (chosen,) = chance.choices(seeds, [(1000 + _size(seed)) ** -3 for seed in seeds])
     content = chosen.content
-    if chosen.root is not None and chance.random() < structured:
+    if chosen.root is not None and chance.random() < share:
         content = _structured(chosen.root, content, chance)
     if content is chosen.content or chance.random() < 0.1:
         content = _raw(content, seeds, chance)
@@ -204,10 +202,9 @@ def _structured(root: Table, content: bytes, chance: Random) -> bytes:
 
 
 def _tables_in(table: Table) -> list[Table]:
-    values = [
-        one for value in table.fields.values() for one in (value if isinstance(value, list) else [value])
-    ]
-    return [value for value in values if isinstance(value, Table)]
+    values = table.fields.values()
+    known = [one for value in values for one in (value if isinstance(value, list) else [value])]
+    return [one for one in known if isinstance(one, Table)]
 
 
 def _change(table: Table, tables: Tables, chance: Random) -> None:
@@ -226,10 +223,8 @@ def _change(table: Table, tables: Tables, chance: Random) -> None:
     elif isinstance(old, Data) or (field.table == "Buffer" and field.kind == "scalars"):
         content = b"" if old is None else bytes(old.view()[:4096])
         number = struct.pack("<I", chance.choice(INTEGERS) % (1 << 32))
-        longer, shorter = (
-            content + bytes(chance.choice((1, 3, 4, 64))),
-            content[: chance.randrange(len(content) + 1)],
-        )
+        longer = content + bytes(chance.choice((1, 3, 4, 64)))
+        shorter = content[: chance.randrange(len(content) + 1)]
         contents = (shorter, longer, number * max(1, len(content) // 4), chance.randbytes(len(content)))
         new = Data(chance.choice(contents), external=chance.choice((None, True, False)))
     elif field.kind == "scalars":
@@ -269,19 +264,13 @@ def _made(field: FieldSpec, tables: Tables, chance: Random) -> Any:
         return chance.random() < 0.5
     if field.element.startswith("float"):
         return chance.choice(_FLOATS)
-    enum = {
-        "type": "TensorType",
-        "builtin_code": "BuiltinOperator",
-        "deprecated_builtin_code": "BuiltinOperator",
-    }
     codes = [*INTEGERS, *range(-1, 9), *range(9)]
-    if field.name in enum and field.table in ("Tensor", "OperatorCode"):
-        codes = list(ENUMS[enum[field.name]].values())
+    if (field.table, field.name) == ("Tensor", "type"):
+        codes = list(ENUMS["TensorType"].values())
+    elif field.table == "OperatorCode" and field.name.endswith("builtin_code"):
+        codes = list(ENUMS["BuiltinOperator"].values())
     limits = np.iinfo(NUMPY_TYPES[field.element])
     return int(np.clip(chance.choice(codes), int(limits.min), int(limits.max)))
-
-
-# Raw mutants
 
 
 def _raw(content: bytes, seeds: Sequence[Seed], chance: Random) -> bytes:
@@ -295,9 +284,8 @@ def _raw(content: bytes, seeds: Sequence[Seed], chance: Random) -> bytes:
         at = chance.randrange(max(1, len(changed) - width)) & -width
         (old,) = struct.unpack_from(code, changed, at)
         near = (old ^ 1 << chance.randrange(8 * width), old + 4, old - 4, old * 2, len(changed) - at)
-        struct.pack_into(
-            code, changed, at, chance.choice((*near, chance.choice(INTEGERS))) % (1 << 8 * width)
-        )
+        chosen = chance.choice((*near, chance.choice(INTEGERS)))
+        struct.pack_into(code, changed, at, chosen % (1 << 8 * width))
     if chance.random() < 0.2:
         other = chance.choice(seeds).content
         start, at = chance.randrange(len(other)), chance.randrange(len(changed) + 1)

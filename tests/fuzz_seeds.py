@@ -194,9 +194,7 @@ def _is_large(operator: Operator) -> bool:
 def _cut(graph: Subgraph, window: list[Operator]) -> Model:
     inputs = [tensor for tensor in reads(window) if not tensor.is_constant]
     made = [tensor for operator in window for tensor in operator.outputs]
-    return cut_out(
-        Model(), window, inputs, [tensor for tensor in made if read_outside(graph, tensor, window)]
-    )
+    return cut_out(Model(), window, inputs, [one for one in made if read_outside(graph, one, window)])
 
 
 def _odd_tensors() -> Model:

@@ -50,27 +50,25 @@ _UPDATE = f"""
   %values: {_CACHE} = DYNAMIC_UPDATE_SLICE(%cv, %turned, %place)"""
 
 
-def _model(
-    scale: float, key: str, arguments: str, results: str, inputs: str, attended: str, more: int
-) -> str:
-    """Prefill and decode; `attended` computes keys and values, of the cache and `more` times the new tokens."""
+def _model(scale: float, key: str, arguments: str, results: str, inputs: str, attended: str, new: int) -> str:
+    """Prefill and decode; `attended` computes keys and values, of the cache and `new` times the new tokens."""
     parts = [
         f"signature {key} = #0 ({arguments}) -> ({results})",
         f"signature decode = #1 ({arguments}) -> ({results}, logits=%logits)",
     ]
     for rows in (ROWS, 1):
-        seen = CACHE + more * rows
-        new, long = (f"float32[1,1,{count},{WIDTH}]" for count in (rows, seen))
+        seen = CACHE + new * rows
+        fresh, long = (f"float32[1,1,{count},{WIDTH}]" for count in (rows, seen))
         wide = f"float32[1,1,{rows},{seen}]"
         outputs = ", ".join(result.partition("=")[2] for result in results.split(", "))
         parts.append(f"""
 subgraph s{rows} ({inputs.format(rows=rows)}, %ck: {_CACHE}, %cv: {_CACHE}, %mask: {wide}) {{
-{attended.format(rows=rows, new=new, long=long)}
-  %scaled: {new} = MUL(%new, float32({scale}))
+{attended.format(rows=rows, new=fresh, long=long)}
+  %scaled: {fresh} = MUL(%new, float32({scale}))
   %scores: {wide} = BATCH_MATMUL(%scaled, %keys) {{adj_y: true}}
   %masked: {wide} = ADD(%scores, %mask)
   %weights: {wide} = SOFTMAX(%masked) {{beta: 1.0}}
-  %mixed: {new} = BATCH_MATMUL(%weights, %values)
+  %mixed: {fresh} = BATCH_MATMUL(%weights, %values)
   %flat: float32[{rows},{WIDTH}] = RESHAPE(%mixed, int32{{{rows}, {WIDTH}}})
   %words_out: float32[{rows},{WORDS}] = FULLY_CONNECTED(%flat, {literal(table(1))}, none)
   %logits: float32[1,{rows},{WORDS}] = RESHAPE(%words_out, int32{{1, {rows}, {WORDS}}})

@@ -94,9 +94,8 @@ class _Region:
         """One more operator between this one and its readers."""
         between = like(self.result, f"{self.result.name}/between")
         own = self.changed(outputs=[between, *self.operator.outputs[1:]])[self.place]
-        return self.instead(
-            own, self.rewrite.model.new_operator(name, [between, *others], [self.result], **settings)
-        )
+        new = self.rewrite.model.new_operator(name, [between, *others], [self.result], **settings)
+        return self.instead(own, new)
 
     def rereading(self, new: Tensor, made: Operators) -> Operators:
         """All that reads the result reads another tensor."""
@@ -176,9 +175,8 @@ def _another_constant(region: _Region) -> Iterator[Operators]:
         elif flat.size > 1:
             wrong.append(np.roll(flat, 1))
         for values in wrong:
-            yield region.reading(
-                index, constant(values.reshape(tensor.shape), tensor.dtype, tensor.quantization)
-            )
+            wrong_one = constant(values.reshape(tensor.shape), tensor.dtype, tensor.quantization)
+            yield region.reading(index, wrong_one)
 
 
 _OTHERS = {

@@ -85,9 +85,7 @@ class Stages:
         self.checked = True
         return {"litert-lm-api": "1"}
 
-    def carry_out(
-        self, job: Job, log: Path, scratch: Path, progress: Progress
-    ) -> tuple[dict[str, Any], int | None]:
+    def carry_out(self, job: Job, log: Path, scratch: Path, progress: Progress) -> tuple[dict[str, Any], int]:
         assert scratch.is_dir()
         assert not any(Path(job.output).iterdir())
         log.write_text(f"noise of {job.stage}\n")
@@ -126,11 +124,8 @@ class Stages:
 
     def optimize(self, job: Job) -> dict[str, Any]:
         shutil.copyfile(job.inputs["model"], job.model)
-        kept = {
-            "signature": "prefill_4",
-            "kept": "converted",
-            "why": "2.0 ms as exported, 1.0 ms as converted",
-        }
+        why = "2.0 ms as exported, 1.0 ms as converted"
+        kept = {"signature": "prefill_4", "kept": "converted", "why": why}
         return {"signatures": [kept], "notes": [], "compile_configs": {"prefill_decode": {"compile": True}}}
 
     def evaluate(self, job: Job) -> dict[str, Any]:

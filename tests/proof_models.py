@@ -8,11 +8,9 @@ from edge_opt.runtime.tensors import TensorInfo
 from edge_opt.schema import model_bytes
 
 
-def tensor(
-    name: str, *shape: int, dtype: str = "float32", scale: float | None = None, zero: int = 0
-) -> TensorInfo:
-    """What the runtime says of an input or output."""
-    scales, zeros = ((), ()) if scale is None else ((scale,), (zero,))
+def tensor(name: str, *shape: int, dtype: str = "float32", scale: float = 0, zero: int = 0) -> TensorInfo:
+    """What the runtime says of an input or output; without a scale it is not quantized."""
+    scales, zeros = ((scale,), (zero,)) if scale else ((), ())
     return TensorInfo(name, name, shape, shape, dtype, scales, zeros)
 
 
@@ -26,9 +24,7 @@ def written(text: str, key: str = "main") -> bytes:
     return model_bytes(to_tables(model))
 
 
-def adder(
-    *, key: str = "main", shape: tuple[int, ...] = (2, 4), other: tuple[int, ...] | None = None
-) -> bytes:
+def adder(*, key: str = "main", shape: tuple[int, ...] = (2, 4), other: tuple[int, ...] = ()) -> bytes:
     """z = x + y; a different shape of y makes the runtime refuse where the two do not broadcast."""
     x, y = (f"float32[{','.join(map(str, sizes))}]" for sizes in (shape, other or shape))
     return written(f"subgraph main (%x: {x}, %y: {y}) {{ %z: {x} = ADD(%x, %y) return %z }}", key)
@@ -59,10 +55,8 @@ def softmax(*, shape: tuple[int, ...] = (1, 4, 8), scale: float = 1.0) -> bytes:
 
 def requantized(*, scale: float = 0.5) -> bytes:
     """An int8 tensor through one QUANTIZE."""
-    kind = "int8[1,64]"
-    return written(
-        f"subgraph main (%x: {kind} q(0.5, 0)) {{ %z: {kind} q({scale}, 0) = QUANTIZE(%x) return %z }}"
-    )
+    kind = f"int8[1,64] q({scale}, 0)"
+    return written(f"subgraph main (%x: int8[1,64] q(0.5, 0)) {{ %z: {kind} = QUANTIZE(%x) return %z }}")
 
 
 def endless() -> bytes:

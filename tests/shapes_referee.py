@@ -91,10 +91,8 @@ def only_operator(model: bytes) -> ir.Operator:
 
 def stored_facts(operator: ir.Operator) -> list[Fact]:
     """The shapes of the operator's inputs, and the values of constant ones."""
-    return [
-        Fact(None) if t is None else Fact(t.shape, t.array() if t.is_constant else None)
-        for t in operator.inputs
-    ]
+    given = operator.inputs
+    return [Fact(t and t.shape, t.array() if t is not None and t.is_constant else None) for t in given]
 
 
 def inferred(model: bytes) -> list[Fact] | ShapeError:

@@ -1,18 +1,11 @@
 """What is found of an attention: its heads and sizes; and what is skipped, with the reason."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from attention_checks import (
-    GIVEN,
-    TWO_SOFTMAXES,
-    attention_text,
-    heads_found,
-    masked_text,
-    of_one_head,
-    only_block,
-)
+from attention_checks import GIVEN, TWO_SOFTMAXES, attention_text, masked_text, of_one_head, only_block
 from pass_runs import refusal
 from text_parser import parse
 
@@ -40,18 +33,17 @@ def changed(*edits: str, text: str = PLAIN) -> str:
 # Sizes
 
 
-@pytest.mark.parametrize(
-    "repeat",
-    [
-        "TILE(%few, int32{1, 4, 1, 1})",
-        "BROADCAST_TO(%few, int32{1, 4, 8, 5})",
-        "CONCATENATION(%few, %few, %few, %few) {axis: 1}",
-    ],
+REPEATS = (
+    "TILE(%f, int32{1, 4, 1, 1})",
+    "BROADCAST_TO(%f, int32{1, 4, 8, 5})",
+    "CONCATENATION(%f, %f, %f, %f) {axis: 1}",
 )
+
+
+@pytest.mark.parametrize("repeat", REPEATS)
 def test_the_sizes_of_a_block_and_keys_and_values_before_they_are_repeated(repeat: str) -> None:
-    text = changed(
-        "%v: float32[1,4,8,5] -> %few: float32[1,1,8,5]", f"  %l: ->   %v: float32[1,4,8,5] = {repeat}\n  %l:"
-    )
+    repeated = f"  %l: ->   %v: float32[1,4,8,5] = {repeat}\n  %l:"
+    text = changed("%v: float32[1,4,8,5] -> %f: float32[1,1,8,5]", repeated)
     match = only_block(parse(text).subgraphs[0])
     assert (match.heads, match.kv_heads, match.head_size) == (4, 1, 5)
     assert (match.query_length, match.key_lengths, logits_bytes(match)) == (6, (8,), 2 * 6 * 8)
@@ -79,9 +71,7 @@ def test_heads_that_are_folded_into_rows_and_not_merged_are_not_taken_for_one(gr
 
 
 @pytest.mark.parametrize("heads", [1, 4])
-@pytest.mark.parametrize(
-    "masked", ["ADD(%c, %mask)", "ADD(%mask, %c)", "SELECT_V2(%open, %c, float32(-100.0))"]
-)
+@pytest.mark.parametrize("masked", ["ADD(%c, %mask)", "ADD(%mask, %c)", "SELECT_V2(%open, %c, float32(-9))"])
 def test_the_mask_is_what_is_added_to_scores_or_selects_them_and_no_factor(heads: int, masked: str) -> None:
     scores = "float32[1,4,6,8]"
     steps = f"  %s: {scores} = ADD(%one, %l)\n  %c: {scores} = ADD(%s, %one)\n  %m: {scores} = {masked}\n"
@@ -164,7 +154,7 @@ def test_rows_that_may_be_heads_or_not_stay(lead: str, rows: int, keys: int, end
       {end}
       return {"%r" if end else "%o"}
     }}""")
-    assert heads_found(model.subgraphs[0]) == [1]
+    assert only_block(model.subgraphs[0]).heads == 1
 
 
 # What is skipped
@@ -177,9 +167,7 @@ def in_a_branch(otherwise: str) -> str:
     return main + attention_text(name="then") + otherwise
 
 
-PLAIN_BRANCH = (
-    f"subgraph else ({GIVEN}) {{\n  %r: float32[1,6,20] = RESHAPE(%q, int32{{1, 6, 20}})\n  return %r\n}}\n"
-)
+PLAIN_BRANCH = f"subgraph else ({GIVEN}) {{ %r: float32[1,6,20] = RESHAPE(%q, int32{{1, 6, 20}}) return %r }}"
 CUMULATED = attention_text(then="  %w: float32[1,4,6,8] = CUMSUM(%p, int32(3))")
 FOLDED = (
     attention_text(
@@ -328,10 +316,8 @@ def test_a_wrong_recorded_shape_is_not_believed(name: str, shape: tuple[int, ...
 
 def test_skipped_sites_are_numbered_on() -> None:
     model = parse(in_a_branch(attention_text(name="else")))
-    done = [
-        Site(None, pass_name=name, signature="main", index=0, status=Status.CONVERTED)
-        for name in ("mask_to_add", "mha_to_sha")
-    ]
+    first = Site(None, pass_name="mask_to_add", signature="main", index=0, status=Status.CONVERTED)
+    done = [first, replace(first, pass_name="mha_to_sha")]
     left = attention_left(model, model.subgraphs[0], "main", done, split=True)
     assert [site.index for site in left] == [1, 2]
     single = parse(of_one_head(in_a_branch(attention_text(name="else"))))
@@ -346,8 +332,4 @@ def test_signatures_that_share_a_subgraph_are_converted_together_and_told_so() -
     assert [site.signature for site in convert(parse(text), verify="none").sites] == ["first"]
     found = [(each.name, each.blocks_converted, each.blocks, each.shares) for each in result.signatures]
     assert found == [("first", 1, 1, ("second",)), ("second", 1, 1, ("first",))]
-    assert [row[0] for row in entry_points(result)] == [
-        "signature",
-        "first (also second)",
-        "second (also first)",
-    ]
+    assert [row[0] for row in entry_points(result)][1:] == ["first (also second)", "second (also first)"]

@@ -57,7 +57,7 @@ def test_the_file_appears_when_the_block_ends_well(tmp_path: Path, error: type[B
         ("open", errno.EACCES, "no permission to write in this folder"),
     ],
 )
-def test_a_disk_that_refuses_is_an_output_error(
+def test_a_disk_that_refuses_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, code: int, reason: str
 ) -> None:
     def refuse(*_: object) -> int:
@@ -80,9 +80,7 @@ def test_an_existing_output_needs_overwrite_also_one_that_was_made_meanwhile(tmp
     assert (path.read_bytes(), names(tmp_path)) == (b"old", ["model.tflite"])
 
 
-def test_the_output_is_never_the_input_by_whatever_name_and_a_symlink_is_what_it_points_to(
-    tmp_path: Path,
-) -> None:
+def test_the_output_is_never_the_input_and_a_symlink_is_what_it_points_to(tmp_path: Path) -> None:
     path, link, hard = (tmp_path / name for name in ("model.tflite", "link.tflite", "hard.tflite"))
     path.write_bytes(b"old")
     link.symlink_to(path)
@@ -95,7 +93,7 @@ def test_the_output_is_never_the_input_by_whatever_name_and_a_symlink_is_what_it
     assert path.read_bytes() == b"new"
 
 
-def test_a_new_file_follows_the_umask_and_a_replaced_one_keeps_its_mode(
+def test_a_new_file_follows_the_umask_and_a_replaced_keeps_its_mode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, flushed, fsync = tmp_path / "model.tflite", [], os.fsync

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from bundles import BLOCK, bundle, model_part
-from cli_runs import DEMO, run
+from cli_runs import DEMO, Captured, run
 from pretend_stages import COMPILED, FLOAT, QUANTIZED, TOKENIZER, WEIGHTS, Place, Stages, bundle_of, write
 from text_parser import parse
 
@@ -34,13 +34,6 @@ from edge_opt.npu.sdk import SDK_VARIABLES
 from edge_opt.targets import load_target
 
 ALL = ["configure", "export", "calibrate", "quantize", "optimize", "compile"]
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
-
-
 PROMPTS = [f"prompt number {number}" for number in range(12)]
 
 
@@ -53,9 +46,6 @@ def many(place: Place, *texts: str, name: str = "prompts.jsonl") -> Path:
 def command(place: Place, *more: object) -> list[object]:
     words = ["build", place.checkpoint, "-o", place.output, "--soc", "SM8750", "--sdk", place.sdk]
     return [*words, "--prompts", place.prompts, *more]
-
-
-# --- what runs ---
 
 
 def test_a_checkpoint_runs_through_every_stage(place: Place) -> None:
@@ -94,24 +84,20 @@ def test_logits_in_4_bits_are_a_stage_of_their_own_behind_the_quantizer(place: P
     assert stages.jobs["narrow"].options == {"rotated": True}
 
 
-TARGET = 'name = "mine"\nsummary = "Found by a search."\nform = "unpack"\n'
-
-
 def test_a_target_file_is_what_our_stage_converts_for_and_runs_it_again_when_it_changes(place: Place) -> None:
     place.build()
     file = place.folder / "mine.toml"
-    file.write_text(TARGET)
+    text = 'name = "mine"\nsummary = "Found by a search."\nform = "unpack"\n'
+    file.write_text(text)
     stages, _ = place.build(target=str(file))
     assert (stages.ran, stages.jobs["optimize"].options["target"]["name"]) == (["optimize"], "mine")
     assert place.build(target=str(file))[0].ran == []
-    file.write_text(TARGET.replace("unpack", "split"))
+    file.write_text(text.replace("unpack", "split"))
     assert place.build(target=str(file))[0].ran == ["optimize"]
     assert place.build(target="generic")[0].jobs["optimize"].options["target"]["name"] == "generic"
 
 
-def test_the_console_has_a_line_for_each_stage_and_at_the_end_warnings_estimates_and_quality(
-    place: Place, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_console_has_stages_warnings_estimates_and_quality(place: Place, capsys: Captured) -> None:
     many(place, *PROMPTS)
     more = ("--set", "cache_length=64", "--force")
     with Stages().in_place():
@@ -137,12 +123,7 @@ def test_the_console_has_a_line_for_each_stage_and_at_the_end_warnings_estimates
     assert values.err == ""
 
 
-# --- what to do next ---
-
-
-def test_the_end_names_the_bundle_to_try_and_commands_to_paste_with_the_files_for_this_very_chip(
-    place: Place,
-) -> None:
+def test_the_end_names_the_bundle_to_try_and_commands_with_the_files_for_this_chip(place: Place) -> None:
     output = place.folder / "my gemma.litertlm"
     _, result = place.build(soc="SM8845", output=output)
     assert result.next is not None
@@ -162,9 +143,7 @@ def test_the_end_names_the_bundle_to_try_and_commands_to_paste_with_the_files_fo
     ("chip", "vendor", "target"),
     [("mt6993", "mediatek", "mediatek"), (" tensor_G5", "google_tensor", "google-tensor")],
 )
-def test_what_other_vendors_compilers_say_leaves_the_converted_bundle(
-    place: Place, chip: str, vendor: str, target: str
-) -> None:
+def test_other_vendors_compilers_leave_the_bundle(place: Place, chip: str, vendor: str, target: str) -> None:
     stages = Stages({"compile": failing(StageFailedError("no SDK"))})
     with pytest.raises(StageFailedError) as caught:
         place.build(stages=stages, soc=chip, sdk=None)
@@ -180,7 +159,7 @@ def test_what_other_vendors_compilers_say_leaves_the_converted_bundle(
         place.build(soc=chip)
 
 
-def test_litert_s_own_package_of_qualcomms_libraries_is_found(
+def test_litert_s_package_of_qualcomms_libraries_is_found(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = ModuleType("ai_edge_litert_sdk_qualcomm")
@@ -192,9 +171,6 @@ def test_litert_s_own_package_of_qualcomms_libraries_is_found(
     monkeypatch.setenv(SDK_VARIABLES[0], str(place.checkpoint))
     with pytest.raises(CompilerMissingError, match=r"holds no libQnnHtp\.so"):
         place.build(sdk=None)
-
-
-# --- what is not delivered ---
 
 
 def test_a_compiled_bundle_is_refused_with_the_one_that_can_be_rewritten(place: Place) -> None:
@@ -224,9 +200,8 @@ def test_a_bundle_that_calibration_broke_is_no_result_then_and_later(place: Plac
         place.build(write(place.folder / "in", broken), prompts=None, work=place.folder / "other")
 
 
-TWICE = COMPILED.replace(
-    "return %y", "%z: int16[1,1,4,16] q(0.1, 0) = CUSTOM 'DISPATCH_OP' (%y)\n  return %z"
-)
+SECOND_CALL = "%z: int16[1,1,4,16] q(0.1, 0) = CUSTOM 'DISPATCH_OP' (%y)\n  return %z"
+TWICE = COMPILED.replace("return %y", SECOND_CALL)
 BAD_BUNDLES = {
     "its sections are": bundle([model_part("prefill_decode", to_bytes(parse(COMPILED)))]),
     "its GenericBinaryData has changed": bundle_of(COMPILED).replace(b"words", b"wards"),
@@ -244,9 +219,6 @@ def test_a_compiled_bundle_that_is_not_as_it_has_to_be_is_not_delivered(place: P
         place.build(stages=stages)
     assert caught.value.exit_code == 1
     assert not place.output.exists()
-
-
-# --- what is kept ---
 
 
 Change = Callable[[Place], dict[str, Any]]
@@ -303,9 +275,8 @@ def test_a_build_that_is_interrupted_goes_on_and_ends_the_same(place: Place, sta
 
     with pytest.raises(KeyboardInterrupt) as caught:
         place.build(stages=Stages({stage: interrupt}))
-    assert caught.value.__notes__ == [
-        f"completed stages are in {place.work}: run the same command to continue"
-    ]
+    note = f"completed stages are in {place.work}: run the same command to continue"
+    assert caught.value.__notes__ == [note]
     assert not place.output.exists()
     stages, _ = place.build()
     assert stages.ran == ALL[ALL.index(stage) :]
@@ -325,9 +296,6 @@ def test_a_work_folder_is_one_builds_alone(place: Place) -> None:
     assert (place.checkpoint / "config.json").exists()
 
 
-# --- what fails ---
-
-
 def failing(error: Exception) -> Callable[[Job], None]:
     def fail(_: Job) -> None:
         raise error
@@ -345,7 +313,7 @@ def failing(error: Exception) -> Callable[[Job], None]:
     ],
 )
 def test_a_failure_names_the_stage_the_cause_and_the_log_and_leaves_no_output(
-    place: Place, capsys: pytest.CaptureFixture[str], stage: str, error: Exception, code: int
+    place: Place, capsys: Captured, stage: str, error: Exception, code: int
 ) -> None:
     with Stages({stage: failing(error)}).in_place():
         shown = run(capsys, *command(place, "--json"))
@@ -355,9 +323,6 @@ def test_a_failure_names_the_stage_the_cause_and_the_log_and_leaves_no_output(
     assert log.read_text() == f"noise of {stage}\n"
     assert [report["name"] for report in shown.json["stages"]] == ALL[: ALL.index(stage)]
     assert not place.output.exists()
-
-
-# --- bad input, before anything runs ---
 
 
 AUXILIARY = model_part("aux", to_bytes(parse(FLOAT)))
@@ -378,9 +343,7 @@ BAD: dict[str, Change] = {
     "prompts .* cannot be read: it is not UTF-8 text": put("prompts.jsonl", b"\xe9"),
     "needs prompts: give prompts=FILE": options(prompts=None),
     "is quantized already: leave out prompts=...": put("in", bundle_of(QUANTIZED), "source"),
-    "is quantized already: leave out prompts=.*": put(
-        "in", bundle_of(QUANTIZED.replace("int16", "int8")), "source"
-    ),
+    "is quantized already: leave": put("in", bundle_of(QUANTIZED.replace("int16", "int8")), "source"),
     "has fixed lengths": lambda place: {"source": write(place.folder / "f.litertlm", FLOAT), "cache": 64},
     "needs a checkpoint and a Qualcomm NPU": options(weights="4-logits", soc="mt6993", sdk=None),
     "the vocabulary has 99 tokens, of which 16384 stay at 8 bits: use weights='8'": lambda place: {
@@ -411,9 +374,6 @@ def test_bad_input_is_a_sentence_before_anything_runs(place: Place, sentence: st
     with pytest.raises((UsageError, ModelFormatError, OutputError), match=sentence.replace("?", r"\?")):
         place.build(stages=stages, **BAD[sentence](place))
     assert stages.ran == []
-
-
-# --- evaluation ---
 
 
 def calibrated_on(stages: Stages) -> list[str]:
@@ -452,20 +412,12 @@ def test_the_emulator_scores_a_few_tokens_where_it_is_here_and_its_failure_is_a_
     assert "Not evaluated in the NPU's emulator: stage 'emulate': no room;" in result.evaluation.note
     assert (len(result.evaluation.models), result.output) == (2, str(place.output))
     assert "emulate" not in [stage.name for stage in place.build(npu_tokens=0)[1].stages]
+    for kl, warned in ((0.4, False), (0.6, True), (math.nan, True)):
+        _, result = place.build(stages=Stages(npu_kl=kl), work=place.folder / f"{kl}")
+        assert any(f"mean KL divergence {kl:.2f} nats" in one for one in result.warnings) is warned
 
 
-@pytest.mark.parametrize(("kl", "warned"), [(0.4, False), (0.6, True), (math.nan, True)])
-def test_answers_far_from_the_checkpoints_in_the_emulator_are_a_warning(
-    place: Place, kl: float, warned: bool
-) -> None:
-    many(place, *PROMPTS)
-    _, result = place.build(stages=Stages(npu_kl=kl))
-    assert any(f"mean KL divergence {kl:.2f} nats" in one for one in result.warnings) is warned
-
-
-def test_held_out_text_of_a_file_is_scored_again_when_it_changes_and_is_none_that_calibrates(
-    place: Place,
-) -> None:
+def test_held_out_text_is_scored_again_when_it_changes_and_none_calibrates(place: Place) -> None:
     many(place, *PROMPTS)
     text = many(place, "some other text", name="held-out.jsonl")
     stages, _ = place.build(held_out=text)
@@ -482,16 +434,12 @@ def test_held_out_text_of_a_file_is_scored_again_when_it_changes_and_is_none_tha
     [
         (PROMPTS, {"held_out": "held-out.jsonl"}, "Evaluated on "),
         (PROMPTS, {"source": "float.litertlm"}, "Not evaluated: there is no checkpoint"),
-        (
-            [*PROMPTS[:9], f"{PROMPTS[0]} "],
-            {},
-            "Not evaluated: 9 different prompts given, and at least 10 are",
-        ),
+        ([*PROMPTS[:9], f"{PROMPTS[0]} "], {}, "Not evaluated: 9 different prompts given, and at"),
         ([*"abcdefghijkl"], {}, "Not evaluated: every fifth prompt is too short"),
         (PROMPTS, {"evaluate": False}, None),
     ],
 )
-def test_all_prompts_calibrate_where_none_is_held_out(
+def test_all_prompts_calibrate_if_none_is_held(
     place: Place, prompts: list[str], given: dict[str, Any], note: str | None
 ) -> None:
     many(place, *prompts)
@@ -502,9 +450,6 @@ def test_all_prompts_calibrate_where_none_is_held_out(
     assert calibrated_on(stages) == prompts
     assert stages.checked == ("evaluate" in stages.ran) == ("held_out" in given)
     assert note is None if result.evaluation is None else result.evaluation.note.startswith(note)
-
-
-# --- sections ---
 
 
 def test_sections_that_a_stage_loses_are_put_back_where_they_were(tmp_path: Path) -> None:

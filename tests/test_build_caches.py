@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from bundles import bundle, model_part
-from cli_runs import run
+from cli_runs import Captured, run
 from litert_lm_builder.runtime.proto import executor_metadata_pb2
 from pretend_stages import TOKENIZER
 from text_parser import parse
@@ -98,9 +98,7 @@ def ringed(folder: Path, told: bytes | None) -> Path:
     return path
 
 
-def test_window_and_caches_are_read_from_the_executor_metadata_also_after_it_was_replaced(
-    tmp_path: Path,
-) -> None:
+def test_window_and_caches_are_read_from_executor_metadata_also_when_replaced(tmp_path: Path) -> None:
     assert read_executor_metadata(read_bundle(ringed(tmp_path, None))) is None
     old, made = read_bundle(ringed(tmp_path, metadata())), tmp_path / "made.litertlm"
     old.write({0: metadata(300)}, made)
@@ -127,7 +125,7 @@ def test_damaged_metadata_is_refused(tmp_path: Path, told: bytes) -> None:
     ],
 )
 def test_inspect_says_which_caches_are_rings_and_what_litert_lm_assumes(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, told: bytes | None, said: str
+    capsys: Captured, tmp_path: Path, told: bytes | None, said: str
 ) -> None:
     path = ringed(tmp_path, told)
     assert said in run(capsys, "inspect", path).out

@@ -83,7 +83,7 @@ def test_what_cannot_be_narrowed_is_refused(found: Model, kept: int, message: st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("turned", [False, True])
-def test_moments_are_those_of_what_the_logits_product_reads(
+def test_moments_are_of_what_the_logits_product_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turned: bool
 ) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")

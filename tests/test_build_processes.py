@@ -32,14 +32,6 @@ from edge_opt.npu import CompilerFailedError
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
-
-
-# --- the pipeline's own package ---
-
-
 def test_the_extra_holds_the_version_that_is_known_here() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert f"litert-torch=={stages.SUPPORTED}.*" in extras["build"]
@@ -66,9 +58,6 @@ def test_another_version_or_none_is_a_sentence(
     monkeypatch.setattr(stages, "version", version)
     with pytest.raises(UsageError, match=re.escape(sentence)):
         check()
-
-
-# --- a stage in a process of its own ---
 
 
 STARTS_A_PROCESS = """
@@ -103,7 +92,7 @@ def child(place: Place, monkeypatch: pytest.MonkeyPatch, code: str) -> tuple[Any
     return *done, steps
 
 
-def test_a_stages_process_tells_its_steps_its_memory_and_what_it_says(
+def test_a_stages_process_tells_steps_memory_and_output(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = """
@@ -149,7 +138,7 @@ def test_a_full_disk_is_the_cause_whatever_a_tool_says(place: Place, monkeypatch
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
-def test_a_build_that_is_interrupted_takes_the_processes_of_its_stage_with_it(
+def test_an_interrupted_build_ends_its_processes(
     place: Place, monkeypatch: pytest.MonkeyPatch, sign: signal.Signals
 ) -> None:
     told = place.folder / "pid"
@@ -168,9 +157,7 @@ def test_a_build_that_is_interrupted_takes_the_processes_of_its_stage_with_it(
     assert gone(int(told.read_text()))
 
 
-def test_an_interrupt_ends_all_stages_that_run_side_by_side(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_ends_all_parallel_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     running, ended = Barrier(3), []
 
     def carry_out(job: Job, _log: Path, _scratch: Path, progress: Progress) -> None:
@@ -199,9 +186,7 @@ def test_an_interrupt_ends_all_stages_that_run_side_by_side(
     assert run.done == []
 
 
-def test_of_a_compiler_that_fails_the_first_complaint_is_told(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_compilers_first_complaint_is_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     def npu_compile(*_: object, **__: object) -> None:
         (place.folder / "tmp1.error").write_text("fine\n 0.0ms [ ERROR ]   <E> no room for the weights\n")
         raise ValueError("apply_plugin failed to apply plugin. See /tmp/tmp1.error for details.")
@@ -222,7 +207,7 @@ def test_of_a_compiler_that_fails_the_first_complaint_is_told(
         ({"decode_kv_cache_k_0": 0, "prefill_4_kv_cache_k_0": 0}, ""),
     ],
 )  # fmt: skip
-def test_prompts_that_leave_an_entry_point_out_are_a_sentence(
+def test_prompts_that_leave_out_a_part_are_told(
     tmp_path: Path, ranges: dict[str, int], sentence: str
 ) -> None:
     """The pipeline says nothing, and fails in the next stage."""

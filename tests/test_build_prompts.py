@@ -73,9 +73,7 @@ def test_long_tokens_do_not_make_a_joined_prompt_short() -> None:
         (SHORT[:2], [16, 32], "128 tokens and prefills of 16, 32: 43 tokens in all, 69 are missing"),
     ],
 )
-def test_too_little_text_is_refused_and_what_is_given_twice_counts_once(
-    prompts: list[str], lengths: list[int], words: str
-) -> None:
+def test_too_little_text_is_refused(prompts: list[str], lengths: list[int], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         plan(prompts, count, lengths, 128)
 
@@ -140,9 +138,7 @@ def test_prompts_go_through_the_chat_template_and_a_base_model_reads_plain_text(
         wording_of(write(tmp_path / "float.litertlm", FLOAT))
 
 
-def test_the_text_of_a_prompt_is_what_the_user_says_and_a_separator_of_unicode_ends_none(
-    tmp_path: Path,
-) -> None:
+def test_the_text_of_a_prompt_is_what_the_user_says_with_unicode_separators(tmp_path: Path) -> None:
     turns = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "one"}]
     assert text_of({"messages": [*turns, {"role": "user", "content": "two"}]}) == "one\ntwo"
     assert {text_of(prompt) for prompt in ("one", {"inputs": "one"}, {"text": "one", "prompt": "two"})} == {

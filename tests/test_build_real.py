@@ -77,7 +77,7 @@ def ranges_in(folder: Path) -> dict[str, Any]:
     return {file.name: json.loads(file.read_text())["model_qsvs"] for file in folder.glob("*.tflite.json")}
 
 
-def test_a_checkpoint_becomes_a_bundle_for_the_npu_also_after_interruptions(
+def test_a_checkpoint_becomes_a_bundle_for_the_npu_despite_interruptions(
     folder: Path, tmp_path: Path
 ) -> None:
     interrupted(folder, "export", signal.SIGTERM)
@@ -156,7 +156,7 @@ def test_norms_of_a_rotated_checkpoint_are_still_composites(folder: Path, tmp_pa
         assert "RSQRT" not in operators
 
 
-def test_the_notebook_from_a_checkpoint_to_a_bundle_runs(
+def test_the_notebook_runs(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     notebook = json.loads((EXAMPLES / "checkpoint_to_bundle.ipynb").read_text(encoding="utf-8"))
@@ -247,7 +247,7 @@ def test_settings_and_models_that_do_not_exist_are_a_sentence(options: dict[str,
 
 
 @pytest.mark.parametrize(("cause", "kind"), [("full_attention", UsageError), ("other", KeyError)])
-def test_a_checkpoint_whose_layers_all_slide_is_a_sentence(
+def test_a_checkpoint_that_slides_is_a_sentence(
     cause: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """litert-torch asks for angles of layers that do not slide, and transformers has none."""

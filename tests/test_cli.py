@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import typer
-from cli_runs import DEMO, NO_ATTENTION, SENTENCE, run, run_apart, written
+from cli_runs import DEMO, NO_ATTENTION, SENTENCE, Captured, run, run_apart, written
 from syrupy.assertion import SnapshotAssertion
 from text_parser import parse
 
@@ -31,8 +31,6 @@ from edge_opt.ir import save
 from edge_opt.npu import tune
 from edge_opt.passes import PASSES
 from edge_opt.targets import load_target, target_names
-
-Captured = pytest.CaptureFixture[str]
 
 COMMANDS = (
     "convert", "inspect", "compare", "build", "evaluate", "profile", "tune", "demo", "passes", "targets",
@@ -51,11 +49,8 @@ def commands(group: Any = None, before: str = "") -> dict[str, Any]:
     return found
 
 
-# --- help ---
-
-
 @pytest.mark.parametrize("command", ["", "golden", *COMMANDS])
-def test_help_says_what_a_command_takes(
+def test_help_says_what_is_taken(
     command: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -118,9 +113,6 @@ def test_the_shell_is_answered_by_typers_own_completion() -> None:
     assert ran.out.split() == ["convert"]
 
 
-# --- usage errors ---
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -150,7 +142,7 @@ def test_the_shell_is_answered_by_typers_own_completion() -> None:
         "golden check g.npz m.tflite",
     ],
 )
-def test_usage_errors_are_one_sentence_and_exit_2(
+def test_usage_errors_are_a_sentence_and_exit_2(
     line: str, capsys: Captured, snapshot: SnapshotAssertion
 ) -> None:
     assert run(capsys, *line.replace("DEMO", str(DEMO)).split()).failed_in_one_sentence(2) == snapshot
@@ -190,9 +182,6 @@ def test_every_command_and_option_that_a_message_names_exists() -> None:
     assert called <= {name.split()[0] for name in commands()}
 
 
-# --- --json ---
-
-
 def test_json_is_one_object_also_for_errors(tmp_path: Path, capsys: Captured) -> None:
     ran = run(capsys, "inspect", tmp_path / "missing.tflite", "--json")
     sentence = ran.failed_in_one_sentence(3)
@@ -202,9 +191,6 @@ def test_json_is_one_object_also_for_errors(tmp_path: Path, capsys: Captured) ->
     ran = run(capsys, "inspect", "--", "--json")
     ran.failed_in_one_sentence(3)
     assert ran.out == "", "behind two dashes it is the name of a file"
-
-
-# --- what is printed where ---
 
 
 def in_terminal(*arguments: object, out: bool = False, **wishes: str) -> tuple[int, bytes, bytes]:
@@ -223,9 +209,7 @@ def in_terminal(*arguments: object, out: bool = False, **wishes: str) -> tuple[i
 
 
 @pytest.mark.parametrize(("options", "shown"), [([], True), (["-q"], False)])
-def test_progress_goes_to_a_terminal_on_standard_error(
-    options: list[str], shown: bool, tmp_path: Path
-) -> None:
+def test_progress_goes_to_a_terminal_on_stderr(options: list[str], shown: bool, tmp_path: Path) -> None:
     code, drawn, said = in_terminal("convert", DEMO, tmp_path / "o.tflite", "--verify", "none", *options)
     assert code == 0
     assert b"\x1b" not in said
@@ -257,9 +241,7 @@ def test_quiet_prints_errors_only(tmp_path: Path, capsys: Captured) -> None:
 
 
 @pytest.mark.parametrize("command", ["inspect", "convert", "compare"])
-def test_names_from_a_model_steer_no_terminal_and_forge_no_line(
-    command: str, tmp_path: Path, capsys: Captured
-) -> None:
+def test_names_of_a_model_steer_no_terminal(command: str, tmp_path: Path, capsys: Captured) -> None:
     model = parse(
         "signature main = #0 (q=%q, v=%v) -> (r=%r)\n"
         "subgraph main (%q: float32[1,4,6,8], %v: float32[1,4,8,5]) {\n"
@@ -284,9 +266,6 @@ def test_a_name_that_the_terminal_cannot_encode_is_escaped(tmp_path: Path) -> No
     ran = run_apart("inspect", written(folder, NO_ATTENTION), env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert (ran.code, ran.err) == (0, "")
     assert "\\u03b1" in ran.out
-
-
-# --- the end of a command ---
 
 
 def ends_with(error: BaseException | None) -> Callable[..., None]:
@@ -323,7 +302,7 @@ def test_an_interrupt_is_one_line_and_has_the_exit_code_of_its_signal(
     assert told["error"] == {"type": "KeyboardInterrupt", "message": said, "exit_code": code}
 
 
-def test_an_interrupt_during_the_imports_is_said_in_one_sentence(
+def test_an_interrupt_during_the_imports_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     class Interrupting:
@@ -338,7 +317,7 @@ def test_an_interrupt_during_the_imports_is_said_in_one_sentence(
 
 
 @pytest.mark.parametrize("wants", [False, True])
-def test_a_bug_is_one_sentence_that_says_how_to_see_more(
+def test_a_bug_is_a_sentence_on_how_to_see_more(
     wants: bool, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.setattr(inspection, "inspect", ends_with(ZeroDivisionError("seven\nby zero")))
@@ -371,9 +350,6 @@ def test_standard_output_that_cannot_be_written_is_exit_5(arguments: list[object
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 5
     assert done.stderr == f"{SENTENCE}standard output could not be written: No space left on device\n"
-
-
-# --- lists ---
 
 
 def test_lists_are_generated_from_the_code_and_take_a_name(tmp_path: Path, capsys: Captured) -> None:

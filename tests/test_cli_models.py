@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 from bundles import bundle, model_part
-from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, state, written
+from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, Captured, run, state, written
 from syrupy.assertion import SnapshotAssertion
 
 from edge_opt.ir import load
 from edge_opt.ir.text import subgraph_text
 from edge_opt.passes.mha_to_sha import MhaToSha
 
-Captured = pytest.CaptureFixture[str]
 CONTENT = DEMO.read_bytes()
 OTHER = NO_ATTENTION.replace("float32(0.5)", "float32(0.51)")
 REFUSES_SPLIT = 'name = "picky"\nsummary = "no SPLIT, no UNPACK"\nrefused_operators = ["SPLIT", "UNPACK"]\n'
@@ -81,9 +80,7 @@ def test_signatures_leaves_the_others_as_they_are(demo: Path, capsys: Captured) 
     assert [subgraph_text(old) == subgraph_text(new) for old, new in pairs] == [True, False]
 
 
-def test_all_models_of_a_bundle_are_rewritten_where_that_is_asked_for(
-    tmp_path: Path, capsys: Captured
-) -> None:
+def test_all_models_of_a_bundle_are_rewritten_on_request(tmp_path: Path, capsys: Captured) -> None:
     path = tmp_path / "m.litertlm"
     path.write_bytes(bundle([model_part(kind, CONTENT) for kind in ("prefill_decode", "embedder")]))
     for options, count in (([], 5), (["--all-models"], 10)):
@@ -91,9 +88,7 @@ def test_all_models_of_a_bundle_are_rewritten_where_that_is_asked_for(
         assert len(said["sites"]) == count
 
 
-def test_require_all_exits_1_and_writes_nothing_but_the_report(
-    demo: Path, picky: Path, capsys: Captured
-) -> None:
+def test_require_all_exits_1_and_writes_only_the_report(demo: Path, picky: Path, capsys: Captured) -> None:
     before = state(demo.parent)
     given = ("convert", demo, "--target", picky, "--require-all")
     ran = run(capsys, *given, "--json")
@@ -111,9 +106,7 @@ def test_require_all_exits_1_and_writes_nothing_but_the_report(
     assert "Refused: 5 of 5 sites" in reports[1].read_text()
 
 
-def test_a_mistake_of_ours_at_a_site_is_exit_70_and_the_rest_is_written(
-    demo: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
+def test_a_bug_at_a_site_is_exit_70(demo: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     def broken(*_: object) -> None:
         raise KeyError("seven")
 
@@ -171,9 +164,7 @@ def test_models_that_differ_are_exit_1_unless_within_the_tolerances(
     assert "prefill_8" in ran.out
 
 
-def test_golden_records_and_checks_and_replaces_a_file_only_with_force(
-    tmp_path: Path, capsys: Captured
-) -> None:
+def test_golden_records_checks_and_replaces_a_file_with_force(tmp_path: Path, capsys: Captured) -> None:
     golden = tmp_path / "g.npz"
     golden.write_text("precious")
     before = state(tmp_path)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import proof_models as models
 import pytest
-from cli_runs import DEMO, QUANTIZED, run, written
+from cli_runs import DEMO, QUANTIZED, Captured, run, written
 from text_parser import literal, parse
 
 from edge_opt import convert, load
@@ -111,9 +111,7 @@ def test_a_float_model_and_a_quantized_one_are_compared_as_real_numbers() -> Non
     assert (report.equal, report.bitwise) == (True, False)
 
 
-def test_the_models_take_turns_and_progress_reaches_its_end(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_models_take_turns_and_progress_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     order, told = [], list[tuple[int, int]]()
     run_plans = Worker.run_plans
 
@@ -153,9 +151,6 @@ def test_assert_equivalent_reads_like_a_test_failure(tmp_path: Path) -> None:
     expected = f"'{b}' differs from '{a}':\n  signature 'main', output 'logits': 3 of 36"
     assert str(caught.value).startswith(expected)
     assert assert_equivalent(a, b, atol=10).equal
-
-
-# Lookups span their tables
 
 
 def lookup(table: np.ndarray, name: str = "ids") -> bytes:
@@ -228,9 +223,6 @@ def test_how_many_entries_the_table_has_that_an_input_indexes(case: str) -> None
     )
     found = with_entries([SignatureInfo("main", infos, (), positional=True)], model)
     assert [info.entries for info in found["main"].inputs] == [wanted, 0]
-
-
-# State
 
 
 REMEMBERING = """
@@ -387,9 +379,7 @@ def test_a_changed_weight_is_named() -> None:
     assert (found.tensor, found.constants) == ("y", ("weight",))
 
 
-def test_a_search_that_finds_nothing_or_fails_leaves_the_comparison_as_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_search_that_finds_nothing_or_fails_leaves_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compare(chain(4), chain(4, wrong=2), locate=False).first_difference is None
     with monkeypatch.context() as patch:
         patch.setattr(bisect._Search, "_look", lambda self, places: {*places})
@@ -406,9 +396,7 @@ def test_a_search_that_finds_nothing_or_fails_leaves_the_comparison_as_it_is(
     assert found.figures is None
 
 
-def test_the_command_shows_both_sides_and_no_list_of_scales(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_shows_both_sides_and_no_list_of_scales(tmp_path: Path, capsys: Captured) -> None:
     scales, zeros = ", ".join(["0.5"] * 9), ", ".join(["0"] * 9)
     weight = f"int8[9,8]{{splat 2}} q([{scales}], [{zeros}], axis 0)"
     lines = f"  %h: float32[1,8] = ABS(%x)\n  %y: float32[1,9] = FULLY_CONNECTED(%h, {weight})"

@@ -84,9 +84,7 @@ REPORTS = {
 
 
 @pytest.mark.parametrize("name", REPORTS)
-def test_a_report_is_as_equal_as_its_outputs_and_says_what_differs(
-    name: str, snapshot: SnapshotAssertion
-) -> None:
+def test_a_report_is_as_equal_as_its_outputs(name: str, snapshot: SnapshotAssertion) -> None:
     equal, bitwise, made = REPORTS[name]
     data = json.loads(json.dumps(made.to_dict(), allow_nan=False))
     assert (made.equal, made.bitwise, bool(made)) == (equal, bitwise, equal)
@@ -118,9 +116,7 @@ def off(name: str, gap: float, **more: Any) -> OutputComparison:
     return OutputComparison(4, 4, max_abs=gap, name=name, **figures)
 
 
-def test_what_is_allowed_and_what_was_found_is_said_in_steps_and_in_range(
-    snapshot: SnapshotAssertion,
-) -> None:
+def test_what_is_allowed_and_found_is_said_in_steps_and_in_range(snapshot: SnapshotAssertion) -> None:
     near = off("codes", 1.0, steps=3), off("more", 0.5, steps=7), off("y", 1e-3)
     found = [
         whole(Allowance(), SAME, SAME),

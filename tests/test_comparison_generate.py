@@ -8,7 +8,7 @@ import generation_models as models
 import numpy as np
 import pytest
 from bundles import bundle, model_part
-from cli_runs import run
+from cli_runs import Captured, run
 from generation_models import ROWS, export
 from text_parser import parse
 
@@ -85,9 +85,7 @@ def test_other_tokens_are_a_difference(folder: Path) -> None:
     assert f"from step {place} of 8 on" in report.summary()
 
 
-def test_helpers_that_are_missing_are_said_and_those_of_one_model_serve_the_other(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_missing_helpers_are_said_and_one_models_serve_the_other(folder: Path, tmp_path: Path) -> None:
     path = export(tmp_path / "alone", model=models.split()) / "model.tflite"
     with pytest.raises(
         UsageError, match=r"no model computes input 'embeddings' \[1, 4, 8\] of the main model"
@@ -102,9 +100,7 @@ def test_helpers_that_are_missing_are_said_and_those_of_one_model_serve_the_othe
         generated(path, path)
 
 
-def test_a_bundle_brings_its_own_helpers_and_the_command_generates(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bundle_brings_its_own_helpers_and_the_command_generates(tmp_path: Path, capsys: Captured) -> None:
     def generate(a: bytes, b: bytes, *more: str) -> Any:
         paths = tmp_path / "a.litertlm", tmp_path / "b.litertlm"
         for path, content in zip(paths, (a, b), strict=True):
@@ -258,7 +254,7 @@ def test_a_cache_holds_the_keys_of_every_token_before(
         assert not found[len(keys) :].any()
 
 
-def test_a_long_cache_is_filled_by_four_calls_and_read_no_further(
+def test_a_long_cache_is_filled_by_few_calls(
     folder: Path, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(filling, "_MOST_CALLS", 1)
@@ -273,9 +269,7 @@ def test_a_long_cache_is_filled_by_four_calls_and_read_no_further(
 
 
 @pytest.mark.parametrize(("length", "starts"), [(9, [0, 7]), (20, [0])])
-def test_the_last_chunk_of_a_prefill_ends_with_the_cache(
-    length: int, starts: list[int], tmp_path: Path
-) -> None:
+def test_the_last_chunk_of_a_prefill_ends_the_cache(length: int, starts: list[int], tmp_path: Path) -> None:
     chunks: list[tuple[int, int]] = []
 
     def fill(_: Path, __: SignatureInfo, given: list[tuple[int, int]]) -> dict[str, np.ndarray]:
@@ -291,7 +285,7 @@ def test_the_last_chunk_of_a_prefill_ends_with_the_cache(
 
 
 @pytest.mark.parametrize("name", ["model", "unsplit"])
-def test_both_models_read_what_the_first_ones_prefill_left(
+def test_both_models_read_what_the_first_prefill_left(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []

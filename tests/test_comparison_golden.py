@@ -47,9 +47,7 @@ def rewrite(path: Path, edit: Any) -> None:
     np.savez(path, **contents)
 
 
-def test_a_model_passes_what_it_recorded_and_another_fails_with_the_place(
-    recorded: Path, tmp_path: Path
-) -> None:
+def test_a_model_passes_what_it_recorded_and_another_fails(recorded: Path, tmp_path: Path) -> None:
     assert assert_golden(MODEL, recorded).bitwise
     said = r"output 'logits': 3 of 36 elements differ, by at most .* \(at \["
     with pytest.raises(AssertionError, match=said):
@@ -59,9 +57,7 @@ def test_a_model_passes_what_it_recorded_and_another_fails_with_the_place(
     assert (report.equal, report.bitwise) == (True, False)
 
 
-def test_large_outputs_are_sampled_and_where_all_bits_are_demanded_the_rest_is_checked_too(
-    tmp_path: Path,
-) -> None:
+def test_large_outputs_are_sampled_and_the_rest_is_checked_if_demanded_bitwise(tmp_path: Path) -> None:
     model = models.projection(WIDE)
     exact = golden.record(model, tmp_path / "exact.npz", atol=0, rtol=0)
     loose = golden.record(model, tmp_path / "loose.npz")
@@ -102,7 +98,7 @@ def test_the_same_model_gives_the_same_file_and_replaces_one_only_when_asked(rec
         (models.requantized(scale=0.5), models.requantized(scale=0.25), "0 in a, scale 0.25, zero point 0 in b"),
     ],
 )  # fmt: skip
-def test_a_model_that_does_not_fit_is_different_and_the_report_names_what(
+def test_a_model_that_does_not_fit_is_different(
     model: bytes, other: bytes, said: str, tmp_path: Path
 ) -> None:
     path = golden.record(model, tmp_path / "g.npz", atol=1e6)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from bundles import bundle, model_part
-from cli_runs import DEMO, QUANTIZED, run
+from cli_runs import DEMO, QUANTIZED, Captured, run
 from text_parser import parse
 
 from edge_opt import convert, load
@@ -74,9 +74,7 @@ def tolerant(converting: Path) -> ConversionResult:
     return convert(converting, dry_run=True, verify="full", signatures=["decode"])
 
 
-def test_where_every_site_demanded_the_same_bits_so_does_the_whole(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_where_every_site_demanded_bits_so_does_the_whole(capsys: Captured) -> None:
     ran = run(capsys, "convert", DEMO, "--dry-run", "--verify", "full", "--signatures", "decode", "--json")
     for signature in ran.json["whole"]:
         assert (signature["holds"], signature["comparison"]["bitwise"]) == (True, True)
@@ -101,7 +99,7 @@ def test_a_site_that_demands_a_step_gives_every_output_room_and_says_why(toleran
         assert "of matmul_convert" in text
 
 
-def test_under_a_tolerance_swapped_heads_are_found_all_the_same(
+def test_swapped_heads_are_found_under_a_tolerance(
     converting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     believe_bitwise_ones(monkeypatch)
@@ -116,7 +114,7 @@ def test_under_a_tolerance_swapped_heads_are_found_all_the_same(
 
 
 @pytest.mark.parametrize("dry", [True, False])
-def test_a_bundle_is_compared_too_whether_written_or_not(
+def test_a_bundle_is_compared_written_or_not(
     dry: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "m.litertlm"
@@ -186,9 +184,7 @@ def test_an_output_of_more_bits_than_the_activations_has_room_for_as_much_of_its
         ("DEQUANTIZE(int8[4,4]{splat 1} q(0.5, 0))", None),
     ],
 )
-def test_floats_that_meet_integer_weights_have_the_room_of_what_the_kernels_make_of_them(
-    operator: str, bits: int | None
-) -> None:
+def test_floats_that_meet_integer_weights_have_the_room_of_kernels(operator: str, bits: int | None) -> None:
     """The kernels quantize each row of such an activation to 8 bits; what only reads integers does not."""
     given = "%x: float32[4,4], %i: int32[4]"
     model = parse(f"subgraph main ({given}) {{\n  %y: float32[4,4] = {operator}\n  return %y\n}}\n")

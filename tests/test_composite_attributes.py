@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_runs import DEMO, run
+from cli_runs import DEMO, Captured, run
 from flatbuffers import flexbuffers
 from text_parser import parse
 
@@ -115,7 +115,7 @@ def test_the_text_form_shows_attributes_and_counts_bytes_that_are_none() -> None
         assert not written or f"composite_attributes: {unread}" in to_text(model)
 
 
-def test_inspect_shows_them_as_they_were_written(capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_shows_them_as_they_were_written(capsys: Captured) -> None:
     """Its float of four bytes is 1e-06, and 9.999999974752427e-07 in Python's eight."""
     assert "  19 x odml.rms_norm {epsilon: 1e-06}\n" in run(capsys, "inspect", str(DEMO)).out
     (norm,) = inspect(DEMO).signatures[0].to_dict()["composites"]

@@ -47,9 +47,6 @@ def output_of(result: ConversionResult) -> Path:
     return Path(result.output)
 
 
-# What is rewritten, and what is not
-
-
 def test_every_block_is_converted_and_verified_bitwise(done: Done) -> None:
     _, result = done
     places = [("prefill_8", 0), ("prefill_8", 1), ("decode", 0), ("decode", 1), ("decode", 2)]
@@ -188,9 +185,6 @@ def test_a_model_without_a_rewrite_is_written_with_the_same_tables(
     assert tables(source) == tables(output)
 
 
-# What is asked for
-
-
 def test_from_bytes_the_model_is_returned_or_exported(tmp_path: Path) -> None:
     result = convert(DEMO.read_bytes(), signatures=["decode"], verify="full")
     assert (result.input, result.output) == (None, None)
@@ -221,7 +215,7 @@ def test_progress_counts_up_to_the_end(tmp_path: Path) -> None:
         assert steps[-1][0] == steps[-1][1]
 
 
-def test_an_output_that_is_the_input_or_exists_is_refused_before_any_work(
+def test_an_output_that_exists_is_refused_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edge_opt.conversion.run.run_pass", lambda *_: pytest.fail("no work may be done"))
@@ -272,9 +266,6 @@ def test_the_headline_has_the_largest_difference_where_bits_are_not_demanded() -
     assert said == f"2 of 2 sites converted, each verified within the tolerance of its pass {largest}."
 
 
-# Requirements, and models that stay what they were
-
-
 def test_one_unverified_site_among_converted_ones_is_no_error() -> None:
     proof = Proof(Demand(), holds=False, bitwise=False, max_abs=0, reason="no time", open=True)
     result = ConversionResult(None, None, "generic", "regions", sites=[Site(None, proof=proof)])
@@ -285,9 +276,7 @@ def test_one_unverified_site_among_converted_ones_is_no_error() -> None:
 
 
 @pytest.mark.parametrize("ends", [SitesSkippedError, KeyboardInterrupt])
-def test_a_model_is_what_it_was_where_the_conversion_ends_and_the_error_carries_what_was_done(
-    ends: type[BaseException],
-) -> None:
+def test_a_model_is_what_it_was_where_a_conversion_ends(ends: type[BaseException]) -> None:
     model = load(DEMO)
     before = to_text(model)
 
@@ -304,10 +293,7 @@ def test_a_model_is_what_it_was_where_the_conversion_ends_and_the_error_carries_
     assert len(result.sites) == (5 if ends is SitesSkippedError else 2)
 
 
-# Verification
-
-
-def test_what_changes_after_the_verification_is_noticed_before_anything_is_written(
+def test_what_changes_after_the_verification_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names_apart = cleanup.name_apart

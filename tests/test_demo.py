@@ -9,19 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_runs import DEMO, QUANTIZED, run, state
+from cli_runs import DEMO, QUANTIZED, Captured, run, state
 
 from edge_opt.cli import show_models
 from edge_opt.inspection import inspect
 
-Captured = pytest.CaptureFixture[str]
 SCRIPT = Path(__file__).resolve().parent.parent / "testdata" / "make_demo.py"
 FILES = {f"demo_gemma3{kind}{opt}.tflite" for kind in ("", "_a16w8") for opt in ("", ".opt")}
 
 
-def test_the_demo_converts_and_compares_both_models_and_shows_a_block(
-    tmp_path: Path, capsys: Captured
-) -> None:
+def test_the_demo_converts_and_compares_both_models(tmp_path: Path, capsys: Captured) -> None:
     """It replaces files only with --force."""
     folder = tmp_path / "new" / "folder"
     folder.mkdir(parents=True)
@@ -43,7 +40,7 @@ def test_the_demo_converts_and_compares_both_models_and_shows_a_block(
     assert (folder / "demo_gemma3.tflite").read_bytes() == DEMO.read_bytes()
 
 
-def test_without_a_folder_nothing_is_left_behind(
+def test_without_a_folder_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     scratch, here = tmp_path / "scratch", tmp_path / "here"
@@ -58,7 +55,7 @@ def test_without_a_folder_nothing_is_left_behind(
     assert not [path for path in scratch.iterdir() if path.name.startswith("edge-opt-demo")]
 
 
-def test_a_folder_is_made_and_one_that_cannot_be_is_exit_5(
+def test_a_folder_that_cannot_be_made_is_exit_5(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.setattr(show_models, "_demo_in", lambda *_, **__: 0)

@@ -11,13 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from cli_runs import DEMO, run
+from cli_runs import DEMO, Captured, run
 from doc_pages import PAGES, ROOT, Block, Command, blocks, own_text, supplies, supply
 
 from edge_opt.cli.app import app
 from edge_opt.ir import load, save
 
-Captured = pytest.CaptureFixture[str]
 DOCS = ROOT / "docs"
 TASKS = (
     *("index", "concepts", "build", "android", "speed", "quality", "other", "ci", "verification"),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter
-from cli_runs import run
+from cli_runs import Captured, run
 from pretend_stages import COMPILED, QUANTIZED, at_once, checkpoint, write
 from text_parser import parse
 
@@ -81,9 +81,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place(tmp_path, monkeypatch)
 
 
-# --- the figures ---
-
-
 def test_perplexity_is_one_over_the_mean_chance_and_its_ratio_is_to_the_reference(place: Place) -> None:
     steps: list[tuple[str, int, int]] = []
     found = place.evaluate(progress=lambda *step: steps.append(step))
@@ -116,7 +113,7 @@ def test_the_error_of_a_ratio_is_of_pairs_of_tokens() -> None:
 
 
 @pytest.mark.parametrize(("spread", "prompts"), [(0.0, 4), (0.4, 20), (40.0, 40)])
-def test_more_text_is_scored_until_the_ratio_is_known_to_a_hundredth(
+def test_text_is_scored_until_the_ratio_is_known_to_a_hundredth(
     place: Place, spread: float, prompts: int
 ) -> None:
     place.spread = spread
@@ -127,9 +124,6 @@ def test_more_text_is_scored_until_the_ratio_is_known_to_a_hundredth(
     assert error is not None
     assert (error <= 0.0101) == (spread < 1)
     assert found.prompts == prompts
-
-
-# --- the text ---
 
 
 def test_where_no_prompt_fills_half_the_cache_a_long_one_is_joined_from_them(place: Place) -> None:
@@ -154,7 +148,7 @@ def test_long_and_short_prompts_take_turns(place: Place) -> None:
         ("  ", None),
     ],
 )
-def test_the_second_half_of_a_prompt_is_scored_from_a_space_on_and_of_a_long_one_the_end(
+def test_the_second_half_of_a_prompt_is_scored_and_of_a_long_one_the_end(
     text: str, parts: tuple[str, str] | None
 ) -> None:
     assert cut(text) == parts
@@ -164,13 +158,8 @@ def test_the_second_half_of_a_prompt_is_scored_from_a_space_on_and_of_a_long_one
     assert "".join(long) == ("word " * 1000).strip()
 
 
-# --- the command ---
-
-
 @pytest.mark.parametrize(("limit", "code"), [(None, 0), (5.1, 0), (4.9, 1), (1.1, 1)])
-def test_a_limit_is_a_gate(
-    place: Place, capsys: pytest.CaptureFixture[str], limit: float | None, code: int
-) -> None:
+def test_a_limit_is_a_gate(place: Place, capsys: Captured, limit: float | None, code: int) -> None:
     words = ["evaluate", place.reference, place.good, place.bad, "--prompts", place.prompts, "--json"]
     ran = run(capsys, *words, *([] if limit is None else ["--max-perplexity-ratio", limit]))
     assert ran.code == code
@@ -181,7 +170,7 @@ def test_a_limit_is_a_gate(
     assert ("more than" in ran.err) == bool(code)
 
 
-def test_the_table_has_a_row_for_each_model(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_a_row_for_each_model(place: Place, capsys: Captured) -> None:
     place.spread = 0.1
     ran = run(capsys, "evaluate", place.reference, place.good, "--prompts", place.prompts)
     assert ran.code == 0
@@ -190,9 +179,6 @@ def test_the_table_has_a_row_for_each_model(place: Place, capsys: pytest.Capture
     assert good.split() == [str(place.good), "4", "2.38", "1.189", "±", "0.059"]
     assert note == "Scored on 2 held-out prompts."
     assert head.split()[:2] == ["tokens", "perplexity"]
-
-
-# --- what cannot be evaluated ---
 
 
 @pytest.mark.parametrize(
@@ -208,7 +194,7 @@ def test_the_table_has_a_row_for_each_model(place: Place, capsys: pytest.Capture
         (lambda p: {"bundles": []}, "give one after the checkpoint"),
     ],
 )  # fmt: skip
-def test_bad_input_is_refused_before_anything_runs(
+def test_bad_input_is_refused_before_a_run(
     place: Place, change: Callable[[Place], Any], sentence: str
 ) -> None:
     changed = change(place)
@@ -226,9 +212,6 @@ def test_prompts_longer_than_the_cache_are_left_out_and_refused_where_all_are(pl
     place.room = 0
     with pytest.raises(UsageError, match="every held-out prompt is longer than the bundle's cache"):
         place.evaluate()
-
-
-# --- one model ---
 
 
 def test_a_bundle_scores_the_second_part_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def test_without_a_mistake_all_of_it_holds(graph: str, prover: RegionProver) -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("graph", CASES)
-def test_a_mutant_that_changes_an_output_does_not_survive(
+def test_a_mutant_that_changes_results_is_caught(
     graph: str, kind: str, prover: RegionProver, others: list[RegionProver]
 ) -> None:
     """A mutant that passes every check and the proof gives what is demanded on most other inputs, too.

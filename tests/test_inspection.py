@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 from bundles import bundle, model_part
-from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, state, written
+from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, Captured, run, state, written
 from text_parser import parse
 
 from edge_opt import convert, load
 from edge_opt.cli.show_models import show_inspection
 from edge_opt.inspection import Inspection, inspect
 from edge_opt.ir import to_bytes
-
-Captured = pytest.CaptureFixture[str]
 
 
 @cache
@@ -56,9 +54,7 @@ def test_after_a_conversion_blocks_have_fewer_heads_and_the_same_masks(target: s
         ("%mask: float32[1,1,8,16] = NEG(float32[1,1,8,16]{splat 1.0})", "mask"),
     ],
 )
-def test_a_mask_is_named_by_the_one_argument_that_it_is_made_of_else_by_its_tensor(
-    made: str, named: str
-) -> None:
+def test_a_mask_is_named_by_the_argument_it_is_made_of_or_its_tensor(made: str, named: str) -> None:
     model = parse(f"""
 signature main = #0 (q=%q, k=%k, v=%v, first=%a, second=%b) -> (out=%out)
 subgraph main (%q: float32[1,2,8,4], %k: float32[1,2,16,4], %v: float32[1,2,16,4],
@@ -91,18 +87,14 @@ def test_sizes_operators_arguments_and_dtypes(capsys: Captured) -> None:
 
 
 @pytest.mark.parametrize(("target", "decode"), [("generic", "converted"), ("qualcomm-htp", "skipped")])
-def test_sites_say_what_a_conversion_for_that_target_would_do(
-    target: str, decode: str, capsys: Captured
-) -> None:
+def test_sites_say_what_a_conversion_would_do(target: str, decode: str, capsys: Captured) -> None:
     sites = run(capsys, "inspect", DEMO, "--target", target, "--json").json["sites"]
     split = [site for site in sites if site["pass"] == "mha_to_sha"]
     assert [site["status"] for site in split] == ["converted"] * 2 + [decode] * 3
     assert [site["attention"]["query_length"] for site in split] == [8, 8, 1, 1, 1]
 
 
-def test_a_softmax_that_is_no_attention_is_a_site_with_nothing_to_do(
-    tmp_path: Path, capsys: Captured
-) -> None:
+def test_a_softmax_without_attention_is_a_settled_site(tmp_path: Path, capsys: Captured) -> None:
     said = run(capsys, "inspect", written(tmp_path, NO_ATTENTION), "--json").json
     assert (said["attention"], said["signatures"][0]["attention_unmatched"]) == ([], 0)
     (site,) = said["sites"]

@@ -123,9 +123,7 @@ sys.exit(main(["compare", sys.argv[1], sys.argv[1]]))
 @pytest.mark.parametrize(
     ("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
-def test_scratch_files_go_when_the_process_is_asked_to_end(
-    tmp_path: Path, sign: signal.Signals, code: int
-) -> None:
+def test_scratch_files_go_when_the_process_ends(tmp_path: Path, sign: signal.Signals, code: int) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     environment = {**os.environ, "TMPDIR": str(scratch)}
@@ -137,9 +135,6 @@ def test_scratch_files_go_when_the_process_is_asked_to_end(
         process.communicate()
     assert process.returncode == code
     assert names(scratch) == []
-
-
-# The output
 
 
 def test_an_output_on_another_file_system_is_the_same(folder: Path, whole: bytes) -> None:

@@ -229,9 +229,6 @@ def test_numbers_can_be_read_of_constants_alone_and_not_written() -> None:
         load(changed(setting("graph.name", None), lambda made: made.subgraphs[0].operators.reverse()))
 
 
-# Operators, and the subgraphs that they call
-
-
 def test_every_operator_that_a_rewrite_may_follow_is_checked_when_it_is_read() -> None:
     assert set(KINDS) == set(BUILTIN_OPERATORS)
     assert all(KINDS[name].is_followed for name in RULES)
@@ -264,7 +261,7 @@ def test_a_record_says_which_inputs_the_results_are_made_of(name: str, data: lis
         ("CUSTOM", "", 0, None),
     ],
 )
-def test_an_operator_of_another_form_is_refused(
+def test_an_operator_that_misfits_is_refused(
     name: str, inputs: str, outputs: int, reason: str | None
 ) -> None:
     """Inputs that may be left out, of subgraphs that are run any, and operators that nobody knows, pass."""
@@ -345,9 +342,6 @@ def test_an_operator_that_names_no_subgraph_to_run_is_refused(name: str) -> None
     model.subgraphs[0].operators[0].options = None
     with pytest.raises(ModelFormatError, match=f"operator 0 \\({name}\\): has no options"):
         to_bytes(model)
-
-
-# What is written
 
 
 NEW = Tensor("z", (1,), DType.FLOAT32)

@@ -123,9 +123,6 @@ def test_chains_hold_under_any_sequence_of_edits(data: st.DataObject) -> None:
         check(graph, *inputs, *(t for operator in removed for t in operator.outputs))
 
 
-# Order
-
-
 def test_topological_order_puts_producers_first_and_is_stable_where_there_is_a_choice() -> None:
     _, made = chain(5000)
     assert topological(made) == topological(made[::-1]) == made
@@ -138,9 +135,6 @@ def test_topological_order_puts_producers_first_and_is_stable_where_there_is_a_c
     a, b = tensor("a"), tensor("b")
     with pytest.raises(RefusedError, match="part of a cycle"):
         topological([Operator(ADD, [b], [a]), Operator(ADD, [a], [b])])
-
-
-# Regions
 
 
 def test_a_region_reads_what_it_does_not_define_each_once_in_order_of_first_use() -> None:

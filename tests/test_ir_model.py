@@ -56,9 +56,6 @@ def numbers(model: Model, name: str) -> Any:
     return next(t for graph in model.subgraphs for t in graph.tensors if t.name == name).array().tolist()
 
 
-# Nothing changed
-
-
 @demos
 def test_a_model_that_nobody_changed_is_written_as_it_was(path: Path, tmp_path: Path) -> None:
     assert values(to_tables(load(path))) == values(read_model(path))
@@ -87,9 +84,6 @@ def test_hand_made_models_have_the_same_tables(make: Callable[[], bytes]) -> Non
     content = make()
     assert values(to_tables(load(content))) == values(read_model(content))
     assert plain(unpack(to_bytes(load(content)))) == plain(unpack(content))
-
-
-# What the graph says
 
 
 def test_signatures_keep_their_names_and_order_whatever_the_subgraphs_order() -> None:
@@ -138,9 +132,6 @@ def test_an_operator_code_is_the_larger_of_two_fields_and_a_custom_code_on_a_bui
     assert [(code.name, code.version) for code in model.operator_codes] == [("STABLEHLO_ADD", 2), ("MUL", 1)]
     assert model.operator_code("MUL") == model.operator_codes[1]
     assert unpack(to_bytes(model)).operatorCodes[1].customCode == b"MUL"
-
-
-# Changes
 
 
 def test_new_tensors_operators_and_constants_are_written_behind_what_was_there() -> None:
@@ -201,9 +192,6 @@ def test_equal_constants_are_one_tensor_in_a_subgraph_and_one_buffer_in_the_mode
     assert len({id(tensor) for tensor in (first, *others)}) == 4
     assert {id(tensor.buffer) for tensor in others} == {id(first.buffer)}
     assert here.make("number", np.array([1, 3], np.int32), DType.INT32).buffer is not first.buffer
-
-
-# Cleanup
 
 
 def rewired() -> tuple[Model, set[Part]]:

@@ -189,7 +189,7 @@ class OlderExported(Exported):
 
 
 @pytest.mark.parametrize("kind", [Exported, OlderExported])
-def test_all_functions_take_an_exported_model_and_convert_gives_back_its_kind(
+def test_all_functions_take_an_export_and_convert_returns_its_kind(
     kind: type[Exported], tmp_path: Path
 ) -> None:
     given = kind(DEMO.read_bytes())

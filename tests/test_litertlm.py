@@ -102,9 +102,7 @@ def test_all_models_are_rewritten_on_request_only_and_named_by_their_kind(file: 
 
 
 @pytest.mark.parametrize("more", [b"", b"\0" * 100, b"\0" * 100 + b"signature"])
-def test_a_bundle_is_written_with_what_follows_its_sections_but_zeros(
-    file: Path, tmp_path: Path, more: bytes
-) -> None:
+def test_a_bundle_keeps_what_follows_its_sections(file: Path, tmp_path: Path, more: bytes) -> None:
     kept = more if more.strip(b"\0") else b""
     whole = file.read_bytes() + kept
     file.write_bytes(file.read_bytes() + more)

@@ -87,12 +87,7 @@ def added(model: Model) -> float:
     return float(next(op for op in model.subgraphs[0].operators if op.name == "MUL").input(1).array())
 
 
-# Golden
-
-
-def test_reshape_not_equal_select_becomes_equal_cast_mul_and_add(
-    prover: RegionProver, snapshot: SnapshotAssertion
-) -> None:
+def test_the_reference_select_becomes_an_add(prover: RegionProver, snapshot: SnapshotAssertion) -> None:
     model = verified(PLAIN, prover)
     assert to_text(model) == snapshot
     assert to_text(reread(model)) == to_text(model)
@@ -114,9 +109,6 @@ def test_on_the_pages_graph_one_mask_feeds_every_head_of_every_block_at_rank_3(p
     text = to_text(model)
     assert run(model, "mask_to_add", "quantized_mask") == []
     assert to_text(model) == text
-
-
-# What makes the condition
 
 
 CONDITIONS: dict[str, tuple[str, list[str]]] = {
@@ -176,9 +168,7 @@ def test_rows_of_a_padding_mask_are_the_batch(batch: int, rows: int, form: str, 
         (f"[{N},{T},{S}]", "SQUEEZE(%masked)"),
     ],
 )
-def test_rearrangements_between_select_and_softmax_are_kept(
-    shape: str, operator: str, prover: RegionProver
-) -> None:
+def test_rearrangements_before_the_softmax_are_kept(shape: str, operator: str, prover: RegionProver) -> None:
     text = block(RESHAPED, OPEN, path=f"  %r: float32{shape} = {operator}\n", last="%r")
     model = verified(text.replace(f"%p: float32{LOGITS}", f"%p: float32{shape}"), prover)
     assert names(model)[-3:] == ["ADD", operator.partition("(")[0], "SOFTMAX"]
@@ -187,17 +177,12 @@ def test_rearrangements_between_select_and_softmax_are_kept(
 @pytest.mark.parametrize(
     ("condition", "closed", "opened"), [("5", 1.0, 0.0), ("3", 0.0, 1.0), ("-1", -2.0, 0.0)]
 )
-def test_a_quantized_number_that_is_compared_with_stands_for_a_real_one(
-    condition: str, closed: float, opened: float
-) -> None:
+def test_a_quantized_condition_stands_for_a_real_number(condition: str, closed: float, opened: float) -> None:
     open_ = f"{BOOL} = NOT_EQUAL(%m, int8({condition}) q(0.5, 3))"
     model = parse(block(open_, given=f"%m: int8[1,1,{T},{S}] q(0.5, 3)"))
     (rewrite,) = rewrites_of("mask_to_add", model)
     assert rewrite.mask is not None
     assert (rewrite.mask.masked, rewrite.mask.opened) == (closed, opened)
-
-
-# The constant
 
 
 @pytest.mark.parametrize("constant", ["-1e+09", "-3.4028235e+38", "-1128.0"])
@@ -247,7 +232,7 @@ def test_an_infinite_constant_becomes_finite_and_rows_without_a_number_uniform(p
 @pytest.mark.parametrize(
     ("constant", "expected"), [("-inf", -65472.0), ("-1e+09", -65472.0), ("-10000.0", -10000.0)]
 )
-def test_a_target_that_computes_in_float16_gets_what_float16_holds(
+def test_a_float16_target_gets_what_float16_holds(
     constant: str, expected: float, prover: RegionProver
 ) -> None:
     """In rows that are masked everywhere SELECT gives the uniform distribution, ADD another one."""
@@ -322,11 +307,8 @@ def test_a_bias_is_no_mask(prover: RegionProver) -> None:
     verified(text.replace("-2000.0", "-1000.0"), prover)
 
 
-# What the proof finds
-
-
 @pytest.mark.parametrize("rows", [1, T])
-def test_a_constant_in_which_logits_do_not_vanish_fails_the_proof(
+def test_logits_that_do_not_vanish_fail_the_proof(
     rows: int, prover: RegionProver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one query row too, where nothing but a closed row shows it."""
@@ -338,18 +320,13 @@ def test_a_constant_in_which_logits_do_not_vanish_fails_the_proof(
     assert "on masks that close every row" in report.reason
 
 
-# Quantized
-
-
 def quantized(dtype: str = "int16", scale: str = "0.05", code: int = -32768, zero: int = 0) -> str:
     parameters = f"q({scale}, {zero})"
     select = f"SELECT_V2(%open, %x, {dtype}({code}) {parameters})"
     return block(given=BOOL, kind=f"{dtype} {parameters}", select=select)
 
 
-def test_a_quantized_mask_is_one_select_between_two_constants_of_its_type(
-    snapshot: SnapshotAssertion,
-) -> None:
+def test_a_quantized_mask_is_one_select_between_two_constants(snapshot: SnapshotAssertion) -> None:
     model, report = converted(quantized())
     assert report.note == ""
     assert to_text(model) == snapshot
@@ -377,7 +354,7 @@ def test_quantized_masks_of_equal_scales_give_the_same_codes(text: str, prover: 
 
 
 @pytest.mark.parametrize("rows", [1, T])
-def test_a_quantized_mask_that_does_not_always_clip_fails_the_proof(
+def test_a_quantized_mask_that_does_not_clip_fails(
     rows: int, prover: RegionProver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of the logits' range hides them in every row with an open entry. SELECT copies codes of another scale."""

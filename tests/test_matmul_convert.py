@@ -115,7 +115,7 @@ SCALES = [(5e-05, 4e-05), (4e-05, 5e-05), (3e-05, 1e-04), (1e-04, 3.3e-05), (2e-
 
 @pytest.mark.parametrize(("before", "after"), SCALES)
 @pytest.mark.parametrize("dtype", ["int16", "int8"])
-def test_results_move_by_at_most_one_step_of_the_larger_scale(
+def test_results_move_by_at_most_one_step(
     dtype: str, before: float, after: float, prover: RegionProver
 ) -> None:
     """Rounding once instead of twice, on both kernel sets; int16 is held to one step more."""
@@ -160,9 +160,7 @@ def clipping(low: float = 1e-05, *, left: str = "int16") -> str:
     ],
     ids=["int16", "int8", "positive only", "wide", "equal", "beyond all products"],
 )
-def test_what_was_clipped_is_told_even_without_a_proof_and_does_not_fail_it(
-    text: str, note: str, prover: RegionProver
-) -> None:
+def test_what_was_clipped_is_told_and_fails_no_proof(text: str, note: str, prover: RegionProver) -> None:
     for each in (None, prover):
         _, report = fused(text, each)
         assert (str(report.status), report.note) == ("converted", note)
@@ -170,7 +168,7 @@ def test_what_was_clipped_is_told_even_without_a_proof_and_does_not_fail_it(
     assert not note or (report.proof.steps or 0) <= 1
 
 
-def test_a_wrong_result_is_found_though_most_is_clipped(
+def test_a_wrong_result_is_found_in_clipped_ones(
     prover: RegionProver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build = matmul_convert._build
@@ -188,9 +186,7 @@ def test_a_wrong_result_is_found_though_most_is_clipped(
 
 
 @pytest.mark.parametrize("turn", [400, 16000])
-def test_values_that_turn_back_only_beyond_the_clipped_range_are_found(
-    turn: int, prover: RegionProver
-) -> None:
+def test_values_that_turn_back_beyond_the_clipped_range_are_found(turn: int, prover: RegionProver) -> None:
     """Inputs that stay inside cannot show it."""
     model = parse(f"""\
 subgraph main (%x: int16[1,512] q(0.001, 0)) {{

@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, written
+from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, Captured, run, written
 from pretend_npu import emulator, require_qnn, say
 from text_parser import parse
 
@@ -21,7 +21,6 @@ from edge_opt.npu.emulator import emulating
 from edge_opt.npu.hexagon import Compiler, cut_entry_point
 from edge_opt.testing import assert_equivalent
 
-Captured = pytest.CaptureFixture[str]
 Compilers = Callable[[str], Path]
 
 FINALIZED = ("interface\tknown\t2.40.0\t5.51.0", "finalized\tg\t0")
@@ -42,9 +41,7 @@ def warnings(report: ComparisonReport) -> list[str]:
     return [text for text in report.remarks if text.startswith("warning: ")]
 
 
-def test_models_that_compute_the_same_are_equal_and_as_exact_as_the_cpu(
-    model: Path, other: Path, compiler: Compilers
-) -> None:
+def test_equal_models_are_as_exact_as_the_cpu(model: Path, other: Path, compiler: Compilers) -> None:
     found = compare_on_npu(model, other, sdk=compiler(emulator()))
     assert found.equal
     (output,) = found.signatures[0].outputs
@@ -62,7 +59,7 @@ def test_models_without_signatures_are_compared_by_their_tensors(tmp_path: Path,
     assert [(signature.name, signature.bitwise) for signature in found.signatures] == [("main", True)]
 
 
-def test_one_number_that_differs_in_b_is_found(
+def test_one_differing_number_is_found(
     model: Path, other: Path, compiler: Compilers, capsys: Captured
 ) -> None:
     sdk = compiler(emulator("array.flat[0] += 2.0 ** -20 * is_second"))
@@ -74,7 +71,7 @@ def test_one_number_that_differs_in_b_is_found(
     assert run(capsys, *command, "--atol", 2.0**-19).code == 0
 
 
-def test_equal_models_that_are_far_from_the_cpu_are_equal_with_a_warning(
+def test_equal_models_far_from_the_cpu_are_a_warning(
     model: Path, other: Path, compiler: Compilers, capsys: Captured
 ) -> None:
     sdk = compiler(emulator("array *= 0.5"))
@@ -125,7 +122,7 @@ def test_a_graph_that_is_given_up_while_it_is_compiled_holds_nobody(model: Path,
     assert time.monotonic() - started < 30, "it waited for folders that nobody names any more"
 
 
-def test_without_a_probe_nothing_is_started(
+def test_without_a_probe_nothing_starts(
     model: Path, compiler: Compilers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sdk = compiler("raise SystemExit(6)")
@@ -163,12 +160,7 @@ def test_an_output_that_only_one_model_computes_is_a_difference(tmp_path: Path, 
     ]
 
 
-# The command
-
-
-def test_the_command_shows_a_row_for_each_signature(
-    tmp_path: Path, compiler: Compilers, capsys: Captured
-) -> None:
+def test_the_command_has_a_row_per_signature(tmp_path: Path, compiler: Compilers, capsys: Captured) -> None:
     after = tmp_path / "after.tflite"
     convert(QUANTIZED, after, verify="none")
     options = ("--on", "npu", "--sdk", compiler(emulator()), "--soc", "SM8650")
@@ -176,9 +168,6 @@ def test_the_command_shows_a_row_for_each_signature(
     assert shown.code == 0, shown
     assert "compiled for SM8650" in shown.out
     assert [line.split()[:2] for line in shown.out.splitlines()[1:3]] == [["prefill_8", "6"], ["decode", "7"]]
-
-
-# The real one
 
 
 @pytest.mark.slow

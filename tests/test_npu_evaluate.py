@@ -10,7 +10,7 @@ from typing import Any
 import generation_models as models
 import numpy as np
 import pytest
-from cli_runs import run
+from cli_runs import Captured, run
 from pretend_npu import calls, emulator, require_qnn
 from pretend_stages import at_once, checkpoint
 
@@ -21,7 +21,6 @@ from edge_opt.npu import CompilerFailedError
 from edge_opt.npu.hexagon import Compiler
 from edge_opt.npu.scoring import Closeness, Text, read
 
-Captured = pytest.CaptureFixture[str]
 LONG = Text((3, 14, 15, 92, 65, 35, 89, 79, 32), (38, 46, 26))
 TEXTS = [LONG, Text((2, 71), (82, 81, 8)), Text((5,), (77, 21, 5))]
 
@@ -29,9 +28,6 @@ TEXTS = [LONG, Text((2, 71), (82, 81, 8)), Text((5,), (77, 21, 5))]
 @pytest.fixture
 def gemma(tmp_path: Path) -> Path:
     return models.packed(tmp_path)
-
-
-# Reading
 
 
 def test_every_token_is_predicted_from_all_before_it_however_they_were_read(gemma: Path) -> None:
@@ -43,9 +39,7 @@ def test_every_token_is_predicted_from_all_before_it_however_they_were_read(gemm
             np.testing.assert_allclose(again, row, rtol=1e-5, atol=1e-5)
 
 
-def test_the_emulator_reads_as_the_cpu_does_and_says_how_far_it_is(
-    gemma: Path, compiler: Callable[[str], Path]
-) -> None:
+def test_the_emulator_reads_as_the_cpu_and_tells_steps(gemma: Path, compiler: Callable[[str], Path]) -> None:
     steps: list[tuple[int, int]] = []
     sdk = compiler(emulator())
     found = read(gemma, TEXTS, Compiler(sdk=sdk), lambda *step: steps.append(step))
@@ -56,9 +50,7 @@ def test_the_emulator_reads_as_the_cpu_does_and_says_how_far_it_is(
     assert len(calls(sdk)) == 2, "prefill and decode are compiled once each"
 
 
-def test_an_emulator_that_fails_is_an_error_that_names_the_entry_point(
-    gemma: Path, compiler: Callable[[str], Path]
-) -> None:
+def test_a_failing_emulator_names_the_entry_point(gemma: Path, compiler: Callable[[str], Path]) -> None:
     words = r"gemma\.litertlm, (prefill_4|decode): the compiler ended with code 6"
     with pytest.raises(CompilerFailedError, match=words):
         read(gemma, TEXTS, Compiler(sdk=compiler("raise SystemExit(6)")))
@@ -76,9 +68,6 @@ def test_closeness_is_by_position() -> None:
     assert found.kl == pytest.approx([0.5 * math.log(2) - 0.25 * math.log(2), 0])
     assert found.agrees == [False, True]
     assert np.exp(found.likelihoods) == pytest.approx([0.25, 0.8])
-
-
-# The command
 
 
 class Pretended:
@@ -116,7 +105,7 @@ def command(gemma: Path, tmp_path: Path, pretended: Pretended) -> tuple[object, 
     return ("evaluate", checkpoint(tmp_path / "hf"), gemma, "--prompts", prompts, "--on", "npu")
 
 
-def test_the_command_gives_a_row_for_the_cpu_and_one_for_the_npu(
+def test_the_command_has_a_row_for_cpu_and_npu(
     command: tuple[object, ...], compiler: Callable[[str], Path], capsys: Captured
 ) -> None:
     sdk = compiler(emulator("array = array * np.float32(0.8)"))
@@ -154,7 +143,7 @@ def test_prompts_are_spread_over_those_given_and_another_vocabulary_is_refused(
         evaluate(reference, gemma, prompts, on="npu")
 
 
-def test_what_cannot_be_evaluated_is_refused_with_the_remedy(
+def test_what_cannot_be_evaluated_is_refused(
     command: tuple[object, ...], compiler: Callable[[str], Path], capsys: Captured
 ) -> None:
     assert "onnxruntime-qnn" in run(capsys, *command).failed_in_one_sentence(2)
@@ -165,9 +154,6 @@ def test_what_cannot_be_evaluated_is_refused_with_the_remedy(
     assert "float.litertlm is a float bundle: give the checkpoint first" in told
     told = run(capsys, *command[:-1], "cpu", *sdk).failed_in_one_sentence(2)
     assert "--sdk does not apply with --on cpu" in told
-
-
-# The real ones
 
 
 @pytest.mark.slow

@@ -123,7 +123,7 @@ def test_a_repair_is_kept_although_it_takes_longer() -> None:
         ([None] * 2, [None] * 2, "converted", "it compiles neither way: .*no room"),
     ],
 )
-def test_what_compiles_is_kept(
+def test_what_compiles_stays(
     stage: Stage, before: Sequence[object], after: Sequence[object], kept: str, words: str
 ) -> None:
     told = stage(before, after).signatures[0]
@@ -178,9 +178,7 @@ def test_where_nothing_can_be_measured_what_was_converted_is_kept_and_that_is_sa
         ({"compile_configs": "nowhere.json"}, r"cfg\.compile_configs must be a dict, JSON or a JSON file"),
     ],
 )
-def test_a_configuration_that_cannot_work_is_refused(
-    stage: Stage, fields: dict[str, str], words: str
-) -> None:
+def test_a_configuration_that_cannot_be_is_refused(stage: Stage, fields: dict[str, str], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         stage(**fields)
 

@@ -29,9 +29,6 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CC", raising=False)
 
 
-# What is heard
-
-
 def test_every_line_of_the_log_is_read_and_events_belong_to_the_graph_before_them() -> None:
     heard = Outcome().hear(
         "interface\tknown\t2.40.0\t5.51.0\n"
@@ -42,9 +39,6 @@ def test_every_line_of_the_log_is_read_and_events_belong_to_the_graph_before_the
     assert (heard.finalized, heard.events) == ([0, 1002], [{2006: 700}, {}])
     assert (heard.missing, heard.running, heard.ran) == (["x y"], True, 0)
     assert Outcome().hear("ran\tg\t0\nrunning\tg\n").ran is None, "the second run did not end"
-
-
-# How it is built
 
 
 @needs_compiler
@@ -74,9 +68,6 @@ def test_where_it_cannot_be_built_the_error_says_what_is_needed(
         monkeypatch.setenv(name, value)
     with pytest.raises(CompilerMissingError, match=words):
         build_probe()
-
-
-# What it does in front of a library
 
 
 def listen(tmp_path: Path, version: int, code: str) -> tuple[str, str]:
@@ -132,9 +123,7 @@ def test_a_library_of_an_unknown_version_is_handed_through_untouched(tmp_path: P
 @needs_compiler
 @pytest.mark.parametrize("version", [36, 40])
 @pytest.mark.parametrize("size", [3, 4])
-def test_a_finalized_graph_is_profiled_and_run_on_each_folder(
-    tmp_path: Path, version: int, size: int
-) -> None:
+def test_a_finalized_graph_is_profiled_and_run_in_folders(tmp_path: Path, version: int, size: int) -> None:
     folders = [tmp_path / "first", tmp_path / "second"]
     for place, folder in enumerate(folders):
         folder.mkdir()

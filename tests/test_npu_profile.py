@@ -11,7 +11,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from cli_runs import NO_ATTENTION, QUANTIZED, run, written
+from cli_runs import NO_ATTENTION, QUANTIZED, Captured, run, written
 from pretend_npu import EVENTS, FIGURES, TAKEN, compiling, require_qnn
 
 from edge_opt.base.errors import UsageError
@@ -21,7 +21,6 @@ from edge_opt.npu.hexagon import Compiler, Outcome, first_complaint
 from edge_opt.npu.profiling import measure
 from edge_opt.npu.sdk import SDK_VARIABLES, find_libraries
 
-Captured = pytest.CaptureFixture[str]
 Compilers = Callable[[str], Path]
 
 
@@ -77,10 +76,7 @@ def test_an_option_that_the_library_ignores_is_no_complaint() -> None:
     assert first_complaint(TWO, "ERROR: of the tool") == "of the tool"
 
 
-# The tool
-
-
-def test_the_tool_gets_model_chip_flags_and_libraries_behind_the_probe(
+def test_the_tool_gets_flags_and_libraries_behind_the_probe(
     model: Path, tmp_path: Path, compiler: Compilers
 ) -> None:
     sdk = compiler(f"""
@@ -153,9 +149,6 @@ def test_a_compiler_that_fails_leaves_others_alone(model: Path, compiler: Compil
         assert other.result().figures is not None
 
 
-# Time
-
-
 def judged(model: Path, sdk: Path, chip: str) -> tuple[Figures, tuple[str, ...]]:
     """The figures of the one signature, and the notes."""
     report = profile(model, sdk=sdk, chip=chip)
@@ -212,9 +205,6 @@ def test_without_an_estimate_the_bytes_are_there_and_one_sentence_says_why(
     assert words in notes[0]
 
 
-# The command
-
-
 def test_profile_prints_a_table_for_each_model_with_the_ratio_of_time(
     model: Path, tmp_path: Path, compiler: Compilers, capsys: Captured
 ) -> None:
@@ -231,9 +221,6 @@ def test_profile_prints_a_table_for_each_model_with_the_ratio_of_time(
     assert lines[8].split()[:3] == ["main", "9/9", "0.600"]
     assert (lines[4].split()[-1], lines[8].split()[-1]) == ("1.000", "0.500")
     assert max(map(len, lines[3:5])) <= 80
-
-
-# The real one
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from cli_runs import DEMO, QUANTIZED, run
+from cli_runs import DEMO, QUANTIZED, Captured, run
 from fault_graphs import Size, attention
 from pretend_npu import pretend, require_qnn
 from text_parser import parse
@@ -27,7 +27,6 @@ from edge_opt.npu.tuning import Trial, applied, largest_attention, rewritten, va
 from edge_opt.targets import Target, load_target
 
 BASE = load_target("qualcomm-htp")
-Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
@@ -90,9 +89,6 @@ def test_a_signature_without_attention_of_several_heads_is_refused() -> None:
         largest_attention(model)
 
 
-# What is tried
-
-
 def test_every_form_is_tried_and_tiles_of_the_one_that_is_mostly_the_best() -> None:
     target = replace(BASE, on_chip_bytes=1, long_context={"rows_per_tile": 2})
     block = replace(largest_attention(load(DEMO), "prefill_8")[1], query_length=512)
@@ -116,9 +112,6 @@ def test_what_gives_the_same_graph_is_tried_once(bare: Path) -> None:
     tried = forms(tuned({}, bare))
     assert "split-above" in tried
     assert not any("norm" in form or "mask" in form for form in tried)
-
-
-# Ranking
 
 
 @pytest.mark.parametrize(
@@ -187,9 +180,6 @@ def test_the_target_of_another_vendor_is_refused() -> None:
         tune(DEMO, "generic")
 
 
-# Interruptions
-
-
 interrupted = Event()
 
 
@@ -201,7 +191,7 @@ def late(*arguments: Any) -> Measured:
 
 
 @pytest.mark.parametrize("measure", [profiling.measure, late], ids=["running", "starting"])
-def test_a_search_that_is_interrupted_leaves_no_compiler_running(
+def test_an_interrupted_search_leaves_no_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measure: Any
 ) -> None:
     sdk = pretend(tmp_path, monkeypatch, "import time; time.sleep(600)")
@@ -221,9 +211,6 @@ def test_a_search_that_is_interrupted_leaves_no_compiler_running(
     assert not _running
     assert {process.returncode for process in started} <= {-signal.SIGKILL}
     assert bool(started) == (measure is profiling.measure)
-
-
-# The winner
 
 
 def test_the_written_target_loads_says_where_it_is_from_and_is_used(tmp_path: Path) -> None:
@@ -273,10 +260,7 @@ def test_attention_that_does_not_fit_on_the_chip_is_told(bare: Path) -> None:
         assert tuned({}, bare, target=replace(BASE, on_chip_bytes=size)).long_context is (size == 1)
 
 
-# The command
-
-
-def test_the_command_prints_one_table_and_writes_the_target(
+def test_the_command_prints_a_table_and_writes(
     capsys: Captured, tmp_path: Path, bare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -294,9 +278,6 @@ def test_the_command_prints_one_table_and_writes_the_target(
     assert run(capsys, *command).code == 2
     data = run(capsys, *command, "--force", "--json").json
     assert (data["winner"]["form"], data["trials"][0]["form"]) == ("split", "split")
-
-
-# The real ones
 
 
 @pytest.mark.slow

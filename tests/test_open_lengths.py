@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from attention_checks import attention_text
-from cli_runs import run
+from cli_runs import Captured, run
 from text_parser import parse
 
 from edge_opt.base.errors import UsageError
@@ -234,9 +234,7 @@ def test_a_shape_that_does_not_fit_is_refused_by_name_and_axis(shapes: dict[str,
         inputs_of(shapes)
 
 
-def test_commands_say_that_lengths_are_open_and_take_a_shape_once_for_each_input(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_say_that_lengths_are_open_and_take_shapes(tmp_path: Path, capsys: Captured) -> None:
     file, output = tmp_path / "open.tflite", tmp_path / "open.opt.tflite"
     file.write_bytes(to_bytes(parse(SCALED)))
     assert inspect(file).attention == []
@@ -260,9 +258,7 @@ def test_inspect_leaves_the_caller_s_model_open() -> None:
 
 
 @pytest.mark.parametrize("shapes", [None, qkv(3, 7)])
-def test_compare_says_at_which_one_size_it_ran_open_lengths(
-    shapes: dict[str, tuple[int, ...]] | None,
-) -> None:
+def test_compare_says_at_which_size_it_ran_open_lengths(shapes: dict[str, tuple[int, ...]] | None) -> None:
     report = compare(
         *(to_bytes(parse(SCALED.replace("(0.5)", f"({scale})"))) for scale in (0.5, 2.0)), shapes=shapes
     )

@@ -53,9 +53,7 @@ def built(source: Path) -> tuple[Path, Path]:
     return wheel, distribution
 
 
-def test_the_wheel_holds_every_module_its_types_and_the_bundled_models_alone(
-    built: tuple[Path, Path],
-) -> None:
+def test_the_wheel_holds_every_module_and_the_bundled_models_alone(built: tuple[Path, Path]) -> None:
     assert built[0].name.endswith("-py3-none-any.whl"), "for every platform"
     names = {name for name in zipfile.ZipFile(built[0]).namelist() if ".dist-info/" not in name}
     modules = {

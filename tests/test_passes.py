@@ -22,8 +22,6 @@ from edge_opt.schema.data import Data
 from edge_opt.schema.table import new_table
 from edge_opt.targets import Target, load_target
 
-# The transaction
-
 
 def test_every_site_gets_a_verdict_in_execution_order() -> None:
     told = []
@@ -111,9 +109,6 @@ def test_reports_say_everything_as_plain_data() -> None:
     assert proof | given == proof
 
 
-# The frame: what a rewrite reads and defines
-
-
 def two(model: Model) -> Tensor:
     return Constants(model).make("two", np.array(2, np.float32), DType.FLOAT32)
 
@@ -172,18 +167,12 @@ def test_a_region_whose_results_nobody_reads_cannot_be_verified() -> None:
     assert refusal(check_frame, unread) == "nothing reads the region's results, so they cannot be verified"
 
 
-# Order
-
-
 @pytest.mark.parametrize("other", ["EXP(", "CUSTOM 'print' ("])
 def test_effects_keep_their_order(other: str) -> None:
     model, t, o = graph_of(CHAIN.replace("EXP(", other))
     drawn = op(model, "RANDOM_UNIFORM", [t["x"]], t["c"])
     reason = refusal(check_frame, replacing(model, [o["a"], o["b"], o["c"]], drawn))
     assert (reason is None) is (other == "EXP(")
-
-
-# Versions
 
 
 def test_a_new_operator_carries_the_version_that_its_types_need_or_that_of_an_old_one() -> None:
@@ -199,9 +188,6 @@ def test_a_new_operator_carries_the_version_that_its_types_need_or_that_of_an_ol
     ):
         new = Operator(code, old.inputs, old.outputs, old.options)
         assert refusal(check_versions, replacing(model, [old], new)) == reason
-
-
-# Dead and equal operators
 
 
 def test_removing_the_dead_reaches_what_only_they_needed() -> None:
@@ -284,9 +270,6 @@ def test_dead_operators_that_change_state_stay() -> None:
     assert {direct, call} <= {*graph.operators}, "nothing is known of what it calls"
     remove_dead(graph, [call], model.subgraphs)
     assert call not in graph.operators, "now its body only computes"
-
-
-# What changes outside the verified rewrites
 
 
 OTHER = "is new, or has other inputs, outputs or options"

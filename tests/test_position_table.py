@@ -161,9 +161,6 @@ def test_what_does_not_round_to_the_codes_is_not_what_was_exported(edit: tuple[s
     assert cosines_off(changed(edit, text=EXPORTED), [1, 0.1]) > 4 * HALF_A_STEP
 
 
-# --- the proof ---
-
-
 def proved(prover: RegionProver, spoilt: str = "", index: int = 0, place: tuple[int, ...] = ()) -> Proof:
     """Of the cosines, with one number of a constant off by one where an operator is to be spoilt."""
     rewrite = rewrites_of("position_table", parse(TEXT), positions=24)[0]
@@ -191,9 +188,6 @@ def test_an_output_whose_scale_cannot_hold_the_cosines_stays() -> None:
     assert cosine.status is Status.REVERTED
     assert "by up to 0.508" in cosine.reason
     assert sine.status is Status.CONVERTED
-
-
-# --- what is understood ---
 
 
 C_INT8 = ("cq: int16[1,4,4] q(3.051851e-05, 0)", "cq: int8[1,4,4] q(0.00787402, 0)")
@@ -253,9 +247,7 @@ def test_what_the_caller_reads_in_between_comes_from_the_table() -> None:
     ],
     ids=["no cache", "unknown operator", "one axis for all", "two positions", "fused activation", "too many"],
 )  # fmt: skip
-def test_what_is_not_understood_stays_with_a_reason(
-    text: str, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_understood_has_a_reason(text: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(position_table, "_MOST_POSITIONS", 4096)
     site = sites(text)[0]
     assert site.status is Status.SKIPPED
@@ -265,9 +257,6 @@ def test_what_is_not_understood_stays_with_a_reason(
 def test_rope_in_float_is_no_site() -> None:
     assert len(sites(TEXT)) == 2
     assert sites(EXPORTED + DECODER.replace("= #0", "= #1")) == []
-
-
-# --- a bundle ---
 
 
 def written(folder: Path, metadata: bytes = b"") -> Path:

@@ -58,9 +58,7 @@ def judged(
         (ABSOLUTE, off(0.375), False),
     ],
 )
-def test_a_demand_is_met_up_to_its_tolerance_on_every_kernel_set(
-    demand: Demand, found: Difference, holds: bool
-) -> None:
+def test_a_demand_is_met_up_to_its_tolerance(demand: Demand, found: Difference, holds: bool) -> None:
     for made in (outcome(found, found), outcome(SAME, found), outcome(found, SAME), outcome(found)):
         proof = judged(made, demand)
         assert (proof.holds, proof.max_abs, proof.steps) == (holds, found.max_abs, found.steps)
@@ -107,9 +105,7 @@ _HIGH = (
         (PLAIN, BITWISE, outcome(off(0.5), untold="output 0 is the same value everywhere"), False, None),
     ],
 )  # fmt: skip
-def test_what_is_said_of_a_proof(
-    text: str, demand: Demand, made: Outcome, holds: bool, said: str | None
-) -> None:
+def test_what_a_proof_says(text: str, demand: Demand, made: Outcome, holds: bool, said: str | None) -> None:
     proof = judged(made, demand, text=text)
     assert proof.holds is holds
     assert said is None or (proof.note if holds else proof.reason) == said

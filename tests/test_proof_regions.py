@@ -165,9 +165,6 @@ def test_a_difference_decides_and_a_fraction_that_does_not_run_does_not(
         assert proof.ran == (Ran("xnnpack"), Ran("reference"))
 
 
-# Sizes
-
-
 def test_lengths_are_divided_in_shapes_steering_constants_and_options() -> None:
     model = shrunk(
         parse("""subgraph main (%x: float32[1,128,4]) {
@@ -363,7 +360,7 @@ AT_SIZE = [
 
 
 @pytest.mark.parametrize(("dtype", "mutant"), AT_SIZE)
-def test_a_corrupted_layer_is_caught_although_one_like_it_was_proved(
+def test_a_corrupted_layer_like_a_proved_one_is_caught(
     dtype: str, mutant: Mutant, at_size: RegionProver
 ) -> None:
     """What the proof at size lets pass is so small a mistake that a proof in full lets it pass, too."""
@@ -372,9 +369,6 @@ def test_a_corrupted_layer_is_caught_although_one_like_it_was_proved(
         with pytest.MonkeyPatch.context() as patch, RegionProver(seed=1) as thorough:
             patch.setattr(examination, "_IN_FULL", 1 << 60)
             assert thorough.prove(mutant.rewrite, Demand()).holds
-
-
-# No proof
 
 
 def test_where_nothing_reads_the_results_or_all_are_nan_nothing_is_proved(prover: RegionProver) -> None:
@@ -398,9 +392,7 @@ def test_where_nothing_reads_the_results_or_all_are_nan_nothing_is_proved(prover
 
 
 @pytest.mark.parametrize("alike", ["heads", "rows"])
-def test_heads_that_are_alike_prove_nothing_and_rows_that_are_do_not_matter(
-    alike: str, prover: RegionProver
-) -> None:
+def test_equal_heads_prove_nothing_and_equal_rows_do_not_matter(alike: str, prover: RegionProver) -> None:
     """Four heads that all read one query: swapped or not, the result is the same. There are four rows, too."""
     given, axis = ("1,1,4,8", 1) if alike == "heads" else ("1,4,1,8", 2)
     text = f"""
@@ -423,9 +415,6 @@ subgraph main (%q: float32[{given}], %k: float32[1,1,8,8], %v: float32[1,1,8,8])
     else:
         assert report.status is Status.SKIPPED, report
         assert "some of the 4 heads or tiles in output 0 are equal" in report.reason
-
-
-# What is said
 
 
 def test_only_kernels_that_ran_are_named() -> None:

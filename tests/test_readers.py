@@ -35,7 +35,7 @@ def alone(path: Path, signature: str) -> Model:
 @pytest.mark.slow
 @pytest.mark.parametrize("inline_composites", [True, False], ids=["inlined", "composites"])
 @pytest.mark.parametrize("signature", ["prefill_8", "decode"])
-def test_openvino_reads_an_extracted_signature_and_agrees(
+def test_openvino_reads_a_signature_and_agrees(
     signature: str, tmp_path: Path, *, inline_composites: bool
 ) -> None:
     openvino = pytest.importorskip("openvino", reason="extra dev is not installed")
@@ -70,9 +70,7 @@ def test_openvino_reads_a_quantized_model_only_as_its_target_writes_it(tmp_path:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [DEMO, QUANTIZED], ids=["float32", "int16"])
 @pytest.mark.parametrize("target", ["generic", "qualcomm-htp"])
-def test_the_hexagon_compiler_takes_every_operator_in_one_partition(
-    target: str, model: Path, tmp_path: Path
-) -> None:
+def test_the_hexagon_compiler_takes_all_in_one_partition(target: str, model: Path, tmp_path: Path) -> None:
     require_qnn()
     output = tmp_path / "converted.tflite"
     convert(model, output, target=target)
@@ -126,9 +124,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_an_exported_bundle_says_the_same_after_the_conversion_of_one_or_all_of_its_models(
-    exported: Path, tmp_path: Path
-) -> None:
+def test_an_exported_bundle_says_the_same_after_the_conversion(exported: Path, tmp_path: Path) -> None:
     before = tokens(exported / "model.litertlm")
     assert len(before) > 10
     assert len(set(before)) > 5

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from browser import find_browser, look_at
-from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, run, state, written
+from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, Captured, run, state, written
 from pass_runs import but
 from syrupy.assertion import SnapshotAssertion
 from text_parser import parse
@@ -25,7 +25,6 @@ from edge_opt.ir import to_bytes
 from edge_opt.passes import Site, Status
 from edge_opt.targets import TargetLike, load_target
 
-Captured = pytest.CaptureFixture[str]
 LINT = [("warning", "ADD of prefill_8 has a mask of 2 MiB")]
 HOSTILE = (
     "<script>alert('1')</script> & `code` | **bold** [link](http://x.test)\n```\n# head ![i](http://x.test/i)"
@@ -69,9 +68,6 @@ def words(page: str) -> str:
 
 def names(operators: object) -> Counter[str]:
     return Counter(operator.name for operator in operators)  # type: ignore[attr-defined]
-
-
-# --- content ---
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -134,9 +130,6 @@ def test_that_rows_masked_everywhere_change_is_said_everywhere(target: str, told
         assert ("rows that are masked everywhere change" in said) is told
 
 
-# --- names are no markup ---
-
-
 def test_the_page_is_well_formed_and_needs_no_network_whatever_names_it_holds() -> None:
     plain, page = report().render(".html"), hostile().render(".html")
     marks, of_hostile = (
@@ -165,9 +158,6 @@ def test_names_in_a_model_are_text_and_not_markdown() -> None:
         assert not set(label) & set('"<>`{}()|')
 
 
-# --- the block ---
-
-
 def test_a_block_is_shown_with_every_operator_and_one_head_of_those_that_are_alike() -> None:
     example = report().example
     assert example is not None
@@ -193,9 +183,7 @@ def test_a_block_is_shown_with_every_operator_and_one_head_of_those_that_are_ali
     ],
     ids=["split", "unpack", "several passes"],
 )
-def test_a_block_is_shown_before_the_first_rewrite_and_as_it_was_written(
-    target: TargetLike, cut: str
-) -> None:
+def test_a_block_is_shown_before_the_first_rewrite_and_as_written(target: TargetLike, cut: str) -> None:
     """In the form that was chosen; also of a model that is edited in place."""
     model = load(DEMO)
     example = find_example(convert(model, target=target, verify="none"))
@@ -246,9 +234,6 @@ def test_the_longest_repetition_is_found_where_a_head_ends() -> None:
     assert kinds[found.start : found.stop] == ["mul", "max", "add"] * 2
     assert not repeats(["a", "b", "c"], at_least=1)
     assert not repeats(kinds)
-
-
-# --- files ---
 
 
 def test_convert_writes_a_report_for_each_format_that_was_asked_for(tmp_path: Path, capsys: Captured) -> None:

@@ -56,9 +56,7 @@ def test_what_the_loop_gives_by_itself(info: TensorInfo, expected: Any) -> None:
         ("ring", 6, [0, 1, 3, 4]),
     ],
 )
-def test_a_mask_shows_what_was_read_so_far_and_of_a_ring_its_window(
-    name: str, start: int, visible: list[int]
-) -> None:
+def test_a_mask_shows_what_was_read_so_far_or_a_window(name: str, start: int, visible: list[int]) -> None:
     past = {"mask_whole": 8, "mask_ring": 4}
     info = tensor(f"mask_{name}", 1, 1, 1, past[f"mask_{name}"] + 1)
     made = basic_input(info, np.array([[7]]), start=start, valid=1, past=past)

@@ -83,7 +83,7 @@ def test_objects_are_not_sent(ends: Ends) -> None:
         ("refused", "no reason given", RuntimeRefused, "no reason given; it was allowed 3 MiB of memory"),
     ],
 )
-def test_each_kind_of_error_comes_out_as_its_own_type(
+def test_each_kind_of_error_has_its_own_type(
     kind: str, reason: str, error: type[Exception], said: str
 ) -> None:
     made = _refusal({"error": kind, "reason": reason}, "region", 3 << 20)

@@ -92,9 +92,7 @@ def test_a_worker_that_is_killed_is_a_crash(moment: str) -> None:
         (models.crashing(), RuntimeCrashed, "xnnpack kernels: the runtime's process ended with SIGSEGV"),
     ],
 )
-def test_after_a_hang_or_a_crash_the_next_request_is_served(
-    model: bytes, error: type[Exception], said: str
-) -> None:
+def test_after_a_hang_or_a_crash_work_goes_on(model: bytes, error: type[Exception], said: str) -> None:
     with Worker(time_limit=60) as worker:
         worker.describe(models.adder())
         first = child_of(worker)
@@ -135,9 +133,7 @@ def test_a_worker_starts_where_the_standard_streams_are_closed(tmp_path: Path) -
     assert subprocess.run(command, check=False).returncode == 7
 
 
-def test_what_the_child_prints_is_not_taken_for_an_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_child_prints_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     noisy = "import sys\nprint('x' * 200_000)\nsys.stdout.flush()\nprint('y' * 200_000, file=sys.stderr)\n"
     (tmp_path / "sitecustomize.py").write_text(noisy)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -68,9 +68,6 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-# Tables
-
-
 def test_tables_agree_with_the_installed_bindings() -> None:
     """Where the schema is newer, write them again with `python testdata/make_tables.py`."""
     assert TABLES_FILE.read_text(encoding="utf-8") == generate()
@@ -122,13 +119,8 @@ def test_arrays_are_little_endian_and_read_only() -> None:
             array[0] = 3
 
 
-# Reading
-
-
 @pytest.mark.parametrize("content", [INSIDE, AFTER, OPTIONS_AFTER], ids=["inside", "after", "options after"])
-def test_every_field_is_what_the_bindings_read_also_when_it_was_written_again(
-    content: bytes, tmp_path: Path
-) -> None:
+def test_every_field_is_what_the_bindings_read_also_written_again(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.tflite").write_bytes(content)
     root = read_model(tmp_path / "model.tflite")
     assert as_bindings(root) == plain(unpack(content))
@@ -173,9 +165,6 @@ def test_an_offset_of_one_is_a_placeholder_as_in_the_runtime_and_any_other_a_pla
     assert (data.offset, data.length, data.external) == (2, 1, True)
 
 
-# Sharing
-
-
 def test_what_is_shared_is_one_object_and_stays_shared() -> None:
     parameters = new_table("QuantizationParameters", scale=np.array([0.5], np.float32))
     tensors = [new_table("Tensor", name=name, quantization=parameters) for name in "ab"]
@@ -203,9 +192,6 @@ def test_equal_numbers_share_a_vector_and_equal_zeros_of_other_signs_do_not() ->
         assert np.signbit(read[1]) == np.signbit(last)
         sizes.append(len(content))
     assert sizes[0] < sizes[1]
-
-
-# Where weights go
 
 
 LAYOUT = {4096: bytes(64), 16: b"seven...", 32: bytes(33), 256: bytes(12), 64: bytes(200)}
@@ -279,11 +265,8 @@ def test_a_flatbuffer_over_the_limit_puts_its_weights_after_it(monkeypatch: pyte
         model_bytes(root)
 
 
-# Writing
-
-
 @pytest.mark.parametrize("answer", ["copies", "nothing", "not between these two"])
-def test_a_file_is_written_as_its_bytes_are_whether_or_not_the_kernel_copies(
+def test_a_file_is_its_bytes_whoever_copies_them(
     file: Path, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
     def refuse(*_: Any) -> int:
@@ -305,7 +288,7 @@ def test_a_file_is_written_as_its_bytes_are_whether_or_not_the_kernel_copies(
     lambda path: os.truncate(path, 100), lambda path: path.open("ab").write(b"x"),
     lambda path: os.utime(path, ns=(1, 1)),
 ])  # fmt: skip
-def test_a_file_that_changes_while_it_is_used_is_refused(
+def test_a_file_that_changes_is_refused(
     file: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
 ) -> None:
     """With the file mapped into memory, looking behind its end would be the end of the process (SIGBUS)."""
@@ -347,7 +330,7 @@ def test_an_output_named_as_another_format_is_refused(tmp_path: Path) -> None:
         ("Tensor", {"shap": 1}, "Tensor.shap: is not a field of this table"),
     ],
 )
-def test_a_value_that_the_field_cannot_hold_is_refused(
+def test_a_value_that_a_field_cannot_hold_is_refused(
     table: str, fields: dict[str, Any], message: str
 ) -> None:
     made = new_table(table)

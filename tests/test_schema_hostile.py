@@ -232,9 +232,7 @@ def test_the_error_names_table_field_and_offset() -> None:
         (lambda path: path.symlink_to("/dev/zero"), "is a device"),
     ],
 )
-def test_what_is_not_a_file_is_refused_without_waiting(
-    tmp_path: Path, make: Callable[[Path], None], reason: str
-) -> None:
+def test_what_is_not_a_file_is_refused(tmp_path: Path, make: Callable[[Path], None], reason: str) -> None:
     make(tmp_path / "model.tflite")
     with pytest.raises(ModelFormatError, match=reason):
         read_model(tmp_path / "model.tflite")
@@ -245,9 +243,7 @@ def test_what_is_not_a_file_is_refused_without_waiting(
         read_model("a\0b")
 
 
-def test_a_file_on_a_failing_disk_or_of_a_terabyte_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_disk_or_a_terabyte_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.tflite"
     with path.open("wb") as file:
         file.write(struct.pack("<I4s", 8, b"TFL3"))

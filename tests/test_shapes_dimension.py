@@ -82,9 +82,7 @@ def test_static_shapes_broadcast_as_in_numpy(shapes: list[Shape]) -> None:
 
 
 @given(st.lists(MAYBE_OPEN, min_size=1, max_size=2))
-def test_every_legal_choice_of_runtime_sizes_fits_and_none_is_legal_where_it_is_refused(
-    shapes: list[Shape],
-) -> None:
+def test_every_legal_choice_of_runtime_sizes_fits_and_none_where_refused(shapes: list[Shape]) -> None:
     try:
         inferred = broadcast(*shapes)
     except ShapeError:
@@ -125,9 +123,7 @@ def test_page_products(a: Shape | None, b: Shape | None, transposes: str, result
     ((7, 2, 3), (7, 4, 5), r"3 in operand 0 \(axis 2\), 4 in operand 1 \(axis 1\)"),
     ((9, 2, 4, 4), (3, 4, 4), r"2 in operand 0 \(axis 1\), 3 in operand 1 \(axis 0\)"),
 ])  # fmt: skip
-def test_products_that_do_not_go_together_name_sizes_and_axes(
-    a: Shape | None, b: Shape, complaint: str
-) -> None:
+def test_products_that_do_not_fit_name_sizes_and_axes(a: Shape | None, b: Shape, complaint: str) -> None:
     with pytest.raises(ShapeError, match=complaint):
         matmul(a, b)
 

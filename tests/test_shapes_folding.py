@@ -318,7 +318,7 @@ def test_values_that_are_not_followed(case: str) -> None:
     ("RANGE", [const(number, "FLOAT32") for number in (0.0, np.inf, 1.0)], {}, "from 0.0 to inf"),
     ("STRIDED_SLICE", [const(MATRIX), const([2]), const([3]), const([1])], {"shrink_axis_mask": 1}, "not 2"),
 ])  # fmt: skip
-def test_what_the_interpreter_reads_beyond_an_end_is_refused(
+def test_reading_beyond_an_end_is_refused(
     name: str, inputs: list[T], options: Options, complaint: str
 ) -> None:
     refused = inferred(one_operator(name, inputs, [T((), inputs[0].dtype)], options))

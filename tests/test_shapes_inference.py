@@ -55,9 +55,7 @@ ENTERED = """
     (UNSTACKED, None, (-1, -1, 1)), (UNSTACKED, (2, 5), (5, 2, 1)),
     (ENTERED.format("int32{2, 2}", "4,3"), None, (4, 3)), (ENTERED.format("%n", "?,?"), None, (-1, -1)),
 ])  # fmt: skip
-def test_values_are_followed_to_the_shape_of_the_result(
-    text: str, resized: Shape | None, result: Shape
-) -> None:
+def test_values_are_followed_to_the_shape_of_results(text: str, resized: Shape | None, result: Shape) -> None:
     model = parse(text)
     (graph, *_) = model.subgraphs
     report = report_of(model, resize={} if resized is None else {graph.inputs[0]: resized})
@@ -210,9 +208,7 @@ LAYER = """
 """
 
 
-def test_each_operator_is_inferred_once_and_no_large_constant_is_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_operators_are_inferred_once_and_no_large_constant_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     count, inferred = 20, list[str]()
 
     def counting(op: ir.Operator, *others: Any) -> Any:

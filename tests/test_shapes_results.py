@@ -73,9 +73,7 @@ def test_products_may_be_wider_than_their_operands_but_not_narrower() -> None:
 @pytest.mark.parametrize(("name", "options", "shape"), [
     ("CONCATENATION", {"axis": 0}, (4, 3)), ("PACK", {"values_count": 2}, (2, 2, 3)),
 ])  # fmt: skip
-def test_joined_tensors_of_two_scales_which_the_interpreter_refuses_are_found(
-    name: str, options: Options, shape: tuple[int, ...]
-) -> None:
+def test_joined_tensors_of_two_scales_are_found(name: str, options: Options, shape: tuple[int, ...]) -> None:
     result, other = T(shape, "INT8", scale=0.5), T((2, 3), "INT8", scale=0.25)
     assert found(name, [INT8, INT8], [result], options) == []
     assert not accepted(name, [INT8, other], [result], options)
@@ -88,9 +86,7 @@ def test_joined_tensors_of_two_scales_which_the_interpreter_refuses_are_found(
     ("SLICE", [const([0, 0]), const([2, 3])], (2, 3)), ("GATHER", [const([0, 1])], (2, 3)),
     ("PAD", [const([[0, 0], [0, 0]])], (2, 3)),
 ])  # fmt: skip
-def test_operators_that_copy_stored_numbers_keep_their_quantization(
-    name: str, others: Inputs, shape: tuple[int, ...]
-) -> None:
+def test_copies_keep_their_quantization(name: str, others: Inputs, shape: tuple[int, ...]) -> None:
     source = T((2, 3), "INT8", scale=0.5, zero_point=3)
     assert found(name, [source, *others], [T(shape, "INT8", scale=0.5, zero_point=3)], {}) == []
     for scale, zero_point in ((0.25, 3), (0.5, 4), (None, 0)):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bundles import GENERIC, bundle, model_part
-from cli_runs import DEMO, QUANTIZED, run
+from cli_runs import DEMO, QUANTIZED, Captured, run
 from text_parser import parse
 
 from edge_opt import load
@@ -94,9 +94,7 @@ def test_a_sum_that_broadcasts_in_powers_of_two_ends_the_process(ends_at: float,
         assert worker.run(content, None, inputs)["y"].shape == (128, 1)
 
 
-def test_convert_and_inspect_warn_and_name_the_model_of_a_bundle(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_convert_and_inspect_warn_of_every_model(tmp_path: Path, capsys: Captured) -> None:
     """In a bundle every model is looked at, and one that is only copied may be of any kind."""
     path, text = tmp_path / "broken.tflite", ATTENTION
     for name, scale in {**HEALTHY, "VALUES": "3.05e-14"}.items():

@@ -170,7 +170,7 @@ subgraph body (%x: float32[2]) {
     ("composite", COMPOSITE, {"composites": False}, {"composites": False, "accepted_composites": ("odml.rms_norm",)}),
     ("joined-rows", added(), {"largest_joined_rows_bytes": 255}, {"largest_joined_rows_bytes": 256}),
 ])  # fmt: skip
-def test_what_the_target_does_not_take_is_named(
+def test_what_a_target_does_not_take_is_named(
     rule: str, text: str, firing: dict[str, Any], silent: dict[str, Any]
 ) -> None:
     assert rules(text, **firing) == [rule]

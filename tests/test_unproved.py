@@ -38,9 +38,7 @@ def in_place_of_regions(model: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_without_a_runtime_nothing_is_reverted_site_by_site_but_all_stops(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_runtime_all_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "ai_edge_litert"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -55,9 +53,7 @@ def test_without_a_runtime_nothing_is_reverted_site_by_site_but_all_stops(
     assert not (tmp_path / "out.tflite").exists()
 
 
-def test_a_process_that_the_system_refuses_is_the_same_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_process_is_the_same_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
@@ -68,9 +64,7 @@ def test_a_process_that_the_system_refuses_is_the_same_error(
     assert open_files() == before
 
 
-def test_a_crash_reverts_the_site_and_names_model_and_region(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_reverts_its_site_and_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_place_of_regions(proof_models.crashing(), monkeypatch)
     result = convert_decode(tmp_path / "out.tflite")
     site = next(site for site in result.sites if site.heads != 1)
