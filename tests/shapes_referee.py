@@ -35,9 +35,7 @@ def const(value: Any, dtype: str = "INT32") -> T:
     return T(array.shape, dtype, array)
 
 
-def one_operator(
-    name: str, inputs: Sequence[T | None], outputs: Sequence[T], options: Options = None
-) -> bytes:
+def one_operator(name: str, inputs: Sequence[T | None], outputs: Sequence[T], how: Options = None) -> bytes:
     """A model of one operator; the outputs' recorded shapes are what `outputs` says, `[]` unless stated."""
     model, graph = ir.Model(), ir.Subgraph("main")
     model.subgraphs.append(graph)
@@ -49,7 +47,7 @@ def one_operator(
         graph.add_tensor(tensor)
     graph.inputs = [tensor for tensor in read if tensor is not None and not tensor.is_constant]
     graph.outputs = tensors[len(given) :]
-    operator = graph.append(model.new_operator(name, read, graph.outputs, **(options or {})))
+    operator = graph.append(model.new_operator(name, read, graph.outputs, **(how or {})))
     operator.code = model.operator_code(name, max(operator.code.version, 2 if name == "BROADCAST_TO" else 1))
     return ir.to_bytes(model)
 

@@ -33,11 +33,8 @@ def changed(*edits: str, text: str = PLAIN) -> str:
 # Sizes
 
 
-REPEATS = (
-    "TILE(%f, int32{1, 4, 1, 1})",
-    "BROADCAST_TO(%f, int32{1, 4, 8, 5})",
-    "CONCATENATION(%f, %f, %f, %f) {axis: 1}",
-)
+FOUR = "CONCATENATION(%f, %f, %f, %f) {axis: 1}"
+REPEATS = ("TILE(%f, int32{1, 4, 1, 1})", "BROADCAST_TO(%f, int32{1, 4, 8, 5})", FOUR)
 
 
 @pytest.mark.parametrize("repeat", REPEATS)

@@ -96,7 +96,7 @@ def test_the_output_is_never_the_input_and_a_symlink_is_what_it_points_to(tmp_pa
 def test_a_new_file_follows_the_umask_and_a_replaced_keeps_its_mode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, flushed, fsync = tmp_path / "model.tflite", [], os.fsync
+    path, synced, fsync = tmp_path / "model.tflite", [], os.fsync
     old = os.umask(0o027)
     try:
         write(path, b"old")
@@ -104,13 +104,11 @@ def test_a_new_file_follows_the_umask_and_a_replaced_keeps_its_mode(
         os.umask(old)
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     path.chmod(0o604)
-    monkeypatch.setattr(
-        os, "fsync", lambda fd: flushed.append(stat.S_IFMT(os.fstat(fd).st_mode)) or fsync(fd)
-    )
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(stat.S_IFMT(os.fstat(fd).st_mode)) or fsync(fd))
     with atomic.replacing(path, overwrite=True) as target:
         assert stat.S_IMODE(os.fstat(target).st_mode) == 0o600
     assert stat.S_IMODE(path.stat().st_mode) == 0o604
-    assert flushed == [stat.S_IFREG, stat.S_IFDIR], "the file, then its folder"
+    assert synced == [stat.S_IFREG, stat.S_IFDIR], "the file, then its folder"
 
 
 def test_what_is_not_a_file_cannot_be_an_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,6 +199,7 @@ def test_values_of_another_kind_are_refused_by_name(change: dict[str, object], s
 # Words
 
 PACKAGE = "transformers.models.gemma3.modeling_gemma3"
+ATTENTION = "Gemma3Attention_self_attn"
 LAYERS = [
     f"litert_torch.exportable.Exportable/{PACKAGE}.Gemma3TextModel_model/{PACKAGE}.Gemma3DecoderLayer_{n}/"
     f"{PACKAGE}.Gemma3Attention_self_attn"
@@ -212,10 +211,7 @@ LAYERS = [
     ("name", "shown"),
     [
         (f"{LAYERS[0]};24", "...Gemma3DecoderLayer_0/Gemma3Attention_self_attn;24"),
-        (
-            f"{LAYERS[1]};;{LAYERS[0]};4",
-            "...Gemma3TextModel_model/Gemma3DecoderLayer_1/Gemma3Attention_self_attn",
-        ),
+        (f"{LAYERS[1]};;{LAYERS[0]};4", f"...Gemma3TextModel_model/Gemma3DecoderLayer_1/{ATTENTION}"),
         ("model.layers.3.self_attn/add", "model.layers.3.self_attn/add"),
         ("x" * 100, "..." + "x" * 70),
         ("", ""),

@@ -116,10 +116,7 @@ def test_damaged_metadata_is_refused(tmp_path: Path, told: bytes) -> None:
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        (
-            metadata(300),
-            "caches: 1 ring buffer with 8, 1 with 16 positions; sliding layers see 300 positions",
-        ),
+        (metadata(300), "caches: 1 ring buffer with 8, 1 with 16 positions; sliding layers see 300 pos"),
         (metadata(), "LiteRT-LM assumes 8 positions. "),
         (None, "LiteRT-LM assumes 512 positions, and treats the longer axis of a cache as its positions"),
     ],

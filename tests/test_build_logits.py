@@ -53,9 +53,7 @@ def test_frequent_rows_give_the_same_numbers_and_the_others_near_ones() -> None:
         before, after = logits(old, x[None, None]), logits(new, x[None, None])
         assert (before[:KEPT] == after[:KEPT]).all()
         error = np.abs(before - after)[KEPT:]
-        assert 0 < error.mean() < 0.15 * np.abs(before).mean(), (
-            "what the runtime computes is what was rounded"
-        )
+        assert 0 < error.mean() < 0.15 * np.abs(before).mean(), "runtime and rounding differ"
 
 
 def test_an_error_is_made_up_for_by_the_columns_that_follow() -> None:

@@ -147,9 +147,8 @@ def test_an_interrupted_build_ends_its_processes(
         "import sys, pathlib; from edge_opt.build.stages import Job, carry_out; here = pathlib.Path(sys.argv[1]); "
         "carry_out(Job('export', sys.argv[1]), here / 'log', here, lambda *_: None)"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(place.folder)], stderr=subprocess.DEVNULL
-    ) as command:
+    script = [sys.executable, "-c", code, str(place.folder)]
+    with subprocess.Popen(script, stderr=subprocess.DEVNULL) as command:
         while not told.exists() or not told.read_text():
             assert command.poll() is None
             time.sleep(0.05)
@@ -219,9 +218,8 @@ def test_prompts_that_leave_out_a_part_are_told(
 
 def test_ranges_of_sums_that_litert_would_abort_on_are_widened(tmp_path: Path) -> None:
     ends = "return %y\n}\n"
-    positions = (
-        f"subgraph main (%x: float32[8,1], %one: float32[]) {{\n  %y: float32[8,1] = ADD(%x, %one)\n  {ends}"
-    )
+    given = "%x: float32[8,1], %one: float32[]"
+    positions = f"subgraph main ({given}) {{\n  %y: float32[8,1] = ADD(%x, %one)\n  {ends}"
     model = write(tmp_path / "m.litertlm", positions)
     ranges = {name: {"min": [0.0], "max": [512.0]} for name in ("x", "y")}
     file = tmp_path / "Section3_tf_lite_prefill_decode.tflite.json"

@@ -49,9 +49,8 @@ def test_prompts_are_joined_so_that_every_prefill_runs_on_a_filled_cache(
     assert found.tokens[len(given) :] == joined
     assert not joined or found.prompts[len(given)].startswith("\n\n".join(SHORT[:2]))
     numbers = " and ".join(map(str, joined))
-    assert [f"prompt{'s' * (len(joined) > 1)} of {numbers} tokens" in note for note in found.notes] == [
-        True
-    ] * bool(joined)
+    said = f"prompt{'s' * (len(joined) > 1)} of {numbers} tokens"
+    assert [said in note for note in found.notes] == [True] * bool(joined)
 
 
 def test_a_prompt_that_does_not_fit_is_skipped_and_may_be_part_of_a_joined_one() -> None:
@@ -80,9 +79,7 @@ def test_too_little_text_is_refused(prompts: list[str], lengths: list[int], word
 
 @pytest.mark.parametrize("cache", [31, 16])
 def test_a_cache_without_room_for_two_prefills_is_refused(cache: int) -> None:
-    with pytest.raises(
-        UsageError, match=r"no room for two prefills of 16.*cache=32 or more, or a shorter prefill"
-    ):
+    with pytest.raises(UsageError, match=r"no room for two prefills of 16.*cache=32 or more, or a shorter"):
         check_lengths([8, 16], cache)
     check_lengths([8, 16], 32)
 
@@ -112,7 +109,7 @@ TURNS = """{% for turn in messages %}{{ raise_exception('no system') if turn.rol
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("template", "text", "tokens"), [(None, "one two", 3), (TURNS, "<turn>one two</turn>", 5)]
+    ("template", "text", "count"), [(None, "one two", 3), (TURNS, "<turn>one two</turn>", 5)]
 )
 def test_prompts_go_through_the_chat_template_and_a_base_model_reads_plain_text(
     tmp_path: Path, template: str | None, text: str, tokens: int
@@ -141,9 +138,8 @@ def test_prompts_go_through_the_chat_template_and_a_base_model_reads_plain_text(
 def test_the_text_of_a_prompt_is_what_the_user_says_with_unicode_separators(tmp_path: Path) -> None:
     turns = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "one"}]
     assert text_of({"messages": [*turns, {"role": "user", "content": "two"}]}) == "one\ntwo"
-    assert {text_of(prompt) for prompt in ("one", {"inputs": "one"}, {"text": "one", "prompt": "two"})} == {
-        "one"
-    }
+    alike = "one", {"inputs": "one"}, {"text": "one", "prompt": "two"}
+    assert [text_of(prompt) for prompt in alike] == ["one"] * 3
     path = tmp_path / "prompts.jsonl"
     path.write_text('"one\u2028two"\r\n\n"three"\n', encoding="utf-8")
     assert read_prompts(path) == ["one\u2028two", "three"]

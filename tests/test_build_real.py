@@ -45,9 +45,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a checkpoint of three layers and prompts."""
     require_qnn()
     made = tmp_path_factory.mktemp("build")
-    subprocess.run(
-        [sys.executable, TESTDATA / "make_checkpoint.py", made / "gemma"], check=True, capture_output=True
-    )
+    command = [sys.executable, TESTDATA / "make_checkpoint.py", made / "gemma"]
+    subprocess.run(command, check=True, capture_output=True)
     return made
 
 
@@ -93,9 +92,8 @@ def test_a_checkpoint_becomes_a_bundle_for_the_npu_despite_interruptions(
     assert prefill["after"]["time"]["us"] < 0.65 * prefill["before"]["time"]["us"]
     first = contents(output)
 
-    exported, quantized, converted = (
-        work / stage / "model.litertlm" for stage in ("export", "quantize", "optimize")
-    )
+    places = (work / stage for stage in ("export", "quantize", "optimize"))
+    exported, quantized, converted = (folder / "model.litertlm" for folder in places)
     assert kinds(output) == kinds(exported)
     assert result.caches["ring"] == 512
     for bundle in (exported, output):

@@ -36,9 +36,8 @@ def rotated(
     """What is said of a checkpoint of random weights, and the folders before and after."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     torch.manual_seed(0)
-    model = getattr(transformers, f"{family}ForCausalLM")(
-        getattr(transformers, f"{family}Config")(**SIZES, **settings)
-    )
+    config = getattr(transformers, f"{family}Config")(**SIZES, **settings)
+    model = getattr(transformers, f"{family}ForCausalLM")(config)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             weight.copy_(torch.randn_like(weight) * (0.5 if "norm" in name else 0.1) + ("norm" in name))

@@ -67,9 +67,7 @@ def test_there_are_these_commands() -> None:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["convert", "--help"], ["golden", "-h"]])
 def test_help_loads_neither_the_library_nor_its_dependencies(arguments: list[str]) -> None:
-    code = (
-        f"import sys; from edge_opt.cli import main; main({arguments}); print(*sys.modules, file=sys.stderr)"
-    )
+    code = f"import sys, edge_opt.cli; edge_opt.cli.main({arguments}); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not set(HEAVY.split()) & set(done.stderr.split())
 
@@ -89,10 +87,7 @@ def test_the_defaults_of_the_command_line_are_those_of_the_library(
 
 def test_every_command_has_the_same_words() -> None:
     """`--json` wherever something is answered, `-q` wherever a model is worked on, one text for each option."""
-    words = {
-        name: {word for option in command.params for word in option.opts}
-        for name, command in commands().items()
-    }
+    words = {name: {w for option in one.params for w in option.opts} for name, one in commands().items()}
     assert [name for name in words if "--json" not in words[name]] == ["demo"]
     assert {name for name in words if "-q" not in words[name]} == {"inspect", "demo", "passes", "targets"}
     for word in ("--json", "--quiet", "--force", "--report", "--verify", "--sdk", "--shape"):
@@ -217,13 +212,13 @@ def test_progress_goes_to_a_terminal_on_stderr(options: list[str], shown: bool, 
 
 
 @pytest.mark.parametrize(
-    ("wish", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+    ("wish", "shown"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
 )
-def test_a_verdict_has_a_colour_on_a_terminal_that_wants_it(wish: dict[str, str], coloured: bool) -> None:
+def test_a_verdict_has_a_colour_on_a_terminal_that_wants_it(wish: dict[str, str], shown: bool) -> None:
     code, said, complained = in_terminal("inspect", DEMO, "--shapes", out=True, **wish)
     assert (code, complained) == (0, b"")
     assert b"all match the file" in said
-    assert (b"\x1b[32m" in said) is coloured
+    assert (b"\x1b[32m" in said) is shown
 
 
 def test_on_a_pipe_there_is_neither_progress_nor_colour(tmp_path: Path) -> None:

@@ -87,9 +87,7 @@ def test_other_tokens_are_a_difference(folder: Path) -> None:
 
 def test_missing_helpers_are_said_and_one_models_serve_the_other(folder: Path, tmp_path: Path) -> None:
     path = export(tmp_path / "alone", model=models.split()) / "model.tflite"
-    with pytest.raises(
-        UsageError, match=r"no model computes input 'embeddings' \[1, 4, 8\] of the main model"
-    ):
+    with pytest.raises(UsageError, match=r"no model computes input 'embeddings' \[1, 4, 8\] of the main"):
         generated(path, path)
     assert generated(folder / "model.tflite", path).equal
     assert generated(path, folder / "model.tflite").equal
@@ -108,9 +106,8 @@ def test_a_bundle_brings_its_own_helpers_and_the_command_generates(tmp_path: Pat
         return run(capsys, "compare", *paths, "--generate", "8", *more)
 
     whole = models.packed(tmp_path).read_bytes()
-    bare, other = (
-        bundle([model_part("prefill_decode", to_bytes(parse(models.split(scale))))]) for scale in (1.0, -1.0)
-    )
+    mains = (to_bytes(parse(models.split(scale))) for scale in (1.0, -1.0))
+    bare, other = (bundle([model_part("prefill_decode", main)]) for main in mains)
     ran = generate(whole, bare)
     assert (ran.code, ran.err) == (0, "")
     assert "Generated: 8 generated tokens are the same, after a prompt of 5" in ran.out

@@ -14,7 +14,7 @@ from cli_runs import DEMO, QUANTIZED, Captured, run, state
 from edge_opt.cli import show_models
 from edge_opt.inspection import inspect
 
-SCRIPT = Path(__file__).resolve().parent.parent / "testdata" / "make_demo.py"
+ROOT = Path(__file__).resolve().parent.parent
 FILES = {f"demo_gemma3{kind}{opt}.tflite" for kind in ("", "_a16w8") for opt in ("", ".opt")}
 
 
@@ -70,7 +70,9 @@ def test_the_script_makes_the_bundled_models(tmp_path: Path) -> None:
     """From a real export. Other versions of the exporter may name things differently: the content is compared."""
     pytest.importorskip("litert_torch", reason="needs the extra `torch`")
     pytest.importorskip("ai_edge_quantizer", reason="needs the extra `quantizer`")
-    subprocess.run([sys.executable, str(SCRIPT), str(tmp_path)], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, ROOT / "testdata" / "make_demo.py", tmp_path], check=True, capture_output=True
+    )
     for bundled in (DEMO, QUANTIZED):
         made, known = inspect(tmp_path / bundled.name), inspect(bundled)
         assert bundled.stat().st_size < 1_000_000
@@ -85,22 +87,10 @@ def test_the_script_makes_the_bundled_models(tmp_path: Path) -> None:
 def test_a_model_can_be_quantized_before_and_after_it_is_split(tmp_path: Path) -> None:
     for package in ("litert_torch", "ai_edge_quantizer"):
         pytest.importorskip(package, reason=f"{package} is not installed (extras torch and quantizer)")
-    command = [
-        sys.executable,
-        SCRIPT.parents[1] / "examples" / "quantize_both_orders.py",
-        DEMO,
-        tmp_path,
-        "--recipe",
-        "a16w8",
-    ]
-    done = subprocess.run(
-        [*map(str, command), "--samples", "3", "--judged", "3", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-    )
+    script, quiet = ROOT / "examples" / "quantize_both_orders.py", {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    options = ["--recipe", "a16w8", "--samples", "3", "--judged", "3", "--json"]
+    command = [sys.executable, script, DEMO, tmp_path, *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=quiet)
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     assert found["splitting_last_is_bitwise"] is True

@@ -36,9 +36,7 @@ AVOIDED = re.compile(
 def of_pages(found: list[Path]) -> list[object]:
     """Each page as a case; all but what people see first cost too much for the quick run."""
     return [
-        pytest.param(
-            page, id=str(page.relative_to(ROOT)), marks=() if page.name in QUICK else pytest.mark.slow
-        )
+        pytest.param(page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.slow][page.name in QUICK :])
         for page in found
     ]
 

@@ -18,15 +18,7 @@ from text_parser import parse
 
 from edge_opt.base.errors import EdgeOptError, UsageError
 from edge_opt.build import evaluation, stages
-from edge_opt.build.evaluation import (
-    Checkpoint,
-    Evaluation,
-    ModelScore,
-    cut,
-    float_softmax,
-    in_turn,
-    ratio_of,
-)
+from edge_opt.build.evaluation import Checkpoint, Evaluation, ModelScore, cut, in_turn, ratio_of
 from edge_opt.build.stages import StageFailedError
 from edge_opt.ir import save
 from edge_opt.npu.scoring import Closeness, Text
@@ -217,12 +209,8 @@ def test_prompts_longer_than_the_cache_are_left_out_and_refused_where_all_are(pl
 def test_a_bundle_scores_the_second_part_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """LiteRT-LM pretended: a token is a word, the less likely the longer it is."""
     read: list[str] = []
-    session = SimpleNamespace(
-        run_prefill=read.extend,
-        run_text_scoring=lambda texts: SimpleNamespace(
-            token_scores=[[-float(len(one)) for one in texts[0].split()]]
-        ),
-    )
+    scored = lambda texts: SimpleNamespace(token_scores=[[-float(len(one)) for one in texts[0].split()]])  # noqa: E731
+    session = SimpleNamespace(run_prefill=read.extend, run_text_scoring=scored)
     engine = SimpleNamespace(
         tokenize=lambda text: [len(word) for word in text.split()],
         bos_token_id=7,
@@ -271,7 +259,7 @@ def test_masked_keys_get_nothing_on_cpu_kernels_as_on_the_npu(tmp_path: Path) ->
     )
     path, copy = tmp_path / "int16.tflite", tmp_path / "float.tflite"
     save(model, path)
-    float_softmax(path, copy)
+    evaluation.float_softmax(path, copy)
     logits = np.full((1, 544), -25000, np.int16)
     logits[0, :2] = 0
     masked = []

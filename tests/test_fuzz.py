@@ -17,9 +17,7 @@ COUNT = 2400
 PARTS = 8
 
 
-@pytest.mark.parametrize(
-    "part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))]
-)
+@pytest.mark.parametrize("part", [0, *(pytest.param(at, marks=pytest.mark.slow) for at in range(1, PARTS))])
 def test_every_mutant_is_accepted_or_refused_with_one_error_in_time(part: int) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     outcomes: Counter[str] = Counter()

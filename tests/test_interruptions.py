@@ -120,10 +120,8 @@ sys.exit(main(["compare", sys.argv[1], sys.argv[1]]))
 """
 
 
-@pytest.mark.parametrize(
-    ("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
-)
-def test_scratch_files_go_when_the_process_ends(tmp_path: Path, sign: signal.Signals, code: int) -> None:
+@pytest.mark.parametrize(("sign", "end"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_scratch_files_go_when_the_process_ends(tmp_path: Path, sign: signal.Signals, end: int) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     environment = {**os.environ, "TMPDIR": str(scratch)}
@@ -133,7 +131,7 @@ def test_scratch_files_go_when_the_process_ends(tmp_path: Path, sign: signal.Sig
         assert names(scratch) != []
         process.send_signal(sign)
         process.communicate()
-    assert process.returncode == code
+    assert process.returncode == end
     assert names(scratch) == []
 
 

@@ -9,18 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_parser import parse
 
-from edge_opt.ir import (
-    Buffer,
-    DType,
-    Model,
-    Operator,
-    OperatorCode,
-    Subgraph,
-    Tensor,
-    load,
-    to_bytes,
-    topological,
-)
+from edge_opt import ir
+from edge_opt.ir import DType, Model, Operator, OperatorCode, Subgraph, Tensor, load, to_bytes, topological
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.ir.dtypes import Quantization
 from edge_opt.ir.operators import BUILTIN_OPERATORS
@@ -267,10 +257,8 @@ def sparse_projection() -> Model:
     vectors = [new_table("Int32Vector", values=values) for values in (ROWS, COLUMNS)]
     sparse = new_table("DimensionMetadata", format=1, array_segments=vectors[0], array_indices=vectors[1])
     sparsity = new_table("SparsityParameters", traversal_order=[0, 1], dim_metadata=[dense, sparse])
-    tensor.table, tensor.buffer = (
-        new_table("Tensor", sparsity=sparsity),
-        Buffer(Data(np.array(KEPT, np.float32))),
-    )
+    tensor.table = new_table("Tensor", sparsity=sparsity)
+    tensor.buffer = ir.Buffer(Data(np.array(KEPT, np.float32)))
     return load(to_bytes(model))
 
 

@@ -7,19 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 from ai_edge_litert.tools import flatbuffer_utils
+from cli_runs import DEMO, QUANTIZED
 from schema_models import everything, pack, plain, tfl, unpack, values
 from text_parser import parse
 
-import edge_opt.testdata
+from edge_opt import ir
 from edge_opt.ir import (
-    Buffer,
     Constants,
     DType,
-    Metadata,
     Model,
     Operator,
     Quantization,
-    Signature,
     Subgraph,
     Tensor,
     load,
@@ -30,10 +28,7 @@ from edge_opt.ir.cleanup import Part, name_apart, parts_in_use, remove_unused
 from edge_opt.ir.text import to_text
 from edge_opt.schema import Data, new_table, read_model
 
-DEMOS = [
-    Path(edge_opt.testdata.__path__[0]) / name for name in ("demo_gemma3.tflite", "demo_gemma3_a16w8.tflite")
-]
-demos = pytest.mark.parametrize("path", DEMOS, ids=lambda path: path.stem)
+demos = pytest.mark.parametrize("path", [DEMO, QUANTIZED], ids=lambda path: path.stem)
 
 
 def sample() -> bytes:
@@ -44,11 +39,11 @@ def sample() -> bytes:
         subgraph b (%x: float32[4]) { %y: float32[4] = ADD(%x, float32{0, 1, 2, 3}) return %y }
         subgraph a (%x: float32[4]) { %y: float32[4] = MUL(float32{0, 1, 2, 3}, %x) return %y }
     """)
-    weight, note = model.buffers[1], Buffer(Data(b"kept"))
+    weight, note = model.buffers[1], ir.Buffer(Data(b"kept"))
     for graph in model.subgraphs:
         x, y, w = graph.tensors
         graph.tensors, w.name, w.buffer = [x, w, y], "w", weight
-    model.buffers[2:], model.metadata, model.metadata_buffers = [note], [Metadata("note", note)], [note]
+    model.buffers[2:], model.metadata, model.metadata_buffers = [note], [ir.Metadata("note", note)], [note]
     return to_bytes(model)
 
 
@@ -123,9 +118,8 @@ def test_an_operator_code_is_the_larger_of_two_fields_and_a_custom_code_on_a_bui
     content = unpack(sample())
     wide = tfl.BuiltinOperator.STABLEHLO_ADD
     content.operatorCodes[0] = tfl.OperatorCodeT(builtinCode=wide, deprecatedBuiltinCode=127, version=2)
-    content.operatorCodes[1] = tfl.OperatorCodeT(
-        deprecatedBuiltinCode=tfl.BuiltinOperator.MUL, customCode="MUL"
-    )
+    mul = tfl.BuiltinOperator.MUL
+    content.operatorCodes[1] = tfl.OperatorCodeT(deprecatedBuiltinCode=mul, customCode="MUL")
     content.subgraphs[0].operators[0].builtinOptions = None
     content.subgraphs[0].operators[0].builtinOptionsType = 0
     model = load(pack(content))
@@ -154,10 +148,8 @@ def test_new_tensors_operators_and_constants_are_written_behind_what_was_there()
         assert plain(now) == plain(then)
     new = after.operatorCodes[-1]
     assert (new.builtinCode, new.deprecatedBuiltinCode, new.version) == (0, 0, 7)
-    assert [(t.name, t.hasRank, t.buffer) for t in tensors[3:]] == [
-        (b"two", True, len(before.buffers)),
-        (b"scaled", True, 0),
-    ]
+    added = [(b"two", True, len(before.buffers)), (b"scaled", True, 0)]
+    assert [(t.name, t.hasRank, t.buffer) for t in tensors[3:]] == added
     assert list(tensors[4].quantization.zeroPoint) == [3]
     assert after.signatureDefs[0].outputs[0].tensorIndex == after.subgraphs[1].outputs[0] == 4
     assert to_text(load(to_bytes(model))) == to_text(model)
@@ -199,12 +191,10 @@ def rewired() -> tuple[Model, set[Part]]:
     content = unpack(sample())
     idle = np.array([9], np.uint8)
     content.buffers += [tfl.BufferT(data=idle), tfl.BufferT(data=idle)]
-    content.subgraphs[0].tensors.append(
-        tfl.TensorT(name="idle", shape=[1], type=tfl.TensorType.UINT8, buffer=3)
-    )
-    content.operatorCodes.append(
-        tfl.OperatorCodeT(builtinCode=tfl.BuiltinOperator.ABS, deprecatedBuiltinCode=101)
-    )
+    unused = tfl.TensorT(name="idle", shape=[1], type=tfl.TensorType.UINT8, buffer=3)
+    content.subgraphs[0].tensors.append(unused)
+    absolute = tfl.BuiltinOperator.ABS
+    content.operatorCodes.append(tfl.OperatorCodeT(builtinCode=absolute, deprecatedBuiltinCode=absolute))
     model = load(pack(content))
     usage = parts_in_use(model)
     graph = model.subgraphs[0]
@@ -219,9 +209,7 @@ def test_cleanup_drops_what_the_rewrite_left_unused_and_keeps_what_was_unused_be
     remove_unused(model, usage)
     written = unpack(to_bytes(model))
     assert [t.name for t in written.subgraphs[0].tensors] == [b"x", b"y", b"idle"]
-    assert [t.name for t in written.subgraphs[1].tensors] == [b"x", b"w", b"y"], (
-        "the other one still reads it"
-    )
+    assert [t.name for t in written.subgraphs[1].tensors] == [b"x", b"w", b"y"], "still read"
     assert len(written.buffers) == 5, "the weight is read elsewhere, the idle ones were idle before"
     names = [tfl.BuiltinOperator.MUL, tfl.BuiltinOperator.NEG]
     assert [code.builtinCode for code in written.operatorCodes] == names
@@ -275,7 +263,7 @@ def test_new_tensors_get_names_of_their_own_and_old_ones_keep_theirs() -> None:
 def test_a_model_made_by_hand_is_one_that_the_runtimes_reader_takes() -> None:
     model = parse("subgraph main (%x: float32[2]) {\n %y: float32[2] = MUL(%x, float32(3))\n return %y\n}")
     graph = model.subgraphs[0]
-    model.signatures.append(Signature("run", graph, {"x": graph.inputs[0]}, {"y": graph.outputs[0]}))
+    model.signatures.append(ir.Signature("run", graph, {"x": graph.inputs[0]}, {"y": graph.outputs[0]}))
     written = flatbuffer_utils.read_model_from_bytearray(bytearray(to_bytes(model)))
     assert (written.version, written.subgraphs[0].name) == (3, b"main")
     assert [t.name for t in written.subgraphs[0].tensors] == [b"x", b"y", b"const_2"]

@@ -37,10 +37,8 @@ def only(text: str) -> Operator:
 
 # Round trips
 
-ENDS = {
-    name: np.iinfo(name)
-    for name in ("int8", "uint8", "int16", "int32", "int64", "uint16", "uint32", "uint64")
-}
+INTEGERS = "int8", "uint8", "int16", "int32", "int64", "uint16", "uint32", "uint64"
+ENDS = {name: np.iinfo(name) for name in INTEGERS}
 LINES = body(
     "%abs: float32[4] = ABS(%x)",
     "%scalar: float32[4] = ADD(%x, float32(0.1))",

@@ -40,9 +40,8 @@ def test_every_public_name_is_found_by_name_and_by_from_import() -> None:
     names = edge_opt.__all__
     by_name = "; ".join(f"edge_opt.{name}" for name in names)
     by_import = "; ".join(f"from edge_opt import {name}; assert {name} is edge_opt.{name}" for name in names)
-    assert apart(f"import edge_opt; {by_name}; {by_import}") == apart(
-        f"import edge_opt; {by_import}; {by_name}"
-    )
+    codes = f"{by_name}; {by_import}", f"{by_import}; {by_name}"
+    assert [apart(f"import edge_opt; {code}") for code in codes] == [""] * 2
 
 
 def test_no_submodule_hides_a_public_function() -> None:
@@ -207,7 +206,7 @@ def test_all_functions_take_an_export_and_convert_returns_its_kind(
 @pytest.mark.parametrize("function", [edge_opt.convert, edge_opt.inspect])
 def test_anything_else_is_refused_by_name(function: Callable[..., object]) -> None:
     with pytest.raises(
-        UsageError, match=r"builtins\.dict is not a model: give a \.tflite file, .* litert_torch\.convert"
+        UsageError, match=r"builtins\.dict is not a model: give a \.tflite file, .* litert_torch"
     ):
         function({})
 

@@ -67,9 +67,8 @@ def test_a_model_is_replaced_and_all_else_goes_over_byte_for_byte(file: Path) ->
     before, after = read_bundle(file), read_bundle(result.output)
     old, new = contents(before), contents(after)
     assert [one == other for one, other in zip(old, new, strict=True)] == [True, False, True]
-    assert [(s.data_type, s.items) for s in after.sections] == [
-        (s.data_type, s.items) for s in before.sections
-    ]
+    kinds = [[(s.data_type, s.items) for s in made.sections] for made in (before, after)]
+    assert kinds[0] == kinds[1]
     assert all(section.begin % BLOCK == 0 for section in after.sections)
     assert compare(old[1], new[1]).bitwise
     assert len(result.converted) == 5
@@ -184,9 +183,7 @@ def test_what_a_newer_header_adds_is_read_over_but_not_lost_by_writing(file: Pat
     start = started(table_bytes(Table(newer, {**old._root.fields, "checksum": 7})))
     file.write_bytes(start + file.read_bytes()[len(start) :])
     assert contents(read_bundle(file)) == contents(old)
-    with pytest.raises(
-        ModelFormatError, match=r"not written again \(LiteRTLMMetaData.slot 2: an unknown field"
-    ):
+    with pytest.raises(ModelFormatError, match=r"not written again \(LiteRTLMMetaData.slot 2: an unknown"):
         convert(file, verify="none", progress=lambda *_: pytest.fail("work began"))
     assert not convert(file, verify="none", dry_run=True).output
 

@@ -81,9 +81,8 @@ def test_only_leading_axes_of_one_may_be_left_out_and_the_cache_must_hold_more_k
     shape: str, heads: int, cached: int, count: int, prover: RegionProver
 ) -> None:
     text = re.sub("[53]\\]", lambda found: f"{cached if found[0] == '5]' else 8 - cached}]", FLOAT)
-    text = text.replace("[1,1,", f"[1,{heads},").replace(
-        f"%mask: float32[1,{heads},3,8]", f"%mask: float32[{shape}]"
-    )
+    text = text.replace("[1,1,", f"[1,{heads},")
+    text = text.replace(f"%mask: float32[1,{heads},3,8]", f"%mask: float32[{shape}]")
     _, reports = convert_text(text, "mask_before_join", target=TARGET, prover=prover)
     assert [report.status for report in reports] == [Status.CONVERTED] * count
 

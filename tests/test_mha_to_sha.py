@@ -206,9 +206,8 @@ def test_small_heads_are_cut_below_their_norm_where_the_target_wants_it() -> Non
     """The heads of this model have H = 16."""
     target = replace(load_target("generic"), form="split-above")
     for least, cut_at in ((17, "STABLEHLO_COMPOSITE"), (16, "FULLY_CONNECTED")):
-        result = convert_model(
-            TESTDATA / MODELS[0], dry_run=True, target=replace(target, norm_per_head_from=least)
-        )
+        wanted = replace(target, norm_per_head_from=least)
+        result = convert_model(TESTDATA / MODELS[0], dry_run=True, target=wanted)
         assert all(site.proof is not None and site.proof.bitwise for site in result.converted)
         assert result.model is not None
         assert sources_of_splits(result.model) == {cut_at}

@@ -97,10 +97,7 @@ def test_equal_models_far_from_the_cpu_are_a_warning(
         (f"{say(*FINALIZED)}; __import__('os').abort()", r"the compiler ends \(killed by SIGABRT"),
         (say("interface\tknown\t2.40.0\t5", "finalized\tg\t1002"), "the compiler refuses the graph"),
         (say("interface\tunknown\t3.1.0\t5"), "does not support QNN interface 3.1.0"),
-        (
-            say(*FINALIZED, "missing\t0", "running\tg", "ran\tg\t0"),
-            "expects input '0' in another type or size",
-        ),
+        (say(*FINALIZED, "missing\t0", "running\tg", "ran\tg\t0"), "expects input '0' in another type or"),
         (say(*FINALIZED, RUNNING, "ran\tg\t6031\t1"), "error 6031"),
         ("import time; time.sleep(60)", "was not done after 0.3 seconds"),
         (emulator(taken=8), "takes 8 of 9 operators"),
@@ -154,10 +151,8 @@ def test_an_output_that_only_one_model_computes_is_a_difference(tmp_path: Path, 
     for name, more, y in (("one", "%y: float32[4] = EXP(%x)", "y"), ("other", "", "x")):
         save(parse(text.format(more=more, y=y)), tmp_path / name)
     found = compare_on_npu(tmp_path / "one", tmp_path / "other", sdk=compiler(emulator()))
-    assert [output.reason for output in found.signatures[0].outputs] == [
-        "",
-        "computed in only one of the models",
-    ]
+    reasons = [output.reason for output in found.signatures[0].outputs]
+    assert reasons == ["", "computed in only one of the models"]
 
 
 def test_the_command_has_a_row_per_signature(tmp_path: Path, compiler: Compilers, capsys: Captured) -> None:

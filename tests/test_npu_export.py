@@ -139,10 +139,8 @@ def test_it_is_judged_with_the_flags_that_npu_compile_will_give(stage: Stage) ->
     }
     done = stage(ran(1000, 500), ran(600, 500), compile_configs=json.dumps(own))
     flags = own["prefill_decode"]
-    assert done.compile_configs == {
-        "prefill_decode": {"compile": True, "flags": flags},
-        "vision_encoder": own["vision_encoder"],
-    }
+    told = {"compile": True, "flags": flags}
+    assert done.compile_configs == {"prefill_decode": told, "vision_encoder": own["vision_encoder"]}
     judged = {"--soc_model=SA8797", flags[0], SHARED, "--qualcomm_vtcm_size=8"}
     given = [set(call) for call in calls(stage.folder / "sdk")]
     assert [judged <= call and flags[1] not in call for call in given] == [True] * 4

@@ -141,10 +141,8 @@ def test_a_compiler_that_fails_leaves_others_alone(model: Path, compiler: Compil
     program = "import sys, time; time.sleep('SA8797' in ' '.join(sys.argv))\n"
     sdk = compiler(program + dedent(compiling({"SM8750": None, "SA8797": (1200, 40, 9)})))
     with ThreadPoolExecutor(2) as threads:
-        other, failing = (
-            threads.submit(measure, load(model), "main", Compiler(chip, (), sdk))
-            for chip in ("SA8797", "SM8750")
-        )
+        compilers = (Compiler(chip, (), sdk) for chip in ("SA8797", "SM8750"))
+        other, failing = (threads.submit(measure, load(model), "main", one) for one in compilers)
         assert failing.result().failure == "the Hexagon compiler ended with code 6: no room"
         assert other.result().figures is not None
 

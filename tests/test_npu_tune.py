@@ -3,6 +3,7 @@
 import signal
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -37,11 +38,9 @@ def bare(tmp_path: Path) -> Path:
     return path
 
 
-def figures(
-    us: int | None, *, read: int = 100, taken: int = 9, partitions: int = 1, steps: int = 5
-) -> Figures:
+def figures(us: int | None, *, read: int = 100, taken: int = 9, parts: int = 1, steps: int = 5) -> Figures:
     time = None if us is None else TimeEstimate("SA0", us, us, us, 0)
-    counts = (9, taken, partitions, 0, 0, read, 0, steps)
+    counts = (9, taken, parts, 0, 0, read, 0, steps)
     return Figures("prefill_8", *counts, time=time, note="a note", qnn="1.0")
 
 
@@ -100,10 +99,8 @@ def test_every_form_is_tried_and_tiles_of_the_one_that_is_mostly_the_best() -> N
     ]  # fmt: skip
     model = rewritten(load(DEMO), applied(target, tried["unpack"]))
     found = [match for _, graph in model.entry_points() for match in find_blocks(graph)]
-    assert {(match.heads, match.query_length) for match in found if isinstance(match, Block)} == {
-        (1, 1),
-        (1, 8),
-    }
+    blocks = [match for match in found if isinstance(match, Block)]
+    assert {(block.heads, block.query_length) for block in blocks} == {(1, 1), (1, 8)}
 
 
 def test_what_gives_the_same_graph_is_tried_once(bare: Path) -> None:
@@ -118,7 +115,7 @@ def test_what_gives_the_same_graph_is_tried_once(bare: Path) -> None:
     ("better", "worse"),
     [
         (figures(200), figures(100, taken=8)),
-        (figures(200), figures(100, partitions=2)),
+        (figures(200), figures(100, parts=2)),
         (figures(100, read=900), figures(101, read=10)),
         (figures(100, read=10), figures(100, read=11)),
         (figures(100, steps=4), figures(100, steps=5)),
@@ -263,9 +260,8 @@ def test_attention_that_does_not_fit_on_the_chip_is_told(bare: Path) -> None:
 def test_the_command_prints_a_table_and_writes(
     capsys: Captured, tmp_path: Path, bare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "edge_opt.npu.tune", lambda path, target, **o: tuned({4: figures(150)}, path, target=target, **o)
-    )
+    pretended = partial(tuned, {4: figures(150)})
+    monkeypatch.setattr("edge_opt.npu.tune", lambda path, target, **o: pretended(path, target=target, **o))
     file = tmp_path / "mine.toml"
     command = ("tune", bare, "-o", file)
     result = run(capsys, *command)

@@ -10,6 +10,7 @@ import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from doc_pages import ROOT, blocks
@@ -20,16 +21,14 @@ pytestmark = pytest.mark.slow
 
 
 def without_compiler() -> dict[str, str]:
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
-    }
+    apart = "PYTHON", "VIRTUAL_ENV"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(apart)}
     return {**kept, "CC": "/bin/false", "CXX": "/bin/false", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
 def succeeded(command: list[str], folder: Path) -> str:
-    ran = subprocess.run(
-        command, cwd=folder, env=without_compiler(), capture_output=True, text=True, check=False, timeout=900
-    )
+    how: Any = {"cwd": folder, "env": without_compiler(), "capture_output": True, "text": True}
+    ran = subprocess.run(command, check=False, timeout=900, **how)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
 

@@ -31,11 +31,7 @@ def test_every_site_gets_a_verdict_in_execution_order() -> None:
     reports = run_pass(Double(), context)
     assert told == reports
     verdicts = [f"{r.pass_name} {r.signature} {r.index} {r.operator} {r.status}" for r in reports]
-    assert verdicts == [
-        "double main 0 b converted",
-        "double main 1 other skipped",
-        "double main 2 y converted",
-    ]
+    assert verdicts == [f"double main {end}" for end in ("0 b converted", "1 other skipped", "2 y converted")]
     made = [operator.output.name for operator in graph.operators]
     assert made == ["b/square", "b", "other", "y/square", "y"]
 
@@ -340,10 +336,8 @@ def test_options_that_are_changed_after_the_proof_are_noticed() -> None:
     softmax = next(operator for operator in graph if operator.name == "SOFTMAX")
     assert context.ledger is not None
     assert softmax.options is not None
-    for table, name, value in (
-        (softmax.options, "beta", 2.0),
-        (custom.table, "custom_options", np.array([2], np.uint8)),
-    ):
+    other = np.array([2], np.uint8)
+    for table, name, value in ((softmax.options, "beta", 2.0), (custom.table, "custom_options", other)):
         context.ledger.check()
         before = table.get(name)
         table.set(name, value)

@@ -100,10 +100,8 @@ def test_what_the_integers_tell_apart_beyond_the_cache_stays_apart() -> None:
     assert (beyond == rope(model, [1000] * 4)["pos_emb_cos"]).all()
 
 
-OTHER = (
-    "  %other: int16[1,4,2] q(0.0003051851, 0) = MUL(%position, int16{100, 7} q(3.051851e-05, 0))\n  %angles"
-)
-OTHER_HALF = changed(("  %angles", OTHER), ("(%angle, %angle)", "(%angle, %other)"))
+OTHER = "%other: int16[1,4,2] q(0.0003051851, 0) = MUL(%position, int16{100, 7} q(3.051851e-05, 0))"
+OTHER_HALF = changed(("  %angles", f"  {OTHER}\n  %angles"), ("(%angle, %angle)", "(%angle, %other)"))
 
 
 @pytest.mark.parametrize(("text", "width"), [(TEXT, 2), (OTHER_HALF, 4)], ids=["equal", "different"])
@@ -274,9 +272,7 @@ def test_the_auxiliary_model_takes_part_and_the_cache_is_that_of_the_bundle(tmp_
     assert ", and the whole models compared except aux/rope_4, meant to change" in result.summary()
     assert [(site.signature, site.status) for site in result.sites] == [("aux/rope_4", Status.CONVERTED)] * 2
     assert [entry.name for entry in result.signatures] == ["prefill_4", "aux/rope_4"]
-    (_, before), (aux, after) = (
-        [one.content(place) for place in (0, 1)] for one in map(read_bundle, (path, output))
-    )
+    (_, before), (aux, after) = ([one.content(0), one.content(1)] for one in map(read_bundle, (path, output)))
     assert bytes(after.view(0, after.size)) == bytes(before.view(0, before.size))
     assert rope(load(aux), [23] * 4)["pos_emb_cos"][0, 0] == pytest.approx(np.cos(23), abs=2e-5)
     assert convert(output, tmp_path / "again.litertlm").converted == []

@@ -11,12 +11,8 @@ from edge_opt.runtime.pair import Outcome, ProofRequest
 
 SAME = Difference(8, finite=8, largest=4.0)
 CODES = Difference(8, finite=8, largest=4.0, steps=0)
-BITWISE, STEPS, RELATIVE, ABSOLUTE = (
-    Demand(),
-    Demand("steps", 2),
-    Demand("relative", 0.25),
-    Demand("absolute", 0.25),
-)
+BITWISE, STEPS = Demand(), Demand("steps", 2)
+RELATIVE, ABSOLUTE = Demand("relative", 0.25), Demand("absolute", 0.25)
 PLAIN = "subgraph main (%x: float32[8]) { %y: float32[8] = ABS(%x) return %y }"
 SOFTMAX = "subgraph main (%x: float32[8]) { %y: float32[8] = SOFTMAX(%x) {beta: 2.0} return %y }"
 SUM = """subgraph main (%x: int16[8] q(0.1, 0)) {
@@ -122,6 +118,5 @@ def test_where_values_were_clipped_nothing_is_called_bitwise() -> None:
 def test_results_that_tell_nothing_prove_nothing() -> None:
     proof = judged(outcome(SAME, SAME, untold="output 0 is NaN"))
     assert (proof.holds, proof.open) == (False, True)
-    assert (
-        proof.reason == "cannot be verified: output 0 is NaN, so a wrong rewrite would give the same result"
-    )
+    said = "cannot be verified: output 0 is NaN, so a wrong rewrite would give the same result"
+    assert proof.reason == said

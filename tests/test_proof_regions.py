@@ -255,9 +255,8 @@ def test_composites_of_each_head_are_covered_by_what_they_compute_and_mistakes_b
         scaled = f"  %scaled{layer}: float32[1,4,4,8] = MUL(%q{layer},"
         norm = f"  %n{layer}: float32[1,4,4,8] = STABLEHLO_COMPOSITE(%q{layer}) {{OPTIONS}}\n"
         text = text.replace(scaled, norm + scaled.replace(f"%q{layer}", f"%n{layer}"))
-    text = text.replace(
-        "OPTIONS", "name: 'norm', decomposition_subgraph_index: 1, composite_attributes: [0, 0, 1]"
-    )
+    body = "decomposition_subgraph_index: 1, composite_attributes: [0, 0, 1]"
+    text = text.replace("OPTIONS", f"name: 'norm', {body}")
     text += """subgraph norm (%x: float32[1,4,4,8]) {
       %square: float32[1,4,4,8] = MUL(%x, %x)
       %mean: float32[1,4,4,1] = MEAN(%square, int32{3}) {keep_dims: true}
@@ -288,9 +287,8 @@ def test_a_new_version_that_computes_in_another_way_covers_nothing(new: str, cov
 
 def test_the_provers_seed_decides_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(
-        regions, "examine", lambda _, question: asked.append(question.request.seed) or unproved(Demand(), "")
-    )
+    never = unproved(Demand(), "")
+    monkeypatch.setattr(regions, "examine", lambda _, one: asked.append(one.request.seed) or never)
     for seed in (0, 5):
         RegionProver(seed=seed).prove(layers("int8")[0], Demand())
     assert asked == [0, 5]
@@ -340,11 +338,8 @@ def test_what_the_new_version_computes_by_itself_is_run_in_every_layer(code: int
 
 @pytest.mark.usefixtures("large")
 def test_a_region_that_failed_stands_for_equal_ones_and_for_no_others() -> None:
-    wrong = [
-        each
-        for dtype in ("int16", "int8")
-        for each in corrupted(layers(dtype), "operands or results swapped", "out{}/heads")
-    ]
+    kind, place = "operands or results swapped", "out{}/heads"
+    wrong = [each for dtype in ("int16", "int8") for each in corrupted(layers(dtype), kind, place)]
     with RegionProver() as prover:
         proofs = [prover.prove(each, Demand()) for each in (*wrong, wrong[0])]
     assert [proof.holds for proof in proofs] == [False] * 5
@@ -380,9 +375,8 @@ def test_where_nothing_reads_the_results_or_all_are_nan_nothing_is_proved(prover
       return %y
     }""")
     unread, *others, old = model.subgraphs[0].operators
-    proof = prover.prove(
-        replacing(model, [unread], Operator(unread.code, unread.inputs, unread.outputs)), Demand()
-    )
+    same = Operator(unread.code, unread.inputs, unread.outputs)
+    proof = prover.prove(replacing(model, [unread], same), Demand())
     assert (proof.holds, proof.open) == (False, True)
     assert proof.reason == "nothing reads its results, so there is nothing to compare"
     made = Operator(model.operator_code("SQRT"), old.inputs, old.outputs)

@@ -97,10 +97,9 @@ def test_equal_masks_of_several_layers_become_one(chain: tuple[str, ...]) -> Non
     again = "".join(text_of(chain, INT16).splitlines(keepends=True)[1:-2])
     for name in ("%n", "%f", "%q", "%mask", "%m:", "%m)"):
         again = again.replace(name, f"{name[:2]}2{name[2:]}" if len(name) == 3 else f"{name}2")
-    readers = "".join(
-        f"  %y{i}: int16{SHAPE} q(0.1, 0) = ABS(%{name})\n" for i, name in enumerate(["mask", "mask2"])
-    )
-    text = text_of(QUANTIZE_FIRST, INT16, more=again + readers, out="%y0, %y1")
+    lines = (f"  %y{name}: int16{SHAPE} q(0.1, 0) = ABS(%mask{name})\n" for name in ("", "2"))
+    readers = "".join(lines)
+    text = text_of(QUANTIZE_FIRST, INT16, more=again + readers, out="%y, %y2")
     model, reports = convert_text(text, "quantized_mask")
     assert statuses(reports) == ["converted", "converted"]
     assert names(model) == ["SELECT_V2", "ABS", "ABS"]
