@@ -109,7 +109,7 @@ TURNS = """{% for turn in messages %}{{ raise_exception('no system') if turn.rol
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("template", "text", "count"), [(None, "one two", 3), (TURNS, "<turn>one two</turn>", 5)]
+    ("template", "text", "tokens"), [(None, "one two", 3), (TURNS, "<turn>one two</turn>", 5)]
 )
 def test_prompts_go_through_the_chat_template_and_a_base_model_reads_plain_text(
     tmp_path: Path, template: str | None, text: str, tokens: int
