@@ -11,6 +11,8 @@ from text_parser import parse
 
 from edge_opt.attention.block import Block, NotABlock, logits_bytes, row_tiles
 from edge_opt.attention.find import find_blocks, find_mask
+from edge_opt.attention.labels import OperandFactors
+from edge_opt.attention.rules import Labelled, Operands
 from edge_opt.conversion import SitesSkippedError, convert
 from edge_opt.conversion.result import entry_points
 from edge_opt.ir.text import to_text
@@ -330,3 +332,30 @@ def test_signatures_that_share_a_subgraph_are_converted_together_and_told_so() -
     found = [(each.name, each.blocks_converted, each.blocks, each.shares) for each in result.signatures]
     assert found == [("first", 1, 1, ("second",)), ("second", 1, 1, ("first",))]
     assert [row[0] for row in entry_points(result)][1:] == ["first (also second)", "second (also first)"]
+
+
+def searched(blocks: int, layer: str, x: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many tensors the search looks at in blocks one after the other, each on the result of the one before."""
+    body = "".join(layer.format(before=place, after=place + 1) for place in range(blocks))
+    graph = parse(f"subgraph main (%x0: float32[{x}]) {{ {body} return %x{blocks} }}").subgraphs[0]
+    looked = []
+    above = OperandFactors.above
+
+    def counted(operands: OperandFactors, of: Labelled) -> Operands:
+        looked.append(of)
+        return above(operands, of)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OperandFactors, "above", counted)
+        assert len([match for match in find_blocks(graph) if isinstance(match, Block)]) == blocks
+    return len(looked)
+
+
+@pytest.mark.parametrize("lead", ["1,4", "4", "2,2", "1,1"])
+def test_the_search_does_not_grow_with_the_blocks_before(lead: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = f"""
+      %l{{before}}: float32[{lead},8,8] = BATCH_MATMUL(%x{{before}}, %x{{before}}) {{{{adj_y: true}}}}
+      %p{{before}}: float32[{lead},8,8] = SOFTMAX(%l{{before}}) {{{{beta: 1.0}}}}
+      %x{{after}}: float32[{lead},8,5] = BATCH_MATMUL(%p{{before}}, %x{{before}})"""
+    few, many = (searched(blocks, layer, f"{lead},8,5", monkeypatch) for blocks in (80, 160))
+    assert many <= 2.5 * few

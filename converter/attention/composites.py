@@ -36,7 +36,8 @@ class Composite(Rule):
         if len(body.outputs) != 1:
             raise RefusedError("the composite has several results", of.operator)
         labels: dict[Tensor, Factored] = {}
-        for tensor, own, ends in self._inner.upwards([Labelled(body.outputs[0], of.factored)]):
+        for inner, ends in self._inner.upwards([Labelled(body.outputs[0], of.factored)]):
+            tensor, own = inner.tensor, inner.factored
             if labels.setdefault(tensor, fx.canonical(own)) != fx.canonical(own):
                 raise RefusedError("the body of a composite mixes heads", tensor.producer, tensor)
             if fx.piece_count(own) == 1:
@@ -46,7 +47,7 @@ class Composite(Rule):
                 raise RefusedError(text, tensor.producer, tensor)
             if ends and tensor not in body.inputs:
                 missing = RefusedError("no rule for an operator in the body of a composite", tensor.producer)
-                raise self._inner.refusal(Labelled(tensor, own)) or missing
+                raise self._inner.refusal(inner) or missing
         cut = {tensor for tensor, own in labels.items() if fx.piece_count(own) > 1}
         if cut.intersection(backward_slice(labels.keys() - cut)[1]):
             raise RefusedError("the body of a composite mixes heads", of.operator)

@@ -228,7 +228,8 @@ class _Search:
     def _kv_heads(self, product: Operator, factored: Factored, heads: int) -> int:
         """K: the number of different keys or values among heads, before any repeat for several heads."""
         start = self.operands.above(Labelled(product.outputs[0], factored))[1 - self.values[product].operand]
-        sources = [own for _, own, ends in self.operands.upwards([start]) if ends]
+        # Heads that a product made are different.
+        sources = [of.factored for of, ends in self.operands.upwards([start], is_product) if ends]
         return len({tuple(fx.piece_index(own, head) for own in sources) for head in range(heads)})
 
     def _beside_head_size(self) -> Labelled | None:
@@ -264,8 +265,8 @@ class _Search:
         outer = (batch, *fx.plain(front[1:])) if front else ()
         beside = (Factor(count, size),), (Factor(size, 1),)
         labelled = (*outer, beside[0] + beside[1]) if merged else (*outer, *beside)
-        walk = self.operands.upwards([Labelled(tensor, labelled)], self.values)
-        own = next((own for met, own, _ in walk if met is self._product), None)
+        walk = self.operands.upwards([Labelled(tensor, labelled)], self.values.__contains__)
+        own = next((of.factored for of, _ in walk if of.tensor is self._product), None)
         if own is None or own[self._weighing.columns] != (Factor(size, 1),):
             return False
         digits = [digit for axis in own for digit in axis if size <= digit.stride < count * size]
@@ -293,8 +294,8 @@ class _Search:
             return None
         axes = fx.regroup(((Factor(count, 1),),), lead[first:]) or ()
         if len(lead) == 1:
-            walk = self.operands.upwards([Labelled(output, (*axes, *matrix))])
-            sources = [own for tensor, own, ends in walk if ends and not tensor.is_constant]
+            walk = islice(self.operands.upwards([Labelled(output, (*axes, *matrix))]), DEEPEST)
+            sources = [of.factored for of, ends in walk if ends and not of.tensor.is_constant]
             outer = [fx.sizes((fx.leading(own[0]),))[0] for own in sources if fx.piece_count(own) > 1]
             batch = min(outer, default=1)
             axes = (tuple(part for part in (Factor(batch), Factor(count // batch, 1)) if part.size > 1),)
@@ -311,11 +312,14 @@ class _Search:
             raise RefusedError("the SOFTMAX has more matrices than the value product", self.softmax)
         factored = list(fx.plain(product.shape))
         factored[place] = (Factor(product.shape[place], 1),)
-        for tensor, labelled, _ in self.operands.upwards([Labelled(product, tuple(factored))]):
-            several = len(fx.merge_neighbours(fx.labels(labelled))) > 1
-            if several or _repeats(tensor.producer, labelled):
+        clear, start = self.operands.clear, Labelled(product, tuple(factored))
+        met = [of for of, _ in self.operands.upwards([start], known=clear)]
+        for of in met:
+            several = len(fx.merge_neighbours(fx.labels(of.factored))) > 1
+            if several or _repeats(of.tensor.producer, of.factored):
                 text = "rows of the value product may belong to several heads"
-                raise RefusedError(text, tensor.producer, tensor)
+                raise RefusedError(text, of.tensor.producer, of.tensor)
+        clear.update(met)
 
 
 def _repeats(operator: Operator | None, factored: Factored) -> bool:

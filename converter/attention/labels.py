@@ -46,6 +46,8 @@ class OperandFactors:
         self.rules = rules
         # The key includes the operator, since a rewrite may define the same tensor by another one.
         self._found: dict[tuple[Operator, Labelled], Operands | RefusedError] = {}
+        self.clear: set[Labelled] = set()
+        """Rows that a search followed to all their ends without ambiguity, so that the next one need not."""
 
     def above(self, of: Labelled) -> Operands:
         """The operands that carry data, by index; none for an input, or if the label cannot be followed."""
@@ -89,18 +91,23 @@ class OperandFactors:
         return self.rules[of.operator.name].emit(one)
 
     def upwards(
-        self, starts: Iterable[Labelled], stops: Container[Operator] = ()
-    ) -> Iterator[tuple[Tensor, Factored, bool]]:
-        """The starts and all tensors above them, with the layout of heads and whether the walk ends there.
+        self,
+        starts: Iterable[Labelled],
+        stop: Callable[[Operator], bool] = lambda _: False,
+        known: Container[Labelled] = (),
+    ) -> Iterator[tuple[Labelled, bool]]:
+        """The starts and all tensors above them, each with its layout of heads, and whether the walk ends there.
 
-        It ends if all heads see the same, at results of `stops`, and if the label cannot be followed.
+        It ends if all heads see the same, at results of operators for which `stop` is true, at those `known`, and if
+        the label cannot be followed.
         """
 
         def above(of: Labelled) -> Iterable[Labelled]:
-            return () if of.pieces == 1 or of.tensor.producer in stops else self.above(of).values()
+            is_end = of.pieces == 1 or of in known
+            return () if is_end or (of.tensor.producer and stop(of.operator)) else self.above(of).values()
 
         for of in walked(starts, above):
-            yield of.tensor, of.factored, not above(of)
+            yield of, not above(of)
 
 
 def check_recorded(operator: Operator) -> None:

@@ -99,10 +99,10 @@ class Rotary:
         for axis in (axis for axis, size in enumerate(shape) if size == count > 1):
             labelled = (*fx.plain(shape[:axis]), own, *fx.plain(shape[axis + 1 :]))
             met = list(OperandFactors().upwards([Labelled(self.result, labelled)]))
-            carry = [tensor is self.position or not ends for tensor, other, ends in met if own in other]
-            others = [tensor for tensor, other, _ in met if own not in other]
+            carry = [of.tensor is self.position or not ends for of, ends in met if own in of.factored]
+            others = [of.tensor for of, _ in met if own not in of.factored]
             if all(carry) and self.position not in (*others, *backward_slice(others)[1]):
-                return {tensor: other.index(own) for tensor, other, _ in met if own in other}
+                return {of.tensor: of.factored.index(own) for of, _ in met if own in of.factored}
         text = "its entries do not depend on one position each, in order along one axis"
         raise RefusedError(text, self.operators[-1], self.result)
 
