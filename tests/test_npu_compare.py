@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 
+import numpy as np
 import pytest
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, Captured, run, written
 from pretend_npu import emulator, require_qnn, say
@@ -15,7 +16,7 @@ from text_parser import parse
 
 from edge_opt.comparison.findings import ComparisonReport
 from edge_opt.conversion import convert
-from edge_opt.ir import load, save
+from edge_opt.ir import Constants, DType, Model, load, save, to_bytes
 from edge_opt.npu import CompilerMissingError, compare_on_npu
 from edge_opt.npu.emulator import emulating
 from edge_opt.npu.hexagon import Compiler, cut_entry_point
@@ -146,13 +147,38 @@ def test_an_entry_point_keeps_the_names_of_what_it_reads_and_computes() -> None:
     assert [*cut_entry_point(same, "main").signatures[0].inputs] == ["x#0", "x#1"]
 
 
-def test_an_output_that_only_one_model_computes_is_a_difference(tmp_path: Path, compiler: Compilers) -> None:
-    text = """subgraph main (%x: float32[4]) {{ %z: float32[4] = ABS(%x) {more} return %z, %{y} }}"""
-    for name, more, y in (("one", "%y: float32[4] = EXP(%x)", "y"), ("other", "", "x")):
-        save(parse(text.format(more=more, y=y)), tmp_path / name)
-    found = compare_on_npu(tmp_path / "one", tmp_path / "other", sdk=compiler(emulator()))
-    reasons = [output.reason for output in found.signatures[0].outputs]
-    assert reasons == ["", "computed in only one of the models"]
+def ending_in(end: str, number: float = 0) -> Model:
+    """A model whose second output is its input `x`, the computed `y`, or a constant of this number."""
+    model = parse(
+        f"""subgraph main (%x: float32[4]) {{
+          %z: float32[4] = ABS(%x)
+          %y: float32[4] = EXP(%x)
+          return %z, %{"y" if end == "y" else "x"} }}"""
+    )
+    if end == "constant":
+        constant = Constants(model).make("c", np.full(4, number, np.float32), DType.FLOAT32)
+        model.subgraphs[0].outputs[1] = model.subgraphs[0].add_tensor(constant)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "difference"),
+    [
+        (ending_in("x"), ending_in("x"), ""),
+        (ending_in("constant", 1), ending_in("constant", 1), ""),
+        (ending_in("constant", 1), ending_in("constant", 3), "4 of 4 elements differ, by at most 2 "),
+        (ending_in("x"), ending_in("constant", 1), "4 of 4 elements differ"),
+        (ending_in("x"), ending_in("y"), "4 of 4 elements differ"),
+    ],
+    ids=["input", "constant", "other constant", "input or constant", "input or computed"],
+)
+def test_outputs_that_no_operator_computes_are_compared_too(
+    compiler: Compilers, a: Model, b: Model, difference: str
+) -> None:
+    found = compare_on_npu(to_bytes(a), to_bytes(b), sdk=compiler(emulator()))
+    assert len(found.signatures[0].measured) == 2
+    assert len(found.differences()) == bool(difference)
+    assert difference in "".join(found.differences())
 
 
 def test_the_command_has_a_row_per_signature(tmp_path: Path, compiler: Compilers, capsys: Captured) -> None:

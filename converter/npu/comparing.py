@@ -8,11 +8,12 @@ from dataclasses import replace
 
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.words import Progress
-from edge_opt.comparison.findings import ComparisonReport, OutputComparison, SignatureComparison, name_of
+from edge_opt.comparison.findings import ComparisonReport, SignatureComparison, name_of
 from edge_opt.comparison.pairing import Both, Pair, both_open, checked_numbers
+from edge_opt.ir import Model
 from edge_opt.ir.opening import ModelLike
 from edge_opt.npu.emulator import check_emulator, emulating
-from edge_opt.npu.hexagon import Compiler
+from edge_opt.npu.hexagon import Compiler, arguments
 from edge_opt.npu.sdk import CompilerFailedError
 from edge_opt.runtime.inputs import array_of
 from edge_opt.runtime.metrics import measure
@@ -66,30 +67,30 @@ def _emulated(both: Both, pair: Pair, compiler: Compiler) -> SignatureComparison
     for side, model, (planned,) in zip(sides, both.models, plans, strict=False):
         try:
             with emulating(model, name, compiler) as emulator:
-                runs.append(emulator.run({one.info.name: array_of(one) for one in planned}))
+                inputs = {one.info.name: array_of(one) for one in planned}
+                runs.append({**_as_given(model, name, inputs), **emulator.run(inputs)})
         except CompilerFailedError as error:
             return SignatureComparison(name, reason=f"{side}: {error}")
-    # An output that is an input or a constant is not compiled.
-    made = [infos for infos in pair.outputs if infos[0].name in runs[0] and infos[1].name in runs[-1]]
-    half = [
-        OutputComparison(name=one.name, reason="computed in only one of the models")
-        for one, other in pair.outputs
-        if (one.name in runs[0]) != (other.name in runs[-1])
-    ]
     (cpu,) = both.worker.run_plans(both.files[0], name, plans[0])
-    found = both.measure_all(
-        replace(pair, outputs=made, alone=[*pair.alone, *half]), [(runs[0], {**runs[-1]})]
-    )
+    found = both.measure_all(pair, [(runs[0], {**runs[-1]})])
 
     def far(run: Arrays, info: TensorInfo, of_a: TensorInfo) -> float:
         return measure(cpu[of_a.name], run[info.name], quantized_a=of_a, quantized_b=info).snr_db
 
     distances = {
         one.name: (far(runs[0], one, one), far(runs[-1], other, one))
-        for one, other in made
+        for one, other in pair.outputs
         if one.shape == other.shape
     }
     return replace(found, outputs=tuple(replace(one, db=distances.get(one.name)) for one in found.outputs))
+
+
+def _as_given(model: Model, name: str, inputs: Arrays) -> Arrays:
+    """Return the outputs that are an input or a constant: no operator computes them, so they are not compiled."""
+    given, taken = arguments(model, name)
+    known = {tensor: inputs[key] for key, tensor in given.items() if key in inputs}
+    ends = {key: tensor for key, tensor in taken.items() if tensor.producer is None}
+    return {key: known[tensor] if tensor in known else tensor.array() for key, tensor in ends.items()}
 
 
 def _warning(compared: SignatureComparison) -> str:
