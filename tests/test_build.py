@@ -105,7 +105,7 @@ def test_the_console_has_stages_warnings_estimates_and_quality(place: Place, cap
         values = run(capsys, *command(place, *more, "--json"))
     assert done.code == 0, done.err
     lines = [line for line in done.err.splitlines() if not line.startswith(" ")]
-    assert [line.split()[0] for line in lines] == [*ALL[:-1], "evaluate", "emulate", "compile"]
+    assert [line.split()[0] for line in lines] == [*ALL, "evaluate", "emulate"]
     assert "5.00 MiB of memory" in lines[1]
     rows = [line.split() for line in done.out.splitlines()]
     assert len(rows) <= 15
@@ -381,6 +381,16 @@ def calibrated_on(stages: Stages) -> list[str]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+def test_a_compiler_that_fails_is_reported_before_the_evaluation_ends(place: Place) -> None:
+    many(place, *PROMPTS)
+
+    def fail(job: Job) -> None:
+        raise StageFailedError(f"no {job.stage}")
+
+    with pytest.raises(StageFailedError, match="no compile"):
+        place.build(stages=Stages(instead={"compile": fail, "evaluate": fail}))
+
+
 def test_every_fifth_prompt_is_held_out_of_the_calibration_to_evaluate_with(place: Place) -> None:
     many(place, *PROMPTS)
     stages, result = place.build()
@@ -396,7 +406,7 @@ def test_every_fifth_prompt_is_held_out_of_the_calibration_to_evaluate_with(plac
     assert found.note.endswith("3 of 12 prompts, every fifth")
     _, again = place.build()
     ended = [(stage.name, stage.made_now) for stage in again.stages][-3:]
-    assert ended == [("evaluate", False), ("emulate", False), ("compile", False)]
+    assert ended == [("compile", False), ("evaluate", False), ("emulate", False)]
 
 
 def test_the_emulator_scores_a_few_tokens_where_it_is_here_and_its_failure_is_a_note(place: Place) -> None:

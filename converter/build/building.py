@@ -157,8 +157,10 @@ def build(
                     emulated = start(evaluation.NPU, emulation, **models)
                 scored = evaluation.in_turn(parts, optimized.bundle.path)
                 cpu = start(evaluation.CPU, {"parts": scored, "runtimes": runtimes}, **models)
-                result.evaluation = _evaluated(result, cpu, emulated, note)
+            # The compiler ends first, and its failure ends the others.
             bundle = compiled().bundle.path
+            if parts:
+                result.evaluation = _evaluated(result, cpu, emulated, note)
         _deliver(bundle, result, output, overwrite=overwrite)
         _write_next(result)
     return result
