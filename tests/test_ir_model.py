@@ -230,7 +230,7 @@ def test_cleanup_drops_a_buffer_with_its_last_reader_and_the_others_move_up() ->
     assert written.metadata[0].buffer == 1
     assert list(written.metadataBuffer) == [1]
     idle = load(to_bytes(model)).subgraphs[0].tensors[-1]
-    assert (idle.name, idle.array().tolist()) == ("idle", [9])
+    assert (idle.name, idle.numpy().tolist()) == ("idle", [9])
 
 
 def test_cleanup_keeps_what_only_a_signature_still_names() -> None:

@@ -117,6 +117,10 @@ class Tensor:
             raise ValueError(f"tensor '{self.name}' ({self.dtype.name}) has no numbers to read")
         return data.view().view(dtype).reshape(self.shape)
 
+    def numpy(self) -> NDArray[np.generic]:
+        """The same as `array`, under the name that onnx_ir and torch use."""
+        return self.array()
+
     @property
     def is_blockwise(self) -> bool:
         """True for blockwise-quantized weights, which are valid only in their own subgraph."""
