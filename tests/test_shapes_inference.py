@@ -51,8 +51,8 @@ ENTERED = """
 
 
 @pytest.mark.parametrize(("text", "resized", "result"), [
-    (MERGED.format(5), None, (5, 32)), (MERGED.format("?"), None, (-1, 32)), (MERGED.format("?"), (7, 4, 8), (7, 32)),
-    (UNSTACKED, None, (-1, -1, 1)), (UNSTACKED, (2, 5), (5, 2, 1)),
+    (MERGED.format(5), None, (5, 32)), (MERGED.format("?"), None, (-1, -1)), (MERGED.format("?"), (7, 4, 8), (7, 32)),
+    (UNSTACKED, None, (-1, -1, -1)), (UNSTACKED, (2, 5), (5, 2, 1)),
     (ENTERED.format("int32{2, 2}", "4,3"), None, (4, 3)), (ENTERED.format("%n", "?,?"), None, (-1, -1)),
 ])  # fmt: skip
 def test_values_are_followed_to_the_shape_of_results(text: str, resized: Shape | None, result: Shape) -> None:

@@ -75,7 +75,7 @@ def transpose(call: Call) -> Results:
 def concatenation(call: Call) -> Results:
     """The sizes along `axis` add up; all other sizes must be equal. Known scalars become a vector."""
     shapes, axis = call.all_shapes(), call.number("axis")
-    if axis == 0 and all(shape == () and call.known(index) is not None for index, shape in enumerate(shapes)):
+    if axis == 0 and all(shape == () and value is not None for shape, value in call.inputs):
         return [(len(shapes),)]
     axis = call.axis(axis, len(shapes[0]))
     sizes = call.merged(range(len(shapes)), beside=axis)

@@ -56,7 +56,7 @@ def _fold(graph: Subgraph) -> Folded:
         values = {
             tensor: fact.value
             for tensor, fact in zip(operator.outputs, facts, strict=True)
-            if fact.value is not None and fact.value.dtype != object
+            if fact.value is not None
         }
         if len(values) == len(operator.outputs) > 0 and not any(map(graph.is_output, operator.outputs)):
             for tensor, value in values.items():

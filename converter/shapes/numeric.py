@@ -67,7 +67,7 @@ _LONGEST_RANGE, _SAME = 2**31 - 1, 0
 @rule("RANGE", "range.cc, GetSize")
 def range_(call: Call) -> Results:
     """Three scalars, start, limit and delta, give `ceil((limit - start) / delta)` numbers."""
-    values = [call.known(index) for index in range(3) if call.shape(index, rank=0) == ()]
+    values = [fact.value for index, fact in enumerate(call.inputs) if call.shape(index, rank=0) == ()]
     if any(value is None for value in values):
         return [(OPEN,)]
     start, limit, delta = (value.item() for value in values if value is not None)

@@ -11,8 +11,6 @@ from edge_opt.ir.operators import default_options
 from edge_opt.shapes.dimension import OPEN, Shape, ShapeError, may_be_equal, product, shape_text
 
 Array: TypeAlias = NDArray[Any]
-Element: TypeAlias = int | None
-"""One element of a value that shapes depend on; None if unknown, because -1 may be a real value, e.g. an axis."""
 Results: TypeAlias = Sequence[Shape | None]
 
 _MOST_UNKNOWN_ELEMENTS = 64
@@ -24,10 +22,7 @@ class UnknownError(Exception):
 
 
 class Fact(NamedTuple):
-    """Known facts about a tensor: its shape (None: unranked) and its value (None: unknown).
-
-    Partly known integers are an object array, with None for unknown elements.
-    """
+    """Known facts about a tensor: its shape (None: unranked) and its value (None: unknown)."""
 
     shape: Shape | None
     value: Array | None = None
@@ -96,36 +91,29 @@ class Call:
                     sizes[axis] = max(sizes[axis], size)
         return tuple(sizes)
 
-    def some(self, index: int) -> Array:
-        """The value of input `index`; some elements may be unknown."""
+    def value(self, index: int) -> Array:
+        """The value of input `index`, which must be known."""
         value = self.inputs[index].value if self.has(index) else None
         if value is None:
             raise UnknownError
         return value
 
-    def known(self, index: int) -> Array | None:
-        """The value of input `index` if every element is known, else None."""
-        value = self.inputs[index].value
-        return None if value is None or value.dtype == object else value
-
-    def elements(self, index: int, rank: int | None = None) -> list[Element]:
-        """The elements of an integer input (of this rank), None for unknown ones."""
-        shape, value = self.shape(index, rank=rank), self.inputs[index].value
-        if value is None:
-            count = product(*shape)
-            if not 0 <= count <= _MOST_UNKNOWN_ELEMENTS:
-                raise UnknownError
-            return [None] * count
-        self.expect(value.dtype.kind in "iuO", f"whole numbers in {self.labels()[index]}")
-        elements: list[Element] = value.ravel().tolist()
+    def integers(self, index: int, rank: int | None = None) -> list[int]:
+        """The elements of an integer input (of this rank), which must be known."""
+        self.shape(index, rank=rank)
+        value = self.value(index)
+        self.expect(value.dtype.kind in "iu", f"whole numbers in {self.labels()[index]}")
+        elements: list[int] = value.ravel().tolist()
         return elements
 
-    def integers(self, index: int) -> list[int]:
-        """The elements of an integer input, all of which must be known."""
-        elements = self.elements(index)
-        if None in elements:
+    def elements(self, index: int, rank: int | None = None) -> list[int | None]:
+        """Like `integers`, but each element is None if they are unknown."""
+        if self.inputs[index].value is not None:
+            return [*self.integers(index, rank)]
+        count = product(*self.shape(index, rank=rank))
+        if not 0 <= count <= _MOST_UNKNOWN_ELEMENTS:
             raise UnknownError
-        return [element for element in elements if element is not None]
+        return [None] * count
 
     def sizes(self, index: int, rank: int | None = None) -> Shape:
         """The sizes, or other counts, in input `index`; -1 for unknown ones."""
