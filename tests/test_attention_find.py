@@ -1,11 +1,10 @@
 """What is found of an attention: its heads and sizes; and what is skipped, with the reason."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from attention_checks import GIVEN, TWO_SOFTMAXES, attention_text, masked_text, of_one_head, only_block
+from attention_checks import TWO_SOFTMAXES, attention_text, masked_text, of_one_head, only_block
 from pass_runs import refusal
 from text_parser import parse
 
@@ -16,8 +15,6 @@ from edge_opt.attention.rules import Labelled, Operands
 from edge_opt.conversion import SitesSkippedError, convert
 from edge_opt.conversion.result import entry_points
 from edge_opt.ir.text import to_text
-from edge_opt.passes import Site, Status
-from edge_opt.passes.mha_to_sha import attention_left
 
 PLAIN = attention_text()
 T, H = 3, 4
@@ -159,14 +156,6 @@ def test_rows_that_may_be_heads_or_not_stay(lead: str, rows: int, keys: int, end
 # What is skipped
 
 
-def in_a_branch(otherwise: str) -> str:
-    """An IF, one branch of which is an attention."""
-    call = "IF(%c, %q, %k, %v) {then_subgraph_index: 1, else_subgraph_index: 2}"
-    main = f"subgraph main (%c: bool[], {GIVEN}) {{\n  %r: float32[1,6,20] = {call}\n  return %r\n}}\n"
-    return main + attention_text(name="then") + otherwise
-
-
-PLAIN_BRANCH = f"subgraph else ({GIVEN}) {{ %r: float32[1,6,20] = RESHAPE(%q, int32{{1, 6, 20}}) return %r }}"
 CUMULATED = attention_text(then="  %w: float32[1,4,6,8] = CUMSUM(%p, int32(3))")
 FOLDED = (
     attention_text(
@@ -181,10 +170,6 @@ FOLDED = (
 )
 BATCH = attention_text(tail="  %r: float32[4,6] = MEAN(%o, int32{-1})").replace("[1,4,", "[4,")
 SKIPPED: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
-    "the pass is skipped": (PLAIN, "pass mha_to_sha was skipped", {"skip": ["mha_to_sha"]}),
-    "a branch of IF": (
-        in_a_branch(PLAIN_BRANCH), "inside a graph that IF calls: only a signature's own graph is rewritten",
-    ),
     "an operator behind the SOFTMAX that is not followed": (
         CUMULATED, "the probabilities are not followed through this operator, at CUMSUM",
     ),
@@ -311,16 +296,6 @@ def test_a_wrong_recorded_shape_is_not_believed(name: str, shape: tuple[int, ...
     (match,) = find_blocks(graph)
     assert isinstance(match, NotABlock)
     assert match.reason.startswith(reason)
-
-
-def test_skipped_sites_are_numbered_on() -> None:
-    model = parse(in_a_branch(attention_text(name="else")))
-    first = Site(None, pass_name="mask_to_add", signature="main", index=0, status=Status.CONVERTED)
-    done = [first, replace(first, pass_name="mha_to_sha")]
-    left = attention_left(model, model.subgraphs[0], "main", done, split=True)
-    assert [site.index for site in left] == [1, 2]
-    single = parse(of_one_head(in_a_branch(attention_text(name="else"))))
-    assert list(attention_left(single, single.subgraphs[0], "main", [], split=True)) == []
 
 
 def test_signatures_that_share_a_subgraph_are_converted_together_and_told_so() -> None:

@@ -169,7 +169,7 @@ def headline(result: ConversionResult) -> str:
     attention = [site for site in result.sites if site.heads is not None or not site.settled]
     count = sum(not site.settled for site in attention)
     if not attention:
-        return "No attention with a SOFTMAX was found: there was nothing to split."
+        return "No attention with a SOFTMAX was found, or mha_to_sha was skipped: nothing was split."
     if count or result.converted:
         return f"{len(result.converted)} of {many(count, 'site')} converted{_verified(result)}."
     if any((site.heads or 0) > 1 for site in attention):

@@ -34,7 +34,6 @@ from edge_opt.ir.model import Model, restored_on_failure
 from edge_opt.ir.opening import ModelLike, Opened, Part, Readable, check_not_compiled, readable
 from edge_opt.passes import PASSES, Context, Pass, Site, Status, run_pass
 from edge_opt.passes.ledger import Ledger
-from edge_opt.passes.mha_to_sha import MhaToSha, attention_left
 from edge_opt.passes.position_table import PositionTable
 from edge_opt.proof.regions import RegionProver
 from edge_opt.schema.writer import SUFFIXES, check_suffix
@@ -229,7 +228,6 @@ class _Rewriting:
             ledger.check()
 
     def _run_passes(self, passes: list[Pass], model: Model, graph: Subgraph, signature: str) -> None:
-        reported = len(self.result.sites)
         known = self.positions, self.exported
         context = Context(
             model, graph, signature, self.target, Constants(model), self.prover, self._add, *known
@@ -238,9 +236,6 @@ class _Rewriting:
             run_pass(chosen, context)
         if context.ledger is not None:
             self.ledgers.append(context.ledger)
-        sites, split = self.result.sites[reported:], PASSES[MhaToSha.name] in passes
-        for site in attention_left(model, graph, signature, sites, split=split):
-            self._add(site)
 
     def _add(self, site: Site) -> None:
         sites = self.result.sites

@@ -19,7 +19,6 @@ from edge_opt.ir.composites import COMPOSITE, Composite, composites
 from edge_opt.ir.opening import ModelLike, Opened, is_compiled, made_from, readable
 from edge_opt.passes import PASSES, Context, Site, Status, run_pass
 from edge_opt.passes.inline_composites import InlineComposites
-from edge_opt.passes.mha_to_sha import with_callees
 from edge_opt.shapes import ShapeReport, shape_report
 from edge_opt.soundness import Unsound
 from edge_opt.targets import Finding, TargetLike, lint, load_target
@@ -187,10 +186,10 @@ def _content(model: Model, name: str, graph: Subgraph, unmatched: int) -> Signat
 
 
 def _attention(model: Model, name: str, graph: Subgraph) -> list[AttentionBlock | None]:
-    """Attention blocks of an entry point, then of its branches and composites; None for an unknown form."""
+    """Attention blocks of an entry point; None for an unknown form."""
     labels = {tensor: label for label, tensor in dict(model.inputs())[name].items()}
     blocks: list[AttentionBlock | None] = []
-    for match in (match for called, _ in with_callees(model, graph) for match in find_blocks(called)):
+    for match in find_blocks(graph):
         if not isinstance(match, NotABlock):
             form: Form = "multi-head" if match.heads > 1 else "single-head"
             sizes = match.heads, match.kv_heads, match.head_size, match.query_length, match.key_lengths

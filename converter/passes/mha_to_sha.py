@@ -1,19 +1,14 @@
-"""Multi-head attention -> one single-head attention per head, or per tile of query rows; reports of what is skipped."""
+"""Multi-head attention -> one single-head attention per head, or per tile of query rows."""
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
 from edge_opt.attention.block import AS_FOUND, FORMS, Block, Form, NotABlock, row_tiles
 from edge_opt.attention.find import find_blocks
 from edge_opt.attention.split import split_heads
-from edge_opt.ir import Model, Subgraph
-from edge_opt.ir.composites import COMPOSITE, composite_name
-from edge_opt.ir.operators import subgraph_indices
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.ir.walk import walked
 from edge_opt.passes.contract import Context, Pass, Site
-from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.targets import Target
 
@@ -86,49 +81,3 @@ def _build(context: Context, block: Block, form: Form, note: str) -> Rewrite:
         if operator in block.core and operator.name in ("BATCH_MATMUL", "SOFTMAX"):
             raise RefusedError("another operator reads a result that holds several heads", operator)
     return rewrite
-
-
-def attention_left(
-    model: Model, graph: Subgraph, signature: str, sites: Sequence[Site], *, split: bool
-) -> Iterator[Site]:
-    """Skipped sites for multi-head attention of an entry point that is in none of its `sites`.
-
-    It is in a graph that an operator calls (a branch of IF, a composite), or `split` is False.
-    """
-    index = sum(site.pass_name == MhaToSha.name for site in sites)
-    reported = {site.operator for site in sites if site.pass_name == InlineComposites.name}
-    for current, reason in with_callees(model, graph, reported):
-        for match in () if split and current is graph else find_blocks(current):
-            if match.is_attention and match.heads != 1:
-                site = Site(match.softmax, reason=reason, heads=match.heads, kv_heads=match.kv_heads)
-                site.pass_name, site.signature, site.index = MhaToSha.name, signature, index
-                site.operator = match.softmax.outputs[0].name
-                yield site
-                index += 1
-
-
-def with_callees(
-    model: Model, graph: Subgraph, reported: Container[str] = ()
-) -> Iterator[tuple[Subgraph, str]]:
-    """A graph and all graphs that its operators call, each once, with the reason why attention in it is skipped.
-
-    Composites in `reported` have their own sites and are left out.
-    """
-    reasons = {graph: f"pass {MhaToSha.name} was skipped"}
-
-    def callees(current: Subgraph) -> Iterator[Subgraph]:
-        for operator in current.operators:
-            is_composite = operator.name == COMPOSITE
-            if current is graph and is_composite and operator.outputs[0].name in reported:
-                continue
-            reason = f"inside a graph that {operator.title} calls: only a signature's own graph is rewritten"
-            if is_composite:
-                name = f"'{composite_name(operator)}'"
-                remedy = "a target with inline_composites opens all"
-                reason = f"inside the composite {name}, which was not opened: {remedy}"
-            for place in subgraph_indices(operator.options):
-                reasons.setdefault(model.subgraphs[place], reason)
-                yield model.subgraphs[place]
-
-    for current in walked([graph], callees):
-        yield current, reasons[current]
