@@ -136,6 +136,49 @@ def test_what_may_be_heads_or_tokens_is_not_counted_as_done(mask: str) -> None:
     assert match.is_attention
 
 
+ONLY_MASKED_BY_HEADS = GROUPED.replace(
+    "%p: float32[1,4,8,16] = SOFTMAX(%s) {beta: 1.0}", "%t: float32[1,4,8,16] = NEG(%s)"
+).replace(
+    "%w: float32[1,1,32,16] = RESHAPE(%p, int32{1, 1, 32, 16})",
+    "%u: float32[1,1,32,16] = RESHAPE(%t, int32{1, 1, 32, 16})\n  %w: float32[1,1,32,16] = SOFTMAX(%u)",
+)
+FROM_PROJECTION = """
+subgraph main (%q: float32[1,1,40], %k: float32[1,HEADS,16,5], %v: float32[1,HEADS,16,5]) {
+  %g: float32[1,HEADS,ROWS,5] = RESHAPE(%q, int32{1, HEADS, ROWS, 5})
+  %l: float32[1,HEADS,ROWS,16] = BATCH_MATMUL(%g, %k) {adj_y: true}
+  %p: float32[1,HEADS,ROWS,16] = SOFTMAX(%l)
+  %o: float32[1,HEADS,ROWS,5] = BATCH_MATMUL(%p, %v)
+  return %o
+}"""
+FLATTENED = """
+subgraph main (%q: float32[LEAD,16,5], %k: float32[LEAD,16,5], %v: float32[LEAD,16,5]) {
+  %l: float32[LEAD,16,16] = BATCH_MATMUL(%q, %k) {adj_y: true}
+  %p: float32[LEAD,16,16] = SOFTMAX(%l)
+  %o: float32[LEAD,16,5] = BATCH_MATMUL(%p, %v)
+  %r: float32[1,WIDE] = RESHAPE(%o, int32{1, WIDE})
+  return %r
+}"""
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (ONLY_MASKED_BY_HEADS.replace("MASK", "1,1,8,16").replace("ADDED", "ADD(%h, %m)"), "belong to several heads"),
+        (FROM_PROJECTION.replace("HEADS", "1").replace("ROWS", "8"), "belong to several heads"),
+        (FROM_PROJECTION.replace("HEADS", "2").replace("ROWS", "4"), "belong to several heads"),
+        (FLATTENED.replace("LEAD", "1").replace("WIDE", "80"), "be the sequence, or heads"),
+        (FLATTENED.replace("LEAD", "1,4").replace("WIDE", "320"), "be the sequence, or heads"),
+    ],
+    ids=["heads in the mask", "heads in the queries", "groups in the queries", "flattened", "flattened heads"],
+)  # fmt: skip
+def test_rows_that_only_other_tensors_show_as_heads_or_sequence(text: str, reason: str) -> None:
+    """Grouped heads of one token without a projection behind them; or all tokens, flattened for a classifier."""
+    (match,) = find_blocks(parse(text).subgraphs[0])
+    assert isinstance(match, NotABlock)
+    assert match.is_attention
+    assert match.reason.startswith(f"rows of the value product may {reason}")
+
+
 @pytest.mark.parametrize(
     ("lead", "rows", "keys", "end"),
     [("1,1", 4, 8, ""), ("1", 12, 12, "%r: float32[1,3,4,5] = RESHAPE(%o, int32{1, 3, 4, 5})")],

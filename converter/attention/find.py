@@ -274,7 +274,31 @@ class _Search:
             return False
         rows = [digit in digits for digit in own[self._weighing.rows]]
         is_sequence = any(rows) and (not rows[0] or rows[-1])
+        if merged and any(rows) and all(rows):
+            self._check_merged(own[self._weighing.rows])
         return merged or not (is_sequence or not all(map(fx.only_labels, own[:-2])))
+
+    def _check_merged(self, rows: Axis) -> None:
+        """Raise RefusedError if rows beside the head size may be the sequence, as in `[B, T*H]` before a classifier.
+
+        Heads lie beside the head size in the queries, too, or have an axis of size 1 for the sequence.
+        """
+        for of in self._queries(rows):
+            (place, *_) = fx.labelled_axes(of.factored)
+            if fx.only_labels(of.factored[place]) and 1 not in of.tensor.shape[1:]:
+                text = "rows of the value product may be the sequence, or heads"
+                raise RefusedError(text, of.tensor.producer, of.tensor)
+
+    def _queries(self, rows: Axis) -> Iterator[Labelled]:
+        """The tensors that queries come from, with the layout of these rows of the value product."""
+        factored, is_score = list(fx.plain(self._product.shape)), self.scores.__contains__
+        factored[self._weighing.rows] = rows
+        walk = self.operands.upwards([Labelled(self._product, tuple(factored))], is_score)
+        logits = [of for of, _ in walk if of.tensor.producer in self.scores]
+        starts = [operand for of in logits for operand in self.operands.above(of).values()]
+        for of, ends in self.operands.upwards(starts, is_product):
+            if ends and not of.tensor.is_constant and fx.labels(of.factored):
+                yield of
 
     def _on_batch_axes(self) -> Labelled | None:
         """Heads in the batch axes of the products, with one matrix per index; None if there is only one.
@@ -312,12 +336,21 @@ class _Search:
             raise RefusedError("the SOFTMAX has more matrices than the value product", self.softmax)
         factored = list(fx.plain(product.shape))
         factored[place] = (Factor(product.shape[place], 1),)
-        clear, start = self.operands.clear, Labelled(product, tuple(factored))
+        text, start = (
+            "rows of the value product may belong to several heads",
+            Labelled(product, tuple(factored)),
+        )
+        for of, _ in self.operands.upwards([start], self.scores.__contains__):
+            if len(fx.labelled_axes(of.factored)) > 1:  # logits at `[B, N, T, S]`
+                raise RefusedError(text, of.tensor.producer, of.tensor)
+        for of in self._queries(factored[place]):
+            if any(fx.tells_heads(axis) and not fx.only_labels(axis) for axis in of.factored[1:]):
+                raise RefusedError(text, of.tensor.producer, of.tensor)
+        clear = self.operands.clear
         met = [of for of, _ in self.operands.upwards([start], known=clear)]
         for of in met:
             several = len(fx.merge_neighbours(fx.labels(of.factored))) > 1
             if several or _repeats(of.tensor.producer, of.factored):
-                text = "rows of the value product may belong to several heads"
                 raise RefusedError(text, of.tensor.producer, of.tensor)
         clear.update(met)
 
