@@ -242,6 +242,18 @@ def put(name: str, content: str | bytes | None, option: str = "") -> Change:
     return go
 
 
+def edit(name: str, old: str, new: str) -> Change:
+    """Other words in a file of the place."""
+
+    def go(place: Place) -> dict[str, Any]:
+        path = place.folder / name
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+        return {}
+
+    return go
+
+
 CONFIG, WEIGHT_FILE = "gemma/config.json", "gemma/model.safetensors"
 CHANGES: dict[str, tuple[Change, list[str]]] = {
     "nothing": (options(), []),
@@ -253,6 +265,8 @@ CHANGES: dict[str, tuple[Change, list[str]]] = {
     "compiler": (put("sdk/libQnnHtp.so", "another"), ["optimize", "compile"]),
     "edge-opt": (lambda _: {"stages": Stages(versions={"edge-opt": "2"})}, ALL),
     "result": (put("gemma.work/quantize/model.litertlm", "another"), ["quantize"]),
+    "values": (edit("gemma.work/optimize/stage.json", "2.0 ms as exported", "9.0 ms as exported"), ["optimize"]),
+    "nested values": (put("gemma.work/compile/stage.json", "[" * 100_000), ["compile"]),
 }  # fmt: skip
 
 

@@ -298,7 +298,7 @@ class Stages:
             made_now=True,
         )
         told = asdict(report) | {"folder": "", "made_now": False}
-        (partial / _TOLD).write_text(json.dumps(told, indent=1), encoding="utf-8")
+        (partial / _TOLD).write_text(json.dumps([_digest_of_values(told), told], indent=1), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
         shutil.rmtree(scratch, ignore_errors=True)
@@ -308,12 +308,17 @@ class Stages:
 
 def _kept(folder: Path, key: str) -> StageReport | None:
     """An earlier result that is unchanged and has this key, or None."""
-    with suppress(OSError, ValueError, TypeError):
-        told = json.loads((folder / _TOLD).read_text(encoding="utf-8"))
+    with suppress(OSError, ValueError, TypeError, RecursionError):
+        digest, told = json.loads((folder / _TOLD).read_text(encoding="utf-8"))
         report = from_dict(StageReport, told | {"folder": folder})
-        if report.key == key and report.digest == digest_of(_files(folder), folder):
+        unchanged = (digest, report.digest) == (_digest_of_values(told), digest_of(_files(folder), folder))
+        if report.key == key and unchanged:
             return report
     return None
+
+
+def _digest_of_values(told: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 @contextmanager
