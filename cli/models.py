@@ -124,7 +124,8 @@ def compare(
     with output.bar(wanted=not quiet) as progress:
         if on == "npu":
             options.check_meaning(on, shape=shapes, generate=generate)
-            report = compare_on_npu(a, b, **demands, sdk=sdk, chip=chip, flags=flags or (), progress=progress)
+            compiler = options.compiler_of(sdk, chip, flags)
+            report = compare_on_npu(a, b, compiler, **demands, progress=progress)
         else:
             options.check_meaning(on, sdk=sdk, soc=chip, flag=flags)
             sizes = read_shapes(shapes)

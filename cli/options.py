@@ -1,13 +1,17 @@
 """Arguments and options shared by several commands, and parsers for their values."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from edge_opt.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from edge_opt.npu import Compiler
 
 Verify = Literal["regions", "full", "none"]
 Place = Literal["cpu", "reference", "npu"]
@@ -61,6 +65,16 @@ def read_settings(values: Iterable[str] | None) -> dict[str, Any]:
         except ValueError:
             settings[key.strip()] = value
     return settings
+
+
+def compiler_of(
+    sdk: Path | None, chip: str | None, flags: Sequence[str] | None = None, seconds: float = 3600
+) -> "Compiler":
+    """The NPU's compiler with these settings; 0 `seconds` means no limit."""
+    from edge_opt.npu import Compiler
+
+    chosen = Compiler(flags=tuple(flags or ()), sdk=sdk, seconds=seconds or None)
+    return chosen if chip is None else replace(chosen, chip=chip)
 
 
 def check_meaning(on: str, **given: Any) -> None:

@@ -99,9 +99,7 @@ def evaluate(
             prompts,
             on=on,
             tokens=tokens or TOKENS,
-            sdk=sdk,
-            chip=chip,
-            flags=flags or (),
+            compiler=options.compiler_of(sdk, chip, flags, seconds=0),
             progress=progress,
         )
     output.answer(scores, lambda _: output.say(*evaluation_lines(scores)), as_json=as_json, quiet=quiet)
@@ -125,11 +123,11 @@ def profile(
     from edge_opt.cli.show_phones import show_profiles
     from edge_opt.npu import profile
 
-    profiles = []
+    compiler, profiles = options.compiler_of(sdk, chip, flags, seconds), []
     for path in models:
         if not quiet:
             output.complain(f"compiling {path}")
-        profiles.append(profile(path, sdk=sdk, chip=chip, flags=flags or (), seconds=seconds or None))
+        profiles.append(profile(path, compiler))
     output.answer({"profiles": profiles}, lambda _: show_profiles(profiles), as_json=as_json, quiet=quiet)
     return 0
 
@@ -163,10 +161,8 @@ def tune(
         tuning = tune(
             model,
             target or "qualcomm-htp",
+            options.compiler_of(sdk, chip, seconds=seconds),
             signature=signature,
-            sdk=sdk,
-            chip=chip,
-            seconds=seconds or None,
             jobs=jobs,
             progress=progress,
         )

@@ -49,12 +49,11 @@ def show_tuning(tuning: Tuning, destination: Path | None) -> None:
     """Print the trials, best first, the failed ones with reasons, and the winner."""
     versions = ", ".join(f"{name} {text}" for name, text in tuning.versions.items())
     output.say(f"{tuning.chip}, {versions}; {tuning.signature}, best first", "")
-    usable = [(one.form, one.measured.figures) for one in tuning.trials if one.usable]
-    rows = [(form, *_columns(figures)) for form, figures in usable if figures is not None]
+    measured = [(one.form, one.measured) for one in tuning.trials]
+    rows = [(form, *_columns(one.figures)) for form, one in measured if one.figures is not None]
     output.say(*output.table([("form", *_FIGURES), *rows]) if rows else ())
     output.say("", *(f"  {note}" for note in tuning.notes))
-    failed = [one for one in tuning.trials if not one.usable]
-    output.say(*(f"  skipped, {one.form}: {one.measured.failure or one.verdict}" for one in failed))
+    output.say(*(f"  skipped, {form}: {one.failure}" for form, one in measured if one.failure))
     best = "No winner" if tuning.winner is None else f"Best: {tuning.winner.form}"
     output.say(f"{best}, {tuning.checked}.")
     if destination is not None:

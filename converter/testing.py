@@ -28,7 +28,7 @@ def assert_equivalent(
     """Assert that |a-b| <= atol + rtol*|a| for every output of every signature, and return the report.
 
     On the NPU, both models run in its compiler's emulator. `options` go to `edge_opt.compare` (`signatures`, `seed`,
-    `shapes`, ...) or `edge_opt.npu.compare_on_npu` (`sdk`, `chip`, `flags`, ...).
+    `shapes`, ...) or `edge_opt.npu.compare_on_npu` (`compiler`, ...).
 
     Raises:
         AssertionError: the models differ; the message has one line for each difference.

@@ -43,7 +43,7 @@ def warnings(report: ComparisonReport) -> list[str]:
 
 
 def test_equal_models_are_as_exact_as_the_cpu(model: Path, other: Path, compiler: Compilers) -> None:
-    found = compare_on_npu(model, other, sdk=compiler(emulator()))
+    found = compare_on_npu(model, other, Compiler(sdk=compiler(emulator())))
     assert found.equal
     (output,) = found.signatures[0].outputs
     assert output.db == (math.inf, math.inf)
@@ -56,7 +56,7 @@ def test_models_without_signatures_are_compared_by_their_tensors(tmp_path: Path,
         graph = parse(NO_ATTENTION.replace("subgraph main", "subgraph graph"))
         graph.signatures.clear()
         save(graph, tmp_path / name)
-    found = compare_on_npu(tmp_path / "one", tmp_path / "other", sdk=compiler(emulator()))
+    found = compare_on_npu(tmp_path / "one", tmp_path / "other", Compiler(sdk=compiler(emulator())))
     assert [(signature.name, signature.bitwise) for signature in found.signatures] == [("main", True)]
 
 
@@ -77,7 +77,7 @@ def test_equal_models_far_from_the_cpu_are_a_warning(
 ) -> None:
     sdk = compiler(emulator("array *= 0.5"))
     for b in (model, other):
-        found = compare_on_npu(model, b, sdk=sdk)
+        found = compare_on_npu(model, b, Compiler(sdk=sdk))
         assert found.equal
         assert found.bitwise
         (warning,) = warnings(found)
@@ -85,7 +85,9 @@ def test_equal_models_far_from_the_cpu_are_a_warning(
     shown = run(capsys, "compare", model, model, "--on", "npu", "--sdk", sdk)
     assert shown.code == 0
     assert "warning: signature 'main', output 'y': a is 6.0 dB" in shown.out
-    found = compare_on_npu(model, other, sdk=compiler(emulator("array *= 1 - 0.5 * is_second")), atol=1e9)
+    found = compare_on_npu(
+        model, other, Compiler(sdk=compiler(emulator("array *= 1 - 0.5 * is_second"))), atol=1e9
+    )
     (warning,) = warnings(found)
     assert found.equal
     assert "a is inf dB and b 6.0 dB" in warning
@@ -110,7 +112,7 @@ def test_what_goes_wrong_in_compiler_or_emulator_is_a_verdict_in_one_sentence(
 ) -> None:
     seconds = 0.3 if "sleep" in program else 60.0
     with pytest.raises(AssertionError, match=verdict):
-        assert_equivalent(model, other, on="npu", sdk=compiler(program), seconds=seconds)
+        assert_equivalent(model, other, on="npu", compiler=Compiler(sdk=compiler(program), seconds=seconds))
 
 
 def test_a_graph_that_is_given_up_while_it_is_compiled_holds_nobody(model: Path, compiler: Compilers) -> None:
@@ -130,7 +132,7 @@ def test_without_a_probe_nothing_starts(
 
     monkeypatch.setattr("edge_opt.npu.sdk.build_probe", missing)
     with pytest.raises(CompilerMissingError, match="no C compiler"):
-        compare_on_npu(model, model, sdk=sdk)
+        compare_on_npu(model, model, Compiler(sdk=sdk))
 
 
 def test_an_entry_point_keeps_the_names_of_what_it_reads_and_computes() -> None:
@@ -175,7 +177,7 @@ def ending_in(end: str, number: float = 0) -> Model:
 def test_outputs_that_no_operator_computes_are_compared_too(
     compiler: Compilers, a: Model, b: Model, difference: str
 ) -> None:
-    found = compare_on_npu(to_bytes(a), to_bytes(b), sdk=compiler(emulator()))
+    found = compare_on_npu(to_bytes(a), to_bytes(b), Compiler(sdk=compiler(emulator())))
     assert len(found.signatures[0].measured) == 2
     assert len(found.differences()) == bool(difference)
     assert difference in "".join(found.differences())
@@ -196,7 +198,9 @@ def test_the_real_emulator_gives_the_same_bits_before_and_after(tmp_path: Path) 
     require_qnn()
     after = tmp_path / "after.tflite"
     convert(QUANTIZED, after)
-    found = assert_equivalent(QUANTIZED, after, on="npu", flags=["--qualcomm_optimization_level=O3"])
+    found = assert_equivalent(
+        QUANTIZED, after, on="npu", compiler=Compiler(flags=("--qualcomm_optimization_level=O3",))
+    )
     outputs = [output for signature in found.signatures for output in signature.outputs]
     assert all(min(output.db or ()) > 30 for output in outputs)
     # A model whose numbers are others is told apart by the same judge.

@@ -90,7 +90,7 @@ def test_the_tool_gets_flags_and_libraries_behind_the_probe(
         print("Qnn library version 2.39.1 is used.", file=sys.stderr)
         print({FIGURES!r})
     """)
-    report = profile(model, sdk=sdk, chip="SM9999", flags=["--level=O2"])
+    report = profile(model, Compiler("SM9999", ("--level=O2",), sdk))
     (figures,) = report.to_dict()["signatures"]
     told = {"signature": "main", "taken": 2, "ddr_read": 40, "run_list": 3}
     assert told.items() <= figures.items()
@@ -149,7 +149,7 @@ def test_a_compiler_that_fails_leaves_others_alone(model: Path, compiler: Compil
 
 def judged(model: Path, sdk: Path, chip: str) -> tuple[Figures, tuple[str, ...]]:
     """The figures of the one signature, and the notes."""
-    report = profile(model, sdk=sdk, chip=chip)
+    report = profile(model, Compiler(chip, sdk=sdk))
     assert json.loads(json.dumps(report.to_dict()))["notes"] == [*report.notes]
     return report.signatures[0], report.notes
 
@@ -224,7 +224,7 @@ def test_profile_prints_a_table_for_each_model_with_the_ratio_of_time(
 @pytest.mark.slow
 def test_the_real_hexagon_compiler_takes_the_demo_whole() -> None:
     require_qnn()
-    report = profile(QUANTIZED, sdk=None)
+    report = profile(QUANTIZED)
     assert "SA8797" in report.notes[0]
     for figures in report.to_dict()["signatures"]:
         assert 0 < figures["time"]["us_low"] <= figures["time"]["us"] <= figures["time"]["us_high"]

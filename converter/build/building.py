@@ -22,6 +22,7 @@ from edge_opt.build.source import Given, Kind, look_at
 from edge_opt.build.stages import BuildCheckError, Input, StageFailedError, StageReport, Stages
 from edge_opt.conversion.models import find_unsound
 from edge_opt.ir.opening import WORK, Opened
+from edge_opt.npu.hexagon import Compiler
 from edge_opt.schema.data import Data, Source
 from edge_opt.schema.litertlm import SUFFIX
 from edge_opt.soundness import sentences
@@ -94,7 +95,7 @@ def build(
         output: the .litertlm to write.
         soc: the chip, e.g. SM8750.
         prompts: JSON lines to calibrate with; required unless the source is quantized.
-        sdk: folder with Qualcomm's libraries; if None, found as in `edge_opt.npu.profile`, or in LiteRT's package of
+        sdk: folder with Qualcomm's libraries; if None, from EDGE_OPT_QNN or QNN_SDK_ROOT, or LiteRT's package of
             them. litert-torch finds other vendors' compilers.
         prefill: prefill lengths; None for 128.
         cache: cache length; None for 1280.
@@ -153,7 +154,7 @@ def build(
                 models = {"checkpoint": origin, "converted": optimized.bundle}
                 emulated = None
                 if npu_tokens and libraries is not None:
-                    emulation = evaluation.emulation(parts, npu_tokens, chip)
+                    emulation = evaluation.emulation(parts, npu_tokens, Compiler(chip))
                     emulated = start(evaluation.NPU, emulation, **models)
                 scored = evaluation.in_turn(parts, optimized.bundle.path)
                 cpu = start(evaluation.CPU, {"parts": scored, "runtimes": runtimes}, **models)

@@ -33,7 +33,6 @@ from edge_opt.npu.emulator import check_emulator
 from edge_opt.npu.hexagon import Compiler
 from edge_opt.npu.scoring import Closeness, Text, read
 from edge_opt.npu.sdk import find_libraries
-from edge_opt.targets.chips import DEFAULT_CHIP
 
 Part = tuple[str, str]
 """A prompt in two parts: one that is read, and one that is scored."""
@@ -117,9 +116,7 @@ def evaluate(
     *,
     on: Literal["cpu", "npu"] = "cpu",
     tokens: int = TOKENS,
-    sdk: AnyPath | None = None,
-    chip: str | None = None,
-    flags: Sequence[str] = (),
+    compiler: Compiler = Compiler(),
     progress: Progress | None = None,
 ) -> Evaluation:
     """Compare the perplexity of bundles on held-out text with that of the checkpoint that they were made from.
@@ -138,9 +135,7 @@ def evaluate(
         prompts: JSON lines, as for `edge_opt.build.build`, not used for calibrating the bundles.
         on: "npu" for the NPU's arithmetic.
         tokens: on the NPU, how many tokens to score in all.
-        sdk: folder with Qualcomm's libraries; None takes it from EDGE_OPT_QNN or QNN_SDK_ROOT.
-        chip: the compiler's name of the chip; None for SM8750.
-        flags: compiler flags.
+        compiler: on the NPU, its settings.
         progress: called with (stage, done, total).
 
     Raises:
@@ -165,9 +160,9 @@ def evaluate(
     if on == "cpu":
         options = {"parts": in_turn(parts, *[*paths.values()][1:])}
     else:
-        stage, libraries = NPU, str(find_libraries(sdk))
-        options = emulation(parts, tokens, chip or DEFAULT_CHIP, flags)
-        check_emulator(Compiler(sdk=libraries))
+        stage, libraries = NPU, str(find_libraries(compiler.sdk))
+        options = emulation(parts, tokens, compiler)
+        check_emulator(compiler)
     with tempfile.TemporaryDirectory(prefix="edge-opt-") as name:
         (scratch := Path(name) / "scratch").mkdir()
         inputs = {name: str(path.resolve()) for name, path in paths.items()}
@@ -238,11 +233,12 @@ def in_turn(parts: Sequence[Part], *bundles: Path) -> list[Part]:
     return [left.pop(-1 if at % 2 == 0 else 0) for at in range(len(left))]
 
 
-def emulation(parts: Sequence[Part], tokens: int, chip: str, flags: Sequence[str] = ()) -> dict[str, Any]:
+def emulation(parts: Sequence[Part], tokens: int, compiler: Compiler) -> dict[str, Any]:
     """Options of the emulator stage: up to five of the prompts, the tokens to score of each, and the compiler's."""
     count = min(_PROMPTS, max(1, tokens // 2))
     texts = ["".join(part) for part in parts[:: -(-len(parts) // count)]]
-    return {"texts": texts, "tokens": -(-tokens // len(texts)), "chip": chip, "flags": [*flags]}
+    settings = {"chip": compiler.chip, "flags": [*compiler.flags], "seconds": compiler.seconds}
+    return {"texts": texts, "tokens": -(-tokens // len(texts)), **settings}
 
 
 # The stages, each in a process of its own
@@ -381,10 +377,11 @@ class Checkpoint:
 def emulate(job: Job, progress: Progress) -> dict[str, Any]:
     """Score `tokens` tokens of each of `texts`, on CPU kernels and in the NPU's emulator."""
     (name, folder), *bundles = job.inputs.items()
-    compiler = Compiler(job.options["chip"], tuple(job.options["flags"]), job.libraries)
+    options = job.options
+    compiler = Compiler(options["chip"], tuple(options["flags"]), job.libraries, options["seconds"])
     check_emulator(compiler)
     checkpoint = Checkpoint(folder)
-    texts = [checkpoint.text(text, job.options["tokens"]) for text in job.options["texts"]]
+    texts = [checkpoint.text(text, options["tokens"]) for text in options["texts"]]
     expected = np.concatenate([checkpoint.logits(text).numpy() for text in texts])
     del checkpoint
     tokens = [token for text in texts for token in text.scored]

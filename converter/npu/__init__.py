@@ -4,13 +4,14 @@ Never changes a model, and contains no vendor code.
 """
 
 from edge_opt.npu.comparing import compare_on_npu
-from edge_opt.npu.hexagon import Figures, TimeEstimate
+from edge_opt.npu.hexagon import Compiler, Figures, TimeEstimate
 from edge_opt.npu.profiling import Measured, Profile, profile
 from edge_opt.npu.sdk import CompilerFailedError, CompilerMissingError
 from edge_opt.npu.tuning import Trial, Tuning, tune, tuned_target
 from edge_opt.targets.target import write_target
 
 __all__ = [
+    "Compiler",
     "CompilerFailedError",
     "CompilerMissingError",
     "Figures",

@@ -6,7 +6,6 @@ The NPU's error is measured against the first model on the CPU; a large one is a
 from collections.abc import Sequence
 from dataclasses import replace
 
-from edge_opt.base.atomic import AnyPath
 from edge_opt.base.words import Progress
 from edge_opt.comparison.findings import ComparisonReport, SignatureComparison, name_of
 from edge_opt.comparison.pairing import Both, Pair, both_open, checked_numbers
@@ -19,43 +18,36 @@ from edge_opt.runtime.inputs import array_of
 from edge_opt.runtime.metrics import measure
 from edge_opt.runtime.protocol import Arrays
 from edge_opt.runtime.tensors import TensorInfo
-from edge_opt.targets.chips import DEFAULT_CHIP
 
 _NEAR_DB = 20.0  # warn below this signal-to-noise ratio against the CPU
-_SECONDS = 3600.0
 
 
 def compare_on_npu(
     a: ModelLike,
     b: ModelLike,
+    compiler: Compiler = Compiler(),
     *,
-    sdk: AnyPath | None = None,
-    chip: str | None = None,
-    flags: Sequence[str] = (),
     signatures: Sequence[str] | None = None,
     seed: int = 0,
     atol: float = 0.0,
     rtol: float = 0.0,
-    seconds: float | None = _SECONDS,
     progress: Progress | None = None,
 ) -> ComparisonReport:
     """Compile both models for a Hexagon NPU, run them in the compiler's emulator, and compare their outputs.
 
     If outputs are far from the CPU's, the report's `remarks` say so; this does not affect whether the models are equal.
-    Arguments mean the same as in `edge_opt.compare` and `profile`; `seconds` limits compiler and emulator for each
-    model and signature.
+    Other arguments mean the same as in `edge_opt.compare`.
 
     Raises:
         CompilerMissingError: the compiler, its libraries or a C compiler is missing.
         UsageError: a signature does not exist.
         ModelFormatError: a model cannot be read.
     """
-    compiler = Compiler(chip or DEFAULT_CHIP, tuple(flags), sdk, seconds)
     check_emulator(compiler)
     begun = ComparisonReport(name_of(a, "a"), name_of(b, "b"), "npu", *checked_numbers(seed, atol, rtol))
     with both_open(a, b, begun, signatures=signatures, progress=progress) as both:
         report = both.compared(lambda pair: _emulated(both, pair, compiler))
-    compiled = ", ".join([f"compiled for {compiler.chip}", *flags])
+    compiled = ", ".join([f"compiled for {compiler.chip}", *compiler.flags])
     warnings = filter(None, map(_warning, report.signatures))
     return replace(report, remarks=(*warnings, compiled, *report.remarks))
 

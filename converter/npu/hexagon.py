@@ -203,9 +203,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """The compiler's settings, as plain values; `seconds` is the time limit, None for no limit.
+    """The Hexagon compiler's settings, as plain values.
 
-    `sdk` is the folder with Qualcomm's libraries; default: EDGE_OPT_QNN or QNN_SDK_ROOT.
+    `chip` is the compiler's name of the chip, `flags` are such as `--qualcomm_optimization_level=O2`. `sdk` is the
+    folder with Qualcomm's libraries; None takes it from EDGE_OPT_QNN or QNN_SDK_ROOT. `seconds` limits the time for
+    one entry point, the emulator's included; None for no limit.
     """
 
     chip: str = DEFAULT_CHIP

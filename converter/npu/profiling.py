@@ -16,7 +16,7 @@ from edge_opt.ir import Model, save
 from edge_opt.ir.opening import Opened
 from edge_opt.npu.hexagon import Compiler, Figures, compiling_threads, cut_entry_point
 from edge_opt.npu.sdk import CompilerFailedError, find_sdk
-from edge_opt.targets.chips import CHIPS, DEFAULT_CHIP
+from edge_opt.targets.chips import CHIPS
 
 _VERSION = re.compile(r"Qnn library version ([\d.]+) is used")
 
@@ -53,32 +53,21 @@ class Profile(Record):
     notes: tuple[str, ...] = ()
 
 
-def profile(
-    path: AnyPath,
-    *,
-    sdk: AnyPath | None = None,
-    chip: str | None = None,
-    flags: Sequence[str] = (),
-    seconds: float | None = None,
-) -> Profile:
+def profile(path: AnyPath, compiler: Compiler = Compiler()) -> Profile:
     """Compile a model for a Hexagon NPU, and report figures for every entry point. The file is not changed.
 
     Args:
         path: a .tflite model, or a bundle (its prefill/decode model is used).
-        sdk: folder with Qualcomm's libraries; default: EDGE_OPT_QNN or QNN_SDK_ROOT.
-        chip: the compiler's name for the chip; default: SM8750.
-        flags: compiler flags, such as `--qualcomm_optimization_level=O2`.
-        seconds: time limit of the compiler for each entry point; None: no limit.
+        compiler: its settings.
 
     Raises:
-        UsageError: the compiler does not know the chip, or a flag is malformed.
+        UsageError: the compiler does not know the chip.
         CompilerMissingError: the compiler, or a library that it needs, is not installed.
         CompilerFailedError: the compiler ended without a result, or timed out.
         ModelFormatError: the file is not a model.
     """
     started = time.perf_counter()
-    compiler = Compiler(chip or DEFAULT_CHIP, tuple(flags), sdk, seconds)
-    find_sdk(sdk)
+    find_sdk(compiler.sdk)
     model = Opened(path).main().model
     measured = [measure(model, name, compiler) for name, _ in model.entry_points()]
     failed = next((one for one in measured if one.failure), None)

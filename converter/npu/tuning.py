@@ -25,7 +25,6 @@ from edge_opt.npu.hexagon import Compiler, compiling_threads, cut_entry_point
 from edge_opt.npu.profiling import Measured, measure, versions
 from edge_opt.npu.sdk import find_sdk
 from edge_opt.targets import Target, TargetLike, load_target, target_names
-from edge_opt.targets.chips import DEFAULT_CHIP
 
 BASE = "qualcomm-htp"
 """The target whose compiler runs on this machine."""
@@ -38,28 +37,15 @@ Changes = Mapping[str, Any] | None
 
 @dataclass(frozen=True, slots=True)
 class Trial(Record):
-    """One compiled form. `verdict` says how its outputs in the emulator are wrong; empty if no error is known."""
+    """One compiled form; it has failed, too, if its outputs in the emulator are wrong."""
 
     form: str
     measured: Measured
-    verdict: str = ""
-
-    _or_null = ("verdict",)
-
-    @property
-    def usable(self) -> bool:
-        """True if it compiled and its outputs are not known to be wrong."""
-        return self.measured.figures is not None and not self.verdict
-
-    @property
-    def rank(self) -> tuple[float, ...]:
-        """Sort key: the best first, then trials with wrong outputs, then failed ones."""
-        return (not self.usable, *self.measured.rank)
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning(Record):
-    """All trials, best first; trials with wrong outputs and failed trials come last.
+    """All trials, best first; failed ones come last.
 
     `long_context` is true if one head does not fit on the chip. `checked` says how the winner's outputs were checked,
     or why not; `changes` are its changes to the target.
@@ -81,18 +67,16 @@ class Tuning(Record):
 
     @property
     def winner(self) -> Trial | None:
-        """The best usable trial, or None."""
-        return next((trial for trial in self.trials if trial.usable), None)
+        """The best trial; None if all failed."""
+        return next((trial for trial in self.trials if trial.measured.figures is not None), None)
 
 
 def tune(
     path: AnyPath,
     target: TargetLike = BASE,
+    compiler: Compiler = Compiler(),
     *,
     signature: str | None = None,
-    sdk: AnyPath | None = None,
-    chip: str | None = None,
-    seconds: float | None = 1800.0,
     jobs: int | None = None,
     executor: Executor | None = None,
     progress: Progress | None = None,
@@ -105,10 +89,8 @@ def tune(
     Args:
         path: a .tflite model as exported, or a bundle (its prefill/decode model is used).
         target: the target to vary: qualcomm-htp, or your own target (or its file).
+        compiler: its settings.
         signature: the entry point to tune for; default: the one with the largest attention block.
-        sdk: as in `profile`.
-        chip: as in `profile`.
-        seconds: time limit of a trial; None: no limit.
         jobs: number of parallel trials; default: the number of idle cores.
         executor: a `concurrent.futures` executor that runs the trials instead, also on a cluster; its workers need
             edge-opt and the same files at the same paths.
@@ -124,8 +106,7 @@ def tune(
         raise UsageError(
             f"no compiler for target '{base.name}' can be run here: give {BASE}, or a target file of yours"
         )
-    compiler = Compiler(chip or DEFAULT_CHIP, (), sdk, seconds)
-    no_probe = find_sdk(sdk).no_probe
+    no_probe = find_sdk(compiler.sdk).no_probe
     model = Opened(path).main().model
     name, attention = largest_attention(model, signature)
     forms = _forms(model, name, attention, base)
@@ -141,12 +122,12 @@ def tune(
         tell("compiling", 0, len(waiting))
         for done, _ in enumerate(as_completed(waiting), 1):
             tell("compiling", done, len(waiting))
-        trials = sorted((future.result() for future in waiting), key=lambda trial: trial.rank)
+        trials = sorted((future.result() for future in waiting), key=_rank)
         checked = f"outputs not checked: {no_probe}"
         if not no_probe:
             targets = {form: applied(base, changes) for form, changes in forms.items()}
             checked = _check(trials, exported, targets, compiler, tell)
-    trials.sort(key=lambda trial: trial.rank)
+    trials.sort(key=_rank)
     figures = [trial.measured.figures for trial in trials if trial.measured.figures is not None]
     return Tuning(
         model=os.fspath(path),
@@ -160,6 +141,10 @@ def tune(
         changes=forms[trials[0].form],
         notes=tuple(one.note for one in figures[:1] if one.note),
     )
+
+
+def _rank(trial: Trial) -> tuple[float, ...]:
+    return trial.measured.rank
 
 
 def largest_attention(model: Model, signature: str | None = None) -> tuple[str, Block]:
@@ -243,27 +228,21 @@ def _check(
     compiler: Compiler,
     tell: Progress,
 ) -> str:
-    """Find the best trial with the export's outputs; better ones get a verdict. Return how it was checked."""
+    """Find the best trial with the export's outputs; better ones have failed. Return how it was checked."""
     for place, trial in enumerate(trials):
         target = targets[trial.form]
-        if not trial.usable:
+        if trial.measured.figures is None:
             break
         if target is None:
             return "nothing to check"
         tell(f"checking the outputs of {trial.form}", place, len(trials))
-        found = compare_on_npu(
-            exported,
-            rewritten(load(exported), target),
-            sdk=compiler.sdk,
-            chip=compiler.chip,
-            seconds=compiler.seconds,
-        )
+        found = compare_on_npu(exported, rewritten(load(exported), target), compiler)
         if found.equal:
             return f"bit-identical to the export in {compiler.chip}'s emulator"
         reason = found.signatures[0].reason
         if reason.startswith("a: "):
             return f"outputs not checked: as exported, {reason.removeprefix('a: ')}"
-        trials[place] = replace(trial, verdict=found.summary())
+        trials[place] = Trial(trial.form, Measured(trial.measured.signature, failure=found.summary()))
     return "no form has the export's outputs"
 
 
