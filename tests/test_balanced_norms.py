@@ -71,14 +71,6 @@ def test_a_norm_that_is_read_elsewhere_or_has_no_negative_is_not_negated(old: st
     assert len(reports) == {"return %x4": 1}.get(old, 0)
 
 
-def test_inspect_names_the_norms_of_a_model_that_another_tool_made() -> None:
-    model = parse(layers())
-    found = [(site.pass_name, site.status) for site in edge_opt.inspect(model, target="qualcomm-htp").sites]
-    assert found == [("balanced_norms", Status.CONVERTED)] * 2
-    edge_opt.convert(model, target=TARGET, verify="none")
-    assert edge_opt.inspect(model, target="qualcomm-htp").sites == []
-
-
 @pytest.mark.parametrize("name", ["generic", "qualcomm-htp"])
 def test_only_a_target_whose_norms_round_down_asks_for_it(name: str) -> None:
     target = load_target(name)

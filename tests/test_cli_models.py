@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from bundles import bundle, model_part
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, Captured, run, state, written
 from syrupy.assertion import SnapshotAssertion
 
@@ -78,14 +77,6 @@ def test_signatures_leaves_the_others_as_they_are(demo: Path, capsys: Captured) 
     said = run(capsys, "convert", demo, "--signatures", "dec*", "--verify", "none", "--json").json
     pairs = zip(load(demo).subgraphs[:2], load(said["output"]).subgraphs[:2], strict=True)
     assert [subgraph_text(old) == subgraph_text(new) for old, new in pairs] == [True, False]
-
-
-def test_all_models_of_a_bundle_are_rewritten_on_request(tmp_path: Path, capsys: Captured) -> None:
-    path = tmp_path / "m.litertlm"
-    path.write_bytes(bundle([model_part(kind, CONTENT) for kind in ("prefill_decode", "embedder")]))
-    for options, count in (([], 5), (["--all-models"], 10)):
-        said = run(capsys, "convert", path, "--verify", "none", "--json", "--force", *options).json
-        assert len(said["sites"]) == count
 
 
 def test_require_all_exits_1_and_writes_only_the_report(demo: Path, picky: Path, capsys: Captured) -> None:

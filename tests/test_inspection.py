@@ -25,7 +25,11 @@ def inspected() -> Inspection:
 
 @pytest.mark.parametrize("model", [DEMO, QUANTIZED], ids=["float32", "int16"])
 def test_every_attention_block_is_listed(model: Path, capsys: Captured) -> None:
-    blocks = run(capsys, "inspect", model, "--json").json["attention"]
+    said = run(capsys, "inspect", model, "--json", "--target", "qualcomm-htp").json
+    split = [site for site in said["sites"] if site["pass"] == "mha_to_sha"]
+    assert [site["status"] for site in split] == ["converted"] * 2 + ["skipped"] * 3
+    assert [site["attention"]["query_length"] for site in split] == [8, 8, 1, 1, 1]
+    blocks = said["attention"]
     assert [block["signature"] for block in blocks] == ["prefill_8"] * 2 + ["decode"] * 3
     kinds = ("local", "global") * 2 + ("local",)
     assert [block["mask"] for block in blocks] == [f"mask_{kind}" for kind in kinds]
@@ -84,14 +88,6 @@ def test_sizes_operators_arguments_and_dtypes(capsys: Captured) -> None:
     assert {"name": "kv_cache_k_0", "shape": [1, 1, 32, 16], "dtype": "INT16"} in prefill["inputs"]
     assert {"name": "logits", "shape": [1, 1, 64], "dtype": "INT16"} in decode["outputs"]
     assert inspected().weights == {"FLOAT32": 323_924, "INT32": 428}, "shared weights are counted once"
-
-
-@pytest.mark.parametrize(("target", "decode"), [("generic", "converted"), ("qualcomm-htp", "skipped")])
-def test_sites_say_what_a_conversion_would_do(target: str, decode: str, capsys: Captured) -> None:
-    sites = run(capsys, "inspect", DEMO, "--target", target, "--json").json["sites"]
-    split = [site for site in sites if site["pass"] == "mha_to_sha"]
-    assert [site["status"] for site in split] == ["converted"] * 2 + [decode] * 3
-    assert [site["attention"]["query_length"] for site in split] == [8, 8, 1, 1, 1]
 
 
 def test_a_softmax_without_attention_is_a_settled_site(tmp_path: Path, capsys: Captured) -> None:

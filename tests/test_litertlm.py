@@ -7,7 +7,7 @@ from typing import Any
 import fuzz
 import pytest
 from bundles import BLOCK, GENERIC, bundle, model_part, schema, started
-from cli_runs import DEMO
+from cli_runs import DEMO, Captured, run
 from schema_models import plain
 from text_parser import parse
 
@@ -86,17 +86,20 @@ subgraph masks (%open: bool[1,1,4,6]) {
 """
 
 
-def test_all_models_are_rewritten_on_request_only_and_named_by_their_kind(file: Path) -> None:
+def test_all_models_are_rewritten_on_request_only_and_named_by_their_kind(
+    file: Path, capsys: Captured
+) -> None:
     file.write_bytes(bundle([*PARTS, model_part("aux", to_bytes(parse(MASKS)))]))
     alone = convert(file, file.with_name("alone.litertlm"), verify="none")
-    both = convert(file, file.with_name("all.litertlm"), sections="all", verify="full")
+    options = ("-o", file.with_name("all.litertlm"), "--all-models", "--verify", "full", "--json")
+    both = run(capsys, "convert", file, *options).json
     assert {summary.name for summary in alone.signatures} == {"prefill_8", "decode"}
-    assert {summary.name for summary in both.signatures} == {
+    assert {summary["name"] for summary in both["signatures"]} == {
         "prefill_decode/prefill_8", "prefill_decode/decode", "embedder/main", "aux/prefill_mask_4"
     }  # fmt: skip
-    (masks,) = (site for site in both.converted if site.signature == "aux/prefill_mask_4")
-    assert masks.pass_name == "quantized_mask"
-    kept, changed = (contents(read_bundle(str(result.output)))[3] for result in (alone, both))
+    (masks,) = (site for site in both["sites"] if site["signature"] == "aux/prefill_mask_4")
+    assert (masks["pass"], masks["status"]) == ("quantized_mask", "converted")
+    kept, changed = (contents(read_bundle(output))[3] for output in (str(alone.output), both["output"]))
     assert kept == contents(read_bundle(file))[3] != changed
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from cli_runs import NO_ATTENTION, QUANTIZED, Captured, run, written
-from pretend_npu import EVENTS, FIGURES, TAKEN, compiling, require_qnn
+from cli_runs import NO_ATTENTION, Captured, run, written
+from pretend_npu import EVENTS, FIGURES, TAKEN, compiling
 
 from edge_opt.base.errors import UsageError
 from edge_opt.ir import load
@@ -219,15 +219,3 @@ def test_profile_prints_a_table_for_each_model_with_the_ratio_of_time(
     assert lines[8].split()[:3] == ["main", "9/9", "0.600"]
     assert (lines[4].split()[-1], lines[8].split()[-1]) == ("1.000", "0.500")
     assert max(map(len, lines[3:5])) <= 80
-
-
-@pytest.mark.slow
-def test_the_real_hexagon_compiler_takes_the_demo_whole() -> None:
-    require_qnn()
-    report = profile(QUANTIZED)
-    assert "SA8797" in report.notes[0]
-    for figures in report.to_dict()["signatures"]:
-        assert 0 < figures["time"]["us_low"] <= figures["time"]["us"] <= figures["time"]["us_high"]
-        assert figures["taken"] == figures["operators"] > 0
-        assert figures["partitions"] == 1
-        assert figures["ddr_read"] > 0

@@ -79,6 +79,8 @@ def test_the_hexagon_compiler_takes_all_in_one_partition(target: str, model: Pat
     for figures in report["signatures"]:
         assert figures["taken"] == figures["operators"] > 100
         assert figures["partitions"] == 1
+        assert 0 < figures["time"]["us_low"] <= figures["time"]["us"] <= figures["time"]["us_high"]
+        assert figures["ddr_read"] > 0
 
 
 def tokens(bundle: Path) -> list[str]:

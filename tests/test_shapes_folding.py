@@ -228,26 +228,6 @@ def folded_values(model: bytes) -> list[Any]:
 
 
 MATRIX = [[3, -4, 5], [0, 7, -9]]
-ROWS = [[1, 2], [3, 4]]
-KNOWN: dict[str, tuple[list[T], Options, list[Any]]] = {
-    "SELECT": ([const([True, False], "BOOL"), const(ROWS), const([[10, 20], [30, 40]])], None, [[1, 2], [30, 40]]),
-    "SHAPE": ([const(MATRIX)], {"out_type": 2}, [2, 3]),
-    "STRIDED_SLICE": (
-        [const(MATRIX), const([1]), const([-1]), const([1])], {"shrink_axis_mask": 1, "begin_mask": 1}, MATRIX[0],
-    ),
-    "RANGE": ([const(9), const(1), const(-3)], {}, [9, 6, 3]),
-    "FLOOR_DIV": ([const([7, -7]), const([2, 2])], None, [3, -4]),
-    "REDUCE_PROD": ([const(MATRIX), const([1])], {}, [-60, 0]),
-    "CAST": ([const([3, 0], "INT64")], None, [3, 0]),
-    "UNSORTED_SEGMENT_PROD": ([const([3, 4, 5]), const([1, 0, 1]), const(2)], {}, [4, 15]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", KNOWN)
-def test_values_that_are_known(name: str) -> None:
-    inputs, options, expected = KNOWN[name]
-    model = one_operator(name, inputs, [T((), "INT32")], options)
-    assert [folded_values(model)[0].tolist(), runtime_values(model)[0].tolist()] == [expected, expected]
 
 
 BIG = const([2**30])

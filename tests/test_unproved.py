@@ -10,9 +10,8 @@ from pass_runs import but
 import edge_opt
 from edge_opt import testdata
 from edge_opt.base.errors import EdgeOptError
-from edge_opt.conversion import ConversionResult, SitesSkippedError, convert
+from edge_opt.conversion import ConversionResult, convert
 from edge_opt.passes import Status
-from edge_opt.proof import examination
 from edge_opt.runtime.pair import ProofRequest
 from edge_opt.runtime.protocol import RuntimeUnavailable
 from edge_opt.runtime.runner import Worker
@@ -73,19 +72,6 @@ def test_a_crash_reverts_its_site_and_names_it(tmp_path: Path, monkeypatch: pyte
     assert f"of model '{DEMO}': the runtime's process ended with SIGSEGV" in site.reason
     assert not result.converted
     assert (tmp_path / "out.tflite").exists()
-
-
-def test_a_site_whose_proof_takes_too_long_is_left_and_not_called_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    in_place_of_regions(proof_models.endless(), monkeypatch)
-    monkeypatch.setattr(examination, "_LEAST_SECONDS", 0.5)
-    with pytest.raises(SitesSkippedError, match="none of 3 sites could be verified: nothing") as caught:
-        convert_decode(tmp_path / "out.tflite")
-    assert not (tmp_path / "out.tflite").exists()
-    site = caught.value.result.sites[0]
-    assert (site.status, site.proof and site.proof.open) == (Status.SKIPPED, True)
-    assert f"of model '{DEMO}': the runtime gave no answer within" in site.reason
 
 
 def test_every_public_way_to_the_runtime_reads_the_file_first(tmp_path: Path) -> None:

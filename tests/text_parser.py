@@ -21,12 +21,10 @@ from edge_opt.schema.data import Data
 from edge_opt.schema.table import Table, new_table
 
 _Item = TypeVar("_Item")
-_INTEGER = re.compile(r"-?\d+\Z")
 _TOKEN = re.compile(
     r"""(?P<space>\s+|\#(?![0-9])[^\n]*)|(?P<tensor>%(?:"(?:[^"\\\n]|\\.)*"|[A-Za-z0-9_./]+))"""
-    r"""|(?P<string>'[^'\n]*'|"(?:[^"\\\n]|\\.)*")"""
-    r"""|(?P<number>-?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+|inf\b|nan\b))|(?P<word>[A-Za-z_][A-Za-z0-9_]*)"""
-    r"""|(?P<punct>->|[\[\](){},:=?\#])|(?P<unknown>.)"""
+    r"""|(?P<number>-?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+|inf\b|nan\b))"""
+    r"""|(?P<name>'[^'\n]*'|"(?:[^"\\\n]|\\.)*"|[A-Za-z_][A-Za-z0-9_]*)|(?P<sign>->|.)"""
 )
 Named = dict[str, Tensor]
 
@@ -39,9 +37,15 @@ def parse(text: str) -> Model:
     """Read the text form.
 
     Raises:
-        TextFormError: where the text is not one; names the line and what was expected.
+        TextFormError: where the text is not one; names the line and what was found.
     """
-    return _Parser(text).model()
+    parser = _Parser(text)
+    try:
+        return parser.read()
+    except (KeyError, ValueError, IndexError) as error:
+        _, found, at = parser.tokens[parser.place]
+        line = 1 + text.count("\n", 0, at)
+        raise TextFormError(f"line {line}: {error}, at {found or 'the end'!r}") from error
 
 
 def literal(values: Any) -> str:
@@ -54,217 +58,174 @@ def literal(values: Any) -> str:
 class _Parser:
     def __init__(self, text: str) -> None:
         found = [(str(m.lastgroup), m.group(), m.start()) for m in _TOKEN.finditer(text)]
-        self._tokens = [(kind, token, at) for kind, token, at in found if kind != "space"]
-        self._tokens.append(("end", "", len(text.rstrip())))
-        self._text, self._place = text, 0
-        self._model = Model()
+        self.tokens = [*(one for one in found if one[0] != "space"), ("end", "", len(text.rstrip()))]
+        self.place, self.model = 0, Model()
 
-    # Tokens
+    def sees(self, *wanted: str) -> bool:
+        """Whether the next token is one of these, or of one of these kinds."""
+        return not {*wanted}.isdisjoint(self.tokens[self.place][:2])
 
-    def _kind(self) -> str:
-        return self._tokens[self._place][0]
+    def next(self, *wanted: str) -> str:
+        if not self.sees(*wanted):
+            raise ValueError(f"expected {' or '.join(wanted)}")
+        self.place += 1
+        return self.tokens[self.place - 1][1]
 
-    def _peek(self) -> str:
-        return self._tokens[self._place][1]
+    def takes(self, token: str) -> bool:
+        return self.sees(token) and bool(self.next(token))
 
-    def _check(self, fits: bool, expected: str) -> None:
-        if not fits:
-            _, found, at = self._tokens[self._place]
-            line = 1 + self._text.count("\n", 0, at)
-            raise TextFormError(f"line {line}: expected {expected}, found {found or 'the end'!r}")
-
-    def _next(self, fits: bool = True, expected: str = "") -> str:
-        self._check(fits, expected)
-        self._place += 1
-        return self._tokens[self._place - 1][1]
-
-    def _expect(self, *tokens: str) -> None:
-        for token in tokens:
-            self._next(self._peek() == token, repr(token))
-
-    def _take(self, token: str) -> bool:
-        taken = self._peek() == token
-        self._place += taken
-        return taken
-
-    def _word(self) -> str:
-        """A name: a plain word, or anything in quotes, in double ones as in JSON."""
-        text = self._next(self._kind() in ("word", "string"), "a name")
+    def name(self) -> str:
+        """A plain word, or anything in quotes, in double ones as in JSON."""
+        text = self.next("name")
         return str(json.loads(text)) if text.startswith('"') else text.strip("'")
 
-    def _number(self, dtype: DType = DType.FLOAT32) -> float | int | bool:
-        if self._peek() in ("true", "false"):
-            return self._next() == "true"
-        if dtype.is_float:
-            return float(self._next(self._kind() == "number", "a number"))
-        return int(self._next(bool(_INTEGER.match(self._peek())), "an integer"))
+    def number(self, dtype: DType | None = None) -> Any:
+        """Of that type; without one, an integer where it looks like one."""
+        text = self.next("number", "true", "false")
+        if text in ("true", "false"):
+            return text == "true"
+        is_float = not text.lstrip("-").isdigit() if dtype is None else dtype.is_float
+        return float(text) if is_float else int(text)
 
-    def _integer(self) -> int:
-        return int(self._number(DType.INT64))
-
-    def _until(self, end: str, read: Callable[[], _Item]) -> list[_Item]:
+    def until(self, end: str, read: Callable[[], _Item]) -> list[_Item]:
         """What `read` finds again and again, commas in between, until `end` comes."""
         found: list[_Item] = []
-        while not self._take(end):
+        while not self.takes(end):
             found.append(read())
-            self._take(",")
+            self.takes(",")
         return found
 
-    def _named(self, sign: str, read: Callable[[], _Item]) -> Callable[[], tuple[str, _Item]]:
-        """Reads a name, a sign, and what `read` finds."""
+    def named(self, end: str, sign: str, read: Callable[[], _Item]) -> dict[str, _Item]:
+        """Names, a sign behind each, and what `read` finds."""
+        return dict(self.until(end, lambda: (self.name(), self.next(sign) and read())))
 
-        def pair() -> tuple[str, _Item]:
-            name = self._word()
-            self._expect(sign)
-            return name, read()
-
-        return pair
-
-    # Signatures
-
-    def model(self) -> Model:
+    def read(self) -> Model:
         signatures: list[tuple[str, int, dict[str, str], dict[str, str]]] = []
         named: list[Named] = []
-        while self._kind() != "end":
-            if self._take("signature"):
-                key = self._word()
-                self._expect("=", "#")
-                index, inputs = self._integer(), self._arguments()
-                self._expect("->")
-                signatures.append((key, index, inputs, self._arguments()))
+        while not self.sees("end"):
+            if self.takes("signature"):
+                key = self.name()
+                self.next("="), self.next("#")
+                index, inputs = self.number(DType.INT32), self.arguments()
+                self.next("->")
+                signatures.append((key, index, inputs, self.arguments()))
             else:
-                self._expect("subgraph")
-                named.append(self._subgraph())
+                self.next("subgraph")
+                named.append(self.subgraph())
         for key, index, *sides in signatures:
-            self._check(0 <= index < len(named), f"subgraph #{index} of signature {key}")
             given, made = ({name: named[index][value] for name, value in side.items()} for side in sides)
-            self._model.signatures.append(Signature(key, self._model.subgraphs[index], given, made))
-        return self._model
+            self.model.signatures.append(Signature(key, self.model.subgraphs[index], given, made))
+        return self.model
 
-    def _arguments(self) -> dict[str, str]:
-        self._expect("(")
-        return dict(self._until(")", self._named("=", self._tensor_name)))
+    def arguments(self) -> dict[str, str]:
+        self.next("(")
+        return self.named(")", "=", self.tensor)
 
-    # Subgraphs
-
-    def _subgraph(self) -> Named:
-        graph, tensors = Subgraph(self._word()), Named()
-        self._model.subgraphs.append(graph)
-        self._expect("(")
-        graph.inputs = self._until(")", lambda: self._define(graph, tensors))
-        self._expect("{")
-        while self._peek() in ("variable", "unset"):
-            kept = self._next() == "variable"
-            self._define(graph, tensors).is_variable = kept
-        while not self._take("return"):
-            self._operator(graph, tensors)
-        graph.outputs = self._until("}", lambda: self._known(tensors))
+    def subgraph(self) -> Named:
+        graph, tensors = Subgraph(self.name()), Named()
+        self.model.subgraphs.append(graph)
+        self.next("(")
+        graph.inputs = self.until(")", lambda: self.define(graph, tensors))
+        self.next("{")
+        while self.sees("variable", "unset"):
+            kept = self.next("name") == "variable"
+            self.define(graph, tensors).is_variable = kept
+        while not self.takes("return"):
+            self.operator(graph, tensors)
+        graph.outputs = self.until("}", lambda: tensors[self.tensor()])
         return tensors
 
-    def _tensor_name(self) -> str:
-        name = self._next(self._kind() == "tensor", "a tensor (%name)")[1:]
+    def tensor(self) -> str:
+        name = self.next("tensor")[1:]
         return str(json.loads(name)) if name.startswith('"') else name
 
-    def _known(self, tensors: Named) -> Tensor:
-        name = self._tensor_name()
-        self._check(name in tensors, f"%{name} to be defined")
-        return tensors[name]
-
-    def _define(self, graph: Subgraph, tensors: Named) -> Tensor:
-        name = self._tensor_name()
-        self._check(name not in tensors, f"another name than %{name}")
-        self._expect(":")
-        dtype = self._dtype()
-        shape, signature = self._shape()
-        made = Tensor(name, shape, dtype, quantization=self._parameters(), shape_signature=signature)
+    def define(self, graph: Subgraph, tensors: Named) -> Tensor:
+        name = self.tensor()
+        if name in tensors:
+            raise ValueError(f"%{name} is defined twice")
+        self.next(":")
+        dtype = self.dtype()
+        shape, signature = self.shape()
+        made = Tensor(name, shape, dtype, quantization=self.parameters(), shape_signature=signature)
         tensors[name] = graph.add_tensor(made)
         return made
 
-    def _dtype(self) -> DType:
-        return DType[self._next(self._peek().upper() in DType.__members__, "an element type").upper()]
+    def dtype(self) -> DType:
+        return DType[self.next("name").upper()]
 
-    def _shape(self) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-        self._expect("[")
-        sizes = tuple(self._until("]", lambda: -1 if self._take("?") else self._integer()))
+    def shape(self) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        self.next("[")
+        sizes = tuple(self.until("]", lambda: -1 if self.takes("?") else self.number(DType.INT32)))
         return tuple(1 if size == -1 else size for size in sizes), sizes if -1 in sizes else None
 
-    def _parameters(self) -> Quantization | None:
-        if not self._take("q"):
+    def parameters(self) -> Quantization | None:
+        if not self.takes("q"):
             return None
-        self._expect("(")
+        self.next("(")
         fields: dict[str, Any] = {}
-        for name in ("scale", "zero_point"):
-            values = self._until("]", self._number) if self._take("[") else [self._number()]
-            fields[name] = values if name == "scale" else list(map(int, values))
-            self._take(",")
-        if self._take("axis"):
-            fields["quantized_dimension"] = self._integer()
-        self._expect(")")
+        for name, dtype in (("scale", DType.FLOAT32), ("zero_point", DType.INT64)):
+            number = lambda dtype=dtype: self.number(dtype)  # noqa: E731
+            fields[name] = self.until("]", number) if self.takes("[") else [number()]
+            self.takes(",")
+        if self.takes("axis"):
+            fields["quantized_dimension"] = self.number(DType.INT32)
+        self.next(")")
         return Quantization(new_table("QuantizationParameters", **fields))
 
-    # Operators
-
-    def _operator(self, graph: Subgraph, tensors: Named) -> None:
+    def operator(self, graph: Subgraph, tensors: Named) -> None:
         outputs: list[Tensor] = []
         made = dict(tensors)
-        while self._kind() == "tensor":
-            outputs.append(self._define(graph, made))
-            if not self._take(","):
-                self._expect("=")
+        while self.sees("tensor"):
+            outputs.append(self.define(graph, made))
+            if not self.takes(","):
+                self.next("=")
                 break
-        name = self._next(self._peek() in BUILTIN_OPERATORS, "an operator")
-        code = OperatorCode(BUILTIN_OPERATORS[name], 1, self._word() if name == "CUSTOM" else None)
-        self._expect("(")
-        inputs = self._until(")", lambda: self._argument(graph, tensors))
+        name = self.next("name")
+        code = OperatorCode(BUILTIN_OPERATORS[name], 1, self.name() if name == "CUSTOM" else None)
+        self.next("(")
+        inputs = self.until(")", lambda: self.argument(graph, tensors))
         tensors.update(made)
-        if code not in self._model.operator_codes:
-            self._model.operator_codes.append(code)
+        if code not in self.model.operator_codes:
+            self.model.operator_codes.append(code)
         options = KINDS[name].options if name != "CUSTOM" else None
         table = None if options is None else new_table(options)
-        if self._take("{"):
-            self._until("}", lambda: self._option(table))
+        if self.takes("{"):
+            self.until("}", lambda: self.option(table))
         graph.append(Operator(code, inputs, outputs, table))
 
-    def _argument(self, graph: Subgraph, tensors: Named) -> Tensor | None:
-        if self._kind() == "tensor":
-            return self._known(tensors)
-        return None if self._take("none") else graph.add_tensor(self._literal(graph))
+    def argument(self, graph: Subgraph, tensors: Named) -> Tensor | None:
+        if self.sees("tensor"):
+            return tensors[self.tensor()]
+        return None if self.takes("none") else graph.add_tensor(self.constant(graph))
 
-    def _literal(self, graph: Subgraph) -> Tensor:
-        dtype, shape = self._dtype(), None
-        self._check(dtype.numpy is not None, "a type whose constants can be written as text")
-        if self._peek() == "[":
-            shape, _ = self._shape()
-        end = ")" if self._take("(") else "}"
-        if end == "}":
-            self._expect("{")
-        splat = self._take("splat")
-        values = self._until(end, lambda: self._number(dtype))
-        wanted = () if end == ")" else (len(values),) if shape is None else shape
-        count = 1 if splat else int(np.prod(wanted))
-        self._check(len(values) == count, f"{count} numbers in the constant, not {len(values)}")
+    def constant(self, graph: Subgraph) -> Tensor:
+        dtype = self.dtype()
+        shape = self.shape()[0] if self.sees("[") else None
+        end = ")" if self.next("(", "{") == "(" else "}"
+        splat = self.takes("splat")
+        values = self.until(end, lambda: self.number(dtype))
+        if shape is None:
+            shape = () if end == ")" else (len(values),)
         array = np.array(values, dtype.numpy)
-        array = np.full(wanted, array[0], dtype.numpy) if splat else array.reshape(wanted)
+        array = np.full(shape, array[0], dtype.numpy) if splat else array.reshape(shape)
         buffer = Buffer(Data(array.tobytes()))
-        self._model.buffers.append(buffer)
-        name, parameters = f"const_{len(graph.tensors)}", self._parameters()
+        self.model.buffers.append(buffer)
+        name, parameters = f"const_{len(graph.tensors)}", self.parameters()
         return Tensor(name, array.shape, dtype, buffer=buffer, quantization=parameters)
 
-    def _option(self, table: Table | None) -> None:
-        field = self._word()
-        self._check(table is not None and field in table.spec.by_name, f"an option, not '{field}'")
-        assert table is not None
-        self._expect(":")
-        value = self._option_value()
+    def option(self, table: Table | None) -> None:
+        field = self.name()
+        if table is None or field not in table.spec.by_name:
+            raise ValueError(f"{field} is not an option")
+        self.next(":")
+        value = self.value()
         if isinstance(value, dict):  # attributes of a composite
             value = list(flexbuffers.Dumps(value))
         table.fields[field] = new_table(table.spec.name, **{field: value}).fields[field]
 
-    def _option_value(self) -> Any:
-        if self._take("["):
-            return self._until("]", self._option_value)
-        if self._take("{"):
-            return dict(self._until("}", self._named(":", self._option_value)))
-        if self._kind() == "string":
-            return self._word()
-        return self._number(DType.INT64 if _INTEGER.match(self._peek()) else DType.FLOAT32)
+    def value(self) -> Any:
+        if self.takes("["):
+            return self.until("]", self.value)
+        if self.takes("{"):
+            return self.named("}", ":", self.value)
+        return self.number() if self.sees("number", "true", "false") else self.name()
