@@ -19,6 +19,7 @@ DEMO = Path(str(resources.files("edge_opt.testdata") / "demo_gemma3.tflite"))
 QUANTIZED = Path(str(resources.files("edge_opt.testdata") / "demo_gemma3_a16w8.tflite"))
 SENTENCE = "edge-opt: error: "
 Captured = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 
 NO_ATTENTION = """
 signature main = #0 (x=%x) -> (y=%y)

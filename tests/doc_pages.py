@@ -20,14 +20,10 @@ import edge_opt
 from edge_opt.comparison.golden import record
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [
-    *sorted(ROOT.glob("*.md")),
-    *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted((ROOT / "examples").glob("*.yml")),
-]
-PROGRAMS = (
-    *("edge-opt", "pip", "python", "python3", "bash", "pytest", "ruff", "mkdocs", "litert", "model-explorer"),
-)
+PATTERNS = ("*.md", "docs/**/*.md", "examples/*.yml")
+PAGES = [page for pattern in PATTERNS for page in sorted(ROOT.glob(pattern))]
+TOOLS = ("pip", "python", "python3", "bash", "pytest", "ruff", "mkdocs", "litert", "model-explorer")
+PROGRAMS = ("edge-opt", *TOOLS)
 _FENCED = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"\n\n((?:    [^\n]*\n|\n)+)")
 _NEEDS = re.compile(r"\s*# needs (.+)$")

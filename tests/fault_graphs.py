@@ -77,9 +77,8 @@ def _filled(text: str, layer: int, dtype: str, size: Size) -> str:
     roles = {role: f" {parameters}" for role, parameters in PARAMETERS[dtype].items()}
     text = text.replace("FACTOR", f"{dtype}({_SCALES[dtype][layer - 1]}){roles.get('scale', '')}")
     text = text.replace("MASKS", ", ".join(["%mask"] * (n // k)))
-    text = re.sub(r"%\w+", rf"\g<0>{layer}", text).replace(
-        f"%mask{layer}", ("%mask_global", "%mask_local")[layer - 1]
-    )
+    text = re.sub(r"%\w+", rf"\g<0>{layer}", text)
+    text = text.replace(f"%mask{layer}", ("%mask_global", "%mask_local")[layer - 1])
     text = re.sub(r"\b[NKTHSURW]\b", lambda found: str(sizes[found[0]]), text)
     return re.sub(r": (\w+)(\[[\d,]+\])", lambda found: f": {dtype}{found[2]}{roles.get(found[1], '')}", text)
 

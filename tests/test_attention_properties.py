@@ -66,9 +66,7 @@ def check(case: Case, form: str, *, reference: bool) -> None:
 @pytest.mark.parametrize("form", ["split", "unpack", "split-above"])
 @graphs
 @given(cases(), st.sampled_from((False, False, False, True)))
-def test_every_block_is_split_into_heads_that_compute_the_same_bits(
-    form: str, case: Case, reference: bool
-) -> None:
+def test_every_block_is_split_into_heads_of_the_same_bits(form: str, case: Case, reference: bool) -> None:
     check(case, form, reference=reference)
 
 

@@ -300,6 +300,7 @@ INPUTS = "%a: float32[2,3,5], %b: float32[2,5,4], %c: float32[2,4,5], %d: int8[2
 PRODUCT = "%p: float32[2,3,4] = BATCH_MATMUL(%a, %b)"
 TRANSPOSED = "%t: float32[2,4,3] = TRANSPOSE(%p, int32{0, 2, 1})"
 MADE = "%t: float32[2,4,3] = BATCH_MATMUL"
+PRODUCT_OF_C = PRODUCT.replace("%b)", "%c) {adj_y: true}")
 SWAPPED_B = "%t: float32[2,4,5] = TRANSPOSE(%b, int32{0, 2, 1}) %p: float32[2,3,4] = BATCH_MATMUL"
 SWAPPED_A = "%t: float32[2,5,3] = TRANSPOSE(%a, int32{0, 2, 1}) %p: float32[2,3,4] = BATCH_MATMUL"
 
@@ -309,11 +310,7 @@ SWAPPED_A = "%t: float32[2,5,3] = TRANSPOSE(%a, int32{0, 2, 1}) %p: float32[2,3,
     [
         # Operands and flags are exchanged, or a flag is cancelled.
         (f"{PRODUCT} {TRANSPOSED}", "%t", f"{MADE}(%b, %a) {{adj_x: true, adj_y: true}}"),
-        (
-            f"{PRODUCT.replace('%b)', '%c) {adj_y: true}')} {TRANSPOSED}",
-            "%t",
-            f"{MADE}(%c, %a) {{adj_y: true}}",
-        ),
+        (f"{PRODUCT_OF_C} {TRANSPOSED}", "%t", f"{MADE}(%c, %a) {{adj_y: true}}"),
         (f"{SWAPPED_B}(%a, %t) {{adj_y: true}}", "%p", "%p: float32[2,3,4] = BATCH_MATMUL(%a, %b)"),
         (f"{SWAPPED_A}(%t, %b) {{adj_x: true}}", "%p", "%p: float32[2,3,4] = BATCH_MATMUL(%a, %b)"),
         # Somebody else reads the product, or it is given to the caller.
@@ -327,9 +324,7 @@ SWAPPED_A = "%t: float32[2,5,3] = TRANSPOSE(%a, int32{0, 2, 1}) %p: float32[2,3,
         (f"%p: float32[2,3,4] = BATCH_MATMUL(%a, %d) {TRANSPOSED}", "%t", None),
     ],
 )
-def test_a_product_does_transpositions_that_nobody_else_reads(
-    lines: str, wanted: str, kept: str | None
-) -> None:
+def test_a_product_does_transpositions_nobody_else_reads(lines: str, wanted: str, kept: str | None) -> None:
     graph = parse(f"subgraph main ({INPUTS}) {{ {lines} return {wanted} }}").subgraphs[0]
     left = needed_for(graph.outputs, cancel_transposes(list(graph.operators), graph.outputs))
     assert list(map(operator_text, left)) == ([kept] if kept else list(map(operator_text, graph.operators)))

@@ -3,6 +3,7 @@
 from itertools import accumulate
 
 import pytest
+from cli_runs import Patch
 from pass_runs import convert_text, names, reread
 from text_parser import parse
 
@@ -53,9 +54,7 @@ def test_what_is_balanced_already_stays() -> None:
     assert not edge_opt.convert(model, target=TARGET, verify="none").converted
 
 
-def test_verification_sees_a_weight_that_was_not_negated(
-    prover: RegionProver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_weight_that_was_not_negated_is_seen(prover: RegionProver, monkeypatch: Patch) -> None:
     monkeypatch.setattr("edge_opt.passes.balanced_norms.np.negative", lambda array: array)
     _, reports = convert_text(layers(), "balanced_norms", target=TARGET, prover=prover)
     assert {report.status for report in reports} == {Status.REVERTED}

@@ -15,6 +15,7 @@ from pathlib import Path
 from pkgutil import walk_packages
 
 import pytest
+from cli_runs import Patch
 from schema_models import names
 from terminal_signals import gone, started
 
@@ -58,7 +59,7 @@ def test_the_file_appears_when_the_block_ends_well(tmp_path: Path, error: type[B
     ],
 )
 def test_a_disk_that_refuses_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, code: int, reason: str
+    tmp_path: Path, monkeypatch: Patch, function: str, code: int, reason: str
 ) -> None:
     def refuse(*_: object) -> int:
         raise OSError(code, os.strerror(code))
@@ -93,9 +94,7 @@ def test_the_output_is_never_the_input_and_a_symlink_is_what_it_points_to(tmp_pa
     assert path.read_bytes() == b"new"
 
 
-def test_a_new_file_follows_the_umask_and_a_replaced_keeps_its_mode(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_files_follow_the_umask_replaced_ones_keep_their_mode(tmp_path: Path, monkeypatch: Patch) -> None:
     path, synced, fsync = tmp_path / "model.tflite", [], os.fsync
     old = os.umask(0o027)
     try:
@@ -111,7 +110,7 @@ def test_a_new_file_follows_the_umask_and_a_replaced_keeps_its_mode(
     assert synced == [stat.S_IFREG, stat.S_IFDIR], "the file, then its folder"
 
 
-def test_what_is_not_a_file_cannot_be_an_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_a_file_cannot_be_an_output(tmp_path: Path, monkeypatch: Patch) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for path, reason in (

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from bundles import BLOCK, bundle, model_part
-from cli_runs import DEMO, Captured, run
+from cli_runs import DEMO, Captured, Patch, run
 from pretend_stages import COMPILED, FLOAT, QUANTIZED, TOKENIZER, WEIGHTS, Place, Stages, bundle_of, write
 from text_parser import parse
 
@@ -159,9 +159,7 @@ def test_other_vendors_compilers_leave_the_bundle(place: Place, chip: str, vendo
         place.build(soc=chip)
 
 
-def test_litert_s_package_of_qualcomms_libraries_is_found(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_litert_s_package_of_qualcomms_libraries_is_found(place: Place, monkeypatch: Patch) -> None:
     package = ModuleType("ai_edge_litert_sdk_qualcomm")
     package.__spec__ = ModuleSpec(package.__name__, None)
     package.path_to_sdk_libs = lambda: str(place.sdk)  # type: ignore[attr-defined]

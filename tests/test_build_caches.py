@@ -121,7 +121,7 @@ def test_damaged_metadata_is_refused(tmp_path: Path, told: bytes) -> None:
         (None, "LiteRT-LM assumes 512 positions, and treats the longer axis of a cache as its positions"),
     ],
 )
-def test_inspect_says_which_caches_are_rings_and_what_litert_lm_assumes(
+def test_inspect_says_which_caches_are_rings(
     capsys: Captured, tmp_path: Path, told: bytes | None, said: str
 ) -> None:
     path = ringed(tmp_path, told)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
+from cli_runs import Patch
 from text_parser import parse
 
 from edge_opt.base.errors import UsageError
@@ -82,7 +83,7 @@ def test_what_cannot_be_narrowed_is_refused(found: Model, kept: int, message: st
 @pytest.mark.slow
 @pytest.mark.parametrize("turned", [False, True])
 def test_moments_are_of_what_the_logits_product_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turned: bool
+    tmp_path: Path, monkeypatch: Patch, turned: bool
 ) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cli_runs import Patch
 from pretend_stages import FLOAT, TOKENIZER, Place, write
 from terminal_signals import gone
 
@@ -47,7 +48,7 @@ def test_the_extra_holds_the_version_that_is_known_here() -> None:
     ],
 )  # fmt: skip
 def test_another_version_or_none_is_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, found: dict[str, str | None], check: Callable[[], object], sentence: str
+    monkeypatch: Patch, found: dict[str, str | None], check: Callable[[], object], sentence: str
 ) -> None:
     def version(name: str) -> str:
         told = found.get(name, "0.10.0")
@@ -68,7 +69,7 @@ STARTS_A_PROCESS = """
 """
 
 
-def put_in_place(place: Place, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+def put_in_place(place: Place, monkeypatch: Patch, code: str) -> None:
     """Make the stage `export` that code in every process that is started from here."""
     body = indent(dedent(code).strip(), "    ")
     (place.folder / "sitecustomize.py").write_text(
@@ -79,7 +80,7 @@ def put_in_place(place: Place, monkeypatch: pytest.MonkeyPatch, code: str) -> No
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
 
 
-def child(place: Place, monkeypatch: pytest.MonkeyPatch, code: str) -> tuple[Any, Any, list[tuple[int, ...]]]:
+def child(place: Place, monkeypatch: Patch, code: str) -> tuple[Any, Any, list[tuple[int, ...]]]:
     """Carry out a stage of that code: its values, its memory, and the steps that it tells."""
     put_in_place(place, monkeypatch, code)
     monkeypatch.setattr(stages, "_LOOK_SECONDS", 0.05)
@@ -92,9 +93,7 @@ def child(place: Place, monkeypatch: pytest.MonkeyPatch, code: str) -> tuple[Any
     return *done, steps
 
 
-def test_a_stages_process_tells_steps_memory_and_output(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stages_process_tells_steps_memory_and_output(place: Place, monkeypatch: Patch) -> None:
     code = """
         progress("x", 3, 7)
         held = bytearray(200 << 20)
@@ -124,23 +123,21 @@ NO_SETTING = "from edge_opt.base.errors import UsageError\nraise UsageError('no 
     ],
 )  # fmt: skip
 def test_however_a_stages_process_ends_there_is_a_cause(
-    place: Place, monkeypatch: pytest.MonkeyPatch, code: str, kind: type[Exception], sentence: str
+    place: Place, monkeypatch: Patch, code: str, kind: type[Exception], sentence: str
 ) -> None:
     with pytest.raises(kind) as caught:
         child(place, monkeypatch, code)
     assert str(caught.value) == sentence
 
 
-def test_a_full_disk_is_the_cause_whatever_a_tool_says(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_the_cause_whatever_a_tool_says(place: Place, monkeypatch: Patch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     with pytest.raises(OutputError, match="the disk is full"):
         child(place, monkeypatch, "raise RuntimeError('Unable to write')")
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_build_ends_its_processes(
-    place: Place, monkeypatch: pytest.MonkeyPatch, sign: signal.Signals
-) -> None:
+def test_an_interrupt_ends_a_stages_processes(place: Place, monkeypatch: Patch, sign: signal.Signals) -> None:
     told = place.folder / "pid"
     put_in_place(place, monkeypatch, STARTS_A_PROCESS.format(told=str(told)))
     code = (
@@ -156,7 +153,7 @@ def test_an_interrupted_build_ends_its_processes(
     assert gone(int(told.read_text()))
 
 
-def test_an_interrupt_ends_all_parallel_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_ends_all_parallel_stages(tmp_path: Path, monkeypatch: Patch) -> None:
     running, ended = Barrier(3), []
 
     def carry_out(job: Job, _log: Path, _scratch: Path, progress: Progress) -> None:
@@ -185,7 +182,7 @@ def test_an_interrupt_ends_all_parallel_stages(tmp_path: Path, monkeypatch: pyte
     assert run.done == []
 
 
-def test_a_failing_compilers_first_complaint_is_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_compilers_first_complaint_is_told(place: Place, monkeypatch: Patch) -> None:
     def npu_compile(*_: object, **__: object) -> None:
         (place.folder / "tmp1.error").write_text("fine\n 0.0ms [ ERROR ]   <E> no room for the weights\n")
         raise ValueError("apply_plugin failed to apply plugin. See /tmp/tmp1.error for details.")
@@ -206,9 +203,7 @@ def test_a_failing_compilers_first_complaint_is_told(place: Place, monkeypatch: 
         ({"decode_kv_cache_k_0": 0, "prefill_4_kv_cache_k_0": 0}, ""),
     ],
 )  # fmt: skip
-def test_prompts_that_leave_out_a_part_are_told(
-    tmp_path: Path, ranges: dict[str, int], sentence: str
-) -> None:
+def test_prompts_that_leave_a_part_out_fail(tmp_path: Path, ranges: dict[str, int], sentence: str) -> None:
     """The pipeline says nothing, and fails in the next stage."""
     told = json.dumps({"model_qsvs": ranges})
     (tmp_path / "Section3_tf_lite_prefill_decode.tflite.json").write_text(told)

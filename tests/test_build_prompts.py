@@ -109,10 +109,10 @@ TURNS = """{% for turn in messages %}{{ raise_exception('no system') if turn.rol
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("template", "text", "tokens"), [(None, "one two", 3), (TURNS, "<turn>one two</turn>", 5)]
+    ("turns", "text", "tokens"), [(None, "one two", 3), (TURNS, "<turn>one two</turn>", 5)]
 )
 def test_prompts_go_through_the_chat_template_and_a_base_model_reads_plain_text(
-    tmp_path: Path, template: str | None, text: str, tokens: int
+    tmp_path: Path, turns: str | None, text: str, tokens: int
 ) -> None:
     pytest.importorskip("litert_torch", reason="litert_torch is not installed (extra build)")
     transformers = pytest.importorskip("transformers")
@@ -121,16 +121,16 @@ def test_prompts_go_through_the_chat_template_and_a_base_model_reads_plain_text(
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     special = {"additional_special_tokens": ["<turn>", "</turn>"], "unk_token": "<unk>", "bos_token": "<bos>"}
-    whole = transformers.PreTrainedTokenizerFast(tokenizer_object=made, chat_template=template, **special)
+    whole = transformers.PreTrainedTokenizerFast(tokenizer_object=made, chat_template=turns, **special)
     whole.save_pretrained(tmp_path)
     wording = wording_of(tmp_path)
-    turns = {"messages": [{"role": "user", "content": "one two"}]}
-    assert [wording.text(prompt) for prompt in ("one two", turns)] == [text] * 2
+    asked = {"messages": [{"role": "user", "content": "one two"}]}
+    assert [wording.text(prompt) for prompt in ("one two", asked)] == [text] * 2
     assert [wording.count(prompt) for prompt in ("one two", {"text": ""})] == [tokens, tokens - 2]
-    turns["messages"].insert(0, {"role": "system", "content": "be kind"})
+    asked["messages"].insert(0, {"role": "system", "content": "be kind"})
     refused = pytest.raises(UsageError, match="the chat template refuses the prompt 'one two': no system")
-    with refused if template else nullcontext():
-        assert wording.text(turns) == text
+    with refused if turns else nullcontext():
+        assert wording.text(asked) == text
     with pytest.raises(UsageError, match=r"float\.litertlm has no tokenizer"):
         wording_of(write(tmp_path / "float.litertlm", FLOAT))
 

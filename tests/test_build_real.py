@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from cli_runs import Patch
 from pretend_npu import require_qnn
 
 from edge_opt import compare, convert, evaluate
@@ -76,9 +77,7 @@ def ranges_in(folder: Path) -> dict[str, Any]:
     return {file.name: json.loads(file.read_text())["model_qsvs"] for file in folder.glob("*.tflite.json")}
 
 
-def test_a_checkpoint_becomes_a_bundle_for_the_npu_despite_interruptions(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_becomes_a_bundle_despite_interruptions(folder: Path, tmp_path: Path) -> None:
     interrupted(folder, "export", signal.SIGTERM)
     interrupted(folder, "compile", signal.SIGKILL)
     work, output = folder / "gemma.work", folder / "gemma.litertlm"
@@ -154,9 +153,7 @@ def test_norms_of_a_rotated_checkpoint_are_still_composites(folder: Path, tmp_pa
         assert "RSQRT" not in operators
 
 
-def test_the_notebook_runs(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_notebook_runs(folder: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]) -> None:
     notebook = json.loads((EXAMPLES / "checkpoint_to_bundle.ipynb").read_text(encoding="utf-8"))
     monkeypatch.chdir(folder)
     names: dict[str, Any] = {"__name__": "notebook"}
@@ -245,9 +242,7 @@ def test_settings_and_models_that_do_not_exist_are_a_sentence(options: dict[str,
 
 
 @pytest.mark.parametrize(("cause", "kind"), [("full_attention", UsageError), ("other", KeyError)])
-def test_a_checkpoint_that_slides_is_a_sentence(
-    cause: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sliding_checkpoint_is_a_sentence(cause: str, kind: type[Exception], monkeypatch: Patch) -> None:
     """litert-torch asks for angles of layers that do not slide, and transformers has none."""
     monkeypatch.setattr(pipeline, "_lib", lambda _: SimpleNamespace(npu_export=lambda *_: {}[cause]))
     monkeypatch.setattr(pipeline, "_config", lambda _: SimpleNamespace())

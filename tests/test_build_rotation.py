@@ -73,9 +73,7 @@ def test_a_checkpoint_with_norms_in_front_is_rotated(tmp_path: Path, family: str
     [("Gemma", 1000, True), ("Gemma2", 1000, True), ("Llama", 1, True), ("Llama", 1000, False)],
     ids=["norms of 1 + w", "norms behind products", "no channel above the others", "switched off"],
 )
-def test_a_checkpoint_that_is_not_rotated_stays(
-    tmp_path: Path, family: str, spike: float, rotate: bool
-) -> None:
+def test_a_checkpoint_not_rotated_stays(tmp_path: Path, family: str, spike: float, rotate: bool) -> None:
     said, _, after = rotated(tmp_path, family, spike, rotate=rotate)
     assert not said
     assert not after.exists()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import typer
-from cli_runs import DEMO, NO_ATTENTION, SENTENCE, Captured, run, run_apart, written
+from cli_runs import DEMO, NO_ATTENTION, SENTENCE, Captured, Patch, run, run_apart, written
 from syrupy.assertion import SnapshotAssertion
 from text_parser import parse
 
@@ -51,7 +51,7 @@ def commands(group: Any = None, before: str = "") -> dict[str, Any]:
 
 @pytest.mark.parametrize("command", ["", "golden", *COMMANDS])
 def test_help_says_what_is_taken(
-    command: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
+    command: str, capsys: Captured, monkeypatch: Patch, snapshot: SnapshotAssertion
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     ran = run(capsys, *command.split(), "--help")
@@ -137,9 +137,7 @@ def test_the_shell_is_answered_by_typers_own_completion() -> None:
         "golden check g.npz m.tflite",
     ],
 )
-def test_usage_errors_are_a_sentence_and_exit_2(
-    line: str, capsys: Captured, snapshot: SnapshotAssertion
-) -> None:
+def test_usage_errors_are_one_sentence(line: str, capsys: Captured, snapshot: SnapshotAssertion) -> None:
     assert run(capsys, *line.replace("DEMO", str(DEMO)).split()).failed_in_one_sentence(2) == snapshot
 
 
@@ -288,7 +286,7 @@ NOTED.add_note("run it again to go on")
     ],
 )
 def test_an_interrupt_is_one_line_and_has_the_exit_code_of_its_signal(
-    error: BaseException | None, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+    error: BaseException | None, code: int, said: str, monkeypatch: Patch, capsys: Captured
 ) -> None:
     monkeypatch.setattr(inspection, "inspect", ends_with(error))
     ran = run(capsys, "inspect", DEMO)
@@ -297,9 +295,7 @@ def test_an_interrupt_is_one_line_and_has_the_exit_code_of_its_signal(
     assert told["error"] == {"type": "KeyboardInterrupt", "message": said, "exit_code": code}
 
 
-def test_an_interrupt_during_the_imports_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
+def test_an_interrupt_during_imports_is_a_sentence(monkeypatch: Patch, capsys: Captured) -> None:
     class Interrupting:
         def find_spec(self, name: str, *_: object) -> None:
             if name == "edge_opt.cli.app":
@@ -312,9 +308,7 @@ def test_an_interrupt_during_the_imports_is_one_sentence(
 
 
 @pytest.mark.parametrize("wants", [False, True])
-def test_a_bug_is_a_sentence_on_how_to_see_more(
-    wants: bool, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
+def test_a_bug_is_one_sentence(wants: bool, monkeypatch: Patch, capsys: Captured) -> None:
     monkeypatch.setattr(inspection, "inspect", ends_with(ZeroDivisionError("seven\nby zero")))
     monkeypatch.setenv("EDGE_OPT_TRACEBACK", "1" if wants else "")
     ran = run(capsys, "inspect", DEMO)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import proof_models as models
 import pytest
-from cli_runs import DEMO, QUANTIZED, Captured, run, written
+from cli_runs import DEMO, QUANTIZED, Captured, Patch, run, written
 from text_parser import literal, parse
 
 from edge_opt import convert, load
@@ -104,7 +104,7 @@ def test_a_float_model_and_a_quantized_one_are_compared_as_real_numbers() -> Non
     assert (report.equal, report.bitwise) == (True, False)
 
 
-def test_models_take_turns_and_progress_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_models_take_turns_and_progress_ends(monkeypatch: Patch, tmp_path: Path) -> None:
     order, told = [], list[tuple[int, int]]()
     run_plans = Worker.run_plans
 
@@ -295,7 +295,7 @@ def test_swapped_heads_are_found_in_their_block(path: Path, block: int) -> None:
 
 
 @pytest.mark.parametrize("wrong", [0, 98, 199])
-def test_it_takes_a_logarithmic_number_of_runs(wrong: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_takes_a_logarithmic_number_of_runs(wrong: int, monkeypatch: Patch) -> None:
     asked: list[int] = []
     run_plans = Worker.run_plans
     monkeypatch.setattr(Worker, "run_plans", lambda *given: asked.append(1) or run_plans(*given))
@@ -308,7 +308,7 @@ def test_it_takes_a_logarithmic_number_of_runs(wrong: int, monkeypatch: pytest.M
     assert len(asked) <= 2 * (1 + 3 + 1)
 
 
-def test_tensors_that_are_looked_at_together_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_that_are_looked_at_together_fit_into_memory(monkeypatch: Patch) -> None:
     """Each has 32 bytes."""
     looked: list[int] = []
     run_plans = Worker.run_plans
@@ -372,7 +372,7 @@ def test_a_changed_weight_is_named() -> None:
     assert (found.tensor, found.constants) == ("y", ("weight",))
 
 
-def test_a_search_that_finds_nothing_or_fails_leaves_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_finds_nothing_or_fails_leaves_the_comparison(monkeypatch: Patch) -> None:
     assert compare(chain(4), chain(4, wrong=2), locate=False).first_difference is None
     with monkeypatch.context() as patch:
         patch.setattr(bisect._Search, "_look", lambda self, places: {*places})

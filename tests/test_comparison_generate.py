@@ -8,7 +8,7 @@ import generation_models as models
 import numpy as np
 import pytest
 from bundles import bundle, model_part
-from cli_runs import Captured, run
+from cli_runs import Captured, Patch, run
 from generation_models import ROWS, export
 from text_parser import parse
 
@@ -231,7 +231,7 @@ def filled(path: Path, worker: Worker, folder: Path, seed: int = 5) -> FilledCac
 
 @pytest.mark.parametrize(("name", "tokens"), [("unsplit", "tokens"), ("model", "embeddings")])
 def test_a_cache_holds_the_keys_of_every_token_before(
-    name: str, tokens: str, folder: Path, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tokens: str, folder: Path, worker: Worker, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     chunks: list[tuple[int, int]] = []
     fill = Worker.fill
@@ -252,7 +252,7 @@ def test_a_cache_holds_the_keys_of_every_token_before(
 
 
 def test_a_long_cache_is_filled_by_few_calls(
-    folder: Path, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, worker: Worker, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(filling, "_MOST_CALLS", 1)
     (decode,) = (one for one in worker.describe(folder / "unsplit.tflite") if one.name == "decode")
@@ -282,9 +282,7 @@ def test_the_last_chunk_of_a_prefill_ends_the_cache(length: int, starts: list[in
 
 
 @pytest.mark.parametrize("name", ["model", "unsplit"])
-def test_both_models_read_what_the_first_prefill_left(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_models_read_what_the_first_prefill_left(name: str, folder: Path, monkeypatch: Patch) -> None:
     asked: list[Any] = []
     run_plans = Worker.run_plans
     monkeypatch.setattr(Worker, "run_plans", lambda *given: asked.append(given[3]) or run_plans(*given))
@@ -298,9 +296,7 @@ def test_both_models_read_what_the_first_prefill_left(
     assert stored[0] == stored[1] == stored[2] == stored[3]
 
 
-def test_caches_that_no_prefill_fills_are_random_and_that_is_said(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_caches_that_no_prefill_fills_are_random(folder: Path, monkeypatch: Patch) -> None:
     path = folder / "decode_only.tflite"
     said = "caches of fill, decode: random, because no prefill signature of a fills them"
     assert compare(path, path).remarks == (said,)

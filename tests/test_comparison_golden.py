@@ -9,7 +9,7 @@ import numpy as np
 import proof_models as models
 import pytest
 from bundles import bundle, model_part
-from cli_runs import DEMO
+from cli_runs import DEMO, Patch
 
 from edge_opt.base.errors import UsageError
 from edge_opt.comparison import golden
@@ -98,9 +98,7 @@ def test_the_same_model_gives_the_same_file_and_replaces_one_only_when_asked(rec
         (models.requantized(scale=0.5), models.requantized(scale=0.25), "0 in a, scale 0.25, zero point 0 in b"),
     ],
 )  # fmt: skip
-def test_a_model_that_does_not_fit_is_different(
-    model: bytes, other: bytes, said: str, tmp_path: Path
-) -> None:
+def test_a_model_that_does_not_fit_differs(model: bytes, other: bytes, said: str, tmp_path: Path) -> None:
     path = golden.record(model, tmp_path / "g.npz", atol=1e6)
     assert golden.check(model, path).bitwise
     report = golden.check(other, path)
@@ -115,7 +113,7 @@ class Trap:
         return pytest.fail, ("code from a golden file was run",)
 
 
-def test_a_missing_or_broken_file_is_one_typed_error(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_or_broken_file_is_one_typed_error(recorded: Path, monkeypatch: Patch) -> None:
     for bound, said in (("_MAX_FILE", "too large"), ("_MAX_UNPACKED", "unpacks to too much")):
         with monkeypatch.context() as patch:
             patch.setattr(golden, bound, 100)

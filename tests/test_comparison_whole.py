@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from bundles import bundle, model_part
-from cli_runs import DEMO, QUANTIZED, Captured, run
+from cli_runs import DEMO, QUANTIZED, Captured, Patch, run
 from text_parser import parse
 
 from edge_opt import convert, load
@@ -56,7 +56,7 @@ def swapped_heads(build: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-def believe_bitwise_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def believe_bitwise_ones(monkeypatch: Patch) -> None:
     """Heads are swapped, and the proof of that, which demands the same bits, says that all is well."""
     prove = RegionProver.prove
 
@@ -100,7 +100,7 @@ def test_a_site_that_demands_a_step_gives_every_output_room_and_says_why(toleran
 
 
 def test_swapped_heads_are_found_under_a_tolerance(
-    converting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    converting: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     believe_bitwise_ones(monkeypatch)
     with pytest.raises(DifferenceFoundError, match="nothing was written") as caught:
@@ -114,9 +114,7 @@ def test_swapped_heads_are_found_under_a_tolerance(
 
 
 @pytest.mark.parametrize("dry", [True, False])
-def test_a_bundle_is_compared_written_or_not(
-    dry: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bundle_is_compared_in_any_case(dry: bool, tmp_path: Path, monkeypatch: Patch) -> None:
     path = tmp_path / "m.litertlm"
     path.write_bytes(bundle([model_part("prefill_decode", DEMO.read_bytes())]))
     options: dict[str, Any] = {"verify": "full", "dry_run": dry, "signatures": ["decode"]}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from ai_edge_litert.interpreter import Interpreter
-from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, written
+from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, Patch, written
 from schema_models import plain, unpack, values
 from text_parser import parse
 
@@ -211,9 +211,7 @@ def test_progress_counts_up_to_the_end(tmp_path: Path) -> None:
         assert steps[-1][0] == steps[-1][1]
 
 
-def test_an_output_that_exists_is_refused_before_any_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_output_that_exists_is_refused_before_any_work(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr("edge_opt.conversion.run.run_pass", lambda *_: pytest.fail("no work may be done"))
     path = tmp_path / "model.tflite"
     shutil.copy(DEMO, path)
@@ -286,9 +284,7 @@ def test_a_model_is_what_it_was_where_a_conversion_ends(ends: type[BaseException
     assert len(result.sites) == (5 if ends is SitesSkippedError else 2)
 
 
-def test_what_changes_after_the_verification_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_changes_after_the_verification_is_noticed(tmp_path: Path, monkeypatch: Patch) -> None:
     names_apart = cleanup.name_apart
 
     def spoiling(model: Model, old: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_runs import DEMO, QUANTIZED, Captured, run, state
+from cli_runs import DEMO, QUANTIZED, Captured, Patch, run, state
 
 from edge_opt.cli import show_models
 from edge_opt.inspection import inspect
@@ -40,9 +40,7 @@ def test_the_demo_converts_and_compares_both_models(tmp_path: Path, capsys: Capt
     assert (folder / "demo_gemma3.tflite").read_bytes() == DEMO.read_bytes()
 
 
-def test_without_a_folder_nothing_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
+def test_without_a_folder_nothing_is_left(tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:
     scratch, here = tmp_path / "scratch", tmp_path / "here"
     scratch.mkdir()
     here.mkdir()
@@ -55,9 +53,7 @@ def test_without_a_folder_nothing_is_left(
     assert not [path for path in scratch.iterdir() if path.name.startswith("edge-opt-demo")]
 
 
-def test_a_folder_that_cannot_be_made_is_exit_5(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
+def test_a_folder_that_cannot_be_made_is_exit_5(tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:
     monkeypatch.setattr(show_models, "_demo_in", lambda *_, **__: 0)
     assert run(capsys, "demo", tmp_path / "new" / "folder").code == 0
     assert (tmp_path / "new" / "folder").is_dir()
@@ -70,9 +66,8 @@ def test_the_script_makes_the_bundled_models(tmp_path: Path) -> None:
     """From a real export. Other versions of the exporter may name things differently: the content is compared."""
     pytest.importorskip("litert_torch", reason="needs the extra `torch`")
     pytest.importorskip("ai_edge_quantizer", reason="needs the extra `quantizer`")
-    subprocess.run(
-        [sys.executable, ROOT / "testdata" / "make_demo.py", tmp_path], check=True, capture_output=True
-    )
+    command = [sys.executable, ROOT / "testdata" / "make_demo.py", tmp_path]
+    subprocess.run(command, check=True, capture_output=True)
     for bundled in (DEMO, QUANTIZED):
         made, known = inspect(tmp_path / bundled.name), inspect(bundled)
         assert bundled.stat().st_size < 1_000_000

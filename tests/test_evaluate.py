@@ -105,9 +105,7 @@ def test_the_error_of_a_ratio_is_of_pairs_of_tokens() -> None:
 
 
 @pytest.mark.parametrize(("spread", "prompts"), [(0.0, 4), (0.4, 20), (40.0, 40)])
-def test_text_is_scored_until_the_ratio_is_known_to_a_hundredth(
-    place: Place, spread: float, prompts: int
-) -> None:
+def test_text_is_scored_until_the_ratio_is_exact_enough(place: Place, spread: float, prompts: int) -> None:
     place.spread = spread
     place.chances["good"] = 0.5
     place.given(*(f"{at} " + "word " * 200 for at in range(40)))
@@ -140,9 +138,7 @@ def test_long_and_short_prompts_take_turns(place: Place) -> None:
         ("  ", None),
     ],
 )
-def test_the_second_half_of_a_prompt_is_scored_and_of_a_long_one_the_end(
-    text: str, parts: tuple[str, str] | None
-) -> None:
+def test_the_second_half_or_end_of_a_prompt_is_scored(text: str, parts: tuple[str, str] | None) -> None:
     assert cut(text) == parts
     long = cut("word " * 1000)
     assert long is not None
@@ -186,9 +182,7 @@ def test_the_table_has_a_row_for_each_model(place: Place, capsys: Captured) -> N
         (lambda p: {"bundles": []}, "give one after the checkpoint"),
     ],
 )  # fmt: skip
-def test_bad_input_is_refused_before_a_run(
-    place: Place, change: Callable[[Place], Any], sentence: str
-) -> None:
+def test_bad_input_is_refused_early(place: Place, change: Callable[[Place], Any], sentence: str) -> None:
     changed = change(place)
     told = {"reference": place.reference, "bundles": [place.good, place.bad], "prompts": place.prompts}
     with pytest.raises(EdgeOptError) as caught:

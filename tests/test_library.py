@@ -188,9 +188,7 @@ class OlderExported(Exported):
 
 
 @pytest.mark.parametrize("kind", [Exported, OlderExported])
-def test_all_functions_take_an_export_and_convert_returns_its_kind(
-    kind: type[Exported], tmp_path: Path
-) -> None:
+def test_functions_take_an_export_and_convert_returns_its_kind(kind: type[Exported], tmp_path: Path) -> None:
     given = kind(DEMO.read_bytes())
     result = edge_opt.convert(given, verify="none")
     made = result.exported
@@ -205,9 +203,7 @@ def test_all_functions_take_an_export_and_convert_returns_its_kind(
 
 @pytest.mark.parametrize("function", [edge_opt.convert, edge_opt.inspect])
 def test_anything_else_is_refused_by_name(function: Callable[..., object]) -> None:
-    with pytest.raises(
-        UsageError, match=r"builtins\.dict is not a model: give a \.tflite file, .* litert_torch"
-    ):
+    with pytest.raises(UsageError, match=r"builtins\.dict is not a model: give a \.tflite file, .* litert_"):
         function({})
 
 

@@ -86,9 +86,7 @@ subgraph masks (%open: bool[1,1,4,6]) {
 """
 
 
-def test_all_models_are_rewritten_on_request_only_and_named_by_their_kind(
-    file: Path, capsys: Captured
-) -> None:
+def test_all_models_are_rewritten_on_request_and_named_by_kind(file: Path, capsys: Captured) -> None:
     file.write_bytes(bundle([*PARTS, model_part("aux", to_bytes(parse(MASKS)))]))
     alone = convert(file, file.with_name("alone.litertlm"), verify="none")
     options = ("-o", file.with_name("all.litertlm"), "--all-models", "--verify", "full", "--json")

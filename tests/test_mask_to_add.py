@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cli_runs import Patch
 from pass_runs import Says, convert_text, names, reread, rewrites_of, run, statuses
 from syrupy.assertion import SnapshotAssertion
 from text_parser import parse
@@ -207,7 +208,7 @@ OTHER_MASKS = {
 
 
 @pytest.mark.parametrize(("constant", "bound"), [("-2000.0", "-1896"), ("-3.4028235e+38", "")])
-def test_a_constant_above_the_lowest_logits_is_equal_under_a_condition_that_the_note_names(
+def test_a_constant_above_some_logits_has_a_condition(
     constant: str, bound: str, prover: RegionProver
 ) -> None:
     text = of_constant(constant)
@@ -227,18 +228,14 @@ def test_an_infinite_constant_becomes_finite_and_rows_without_a_number_uniform(p
     assert "rows that are masked everywhere change from NaN to numbers" in report.note
 
 
-@pytest.mark.parametrize(
-    ("constant", "expected"), [("-inf", -65472), ("-1e+09", -65472), ("-10000.0", -10000)]
-)
-def test_a_float16_target_gets_what_float16_holds(
-    constant: str, expected: float, prover: RegionProver
-) -> None:
+@pytest.mark.parametrize(("constant", "found"), [("-inf", -65472), ("-1e+09", -65472), ("-10000.0", -10000)])
+def test_a_target_gets_what_float16_holds(constant: str, found: float, prover: RegionProver) -> None:
     """In rows that are masked everywhere SELECT gives the uniform distribution, ADD another one."""
     model, report = converted(of_constant(constant), prover, Target("npu", "", mask_constant=-65472.0))
-    assert (added(model), report.proof and str(report.proof.demand)) == (expected, "relative 1e-06")
+    assert (added(model), report.proof and str(report.proof.demand)) == (found, "relative 1e-06")
     bound = "; equal where the largest open logit of a row is above -9896"
-    told = bound if expected == float(constant) else f"the mask constant {float(constant):g} becomes -65472; "
-    least = f"no masked logit is {-expected - 104:g} or more above the largest open one"
+    told = bound if found == float(constant) else f"the mask constant {float(constant):g} becomes -65472; "
+    least = f"no masked logit is {-found - 104:g} or more above the largest open one"
     for words in (told, least, "rows that are masked everywhere change"):
         assert words in report.note
 
@@ -306,9 +303,7 @@ def test_a_bias_is_no_mask(prover: RegionProver) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, T])
-def test_logits_that_do_not_vanish_fail_the_proof(
-    rows: int, prover: RegionProver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_that_do_not_vanish_fail(rows: int, prover: RegionProver, monkeypatch: Patch) -> None:
     """With one query row too, where nothing but a closed row shows it."""
     text = PLAIN.replace(f",{T},", f",{rows},").replace(f", {T},", f", {rows},")
     verified(text, prover)
@@ -352,9 +347,7 @@ def test_quantized_masks_of_equal_scales_give_the_same_codes(text: str, prover: 
 
 
 @pytest.mark.parametrize("rows", [1, T])
-def test_a_quantized_mask_that_does_not_clip_fails(
-    rows: int, prover: RegionProver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quantized_mask_must_clip(rows: int, prover: RegionProver, monkeypatch: Patch) -> None:
     """Half of the logits' range hides them in every row with an open entry. SELECT copies codes of another scale."""
     other = quantized().replace(f"%x: int16{LOGITS} q(0.05", f"%x: int16{LOGITS} q(0.04")
     assert "must be bit-identical" in converted(other, prover, status="reverted")[1].reason

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from cli_runs import Patch
 from pass_runs import Says, convert_text, reread, run, statuses
 from text_parser import parse
 
@@ -115,9 +116,7 @@ SCALES = [(5e-05, 4e-05), (4e-05, 5e-05), (3e-05, 1e-04), (1e-04, 3.3e-05), (2e-
 
 @pytest.mark.parametrize(("before", "after"), SCALES)
 @pytest.mark.parametrize("dtype", ["int16", "int8"])
-def test_results_move_by_at_most_one_step(
-    dtype: str, before: float, after: float, prover: RegionProver
-) -> None:
+def test_results_move_by_one_step(dtype: str, before: float, after: float, prover: RegionProver) -> None:
     """Rounding once instead of twice, on both kernel sets; int16 is held to one step more."""
     points = (0, 0) if dtype == "int16" else (4, -7)
     if dtype == "int8":
@@ -134,6 +133,9 @@ def test_results_move_by_at_most_one_step(
 # What was clipped
 
 
+CLIPPED = "the product 'p' was clipped to {}; values beyond are kept now"
+
+
 def clipping(low: float = 1e-05, *, left: str = "int16") -> str:
     """The product's range is a tenth of the result's."""
     return pair(f"{left}[] q({low}, 0)", f"{left}[] q({low * 10:g}, 0)", left=left)
@@ -142,21 +144,12 @@ def clipping(low: float = 1e-05, *, left: str = "int16") -> str:
 @pytest.mark.parametrize(
     ("text", "note"),
     [
-        (clipping(), "the product 'p' was clipped to -0.3277 .. 0.3277; values beyond are kept now"),
-        (
-            clipping(0.001, left="int8"),
-            "the product 'p' was clipped to -0.128 .. 0.127; values beyond are kept now",
-        ),
-        (
-            pair("int8[] q(0.1, -128)", "int8[] q(0.2, 0)", left="int8"),
-            "the product 'p' was clipped to 0 .. 25.5; values beyond are kept now",
-        ),
+        (clipping(), CLIPPED.format("-0.3277 .. 0.3277")),
+        (clipping(0.001, left="int8"), CLIPPED.format("-0.128 .. 0.127")),
+        (pair("int8[] q(0.1, -128)", "int8[] q(0.2, 0)", left="int8"), CLIPPED.format("0 .. 25.5")),
         (PLAIN, ""),
         (pair("int8[] q(0.1, 3)", "int8[] q(0.1, 3)", left="int8"), ""),
-        (
-            pair("int16[] q(0.1, 0)", "int16[] q(0.15, 0)"),
-            "the product 'p' was clipped to -3277 .. 3277; values beyond are kept now",
-        ),
+        (pair("int16[] q(0.1, 0)", "int16[] q(0.15, 0)"), CLIPPED.format("-3277 .. 3277")),
     ],
     ids=["int16", "int8", "positive only", "wide", "equal", "beyond all products"],
 )
@@ -168,9 +161,7 @@ def test_what_was_clipped_is_told_and_fails_no_proof(text: str, note: str, prove
     assert not note or (report.proof.steps or 0) <= 1
 
 
-def test_a_wrong_result_is_found_in_clipped_ones(
-    prover: RegionProver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_results_are_found_in_clipped_ones(prover: RegionProver, monkeypatch: Patch) -> None:
     build = matmul_convert._build
 
     def swapped(*arguments: Any) -> Any:

@@ -10,7 +10,7 @@ from textwrap import dedent
 
 import numpy as np
 import pytest
-from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, Captured, run, written
+from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, Captured, Patch, run, written
 from pretend_npu import emulator, require_qnn, say
 from text_parser import parse
 
@@ -60,9 +60,7 @@ def test_models_without_signatures_are_compared_by_their_tensors(tmp_path: Path,
     assert [(signature.name, signature.bitwise) for signature in found.signatures] == [("main", True)]
 
 
-def test_one_differing_number_is_found(
-    model: Path, other: Path, compiler: Compilers, capsys: Captured
-) -> None:
+def test_a_differing_number_is_found(model: Path, other: Path, compiler: Compilers, capsys: Captured) -> None:
     sdk = compiler(emulator("array.flat[0] += 2.0 ** -20 * is_second"))
     command = ("compare", model, other, "--on", "npu", "--sdk", sdk, "--json")
     shown = run(capsys, *command)
@@ -72,7 +70,7 @@ def test_one_differing_number_is_found(
     assert run(capsys, *command, "--atol", 2.0**-19).code == 0
 
 
-def test_equal_models_far_from_the_cpu_are_a_warning(
+def test_models_far_from_the_cpu_are_warned_of(
     model: Path, other: Path, compiler: Compilers, capsys: Captured
 ) -> None:
     sdk = compiler(emulator("array *= 0.5"))
@@ -122,9 +120,7 @@ def test_a_graph_that_is_given_up_while_it_is_compiled_holds_nobody(model: Path,
     assert time.monotonic() - started < 30, "it waited for folders that nobody names any more"
 
 
-def test_without_a_probe_nothing_starts(
-    model: Path, compiler: Compilers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_probe_nothing_starts(model: Path, compiler: Compilers, monkeypatch: Patch) -> None:
     sdk = compiler("raise SystemExit(6)")
 
     def missing() -> Path:

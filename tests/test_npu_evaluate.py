@@ -10,7 +10,7 @@ from typing import Any
 import generation_models as models
 import numpy as np
 import pytest
-from cli_runs import Captured, run
+from cli_runs import Captured, Patch, run
 from pretend_npu import calls, emulator, require_qnn
 from pretend_stages import at_once, checkpoint
 
@@ -89,7 +89,7 @@ class Pretended:
 
 
 @pytest.fixture
-def pretended(gemma: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
+def pretended(gemma: Path, monkeypatch: Patch) -> Pretended:
     """In the place of the checkpoint's model."""
     model = Pretended(gemma)
     monkeypatch.setattr(evaluation, "Checkpoint", lambda _: model)
@@ -126,7 +126,7 @@ def test_the_command_has_a_row_for_cpu_and_npu(
 
 
 def test_prompts_are_spread_over_those_given_and_another_vocabulary_is_refused(
-    gemma: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pretended: Pretended
+    gemma: Path, tmp_path: Path, monkeypatch: Patch, pretended: Pretended
 ) -> None:
     monkeypatch.setattr(evaluation, "check_emulator", lambda _: None)
     monkeypatch.setattr(evaluation, "find_libraries", lambda _: None)

@@ -76,9 +76,7 @@ def test_an_option_that_the_library_ignores_is_no_complaint() -> None:
     assert first_complaint(TWO, "ERROR: of the tool") == "of the tool"
 
 
-def test_the_tool_gets_flags_and_libraries_behind_the_probe(
-    model: Path, tmp_path: Path, compiler: Compilers
-) -> None:
+def test_the_tool_gets_flags_libraries_and_probe(model: Path, tmp_path: Path, compiler: Compilers) -> None:
     sdk = compiler(f"""
         import os, pathlib, sys
         places = os.environ["LD_LIBRARY_PATH"].split(":")
@@ -163,7 +161,7 @@ def judged(model: Path, sdk: Path, chip: str) -> tuple[Figures, tuple[str, ...]]
         ("SM8850", "SA8797", "the same version"),
     ],
 )
-def test_a_phones_time_is_estimated_on_the_chip_of_the_nearest_version(
+def test_a_phones_time_is_that_of_the_nearest(
     model: Path, compiler: Compilers, chip: str, judge: str, words: str
 ) -> None:
     sdk = compiler(compiling({chip: (None, 40, 9), judge: (1200, 40, 9)}))
@@ -203,7 +201,7 @@ def test_without_an_estimate_the_bytes_are_there_and_one_sentence_says_why(
     assert words in notes[0]
 
 
-def test_profile_prints_a_table_for_each_model_with_the_ratio_of_time(
+def test_profile_prints_a_table_for_each_model(
     model: Path, tmp_path: Path, compiler: Compilers, capsys: Captured
 ) -> None:
     other = tmp_path / "after" / model.name

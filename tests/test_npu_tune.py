@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from cli_runs import DEMO, QUANTIZED, Captured, run
+from cli_runs import DEMO, QUANTIZED, Captured, Patch, run
 from fault_graphs import Size, attention
 from pretend_npu import pretend, require_qnn
 from text_parser import parse
@@ -188,9 +188,7 @@ def late(*arguments: Any) -> Measured:
 
 
 @pytest.mark.parametrize("measure", [profiling.measure, late], ids=["running", "starting"])
-def test_an_interrupted_search_leaves_no_compiler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measure: Any
-) -> None:
+def test_an_interrupt_leaves_no_compiler(tmp_path: Path, monkeypatch: Patch, measure: Any) -> None:
     sdk = pretend(tmp_path, monkeypatch, "import time; time.sleep(600)")
     started: list[Any] = []
     interrupted.clear()
@@ -258,7 +256,7 @@ def test_attention_that_does_not_fit_on_the_chip_is_told(bare: Path) -> None:
 
 
 def test_the_command_prints_a_table_and_writes(
-    capsys: Captured, tmp_path: Path, bare: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: Captured, tmp_path: Path, bare: Path, monkeypatch: Patch
 ) -> None:
     pretended = partial(tuned, {4: figures(150)})
     monkeypatch.setattr("edge_opt.npu.tune", lambda path, target, _, **o: pretended(path, target=target, **o))

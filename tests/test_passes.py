@@ -71,9 +71,7 @@ def crash(*_: object) -> Rewrite:
         (None, {"refused_operators": ("SQUARE",)}, "reverted", "target 't' refuses SQUARE"),
     ],
 )
-def test_what_cannot_be_rewritten_stays_byte_for_byte_and_is_not_run(
-    make: Any, target: dict[str, Any], status: str, reason: str
-) -> None:
+def test_what_cannot_be_rewritten_stays(make: Any, target: dict[str, Any], status: str, reason: str) -> None:
     """Not even an operator code or a constant stays behind."""
     prover = Says(True)
     model, reports = convert_text(CHAIN, Double(make), target=Target("t", "", **target), prover=prover)
@@ -295,7 +293,7 @@ HARMS: dict[str, tuple[Callable[[Context, Operator], object], str]] = {
 
 @pytest.mark.parametrize(("harm", "found"), HARMS.values(), ids=HARMS)
 @pytest.mark.parametrize("holds", [True, False])
-def test_a_pass_that_changes_the_graph_by_the_way_is_stopped(
+def test_a_pass_that_changes_more_is_stopped(
     harm: Callable[[Context, Operator], object], found: str, holds: bool
 ) -> None:
     """The proof cannot see it: it runs both regions as they then are."""

@@ -355,9 +355,7 @@ AT_SIZE = [
 
 
 @pytest.mark.parametrize(("dtype", "mutant"), AT_SIZE)
-def test_a_corrupted_layer_like_a_proved_one_is_caught(
-    dtype: str, mutant: Mutant, at_size: RegionProver
-) -> None:
+def test_a_corrupted_layer_like_a_good_one_fails(dtype: str, mutant: Mutant, at_size: RegionProver) -> None:
     """What the proof at size lets pass is so small a mistake that a proof in full lets it pass, too."""
     assert at_size.prove(layers(dtype)[1], Demand()).holds
     if at_size.prove(mutant.rewrite, Demand()).holds:

@@ -35,9 +35,7 @@ def alone(path: Path, signature: str) -> Model:
 @pytest.mark.slow
 @pytest.mark.parametrize("inline_composites", [True, False], ids=["inlined", "composites"])
 @pytest.mark.parametrize("signature", ["prefill_8", "decode"])
-def test_openvino_reads_a_signature_and_agrees(
-    signature: str, tmp_path: Path, *, inline_composites: bool
-) -> None:
+def test_openvino_reads_one_and_agrees(signature: str, tmp_path: Path, *, inline_composites: bool) -> None:
     openvino = pytest.importorskip("openvino", reason="extra dev is not installed")
     output = tmp_path / "one.tflite"
     convert(alone(DEMO, signature), output, target=INLINING if inline_composites else None)
@@ -89,9 +87,8 @@ def tokens(bundle: Path) -> list[str]:
     assert program is not None
     command = [program, "run", str(bundle), "--prompt", "w5 w6 w11", "--backend", "cpu", "--no-template"]
     sampled = "--max-num-tokens 36 --temperature 30 --top-k 40 --top-p 0.99 --seed 7"
-    done = subprocess.run(
-        [*command, *sampled.split()], capture_output=True, text=True, timeout=300, check=True
-    )
+    command += sampled.split()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     return done.stdout.split()
 
 
@@ -107,9 +104,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         import checkpoints
 
         # Wide enough that random weights do not say one word for ever.
-        sizes = checkpoints.Sizes(
-            kv_heads=1, head_size=32, hidden=128, ffn=256, vocab=512, prefill=16, cache=64
-        )
+        widths = {"head_size": 32, "hidden": 128, "ffn": 256, "vocab": 512}
+        sizes = checkpoints.Sizes(kv_heads=1, prefill=16, cache=64, **widths)
         checkpoints.save_checkpoint("gemma3", sizes, folder / "hf")
         from litert_torch.generative.export_hf.export import export
 

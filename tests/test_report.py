@@ -30,6 +30,7 @@ HOSTILE = (
     "<script>alert('1')</script> & `code` | **bold** [link](http://x.test)\n```\n# head ![i](http://x.test/i)"
 )
 SUFFIXES = (".json", ".md", ".html")
+UNPACK = replace(load_target("generic"), form="unpack")
 
 
 @cache
@@ -110,9 +111,7 @@ def test_what_did_not_change_is_said_once_and_that_nothing_was_found_is_said_too
     done = convert(DEMO, signatures="decode", verify="none", dry_run=True)
     assert "| prefill_8 | 122 | 0 of 0 | 5.00 KiB |" in conversion_report(done).render(".md")
     done.sites *= 5
-    assert "<details><summary>15 rows</summary>" in conversion_report(done).render(".html"), (
-        "long tables fold"
-    )
+    assert "<details><summary>15 rows</summary>" in conversion_report(done).render(".html")
     empty = report(written(tmp_path, NO_ATTENTION))
     assert empty.example is None
     for suffix in (".md", ".html"):
@@ -176,11 +175,7 @@ def test_a_block_is_shown_with_every_operator_and_one_head_of_those_that_are_ali
 
 @pytest.mark.parametrize(
     ("target", "cut"),
-    [
-        ("generic", "SPLIT"),
-        (replace(load_target("generic"), form="unpack"), "UNPACK"),
-        ("qualcomm-htp", "SPLIT"),
-    ],
+    [("generic", "SPLIT"), (UNPACK, "UNPACK"), ("qualcomm-htp", "SPLIT")],
     ids=["split", "unpack", "several passes"],
 )
 def test_a_block_is_shown_before_the_first_rewrite_and_as_written(target: TargetLike, cut: str) -> None:
@@ -203,10 +198,8 @@ def test_a_block_that_two_passes_rewrote_is_shown_as_the_file_has_it() -> None:
     example = find_example(convert(model, verify="none"))
     assert example is not None
     before, after = names(example.before), names(example.after)
-    assert [(found["SELECT_V2"], found["ADD"], found["SOFTMAX"]) for found in (before, after)] == [
-        (1, 0, 1),
-        (0, 4, 4),
-    ]
+    counts = [[found[name] for name in ("SELECT_V2", "ADD", "SOFTMAX")] for found in (before, after)]
+    assert counts == [[1, 0, 1], [0, 4, 4]]
 
 
 def test_the_picture_calls_a_composite_by_its_own_name_and_draws_an_input_once() -> None:

@@ -141,23 +141,21 @@ def test_token_ids_stay_below_the_vocabulary() -> None:
     assert lone(few, outputs=(tensor("logits", 1, 1, 1),)).tolist() == [[1, 1]]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "masked", "opened"), [("bool", False, True), ("int32", 0, 1), ("float16", -100, 0)]
-)
-def test_a_mask_is_in_its_own_type_and_shape(dtype: str, masked: float, opened: float) -> None:
+@pytest.mark.parametrize(("dtype", "shut", "opened"), [("bool", 0, 1), ("int32", 0, 1), ("float16", -100, 0)])
+def test_a_mask_is_in_its_own_type_and_shape(dtype: str, shut: float, opened: float) -> None:
     made = lone(tensor("mask", 1, 1, 4, 4, dtype=dtype))
     assert made.dtype == np.dtype(dtype)
-    assert (made[0, 0, 0, 3], made[0, 0, 3].tolist()) == (masked, [opened] * 4)
+    assert (made[0, 0, 0, 3], made[0, 0, 3].tolist()) == (shut, [opened] * 4)
     for shape in ((), (5,), (1, 5), (5, 5), (1, 5, 5), (2, 3, 5, 5), (1, 1, 20, 5), (0, 4)):
         for run in range(4):
             assert lone(tensor("mask", *shape, dtype=dtype), run=run).shape == shape
 
 
 @pytest.mark.parametrize(
-    ("dtype", "scale", "zero_point"), [("int8", 0.02, -128), ("int16", 1e-3, 0), ("uint8", 0.5, 3)]
+    ("dtype", "scale", "zero"), [("int8", 0.02, -128), ("int16", 1e-3, 0), ("uint8", 0.5, 3)]
 )
-def test_a_quantized_input_fills_its_range(dtype: str, scale: float, zero_point: int) -> None:
-    made = lone(tensor("x", 50_000, dtype=dtype, scale=scale, zero=zero_point)).astype(np.float64)
+def test_a_quantized_input_fills_its_range(dtype: str, scale: float, zero: int) -> None:
+    made = lone(tensor("x", 50_000, dtype=dtype, scale=scale, zero=zero)).astype(np.float64)
     limits = np.iinfo(dtype)
     width = limits.max - limits.min
     assert made.std() > width / 8
@@ -209,11 +207,8 @@ def test_only_a_vector_of_flags_is_padding_and_three_axes_are_causal() -> None:
 
 @pytest.mark.parametrize(("start", "padding"), [(0, 1), (3, 1), (4, 2), (9, 3), (30, 8)])
 def test_every_fourth_run_has_padding_in_front_of_its_tokens(start: int, padding: int) -> None:
-    given = (
-        tensor("tokens", 1, 1, dtype="int32"),
-        tensor("mask", 1, 1, 1, 32),
-        tensor("kv_cache_k_0", 1, 32, 1, 32),
-    )
+    cache, tokens = tensor("kv_cache_k_0", 1, 32, 1, 32), tensor("tokens", 1, 1, dtype="int32")
+    given = (tokens, tensor("mask", 1, 1, 1, 32), cache)
     mask = array_of(plan(SignatureInfo("decode", given, ()), run=1, start=start)[1])[0, 0, 0]
     assert np.flatnonzero(mask == 0).tolist() == ([*range(padding, start), start] if start else [0])
 

@@ -6,15 +6,9 @@ import numpy as np
 import pytest
 from proof_models import tensor
 
+from edge_opt.runtime import tensors
 from edge_opt.runtime.loop import Call, Loop, basic_input, fill, is_basic, run
-from edge_opt.runtime.tensors import (
-    SignatureInfo,
-    TensorInfo,
-    cache_length,
-    growing_axis,
-    longest_prefill,
-    new_tokens,
-)
+from edge_opt.runtime.tensors import SignatureInfo, TensorInfo, growing_axis, longest_prefill, new_tokens
 
 Arrays = dict[str, Any]
 
@@ -127,12 +121,7 @@ def test_a_cache_grows_along_the_one_axis_that_differs(cache: Any, part: Any, ax
 
 @pytest.mark.parametrize(
     ("inputs", "outputs", "length"),
-    [
-        ("cache mask", "part", 6),
-        ("cache mask", "", 9),
-        ("cache pos embeddings", "", 2),
-        ("pos embeddings", "", 0),
-    ],
+    [("cache mask", "part", 6), ("cache mask", "", 9), ("cache pos words", "", 2), ("pos words", "", 0)],
 )
 def test_a_cache_is_as_long_as_its_growing_axis_or_the_mask(inputs: str, outputs: str, length: int) -> None:
     known = {
@@ -140,10 +129,10 @@ def test_a_cache_is_as_long_as_its_growing_axis_or_the_mask(inputs: str, outputs
         "part": tensor("kv_slice_k_0", 1, 4, 2),
         "mask": tensor("mask", 1, 1, 4, 9),
         "pos": tensor("input_pos", 12, dtype="int32"),
-        "embeddings": tensor("embeddings", 1, 4, 64),
+        "words": tensor("embeddings", 1, 4, 64),
     }
     given, made = (tuple(known[name] for name in names.split()) for names in (inputs, outputs))
-    assert cache_length(SignatureInfo("s", given, made)) == length
+    assert tensors.cache_length(SignatureInfo("s", given, made)) == length
 
 
 def test_the_longest_prefill_with_the_readers_caches_is_taken() -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -87,23 +88,19 @@ def same(x: Any, *_: Any) -> Any:
 
 
 def test_the_seed_decides_the_numbers_and_the_name_of_an_input_does_not() -> None:
-    first, again, other = (
-        compared(same, lambda x: x + 1, (tensor("mask", 4, 3),), seed=n) for n in (0, 0, 1)
-    )
+    mask = tensor("mask", 4, 3)
+    first, again, other = (compared(same, lambda x: x + 1, (mask,), seed=n) for n in (0, 0, 1))
     assert first == again != other
     assert 0 < only(first).largest < 8
 
 
 @pytest.mark.parametrize(
-    ("value", "other", "steps"), [(60, 57, 3), (60, 61, 0), (-50, -46, 4), (-50, -51, 0), (59, 61, 2)]
+    ("value", "other", "by"), [(60, 57, 3), (60, 61, 0), (-50, -46, 4), (-50, -51, 0), (59, 61, 2)]
 )
-def test_beyond_where_the_first_version_was_clipped_the_second_may_go_on_and_not_turn_back(
-    value: int, other: int, steps: int
-) -> None:
-    found = compared(
-        lambda x: np.full_like(x, value), lambda x: np.full_like(x, other), (CODES,), CODES, limits=(-50, 60)
-    )
-    assert only(found).steps == steps
+def test_clipped_values_may_go_on_and_not_turn_back(value: int, other: int, by: int) -> None:
+    one, two = (partial(np.full_like, fill_value=number) for number in (value, other))
+    found = compared(one, two, (CODES,), CODES, limits=(-50, 60))
+    assert only(found).steps == by
 
 
 def test_both_versions_get_the_same_numbers_of_every_kind_that_changes_an_input() -> None:
@@ -120,9 +117,8 @@ def test_both_versions_get_the_same_numbers_of_every_kind_that_changes_an_input(
 def test_a_mask_can_be_closed_in_every_row() -> None:
     mask = tensor("mask", 2, 3)
     hints = (InputHint(), InputHint("mask", masked=-100.0, opened=0.0))
-    outcome = compared(
-        same, lambda x, mask: x + (mask == -100).all(), (X, mask), hints=hints, extremes=("closed",)
-    )
+    added = lambda x, mask: x + (mask == -100).all()  # noqa: E731
+    outcome = compared(same, added, (X, mask), hints=hints, extremes=("closed",))
     assert only(outcome).bitwise
     assert not outcome.found["closed"]["xnnpack"][0].bitwise
 
@@ -232,7 +228,6 @@ def test_heads_lie_along_several_axes(alike: int) -> None:
     """`[(K), T, (G)]` with heads n = 2k + g."""
     heads = np.arange(12).reshape(4, 3)
     heads[0] = heads[alike]
-    told = untold(
-        [heads.reshape(2, 2, 3).transpose(0, 2, 1).reshape(6, 2)], Parts(0, (2, 3, 2), (0, 2)), None
-    )
+    results = [heads.reshape(2, 2, 3).transpose(0, 2, 1).reshape(6, 2)]
+    told = untold(results, Parts(0, (2, 3, 2), (0, 2)), None)
     assert told == "some of the 4 heads or tiles in output 0 are equal"

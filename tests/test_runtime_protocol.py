@@ -22,7 +22,7 @@ def ends() -> Iterator[Ends]:
 
 
 @pytest.mark.parametrize(
-    "dtype", ["float32", "float16", "float64", "int8", "uint8", "int16", "int32", "int64", "bool"]
+    "dtype", ["float32", "float16", "float64", "int8", "uint8", "int16", "int64", "bool"]
 )
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3, 4)])
 def test_arrays_come_back_as_they_were(dtype: str, shape: tuple[int, ...], ends: Ends) -> None:
@@ -83,9 +83,7 @@ def test_objects_are_not_sent(ends: Ends) -> None:
         ("refused", "no reason given", RuntimeRefused, "no reason given; it was allowed 3 MiB of memory"),
     ],
 )
-def test_each_kind_of_error_has_its_own_type(
-    kind: str, reason: str, error: type[Exception], said: str
-) -> None:
+def test_each_kind_of_error_has_a_type(kind: str, reason: str, error: type[Exception], said: str) -> None:
     made = _refusal({"error": kind, "reason": reason}, "region", 3 << 20)
     assert type(made) is error
     assert str(made).endswith(said)

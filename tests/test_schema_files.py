@@ -5,6 +5,7 @@ import errno
 import os
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,7 @@ import flatbuffers
 import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter
-from cli_runs import DEMO, QUANTIZED
+from cli_runs import DEMO, QUANTIZED, Patch
 from make_tables import generate
 from schema_models import (
     as_bindings,
@@ -98,13 +99,10 @@ def test_present_with_the_default_is_not_absent_and_a_union_takes_its_type_along
     assert operator.get("builtin_options_type") == 17
     operator.set("builtin_options", None)
     assert operator.fields == {}
-    for use in (
-        lambda: tensor.get("shap"),
-        lambda: tensor.set("shap", 1),
-        lambda: operator.set("builtin_options", tensor),
-    ):
+    misuses = partial(tensor.get, "shap"), partial(tensor.set, "shap", 1)
+    for misuse in (*misuses, partial(operator.set, "builtin_options", tensor)):
         with pytest.raises(KeyError):
-            use()
+            misuse()
 
 
 def test_arrays_are_little_endian_and_read_only() -> None:
@@ -182,13 +180,11 @@ def test_equal_numbers_share_a_vector_and_equal_zeros_of_other_signs_do_not() ->
     sizes = []
     for last in (0.0, -0.0):
         scales = [vector("float32", [0.5, 0.0]), vector("float32", [0.5, last])]
-        tensors = [
-            new_table("Tensor", quantization=new_table("QuantizationParameters", scale=s)) for s in scales
-        ]
+        parameters = [new_table("QuantizationParameters", scale=scale) for scale in scales]
+        tensors = [new_table("Tensor", quantization=each) for each in parameters]
         content = model_bytes(new_table("Model", subgraphs=[new_table("SubGraph", tensors=tensors)]))
-        _, read = (
-            t.get("quantization").get("scale") for t in read_model(content).get("subgraphs")[0].get("tensors")
-        )
+        tensors = read_model(content).get("subgraphs")[0].get("tensors")
+        read = tensors[1].get("quantization").get("scale")
         assert np.signbit(read[1]) == np.signbit(last)
         sizes.append(len(content))
     assert sizes[0] < sizes[1]
@@ -254,7 +250,7 @@ def test_two_parts_of_a_file_that_begin_together_are_two_weights() -> None:
     assert [bytes(data.view()) for data in stored(written(root))] == [bytes(part.view()) for part in parts]
 
 
-def test_a_flatbuffer_over_the_limit_puts_its_weights_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flatbuffer_over_the_limit_puts_its_weights_after_it(monkeypatch: Patch) -> None:
     root = read_model(INSIDE)
     monkeypatch.setattr(writer, "MAX_FLATBUFFER_SIZE", len(model_bytes(root)) - 1)
     again = model_bytes(root)
@@ -266,9 +262,7 @@ def test_a_flatbuffer_over_the_limit_puts_its_weights_after_it(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("answer", ["copies", "nothing", "not between these two"])
-def test_a_file_is_its_bytes_whoever_copies_them(
-    file: Path, monkeypatch: pytest.MonkeyPatch, answer: str
-) -> None:
+def test_a_file_is_its_bytes_however_copied(file: Path, monkeypatch: Patch, answer: str) -> None:
     def refuse(*_: Any) -> int:
         if answer == "nothing":
             return 0
@@ -288,9 +282,7 @@ def test_a_file_is_its_bytes_whoever_copies_them(
     lambda path: os.truncate(path, 100), lambda path: path.open("ab").write(b"x"),
     lambda path: os.utime(path, ns=(1, 1)),
 ])  # fmt: skip
-def test_a_file_that_changes_is_refused(
-    file: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
-) -> None:
+def test_a_changing_file_is_refused(file: Path, monkeypatch: Patch, change: Callable[[Path], None]) -> None:
     """With the file mapped into memory, looking behind its end would be the end of the process (SIGBUS)."""
     read, root = reader.Reader.root, read_model(file)
 
@@ -330,9 +322,7 @@ def test_an_output_named_as_another_format_is_refused(tmp_path: Path) -> None:
         ("Tensor", {"shap": 1}, "Tensor.shap: is not a field of this table"),
     ],
 )
-def test_a_value_that_a_field_cannot_hold_is_refused(
-    table: str, fields: dict[str, Any], message: str
-) -> None:
+def test_a_value_a_field_cannot_hold_is_refused(table: str, fields: dict[str, Any], message: str) -> None:
     made = new_table(table)
     made.fields.update(fields)
     root = new_table("Model", subgraphs=[new_table("SubGraph", **{f"{table.lower()}s": [made]})])

@@ -13,7 +13,7 @@ from typing import Any
 import fuzz
 import numpy as np
 import pytest
-from cli_runs import DEMO
+from cli_runs import DEMO, Patch
 from schema_models import everything, int32s, pack, tfl, with_data_after, with_options_after
 
 from edge_opt.base.errors import ModelFormatError, UsageError
@@ -173,9 +173,7 @@ SENTENCES: dict[str, list[Callable[[], bytes] | bytes]] = {
     ],
     "second place for the bytes": [pack(TWO_PLACES)],
     "is not valid UTF-8": [name_that_is_not_utf8],
-    "does not end in a zero byte": [
-        pack(tfl.ModelT(description="description")).replace(b"ption\0", b"ption!")
-    ],
+    "does not end in a zero byte": [pack(tfl.ModelT(description="words")).replace(b"words\0", b"words!")],
     "Operator.builtin_options: has a value but no builtin_options_type": [with_field(3, "B", 0, *OPERATOR)],
     "Operator.builtin_options: has a type but no value": [
         pack(tfl.ModelT(subgraphs=[tfl.SubGraphT(operators=[NO_VALUE])]))
@@ -243,7 +241,7 @@ def test_what_is_not_a_file_is_refused(tmp_path: Path, make: Callable[[Path], No
         read_model("a\0b")
 
 
-def test_a_failing_disk_or_a_terabyte_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_disk_or_a_terabyte_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
     path = tmp_path / "model.tflite"
     with path.open("wb") as file:
         file.write(struct.pack("<I4s", 8, b"TFL3"))
@@ -259,7 +257,7 @@ def test_a_failing_disk_or_a_terabyte_is_refused(tmp_path: Path, monkeypatch: py
         Source.open(path).view(0, 8)
 
 
-def test_who_trusts_a_large_model_says_so_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_trusts_a_large_model_says_so_in_the_environment(monkeypatch: Patch) -> None:
     monkeypatch.setenv("EDGE_OPT_MAX_OBJECTS", "20")
     with pytest.raises(ModelFormatError, match="more than 20 tables"):
         read_model(EVERYTHING)

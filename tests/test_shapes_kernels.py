@@ -209,9 +209,7 @@ def test_any_window(height: int, window: int, stride: int, dilation: int, paddin
     ("SLICE", [T((4, 5)), T((2,), "INT32"), T((2,), "INT32")], {}, [T(())]),
     ("PAD", [T((2, 3)), T((2, 2), "INT32")], {}, [T(())]),
 ])  # fmt: skip
-def test_sizes_that_data_decides_are_open(
-    name: str, inputs: list[T], options: Options, outputs: list[T]
-) -> None:
+def test_sizes_by_data_are_open(name: str, inputs: list[T], options: Options, outputs: list[T]) -> None:
     """Run on zeros; what the interpreter then has must fit what the rule says, which must say -1 somewhere."""
     model = one_operator(name, inputs, outputs, options)
     derived, actual = inferred(model), runtime_shapes(model, run=True)

@@ -79,11 +79,9 @@ def test_every_head_has_a_norm_and_a_body_of_its_own(snapshot: SnapshotAssertion
 def test_weights_that_differ_between_heads_are_cut_with_them() -> None:
     weights = "float32[1,2,1,4]{1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0}"
     text = NORMED.replace("float32{1.0, 2.0, 3.0, 4.0}", weights)
-    model = split_above(
-        text.replace("%w: float32[4]", "%w: float32[1,2,1,4]").replace(
-            "%e: float32[4]", "%e: float32[1,2,1,4]"
-        )
-    )
+    for name in "we":
+        text = text.replace(f"%{name}: float32[4]", f"%{name}: float32[1,2,1,4]")
+    model = split_above(text)
     assert cut_at(model) == {"f"}
     assert [op.input(1).array().ravel().tolist() for op in composites(model)] == [[1, 2, 3, 4], [5, 6, 7, 8]]
 
@@ -140,9 +138,8 @@ def test_a_norm_that_is_not_for_each_head_alone_stays_above_the_cut(changes: dic
 
 def test_what_is_read_elsewhere_is_cut_where_that_is() -> None:
     """The unnormed query is a result of the graph: the norm is done per head, what makes its operand is not."""
-    model = split_above(
-        NORMED.replace("(out=%out)", "(out=%out, t=%t)").replace("return %out\n", "return %out, %t\n")
-    )
+    text = NORMED.replace("(out=%out)", "(out=%out, t=%t)").replace("return %out\n", "return %out, %t\n")
+    model = split_above(text)
     assert cut_at(model) == {"t"}
     assert len(composites(model)) == 2
 

@@ -138,14 +138,12 @@ def test_a_mask_is_not_repeated_any_more_where_heads_are_split() -> None:
 
 
 @pytest.mark.parametrize(
-    ("constant", "named"), [("-65504.0", 0), ("-65505.0", 1), ("-3.4028235e38", 2), ("-inf", 2)]
+    ("constant", "named"), [("-65504.0", 0), ("-65505.0", 1), ("-3.4e38", 2), ("-inf", 2)]
 )
 def test_mask_constants_that_overflow_in_half_precision_are_named(constant: str, named: int) -> None:
     findings = lint(parse(masked_text(f"float32({constant})")), generic())
     assert [finding.rule for finding in findings] == ["mask-constant"] * bool(named)
-    assert [finding for finding in findings if "no precision left" in finding.message] == findings * (
-        named == 2
-    )
+    assert ["no precision left" in finding.message for finding in findings] == [named == 2] * bool(named)
 
 
 INTEGERS = "subgraph main (%x: int64[?,2]) {\n  %y: int64[?,2] = ABS(%x)\n  return %y\n}"
@@ -170,7 +168,7 @@ subgraph body (%x: float32[2]) {
     ("composite", COMPOSITE, {"composites": False}, {"composites": False, "accepted_composites": ("odml.rms_norm",)}),
     ("joined-rows", added(), {"largest_joined_rows_bytes": 255}, {"largest_joined_rows_bytes": 256}),
 ])  # fmt: skip
-def test_what_a_target_does_not_take_is_named(
+def test_what_is_not_taken_is_named(
     rule: str, text: str, firing: dict[str, Any], silent: dict[str, Any]
 ) -> None:
     assert rules(text, **firing) == [rule]

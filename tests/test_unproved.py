@@ -5,6 +5,7 @@ from pathlib import Path
 
 import proof_models
 import pytest
+from cli_runs import Patch
 from pass_runs import but
 
 import edge_opt
@@ -29,30 +30,27 @@ def convert_decode(output: Path) -> ConversionResult:
     return convert(DEMO, output, signatures=["decode"], skip=but("mha_to_sha"))
 
 
-def in_place_of_regions(model: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_place_of_regions(model: bytes, monkeypatch: Patch) -> None:
     """Every region that is to be run is this model instead."""
     prove = Worker.prove
-    monkeypatch.setattr(
-        Worker, "prove", lambda self, *_, **options: prove(self, model, model, ProofRequest(), **options)
-    )
+    either = (model, model, ProofRequest())
+    monkeypatch.setattr(Worker, "prove", lambda self, *_, **options: prove(self, *either, **options))
 
 
-def test_without_a_runtime_all_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_runtime_all_stops(tmp_path: Path, monkeypatch: Patch) -> None:
     package = tmp_path / "ai_edge_litert"
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "interpreter.py").write_text("raise ImportError('libLiteRt.so: cannot open')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(
-        RuntimeUnavailable, match="exit status 1; its last output: ImportError: libLiteRt"
-    ) as caught:
+    with pytest.raises(RuntimeUnavailable, match="exit status 1; its last output: ImportError:") as caught:
         convert_decode(tmp_path / "out.tflite")
     assert isinstance(caught.value, EdgeOptError)
     assert "verify='none'" in str(caught.value)
     assert not (tmp_path / "out.tflite").exists()
 
 
-def test_a_refused_process_is_the_same_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_process_is_the_same_error(tmp_path: Path, monkeypatch: Patch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
@@ -63,7 +61,7 @@ def test_a_refused_process_is_the_same_error(tmp_path: Path, monkeypatch: pytest
     assert open_files() == before
 
 
-def test_a_crash_reverts_its_site_and_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_reverts_its_site_and_names_it(tmp_path: Path, monkeypatch: Patch) -> None:
     in_place_of_regions(proof_models.crashing(), monkeypatch)
     result = convert_decode(tmp_path / "out.tflite")
     site = next(site for site in result.sites if site.heads != 1)

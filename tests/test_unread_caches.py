@@ -45,9 +45,7 @@ def test_an_unread_cache_gets_type_and_scale_of_decodes(signatures: str | None) 
     before = to_bytes(parse(LAST_LAYER))
     result = edge_opt.convert(before, verify="full", signatures=signatures)
     assert result.model is not None
-    first, second = (
-        next(s for s in result.model.signatures if s.key == key).inputs for key in ("prefill_4", "decode")
-    )
+    first, second = (result.model.signatures[key].inputs for key in ("prefill_4", "decode"))
     for name in ("kv_cache_k_0", "kv_cache_v_0"):
         kinds = [(tensor.dtype, tensor.quantization.key()) for tensor in (first[name], second[name])]  # type: ignore[union-attr]
         assert kinds[0] == kinds[1]
@@ -96,9 +94,8 @@ def test_other_inputs_keep_their_types(case: str) -> None:
 
 
 def test_readers_that_disagree_decide_nothing() -> None:
-    other = (
-        LAST_LAYER[LAST_LAYER.index("subgraph decode") :].replace("decode", "third").replace("0.001", "0.003")
-    )
+    other = LAST_LAYER[LAST_LAYER.index("subgraph decode") :].replace("decode", "third")
+    other = other.replace("0.001", "0.003")
     signature = LAST_LAYER.splitlines()[2].replace("decode = #1", "third = #2")
     model = parse(f"{LAST_LAYER}{other}{signature}\n")
     edge_opt.convert(model, verify="none")

@@ -58,10 +58,8 @@ class Double(Pass):
     @staticmethod
     def replaced(context: Context, first: Operator, last: Operator) -> Rewrite:
         middle = fresh(f"{last.output.name}/square")
-        new = (
-            op(context.model, "SQUARE", [first.input(0)], middle),
-            op(context.model, "SQRT", [middle], last.output),
-        )
+        square = op(context.model, "SQUARE", [first.input(0)], middle)
+        new = (square, op(context.model, "SQRT", [middle], last.output))
         return Rewrite(context.model, context.subgraph, (first, last), new)
 
 
