@@ -55,6 +55,11 @@ def test_an_output_says_how_many_elements_differ_and_where_most(snapshot: Snapsh
     assert "\n".join(one.sentence() for one in found) == snapshot
 
 
+def test_complex_numbers_are_not_compared_with_real_ones() -> None:
+    assert not measured(Y, Y, A, A.astype(np.complex64)).equal
+    assert measured(Y, Y, A.astype(np.complex64), A).reason == "complex64 in a, float32 in b"
+
+
 def test_two_comparisons_of_an_output_merge_to_the_worse() -> None:
     assert FAR.merged(None) is FAR
     for one, other in ((NEAR, FAR), (FAR, NEAR)):

@@ -2,9 +2,11 @@
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from proof_models import tensor
 
 from edge_opt.runtime import metrics
@@ -45,6 +47,23 @@ def test_tolerances_are_absolute_plus_relative_to_a() -> None:
         assert measure(f32(1.0), f32(1.25), atol=atol, rtol=rtol).equal
     for rtol in (0, 0.2):
         assert not measure(f32(1.0), f32(1.25), rtol=rtol).equal
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "figures"),
+    [
+        (np.array([2**60, 5]), np.array([2**60 + 1, 5]), (1, 1, 1, (0,))),
+        (np.array([2**53, 5]), np.array([2**53, 7]), (1, 1, 2, (1,))),
+        (np.array([1j, 2]), np.array([3j, 2]), (1, 1, 2, (0, 1))),
+    ],
+    ids=["integers beyond 2**53", "an integer below them", "imaginary parts"],
+)
+def test_what_real_numbers_do_not_distinguish_differs(
+    a: NDArray[Any], b: NDArray[Any], figures: tuple[int, int, float, tuple[int, ...]]
+) -> None:
+    found = measure(a, b)
+    assert (found.differing, found.outside, found.max_abs, found.worst) == figures
+    assert measure(a, a).bitwise
 
 
 def quantized(dtype: str, scale: float, zero_point: int = 0) -> TensorInfo:

@@ -73,6 +73,8 @@ def measured(info_a: TensorInfo, info_b: TensorInfo, a: Array, b: Array, **how: 
     """Compare one output on one set of inputs; `how` goes to `metrics.measure`."""
     if a.shape != b.shape:
         return OutputComparison(name=info_a.name, reason=f"shape {a.shape} in a, {b.shape} in b")
+    if a.dtype != b.dtype and "c" in (a.dtype.kind, b.dtype.kind):
+        return OutputComparison(name=info_a.name, reason=f"{a.dtype} in a, {b.dtype} in b")
     figures = measure(a, b, quantized_a=info_a, quantized_b=info_b, **how)
     reason = ""
     if info_a.quantized and info_b.quantized and info_a.quantization != info_b.quantization:
