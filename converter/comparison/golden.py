@@ -65,14 +65,12 @@ class _Output:
 
 @dataclass(frozen=True, slots=True)
 class _Golden:
-    """Content of a golden file: the model, its inputs, and a list of runs for each signature and output.
+    """Content of a golden file: the inputs, and a list of runs for each signature and output.
 
     `share` is the largest size of a sample in bytes; `kind` is the version of the file.
     """
 
     kind: list[str | int]
-    sha256: str
-    bytes: int
     seed: int
     runs: int
     atol: float
@@ -117,9 +115,7 @@ def record(
         names = match_names("signature", "*" if signatures is None else signatures, [*described])
         chosen = [described[name] for name in names]
         share = _BUDGET // max(sum(len(signature.outputs) for signature in chosen) * runs, 1)
-        with Path(model if isinstance(model, str | os.PathLike) else file).open("rb") as content:
-            digest, size = hashlib.file_digest(content, "sha256").hexdigest(), content.tell()
-        golden = _Golden(_KIND, digest, size, seed, runs, atol, rtol, share, [])
+        golden = _Golden(_KIND, seed, runs, atol, rtol, share, [])
         for signature in chosen:
             results: dict[str, list[_Output]] = {info.name: [] for info in signature.outputs}
             runs_of_it = worker.run_plans(file, signature.name, _plans(golden, signature))
