@@ -55,6 +55,7 @@ subgraph main ({given}, %x: {typed}) {{
 
 
 PLAIN = block(RESHAPED, OPEN)
+CAUSAL = f"bool[1,1,{T},{S}]{{{','.join(str(key <= row + S - T).lower() for row in range(T) for key in range(S))}}}"
 
 
 def of_constant(constant: str) -> str:
@@ -124,6 +125,9 @@ CONDITIONS: dict[str, tuple[str, list[str]]] = {
                      ["NOT_EQUAL", "CAST", "MUL", "RESHAPE"]),
     "greater": (PLAIN.replace("NOT_EQUAL", "GREATER"), ["RESHAPE", "GREATER", "LOGICAL_NOT", "CAST", "MUL"]),
     "a boolean": (block(given=BOOL), ["LOGICAL_NOT", "CAST", "MUL"]),
+    "a constant": (
+        block(select=f"SELECT_V2({CAUSAL}, %x, float32(-1e+09))"), ["LOGICAL_NOT", "CAST", "MUL"]
+    ),
     "a negated boolean": (block(f"{BOOL} = LOGICAL_NOT(%shut)", given=BOOL.replace("open", "shut")), ["CAST", "MUL"]),
     "of a whole shape": (block(given=f"%open: bool{LOGITS}"), ["LOGICAL_NOT", "CAST", "MUL"]),
     "two masks compared": (

@@ -80,7 +80,7 @@ def _against_old(rewrite: Rewrite, demand: Demand) -> tuple[Model, Model, ProofR
     before, after = (cut_out(rewrite.model, operators, inputs, outputs) for operators in both)
     sides = _sides(before.subgraphs[0])
     hints = [InputHint(side=sides.get(tensor, "other")) for tensor in before.subgraphs[0].inputs]
-    if mask is not None:
+    if mask is not None and not mask.tensor.is_constant:
         hints[inputs.index(mask.tensor)] = InputHint("mask", mask.masked, mask.opened)
     parts = None
     if rewrite.parts is not None and rewrite.parts[0] in outputs:
