@@ -270,3 +270,11 @@ def test_freshly_exported_families(name: str, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     check_every_tensor((tmp_path / f"{name}.tflite").read_bytes())
+
+
+def test_a_model_is_given_by_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "x.tflite"
+    path.write_bytes(
+        ir.to_bytes(parse("subgraph main (%x: float32[2,3]) { %y: float32[2,4] = RELU(%x) return %y }"))
+    )
+    assert infer_shapes(path) == infer_shapes(str(path)) == infer_shapes(ir.load(path)) != []

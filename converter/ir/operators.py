@@ -52,7 +52,6 @@ class OperatorKind:
     outputs: int = 1
     data: tuple[int, ...] = (0,)
     all_data: bool = False
-    result: str = "data"
     copies: bool = False
     gaps: bool = False
     options: str | None = None
@@ -96,7 +95,7 @@ class OperatorKind:
 
 _FACTS: Final = tomllib.loads(files("edge_opt.ir").joinpath("operators.toml").read_text("utf-8"))
 _NOTHING_KNOWN: Final = {
-    "effect": "other", "least": 0, "most": -1, "outputs": -1, "data": [], "result": "", "gaps": True
+    "effect": "other", "least": 0, "most": -1, "outputs": -1, "data": [], "gaps": True
 }  # fmt: skip
 _OWN_OPTIONS: Final = {
     table.removesuffix("Options").lower(): table

@@ -18,26 +18,22 @@ from edge_opt.ir.walk import called_by
 from edge_opt.schema.data import Source
 from edge_opt.shapes.dimension import OPEN, Shape, ShapeError, as_shape, misfit, shape_text
 from edge_opt.shapes.folding import fold
-from edge_opt.shapes.results import wrong_results
 from edge_opt.shapes.rules import RULES, Call, Fact, UnknownError, recorded_fact, recorded_shape
-
-Stated: TypeAlias = Shape | str | None
-"""A shape, a type or quantization parameters as text, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disagreement(Record):
-    """A tensor whose recorded shape, type or quantization differs from what its operator gives.
+    """A tensor whose recorded shape differs from what its operator gives.
 
-    `operator` is its index and name, "34 (BATCH_MATMUL)", "" for a constant. `recorded` and `inferred` are shapes, or
-    types or quantization as text; `inferred` is None if the operator's inputs do not fit together.
+    `operator` is its index and name, "34 (BATCH_MATMUL)", "" for a constant. `inferred` is None if the operator's
+    inputs do not fit together.
     """
 
     subgraph: str
     tensor: str
     operator: str
-    recorded: Stated
-    inferred: Stated
+    recorded: Shape | None
+    inferred: Shape | None
     reason: str
 
     def __str__(self) -> str:
@@ -45,9 +41,7 @@ class Disagreement(Record):
         where = f"subgraph '{self.subgraph}', {place}"
         if self.inferred is None:
             return f"{where}: {self.reason}"
-        pair = (self.recorded, self.inferred)
-        recorded, inferred = (one if isinstance(one, str) else shape_text(one) for one in pair)
-        comparison = f"is recorded as {recorded}, inferred as {inferred}"
+        comparison = f"is recorded as {shape_text(self.recorded)}, inferred as {shape_text(self.inferred)}"
         return f"{where}: tensor '{self.tensor}' {comparison}: {self.reason}"
 
 
@@ -78,7 +72,7 @@ class ShapeReport(Record):
 
 
 def infer_shapes(model: Model | str | os.PathLike[str] | bytes | Source) -> list[Disagreement]:
-    """Infer every tensor's shape, type and quantization, and list disagreements with the file.
+    """Infer every tensor's shape, and list disagreements with the file.
 
     `model` is a loaded model or an argument for `ir.load`. Open dimensions (-1 in a shape signature) stay open; a
     recorded size does not disagree with an inferred -1.
@@ -180,13 +174,18 @@ class _Walk:
         self._entries: Counter[int] = Counter()
 
     def report(
-        self, graph: Subgraph, operator: str, tensor: Tensor, recorded: Stated, inferred: Stated, reason: str
+        self,
+        graph: Subgraph,
+        operator: str,
+        tensor: Tensor,
+        recorded: Shape | None,
+        inferred: Shape | None,
+        reason: str,
     ) -> None:
         """Report a disagreement, once per tensor even if its subgraph is called several times."""
-        key = (tensor, operator, inferred if isinstance(inferred, str) else None)
         name = self._model.signature_name(graph)
         found = Disagreement(name, tensor.name, operator, recorded, inferred, reason)
-        self.disagreements.setdefault(key, found)
+        self.disagreements.setdefault((tensor, operator), found)
 
     def walk(self, graph: Subgraph, facts: dict[Tensor, Fact], place: str | None = None) -> list[Fact]:
         """Infer a subgraph from its inputs in `facts`; return facts about its outputs.
@@ -205,8 +204,6 @@ class _Walk:
             for tensor, (shape, _) in zip(operator.outputs, results, strict=True):
                 if self._take(graph, where, tensor, shape, source):
                     wrong.add(tensor)
-            for one in () if error else wrong_results(operator):
-                self.report(graph, where, *one)
         return [facts[tensor] if tensor in facts else recorded_fact(tensor) for tensor in graph.outputs]
 
     def _take(
