@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.ir.dtypes import DType, Quantization, same_quantization
-from edge_opt.ir.operators import BUILTIN_OPERATORS, KINDS, default_options
+from edge_opt.ir.operators import BUILTIN_OPERATORS, default_options
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import Table
 
@@ -217,16 +217,6 @@ class Operator:
         assert options is not None
         value: int | float | bool = options.get(name)
         return value
-
-    @property
-    def least_version(self) -> int:
-        """The lowest version that supports the operator's types; 1 for operators that no rewrite adds."""
-        kind = KINDS.get(self.code.name)
-        data = kind.data_operands(self.inputs) if kind is not None and kind.versions else []
-        if kind is None or not data:
-            return 1
-        types = [data[0].dtype, *(t.dtype for t in self.outputs if self.code.name == "CAST")]
-        return kind.version_for(*types, rank=len(data[0].shape))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Operator:
         """Return a copy on copied tensors, in no subgraph; it shares the table."""

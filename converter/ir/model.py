@@ -115,11 +115,12 @@ class Model:
         self, name: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], **options: object
     ) -> Operator:
         """A builtin operator in no subgraph, in the version that its types need; KeyError for unknown options."""
-        table = KINDS[name].options
-        fields = None if table is None else new_table(table, **options)
-        operator = Operator(self.operator_code(name), inputs, outputs, fields)
-        operator.code = self.operator_code(name, operator.least_version)
-        return operator
+        kind = KINDS[name]
+        fields = None if kind.options is None else new_table(kind.options, **options)
+        data = kind.data_operands(inputs)[:1]
+        types = [tensor.dtype for tensor in (*data, *(outputs if name == "CAST" else ()))]
+        version = kind.version_for(*types, rank=max((len(tensor.shape) for tensor in data), default=0))
+        return Operator(self.operator_code(name, version), inputs, outputs, fields)
 
     def signature_name(self, subgraph: Subgraph) -> str:
         """The subgraph's name for users: its signature's key, else its own name."""

@@ -1,4 +1,4 @@
-"""Checks of a rewrite without running it: its frame, shapes, versions and parameters."""
+"""Checks of a rewrite without running it: its frame, shapes and parameters."""
 
 from collections.abc import Hashable
 
@@ -80,22 +80,6 @@ def check_shapes(rewrite: Rewrite) -> None:
     known = {typed(operator) for operator in with_called(rewrite.old, subgraphs)}
     made = with_called(rewrite.added(), subgraphs)
     check_operators((operator for operator in made if typed(operator) not in known), subgraphs)
-
-
-def check_versions(rewrite: Rewrite) -> None:
-    """Check that the versions of new operators are high enough for their types.
-
-    The runtime ignores versions, but other readers do not. Copies of old operators keep the file's versions.
-
-    Raises:
-        RefusedError: a version is too low.
-    """
-    known = {operator.code for operator in with_called(rewrite.old, rewrite.model.subgraphs)}
-    for operator in rewrite.added():
-        needed = operator.least_version
-        if operator.code.version < needed and operator.code not in known:
-            text = f"its types need version {needed}, it has {operator.code.version}"
-            raise RefusedError(f"{operator.name} '{operator.outputs[0].name}': {text}")
 
 
 def check_parameters(rewrite: Rewrite) -> None:

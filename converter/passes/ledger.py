@@ -68,22 +68,15 @@ class Ledger:
                 self._subgraph.remove(operator)
 
     def check(self) -> None:
-        """Check that the graph has only original and allowed steps.
+        """Check that the graph has only original and allowed steps; their order is checked on writing.
 
         Raises:
             UnverifiedChangeError: it has any other change.
         """
         if self._interface != self._names():
             raise _changed("inputs, outputs or signatures differ")
-        defined = set(self._subgraph.inputs)
         for operator in self._subgraph.operators:
             self._compare(operator)
-            if any(tensor in self._values and tensor not in defined for tensor in operator.inputs):
-                raise _changed(f"{_named(operator)} reads a tensor that is not defined before it")
-            defined.update(operator.outputs)
-        for tensor in self._subgraph.outputs:
-            if tensor not in defined and not tensor.is_constant:
-                raise _changed(f"nothing defines the output '{tensor.name}'")
         for operator in self._effects:
             if operator.subgraph is not self._subgraph:
                 raise _changed(f"{_named(operator)} was removed, although it has side effects")

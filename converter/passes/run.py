@@ -10,7 +10,7 @@ from edge_opt.base.errors import TRACEBACK, EdgeOptError
 from edge_opt.ir import Operator
 from edge_opt.ir.cleanup import remove_uncalled
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.passes.checks import check_frame, check_parameters, check_shapes, check_versions
+from edge_opt.passes.checks import check_frame, check_parameters, check_shapes
 from edge_opt.passes.contract import Context, Pass, Site, Status
 from edge_opt.passes.ledger import Ledger, UnverifiedChangeError
 from edge_opt.passes.rewrite import Rewrite, remove_dead
@@ -87,7 +87,6 @@ def _verified_rewrite(site: Site, chosen: Pass, context: Context) -> Rewrite | N
         site.status = Status.REVERTED  # unless all checks below pass
         check_frame(rewrite)
         check_shapes(rewrite)
-        check_versions(rewrite)
         context.target.check(rewrite.added(), rewrite.old)
         if context.prover is not None:
             site.proof = context.prover.prove(rewrite, rewrite.demand or chosen.demand)
