@@ -34,13 +34,13 @@ def test_each_part_gets_its_columns_of_the_mask_and_every_bit_stays(text: str, p
 
 
 def test_operands_keep_their_places_parts_their_widths_and_a_mask_is_cut_once_for_all_that_read_it() -> None:
-    head = FLOAT[FLOAT.index("  %old") : FLOAT.index("  return")]
-    second = re.sub("%(old|new|logits|masked|p)\\b", r"%\g<1>2", head)
+    head = FLOAT[FLOAT.index("  %logits") : FLOAT.index("  return")]
+    second = re.sub("%(logits|masked|p)\\b", r"%\g<1>2", head)
     text = FLOAT.replace("  return %p", f"{second}  return %p, %p2")
     model, reports = convert_text(text, "mask_before_join", target=TARGET)
     made = to_text(model)
     assert (len(reports), names(model).count("SLICE")) == (2, 2)
-    assert names(model).count("ADD") == 2, "the parts of the logits are equal, although made twice"
+    assert names(model).count("ADD") == 2, "both join the same parts"
     assert "SLICE(%mask, int32{0, 0, 0, 0}, int32{1, 1, 3, 5})" in made
     assert "SLICE(%mask, int32{0, 0, 0, 5}, int32{1, 1, 3, 3})" in made
     assert "ADD(%mask/columns, %old)" in made

@@ -15,8 +15,8 @@ from edge_opt.ir.walk import custom_options, is_pure, renumbered
 from edge_opt.passes.rewrite import Rewrite
 
 _SMALL = 1 << 12
-_Value: TypeAlias = Hashable
-"""Tensors of equal values hold equal bits for any inputs."""
+_Key: TypeAlias = Hashable
+"""Equal for operators, tensors or graphs that are alike in every respect."""
 
 
 class UnverifiedChangeError(EdgeOptError):
@@ -26,35 +26,32 @@ class UnverifiedChangeError(EdgeOptError):
 
 
 class Ledger:
-    """The steps of one subgraph: each operator, with the values that it reads and writes."""
+    """The verified steps of one subgraph: each operator, as it was at the start or when its rewrite was verified."""
 
     def __init__(self, model: Model, subgraph: Subgraph) -> None:
         self._model, self._subgraph = model, subgraph
         self._interface = self._names()
-        self._values: dict[Tensor, _Value] = {
-            tensor: hash(("input", place)) for place, tensor in enumerate(subgraph.inputs)
-        }
-        self._steps: set[_Value] = set()
-        self._effects: set[Operator] = set()
+        self._steps: dict[Operator, _Key] = {}
         self._enter(subgraph.operators)
 
     def allow(self, rewrite: Rewrite) -> None:
-        """Accept a verified rewrite: its results keep their values.
+        """Accept a verified rewrite.
 
         Raises:
             UnverifiedChangeError: an operator that it replaces has changed.
         """
         for operator in rewrite.old:
             self._compare(operator)
-        self._effects.difference_update(rewrite.removed())
+        for operator in rewrite.removed():
+            self._steps.pop(operator, None)
         self._enter(rewrite.added())
 
     def merge(self, added: Iterable[Operator]) -> None:
-        """Merge `added` operators that do the same with equal values: readers get the first one's results.
+        """Merge `added` operators that do the same with the same tensors: readers get the first one's results.
 
         Operators that read state, draw random numbers or call a subgraph are never merged.
         """
-        chosen, first = set(added), dict[_Value, Operator]()
+        chosen, first = set(added), dict[_Key, Operator]()
         for operator in self._subgraph.operators if chosen else ():
             is_result = any(map(self._subgraph.is_output, operator.outputs))
             if operator not in chosen or is_result or not is_pure(operator):
@@ -62,9 +59,11 @@ class Ledger:
             known = first.setdefault(self._read(operator), operator)
             if known is not operator:
                 for old, new in zip(operator.outputs, known.outputs, strict=True):
+                    readers = old.consumers
+                    for reader in readers:
+                        self._compare(reader)
                     self._subgraph.replace_uses(old, new)
-                    # Two verified rewrites may compute two values by the same step.
-                    self._steps.update(map(self._step, new.consumers))
+                    self._enter(readers)
                 self._subgraph.remove(operator)
 
     def check(self) -> None:
@@ -77,36 +76,27 @@ class Ledger:
             raise _changed("inputs, outputs or signatures differ")
         for operator in self._subgraph.operators:
             self._compare(operator)
-        for operator in self._effects:
-            if operator.subgraph is not self._subgraph:
+        for operator in self._steps:
+            if operator.subgraph is not self._subgraph and not is_pure(operator, self._model.subgraphs):
                 raise _changed(f"{_named(operator)} was removed, although it has side effects")
 
     def _enter(self, operators: Iterable[Operator]) -> None:
-        """Record steps. A tensor that has a value already keeps it: the step was verified to give that value."""
         for operator in operators:
-            read = hash(self._read(operator))
-            for place, tensor in enumerate(operator.outputs):
-                self._values.setdefault(tensor, hash((read, place)))
-            self._steps.add(self._step(operator))
-            if not is_pure(operator, self._model.subgraphs):
-                self._effects.add(operator)
+            self._steps[operator] = self._step(operator)
 
     def _compare(self, operator: Operator) -> None:
-        if self._step(operator) not in self._steps:
+        if self._step(operator) != self._steps.get(operator):
             raise _changed(f"{_named(operator)} is new, or has other inputs, outputs or options")
 
-    def _step(self, operator: Operator) -> _Value:
-        return self._read(operator), tuple(map(self._values.get, operator.outputs))
+    def _step(self, operator: Operator) -> _Key:
+        return self._read(operator), operator.outputs
 
-    def _read(self, operator: Operator) -> _Value:
-        """An operator's code, options and result types, and the types and values of its inputs."""
+    def _read(self, operator: Operator) -> _Key:
+        """An operator's code, options and result types, and its inputs: tensors and their types, or constants."""
         options, own, called = operator.options, custom_options(operator), subgraph_indices(operator.options)
         if called:
             options = renumbered(options, dict.fromkeys(called, 0))
-        read = [
-            tensor and (self._values.get(tensor) or _constant(tensor), _type_of(tensor))
-            for tensor in operator.inputs
-        ]
+        read = [tensor and (_constant(tensor) or tensor, _type_of(tensor)) for tensor in operator.inputs]
         return (
             operator.code,
             *(None if table is None else table.key() for table in (options, own)),
@@ -115,7 +105,7 @@ class Ledger:
             *read,
         )
 
-    def _names(self) -> _Value:
+    def _names(self) -> _Key:
         """The graph's interface to callers."""
         signatures = (
             (s.key, s.subgraph, tuple(s.inputs.items()), tuple(s.outputs.items()))
@@ -134,7 +124,7 @@ def _named(operator: Operator) -> str:
     return f"the operator {operator.name} that defines '{name}'"
 
 
-def _type_of(tensor: Tensor) -> _Value:
+def _type_of(tensor: Tensor) -> _Key:
     """Everything that determines which numbers a tensor's bytes represent."""
     quantization = tensor.quantization
     # Weights may have many scales; those arrays are read-only parts of the file.
@@ -142,11 +132,9 @@ def _type_of(tensor: Tensor) -> _Value:
     return tensor.dtype, tensor.shape, tensor.shape_signature, tensor.is_variable, numbers
 
 
-def _constant(tensor: Tensor) -> _Value:
-    """A constant's bytes if they are few, else their place; for a variable, its identity."""
-    data = None if tensor.buffer is None else tensor.buffer.data
-    if data is None or tensor.is_variable:
-        return id(tensor)
-    if data.length <= _SMALL:
-        return bytes(data.view())
-    return data.key
+def _constant(tensor: Tensor) -> _Key:
+    """A constant's bytes if they are few, else their place; None for other tensors."""
+    data = None if tensor.buffer is None or tensor.is_variable else tensor.buffer.data
+    if data is None:
+        return None
+    return bytes(data.view()) if data.length <= _SMALL else data.key
