@@ -14,7 +14,6 @@ from edge_opt.conversion import convert
 from edge_opt.conversion.models import choose_parts, close_inputs, find_repairable, find_unsound
 from edge_opt.inspection.caches import Caches, find_caches
 from edge_opt.ir import Buffer, Constants, Model, Operator, Subgraph, Tensor
-from edge_opt.ir.cleanup import external_weights
 from edge_opt.ir.composites import COMPOSITE, Composite, composites
 from edge_opt.ir.opening import ModelLike, Opened, is_compiled, made_from, readable
 from edge_opt.passes import PASSES, Context, Site, Status, run_pass
@@ -86,7 +85,6 @@ class Inspection(Record):
 
     file: str | None
     size: int | None
-    flatbuffer_size: int | None
     subgraphs: int
     weights: Mapping[str, int]
     signatures: list[SignatureContent] = field(default_factory=list)
@@ -147,11 +145,10 @@ def inspect(
     model = parts[0].model
     makers = _makers(model)
     close_inputs(parts, shapes or {})
-    file, outside = model.source, [weights.data.offset for weights in external_weights(model) if weights.data]
+    file = model.source
     inspection = Inspection(
         file=None if file is None or file.path is None else str(file.path),
         size=None if file is None else file.size,
-        flatbuffer_size=None if file is None else min([*outside, file.size]),
         subgraphs=len(model.subgraphs),
         weights=_weights(model.subgraphs),
         target=None if facts is None else facts.name,
