@@ -158,7 +158,7 @@ def strided(draw: Draw, name: str) -> Call:
     count = draw(st.integers(0, len(shape) + 1))
     strides = const(draw(st.lists(st.sampled_from([1, 1, 2, -1]), min_size=count, max_size=count)))
     inputs = [tensor(draw, shape, "INT32"), vector(draw, count), vector(draw, count), strides]
-    masks = ("begin_mask", "end_mask", "shrink_axis_mask")
+    masks = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
     bits = st.sampled_from([0, 0, *range(1 << count)])
     options = {name: draw(bits) for name in masks} | {"offset": draw(st.sampled_from([False, False, True]))}
     return Call(name, inputs, options)
@@ -168,7 +168,8 @@ def gathered(draw: Draw, name: str) -> Call:
     shape = draw(FILLED)
     axis = draw(st.integers(-len(shape), len(shape) - 1))
     indices = tensor(draw, draw(SHAPES), draw(INTS), st.integers(0, shape[axis] - 1))
-    return Call(name, [tensor(draw, shape, "INT32"), indices], {"axis": axis})
+    options = {"axis": axis, "batch_dims": draw(st.sampled_from([0, 0, 0, 1]))}
+    return Call(name, [tensor(draw, shape, "INT32"), indices], options)
 
 
 def filled(draw: Draw, name: str) -> Call:

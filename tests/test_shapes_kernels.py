@@ -82,8 +82,10 @@ ALONG_AXES: list[Row] = [
 ]  # fmt: skip
 
 PARTS: list[Row] = [
-    ("GATHER", [T((4, 5)), T((3,), INT)], {"axis": 2}, F, False),
-    ("GATHER", [T((4, 5, 6)), T((2, 3), INT)], {"axis": 1}, F, True),
+    *[("GATHER", [T(s), T(indices, INT)], {"axis": axis, "batch_dims": n}, F, ok) for s, indices, axis, n, ok in [
+        ((2, 4, 5), (2, 3), 2, 1, True), ((2, 4, 5), (2, 3), 1, -1, True), ((4, 5), (3,), 2, 0, False),
+        ((2, 4, 5), (3, 3), 1, 1, False), ((2, 4), (2, 4), 0, 1, False),
+    ]],
     *[("DYNAMIC_UPDATE_SLICE", [T((4, 5)), T(update), T(start, INT)], None, F, ok) for update, start, ok in [
         ((2, 5), (2,), True), ((5, 5), (2,), False), ((5,), (2,), False), ((2, 5), (1,), False),
         ((2, 5), (2, 1), False),
@@ -187,6 +189,18 @@ def test_any_two_shapes_multiply(x: Shape, data: st.DataObject, adj_x: bool, adj
     columns, batch = data.draw(st.integers(1, 3)), data.draw(st.lists(st.integers(1, 2), max_size=3))
     y = (*batch, columns, inner) if adj_y else (*batch, inner, columns)
     check("BATCH_MATMUL", [T(x), T(y)], {"adj_x": adj_x, "adj_y": adj_y})
+
+
+SMALL = st.integers(1, 3)
+
+
+@examples
+@given(st.integers(3, 6), SMALL, SMALL, st.integers(1, 2), st.integers(0, 1))
+def test_any_window(height: int, window: int, stride: int, dilation: int, padding: int) -> None:
+    source, options = T((2, height, 5, 4)), {"padding": padding, "stride_h": stride, "stride_w": 1}
+    options |= {"dilation_h_factor": min(dilation, (height + 1) // 2), "dilation_w_factor": 1}
+    check("CONV_2D", [source, T((6, min(window, 2), 2, 4)), T((6,))], options)
+    check("DEPTHWISE_CONV_2D", [source, T((1, 2, 2, 8)), T((8,))], {**options, "depth_multiplier": 2})
 
 
 @pytest.mark.parametrize(("name", "inputs", "options", "outputs"), [

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from types import EllipsisType
 from typing import TypeAlias
 
 from edge_opt.ir.dtypes import DType
@@ -9,6 +10,7 @@ from edge_opt.shapes.dimension import OPEN, may_be_alike, may_be_equal, product,
 from edge_opt.shapes.rules import Call, Results, UnknownError, rule
 
 _MAX_RANK = 8  # for PAD, SQUEEZE and TRANSPOSE
+_MOST_BOUNDS = 31
 
 
 @rule("RESHAPE", "reshape.cc, GetOutputShape and ResolveOutputShape")
@@ -177,8 +179,8 @@ def slice_(call: Call) -> Results:
     return [tuple(result)]
 
 
-Index: TypeAlias = slice | int
-"""A numpy index into one axis."""
+Index: TypeAlias = "slice | int | EllipsisType | None"
+"""A numpy index into one axis; None adds an axis."""
 
 _UNKNOWN = slice(None, None, 0)
 """A slice with unknown bounds."""
@@ -186,36 +188,52 @@ _UNKNOWN = slice(None, None, 0)
 
 @rule("STRIDED_SLICE", "strided_slice.cc, ResizeOutputTensor; strided_slice_logic.h")
 def strided_slice(call: Call) -> Results:
-    """Numpy's `x[begin:end:stride, ...]`: inputs 1 to 3 give the bounds, masks open them or drop the axis.
+    """Numpy's `x[begin:end:stride, ...]`: inputs 1 to 3 give the bounds, masks open them or change the axes.
 
+    `ellipsis_mask` covers the axes that have no bounds, `new_axis_mask` adds an axis of size 1,
     `shrink_axis_mask` takes the single index `begin` and drops the axis.
     """
-    shape, result = call.shape(0), list[int]()
-    indices = strided_indices(call)
-    for axis, (size, index) in enumerate(zip(shape, indices, strict=False)):
-        if isinstance(index, slice):
-            unknown = size < 0 or index is _UNKNOWN
-            result.append(OPEN if unknown else len(range(*index.indices(size))))
+    shape, indices = call.shape(0), strided_indices(call)
+    named = sum(isinstance(index, slice | int) for index in indices)
+    gaps, hidden = indices.count(...), len(shape) - named
+    call.expect(gaps <= 1 and gaps <= hidden, "one ellipsis at most, and an axis for each bound")
+    axis, result = 0, list[int]()
+    for index in indices:
+        if index is None:
+            result.append(1)
+        elif index is ...:
+            result += shape[axis : axis + hidden]
+            axis += hidden
         else:
-            call.expect(size < 0 or -size <= index < size, f"an index inside axis {axis}, not {index}")
-    return [(*result, *shape[len(indices) :])]
+            size = shape[axis]
+            if isinstance(index, slice):
+                unknown = size < 0 or index is _UNKNOWN
+                result.append(OPEN if unknown else len(range(*index.indices(size))))
+            else:
+                call.expect(size < 0 or -size <= index < size, f"an index inside axis {axis}, not {index}")
+            axis += 1
+    return [(*result, *shape[axis:])]
 
 
 def strided_indices(call: Call) -> list[Index]:
     """Numpy indices for a STRIDED_SLICE, with its masks applied; 0 for an unknown single index."""
     bounds = [call.elements(index, rank=1) for index in (1, 2, 3)]
     count = len(bounds[0])
-    alike = count <= len(call.shape(0)) and all(len(one) == count for one in bounds)
-    call.expect(alike, "one number of bounds, and an axis for each")
-    # No exporter of language models covers or adds axes this way, or gives ends as offsets.
-    if any(call.number(name) for name in ("ellipsis_mask", "new_axis_mask", "offset")):
+    alike = count <= _MOST_BOUNDS and all(len(one) == count for one in bounds)
+    call.expect(alike, f"one number of bounds, up to {_MOST_BOUNDS}")
+    if call.number("offset"):  # the end is relative to the begin, and the runtime treats masks differently
         raise UnknownError
-    masks = {kind: call.number(f"{kind}_mask") for kind in ("shrink_axis", "begin", "end")}
+    kinds = ("ellipsis", "new_axis", "shrink_axis", "begin", "end")
+    masks = {kind: call.number(f"{kind}_mask") for kind in kinds}
     indices: list[Index] = []
     for place, (begin, end, stride) in enumerate(zip(*bounds, strict=True)):
         flags = {kind for kind, mask in masks.items() if mask >> place & 1}
         call.expect(stride != 0, f"a stride at index {place}")
-        if "shrink_axis" in flags:
+        if "ellipsis" in flags:
+            indices.append(...)
+        elif "new_axis" in flags:
+            indices.append(None)
+        elif "shrink_axis" in flags:
             # With a negative stride the runtime reads uninitialized memory.
             call.expect(stride is None or stride > 0, f"a positive stride at index {place}")
             indices.append(0 if "begin" in flags or begin is None else begin)
@@ -230,12 +248,13 @@ def strided_indices(call: Call) -> list[Index]:
 
 @rule("GATHER", "gather.cc, Prepare")
 def gather(call: Call) -> Results:
-    """Axis `axis` of input 0 is replaced by the axes of the indices."""
-    shape, indices = call.shape(0), call.shape(1)
+    """Axis `axis` of input 0 is replaced by the axes of the indices, except the first `batch_dims`."""
+    shape, indices, batch = call.shape(0), call.shape(1), call.number("batch_dims")
     axis = call.axis(call.number("axis"), len(shape))
-    if call.number("batch_dims"):  # in no export of a language model
-        raise UnknownError
-    return [(*shape[:axis], *indices, *shape[axis + 1 :])]
+    batch = batch + len(indices) if batch < 0 else batch
+    fits = 0 <= batch <= min(axis, len(indices)) and may_be_alike(shape[:batch], indices[:batch])
+    call.expect(fits, f"equal batch axes in front of axis {axis}, {batch} by its batch_dims")
+    return [(*shape[:axis], *indices[batch:], *shape[axis + 1 :])]
 
 
 @rule("DYNAMIC_UPDATE_SLICE", "dynamic_update_slice.cc, Prepare")

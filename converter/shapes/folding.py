@@ -129,7 +129,8 @@ def _cut(call: Call, shapes: Sequence[Shape]) -> Array:
 
 def _gather(call: Call, shapes: Sequence[Shape]) -> Array:
     value, indices, axis = _whole(call, 0), call.integers(1), call.number("axis")
-    if indices and not 0 <= min(indices) <= max(indices) < value.shape[axis]:
+    outside = indices and not 0 <= min(indices) <= max(indices) < value.shape[axis]
+    if outside or call.number("batch_dims"):
         raise UnknownError
     return value.take(np.array(indices, int), axis).reshape(shapes[0])
 

@@ -61,7 +61,7 @@ def fill(call: Call) -> Results:
     return [call.sizes(0)]
 
 
-_LONGEST_RANGE = 2**31 - 1
+_LONGEST_RANGE, _SAME = 2**31 - 1, 0
 
 
 @rule("RANGE", "range.cc, GetSize")
@@ -115,3 +115,17 @@ def fully_connected(call: Call) -> Results:
         shape = (OPEN if is_open else count // depth, depth)
     scratch: list[Shape | None] = [None] * (len(call.op.outputs) - 1)
     return [matmul(shape, weights, transpose_b=True, labels=call.labels()[:2]), *scratch]
+
+
+@rule("CONV_2D DEPTHWISE_CONV_2D", "Prepare of conv.cc and depthwise_conv.cc")
+def windows(call: Call) -> Results:
+    """A window slides over height and width of `[b, h, w, c]`; filters `[o, h, w, i]` or `[1, h, w, o]` change c."""
+    batch, *sides, _ = call.shape(0, rank=4)
+    count, *window, depth = call.shape(1, rank=4)
+    strides, places = [call.number(f"stride_{side}") for side in "hw"], []
+    dilations = [call.number(f"dilation_{side}_factor") for side in "hw"]
+    call.expect(min(strides) > 0, "strides from 1")
+    for size, span, stride, dilation in zip(sides, window, strides, dilations, strict=True):
+        reach = 1 if call.number("padding") == _SAME else (span - 1) * dilation + 1
+        places.append(OPEN if min(size, span) < 0 else max((size + stride - reach) // stride, 0))
+    return [(batch, *places, count if call.op.name == "CONV_2D" else depth)]
