@@ -234,6 +234,7 @@ UNKNOWN: dict[str, tuple[str, list[T], Options]] = {
     "a division by zero": ("FLOOR_DIV", [const([1, 2]), const([0, 0])], None),
     "what leaves its type": ("MUL", [BIG, const([4])], {}),
     "what leaves 64 bits": ("MUL", [const([2**40], "INT64")] * 2, {}),
+    "codes without a scale": ("MUL", [const([3], "INT8")] * 2, {}),
     "a fused activation": ("ADD", [const([-3]), const([1])], {"fused_activation_function": 1}),
     "large results": ("FILL", [const([1000, 1000]), const(0)], {}),
     "real numbers": ("CAST", [const([1.5], "FLOAT32")], None),

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias, TypeGuard
 
 import numpy as np
 
-from edge_opt.ir import Tensor
+from edge_opt.ir import DType, Tensor
 from edge_opt.shapes.arranging import Index, strided_indices
 from edge_opt.shapes.dimension import OPEN, Shape, product
 from edge_opt.shapes.rules import Array, Call, Results, UnknownError
@@ -94,6 +94,9 @@ def _all_values(call: Call) -> list[Array]:
 
 def _elementwise(call: Call, _: Sequence[Shape]) -> Array:
     if call.op.name in ("ADD", "SUB", "MUL") and call.number("fused_activation_function"):
+        raise UnknownError
+    # For shorter types there are kernels of quantized tensors only: without a scale, MUL gives 0, ADD ends the process.
+    if not {tensor.dtype for tensor in call.op.inputs if tensor} <= {DType.BOOL, DType.INT32, DType.INT64}:
         raise UnknownError
     return np.asarray(_NUMBERS[call.op.name](*_all_values(call)), object)
 
