@@ -44,6 +44,7 @@ _TEXTS = ("", "a", "x" * 5000, "ünïcödé", "a\0b", "\n", "'", '"', "serving_d
 _PLACE = re.compile(r"subgraph|signature|metadata|not a TFLite model|instead of|has more than")
 
 Random = random.Random
+Tables = dict[str, list[Table]]
 
 
 class WrongError(Exception):
@@ -177,8 +178,6 @@ def time_limit(seconds: float = SECONDS) -> Iterator[None]:
 
 
 # Structured mutants
-
-Tables = dict[str, list[Table]]
 
 
 def _structured(root: Table, content: bytes, chance: Random) -> bytes:

@@ -18,6 +18,8 @@ from edge_opt.ir.text import to_text
 
 PLAIN = attention_text()
 T, H = 3, 4
+FOUR = "CONCATENATION(%f, %f, %f, %f) {axis: 1}"
+REPEATS = ("TILE(%f, int32{1, 4, 1, 1})", "BROADCAST_TO(%f, int32{1, 4, 8, 5})", FOUR)
 
 
 def changed(*edits: str, text: str = PLAIN) -> str:
@@ -30,10 +32,6 @@ def changed(*edits: str, text: str = PLAIN) -> str:
 
 
 # Sizes
-
-
-FOUR = "CONCATENATION(%f, %f, %f, %f) {axis: 1}"
-REPEATS = ("TILE(%f, int32{1, 4, 1, 1})", "BROADCAST_TO(%f, int32{1, 4, 8, 5})", FOUR)
 
 
 @pytest.mark.parametrize("repeat", REPEATS)

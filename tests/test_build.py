@@ -35,6 +35,7 @@ from edge_opt.targets import load_target
 
 ALL = ["configure", "export", "calibrate", "quantize", "optimize", "compile"]
 PROMPTS = [f"prompt number {number}" for number in range(12)]
+Change = Callable[[Place], dict[str, Any]]
 
 
 def many(place: Place, *texts: str, name: str = "prompts.jsonl") -> Path:
@@ -217,9 +218,6 @@ def test_a_compiled_bundle_that_is_not_as_it_has_to_be_is_not_delivered(place: P
         place.build(stages=stages)
     assert caught.value.exit_code == 1
     assert not place.output.exists()
-
-
-Change = Callable[[Place], dict[str, Any]]
 
 
 def options(**given: Any) -> Change:

@@ -31,6 +31,7 @@ from edge_opt.build.stages import Job
 from edge_opt.npu import CompilerFailedError
 
 ROOT = Path(__file__).parent.parent
+NO_SETTING = "from edge_opt.base.errors import UsageError\nraise UsageError('no such setting')"
 
 
 def test_the_extra_holds_the_version_that_is_known_here() -> None:
@@ -108,9 +109,6 @@ def test_a_stages_process_tells_steps_memory_and_output(place: Place, monkeypatc
     assert peak_bytes > 200 << 20
     assert values == {"tmp": str(place.folder / "scratch" / "tmp")}
     assert str(place.sdk) in (place.folder / "log").read_text()
-
-
-NO_SETTING = "from edge_opt.base.errors import UsageError\nraise UsageError('no such setting')"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from edge_opt.build.prompts import check_lengths, plan, read_prompts, text_of, w
 
 AROUND = 3
 SHORT = [" ".join(f"{line}.{word}" for word in range(20)) for line in range(30)]
+TURNS = """{% for turn in messages %}{{ raise_exception('no system') if turn.role == 'system' }}\
+<turn>{{ turn.content }}</turn>{% endfor %}"""
 
 
 def count(prompt: Any) -> int:
@@ -101,10 +103,6 @@ def test_a_line_that_is_not_a_prompt_is_named(tmp_path: Path, line: str) -> None
     path.write_text(f'"one"\n\n{{"text": "two"}}\n{line}\n')
     with pytest.raises(UsageError, match='line 4 is not a prompt: write JSON, "a prompt" or'):
         read_prompts(path)
-
-
-TURNS = """{% for turn in messages %}{{ raise_exception('no system') if turn.role == 'system' }}\
-<turn>{{ turn.content }}</turn>{% endfor %}"""
 
 
 @pytest.mark.slow

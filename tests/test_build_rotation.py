@@ -21,6 +21,7 @@ SIZES = {
     "num_key_value_heads": 2,
     "head_dim": 12,
 }
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 1072419256\n"
 
 
 @pytest.mark.parametrize("width", [1, 7, 64, 576, 960])
@@ -106,9 +107,6 @@ def test_weights_that_do_not_fit_or_are_no_numbers_are_said_and_not_made_up(
         safetensors.save_file(weights, file, {"format": "pt"})
     with pytest.raises(UsageError, match=sentence.format(re.escape(name))):
         prepare(before, tmp_path / "again", rotate=False)
-
-
-POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 1072419256\n"
 
 
 @pytest.mark.slow

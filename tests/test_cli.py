@@ -38,6 +38,8 @@ COMMANDS = (
 )  # fmt: skip
 # Help needs none of these; each costs more than all the rest together.
 HEAVY = "numpy rich flatbuffers ai_edge_litert torch tensorflow edge_opt.schema edge_opt.ir"
+NOTED = KeyboardInterrupt()
+NOTED.add_note("run it again to go on")
 
 
 def commands(group: Any = None, before: str = "") -> dict[str, Any]:
@@ -271,10 +273,6 @@ def ends_with(error: BaseException | None) -> Callable[..., None]:
             raise error
 
     return ending
-
-
-NOTED = KeyboardInterrupt()
-NOTED.add_note("run it again to go on")
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 from edge_opt.testing import assert_equivalent
 
 WEIGHT = np.random.default_rng(0).standard_normal((12, 5)).astype(np.float32)
+TABLE = np.random.default_rng(0).standard_normal((1000, 4)).astype(np.float32)
 
 
 def changed(amount: float) -> np.ndarray:
@@ -158,9 +159,6 @@ def lookup(table: np.ndarray, name: str = "ids") -> bytes:
       return %y
     }}"""
     return models.written(text, key="")
-
-
-TABLE = np.random.default_rng(0).standard_normal((1000, 4)).astype(np.float32)
 
 
 def test_rows_far_down_a_table_are_read_and_none_beyond_the_shorter_one(tmp_path: Path) -> None:

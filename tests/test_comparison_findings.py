@@ -24,6 +24,7 @@ from edge_opt.runtime.tensors import TensorInfo
 
 Y = TensorInfo("y", "y", (2, 2), (2, 2), "float32")
 A = np.array([[1, 2], [3, 4]], np.float32)
+ROOM = Allowance(1e-3, 24, "2 sites of p")
 
 
 def output(b: Any, a: Any = A, **how: Any) -> OutputComparison:
@@ -108,8 +109,6 @@ def test_a_report_as_json_has_null_for_what_is_empty_or_infinite() -> None:
 
 
 # The whole models
-
-ROOM = Allowance(1e-3, 24, "2 sites of p")
 
 
 def whole(allowance: Allowance, *outputs: OutputComparison, **more: Any) -> WholeSignature:

@@ -25,6 +25,8 @@ VALUES: list[Any] = [
     [1, 2, 3],
     7,
 ]
+# Size, elements, their types; then the root: distance back to the elements, its type, its width. A vector is type 10.
+ITSELF = bytes([1, 0, 40, 2, 40, 1])
 
 
 def typed_vectors() -> bytes:
@@ -55,10 +57,6 @@ def test_values_are_those_of_the_format_s_own_reader(content: bytes) -> None:
     ours, theirs = read_flexbuffer(content), flexbuffers.Loads(content)
     assert rounded(ours) == rounded(theirs)
     assert not isinstance(theirs, dict) or list(ours) == list(theirs)
-
-
-# Size, elements, their types; then the root: distance back to the elements, its type, its width. A vector is type 10.
-ITSELF = bytes([1, 0, 40, 2, 40, 1])
 
 
 @pytest.mark.parametrize("content", [flexbuffers.Dumps({"a": {"b": [1]}, "c": 2}), ITSELF])

@@ -21,6 +21,8 @@ from edge_opt.passes.rewrite import remove_dead
 from edge_opt.schema import Data, new_table
 
 ADD = OperatorCode(0)
+# Row 0 has columns 0 and 5, row 1 column 7, row 2 none.
+ROWS, COLUMNS, KEPT = [0, 2, 3, 3], [0, 5, 7], [2.0, 3.0, 5.0]
 
 
 def tensor(name: str) -> Tensor:
@@ -238,9 +240,6 @@ def test_walks_go_on_from_the_nearest() -> None:
 
 
 # Weights that a file stores sparsely have no numbers to cut: they stay whole wherever they are read
-
-# Row 0 has columns 0 and 5, row 1 column 7, row 2 none.
-ROWS, COLUMNS, KEPT = [0, 2, 3, 3], [0, 5, 7], [2.0, 3.0, 5.0]
 
 
 def sparse_projection() -> Model:

@@ -22,6 +22,8 @@ subgraph main (%q: int16[1,1,8,16] q(0.001, 0), %k: int16[1,1,32,16] q(0.001, 0)
   return %concat
 }
 """
+SCALES = [(5e-05, 4e-05), (4e-05, 5e-05), (3e-05, 1e-04), (1e-04, 3.3e-05), (2e-04, 1e-04), (1e-04, 1e-04)]
+CLIPPED = "the product 'p' was clipped to {}; values beyond are kept now"
 
 
 def pair(
@@ -111,8 +113,6 @@ subgraph main (%a: float32[4,4], %b: float32[4,4], %c: int16[4] q(0.1, 0)) {
 
 # How far results move
 
-SCALES = [(5e-05, 4e-05), (4e-05, 5e-05), (3e-05, 1e-04), (1e-04, 3.3e-05), (2e-04, 1e-04), (1e-04, 1e-04)]
-
 
 @pytest.mark.parametrize(("before", "after"), SCALES)
 @pytest.mark.parametrize("dtype", ["int16", "int8"])
@@ -131,9 +131,6 @@ def test_results_move_by_one_step(dtype: str, before: float, after: float, prove
 
 
 # What was clipped
-
-
-CLIPPED = "the product 'p' was clipped to {}; values beyond are kept now"
 
 
 def clipping(low: float = 1e-05, *, left: str = "int16") -> str:

@@ -27,6 +27,7 @@ GOLDEN = [
     ("reference_add", "unpack"),
     ("reference_add", "as-found"),
 ]
+MODELS = ["demo_gemma3.tflite", "demo_gemma3_a16w8.tflite"]
 
 
 def reference(name: str) -> str:
@@ -171,8 +172,6 @@ def test_a_part_of_a_constant_has_the_scales_of_its_steps(text: str, scales: int
 
 
 # Forms: where heads are split is a choice, what they compute is not
-
-MODELS = ["demo_gemma3.tflite", "demo_gemma3_a16w8.tflite"]
 
 
 @cache

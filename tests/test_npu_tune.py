@@ -28,6 +28,9 @@ from edge_opt.npu.tuning import Trial, applied, largest_attention, rewritten, va
 from edge_opt.targets import Target, load_target
 
 BASE = load_target("qualcomm-htp")
+interrupted = Event()
+SPLIT = {"form": "split", "rows_per_tile": None}
+ALONE = replace(BASE, split_signatures=("prefill*",))
 
 
 @pytest.fixture
@@ -177,9 +180,6 @@ def test_the_target_of_another_vendor_is_refused() -> None:
         tune(DEMO, "generic")
 
 
-interrupted = Event()
-
-
 def late(*arguments: Any) -> Measured:
     """A compiler that starts while the search is interrupted already."""
     interrupted.wait()
@@ -222,10 +222,6 @@ def test_the_written_target_loads_says_where_it_is_from_and_is_used(tmp_path: Pa
     assert result.model is not None
     matches = list(find_blocks(result.model.entry_points()[0][1]))
     assert {(match.heads, match.query_length) for match in matches if isinstance(match, Block)} == {(1, 2)}
-
-
-SPLIT = {"form": "split", "rows_per_tile": None}
-ALONE = replace(BASE, split_signatures=("prefill*",))
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,9 @@ subgraph prefill_4 (%cache: int16[1,1,24,2] q(0.0001, 0), %slice: int16[1,1,4,2]
 }
 """
 ROPE_ALONE = TEXT[: TEXT.index("subgraph cache_update_4")].replace(TEXT.splitlines()[1] + "\n", "")
+COUNTS_TO_1000 = ("0.0003051851", "0.03051851")
+ONLY_A_RING = b"\x0a\x04\x12\x02\x30\x03"
+"""Executor metadata of one state buffer, a local key cache."""
 
 
 def changed(*edits: tuple[str, str], text: str = TEXT) -> str:
@@ -78,9 +81,6 @@ def test_cosines_beyond_the_range_of_the_result_are_the_ends_of_it() -> None:
     model = parse(changed(*narrow))
     assert {site.status for site in convert(model).sites} == {Status.CONVERTED}
     assert rope(model, [0, 11, 12, 23])["pos_emb_cos"].max() == pytest.approx(32767 * 3.051851e-05)
-
-
-COUNTS_TO_1000 = ("0.0003051851", "0.03051851")
 
 
 def test_a_position_that_rounds_to_the_last_code_is_counted() -> None:
@@ -276,10 +276,6 @@ def test_the_auxiliary_model_takes_part_and_the_cache_is_that_of_the_bundle(tmp_
     assert bytes(after.view(0, after.size)) == bytes(before.view(0, before.size))
     assert rope(load(aux), [23] * 4)["pos_emb_cos"][0, 0] == pytest.approx(np.cos(23), abs=2e-5)
     assert convert(output, tmp_path / "again.litertlm").converted == []
-
-
-ONLY_A_RING = b"\x0a\x04\x12\x02\x30\x03"
-"""Executor metadata of one state buffer, a local key cache."""
 
 
 def test_the_length_of_rings_is_no_number_of_positions(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ REQUEST = ProofRequest(extremes=("high",), parts=Parts(0, (8, 64), (0,)), seed=3
 QUESTION = Question(parse(PRODUCT), parse(PRODUCT), "'main' up to 'y'", Demand(), REQUEST)
 FILE = to_bytes(QUESTION.before)
 BOTH, FIRST, SECOND = ("xnnpack", "reference"), ("xnnpack",), ("reference",)
+SIZE = Size(queries=64, heads=4, kv_heads=2, cache=128, width=64)
 
 
 class Worker:
@@ -212,8 +213,6 @@ def test_products_cost_their_multiply_adds_and_an_element_of_all_else_eight() ->
 
 
 # Structures that cover others
-
-SIZE = Size(queries=64, heads=4, kv_heads=2, cache=128, width=64)
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,7 @@ HOSTILE = (
 )
 SUFFIXES = (".json", ".md", ".html")
 UNPACK = replace(load_target("generic"), form="unpack")
+in_browser = pytest.mark.skipif(find_browser() is None, reason="no Chromium here: apt-get install chromium")
 
 
 @cache
@@ -265,8 +266,6 @@ def test_a_report_is_refused_before_the_work(tmp_path: Path, capsys: Captured) -
 
 
 # --- in a real browser ---
-
-in_browser = pytest.mark.skipif(find_browser() is None, reason="no Chromium here: apt-get install chromium")
 
 
 @pytest.mark.slow

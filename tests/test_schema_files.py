@@ -52,6 +52,7 @@ from edge_opt.schema.table import TABLES_FILE
 INSIDE = pack(everything())
 AFTER = with_data_after(everything(), b"first" * 9, b"second", b"third")
 OPTIONS_AFTER = with_options_after(everything(), b"large options")
+LAYOUT = {4096: bytes(64), 16: b"seven...", 32: bytes(33), 256: bytes(12), 64: bytes(200)}
 
 
 def stored(root: Table) -> list[Data]:
@@ -188,9 +189,6 @@ def test_equal_numbers_share_a_vector_and_equal_zeros_of_other_signs_do_not() ->
         assert np.signbit(read[1]) == np.signbit(last)
         sizes.append(len(content))
     assert sizes[0] < sizes[1]
-
-
-LAYOUT = {4096: bytes(64), 16: b"seven...", 32: bytes(33), 256: bytes(12), 64: bytes(200)}
 
 
 @pytest.mark.parametrize(

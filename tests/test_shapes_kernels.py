@@ -150,6 +150,7 @@ WEIGHTED: list[Row] = [
 
 ROWS = [*ELEMENTWISE, *ALONG_AXES, *PARTS, *REFUSED, *WEIGHTED]
 examples = settings(max_examples=40, deadline=None)
+SMALL = st.integers(1, 3)
 
 
 @pytest.mark.parametrize(
@@ -189,9 +190,6 @@ def test_any_two_shapes_multiply(x: Shape, data: st.DataObject, adj_x: bool, adj
     columns, batch = data.draw(st.integers(1, 3)), data.draw(st.lists(st.integers(1, 2), max_size=3))
     y = (*batch, columns, inner) if adj_y else (*batch, inner, columns)
     check("BATCH_MATMUL", [T(x), T(y)], {"adj_x": adj_x, "adj_y": adj_y})
-
-
-SMALL = st.integers(1, 3)
 
 
 @examples
