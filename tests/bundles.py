@@ -16,17 +16,17 @@ Part = tuple[int, dict[str, str], bytes]
 
 def bundle(parts: Sequence[Part], *, version: int = 1) -> bytes:
     """A whole bundle."""
-    places, end = [], BLOCK
-    for _, _, content in parts:
-        begin = -(-end // BLOCK) * BLOCK
-        end = begin + len(content)
-        places.append((begin, end))
-    file = bytearray(end)
-    start = started(_header(parts, places), version=version)
-    file[: len(start)] = start
-    for (begin, stop), (_, _, content) in zip(places, parts, strict=True):
-        file[begin:stop] = content
-    return bytes(file)
+    sections, body = [], b""
+    for kind, items, content in parts:
+        body += bytes(-len(body) % BLOCK)
+        texts = ((key, schema.VData.StringValue, schema.StringValueT(text)) for key, text in items.items())
+        named, begin = [schema.KeyValuePairT(*item) for item in texts], BLOCK + len(body)
+        sections.append(schema.SectionObjectT(named, begin, begin + len(content), kind))
+        body += content
+    builder = flatbuffers.Builder(1024)
+    root = schema.LiteRTLMMetaDataT(None, schema.SectionMetadataT(sections))
+    builder.Finish(root.Pack(builder))
+    return started(bytes(builder.Output()), version=version).ljust(BLOCK, b"\0") + body
 
 
 def started(header: bytes, *, version: int = 1) -> bytes:
@@ -37,14 +37,3 @@ def started(header: bytes, *, version: int = 1) -> bytes:
 def model_part(kind: str, content: bytes) -> Part:
     """A TFLite model."""
     return TFLITE_MODEL, {"model_type": f"tf_lite_{kind}", "backend_constraint": "cpu"}, content
-
-
-def _header(parts: Sequence[Part], places: Sequence[tuple[int, int]]) -> bytes:
-    sections = []
-    for (kind, items, _), place in zip(parts, places, strict=True):
-        texts = ((key, schema.VData.StringValue, schema.StringValueT(text)) for key, text in items.items())
-        sections.append(schema.SectionObjectT([schema.KeyValuePairT(*item) for item in texts], *place, kind))
-    builder = flatbuffers.Builder(1024)
-    root = schema.LiteRTLMMetaDataT(None, schema.SectionMetadataT(sections))
-    builder.Finish(root.Pack(builder))
-    return bytes(builder.Output())

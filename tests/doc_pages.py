@@ -6,12 +6,12 @@ import atexit
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from tempfile import mkdtemp
+from textwrap import dedent
 
 import generation_models as models
 from cli_runs import DEMO, QUANTIZED
@@ -101,17 +101,14 @@ def own_text(page: Path) -> str:
 
 def blocks(page: Path) -> list[Block]:
     """Every block of code that we wrote: between fences, or indented by four behind an empty line."""
-    text = own_text(page)
-    return [Block(page, "yaml", "", text)] if page.suffix == ".yml" else list(_blocks(page, text))
-
-
-def _blocks(page: Path, text: str) -> Iterator[Block]:
+    text, found = own_text(page), []
+    if page.suffix == ".yml":
+        return [Block(page, "yaml", "", text)]
     for language, rest, body in _FENCED.findall(text):
         title = re.search(r'title="([^"]+)"', rest)
-        yield Block(page, language, title[1] if title else "", body)
-    for body in _INDENTED.findall(_FENCED.sub("", text)):
-        if body.strip():
-            yield Block(page, "", "", "\n".join(line[4:] for line in body.strip("\n").splitlines()))
+        found.append(Block(page, language, title[1] if title else "", body))
+    indented = (body for body in _INDENTED.findall(_FENCED.sub("", text)) if body.strip())
+    return found + [Block(page, "", "", dedent(body).strip("\n")) for body in indented]
 
 
 @cache

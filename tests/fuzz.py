@@ -61,17 +61,14 @@ def mutant(seeds: Sequence[Seed], number: int, run: int = 0, share: float = STRU
     `share` is that of those whose tables are changed; of the others, bytes are.
     """
     chance = Random(f"{run}/{number}")
-    (chosen,) = chance.choices(seeds, [(1000 + _size(seed)) ** -3 for seed in seeds])
+    sizes = [len(seed.content) if seed.root else 4 * _BUNDLE_HEADER for seed in seeds]
+    (chosen,) = chance.choices(seeds, [(1000 + size) ** -3 for size in sizes])
     content = chosen.content
     if chosen.root is not None and chance.random() < share:
         content = _structured(chosen.root, content, chance)
     if content is chosen.content or chance.random() < 0.1:
         content = _raw(content, seeds, chance)
     return chosen.name, content
-
-
-def _size(seed: Seed) -> int:
-    return 4 * _BUNDLE_HEADER if seed.root is None else len(seed.content)
 
 
 def examine(content: bytes, converted_one_in: int = 1) -> str:

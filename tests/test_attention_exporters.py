@@ -82,14 +82,6 @@ CASES = {
 }
 
 
-def signed(model: Model) -> Model:
-    """The model with a signature, so that it can be run by names."""
-    graph = model.subgraphs[0]
-    inputs, outputs = ({tensor.name: tensor for tensor in ends} for ends in (graph.inputs, graph.outputs))
-    model.signatures = Signatures([Signature("main", graph, inputs, outputs)])
-    return model
-
-
 def several_heads(model: Model) -> list[str]:
     """Products of two activations and softmaxes that hold more than one row matrix."""
     rows = [
@@ -104,7 +96,11 @@ def several_heads(model: Model) -> list[str]:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("case", CASES)
 def test_every_block_is_split_to_the_same_bits_and_nothing_of_it_stays(case: str, form: str) -> None:
-    before = to_bytes(signed(parse(CASES[case])))
+    model = parse(CASES[case])
+    (graph,) = model.subgraphs
+    inputs, outputs = ({tensor.name: tensor for tensor in ends} for ends in (graph.inputs, graph.outputs))
+    model.signatures = Signatures([Signature("main", graph, inputs, outputs)])
+    before = to_bytes(model)
     model = load(before)
     assert several_heads(model)
     reports = convert(model, form)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edge_opt.attention.block import Block
 from edge_opt.attention.find import find_blocks
-from edge_opt.ir import Model, load, to_bytes
+from edge_opt.ir import load, to_bytes
 from edge_opt.ir.text import to_text
 from edge_opt.passes import Status
 
@@ -28,34 +28,22 @@ graphs = settings(
 )
 
 
-def assert_found(model: Model, case: Case) -> None:
-    """Every block is matched, with the sizes that it was built with."""
+def check(case: Case, form: str, *, reference: bool) -> None:
+    """Convert one graph in one form: blocks are found with the sizes that they were built with, and split."""
+    original = build(case)
     expected = case.heads, case.kv_heads, case.head_size, case.length, case.segments
-    matches = [match for match in find_blocks(model.subgraphs[0]) if isinstance(match, Block)]
+    matches = [match for match in find_blocks(original.subgraphs[0]) if isinstance(match, Block)]
     found = [(m.heads, m.kv_heads, m.head_size, m.query_length, m.key_lengths) for m in matches]
     assert found == [expected] * case.blocks
-
-
-def assert_single_heads(case: Case, model: Model) -> None:
-    """No product, sum or softmax holds more than one head, and all heads are there."""
-    most = case.batch * case.length * max(sum(case.segments), case.head_size)
-    operators = model.subgraphs[0].operators
-    for operator in operators:
-        if operator.name in ("BATCH_MATMUL", "ADD", "SOFTMAX"):
-            assert operator.outputs[0].elements <= most, operator
-    assert [operator.name for operator in operators].count("SOFTMAX") == case.heads * case.blocks
-    assert set(heads_found(model.subgraphs[0])) == {1}
-
-
-def check(case: Case, form: str, *, reference: bool) -> None:
-    """Convert one graph in one form, and compare."""
-    original = build(case)
-    assert_found(original, case)
     before = to_bytes(original)
     model = load(before)
     reports = convert(model, form)
     assert [report.status for report in reports] == [Status.CONVERTED] * case.blocks, reports
-    assert_single_heads(case, model)
+    most = case.batch * case.length * max(sum(case.segments), case.head_size)
+    heads = [op for op in model.subgraphs[0].operators if op.name in ("BATCH_MATMUL", "ADD", "SOFTMAX")]
+    assert all(operator.output.elements <= most for operator in heads), "one head each"
+    assert [operator.name for operator in heads].count("SOFTMAX") == case.heads * case.blocks
+    assert set(heads_found(model.subgraphs[0])) == {1}
     assert_same_bits(before, model, ("xnnpack", "reference") if reference else ("xnnpack",))
     once = to_text(model)
     again = convert(model, form)
@@ -66,7 +54,9 @@ def check(case: Case, form: str, *, reference: bool) -> None:
 @pytest.mark.parametrize("form", ["split", "unpack", "split-above"])
 @graphs
 @given(cases(), st.sampled_from((False, False, False, True)))
-def test_every_block_is_split_into_heads_of_the_same_bits(form: str, case: Case, reference: bool) -> None:
+def test_every_block_is_found_and_split_into_heads_that_compute_the_same_bits(
+    form: str, case: Case, reference: bool
+) -> None:
     check(case, form, reference=reference)
 
 

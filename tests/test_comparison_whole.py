@@ -1,6 +1,5 @@
 """`convert --verify full`: how equal the whole models must be follows from what the rewrites demanded of regions."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,31 +40,23 @@ def converting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def swapped_heads(build: Callable[..., Any]) -> Callable[..., Any]:
-    """Corrupts a rewrite: the heads are joined in another order."""
+def believe_bitwise_ones(monkeypatch: Patch) -> None:
+    """Heads are joined in another order, and the proof of that, which demands the same bits, says that all is well."""
+    prove, build = RegionProver.prove, mha_to_sha._build
 
-    def made(*arguments: Any) -> Any:
-        rewrite = build(*arguments)
-        assert isinstance(rewrite, Rewrite)
+    def swapped(*arguments: Any) -> Rewrite:
+        rewrite: Any = build(*arguments)
         new = list(rewrite.new)
         at = max(i for i, op in enumerate(new) if op.name == "CONCATENATION" and len(op.inputs) == 4)
-        join = new[at]
-        new[at] = Operator(join.code, join.inputs[::-1], join.outputs, join.options)
+        new[at] = Operator(new[at].code, new[at].inputs[::-1], new[at].outputs, new[at].options)
         return replace(rewrite, new=tuple(new))
-
-    return made
-
-
-def believe_bitwise_ones(monkeypatch: Patch) -> None:
-    """Heads are swapped, and the proof of that, which demands the same bits, says that all is well."""
-    prove = RegionProver.prove
 
     def lie(self: RegionProver, rewrite: Any, demand: Demand) -> Proof:
         if demand.kind == "bitwise":
             return Proof(demand, holds=True, bitwise=True, max_abs=0.0)
         return prove(self, rewrite, demand)
 
-    monkeypatch.setattr(mha_to_sha, "_build", swapped_heads(mha_to_sha._build))
+    monkeypatch.setattr(mha_to_sha, "_build", swapped)
     monkeypatch.setattr(RegionProver, "prove", lie)
 
 

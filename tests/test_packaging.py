@@ -20,14 +20,12 @@ FOLDERS = {"converter": "edge_opt", "schema": "edge_opt/schema", "cli": "edge_op
 pytestmark = pytest.mark.slow
 
 
-def without_compiler() -> dict[str, str]:
-    apart = "PYTHON", "VIRTUAL_ENV"
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(apart)}
-    return {**kept, "CC": "/bin/false", "CXX": "/bin/false", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-
-
 def succeeded(command: list[str], folder: Path) -> str:
-    how: Any = {"cwd": folder, "env": without_compiler(), "capture_output": True, "text": True}
+    """What the command prints, where there is no compiler and no other environment."""
+    apart = ("PYTHON", "VIRTUAL_ENV")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(apart)}
+    env = {**kept, "CC": "/bin/false", "CXX": "/bin/false", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    how: Any = {"cwd": folder, "env": env, "capture_output": True, "text": True}
     ran = subprocess.run(command, check=False, timeout=900, **how)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout

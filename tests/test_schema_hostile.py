@@ -143,10 +143,6 @@ def shared(what: str) -> bytes:
     return model([tensor(shape=[100_000], quantization=each) for each in parameters])
 
 
-def name_that_is_not_utf8() -> bytes:
-    return pack(tfl.ModelT(description="description")).replace(b"descr", b"d\xe4\x00\x00\x00")
-
-
 AFTER = with_data_after(tfl.ModelT(buffers=[]), b"small")
 TWO_PLACES = tfl.ModelT(buffers=[tfl.BufferT(data=np.zeros(4, np.uint8), offset=16, size=4)])
 NO_VALUE = tfl.OperatorT(builtinOptionsType=tfl.BuiltinOptions.ReshapeOptions, inputs=int32s())
@@ -172,7 +168,7 @@ SENTENCES: dict[str, list[Callable[[], bytes] | bytes]] = {
         with_field(10, "Q", 8, *OPERATOR, content=with_options_after(everything(), b"options"))
     ],
     "second place for the bytes": [pack(TWO_PLACES)],
-    "is not valid UTF-8": [name_that_is_not_utf8],
+    "is not valid UTF-8": [pack(tfl.ModelT(description="words")).replace(b"words", b"w\xe4\0\0\0")],
     "does not end in a zero byte": [pack(tfl.ModelT(description="words")).replace(b"words\0", b"words!")],
     "Operator.builtin_options: has a value but no builtin_options_type": [with_field(3, "B", 0, *OPERATOR)],
     "Operator.builtin_options: has a type but no value": [

@@ -11,6 +11,7 @@ from pass_runs import but
 import edge_opt
 from edge_opt import testdata
 from edge_opt.base.errors import EdgeOptError
+from edge_opt.comparison import golden
 from edge_opt.conversion import ConversionResult, convert
 from edge_opt.passes import Status
 from edge_opt.runtime.pair import ProofRequest
@@ -22,19 +23,8 @@ pytestmark = pytest.mark.usefixtures("own_workers")
 DEMO = Path(testdata.__file__).parent / "demo_gemma3.tflite"
 
 
-def open_files() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
 def convert_decode(output: Path) -> ConversionResult:
     return convert(DEMO, output, signatures=["decode"], skip=but("mha_to_sha"))
-
-
-def in_place_of_regions(model: bytes, monkeypatch: Patch) -> None:
-    """Every region that is to be run is this model instead."""
-    prove = Worker.prove
-    either = (model, model, ProofRequest())
-    monkeypatch.setattr(Worker, "prove", lambda self, *_, **options: prove(self, *either, **options))
 
 
 def test_without_a_runtime_all_stops(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -55,14 +45,17 @@ def test_a_refused_process_is_the_same_error(tmp_path: Path, monkeypatch: Patch)
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr("subprocess.Popen", refuse)
-    before = open_files()
+    open_files = Path("/proc/self/fd")
+    before = len([*open_files.iterdir()])
     with pytest.raises(RuntimeUnavailable, match="Resource temporarily unavailable"):
         convert_decode(tmp_path / "out.tflite")
-    assert open_files() == before
+    assert len([*open_files.iterdir()]) == before
 
 
 def test_a_crash_reverts_its_site_and_names_it(tmp_path: Path, monkeypatch: Patch) -> None:
-    in_place_of_regions(proof_models.crashing(), monkeypatch)
+    prove, crashing = Worker.prove, proof_models.crashing()
+    instead = (crashing, crashing, ProofRequest())  # of every region
+    monkeypatch.setattr(Worker, "prove", lambda self, *_, **options: prove(self, *instead, **options))
     result = convert_decode(tmp_path / "out.tflite")
     site = next(site for site in result.sites if site.heads != 1)
     assert site.status is Status.REVERTED
@@ -85,8 +78,6 @@ def test_every_public_way_to_the_runtime_reads_the_file_first(tmp_path: Path) ->
         lambda: Worker().run(path, None, {}),
         lambda: Worker().prove(path.read_bytes(), path.read_bytes(), ProofRequest()),
     ]
-    from edge_opt.comparison import golden
-
     golden.record(DEMO, tmp_path / "golden.npz", signatures=["decode"])
     ways.append(lambda: golden.record(path, tmp_path / "other.npz"))
     for way in ways:
