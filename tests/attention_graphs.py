@@ -180,12 +180,7 @@ class _Build:
         return self.stored(values, DType.INT32)
 
     def op(
-        self,
-        name: str,
-        *inputs: Tensor,
-        dtype: DType | None = None,
-        q: Quantization | None = SAME,
-        **options: Any,
+        self, name: str, *inputs: Tensor, dtype: DType | None = None, q: Any = SAME, **options: Any
     ) -> Tensor:
         """The result has the first input's type and quantization unless told otherwise."""
         q = inputs[0].quantization if q is SAME else q

@@ -40,14 +40,10 @@ class Says:
 
 
 def run(
-    model: Model,
-    *passes: Pass | str,
-    target: Target | None = None,
-    prover: Prover | None = None,
-    subgraph: int = 0,
+    model: Model, *passes: Pass | str, target: Target | None = None, prover: Prover | None = None
 ) -> list[Site]:
-    """Run passes over one subgraph, as a conversion does."""
-    graph, facts = model.subgraphs[subgraph], target or load_target("generic")
+    """Run passes over subgraph 0, as a conversion does."""
+    graph, facts = model.subgraphs[0], target or load_target("generic")
     context = Context(model, graph, model.signature_name(graph), facts, Constants(model), prover)
     chosen = [PASSES[name] if isinstance(name, str) else name for name in passes]
     return [report for each in chosen for report in run_pass(each, context)]
@@ -76,9 +72,9 @@ def convert_text(text: str, *passes: Pass | str, **settings: object) -> tuple[Mo
     return model, run(model, *passes, **settings)  # type: ignore[arg-type]
 
 
-def names(model: Model, subgraph: int = 0) -> list[str]:
-    """The operators' names, in execution order."""
-    return [operator.name for operator in model.subgraphs[subgraph].operators]
+def names(model: Model) -> list[str]:
+    """The operators' names in subgraph 0, in execution order."""
+    return [operator.name for operator in model.subgraphs[0].operators]
 
 
 def count(model: Model, name: str) -> int:

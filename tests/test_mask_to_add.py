@@ -1,6 +1,7 @@
 """A softmax masked by SELECT gets one additive mask: where that is exact, where it is refused, what is measured."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,10 +64,7 @@ def of_constant(constant: str) -> str:
 
 
 def converted(
-    text: str,
-    prover: RegionProver | Says | None = None,
-    target: Target | None = None,
-    status: str = "converted",
+    text: str, prover: Any = None, target: Target | None = None, status: str = "converted"
 ) -> tuple[Model, Site]:
     """The model, and the report of its only site; what does not end as converted leaves it as it was."""
     model, (report,) = convert_text(text, "mask_to_add", prover=prover, target=target)

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
-from cli_runs import NO_ATTENTION, Captured, run, written
+from cli_runs import NO_ATTENTION, Captured, Patch, run, written
 from pretend_npu import EVENTS, FIGURES, TAKEN, compiling
 
 from edge_opt.base.errors import UsageError
@@ -96,7 +97,7 @@ def test_the_tool_gets_flags_libraries_and_probe(model: Path, tmp_path: Path, co
 
 
 def test_the_libraries_are_found_by_environment_and_without_them_the_error_says_how_to_get_them(
-    tmp_path: Path, model: Path, compiler: Compilers, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: Path, compiler: Compilers, capsys: Captured, monkeypatch: Patch
 ) -> None:
     with pytest.raises(CompilerMissingError, match=r"pip download .*sdk=DIR or in EDGE_OPT_QNN"):
         find_libraries(None)
@@ -180,13 +181,8 @@ def test_a_phones_time_is_that_of_the_nearest(
         ("SM8750", None, "there is no C compiler"),
     ],
 )  # fmt: skip
-def test_without_an_estimate_the_bytes_are_there_and_one_sentence_says_why(
-    model: Path,
-    compiler: Compilers,
-    monkeypatch: pytest.MonkeyPatch,
-    chip: str,
-    interface: tuple[str, ...] | None,
-    words: str,
+def test_without_an_estimate_there_are_bytes_and_a_reason(
+    model: Path, compiler: Compilers, monkeypatch: Patch, chip: str, interface: Any, words: str
 ) -> None:
     sdk = compiler(compiling(dict.fromkeys((chip, "SA8797"), (None, 40, 9, *(interface or ())))))
     if interface is None:

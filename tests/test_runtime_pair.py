@@ -59,11 +59,7 @@ X, Y, CODES = tensor("x", 4, 3), tensor("y", 4, 3), tensor("codes", 1000, dtype=
 
 
 def compared(
-    before: Version,
-    after: Version,
-    inputs: tuple[TensorInfo, ...] = (X,),
-    output: TensorInfo = Y,
-    **request: Any,
+    before: Version, after: Version, inputs: tuple[TensorInfo, ...] = (X,), output: Any = Y, **request: Any
 ) -> Outcome:
     """Each version gets the inputs in order, and gives the only output."""
     versions = {"before": before, "after": after}

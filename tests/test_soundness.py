@@ -11,10 +11,10 @@ from text_parser import parse
 
 from edge_opt import load
 from edge_opt.inspection import inspect
-from edge_opt.ir import to_bytes
+from edge_opt.ir import Model, to_bytes
 from edge_opt.runtime.protocol import RuntimeCrashed
 from edge_opt.runtime.runner import Worker
-from edge_opt.soundness import Unsound, broken_ranges, sentences
+from edge_opt.soundness import broken_ranges, sentences
 
 ATTENTION = """
 signature prefill_4 = #0 (q=%q, k=%k, kv_cache_v_0=%v, mask=%mask) -> (y=%y)
@@ -33,12 +33,12 @@ subgraph prefill_4 (
 HEALTHY = {"SCORES": "0.0002", "MASKED": "0.0032", "MASK": "0.00305176", "VALUES": "0.00006"}
 
 
-def found(**changed: str) -> list[Unsound]:
-    """What is said of the attention with other scales."""
+def attention(**changed: str) -> Model:
+    """The attention with other scales."""
     text = ATTENTION
     for name, scale in {**HEALTHY, **changed}.items():
         text = text.replace(f"q({name}, 0)", f"q({scale}, 0)")
-    return list(broken_ranges(parse(text)))
+    return parse(text)
 
 
 @pytest.mark.parametrize("scales", [
@@ -47,7 +47,7 @@ def found(**changed: str) -> list[Unsound]:
 ])  # fmt: skip
 def test_healthy_ranges_are_not_accused(scales: dict[str, str]) -> None:
     """One new token among thousands has a small weight; equal logits are uniform by themselves."""
-    assert found(**scales) == []
+    assert list(broken_ranges(attention(**scales))) == []
 
 
 def test_a_quantized_model_real_numbers_and_integers_without_scales_are_not_accused() -> None:
@@ -62,7 +62,7 @@ def test_a_quantized_model_real_numbers_and_integers_without_scales_are_not_accu
     ({"SCORES": "30518", "MASKED": "30518"}, "range-too-wide", "scores", "it is always 0"),
 ])  # fmt: skip
 def test_broken_ranges_are_named(scales: dict[str, str], rule: str, tensor: str, text: str) -> None:
-    (one,) = found(**scales)
+    (one,) = broken_ranges(attention(**scales))
     assert (one.rule, one.signature, one.tensor) == (rule, "prefill_4", tensor)
     assert text in one.message
 
@@ -96,10 +96,8 @@ def test_a_sum_that_broadcasts_in_powers_of_two_ends_the_process(ends_at: float,
 
 def test_convert_and_inspect_warn_of_every_model(tmp_path: Path, capsys: Captured) -> None:
     """In a bundle every model is looked at, and one that is only copied may be of any kind."""
-    path, text = tmp_path / "broken.tflite", ATTENTION
-    for name, scale in {**HEALTHY, "VALUES": "3.05e-14"}.items():
-        text = text.replace(f"q({name}, 0)", f"q({scale}, 0)")
-    path.write_bytes(to_bytes(parse(text)))
+    path = tmp_path / "broken.tflite"
+    path.write_bytes(to_bytes(attention(VALUES="3.05e-14")))
     ran = run(capsys, "convert", path, "-o", tmp_path / "out.tflite", "--report", tmp_path / "r.md")
     shown = run(capsys, "inspect", path)
     assert (ran.code, shown.code) == (0, 0)
