@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from edge_opt.build import BuildResult, StageReport, build
-from edge_opt.build.evaluation import Evaluation
+from edge_opt.building import BuildResult, StageReport, build
+from edge_opt.building.evaluation import Evaluation
 
 _MEBI, _GIBI = 1 << 20, 1 << 30
 _SIDE_BY_SIDE = {"evaluate", "emulate", "compile"}

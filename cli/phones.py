@@ -40,7 +40,7 @@ def build(
     quiet: options.QuietOption = False,
 ) -> int:
     """Build an NPU bundle from a checkpoint, or from an export."""
-    from edge_opt.build import build
+    from edge_opt.building import build
     from edge_opt.cli.show_phones import show_build, show_stage
 
     with output.bar(wanted=not quiet) as progress:
@@ -87,7 +87,7 @@ def evaluate(
     quiet: options.QuietOption = False,
 ) -> int:
     """Score held-out text with a model and with bundles made from it."""
-    from edge_opt.build.evaluation import TOKENS, evaluate
+    from edge_opt.building.evaluation import TOKENS, evaluate
     from edge_opt.cli.show_phones import evaluation_lines
 
     with output.bar(wanted=not quiet) as progress:

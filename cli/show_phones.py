@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_opt.base.words import size
-from edge_opt.build import BuildResult, StageReport
-from edge_opt.build.evaluation import Evaluation
-from edge_opt.build.phone import QUALCOMM
+from edge_opt.building import BuildResult, StageReport
+from edge_opt.building.evaluation import Evaluation
+from edge_opt.building.phone import QUALCOMM
 from edge_opt.cli import output
 from edge_opt.npu import Figures, Profile, TimeEstimate, Tuning
 

@@ -7,9 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edge_opt import build, ir, npu, passes, shapes, testing
+    from edge_opt import ir, npu, passes, shapes, testing
     from edge_opt.base.errors import EdgeOptError, UsageError
-    from edge_opt.build.evaluation import evaluate
+    from edge_opt.building import build
+    from edge_opt.building.evaluation import evaluate
     from edge_opt.comparison.compare import compare
     from edge_opt.comparison.findings import ComparisonReport
     from edge_opt.conversion import ConversionResult, convert
@@ -48,9 +49,10 @@ _HOMES = {
     "EdgeOptError": "base.errors",
     "Model": "ir",
     "UsageError": "base.errors",
+    "build": "building",
     "compare": "comparison.compare",
     "convert": "conversion",
-    "evaluate": "build.evaluation",
+    "evaluate": "building.evaluation",
     "infer_shapes": "shapes",
     "inspect": "inspection",
     "load": "ir",

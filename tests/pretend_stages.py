@@ -14,10 +14,10 @@ from bundles import GENERIC, bundle, model_part
 from text_parser import parse
 
 from edge_opt.base.words import Progress
-from edge_opt.build import BuildResult, build, evaluation, stages
-from edge_opt.build.evaluation import Evaluation, ModelScore
-from edge_opt.build.stage import STAGES
-from edge_opt.build.stages import Job
+from edge_opt.building import BuildResult, build, evaluation, stages
+from edge_opt.building.evaluation import Evaluation, ModelScore
+from edge_opt.building.stage import STAGES
+from edge_opt.building.stages import Job
 from edge_opt.ir import to_bytes
 from edge_opt.npu.scoring import Closeness
 

@@ -22,9 +22,9 @@ from pretend_stages import COMPILED, FLOAT, QUANTIZED, TOKENIZER, WEIGHTS, Place
 from text_parser import parse
 
 from edge_opt.base.errors import ModelFormatError, OutputError, UsageError
-from edge_opt.build import BuildCheckError, StageFailedError
-from edge_opt.build.sections import faults, keep_sections
-from edge_opt.build.stages import Job
+from edge_opt.building import BuildCheckError, StageFailedError
+from edge_opt.building.sections import faults, keep_sections
+from edge_opt.building.stages import Job
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
 from edge_opt.inspection import inspect

@@ -11,7 +11,7 @@ from pretend_stages import TOKENIZER
 from text_parser import parse
 
 from edge_opt.base.errors import ModelFormatError, UsageError
-from edge_opt.build.source import plan_caches
+from edge_opt.building.source import plan_caches
 from edge_opt.inspection import inspect
 from edge_opt.ir import to_bytes
 from edge_opt.schema.litertlm import read_bundle, read_executor_metadata

@@ -11,9 +11,9 @@ from cli_runs import Patch
 from text_parser import parse
 
 from edge_opt.base.errors import UsageError
-from edge_opt.build import logits as logits_module
-from edge_opt.build.logits import gptq, moments_of, narrow_logits
-from edge_opt.build.rotation import prepare
+from edge_opt.building import logits as logits_module
+from edge_opt.building.logits import gptq, moments_of, narrow_logits
+from edge_opt.building.rotation import prepare
 from edge_opt.ir import Model, to_bytes
 
 HIDDEN, ROWS, KEPT = 33, 97, 40

@@ -25,9 +25,9 @@ from terminal_signals import gone
 
 from edge_opt.base.errors import EdgeOptError, OutputError, UsageError
 from edge_opt.base.words import Progress
-from edge_opt.build import StageFailedError, pipeline, stages
-from edge_opt.build.evaluation import check_runtimes
-from edge_opt.build.stages import Job
+from edge_opt.building import StageFailedError, pipeline, stages
+from edge_opt.building.evaluation import check_runtimes
+from edge_opt.building.stages import Job
 from edge_opt.npu import CompilerFailedError
 
 ROOT = Path(__file__).parent.parent
@@ -74,7 +74,7 @@ def put_in_place(place: Place, monkeypatch: Patch, code: str) -> None:
     """Make the stage `export` that code in every process that is started from here."""
     body = indent(dedent(code).strip(), "    ")
     (place.folder / "sitecustomize.py").write_text(
-        f"import os, time\nfrom edge_opt.build import pipeline\ndef stage(job, progress):\n{body}\n"
+        f"import os, time\nfrom edge_opt.building import pipeline\ndef stage(job, progress):\n{body}\n"
         f"pipeline.export = stage\n"
     )
     monkeypatch.syspath_prepend(str(place.folder))
@@ -139,7 +139,7 @@ def test_an_interrupt_ends_a_stages_processes(place: Place, monkeypatch: Patch, 
     told = place.folder / "pid"
     put_in_place(place, monkeypatch, STARTS_A_PROCESS.format(told=str(told)))
     code = (
-        "import sys, pathlib; from edge_opt.build.stages import Job, carry_out; here = pathlib.Path(sys.argv[1]); "
+        "import sys, pathlib; from edge_opt.building.stages import Job, carry_out; here = pathlib.Path(sys.argv[1]); "
         "carry_out(Job('export', sys.argv[1]), here / 'log', here, lambda *_: None)"
     )
     script = [sys.executable, "-c", code, str(place.folder)]

@@ -8,7 +8,7 @@ import pytest
 from pretend_stages import FLOAT, write
 
 from edge_opt.base.errors import UsageError
-from edge_opt.build.prompts import check_lengths, plan, read_prompts, text_of, wording_of
+from edge_opt.building.prompts import check_lengths, plan, read_prompts, text_of, wording_of
 
 AROUND = 3
 SHORT = [" ".join(f"{line}.{word}" for word in range(20)) for line in range(30)]

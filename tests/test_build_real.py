@@ -20,9 +20,9 @@ from pretend_npu import require_qnn
 
 from edge_opt import compare, convert, evaluate
 from edge_opt.base.errors import UsageError
-from edge_opt.build import StageReport, build, pipeline
-from edge_opt.build.source import SETTING
-from edge_opt.build.stages import Job
+from edge_opt.building import StageReport, build, pipeline
+from edge_opt.building.source import SETTING
+from edge_opt.building.stages import Job
 from edge_opt.inspection import inspect
 from edge_opt.ir.opening import Opened
 from edge_opt.schema.litertlm import read_bundle

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edge_opt.base.errors import UsageError
-from edge_opt.build.rotation import orthogonal, prepare
+from edge_opt.building.rotation import orthogonal, prepare
 
 SIZES = {
     "vocab_size": 97,

@@ -22,7 +22,7 @@ from text_parser import parse
 import edge_opt
 from edge_opt import cli, inspection
 from edge_opt.base.errors import UsageError
-from edge_opt.build import build
+from edge_opt.building import build
 from edge_opt.cli import app, models, phones
 from edge_opt.cli.app import in_options
 from edge_opt.comparison.compare import compare

@@ -17,9 +17,9 @@ from pretend_stages import COMPILED, QUANTIZED, at_once, checkpoint, write
 from text_parser import parse
 
 from edge_opt.base.errors import EdgeOptError, UsageError
-from edge_opt.build import evaluation, stages
-from edge_opt.build.evaluation import Checkpoint, Evaluation, ModelScore, cut, in_turn, ratio_of
-from edge_opt.build.stages import StageFailedError
+from edge_opt.building import evaluation, stages
+from edge_opt.building.evaluation import Checkpoint, Evaluation, ModelScore, cut, in_turn, ratio_of
+from edge_opt.building.stages import StageFailedError
 from edge_opt.ir import save
 from edge_opt.npu.scoring import Closeness, Text
 

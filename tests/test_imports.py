@@ -15,15 +15,17 @@ FOLDERS = {"schema": "edge_opt.schema", "cli": "edge_opt.cli", "converter": "edg
 # Each room may import itself and the rooms before it. `top` is the module `edge_opt` itself.
 ROOMS = [
     "base", "schema", "ir", "shapes", "attention", "soundness", "targets", "passes", "runtime", "proof", "comparison",
-    "conversion", "inspection", "npu", "integrations", "build", "testing", "top", "cli", "main",
+    "conversion", "inspection", "npu", "integrations", "building", "testing", "top", "cli", "main",
 ]  # fmt: skip
 ALLOWED = {room: set(ROOMS[: place + 1]) for place, room in enumerate(ROOMS)}
 # package -> where it may be imported from
 THIRD_PARTY = {
     "ai_edge_litert": ("converter/runtime/",),
-    "litert_torch": ("converter/build/pipeline.py", "converter/build/prompts.py"),
-    "torch": tuple(f"converter/build/{name}.py" for name in ("evaluation", "logits", "pipeline", "rotation")),
-    "litert_lm": ("converter/build/evaluation.py",),
+    "litert_torch": ("converter/building/pipeline.py", "converter/building/prompts.py"),
+    "torch": tuple(
+        f"converter/building/{name}.py" for name in ("evaluation", "logits", "pipeline", "rotation")
+    ),
+    "litert_lm": ("converter/building/evaluation.py",),
     "typer": ("cli/",),
     "rich": ("cli/",),
     "flatbuffers": ("schema/",),

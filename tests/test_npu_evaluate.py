@@ -16,7 +16,7 @@ from pretend_stages import at_once, checkpoint
 
 from edge_opt import evaluate
 from edge_opt.base.errors import UsageError
-from edge_opt.build import evaluation, stages
+from edge_opt.building import evaluation, stages
 from edge_opt.npu import CompilerFailedError
 from edge_opt.npu.hexagon import Compiler
 from edge_opt.npu.scoring import Closeness, Text, read

@@ -35,7 +35,7 @@ def succeeded(command: list[str], folder: Path) -> str:
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("packaging") / "source"
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*IGNORED))
-    shutil.rmtree(folder / "build", ignore_errors=True)  # of an earlier one; `converter/build` is ours
+    shutil.rmtree(folder / "build", ignore_errors=True)  # of an earlier one; `converter/building` is ours
     return folder
 
 

@@ -23,10 +23,10 @@ from edge_opt.base.atomic import AnyPath
 from edge_opt.base.errors import UsageError
 from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress, many
-from edge_opt.build import stages
-from edge_opt.build.prompts import read_prompts, text_of
-from edge_opt.build.source import Kind, look_at
-from edge_opt.build.stages import Job, StageFailedError
+from edge_opt.building import stages
+from edge_opt.building.prompts import read_prompts, text_of
+from edge_opt.building.source import Kind, look_at
+from edge_opt.building.stages import Job, StageFailedError
 from edge_opt.ir import DType, Operator, Tensor
 from edge_opt.ir.opening import Opened
 from edge_opt.npu.emulator import check_emulator
@@ -132,7 +132,7 @@ def evaluate(
     Args:
         reference: the checkpoint, a Hugging Face folder.
         bundles: .litertlm bundles for NPUs, not compiled.
-        prompts: JSON lines, as for `edge_opt.build.build`, not used for calibrating the bundles.
+        prompts: JSON lines, as for `edge_opt.build`, not used for calibrating the bundles.
         on: "npu" for the NPU's arithmetic.
         tokens: on the NPU, how many tokens to score in all.
         compiler: on the NPU, its settings.

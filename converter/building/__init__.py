@@ -3,7 +3,7 @@
 This package drives other tools and rewrites nothing itself; `pipeline` knows litert-torch.
 """
 
-from edge_opt.build.building import BuildResult, build
-from edge_opt.build.stages import BuildCheckError, StageFailedError, StageReport
+from edge_opt.building.run import BuildResult, build
+from edge_opt.building.stages import BuildCheckError, StageFailedError, StageReport
 
 __all__ = ["BuildCheckError", "BuildResult", "StageFailedError", "StageReport", "build"]

@@ -162,7 +162,7 @@ def carry_out(job: Job, log: Path, scratch: Path, progress: Progress) -> tuple[d
         variables["LD_LIBRARY_PATH"] = search_path(Path(job.libraries), scratch=scratch)
     with log.open("wb") as out:
         child = processes.start_module(
-            "edge_opt.build.stage", order, outcome, environment=variables, stdout=out
+            "edge_opt.building.stage", order, outcome, environment=variables, stdout=out
         )
     try:
         while child.poll() is None:

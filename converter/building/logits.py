@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from edge_opt.base.errors import UsageError
 from edge_opt.base.words import Progress
-from edge_opt.build.prompts import read_prompts, wording_of
-from edge_opt.build.rotation import rotate_logits_inputs
-from edge_opt.build.stages import Job
+from edge_opt.building.prompts import read_prompts, wording_of
+from edge_opt.building.rotation import rotate_logits_inputs
+from edge_opt.building.stages import Job
 from edge_opt.ir import Buffer, DType, Model, Operator, Quantization, Tensor
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.ir.opening import Opened

@@ -1,4 +1,4 @@
-"""The process of one stage, `python -m edge_opt.build.stage PARENT JOB OUTCOME`; job and outcome are files.
+"""The process of one stage, `python -m edge_opt.building.stage PARENT JOB OUTCOME`; job and outcome are files.
 
 It prints the tools' output, and progress as lines `stage done/total`.
 """
@@ -14,8 +14,8 @@ from edge_opt.base.errors import EdgeOptError
 from edge_opt.base.processes import begin_child
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress
-from edge_opt.build import evaluation, logits, pipeline
-from edge_opt.build.stages import Job
+from edge_opt.building import evaluation, logits, pipeline
+from edge_opt.building.stages import Job
 
 STAGES: dict[str, Callable[[Job, Progress], dict[str, Any]]] = {
     "configure": pipeline.configure,

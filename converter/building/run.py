@@ -12,14 +12,14 @@ from edge_opt.base.atomic import AnyPath, replacing, resolve_target
 from edge_opt.base.errors import EdgeOptError, UsageError, unknown
 from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress
-from edge_opt.build import evaluation, stages
-from edge_opt.build.evaluation import Evaluation, Part
-from edge_opt.build.logits import KEPT_ROWS
-from edge_opt.build.phone import QUALCOMM, NextSteps, chip_of, find_compiler, next_steps
-from edge_opt.build.prompts import read_prompts
-from edge_opt.build.sections import faults
-from edge_opt.build.source import Given, Kind, look_at
-from edge_opt.build.stages import BuildCheckError, Input, StageFailedError, StageReport, Stages
+from edge_opt.building import evaluation, stages
+from edge_opt.building.evaluation import Evaluation, Part
+from edge_opt.building.logits import KEPT_ROWS
+from edge_opt.building.phone import QUALCOMM, NextSteps, chip_of, find_compiler, next_steps
+from edge_opt.building.prompts import read_prompts
+from edge_opt.building.sections import faults
+from edge_opt.building.source import Given, Kind, look_at
+from edge_opt.building.stages import BuildCheckError, Input, StageFailedError, StageReport, Stages
 from edge_opt.conversion.models import find_unsound
 from edge_opt.ir.opening import WORK, Opened
 from edge_opt.npu.hexagon import Compiler

@@ -21,11 +21,11 @@ import numpy as np
 from edge_opt.base.errors import EdgeOptError, UsageError, unknown
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress
-from edge_opt.build.prompts import Plan, Wording, check_lengths, plan, read_prompts, wording_of
-from edge_opt.build.rotation import prepare
-from edge_opt.build.sections import keep_sections
-from edge_opt.build.source import SETTING, plan_caches
-from edge_opt.build.stages import SUPPORTED, Job
+from edge_opt.building.prompts import Plan, Wording, check_lengths, plan, read_prompts, wording_of
+from edge_opt.building.rotation import prepare
+from edge_opt.building.sections import keep_sections
+from edge_opt.building.source import SETTING, plan_caches
+from edge_opt.building.stages import SUPPORTED, Job
 from edge_opt.integrations.npu_export import npu_optimize
 from edge_opt.ir.opening import MAIN_SECTION, Opened
 from edge_opt.npu.hexagon import first_complaint
