@@ -166,7 +166,7 @@ def _in_floats(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite
         _softmax_of(make, site, mask),
         demand=Demand(spared=("masks", "nan added")) if exact else Demand("relative", 1e-6),
         note="; ".join(_notes(site.constant, added)),
-        mask=MaskInput(source, masked, opened, exact=exact),
+        mask=MaskInput(source, masked, opened),
     )
 
 
@@ -207,7 +207,7 @@ def _in_codes(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite:
         _softmax_of(make, site, mask),
         demand=Demand(spared=("masks", "high", "low") if is_above else ()),
         note=_equal_above(site.constant) if is_above else "",
-        mask=MaskInput(site.condition, float(site.masked_when), float(not site.masked_when), exact=True),
+        mask=MaskInput(site.condition, float(site.masked_when), float(not site.masked_when)),
         chosen=frozenset({mask}),
     )
 

@@ -40,15 +40,11 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class MaskInput:
-    """The region's mask input `[.., T, S]`, and its values for masked and open entries.
-
-    `exact`: rows that are masked everywhere must match, too.
-    """
+    """The region's mask input `[.., T, S]`, and its values for masked and open entries."""
 
     tensor: Tensor
     masked: float
     opened: float
-    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,8 +87,7 @@ def _against_old(rewrite: Rewrite, demand: Demand) -> tuple[Model, Model, ProofR
         factors = [factor for axis in rewrite.parts[1] for factor in axis]
         labelled = tuple(place for place, factor in enumerate(factors) if factor.stride)
         parts = Parts(outputs.index(rewrite.parts[0]), tuple(f.size for f in factors), labelled)
-    spared = {*demand.spared, *(() if mask is not None and mask.exact else ("closed",))}
-    extremes = () if demand.kind == "relative" else tuple(kind for kind in KINDS if kind not in spared)
+    extremes = () if demand.kind == "relative" else tuple(kind for kind in KINDS if kind not in demand.spared)
     request = ProofRequest(tuple(hints), limits=rewrite.clipped, parts=parts, extremes=extremes)
     return before, after, request
 

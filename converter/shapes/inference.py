@@ -238,7 +238,7 @@ class _Walk:
 
 
 def check_operators(operators: Iterable[Operator], subgraphs: Sequence[Subgraph] = ()) -> None:
-    """Check that operators' recorded result shapes equal the inferred ones; `subgraphs`: the model's.
+    """Check that operators' recorded result shapes equal the inferred ones, if any; `subgraphs`: the model's.
 
     Called subgraphs are not inferred: their recorded shapes are used.
 
@@ -257,7 +257,7 @@ def check_operators(operators: Iterable[Operator], subgraphs: Sequence[Subgraph]
     for operator, results, error, _ in steps:
         for tensor, (shape, _) in zip(operator.outputs, results, strict=True):
             recorded = recorded_shape(tensor)
-            if shape is None or shape != recorded:
+            if error or shape not in (None, recorded):
                 text = f"inferred shape {shape_text(shape)}, recorded {shape_text(recorded)}"
                 raise RefusedError(f"{operator.name} '{tensor.name}': {error or text}")
 
