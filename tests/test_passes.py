@@ -127,6 +127,7 @@ def rewritten(model: Model, tensors: dict[str, Tensor], operators: dict[str, Ope
     return replacing(model, replaced, *ops)
 
 
+TAKEN = "another operator defines it too, or it is a constant"
 FRAMES: dict[str, str | None] = {
     "a b: b=NEG(x)": None,
     "a b: b=MUL(x,two)": None,
@@ -137,11 +138,11 @@ FRAMES: dict[str, str | None] = {
     "a b: b=NEG(a)": "the new region reads 'a', which the old one did not",
     "a b: other_b=NEG(x)": "the new region leaves 'b' undefined",
     "c y:": "the new region leaves 'y' undefined",
-    "a b: b=NEG(x) b=ABS(x)": "the new region defines 'b' twice",
-    "a b: b=NEG(x) other=ABS(x)": "the new region defines 'other', which is not the old one's",
-    "a b: b=NEG(x) o=ABS(x)": "the new region defines 'o', which is not the old one's",
-    "a b: two=ABS(x) b=MUL(x,two)": "the new region defines the constant 'two'",
-    "a b: b=ABS(loop) loop=NEG(b)": "the new region reads 'loop' before defining it",
+    "a b: b=NEG(x) b=ABS(x)": f"the new region must not define 'b': {TAKEN}",
+    "a b: b=NEG(x) other=ABS(x)": f"the new region must not define 'other': {TAKEN}",
+    "a b: b=NEG(x) o=ABS(x)": f"the new region must not define 'o': {TAKEN}",
+    "a b: two=ABS(x) b=MUL(x,two)": f"the new region must not define 'two': {TAKEN}",
+    "a b: b=ABS(loop) loop=NEG(b)": "it is part of a cycle, at NEG",
     "b c y: y=ABS(a) keep other": "the operator EXP that defines 'other' is already in the graph",
     "n b: b=NEG(x)": "the operator ABS that defines 'n' is no longer in the graph",
 }

@@ -1,6 +1,7 @@
 """Checks of a rewrite without running it: its frame, shapes and parameters."""
 
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Collection, Hashable
 
 from edge_opt.ir import Tensor
 from edge_opt.ir.refusal import RefusedError
@@ -28,33 +29,26 @@ def check_frame(rewrite: Rewrite) -> None:
         if tensor.is_blockwise:
             where = "its scales are named by a place in its own subgraph"
             raise RefusedError(f"'{tensor.name}' is quantized by blocks: {where}")
-    defined, outputs = _defined(rewrite), rewrite.outputs()
-    if not outputs:
+    defined = _defined(rewrite)
+    if not rewrite.outputs():
         raise RefusedError("nothing reads the region's results, so they cannot be verified")
-    for tensor in outputs:
+    for tensor in rewrite.outputs():
         if tensor not in defined:
             raise RefusedError(f"the new region leaves '{tensor.name}' undefined")
     rewrite.order()
 
 
-def _defined(rewrite: Rewrite) -> set[Tensor]:
+def _defined(rewrite: Rewrite) -> Collection[Tensor]:
     """Tensors that the new region defines, each once, from constants and the old region's inputs."""
     known, own = set(reads(rewrite.old)), {tensor for operator in rewrite.old for tensor in operator.outputs}
-    made, defined = {tensor for operator in rewrite.new for tensor in operator.outputs}, set[Tensor]()
-    for operator in rewrite.new:
-        for tensor in (tensor for tensor in operator.inputs if tensor is not None):
-            if tensor in made and tensor not in defined:
-                raise RefusedError(f"the new region reads '{tensor.name}' before defining it")
-            if tensor not in made | known and not tensor.is_constant:
-                raise RefusedError(f"the new region reads '{tensor.name}', which the old one did not")
-        for tensor in operator.outputs:
-            foreign = tensor not in own and rewrite.subgraph.lists(tensor)
-            fault = f"'{tensor.name}', which is not the old one's" if foreign else ""
-            fault = f"the constant '{tensor.name}'" if tensor.is_constant else fault
-            fault = f"'{tensor.name}' twice" if tensor in defined else fault
-            if fault:
-                raise RefusedError(f"the new region defines {fault}")
-            defined.add(tensor)
+    for tensor in reads(rewrite.new):
+        if tensor not in known and not tensor.is_constant:
+            raise RefusedError(f"the new region reads '{tensor.name}', which the old one did not")
+    defined = Counter(tensor for operator in rewrite.new for tensor in operator.outputs)
+    for tensor, count in defined.items():
+        if count > 1 or tensor.is_constant or (tensor not in own and rewrite.subgraph.lists(tensor)):
+            text = "another operator defines it too, or it is a constant"
+            raise RefusedError(f"the new region must not define '{tensor.name}': {text}")
     return defined
 
 
