@@ -12,7 +12,7 @@ runtime/proto/executor_metadata_pb2).
 
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import closing
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, Unpack
@@ -99,36 +99,36 @@ class Bundle:
         """Write the bundle with some sections (by index) replaced; raises as `write_model` and `check_writable`."""
         check_suffix(path, SUFFIX)
         self.check_writable()
-        places = {section[:2]: section[:2] for section in self.sections}
-        room = max(len(self._header), len(self._moved(places)))
-        pieces = [Piece(0, Data(bytes(room)))]
-        # Sections keep their order in the file; sections that share their bytes still do.
-        written = set[tuple[int, int]]()
+        old = [section[:2] for section in self.sections]
+        places = [*old]
+        pieces = [Piece(0, Data(bytes(max(len(self._header), len(self._moved(old))))))]
+        # Sections keep their order in the file; those that share their bytes still do, except replaced ones.
+        written: dict[Hashable, tuple[int, int]] = {}
         for index, (begin, stop, *_) in sorted(enumerate(self.sections), key=lambda pair: pair[1].begin):
-            if (begin, stop) not in written:
+            content = contents.get(index)
+            key = (begin, stop) if content is None else index
+            if key not in written:
                 at = -(-pieces[-1].end // ALIGNMENT) * ALIGNMENT
-                content = contents.get(index)
                 if isinstance(content, Table):
                     pieces += [Piece(at + one.at, one.data) for one in lay_out(content)]
                 else:
                     kept = Data.region(self.source, begin, stop - begin)
                     pieces.append(Piece(at, kept if content is None else Data(content)))
-                written.add((begin, stop))
-                places[begin, stop] = at, pieces[-1].end
-        moved = any(old != new for old, new in places.items())
-        pieces[0] = Piece(0, Data(self._moved(places) if moved else self._header))
+                written[key] = at, pieces[-1].end
+            places[index] = written[key]
+        pieces[0] = Piece(0, Data(self._header if places == old else self._moved(places)))
         end = max(section.end for section in self.sections)
         trailing = Data.region(self.source, end, self.source.size - end)
         if trailing.length >= ALIGNMENT or trailing.view().any():  # zeros up to a boundary are padding
             pieces.append(Piece(max(pieces[-1].end, trailing.offset), trailing))
         write_pieces(pieces, path, **how)
 
-    def _moved(self, places: Mapping[tuple[int, int], tuple[int, int]]) -> bytes:
-        """The header with sections moved (old range -> new range); its length does not depend on the ranges."""
+    def _moved(self, places: Sequence[tuple[int, int]]) -> bytes:
+        """The header with sections moved to these ranges; its length does not depend on the ranges."""
         objects, root = [], self._root.copy()
-        for table, section in zip(self._tables, self.sections, strict=True):
+        for table, place in zip(self._tables, places, strict=True):
             objects.append(table.copy())
-            objects[-1].fields["begin_offset"], objects[-1].fields["end_offset"] = places[section[:2]]
+            objects[-1].fields["begin_offset"], objects[-1].fields["end_offset"] = place
         root.set("section_metadata", new_table("SectionMetadata", objects=objects))
         tables = table_bytes(root)
         return self._header[:24] + (_HEADER_BEGIN + len(tables)).to_bytes(8, "little") + tables
