@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.base.errors import ModelFormatError
-from edge_opt.base.words import as_html
 from edge_opt.ir.checks import check_model
 from edge_opt.ir.dtypes import DType, Quantization
 from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Signature, Subgraph, Tensor
@@ -69,13 +68,6 @@ class Model:
         where = "in memory" if path is None else repr(str(path))
         entries = ", ".join(f"{name}: {len(graph)} operators" for name, graph in self.entry_points())
         return f"Model({where}, {entries or 'empty'}; {len(self.subgraphs)} subgraphs in all)"
-
-    def _repr_html_(self) -> str:
-        rows = [
-            (name, *(str(len(part)) for part in (graph, graph.inputs, graph.outputs)))
-            for name, graph in self.entry_points()
-        ]
-        return as_html(repr(self), [("signature", "operators", "inputs", "outputs"), *rows])
 
     def __enter__(self) -> Self:
         return self
