@@ -144,7 +144,7 @@ def _site_lines(found: Inspection, signature: str) -> Iterator[str]:
         block = found.block_at(site) if site.pass_name == MhaToSha.name else None
         verdict = f"{'nothing to do' if site.settled else 'would be skipped'}: {site.reason}"
         if site.status is Status.CONVERTED:
-            verdict = "would be converted"
+            verdict = f"would be converted{f' ({site.note})' if site.note else ''}"
         groups[str(block or site.pass_name), verdict].append(site)
     for (what, verdict), group in groups.items():
         numbers = ", ".join(f"#{one.index}" for one in group[:_SITES_NAMED])

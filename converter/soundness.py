@@ -1,24 +1,19 @@
-"""Find broken quantization, and RoPE that stops counting, from a model's scales, without running it.
+"""Find broken quantization from a model's scales, without running it.
 
 Each check compares a tensor's range with its operands', not with a fixed scale: a range that is too narrow or too wide
 cannot come from calibration on real inputs. The checks are independent of targets and change nothing.
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from edge_opt.attention.find import MASKING, products_above
-from edge_opt.attention.positions import find_rotary
 from edge_opt.base.record import Record
 from edge_opt.base.words import shortened
-from edge_opt.ir import DType, Model, Operator, Shape, Tensor
-from edge_opt.ir.graph import same_type
+from edge_opt.ir import DType, Model, Operator, Tensor
 from edge_opt.ir.operators import KINDS, Effect, operators_that
-from edge_opt.ir.refusal import RefusedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,67 +39,6 @@ def sentences(findings: Iterable[Unsound]) -> list[str]:
         f"{f' (and {len(others)} more like it)' if others else ''}: {first.remedy}"
         for (where, _), (first, *others) in groups.items()
     ]
-
-
-def stopped_positions(model: Model, positions: int | None) -> Iterator[Unsound]:
-    """Cosines and sines that stop changing before the last of the cache's `positions` (None: unknown)."""
-    for name, graph in model.entry_points() if positions is not None else ():
-        for rotary in find_rotary(graph):
-            with suppress(RefusedError):  # an operator that cannot be evaluated is not a finding
-                last = rotary.last_position(positions or 0)
-                if last is not None:
-                    text = f"stops counting at position {last} of {positions}: all later tokens get that position"
-                    remedy = "run `edge-opt convert` on the bundle, which makes a table of all positions"
-                    yield Unsound("positions-stop", name, rotary.result.name, text, remedy)
-
-
-class UnreadCache(NamedTuple):
-    """A cache that no operator of its signature reads, and the input of the same name that another signature reads."""
-
-    signature: str
-    name: str
-    tensor: Tensor
-    reader: str
-    read: Tensor
-
-    @property
-    def difference(self) -> str:
-        """Both types, and the signature that reads the cache, as text."""
-        own, other = self.tensor.dtype.name, self.read.dtype.name
-        scale = " with another scale" if own == other else ""
-        return f"{own} and read by no operator, while '{self.reader}' reads it as {other}{scale}"
-
-
-def unread_caches(model: Model) -> Iterator[UnreadCache]:
-    """Unread caches whose type differs from that in the signatures that read them."""
-    caches = [
-        (each, name, tensor)
-        for each in model.signatures
-        for name, tensor in each.inputs.items()
-        if "cache" in name
-    ]
-    readers = defaultdict[tuple[str, Shape], list[tuple[str, Tensor]]](list)
-    for signature, name, tensor in caches:
-        if tensor.consumers:
-            readers[name, tensor.shape].append((signature.key, tensor))
-    agreed = {
-        place: read[0]
-        for place, read in readers.items()
-        if all(same_type(tensor, read[0][1]) for _, tensor in read)
-    }
-    for signature, name, tensor in caches:
-        key, read = agreed.get((name, tensor.shape), ("", tensor))
-        is_unread = not tensor.consumers and not signature.subgraph.is_output(tensor)
-        if is_unread and not same_type(tensor, read):
-            yield UnreadCache(signature.key, name, tensor, key, read)
-
-
-def mismatched_caches(model: Model) -> Iterator[Unsound]:
-    """Caches that signatures cannot share in one buffer, as LiteRT-LM requires."""
-    for found in unread_caches(model):
-        text = f"is {found.difference}: LiteRT-LM, which has one buffer for both, may not start"
-        remedy = "run `edge-opt convert` on the file, which gives both one type"
-        yield Unsound("unread-cache", found.signature, found.name, text, remedy)
 
 
 _SMALLEST_SHARE: Final = 2.0**-20

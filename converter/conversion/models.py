@@ -20,7 +20,7 @@ from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import known_length
 from edge_opt.schema.litertlm import read_executor_metadata
 from edge_opt.shapes import Folded, close_shapes, folded_regions
-from edge_opt.soundness import Unsound, broken_ranges, mismatched_caches, stopped_positions
+from edge_opt.soundness import Unsound, broken_ranges
 
 Sections = Literal["prefill-decode", "all"]
 
@@ -69,23 +69,12 @@ def positions_in(opened: Opened, parts: Iterable[Part]) -> int | None:
 
 
 def find_unsound(opened: Opened) -> list[Unsound]:
-    """Broken quantization in a model before a conversion, or in every model of a bundle."""
+    """Broken quantization in a model, or in every model of a bundle."""
     return [
         replace(one, model=part.kind)
         for part in opened.parts
         if _is_readable(part)
         for one in broken_ranges(part.model)
-    ]
-
-
-def find_repairable(opened: Opened, parts: Iterable[Part]) -> list[Unsound]:
-    """Faults still in the models that passes can repair: positions that stop, caches of two types."""
-    parts = list(parts)
-    positions = positions_in(opened, parts)
-    return [
-        replace(one, model=part.kind)
-        for part in parts
-        for one in (*stopped_positions(part.model, positions), *mismatched_caches(part.model))
     ]
 
 

@@ -19,7 +19,6 @@ from edge_opt.conversion.models import (
     Sections,
     choose_parts,
     close_inputs,
-    find_repairable,
     find_unsound,
     positions_in,
 )
@@ -123,7 +122,6 @@ def convert(
         wanted = _choose_signatures(parts, signatures)
         for part in parts:
             rewriting.rewrite(part, wanted)
-        result.soundness += find_repairable(opened, parts)
         proving.close()  # free its memory before writing
         check_requirements(result, require_all=require_all)
         rewriting.finish(parts)

@@ -11,7 +11,7 @@ from edge_opt.attention.find import find_blocks, find_mask
 from edge_opt.base.record import Record, to_json
 from edge_opt.base.words import many, shortened
 from edge_opt.conversion import convert
-from edge_opt.conversion.models import choose_parts, close_inputs, find_repairable, find_unsound
+from edge_opt.conversion.models import choose_parts, close_inputs, find_unsound
 from edge_opt.inspection.caches import Caches, find_caches
 from edge_opt.ir import Buffer, Constants, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.composites import COMPOSITE, Composite, composites
@@ -154,7 +154,7 @@ def inspect(
         target=None if facts is None else facts.name,
         lint=[] if facts is None else lint(model, facts),
         compiled=is_compiled(model),
-        soundness=[*find_unsound(opened), *find_repairable(opened, parts)],
+        soundness=find_unsound(opened),
         caches=find_caches(model, opened.bundle),
         inferred=shape_report(model) if infer else None,
     )

@@ -1,11 +1,11 @@
 """A cache that no operator of one signature reads -> the type that it has in the signature that reads it."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from edge_opt.ir import Model
+from edge_opt.ir import Model, Shape, Tensor, same_type
 from edge_opt.passes.contract import Context, Pass, Proof, Site, Status
 from edge_opt.passes.rewrite import Demand
-from edge_opt.soundness import unread_caches
 
 
 class UnreadCaches(Pass):
@@ -27,18 +27,47 @@ class UnreadCaches(Pass):
 
     def mend(self, model: Model) -> Iterator[Site]:
         """Change the inputs, and report each."""
-        for index, found in enumerate([*unread_caches(model)]):
-            note = f"the cache was {found.difference}; now it has that type"
-            found.tensor.dtype, found.tensor.quantization = found.read.dtype, found.read.quantization
+        for index, (signature, cache, reader, read) in enumerate([*unread_caches(model)]):
+            own, other = cache.dtype.name, read.dtype.name
+            scale = " with another scale" if own == other else ""
+            was = f"{own} and read by no operator, while '{reader}' reads it as {other}{scale}"
+            cache.dtype, cache.quantization = read.dtype, read.quantization
             proof = Proof(Demand(), holds=True, bitwise=True, max_abs=0.0, note="no operator reads it")
             yield Site(
                 None,
                 settled=True,
                 pass_name=self.name,
-                signature=found.signature,
+                signature=signature,
                 index=index,
-                operator=found.tensor.name,
+                operator=cache.name,
                 status=Status.CONVERTED,
                 proof=proof,
-                note=note,
+                note=f"the cache was {was}; now it has that type",
             )
+
+
+def unread_caches(model: Model) -> Iterator[tuple[str, Tensor, str, Tensor]]:
+    """Caches that no operator of their signature reads, and that have another type where they are read.
+
+    Each with its signature's name, the name of a signature that reads it, and its tensor there.
+    """
+    caches = [
+        (each, name, tensor)
+        for each in model.signatures
+        for name, tensor in each.inputs.items()
+        if "cache" in name
+    ]
+    readers = defaultdict[tuple[str, Shape], list[tuple[str, Tensor]]](list)
+    for signature, name, tensor in caches:
+        if tensor.consumers:
+            readers[name, tensor.shape].append((signature.key, tensor))
+    agreed = {
+        place: read[0]
+        for place, read in readers.items()
+        if all(same_type(tensor, read[0][1]) for _, tensor in read)
+    }
+    for signature, name, tensor in caches:
+        reader, read = agreed.get((name, tensor.shape), ("", tensor))
+        is_unread = not tensor.consumers and not signature.subgraph.is_output(tensor)
+        if is_unread and not same_type(tensor, read):
+            yield signature.key, tensor, reader, read
