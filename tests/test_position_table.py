@@ -69,7 +69,7 @@ def test_every_position_of_the_cache_has_its_own_cosine_and_sine() -> None:
             assert np.abs(found[name] - function(angles(positions))).max() <= HALF_A_STEP + 1e-6
     found = [(site.status, site.proof and site.proof.demand.kind) for site in result.sites]
     assert found == [(Status.CONVERTED, "absolute")] * 2
-    assert result.sites[0].note == "RoPE was wrong after position 10 of 24; fixed"
+    assert result.sites[0].note == "without this, RoPE is wrong after position 10 of 24"
     assert result.soundness == []
 
 
@@ -286,7 +286,7 @@ def test_the_length_of_rings_is_no_number_of_positions(tmp_path: Path) -> None:
 
 def test_inspect_says_where_a_bundle_stops_counting(tmp_path: Path) -> None:
     path, output = written(tmp_path), tmp_path / "opt.litertlm"
-    stops = "RoPE was wrong after position 10 of 24; fixed"
+    stops = "without this, RoPE is wrong after position 10 of 24"
     assert [(site.signature, site.note) for site in inspect(path).sites] == [("aux/rope_4", stops)] * 2
     convert(path, output)
     assert inspect(output).sites == []

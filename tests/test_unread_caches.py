@@ -48,7 +48,7 @@ def test_an_unread_cache_gets_type_and_scale_of_decodes(signatures: str | None) 
     assert [(site.pass_name, site.signature, site.operator) for site in result.sites] == [
         ("unread_caches", "prefill_4", name) for name in "kv"
     ]
-    assert "was FLOAT32 and read by no operator, while 'decode' reads it as INT16" in result.summary()
+    assert "is FLOAT32 and read by no operator, while 'decode' reads it as INT16" in result.summary()
     assert result.whole
     after = to_bytes(result.model)
     assert edge_opt.convert(after).sites == [], "once is enough"

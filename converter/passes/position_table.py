@@ -103,5 +103,5 @@ def _counted(context: Context, rotary: Rotary) -> tuple[int, str]:
     if stopped is None:
         text = f"the integers distinguish {_MOST_POSITIONS:,} positions, too many for a table"
         raise RefusedError(text, rotary.operators[-1], rotary.result)
-    wrong = f"RoPE was wrong after position {stopped} of {count}; fixed"
+    wrong = f"without this, RoPE is wrong after position {stopped} of {count}"
     return max(count, stopped + 1), wrong if stopped < count - 1 else ""
