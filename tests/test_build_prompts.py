@@ -107,10 +107,10 @@ def test_a_line_that_is_not_a_prompt_is_named(tmp_path: Path, line: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("turns", "text", "tokens"), [(None, "one two", 3), (TURNS, "<turn>one two</turn>", 5)]
+    ("turns", "text", "size"), [(None, "one two", 3), (TURNS, "<turn>one two</turn>", 5)]
 )
 def test_prompts_go_through_the_chat_template_and_a_base_model_reads_plain_text(
-    tmp_path: Path, turns: str | None, text: str, tokens: int
+    tmp_path: Path, turns: str | None, text: str, size: int
 ) -> None:
     pytest.importorskip("litert_torch", reason="litert_torch is not installed (extra build)")
     transformers = pytest.importorskip("transformers")
@@ -124,7 +124,7 @@ def test_prompts_go_through_the_chat_template_and_a_base_model_reads_plain_text(
     wording = wording_of(tmp_path)
     asked = {"messages": [{"role": "user", "content": "one two"}]}
     assert [wording.text(prompt) for prompt in ("one two", asked)] == [text] * 2
-    assert [wording.count(prompt) for prompt in ("one two", {"text": ""})] == [tokens, tokens - 2]
+    assert [wording.count(prompt) for prompt in ("one two", {"text": ""})] == [size, size - 2]
     asked["messages"].insert(0, {"role": "system", "content": "be kind"})
     refused = pytest.raises(UsageError, match="the chat template refuses the prompt 'one two': no system")
     with refused if turns else nullcontext():

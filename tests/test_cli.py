@@ -211,14 +211,12 @@ def test_progress_goes_to_a_terminal_on_stderr(options: list[str], shown: bool, 
     assert ((b"rewriting" in drawn), (said != b"")) == (shown, shown)
 
 
-@pytest.mark.parametrize(
-    ("wish", "shown"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
-)
-def test_a_verdict_has_a_colour_on_a_terminal_that_wants_it(wish: dict[str, str], shown: bool) -> None:
-    code, said, complained = in_terminal("inspect", DEMO, "--shapes", out=True, **wish)
+@pytest.mark.parametrize(("env", "hued"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
+def test_a_verdict_has_a_colour_on_a_terminal_that_wants_it(env: dict[str, str], hued: bool) -> None:
+    code, said, complained = in_terminal("inspect", DEMO, "--shapes", out=True, **env)
     assert (code, complained) == (0, b"")
     assert b"all match the file" in said
-    assert (b"\x1b[32m" in said) is shown
+    assert (b"\x1b[32m" in said) is hued
 
 
 def test_on_a_pipe_there_is_neither_progress_nor_colour(tmp_path: Path) -> None:

@@ -114,9 +114,7 @@ def test_a_bug_at_a_site_is_exit_70(demo: Path, monkeypatch: pytest.MonkeyPatch,
 # --- inspect, compare, golden ---
 
 
-@pytest.mark.parametrize(
-    "options", [[], ["--target", "qualcomm-htp", "--shapes"]], ids=["plain", "target and shapes"]
-)
+@pytest.mark.parametrize("options", [[], ["--target", "qualcomm-htp", "--shapes"]], ids=["plain", "target"])
 def test_inspect_prints_what_is_there_and_what_would_be_rewritten(
     options: list[str], demo: Path, capsys: Captured, snapshot: SnapshotAssertion
 ) -> None:

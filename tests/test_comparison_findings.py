@@ -10,15 +10,9 @@ import numpy as np
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+from edge_opt.comparison import findings
 from edge_opt.comparison.caches import keep
-from edge_opt.comparison.findings import (
-    ComparisonReport,
-    FirstDifference,
-    GenerationComparison,
-    OutputComparison,
-    SignatureComparison,
-    measured,
-)
+from edge_opt.comparison.findings import ComparisonReport, FirstDifference, OutputComparison, measured
 from edge_opt.comparison.whole import Allowance, WholeSignature
 from edge_opt.runtime.tensors import TensorInfo
 
@@ -37,17 +31,19 @@ FAR = output(np.add(A, [[0, 3], [1, 0]]))
 MISSING = OutputComparison(name="z", reason="missing in b")
 
 
-def signature(*outputs: OutputComparison, name: str = "decode", **more: Any) -> SignatureComparison:
-    return SignatureComparison(name, outputs, **more)
+def signature(*outputs: OutputComparison, name: str = "decode", **more: Any) -> findings.SignatureComparison:
+    return findings.SignatureComparison(name, outputs, **more)
 
 
-def report(*signatures: SignatureComparison, **more: Any) -> ComparisonReport:
+def report(*signatures: findings.SignatureComparison, **more: Any) -> ComparisonReport:
     return ComparisonReport("a", "b", "cpu", 0, 0.5, 0.25, signatures, **more)
 
 
-def tokens(*b: int) -> GenerationComparison:
+def tokens(*b: int) -> findings.GenerationComparison:
     """Three steps, the first model's are 1, 2 and 3."""
-    return GenerationComparison(3, ((7, 8, 9, 9),), ((1,), (2,), (3,)), tuple((one,) for one in b), NEAR)
+    return findings.GenerationComparison(
+        3, ((7, 8, 9, 9),), ((1,), (2,), (3,)), tuple((one,) for one in b), NEAR
+    )
 
 
 def test_an_output_says_how_many_elements_differ_and_where_most(snapshot: SnapshotAssertion) -> None:

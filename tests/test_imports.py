@@ -71,10 +71,7 @@ def astray(is_allowed: Callable[[str, str], bool]) -> list[str]:
 
 
 def test_imports_run_one_way() -> None:
-    assert (
-        astray(lambda name, other: not other.startswith("edge_opt") or room(other) in ALLOWED[room(name)])
-        == []
-    )
+    assert astray(lambda name, to: not to.startswith("edge_opt") or room(to) in ALLOWED[room(name)]) == []
 
 
 def test_the_page_lists_the_rooms_in_their_order() -> None:
@@ -93,10 +90,8 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def test_heavy_packages_are_imported_only_where_they_belong() -> None:
-    def is_allowed(name: str, other: str) -> bool:
-        return (
-            MODULES[name].relative_to(ROOT).as_posix().startswith(THIRD_PARTY.get(other.split(".", 1)[0], ""))
-        )
+    def is_allowed(name: str, to: str) -> bool:
+        return MODULES[name].relative_to(ROOT).as_posix().startswith(THIRD_PARTY.get(to.split(".", 1)[0], ""))
 
     assert astray(is_allowed) == []
 

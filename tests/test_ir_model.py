@@ -12,18 +12,7 @@ from schema_models import everything, pack, plain, tfl, unpack, values
 from text_parser import parse
 
 from edge_opt import ir
-from edge_opt.ir import (
-    Constants,
-    DType,
-    Model,
-    Operator,
-    Quantization,
-    Subgraph,
-    Tensor,
-    load,
-    to_bytes,
-    to_tables,
-)
+from edge_opt.ir import Constants, DType, Model, Operator, Tensor, load, to_bytes, to_tables
 from edge_opt.ir.cleanup import Part, name_apart, parts_in_use, remove_unused
 from edge_opt.ir.text import to_text
 from edge_opt.schema import Data, new_table, read_model
@@ -132,7 +121,7 @@ def test_new_tensors_operators_and_constants_are_written_behind_what_was_there()
     model = load(sample())
     graph = model.signatures[0].subgraph
     two = Constants(model).make("two", np.array(2, np.float32), DType.FLOAT32)
-    scaled = Tensor("scaled", (4,), DType.FLOAT32, quantization=Quantization.affine(0.5, 3))
+    scaled = Tensor("scaled", (4,), DType.FLOAT32, quantization=ir.Quantization.affine(0.5, 3))
     product = graph.operators[0].output
     graph.append(Operator(model.operator_code("ADD", 7), [product, two], [scaled], new_table("AddOptions")))
     graph.outputs = [scaled]
@@ -179,7 +168,7 @@ def test_equal_constants_are_one_tensor_in_a_subgraph_and_one_buffer_in_the_mode
     others = [
         here.make("shape", values.reshape(1, 2), DType.INT32),
         here.make("type", values.view(np.uint32), DType.UINT32),
-        here.make("scale", values, DType.INT32, Quantization.affine(0.5)),
+        here.make("scale", values, DType.INT32, ir.Quantization.affine(0.5)),
     ]
     assert len({id(tensor) for tensor in (first, *others)}) == 4
     assert {id(tensor.buffer) for tensor in others} == {id(first.buffer)}
@@ -268,4 +257,4 @@ def test_a_model_made_by_hand_is_one_that_the_runtimes_reader_takes() -> None:
     assert (written.version, written.subgraphs[0].name) == (3, b"main")
     assert [t.name for t in written.subgraphs[0].tensors] == [b"x", b"y", b"const_2"]
     assert to_text(load(to_bytes(model))) == to_text(model)
-    assert unpack(to_bytes(Model(subgraphs=[Subgraph()]))).subgraphs[0].name is None
+    assert unpack(to_bytes(Model(subgraphs=[ir.Subgraph()]))).subgraphs[0].name is None

@@ -11,6 +11,7 @@ from edge_opt.runtime.protocol import DeclinedError, RuntimeCrashed, RuntimeRefu
 from edge_opt.runtime.runner import _refusal
 
 Ends = tuple[BufferedRWPair, BufferedRWPair]
+DTYPES = ("float32", "float16", "float64", "int8", "uint8", "int16", "int32", "int64", "bool")
 
 
 @pytest.fixture
@@ -21,9 +22,7 @@ def ends() -> Iterator[Ends]:
         yield one, other
 
 
-@pytest.mark.parametrize(
-    "dtype", ["float32", "float16", "float64", "int8", "uint8", "int16", "int64", "bool"]
-)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3, 4)])
 def test_arrays_come_back_as_they_were(dtype: str, shape: tuple[int, ...], ends: Ends) -> None:
     array = np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)

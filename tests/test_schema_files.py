@@ -14,44 +14,22 @@ from typing import Any
 import flatbuffers
 import numpy as np
 import pytest
+import schema_models
 from ai_edge_litert.interpreter import Interpreter
 from cli_runs import DEMO, QUANTIZED, Patch
 from make_tables import generate
-from schema_models import (
-    as_bindings,
-    everything,
-    int32s,
-    names,
-    pack,
-    plain,
-    tfl,
-    unpack,
-    values,
-    with_data_after,
-    with_options_after,
-)
+from schema_models import as_bindings, everything, names, pack, plain, tfl, unpack, values
 
+from edge_opt import schema
 from edge_opt.base.errors import ModelFormatError, UsageError
 from edge_opt.conversion import convert
-from edge_opt.schema import (
-    TABLES,
-    UNIONS,
-    Data,
-    Table,
-    model_bytes,
-    new_table,
-    read_model,
-    reader,
-    vector,
-    write_model,
-    writer,
-)
+from edge_opt.schema import TABLES, UNIONS, Data, Table, model_bytes, new_table, read_model, write_model
 from edge_opt.schema.data import Source
 from edge_opt.schema.table import TABLES_FILE
 
 INSIDE = pack(everything())
-AFTER = with_data_after(everything(), b"first" * 9, b"second", b"third")
-OPTIONS_AFTER = with_options_after(everything(), b"large options")
+AFTER = schema_models.with_data_after(everything(), b"first" * 9, b"second", b"third")
+OPTIONS_AFTER = schema_models.with_options_after(everything(), b"large options")
 LAYOUT = {4096: bytes(64), 16: b"seven...", 32: bytes(33), 256: bytes(12), 64: bytes(200)}
 
 
@@ -111,7 +89,7 @@ def test_arrays_are_little_endian_and_read_only() -> None:
     read = read_model(INSIDE).get("subgraphs")[0].get("tensors")[0].get("shape")
     data = Data(np.array([[1, 2]], ">i2"))
     assert bytes(data.view()) == b"\1\0\2\0"
-    assert (data.length, data.external, vector("bool", [True]).dtype) == (4, None, np.bool_)
+    assert (data.length, data.external, schema.vector("bool", [True]).dtype) == (4, None, np.bool_)
     for array in (shape, read, data.view()):
         assert array.dtype.newbyteorder("<") == array.dtype
         with pytest.raises(ValueError, match="read-only"):
@@ -180,7 +158,7 @@ def test_what_is_shared_is_one_object_and_stays_shared() -> None:
 def test_equal_numbers_share_a_vector_and_equal_zeros_of_other_signs_do_not() -> None:
     sizes = []
     for last in (0.0, -0.0):
-        scales = [vector("float32", [0.5, 0.0]), vector("float32", [0.5, last])]
+        scales = [schema.vector("float32", [0.5, 0.0]), schema.vector("float32", [0.5, last])]
         parameters = [new_table("QuantizationParameters", scale=scale) for scale in scales]
         tensors = [new_table("Tensor", quantization=each) for each in parameters]
         content = model_bytes(new_table("Model", subgraphs=[new_table("SubGraph", tensors=tensors)]))
@@ -194,7 +172,7 @@ def test_equal_numbers_share_a_vector_and_equal_zeros_of_other_signs_do_not() ->
 @pytest.mark.parametrize(
     "content",
     [
-        with_data_after(everything(), *LAYOUT.values(), alignments=list(LAYOUT)),
+        schema_models.with_data_after(everything(), *LAYOUT.values(), alignments=list(LAYOUT)),
         INSIDE,
         DEMO.read_bytes(),
         QUANTIZED.read_bytes(),
@@ -230,7 +208,7 @@ def test_every_number_in_the_tables_is_aligned_to_its_size() -> None:
 
 
 def test_dropped_weights_leave_no_hole_and_new_ones_follow_the_old() -> None:
-    root = read_model(with_data_after(tfl.ModelT(buffers=[]), *([bytes(1000)] * 9)))
+    root = read_model(schema_models.with_data_after(tfl.ModelT(buffers=[]), *([bytes(1000)] * 9)))
     root.set("buffers", root.get("buffers")[::4])
     assert len(model_bytes(root)) < 4000
     for content, external in ((INSIDE, False), (AFTER, True)):
@@ -250,7 +228,7 @@ def test_two_parts_of_a_file_that_begin_together_are_two_weights() -> None:
 
 def test_a_flatbuffer_over_the_limit_puts_its_weights_after_it(monkeypatch: Patch) -> None:
     root = read_model(INSIDE)
-    monkeypatch.setattr(writer, "MAX_FLATBUFFER_SIZE", len(model_bytes(root)) - 1)
+    monkeypatch.setattr(schema.writer, "MAX_FLATBUFFER_SIZE", len(model_bytes(root)) - 1)
     again = model_bytes(root)
     assert all(data.external for data in stored(read_model(again)))
     assert as_bindings(read_model(again)) == plain(unpack(again))
@@ -282,13 +260,13 @@ def test_a_file_is_its_bytes_however_copied(file: Path, monkeypatch: Patch, answ
 ])  # fmt: skip
 def test_a_changing_file_is_refused(file: Path, monkeypatch: Patch, change: Callable[[Path], None]) -> None:
     """With the file mapped into memory, looking behind its end would be the end of the process (SIGBUS)."""
-    read, root = reader.Reader.root, read_model(file)
+    read, root = schema.reader.Reader.root, read_model(file)
 
-    def interrupted(self: reader.Reader, table: str) -> Table:
+    def interrupted(self: schema.reader.Reader, table: str) -> Table:
         change(file)
         return read(self, table)
 
-    monkeypatch.setattr(reader.Reader, "root", interrupted)
+    monkeypatch.setattr(schema.reader.Reader, "root", interrupted)
     for use in (lambda: read_model(file), lambda: write_model(root, file.with_name("out.tflite"))):
         with pytest.raises(ModelFormatError, match=r"was (shortened|changed) while it was in use"):
             use()
@@ -310,7 +288,7 @@ def test_an_output_named_as_another_format_is_refused(tmp_path: Path) -> None:
         ("Tensor", {"type": 300}, "Tensor.type: holds 300, which does not fit int8"),
         ("Tensor", {"buffer": -1}, "Tensor.buffer: holds -1, which does not fit uint32"),
         ("Tensor", {"shape": np.array([2**40])}, "expected a vector of int32"),
-        ("Tensor", {"shape": int32s(1).reshape(1, 1)}, "expected a vector of int32"),
+        ("Tensor", {"shape": schema_models.int32s(1).reshape(1, 1)}, "expected a vector of int32"),
         ("Tensor", {"shape": [1]}, "Tensor.shape: holds [1], which does not fit [int32]"),
         ("Tensor", {"name": 5}, "Tensor.name: holds 5, which does not fit string"),
         ("Tensor", {"name": "\ud800"}, "does not fit string"),

@@ -7,18 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import shapes_referee
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from shapes_referee import (
-    Options,
-    Shape,
-    T,
-    check_dynamic,
-    const,
-    inferred,
-    one_operator,
-    runtime_values,
-)  # fmt: skip
+from shapes_referee import Options, Shape, T, const, inferred, one_operator
 
 from edge_opt.shapes import ShapeError
 from edge_opt.shapes.folding import FOLDERS
@@ -206,7 +198,7 @@ def test_shapes_and_values_are_those_that_the_interpreter_computes(name: str, da
     if name == "STRIDED_SLICE" and (isinstance(facts, ShapeError) or facts[0].shape is None):
         return
     try:
-        values = runtime_values(model)
+        values = shapes_referee.runtime_values(model)
     except (RuntimeError, ValueError):
         return
     assert isinstance(facts, list), facts
@@ -217,7 +209,7 @@ def test_shapes_and_values_are_those_that_the_interpreter_computes(name: str, da
             assert ours.dtype == theirs.dtype
             np.testing.assert_array_equal(ours, theirs)
     if name != "CONCATENATION" or call.inputs[0].shape:  # scalars are joined where they are known only
-        check_dynamic(model, [value.shape for value in values])
+        shapes_referee.check_dynamic(model, [value.shape for value in values])
 
 
 def folded_values(model: bytes) -> list[Any]:

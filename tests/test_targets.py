@@ -137,11 +137,9 @@ def test_a_mask_is_not_repeated_any_more_where_heads_are_split() -> None:
     assert [found for found in lint(result.model, target) if found.rule == "joined-rows"] == []
 
 
-@pytest.mark.parametrize(
-    ("constant", "named"), [("-65504.0", 0), ("-65505.0", 1), ("-3.4e38", 2), ("-inf", 2)]
-)
-def test_mask_constants_that_overflow_in_half_precision_are_named(constant: str, named: int) -> None:
-    findings = lint(parse(masked_text(f"float32({constant})")), generic())
+@pytest.mark.parametrize(("number", "named"), [("-65504.0", 0), ("-65505.0", 1), ("-3.4e38", 2), ("-inf", 2)])
+def test_mask_constants_that_overflow_in_half_precision_are_named(number: str, named: int) -> None:
+    findings = lint(parse(masked_text(f"float32({number})")), generic())
     assert [finding.rule for finding in findings] == ["mask-constant"] * bool(named)
     assert ["no precision left" in finding.message for finding in findings] == [named == 2] * bool(named)
 
