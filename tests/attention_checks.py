@@ -97,7 +97,6 @@ def random_inputs(model: Model) -> dict[str, NDArray[Any]]:
     values: dict[str, NDArray[Any]] = {}
     for name, tensor in model.signatures[0].inputs.items():
         dtype = tensor.dtype.numpy
-        assert dtype is not None
         if dtype == np.bool_:
             drawn: NDArray[Any] = rng.random(tensor.shape) < 0.7
         elif np.issubdtype(dtype, np.integer):

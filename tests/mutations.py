@@ -85,7 +85,6 @@ class _Region:
 
     def with_option(self, name: str, value: Any) -> Operators:
         """The operator with another option."""
-        assert self.operator.options is not None
         table = self.operator.options.copy()
         table.set(name, value)
         return self.changed(options=table)

@@ -59,7 +59,6 @@ def test_heads_that_are_folded_into_rows_and_not_merged_are_not_taken_for_one(gr
         text=attention_text(tail="", returned="%o"),
     )
     (match,) = find_blocks(parse(text).subgraphs[0])
-    assert isinstance(match, NotABlock)
     assert match.is_attention
     assert match.reason.startswith("rows of the value product may belong")
 
@@ -73,7 +72,6 @@ def test_the_mask_is_what_is_added_to_scores_or_selects_them_and_no_factor(heads
     inputs = ", %one: float32[1], %open: bool[1,1,6,8], %mask: float32[1,1,6,8]"
     text = attention_text(softmax=softmax, inputs=inputs)
     mask = find_mask(only_block(parse(text if heads == 4 else of_one_head(text)).subgraphs[0]).softmax)
-    assert mask is not None
     assert mask.name == ("open" if "SELECT" in masked else "mask")
 
 
@@ -172,7 +170,6 @@ subgraph main (%q: float32[LEAD,16,5], %k: float32[LEAD,16,5], %v: float32[LEAD,
 def test_rows_that_only_other_tensors_show_as_heads_or_sequence(text: str, reason: str) -> None:
     """Grouped heads of one token without a projection behind them; or all tokens, flattened for a classifier."""
     (match,) = find_blocks(parse(text).subgraphs[0])
-    assert isinstance(match, NotABlock)
     assert match.is_attention
     assert match.reason.startswith(f"rows of the value product may {reason}")
 
@@ -335,7 +332,6 @@ def test_a_wrong_recorded_shape_is_not_believed(name: str, shape: tuple[int, ...
     graph = parse(PLAIN).subgraphs[0]
     next(tensor for tensor in graph.tensors if tensor.name == name).shape = shape
     (match,) = find_blocks(graph)
-    assert isinstance(match, NotABlock)
     assert match.reason.startswith(reason)
 
 

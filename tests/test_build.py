@@ -127,7 +127,6 @@ def test_the_console_has_stages_warnings_estimates_and_quality(place: Place, cap
 def test_the_end_names_the_bundle_to_try_and_commands_with_the_files_for_this_chip(place: Place) -> None:
     output = place.folder / "my gemma.litertlm"
     _, result = place.build(soc="SM8845", output=output)
-    assert result.next is not None
     assert result.next.bundle == str(output.with_suffix(".work") / "optimize" / "model.litertlm")
     assert f"Engine({result.next.bundle!r}, backend=npu)" in result.next.python
     _, push, run = map(shlex.split, result.next.commands)
@@ -409,7 +408,6 @@ def test_every_fifth_prompt_is_held_out_of_the_calibration_to_evaluate_with(plac
     assert sorted(stages.jobs["evaluate"].options["parts"])[:3] == parts
     assert stages.checked
     found = result.evaluation
-    assert found is not None
     assert [model.source for model in found.models] == ["checkpoint", "converted", "converted"]
     assert [model.perplexity for model in found.models[:2]] == pytest.approx([2, 4])
     assert [warning[:26] for warning in result.warnings] == ["Perplexity is 2.00 times t"]

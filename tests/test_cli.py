@@ -320,8 +320,6 @@ def test_a_bug_is_one_sentence(wants: bool, monkeypatch: Patch, capsys: Captured
 def test_a_reader_that_goes_away_ends_the_command_in_silence() -> None:
     command = [sys.executable, "-m", "edge_opt", "passes"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 141

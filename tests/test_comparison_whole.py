@@ -26,7 +26,6 @@ def converting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     graph = dict(model.entry_points())["decode"]
     for product in [operator for operator in graph.operators if operator.name == "BATCH_MATMUL"]:
         result = product.output
-        assert result.quantization is not None
         coarser = Quantization.affine(1.07 * float(result.quantization.scale[0]))
         wide = Tensor(f"{result.name}/wide", result.shape, result.dtype, quantization=coarser)
         between = graph.add_tensor(wide)

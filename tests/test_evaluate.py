@@ -111,7 +111,6 @@ def test_text_is_scored_until_the_ratio_is_exact_enough(place: Place, spread: fl
     place.given(*(f"{at} " + "word " * 200 for at in range(40)))
     found = place.evaluate(place.good)
     error = found.models[1].ratio_error
-    assert error is not None
     assert (error <= 0.0101) == (spread < 1)
     assert found.prompts == prompts
 
@@ -141,7 +140,6 @@ def test_long_and_short_prompts_take_turns(place: Place) -> None:
 def test_the_second_half_or_end_of_a_prompt_is_scored(text: str, parts: tuple[str, str] | None) -> None:
     assert cut(text) == parts
     long = cut("word " * 1000)
-    assert long is not None
     assert 500 < len(long[1]) <= 512
     assert "".join(long) == ("word " * 1000).strip()
 

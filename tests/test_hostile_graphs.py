@@ -9,7 +9,6 @@ from pass_runs import run
 from text_parser import parse
 
 import edge_opt
-from edge_opt.attention.block import NotABlock
 from edge_opt.attention.find import find_blocks
 from edge_opt.conversion import ConversionResult, convert
 from edge_opt.ir import load, to_bytes
@@ -88,7 +87,6 @@ def test_zero_scales_do_no_harm(scale: str) -> None:
     """A row of nothing but zeros has scale 0: exporters write that, and nobody may divide by it."""
     with np.errstate(all="raise"):
         result = converted(block("int16", scale))
-    assert result.model is not None
     assert load(to_bytes(result.model))
     assert result.sites
 
@@ -99,7 +97,6 @@ def test_zero_scales_do_no_harm(scale: str) -> None:
 )
 def test_keys_and_values_without_elements_or_axes(parts: dict[str, str], reason: str) -> None:
     (match,) = find_blocks(load(block(**parts)).subgraphs[0])
-    assert isinstance(match, NotABlock)
     assert reason in match.reason
     (site,) = converted(block(**parts)).sites
     assert (site.status, site.is_bug) == (Status.SKIPPED, False)

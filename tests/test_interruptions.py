@@ -93,8 +93,6 @@ sys.exit(main(["convert", sys.argv[1], "-o", sys.argv[2], "-q"]))
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_interrupted_during_the_proof(folder: Path, sign: signal.Signals) -> None:
     with started(_ANNOUNCED + _PROVING, folder / "in.tflite", folder / "out.tflite") as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         worker = int(process.stdout.readline())
         time.sleep(0.2)
         process.send_signal(sign)
@@ -121,7 +119,6 @@ def test_scratch_files_go_when_the_process_ends(tmp_path: Path, sign: signal.Sig
     scratch.mkdir()
     environment = {**os.environ, "TMPDIR": str(scratch)}
     with started(_ANNOUNCED + _COMPARING, tmp_path / "endless.tflite", env=environment) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "comparing\n"
         assert names(scratch) != []
         process.send_signal(sign)

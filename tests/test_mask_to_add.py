@@ -77,7 +77,6 @@ def converted(
 def verified(text: str, prover: RegionProver) -> Model:
     """The converted model, with the same bits."""
     model, report = converted(text, prover)
-    assert report.proof is not None
     assert (str(report.proof.demand), report.proof.bitwise) == ("bitwise", True)
     return model
 
@@ -182,7 +181,6 @@ def test_a_quantized_condition_stands_for_a_real_number(code: str, closed: float
     open_ = f"{BOOL} = NOT_EQUAL(%m, int8({code}) q(0.5, 3))"
     model = parse(block(open_, given=f"%m: int8[1,1,{T},{S}] q(0.5, 3)"))
     (rewrite,) = rewrites_of("mask_to_add", model)
-    assert rewrite.mask is not None
     assert (rewrite.mask.masked, rewrite.mask.opened) == (closed, opened)
 
 
@@ -342,7 +340,6 @@ def test_a_quantized_mask_is_one_select_between_two_constants(snapshot: Snapshot
 )  # fmt: skip
 def test_quantized_masks_of_equal_scales_give_the_same_codes(text: str, prover: RegionProver) -> None:
     model, report = converted(text, prover)
-    assert report.proof is not None
     assert (str(report.proof.demand), report.proof.steps) == ("bitwise", 0)
     assert names(model) == ["SELECT_V2", "ADD", "SOFTMAX"]
     assert run(model, "mask_to_add", "quantized_mask") == []

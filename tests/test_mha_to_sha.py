@@ -174,7 +174,6 @@ def test_a_part_of_a_constant_has_the_scales_of_its_steps(text: str, scales: int
 @cache
 def demo(name: str, form: str) -> Model:
     result = convert_model(TESTDATA / name, dry_run=True, target=replace(load_target("generic"), form=form))
-    assert result.model is not None
     assert len(result.converted) == 5
     assert all(site.proof is not None for site in result.converted)
     return result.model
@@ -205,13 +204,11 @@ def test_small_heads_are_cut_below_their_norm_where_the_target_wants_it() -> Non
         wanted = replace(target, norm_per_head_from=least)
         result = convert_model(TESTDATA / MODELS[0], dry_run=True, target=wanted)
         assert all(site.proof is not None and site.proof.bitwise for site in result.converted)
-        assert result.model is not None
         assert sources_of_splits(result.model) == {cut_at}
 
 
 def test_every_head_is_cut_and_the_mask_only_once() -> None:
     result = convert_model(parse(masked_text()), target=tiles(3))
-    assert result.model is not None
     graph = result.model.subgraphs[0]
     assert [(site.pass_name, site.status) for site in result.sites] == [("mha_to_sha", Status.CONVERTED)]
     assert all(site.proof is not None and site.proof.bitwise for site in result.sites)
@@ -236,7 +233,5 @@ def test_an_attention_of_one_head_is_cut_by_rows_alone(snapshot: SnapshotAsserti
     result = convert_model(parse(ONE_HEAD), target=tiles(2))
     (site,) = result.converted
     assert (site.pass_name, site.heads, site.kv_heads) == ("mha_to_sha", 1, 1)
-    assert site.proof is not None
     assert site.proof.bitwise
-    assert result.model is not None
     assert to_text(result.model) == snapshot

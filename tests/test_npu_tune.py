@@ -86,7 +86,6 @@ def test_a_signature_without_attention_of_several_heads_is_refused() -> None:
     with pytest.raises(UsageError, match="signature 'prefil' does not exist, did you mean 'prefill_8'"):
         largest_attention(load(DEMO), "prefil")
     model = convert(DEMO, dry_run=True, verify="none").model
-    assert model is not None
     with pytest.raises(UsageError, match="the model has no multi-head attention"):
         largest_attention(model)
 
@@ -219,7 +218,6 @@ def test_the_written_target_loads_says_where_it_is_from_and_is_used(tmp_path: Pa
     assert target.stated().keys() - {"name", "summary", "sources", "versions"} == target.sources.keys()
     assert "edge-opt tune" in target.sources["form"]
     result = convert(QUANTIZED, dry_run=True, target=path, verify="none")
-    assert result.model is not None
     matches = list(find_blocks(result.model.entry_points()[0][1]))
     assert {(match.heads, match.query_length) for match in matches if isinstance(match, Block)} == {(1, 2)}
 
@@ -274,9 +272,7 @@ def test_the_command_prints_a_table_and_writes(
 def test_the_real_compiler_finds_a_form_for_the_demo_on_a_cluster_too() -> None:
     require_qnn()
     found = tune(QUANTIZED, signature="prefill_8")
-    assert found.winner is not None
     best = found.winner.measured.figures
-    assert best is not None
     assert best.taken == best.operators
     assert best.time is not None
     assert found.checked == "nothing to check" or "bit-identical" in found.checked

@@ -320,8 +320,6 @@ def test_options_that_are_changed_after_the_proof_are_noticed() -> None:
     context = Context(model, graph, "main", load_target("generic"), Constants(model), Says(True))
     assert statuses(run_pass(Double(make), context)) == ["converted", "converted"]
     softmax = next(operator for operator in graph if operator.name == "SOFTMAX")
-    assert context.ledger is not None
-    assert softmax.options is not None
     other = np.array([2], np.uint8)
     for table, name, value in ((softmax.options, "beta", 2.0), (custom.table, "custom_options", other)):
         context.ledger.check()

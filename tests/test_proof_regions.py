@@ -175,11 +175,9 @@ def test_lengths_are_divided_in_shapes_steering_constants_and_options() -> None:
           return %y
         }""")
     )
-    assert model is not None
     cut, _, shape = model.subgraphs[0].operators
     assert [cut.input(0).shape, cut.output.shape, shape.output.shape] == [(1, 16, 4), (1, 8, 4), (32,)]
     assert [cut.input(1).array().tolist(), cut.input(2).array().tolist()] == [[0, 8, 0], [1, 8, 4]]
-    assert shape.options is not None
     assert list(shape.options.get("new_shape")) == [32]
 
 

@@ -160,7 +160,6 @@ def test_names_in_a_model_are_text_and_not_markdown() -> None:
 
 def test_a_block_is_shown_with_every_operator_and_one_head_of_those_that_are_alike() -> None:
     example = report().example
-    assert example is not None
     page = words(report().render(".html"))
     for operators, hidden in ((example.before, 0), (example.after, 33)):
         lines, graph = example.lines(operators), example.mermaid(operators)
@@ -183,7 +182,6 @@ def test_a_block_is_shown_before_the_first_rewrite_and_as_written(target: Target
     """In the form that was chosen; also of a model that is edited in place."""
     model = load(DEMO)
     example = find_example(convert(model, target=target, verify="none"))
-    assert example is not None
     before, after = names(example.before), names(example.after)
     assert (before[cut], before["BATCH_MATMUL"], before["SOFTMAX"], after[cut]) == (0, 4, 1, 1)
     assert after["BATCH_MATMUL"] == 16
@@ -197,7 +195,6 @@ def test_a_block_is_shown_before_the_first_rewrite_and_as_written(target: Target
 def test_a_block_that_two_passes_rewrote_is_shown_as_the_file_has_it() -> None:
     model = parse((Path(__file__).parents[1] / "testdata" / "reference_select.txt").read_text())
     example = find_example(convert(model, verify="none"))
-    assert example is not None
     before, after = names(example.before), names(example.after)
     counts = [[found[name] for name in ("SELECT_V2", "ADD", "SOFTMAX")] for found in (before, after)]
     assert counts == [[1, 0, 1], [0, 4, 4]]

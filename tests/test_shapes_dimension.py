@@ -89,7 +89,6 @@ def test_every_legal_choice_of_runtime_sizes_fits_and_none_where_refused(shapes:
             actual = np.broadcast_shapes(*runtime)
         except ValueError:
             continue
-        assert inferred is not None
         assert fits(inferred, actual)
 
 

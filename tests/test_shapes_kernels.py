@@ -211,8 +211,6 @@ def test_sizes_by_data_are_open(name: str, inputs: list[T], options: Options, ou
     """Run on zeros; what the interpreter then has must fit what the rule says, which must say -1 somewhere."""
     model = one_operator(name, inputs, outputs, options)
     derived, actual = inferred(model), runtime_shapes(model, run=True)
-    assert isinstance(derived, list)
-    assert actual is not None
     assert any(-1 in (shape or ()) for shape, _ in derived)
     assert all(shape and fits(shape, theirs) for (shape, _), theirs in zip(derived, actual, strict=True))
 

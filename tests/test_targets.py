@@ -133,7 +133,6 @@ def test_a_mask_is_not_repeated_any_more_where_heads_are_split() -> None:
     assert places == {("error", "prefill_8"), ("error", "decode")}
     assert all("split the heads" in found.message and "QAIRT 2.47" in found.message for found in before)
     result = convert(whole, target=replace(target, split_signatures=("*",)), verify="none")
-    assert result.model is not None
     assert [found for found in lint(result.model, target) if found.rule == "joined-rows"] == []
 
 
@@ -183,7 +182,6 @@ def test_a_rewrite_may_have_what_was_refused_before() -> None:
 def test_composites_and_several_signatures_are_named_with_the_remedy() -> None:
     target = generic(composites=False, signatures=False)
     model = convert(TESTDATA / "demo_gemma3.tflite", dry_run=True, verify="none").model
-    assert model is not None
     messages = {finding.rule: finding.message for finding in lint(model, target)}
     assert "inline_composites = true" in messages["composite"]
     assert "its own file" in messages["signatures"]

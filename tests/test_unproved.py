@@ -10,7 +10,6 @@ from pass_runs import but
 
 import edge_opt
 from edge_opt import testdata
-from edge_opt.base.errors import EdgeOptError
 from edge_opt.comparison import golden
 from edge_opt.conversion import ConversionResult, convert
 from edge_opt.passes import Status
@@ -35,7 +34,6 @@ def test_without_a_runtime_all_stops(tmp_path: Path, monkeypatch: Patch) -> None
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(RuntimeUnavailable, match="exit status 1; its last output: ImportError:") as caught:
         convert_decode(tmp_path / "out.tflite")
-    assert isinstance(caught.value, EdgeOptError)
     assert "verify='none'" in str(caught.value)
     assert not (tmp_path / "out.tflite").exists()
 
