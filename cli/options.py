@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -67,14 +66,12 @@ def read_settings(values: Iterable[str] | None) -> dict[str, Any]:
     return settings
 
 
-def compiler_of(
-    sdk: Path | None, chip: str | None, flags: Sequence[str] | None = None, seconds: float = 3600
-) -> "Compiler":
-    """The NPU's compiler with these settings; 0 `seconds` means no limit."""
+def compiler_of(sdk: Path | None, chip: str | None, flags: Sequence[str] | None = None) -> "Compiler":
+    """The NPU's compiler with these settings."""
     from edge_opt.npu import Compiler
+    from edge_opt.targets.chips import DEFAULT_CHIP
 
-    chosen = Compiler(flags=tuple(flags or ()), sdk=sdk, seconds=seconds or None)
-    return chosen if chip is None else replace(chosen, chip=chip)
+    return Compiler(chip or DEFAULT_CHIP, tuple(flags or ()), sdk)
 
 
 def check_meaning(on: str, **given: Any) -> None:
@@ -105,4 +102,3 @@ ShapeOption = Annotated[
 FlagOption = Annotated[
     list[str] | None, expert("A flag for the NPU's compiler; repeatable.", "<FLAG>", "--flag")
 ]
-SecondsOption = Annotated[float, expert("Time limit per model; 0: none.", "<S>", min=0)]

@@ -99,7 +99,7 @@ def evaluate(
             prompts,
             on=on,
             tokens=tokens or TOKENS,
-            compiler=options.compiler_of(sdk, chip, flags, seconds=0),
+            compiler=options.compiler_of(sdk, chip, flags),
             progress=progress,
         )
     output.answer(scores, lambda _: output.say(*evaluation_lines(scores)), as_json=as_json, quiet=quiet)
@@ -115,7 +115,6 @@ def profile(
     sdk: options.SdkOption = None,
     chip: options.ChipOption = None,
     flags: options.FlagOption = None,
-    seconds: options.SecondsOption = 3600.0,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> int:
@@ -123,7 +122,7 @@ def profile(
     from edge_opt.cli.show_phones import show_profiles
     from edge_opt.npu import profile
 
-    compiler, profiles = options.compiler_of(sdk, chip, flags, seconds), []
+    compiler, profiles = options.compiler_of(sdk, chip, flags), []
     for path in models:
         if not quiet:
             output.complain(f"compiling {path}")
@@ -145,7 +144,6 @@ def tune(
     overwrite: options.ForceOption = False,
     sdk: options.SdkOption = None,
     chip: options.ChipOption = None,
-    seconds: options.SecondsOption = 1800.0,
     jobs: Annotated[int | None, expert("Parallel trials. Default: one per free core.", "<N>", min=1)] = None,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
@@ -161,7 +159,7 @@ def tune(
         tuning = tune(
             model,
             target or "qualcomm-htp",
-            options.compiler_of(sdk, chip, seconds=seconds),
+            options.compiler_of(sdk, chip),
             signature=signature,
             jobs=jobs,
             progress=progress,

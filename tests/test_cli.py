@@ -152,7 +152,7 @@ def test_errors_name_the_words_of_who_asked(tmp_path: Path, capsys: Captured) ->
         convert(DEMO, destination)
     for text, expected in (
         ("verify='none', evaluate=False", "--verify none, --no-evaluate"),
-        ("give cache=32 or more, or seconds=... for it", "give --cache 32 or more, or --seconds for it"),
+        ("give cache=32 or more, or work=... for it", "give --cache 32 or more, or --work for it"),
         ("chip=SM8750 and flags=... with sdk=DIR", "--soc SM8750 and --flag with --sdk DIR"),
         ("load(path, model='prefill_decode')", "load(path, model='prefill_decode')"),
         ("--target=x 'target=x' retarget=x", "--target=x 'target=x' retarget=x"),

@@ -1,6 +1,6 @@
 """Child processes that end with their parent.
 
-`run` runs any program, with an optional time limit; `start_module` runs a module of edge-opt that calls `begin_child`.
+`run` runs any program; `start_module` runs a module of edge-opt that calls `begin_child`.
 """
 
 import os
@@ -35,9 +35,9 @@ _running: set[subprocess.Popen[str]] = set()
 
 
 def run(
-    command: Sequence[str], seconds: float | None = None, environment: Mapping[str, str] | None = None
+    command: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program; return its exit status, stdout and stderr. subprocess.TimeoutExpired after `seconds`."""
+    """Run a program; return its exit status, stdout and stderr."""
     with subprocess.Popen(
         [sys.executable, "-S", "-E", "-c", _LAUNCHER, str(os.getpid()), *command],
         stdin=subprocess.DEVNULL,
@@ -49,7 +49,7 @@ def run(
     ) as process:
         _running.add(process)
         try:
-            output, errors = process.communicate(timeout=seconds)
+            output, errors = process.communicate()
         finally:
             process.kill()
             _running.discard(process)

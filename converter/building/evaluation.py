@@ -237,7 +237,7 @@ def emulation(parts: Sequence[Part], tokens: int, compiler: Compiler) -> dict[st
     """Options of the emulator stage: up to five of the prompts, the tokens to score of each, and the compiler's."""
     count = min(_PROMPTS, max(1, tokens // 2))
     texts = ["".join(part) for part in parts[:: -(-len(parts) // count)]]
-    settings = {"chip": compiler.chip, "flags": [*compiler.flags], "seconds": compiler.seconds}
+    settings = {"chip": compiler.chip, "flags": [*compiler.flags]}
     return {"texts": texts, "tokens": -(-tokens // len(texts)), **settings}
 
 
@@ -378,7 +378,7 @@ def emulate(job: Job, progress: Progress) -> dict[str, Any]:
     """Score `tokens` tokens of each of `texts`, on CPU kernels and in the NPU's emulator."""
     (name, folder), *bundles = job.inputs.items()
     options = job.options
-    compiler = Compiler(options["chip"], tuple(options["flags"]), job.libraries, options["seconds"])
+    compiler = Compiler(options["chip"], tuple(options["flags"]), job.libraries)
     check_emulator(compiler)
     checkpoint = Checkpoint(folder)
     texts = [checkpoint.text(text, options["tokens"]) for text in options["texts"]]

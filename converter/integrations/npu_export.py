@@ -83,7 +83,6 @@ def npu_optimize(
     target: TargetLike | None = None,
     exported: AnyPath | None = None,
     overwrite: bool | None = None,
-    seconds: float | None = None,
     progress: Progress | None = None,
 ) -> Optimized:
     """Convert a quantized bundle for the NPU of `cfg`, verify it, and keep what its compiler rates better.
@@ -101,7 +100,6 @@ def npu_optimize(
         target: a target's name or file, or a `Target`; the one for `cfg.backend` if None.
         exported: the float bundle that `npu_export` wrote, which gives RoPE tables exact frequencies.
         overwrite: replace an existing output; as in `cfg` if None.
-        seconds: time limit for each run of the compiler; None for no limit.
         progress: called with (stage, done, total) on long work.
 
     Raises:
@@ -114,7 +112,7 @@ def npu_optimize(
             f"there is no target for the vendor '{cfg.backend}', {did_you_mean(vendor, TARGETS)}"
         )
     facts, configs = load_target(TARGETS[vendor] if target is None else target), _compile_configs(cfg)
-    compiler, notes = _compiler(cfg, configs, sdk, seconds)
+    compiler, notes = _compiler(cfg, configs, sdk)
     replacing = bool(getattr(cfg, "overwrite", False)) if overwrite is None else overwrite
     resolve_target(output_litertlm, overwrite=replacing)
     tell = progress or (lambda *_: None)
@@ -136,7 +134,7 @@ def npu_optimize(
 
 
 def _compiler(
-    cfg: Any, configs: Mapping[str, Any], sdk: AnyPath | None, seconds: float | None
+    cfg: Any, configs: Mapping[str, Any], sdk: AnyPath | None
 ) -> tuple[Compiler | None, tuple[str, ...]]:
     """A compiler with the settings that `npu_compile` will use, None if none can run here; and notes about it."""
     is_ours = cfg.backend.strip().lower() == _QUALCOMM
@@ -154,7 +152,7 @@ def _compiler(
         flags.append(f"{_SHARING}=true")
     chip = cfg.soc_model.strip().upper()
     note = CHIPS[chip].note if chip in CHIPS else ""
-    return Compiler(chip, tuple(flags), sdk, seconds).judge(), (note,) if note else ()
+    return Compiler(chip, tuple(flags), sdk).judge(), (note,) if note else ()
 
 
 def _measuring(compiler: Compiler | None, path: AnyPath, threads: Executor) -> dict[str, Future[Measured]]:

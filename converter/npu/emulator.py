@@ -34,11 +34,11 @@ def check_emulator(compiler: Compiler) -> None:
 
 @contextmanager
 def emulating(model: Model, signature: str, compiler: Compiler) -> "Iterator[Emulator]":
-    """Compile an entry point to run in the emulator; `compiler.seconds` limits compilation plus all runs.
+    """Compile an entry point to run in the emulator.
 
     Raises:
-        CompilerFailedError: compiler or emulator gave no result or timed out, or the NPU does not support the whole
-            graph; the message is only the reason.
+        CompilerFailedError: compiler or emulator gave no result, or the NPU does not support the whole graph; the
+            message is only the reason.
     """
     compiler = replace(compiler, flags=(*compiler.flags, _RAW_MEMORY))
     with tempfile.TemporaryDirectory(prefix="edge-opt-") as name, compiling_threads(1) as threads:

@@ -15,7 +15,6 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from subprocess import TimeoutExpired
 from threading import Thread
 
 from edge_opt.base import processes
@@ -206,14 +205,12 @@ class Compiler:
     """The Hexagon compiler's settings, as plain values.
 
     `chip` is the compiler's name of the chip, `flags` are such as `--qualcomm_optimization_level=O2`. `sdk` is the
-    folder with Qualcomm's libraries; None takes it from EDGE_OPT_QNN or QNN_SDK_ROOT. `seconds` limits the time for
-    one entry point, the emulator's included; None for no limit.
+    folder with Qualcomm's libraries; None takes it from EDGE_OPT_QNN or QNN_SDK_ROOT.
     """
 
     chip: str = DEFAULT_CHIP
     flags: tuple[str, ...] = ()
     sdk: AnyPath | None = None
-    seconds: float | None = None
 
     def __post_init__(self) -> None:
         """Raise UsageError if a flag is malformed."""
@@ -235,7 +232,6 @@ class Compiler:
 
         Raises:
             UsageError: the compiler does not know the chip.
-            CompilerFailedError: the compiler timed out.
         """
         sdk = find_sdk(self.sdk)
         with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
@@ -258,12 +254,7 @@ class Compiler:
                 **({} if folders is None else {"EDGE_OPT_PROBE_RUN": str(folders)}),
                 "LD_LIBRARY_PATH": search_path(*searched, scratch=Path(folder)),
             }
-            try:
-                done = processes.run(command, self.seconds, environment)
-            except TimeoutExpired as error:
-                raise CompilerFailedError(
-                    f"the Hexagon compiler was not done after {self.seconds:g} seconds; give more with seconds=..."
-                ) from error
+            done = processes.run(command, environment)
             outcome = Outcome(done.returncode, done.stdout, done.stderr, sdk.no_probe)
             outcome.hear(log.read_text(errors="replace") if log.exists() else "")
         if done.returncode and _UNKNOWN_CHIP in done.stderr:

@@ -63,7 +63,7 @@ def profile(path: AnyPath, compiler: Compiler = Compiler()) -> Profile:
     Raises:
         UsageError: the compiler does not know the chip.
         CompilerMissingError: the compiler, or a library that it needs, is not installed.
-        CompilerFailedError: the compiler ended without a result, or timed out.
+        CompilerFailedError: the compiler ended without a result.
         ModelFormatError: the file is not a model.
     """
     started = time.perf_counter()
@@ -95,7 +95,7 @@ def versions(figures: Sequence[Figures]) -> dict[str, str]:
 def measure(model: Model, signature: str, compiler: Compiler) -> Measured:
     """Compile one entry point of a model alone; also for the nearest chip, if this one has no time estimate.
 
-    A compiler that gives no result or times out is a failure; a rejected operator or a missing estimate is not.
+    A compiler that gives no result is a failure; a rejected operator or a missing estimate is not.
     """
     judge = compiler.judge()
     try:

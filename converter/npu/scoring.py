@@ -45,8 +45,7 @@ def read(
     Args:
         bundle: an uncompiled bundle, or a model with its embedder and auxiliary model beside it.
         texts: tokens of the texts.
-        compiler: to compile prefill and decode once and run them in the emulator (its `seconds` limit all runs of one
-            entry point); None for LiteRT's CPU kernels.
+        compiler: to compile prefill and decode once and run them in the emulator; None for LiteRT's CPU kernels.
         progress: called with (runs in the emulator, total).
 
     Raises:
