@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from attention_checks import TWO_SOFTMAXES, attention_text, masked_text, of_one_head, only_block
+from attention_checks import GIVEN, TWO_SOFTMAXES, attention_text, masked_text, of_one_head, only_block
 from pass_runs import refusal
 from text_parser import parse
 
@@ -207,7 +207,27 @@ FOLDED = (
     .replace("[1,4,8,", "[1,1,8,")
 )
 BATCH = attention_text(tail="  %r: float32[4,6] = MEAN(%o, int32{-1})").replace("[1,4,", "[4,")
+BRANCHES = f"""
+subgraph main (%c: bool[], {GIVEN}) {{
+  %r: float32[1,6,20] = CALLING
+  return %r
+}}"""
+IN_A_BRANCH = (
+    BRANCHES.replace("CALLING", "IF(%c, %q, %k, %v) {then_subgraph_index: 1, else_subgraph_index: 1}") + PLAIN
+)
+IN_A_COMPOSITE_OF_A_COMPOSITE = "".join(
+    [
+        BRANCHES.replace("CALLING", "STABLEHLO_COMPOSITE(%q, %k, %v) {name: 'a', decomposition_subgraph_index: 1}"),
+        BRANCHES.replace("CALLING", "STABLEHLO_COMPOSITE(%q, %k, %v) {name: 'b', decomposition_subgraph_index: 2}")
+        .replace("main (%c: bool[], ", "outer ("),
+        PLAIN,
+    ]
+)  # fmt: skip
 SKIPPED: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
+    "a branch of IF": (IN_A_BRANCH, "attention may be in a graph that it calls, which is not rewritten"),
+    "a composite in a composite": (
+        IN_A_COMPOSITE_OF_A_COMPOSITE, "attention may be in a graph that it calls, which is not rewritten",
+    ),
     "an operator behind the SOFTMAX that is not followed": (
         CUMULATED, "the probabilities are not followed through this operator, at CUMSUM",
     ),

@@ -6,8 +6,10 @@ from functools import partial
 
 from edge_opt.attention.block import AS_FOUND, FORMS, Block, Form, NotABlock, row_tiles
 from edge_opt.attention.find import find_blocks
+from edge_opt.attention.rules import multiplies_activations
 from edge_opt.attention.split import split_heads
 from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.walk import called_by
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.targets import Target
@@ -25,7 +27,7 @@ class MhaToSha(Pass):
     summary = "splits multi-head attention into one single-head attention per head, or per block of its rows"
 
     def sites(self, context: Context) -> Iterable[Site]:
-        """One site for each SOFTMAX."""
+        """One site for each SOFTMAX, then one for each operator that calls a graph with attention."""
         for match in find_blocks(context.subgraph):
             if isinstance(match, NotABlock):
                 yield Site(match.softmax, None, match.reason, settled=not match.is_attention)
@@ -36,6 +38,12 @@ class MhaToSha(Pass):
                 yield Site(match.softmax, None, reason, True, match.heads, match.kv_heads)
             else:
                 yield _site(context, match)
+        for operator in context.subgraph.operators:
+            inner = [one for graph in called_by([operator], context.model.subgraphs) for one in graph]
+            if any(one.name == "SOFTMAX" for one in inner) and any(map(multiplies_activations, inner)):
+                yield Site(
+                    operator, reason="attention may be in a graph that it calls, which is not rewritten"
+                )
 
 
 def _site(context: Context, block: Block) -> Site:
