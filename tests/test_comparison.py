@@ -17,13 +17,12 @@ from edge_opt.base.errors import UsageError
 from edge_opt.comparison import bisect
 from edge_opt.comparison import compare as comparing
 from edge_opt.comparison.compare import compare
-from edge_opt.comparison.facts import with_entries
 from edge_opt.comparison.findings import FirstDifference
 from edge_opt.comparison.golden import check, record
 from edge_opt.ir import Constants, DType, Model, to_bytes
+from edge_opt.runtime.description import describe
 from edge_opt.runtime.protocol import RuntimeCrashed
 from edge_opt.runtime.runner import Worker
-from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 from edge_opt.testing import assert_equivalent
 
 WEIGHT = np.random.default_rng(0).standard_normal((12, 5)).astype(np.float32)
@@ -210,10 +209,7 @@ def test_how_many_entries_the_table_has_that_an_input_indexes(case: str) -> None
     table, operators, wanted = LOOKUPS[case]
     given = f"%i: int32[4], %t: float32{table}"
     model = parse(f"subgraph main ({given}) {{\n  {operators}\n  return %y\n}}\n{_BODY}")
-    given = model.subgraphs[0].inputs
-    infos = tuple(TensorInfo(t.name, t.name, t.shape, t.shape, str(t.dtype)) for t in given)
-    found = with_entries([SignatureInfo("main", infos, (), positional=True)], model)
-    assert [info.entries for info in found["main"].inputs] == [wanted, 0]
+    assert [info.entries for info in describe(model)["main"].inputs] == [wanted, 0]
 
 
 REMEMBERING = """

@@ -19,6 +19,7 @@ from edge_opt.comparison.caches import FilledCaches, can_fill
 from edge_opt.comparison.findings import GenerationComparison
 from edge_opt.comparison.generate import plan_loop
 from edge_opt.ir import to_bytes
+from edge_opt.runtime.description import describe
 from edge_opt.runtime.inputs import array_of, plan
 from edge_opt.runtime.loop import Loop
 from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeRefused
@@ -219,7 +220,7 @@ def test_a_prompt_is_as_long_as_the_prefill_and_one_if_the_cache_has_room() -> N
 
 
 def filled(path: Path, worker: Worker, folder: Path, seed: int = 5) -> FilledCaches:
-    described = {signature.name: signature for signature in worker.describe(path)}
+    described = describe(load(path))
     caches = FilledCaches(worker, path, described, seed, folder)
     caches.fill(described)
     return caches
@@ -251,7 +252,7 @@ def test_a_long_cache_is_filled_by_few_calls(
     folder: Path, worker: Worker, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(filling, "_MOST_CALLS", 1)
-    (decode,) = (one for one in worker.describe(folder / "unsplit.tflite") if one.name == "decode")
+    decode = describe(load(folder / "unsplit.tflite"))["decode"]
     seed = next(seed for seed in range(99) if plan(decode, seed=seed)[0].start > ROWS)
     caches = filled(folder / "unsplit.tflite", worker, tmp_path, seed)
     for number in (0, 1):

@@ -14,9 +14,10 @@ from edge_opt.base.errors import UsageError
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
 from edge_opt.inspection import inspect
-from edge_opt.ir import to_bytes
+from edge_opt.ir import load, to_bytes
 from edge_opt.passes import Status
 from edge_opt.passes.ledger import UnverifiedChangeError
+from edge_opt.runtime.description import describe
 from edge_opt.runtime.runner import Worker
 from edge_opt.shapes import infer_shapes
 from edge_opt.shapes.folding import FOLDERS
@@ -100,7 +101,7 @@ def test_a_model_of_given_shapes_is_static_and_computes_what_the_open_one_does_a
     rng = np.random.default_rng(0)
     inputs = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     with Worker() as worker:
-        (described,) = worker.describe(after)
+        (described,) = describe(load(after)).values()
         old, new = (list(worker.run(model, None, inputs).values()) for model in (before, after))
     assert {info.name: info.declared for info in described.inputs} == shapes
     assert [array.shape for array in new] == [tensor.shape for tensor in graph.outputs]

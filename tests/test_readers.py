@@ -16,6 +16,7 @@ from edge_opt.conversion import convert
 from edge_opt.ir import Model, load
 from edge_opt.ir.cleanup import _renumber, parts_in_use, remove_unused
 from edge_opt.npu import profile
+from edge_opt.runtime.description import describe
 from edge_opt.runtime.inputs import array_of, plan
 from edge_opt.runtime.runner import Worker
 from edge_opt.targets import load_target
@@ -40,7 +41,7 @@ def test_openvino_reads_one_and_agrees(signature: str, tmp_path: Path, *, inline
     output = tmp_path / "one.tflite"
     convert(alone(DEMO, signature), output, target=INLINING if inline_composites else None)
     with Worker() as worker:
-        described = {info.name: info for info in worker.describe(DEMO)}[signature]
+        described = describe(load(DEMO))[signature]
         inputs = {made.info.name: array_of(made) for made in plan(described)}
         expected = worker.run(DEMO, signature, inputs)
     compiled = openvino.Core().compile_model(output, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})

@@ -14,7 +14,9 @@ import pytest
 from cli_runs import written
 from terminal_signals import gone
 
+from edge_opt.ir import load
 from edge_opt.runtime import runner
+from edge_opt.runtime.description import describe
 from edge_opt.runtime.inputs import array_of, plan
 from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeRefused, RuntimeTimedOut
 from edge_opt.runtime.runner import ChildProcess, Worker
@@ -40,7 +42,7 @@ def test_a_model_without_signatures_is_run_as_main_and_bytes_go_through_a_file_t
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     model = models.adder(key="")
-    (main,) = worker.describe(model)
+    (main,) = describe(load(model)).values()
     assert (main.name, main.positional) == ("main", True)
     plans = [plan(main, run=run) for run in range(2)]
     results = worker.run_plans(model, None, plans)
@@ -62,8 +64,9 @@ def test_a_refusal_gives_the_runtimes_reason_and_names_model_and_signature(worke
 
 
 def test_a_described_tensor_has_its_quantization_and_closing_ends_the_child() -> None:
+    (described,) = describe(load(models.requantized(scale=0.25))).values()
     with Worker() as worker:
-        (described,) = worker.describe(models.requantized(scale=0.25))
+        worker.run(models.adder(), "main", PAIR)
         pid = child_of(worker)
     assert (described.outputs[0].quantization, described.outputs[0].quantized) == (((0.25,), (0,), 0), True)
     assert gone(pid)
@@ -76,7 +79,7 @@ def child_of(worker: Worker) -> int:
 @pytest.mark.parametrize("moment", ["during a request", "between two"])
 def test_a_worker_that_is_killed_is_a_crash(moment: str) -> None:
     with Worker(time_limit=60) as worker:
-        worker.describe(models.adder())
+        worker.run(models.adder(), "main", PAIR)
         pid = child_of(worker)
         threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
         assert moment == "during a request" or gone(pid)
@@ -93,7 +96,7 @@ def test_a_worker_that_is_killed_is_a_crash(moment: str) -> None:
 )
 def test_after_a_hang_or_a_crash_work_goes_on(model: bytes, error: type[Exception], said: str) -> None:
     with Worker(time_limit=60) as worker:
-        worker.describe(models.adder())
+        worker.run(models.adder(), "main", PAIR)
         first = child_of(worker)
         worker.time_limit = 0.5
         with pytest.raises(error, match=f"signature 'main'.*{said}"):
@@ -125,8 +128,9 @@ def test_a_worker_starts_where_the_standard_streams_are_closed(tmp_path: Path) -
     """As in a daemon: sockets then get the numbers 0 to 2, which are the child's own streams."""
     (tmp_path / "model.tflite").write_bytes(models.adder())
     script = (
-        "import os, sys\nfrom edge_opt.runtime.runner import Worker\nos.closerange(0, 3)\n"
-        "with Worker() as worker: os._exit(7 if worker.describe(sys.argv[1]) else 8)"
+        "import os, sys\nimport numpy as np\nfrom edge_opt.runtime.runner import Worker\nos.closerange(0, 3)\n"
+        "x = np.ones((2, 4), np.float32)\n"
+        "with Worker() as worker: os._exit(7 if worker.run(sys.argv[1], 'main', {'x': x, 'y': x}) else 8)"
     )
     command = [sys.executable, "-c", script, tmp_path / "model.tflite"]
     assert subprocess.run(command, check=False).returncode == 7

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from edge_opt.comparison.facts import arguments, tensor_info
+from edge_opt.comparison.facts import arguments
 from edge_opt.comparison.findings import FirstDifference, OutputComparison
 from edge_opt.comparison.pairing import Both, Pair
 from edge_opt.ir import Operator, Subgraph, Tensor
 from edge_opt.ir.opening import Part
 from edge_opt.ir.text import operator_text
 from edge_opt.ir.walk import cut_signature, needed_for, reads
+from edge_opt.runtime.description import tensor_info
 from edge_opt.runtime.inputs import InputPlan
 from edge_opt.runtime.tensors import MAIN, Kernels
 

@@ -13,6 +13,7 @@ from edge_opt.base.errors import UsageError
 from edge_opt.comparison.findings import GenerationComparison, measured, name_of
 from edge_opt.ir.opening import AUXILIARY_SECTION, EMBEDDER_SECTION, ModelLike, Opened, Part
 from edge_opt.runtime import noise
+from edge_opt.runtime.description import describe
 from edge_opt.runtime.loop import Call, Loop, is_basic
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import (
@@ -75,7 +76,7 @@ def compare_generation(
         for name, parts in sides:
             with ExitStack() as stack:
                 files = {role: stack.enter_context(part.file()) for role, part in parts.items()}
-                described = {role: worker.describe(file) for role, file in files.items()}
+                described = {role: [*describe(part.model).values()] for role, part in parts.items()}
                 loop = plan_loop(name, described, count, seed, prompt)
                 prompt = loop.prompt
                 tokens, logits = worker.generate(files, loop, kernels)

@@ -20,7 +20,7 @@ import numpy as np
 from edge_opt.base.atomic import write_whole
 from edge_opt.base.errors import EdgeOptError, match_names
 from edge_opt.base.record import from_dict
-from edge_opt.comparison.facts import runs_of, with_entries
+from edge_opt.comparison.facts import runs_of
 from edge_opt.comparison.findings import (
     ComparisonReport,
     OutputComparison,
@@ -32,6 +32,7 @@ from edge_opt.comparison.pairing import Pair, checked_numbers
 from edge_opt.ir import load
 from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime import noise
+from edge_opt.runtime.description import describe
 from edge_opt.runtime.inputs import InputPlan, plan
 from edge_opt.runtime.inputs import pair as twins
 from edge_opt.runtime.protocol import Array, Arrays
@@ -110,7 +111,7 @@ def record(
         worker = stack.enter_context(Worker())
         file = stack.enter_context(Opened(model).main().file())
         graph = load(file)
-        described = with_entries(worker.describe(file), graph)
+        described = describe(graph)
         runs = runs_of(graph)
         names = match_names("signature", "*" if signatures is None else signatures, [*described])
         chosen = [described[name] for name in names]
@@ -144,7 +145,7 @@ def check(model: ModelLike, path: str | os.PathLike[str]) -> ComparisonReport:
     with ExitStack() as stack:
         worker = stack.enter_context(Worker())
         file = stack.enter_context(Opened(model).main().file())
-        described = {signature.name: signature for signature in worker.describe(file)}
+        described = describe(load(file))
         for recorded, results in golden.signatures:
             pair, outputs = Pair.of(recorded, described.get(recorded.name), names, {}), {}
             if not pair.reason:

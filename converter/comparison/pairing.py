@@ -12,7 +12,6 @@ from pathlib import Path
 from edge_opt.base.errors import UsageError, match_names, unknown
 from edge_opt.base.words import Progress, many
 from edge_opt.comparison.caches import FilledCaches
-from edge_opt.comparison.facts import with_entries
 from edge_opt.comparison.findings import (
     ComparisonReport,
     OutputComparison,
@@ -21,6 +20,7 @@ from edge_opt.comparison.findings import (
 )
 from edge_opt.ir import Model, load
 from edge_opt.ir.opening import ModelLike, Opened
+from edge_opt.runtime.description import describe
 from edge_opt.runtime.inputs import InputPlan
 from edge_opt.runtime.inputs import pair as twins
 from edge_opt.runtime.metrics import are_logits
@@ -182,9 +182,7 @@ def both_open(
         worker.start()
         files = [stack.enter_context(Opened(model).main().file()) for model in (a, b)]
         models = [load(file) for file in files]
-        ours, theirs = (
-            with_entries(worker.describe(file), model) for file, model in zip(files, models, strict=True)
-        )
+        ours, theirs = map(describe, models)
         inputs = [(name, info.name) for name, one in ours.items() for info in one.inputs]
         known = dict.fromkeys([*(name for _, name in inputs), *map("/".join, inputs)])
         missing = next((name for name in shapes if name not in known), None)

@@ -8,7 +8,6 @@ from typing import Literal, get_args
 import numpy as np
 
 from edge_opt.base.errors import ModelFormatError, UsageError, unknown
-from edge_opt.comparison.facts import signature_info
 from edge_opt.ir import Model, Shape, Tensor, to_bytes
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, Opened, Part
@@ -16,6 +15,7 @@ from edge_opt.ir.walk import reads
 from edge_opt.passes.contract import shape_options
 from edge_opt.passes.ledger import UnverifiedChangeError
 from edge_opt.passes.rewrite import remove_dead
+from edge_opt.runtime.description import describe
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import known_length
 from edge_opt.schema.litertlm import read_executor_metadata
@@ -64,7 +64,7 @@ def positions_in(opened: Opened, parts: Iterable[Part]) -> int | None:
     metadata = read_executor_metadata(opened.bundle)
     if metadata is not None and metadata.rings and all(metadata.rings):
         return None
-    infos = (signature_info(signature) for part in parts for signature in part.model.signatures)
+    infos = (one for part in parts for one in describe(part.model).values() if not one.positional)
     return max(map(known_length, infos), default=0) or None
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from edge_opt.base.record import Record
 from edge_opt.base.words import many
-from edge_opt.comparison.facts import signature_info
 from edge_opt.ir import Model
+from edge_opt.runtime.description import describe
 from edge_opt.runtime.tensors import growing_axes
 from edge_opt.schema.litertlm import ASSUMED_WINDOW, Bundle, ExecutorMetadata, read_executor_metadata
 
@@ -50,10 +50,11 @@ def find_caches(model: Model, bundle: Bundle | None = None) -> Caches:
     metadata = read_executor_metadata(bundle)
     axes: dict[str, int] = {}
     sizes: dict[str, int] = {}
-    for signature in model.signatures:
-        for name, axis in growing_axes(signature_info(signature)).items():
+    for signature in describe(model).values():
+        shapes = {info.name: info.shape for info in signature.inputs}
+        for name, axis in growing_axes(signature).items():
             if axis is not None:
-                axes[name], sizes[name] = axis, signature.inputs[name].shape[axis]
+                axes[name], sizes[name] = axis, shapes[name][axis]
     longest = max(sizes.values(), default=0)
     caches = tuple(Cache(name, axes[name], size, size < longest) for name, size in sizes.items())
     inputs = [name for signature in model.signatures for name in signature.inputs]

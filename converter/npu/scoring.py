@@ -19,6 +19,7 @@ from edge_opt.npu.emulator import emulating
 from edge_opt.npu.hexagon import Compiler
 from edge_opt.npu.sdk import CompilerFailedError
 from edge_opt.runtime import loop as steps
+from edge_opt.runtime.description import describe
 from edge_opt.runtime.loop import Call, Loop
 from edge_opt.runtime.metrics import log_softmax
 from edge_opt.runtime.protocol import Array, Arrays
@@ -57,8 +58,9 @@ def read(
     title, done = name_of(bundle, "bundle"), 0
     with ExitStack() as stack:
         worker = stack.enter_context(Worker())
-        files = {role: stack.enter_context(part.file()) for role, part in find_parts(bundle).items()}
-        described = {role: worker.describe(file) for role, file in files.items()}
+        parts = find_parts(bundle)
+        files = {role: stack.enter_context(part.file()) for role, part in parts.items()}
+        described = {role: [*describe(part.model).values()] for role, part in parts.items()}
         loops = [_planned(title, described, text) for text in texts]
         if compiler is None:
             return [loop.logits.reals(worker.generate(files, loop)[1][:, 0]) for loop in loops]

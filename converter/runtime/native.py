@@ -15,14 +15,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from edge_opt.base.processes import begin_child, limit
 from edge_opt.base.record import from_dict
 from edge_opt.runtime import inputs, loop, pair
 from edge_opt.runtime.protocol import Array, Arrays, DeclinedError, Header, receive, send
-from edge_opt.runtime.tensors import MAIN, Kernels, SignatureInfo, TensorInfo
+from edge_opt.runtime.tensors import MAIN, Kernels, SignatureInfo, unique_names
 
 _RESOLVERS = {"xnnpack": OpResolverType.BUILTIN, "reference": OpResolverType.BUILTIN_REF}
 _GRACE_SECONDS = 5
@@ -58,7 +57,7 @@ def main() -> None:
 class Session:
     """A model that stays loaded while its signatures are run; its variables are reset before the first run only.
 
-    `signatures` are all of the model's, or subgraph 0 as `main` if it has none. Describing it allocates nothing.
+    A model without signatures has subgraph 0 as `main`. Opening it allocates nothing.
 
     Raises:
         DeclinedError: the runtime cannot read the model.
@@ -73,13 +72,10 @@ class Session:
             keys = list(self._interpreter.get_signature_list())
             self._runners = {key: self._interpreter.get_signature_runner(key) for key in keys}
             self._runners = self._runners or {MAIN: _Main(self._interpreter)}
-            details = (
-                (key, one.get_input_details(), one.get_output_details()) for key, one in self._runners.items()
-            )
-            self.signatures = tuple(
-                SignatureInfo(key, _tensors(given), _tensors(made), positional=not keys)
-                for key, given, made in details
-            )
+
+    def inputs(self) -> list[str]:
+        """The names of the first signature's inputs."""
+        return list(next(iter(self._runners.values())).get_input_details())
 
     def run(self, signature: str | None, values: Arrays) -> Arrays:
         """Run a signature (None: the model's only one) and return its outputs.
@@ -129,9 +125,7 @@ class _Main:
 
 
 def _named(details: list[Any]) -> dict[str, Any]:
-    names = [detail["name"] for detail in details]
-    unique = [name if name and names.count(name) == 1 else f"{name}#{n}" for n, name in enumerate(names)]
-    return dict(zip(unique, details, strict=True))
+    return dict(zip(unique_names([detail["name"] for detail in details]), details, strict=True))
 
 
 @contextmanager
@@ -142,22 +136,6 @@ def _refusals(where: str = "") -> Iterator[None]:
     except (ValueError, RuntimeError, TypeError, MemoryError) as error:
         words = " ".join(str(error).split())[:600] or f"no reason given ({type(error).__name__})"
         raise DeclinedError(f"{where}: {words}" if where else words) from error
-
-
-def _tensors(details: dict[str, Any]) -> tuple[TensorInfo, ...]:
-    return tuple(
-        TensorInfo(
-            name=name,
-            tensor=detail["name"],
-            shape=tuple(map(int, detail["shape"])),
-            declared=tuple(map(int, detail["shape_signature"])),
-            dtype=np.dtype(detail["dtype"]).name,
-            scales=tuple(map(float, detail["quantization_parameters"]["scales"])),
-            zero_points=tuple(map(int, detail["quantization_parameters"]["zero_points"])),
-            axis=int(detail["quantization_parameters"]["quantized_dimension"]),
-        )
-        for name, detail in details.items()
-    )
 
 
 def _carried_out(header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
@@ -173,12 +151,10 @@ def _carried_out(header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
 
     def run_version(version: str, kernels: Kernels, values: Sequence[Array]) -> list[Array]:
         opened = session(version, kernels)
-        names = (info.name for info in opened.signatures[0].inputs)
-        return list(opened.run(None, dict(zip(names, values, strict=True))).values())
+        named = dict(zip(opened.inputs(), values, strict=True))
+        return list(opened.run(None, named).values())
 
     match header["operation"]:
-        case "describe":
-            return {"signatures": session(MAIN, header["kernels"]).signatures}, {}
         case "run":
             results: Arrays = {}
             for number, plans in enumerate(from_dict(list[list[inputs.InputPlan]], header["plans"])):
@@ -192,8 +168,7 @@ def _carried_out(header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
         case "fill":
             signature, chunks = from_dict(tuple[SignatureInfo, list[tuple[int, int]]], header["fill"])
             return {}, loop.fill(signature, chunks, invoke)
-    request = from_dict(pair.ProofRequest, header["request"])
-    (signature,) = session(pair.VERSIONS[0], request.kernels[0]).signatures
+    signature, request = from_dict(tuple[SignatureInfo, pair.ProofRequest], header["proof"])
     return {"proof": pair.prove(signature, request, run_version)}, {}
 
 

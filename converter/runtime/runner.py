@@ -21,6 +21,7 @@ from edge_opt.base.record import from_dict
 from edge_opt.base.words import signal_name
 from edge_opt.ir import load
 from edge_opt.ir.opening import Part
+from edge_opt.runtime.description import describe
 from edge_opt.runtime.inputs import InputPlan
 from edge_opt.runtime.loop import Loop
 from edge_opt.runtime.pair import VERSIONS, Outcome, ProofRequest
@@ -160,11 +161,6 @@ class Worker(AbstractContextManager["Worker"]):
         if process is not None:
             process.end()
 
-    def describe(self, model: Runnable) -> tuple[SignatureInfo, ...]:
-        """Names, shapes, dtypes and quantization of each signature's inputs and outputs, as reported by the runtime."""
-        reply, _ = self._ask("describe", f"model {_name(model)}", {MAIN: model})
-        return from_dict(tuple[SignatureInfo, ...], reply["signatures"])
-
     def run(
         self,
         model: Runnable,
@@ -174,7 +170,7 @@ class Worker(AbstractContextManager["Worker"]):
     ) -> Arrays:
         """Run one signature on one set of inputs (by the signature's names) and return its outputs.
 
-        `signature` may be None if the model has at most one; without any, `describe` names the inputs of subgraph 0.
+        `signature` may be None if the model has at most one; without any, `description` names the inputs of subgraph 0.
         """
         arrays = {name: np.asarray(value) for name, value in inputs.items()}
         return self.run_plans(model, signature, [()], kernels, arrays)[0]
@@ -229,7 +225,9 @@ class Worker(AbstractContextManager["Worker"]):
         with `before` or `after`.
         """
         models = dict(zip(VERSIONS, (before, after), strict=True))
-        reply, _ = self._ask("prove", f"region {where}".rstrip(), models, seconds=seconds, request=request)
+        (signature,) = describe(load(before)).values()
+        proof, where = (signature, request), f"region {where}".rstrip()
+        reply, _ = self._ask("prove", where, models, seconds=seconds, proof=proof)
         return from_dict(Outcome, reply["proof"])
 
     def _ask(
