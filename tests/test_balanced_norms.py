@@ -70,6 +70,10 @@ def test_a_norm_that_is_read_elsewhere_or_has_no_negative_is_not_negated(old: st
     assert len(reports) == {"return %x4": 1}.get(old, 0)
 
 
+def test_a_norm_that_is_added_to_itself_is_not_a_residual_sum() -> None:
+    assert edge_opt.convert(parse(layers(addition="ADD(%n{0}, %n{0})")), target=TARGET).sites == []
+
+
 @pytest.mark.parametrize("name", ["generic", "qualcomm-htp"])
 def test_only_a_target_whose_norms_round_down_asks_for_it(name: str) -> None:
     target = load_target(name)

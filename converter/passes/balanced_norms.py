@@ -50,7 +50,8 @@ def residual_sums(graph: Subgraph) -> Iterator[tuple[Operator, Operator]]:
         # The norm of a SUB is the second operand.
         for normed in (addition.input(1), addition.input(0))[: 2 if addition.name == "ADD" else 1]:
             norm, alike = normed.producer, addition.input(0).shape == addition.input(1).shape
-            alone = len(normed.consumers) == 1 and not graph.is_output(normed)
+            once = addition.input(0) is not addition.input(1) and len(normed.consumers) == 1
+            alone = once and not graph.is_output(normed)
             if norm is not None and alone and alike and _can_be_negated(norm):
                 yield addition, norm
                 break
