@@ -101,6 +101,19 @@ def test_all_models_are_rewritten_on_request_and_named_by_kind(file: Path, capsy
     assert kept == contents(read_bundle(file))[3] != changed
 
 
+def test_models_of_one_kind_are_apart_by_their_sections(file: Path) -> None:
+    """Each is compared by what was done to it: the integers' room is not the floats'."""
+    quantized = DEMO.with_name("demo_gemma3_a16w8.tflite").read_bytes()
+    file.write_bytes(bundle([*PARTS, model_part("prefill_decode", quantized)]))
+    result = convert(file, signatures="*/decode", verify="full")
+    assert {site.signature for site in result.converted if site.heads} == {
+        "prefill_decode_1/decode", "prefill_decode_3/decode"
+    }  # fmt: skip
+    allowed = {one.name: one.allowance.because for one in result.whole}
+    assert allowed["prefill_decode_1/decode"] == ""
+    assert allowed["prefill_decode_3/decode"] != ""
+
+
 @pytest.mark.parametrize("more", [b"", b"\0" * 100, b"\0" * 100 + b"signature"])
 def test_a_bundle_keeps_what_follows_its_sections(file: Path, tmp_path: Path, more: bytes) -> None:
     kept = more if more.strip(b"\0") else b""

@@ -39,7 +39,8 @@ def choose_parts(opened: Opened, sections: Sections = "prefill-decode") -> list[
         return [main]
     chosen = [part for part in opened.parts if sections == "all" or part.kind == MAIN_SECTION]
     for part in chosen if len(chosen) > 1 else ():
-        part.label = part.kind or f"section_{part.index}"
+        is_only = sum(part.kind == other.kind for other in chosen) == 1
+        part.label = part.kind if part.kind and is_only else f"{part.kind or 'section'}_{part.index}"
     for part in opened.parts:
         if part not in chosen and part.kind == AUXILIARY_SECTION and _is_readable(part):
             part.label, part.is_helper = part.kind, True
