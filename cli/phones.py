@@ -123,10 +123,12 @@ def profile(
     from edge_opt.npu import profile
 
     compiler, profiles = options.compiler_of(sdk, chip, flags), []
-    for path in models:
-        if not quiet:
-            output.complain(f"compiling {path}")
-        profiles.append(profile(path, compiler))
+    with output.bar(wanted=not quiet) as progress:
+        for place, path in enumerate(models):
+            if progress is not None:
+                progress("compiling", place, len(models))
+            profiles.append(profile(path, compiler))
+    output.answer({"profiles": profiles}, lambda _: show_profiles(profiles), as_json=as_json, quiet=quiet)
     output.answer({"profiles": profiles}, lambda _: show_profiles(profiles), as_json=as_json, quiet=quiet)
     return 0
 

@@ -13,6 +13,8 @@ from edge_opt.npu import Figures, Profile, TimeEstimate, Tuning
 
 _FIGURES = ("on NPU", "est. ms", "spill", "fill", "read", "written")
 _MINUTE = 60
+_MEASURING = "optimize"
+"""The stage whose notes are about its estimates, so they are printed with these."""
 _AUXILIARY = (
     "The auxiliary model runs on the CPU: litert-torch would compile only its masks, which LiteRT-LM computes "
     "itself since 0.11. For an older version: --set disable_aux_compilation=false"
@@ -61,11 +63,12 @@ def show_tuning(tuning: Tuning, destination: Path | None) -> None:
 
 
 def show_stage(report: StageReport) -> None:
-    """Print a stage's time and memory on standard error, or "kept" for an earlier result."""
+    """Print a stage's time and memory on standard error, or "reused" for an earlier result."""
     memory = "" if report.peak_bytes is None else f"  {size(report.peak_bytes)} of memory"
-    spent = f"{_time(report.seconds):>8}" if report.made_now else f"{'kept':>8}"
+    spent = f"{_time(report.seconds):>8}" if report.made_now else f"{'reused':>8}"
     line = f"{report.name:<10}{spent}  {size(report.bytes):>10}{memory if report.made_now else ''}"
-    for text in (line, *(f"  {note}" for note in report.notes)):
+    notes = () if report.name == _MEASURING else report.notes
+    for text in (line, *(f"  {note}" for note in notes)):
         output.complain(text)
 
 
@@ -79,7 +82,7 @@ def show_build(result: BuildResult) -> None:
     """Print warnings, each signature's outcome, the quality, the bundle, and the file with the next steps."""
     output.say(*(f"Warning: {warning}" for warning in result.warnings))
     output.say(
-        *(f"{one['signature']}: {one['kept']}, {one['why']}" for one in result.optimized["signatures"])
+        *(f"{one['signature']} kept as {one['kept']}: {one['why']}" for one in result.optimized["signatures"])
     )
     output.say(*result.optimized["notes"], *result.caches["notes"])
     if result.vendor == QUALCOMM and result.settings["compile"].get("disable_aux_compilation"):

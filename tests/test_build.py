@@ -18,7 +18,18 @@ from typing import Any
 import pytest
 from bundles import BLOCK, bundle, model_part
 from cli_runs import DEMO, Captured, Patch, run
-from pretend_stages import COMPILED, FLOAT, QUANTIZED, TOKENIZER, WEIGHTS, Place, Stages, bundle_of, write
+from pretend_stages import (
+    COMPILED,
+    FLOAT,
+    NOTE,
+    QUANTIZED,
+    TOKENIZER,
+    WEIGHTS,
+    Place,
+    Stages,
+    bundle_of,
+    write,
+)
 from text_parser import parse
 
 from edge_opt.base.errors import ModelFormatError, OutputError, UsageError
@@ -110,13 +121,15 @@ def test_the_console_has_stages_warnings_estimates_and_quality(place: Place, cap
     assert "5.00 MiB of memory" in lines[1]
     rows = [line.split() for line in done.out.splitlines()]
     assert len(rows) <= 15
-    assert "prefill_4: converted, 2.0 ms as exported, 1.0 ms as converted" in done.out
+    assert "prefill_4 kept as converted: 2.0 ms as exported, 1.0 ms as converted" in done.out
     assert ["checkpoint", "2", "2.00", "1.000", "-", "-"] in rows
     assert ["converted", "2", "4.00", "2.000", "-", "-"] in rows
     assert ["emulator", "8", "2.44", "1.221", "100.0", "%", "0.2000"] in [row[-7:] for row in rows]
     assert "Held out for evaluation: 3 of 12 prompts, every fifth" in done.out
     assert f"Next steps, with commands for the phone: {place.work / 'NEXT.md'}" in done.out
+    assert again.err.count("  reused  ") == len(lines)
     for told in (done, again):
+        assert (NOTE in told.out, NOTE in told.err) == (True, False)
         assert "\n  put back: metadata\noptimize" in told.err
         assert told.out.startswith("Warning: Perplexity is 2.00 times the checkpoint's, more than 1.05")
     assert {stage["made_now"] for stage in values.json["stages"]} == {False}

@@ -74,10 +74,10 @@ def test_what_is_quicker_is_kept_and_told_with_both_figures(stage: Stage) -> Non
     done = stage(ran(1000, 500), ran(600, 510))
     assert all(site.proof is not None for site in done.conversion.converted)
     assert [str(entry) for entry in done.signatures] == [
-        "prefill_8: converted, estimated 1.000 ms as exported, estimated 0.600 ms as converted (ratio 0.600)",
-        "decode: exported, estimated 0.500 ms as exported, estimated 0.510 ms as converted (ratio 1.020)",
+        "prefill_8 kept as converted: estimated 1.000 ms as exported, estimated 0.600 ms as converted (ratio 0.600)",
+        "decode kept as exported: estimated 0.500 ms as exported, estimated 0.510 ms as converted (ratio 1.020)",
     ]
-    assert "times are of SA8797" in done.summary()
+    assert "times are for SA8797" in done.summary()
     assert stage.grown() == [True, False]
     assert json.loads(json.dumps(done.to_dict()))["signatures"][0]["after"]["time"]["us"] == 600
 
@@ -118,9 +118,9 @@ def test_a_repair_is_kept_although_it_takes_longer() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "kept", "words"),
     [
-        (ran(900, 900), [None] * 2, "exported", "does not compile as converted: .*no room"),
-        ([None] * 2, ran(900, 900), "converted", "does not compile as exported: .*no room"),
-        ([None] * 2, [None] * 2, "converted", "it compiles neither way: .*no room"),
+        (ran(900, 900), [None] * 2, "exported", "the converted one does not compile: .*no room"),
+        ([None] * 2, ran(900, 900), "converted", "the exported one does not compile: .*no room"),
+        ([None] * 2, [None] * 2, "converted", "neither compiles: .*no room"),
     ],
 )
 def test_what_compiles_stays(
@@ -153,8 +153,8 @@ def test_it_is_judged_with_the_flags_that_npu_compile_will_give(stage: Stage) ->
     ("fields", "target", "reason"),
     [
         ({}, "qualcomm-htp", "needs Qualcomm's QNN libraries: give the folder"),
-        ({"backend": "mediatek", "soc_model": "mt6993"}, "mediatek", "no compiler for 'mediatek'"),
-        ({"backend": "GOOGLE", "soc_model": "Tensor_G5"}, "google-tensor", "no compiler for 'GOOGLE'"),
+        ({"backend": "mediatek", "soc_model": "mt6993"}, "mediatek", "not that of 'mediatek'"),
+        ({"backend": "GOOGLE", "soc_model": "Tensor_G5"}, "google-tensor", "not that of 'GOOGLE'"),
     ],
 )
 def test_where_nothing_can_be_measured_what_was_converted_is_kept_and_that_is_said(
@@ -162,9 +162,9 @@ def test_where_nothing_can_be_measured_what_was_converted_is_kept_and_that_is_sa
 ) -> None:
     done = stage(**fields)
     assert done.conversion.target == target
-    assert str(done.signatures[0]) == "prefill_8: converted, not measured"
+    assert str(done.signatures[0]) == "prefill_8 kept as converted: not measured"
     (note,) = done.notes
-    assert note.startswith("nothing was measured, and every conversion is kept: ")
+    assert note.startswith("every conversion is kept, because none could be measured: ")
     assert reason in note
 
 

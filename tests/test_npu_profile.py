@@ -105,7 +105,8 @@ def test_the_libraries_are_found_by_environment_and_without_them_the_error_says_
         find_libraries(tmp_path)
     with pytest.raises(CompilerMissingError, match=r"folder \S+missing does not exist: give the folder of"):
         find_libraries(tmp_path / "missing")
-    assert run(capsys, "profile", model).code == UsageError.exit_code
+    refused = run(capsys, "profile", model)
+    assert (refused.code, len(refused.err.splitlines())) == (UsageError.exit_code, 1)
     for flag in ("foo", "--", "-O2"):
         shown = run(capsys, "profile", model, f"--flag={flag}", "-q")
         assert f"'{flag}' is not a compiler flag" in shown.failed_in_one_sentence(2)
@@ -155,8 +156,8 @@ def judged(model: Path, sdk: Path, chip: str) -> tuple[Figures, tuple[str, ...]]
     ("chip", "judge", "words"),
     [
         ("SA8797", "SA8797", ""),
-        ("SM8550", "SA8775", "SM8550 (Hexagon v73): times are of SA8775 (v73, the same version)"),
-        ("SM8750", "SA8797", "SM8750 (Hexagon v79): times are of SA8797 (v81, the nearest"),
+        ("SM8550", "SA8775", "SM8550 (Hexagon v73): times are for SA8775 (v73, the same version)"),
+        ("SM8750", "SA8797", "SM8750 (Hexagon v79): times are for SA8797 (v81, the nearest"),
         ("SM8850", "SA8797", "the same version"),
     ],
 )

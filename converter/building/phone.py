@@ -46,7 +46,8 @@ def chip_of(name: str) -> tuple[str, str]:
     """The vendor of a chip, as litert-torch's pipeline names it, and the chip; UsageError for an unknown chip."""
     found = find_chip(name)
     if found is None:
-        raise unknown("chip", name.strip(), [chip for chips in VENDORS.values() for chip in chips])
+        error = unknown("chip", name.strip(), [chip for chips in VENDORS.values() for chip in chips])
+        raise UsageError(f"{error}; `adb shell getprop ro.soc.model` asks a phone for its chip")
     return found
 
 

@@ -53,7 +53,7 @@ class Gain(Record):
     why: str
 
     def __str__(self) -> str:
-        return f"{self.signature}: {self.kept}, {self.why}"
+        return f"{self.signature} kept as {self.kept}: {self.why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +140,12 @@ def _compiler(
     is_ours = cfg.backend.strip().lower() == _QUALCOMM
     try:
         if not is_ours:
-            raise CompilerMissingError(f"no compiler for '{cfg.backend}' can be run here")
+            raise CompilerMissingError(f"edge-opt runs Qualcomm's compiler, not that of '{cfg.backend}'")
         find_sdk(sdk)
     except CompilerMissingError as error:
         if is_ours and sdk is not None:
             raise
-        return None, (f"nothing was measured, and every conversion is kept: {error}",)
+        return None, (f"every conversion is kept, because none could be measured: {error}",)
     flags = [flag for flag in configs[MAIN_SECTION].get("flags", ()) if not flag.startswith(_LOG_LEVEL)]
     shares = not getattr(cfg, "disable_weight_sharing", False)
     if shares and not any(flag.startswith(_SHARING) for flag in flags):
@@ -188,17 +188,17 @@ def _gains(
         old, new = before.get(name, Measured(name)), after.get(name, Measured(name))
         converted, why = True, "not measured"
         if name not in rewritten:
-            converted, why = False, "nothing was rewritten in it"
+            converted, why = False, "nothing was rewritten"
         elif old.figures is not None and new.figures is not None:
             converted, why = old.figures.gain(new.figures)
             if not converted and name in repaired:
-                converted, why = True, f"its answers are closer to the checkpoint's, although {why}"
+                converted, why = True, f"more accurate, although not faster; {why}"
         elif old.figures is not None:
-            converted, why = False, f"it does not compile as converted: {new.failure}"
+            converted, why = False, f"the converted one does not compile: {new.failure}"
         elif new.figures is not None:
-            why = f"it does not compile as exported: {old.failure}"
+            why = f"the exported one does not compile: {old.failure}"
         elif new.failure:
-            why = f"it compiles neither way: {new.failure}"
+            why = f"not measured, because neither compiles: {new.failure}"
         yield Gain(name, old.figures, new.figures, "converted" if converted else "exported", why)
 
 

@@ -33,9 +33,9 @@ class Chip:
         judge = self.judge
         if judge is self:
             return ""
-        same = "the same version" if self.hexagon == judge.hexagon else "the nearest that has an estimate"
-        missing = f"the compiler estimates no time for {self.name} (Hexagon v{self.hexagon})"
-        return f"{missing}: times are of {judge.name} (v{judge.hexagon}, {same})"
+        same = "the same version" if self.hexagon == judge.hexagon else "the nearest with an estimate"
+        missing = f"the compiler has no time estimate for {self.name} (Hexagon v{self.hexagon})"
+        return f"{missing}: times are for {judge.name} (v{judge.hexagon}, {same})"
 
 
 CHIPS: Final = {
