@@ -28,7 +28,7 @@ def convert(
         bool, option("If a site is skipped, write nothing and exit 1.", None, "--require-all")
     ] = False,
     skip: Annotated[
-        list[str] | None, expert("Leave out these passes.", "<PASS>", callback=options.split_names)
+        list[str] | None, expert("Skip these passes.", "<PASS>", callback=options.split_names)
     ] = None,
     signatures: options.SignaturesOption = None,
     shapes: options.ShapeOption = None,

@@ -97,7 +97,7 @@ SignaturesOption = Annotated[
 ]
 ShapeOption = Annotated[
     list[str] | None,
-    expert("Static shape for an input of open lengths; repeatable.", "<NAME=1,128,640>", "--shape"),
+    expert("Static shape for an input with open lengths; repeatable.", "<NAME=1,128,640>", "--shape"),
 ]
 FlagOption = Annotated[
     list[str] | None, expert("A flag for the NPU's compiler; repeatable.", "<FLAG>", "--flag")

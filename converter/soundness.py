@@ -112,8 +112,10 @@ def _taken(operator: Operator, labels: _Labels) -> Iterator[_Problem]:
     is_int16 = operator.name == "ADD" and all(tensor.dtype is DType.INT16 for tensor in tensors)
     shifts = is_int16 and all(step > 0 and power_of_two(step) for step in (*steps, result.step))
     if shifts and len({tensor.shape for tensor in tensors[:2]}) > 1:
-        text = "broadcasts, and its three scales are powers of two to a thousandth: LiteRT's kernel for int16"
-        yield ("sum-cannot-broadcast", f"{text} ends the process", _WIDER)
+        text = (
+            "broadcasts, and its three scales are powers of two (within a thousandth): LiteRT's int16 kernel"
+        )
+        yield ("sum-cannot-broadcast", f"{text} aborts the process", _WIDER)
 
 
 def power_of_two(scale: float) -> bool:
@@ -132,7 +134,7 @@ def _only_the_mask(operator: Operator, _: _Labels) -> Iterator[_Problem]:
         is_score = tensor is not None and tensor.producer is not None and products_above([tensor.producer])[0]
         if is_score and _MATTERS < score.largest < step:
             ends = f"without the mask they end at {score.largest:.2g}: they become equal, and attention is uniform"
-            yield ("mask-in-range", f"takes logits in steps of {step:.3g}, but {ends}", _UNMASKED)
+            yield ("mask-in-range", f"has logits in steps of {step:.3g}, but {ends}", _UNMASKED)
 
 
 _LOOKS: Final[dict[str, Callable[[Operator, _Labels], Iterator[_Problem]]]] = {

@@ -40,7 +40,7 @@ def assert_equivalent(
 
 
 def assert_golden(model: ModelLike, path: AnyPath) -> ComparisonReport:
-    """Assert that a model matches a file of `record_golden` or `edge-opt golden record`, and return the report.
+    """Assert that a model matches a file written by `record_golden` or `edge-opt golden record`, and return the report.
 
     Raises:
         AssertionError: outputs differ; the message has one line for each difference.

@@ -229,25 +229,25 @@ SKIPPED: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
         IN_A_COMPOSITE_OF_A_COMPOSITE, "attention may be in a graph that it calls, which is not rewritten",
     ),
     "an operator behind the SOFTMAX that is not followed": (
-        CUMULATED, "the probabilities are not followed through this operator, at CUMSUM",
+        CUMULATED, "the probabilities cannot be followed through this operator, at CUMSUM",
     ),
     "probabilities that an operator takes which nobody can look into": (
         changed("BATCH_MATMUL(%p, -> CUSTOM 'product' (%p,"),
-        "an operator of unknown effect reads the probabilities, at CUSTOM",
+        "an operator with unknown effects reads the probabilities, at CUSTOM",
     ),
     "rows that may be heads, because a mask is repeated for them": (
         FOLDED, "rows of the value product may belong to several heads, at CONCATENATION, tensor 'm'",
     ),
     "logits made by an operator that nobody can look into": (
         changed("BATCH_MATMUL(%q, %k) {adj_y: true} -> CUSTOM 'scores' (%q, %k)"),
-        "the scores are not followed through this operator, at CUSTOM",
+        "the scores cannot be followed through this operator, at CUSTOM",
     ),
     "logits of which one part cannot be followed": (
         changed("  %p: -> %l2: float32[1,4,6,8] = STRIDED_SLICE(%l3, int32{0, 0, 0, 0}, int32{1, 4, 6, 16}, "
                 "int32{1, 1, 1, 2}) %sum: float32[1,4,6,8] = ADD(%l, %l2)\n  %p:", "(%l) -> (%sum)",
                 "  %l: -> %l3: float32[1,4,6,16] = BATCH_MATMUL(%q, %k3) {adj_y: true}\n  %l:",
                 "%v: float32[1,4,8,5] -> %v: float32[1,4,8,5], %k3: float32[1,4,16,5]"),
-        "only plain ranges of a STRIDED_SLICE are followed, at STRIDED_SLICE",
+        "a STRIDED_SLICE can be followed only if it takes plain ranges, at STRIDED_SLICE",
     ),
     "heads that share their logits": (
         changed("%q: float32[1,4, -> %q: float32[1,1,", "%k: float32[1,4, -> %k: float32[1,1,",
@@ -318,7 +318,7 @@ SETTLED = {
     "an outermost axis that may be the batch": (BATCH, "already single-head"),
     "a softmax over classes": (
         "subgraph main (%x: float32[2,10]) { %p: float32[2,10] = SOFTMAX(%x) return %p }",
-        "no value product behind this SOFTMAX: not attention",
+        "no product with values follows this SOFTMAX: not attention",
     ),
     "a router that mixes experts": (
         """subgraph main (%x: float32[1,4,16], %experts: float32[1,3,16]) {
@@ -329,8 +329,8 @@ SETTLED = {
         }""",
         "no product of queries and keys leads to this SOFTMAX: not attention, at FULLY_CONNECTED",
     ),
-    "scores per class": (CLASSES, "no value product behind this SOFTMAX: not attention"),
-    "a gate": (GATE, "no value product behind this SOFTMAX: not attention, at MUL"),
+    "scores per class": (CLASSES, "no product with values follows this SOFTMAX: not attention"),
+    "a gate": (GATE, "no product with values follows this SOFTMAX: not attention, at MUL"),
 }
 
 
@@ -344,8 +344,12 @@ def test_a_softmax_without_several_heads_needs_no_conversion(case: str) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "reason"),
     [
-        ("o", (1, 4, 5, 6), "an operator of unknown effect reads the probabilities, at BATCH_MATMUL"),
-        ("p", (1, 4, 6, 9), "the recorded shapes do not fit, at SOFTMAX (axis 3 is 8, recorded as 9 of 'p')"),
+        ("o", (1, 4, 5, 6), "an operator with unknown effects reads the probabilities, at BATCH_MATMUL"),
+        (
+            "p",
+            (1, 4, 6, 9),
+            "the recorded shapes are inconsistent, at SOFTMAX (axis 3 is 8, recorded as 9 of 'p')",
+        ),
     ],
 )
 def test_a_wrong_recorded_shape_is_not_believed(name: str, shape: tuple[int, ...], reason: str) -> None:

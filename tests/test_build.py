@@ -368,7 +368,7 @@ BAD: dict[str, Change] = {
     "is quantized already: leave": put("in", bundle_of(QUANTIZED.replace("int16", "int8")), "source"),
     "has fixed lengths": lambda place: {"source": write(place.folder / "f.litertlm", FLOAT), "cache": 64},
     "needs a checkpoint and a Qualcomm NPU": options(weights="4-logits", soc="mt6993", sdk=None),
-    "the vocabulary has 99 tokens, of which 16384 stay at 8 bits: use weights='8'": lambda place: {
+    "all 99 tokens would stay at 8 bits, as the first 16384 do: use weights='8'": lambda place: {
         **put(CONFIG, '{"vocab_size": 99}')(place), "weights": "4-logits"},
     "chip 'SM8751' does not exist, did you mean 'SM8750'?": options(soc="SM8751"),
     "weights '4' does not exist, there are: 8": options(weights="4"),
@@ -465,7 +465,7 @@ def test_held_out_text_is_scored_again_when_it_changes_and_none_calibrates(place
     [
         (PROMPTS, {"held_out": "held-out.jsonl"}, "Evaluated on "),
         (PROMPTS, {"source": "float.litertlm"}, "Not evaluated: there is no checkpoint"),
-        ([*PROMPTS[:9], f"{PROMPTS[0]} "], {}, "Not evaluated: 9 different prompts given, and at"),
+        ([*PROMPTS[:9], f"{PROMPTS[0]} "], {}, "Not evaluated: 9 different prompts given, but at"),
         ([*"abcdefghijkl"], {}, "Not evaluated: every fifth prompt is too short"),
         (PROMPTS, {"evaluate": False}, None),
     ],

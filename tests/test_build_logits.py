@@ -72,7 +72,7 @@ def test_an_error_is_made_up_for_by_the_columns_that_follow() -> None:
     ("found", "kept", "message"),
     [
         (model(), ROWS, "all 97 tokens would stay at 8 bits"),
-        (model("%logits: int16[1,1,97] q(0.05, 0) = ADD(%y, %y)"), KEPT, "no logits come from int8 weights"),
+        (model("%logits: int16[1,1,97] q(0.05, 0) = ADD(%y, %y)"), KEPT, "4-bit logits need int8 weights"),
     ],
 )
 def test_what_cannot_be_narrowed_is_refused(found: Model, kept: int, message: str) -> None:

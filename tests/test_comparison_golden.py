@@ -114,7 +114,7 @@ class Trap:
 
 
 def test_a_missing_or_broken_file_is_one_typed_error(recorded: Path, monkeypatch: Patch) -> None:
-    for bound, said in (("_MAX_FILE", "too large"), ("_MAX_UNPACKED", "unpacks to too much")):
+    for bound, said in (("_MAX_FILE", "too large"), ("_MAX_UNPACKED", "unpacks to too many bytes")):
         with monkeypatch.context() as patch:
             patch.setattr(golden, bound, 100)
             with pytest.raises(GoldenError, match=said):

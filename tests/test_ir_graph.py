@@ -221,13 +221,13 @@ def test_effects_keep_their_order() -> None:
     plain, first, second, third = op(x), random("r1", x), random("r2", x), op(x, name="late")
     graph = Subgraph()
     graph.arrange([first, plain, second, third])
-    with pytest.raises(RefusedError, match="would run after another"):
+    with pytest.raises(RefusedError, match="would change the order of side effects"):
         replaced(graph, [first, third], [random("r3", x)])
     assert replaced(graph, [first], [moved := random("r1'", x)]) == [moved, plain, second, third]
     reader = op(plain.output, name="reader")
     graph.arrange([plain, reader, first, second, third])
     needs_the_second = Operator(ADD, [second.output], plain.outputs)
-    with pytest.raises(RefusedError, match="would run after another"):
+    with pytest.raises(RefusedError, match="would change the order of side effects"):
         replaced(graph, [plain, third], [needs_the_second])
 
 

@@ -213,7 +213,7 @@ def test_a_constant_above_some_logits_has_a_condition(
 ) -> None:
     text = of_constant(constant)
     model, report = converted(text, prover)
-    assert (f"equal where the largest open logit of a row is above {bound}" in report.note) is bool(bound)
+    assert (f"equal where the largest unmasked logit of a row is above {bound}" in report.note) is bool(bound)
     mask = np.broadcast_to(np.arange(S) == 0, (1, T, S)).astype("f4")
     values = {"mask": mask, "x": np.full((1, N, T, S), -2100, np.float32)}
     with Worker() as worker:
@@ -233,9 +233,9 @@ def test_a_target_gets_what_float16_holds(constant: str, found: float, prover: R
     """In rows that are masked everywhere SELECT gives the uniform distribution, ADD another one."""
     model, report = converted(of_constant(constant), prover, Target("npu", "", mask_constant=-65472.0))
     assert (added(model), report.proof and str(report.proof.demand)) == (found, "relative 1e-06")
-    bound = "; equal where the largest open logit of a row is above -9896"
+    bound = "; equal where the largest unmasked logit of a row is above -9896"
     told = bound if found == float(constant) else f"the mask constant {float(constant):g} becomes -65472; "
-    least = f"no masked logit is {-found - 104:g} or more above the largest open one"
+    least = f"unless a masked logit is {-found - 104:g} or more above the largest unmasked one"
     for words in (told, least, "rows that are masked everywhere change"):
         assert words in report.note
 

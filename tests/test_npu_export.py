@@ -171,9 +171,12 @@ def test_where_nothing_can_be_measured_what_was_converted_is_kept_and_that_is_sa
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"backend": "qualcom"}, "no target for the vendor 'qualcom', did you mean 'qualcomm'"),
-        ({"compile_configs": "{"}, r"cfg\.compile_configs must be a dict, JSON or a JSON file"),
-        ({"compile_configs": "nowhere.json"}, r"cfg\.compile_configs must be a dict, JSON or a JSON file"),
+        ({"backend": "qualcom"}, "vendor 'qualcom' has no target, did you mean 'qualcomm'"),
+        ({"compile_configs": "{"}, r"cfg\.compile_configs must be a dict, a JSON object or the path of"),
+        (
+            {"compile_configs": "nowhere.json"},
+            r"cfg\.compile_configs must be a dict, a JSON object or the path of",
+        ),
     ],
 )
 def test_a_configuration_that_cannot_be_is_refused(stage: Stage, fields: dict[str, str], words: str) -> None:

@@ -156,7 +156,7 @@ def test_every_form_is_compiled_and_checked_for_the_chip_that_was_asked_for(bare
     ("answers", "reason", "winner", "checked"),
     [
         ({4: figures(100), 1: figures(200)}, "", "as exported", "nothing to check"),
-        ({4: figures(100)}, "", None, "no form has the export's outputs"),
+        ({4: figures(100)}, "", None, "no form gives the export's outputs"),
         ({4: figures(100)}, "a: it crashes", "split", "outputs not checked: as exported, it crashes"),
     ],
 )
@@ -175,7 +175,9 @@ def test_a_form_whose_numbers_are_off_is_listed_and_the_next_one_taken(
 
 
 def test_the_target_of_another_vendor_is_refused() -> None:
-    with pytest.raises(UsageError, match="no compiler for target 'generic' can be run here: give qualcomm"):
+    with pytest.raises(
+        UsageError, match="edge-opt cannot run the compiler of target 'generic': give qualcomm"
+    ):
         tune(DEMO, "generic")
 
 

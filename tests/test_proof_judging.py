@@ -63,10 +63,11 @@ def test_a_demand_is_met_up_to_its_tolerance(demand: Demand, found: Difference, 
         assert proof.ran == tuple(map(Ran, made.found[""]))
 
 
-_ROUNDS = "rounds by shape on optimized kernels"
-_SUMS = f"int16 ADD {_ROUNDS}: results may differ by up to 128 steps (here by"
-_SOFTMAX = f"SOFTMAX with beta {_ROUNDS}: results may differ by up to 1e-06 of their range (here by"
-_ONLY = "on xnnpack kernels only: the others refuse the region alone"
+_ROUNDS = "optimized kernels round {} differently for some shapes"
+_SUMS = f"{_ROUNDS.format('int16 ADD')}: results may differ by up to 128 steps (here by"
+_SOFTMAX = f"{_ROUNDS.format('SOFTMAX with beta')}: results may differ by up to 1e-06 of their range (here by"
+_ONLY = "on xnnpack kernels only: the others cannot run the region on its own"
+_ROUNDED_ALONE = f"{_ONLY}; {_ROUNDS.format('int16 ADD')}, and the reference kernels cannot run it"
 _DIFFERS = "the new region differs"
 _STEPS = (
     "0 of 8 elements, by up to 0 on xnnpack; 1 of 8 elements, by up to 0.5 (3 steps) on reference, "
@@ -97,7 +98,7 @@ _HIGH = (
         (SUM, BITWISE, outcome(off(12.9, 129), SAME), False, None),
         (SUM, BITWISE, outcome(CODES, CODES), True, f"{_SUMS} 0)"),
         (SUM, STEPS, outcome(CODES, CODES), True, ""),
-        (SUM, BITWISE, outcome(CODES), True, f"{_ONLY}; int16 ADD {_ROUNDS}, and the reference kernels cannot run it"),
+        (SUM, BITWISE, outcome(CODES), True, _ROUNDED_ALONE),
         (PLAIN, BITWISE, outcome(off(0.5), untold="output 0 is the same value everywhere"), False, None),
     ],
 )  # fmt: skip

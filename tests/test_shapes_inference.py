@@ -142,11 +142,11 @@ def test_a_composite_that_is_entered_with_another_shape_is_found() -> None:
     first, second = infer_shapes(model)
     assert str(first) == (
         "subgraph 'body', no operator: tensor 'a' is recorded as [2,3], inferred as [2,5]: "
-        "an operator enters with [2,5]"
+        "an operator passes [2,5] to it"
     )
     assert second.reason.endswith("it follows from tensor 'a'")
     (graph, _) = model.subgraphs
-    with pytest.raises(RefusedError, match="is called with"):
+    with pytest.raises(RefusedError, match="but gets"):
         check_operators(graph.operators, model.subgraphs)
     # Made after reading, which refuses it: a subgraph that enters itself.
     graph.operators[0].options = new_table("StableHLOCompositeOptions", decomposition_subgraph_index=0)

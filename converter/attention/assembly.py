@@ -102,9 +102,9 @@ def cancel_transposes(operators: Sequence[Operator], wanted: Container[Tensor]) 
     """The same computation with fewer TRANSPOSEs; `wanted` are the tensors that are read elsewhere.
 
     `(A B)^T = B^T A^T`: a product whose only reader exchanges its last two axes gets its operands and flags exchanged,
-    `BMM(V^T, P, adj_y) -> [.., H, T] -> TRANSPOSE` becomes `BMM(P, V^T, adj_y) -> [.., T, H]`. And a TRANSPOSE of the
-    last two axes under an adjoint flag cancels it: `BMM(P, TRANSPOSE(V), adj_y)` becomes `BMM(P, V)`. The same numbers
-    are multiplied and summed in the same order. Operators without readers stay in the list.
+    `BMM(V^T, P, adj_y) -> [.., H, T] -> TRANSPOSE` becomes `BMM(P, V^T, adj_y) -> [.., T, H]`. An adjoint
+    flag and a TRANSPOSE of the last two axes cancel: `BMM(P, TRANSPOSE(V), adj_y)` becomes `BMM(P, V)`. The same
+    numbers are multiplied and summed in the same order. Operators without readers stay in the list.
     """
     readers = Counter(tensor for operator in operators for tensor in operator.inputs)
     made: dict[Tensor, Operator] = {}

@@ -63,22 +63,22 @@ def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
 def _match(softmax: Operator, operands: OperandFactors) -> Match:
     """The match of a SOFTMAX; raises RefusedError if it is attention of an unknown form."""
     if softmax.shape_error:
-        raise RefusedError("the recorded shapes do not fit", softmax)
+        raise RefusedError("the recorded shapes are inconsistent", softmax)
     products, blocker = _value_products(softmax)
     logits, ends = products_above(producers(softmax))
     if not products:
         if blocker is not None and _is_opaque(blocker):
-            raise RefusedError("an operator of unknown effect reads the probabilities", blocker)
+            raise RefusedError("an operator with unknown effects reads the probabilities", blocker)
         if blocker is not None and logits:
-            raise RefusedError("the probabilities are not followed through this operator", blocker)
-        reason = RefusedError("no value product behind this SOFTMAX: not attention", blocker)
+            raise RefusedError("the probabilities cannot be followed through this operator", blocker)
+        reason = RefusedError("no product with values follows this SOFTMAX: not attention", blocker)
         return NotABlock(softmax, str(reason), is_attention=False)
     if not all(weighing.head_size for weighing in products.values()):
         raise RefusedError("an empty tensor", next(iter(products)))
     if not logits:
         end = next(iter(ends), None)
         if not all(end.name in _PROJECTIONS for end in ends):
-            raise RefusedError("the scores are not followed through this operator", end)
+            raise RefusedError("the scores cannot be followed through this operator", end)
         reason = RefusedError("no product of queries and keys leads to this SOFTMAX: not attention", end)
         return NotABlock(softmax, str(reason), is_attention=False)
     if any(tensor.is_dynamic for one in (softmax, *products, *logits) for tensor in one.outputs):

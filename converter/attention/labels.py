@@ -79,7 +79,7 @@ class OperandFactors:
             tensor = operand.tensor
             per_axis = tensor.quantization is not None and tensor.quantization.is_per_axis
             if operand.pieces > 1 and (tensor.is_blockwise or (per_axis and not tensor.has_numbers)):
-                text = "a tensor with several scales is cut only where its numbers can be read here"
+                text = "a tensor with several scales can be cut only if its numbers can be read"
                 raise RefusedError(text, of.operator, tensor)
         return operands
 
@@ -113,7 +113,7 @@ class OperandFactors:
 def check_recorded(operator: Operator) -> None:
     """Raise RefusedError if an operator's recorded shapes cannot be used."""
     if operator.shape_error:
-        raise RefusedError("the recorded shapes do not fit", operator)
+        raise RefusedError("the recorded shapes are inconsistent", operator)
     if any(tensor and (tensor.is_dynamic or not tensor.has_rank) for tensor in operator.inputs):
         raise RefusedError("a dimension is known only at run time", operator, operator.outputs[0])
 

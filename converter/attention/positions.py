@@ -209,7 +209,7 @@ def _check(operator: Operator) -> None:
         raise RefusedError("its shape is known only at run time", operator)
     read = [tensor for tensor in operator.inputs if tensor is not None and tensor.is_constant]
     if not all(t.has_numbers for t in read) or (operator.name == "TRANSPOSE" and not read):
-        raise RefusedError("it takes numbers that cannot be read here", operator)
+        raise RefusedError("its constants cannot be read", operator)
 
 
 def _in_float(tensor: Tensor) -> Tensor:

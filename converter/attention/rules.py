@@ -144,7 +144,7 @@ def _integers(operator: Operator, index: int) -> list[int]:
     """The numbers of a constant operand such as axes or sizes."""
     tensor = operator.inputs[index]
     if tensor is None or not tensor.has_numbers:
-        raise RefusedError("an operand that steers the operator must be constant", operator, tensor)
+        raise RefusedError("an operand with axes or sizes must be constant", operator, tensor)
     return [int(value) for value in tensor.array().ravel()]
 
 
@@ -170,7 +170,7 @@ class ByAxes(Rule):
     def _own(self, of: Labelled, source: Tensor, places: Places) -> Factored:
         beyond = any(place is not None and not 0 <= place < len(of.factored) for place in places)
         if beyond or len(places) != len(source.shape):
-            raise RefusedError("the recorded shapes do not fit", of.operator, source)
+            raise RefusedError("the recorded shapes are inconsistent", of.operator, source)
         return tuple(self._axis(of, source, axis, place) for axis, place in enumerate(places))
 
     def _axis(self, of: Labelled, source: Tensor, axis: int, place: int | None) -> Axis:
@@ -304,7 +304,7 @@ def _begins(operator: Operator) -> list[int]:
         return begins
     masks = ("ellipsis_mask", "new_axis_mask", "shrink_axis_mask", "offset")
     if set(_integers(operator, 3)) != {1} or any(operator.option(mask) for mask in masks):
-        raise RefusedError("only plain ranges of a STRIDED_SLICE are followed", operator)
+        raise RefusedError("a STRIDED_SLICE can be followed only if it takes plain ranges", operator)
     given = [begin if begin >= 0 else begin + size for begin, size in zip(begins, source.shape, strict=True)]
     is_open = int(operator.option("begin_mask"))
     return [0 if is_open >> axis & 1 else max(begin, 0) for axis, begin in enumerate(given)]
@@ -318,9 +318,7 @@ class Regroup(Rule):
         grouped = fx.regroup(of.factored, source.shape)
         if grouped is None:
             expected = f"a shape that {fx.to_text(of.factored)} refines"
-            raise RefusedError(
-                "the head axis is cut through the middle", of.operator, source, expected, source.shape
-            )
+            raise RefusedError("the operator cuts heads apart", of.operator, source, expected, source.shape)
         return {0: grouped}
 
     def passed_on(self, of: Labelled, head: int) -> int | None:
@@ -337,13 +335,13 @@ class Joining(Rule):
         (axis, cut), count = self._cut(of), len(of.operator.inputs)
         before, whole, after = of.factored[:axis], of.factored[axis], of.factored[axis + 1 :]
         if cut is None and fx.tells_heads(whole):
-            raise RefusedError("the parts that are joined are not the heads", of.operator)
+            raise RefusedError("the joined parts are not the heads", of.operator)
         if of.operator.name == "PACK":
             return dict.fromkeys(range(count), (*before, *after))
         if cut is not None:
             return dict.fromkeys(range(count), (*before, cut[1] or fx.repeated(whole), *after))
         if any(len(of.operator.input(i).shape) <= axis for i in range(count)):
-            raise RefusedError("the recorded shapes do not fit", of.operator)
+            raise RefusedError("the recorded shapes are inconsistent", of.operator)
         sizes = [of.operator.input(index).shape[axis] for index in range(count)]
         return {index: (*before, *fx.plain((size,)), *after) for index, size in enumerate(sizes)}
 
@@ -374,7 +372,7 @@ class Broadcast(Rule):
         ):
             cut = fx.cut_axis(axis, whole // size)
             if cut is None and fx.tells_heads(axis):
-                raise RefusedError("a repeat cuts through the heads", of.operator, source)
+                raise RefusedError("the repeat cuts heads apart", of.operator, source)
             axes.append(fx.plain((size,))[0] if cut is None else cut[1] or fx.repeated(axis))
         return {0: tuple(axes)}
 

@@ -51,7 +51,7 @@ _MOST_SCORED = 512
 """Most characters scored of a prompt: each token is one decode step."""
 _FEWEST, _SHARE = 10, 5
 """Fewest prompts for holding some out; one in this many is held out."""
-_INSTALL_LM = "pip install '.[lm]' in a checkout of edge-opt (a build goes on without it with evaluate=False)"
+_INSTALL_LM = "pip install '.[lm]' in a checkout of edge-opt (with evaluate=False, a build does not need it)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class ModelScore:
 
     `ratio` is its perplexity relative to the reference's on the same tokens, `ratio_error` the standard error.
     `top1_agreement` is the share of tokens for which its most likely token is the reference's, `kl` the mean divergence
-    from the reference in nats; both are None from LiteRT-LM, which does not report them. `on_npu` tells whether the
-    model ran in the NPU's emulator.
+    from the reference in nats; both are None from LiteRT-LM, which does not report them. `on_npu` is True if
+    the model ran in the NPU's emulator.
     """
 
     source: str
@@ -95,8 +95,8 @@ def ratio_of(likelihoods: Sequence[float], reference: Sequence[float]) -> tuple[
 class Evaluation(Record):
     """Scores of the reference, then of the bundles in the given order.
 
-    `prompts` is the number of scored prompts, `skipped` of those longer than the cache. After a build, `note` says
-    which text was scored, or why none was.
+    `prompts` is the number of scored prompts, `skipped` the number of prompts that were too long for the cache.
+    After a build, `note` says which text was scored, or why none was.
     """
 
     models: list[ModelScore]
@@ -135,7 +135,7 @@ def evaluate(
         prompts: JSON lines, as for `edge_opt.build`, not used for calibrating the bundles.
         on: "npu" for the NPU's arithmetic.
         tokens: on the NPU, how many tokens to score in all.
-        compiler: on the NPU, its settings.
+        compiler: settings of the NPU's compiler.
         progress: called with (stage, done, total).
 
     Raises:
@@ -200,7 +200,7 @@ def hold_out(prompts: Sequence[Any]) -> tuple[list[Part], list[Any], str]:
     why_none = "" if parts else "every fifth prompt is too short to be cut in two; give longer ones"
     if len(different) < _FEWEST:
         given = many(len(different), "different prompt")
-        why_none = f"{given} given, and at least {_FEWEST} are needed to hold some out; give more"
+        why_none = f"{given} given, but at least {_FEWEST} are needed to hold some out; give more"
     if why_none:
         return [], [*prompts], why_none
     return parts, [prompt for at, prompt in enumerate(different) if at % _SHARE], ""

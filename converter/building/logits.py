@@ -97,13 +97,15 @@ def narrow_logits(model: Model, moments: Floats, progress: Progress, kept: int =
     products = (_product(signature.outputs) for signature in model.signatures)
     found = dict.fromkeys(product for product in products if product is not None)
     if not found:
-        raise UsageError("no logits come from int8 weights without a bias: use weights='8'")
+        raise UsageError("4-bit logits need int8 weights without a bias: use weights='8'")
     narrowed: dict[int, list[Tensor]] = {}
     for product in found:
         weights = product.input(1)
         rows, hidden = weights.shape
         if rows <= kept:
-            raise UsageError(f"all {rows} tokens would stay at 8 bits, of at most {kept}: use weights='8'")
+            raise UsageError(
+                f"all {rows} tokens would stay at 8 bits, as the first {kept} do: use weights='8'"
+            )
         assert moments.shape == (hidden, hidden)
         key = id(weights.buffer)
         if key not in narrowed:

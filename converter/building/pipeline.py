@@ -51,7 +51,7 @@ _FIXED = {
     "weight_quantization_recipe": "it follows from --weights",
     "quantization_recipe": "it follows from --weights",
     "enable_formatting": "it follows from the tokenizer's chat template",
-    "export_vision_encoder": f"beside it, litert-torch {SUPPORTED} exports no embedder for whole prompts",
+    "export_vision_encoder": f"with it, litert-torch {SUPPORTED} exports no embedder for whole prompts",
 }
 _FILES = ("_path", "_dir", "_litertlm", "_files")
 _DEFAULTS = {"disable_aux_compilation": True, "rotate": True}

@@ -202,6 +202,6 @@ def wording_of(model: Path) -> Wording:
         files = {name: found[key] for name, key in words.items() if key in found}
         if not files:
             raise UsageError(
-                f"{model} has no tokenizer, so no prompt can be calibrated on: export it again with one"
+                f"{model} has no tokenizer, so it cannot read calibration prompts: export it again with one"
             )
         return Wording(make(**files), found.get("chat_template"))

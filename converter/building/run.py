@@ -45,8 +45,8 @@ class BuildResult(Record):
 
     `converted` is the uncompiled bundle in the work folder; `output` is None if nothing was compiled.
     `caches` has the window of sliding layers, their ring buffer's length (None for whole caches), and `notes` on both.
-    `next` tells how to run the bundle here and on a phone; `next_file` is the same as a page. `evaluation` is None if
-    not requested. `warnings` are to be read before the bundle is used. `seconds` is this run's time.
+    `next` has the steps to run the bundle here and on a phone; `next_file` is a page with the same steps. `evaluation`
+    is None if not requested. Read `warnings` before using the bundle. `seconds` is this run's time.
     """
 
     source: str
@@ -105,11 +105,11 @@ def build(
         settings: other fields of litert-torch's `NpuPipelineConfig`, and arguments of its stages.
             `sliding_window_ring_buffer_size` None keeps whole caches; `rotate` False does not rotate the residual
             stream.
-        target: a target's name, or the path of a file as `edge_opt.npu.tune` writes it; None for the vendor's.
+        target: a target's name, or the path of a target file as written by `edge_opt.npu.tune`; None for the vendor's.
         held_out: JSON lines to evaluate with, see `edge_opt.evaluate`; None for every fifth prompt, which is then not
             used for calibration.
         evaluate: compare the uncompiled bundle's perplexity with the checkpoint's.
-        npu_tokens: how many tokens to score in the NPU's emulator too, if it is installed; takes minutes, 0 skips it.
+        npu_tokens: number of tokens to score in the NPU's emulator, if it is installed; takes minutes, 0 skips it.
         overwrite: replace existing outputs.
         progress: called with (stage, done, total).
         on_stage: called when a stage is done.
@@ -217,7 +217,7 @@ def _check_weights(weights: str, given: Given, vendor: str) -> None:
         raise UsageError(f"weights='{weights}' needs a checkpoint and a Qualcomm NPU: use weights='8'")
     if weights != WEIGHTS[0] and given.vocabulary is not None and given.vocabulary <= KEPT_ROWS:
         raise UsageError(
-            f"the vocabulary has {given.vocabulary} tokens, of which {KEPT_ROWS} stay at 8 bits: use weights='8'"
+            f"all {given.vocabulary} tokens would stay at 8 bits, as the first {KEPT_ROWS} do: use weights='8'"
         )
 
 

@@ -54,7 +54,7 @@ def compare(
         b: the model to compare with it.
         on: "cpu" for the runtime's default kernels, or "reference" for its reference kernels.
         signatures: signatures to compare; default: all of both models.
-        seed: decides the inputs.
+        seed: seed of the random inputs.
         atol: `equal` means |a-b| <= atol + rtol*|a|, element by element.
         rtol: see `atol`.
         shapes: sizes for inputs with dynamic lengths in both models, by `NAME` or `signature/NAME`; default: 1.

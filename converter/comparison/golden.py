@@ -212,7 +212,7 @@ def _read(path: Path) -> tuple[_Golden, Arrays]:
             raise _broken(path, "it is too large")
         with zipfile.ZipFile(path) as archive:
             if sum(entry.file_size for entry in archive.infolist()) > _MAX_UNPACKED:
-                raise _broken(path, "it unpacks to too much")
+                raise _broken(path, "it unpacks to too many bytes")
         with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         content = json.loads(arrays.pop(_META).tobytes())

@@ -130,7 +130,7 @@ class Both:
             remarks.append(f"open lengths were run at one size only (--shape gives others): {sizes}")
         retyped = [text for pair in self.pairs.values() for text in pair.retyped]
         if retyped:
-            how = f"of another type in b, given the same real numbers (the first: {retyped[0]})"
+            how = f"with another type in b, given the same real numbers (first: {retyped[0]})"
             remarks.append(f"{many(len(retyped), 'input')} {how}")
         return replace(self.begun, signatures=tuple(found), remarks=tuple(remarks))
 

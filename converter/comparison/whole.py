@@ -80,7 +80,7 @@ class WholeSignature(Record):
     def outcome(self) -> str:
         """Describe how close the outputs were."""
         outputs = self.comparison.outputs
-        text = f"all {many(len(outputs), 'output')} are"
+        text = f"all {len(outputs)} outputs are" if len(outputs) > 1 else "the output is"
         if self.comparison.bitwise:
             return f"{text} bit-identical"
         steps = max((output.steps or 0 for output in outputs), default=0)

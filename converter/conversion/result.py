@@ -194,7 +194,11 @@ def _verified(result: ConversionResult) -> str:
         where = " on the reference kernels" if all("reference" in kernels for kernels in bounded) else ""
         text += f"{where}; {'; '.join(notes)}"
     if result.verified == "full":
-        left_out = f" except {', '.join(result.not_compared)}, meant to change" if result.not_compared else ""
+        left_out = (
+            f" except {', '.join(result.not_compared)}, which a pass changes on purpose"
+            if result.not_compared
+            else ""
+        )
         text += f", and the whole models compared{left_out}"
     return text
 

@@ -41,7 +41,7 @@ _CONFIGS = "litert_lm_npu_compiler.litert_lm_npu_compiler_configs"
 
 @dataclass(frozen=True, slots=True)
 class Gain(Record):
-    """The compiler's figures for an entry point as exported and as converted, which was kept, and why.
+    """The compiler's figures for an entry point as exported and as converted; which version was kept, and why.
 
     Figures are None if nothing was measured.
     """
@@ -85,10 +85,10 @@ def npu_optimize(
     overwrite: bool | None = None,
     progress: Progress | None = None,
 ) -> Optimized:
-    """Convert a quantized bundle for the NPU of `cfg`, verify it, and keep what its compiler rates better.
+    """Convert a quantized bundle for the NPU of `cfg`, verify it, and keep the better version of each entry point.
 
     For Qualcomm's NPUs, each entry point of the prefill/decode model is compiled as exported and as converted, with the
-    flags that `npu_compile` will use, and is kept as exported unless it gains.
+    flags that `npu_compile` will use, and is kept as exported unless the converted one is faster or more accurate.
 
     Args:
         cfg: litert-torch's `NpuPipelineConfig`: reads `backend` and `soc_model` and, if present, `overwrite`,
@@ -108,9 +108,7 @@ def npu_optimize(
     """
     vendor = cfg.backend.strip().lower()
     if target is None and vendor not in TARGETS:
-        raise UsageError(
-            f"there is no target for the vendor '{cfg.backend}', {did_you_mean(vendor, TARGETS)}"
-        )
+        raise UsageError(f"vendor '{cfg.backend}' has no target, {did_you_mean(vendor, TARGETS)}")
     facts, configs = load_target(TARGETS[vendor] if target is None else target), _compile_configs(cfg)
     compiler, notes = _compiler(cfg, configs, sdk)
     replacing = bool(getattr(cfg, "overwrite", False)) if overwrite is None else overwrite
@@ -218,9 +216,11 @@ def _compile_configs(cfg: Any) -> dict[str, Any]:
             given = own.MODEL_SPECIFIC_DEFAULTS.get((cfg.backend, model)) or {}
             given = given or own.GENERIC_DEFAULT_CONFIGS.get(cfg.backend, {})
     except (OSError, ValueError) as error:
-        raise UsageError(f"cfg.compile_configs must be a dict, JSON or a JSON file: {error}") from error
+        raise UsageError(
+            f"cfg.compile_configs must be a dict, a JSON object or the path of a JSON file: {error}"
+        ) from error
     except (ImportError, AttributeError) as error:
-        where = f"this version of litert-torch keeps its compiler's settings elsewhere ({error})"
+        where = f"litert-torch's compiler settings were not found ({error})"
         raise UsageError(f"{where}: set cfg.compile_configs") from error
     return {
         kind: deepcopy(entry) if isinstance(entry, dict) else {"compile": True, "flags": [*entry]}

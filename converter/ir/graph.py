@@ -191,7 +191,7 @@ class Operator:
 
     @property
     def name(self) -> str:
-        """The schema's name, e.g. BATCH_MATMUL; UNTRUSTED with a `shape_error`, so no rule matches the operator."""
+        """The schema's name, e.g. BATCH_MATMUL; UNTRUSTED if there is a `shape_error`, so that no rule matches."""
         return UNTRUSTED if self.shape_error else self.code.name
 
     @property
@@ -201,7 +201,7 @@ class Operator:
 
     @property
     def output(self) -> Tensor:
-        """The output of an operator with exactly one."""
+        """The only output; the operator must have exactly one."""
         assert len(self.outputs) == 1
         return self.outputs[0]
 
@@ -225,7 +225,7 @@ class Operator:
         return copy
 
     def on(self, tensor: Callable[[Tensor], Tensor]) -> Operator:
-        """Return a copy in no subgraph, each of its tensors replaced by `tensor(it)`."""
+        """Return a copy, in no subgraph yet, with each tensor `t` replaced by `tensor(t)`."""
         inputs = [None if t is None else tensor(t) for t in self.inputs]
         outputs, intermediates = map(tensor, self.outputs), map(tensor, self.intermediates)
         copy = Operator(self.code, inputs, tuple(outputs), self.options, self.table, tuple(intermediates))

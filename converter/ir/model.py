@@ -106,7 +106,7 @@ class Model:
     def new_operator(
         self, name: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], **options: object
     ) -> Operator:
-        """A builtin operator in no subgraph, in the version that its types need; KeyError for unknown options."""
+        """A new builtin operator, in no subgraph, of the version that its types need; KeyError for unknown options."""
         kind = KINDS[name]
         fields = None if kind.options is None else new_table(kind.options, **options)
         data = kind.data_operands(inputs)[:1]

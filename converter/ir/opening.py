@@ -33,7 +33,7 @@ def load(source: str | os.PathLike[str] | bytes | Source, *, model: str | None =
         opened = Opened(source) if isinstance(source, str | os.PathLike) else None
         if opened is None or opened.bundle is None:
             what = "what was given" if opened is None else opened.path
-            raise UsageError(f"{what} is not a bundle: leave model={model!r} out")
+            raise UsageError(f"{what} is not a bundle: leave out model={model!r}")
         part = opened.find(model)
         if part is None:
             raise unknown("model", model, [part.kind for part in opened.parts])

@@ -167,7 +167,7 @@ def replaced(
     moving = next((op for op in (*removed, *added) if not is_pure(op, subgraphs)), None)
     effects = [operator for operator in span if not is_pure(operator, subgraphs)]
     if effects and (moving or [operator for operator in order if operator in effects] != effects):
-        text = "its side effect would run after another one that it preceded"
+        text = "it would change the order of side effects"
         raise RefusedError(text, moving or effects[0])
     return [*operators[:first], *order, *operators[last:]]
 

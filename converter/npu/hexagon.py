@@ -101,7 +101,7 @@ class Figures(Record):
         }
 
     def gain(self, after: "Figures") -> tuple[bool, str]:
-        """Return whether `after` (the converted entry point) is better than this one (as exported), and why."""
+        """Return whether `after`, as converted, is better than this one, as exported, and the deciding figures."""
         old, new = self.ranking(), after.ranking()
         off, pieces, time, moved, _ = old
         last = moved if math.inf in (old[time], new[time]) else time
@@ -165,7 +165,7 @@ class Outcome:
     @property
     def ended(self) -> str:
         """The signal that ended the process, if one did."""
-        return processes.killed_by(self.code) or "it does not say why"
+        return processes.killed_by(self.code) or "no reason given"
 
     def figures(self) -> dict[str, int]:
         """The compiler's figures, summed over the graph's partitions; CompilerFailedError if some are missing."""

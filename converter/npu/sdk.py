@@ -139,7 +139,7 @@ def build_probe() -> Path:
         flags = ["-O1", "-shared", "-fPIC", f"-Wl,-soname,{LIBRARY}"]
         done = processes.run([*compiler.split(), *flags, "-o", str(library), str(code), "-ldl"])
         if not library.is_file():
-            reason = (done.stderr.strip().splitlines() or ["it does not say why"])[0][:200]
+            reason = (done.stderr.strip().splitlines() or ["no reason given"])[0][:200]
             raise CompilerMissingError(
                 f"{_PROBE_NEEDS} a C compiler to build a small probe, and `{compiler}` fails: {reason}"
             )

@@ -104,7 +104,7 @@ def tune(
     base, tell = load_target(target), progress or (lambda *_: None)
     if base.name != BASE and base.name in target_names():
         raise UsageError(
-            f"no compiler for target '{base.name}' can be run here: give {BASE}, or a target file of yours"
+            f"edge-opt cannot run the compiler of target '{base.name}': give {BASE}, or your own target file"
         )
     no_probe = find_sdk(compiler.sdk).no_probe
     model = Opened(path).main().model
@@ -243,7 +243,7 @@ def _check(
         if reason.startswith("a: "):
             return f"outputs not checked: as exported, {reason.removeprefix('a: ')}"
         trials[place] = Trial(trial.form, Measured(trial.measured.signature, failure=found.summary()))
-    return "no form has the export's outputs"
+    return "no form gives the export's outputs"
 
 
 def tuned_target(tuning: Tuning, name: str | None = None) -> Target:
@@ -255,7 +255,7 @@ def tuned_target(tuning: Tuning, name: str | None = None) -> Target:
     base, signature = tuning.target, tuning.signature
     if tuning.winner is None:
         raise UsageError(
-            f"no form of target '{base.name}' compiled with the export's outputs: no target to write"
+            f"no form of target '{base.name}' compiles and gives the export's outputs: there is no target to write"
         )
     changed: dict[str, Any] = dict(tuning.changes or {})
     if "form" not in changed:

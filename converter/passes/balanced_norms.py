@@ -20,8 +20,8 @@ class BalancedNorms(Pass):
     """`x + norm(h) * w` -> `x - norm(h) * -w` in some layers: the same real numbers.
 
     Off unless the target asks for it (`norms_round_down`). A kernel that truncates makes each norm half a step too
-    small on average, and these errors add up in the residual stream: after 18 layers of Gemma 3 270M they are 70 times
-    a step of the first. Subtracting a negated norm makes the result half a step too large. Layer by layer, a norm is
+    small on average, and these errors add up in the residual stream: after 18 layers of Gemma 3 270M, to 70 steps of
+    the first layer's norm. Subtracting a negated norm makes the result half a step too large. Layer by layer, a norm is
     negated if the sum of the errors so far, in real numbers, is below zero. CPU kernels round to nearest, so there
     results may differ only for numbers midway between two codes.
     """

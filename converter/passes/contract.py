@@ -160,14 +160,14 @@ def shape_options(inputs: Mapping[str, Tensor]) -> list[str]:
 
 
 class Pass(ABC):
-    """A rewrite that applies at independent sites: each is matched, built, checked, verified, and kept or dropped."""
+    """A rewrite that applies at independent sites: each is matched, built, checked, verified, and kept or reverted."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
     demand: ClassVar[Demand] = Demand()
     """The demand on its rewrites, unless they have their own."""
     repairs: ClassVar[bool] = False
-    """True if it improves answers: its rewrites are kept even if they gain no time."""
+    """True if it makes results more accurate: its rewrites are kept even if they are not faster."""
     repeats: ClassVar[bool] = False
     """True if its rewrites may create further sites, which are then searched for again."""
 

@@ -16,7 +16,7 @@ from edge_opt.schema.reader import MAX_OBJECTS
 class InlineComposites(Pass):
     """A composite stands for its decomposition, but a runtime may have its own kernel for it.
 
-    So both are run, and must agree to 1e-6. Only composites that multiply activations, as attention does, are opened,
+    Both are run, and must agree within 1e-6. Only composites that multiply activations, as attention does, are opened,
     unless the target asks for all. A body's operators are not changed; composites among them are opened in turn.
     """
 

@@ -15,8 +15,8 @@ class MaskBeforeJoin(Pass):
 
     Off unless the target asks for it (`mask_before_join`). The addition is elementwise, and the parts must have the
     quantization of the joined logits, the mask their shape: one that is broadcast over heads takes longer in parts. One
-    part, the cache, must have more columns than all others together. The join must clip nothing, and mask and sum have
-    one scale each. The columns of a mask are cut once for all heads and layers.
+    part, the cache, must have more columns than all others together. The join must clip nothing, and mask and sum must
+    have one scale each. The columns of a mask are cut once for all heads and layers.
     """
 
     name = "mask_before_join"

@@ -39,13 +39,14 @@ _OPPOSITE = {"NOT_EQUAL": "EQUAL", "EQUAL": "NOT_EQUAL"}
 class MaskToAdd(Pass):
     """`softmax(select(m, x, k)) = softmax(x + c*(1-m))`, bit for bit where `x + c == c` for every logit.
 
-    In a row with an open entry, a masked one has probability 0 with `k` and with `c`: `exp` underflows below -104. With
-    `k` that needs an open entry above `k + 104`: if the type holds lower logits, the site's note gives that bound.
-    In a row that is masked everywhere all entries are `c`, and softmax gives the uniform distribution, as with `k`.
+    In a row with an unmasked entry, masked ones have probability 0 with `k` and with `c`: `exp` underflows below -104.
+    With `k`, that needs an unmasked entry above `k + 104`: if the type holds lower logits, the site's note gives that
+    bound. In a row that is masked everywhere, all entries are `c`, and softmax gives the uniform distribution, as with
+    `k`.
 
     Such a row changes in two cases, which are measured and reported. With an infinite `k` it was NaN, and becomes
-    uniform: `-inf * 0` is NaN, and reference kernels clip a sum to finite numbers. And if a target needs a constant
-    that float16 holds, logits do not vanish in the sum, and the row gets the unmasked distribution.
+    uniform: `-inf * 0` is NaN, and reference kernels clip a sum to finite numbers. If a target needs a constant that
+    float16 can hold, logits do not vanish in the sum, and the row gets the unmasked distribution.
 
     Quantized logits get a mask whose masked entries lie below zero by the whole range of the logits, so that the sum is
     always clipped to the lowest code. Adding 0 keeps every code, because the mask's step is twice the logits' step.
@@ -177,18 +178,18 @@ def _notes(constant: float, added: float) -> Iterator[str]:
     if added != constant:
         yield f"the mask constant {constant:g} becomes {added:g}"
         if added == ABSORBING:
-            yield "for a compiler that computes in float16 choose its target, or one with a mask_constant"
-        yield "in a model that is yet to be quantized, a constant that low takes most of the range of the masked logits"
+            yield "for a compiler that computes in float16, choose its target, or one with a mask_constant"
+        yield "in a model that is yet to be quantized, such a low constant takes most of the range of the masked logits"
     if added != ABSORBING:
         least = f"{-added - UNDERFLOW:g}"
-        yield f"equal where no masked logit is {least} or more above the largest open one of its row"
+        yield f"equal unless a masked logit is {least} or more above the largest unmasked one of its row"
     if constant > ABSORBING:
         yield _equal_above(constant)
 
 
 def _equal_above(constant: float) -> str:
     """The condition for results to be equal, if some logits may be below SELECT's constant."""
-    return f"equal where the largest open logit of a row is above {constant + UNDERFLOW:g}"
+    return f"equal where the largest unmasked logit of a row is above {constant + UNDERFLOW:g}"
 
 
 def _in_codes(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite:

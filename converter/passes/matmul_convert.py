@@ -18,7 +18,7 @@ class MatMulConvert(Pass):
     For int16 it is one more, because its kernels multiply by 15-bit numbers.
 
     Legal if the output type equals both operand types (int16 with zero point 0): the interpreter accepts int16
-    operands with int8 output and the reverse, and computes garbage.
+    operands with int8 output and the reverse, but computes wrong numbers.
     """
 
     name = "matmul_convert"
@@ -55,7 +55,7 @@ def _build(context: Context, product: Operator, convert: Operator) -> Rewrite:
     low, high = real_range(between)
     first, last = nearest_codes((low, high), result).tolist()
     is_clipped = (first, last) != code_limits(result)
-    kept = f"the product '{between.name}' was clipped to {low:.4g} .. {high:.4g}; values beyond are kept now"
+    kept = f"the product '{between.name}' was clipped to {low:.4g} .. {high:.4g}; values beyond are now kept"
     return context.rewrite(
         [product, convert],
         [fused],

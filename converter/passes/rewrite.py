@@ -67,7 +67,7 @@ class Rewrite:
     Operators in both lists stay. `demand` overrides the pass's. `note`: what a user should know about the converted
     site. `mask`: the region's mask input, if any. `clipped`: the old region clips its result to these codes, the new
     one does not. `parts`: a result, and the places in it of heads or tiles that the new region computes separately; if
-    two are equal, a run proves nothing. `chosen`: new tensors whose quantization parameters the pass chose. `reference`
+    two are equal, a run shows nothing. `chosen`: new tensors whose quantization parameters the pass chose. `reference`
     replaces the old region in the proof.
     """
 

@@ -11,7 +11,7 @@ from edge_opt.passes.rewrite import Demand
 class UnreadCaches(Pass):
     """A prefill has the last layer's caches as inputs, and reads only that layer's new keys and values.
 
-    ai-edge-quantizer collects no ranges for an input that no operator reads: it stays FLOAT32, where decode's input of
+    ai-edge-quantizer collects no ranges for an input that no operator reads: it stays FLOAT32, while decode's input of
     that name is INT16. LiteRT-LM makes one buffer for both, and fails to start ("Custom allocation is too small"). The
     unread input gets the other one's type and scale. No operator reads it, so no result can change; a caller that
     passes an array for it must pass one of the new type.

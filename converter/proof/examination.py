@@ -196,10 +196,10 @@ def _notes(
 ) -> Iterator[str]:
     """Remarks on kernels that were left out and on optimized kernels that are held to a bound."""
     if len(ran) < len(question.request.kernels):
-        yield f"on {', '.join(ran)} kernels only: the others refuse the region alone"
+        yield f"on {', '.join(ran)} kernels only: the others cannot run the region on its own"
     if not question.rounds_by_shape:
         return
-    note = f"{question.rounds_by_shape} rounds by shape on optimized kernels"
+    note = f"optimized kernels round {question.rounds_by_shape} differently for some shapes"
     if "reference" not in ran:
         yield f"{note}, and the reference kernels cannot run it"
     elif steps is not None:

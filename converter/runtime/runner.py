@@ -97,7 +97,7 @@ class ChildProcess:
             if not self._ready:
                 raise RuntimeUnavailable(
                     f"the LiteRT runtime could not be loaded (the worker process ended with {self._ending(error)}): "
-                    "check the installation of ai-edge-litert, or go on without verification (verify='none')"
+                    "check the installation of ai-edge-litert, or skip verification (verify='none')"
                 ) from None
             if isinstance(error, TimeoutError):
                 raise RuntimeTimedOut(
@@ -150,7 +150,7 @@ class Worker(AbstractContextManager["Worker"]):
         self.close()
 
     def start(self) -> ChildProcess:
-        """The child, started if necessary; it loads the runtime in the background."""
+        """Return the child process, after starting it if necessary; it loads the runtime in the background."""
         if self._process is None:
             self._process = ChildProcess()
         return self._process

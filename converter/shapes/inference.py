@@ -217,7 +217,7 @@ class _Walk:
         recorded = recorded_shape(tensor)
         reason = None if where is None else misfit(shape, recorded)
         if reason is not None and where is not None:
-            reason = reason + source if where else f"an operator enters with {shape_text(shape)}"
+            reason = reason + source if where else f"an operator passes {shape_text(shape)} to it"
             self.report(graph, where, tensor, recorded, shape, reason)
         return reason is not None
 
@@ -225,7 +225,7 @@ class _Walk:
         """Walk a subgraph with a caller's inputs: once for equal inputs, and at most `_MOST_ENTRIES` times."""
         graph = self._model.subgraphs[index]
         if len(inputs) != len(graph.inputs):
-            raise ShapeError(f"it enters subgraph '{graph.name}' with {len(inputs)} inputs")
+            raise ShapeError(f"it passes {len(inputs)} inputs to subgraph '{graph.name}'")
         values = (None if value is None else (value.dtype.str, repr(value.tolist())) for _, value in inputs)
         key = (index, tuple(fact.shape for fact in inputs), *values)
         if key not in self._entered and self._entries[index] < _MOST_ENTRIES:
@@ -250,7 +250,7 @@ def check_operators(operators: Iterable[Operator], subgraphs: Sequence[Subgraph]
         body = subgraphs[index]
         given, expected = [fact.shape for fact in inputs], [recorded_shape(t) for t in body.inputs]
         if given != expected:
-            raise ShapeError(f"subgraph '{body.name}' takes {expected}, and is called with {given}")
+            raise ShapeError(f"subgraph '{body.name}' takes {expected}, but gets {given}")
         return [Fact(recorded_shape(tensor)) for tensor in body.outputs]
 
     steps = (step for operator in operators for step in _steps([operator], {}, enter))

@@ -107,7 +107,7 @@ def _joined_rows(graph: Subgraph, target: Target) -> _Faults:
     source = target.sources.get("largest_joined_rows_bytes")
     remedy = "split the heads, so that no mask is repeated" + (f" ({source})" if source else "")
     for size, count in counts.items():
-        text = f"rows that a CONCATENATION joins go into an ADD ({many(count, 'time')}), {size:,} bytes"
+        text = f"an ADD reads rows that a CONCATENATION joins ({many(count, 'time')}), {size:,} bytes"
         yield "joined-rows", f"{text}, over the limit of {limit:,}: {remedy}"
 
 

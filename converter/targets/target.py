@@ -38,7 +38,7 @@ class LongContext(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Facts about one NPU compiler; unknown facts are omitted, and then neither used nor linted.
+    """Facts about one NPU compiler; unknown facts are omitted, and neither used nor checked.
 
     Rewrites that need a refused operator are reverted, and `inspect --target` reports refusals.
 
@@ -47,7 +47,7 @@ class Target:
         split_signatures: patterns of the entry points that are worth splitting.
         unsplit_types: types of logits for which splitting gains nothing: their attention is skipped.
         split_from_head_size: least head size for which splitting helps; attention with smaller heads is skipped.
-        norm_per_head_from: least head size for one query norm per head, if the form cuts above norms; else cut below.
+        norm_per_head_from: least head size for cutting above norms, if the form does; smaller heads are cut below.
         rows_per_tile: most query rows of a head in one tile.
         mask_before_join: True if the mask is added to each part of the logits before they are joined.
         norms_round_down: True if integer norms truncate; some are then negated, so that the errors cancel.
@@ -60,7 +60,7 @@ class Target:
         refused_operators: names of operators that it refuses.
         accepted_operators: all operators that it accepts, except composites; any other is refused.
         accepted_composites: names of composites that it accepts even if `composites` is False.
-        largest_joined_rows_bytes: largest rows, joined by a CONCATENATION, that an ADD gets right.
+        largest_joined_rows_bytes: most bytes of rows joined by a CONCATENATION that an ADD computes correctly.
         int64, floats, dynamic_shapes, composites: False if it refuses such tensors, dimensions or operators.
         signatures: False if it reads only subgraph 0.
         external_weights: False if it reads only weights inside the flatbuffer; they are written there, under 2 GB.
