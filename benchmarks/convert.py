@@ -1,13 +1,13 @@
-"""`edge-opt convert` against `cp`, flatbuffer_utils and model_utils, in one run: one table of times and peak memory.
+"""Compare `edge-opt convert` with `cp`, flatbuffer_utils and model_utils: one table of times and peak memory.
 
-    benchmarks/convert.py MODEL.tflite... [--peers PYTHON]       on models of yours
-    benchmarks/convert.py --make FOLDER [--peers PYTHON]         on a Gemma3-270M, a 1B and a quantized 1B of random
+    benchmarks/convert.py MODEL.tflite... [--peers PYTHON]       on your models
+    benchmarks/convert.py --make FOLDER [--peers PYTHON]         on a Gemma3-270M, a 1B and a quantized 1B with random
                                                                  weights (1.07, 4.0 and 1.0 GB), made there once
 
-All read the same file from a warm cache and write to the same folder, each right after a `cp` of its own, with the disk
-at rest. The peers read and write a model unchanged, which is less than a conversion does; PYTHON is an interpreter that
-has them (ai-edge-litert, litert-converter). Memory is that of all processes of a tool together. Making the models needs
-the extras `torch` and `quantizer`, 20 GiB and some minutes. Exit status 1 where a bar is missed.
+All read the same file from a warm cache and write to the same folder, each right after its own `cp`, while the disk is
+idle. The other tools read and write a model unchanged, which is less work than a conversion; PYTHON is an interpreter
+that has them (ai-edge-litert, litert-converter). Memory is that of all processes of a tool together. Making the models
+needs the extras `torch` and `quantizer`, 20 GiB and some minutes. The exit status is 1 if a bar is missed.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Time of two models on the CPU, run in turn: what the rewrite costs somebody who has no NPU.
+"""Time two models on the CPU, in turn: what a rewrite costs without an NPU.
 
     python benchmarks/cpu.py BEFORE.tflite AFTER.tflite [--signatures prefill_128,decode] [--threads 1,2] [--runs 10]
 
-Prints ratios AFTER / BEFORE: of the fastest and the median run, the median of the ratios of neighbouring runs, and that
-of processor time, which another process on the machine does not lengthen. Both models stay loaded and take turns, so
-that whatever else the machine does hits both alike; inputs are random and the same.
+Prints ratios AFTER / BEFORE: of the fastest run, of the median run, the median of the ratios of neighbouring runs, and
+that of processor time, which other processes on the machine do not affect. Both models stay loaded and take turns, so
+that other load affects both equally. Inputs are random, and the same for both.
 """
 
 import argparse

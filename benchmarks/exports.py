@@ -1,10 +1,10 @@
-"""Makes the models of exporters whose versions suit no other's, each exporter in an environment of its own.
+"""Make the models of exporters that need their own versions of packages, each in its own environment.
 
     python benchmarks/exports.py FOLDER
-    python benchmarks/exports.py FOLDER --python exports_keras=/path/to/python      (where there is one already)
+    python benchmarks/exports.py FOLDER --python exports_keras=/path/to/python      (to use an existing one)
 
-For each module testdata/exports_*.py an environment is made in FOLDER, and in it the module's models; models that are
-there already stay. benchmarks/families.py measures them.
+For each module testdata/exports_*.py, an environment is made in FOLDER and the module's models are made in it. Existing
+models are not made again. benchmarks/families.py measures them.
 """
 
 import argparse

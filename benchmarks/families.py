@@ -1,17 +1,17 @@
-"""What becomes of every family of attention that exporters write: docs/research/families.csv, from fresh exports.
+"""Convert every family of attention that exporters write: docs/research/families.csv, from fresh exports.
 
     python testdata/make_families.py MODELS [--only NAME ...]       litert-torch, TensorFlow, Keras, JAX
     python benchmarks/exports.py MODELS                             Keras 3, keras-hub, onnx2tf
     python testdata/quantize_model.py a16w8 MODELS/*.tflite         also a8w8, dynamic, int4-blocks
     python benchmarks/families.py MODELS
 
-Each model is converted with every region proved, and compared with the original, whole, on both kernel sets. Rows of
-models that are measured take the place of theirs, others stay. `require_all` is what `convert --require-all` does with
-the model: 0, or 1 where something stays that a conversion should have taken. The last column is read from the written
-file, not from our report: products of two activations and SOFTMAXes that hold more than one matrix of rows (windows of
-a picture, or rows with vectors of their own, are none of heads). A family that its exporter does not write has a row
-with the exporter's last words, from the log that make_families.py left. The run fails where `--require-all` and the
-blocks of a row do not say the same.
+Each model is converted with every region verified, and the whole model is compared with the original on both kernel
+sets. Rows of the measured models are replaced, others stay. `require_all` is the exit code of `convert --require-all`:
+0, or 1 if something was skipped that should have been converted. The last column is read from the written file, not
+from our report: products of two activations, and SOFTMAXes with more than one matrix of rows (except windows of an
+image and rows with their own vectors, which are not heads). A family that its exporter cannot write has a row with the
+exporter's last message, from the log of make_families.py. The run fails if `--require-all` and the blocks of a row
+disagree.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""The campaign of planted faults at the lengths that people ship: what the proof at size catches, and what it misses.
+"""Plant faults in rewrites at real lengths, and count those that verification catches and misses.
 
     python benchmarks/faults.py [--sizes 512/4096,...] [--types float32,int16,int8] [--each 4] [--only TEXT] [--json]
 
-The faults are mutants of the new region (`tests/mutations.py`), at N = 4, K = 2, H = 256. Of two layers that differ
-in their numbers the second is proved as it should be; then the first one is corrupted, and the proof may take its
-structure for one that it knows. What the proof at size misses is run like a small region, in full on both kernel sets
-and on extreme inputs: exit status 1 where that catches it. Tiles have a quarter of the rows.
+The faults are mutants of the new region (`tests/mutations.py`), with N = 4, K = 2, H = 256. Of two layers that differ
+in their numbers, the second is verified unchanged; then the first is mutated, and verification may take it for the
+same structure. Mutants that survive at these lengths are run like a small region, in full on both kernel sets and on
+extreme inputs: the exit status is 1 if that catches one. Tiles have a quarter of the rows.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""The long run of tests/fuzz.py: mutants in a child process, watched from outside for crashes, hangs and memory.
+"""Run tests/fuzz.py for long: mutants in a child process, watched for crashes, hangs and memory.
 
     python benchmarks/fuzz.py --count 1000000 [--seed 0] [--seconds S] [--models DIR ...] [--save DIR] [--only NUMBER]
 
-Prints one summary and every kind of finding with the number of its first mutant; exit status 1 if there are any. The
-seeds are those of the quick tests, and the .tflite files of the given folders: small ones whole, of large ones the
-operators around their SOFTMAXes. Every mutant is read, checked, its shapes derived and its attention matched; of those
-that get so far, one in `--convert-one-in` is converted, written and read again, too. A mutant may take 1 s of processor
-time (10 s where nothing can interrupt it), and 200 MiB of memory.
+Prints one summary, and each kind of finding with the number of its first mutant; the exit status is 1 if there are any.
+The seeds are those of the quick tests and the .tflite files in the given folders: small files whole, and the operators
+around each SOFTMAX of large ones. Each mutant is read and checked, its shapes are inferred and its attention is
+matched; of those that get that far, one in `--convert-one-in` is also converted, written and read again. A mutant may
+take 1 s of processor time (10 s where nothing can interrupt it) and 200 MiB of memory.
 """
 
 import argparse

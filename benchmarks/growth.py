@@ -1,11 +1,11 @@
-"""How the work grows with the layers: a model of 6, 12, 24 and 48, and one of 10,000 operators; nothing is run.
+"""Measure how time grows with layers: models of 6, 12, 24 and 48 layers, and one of 10,000 operators; none is run.
 
     python benchmarks/growth.py [--rounds 5] [--json]
 
 The models are decoders with the operators of an exported Gemma3 layer and one small weight that all layers share, so
-that no time goes into bytes. Measured is what a conversion does to them without proofs, as processor time of this
-process, the least of the rounds: read, match, split and derive shapes, write. Exit status 1 where a bar is missed:
-twice the layers take at most 2.1 times as long, 10,000 operators under 2 s.
+that bytes take no time. Measured is a conversion without verification, as processor time of this process, the least of
+the rounds: read, match, split and infer shapes, write. The exit status is 1 if a bar is missed: twice the layers take
+at most 2.1 times as long, and 10,000 operators under 2 s.
 """
 
 import argparse

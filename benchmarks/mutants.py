@@ -1,12 +1,12 @@
-"""Mutation testing of a sample: what share of small faults in a folder do the tests nearest to them find?
+"""Test a sample of mutations: the share of small faults in a folder that the nearest tests find.
 
     pip install cosmic-ray pytest-cov -e '.[test]'
     python benchmarks/mutants.py converter/proof --tests tests/test_proof_*.py --wider tests/test_convert.py
 
-Works on a copy. First the quick tests run once, with coverage by test. Then `--count` mutants of cosmic-ray are drawn
-uniformly from each folder, and each meets the tests that reach its statement: the quickest first, until one fails. What
-survives them meets the files of `--wider` as a whole. A mutant is killed where a test fails, or runs for ten times as
-long as it should. Annotations and decorators are left alone: nothing that runs depends on them.
+Works on a copy. The quick tests run once, with coverage by test. Then `--count` mutants of cosmic-ray are drawn
+uniformly from each folder, and each is run against the tests that reach its statement, the quickest first, until one
+fails. Survivors are run against all of the `--wider` files. A mutant is killed if a test fails, or takes ten times as
+long as it should. Annotations and decorators are not mutated: nothing that runs depends on them.
 """
 
 import argparse

@@ -1,15 +1,13 @@
-"""What edge-opt gains on a Hexagon NPU, by its compiler's own estimate: one table of time, resumable.
+"""Estimated time on a Hexagon NPU, before and after conversion, by its compiler: one table.
 
     npu.py MODEL.tflite ... [--sdk FOLDER] [--chip SM8850] [--forms] [--jobs N] [--json]
     npu.py --models FOLDER ...                           all models there; `npu_models.py FOLDER` makes them
 
-Every entry point of every model is compiled alone, with the flags of the exporter's own pipeline for NPUs: as exported,
-and as `convert --target qualcomm-htp` rewrites it. `--forms` adds every form that `tune` would try, for who wants to
-know whether the target chose well. Times are of one run of the entry point, in milliseconds with the compiler's bounds,
-of the nearest chip that it estimates time for, with the memory of `--chip`: an ordering, which nobody calibrated on a
-phone. What was compiled before is remembered in the user's cache, so a run that was stopped goes on. Nothing is
-verified here, `convert` does that.
-Exit status 1 where anything takes longer than as exported, or than its bar.
+Every entry point of every model is compiled alone, with the flags of litert-torch's pipeline: as exported, and as
+`convert --target qualcomm-htp` rewrites it. `--forms` adds every form that `tune` would try. Times are ms for one run
+of the entry point, with the compiler's bounds, for the nearest chip with an estimate and the on-chip memory of
+`--chip`. They rank versions; no phone was timed. Nothing is stored between runs, and nothing is verified: `convert`
+does that. The exit status is 1 if an entry point misses its bar, or takes longer than as exported.
 """
 
 import argparse

@@ -1,13 +1,13 @@
-"""Make the models of `benchmarks/npu.py`: real shapes, random weights, through litert-torch's own pipeline for NPUs.
+"""Make the models of `benchmarks/npu.py`: real shapes, random weights, through litert-torch's NPU pipeline.
 
     npu_models.py FOLDER [NAME ...] [--list]
 
-Each becomes FOLDER/NAME.tflite: exported, calibrated and quantized (int16 activations, int8 weights, everything
-integer) as `litert_torch.generative.export_hf.experimental.npu_export` does it for a phone; the model that holds
-prefill and decode. NAME.float32 is the same model as it is before the pipeline quantizes anything. What is there
-already stays, so a run that was stopped goes on; each model is made in a process of its own, in a folder beside it that
-is removed when it is done. The vocabulary is small where the name does not say otherwise: its share is the same before
-and after. Needs the extras `torch`, `quantizer` and `lm`, no network, up to 12 GiB and two to ten minutes a model.
+Each becomes FOLDER/NAME.tflite: the model with prefill and decode, exported, calibrated and quantized (int16
+activations, int8 weights, all integer) by `litert_torch.generative.export_hf.experimental.npu_export`. NAME.float32 is
+the same model before quantization. Existing models are not made again, so an interrupted run can be repeated. Each
+model is made in its own process, in a folder that is removed afterwards. The vocabulary is small unless the name says
+otherwise: its share of the time is the same before and after. Needs the extras `torch`, `quantizer` and `lm`, no
+network, up to 12 GiB, and two to ten minutes per model.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""What proving costs next to running the model: convert against one run of the model's own prefill on two threads.
+"""Compare the time of verification with that of the model: `convert` and the model's own prefill on two threads.
 
     python benchmarks/prefill.py MODEL.tflite... [--json]
 
-For each model, one after the other in one run: `cp` and flush, `edge-opt convert` with its proofs, and one run of the
-longest prefill on two threads (of zeros, which cost these kernels what any numbers cost; loading is not counted). The
-bar is two such runs beyond 1.25 x `cp` + 2 s, and 1 GiB over the interpreter's import. Exit status 1 where a bar is
-missed or a block is left.
+For each model, one after the other in one run: `cp` and flush, `edge-opt convert` with verification, and one run of the
+longest prefill on two threads (on zeros, which take as long as other numbers; loading is not counted). The bar is 1.25
+x `cp` + 2 s + two such prefills, and 1 GiB beyond the interpreter's imports. The exit status is 1 if a bar is missed or
+a block is skipped.
 """
 
 import argparse

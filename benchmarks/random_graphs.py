@@ -1,13 +1,13 @@
-"""Random static graphs of attention, converted and judged by what the interpreter gives.
+"""Convert random static graphs of attention, and compare results in LiteRT's interpreter.
 
     python benchmarks/random_graphs.py [--count 10000] [--seed 0] [--first 0] [--seconds S] [--prove-one-in 1]
 
 The graphs are those of the tests (tests/attention_graphs.py): sizes, types, masks and layouts mixed freely. All passes
-that are held to the same bits run on each, in every form in turn, some with rows in tiles. The judge is not
-`edge_opt.compare`: LiteRT's interpreter runs the original and the converted graph on random and on large numbers, on
-XNNPACK and on the reference kernels, and every byte must be equal (NaN counts as NaN). Prints what became of the
-sites, and each wrong graph by its number: exit status 1 if there are any. A site that stays as it was is not wrong;
-its reason is counted.
+with bit-identical results run on each, in every form in turn, some with tiles of rows. Results do not come from
+`edge_opt.compare`: the interpreter runs the original and the converted graph on random and on large numbers, on XNNPACK
+and on the reference kernels, and every byte must be equal (NaN equals NaN). Prints the outcomes of the sites, and the
+number of each wrong graph: the exit status is 1 if there are any. A skipped or reverted site is not wrong; its reason
+is counted.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""What `edge-opt build` makes of a real checkpoint: the figures at the head of README, a row for each `--weights`.
+"""Run `edge-opt build` on a real checkpoint: the figures at the top of README, a row for each `--weights`.
 
     python benchmarks/real.py CHECKPOINT --prompts calibration.jsonl --held-out held.jsonl
                               [--weights 8 4-logits] [--soc SM8750] [--sdk DIR] [--work DIR] [--json]
 
-CHECKPOINT is a Hugging Face folder; `testdata/make_checkpoint.py` makes one with random weights. Builds with the
-defaults, evaluation included. What an earlier run left in DIR is kept, and its time with it. Needs the extras `build`
-and `lm`, Qualcomm's libraries and some 12 GiB, no network.
+CHECKPOINT is a Hugging Face folder; `testdata/make_checkpoint.py` makes one with random weights. The builds use the
+default settings and include the evaluation. Results of an earlier run in DIR are reused, with their times. Needs the
+extras `build` and `lm`, Qualcomm's libraries and about 12 GiB, no network.
 """
 
 import argparse

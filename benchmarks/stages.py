@@ -1,9 +1,9 @@
-"""Where the time of one conversion goes, stage by stage.
+"""Time one conversion, stage by stage.
 
     python benchmarks/stages.py MODEL.tflite [--verify none] [--json]
 
-Times are exclusive: what a stage calls and is listed itself counts there. The proof's worker loads the runtime while
-the model is read, so `prove` is only what the conversion waits for it.
+Times are exclusive: a listed stage that another one calls counts only for itself. The worker of the verification loads
+the runtime while the model is read, so `prove` is only the time that the conversion waits for it.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""`python -m edge_opt` is the command line; the only place in the library that knows of it."""
+"""Runs the command line for `python -m edge_opt`; no other module of the library imports it."""
 
 import sys
 

@@ -48,7 +48,7 @@ _PROMPTS, _MOST_READ = 5, 120
 _LONG, _JOINT = 2.25, "\n\n"
 """Characters of a long prompt per cache position: over half as many tokens, in most texts."""
 _MOST_SCORED = 512
-"""Most characters scored of a prompt: each token is one decode step."""
+"""Most characters to score per prompt: each token is one decode step."""
 _FEWEST, _SHARE = 10, 5
 """Fewest prompts for holding some out; one in this many is held out."""
 _INSTALL_LM = "pip install '.[lm]' in a checkout of edge-opt (with evaluate=False, a build does not need it)"

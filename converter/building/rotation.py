@@ -90,7 +90,7 @@ def _load(torch: Any, source: Path) -> Any:
     for name, weight in model.state_dict().items():
         if not torch.isfinite(weight).all():
             raise UsageError(
-                f"{source}: '{name}' holds NaN or infinity, as after diverged training: give an earlier checkpoint"
+                f"{source}: '{name}' holds NaN or infinity, as when training diverges: give an earlier checkpoint"
             )
     return model.eval()
 

@@ -304,7 +304,7 @@ def _evaluated(
     if not score.kl <= WORST_KL:  # NaN, too
         result.warnings.append(
             f"In the NPU's emulator the answers are far from the checkpoint's: mean KL divergence {score.kl:.2f} nats, "
-            f"more than {WORST_KL}: check `edge-opt evaluate --on npu` with more tokens before releasing the bundle"
+            f"more than {WORST_KL}: run `edge-opt evaluate --on npu` with more tokens before releasing the bundle"
         )
     return replace(found, models=[*found.models, score])
 

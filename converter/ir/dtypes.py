@@ -112,7 +112,7 @@ class Quantization:
         return len(self.scale) > 1
 
     def real(self, stored: float) -> float:
-        """The real value of a stored number, by the first scale and zero point."""
+        """The real value of a stored number, with the first scale and zero point."""
         return (stored - int(self.zero_point[0])) * float(self.scale[0])
 
     def along(self, dimension: int, places: NDArray[np.integer] | slice = slice(None)) -> Quantization:

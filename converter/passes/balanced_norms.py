@@ -27,7 +27,7 @@ class BalancedNorms(Pass):
     """
 
     name = "balanced_norms"
-    summary = "negates some norms in front of residual sums, so that the NPU's rounding errors cancel"
+    summary = "negates some norms before residual sums, so that the NPU's rounding errors cancel"
     repairs = True
     demand = Demand("steps", 2)
 

@@ -11,7 +11,7 @@ from edge_opt.passes.rewrite import Rewrite
 
 
 class MaskBeforeJoin(Pass):
-    """In front of a SOFTMAX: `CONCAT(old, new) + mask` -> `CONCAT(old + mask[.., :S], new + mask[.., S:])`.
+    """Before a SOFTMAX: `CONCAT(old, new) + mask` -> `CONCAT(old + mask[.., :S], new + mask[.., S:])`.
 
     Off unless the target asks for it (`mask_before_join`). The addition is elementwise, and the parts must have the
     quantization of the joined logits, the mask their shape: one that is broadcast over heads takes longer in parts. One
@@ -33,7 +33,7 @@ class MaskBeforeJoin(Pass):
 
 
 def _join_above(context: Context, addition: Operator) -> Operator | None:
-    """The CONCATENATION of logits along their columns that only this ADD reads, in front of a SOFTMAX; else None."""
+    """The CONCATENATION of logits along their columns that only this ADD reads, before a SOFTMAX; else None."""
     if addition.name != "ADD" or [reader.name for reader in addition.outputs[0].consumers] != ["SOFTMAX"]:
         return None
     for joined, mask in (addition.inputs, addition.inputs[::-1]):

@@ -70,7 +70,7 @@ class MaskToAdd(Pass):
 
 @dataclass(frozen=True, slots=True)
 class MaskedSoftmax:
-    """A SELECT in front of a SOFTMAX: `logits` where open, `constant` where masked.
+    """A SELECT before a SOFTMAX: `logits` where not masked, `constant` where masked.
 
     `masked_when`: the value of `condition` that masks an entry; `path`: the rearrangements between the two operators.
     """

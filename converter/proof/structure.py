@@ -1,4 +1,4 @@
-"""Which regions are alike but for their numbers: of those, only one has to be run."""
+"""Finds regions that differ only in numbers: of these, only one has to be run."""
 
 from collections.abc import Hashable
 from copy import deepcopy

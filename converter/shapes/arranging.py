@@ -253,7 +253,7 @@ def gather(call: Call) -> Results:
     axis = call.axis(call.number("axis"), len(shape))
     batch = batch + len(indices) if batch < 0 else batch
     fits = 0 <= batch <= min(axis, len(indices)) and may_be_alike(shape[:batch], indices[:batch])
-    call.expect(fits, f"equal batch axes in front of axis {axis}, {batch} by its batch_dims")
+    call.expect(fits, f"equal batch axes before axis {axis}, {batch} by its batch_dims")
     return [(*shape[:axis], *indices[batch:], *shape[axis + 1 :])]
 
 

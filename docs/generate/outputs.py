@@ -1,4 +1,4 @@
-"""What commands print, run while the site is built, on the bundled tiny Gemma3 as `gemma.tflite` and converted."""
+"""Output of commands, run while the site is built, on the bundled tiny Gemma3 as `gemma.tflite` and converted."""
 
 import shlex
 import shutil
@@ -19,7 +19,7 @@ class Outputs:
         shutil.copy(TESTDATA / "demo_gemma3.tflite", Path(self._folder.name) / "gemma.tflite")
 
     def of(self, command: str) -> str:
-        """What a command prints, as a block of text; the build fails where the command does."""
+        """The output of a command as a block of text; if the command fails, so does the build."""
         if "gemma.opt.tflite" in command and not (Path(self._folder.name) / "gemma.opt.tflite").exists():
             self.of("convert gemma.tflite")
         ran = subprocess.run(

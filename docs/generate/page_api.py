@@ -21,7 +21,7 @@ _TITLES = {
 
 
 def section(path: str) -> str:
-    """What `path` names: a function, a class with its public members, or the public names of a module."""
+    """The section for `path`: a function, a class with its public members, or the public names of a module."""
     target = _find(path)
     if isinstance(target, ModuleType):
         own = [(name, entry) for name, entry in vars(target).items() if _is_public(name, entry, target)]
@@ -30,7 +30,7 @@ def section(path: str) -> str:
 
 
 def _find(path: str) -> Any:
-    """What a dotted path names: a module, or something in the longest module that it begins with."""
+    """The object at a dotted path: a module, or a member of the longest module that the path begins with."""
     try:
         return importlib.import_module(path)
     except ModuleNotFoundError:

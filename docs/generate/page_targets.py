@@ -24,13 +24,13 @@ def sections() -> str:
 
 
 def meanings() -> str:
-    """What a target file may say, from the documentation of `Target`."""
+    """The keys of a target file, from the documentation of `Target`."""
     rows = [f"| `{name}` | {_shown(default)} | {meaning} |" for name, default, meaning in facts()]
     return "\n".join(["| fact | default | meaning |", "|---|---|---|", *rows])
 
 
 def facts() -> list[tuple[str, Any, str]]:
-    """What a target may state: name, default and meaning."""
+    """A row for each fact: name, default and meaning."""
     known = _documented()
     return [
         (entry.name, None if entry.default is MISSING else entry.default, known.get(entry.name, ""))
@@ -40,7 +40,7 @@ def facts() -> list[tuple[str, Any, str]]:
 
 
 def _documented() -> dict[str, str]:
-    """What the class's docstring says of each fact: lines `name: meaning`, or `name, name: meaning`."""
+    """The meaning of each fact in the class's docstring, from lines `name: meaning` or `name, name: meaning`."""
     known = {entry.name for entry in fields(Target)}
     found: dict[str, str] = {}
     for line in inspect.getdoc(Target).splitlines():  # type: ignore[union-attr]
