@@ -1,4 +1,4 @@
-"""The page of the shape rules: which operators have one, what it derives and where it comes from."""
+"""The page of shape rules: the operators with one, the inferred shape, and the source."""
 
 from edge_opt.ir.operators import BUILTIN_OPERATORS
 from edge_opt.shapes.rules import RULES
@@ -6,13 +6,13 @@ from edge_opt.shapes.rules import RULES
 _NOT_HELD = "rare in language models"
 _WHY_NOT = {
     "CONCAT_EMBEDDINGS": "no kernel defines it",
-    "CALL": "its subgraph says",
-    "STABLEHLO_COMPOSITE": "its decomposition says",
-    "CUSTOM": "its kernel is the user's own",
+    "CALL": "inferred from its subgraph",
+    "STABLEHLO_COMPOSITE": "inferred from its decomposition",
+    "CUSTOM": "a kernel from the user",
     "DELEGATE": "made by the runtime, never stored",
-    "PLACEHOLDER_FOR_GREATER_OP_CODES": "a marker of the file format, no operator",
+    "PLACEHOLDER_FOR_GREATER_OP_CODES": "a marker of the file format, not an operator",
     "STABLEHLO_CASE": _NOT_HELD,
-    "STABLEHLO_CUSTOM_CALL": "its kernel is the user's own",
+    "STABLEHLO_CUSTOM_CALL": "a kernel from the user",
     "STABLEHLO_PAD": _NOT_HELD,
     "STABLEHLO_REDUCE_WINDOW": _NOT_HELD,
     "STABLEHLO_RNG_BIT_GENERATOR": _NOT_HELD,
@@ -33,8 +33,8 @@ def table() -> str:
     reasons = [f"- {', '.join(names)}: {why}." for why, names in missing.items()]
     without = len(BUILTIN_OPERATORS) - len(RULES)
     counts = f"{len(BUILTIN_OPERATORS)} operators: {len(RULES)} have a rule, {without} have none."
-    head = ["| operators | what is derived | source in TFLite's kernels |", "| --- | --- | --- |"]
-    rest = "Of other operators nothing is derived, and readers of their results use the recorded shapes:"
+    head = ["| operators | rule | source in TFLite's kernels |", "| --- | --- | --- |"]
+    rest = "Other operators have no rule; their results keep the recorded shapes:"
     return "\n".join([counts, "", *head, *lines, "", rest, "", *reasons])
 
 
