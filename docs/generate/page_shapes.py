@@ -34,7 +34,7 @@ def table() -> str:
     without = len(BUILTIN_OPERATORS) - len(RULES)
     counts = f"{len(BUILTIN_OPERATORS)} operators: {len(RULES)} have a rule, {without} have none."
     head = ["| operators | rule | source in TFLite's kernels |", "| --- | --- | --- |"]
-    rest = "Other operators have no rule; their results keep the recorded shapes:"
+    rest = "Other operators have no rule. Unless noted, their results keep the recorded shapes:"
     return "\n".join([counts, "", *head, *lines, "", rest, "", *reasons])
 
 
