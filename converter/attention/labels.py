@@ -120,7 +120,7 @@ def check_recorded(operator: Operator) -> None:
 
 @dataclass(slots=True)
 class Trace:
-    """The way of the head label from the merged heads up to the products of queries and keys.
+    """The path of the head label from the merged heads up to the products of queries and keys.
 
     `products` are the value products and `logits` the products of queries and keys, with the factors of their results.
     `core` are the operators from `logits` on, `refusal` the first reason why the label was not followed further.

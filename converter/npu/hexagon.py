@@ -204,7 +204,7 @@ class Outcome:
 class Compiler:
     """The Hexagon compiler's settings, as plain values.
 
-    `chip` is the compiler's name of the chip, `flags` are such as `--qualcomm_optimization_level=O2`. `sdk` is the
+    `chip` is the compiler's name for the chip, `flags` are such as `--qualcomm_optimization_level=O2`. `sdk` is the
     folder with Qualcomm's libraries; None takes it from EDGE_OPT_QNN or QNN_SDK_ROOT.
     """
 

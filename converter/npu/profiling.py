@@ -58,7 +58,7 @@ def profile(path: AnyPath, compiler: Compiler = Compiler()) -> Profile:
 
     Args:
         path: a .tflite model, or a bundle (its prefill/decode model is used).
-        compiler: its settings.
+        compiler: settings of the NPU's compiler.
 
     Raises:
         UsageError: the compiler does not know the chip.

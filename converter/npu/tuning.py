@@ -37,7 +37,7 @@ Changes = Mapping[str, Any] | None
 
 @dataclass(frozen=True, slots=True)
 class Trial(Record):
-    """One compiled form; it has failed, too, if its outputs in the emulator are wrong."""
+    """One compiled form; wrong outputs in the emulator count as a failure, too."""
 
     form: str
     measured: Measured
@@ -89,7 +89,7 @@ def tune(
     Args:
         path: a .tflite model as exported, or a bundle (its prefill/decode model is used).
         target: the target to vary: qualcomm-htp, or your own target (or its file).
-        compiler: its settings.
+        compiler: settings of the NPU's compiler.
         signature: the entry point to tune for; default: the one with the largest attention block.
         jobs: number of parallel trials; default: the number of idle cores.
         executor: a `concurrent.futures` executor that runs the trials instead, also on a cluster; its workers need

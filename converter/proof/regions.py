@@ -30,7 +30,7 @@ class RegionProver(AbstractContextManager["RegionProver"]):
 
     Args:
         model: the model's name, for messages.
-        seed: decides the inputs.
+        seed: seed of the random inputs.
 
     A run may take a minute plus the time that its multiply-adds take on a very slow machine.
     """
