@@ -57,7 +57,7 @@ def test_sections_are_found_with_what_they_are_for(file: Path) -> None:
     for name in ("aux", "prefill"):
         with pytest.raises(UsageError, match=r"model '\w+' does not exist"):
             load(file, model=name)
-    with pytest.raises(UsageError, match="is not a bundle: leave model='aux' out"):
+    with pytest.raises(UsageError, match="is not a bundle: leave out model='aux'"):
         load(DEMO, model="aux")
 
 
