@@ -84,8 +84,8 @@ def _checkpoint(path: Path) -> Given:
     if quantized:
         method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
         raise UsageError(
-            f"{path} is quantized already ({method}, as its {_CONFIG} says), but litert-torch exports only float only: "
-            f"give the checkpoint that it was made from"
+            f"{path} is quantized already ({method}, as its {_CONFIG} says), but litert-torch exports only float "
+            f"checkpoints: give the one that it was made from"
         )
     if not any((path / name).is_file() for name in _TOKENIZERS):
         raise UsageError(f"{path} has no {_TOKENIZERS[0]} or {_TOKENIZERS[1]}: copy it from the base model")
