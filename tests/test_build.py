@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from bundles import BLOCK, bundle, model_part
+from bundles import BLOCK, GENERIC, bundle, model_part
 from cli_runs import DEMO, Captured, Patch, run
 from pretend_stages import (
     COMPILED,
@@ -491,6 +491,11 @@ def test_sections_that_a_stage_loses_are_put_back_where_they_were(tmp_path: Path
     assert keep_sections(before, after) == ["LlmMetadataProto", "vision_encoder"]
     assert after.read_bytes()[BLOCK:] == bundle_of(QUANTIZED, (5, {}, b"meta"), vision)[BLOCK:]
     assert keep_sections(before, after) == []
+    other = (GENERIC, {"name": "words"}, b"more")
+    write(before, FLOAT, other)
+    after.write_bytes(bundle([model_part("prefill_decode", to_bytes(parse(QUANTIZED))), TOKENIZER]))
+    assert keep_sections(before, after) == ["GenericBinaryData"]
+    assert after.read_bytes()[BLOCK:] == bundle_of(QUANTIZED, other)[BLOCK:]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """Checks that a bundle's sections survive the stages, and restores lost ones."""
 
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from edge_opt.ir import Model, load
 from edge_opt.ir.opening import CALL, MAIN_SECTION, is_compiled
 from edge_opt.schema.data import Source
-from edge_opt.schema.litertlm import Section, read_bundle
+from edge_opt.schema.litertlm import Bundle, Section, read_bundle
 from edge_opt.schema.reader import read_model
 from edge_opt.schema.table import ENUMS
 
@@ -19,13 +21,14 @@ def keep_sections(before: Path, after: Path) -> list[str]:
     Rewrites `after` as `before` with the stage's models, so order, metadata and other sections are kept.
     """
     whole, written = read_bundle(before), read_bundle(after)
-    places = {_key(section): index for index, section in enumerate(written.sections)}
-    lost = [name(section) for section in whole.sections if _key(section) not in places]
+    places = {key: index for index, key in enumerate(_keys(written))}
+    kept = [(section, places.get(key)) for section, key in zip(whole.sections, _keys(whole), strict=True)]
+    lost = [name(section) for section, place in kept if place is None]
     if lost:
         models = {
-            index: read_model(written.content(places[_key(section)]))
-            for index, section in enumerate(whole.sections)
-            if section.is_model and _key(section) in places
+            index: read_model(written.content(place))
+            for index, (section, place) in enumerate(kept)
+            if section.is_model and place is not None
         }
         made = after.with_name(f"{after.stem}_whole{after.suffix}")
         whole.write(models, made, overwrite=True)
@@ -40,7 +43,7 @@ def faults(before: Path, after: Path) -> list[str]:
     same signatures. All other sections must have the same bytes in the same order.
     """
     old, new = read_bundle(before), read_bundle(after)
-    if [*map(_key, old.sections)] != [*map(_key, new.sections)]:
+    if [*_keys(old)] != [*_keys(new)]:
         was, now = (", ".join(map(name, bundle.sections)) for bundle in (old, new))
         return [f"its sections are {now}, expected {was}"]
     sentences = []
@@ -81,8 +84,13 @@ def name(section: Section) -> str:
     return section.model_type or _KINDS.get(section.data_type, f"section of type {section.data_type}")
 
 
-def _key(section: Section) -> tuple[int, str]:
-    return section.data_type, section.model_type
+def _keys(bundle: Bundle) -> Iterator[tuple[int, str, int]]:
+    """Each section's type, purpose, and number among those of the same type and purpose."""
+    seen: Counter[tuple[int, str]] = Counter()
+    for section in bundle.sections:
+        kind = section.data_type, section.model_type
+        yield *kind, seen[kind]
+        seen[kind] += 1
 
 
 def _same(a: Source, b: Source) -> bool:
