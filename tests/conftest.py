@@ -2,12 +2,13 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
-from pretend_npu import pretend
+from cli_runs import NO_ATTENTION, written
+from pretend_npu import Compilers, pretend
 from pretend_stages import Place
 
 from edge_opt.npu.sdk import SDK_VARIABLES
@@ -36,8 +37,13 @@ def place(tmp_path: Path) -> Place:
 
 
 @pytest.fixture
-def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Puts a program in the place of LiteRT's tool; the folder to give as --sdk."""
+def model(tmp_path: Path) -> Path:
+    """A file without attention."""
+    return written(tmp_path, NO_ATTENTION)
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compilers:
     return partial(pretend, tmp_path, monkeypatch)
 
 

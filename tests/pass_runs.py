@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from text_parser import parse
@@ -11,6 +12,9 @@ from edge_opt.ir.refusal import RefusedError
 from edge_opt.passes import PASSES, Context, Demand, Pass, Proof, Prover, Rewrite, Site, run_pass
 from edge_opt.targets import Target, load_target
 
+TESTDATA = Path(__file__).parent.parent / "testdata"
+SELECT_PAGE = (TESTDATA / "reference_select.txt").read_text()
+"""The reference page's graph of three blocks that SELECT masks."""
 INLINING = replace(load_target("generic"), inline_composites=True)
 """Opens every composite."""
 

@@ -4,6 +4,7 @@ import json
 import os
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -16,6 +17,9 @@ TAKEN = "Partitioned subgraph<0>, selected 2 ops, from a total of 2 ops. resulte
 FIGURES = "spill_bytes=0\nfill_bytes=0\nwrite_total_bytes=16\nread_total_bytes=40\nfinalize_runlist: in_runlist=3, x\n"
 EVENTS = {2017: 1, 2019: 1200, 2020: 900, 2021: 1400}
 EVENTS_OF_US = (2019, 2020, 2021)
+
+Compilers = Callable[[str], Path]
+"""Puts a program in the place of LiteRT's tool; the folder to give as --sdk."""
 
 # Writes its arguments down, gives the answer of its call or chip, and runs what folders are named in the emulator.
 TOOL = """

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from ai_edge_litert.interpreter import Interpreter
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, Patch, written
+from pass_runs import SELECT_PAGE
 from schema_models import plain, unpack, values
 from text_parser import parse
 
@@ -24,7 +25,6 @@ from edge_opt.schema import Data, read_model
 from edge_opt.shapes import infer_shapes
 from edge_opt.targets import load_target
 
-TESTDATA = Path(__file__).parent.parent / "testdata"
 DEMOS = [DEMO, QUANTIZED]
 Done = tuple[Path, ConversionResult]
 
@@ -225,8 +225,7 @@ def test_an_output_that_exists_is_refused_before_any_work(tmp_path: Path, monkey
 def test_sites_of_a_pass_with_the_same_outcome_share_a_line_skipped_ones_first(tmp_path: Path) -> None:
     target = tmp_path / "mine.toml"
     target.write_text('name = "mine"\nsummary = "x"\nsplit_signatures = ["other"]\n')
-    text = (TESTDATA / "reference_select.txt").read_text()
-    result = convert(to_bytes(parse(text)), target=str(target))
+    result = convert(to_bytes(parse(SELECT_PAGE)), target=str(target))
     _, skipped, *converted = result.summary().splitlines()
     assert skipped.startswith(
         "  3 more sites of mha_to_sha skipped (main#0, main#1, main#2): target 'mine' gains nothing"

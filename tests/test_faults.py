@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from fault_graphs import JOINED_LOGITS, PARAMETERS, attention
 from mutations import KINDS, mutants, sampled, survives_checks
-from pass_runs import rewrites_of
+from pass_runs import TESTDATA, rewrites_of
 from text_parser import parse
 
 from edge_opt.passes import PASSES
@@ -18,7 +17,6 @@ from edge_opt.targets import Target
 _EACH = 4  # mutants of each kind in each graph
 _SEEDS = range(1, 5)
 GENERIC = Target("generic", "")
-TESTDATA = Path(__file__).parent.parent / "testdata"
 CASES = {
     **{f"attention {dtype}": (attention(dtype), "mha_to_sha", GENERIC) for dtype in PARAMETERS},
     "tiled float32": (attention("float32"), "mha_to_sha", replace(GENERIC, rows_per_tile=2)),

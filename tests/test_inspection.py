@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from bundles import bundle, model_part
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, Captured, run, state, written
+from pass_runs import SELECT_PAGE
 from text_parser import parse
 
 from edge_opt import convert, load
@@ -160,8 +161,7 @@ def test_every_operator_of_a_block_says_what_becomes_of_it(tmp_path: Path) -> No
     assert grown == 186 - 122, "as the whole signature grows"
     names = Counter(operator(DEMO, "prefill_8", place).name for place in data["prefill_8"]["results"])
     assert (names["SOFTMAX"], names["BATCH_MATMUL"], names["FULLY_CONNECTED"]) == (2, 8, 0)
-    text = (Path(__file__).parents[1] / "testdata" / "reference_select.txt").read_text()
-    twice = texts(inspect(parse(text)).node_data)
+    twice = texts(inspect(parse(SELECT_PAGE)).node_data)
     assert twice["converted by mask_to_add #2: 4 operators become 6"] == 4, (
         "the first pass of an operator counts"
     )

@@ -1,12 +1,11 @@
 """A softmax masked by SELECT gets one additive mask: where that is exact, where it is refused, what is measured."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from cli_runs import Patch
-from pass_runs import Says, convert_text, names, reread, rewrites_of, run, statuses
+from pass_runs import SELECT_PAGE, Says, convert_text, names, reread, rewrites_of, run, statuses
 from syrupy.assertion import SnapshotAssertion
 from text_parser import parse
 
@@ -18,7 +17,6 @@ from edge_opt.proof.regions import RegionProver
 from edge_opt.runtime.runner import Worker
 from edge_opt.targets import Target
 
-PAGE = (Path(__file__).parent.parent / "testdata" / "reference_select.txt").read_text()
 T, N, S = 6, 2, 10
 LOGITS = f"[1,{N},{T},{S}]"
 PROBABILITIES = {
@@ -93,7 +91,7 @@ def test_the_reference_select_becomes_an_add(prover: RegionProver, snapshot: Sna
 
 
 def test_on_the_pages_graph_one_mask_feeds_every_head_of_every_block_at_rank_3(prover: RegionProver) -> None:
-    model, reports = convert_text(PAGE, "mask_to_add", "mha_to_sha", prover=prover)
+    model, reports = convert_text(SELECT_PAGE, "mask_to_add", "mha_to_sha", prover=prover)
     assert statuses(reports) == ["converted"] * 6
     operators = list(model.subgraphs[0].operators)
     adds = [op for op in operators if op.name == "ADD"]

@@ -4,11 +4,10 @@ import re
 from collections import Counter
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 from attention_checks import assert_same_bits, attention_text, convert, masked_text
-from pass_runs import tiles
+from pass_runs import TESTDATA, tiles
 from syrupy.assertion import SnapshotAssertion
 from text_parser import parse
 
@@ -18,7 +17,6 @@ from edge_opt.ir.text import to_text
 from edge_opt.passes import Status
 from edge_opt.targets import load_target
 
-TESTDATA = Path(__file__).parent.parent / "testdata"
 GOLDEN = [
     ("reference_prefill", "split"),
     ("reference_prefill", "as-found"),

@@ -4,14 +4,13 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 
 import numpy as np
 import pytest
-from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, Captured, Patch, run, written
-from pretend_npu import emulator, require_qnn, say
+from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, Captured, Patch, run
+from pretend_npu import Compilers, emulator, require_qnn, say
 from text_parser import parse
 
 from edge_opt.comparison.findings import ComparisonReport
@@ -22,15 +21,8 @@ from edge_opt.npu.emulator import emulating
 from edge_opt.npu.hexagon import Compiler, cut_entry_point
 from edge_opt.testing import assert_equivalent
 
-Compilers = Callable[[str], Path]
-
 FINALIZED = ("interface\tknown\t2.40.0\t5.51.0", "finalized\tg\t0")
 RUNNING = "running\tg"
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return written(tmp_path, NO_ATTENTION, "before.tflite")
 
 
 @pytest.fixture

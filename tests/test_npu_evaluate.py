@@ -2,7 +2,6 @@
 
 import math
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ import generation_models as models
 import numpy as np
 import pytest
 from cli_runs import Captured, Patch, run
-from pretend_npu import calls, emulator, require_qnn
+from pretend_npu import Compilers, calls, emulator, require_qnn
 from pretend_stages import at_once, checkpoint
 
 from edge_opt import evaluate
@@ -39,7 +38,7 @@ def test_every_token_is_predicted_from_all_before_it_however_they_were_read(gemm
             np.testing.assert_allclose(again, row, rtol=1e-5, atol=1e-5)
 
 
-def test_the_emulator_reads_as_the_cpu_and_tells_steps(gemma: Path, compiler: Callable[[str], Path]) -> None:
+def test_the_emulator_reads_as_the_cpu_and_tells_steps(gemma: Path, compiler: Compilers) -> None:
     steps: list[tuple[int, int]] = []
     sdk = compiler(emulator())
     found = read(gemma, TEXTS, Compiler(sdk=sdk), lambda *step: steps.append(step))
@@ -50,7 +49,7 @@ def test_the_emulator_reads_as_the_cpu_and_tells_steps(gemma: Path, compiler: Ca
     assert len(calls(sdk)) == 2, "prefill and decode are compiled once each"
 
 
-def test_a_failing_emulator_names_the_entry_point(gemma: Path, compiler: Callable[[str], Path]) -> None:
+def test_a_failing_emulator_names_the_entry_point(gemma: Path, compiler: Compilers) -> None:
     words = r"gemma\.litertlm, (prefill_4|decode): the compiler ended with code 6"
     with pytest.raises(CompilerFailedError, match=words):
         read(gemma, TEXTS, Compiler(sdk=compiler("raise SystemExit(6)")))
@@ -106,7 +105,7 @@ def command(gemma: Path, tmp_path: Path, pretended: Pretended) -> tuple[object, 
 
 
 def test_the_command_has_a_row_for_cpu_and_npu(
-    command: tuple[object, ...], compiler: Callable[[str], Path], capsys: Captured
+    command: tuple[object, ...], compiler: Compilers, capsys: Captured
 ) -> None:
     sdk = compiler(emulator("array = array * np.float32(0.8)"))
     options = ("--tokens", 6, "--sdk", sdk)
@@ -144,7 +143,7 @@ def test_prompts_are_spread_over_those_given_and_another_vocabulary_is_refused(
 
 
 def test_what_cannot_be_evaluated_is_refused(
-    command: tuple[object, ...], compiler: Callable[[str], Path], capsys: Captured
+    command: tuple[object, ...], compiler: Compilers, capsys: Captured
 ) -> None:
     assert "onnxruntime-qnn" in run(capsys, *command).failed_in_one_sentence(2)
     sdk = ("--sdk", compiler(emulator()))

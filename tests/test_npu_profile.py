@@ -5,15 +5,14 @@ The logs here are composed from the format, not copied; the slow tests run the r
 
 import json
 import shutil
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
-from cli_runs import NO_ATTENTION, Captured, Patch, run, written
-from pretend_npu import EVENTS, FIGURES, TAKEN, compiling
+from cli_runs import Captured, Patch, run
+from pretend_npu import EVENTS, FIGURES, TAKEN, Compilers, compiling
 
 from edge_opt.base.errors import UsageError
 from edge_opt.ir import load
@@ -21,9 +20,6 @@ from edge_opt.npu import CompilerFailedError, CompilerMissingError, Figures, Tim
 from edge_opt.npu.hexagon import Compiler, Outcome, first_complaint
 from edge_opt.npu.profiling import measure
 from edge_opt.npu.sdk import SDK_VARIABLES, find_libraries
-
-Compilers = Callable[[str], Path]
-
 
 PARTITION = """\
   0.0ms [ ERROR ]   <E> unexpected GraphHtpSettings option 66
@@ -40,11 +36,6 @@ HEARD = "".join(["finalized\tg\t0\n", *(f"event\t{kind}\t{value}\n" for kind, va
 
 def outcome(output: str, taken: str, log: str = "") -> Outcome:
     return Outcome(0, output, f"INFO: [a.cc:1] Partitioned subgraph<0>, {taken} partitions.\n").hear(log)
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return written(tmp_path, NO_ATTENTION)
 
 
 # The log

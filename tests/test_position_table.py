@@ -7,7 +7,7 @@ import pytest
 from ai_edge_litert.interpreter import Interpreter
 from bundles import bundle, model_part
 from numpy.typing import NDArray
-from pass_runs import but, rewrites_of
+from pass_runs import TESTDATA, but, rewrites_of
 from text_parser import parse
 
 from edge_opt import convert, inspect
@@ -18,7 +18,7 @@ from edge_opt.proof.regions import RegionProver
 from edge_opt.schema.data import Data
 from edge_opt.schema.litertlm import SECTION_TYPE, read_bundle
 
-TEXT = (Path(__file__).parent.parent / "testdata" / "pass_position_table.txt").read_text()
+TEXT = (TESTDATA / "pass_position_table.txt").read_text()
 """Positions count to 10 of 24; angles are p and p * 3277 / 32767."""
 COSINES = ("cq: int16[1,4,4]", "cos: int16[1,4,1,4]")
 HALF_A_STEP = 3.051851e-05 / 2

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from browser import find_browser, look_at
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, Captured, run, state, written
-from pass_runs import but
+from pass_runs import SELECT_PAGE, but
 from syrupy.assertion import SnapshotAssertion
 from text_parser import parse
 
@@ -123,8 +123,7 @@ def test_what_did_not_change_is_said_once_and_that_nothing_was_found_is_said_too
 
 @pytest.mark.parametrize(("target", "told"), [("mediatek", True), ("generic", False)])
 def test_that_rows_masked_everywhere_change_is_said_everywhere(target: str, told: bool) -> None:
-    text = (Path(__file__).parents[1] / "testdata" / "reference_select.txt").read_text()
-    result = convert(to_bytes(parse(text)), target=target, skip=but("mask_to_add"))
+    result = convert(to_bytes(parse(SELECT_PAGE)), target=target, skip=but("mask_to_add"))
     made = conversion_report(result, target=target)
     for said in (result.summary(), made.render(".md"), made.render(".html")):
         assert ("rows that are masked everywhere change" in said) is told
@@ -193,7 +192,7 @@ def test_a_block_is_shown_before_the_first_rewrite_and_as_written(target: Target
 
 
 def test_a_block_that_two_passes_rewrote_is_shown_as_the_file_has_it() -> None:
-    model = parse((Path(__file__).parents[1] / "testdata" / "reference_select.txt").read_text())
+    model = parse(SELECT_PAGE)
     example = find_example(convert(model, verify="none"))
     before, after = names(example.before), names(example.after)
     counts = [[found[name] for name in ("SELECT_V2", "ADD", "SOFTMAX")] for found in (before, after)]

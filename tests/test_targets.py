@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from attention_checks import attention_text, masked_text, of_one_head, only_block
-from pass_runs import tiles
+from pass_runs import TESTDATA, tiles
 from text_parser import parse
 
 from edge_opt.attention.block import logits_bytes
@@ -21,7 +21,6 @@ from edge_opt.schema.table import new_table
 from edge_opt.targets import Target, lint, load_target, target_names
 from edge_opt.targets.target import write_target
 
-TESTDATA = Path(__file__).parent.parent / "testdata"
 PLAIN = {"name", "summary", "sources", "versions"}
 
 
