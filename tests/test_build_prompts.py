@@ -55,14 +55,11 @@ def test_prompts_are_joined_so_that_every_prefill_runs_on_a_filled_cache(
     assert [said in note for note in found.notes] == [True] * bool(joined)
 
 
-def test_a_prompt_that_does_not_fit_is_skipped_and_may_be_part_of_a_joined_one() -> None:
+def test_a_prompt_that_does_not_fit_is_skipped_and_joined_ones_are_long_enough() -> None:
     found = plan([*SHORT, words(115)], count, [16], 120)
     assert 115 not in found.tokens
     assert "Skipped 1 prompt with more tokens than fit into a cache of 120" in found.notes
     assert plan([words(500), words(300)], count, [16], 128).tokens == [127]
-
-
-def test_long_tokens_do_not_make_a_joined_prompt_short() -> None:
     found = plan([f"{at:050}" for at in range(200)], count, [16], 128)
     assert found.tokens[-1] == 127
 

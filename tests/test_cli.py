@@ -63,10 +63,6 @@ def test_help_says_what_is_taken(
     assert not re.search(r"<(path|str|int|float|list)\b", ran.out), "a type of Python"
 
 
-def test_there_are_these_commands() -> None:
-    assert sorted(commands()) == sorted(COMMANDS)
-
-
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["convert", "--help"], ["golden", "-h"]])
 def test_help_loads_neither_the_library_nor_its_dependencies(arguments: list[str]) -> None:
     code = f"import sys, edge_opt.cli; edge_opt.cli.main({arguments}); print(*sys.modules, file=sys.stderr)"
@@ -95,6 +91,7 @@ def test_every_command_has_the_same_words() -> None:
     for word in ("--json", "--quiet", "--force", "--report", "--verify", "--sdk", "--shape"):
         helps = {o.help for c in commands().values() for o in c.params if word in o.opts}
         assert len(helps) == 1, word
+    assert sorted(commands()) == sorted(COMMANDS)
 
 
 def test_version_is_that_of_the_package(capsys: Captured) -> None:
@@ -219,15 +216,14 @@ def test_a_verdict_has_a_colour_on_a_terminal_that_wants_it(env: dict[str, str],
     assert (b"\x1b[32m" in said) is hued
 
 
-def test_on_a_pipe_there_is_neither_progress_nor_colour(tmp_path: Path) -> None:
+def test_a_pipe_gets_neither_progress_nor_colour_and_quiet_only_errors(
+    tmp_path: Path, capsys: Captured
+) -> None:
     ran = run_apart("convert", DEMO, tmp_path / "out.tflite")
     assert (ran.code, ran.err) == (0, "")
     assert "\x1b" not in ran.out
     assert "5 of 5 sites converted" in ran.out
-
-
-def test_quiet_prints_errors_only(tmp_path: Path, capsys: Captured) -> None:
-    given = ("convert", DEMO, "-o", tmp_path / "out.tflite", "-q", "--verify", "none")
+    given = ("convert", DEMO, "-o", tmp_path / "quiet.tflite", "-q", "--verify", "none")
     ran = run(capsys, *given)
     assert (ran.code, ran.out, ran.err) == (0, "", "")
     run(capsys, *given).failed_in_one_sentence(2)

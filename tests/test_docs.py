@@ -123,15 +123,12 @@ def test_the_two_commands_of_the_readme_do_all_the_set_up_and_ci_runs_the_second
     assert "bash .ci/run" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
-def test_pages_keep_to_their_length_and_their_words() -> None:
+def test_pages_docstrings_and_messages_keep_to_their_words() -> None:
     words = {page: len(own_text(DOCS / f"{page}.md").split()) for page in TASKS}
     assert sum(words.values()) <= 12_300, words
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 90
     for page in (*(DOCS / f"{name}.md" for name in TASKS), ROOT / "README.md"):
         assert AVOIDED.findall(own_text(page)) == [], page.name
-
-
-def test_docstrings_and_messages_keep_to_the_same_words() -> None:
     for path in (path for folder in ("cli", "converter", "schema") for path in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):

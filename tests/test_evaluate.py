@@ -115,14 +115,11 @@ def test_text_is_scored_until_the_ratio_is_exact_enough(place: Place, spread: fl
     assert found.prompts == prompts
 
 
-def test_where_no_prompt_fills_half_the_cache_a_long_one_is_joined_from_them(place: Place) -> None:
+def test_long_prompts_are_joined_where_there_are_none_and_take_turns_with_short_ones(place: Place) -> None:
     parts = [("one two", " three"), ("four five", " six")]
     assert in_turn(parts, place.good) == [cut("one two three\n\nfour five six"), parts[0], parts[1]]
     long = [("one two " * 5, "three")]
     assert in_turn(long, place.good) == long
-
-
-def test_long_and_short_prompts_take_turns(place: Place) -> None:
     parts = [("x" * length, "y") for length in (31, 11, 51, 41, 21)]
     assert [len(before) for before, _ in in_turn(parts, place.good)] == [51, 11, 41, 21, 31]
 

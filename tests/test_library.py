@@ -50,9 +50,6 @@ def test_no_submodule_hides_a_public_function() -> None:
     hidden = [name for name in functions if importlib.util.find_spec(f"edge_opt.{name}") is not None]
     assert functions
     assert hidden == []
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match=r"module 'edge_opt' has no attribute 'converte'"):
         _ = edge_opt.converte  # type: ignore[attr-defined]
 

@@ -49,13 +49,12 @@ def test_the_emulator_reads_as_the_cpu_and_tells_steps(gemma: Path, compiler: Co
     assert len(calls(sdk)) == 2, "prefill and decode are compiled once each"
 
 
-def test_a_failing_emulator_names_the_entry_point(gemma: Path, compiler: Compilers) -> None:
+def test_a_failing_emulator_names_the_entry_point_and_a_long_text_is_refused(
+    gemma: Path, compiler: Compilers
+) -> None:
     words = r"gemma\.litertlm, (prefill_4|decode): the compiler ended with code 6"
     with pytest.raises(CompilerFailedError, match=words):
         read(gemma, TEXTS, Compiler(sdk=compiler("raise SystemExit(6)")))
-
-
-def test_a_text_that_does_not_fit_is_refused(gemma: Path) -> None:
     with pytest.raises(UsageError, match="17 tokens do not fit into its cache of 16"):
         read(gemma, [Text(tuple(range(1, 15)), (1, 2, 3))])
 

@@ -82,12 +82,14 @@ def forms(tuning: Tuning) -> list[str]:
     return [trial.form for trial in tuning.trials]
 
 
-def test_a_signature_without_attention_of_several_heads_is_refused() -> None:
+def test_a_model_without_attention_of_several_heads_or_another_vendor_is_refused() -> None:
     with pytest.raises(UsageError, match="signature 'prefil' does not exist, did you mean 'prefill_8'"):
         largest_attention(load(DEMO), "prefil")
     model = convert(DEMO, dry_run=True, verify="none").model
     with pytest.raises(UsageError, match="the model has no multi-head attention"):
         largest_attention(model)
+    with pytest.raises(UsageError, match="edge-opt cannot run the compiler of target 'generic': give qualcomm"):
+        tune(DEMO, "generic")
 
 
 def test_every_form_is_tried_and_tiles_of_the_one_that_is_mostly_the_best() -> None:
@@ -172,13 +174,6 @@ def test_a_form_whose_numbers_are_off_is_listed_and_the_next_one_taken(
     if winner is None:
         with pytest.raises(UsageError, match="no target to write"):
             tuned_target(found)
-
-
-def test_the_target_of_another_vendor_is_refused() -> None:
-    with pytest.raises(
-        UsageError, match="edge-opt cannot run the compiler of target 'generic': give qualcomm"
-    ):
-        tune(DEMO, "generic")
 
 
 def late(*arguments: Any) -> Measured:

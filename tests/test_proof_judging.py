@@ -111,12 +111,9 @@ def test_what_a_proof_says(text: str, demand: Demand, made: Outcome, holds: bool
         assert proof.bitwise is (text == PLAIN or demand is STEPS)
 
 
-def test_where_values_were_clipped_nothing_is_called_bitwise() -> None:
+def test_clipped_values_are_not_bitwise_and_results_that_tell_nothing_no_proof() -> None:
     assert judged(outcome(CODES, CODES), STEPS).bitwise
     assert not judged(outcome(CODES, CODES), STEPS, limits=(-5, 5)).bitwise
-
-
-def test_results_that_tell_nothing_prove_nothing() -> None:
     proof = judged(outcome(SAME, SAME, untold="output 0 is NaN"))
     assert (proof.holds, proof.open) == (False, True)
     said = "cannot be verified: output 0 is NaN, so a wrong rewrite would give the same result"
