@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import typer
+from attention_checks import attention_text
 from cli_runs import DEMO, NO_ATTENTION, SENTENCE, Captured, Patch, run, run_apart, written
 from syrupy.assertion import SnapshotAssertion
 from text_parser import parse
@@ -231,12 +232,7 @@ def test_a_pipe_gets_neither_progress_nor_colour_and_quiet_only_errors(
 
 @pytest.mark.parametrize("command", ["inspect", "convert", "compare"])
 def test_names_of_a_model_steer_no_terminal(command: str, tmp_path: Path, capsys: Captured) -> None:
-    model = parse(
-        "signature main = #0 (q=%q, v=%v) -> (r=%r)\n"
-        "subgraph main (%q: float32[1,4,6,8], %v: float32[1,4,8,5]) {\n"
-        "  %s: float32[1,4,6,8] = MUL(%q, %q)\n  %p: float32[1,4,6,8] = SOFTMAX(%s) {beta: 1.0}\n"
-        "  %r: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)\n  return %r\n}"
-    )
+    model = parse(f"signature main = #0 (q=%q, k=%k, v=%v) -> (r=%r)\n{attention_text()}")
     model.signatures[0].key = "main\nForged\x1b[31m\x9b"
     for tensor in model.subgraphs[0].tensors:
         tensor.name += "\nForged\x07"

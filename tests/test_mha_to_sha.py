@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from attention_checks import assert_same_bits, attention_text, convert, masked_text
+from attention_checks import assert_same_bits, attention_text, convert, masked_text, of_one_head
 from pass_runs import TESTDATA, tiles
 from syrupy.assertion import SnapshotAssertion
 from text_parser import parse
@@ -216,19 +216,8 @@ def test_every_head_is_cut_and_the_mask_only_once() -> None:
     assert [op.input(1).name for op in cuts_of_the_mask].count("mask") == 1
 
 
-ONE_HEAD = """
-subgraph main (%q: float32[1,1,4,2], %k: float32[1,1,3,2], %v: float32[1,1,3,2], %mask: float32[1,1,4,3]) {
-  %logits: float32[1,1,4,3] = BATCH_MATMUL(%q, %k) {adj_y: true}
-  %masked: float32[1,1,4,3] = ADD(%logits, %mask)
-  %p: float32[1,1,4,3] = SOFTMAX(%masked) {beta: 1.0}
-  %out: float32[1,1,4,2] = BATCH_MATMUL(%p, %v)
-  return %out
-}
-"""
-
-
 def test_an_attention_of_one_head_is_cut_by_rows_alone(snapshot: SnapshotAssertion) -> None:
-    result = convert_model(parse(ONE_HEAD), target=tiles(2))
+    result = convert_model(parse(of_one_head(masked_text())), target=tiles(3))
     (site,) = result.converted
     assert (site.pass_name, site.heads, site.kv_heads) == ("mha_to_sha", 1, 1)
     assert site.proof.bitwise
