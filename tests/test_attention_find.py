@@ -31,9 +31,6 @@ def changed(*edits: str, text: str = PLAIN) -> str:
     return text
 
 
-# Sizes
-
-
 @pytest.mark.parametrize("repeat", REPEATS)
 def test_the_sizes_of_a_block_and_keys_and_values_before_they_are_repeated(repeat: str) -> None:
     repeated = f"  %l: ->   %v: float32[1,4,8,5] = {repeat}\n  %l:"
@@ -189,9 +186,6 @@ def test_rows_that_may_be_heads_or_not_stay(lead: str, rows: int, keys: int, end
       return {"%r" if end else "%o"}
     }}""")
     assert only_block(model.subgraphs[0]).heads == 1
-
-
-# What is skipped
 
 
 CUMULATED = attention_text(then="  %w: float32[1,4,6,8] = CUMSUM(%p, int32(3))")

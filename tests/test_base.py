@@ -25,8 +25,6 @@ from edge_opt.base.errors import EdgeOptError, OutputError, UsageError
 from edge_opt.base.record import Record, RecordError, from_dict, to_json
 from edge_opt.base.words import shortened, signal_name
 
-# Files
-
 
 def write(
     path: Path, content: bytes, *, overwrite: bool = False, error: type[BaseException] | None = None
@@ -130,9 +128,6 @@ def test_what_is_not_a_file_cannot_be_an_output(tmp_path: Path, monkeypatch: Pat
         atomic.resolve_target(tmp_path / "model.tflite", overwrite=False)
 
 
-# Records
-
-
 @dataclass(frozen=True, slots=True)
 class Leaf(Record):
     """A record in a record."""
@@ -218,9 +213,6 @@ LAYERS = [
 )
 def test_a_long_name_keeps_its_layer(name: str, shown: str) -> None:
     assert shortened(name) == shown
-
-
-# Other processes
 
 
 def test_signals_without_a_name_are_numbers() -> None:

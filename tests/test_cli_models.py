@@ -40,9 +40,6 @@ def steady(text: str, folder: Path) -> str:
     return re.sub(r"\d+\.\d s\b", "0.0 s", text.replace(str(folder), "FOLDER"))
 
 
-# --- convert ---
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -111,9 +108,6 @@ def test_a_bug_at_a_site_is_exit_70(demo: Path, monkeypatch: pytest.MonkeyPatch,
     assert "Traceback" in run(capsys, "convert", demo, "--force").err
 
 
-# --- inspect, compare, golden ---
-
-
 @pytest.mark.parametrize("options", [[], ["--target", "qualcomm-htp", "--shapes"]], ids=["plain", "target"])
 def test_inspect_prints_what_is_there_and_what_would_be_rewritten(
     options: list[str], demo: Path, capsys: Captured, snapshot: SnapshotAssertion
@@ -138,16 +132,9 @@ def test_models_that_differ_are_exit_1(
 ) -> None:
     ran = run(capsys, "compare", *pair)
     assert (ran.code, ran.err, ran.out) == (1, "", snapshot)
-    ran = run(capsys, "compare", *pair, "--json")
-    assert (ran.code, ran.err, ran.json["equal"], ran.json["bitwise"]) == (1, "", False, False)
-    ran = run(capsys, "compare", *pair, "--atol", "0.1", "--json")
-    assert (ran.code, ran.json["equal"], ran.json["bitwise"]) == (0, True, False)
+    ran = run(capsys, "compare", *pair, "--atol", "0.1", "--seed", 3, "--json")
+    assert (ran.code, ran.json["equal"], ran.json["bitwise"], ran.json["seed"]) == (0, True, False, 3)
     assert run(capsys, "compare", *pair, "--rtol", "0.1").code == 0
-    figures = [
-        run(capsys, "compare", *pair, "--json", "--seed", seed).json["signatures"][0]["outputs"][0]["max_abs"]
-        for seed in (1, 1, 2)
-    ]
-    assert figures[0] == figures[1] != figures[2]
     ran = run(capsys, "compare", DEMO, pair[0])
     assert ran.code == 1, "other signatures are a difference"
     assert "prefill_8" in ran.out
@@ -167,22 +154,12 @@ def test_golden_records_checks_and_replaces_a_file_with_force(tmp_path: Path, ca
     assert "Different:" in ran.out
 
 
-# --- files that are no models ---
-
-BAD: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "is empty"),
-    "truncated": (CONTENT[: len(CONTENT) // 2], ""),
-    "offsets outside": (CONTENT[:8] + b"\xf0\xff\xff\x7f" * ((len(CONTENT) - 8) // 4), ""),
-    "a zip file": (b"PK\x03\x04" + bytes(100), "zip"),
-}
-
-
 @pytest.mark.parametrize("command", ["convert IN", "inspect IN --shapes", "compare IN IN", "compare DEMO IN"])
 def test_a_file_that_is_no_model_is_exit_3(command: str, tmp_path: Path, capsys: Captured) -> None:
     path = tmp_path / "model.tflite"
     words = [{"IN": str(path), "DEMO": str(DEMO)}.get(word, word) for word in command.split()]
     assert "does not exist" in run(capsys, *words).failed_in_one_sentence(3)
-    for content, expected in BAD.values():
+    for content, expected in ((b"", "is empty"), (CONTENT[: len(CONTENT) // 2], "")):
         path.write_bytes(content)
         said = run(capsys, *words).failed_in_one_sentence(3)
         assert expected in said

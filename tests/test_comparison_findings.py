@@ -104,9 +104,6 @@ def test_a_report_as_json_has_null_for_what_is_empty_or_infinite() -> None:
     assert missing == {"name": "z", "bitwise": False, "equal": False, "reason": "missing in b", "db": None}
 
 
-# The whole models
-
-
 def whole(allowance: Allowance, *outputs: OutputComparison, **more: Any) -> WholeSignature:
     return WholeSignature("decode", allowance, signature(*outputs, **more))
 

@@ -125,9 +125,6 @@ def test_too_little_or_too_much_to_generate_is_refused(count: int, said: str, fo
     assert generated(folder / "unsplit.tflite", folder / "unsplit.tflite", count=1).count == 1
 
 
-# What is going to be called: from signatures alone
-
-
 def tensor(name: str, *shape: int, dtype: str = "float32", declared: Any = None) -> TensorInfo:
     return TensorInfo(name, name, shape, declared or shape, dtype)
 
@@ -214,9 +211,6 @@ def test_a_prompt_is_as_long_as_the_prefill_and_one_if_the_cache_has_room() -> N
     assert planned(LONG, DECODE, prompt=((1, 2),)).prompt == ((1, 2),)
     batch = SignatureInfo("decode", (tokens(1, 3), CACHE), (CACHE, tensor("logits", 3, 1, 50)))
     assert len(planned(SignatureInfo("prefill", (tokens(4, 3), CACHE), (CACHE,)), batch).prompt) == 3
-
-
-# Caches
 
 
 def filled(path: Path, worker: Worker, folder: Path, seed: int = 5) -> FilledCaches:

@@ -54,9 +54,6 @@ def converted(content: bytes) -> ConversionResult:
     return convert(content, verify="none", dry_run=True)
 
 
-# Lies
-
-
 @pytest.mark.parametrize(
     "lie",
     [
@@ -116,9 +113,6 @@ def test_a_result_whose_rank_the_file_leaves_out_does_no_harm(operator: int) -> 
     result = model.subgraphs[0].operators[operator].output
     result.shape, result.table = (), new_table("Tensor", has_rank=False)
     assert not any(site.is_bug for site in converted(to_bytes(model)).sites)
-
-
-# Much work
 
 
 @pytest.mark.parametrize("place", STEPS)

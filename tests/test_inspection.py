@@ -126,9 +126,6 @@ def test_heads_that_lie_in_rows_of_a_composite_are_counted_as_a_conversion_count
     assert len(result.converted) == len(result.sites) == 2, "its body is no attention that is left"
 
 
-# --- node data for Model Explorer ---
-
-
 def texts(data: dict[str, Any]) -> Counter[str]:
     return Counter(result["value"] for graph in data.values() for result in graph["results"].values())
 

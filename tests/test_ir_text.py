@@ -91,9 +91,6 @@ def test_the_reference_graphs_are_in_the_form_that_is_printed(path: Path) -> Non
     assert to_text(parse(loose)) == SMALL
 
 
-# What it means
-
-
 def test_operators_without_results_and_state_are_read_back() -> None:
     text = body(
         "variable %state: float32[4]",

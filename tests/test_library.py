@@ -92,9 +92,6 @@ def test_type_checkers_see_the_real_types(tmp_path: Path) -> None:
     assert "[attr-defined]" in errors[1]
 
 
-# --- objects ---
-
-
 def test_what_a_notebook_prints_of_an_object_is_short() -> None:
     model = edge_opt.load(DEMO)
     result = edge_opt.convert(model, dry_run=True, verify="none")
@@ -154,9 +151,6 @@ def test_a_deep_copy_is_the_same_model_and_is_edited_apart() -> None:
             operator.options.set("beta", 2.0)
     assert to_bytes(model) == before
     assert to_bytes(twin) != before
-
-
-# --- exports of litert-torch ---
 
 
 class Exported:

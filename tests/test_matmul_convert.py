@@ -111,9 +111,6 @@ subgraph main (%a: float32[4,4], %b: float32[4,4], %c: int16[4] q(0.1, 0)) {
     assert convert_text(text, "matmul_convert")[1] == []
 
 
-# How far results move
-
-
 @pytest.mark.parametrize(("before", "after"), SCALES)
 @pytest.mark.parametrize("dtype", ["int16", "int8"])
 def test_results_move_by_one_step(dtype: str, before: float, after: float, prover: RegionProver) -> None:
@@ -127,9 +124,6 @@ def test_results_move_by_one_step(dtype: str, before: float, after: float, prove
     assert {ran.kernels for ran in report.proof.ran} == {"xnnpack", "reference"}
     steps = report.proof.demand.tolerance - (dtype == "int16")
     assert steps * after <= max(before, after) * (1 + 1e-6) < (steps + 1) * after
-
-
-# What was clipped
 
 
 def clipping(low: float = 1e-05, *, left: str = "int16") -> str:

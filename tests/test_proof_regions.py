@@ -210,9 +210,6 @@ def test_products_cost_their_multiply_adds_and_an_element_of_all_else_eight() ->
     assert multiply_adds(model) == 120 + 144 + 36 * 8
 
 
-# Structures that cover others
-
-
 @pytest.fixture(scope="module")
 def at_size() -> Iterator[RegionProver]:
     """One that takes every region for a large one."""

@@ -261,9 +261,6 @@ def test_a_report_is_refused_before_the_work(tmp_path: Path, capsys: Captured) -
     assert "mine" not in path.read_text()
 
 
-# --- in a real browser ---
-
-
 @pytest.mark.slow
 @in_browser
 @pytest.mark.parametrize("width", [390, 1280])

@@ -182,9 +182,6 @@ def test_an_output_in_another_shape_is_a_refusal() -> None:
         compared(same, lambda x: x[:2])
 
 
-# What tells right from wrong
-
-
 @pytest.mark.parametrize(
     ("values", "said"),
     [

@@ -92,9 +92,6 @@ def test_every_legal_choice_of_runtime_sizes_fits_and_none_where_refused(shapes:
         assert fits(inferred, actual)
 
 
-# Matrix products.
-
-
 @pytest.mark.parametrize(("a", "b", "transposes", "result"), [
     ((5,), (5,), "", ()), ((5,), (2, 3, 5, 7), "", (2, 3, 7)), ((2, 3, 5, 7), (7,), "", (2, 3, 5)),
     ((2, 3, 5, 7), (2, 3, 7, 4), "", (2, 3, 5, 4)), ((5,), (5,), "ab", ()), ((5,), (5, 7), "a", (7,)),

@@ -226,9 +226,6 @@ def test_operators_are_inferred_once_and_no_large_constant_is_read(monkeypatch: 
     report_of(model)
 
 
-# Whole models: every inferred shape equals what the interpreter allocates
-
-
 ROOT = Path(__file__).parent.parent
 BUNDLED = sorted((ROOT / "testdata").glob("*.tflite"))
 FAMILIES = [
@@ -238,6 +235,7 @@ FAMILIES = [
 
 
 def check_every_tensor(model: bytes) -> None:
+    """Every inferred shape equals what the interpreter allocates."""
     report = report_of(ir.load(model))
     assert (report.disagreements, report.unknown) == ((), 0)
     erased = ir.load(model)  # the interpreter trusts some recorded shapes of results

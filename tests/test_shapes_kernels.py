@@ -215,9 +215,6 @@ def test_sizes_by_data_are_open(name: str, inputs: list[T], options: Options, ou
     assert all(shape and fits(shape, theirs) for (shape, _), theirs in zip(derived, actual, strict=True))
 
 
-# The table
-
-
 def test_every_rule_is_for_an_operator_and_names_its_source() -> None:
     assert RULES.keys() <= set(ENUMS["BuiltinOperator"])
     assert [n for n, entry in RULES.items() if ".cc" not in entry.source or not entry.sentence] == []

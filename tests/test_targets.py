@@ -186,9 +186,6 @@ def test_composites_and_several_signatures_are_named_with_the_remedy() -> None:
     assert "its own file" in messages["signatures"]
 
 
-# --- what a target reads of a file, and what it gains nothing from ---
-
-
 def external(text: str, folder: Path) -> Path:
     """A model with its weights after the flatbuffer and without deprecated codes, as ai-edge-quantizer writes it."""
     model = parse(text)
