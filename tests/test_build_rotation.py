@@ -21,6 +21,7 @@ SIZES = {
     "num_key_value_heads": 2,
     "head_dim": 12,
 }
+NAME = "model.layers.1.mlp.up_proj.weight"
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 1072419256\n"
 
 
@@ -82,48 +83,31 @@ def test_a_checkpoint_not_rotated_stays(tmp_path: Path, family: str, spike: floa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "damage", "sentence"),
     [
-        (lambda weights, name: weights.pop(name), "do not fit its config.json: {} is missing, the first of 1;"),
-        (lambda weights, name: weights.update({name: weights[name][:7].clone()}), "{} has another shape, the first"),
-        (lambda weights, name: weights[name].fill_(math.nan), "'{}' holds NaN or infinity"),
-        (lambda weights, name: weights[name][:1].fill_(math.inf), "'{}' holds NaN or infinity"),
+        (lambda weights: weights.pop(NAME), bytes, "do not fit its config.json: {} is missing, the first of 1;"),
+        (lambda weights: weights.update({NAME: weights[NAME][:7].clone()}), bytes, "{} has another shape, the"),
+        (lambda weights: weights[NAME].fill_(math.nan), bytes, "'{}' holds NaN or infinity"),
+        (lambda weights: weights[NAME][:1].fill_(math.inf), bytes, "'{}' holds NaN or infinity"),
+        *((len, damage, r"weights in .* are damaged or incomplete .*: copy them again")
+          for damage in (lambda data: data[:-100], lambda _: b"", lambda _: POINTER)),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
-def test_weights_that_do_not_fit_or_are_no_numbers_are_said_and_not_made_up(
-    tmp_path: Path, change: Callable[[Any, str], object], sentence: str, kind: str
+def test_weights_that_do_not_fit_are_no_numbers_or_damaged_are_said(
+    tmp_path: Path, change: Any, damage: Callable[[bytes], bytes], sentence: str, kind: str
 ) -> None:
     """transformers fills what is missing with random numbers, and warns; calibration fails on NaN much later."""
     _, before, _ = rotated(tmp_path, "Gemma", 1)
-    safetensors = pytest.importorskip("safetensors.torch")
-    file, name = before / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
+    safetensors, file = pytest.importorskip("safetensors.torch"), before / "model.safetensors"
     weights = safetensors.load_file(file)
-    change(weights, name)
+    change(weights)
     if kind == "bin":
-        file.unlink()
-        pytest.importorskip("torch").save(weights, before / "pytorch_model.bin")
-    else:
-        safetensors.save_file(weights, file, {"format": "pt"})
-    with pytest.raises(UsageError, match=sentence.format(re.escape(name))):
-        prepare(before, tmp_path / "again", rotate=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["safetensors", "bin"])
-@pytest.mark.parametrize(
-    "damage",
-    [lambda data: data[:-100], lambda _: b"", lambda _: POINTER],
-    ids=["truncated", "empty", "a pointer of git lfs"],
-)
-def test_damaged_weights_are_said(tmp_path: Path, kind: str, damage: Callable[[bytes], bytes]) -> None:
-    _, before, _ = rotated(tmp_path, "Gemma", 1)
-    file = before / "model.safetensors"
-    if kind == "bin":
-        weights = pytest.importorskip("safetensors.torch").load_file(file)
         file.unlink()
         file = before / "pytorch_model.bin"
         pytest.importorskip("torch").save(weights, file)
+    else:
+        safetensors.save_file(weights, file, {"format": "pt"})
     file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(UsageError, match=r"weights in .* are damaged or incomplete .*: copy them again"):
+    with pytest.raises(UsageError, match=sentence.format(re.escape(NAME))):
         prepare(before, tmp_path / "again", rotate=False)
