@@ -88,7 +88,9 @@ def test_a_model_without_attention_of_several_heads_or_another_vendor_is_refused
     model = convert(DEMO, dry_run=True, verify="none").model
     with pytest.raises(UsageError, match="the model has no multi-head attention"):
         largest_attention(model)
-    with pytest.raises(UsageError, match="edge-opt cannot run the compiler of target 'generic': give qualcomm"):
+    with pytest.raises(
+        UsageError, match="edge-opt cannot run the compiler of target 'generic': give qualcomm"
+    ):
         tune(DEMO, "generic")
 
 
