@@ -50,6 +50,11 @@ def name_below(name: str, part: str) -> str:
     return f"{path}/{part}{mark}{fused}"
 
 
+def numbered(names: Sequence[str]) -> list[str]:
+    """The names, with their place if they are empty or repeated."""
+    return [name if name and names.count(name) == 1 else f"{name}#{n}" for n, name in enumerate(names)]
+
+
 def one_line(text: str) -> str:
     """Escape invisible characters, including line breaks, so that no name in a file can forge a line."""
     return _UNSEEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

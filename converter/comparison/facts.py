@@ -6,12 +6,14 @@ from edge_opt.runtime.tensors import SignatureInfo
 
 def arguments(model: Model, signature: SignatureInfo) -> tuple[Subgraph, list[Tensor], list[Tensor]]:
     """Return the graph of a signature, and its inputs and outputs in the runtime's order."""
-    entry = next((one for one in model.signatures if one.key == signature.name), None)
-    if entry is None or signature.positional:
-        graph = model.subgraphs[0]
-        return graph, [*graph.inputs], [*graph.outputs]
-    inputs = [entry.inputs[info.name] for info in signature.inputs]
-    return entry.subgraph, inputs, [entry.outputs[info.name] for info in signature.outputs]
+    graph, inputs, outputs = model.arguments(signature.name)
+    if signature.positional:
+        return graph, [*inputs.values()], [*outputs.values()]
+    return (
+        graph,
+        [inputs[one.name] for one in signature.inputs],
+        [outputs[one.name] for one in signature.outputs],
+    )
 
 
 def runs_of(*models: Model) -> int:

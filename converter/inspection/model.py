@@ -173,18 +173,18 @@ def inspect(
 
 
 def _content(model: Model, name: str, graph: Subgraph, unmatched: int) -> SignatureContent:
-    outputs = model.signatures[name].outputs if model.signatures else {t.name: t for t in graph.outputs}
+    _, *sides = model.arguments(name)
     operators = dict(Counter(operator.name for operator in graph.operators).most_common())
     inputs, results = (
         tuple(Argument(label, t.shape_signature or t.shape, t.dtype.name) for label, t in named.items())
-        for named in (dict(model.inputs())[name], outputs)
+        for named in sides
     )
     return SignatureContent(name, operators, inputs, results, tuple(composites(graph.operators)), unmatched)
 
 
 def _attention(model: Model, name: str, graph: Subgraph) -> list[AttentionBlock | None]:
     """Attention blocks of an entry point; None for an unknown form."""
-    labels = {tensor: label for label, tensor in dict(model.inputs())[name].items()}
+    labels = {tensor: label for label, tensor in model.arguments(name)[1].items()}
     blocks: list[AttentionBlock | None] = []
     for match in find_blocks(graph):
         if not isinstance(match, NotABlock):

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.base.errors import ModelFormatError
+from edge_opt.base.words import numbered
 from edge_opt.ir.checks import check_model
 from edge_opt.ir.dtypes import DType, Quantization
 from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Signature, Subgraph, Tensor
@@ -125,13 +126,24 @@ class Model:
             return [(signature.key, signature.subgraph) for signature in self.signatures]
         return [(subgraph.name or "main", subgraph) for subgraph in self.subgraphs[:1]]
 
+    def arguments(self, name: str) -> tuple[Subgraph, dict[str, Tensor], dict[str, Tensor]]:
+        """An entry point's subgraph, inputs and outputs, by the names that callers use.
+
+        A model without signatures has only its first subgraph, with the runtime's names.
+        """
+        if self.signatures:
+            signature = self.signatures[name]
+            return signature.subgraph, signature.inputs, signature.outputs
+        graph = self.subgraphs[0]
+        inputs, outputs = (
+            dict(zip(numbered([tensor.name for tensor in tensors]), tensors, strict=True))
+            for tensors in (graph.inputs, graph.outputs)
+        )
+        return graph, inputs, outputs
+
     def inputs(self) -> list[tuple[str, dict[str, Tensor]]]:
         """The inputs of every entry point, by the names that callers use."""
-        if self.signatures:
-            return [(signature.key, signature.inputs) for signature in self.signatures]
-        return [
-            (name, {tensor.name: tensor for tensor in graph.inputs}) for name, graph in self.entry_points()
-        ]
+        return [(name, self.arguments(name)[1]) for name, _ in self.entry_points()]
 
 
 class Constants:

@@ -12,7 +12,7 @@ from edge_opt.comparison.pairing import Both, Pair, both_open, checked_numbers
 from edge_opt.ir import Model
 from edge_opt.ir.opening import ModelLike
 from edge_opt.npu.emulator import check_emulator, emulating
-from edge_opt.npu.hexagon import Compiler, arguments
+from edge_opt.npu.hexagon import Compiler
 from edge_opt.npu.sdk import CompilerFailedError
 from edge_opt.runtime.inputs import array_of
 from edge_opt.runtime.metrics import measure
@@ -79,7 +79,7 @@ def _emulated(both: Both, pair: Pair, compiler: Compiler) -> SignatureComparison
 
 def _as_given(model: Model, name: str, inputs: Arrays) -> Arrays:
     """Return the outputs that are an input or a constant: no operator computes them, so they are not compiled."""
-    given, taken = arguments(model, name)
+    _, given, taken = model.arguments(name)
     known = {tensor: inputs[key] for key, tensor in given.items() if key in inputs}
     ends = {key: tensor for key, tensor in taken.items() if tensor.producer is None}
     return {key: known[tensor] if tensor in known else tensor.array() for key, tensor in ends.items()}

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ from edge_opt.base import processes
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.errors import UsageError, did_you_mean
 from edge_opt.base.record import Record
-from edge_opt.ir import Model, Tensor
+from edge_opt.ir import Model
 from edge_opt.ir.walk import cut_signature
 from edge_opt.npu.sdk import LIBRARY, CompilerFailedError, find_sdk, search_path
 from edge_opt.targets.chips import CHIPS, DEFAULT_CHIP
@@ -264,23 +264,9 @@ class Compiler:
         return outcome
 
 
-def arguments(model: Model, signature: str) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-    """The inputs and outputs of an entry point; in a model without signatures, named as by the runtime."""
-
-    def named(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        names = [tensor.name for tensor in tensors]
-        unique = (name if name and names.count(name) == 1 else f"{name}#{n}" for n, name in enumerate(names))
-        return dict(zip(unique, tensors, strict=True))
-
-    if model.signatures:
-        return model.signatures[signature].inputs, model.signatures[signature].outputs
-    return named(model.subgraphs[0].inputs), named(model.subgraphs[0].outputs)
-
-
 def cut_entry_point(model: Model, signature: str) -> Model:
     """Cut out one entry point, as the compiler needs it, without inputs that nothing reads."""
-    graph = dict(model.entry_points()).get(signature, model.subgraphs[0])
-    inputs, outputs = arguments(model, signature)
+    graph, inputs, outputs = model.arguments(signature)
     read = {name: tensor for name, tensor in inputs.items() if tensor.consumers}
     made = {name: tensor for name, tensor in outputs.items() if tensor.producer is not None}
     return cut_signature(model, signature, graph.operators, read, made)

@@ -137,8 +137,7 @@ class Context:
         tensors = (tensor for operator in operators for tensor in (*operator.inputs, *operator.outputs))
         if not any(tensor is not None and tensor.is_dynamic for tensor in tensors):
             return ""
-        given = next((s.inputs for s in self.model.signatures if s.subgraph is self.subgraph), None)
-        options = shape_options({t.name: t for t in self.subgraph.inputs} if given is None else given)
+        options = shape_options(self.model.arguments(self.model.signature_name(self.subgraph))[1])
         remedy = f"give {' '.join(options)}" if options else "they follow from data"
         return f"lengths are known only at run time: {remedy}"
 

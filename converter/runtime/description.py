@@ -1,38 +1,26 @@
 """Describes a model's entry points as the runtime would, from the graph; no runtime is needed."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
 from edge_opt.ir import Model, Operator, Tensor
 from edge_opt.ir.operators import KINDS, subgraph_indices
 from edge_opt.ir.walk import walked
-from edge_opt.runtime.tensors import MAIN, SignatureInfo, TensorInfo, unique_names
+from edge_opt.runtime.tensors import MAIN, SignatureInfo, TensorInfo
 
 
 def describe(model: Model) -> dict[str, SignatureInfo]:
     """The signatures by name, arguments in the runtime's order; or subgraph 0 as `main`, which is run by position."""
-
-    def infos(arguments: Iterable[tuple[str, Tensor]], *, indexing: bool) -> tuple[TensorInfo, ...]:
-        return tuple(
-            tensor_info(tensor, name, _entries(model, tensor) if indexing else 0)
-            for name, tensor in arguments
-        )
-
-    sides = {one.key: (sorted(one.inputs.items()), sorted(one.outputs.items())) for one in model.signatures}
-    if not sides:
-        graph = model.subgraphs[0]
-        sides[MAIN] = _named(graph.inputs), _named(graph.outputs)
-    return {
-        name: SignatureInfo(
-            name, infos(given, indexing=True), infos(made, indexing=False), not model.signatures
-        )
-        for name, (given, made) in sides.items()
-    }
-
-
-def _named(tensors: list[Tensor]) -> list[tuple[str, Tensor]]:
-    return list(zip(unique_names([tensor.name for tensor in tensors]), tensors, strict=True))
+    described = {}
+    for name in [signature.key for signature in model.signatures] or [MAIN]:
+        _, *sides = model.arguments(name)
+        # The runtime sorts the arguments of signatures by name.
+        given, made = (sorted(side.items()) if model.signatures else side.items() for side in sides)
+        inputs = tuple(tensor_info(tensor, label, _entries(model, tensor)) for label, tensor in given)
+        outputs = tuple(tensor_info(tensor, label) for label, tensor in made)
+        described[name] = SignatureInfo(name, inputs, outputs, positional=not model.signatures)
+    return described
 
 
 def tensor_info(tensor: Tensor, name: str, entries: int = 0) -> TensorInfo:

@@ -19,9 +19,10 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from edge_opt.base.processes import begin_child, limit
 from edge_opt.base.record import from_dict
+from edge_opt.base.words import numbered
 from edge_opt.runtime import inputs, loop, pair
 from edge_opt.runtime.protocol import Array, Arrays, DeclinedError, Header, receive, send
-from edge_opt.runtime.tensors import MAIN, Kernels, SignatureInfo, unique_names
+from edge_opt.runtime.tensors import MAIN, Kernels, SignatureInfo
 
 _RESOLVERS = {"xnnpack": OpResolverType.BUILTIN, "reference": OpResolverType.BUILTIN_REF}
 _GRACE_SECONDS = 5
@@ -125,7 +126,7 @@ class _Main:
 
 
 def _named(details: list[Any]) -> dict[str, Any]:
-    return dict(zip(unique_names([detail["name"] for detail in details]), details, strict=True))
+    return dict(zip(numbered([detail["name"] for detail in details]), details, strict=True))
 
 
 @contextmanager

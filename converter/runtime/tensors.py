@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -68,11 +68,6 @@ class SignatureInfo:
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     positional: bool = False
-
-
-def unique_names(names: Sequence[str]) -> list[str]:
-    """The names under which the tensors of `main` are run: empty and repeated ones are numbered."""
-    return [name if name and names.count(name) == 1 else f"{name}#{n}" for n, name in enumerate(names)]
 
 
 Role = Literal["mask", "position", "token", "index", "cache", "rotary", "embedding", "data"]
