@@ -129,7 +129,6 @@ def profile(
                 progress("compiling", place, len(models))
             profiles.append(profile(path, compiler))
     output.answer({"profiles": profiles}, lambda _: show_profiles(profiles), as_json=as_json, quiet=quiet)
-    output.answer({"profiles": profiles}, lambda _: show_profiles(profiles), as_json=as_json, quiet=quiet)
     return 0
 
 
