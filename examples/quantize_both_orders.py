@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import edge_opt
+from edge_opt.runtime.description import describe
 from edge_opt.runtime.inputs import array_of, converted, plan
 from edge_opt.runtime.runner import Worker
 
@@ -30,13 +31,13 @@ JUDGED_FROM = 1000  # seeds of the inputs that no calibration has seen
 ORDERS = ("split_then_quantized", "quantized_then_split")
 
 
-def inputs_of(worker: Worker, model: Path, seeds: range) -> dict[str, list[Inputs]]:
+def inputs_of(model: Path, seeds: range) -> dict[str, list[Inputs]]:
     """For each signature, inputs as its callers would give them."""
     return {
         signature.name: [
             {made.info.name: array_of(made) for made in plan(signature, seed=seed)} for seed in seeds
         ]
-        for signature in worker.describe(model)
+        for signature in describe(edge_opt.load(model)).values()
     }
 
 
@@ -58,9 +59,9 @@ def judge(
     worker: Worker, model: Path, other: Path, data: dict[str, list[Inputs]]
 ) -> dict[str, dict[str, float]]:
     """How far `other` is from the float model, by output: noise over all inputs, and for logits the best token."""
-    described = {info.name: info for info in worker.describe(other)}
+    described = describe(edge_opt.load(other))
     found: dict[str, dict[str, float]] = {}
-    for signature in worker.describe(model):
+    for signature in describe(edge_opt.load(model)).values():
         takes = {info.name: info for info in described[signature.name].inputs}
         gives = {info.name: info for info in described[signature.name].outputs}
         pairs: dict[str, list[tuple[Array, Array]]] = {info.name: [] for info in signature.outputs}
@@ -138,10 +139,10 @@ def main() -> int:
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     with Worker() as worker:
-        calibration = inputs_of(worker, arguments.model, range(arguments.samples))
+        calibration = inputs_of(arguments.model, range(arguments.samples))
         calibrate = averages if arguments.average else extremes
         make_both(arguments.model, arguments.folder, arguments.recipe, calibration, calibrate)
-        judged = inputs_of(worker, arguments.model, range(JUDGED_FROM, JUDGED_FROM + arguments.judged))
+        judged = inputs_of(arguments.model, range(JUDGED_FROM, JUDGED_FROM + arguments.judged))
         found = report(worker, arguments.model, arguments.folder, judged)
     if arguments.json:
         print(json.dumps(found))
