@@ -310,6 +310,9 @@ def test_tensors_that_are_looked_at_together_fit_into_memory(monkeypatch: Patch)
         return run_plans(self, model, *rest)
 
     monkeypatch.setattr(Worker, "run_plans", counted)
+    assert located(chain(40), chain(40, 20)).tensor == "t21"
+    assert max(looked) == 12
+    looked.clear()
     monkeypatch.setattr(bisect, "_PROBED_BYTES", 3 * 32)
     assert located(chain(40), chain(40, 20)).tensor == "t21"
     assert max(looked) == 3
