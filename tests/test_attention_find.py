@@ -171,6 +171,22 @@ def test_rows_that_only_other_tensors_show_as_heads_or_sequence(text: str, reaso
     assert match.reason.startswith(f"rows of the value product may {reason}")
 
 
+def test_queries_that_are_the_block_before_show_nothing() -> None:
+    """Two blocks of two groups for one token, without projections between them."""
+    given = ", ".join(f"%{name}{place}: float32[1,2,8,5]" for name in "kv" for place in (1, 2))
+    blocks = "".join(
+        f"""
+          %g{at}: float32[1,2,2,5] = RESHAPE(%x{at - 1}, int32{{1, 2, 2, 5}})
+          %l{at}: float32[1,2,2,8] = BATCH_MATMUL(%g{at}, %k{at}) {{adj_y: true}}
+          %p{at}: float32[1,2,2,8] = SOFTMAX(%l{at}) {{beta: 1.0}}
+          %o{at}: float32[1,2,2,5] = BATCH_MATMUL(%p{at}, %v{at})
+          %x{at}: float32[1,20] = RESHAPE(%o{at}, int32{{1, 20}})"""
+        for at in (1, 2)
+    )
+    model = parse(f"subgraph main (%x0: float32[1,20], {given}) {{{blocks}\n  return %x2\n}}")
+    assert [match.heads for match in find_blocks(model.subgraphs[0])] == [4, 4]
+
+
 @pytest.mark.parametrize(
     ("lead", "rows", "keys", "end"),
     [("1,1", 4, 8, ""), ("1", 12, 12, "%r: float32[1,3,4,5] = RESHAPE(%o, int32{1, 3, 4, 5})")],

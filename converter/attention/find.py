@@ -297,7 +297,8 @@ class _Search:
         logits = [of for of, _ in walk if of.tensor.producer in self.scores]
         starts = [operand for of in logits for operand in self.operands.above(of).values()]
         for of, ends in self.operands.upwards(starts, is_product):
-            if ends and not of.tensor.is_constant and fx.labels(of.factored):
+            is_source = of.tensor.producer is None or not is_product(of.operator)
+            if ends and is_source and not of.tensor.is_constant and fx.labels(of.factored):
                 yield of
 
     def _on_batch_axes(self) -> Labelled | None:
