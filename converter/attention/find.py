@@ -337,10 +337,8 @@ class _Search:
             raise RefusedError("the SOFTMAX has more matrices than the value product", self.softmax)
         factored = list(fx.plain(product.shape))
         factored[place] = (Factor(product.shape[place], 1),)
-        text, start = (
-            "rows of the value product may belong to several heads",
-            Labelled(product, tuple(factored)),
-        )
+        text = "rows of the value product may belong to several heads"
+        start = Labelled(product, tuple(factored))
         for of, _ in self.operands.upwards([start], self.scores.__contains__):
             if len(fx.labelled_axes(of.factored)) > 1:  # logits at `[B, N, T, S]`
                 raise RefusedError(text, of.tensor.producer, of.tensor)
