@@ -30,7 +30,7 @@ class UnreadCaches(Pass):
         for index, (signature, cache, reader, read) in enumerate([*unread_caches(model)]):
             own, other = cache.dtype.name, read.dtype.name
             scale = " with another scale" if own == other else ""
-            types = f"it is {own} and read by no operator, while '{reader}' reads it as {other}{scale}"
+            types = f"the cache is {own} and read by no operator, while '{reader}' reads it as {other}{scale}"
             cache.dtype, cache.quantization = read.dtype, read.quantization
             proof = Proof(Demand(), holds=True, bitwise=True, max_abs=0.0, note="no operator reads it")
             yield Site(
