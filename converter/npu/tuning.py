@@ -122,12 +122,12 @@ def tune(
         tell("compiling", 0, len(waiting))
         for done, _ in enumerate(as_completed(waiting), 1):
             tell("compiling", done, len(waiting))
-        trials = sorted((future.result() for future in waiting), key=_rank)
+        trials = sorted((future.result() for future in waiting), key=lambda trial: trial.measured.rank)
         checked = f"outputs not checked: {no_probe}"
         if not no_probe:
             targets = {form: applied(base, changes) for form, changes in forms.items()}
             checked = _check(trials, exported, targets, compiler, tell)
-    trials.sort(key=_rank)
+    trials.sort(key=lambda trial: trial.measured.rank)
     figures = [trial.measured.figures for trial in trials if trial.measured.figures is not None]
     return Tuning(
         model=os.fspath(path),
@@ -141,10 +141,6 @@ def tune(
         changes=forms[trials[0].form],
         notes=tuple(one.note for one in figures[:1] if one.note),
     )
-
-
-def _rank(trial: Trial) -> tuple[float, ...]:
-    return trial.measured.rank
 
 
 def largest_attention(model: Model, signature: str | None = None) -> tuple[str, Block]:
