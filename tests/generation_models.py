@@ -15,7 +15,7 @@ def table(seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(WORDS, WIDTH)).round(2).astype(np.float32)
 
 
-def unsplit(scale: float = 1.0, key: str = "prefill_4") -> str:
+def unsplit(scale: float = 1.0) -> str:
     """Tokens in, caches in and out."""
     arguments = "tokens=%tokens, input_pos=%pos, kv_cache_k_0=%ck, kv_cache_v_0=%cv, mask=%mask"
     results = "kv_cache_k_0=%keys, kv_cache_v_0=%values"
@@ -26,7 +26,7 @@ def unsplit(scale: float = 1.0, key: str = "prefill_4") -> str:
   %new: {{new}} = RESHAPE(%words, int32{{{{1, 1, {{rows}}, {WIDTH}}}}})
   %turned: {{new}} = REVERSE_V2(%new, int32{{{{3}}}})
 {_UPDATE}"""
-    return _model(scale, key, arguments, results, inputs, attended, 0)
+    return _model(scale, arguments, results, inputs, attended, 0)
 
 
 def split(scale: float = 1.0) -> str:
@@ -39,7 +39,7 @@ def split(scale: float = 1.0) -> str:
   %turned: {{new}} = REVERSE_V2(%new, int32{{{{3}}}})
   %keys: {{long}} = CONCATENATION(%ck, %new) {{{{axis: 2}}}}
   %values: {{long}} = CONCATENATION(%cv, %turned) {{{{axis: 2}}}}"""
-    return _model(scale, "prefill_4", arguments, results, inputs, attended, 1)
+    return _model(scale, arguments, results, inputs, attended, 1)
 
 
 _CACHE = f"float32[1,1,{CACHE},{WIDTH}]"
@@ -50,10 +50,10 @@ _UPDATE = f"""
   %values: {_CACHE} = DYNAMIC_UPDATE_SLICE(%cv, %turned, %place)"""
 
 
-def _model(scale: float, key: str, arguments: str, results: str, inputs: str, attended: str, new: int) -> str:
+def _model(scale: float, arguments: str, results: str, inputs: str, attended: str, new: int) -> str:
     """Prefill and decode; `attended` computes keys and values, of the cache and `new` times the new tokens."""
     parts = [
-        f"signature {key} = #0 ({arguments}) -> ({results})",
+        f"signature prefill_4 = #0 ({arguments}) -> ({results})",
         f"signature decode = #1 ({arguments}) -> ({results}, logits=%logits)",
     ]
     for rows in (ROWS, 1):

@@ -11,7 +11,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from edge_opt.comparison import findings
-from edge_opt.comparison.caches import keep
+from edge_opt.comparison.compare import _moved
 from edge_opt.comparison.findings import ComparisonReport, FirstDifference, OutputComparison, measured
 from edge_opt.comparison.whole import Allowance, WholeSignature
 from edge_opt.runtime.tensors import TensorInfo
@@ -145,12 +145,13 @@ def test_room_is_relative_to_the_range_or_in_steps(compared: OutputComparison, p
     assert not Allowance().permits(compared)
 
 
-def test_what_is_kept_in_a_file_is_what_was_given(tmp_path: Path) -> None:
+def test_what_is_moved_to_a_file_is_what_was_given(tmp_path: Path) -> None:
     arrays = {str(place): np.arange(10 * place, dtype=np.int16).reshape(5, -1).T for place in range(5)}
     arrays["real"] = np.ones(3, np.float32)
-    for _ in range(2):
-        given = dict(arrays)
-        kept = keep(given, tmp_path / "kept")
-        assert given == {}
-        assert all(np.array_equal(kept[name], array) for name, array in arrays.items())
-        assert [name for name in kept if not isinstance(kept[name], np.memmap)] == ["0"]
+    with (tmp_path / "moved").open("w+b") as file:
+        runs = [dict(arrays), dict(arrays)]
+        moved = [_moved(given, file) for given in runs]
+    assert runs == [{}, {}]
+    for one in moved:
+        assert all(np.array_equal(one[name], array) for name, array in arrays.items())
+        assert [name for name in one if not isinstance(one[name], np.memmap)] == ["0"]

@@ -1,29 +1,23 @@
-"""Prefill and decode in a comparison: caches are filled, and two models generate text; the tokens must be the same."""
+"""Two models generate text from one prompt, through prefill and decode: the tokens must be the same."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import generation_models as models
 import numpy as np
 import pytest
 from bundles import bundle, model_part
-from cli_runs import Captured, Patch, run
+from cli_runs import Captured, run
 from generation_models import ROWS, export
 from text_parser import parse
 
 from edge_opt import compare, load
 from edge_opt.base.errors import UsageError
-from edge_opt.comparison import caches as filling
-from edge_opt.comparison.caches import FilledCaches, can_fill
 from edge_opt.comparison.findings import GenerationComparison
 from edge_opt.comparison.generate import plan_loop
 from edge_opt.ir import to_bytes
-from edge_opt.runtime.description import describe
-from edge_opt.runtime.inputs import array_of, plan
 from edge_opt.runtime.loop import Loop
-from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeRefused
-from edge_opt.runtime.runner import Worker
+from edge_opt.runtime.protocol import RuntimeRefused
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 
 
@@ -37,7 +31,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model=models.split(),
         other=models.split(-1.0),
         unsplit=models.unsplit(),
-        decode_only=models.unsplit(key="fill"),
     )
 
 
@@ -211,107 +204,3 @@ def test_a_prompt_is_as_long_as_the_prefill_and_one_if_the_cache_has_room() -> N
     assert planned(LONG, DECODE, prompt=((1, 2),)).prompt == ((1, 2),)
     batch = SignatureInfo("decode", (tokens(1, 3), CACHE), (CACHE, tensor("logits", 3, 1, 50)))
     assert len(planned(SignatureInfo("prefill", (tokens(4, 3), CACHE), (CACHE,)), batch).prompt) == 3
-
-
-def filled(path: Path, worker: Worker, folder: Path, seed: int = 5) -> FilledCaches:
-    described = describe(load(path))
-    caches = FilledCaches(worker, path, described, seed, folder)
-    caches.fill(described)
-    return caches
-
-
-@pytest.mark.parametrize(("name", "tokens"), [("unsplit", "tokens"), ("model", "embeddings")])
-def test_a_cache_holds_the_keys_of_every_token_before(
-    name: str, tokens: str, folder: Path, worker: Worker, tmp_path: Path, monkeypatch: Patch
-) -> None:
-    chunks: list[tuple[int, int]] = []
-    fill = Worker.fill
-    monkeypatch.setattr(Worker, "fill", lambda *given: chunks.extend(given[3]) or fill(*given))
-    caches = filled(folder / f"{name}.tflite", worker, tmp_path)
-    prefill = caches.described["prefill_4"]
-    assert [start for start, _ in chunks] == list(range(0, caches.filled["decode"], ROWS))
-    assert len({seed for _, seed in chunks}) == len(chunks) > 1
-    plans = [made for start, seed in chunks for made in plan(prefill, seed=seed, start=start)]
-    given = np.concatenate([array_of(made)[0] for made in plans if made.info.name == tokens])
-    keys = models.table()[given] if name == "unsplit" else given
-    for signature in ("prefill_4", "decode"):
-        found = caches.stored[signature, "kv_cache_k_0"].array()[0, 0]
-        values = caches.stored[signature, "kv_cache_v_0"].array()[0, 0]
-        assert np.array_equal(found[: len(keys)], keys)
-        assert np.array_equal(values[: len(keys)], keys[:, ::-1])
-        assert not found[len(keys) :].any()
-
-
-def test_a_long_cache_is_filled_by_few_calls(
-    folder: Path, worker: Worker, tmp_path: Path, monkeypatch: Patch
-) -> None:
-    monkeypatch.setattr(filling, "_MOST_CALLS", 1)
-    decode = describe(load(folder / "unsplit.tflite"))["decode"]
-    seed = next(seed for seed in range(99) if plan(decode, seed=seed)[0].start > ROWS)
-    caches = filled(folder / "unsplit.tflite", worker, tmp_path, seed)
-    for number in (0, 1):
-        assert {one.start for one in caches.plan("decode", number)} == {ROWS}
-    keys = caches.stored["decode", "kv_cache_k_0"].array()[0, 0]
-    assert keys[:ROWS].any()
-    assert not keys[ROWS:].any()
-
-
-@pytest.mark.parametrize(("length", "starts"), [(9, [0, 7]), (20, [0])])
-def test_the_last_chunk_of_a_prefill_ends_the_cache(length: int, starts: list[int], tmp_path: Path) -> None:
-    chunks: list[tuple[int, int]] = []
-
-    def fill(_: Path, __: SignatureInfo, given: list[tuple[int, int]]) -> dict[str, np.ndarray]:
-        chunks.extend(given)
-        return {CACHE.name: np.zeros(CACHE.shape, np.float32)}
-
-    prefill = SignatureInfo("prefill", (tokens(length), tensor("mask", 1, 1, length, 16), CACHE), (CACHE,))
-    seed = next(seed for seed in range(99) if plan(DECODE, seed=seed)[0].start > 9)
-    pretended: Any = SimpleNamespace(fill=fill)
-    caches = FilledCaches(pretended, tmp_path, {"prefill": prefill, "decode": DECODE}, seed, tmp_path)
-    caches.fill(["decode"])
-    assert [start for start, _ in chunks] == starts
-
-
-@pytest.mark.parametrize("name", ["model", "unsplit"])
-def test_both_models_read_what_the_first_prefill_left(name: str, folder: Path, monkeypatch: Patch) -> None:
-    asked: list[Any] = []
-    run_plans = Worker.run_plans
-    monkeypatch.setattr(Worker, "run_plans", lambda *given: asked.append(given[3]) or run_plans(*given))
-    path = folder / f"{name}.tflite"
-    report = compare(path, path)
-    assert report.bitwise
-    (said,) = report.remarks
-    assert said.startswith("caches of prefill_4, decode: filled by prefill_4 up to position ")
-    stored = [[{m.stored for m in listed if m.role == "cache"} for listed in plans] for plans in asked]
-    assert all(None not in one for plans in stored for one in plans)
-    assert stored[0] == stored[1] == stored[2] == stored[3]
-
-
-def test_caches_that_no_prefill_fills_are_random(folder: Path, monkeypatch: Patch) -> None:
-    path = folder / "decode_only.tflite"
-    said = "caches of fill, decode: random, because no prefill signature of a fills them"
-    assert compare(path, path).remarks == (said,)
-
-    def crash(*_: Any, **__: Any) -> None:
-        raise RuntimeCrashed("signal 11")
-
-    monkeypatch.setattr(Worker, "fill", crash)
-    found = compare(folder / "model.tflite", folder / "model.tflite")
-    assert found.bitwise
-    assert found.remarks[0].endswith("random, because the prefill that would fill them failed: signal 11")
-
-
-def test_a_prefill_fills_the_caches_that_it_gives_back() -> None:
-    for result in (CACHE, PART, tensor("kv_slice_k_0", 1, 16, 8)):
-        assert can_fill(SignatureInfo("prefill", (tokens(4), CACHE), (result,)))
-    open_cache, empty = tensor("kv_cache_k_0", 1, 16, 8, declared=(1, -1, 8)), tensor("kv_cache_k_0", 0, 8)
-    for name, given, cache, results in (
-        ("no way out", tokens(4), CACHE, ()),
-        ("another shape", tokens(4), CACHE, (tensor("kv_cache_k_0", 1, 4, 8),)),
-        ("two axes", tokens(4), CACHE, (tensor("kv_slice_k_0", 1, 4, 4),)),
-        ("one token", tokens(1), CACHE, (CACHE,)),
-        ("any length", tensor("tokens", 1, 4, dtype="int32", declared=(1, -1)), CACHE, (CACHE,)),
-        ("any size", tokens(4), open_cache, (CACHE,)),
-        ("empty", tokens(4), empty, (empty,)),
-    ):
-        assert not can_fill(SignatureInfo(name, (given, cache), results)), name

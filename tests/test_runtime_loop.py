@@ -7,7 +7,7 @@ import pytest
 from proof_models import tensor
 
 from edge_opt.runtime import tensors
-from edge_opt.runtime.loop import Call, Loop, basic_input, fill, is_basic, run
+from edge_opt.runtime.loop import Call, Loop, basic_input, is_basic, run
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo, growing_axis, longest_prefill, new_tokens
 
 Arrays = dict[str, Any]
@@ -84,30 +84,6 @@ def test_tokens_are_generated_one_after_the_other_from_what_the_calls_before_gav
     assert tokens == [[6, 5], [2, 0], [4, 0]]
     assert logits.shape == (3, 2, WORDS)
     assert logits.argmax(axis=-1).tolist() == tokens
-
-
-@pytest.mark.parametrize(
-    ("lengths", "starts", "expected"),
-    [
-        ([6], [0, 4], [[7, 8, 3, 4, 5, 6]]),
-        # The first is a ring as long as what is new: how it grows, the other one tells.
-        ([4, 8], [0, 2], [[5, 6, 3, 4], [1, 2, 3, 4, 5, 6, 0, 0]]),
-    ],
-)
-def test_new_keys_are_put_where_their_positions_belong_and_a_full_cache_begins_again(
-    lengths: list[int], starts: list[int], expected: list[list[int]]
-) -> None:
-    caches = [tensor(f"kv_cache_k_{layer}", 1, length, 2) for layer, length in enumerate(lengths)]
-    parts = tuple(tensor(f"kv_slice_k_{layer}", 1, 4, 2) for layer in range(len(lengths)))
-    signature = SignatureInfo("prefill", (tensor("input_pos", 4, dtype="int32"), *caches), parts)
-
-    def invoke(_: Call, inputs: Arrays) -> Arrays:
-        rows = inputs["input_pos"].astype(np.float32) + 1
-        return {part.name: np.repeat(rows[np.newaxis, :, np.newaxis], 2, axis=2) for part in parts}
-
-    filled = fill(signature, [(start, 0) for start in starts], invoke)
-    for layer, rows in enumerate(expected):
-        assert filled[f"kv_cache_k_{layer}"][0].tolist() == [[row, row] for row in rows]
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,16 @@
 At most one of the two is loaded at a time.
 """
 
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import IO, Literal
+
+import numpy as np
 
 from edge_opt.base.errors import EdgeOptError, unknown
 from edge_opt.base.words import Progress
-from edge_opt.comparison.bisect import first_difference
-from edge_opt.comparison.caches import keep
 from edge_opt.comparison.facts import runs_of
 from edge_opt.comparison.findings import (
     ComparisonReport,
@@ -19,8 +21,10 @@ from edge_opt.comparison.findings import (
     name_of,
 )
 from edge_opt.comparison.generate import compare_generation
+from edge_opt.comparison.locate import first_difference
 from edge_opt.comparison.pairing import Pair, both_open, checked_numbers
 from edge_opt.ir.opening import ModelLike
+from edge_opt.runtime.protocol import Arrays
 from edge_opt.runtime.tensors import Kernels
 
 Place = Literal["cpu", "reference"]
@@ -45,9 +49,9 @@ def compare(
     """Run every signature of both models on the same random inputs and measure the outputs.
 
     Inputs are matched by name, or by position if neither model has signatures (then the signature is `main`). A
-    quantized input gets the same real numbers as its float counterpart. The prefill of `a` fills the caches. An input,
-    output or signature that only one model has is a difference. Stateful models run twice and keep their state between
-    runs.
+    quantized input gets the same real numbers as its float counterpart. Caches are random, too; `generate` fills them
+    with a prefill. An input, output or signature that only one model has is a difference. Stateful models run twice and
+    keep their state between runs.
 
     Args:
         a: the reference: a path, the bytes of a model, a `Model`, or what `litert_torch.convert` returns.
@@ -80,12 +84,12 @@ def compare(
 
         def compared(pair: Pair) -> SignatureComparison:
             """Run one model after the other, and measure the outputs that both have."""
-            name, path = pair.signature.name, both.caches.folder / "outputs"
-            ours, theirs = both.plans(pair, runs)
-            path.unlink(missing_ok=True)
-            results = [keep(run, path) for run in both.worker.run_plans(both.files[0], name, ours, kernels)]
-            others = both.worker.run_plans(both.files[1], name, theirs, kernels)
-            return both.measure_all(pair, zip(results, others, strict=True))
+            name, (ours, theirs) = pair.signature.name, both.plans(pair, runs)
+            with tempfile.TemporaryFile() as file:
+                results = both.worker.run_plans(both.files[0], name, ours, kernels)
+                mapped = [_moved(run, file) for run in results]
+                others = both.worker.run_plans(both.files[1], name, theirs, kernels)
+                return both.measure_all(pair, zip(mapped, others, strict=True))
 
         report = both.compared(compared)
         outputs = (
@@ -101,3 +105,15 @@ def compare(
             # Keep the result of the finished comparison.
             found = FirstDifference(name, reason=f"the search failed: {error}")
         return replace(report, first_difference=found)
+
+
+def _moved(arrays: Arrays, file: IO[bytes]) -> Arrays:
+    """Move arrays out of `arrays` to the end of a file, and return them memory-mapped."""
+    mapped: Arrays = {}
+    for name in list(arrays):
+        array, place = np.ascontiguousarray(arrays.pop(name)), file.tell()
+        file.write(array.reshape(-1).view(np.uint8).data)
+        file.flush()
+        mapped[name] = np.memmap(file, array.dtype, "r", place, array.shape) if array.size else array
+        file.seek(0, os.SEEK_END)
+    return mapped

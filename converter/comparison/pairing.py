@@ -3,7 +3,6 @@
 The caller runs the models, on the CPU or in an emulator. Only the outputs of one signature are kept at a time.
 """
 
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -11,7 +10,6 @@ from pathlib import Path
 
 from edge_opt.base.errors import UsageError, match_names, unknown
 from edge_opt.base.words import Progress, many
-from edge_opt.comparison.caches import FilledCaches
 from edge_opt.comparison.findings import (
     ComparisonReport,
     OutputComparison,
@@ -21,7 +19,7 @@ from edge_opt.comparison.findings import (
 from edge_opt.ir import Model, load
 from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime.description import describe
-from edge_opt.runtime.inputs import InputPlan
+from edge_opt.runtime.inputs import InputPlan, plan
 from edge_opt.runtime.inputs import pair as twins
 from edge_opt.runtime.metrics import are_logits
 from edge_opt.runtime.protocol import Array, Arrays
@@ -103,17 +101,13 @@ def _matched(
 
 @dataclass(frozen=True, slots=True)
 class Both:
-    """Two open models: files, graphs, paired signatures and filled caches.
-
-    `begun` is the report before anything is compared.
-    """
+    """Two open models: files, graphs and paired signatures; `begun` is the report before anything is compared."""
 
     begun: ComparisonReport
     worker: Worker
     files: Sequence[Path]
     models: Sequence[Model]
     pairs: Mapping[str, Pair]
-    caches: FilledCaches
     tell: Progress
 
     def compared(self, run: Run) -> ComparisonReport:
@@ -123,7 +117,7 @@ class Both:
             self.tell(f"{name}: running", place, len(self.pairs))
             found.append(SignatureComparison(name, reason=pair.reason) if pair.reason else run(pair))
         self.tell("compared", len(self.pairs), len(self.pairs))
-        remarks = [*self.caches.notes]
+        remarks = []
         opened = [text for pair in self.pairs.values() for text in pair.opened]
         if opened:
             sizes = ", ".join(opened)
@@ -138,7 +132,7 @@ class Both:
         """Plan the inputs of each run for each model, with the same real numbers."""
         ours, theirs = [], []
         for run in range(runs):
-            planned = self.caches.plan(pair.signature.name, run)
+            planned = plan(pair.signature, seed=self.begun.seed, run=run)
             both = [twins(one, other) for one, other in zip(planned, pair.inputs, strict=True)]
             ours.append([one for one, _ in both])
             theirs.append([other for _, other in both])
@@ -169,12 +163,11 @@ def both_open(
     shapes: Shapes | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Both]:
-    """Open two models, pair their signatures and fill the caches of `a`.
+    """Open two models and pair their signatures.
 
     Raises:
         UsageError: neither model has a chosen signature, or an input named in `shapes`.
         ModelFormatError: a model cannot be read.
-        RuntimeFailed: a model does not run.
     """
     tell, shapes = progress or (lambda *_: None), shapes or {}
     with ExitStack() as stack:
@@ -192,12 +185,7 @@ def both_open(
         names = match_names("signature", "*" if signatures is None else signatures, [*(ours | theirs)])
         sides = begun.a, begun.b
         pairs = {name: Pair.of(ours.get(name), theirs.get(name), sides, shapes) for name in names}
-        tell("filling caches", 0, len(names))
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-opt-")))
-        described = ours | {name: pair.signature for name, pair in pairs.items()}
-        caches = FilledCaches(worker, files[0], described, begun.seed, folder)
-        caches.fill(name for name, pair in pairs.items() if not pair.reason)
-        yield Both(begun, worker, files, models, pairs, caches, tell)
+        yield Both(begun, worker, files, models, pairs, tell)
 
 
 def checked_numbers(seed: int, atol: float, rtol: float) -> tuple[int, float, float]:

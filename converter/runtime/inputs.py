@@ -41,26 +41,13 @@ class InputHint:
     side: Side = "other"
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """An array in a file, with the dtype and quantization of `info`."""
-
-    path: str
-    offset: int
-    info: TensorInfo
-
-    def array(self) -> NDArray[Any]:
-        """The array, mapped."""
-        return np.memmap(self.path, np.dtype(self.info.dtype), "r", self.offset, self.info.shape)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputPlan(InputHint):
     """How to make one input: for the tensor `info`, from the stream of random numbers named `key`.
 
     `start` is the position of the first new token. For a mask, `past` columns stand for the cache, the first `padding`
     tokens are masked, and a row sees `window` positions (0: all). `limit` ends the range of a token or of an index into
-    a table. Real numbers fill `spread` of the range of the quantized `source`; they come from `stored`, or are random.
+    a table. Real numbers fill `spread` of the range of the quantized `source`.
     """
 
     info: TensorInfo
@@ -73,7 +60,6 @@ class InputPlan(InputHint):
     limit: int = 2
     padding: int = 0
     source: TensorInfo | None = None
-    stored: Stored | None = None
 
     @property
     def stream(self) -> int:
@@ -87,18 +73,16 @@ def plan(
     seed: int = 0,
     run: int = 0,
     hints: Sequence[InputHint] | None = None,
-    start: int | None = None,
 ) -> tuple[InputPlan, ...]:
     """One plan per input of the signature.
 
     `hints`, one per input, replace guessing from names. Later runs differ in position and in the kind of mask: causal,
-    with padding, sliding window, empty cache. `start` is the position of the first new token, by default from the seed.
+    with padding, sliding window, empty cache.
     """
     if hints is None:
         hints = [InputHint(role_of(info)) for info in signature.inputs]
     given = list(zip(signature.inputs, hints, strict=True))
     past, new, begin = _scene(signature, [(info, hint.role) for info, hint in given], seed, run)
-    begin = begin if start is None else start
     words = [info.shape[-1] for info in signature.outputs if "logits" in info.name and info.shape]
 
     def planned(info: TensorInfo, hint: InputHint) -> InputPlan:
@@ -170,8 +154,6 @@ def array_of(planned: InputPlan) -> NDArray[Any]:
     if planned.role == "position":
         values = planned.start + np.arange(info.shape[-1] if info.shape else 1, dtype=np.float32)
         return _encode(np.broadcast_to(values, info.shape or (1,)).reshape(info.shape), info)
-    if planned.stored is not None:
-        return converted(planned.stored.array(), planned.stored.info, info)
     if planned.role == "rotary":
         cosine, sine = noise.circle(planned.stream, info.elements)
         return _encode((sine if "sin" in info.name.lower() else cosine).reshape(info.shape), info)

@@ -3,15 +3,15 @@
 The parent plans a loop and the worker runs it, with models that it keeps open; `Invoke` hides how they run.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
-from edge_opt.runtime.inputs import InputPlan, array_of, converted, plan
+from edge_opt.runtime.inputs import InputPlan, array_of, converted
 from edge_opt.runtime.protocol import Array, Arrays
-from edge_opt.runtime.tensors import SignatureInfo, TensorInfo, caches_of, growing_axes, part_of, role_of
+from edge_opt.runtime.tensors import SignatureInfo, TensorInfo, role_of
 
 _PARAMETERS = "param_tensor"
 
@@ -69,30 +69,6 @@ def run(loop: Loop, invoke: Invoke) -> tuple[list[list[int]], Array]:
         current = np.full((1, 1), loop.follow[place]) if loop.follow else best[:, np.newaxis]
         tokens.append(best.tolist())
     return tokens, np.stack(logits)
-
-
-def fill(signature: SignatureInfo, chunks: Sequence[tuple[int, int]], invoke: Invoke) -> Arrays:
-    """The caches after prefilling these chunks in order, in the type of the cache inputs.
-
-    A chunk is the position of its first token and the seed of its other inputs.
-    """
-    caches, axes = caches_of(signature), growing_axes(signature)
-    values: _Values = {name: (_empty(info), info) for name, info in caches.items()}
-    for start, seed in chunks:
-        plans = {planned.info: planned for planned in plan(signature, seed=seed, start=start)}
-        _carry_out(values, (Call("main", signature),), lambda info: array_of(plans[info]), invoke)  # noqa: B023
-        for name, axis in axes.items():
-            # Separate new keys and values are written into their caches, which wrap around when full.
-            if part_of(name) not in values:
-                continue
-            part, info = values.pop(part_of(name))
-            if axis is not None:
-                array = values[name][0].copy()
-                places = (start + np.arange(part.shape[axis])) % array.shape[axis]
-                array[(slice(None),) * axis + (places,)] = converted(part, info, caches[name])
-                part, info = array, caches[name]
-            values[name] = part, info
-    return {name: converted(*values[name], info) for name, info in caches.items()}
 
 
 def _carry_out(values: _Values, calls: tuple[Call, ...], give: _Give, invoke: Invoke) -> None:

@@ -166,9 +166,6 @@ def _carried_out(header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
         case "generate":
             tokens, logits = loop.run(from_dict(loop.Loop, header["loop"]), invoke)
             return {"tokens": tokens}, {"logits": logits}
-        case "fill":
-            signature, chunks = from_dict(tuple[SignatureInfo, list[tuple[int, int]]], header["fill"])
-            return {}, loop.fill(signature, chunks, invoke)
     signature, request = from_dict(tuple[SignatureInfo, pair.ProofRequest], header["proof"])
     return {"proof": pair.prove(signature, request, run_version)}, {}
 

@@ -37,7 +37,7 @@ from edge_opt.runtime.protocol import (
     receive,
     send,
 )
-from edge_opt.runtime.tensors import MAIN, Kernels, SignatureInfo
+from edge_opt.runtime.tensors import MAIN, Kernels
 
 Runnable = str | os.PathLike[str] | bytes
 
@@ -204,11 +204,6 @@ class Worker(AbstractContextManager["Worker"]):
         where = f"model {_name(models[MAIN])}, generating {loop.count} tokens on {kernels} kernels"
         reply, results = self._ask("generate", where, models, kernels=kernels, loop=loop)
         return reply["tokens"], results["logits"]
-
-    def fill(self, model: Runnable, signature: SignatureInfo, chunks: Sequence[tuple[int, int]]) -> Arrays:
-        """The caches after prefilling these chunks, each given by its first position and the seed of its inputs."""
-        where = f"model {_name(model)}, signature '{signature.name}', filling caches"
-        return self._ask("fill", where, {MAIN: model}, fill=(signature, chunks))[1]
 
     def prove(
         self,

@@ -1,19 +1,19 @@
 """Find the first tensor that two models share and that differs between them.
 
-Intended for a model and its rewrite: tensors outside rewritten regions keep their names. Both are cut at shared
-tensors, a logarithmic number of times; only one is loaded at a time, and neither is changed.
+Intended for a model and its rewrite: tensors outside rewritten regions keep their names. Both are run up to shared
+tensors, in execution order, as many at a time as fit into memory; only one is loaded at a time, and neither is changed.
 """
 
 from collections import Counter
-from collections.abc import Container, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from edge_opt.comparison.facts import arguments
 from edge_opt.comparison.findings import FirstDifference, OutputComparison
 from edge_opt.comparison.pairing import Both, Pair
-from edge_opt.ir import Operator, Subgraph, Tensor
+from edge_opt.ir import Subgraph, Tensor
 from edge_opt.ir.opening import Part
 from edge_opt.ir.text import operator_text
 from edge_opt.ir.walk import cut_signature, needed_for, reads
@@ -21,8 +21,7 @@ from edge_opt.runtime.description import tensor_info
 from edge_opt.runtime.inputs import InputPlan
 from edge_opt.runtime.tensors import MAIN, Kernels
 
-_PROBES = 12
-_PROBED_BYTES = 192 << 20
+_MOST_BYTES = 192 << 20  # of the tensors that are looked at together
 _VANISHED = (
     "no tensor differs if it is made an output: the difference comes from how the runtime fuses operators"
 )
@@ -50,12 +49,17 @@ def first_difference(both: Both, pair: Pair, output: str, kernels: Kernels, runs
     pairs = [(tensor, named[1][name]) for name, tensor in named[0].items() if name in named[1]]
     alike = [pair for pair in pairs if len({(t.shape, t.shape_signature, t.dtype) for t in pair}) == 1]
     graphs, inputs = [graph for graph, *_ in sides], [given for _, given, _ in sides]
-    return _Search(both, kernels, pair, both.plans(pair, runs), graphs, inputs, [*alike, ends]).run()
+    search = _Search(both, kernels, pair, both.plans(pair, runs), graphs, inputs, [*alike, ends])
+    for places in search.batches():
+        both.tell("looking for the first difference", places[0], len(search.shared))
+        if (found := search.look(places)) is not None:
+            return search.describe(*found)
+    return FirstDifference(pair.signature.name, reason=_VANISHED)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Search:
-    """`shared` pairs tensors of both sides, the output last; `equal` and `different` are indices into it."""
+    """The tensors of both sides in `shared`, in execution order, the output last; a place is an index into it."""
 
     both: Both
     kernels: Kernels
@@ -64,69 +68,46 @@ class _Search:
     graphs: Sequence[Subgraph]
     inputs: Sequence[Sequence[Tensor]]
     shared: Sequence[tuple[Tensor, Tensor]]
-    equal: set[int] = field(default_factory=set)
-    different: dict[int, OutputComparison] = field(default_factory=dict)
 
-    def run(self) -> FirstDifference:
-        """Narrow down in execution order, then go back until all sources of the tensor are equal."""
-        first = len(self.shared) - 1
-        unknown: Sequence[int] = range(len(self.shared))
-        numbers = {tensor: number for number, both in enumerate(self.shared) for tensor in both}
-        while unknown:
-            looked_at = self._look(unknown)
-            if not self.different:
-                return FirstDifference(self.pair.signature.name, reason=_VANISHED)
-            first = min(looked_at & self.different.keys(), default=first)
-            low = max((place for place in self.equal if place < first), default=-1)
-            sources = {
-                numbers[tensor] for side in self._cones(first) for tensor in side[1] if tensor in numbers
-            }
-            unknown = range(low + 1, first) or sorted(sources - self.equal - self.different.keys())
-        return self._describe(first)
+    def batches(self) -> Iterator[list[int]]:
+        """Yield all places, each time as many as fit into memory together."""
+        batch, room = list[int](), _MOST_BYTES
+        for place, (tensor, _) in enumerate(self.shared):
+            size = (tensor.dtype.byte_size(tensor.elements) or 0) * len(self.plans[0])
+            if batch and size > room:
+                yield batch
+                batch, room = [], _MOST_BYTES
+            batch.append(place)
+            room -= size
+        yield batch
 
-    def _look(self, places: Sequence[int]) -> set[int]:
-        """Run both models up to some of these tensors, and record which are equal.
-
-        The chosen tensors are spread evenly, include the last one, and fit into memory together.
-        """
-        count, room = min(_PROBES, len(places)), _PROBED_BYTES // len(self.plans[0])
-        chosen: list[int] = []
-        for step in range(count, 0, -1):
-            place = places[round(len(places) * step / count) - 1]
-            tensor = self.shared[place][0]
-            size = tensor.dtype.byte_size(tensor.elements) or 0
-            if not chosen or size <= room:
-                chosen.append(place)
-                room -= size
+    def look(self, places: Sequence[int]) -> tuple[int, OutputComparison] | None:
+        """Run both models up to these tensors; return the first that differs, with its figures."""
         results = []
         for side, (graph, plans) in enumerate(zip(self.graphs, self.plans, strict=True)):
-            probes = {str(place): self.shared[place][side] for place in chosen}
+            probes = {str(place): self.shared[place][side] for place in places}
             # In a stateful model, the last operators may compute state that the next run reads.
             operators = graph.operators if len(plans) > 1 else needed_for(probes.values(), graph.operators)
             given = dict(zip((one.info.name for one in plans[0]), self.inputs[side], strict=True))
             cut = cut_signature(self.both.models[side], MAIN, operators, given, probes)
             with Part(cut).file() as file:
                 results.append(self.both.worker.run_plans(file, MAIN, plans, self.kernels))
-        for place in chosen:
-            a, b = (tensor_info(tensor, tensor.name) for tensor in self.shared[place])
+        for place in places:
+            infos = [tensor_info(tensor, tensor.name) for tensor in self.shared[place]]
             for ours, theirs in zip(*results, strict=True):
-                found = self.both.measure((a, b), ours[str(place)], theirs[str(place)])
+                found = self.both.measure((infos[0], infos[1]), ours[str(place)], theirs[str(place)])
                 if not found.equal:
-                    self.different.setdefault(place, found)
-        self.equal |= {*chosen} - self.different.keys()
-        return {*chosen}
+                    return place, found
+        return None
 
-    def _cones(self, place: int) -> list[tuple[list[Operator], list[Tensor]]]:
-        """Return each model's operators that compute a shared tensor from other shared tensors, and those tensors."""
-        known: Container[Tensor] = {tensor for both in self.shared for tensor in both}
+    def describe(self, place: int, figures: OutputComparison) -> FirstDifference:
+        """Describe a difference; all shared tensors before it are equal."""
+        equal = {tensor for both in self.shared[:place] for tensor in both}
         cones = [
-            needed_for([root], graph.operators, known)
+            needed_for([root], graph.operators, equal)
             for graph, root in zip(self.graphs, self.shared[place], strict=True)
         ]
-        return [(cone, [tensor for tensor in reads(cone) if not tensor.is_constant]) for cone in cones]
-
-    def _describe(self, place: int) -> FirstDifference:
-        (ours, border), (theirs, other_border) = self._cones(place)
+        border = [tensor for cone in cones for tensor in reads(cone) if not tensor.is_constant]
         twins = {tensor: both for both in self.shared for tensor in both}
         legend: dict[str, str] = {}
         names = [info.name for info in self.pair.signature.inputs]
@@ -142,18 +123,18 @@ class _Search:
 
         constants, others = (
             {t.name: t.buffer.data for one in cone for t in one.inputs if t and t.is_constant and t.buffer}
-            for cone in (ours, theirs)
+            for cone in cones
         )
         common = ((name, data, others.get(name)) for name, data in constants.items())
         tensor = self.shared[place][0]
         return FirstDifference(
             signature=self.pair.signature.name,
-            equal_before=tuple(dict.fromkeys(map(short, (*border, *other_border)))),
-            operators_a=tuple(operator_text(operator, short) for operator in ours),
-            operators_b=tuple(operator_text(operator, short) for operator in theirs),
+            equal_before=tuple(dict.fromkeys(map(short, border))),
+            operators_a=tuple(operator_text(operator, short) for operator in cones[0]),
+            operators_b=tuple(operator_text(operator, short) for operator in cones[1]),
             tensor=tensor.name,
             short_name=short(tensor),
-            figures=replace(self.different[place], name=tensor.name),
+            figures=replace(figures, name=tensor.name),
             names=legend,
             constants=tuple(
                 name for name, a, b in common if a and b and not np.array_equal(a.view(), b.view())
