@@ -110,26 +110,15 @@ def test_a_mask_over_a_ring_tells_the_positions_that_its_columns_hold() -> None:
         assert np.array_equal(entries == 0, seen)
 
 
-def test_later_runs_have_padding_a_window_and_an_empty_cache() -> None:
-    signature = split_cache(rows=16, cache=64)
-    masks = [arrays(signature, run=run)["mask_global"][0, 0] for run in range(4)]
-    assert masks[0][:, 0].max() == 0
-    assert masks[1][:, 0].max() == -100
-    assert masks[2][-1, 0] == -100
-    assert masks[2][0, 64] == 0
-    assert masks[3][:, :64].max() == -100
-    assert all((mask == 0).any(axis=1).all() for mask in masks)
-
-
 def test_positions_and_the_cache_leave_room_for_the_new_tokens() -> None:
     cache, part = tensor("kv_cache_k_0", 1, 1, 64, 8), tensor("kv_slice_k_0", 1, 1, 16, 8)
     given = tensor("input_pos", 16, dtype="int32"), cache, part, tensor("valid_mask", 1, 16, dtype="bool")
-    for run in range(8):
+    for run in range(4):
         made = arrays(SignatureInfo("prefill_cache_update", given, ()), run=run, seed=run)
         first = int(made["input_pos"][0])
         assert made["input_pos"].tolist() == list(range(first, first + 16))
         assert 0 <= first <= 48
-        assert (first > 0) == (run % 4 != 3)
+        assert first > 0
         assert made["valid_mask"].dtype == np.bool_
         assert made["valid_mask"][0, 0]
 
@@ -148,7 +137,7 @@ def test_a_mask_is_in_its_own_type_and_shape(dtype: str, shut: float, opened: fl
     assert made.dtype == np.dtype(dtype)
     assert (made[0, 0, 0, 3], made[0, 0, 3].tolist()) == (shut, [opened] * 4)
     for shape in ((), (5,), (1, 5), (5, 5), (1, 5, 5), (2, 3, 5, 5), (1, 1, 20, 5), (0, 4)):
-        for run in range(4):
+        for run in range(2):
             assert lone(tensor("mask", *shape, dtype=dtype), run=run).shape == shape
 
 
@@ -184,7 +173,6 @@ def test_without_a_mask_positions_leave_room_in_the_cache() -> None:
     positions = {int(arrays(signature, seed=seed)["input_pos"][0]) for seed in range(30)}
     assert positions <= set(range(31 // 4, 31 // 4 + 31 // 2 + 1))
     assert len(positions) > 31 // 4
-    assert arrays(signature, run=3)["input_pos"].tolist() == [0]
 
 
 def test_a_hint_decides_the_role_and_the_values_of_a_mask() -> None:
@@ -206,7 +194,7 @@ def test_only_a_vector_of_flags_is_padding_and_three_axes_are_causal() -> None:
     assert not lone(tensor("mask", 1, 20))[0].all()
 
 
-def test_every_fourth_run_has_padding_in_front_of_its_tokens() -> None:
+def test_a_second_run_has_padding_in_front_of_its_tokens() -> None:
     cache, tokens = tensor("kv_cache_k_0", 1, 32, 1, 32), tensor("tokens", 1, 1, dtype="int32")
     signature = SignatureInfo("decode", (tokens, tensor("mask", 1, 1, 1, 32), cache), ())
     starts = set[int]()

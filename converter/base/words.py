@@ -87,8 +87,3 @@ def html_table(rows: Sequence[Sequence[str]], kind: str = "scroll") -> str:
     cells = "".join(f'<th scope="col">{escape(text)}</th>' for text in head)
     lines = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in body)
     return f'<div class="{kind}"><table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table></div>'
-
-
-def as_html(text: str, rows: Sequence[Sequence[str]]) -> str:
-    """An object in a notebook, as HTML: its lines, and a table."""
-    return "".join(f"<div>{escape(line)}</div>" for line in text.splitlines()) + html_table(rows)

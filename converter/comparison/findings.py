@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from edge_opt.base.record import Record
-from edge_opt.base.words import as_html, many
+from edge_opt.base.words import many
 from edge_opt.ir.opening import ModelLike
 from edge_opt.runtime.metrics import Difference, measure, merge
 from edge_opt.runtime.protocol import Array
@@ -199,9 +199,6 @@ class ComparisonReport(Record):
     def __repr__(self) -> str:
         return f"ComparisonReport({self.a!r}, {self.b!r}: {self.summary()})"
 
-    def _repr_html_(self) -> str:
-        return as_html("\n".join([f"{self.summary()}.", *self.notes()]), self.rows())
-
     @property
     def measured(self) -> list[OutputComparison]:
         """The outputs that both models have."""
@@ -232,7 +229,7 @@ class ComparisonReport(Record):
 
     def rows(self) -> list[tuple[str, ...]]:
         """A table of the signatures with the worst figures of each; the first row is the header."""
-        heads = ["signature", "outputs", "bit-identical", "max abs", "lowest SNR", "lowest cosine"]
+        heads = ["signature", "outputs", "bit-identical", "max abs", "lowest SNR"]
         apart = any(output.db for signature in self.signatures for output in signature.outputs)
         heads += ["a to CPU", "b to CPU"] if apart else []
         rows: list[tuple[str, ...]] = [tuple(heads)]
@@ -241,9 +238,8 @@ class ComparisonReport(Record):
             if one.measured:
                 worst[0] = f"{max(figures.max_abs for figures in one.measured):.3g}"
                 worst[1] = f"{min(figures.snr_db for figures in one.measured):.1f} dB"
-                worst[2] = f"{min(figures.cosine for figures in one.measured):.6g}"
             sides = zip(*(output.db for output in one.outputs if output.db is not None), strict=True)
-            worst[3:] = [f"{min(side):.1f} dB" for side in sides] or worst[3:]
+            worst[2:] = [f"{min(side):.1f} dB" for side in sides] or worst[2:]
             equal = sum(output.bitwise for output in one.outputs)
             rows.append((one.name, str(len(one.outputs)), str(equal), *worst))
         return rows
@@ -257,8 +253,8 @@ class ComparisonReport(Record):
                 lines.append(f"{named}: no element is finite in a")
             if output.kl is not None and output.differing:
                 lines.append(
-                    f"{named}, mean over rows of logits: top-1 agreement {output.top1:.2%}, "
-                    f"top-5 {output.top5:.2%}, KL divergence {output.kl:.3g} nats"
+                    f"{named}, mean over rows of logits: top-1 agreement {output.top1:.2%}, KL divergence "
+                    f"{output.kl:.3g} nats"
                 )
         return lines
 

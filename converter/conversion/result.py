@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from edge_opt.base.errors import EdgeOptError, UsageError
 from edge_opt.base.record import Record
-from edge_opt.base.words import as_html, many, one_line, size
+from edge_opt.base.words import many, one_line, size
 from edge_opt.comparison.whole import WholeSignature
 from edge_opt.ir import Model, to_bytes
 from edge_opt.ir.opening import ExportedModel, ModelLike
@@ -84,9 +84,6 @@ class ConversionResult(Record):
     def __repr__(self) -> str:
         done = f"{len(self.converted)} of {len(self.sites)} sites converted"
         return f"ConversionResult({self.input!r} -> {self.output!r}, target {self.target!r}, {done})"
-
-    def _repr_html_(self) -> str:
-        return as_html(self.summary(), entry_points(self))
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write the converted model as a .tflite file, replacing an existing one."""

@@ -32,8 +32,8 @@ class Difference(Record):
     `finite` counts the finite numbers in `a`, `differing` the elements whose bits differ, `outside` those with
     |a-b| > atol + rtol*|a|. `max_abs` is infinite if only one of two values is NaN or infinite; `worst` is its index,
     with both values. `max_rel` is `max_abs` over `largest`, the largest finite |a|. `steps` is the largest difference
-    of integers with equal quantization. `kl` (nats), `top1`, `top5` are means over rows of logits; of several runs, the
-    worst. `powers` are sums of squares: of `a`, of `b`, of their products, of their difference.
+    of integers with equal quantization. `kl` (nats) and `top1` are means over rows of logits; of several runs, the
+    worst. `powers` are sums of squares: of `a`, and of the difference.
     """
 
     elements: int = 0
@@ -47,10 +47,9 @@ class Difference(Record):
     steps: int | None = None
     kl: float | None = None
     top1: float | None = None
-    top5: float | None = None
-    powers: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    powers: tuple[float, float] = (0.0, 0.0)
 
-    _properties = ("bitwise", "equal", "max_rel", "snr_db", "cosine")
+    _properties = ("bitwise", "equal", "max_rel", "snr_db")
     _left_out = ("powers",)
 
     @property
@@ -73,20 +72,11 @@ class Difference(Record):
     @property
     def snr_db(self) -> float:
         """Signal to noise in decibel: infinite if nothing differs, NaN if undefined."""
-        signal, _, _, noise = self.powers
+        signal, noise = self.powers
         if noise == 0:
             return math.inf
         ratio = signal / noise
         return 10 * math.log10(ratio) if math.isfinite(ratio) and ratio > 0 else math.nan
-
-    @property
-    def cosine(self) -> float:
-        """The cosine of both as vectors: 1 if nothing differs, NaN if undefined."""
-        one, other, both, noise = self.powers
-        product = math.sqrt(one) * math.sqrt(other)
-        if noise == 0:
-            return 1.0
-        return min(both / product, 1.0) if product > 0 and math.isfinite(product) else math.nan
 
 
 def measure(
@@ -117,8 +107,8 @@ def measure(
         found = replace(found, steps=None)
     if logits and a.size and a.ndim and a.shape[-1] > 1:
         width = a.shape[-1]
-        kl, top1, top5 = _of_rows(one.reshape(-1, width), other.reshape(-1, width), reals)
-        found = replace(found, kl=kl, top1=top1, top5=top5)
+        kl, top1 = _of_rows(one.reshape(-1, width), other.reshape(-1, width), reals)
+        found = replace(found, kl=kl, top1=top1)
     return found
 
 
@@ -126,7 +116,7 @@ _Figures = TypeVar("_Figures", bound=Difference)
 _MERGED: dict[str, Callable[[Any, Any], Any]] = {
     **dict.fromkeys(("elements", "finite", "differing", "outside"), add),
     **dict.fromkeys(("largest", "steps", "kl"), max),
-    **dict.fromkeys(("top1", "top5"), min),
+    "top1": min,
     "powers": lambda one, other: tuple(map(add, one, other)),
 }
 
@@ -169,15 +159,14 @@ def _of_piece(
         wide = a.itemsize == 8 and bool(steps)  # beyond 2**53, floats do not distinguish integers
         if other is one or (not wide and np.array_equal(one, other)):
             # The usual case; the rest would find no difference and take ten times as long.
-            power = float(one @ one)
-            return replace(found, powers=(power, power, power, 0.0))
+            return replace(found, powers=(float(one @ one), 0.0))
         gap = np.abs(one - other)
         gap[(one == other) | (np.isnan(one) & np.isnan(other))] = 0.0
         gap[np.isnan(gap)] = math.inf
         if wide:
             gap[(gap == 0) & (a != b)] = 1.0
         outside = (gap > atol + rtol * np.abs(one)) | np.isinf(gap)
-        powers = float(one @ one), float(other @ other), float(one @ other), float(gap @ gap)
+        powers = float(one @ one), float(gap @ gap)
     found = replace(found, outside=int(np.count_nonzero(outside)), powers=powers)
     place = int(gap.argmax())
     if not gap[place]:
@@ -187,19 +176,16 @@ def _of_piece(
 
 
 def _of_rows(a: NDArray[Any], b: NDArray[Any], reals: Sequence[_Real]) -> list[float]:
-    """Means over rows: KL(softmax(a) || softmax(b)), 0 if a value is not finite; equal arg max; equal five highest."""
+    """Means over rows: KL(softmax(a) || softmax(b)), 0 if a value is not finite; equal arg max."""
     rows, width = a.shape
-    step, top = max(_PIECE // width, 1), min(5, width)
-    sums = np.zeros(3)
+    step, sums = max(_PIECE // width, 1), np.zeros(2)
     for begin in range(0, rows, step):
         one, other = reals[0](a[begin : begin + step]), reals[1](b[begin : begin + step])
         finite = np.isfinite(one).all(axis=1) & np.isfinite(other).all(axis=1)
         log_one, log_other = (log_softmax(values[finite]) for values in (one, other))
-        best_one, best_other = (np.argpartition(v, width - top, axis=1)[:, -top:] for v in (one, other))
         sums += (
             (np.exp(log_one) * (log_one - log_other)).sum(),
             np.count_nonzero(one.argmax(axis=1) == other.argmax(axis=1)),
-            (best_one[:, :, np.newaxis] == best_other[:, np.newaxis, :]).sum() / top,
         )
     means: list[float] = np.maximum(sums / rows, 0.0).tolist()
     return means
