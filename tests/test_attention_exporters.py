@@ -7,9 +7,9 @@ import math
 
 import pytest
 from attention_checks import TWO_SOFTMAXES, assert_same_bits, attention_text, convert
-from text_parser import parse
+from proof_models import written
 
-from edge_opt.ir import Model, Signature, Signatures, load, to_bytes
+from edge_opt.ir import Model, load
 from edge_opt.passes import Status
 
 FORMS = ("split", "unpack", "split-above")
@@ -96,11 +96,7 @@ def several_heads(model: Model) -> list[str]:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("case", CASES)
 def test_every_block_is_split_to_the_same_bits_and_nothing_of_it_stays(case: str, form: str) -> None:
-    model = parse(CASES[case])
-    (graph,) = model.subgraphs
-    inputs, outputs = ({tensor.name: tensor for tensor in ends} for ends in (graph.inputs, graph.outputs))
-    model.signatures = Signatures([Signature("main", graph, inputs, outputs)])
-    before = to_bytes(model)
+    before = written(CASES[case])
     model = load(before)
     assert several_heads(model)
     reports = convert(model, form)

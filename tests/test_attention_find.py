@@ -3,17 +3,19 @@
 import math
 from typing import Any
 
+import fuzz
 import pytest
 from attention_checks import GIVEN, TWO_SOFTMAXES, attention_text, masked_text, of_one_head, only_block
-from pass_runs import refusal
+from pass_runs import refusal, run
 from text_parser import parse
 
 from edge_opt.attention.block import Block, NotABlock, logits_bytes, row_tiles
 from edge_opt.attention.find import find_blocks, find_mask
 from edge_opt.attention.labels import OperandFactors
-from edge_opt.attention.rules import Labelled, Operands
+from edge_opt.attention.rules import Labelled
 from edge_opt.conversion import SitesSkippedError, convert
 from edge_opt.conversion.result import entry_points
+from edge_opt.ir import Model, Subgraph
 from edge_opt.ir.text import to_text
 
 PLAIN = attention_text()
@@ -129,44 +131,50 @@ def test_what_may_be_heads_or_tokens_is_not_counted_as_done(mask: str) -> None:
     assert match.is_attention
 
 
-ONLY_MASKED_BY_HEADS = GROUPED.replace(
+MASKED_BY_TOKENS = GROUPED.replace("MASK", "1,1,8,16").replace("ADDED", "ADD(%h, %m)")
+ONLY_MASKED_BY_HEADS = MASKED_BY_TOKENS.replace(
     "%p: float32[1,4,8,16] = SOFTMAX(%s) {beta: 1.0}", "%t: float32[1,4,8,16] = NEG(%s)"
 ).replace(
     "%w: float32[1,1,32,16] = RESHAPE(%p, int32{1, 1, 32, 16})",
     "%u: float32[1,1,32,16] = RESHAPE(%t, int32{1, 1, 32, 16})\n  %w: float32[1,1,32,16] = SOFTMAX(%u)",
 )
-FROM_PROJECTION = """
-subgraph main (%q: float32[1,1,40], %k: float32[1,HEADS,16,5], %v: float32[1,HEADS,16,5]) {
-  %g: float32[1,HEADS,ROWS,5] = RESHAPE(%q, int32{1, HEADS, ROWS, 5})
-  %l: float32[1,HEADS,ROWS,16] = BATCH_MATMUL(%g, %k) {adj_y: true}
-  %p: float32[1,HEADS,ROWS,16] = SOFTMAX(%l)
-  %o: float32[1,HEADS,ROWS,5] = BATCH_MATMUL(%p, %v)
-  return %o
-}"""
-FLATTENED = """
-subgraph main (%q: float32[LEAD,16,5], %k: float32[LEAD,16,5], %v: float32[LEAD,16,5]) {
-  %l: float32[LEAD,16,16] = BATCH_MATMUL(%q, %k) {adj_y: true}
-  %p: float32[LEAD,16,16] = SOFTMAX(%l)
-  %o: float32[LEAD,16,5] = BATCH_MATMUL(%p, %v)
-  %r: float32[1,WIDE] = RESHAPE(%o, int32{1, WIDE})
-  return %r
-}"""
+
+
+def unmasked(lead: str, rows: int, keys: int, *, projected: bool = False, end: str = "") -> Subgraph:
+    """Heads of size 5; the queries may come from a projection, and the result may end in another shape."""
+    query, shape = f"{lead},{rows},5", f"float32[{lead},{rows},{keys}]"
+    return parse(f"""
+    subgraph main ({"%x: float32[1,1,40]" if projected else f"%q: float32[{query}]"},
+                   %k: float32[{lead},{keys},5], %v: float32[{lead},{keys},5]) {{
+      {f"%q: float32[{query}] = RESHAPE(%x, int32{{{query}}})" if projected else ""}
+      %l: {shape} = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+      %p: {shape} = SOFTMAX(%l)
+      %o: float32[{query}] = BATCH_MATMUL(%p, %v)
+      {f"%r: float32[{end}] = RESHAPE(%o, int32{{{end}}})" if end else ""}
+      return {"%r" if end else "%o"}
+    }}""").subgraphs[0]
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("graph", "reason"),
     [
-        (ONLY_MASKED_BY_HEADS.replace("MASK", "1,1,8,16").replace("ADDED", "ADD(%h, %m)"), "belong to several heads"),
-        (FROM_PROJECTION.replace("HEADS", "1").replace("ROWS", "8"), "belong to several heads"),
-        (FROM_PROJECTION.replace("HEADS", "2").replace("ROWS", "4"), "belong to several heads"),
-        (FLATTENED.replace("LEAD", "1").replace("WIDE", "80"), "be the sequence, or heads"),
-        (FLATTENED.replace("LEAD", "1,4").replace("WIDE", "320"), "be the sequence, or heads"),
+        (parse(ONLY_MASKED_BY_HEADS).subgraphs[0], "belong to several heads"),
+        (unmasked("1,1", 8, 16, projected=True), "belong to several heads"),
+        (unmasked("1,2", 4, 16, projected=True), "belong to several heads"),
+        (unmasked("1", 16, 16, end="1,80"), "be the sequence, or heads"),
+        (unmasked("1,4", 16, 16, end="1,320"), "be the sequence, or heads"),
     ],
-    ids=["heads in the mask", "heads in the queries", "groups in the queries", "flattened", "flattened heads"],
-)  # fmt: skip
-def test_rows_that_only_other_tensors_show_as_heads_or_sequence(text: str, reason: str) -> None:
+    ids=[
+        "heads in the mask",
+        "heads in the queries",
+        "groups in the queries",
+        "flattened",
+        "flattened heads",
+    ],
+)
+def test_rows_that_only_other_tensors_show_as_heads_or_sequence(graph: Subgraph, reason: str) -> None:
     """Grouped heads of one token without a projection behind them; or all tokens, flattened for a classifier."""
-    (match,) = find_blocks(parse(text).subgraphs[0])
+    (match,) = find_blocks(graph)
     assert match.is_attention
     assert match.reason.startswith(f"rows of the value product may {reason}")
 
@@ -189,19 +197,11 @@ def test_queries_that_are_the_block_before_show_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("lead", "rows", "keys", "end"),
-    [("1,1", 4, 8, ""), ("1", 12, 12, "%r: float32[1,3,4,5] = RESHAPE(%o, int32{1, 3, 4, 5})")],
+    [("1,1", 4, 8, ""), ("1", 12, 12, "1,3,4,5")],
     ids=["rows that nothing merges", "rows and columns of an image"],
 )
 def test_rows_that_may_be_heads_or_not_stay(lead: str, rows: int, keys: int, end: str) -> None:
-    model = parse(f"""
-    subgraph main (%q: float32[{lead},{rows},5], %k: float32[{lead},{keys},5], %v: float32[{lead},{keys},5]) {{
-      %l: float32[{lead},{rows},{keys}] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
-      %p: float32[{lead},{rows},{keys}] = SOFTMAX(%l)
-      %o: float32[{lead},{rows},5] = BATCH_MATMUL(%p, %v)
-      {end}
-      return {"%r" if end else "%o"}
-    }}""")
-    assert only_block(model.subgraphs[0]).heads == 1
+    assert only_block(unmasked(lead, rows, keys, end=end)).heads == 1
 
 
 CUMULATED = attention_text(then="  %w: float32[1,4,6,8] = CUMSUM(%p, int32(3))")
@@ -296,12 +296,6 @@ def test_skipped_attention_is_a_site_with_a_reason_and_fails_require_all(case: s
         convert(model, verify="none", require_all=True, **options)
 
 
-CLASSES = """
-subgraph main (%x: float32[1,9,9,16]) {
-  %y: float32[1,9,9,7] = CONV_2D(%x, float32[7,1,1,16]{splat 0.5}, float32[7]{splat 0.0})
-  %p: float32[1,9,9,7] = SOFTMAX(%y) {beta: 1.0}
-  return %p
-}"""
 GATE = """
 subgraph main (%x: float32[6,16], %e: float32[6,4,16]) {
   %l: float32[6,4] = FULLY_CONNECTED(%x, float32[4,16]{splat 0.5}, none)
@@ -339,7 +333,6 @@ SETTLED = {
         }""",
         "no product of queries and keys leads to this SOFTMAX: not attention, at FULLY_CONNECTED",
     ),
-    "scores per class": (CLASSES, "no product with values follows this SOFTMAX: not attention"),
     "a gate": (GATE, "no product with values follows this SOFTMAX: not attention, at MUL"),
 }
 
@@ -380,28 +373,30 @@ def test_signatures_that_share_a_subgraph_are_converted_together_and_told_so() -
     assert [row[0] for row in entry_points(result)][1:] == ["first (also second)", "second (also first)"]
 
 
-def searched(blocks: int, layer: str, x: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many tensors the search looks at in blocks one after the other, each on the result of the one before."""
-    body = "".join(layer.format(before=place, after=place + 1) for place in range(blocks))
-    graph = parse(f"subgraph main (%x0: float32[{x}]) {{ {body} return %x{blocks} }}").subgraphs[0]
-    looked = []
-    above = OperandFactors.above
-
-    def counted(operands: OperandFactors, of: Labelled) -> Operands:
-        looked.append(of)
-        return above(operands, of)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(OperandFactors, "above", counted)
-        assert len([match for match in find_blocks(graph) if isinstance(match, Block)]) == blocks
-    return len(looked)
+def chained(blocks: int, lead: str) -> Model:
+    """Blocks one after the other, each on the result of the one before, with nothing that tells heads between."""
+    body = "".join(
+        f"""
+          %l{at}: float32[{lead},8,8] = BATCH_MATMUL(%x{at}, %x{at}) {{adj_y: true}}
+          %p{at}: float32[{lead},8,8] = SOFTMAX(%l{at}) {{beta: 1.0}}
+          %x{at + 1}: float32[{lead},8,5] = BATCH_MATMUL(%p{at}, %x{at})"""
+        for at in range(blocks)
+    )
+    return parse(f"subgraph main (%x0: float32[{lead},8,5]) {{ {body} return %x{blocks} }}")
 
 
 @pytest.mark.parametrize("lead", ["1,4", "4", "2,2", "1,1"])
 def test_the_search_does_not_grow_with_the_blocks_before(lead: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = f"""
-      %l{{before}}: float32[{lead},8,8] = BATCH_MATMUL(%x{{before}}, %x{{before}}) {{{{adj_y: true}}}}
-      %p{{before}}: float32[{lead},8,8] = SOFTMAX(%l{{before}}) {{{{beta: 1.0}}}}
-      %x{{after}}: float32[{lead},8,5] = BATCH_MATMUL(%p{{before}}, %x{{before}})"""
-    few, many = (searched(blocks, layer, f"{lead},8,5", monkeypatch) for blocks in (80, 160))
-    assert many <= 2.5 * few
+    looked, counts, above = list[Labelled](), [], OperandFactors.above
+    monkeypatch.setattr(OperandFactors, "above", lambda self, of: looked.append(of) or above(self, of))
+    for blocks in (80, 160):
+        looked.clear()
+        found = [isinstance(match, Block) for match in find_blocks(chained(blocks, lead).subgraphs[0])]
+        assert found == [True] * blocks
+        counts.append(len(looked))
+    assert counts[1] <= 2.5 * counts[0]
+
+
+def test_attention_that_feeds_attention_hundreds_of_times_takes_no_stack() -> None:
+    with fuzz.time_limit(10):
+        assert len(run(chained(400, "1,4"), "mha_to_sha")) == 400

@@ -15,48 +15,35 @@ from edge_opt.targets import Target
 
 BODY = "composite_attributes: [0, 0, 1], decomposition_subgraph_index"
 
-TWO_COMPOSITES = """
+GIVEN = "%q: float32[1,2,3,4], %k: float32[1,2,5,4], %v: float32[1,2,5,4]"
+POSITIVE = f"  %positive: float32[1,2,3,4] = STABLEHLO_COMPOSITE(%q) {{name: 'test.positive', {BODY}: 1}}\n"
+TWO_COMPOSITES = f"""
 signature main = #0 (q=%q, k=%k, v=%v) -> (out=%out)
-subgraph main (%q: float32[1,2,3,4], %k: float32[1,2,5,4], %v: float32[1,2,5,4]) {
-  %positive: float32[1,2,3,4] = STABLEHLO_COMPOSITE(%q) {name: 'test.positive', BODY: 1}
-  %heads: float32[1,2,3,4] = STABLEHLO_COMPOSITE(%positive, %k, %v) {name: 'any', BODY: 2}
-  %t: float32[1,3,2,4] = TRANSPOSE(%heads, int32{0, 2, 1, 3})
-  %out: float32[1,3,8] = RESHAPE(%t, int32{1, 3, 8}) {new_shape: [1, 3, 8]}
+subgraph main ({GIVEN}) {{
+{POSITIVE}  %heads: float32[1,2,3,4] = STABLEHLO_COMPOSITE(%positive, %k, %v) {{name: 'any', {BODY}: 2}}
+  %t: float32[1,3,2,4] = TRANSPOSE(%heads, int32{{0, 2, 1, 3}})
+  %out: float32[1,3,8] = RESHAPE(%t, int32{{1, 3, 8}}) {{new_shape: [1, 3, 8]}}
   return %out
-}
-subgraph positive (%x: float32[1,2,3,4]) {
+}}
+subgraph positive (%x: float32[1,2,3,4]) {{
   %y: float32[1,2,3,4] = ABS(%x)
   return %y
-}
-subgraph attention (%q: float32[1,2,3,4], %k: float32[1,2,5,4], %v: float32[1,2,5,4]) {
-  %logits: float32[1,2,3,5] = BATCH_MATMUL(%q, %k) {adj_y: true}
-  %p: float32[1,2,3,5] = SOFTMAX(%logits) {beta: 1.0}
+}}
+subgraph attention ({GIVEN}) {{
+  %logits: float32[1,2,3,5] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+  %p: float32[1,2,3,5] = SOFTMAX(%logits) {{beta: 1.0}}
   %heads: float32[1,2,3,4] = BATCH_MATMUL(%p, %v)
   return %heads
-}
-""".replace("BODY", BODY)
-
-
-NESTED = """
-signature main = #0 (q=%q, k=%k, v=%v) -> (out=%out)
-subgraph main (%q: float32[1,2,3,4], %k: float32[1,2,5,4], %v: float32[1,2,5,4]) {
-  %heads: float32[1,2,3,4] = STABLEHLO_COMPOSITE(%q, %k, %v) {name: 'outer', BODY: 1}
-  %t: float32[1,3,2,4] = TRANSPOSE(%heads, int32{0, 2, 1, 3})
-  %out: float32[1,3,8] = RESHAPE(%t, int32{1, 3, 8}) {new_shape: [1, 3, 8]}
-  return %out
-}
-subgraph outer (%q: float32[1,2,3,4], %k: float32[1,2,5,4], %v: float32[1,2,5,4]) {
-  %scaled: float32[1,2,3,4] = STABLEHLO_COMPOSITE(%q) {name: 'test.positive', BODY: 2}
-  %logits: float32[1,2,3,5] = BATCH_MATMUL(%scaled, %k) {adj_y: true}
-  %p: float32[1,2,3,5] = SOFTMAX(%logits) {beta: 1.0}
-  %heads: float32[1,2,3,4] = BATCH_MATMUL(%p, %v)
-  return %heads
-}
-subgraph positive (%x: float32[1,2,3,4]) {
-  %y: float32[1,2,3,4] = ABS(%x)
-  return %y
-}
-""".replace("BODY", BODY)
+}}
+"""
+NESTED = (
+    TWO_COMPOSITES.replace(POSITIVE, "")
+    .replace("COMPOSITE(%positive,", "COMPOSITE(%q,")
+    .replace(
+        "  %logits: float32[1,2,3,5] = BATCH_MATMUL(%q,",
+        f"{POSITIVE}  %logits: float32[1,2,3,5] = BATCH_MATMUL(%positive,",
+    )
+)
 
 
 def opened(model: Model, target: Target | None = None) -> tuple[ConversionResult, Model]:

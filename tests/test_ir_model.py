@@ -36,10 +36,6 @@ def sample() -> bytes:
     return to_bytes(model)
 
 
-def numbers(model: Model, name: str) -> Any:
-    return next(t for graph in model.subgraphs for t in graph.tensors if t.name == name).array().tolist()
-
-
 @demos
 def test_a_model_that_nobody_changed_is_written_as_it_was(path: Path, tmp_path: Path) -> None:
     assert values(to_tables(load(path))) == values(read_model(path))
@@ -142,6 +138,7 @@ def test_new_tensors_operators_and_constants_are_written_behind_what_was_there()
     assert list(tensors[4].quantization.zeroPoint) == [3]
     assert after.signatureDefs[0].outputs[0].tensorIndex == after.subgraphs[1].outputs[0] == 4
     assert to_text(load(to_bytes(model))) == to_text(model)
+    assert unpack(to_bytes(Model(subgraphs=[ir.Subgraph()]))).subgraphs[0].name is None
 
 
 def test_what_is_taken_from_a_tensor_is_gone_from_the_file() -> None:
@@ -247,14 +244,3 @@ def test_new_tensors_get_names_of_their_own_and_old_ones_keep_theirs() -> None:
     name_apart(model, old)
     assert [tensor.name for tensor in old] == before
     assert (first.name, second.name, other.name) == ("x_2", "x_3", "new")
-
-
-def test_a_model_made_by_hand_is_one_that_the_runtimes_reader_takes() -> None:
-    model = parse("subgraph main (%x: float32[2]) {\n %y: float32[2] = MUL(%x, float32(3))\n return %y\n}")
-    graph = model.subgraphs[0]
-    model.signatures.append(ir.Signature("run", graph, {"x": graph.inputs[0]}, {"y": graph.outputs[0]}))
-    written = flatbuffer_utils.read_model_from_bytearray(bytearray(to_bytes(model)))
-    assert (written.version, written.subgraphs[0].name) == (3, b"main")
-    assert [t.name for t in written.subgraphs[0].tensors] == [b"x", b"y", b"const_2"]
-    assert to_text(load(to_bytes(model))) == to_text(model)
-    assert unpack(to_bytes(Model(subgraphs=[ir.Subgraph()]))).subgraphs[0].name is None

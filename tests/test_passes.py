@@ -162,21 +162,6 @@ def test_a_region_whose_results_nobody_reads_cannot_be_verified() -> None:
     assert refusal(check_frame, unread) == "nothing reads the region's results, so they cannot be verified"
 
 
-@pytest.mark.parametrize("other", ["EXP(", "CUSTOM 'print' ("])
-def test_effects_keep_their_order(other: str) -> None:
-    model, t, o = graph_of(CHAIN.replace("EXP(", other))
-    drawn = op(model, "RANDOM_UNIFORM", [t["x"]], t["c"])
-    reason = refusal(check_frame, replacing(model, [o["a"], o["b"], o["c"]], drawn))
-    assert (reason is None) is (other == "EXP(")
-
-
-def test_a_new_operator_carries_the_version_that_its_types_need() -> None:
-    kinds = (DType.FLOAT32, 1), (DType.INT8, 2), (DType.INT16, 4)
-    for dtype, version in kinds:
-        x, y = (Tensor(name, (1, 4), dtype) for name in "xy")
-        assert Model().new_operator("SLICE", [x, None, None], [y]).code.version == version
-
-
 def test_removing_the_dead_reaches_what_only_they_needed() -> None:
     model, t, o = graph_of(CHAIN)
     graph = model.subgraphs[0]

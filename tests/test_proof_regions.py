@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from attention_checks import attention_text
 from fault_graphs import Size, attention
 from mutations import Mutant, constant, mutants, sampled, survives_checks
 from pass_runs import rewrites_of, run
@@ -358,43 +359,29 @@ def test_a_corrupted_layer_like_a_good_one_fails(dtype: str, mutant: Mutant, at_
             assert thorough.prove(mutant.rewrite, Demand()).holds
 
 
-def test_where_nothing_reads_the_results_or_all_are_nan_nothing_is_proved(prover: RegionProver) -> None:
-    model = parse("""subgraph main (%x: float32[4,8]) {
-      %unread: float32[4,8] = ABS(%x)
-      %s: float32[4,8] = MUL(%x, %x)
-      %n: float32[4,8] = SUB(float32(-1.0), %s)
-      %y: float32[4,8] = LOG(%n)
-      return %y
-    }""")
-    unread, *others, old = model.subgraphs[0].operators
+def test_where_nothing_reads_the_results_nothing_is_proved(prover: RegionProver) -> None:
+    text = (
+        "subgraph main (%x: float32[4,8]) { %u: float32[4,8] = ABS(%x) %y: float32[4,8] = NEG(%x) return %y }"
+    )
+    model = parse(text)
+    unread = model.subgraphs[0].operators[0]
     same = Operator(unread.code, unread.inputs, unread.outputs)
     proof = prover.prove(replacing(model, [unread], same), Demand())
     assert (proof.holds, proof.open) == (False, True)
     assert proof.reason == "nothing reads its results, so there is nothing to compare"
-    made = Operator(model.operator_code("SQRT"), old.inputs, old.outputs)
-    proof = prover.prove(replacing(model, [*others, old], *others, made), Demand())
-    assert (proof.holds, proof.open) == (False, True)
-    assert "cannot be verified: output 0 has no finite number" in proof.reason
 
 
 @pytest.mark.parametrize("alike", ["heads", "rows"])
 def test_equal_heads_prove_nothing_and_equal_rows_do_not_matter(alike: str, prover: RegionProver) -> None:
-    """Four heads that all read one query: swapped or not, the result is the same. There are four rows, too."""
-    given, axis = ("1,1,4,8", 1) if alike == "heads" else ("1,4,1,8", 2)
-    text = f"""
-signature main = #0 (q=%q, k=%k, v=%v) -> (out=%out)
-subgraph main (%q: float32[{given}], %k: float32[1,1,8,8], %v: float32[1,1,8,8]) {{
-  %all: float32[1,4,4,8] = CONCATENATION(%q, %q, %q, %q) {{axis: {axis}}}
-  %rows: float32[1,1,16,8] = RESHAPE(%all, int32{{1, 1, 16, 8}}) {{new_shape: [1, 1, 16, 8]}}
-  %logits: float32[1,1,16,8] = BATCH_MATMUL(%rows, %k) {{adj_y: true}}
-  %p: float32[1,1,16,8] = SOFTMAX(%logits) {{beta: 1.0}}
-  %sum: float32[1,1,16,8] = BATCH_MATMUL(%p, %v)
-  %heads: float32[1,4,4,8] = RESHAPE(%sum, int32{{1, 4, 4, 8}}) {{new_shape: [1, 4, 4, 8]}}
-  %back: float32[1,4,4,8] = TRANSPOSE(%heads, int32{{0, 2, 1, 3}})
-  %out: float32[1,4,32] = RESHAPE(%back, int32{{1, 4, 32}}) {{new_shape: [1, 4, 32]}}
-  return %out
-}}
-"""
+    """Heads that all read one query: swapped or not, the result is the same."""
+    size, axis, count = ("1,1,6,5", 1, 4) if alike == "heads" else ("1,4,1,5", 2, 6)
+    joined = f"CONCATENATION({', '.join(['%one'] * count)}) {{axis: {axis}}}"
+    scores = f"""  %all: float32[1,4,6,5] = {joined}
+      %l: float32[1,4,6,8] = BATCH_MATMUL(%all, %k) {{adj_y: true}}"""
+    text = attention_text(scores=scores, inputs=f", %one: float32[{size}]")
+    text = text.replace("%k: float32[1,4,", "%k: float32[1,1,").replace(
+        "%v: float32[1,4,", "%v: float32[1,1,"
+    )
     (report,) = run(parse(text), "mha_to_sha", prover=prover)
     if alike == "rows":
         assert report.status is Status.CONVERTED, report
