@@ -95,7 +95,7 @@ def random_inputs(model: Model) -> dict[str, NDArray[Any]]:
     """Numbers for every input, over the whole range of integers."""
     rng = np.random.default_rng(1)
     values: dict[str, NDArray[Any]] = {}
-    for name, tensor in model.signatures[0].inputs.items():
+    for name, tensor in model.inputs()[0][1].items():
         dtype = tensor.dtype.numpy
         if dtype == np.bool_:
             drawn: NDArray[Any] = rng.random(tensor.shape) < 0.7

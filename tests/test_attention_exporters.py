@@ -7,9 +7,9 @@ import math
 
 import pytest
 from attention_checks import TWO_SOFTMAXES, assert_same_bits, attention_text, convert
-from proof_models import written
+from text_parser import parse
 
-from edge_opt.ir import Model, load
+from edge_opt.ir import Model, to_bytes
 from edge_opt.passes import Status
 
 FORMS = ("split", "unpack", "split-above")
@@ -96,8 +96,8 @@ def several_heads(model: Model) -> list[str]:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("case", CASES)
 def test_every_block_is_split_to_the_same_bits_and_nothing_of_it_stays(case: str, form: str) -> None:
-    before = written(CASES[case])
-    model = load(before)
+    model = parse(CASES[case])
+    before = to_bytes(model)
     assert several_heads(model)
     reports = convert(model, form)
     heads = 2 if "chunk" in case else 4

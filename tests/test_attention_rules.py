@@ -21,7 +21,7 @@ from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.labels import OperandFactors
 from edge_opt.attention.rules import RULES, Labelled
 from edge_opt.attention.split import join_heads
-from edge_opt.ir import Constants, DType, Model, Operator, Signature, Signatures, Subgraph, Tensor, to_bytes
+from edge_opt.ir import Constants, DType, Model, Operator, Subgraph, Tensor, to_bytes
 from edge_opt.ir.text import operator_text
 from edge_opt.ir.walk import needed_for, reads
 from edge_opt.runtime.native import Session
@@ -77,11 +77,8 @@ def part(values: Array, factored: Factored, head: int, *, keep: bool) -> Array:
 
 def computed(graph: Subgraph, model: Model, inputs: dict[str, Array]) -> list[Array]:
     """What the runtime makes of the only subgraph."""
-    named = {f"out_{i}": tensor for i, tensor in enumerate(graph.outputs)}
     model.subgraphs = [graph]
-    model.signatures = Signatures([Signature("main", graph, {t.name: t for t in graph.inputs}, named)])
-    results = Session(to_bytes(model), "reference").run(None, inputs)
-    return [results[name] for name in named]
+    return [*Session(to_bytes(model), "reference").run(None, inputs).values()]
 
 
 def for_one_head(
@@ -173,8 +170,6 @@ EXAMPLES = [
 def test_every_head_has_its_part_of_the_whole(example: Example) -> None:
     model = example.model()
     (operator,) = model.subgraphs[0].operators
-    names = {tensor.name: tensor for tensor in model.subgraphs[0].inputs}
-    model.signatures = Signatures([Signature("main", model.subgraphs[0], names, {})])
     values = random_inputs(model)
     whole = computed(model.subgraphs[0], model, values)[example.output]
     factored = example.factored()

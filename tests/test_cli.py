@@ -227,6 +227,8 @@ def test_a_pipe_gets_neither_progress_nor_colour_and_quiet_only_errors(
     given = ("convert", DEMO, "-o", tmp_path / "quiet.tflite", "-q", "--verify", "none")
     ran = run(capsys, *given)
     assert (ran.code, ran.out, ran.err) == (0, "", "")
+    outputs = [(tmp_path / name).read_bytes() for name in ("out.tflite", "quiet.tflite")]
+    assert outputs[0] == outputs[1], "an output is an argument or an option"
     run(capsys, *given).failed_in_one_sentence(2)
 
 

@@ -62,13 +62,6 @@ def test_what_is_printed(
     assert (state(demo.parent) == before) is ("--dry-run" in options)
 
 
-def test_an_output_is_an_argument_or_an_option(demo: Path, capsys: Captured) -> None:
-    outputs = [demo.with_name("a.tflite"), demo.with_name("b.tflite")]
-    for given in ([outputs[0]], ["-o", outputs[1]]):
-        assert run(capsys, "convert", demo, *given, "--verify", "none").code == 0
-    assert outputs[0].read_bytes() == outputs[1].read_bytes() != CONTENT
-
-
 def test_signatures_leaves_the_others_as_they_are(demo: Path, capsys: Captured) -> None:
     """A name, or a pattern."""
     said = run(capsys, "convert", demo, "--signatures", "dec*", "--verify", "none", "--json").json

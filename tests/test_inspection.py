@@ -78,14 +78,6 @@ def test_sizes_operators_arguments_and_dtypes(capsys: Captured) -> None:
     assert inspected().weights == {"FLOAT32": 323_924, "INT32": 428}, "shared weights are counted once"
 
 
-def test_a_softmax_without_attention_is_a_settled_site(tmp_path: Path, capsys: Captured) -> None:
-    said = run(capsys, "inspect", written(tmp_path, NO_ATTENTION), "--json").json
-    assert (said["attention"], said["signatures"][0]["attention_unmatched"]) == ([], 0)
-    (site,) = said["sites"]
-    assert (site["status"], site["settled"], site["attention"]) == ("skipped", True, None)
-    assert "not attention" in site["reason"]
-
-
 def test_attention_that_is_not_understood_is_counted(capsys: Captured) -> None:
     found = inspect(DEMO)
     found.signatures[0] = replace(found.signatures[0], attention_unmatched=3)
@@ -150,7 +142,9 @@ def test_every_operator_of_a_block_says_what_becomes_of_it(tmp_path: Path) -> No
     assert twice["converted by mask_to_add #2: 4 operators become 6"] == 4, (
         "the first pass of an operator counts"
     )
-    (result,) = inspect(written(tmp_path, NO_ATTENTION)).node_data["main"]["results"].values()
+    found = inspect(written(tmp_path, NO_ATTENTION))
+    assert (found.attention, found.signatures[0].attention_unmatched) == ([], 0)
+    (result,) = found.node_data["main"]["results"].values()
     assert result["value"].startswith("nothing to do (mha_to_sha #0): ")
 
 

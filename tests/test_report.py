@@ -22,7 +22,7 @@ from edge_opt import EdgeOptError, convert, load
 from edge_opt.inspection import Report, conversion_report, find_example
 from edge_opt.inspection.picture import Example, repeats
 from edge_opt.ir import to_bytes
-from edge_opt.passes import Site, Status
+from edge_opt.passes import Status
 from edge_opt.targets import TargetLike, load_target
 
 LINT = [("warning", "ADD of prefill_8 has a mask of 2 MiB")]
@@ -50,14 +50,7 @@ def hostile() -> Report:
         signature.inputs = {f"{HOSTILE}{name}": tensor for name, tensor in signature.inputs.items()}
         signature.key = f"{HOSTILE}{signature.key}"
     result = convert(to_bytes(model), verify="none")
-    left = Site(
-        None,
-        pass_name="mha_to_sha",
-        signature=result.sites[0].signature,
-        index=9,
-        status=Status.SKIPPED,
-        reason=f"at '{HOSTILE}'",
-    )
+    left = replace(result.sites[0], index=9, status=Status.SKIPPED, reason=f"at '{HOSTILE}'")
     result.sites.append(left)
     result.input = f"/models/{'long' * 40}{HOSTILE.replace('/', '')}\udc80.tflite"
     return replace(conversion_report(result), lint=[("warning", HOSTILE)])
