@@ -86,11 +86,6 @@ def only_block(graph: Subgraph) -> Block:
     return match
 
 
-def heads_found(graph: Subgraph) -> list[int]:
-    """Heads of each attention of a graph, 0 of one that does not match."""
-    return [match.heads if isinstance(match, Block) else 0 for match in find_blocks(graph)]
-
-
 def random_inputs(model: Model) -> dict[str, NDArray[Any]]:
     """Numbers for every input, over the whole range of integers."""
     rng = np.random.default_rng(1)

@@ -62,12 +62,8 @@ _LAYER = """
 def attention(dtype: str, size: Size = Size()) -> str:
     """Two layers of grouped-query attention over a split cache, as exporters write them, each with its own mask."""
     layers = [[_filled(text, number, dtype, size) for text in (_INPUTS, _LAYER)] for number in (1, 2)]
-    inputs = ",".join(given for given, _ in layers)
-    arguments = ", ".join(f"{name}=%{name}" for name in re.findall(r"%(\w+):", inputs))
-    return (
-        f"signature main = #0 ({arguments}) -> (out1=%out1, out2=%out2)\n"
-        f"subgraph main ({inputs}) {{{''.join(lines for _, lines in layers)}\n  return %out1, %out2\n}}\n"
-    )
+    inputs, lines = (sep.join(parts) for sep, parts in zip((",", ""), zip(*layers, strict=True), strict=True))
+    return f"subgraph main ({inputs}) {{{lines}\n  return %out1, %out2\n}}\n"
 
 
 def _filled(text: str, layer: int, dtype: str, size: Size) -> str:
@@ -84,7 +80,6 @@ def _filled(text: str, layer: int, dtype: str, size: Size) -> str:
 
 
 JOINED_LOGITS = """\
-signature main = #0 (q=%q, k1=%k1, k2=%k2, mask=%mask) -> (p=%p)
 subgraph main (%q: int16[1,1,4,8] q(0.0001, 0), %k1: int16[1,1,8,8] q(0.0001, 0), %k2: int16[1,1,4,8] q(0.0001, 0),
                %mask: int16[1,1,4,12] q(0.003, 0)) {
   %old: int16[1,1,4,8] q(0.0005, 0) = BATCH_MATMUL(%q, %k1) {adj_y: true}

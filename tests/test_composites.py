@@ -18,7 +18,6 @@ BODY = "composite_attributes: [0, 0, 1], decomposition_subgraph_index"
 GIVEN = "%q: float32[1,2,3,4], %k: float32[1,2,5,4], %v: float32[1,2,5,4]"
 POSITIVE = f"  %positive: float32[1,2,3,4] = STABLEHLO_COMPOSITE(%q) {{name: 'test.positive', {BODY}: 1}}\n"
 TWO_COMPOSITES = f"""
-signature main = #0 (q=%q, k=%k, v=%v) -> (out=%out)
 subgraph main ({GIVEN}) {{
 {POSITIVE}  %heads: float32[1,2,3,4] = STABLEHLO_COMPOSITE(%positive, %k, %v) {{name: 'any', {BODY}: 2}}
   %t: float32[1,3,2,4] = TRANSPOSE(%heads, int32{{0, 2, 1, 3}})
@@ -100,7 +99,6 @@ def test_bodies_that_double_at_every_depth_are_not_opened() -> None:
 
 def test_a_body_that_holds_a_custom_operator_is_opened_and_proved_with_its_options() -> None:
     model = parse(f"""
-    signature main = #0 (x=%x) -> (y=%y)
     subgraph main (%x: float32[32,1]) {{
       %y: float32[1,7,5] = STABLEHLO_COMPOSITE(%x) {{name: 'sound', {BODY}: 1}}
       return %y

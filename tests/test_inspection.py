@@ -86,7 +86,6 @@ def test_attention_that_is_not_understood_is_counted(capsys: Captured) -> None:
 
 
 FOLDED_OUTSIDE = """
-signature main = #0 (q=%q, k=%k, v=%v) -> (out=%out)
 subgraph main (%q: float32[1,4,3,8], %k: float32[1,2,6,8], %v: float32[1,2,6,8]) {
   %rows: float32[1,2,6,8] = RESHAPE(%q, int32{1, 2, 6, 8}) {new_shape: [1, 2, 6, 8]}
   %sum: float32[1,2,6,8] = STABLEHLO_COMPOSITE(%rows, %k, %v) {name: 'sdpa', decomposition_subgraph_index: 1}

@@ -194,7 +194,6 @@ def test_a_block_that_two_passes_rewrote_is_shown_as_the_file_has_it() -> None:
 
 def test_the_picture_calls_a_composite_by_its_own_name_and_draws_an_input_once() -> None:
     model = parse("""
-        signature f = #0 (x=%x) -> (y=%y)
         subgraph main (%x: float32[1,4]) {
           %n: float32[1,4] = STABLEHLO_COMPOSITE(%x) {name: 'odml.rms_norm', decomposition_subgraph_index: 1}
           %y: float32[1,4] = MUL(%n, %x)
