@@ -11,9 +11,9 @@ from pass_runs import TESTDATA, but, rewrites_of
 from text_parser import parse
 
 from edge_opt import convert, inspect
-from edge_opt.attention.positions import find_rotary
+from edge_opt.attention.positions import _COMPUTES, find_rotary
 from edge_opt.ir import Buffer, Model, load, to_bytes
-from edge_opt.passes import Demand, Proof, Site, Status, position_table
+from edge_opt.passes import Demand, Proof, Site, Status
 from edge_opt.proof.regions import RegionProver
 from edge_opt.schema.data import Data
 from edge_opt.schema.litertlm import SECTION_TYPE, read_bundle
@@ -84,6 +84,14 @@ def test_cosines_beyond_the_range_of_the_result_are_the_ends_of_it() -> None:
 def test_a_position_that_rounds_to_the_last_code_is_counted() -> None:
     (graph, *_) = parse(changed(("0.0003051851", "0.0003051807"))).subgraphs
     assert [rotary.last_position(24) for rotary in find_rotary(graph)] == [10, 10]
+
+
+def test_thousands_of_positions_are_evaluated_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, cosine = list[None](), _COMPUTES["COS"]
+    monkeypatch.setitem(_COMPUTES, "COS", lambda *given: runs.append(None) or cosine(*given))
+    rotary = next(find_rotary(parse(changed((COUNTS_TO_1000[0], "5.0"))).subgraphs[0]))
+    assert rotary.last_position(1 << 16) is None
+    assert len(runs) == 16
 
 
 def test_what_the_integers_tell_apart_beyond_the_cache_stays_apart() -> None:
@@ -239,12 +247,12 @@ def test_what_the_caller_reads_in_between_comes_from_the_table() -> None:
         (changed((ROWS, FLAT)), "its entries do not depend on one position each, in order along one axis"),
         (changed((FIRST, ADDED)), "its entries do not depend on one position each"),
         (changed(CLIPPED), "an activation is fused into it, at MUL"),
-        (changed((COUNTS_TO_1000[0], "5.0")), "the integers distinguish 4,096 positions, too many for a table"),
+        (changed((COUNTS_TO_1000[0], "5.0")), "the integers distinguish 131,072 positions, too many for a table"),
+        (changed(("angle: int16", "angle: bool"), ("angles: int16", "angles: bool")), "codes of type bool cannot be"),
     ],
-    ids=["no cache", "unknown operator", "one axis for all", "two positions", "fused activation", "too many"],
+    ids=["no cache", "unknown operator", "one axis", "two positions", "fused activation", "too many", "codes"],
 )  # fmt: skip
-def test_what_is_not_understood_has_a_reason(text: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(position_table, "_MOST_POSITIONS", 4096)
+def test_what_is_not_understood_has_a_reason(text: str, reason: str) -> None:
     site = sites(text)[0]
     assert site.status is Status.SKIPPED
     assert site.reason.startswith(reason)

@@ -27,6 +27,7 @@ _Array = NDArray[Any]
 _ANGLES = frozenset({"COS", "SIN"})
 _RETYPED = frozenset({"QUANTIZE", "DEQUANTIZE"})
 _HALF_A_STEP = 0.501  # quantizers divide in float32
+_AT_ONCE = 1 << 12  # positions
 
 
 class FloatForm(NamedTuple):
@@ -108,38 +109,41 @@ class Rotary:
 
     def values(self, count: int) -> NDArray[np.float32]:
         """The result in float at positions 0 to `count` - 1, along its axis of positions."""
-        runs = [self._at(first)[self.form.result] for first in range(0, count, self.position.elements)]
-        return np.concatenate(runs, self.axes[self.result]).take(range(count), self.axes[self.result])
+        axis, (*sizes,) = self.axes[self.result], self.result.shape
+        sizes[axis] = -1
+        runs = [np.moveaxis(arrays[self.form.result], -1, axis) for _, arrays in self._runs(count)]
+        return np.concatenate([run.reshape(sizes) for run in runs], axis).take(range(count), axis)
 
     def last_position(self, count: int) -> int | None:
         """The last position that the quantized angles can represent; None if that is `count` - 1 or more."""
-        axes, size = self.axes, self.position.elements
-        for first in range(0, count, size):
-            arrays, beyond = self._at(first), [count]
+        axes, size, beyond = self.axes, self.position.elements, count
+        for first, arrays in self._runs(count):
             for tensor, stored in self.form.angles:
                 assert stored.quantization is not None
                 assert stored.dtype.numpy is not None
                 limits = np.iinfo(stored.dtype.numpy.name)
                 # Real numbers up to half a step beyond the limits round to a code.
                 low, high = map(stored.quantization.real, (limits.min - 0.5, limits.max + 0.5))
-                outside = np.argwhere((arrays[tensor] < low) | (arrays[tensor] > high))
-                if len(outside):
-                    place = outside[:, axes[stored]].min() if stored in axes and size > 1 else 0
-                    beyond.append(first + int(place))
-            if min(beyond) < count:
-                return min(beyond) - 1
+                *places, run = np.nonzero((arrays[tensor] < low) | (arrays[tensor] > high))
+                place = places[axes[stored]] if stored in axes and size > 1 else 0
+                beyond = int((first[run] + place).min(initial=beyond))
+            if beyond < count:
+                return beyond - 1
         return None
 
-    def _at(self, first: int) -> dict[Tensor, _Array]:
-        """All float tensors of a run with positions from `first` on."""
-        arrays = {
-            self.position: np.arange(first, first + self.position.elements).reshape(self.position.shape)
-        }
-        for operator in self.form.operators:
-            values = [arrays[t] if t in arrays else t.array() for t in operator.inputs if t is not None]
-            result = operator.outputs[0]
-            arrays[result] = np.asarray(_COMPUTES[operator.name](operator, *values), result.dtype.numpy)
-        return arrays
+    def _runs(self, count: int) -> Iterator[tuple[_Array, dict[Tensor, _Array]]]:
+        """Many runs at once, along an additional last axis: the first position of each, and all float tensors."""
+        size, operators = self.position.elements, self.form.operators
+        constants = {t for operator in operators for t in operator.inputs if t is not None and t.is_constant}
+        for first in np.array_split(np.arange(0, count, size), -(-count // max(size, _AT_ONCE))):
+            arrays = {t: np.broadcast_to(t.array()[..., None], (*t.shape, first.size)) for t in constants}
+            arrays[self.position] = first + np.arange(size).reshape(*self.position.shape, 1)
+            for operator in operators:
+                result, values = operator.output, [arrays[t] for t in operator.inputs if t is not None]
+                with np.errstate(all="ignore"):
+                    computed = _COMPUTES[operator.name](operator, (*result.shape, first.size), *values)
+                    arrays[result] = np.asarray(computed, result.dtype.numpy)
+            yield first, arrays
 
 
 def exact_constants(graph: Subgraph, exported: Subgraph) -> dict[Tensor, Tensor]:
@@ -205,8 +209,11 @@ def _check(operator: Operator) -> None:
         raise RefusedError("positions cannot be followed through this operator", operator)
     if operator.options is not None and operator.options.fields.get("fused_activation_function"):
         raise RefusedError("an activation is fused into it", operator)
-    if any(tensor.is_dynamic for tensor in operator.outputs):
-        raise RefusedError("its shape is known only at run time", operator)
+    for tensor in operator.outputs:
+        if tensor.is_dynamic:
+            raise RefusedError("its shape is known only at run time", operator)
+        if _is_code(tensor) and (tensor.dtype.numpy is None or tensor.dtype.numpy.kind not in "iu"):
+            raise RefusedError(f"codes of type {tensor.dtype} cannot be evaluated", operator, tensor)
     read = [tensor for tensor in operator.inputs if tensor is not None and tensor.is_constant]
     if not all(t.has_numbers for t in read) or (operator.name == "TRANSPOSE" and not read):
         raise RefusedError("its constants cannot be read", operator)
@@ -226,14 +233,16 @@ def _in_float(tensor: Tensor) -> Tensor:
 
 
 def _each(function: Callable[..., _Array]) -> Callable[..., _Array]:
-    return lambda _, *values: function(*values)
+    return lambda _, __, *values: function(*values)
 
 
 _COMPUTES: dict[str, Callable[..., _Array]] = {
-    **dict.fromkeys(MOVEMENT, lambda operator, value, *_: value.reshape(operator.outputs[0].shape)),
-    "BROADCAST_TO": lambda operator, value, *_: np.broadcast_to(value, operator.outputs[0].shape),
-    "CONCATENATION": lambda operator, *values: np.concatenate(values, int(operator.option("axis"))),
-    "TRANSPOSE": lambda _, value, order: value.transpose(order),
+    **dict.fromkeys(MOVEMENT, lambda _, shape, value, *__: value.reshape(shape)),
+    "BROADCAST_TO": lambda _, shape, value, *__: np.broadcast_to(value, shape),
+    "CONCATENATION": lambda op, shape, *values: np.concatenate(
+        values, int(op.option("axis")) % len(shape[1:])
+    ),
+    "TRANSPOSE": lambda _, __, value, order: value.transpose(*order[..., 0], -1),
     "ADD": _each(np.add),
     "CAST": _each(np.asarray),
     "COS": _each(lambda angle: np.cos(angle.astype(np.float64))),
@@ -245,4 +254,4 @@ _COMPUTES: dict[str, Callable[..., _Array]] = {
     "SIN": _each(lambda angle: np.sin(angle.astype(np.float64))),
     "SUB": _each(np.subtract),
 }
-"""Operators on arrays; cosines and sines are rounded only once."""
+"""Operators, given their results' shape, on arrays with an additional last axis; cosines and sines are rounded once."""
