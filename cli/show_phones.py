@@ -13,8 +13,6 @@ from edge_opt.npu import Figures, Profile, TimeEstimate, Tuning
 
 _FIGURES = ("on NPU", "est. ms", "spill", "fill", "read", "written")
 _MINUTE = 60
-_MEASURING = "optimize"
-"""The stage whose notes are about its estimates, so they are printed with these."""
 _AUXILIARY = (
     "The auxiliary model runs on the CPU: litert-torch would compile only its masks, which LiteRT-LM computes "
     "itself since 0.11. For an older version: --set disable_aux_compilation=false"
@@ -63,12 +61,15 @@ def show_tuning(tuning: Tuning, destination: Path | None) -> None:
 
 
 def show_stage(report: StageReport) -> None:
-    """Print a stage's time and memory on standard error, or "reused" for an earlier result."""
+    """Print a stage's time and memory (or "reused"), the signatures it kept and its notes on standard error."""
     memory = "" if report.peak_bytes is None else f"  {size(report.peak_bytes)} of memory"
     spent = f"{_time(report.seconds):>8}" if report.made_now else f"{'reused':>8}"
     line = f"{report.name:<10}{spent}  {size(report.bytes):>10}{memory if report.made_now else ''}"
-    notes = () if report.name == _MEASURING else report.notes
-    for text in (line, *(f"  {note}" for note in notes)):
+    kept = (
+        f"{one['signature']} kept as {one['kept']}: {one['why']}"
+        for one in report.values.get("signatures", ())
+    )
+    for text in (line, *(f"  {told}" for told in (*kept, *report.notes))):
         output.complain(text)
 
 
@@ -79,12 +80,8 @@ def _time(seconds: float) -> str:
 
 
 def show_build(result: BuildResult) -> None:
-    """Print warnings, each signature's outcome, the quality, the bundle, and the file with the next steps."""
-    output.say(*(f"Warning: {warning}" for warning in result.warnings))
-    output.say(
-        *(f"{one['signature']} kept as {one['kept']}: {one['why']}" for one in result.optimized["signatures"])
-    )
-    output.say(*result.optimized["notes"], *result.caches["notes"])
+    """Print warnings, notes on the caches, the quality, the bundle, and the file with the next steps."""
+    output.say(*(f"Warning: {warning}" for warning in result.warnings), *result.caches["notes"])
     if result.vendor == QUALCOMM and result.settings["compile"].get("disable_aux_compilation"):
         output.say(_AUXILIARY)
     if result.evaluation is not None:

@@ -121,20 +121,28 @@ def test_the_console_has_stages_warnings_estimates_and_quality(place: Place, cap
     assert "5.00 MiB of memory" in lines[1]
     rows = [line.split() for line in done.out.splitlines()]
     assert len(rows) <= 15
-    assert "prefill_4 kept as converted: 2.0 ms as exported, 1.0 ms as converted" in done.out
     assert ["checkpoint", "2", "2.00", "1.000", "-", "-"] in rows
     assert ["converted", "2", "4.00", "2.000", "-", "-"] in rows
     assert ["emulator", "8", "2.44", "1.221", "100.0", "%", "0.2000"] in [row[-7:] for row in rows]
     assert "Held out for evaluation: 3 of 12 prompts, every fifth" in done.out
     assert f"Next steps, with commands for the phone: {place.work / 'NEXT.md'}" in done.out
     assert again.err.count("  reused  ") == len(lines)
+    kept = "prefill_4 kept as converted: 2.0 ms as exported, 1.0 ms as converted"
     for told in (done, again):
-        assert (NOTE in told.out, NOTE in told.err) == (True, False)
+        assert f"\n  {kept}\n  {NOTE}\ncompile" in told.err
+        assert (kept in told.out, NOTE in told.out) == (False, False)
         assert "\n  put back: metadata\noptimize" in told.err
         assert told.out.startswith("Warning: Perplexity is 2.00 times the checkpoint's, more than 1.05")
     assert {stage["made_now"] for stage in values.json["stages"]} == {False}
     assert values.json["settings"]["export"] == {"cache_length": 64}
     assert values.err == ""
+
+
+def test_estimates_and_notes_are_printed_before_a_later_stage_fails(place: Place, capsys: Captured) -> None:
+    with Stages({"compile": failing(StageFailedError("no licence"))}).in_place():
+        told = run(capsys, *command(place))
+    assert told.code != 0
+    assert told.err.index("1.0 ms as converted") < told.err.index(NOTE) < told.err.index("no licence")
 
 
 def test_the_end_names_the_bundle_to_try_and_commands_with_the_files_for_this_chip(place: Place) -> None:
