@@ -73,6 +73,14 @@ def test_every_position_of_the_cache_has_its_own_cosine_and_sine() -> None:
     assert result.soundness == []
 
 
+def test_without_the_pass_a_conversion_says_where_positions_stop() -> None:
+    wrong = "is wrong after position 10 of 24, because RoPE's integers end there (and 1 more like it)"
+    said = convert(parse(TEXT), skip="position_table").summary()
+    assert f"{wrong}: do not skip position_table" in said
+    counts_on = convert(parse(changed(COUNTS_TO_1000)), skip="position_table")
+    assert counts_on.soundness == []
+
+
 def test_cosines_beyond_the_range_of_the_result_are_the_ends_of_it() -> None:
     """Calibration saw a few positions, of which none had a cosine of 1."""
     narrow = [(f"{name} q(3.051851e-05", f"{name} q(3.04e-05") for name in COSINES]

@@ -1,16 +1,19 @@
 """Chooses the models to convert, finds their faults and positions, and gives open inputs static shapes."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from numbers import Integral
 from typing import Literal, get_args
 
 import numpy as np
 
+from edge_opt.attention.positions import find_rotary
 from edge_opt.base.errors import ModelFormatError, UsageError, unknown
 from edge_opt.ir import Model, Shape, Tensor, to_bytes
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, Opened, Part
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import reads
 from edge_opt.passes.contract import shape_options
 from edge_opt.passes.ledger import UnverifiedChangeError
@@ -77,6 +80,19 @@ def find_unsound(opened: Opened) -> list[Unsound]:
         if _is_readable(part)
         for one in broken_ranges(part.model)
     ]
+
+
+def stopped_positions(parts: Iterable[Part], positions: int) -> Iterator[Unsound]:
+    """Cosines and sines that are wrong at the last of `positions`, which `PositionTable` would repair."""
+    for kind, signature, graph in (
+        (part.kind, *entry) for part in parts for entry in part.model.entry_points()
+    ):
+        for rotary in find_rotary(graph):
+            with suppress(RefusedError):  # positions that cannot be followed
+                last, where = rotary.last_position(positions), (signature, rotary.result.name)
+                if last is not None:
+                    text = f"is wrong after position {last} of {positions}, because RoPE's integers end there"
+                    yield Unsound("positions-stop", *where, text, "do not skip position_table", kind)
 
 
 def close_inputs(parts: Sequence[Part], shapes: Mapping[str, Sequence[int]], *, verify: bool = False) -> None:

@@ -21,6 +21,7 @@ from edge_opt.conversion.models import (
     close_inputs,
     find_unsound,
     positions_in,
+    stopped_positions,
 )
 from edge_opt.conversion.result import (
     ConversionResult,
@@ -118,6 +119,8 @@ def convert(
         close_inputs(parts, shapes or {}, verify=verify != "none")
         passes = [one for name, one in PASSES.items() if name not in skipped]
         positions = positions_in(opened, parts)
+        if positions is not None and PositionTable.name in skipped:
+            result.soundness += stopped_positions(parts, positions)
         rewriting = _Rewriting(passes, facts, result, prover, positions, exported or {}, progress)
         wanted = _choose_signatures(parts, signatures)
         for part in parts:
