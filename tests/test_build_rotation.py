@@ -5,11 +5,12 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from edge_opt.base.errors import UsageError
+from edge_opt.base.errors import EdgeOptError, UsageError
 from edge_opt.building.rotation import orthogonal, prepare
 
 SIZES = {
@@ -110,4 +111,21 @@ def test_weights_that_do_not_fit_are_no_numbers_or_damaged_are_said(
         safetensors.save_file(weights, file, {"format": "pt"})
     file.write_bytes(damage(file.read_bytes()))
     with pytest.raises(UsageError, match=sentence.format(re.escape(NAME))):
+        prepare(before, tmp_path / "again", rotate=False)
+
+
+@pytest.mark.slow
+def test_memory_and_settings_that_stop_the_loading_are_not_called_damaged(tmp_path: Path) -> None:
+    _, before, _ = rotated(tmp_path, "Gemma", 1)
+    (before / "generation_config.json").write_text('{"num_return_sequences": 3}')
+    with pytest.raises(
+        UsageError, match=r"transformers cannot load .*got 3\)\): correct its generation_config"
+    ):
+        prepare(before, tmp_path / "again", rotate=False)
+    cause = "unable to mmap 234662880 bytes from file <model.safetensors>: Cannot allocate memory (12)"
+    transformers = pytest.importorskip("transformers")
+    with (
+        patch.object(transformers.AutoModelForCausalLM, "from_pretrained", side_effect=RuntimeError(cause)),
+        pytest.raises(EdgeOptError, match=r"not enough memory for the weights .*234662880 bytes"),
+    ):
         prepare(before, tmp_path / "again", rotate=False)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_opt.base.errors import UsageError
+from edge_opt.base.errors import EdgeOptError, UsageError
 
 _LAYER = r"model\.layers\.\d+\."
 _NORMS = {
@@ -46,7 +46,9 @@ def prepare(source: Path, output: Path, *, rotate: bool) -> str:
         A note for the user; empty, without writing a folder, if norms rule rotation out or it does not help.
 
     Raises:
-        UsageError: weights are missing, truncated, of another shape, NaN or infinite.
+        UsageError: weights are missing, truncated, of another shape, NaN or infinite; or transformers refuses the
+            generation settings.
+        EdgeOptError: memory ran out.
     """
     torch = importlib.import_module("torch")
     model = _load(torch, source)
@@ -77,9 +79,16 @@ def _load(torch: Any, source: Path) -> Any:
     # The last three are torch's for damaged .bin files.
     except (safetensors.SafetensorError, pickle.UnpicklingError, EOFError, RuntimeError) as error:
         cause, _, _ = (str(error) or "they are empty").partition("\n")
+        if "allocate memory" in cause:
+            raise EdgeOptError(
+                f"not enough memory for the weights of {source} in float32 ({cause})"
+            ) from error
         raise UsageError(
             f"weights in {source} are damaged or incomplete ({cause}): copy them again, or run `git lfs pull`"
         ) from error
+    except ValueError as error:
+        what = f"transformers cannot load {source} ({str(error).rstrip('.')})"
+        raise UsageError(f"{what}: correct its generation_config.json or config.json") from error
     wrong = dict.fromkeys(info["missing_keys"], "is missing")
     wrong |= {name: "has another shape" for name, *_ in info["mismatched_keys"]}
     for name, how in sorted(wrong.items()):
