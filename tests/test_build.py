@@ -374,7 +374,8 @@ BAD: dict[str, Change] = {
     "all 99 tokens would stay at 8 bits, as the first 16384 do: use weights='8'": lambda place: {
         **put(CONFIG, '{"vocab_size": 99}')(place), "weights": "4-logits"},
     "chip 'SM8751' does not exist, did you mean 'SM8750'?": options(soc="SM8751"),
-    "weights '4' does not exist, there are: 8": options(weights="4"),
+    "weights 'half' does not exist, there are: 8": options(weights="half"),
+    "weights='4' is not offered: with 4 bits for all weights, the perplexity": options(weights="4"),
     "is quantized already .gptq, as its config.json says": put(
         CONFIG, '{"quantization_config": {"quant_method": "gptq"}}'
     ),

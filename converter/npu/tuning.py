@@ -110,23 +110,20 @@ def tune(
     model = Opened(path).main().model
     name, attention = largest_attention(model, signature)
     forms = _forms(model, name, attention, base)
+    targets = {form: applied(base, changes) for form, changes in forms.items()}
     with ExitStack() as stack:
         exported = f"{stack.enter_context(tempfile.TemporaryDirectory(prefix='edge-opt-'))}/exported.tflite"
         save(cut_entry_point(model, name), exported)
         idle = max(1, round((os.cpu_count() or 1) - os.getloadavg()[0]))
         running = executor or stack.enter_context(compiling_threads(jobs or idle))
-        waiting = [
-            running.submit(try_form, exported, form, applied(base, changes), compiler.judge())
-            for form, changes in forms.items()
-        ]
+        judge = compiler.judge()
+        waiting = [running.submit(try_form, exported, *each, judge) for each in targets.items()]
         tell("compiling", 0, len(waiting))
         for done, _ in enumerate(as_completed(waiting), 1):
             tell("compiling", done, len(waiting))
         trials = sorted((future.result() for future in waiting), key=lambda trial: trial.measured.rank)
-        checked = f"outputs not checked: {no_probe}"
-        if not no_probe:
-            targets = {form: applied(base, changes) for form, changes in forms.items()}
-            checked = _check(trials, exported, targets, compiler, tell)
+        unchecked = no_probe and f"outputs not checked: {no_probe}"
+        checked = unchecked or _check(trials, exported, targets, compiler, tell)
     trials.sort(key=lambda trial: trial.measured.rank)
     figures = [trial.measured.figures for trial in trials if trial.measured.figures is not None]
     return Tuning(
@@ -183,10 +180,9 @@ def variants(attention: Block, base: Target) -> Iterator[tuple[str, Changes]]:
     for form in FORMS:
         yield form, {"form": form, "rows_per_tile": None}
     best, above = "split-above", {"form": "split-above", "rows_per_tile": None}
-    per_head = attention.head_size < (base.norm_per_head_from or _ALWAYS)
-    norms, least = (
-        ("a norm for each head", _ALWAYS) if per_head else ("one norm for all", attention.head_size + 1)
-    )
+    norms, least = "one norm for all", attention.head_size + 1
+    if attention.head_size < (base.norm_per_head_from or _ALWAYS):
+        norms, least = "a norm for each head", _ALWAYS
     yield f"{best}, {norms}", {**above, "norm_per_head_from": least}
     place = "after" if base.mask_before_join else "before"
     yield f"{best}, the mask {place} the join", {**above, "mask_before_join": not base.mask_before_join}
