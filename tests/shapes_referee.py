@@ -67,16 +67,11 @@ def interpreter(model: bytes) -> Interpreter:
     )
 
 
-def runtime_shapes(model: bytes, *, run: bool = False) -> list[Shape] | None:
-    """The output shapes that the interpreter allocates (or has after a run), None where it refuses."""
+def runtime_shapes(model: bytes) -> list[Shape] | None:
+    """The output shapes that the interpreter allocates, None where it refuses."""
     try:
         runtime = interpreter(model)
         runtime.allocate_tensors()
-        if run:
-            for detail in runtime.get_input_details():
-                if detail["dtype"] is not np.bytes_:
-                    runtime.set_tensor(detail["index"], np.zeros(detail["shape"], detail["dtype"]))
-            runtime.invoke()
     except (RuntimeError, ValueError):
         return None
     return [tuple(int(size) for size in detail["shape"]) for detail in runtime.get_output_details()]
@@ -160,9 +155,11 @@ def check(
 
 
 def runtime_values(model: bytes) -> list[Any]:
-    """What the interpreter computes for them."""
+    """What the interpreter computes, of zeros where it has inputs."""
     runtime = interpreter(model)
     runtime.allocate_tensors()
+    for detail in runtime.get_input_details():
+        runtime.set_tensor(detail["index"], np.zeros(detail["shape"], detail["dtype"]))
     runtime.invoke()
     return [_read(runtime, detail) for detail in runtime.get_output_details()]
 

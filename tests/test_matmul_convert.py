@@ -22,7 +22,7 @@ subgraph main (%q: int16[1,1,8,16] q(0.001, 0), %k: int16[1,1,32,16] q(0.001, 0)
   return %concat
 }
 """
-SCALES = [(5e-05, 4e-05), (4e-05, 5e-05), (3e-05, 1e-04), (1e-04, 3.3e-05), (2e-04, 1e-04), (1e-04, 1e-04)]
+SCALES = [(5e-05, 4e-05), (4e-05, 5e-05), (3e-05, 1e-04), (1e-04, 3.3e-05), (2e-04, 1e-04), (7e-04, 1e-04)]
 CLIPPED = "the product 'p' was clipped to {}; values beyond are now kept"
 
 

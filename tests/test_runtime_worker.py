@@ -1,4 +1,7 @@
-"""The native runtime in a child process: results, refusals, crashes, hangs, and who dies with whom."""
+"""The native runtime in a child process: results, refusals, crashes, hangs, and who dies with whom.
+
+What it cannot verify is not written: the runtime missing, crashing, killed, or a region that it may not see.
+"""
 
 import os
 import signal
@@ -6,19 +9,26 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import proof_models as models
 import pytest
-from cli_runs import written
+from cli_runs import DEMO, Patch, written
+from pass_runs import but
 from terminal_signals import gone
 
+import edge_opt
+from edge_opt.comparison import golden
+from edge_opt.conversion import ConversionResult, convert
 from edge_opt.ir import load
+from edge_opt.passes import Status
 from edge_opt.runtime import runner
 from edge_opt.runtime.description import describe
 from edge_opt.runtime.inputs import array_of, plan
-from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeRefused, RuntimeTimedOut
+from edge_opt.runtime.pair import ProofRequest
+from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeRefused, RuntimeTimedOut, RuntimeUnavailable
 from edge_opt.runtime.runner import ChildProcess, Worker
 
 pytestmark = pytest.mark.usefixtures("own_workers")
@@ -38,7 +48,7 @@ def test_a_signature_is_run_on_inputs_by_name(
 
 
 def test_a_model_without_signatures_is_run_as_main_and_bytes_go_through_a_file_that_is_removed(
-    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    worker: Worker, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     model = models.adder(key="")
@@ -107,7 +117,7 @@ def test_after_a_hang_or_a_crash_work_goes_on(model: bytes, error: type[Exceptio
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces RLIMIT_DATA")
-def test_memory_is_limited_request_by_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_limited_request_by_request(monkeypatch: Patch) -> None:
     monkeypatch.setattr(runner, "_BASE_MEMORY", 256 << 20)
     with Worker(time_limit=60) as worker:
         with pytest.raises(RuntimeRefused, match="allowed 256 MiB"):
@@ -116,7 +126,7 @@ def test_memory_is_limited_request_by_request(monkeypatch: pytest.MonkeyPatch) -
         assert worker.run(models.greedy(), "main", {"x": np.ones((2, 3), np.float32)})["z"] > 0
 
 
-def test_the_memory_allowed_grows_with_what_a_request_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_allowed_grows_with_what_a_request_reads(monkeypatch: Patch) -> None:
     asked = []
     monkeypatch.setattr(ChildProcess, "exchange", lambda _, header, *__: asked.append(header) or ({}, {}))
     with Worker() as worker:
@@ -136,7 +146,7 @@ def test_a_worker_starts_where_the_standard_streams_are_closed(tmp_path: Path) -
     assert subprocess.run(command, check=False).returncode == 7
 
 
-def test_what_the_child_prints_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_child_prints_is_no_answer(tmp_path: Path, monkeypatch: Patch) -> None:
     noisy = "import sys\nprint('x' * 200_000)\nsys.stdout.flush()\nprint('y' * 200_000, file=sys.stderr)\n"
     (tmp_path / "sitecustomize.py").write_text(noisy)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -165,3 +175,67 @@ def test_a_custom_operator_that_no_kernel_knows_is_named_with_what_still_works(t
     ):
         worker.run(path, None, {"x": np.zeros(4, np.float32)})
     assert "verify='regions'" in str(caught.value)
+
+
+# What cannot be verified is not written
+
+
+def convert_decode(output: Path) -> ConversionResult:
+    return convert(DEMO, output, signatures=["decode"], skip=but("mha_to_sha"))
+
+
+def test_without_a_runtime_all_stops(tmp_path: Path, monkeypatch: Patch) -> None:
+    package = tmp_path / "ai_edge_litert"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "interpreter.py").write_text("raise ImportError('libLiteRt.so: cannot open')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(RuntimeUnavailable, match="exit status 1; its last output: ImportError:") as caught:
+        convert_decode(tmp_path / "out.tflite")
+    assert "verify='none'" in str(caught.value)
+    assert not (tmp_path / "out.tflite").exists()
+
+
+def test_a_refused_process_is_the_same_error(tmp_path: Path, monkeypatch: Patch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("subprocess.Popen", refuse)
+    open_files = Path("/proc/self/fd")
+    before = len([*open_files.iterdir()])
+    with pytest.raises(RuntimeUnavailable, match="Resource temporarily unavailable"):
+        convert_decode(tmp_path / "out.tflite")
+    assert len([*open_files.iterdir()]) == before
+
+
+def test_a_crash_reverts_its_site_and_names_it(tmp_path: Path, monkeypatch: Patch) -> None:
+    prove, crashing = Worker.prove, models.crashing()
+    instead = (crashing, crashing, ProofRequest())  # of every region
+    monkeypatch.setattr(Worker, "prove", lambda self, *_, **options: prove(self, *instead, **options))
+    result = convert_decode(tmp_path / "out.tflite")
+    site = next(site for site in result.sites if site.heads != 1)
+    assert site.status is Status.REVERTED
+    assert "region 'decode' up to '" in site.reason
+    assert f"of model '{DEMO}': the runtime's process ended with SIGSEGV" in site.reason
+    assert not result.converted
+    assert (tmp_path / "out.tflite").exists()
+
+
+def test_every_public_way_to_the_runtime_reads_the_file_first(tmp_path: Path) -> None:
+    """A model that calls itself: the runtime's stack would overflow."""
+    path = tmp_path / "model.tflite"
+    path.write_bytes(models.recursive())
+    ways: list[Callable[[], object]] = [
+        lambda: edge_opt.compare(path, path),
+        lambda: edge_opt.compare(DEMO, path.read_bytes()),
+        lambda: edge_opt.convert(path, verify="full"),
+        lambda: edge_opt.testing.assert_golden(path, tmp_path / "golden.npz"),
+        lambda: edge_opt.testing.assert_equivalent(path, path),
+        lambda: Worker().run(path, None, {}),
+        lambda: Worker().prove(path.read_bytes(), path.read_bytes(), ProofRequest()),
+    ]
+    golden.record(DEMO, tmp_path / "golden.npz", signatures=["decode"])
+    ways.append(lambda: golden.record(path, tmp_path / "other.npz"))
+    for way in ways:
+        with pytest.raises(edge_opt.EdgeOptError, match="are recursive"):
+            way()

@@ -217,9 +217,12 @@ def folded_values(model: bytes) -> list[Any]:
     return [fact.value for fact in facts]
 
 
+def test_entries_behind_the_first_are_gathered() -> None:
+    call = "GATHER", [const([5, 6, 7]), const([1, 2])], [T((), "INT32")], {"axis": 0}
+    assert folded_values(one_operator(*call))[0].tolist() == [6, 7]
+
+
 MATRIX = [[3, -4, 5], [0, 7, -9]]
-
-
 BIG = const([2**30])
 UNKNOWN: dict[str, tuple[str, list[T], Options]] = {
     "a division by zero": ("FLOOR_DIV", [const([1, 2]), const([0, 0])], None),
