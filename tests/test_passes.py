@@ -156,9 +156,10 @@ def test_the_frame_of_a_rewrite(text: str, reason: str | None) -> None:
     assert to_text(model) == before
 
 
-def test_a_region_whose_results_nobody_reads_cannot_be_verified() -> None:
-    model, t, o = graph_of(CHAIN.replace("return %y, %other", "return %other"))
-    unread = replacing(model, [o["c"], o["y"]], op(model, "ABS", [t["b"]], t["y"]))
+@pytest.mark.parametrize("read", ["%other", "%other, %c"])
+def test_a_region_whose_new_results_nobody_reads_cannot_be_verified(read: str) -> None:
+    model, t, o = graph_of(CHAIN.replace("return %y, %other", f"return {read}"))
+    unread = replacing(model, [o["c"], o["y"]], o["c"], op(model, "ABS", [t["b"]], t["y"]))
     assert refusal(check_frame, unread) == "nothing reads the region's results, so they cannot be verified"
 
 

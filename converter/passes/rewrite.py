@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from edge_opt.attention.factors import Factored
 from edge_opt.base.words import many
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
-from edge_opt.ir.walk import is_pure, read_outside, reads, replaced
+from edge_opt.ir.walk import is_pure, needed_for, read_outside, reads, replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,14 @@ class Rewrite:
         inside = set(self.old)
         made = (tensor for operator in self.old for tensor in operator.outputs)
         return tuple(tensor for tensor in made if read_outside(self.subgraph, tensor, inside))
+
+    def changed(self) -> tuple[Tensor, ...]:
+        """Outputs that the new region computes with other operators; only these can show a mistake."""
+
+        def computing(tensor: Tensor, operators: Sequence[Operator]) -> set[Operator]:
+            return set(needed_for([tensor], operators))
+
+        return tuple(t for t in self.outputs() if computing(t, self.old) != computing(t, self.new))
 
     def added(self) -> tuple[Operator, ...]:
         """The new operators that are not old ones."""

@@ -55,7 +55,7 @@ class RegionProver(AbstractContextManager["RegionProver"]):
         Raises:
             RuntimeUnavailable: no worker can be started, so no region can be verified.
         """
-        if not rewrite.outputs():
+        if not rewrite.changed():
             return unproved(demand, "nothing reads its results, so there is nothing to compare")
         anchor = f"'{rewrite.subgraph.name}' up to '{shortened(rewrite.old[-1].outputs[0].name)}'"
         before, after, request = _against_reference(rewrite) or _against_old(rewrite, demand)
@@ -75,7 +75,7 @@ def _against_old(rewrite: Rewrite, demand: Demand) -> tuple[Model, Model, ProofR
     inputs, outputs, mask = rewrite.inputs(), rewrite.outputs(), rewrite.mask
     both: list[Sequence[Operator]] = [rewrite.old, rewrite.new]
     if all(is_pure(operator, rewrite.model.subgraphs) for operators in both for operator in operators):
-        outputs = _changed(rewrite)
+        outputs = rewrite.changed()
         both = [needed_for(outputs, operators) for operators in both]
     before, after = (cut_out(rewrite.model, operators, inputs, outputs) for operators in both)
     sides = _sides(before.subgraphs[0])
@@ -97,7 +97,7 @@ def _against_reference(rewrite: Rewrite) -> tuple[Model, Model, ProofRequest] | 
     reference = rewrite.reference
     if reference is None:
         return None
-    (result,), (position,) = _changed(rewrite), rewrite.inputs()
+    (result,), (position,) = rewrite.changed(), rewrite.inputs()
     new, real = needed_for([result], rewrite.new), result
     if not result.dtype.is_float:
         real = Tensor("real", result.shape, DType.FLOAT32)
@@ -120,13 +120,3 @@ def _sides(graph: Subgraph) -> dict[Tensor, Side]:
     starts: list[tuple[Tensor, Side]]
     starts = [(op.input(0), "added") for op in graph.operators if op.name == "SOFTMAX"]
     return dict(walked(starts, above))
-
-
-def _changed(rewrite: Rewrite) -> tuple[Tensor, ...]:
-    """The results that might differ: those that other operators compute; all if there are none."""
-    outputs = rewrite.outputs()
-
-    def computing(tensor: Tensor, operators: Sequence[Operator]) -> set[Operator]:
-        return set(needed_for([tensor], operators))
-
-    return tuple(t for t in outputs if computing(t, rewrite.old) != computing(t, rewrite.new)) or outputs
