@@ -1,8 +1,9 @@
 """Prints the progress and result of `build`, and the tables of `evaluate`, `profile` and `tune`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from edge_opt.base.words import size
 from edge_opt.building import BuildResult, StageReport
@@ -65,11 +66,7 @@ def show_stage(report: StageReport) -> None:
     memory = "" if report.peak_bytes is None else f"  {size(report.peak_bytes)} of memory"
     spent = f"{_time(report.seconds):>8}" if report.made_now else f"{'reused':>8}"
     line = f"{report.name:<10}{spent}  {size(report.bytes):>10}{memory if report.made_now else ''}"
-    kept = (
-        f"{one['signature']} kept as {one['kept']}: {one['why']}"
-        for one in report.values.get("signatures", ())
-    )
-    for text in (line, *(f"  {told}" for told in (*kept, *report.notes))):
+    for text in (line, *(f"  {told}" for told in (*_kept(report.values), *report.notes))):
         output.complain(text)
 
 
@@ -79,9 +76,16 @@ def _time(seconds: float) -> str:
     return f"{int(seconds // _MINUTE)} m {int(seconds % _MINUTE):02} s"
 
 
+def _kept(optimized: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{one['signature']} kept as {one['kept']}: {one['why']}" for one in optimized.get("signatures", ())
+    ]
+
+
 def show_build(result: BuildResult) -> None:
-    """Print warnings, notes on the caches, the quality, the bundle, and the file with the next steps."""
-    output.say(*(f"Warning: {warning}" for warning in result.warnings), *result.caches["notes"])
+    """Print warnings, each signature's outcome, the quality, the bundle, and the file with the next steps."""
+    output.say(*(f"Warning: {warning}" for warning in result.warnings))
+    output.say(*_kept(result.optimized), *result.optimized["notes"], *result.caches["notes"])
     if result.vendor == QUALCOMM and result.settings["compile"].get("disable_aux_compilation"):
         output.say(_AUXILIARY)
     if result.evaluation is not None:
