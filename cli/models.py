@@ -137,7 +137,10 @@ def compare(
 def record(
     model: options.ModelArgument,
     *,
-    destination: Annotated[Path, option("File for the outputs.", "<FILE.npz>", "-o", "--output")],
+    destination: Annotated[
+        Path | None,
+        option("Output file. Default: NAME.golden.npz beside IN.", "<FILE.npz>", "-o", "--output"),
+    ] = None,
     signatures: options.SignaturesOption = None,
     overwrite: options.ForceOption = False,
     as_json: options.JsonOption = False,
@@ -147,7 +150,8 @@ def record(
     from edge_opt.base.words import size
     from edge_opt.comparison.golden import record
 
-    written = record(model, destination, signatures=signatures, overwrite=overwrite)
+    path = destination or model.with_name(f"{model.stem}.golden.npz")
+    written = record(model, path, signatures=signatures, overwrite=overwrite)
     found = {"written": str(written), "bytes": written.stat().st_size}
     text = f"{written} ({size(written.stat().st_size)}): check a model with `edge-opt golden check MODEL {written}`"
     output.answer(found, lambda _: output.say(text), as_json=as_json, quiet=quiet)

@@ -119,7 +119,7 @@ def supplies() -> Path:
     shutil.copy(DEMO, folder / "gemma.tflite")
     shutil.copy(QUANTIZED, folder / "gemma_int16.tflite")
     edge_opt.convert(DEMO, folder / "gemma.opt.tflite", verify="none")
-    record(DEMO, folder / "gemma.npz")
+    record(DEMO, folder / "gemma.golden.npz")
     shutil.copy(models.packed(folder), folder / "gemma.opt.litertlm")
     return folder
 
@@ -130,6 +130,8 @@ def supply(folder: Path, page: Path, commands: list[Command]) -> None:
     written = {after for before, after in pairwise(words) if before in ("-o", "--report")}
     if any(command.arguments[:2] == ["convert", "gemma.tflite"] for command in commands):
         written.add("gemma.opt.tflite")
+    if any(command.arguments == ["golden", "record", "gemma.tflite"] for command in commands):
+        written.add("gemma.golden.npz")
     for name in {word for word in words if (supplies() / word).is_file()} - written:
         shutil.copy(supplies() / name, folder / name)
     for block in blocks(page):

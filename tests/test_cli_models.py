@@ -133,6 +133,14 @@ def test_models_that_differ_are_exit_1(
     assert "prefill_8" in ran.out
 
 
+def test_golden_records_beside_the_model_and_replaces_nothing(tmp_path: Path, capsys: Captured) -> None:
+    model = tmp_path / "gemma.tflite"
+    model.write_bytes(DEMO.read_bytes())
+    assert f"golden check MODEL {tmp_path}/gemma.golden.npz" in run(capsys, "golden", "record", model).out
+    assert run(capsys, "golden", "check", model, tmp_path / "gemma.golden.npz").code == 0
+    assert "--force" in run(capsys, "golden", "record", model).failed_in_one_sentence(2)
+
+
 def test_golden_records_checks_and_replaces_a_file_with_force(tmp_path: Path, capsys: Captured) -> None:
     golden = tmp_path / "g.npz"
     golden.write_text("precious")

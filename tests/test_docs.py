@@ -139,7 +139,7 @@ def test_pages_docstrings_and_messages_keep_to_their_words() -> None:
 def test_the_pytest_example_tells_the_model_from_another(tmp_path: Path, broken: bool) -> None:
     (example,) = (block.text for block in blocks(DOCS / "ci.md") if "def test_" in block.text)
     (tmp_path / "test_model.py").write_text(example)
-    for name in ("gemma.tflite", "gemma.npz"):
+    for name in ("gemma.tflite", "gemma.golden.npz"):
         shutil.copy(supplies() / name, tmp_path / name)
     if broken:
         model = load(DEMO)

@@ -55,7 +55,7 @@ def look_at(path: Path) -> Given:
     if not path.exists():
         raise ModelFormatError(f"{path} does not exist: give a Hugging Face folder or a .litertlm bundle")
     if not is_bundle(path):
-        raise UsageError(f"{path} is neither a Hugging Face folder nor a .litertlm bundle")
+        raise UsageError(f"{path} is neither a Hugging Face folder nor a .litertlm bundle: give one of these")
     opened = Opened(path)
     model = opened.main().model
     caches = find_caches(model, opened.bundle)
