@@ -70,8 +70,10 @@ def test_a_norm_that_is_read_elsewhere_or_has_no_negative_is_not_negated(old: st
     assert len(reports) == {"return %x4": 1}.get(old, 0)
 
 
-def test_a_norm_that_is_added_to_itself_is_not_a_residual_sum() -> None:
+def test_a_norm_that_is_added_to_itself_or_a_factor_is_not_in_a_residual_sum() -> None:
     assert edge_opt.convert(parse(layers(addition="ADD(%n{0}, %n{0})")), target=TARGET).sites == []
+    model, _ = convert_text(layers().replace("ADD(%x0,", "MUL(%x0,"), "balanced_norms", target=TARGET)
+    assert [name for name in names(model) if len(name) == 3] == ["MUL", "ADD", "SUB", "ADD"]
 
 
 @pytest.mark.parametrize("name", ["generic", "qualcomm-htp"])

@@ -97,7 +97,8 @@ def test_operators_without_results_and_state_are_read_back() -> None:
         "unset %scratch: float32[0]",
         "%handle: resource[] = VAR_HANDLE()" + """ {container: "it's", shared_name: 'v'}""",
         "ASSIGN_VARIABLE(%handle, %x)",
-        """%y: float32[4] = CUSTOM "it's" (%state, %scratch, %handle)""",
+        "%all: float32[4] = CONCATENATION(%state, %scratch)",
+        """%y: float32[4] = CUSTOM "it's" (%all, %scratch, %handle)""",
     )
     model = parse(text)
     assert to_text(model) == text
