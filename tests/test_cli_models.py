@@ -9,8 +9,6 @@ import pytest
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, Captured, run, state, written
 from syrupy.assertion import SnapshotAssertion
 
-from edge_opt.ir import load
-from edge_opt.ir.text import subgraph_text
 from edge_opt.passes.mha_to_sha import MhaToSha
 
 CONTENT = DEMO.read_bytes()
@@ -60,13 +58,6 @@ def test_what_is_printed(
     assert (ran.code, ran.err) == (0, "")
     assert steady(ran.out, demo.parent) == snapshot
     assert (state(demo.parent) == before) is ("--dry-run" in options)
-
-
-def test_signatures_leaves_the_others_as_they_are(demo: Path, capsys: Captured) -> None:
-    """A name, or a pattern."""
-    said = run(capsys, "convert", demo, "--signatures", "dec*", "--verify", "none", "--json").json
-    pairs = zip(load(demo).subgraphs[:2], load(said["output"]).subgraphs[:2], strict=True)
-    assert [subgraph_text(old) == subgraph_text(new) for old, new in pairs] == [True, False]
 
 
 def test_require_all_exits_1_and_writes_only_the_report(demo: Path, picky: Path, capsys: Captured) -> None:

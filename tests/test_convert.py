@@ -184,6 +184,7 @@ def test_from_bytes_the_model_is_returned_or_exported(tmp_path: Path) -> None:
     result = convert(DEMO.read_bytes(), signatures=["decode"], verify="full")
     assert (result.input, result.output) == (None, None)
     assert len(list(result.model.subgraphs[1].operators)) > 145
+    assert subgraph_text(result.model.subgraphs[0]) == subgraph_text(load(DEMO).subgraphs[0])
     result.export(tmp_path / "out.tflite")
     assert (tmp_path / "out.tflite").read_bytes() == to_bytes(result.model)
     with pytest.raises(UsageError, match="there is no exported model"):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from bundles import GENERIC, bundle, model_part
 from cli_runs import DEMO, QUANTIZED
-from pretend_npu import calls, compiling, pretend, require_qnn
+from pretend_npu import calls, compiling, pretend
 
 from edge_opt.base.errors import UsageError
 from edge_opt.integrations import npu_export
@@ -208,16 +208,3 @@ def test_the_pipelines_own_settings_come_along_for_the_models_that_are_not_rewri
         done = npu_optimize(cfg, path, tmp_path / "out.litertlm", overwrite=True)
         assert kinds <= done.compile_configs.keys()
         assert all(done.compile_configs[kind]["flags"] for kind in kinds)
-
-
-@pytest.mark.slow
-def test_the_real_compiler_judges_a_demo(tmp_path: Path) -> None:
-    """A toy loses, and stays as exported: the docs say so of toys."""
-    require_qnn()
-    path = tmp_path / "quantized.litertlm"
-    path.write_bytes(bundle([TEXT, model_part("prefill_decode", QUANTIZED.read_bytes())]))
-    done = npu_optimize(config(), path, tmp_path / "out.litertlm")
-    prefill, _ = done.signatures
-    assert prefill.why.startswith("estimated ")
-    assert prefill.kept == "exported"
-    assert operators(path) == operators(tmp_path / "out.litertlm"), "only the type of unread caches changes"

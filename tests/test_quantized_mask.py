@@ -90,20 +90,6 @@ def test_what_others_read_of_the_chain_stays_until_the_last_mask_frees_it(prover
     assert names(model) == ["SELECT_V2", "SELECT_V2"]
 
 
-@pytest.mark.parametrize("chain", [QUANTIZE_FIRST, MULTIPLY_FIRST])
-def test_equal_masks_of_several_layers_become_one(chain: tuple[str, ...]) -> None:
-    """They are read by operators; a graph output must stay defined. The other chain had another value until then."""
-    again = "".join(text_of(chain, INT16).splitlines(keepends=True)[1:-2])
-    for name in ("%n", "%f", "%q", "%mask", "%m:", "%m)"):
-        again = again.replace(name, f"{name[:2]}2{name[2:]}" if len(name) == 3 else f"{name}2")
-    lines = (f"  %y{name}: int16{SHAPE} q(0.1, 0) = ABS(%mask{name})\n" for name in ("", "2"))
-    readers = "".join(lines)
-    text = text_of(QUANTIZE_FIRST, INT16, more=again + readers, out="%y, %y2")
-    model, reports = convert_text(text, "quantized_mask")
-    assert statuses(reports) == ["converted", "converted"]
-    assert names(model) == ["SELECT_V2", "ABS", "ABS"]
-
-
 NUMBER = "%f: float32[] = CAST(%open) {in_data_type: 6}"
 OTHERS = {
     "float, as mask_to_add makes it": ("%open: bool[]", NUMBER, "%y: float32[] = MUL(%f, float32(-65472.0))"),
