@@ -202,13 +202,14 @@ def test_weights_with_a_scale_for_each_row_have_a_fraction_only_if_they_stay_who
 
 
 def test_products_cost_their_multiply_adds_and_an_element_of_all_else_eight() -> None:
-    model = parse("""subgraph main (%a: float32[2,5,3], %b: float32[2,5,4], %w: float32[6,4]) {
-      %p: float32[2,3,4] = BATCH_MATMUL(%a, %b) {adj_x: true}
-      %f: float32[2,3,6] = FULLY_CONNECTED(%p, %w, none)
+    model = parse("""subgraph main (%a: float32[2,5,3], %b: float32[2,4,5], %w: float32[6,5]) {
+      %p: float32[2,3,4] = BATCH_MATMUL(%a, %b) {adj_x: true, adj_y: true}
+      %q: float32[2,3,5] = BATCH_MATMUL(%p, %b)
+      %f: float32[2,3,6] = FULLY_CONNECTED(%q, %w, none)
       %y: float32[2,3,6] = ADD(%f, %f)
       return %y
     }""")
-    assert multiply_adds(model) == 120 + 144 + 36 * 8
+    assert multiply_adds(model) == 24 * 5 + 30 * 4 + 36 * 5 + 36 * 8
 
 
 @pytest.fixture(scope="module")
