@@ -1,6 +1,5 @@
 """Random attention graphs: every way that exporters are known to write the same computation, mixed freely."""
 
-from collections import Counter
 from dataclasses import make_dataclass, replace
 from typing import Any
 
@@ -136,7 +135,6 @@ class _Build:
         self.graph = Subgraph("attend")
         self.model = Model(subgraphs=[self.graph])
         self.constants = Constants(self.model)
-        self.names: Counter[str] = Counter()
         self.outputs: list[Tensor] = []
         self.escaped: list[Tensor] = []
         self.masks: dict[tuple[int, ...], Tensor] = {}
@@ -160,12 +158,10 @@ class _Build:
 
     # Operators
 
-    def name(self, stem: str) -> str:
-        self.names[stem] += 1
-        return stem if self.names[stem] == 1 else f"{stem}_{self.names[stem]}"
-
     def new(self, stem: str, shape: tuple[int, ...], dtype: DType, q: Quantization | None) -> Tensor:
-        return self.graph.add_tensor(Tensor(self.name(stem), shape, dtype, quantization=q))
+        return self.graph.add_tensor(
+            Tensor(f"{stem}_{len(self.graph.tensors)}", shape, dtype, quantization=q)
+        )
 
     def given(self, name: str, shape: tuple[int, ...], dtype: DType, q: Quantization | None = None) -> Tensor:
         self.graph.inputs.append(self.new(name, shape, dtype, q))
@@ -173,7 +169,7 @@ class _Build:
 
     def stored(self, values: Any, dtype: DType = DType.FLOAT32, q: Quantization | None = None) -> Tensor:
         """A constant; equal ones are one tensor."""
-        tensor = self.constants.make(self.name("const"), np.asarray(values, dtype.numpy), dtype, q)
+        tensor = self.constants.make("const", np.asarray(values, dtype.numpy), dtype, q)
         return tensor if self.graph.lists(tensor) else self.graph.add_tensor(tensor)
 
     def integers(self, *values: int) -> Tensor:

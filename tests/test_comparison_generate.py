@@ -1,5 +1,6 @@
 """Two models generate text from one prompt, through prefill and decode: the tokens must be the same."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from bundles import bundle, model_part
 from cli_runs import Captured, run
 from generation_models import ROWS, export
+from proof_models import tensor
 from text_parser import parse
 
 from edge_opt import compare, load
@@ -118,15 +120,11 @@ def test_too_little_or_too_much_to_generate_is_refused(count: int, said: str, fo
     assert generated(folder / "unsplit.tflite", folder / "unsplit.tflite", count=1).count == 1
 
 
-def tensor(name: str, *shape: int, dtype: str = "float32", declared: Any = None) -> TensorInfo:
-    return TensorInfo(name, name, shape, declared or shape, dtype)
-
-
 def tokens(length: int, batch: int = 1) -> TensorInfo:
     return tensor("tokens", batch, length, dtype="int32")
 
 
-CACHE, PART = tensor("kv_cache_k_0", 1, 16, 8), tensor("kv_slice_k_0", 1, 4, 8)
+CACHE = tensor("kv_cache_k_0", 1, 16, 8)
 LOGITS, EMBEDDINGS = tensor("logits", 1, 1, 50), tensor("embeddings", 1, 1, 64)
 PREFILL = SignatureInfo("prefill_4", (tokens(4), CACHE), (CACHE,))
 LONG = SignatureInfo("prefill_8", (tokens(8), CACHE), (CACHE,))
@@ -164,7 +162,7 @@ def test_helpers_are_called_before_and_what_updates_the_caches_behind() -> None:
     assert tuple(called(planned(PREFILL, SPLIT, **helpers))) == expected, "the loop makes masks itself"
 
 
-OPEN = tensor("tokens", 1, 1, dtype="int32", declared=(1, -1))
+OPEN = replace(tokens(1), declared=(1, -1))
 LOOSE = SignatureInfo("decode", (OPEN, CACHE), (CACHE, LOGITS))
 ODD = SignatureInfo("decode", (tokens(1), tensor("per_layer", 1, 3), CACHE), (CACHE, LOGITS))
 ASKING = SignatureInfo("embedder", (tokens(1), tensor("x", 2)), (EMBEDDINGS,))

@@ -31,19 +31,16 @@ def opened(text: str) -> str:
 LOGITS = "float32[1,4,6,8]"
 HALF = f"  %m: {LOGITS} = MUL(%l, float32(0.5))\n  %p: {LOGITS} = SOFTMAX(%m) {{beta: 1.0}}"
 SCALED = opened(attention_text(softmax=HALF))
-BATCHED = """
-    subgraph main (%q: float32[?,4,?,5], %k: float32[?,4,?,5], %v: float32[?,4,?,5]) {
-      %l: float32[?,4,?,?] = BATCH_MATMUL(%q, %k) {adj_y: true}
-      %p: float32[?,4,?,?] = SOFTMAX(%l) {beta: 1.0}
-      %o: float32[?,4,?,5] = BATCH_MATMUL(%p, %v)
-      %t: float32[?,?,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})
+BATCHED = opened(
+    attention_text(
+        tail="""
+      %t: float32[1,6,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})
       %s: int32[4] = SHAPE(%q) {out_type: 2}
       %b: int32[1] = SLICE(%s, int32{0}, int32{1})
       %to: int32[3] = CONCATENATION(%b, int32{-1}, int32{20}) {axis: 0}
-      %r: float32[?,?,20] = RESHAPE(%t, %to)
-      return %r
-    }
-    """
+      %r: float32[1,6,20] = RESHAPE(%t, %to)"""
+    )
+).replace("float32[1,", "float32[?,")
 GROWN = opened(
     attention_text(
         scores=f"""
