@@ -9,7 +9,7 @@ from attention_checks import GIVEN, TWO_SOFTMAXES, attention_text, masked_text, 
 from pass_runs import refusal, run
 from text_parser import parse
 
-from edge_opt.attention.block import Block, NotABlock, logits_bytes, row_tiles
+from edge_opt.attention.block import Block, NotABlock, row_tiles
 from edge_opt.attention.find import find_blocks, find_mask
 from edge_opt.attention.labels import OperandFactors
 from edge_opt.attention.rules import Labelled
@@ -20,8 +20,6 @@ from edge_opt.ir.text import to_text
 
 PLAIN = attention_text()
 T, H = 3, 4
-FOUR = "CONCATENATION(%f, %f, %f, %f) {axis: 1}"
-REPEATS = ("TILE(%f, int32{1, 4, 1, 1})", "BROADCAST_TO(%f, int32{1, 4, 8, 5})", FOUR)
 
 
 def changed(*edits: str, text: str = PLAIN) -> str:
@@ -31,15 +29,6 @@ def changed(*edits: str, text: str = PLAIN) -> str:
         assert old in text
         text = text.replace(old, new)
     return text
-
-
-@pytest.mark.parametrize("repeat", REPEATS)
-def test_the_sizes_of_a_block_and_keys_and_values_before_they_are_repeated(repeat: str) -> None:
-    repeated = f"  %l: ->   %v: float32[1,4,8,5] = {repeat}\n  %l:"
-    text = changed("%v: float32[1,4,8,5] -> %f: float32[1,1,8,5]", repeated)
-    match = only_block(parse(text).subgraphs[0])
-    assert (match.heads, match.kv_heads, match.head_size) == (4, 1, 5)
-    assert (match.query_length, match.key_lengths, logits_bytes(match)) == (6, (8,), 2 * 6 * 8)
 
 
 @pytest.mark.parametrize("groups", ["1,1", "1,2", "2"])

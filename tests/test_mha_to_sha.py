@@ -123,17 +123,6 @@ def test_a_label_is_followed_so_far_and_no_farther(form: str, length: int) -> No
     assert (report.status, report.settled) == (Status.SKIPPED if length == 400 else Status.CONVERTED, False)
 
 
-def test_probabilities_that_others_read_are_joined_for_them_and_no_several_heads_stay() -> None:
-    model = parse(SCALED.replace("return %r", "return %r, %p"))
-    assert [report.status for report in convert(model, "split")] == [Status.CONVERTED]
-    counted = kinds(model)
-    assert (counted["SOFTMAX"], counted["BATCH_MATMUL"], counted["MUL"]) == (4, 8, 4)
-    joined = [op.outputs[0].name for op in model.subgraphs[0].operators if op.name == "CONCATENATION"]
-    assert joined == ["r/heads", "p"]
-    again = convert(model, "split")
-    assert all(report.settled for report in again)
-
-
 # Constants with a scale for each step of an axis: along the heads, and along the keys.
 FACTORS = """
 subgraph main (%q: float32[1,4,6,2], %k: float32[1,4,2,3], %v: float32[1,4,3,2]) {

@@ -21,7 +21,7 @@ from make_tables import generate
 from schema_models import as_bindings, everything, names, pack, plain, tfl, unpack, values
 
 from edge_opt import schema
-from edge_opt.base.errors import ModelFormatError, UsageError
+from edge_opt.base.errors import ModelFormatError
 from edge_opt.conversion import convert
 from edge_opt.schema import TABLES, UNIONS, Data, Table, model_bytes, new_table, read_model, write_model
 from edge_opt.schema.data import Source
@@ -272,13 +272,6 @@ def test_a_changing_file_is_refused(file: Path, monkeypatch: Patch, change: Call
     with pytest.raises(ModelFormatError, match="was shortened"):
         Source.open(file).read(0, 1 << 20)
     assert names(file.parent) == ["in.tflite"]
-
-
-def test_an_output_named_as_another_format_is_refused(tmp_path: Path) -> None:
-    for name in ("out.litertlm", "OUT.TASK", "out.onnx"):
-        with pytest.raises(UsageError, match=r"cannot be written: the result is a \.tflite, use its suffix"):
-            write_model(read_model(INSIDE), tmp_path / name)
-    write_model(read_model(INSIDE), tmp_path / "out.bin")
 
 
 @pytest.mark.parametrize(
