@@ -211,6 +211,8 @@ def test_a_mask_as_wide_as_a_head_still_begins_with_the_cache() -> None:
     inputs = (tensor("mask", 1, 1, 16, 64), tensor("kv_cache_k_0", 1, 1, 48, 64))
     mask = array_of(replace(plan(SignatureInfo("prefill", inputs, ()))[0], start=5))[0, 0]
     assert np.flatnonzero(mask[2] == 0).tolist() == [0, 1, 2, 3, 4, 48, 49, 50]
+    of_two_axes = array_of(replace(plan(SignatureInfo("s", (tensor("mask", 2, 6),), ()))[0], start=3))
+    assert [np.flatnonzero(row == 0).tolist() for row in of_two_axes] == [[0, 1, 2, 4], [0, 1, 2, 4, 5]]
 
 
 def test_real_numbers_stay_what_they_are_in_another_type() -> None:
@@ -230,3 +232,11 @@ def test_extreme_inputs_keep_their_shape_and_type(shape: tuple[int, ...], info: 
     for kind, side in product(KINDS, get_args(Side)):
         made = extreme(InputPlan(side=side, info=info), array, kind)
         assert (made.shape, made.dtype) == (shape, array.dtype)
+
+
+def test_extreme_codes_fill_whole_columns_or_rows_and_reach_both_ends() -> None:
+    info, ones = tensor("x", 8, 8, dtype="int8", scale=0.5), np.ones((8, 8), np.int8)
+    found = {kind: extreme(InputPlan(side="other", info=info), ones, kind) for kind in ("masks", "tiny")}
+    assert found["masks"].tolist() == found["tiny"].T.tolist() == [[127, -128, 1, 1] * 2] * 8
+    graded = extreme(InputPlan(side="right", info=info), ones, "high")
+    assert min(np.ptp(graded, axis=0).min(), np.ptp(graded, axis=1).min()) > 8, "along both axes"

@@ -102,7 +102,10 @@ def test_nothing_to_compare_is_equal() -> None:
     empty = np.zeros((0, 4), np.float32)
     found = measure(empty, empty, logits=True)
     assert found == Difference(0)
-    assert (found.snr_db, found.equal) == (np.inf, True)
+    assert (found.snr_db, found.max_rel, found.equal) == (np.inf, 0, True)
+    assert measure(f32(1000, 0)[None], f32(1000, 0)[None], logits=True).kl == 0, (
+        "large logits do not overflow"
+    )
     for codes in (empty.astype(np.int8), np.ones(3, np.int8)):
         assert measure(codes, codes).steps == 0
 
