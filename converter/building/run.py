@@ -188,9 +188,9 @@ def _finishing(result: BuildResult, began: float) -> Iterator[None]:
 
 
 def _check_output(output: Path, source: Path, work: Path, *, overwrite: bool) -> None:
-    resolve_target(output, overwrite=overwrite, inputs=[source])
     if output.suffix != SUFFIX:
         raise UsageError(f"{output} must end in {SUFFIX}, as LiteRT-LM's bundles do")
+    resolve_target(output, overwrite=overwrite, inputs=[source])
     if output.resolve() == work.resolve():
         raise UsageError(f"{work} is also the output: give another work=...")
 
