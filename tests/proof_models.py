@@ -30,9 +30,15 @@ def adder(*, key: str = "main", shape: tuple[int, ...] = (2, 4), other: tuple[in
     return written(f"subgraph main (%x: {x}, %y: {y}) {{ %z: {x} = ADD(%x, %y) return %z }}", key)
 
 
-def projection(weight: np.ndarray, *, key: str = "main", name: str = "logits", rows: int = 3) -> bytes:
-    """`name` [rows, n] = embeddings [rows, k] x weight [n, k]^T, as FULLY_CONNECTED."""
-    units, depth = weight.shape
+WEIGHT = np.random.default_rng(0).standard_normal((12, 5)).astype(np.float32)
+
+
+def projection(
+    weight: np.ndarray = WEIGHT, *, key: str = "main", name: str = "logits", off: float = 0, unit: int = 7
+) -> bytes:
+    """`name` [3, n] = embeddings [3, k] x weight [n, k]^T, as FULLY_CONNECTED; the weights of one unit may be off."""
+    rows, (units, depth), weight = 3, weight.shape, weight.copy()
+    weight[unit] += np.float32(off)
     return written(
         f"""subgraph main (%embeddings: float32[{rows},{depth}]) {{
           %{name}: float32[{rows},{units}] = FULLY_CONNECTED(%embeddings, {literal(weight)}, none)

@@ -25,17 +25,10 @@ from edge_opt.runtime.protocol import RuntimeCrashed
 from edge_opt.runtime.runner import Worker
 from edge_opt.testing import assert_equivalent
 
-WEIGHT = np.random.default_rng(0).standard_normal((12, 5)).astype(np.float32)
 TABLE = np.random.default_rng(0).standard_normal((1000, 4)).astype(np.float32)
 
 
-def changed(amount: float) -> np.ndarray:
-    other = WEIGHT.copy()
-    other[7, 2] += amount
-    return other
-
-
-PAIR = models.projection(WEIGHT), models.projection(changed(0.5))
+PAIR = models.projection(), models.projection(off=0.5)
 
 
 def two(first: str, second: str, *, outputs: str = "z") -> bytes:
@@ -57,7 +50,7 @@ def test_one_changed_weight_is_found_and_placed_and_tolerances_decide_what_is_eq
     other = compare(*PAIR, seed=1)
     assert compare(*PAIR).to_dict() == json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert other.signatures != report.signatures
-    report = compare(PAIR[0], models.projection(changed(1e-4)), atol=1e-2)
+    report = compare(PAIR[0], models.projection(off=1e-4), atol=1e-2)
     assert (report.equal, report.bitwise, report.first_difference) == (True, False, None)
     assert "equal within atol=0.01" in report.summary()
 

@@ -16,15 +16,8 @@ from edge_opt.comparison import golden
 from edge_opt.comparison.golden import GoldenError
 from edge_opt.testing import assert_golden, record_golden
 
-WEIGHT = np.random.default_rng(0).standard_normal((12, 5)).astype(np.float32)
 WIDE = np.random.default_rng(1).standard_normal((60_000, 2)).astype(np.float32)
-MODEL = models.projection(WEIGHT)
-
-
-def changed(weight: np.ndarray, row: int, amount: float) -> bytes:
-    other = weight.copy()
-    other[row] += amount
-    return models.projection(other)
+MODEL = models.projection()
 
 
 @pytest.fixture
@@ -51,9 +44,9 @@ def test_a_model_passes_what_it_recorded_and_another_fails(recorded: Path, tmp_p
     assert assert_golden(MODEL, recorded).bitwise
     said = r"output 'logits': 3 of 36 elements differ, by at most .* \(at \["
     with pytest.raises(AssertionError, match=said):
-        assert_golden(changed(WEIGHT, 7, 0.5), recorded)
+        assert_golden(models.projection(off=0.5), recorded)
     loose = golden.record(MODEL, tmp_path / "loose.npz", atol=0.1, rtol=0)
-    report = golden.check(changed(WEIGHT, 7, 1e-3), loose)
+    report = golden.check(models.projection(off=1e-3), loose)
     assert (report.equal, report.bitwise) == (True, False)
 
 
@@ -69,7 +62,8 @@ def test_large_outputs_are_sampled_and_the_rest_is_checked_if_demanded_bitwise(t
     assert np.array_equal(part, np.sort(part))
     seen = part.astype(np.int64) % len(WIDE)
     assert np.array_equal(golden._sample(places, "main", "logits", 0, places.nbytes), places)
-    slightly = changed(WIDE, int(np.setdiff1d(np.arange(len(WIDE)), seen)[0]), 1e-3)
+    unit = int(np.setdiff1d(np.arange(len(WIDE)), seen)[0])
+    slightly = models.projection(WIDE, off=1e-3, unit=unit)
     assert "elements beyond the sample differ" in golden.check(slightly, exact).summary()
     assert golden.check(slightly, loose).equal
 
@@ -91,10 +85,10 @@ def test_the_same_model_gives_the_same_file_and_replaces_one_only_when_asked(rec
 @pytest.mark.parametrize(
     ("model", "other", "said"),
     [
-        (MODEL, models.projection(WEIGHT, key="decode"), "signature 'main': only in "),
+        (MODEL, models.projection(key="decode"), "signature 'main': only in "),
         (MODEL, models.adder(), "only in "),
-        (MODEL, models.projection(WEIGHT, name="scores"), "output 'logits': only in "),
-        (MODEL, models.projection(WEIGHT[:11]), "float32 [3, 12] recorded, float32 [3, 11] now"),
+        (MODEL, models.projection(name="scores"), "output 'logits': only in "),
+        (MODEL, models.projection(models.WEIGHT[:11]), "float32 [3, 12] recorded, float32 [3, 11] now"),
         (models.requantized(scale=0.5), models.requantized(scale=0.25), "0 in a, scale 0.25, zero point 0 in b"),
     ],
 )  # fmt: skip
