@@ -14,7 +14,7 @@ Part = tuple[int, dict[str, str], bytes]
 """(data type, items, content)."""
 
 
-def bundle(parts: Sequence[Part], *, version: int = 1) -> bytes:
+def bundle(parts: Sequence[Part]) -> bytes:
     """A whole bundle."""
     sections, body = [], b""
     for kind, items, content in parts:
@@ -26,12 +26,12 @@ def bundle(parts: Sequence[Part], *, version: int = 1) -> bytes:
     builder = flatbuffers.Builder(1024)
     root = schema.LiteRTLMMetaDataT(None, schema.SectionMetadataT(sections))
     builder.Finish(root.Pack(builder))
-    return started(bytes(builder.Output()), version=version).ljust(BLOCK, b"\0") + body
+    return started(bytes(builder.Output())).ljust(BLOCK, b"\0") + body
 
 
-def started(header: bytes, *, version: int = 1) -> bytes:
+def started(header: bytes) -> bytes:
     """What a bundle begins with: its header, and in front of that what says how long it is."""
-    return b"LITERTLM" + struct.pack("<IIIIQ", version, 7, 0, 0, 32 + len(header)) + header
+    return b"LITERTLM" + struct.pack("<IIIIQ", 1, 7, 0, 0, 32 + len(header)) + header
 
 
 def model_part(kind: str, content: bytes) -> Part:

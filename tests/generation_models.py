@@ -15,18 +15,16 @@ def table(seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(WORDS, WIDTH)).round(2).astype(np.float32)
 
 
-def unsplit(scale: float = 1.0) -> str:
+def unsplit() -> str:
     """Tokens in, caches in and out."""
     arguments = "tokens=%tokens, input_pos=%pos, kv_cache_k_0=%ck, kv_cache_v_0=%cv, mask=%mask"
     results = "kv_cache_k_0=%keys, kv_cache_v_0=%values"
     inputs = "%tokens: int32[1,{rows}], %pos: int32[{rows}]"
     words = literal(table()).replace("{", "{{").replace("}", "}}")
     attended = f"""
-  %words: float32[1,{{rows}},{WIDTH}] = GATHER({words}, %tokens)
-  %new: {{new}} = RESHAPE(%words, int32{{{{1, 1, {{rows}}, {WIDTH}}}}})
-  %turned: {{new}} = REVERSE_V2(%new, int32{{{{3}}}})
-{_UPDATE}"""
-    return _model(scale, arguments, results, inputs, attended, 0)
+  %e: float32[1,{{rows}},{WIDTH}] = GATHER({words}, %tokens)
+{_NEW}{_UPDATE}"""
+    return _model(1.0, arguments, results, inputs, attended, 0)
 
 
 def split(scale: float = 1.0) -> str:
@@ -34,15 +32,16 @@ def split(scale: float = 1.0) -> str:
     arguments = "embeddings=%e, kv_cache_k_0=%ck, kv_cache_v_0=%cv, mask_global=%mask"
     results = "kv_slice_k_0=%new, kv_slice_v_0=%turned"
     inputs = f"%e: float32[1,{{rows}},{WIDTH}]"
-    attended = f"""
-  %new: {{new}} = RESHAPE(%e, int32{{{{1, 1, {{rows}}, {WIDTH}}}}})
-  %turned: {{new}} = REVERSE_V2(%new, int32{{{{3}}}})
+    attended = f"""{_NEW}
   %keys: {{long}} = CONCATENATION(%ck, %new) {{{{axis: 2}}}}
   %values: {{long}} = CONCATENATION(%cv, %turned) {{{{axis: 2}}}}"""
     return _model(scale, arguments, results, inputs, attended, 1)
 
 
 _CACHE = f"float32[1,1,{CACHE},{WIDTH}]"
+_NEW = f"""
+  %new: {{new}} = RESHAPE(%e, int32{{{{1, 1, {{rows}}, {WIDTH}}}}})
+  %turned: {{new}} = REVERSE_V2(%new, int32{{{{3}}}})"""
 _UPDATE = f"""
   %at: int32[1] = SLICE(%pos, int32{{{{0}}}}, int32{{{{1}}}})
   %place: int32[4] = CONCATENATION(int32{{{{0, 0}}}}, %at, int32{{{{0}}}}) {{{{axis: 0}}}}

@@ -48,17 +48,6 @@ def projection(
     )
 
 
-def softmax(*, shape: tuple[int, ...] = (1, 4, 8), scale: float = 1.0) -> bytes:
-    """z = softmax(x * scale + mask) over the last axis."""
-    kind = f"float32[{','.join(map(str, shape))}]"
-    return written(f"""subgraph main (%x: {kind}, %mask: {kind}) {{
-      %scaled: {kind} = MUL(%x, float32({scale}))
-      %masked: {kind} = ADD(%scaled, %mask)
-      %z: {kind} = SOFTMAX(%masked) {{beta: 1.0}}
-      return %z
-    }}""")
-
-
 def requantized(*, scale: float = 0.5) -> bytes:
     """An int8 tensor through one QUANTIZE."""
     kind = f"int8[1,64] q({scale}, 0)"

@@ -23,17 +23,17 @@ subgraph body (%a: int16[1,3,4] q(0.001, 0), %b: int16[4] q(0.0001, 0)) {
 """
 
 
-def layers(steps: tuple[float, ...] = STEPS, addition: str = "ADD(%x{0}, %n{0})") -> str:
+def layers(addition: str = "ADD(%x{0}, %n{0})") -> str:
     """A residual stream with one norm a layer, whose result has that step."""
     lines = ["subgraph main (%x0: int16[1,3,4] q(0.001, 0), %h: int16[1,3,4] q(0.001, 0)) {"]
-    for place, step in enumerate(steps):
+    for place, step in enumerate(STEPS):
         weight = f"int16{{{place + 3}, -700, 20000, 32767}} q(0.0001, 0)"
         body = f"decomposition_subgraph_index: {place + 1}, composite_attributes: {{epsilon: 1.0}}"
         options = f"{{name: 'odml.rms_norm', {body}}}"
         lines.append(f"  %n{place}: int16[1,3,4] q({step}, 0) = STABLEHLO_COMPOSITE(%h, {weight}) {options}")
         lines.append(f"  %x{place + 1}: int16[1,3,4] q(0.05, 0) = {addition.format(place)}")
-    lines += [f"  return %x{len(steps)}", "}"]
-    return "\n".join(lines) + "".join(BODY.replace("STEP", str(step)) for step in steps)
+    lines += [f"  return %x{len(STEPS)}", "}"]
+    return "\n".join(lines) + "".join(BODY.replace("STEP", str(step)) for step in STEPS)
 
 
 def test_a_norm_is_negated_where_the_errors_so_far_are_below_zero(prover: RegionProver) -> None:

@@ -69,9 +69,9 @@ def test_large_outputs_are_sampled_and_the_rest_is_checked_if_demanded_bitwise(t
 
 
 def test_where_all_was_kept_other_bytes_of_equal_values_are_no_difference(tmp_path: Path) -> None:
-    path = golden.record(models.softmax(shape=(2, 4)), tmp_path / "g.npz", atol=0, rtol=0)
+    path = golden.record(models.adder(), tmp_path / "g.npz", atol=0, rtol=0)
     rewrite(path, lambda meta, _: meta["signatures"][0][1]["z"][0].update(sha256="another"))
-    assert golden.check(models.softmax(shape=(2, 4)), path).equal
+    assert golden.check(models.adder(), path).equal
 
 
 def test_the_same_model_gives_the_same_file_and_replaces_one_only_when_asked(recorded: Path) -> None:

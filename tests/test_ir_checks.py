@@ -67,9 +67,9 @@ def setting(place: str, value: Any) -> Change:
     return change
 
 
-def quantization(at: int = 3, **fields: Any) -> Change:
+def quantization(**fields: Any) -> Change:
     """A tensor with these parameters."""
-    return setting(f"tensors[{at}].quantization", tfl.QuantizationParametersT(**fields))
+    return setting("tensors[3].quantization", tfl.QuantizationParametersT(**fields))
 
 
 def twice(side: str) -> Change:

@@ -27,9 +27,9 @@ def graph_of(text: str) -> tuple[Model, dict[str, Tensor], dict[str, Operator]]:
     return model, tensors, {operator.output.name: operator for operator in graph.operators}
 
 
-def fresh(name: str, shape: tuple[int, ...] = (4,)) -> Tensor:
+def fresh(name: str) -> Tensor:
     """A tensor that no graph knows."""
-    return Tensor(name, shape, DType.FLOAT32)
+    return Tensor(name, (4,), DType.FLOAT32)
 
 
 def op(model: Model, name: str, inputs: Iterable[Tensor], output: Tensor) -> Operator:
