@@ -26,7 +26,7 @@ from edge_opt.base import processes
 from edge_opt.base.errors import EdgeOptError, OutputError, UsageError
 from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress
-from edge_opt.npu.sdk import libraries_digest, search_path
+from edge_opt.npu.sdk import search_path
 
 MODEL = "model.litertlm"
 """File name of a stage's bundle, in the stage's folder."""
@@ -41,6 +41,7 @@ _PACKAGES = (
 )
 _OF_COMPILER = ("optimize", "emulate", "compile")
 """Stages that use the vendor's libraries."""
+_COMPILING = "lib*Htp*.so"  # the libraries that Qualcomm's results depend on
 _LOOK_SECONDS = 0.3
 # `stage 3/7`, as our stages and litert-torch's calibration print; not the progress bars of loading and saving.
 _STEP = re.compile(rb"^[^|/\n]* (\d+)/(\d+)\s*$", re.MULTILINE)
@@ -257,7 +258,7 @@ class Stages:
     ) -> StageReport:
         libraries = self.libraries if name in _OF_COMPILER else None
         digests = {role: given.digest for role, given in inputs.items()}
-        compiler = libraries and libraries_digest(libraries)
+        compiler = libraries and digest_of(sorted(libraries.glob(_COMPILING)), libraries)
         values = json.dumps([name, digests, options, compiler, self.versions], sort_keys=True)
         key, folder = hashlib.sha256(values.encode()).hexdigest(), self.folder / name
         report = _kept(folder, key)

@@ -23,7 +23,6 @@ SDK_VARIABLES = ("EDGE_OPT_QNN", "QNN_SDK_ROOT")
 _PLACES = ("lib/x86_64-linux-clang", "onnxruntime_qnn", ".")
 # The plugin links to this library for chips without an HTP, but never calls it here; the wheel lacks it.
 _UNUSED_LIBRARY, _STAND_IN = "libQnnLpai.so", "libQnnSystem.so"
-_COMPILING = "lib*Htp*.so"
 _HOW_TO_GET = (
     "give the folder of Qualcomm's AI Engine Direct SDK, or of an unpacked wheel (`pip download --no-deps "
     "onnxruntime-qnn==2.7.0` on x86-64 Linux), with sdk=DIR or in EDGE_OPT_QNN or QNN_SDK_ROOT"
@@ -52,15 +51,6 @@ def find_libraries(sdk: AnyPath | None) -> Path:
     if not Path(root).is_dir():
         raise CompilerMissingError(f"folder {root} does not exist: {_HOW_TO_GET}")
     raise CompilerMissingError(f"{root} holds no {LIBRARY} for x86-64 Linux: {_HOW_TO_GET}")
-
-
-def libraries_digest(libraries: Path) -> str:
-    """A digest of the compiler's libraries, independent of their location."""
-    digest = hashlib.sha256()
-    for path in sorted(libraries.glob(_COMPILING)):
-        with path.open("rb") as file:
-            digest.update(f"{path.name}:{hashlib.file_digest(file, 'sha256').hexdigest()} ".encode())
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
