@@ -24,6 +24,7 @@ from edge_opt.proof.examination import Question, unproved
 from edge_opt.proof.regions import RegionProver
 from edge_opt.proof.sizes import FACTOR, multiply_adds, shrunk
 from edge_opt.proof.structure import structure
+from edge_opt.runtime import runner
 from edge_opt.runtime.metrics import Difference
 from edge_opt.runtime.pair import DRAWS, SCALES, Outcome, Parts, ProofRequest
 from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeFailed, RuntimeRefused, RuntimeTimedOut
@@ -108,7 +109,8 @@ def test_kernels_that_refuse_and_workers_that_crash(answers: list[Any], said: st
     assert worker.kernels() == [BOTH] * len(answers)
     assert proof.reason.startswith(said)
     assert proof.holds is (answers[-1] == 0)
-    assert proof.open is isinstance(answers[0], RuntimeTimedOut), "that says nothing of the region"
+    is_finished = isinstance(answers[-1], int | RuntimeRefused | ModelFormatError)
+    assert proof.open is not is_finished, "that says nothing of the region"
 
 
 ROUNDING = replace(QUESTION, before=parse(SUM), after=parse(SUM))
@@ -340,6 +342,23 @@ def test_a_region_that_failed_stands_for_equal_ones_and_for_no_others() -> None:
         proofs = [prover.prove(each, Demand()) for each in (*wrong, wrong[0])]
     assert [proof.holds for proof in proofs] == [False] * 5
     assert [bool(proof.like) for proof in proofs] == [False, False, False, False, True]
+
+
+def test_a_run_without_a_result_stands_for_no_other_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that was busy, or without memory, may have time and memory for the next."""
+    (first, _), answers = layers("int8"), [RuntimeTimedOut("late"), *[RuntimeCrashed("signal 9")] * 2]
+    ask = runner.Worker.prove
+
+    def answered(*given: Any, **options: Any) -> Outcome:
+        if answers:
+            raise answers.pop(0)
+        return ask(*given, **options)
+
+    monkeypatch.setattr(runner.Worker, "prove", answered)
+    with RegionProver() as prover:
+        proofs = [prover.prove(first, Demand()) for _ in range(4)]
+    assert [(proof.holds, proof.open) for proof in proofs] == [(False, True)] * 2 + [(True, False)] * 2
+    assert [bool(proof.like) for proof in proofs] == [False] * 3 + [True]
 
 
 AT_SIZE = [

@@ -82,7 +82,7 @@ def unproved(demand: Demand, reason: str, *, is_open: bool = True) -> Proof:
 
 
 def examine(worker: Worker, question: Question) -> Proof:
-    """Verify that the demand is met; open if a run takes too long or no inputs distinguish right from wrong.
+    """Verify that the demand is met; open without a result, or if no inputs distinguish right from wrong.
 
     A small region is run in full, on both kernel sets. A large one is run at a fraction of its lengths on both, extreme
     inputs included; then in full, on XNNPACK's kernels if these must give the same bits, else on the reference kernels.
@@ -102,7 +102,7 @@ def examine(worker: Worker, question: Question) -> Proof:
         what = "cannot run the region alone" if alone else "refuses the new region"
         reason = f"the runtime {what}: {error.reason.split(': ', 1)[-1]}"
     except RuntimeFailed as error:
-        reason = f"the verification could not be run: {error}"
+        return unproved(question.demand, f"the verification could not be run: {error}")
     return unproved(question.demand, reason, is_open=False)
 
 

@@ -50,7 +50,7 @@ class RegionProver(AbstractContextManager["RegionProver"]):
     def prove(self, rewrite: Rewrite, demand: Demand) -> Proof:
         """Verify that the new region matches the old one as demanded; a failure is returned with its reason.
 
-        A region that only differs in its numbers from one that was verified gets the same answer.
+        A region that only differs in its numbers from one that was verified gets the same answer, if there is one.
 
         Raises:
             RuntimeUnavailable: no worker can be started, so no region can be verified.
@@ -67,7 +67,8 @@ class RegionProver(AbstractContextManager["RegionProver"]):
                 return answer
         question = Question(before, after, f"{anchor}{self._of_model}", demand, request)
         proof = examine(self._worker, question)
-        answers.append((own, replace(proof, like=anchor)))
+        if not proof.open:
+            answers.append((own, replace(proof, like=anchor)))
         return proof
 
 
