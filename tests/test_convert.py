@@ -282,16 +282,35 @@ def test_a_model_is_what_it_was_where_a_conversion_ends(ends: type[BaseException
     assert len(result.sites) == (5 if ends is SitesSkippedError else 2)
 
 
-def test_what_changes_after_the_verification_is_noticed(tmp_path: Path, monkeypatch: Patch) -> None:
-    names_apart = cleanup.name_apart
+def _another_operand(model: Model) -> None:
+    graph = model.signatures["decode"].subgraph
+    add = next(op for op in graph.operators if op.name == "ADD" and op.outputs[0].table is None)
+    graph.set_input(add, 0, add.inputs[1])
 
-    def spoiling(model: Model, old: Any) -> None:
-        names_apart(model, old)
-        graph = model.signatures["decode"].subgraph
-        add = next(op for op in graph.operators if op.name == "ADD" and op.outputs[0] not in old)
-        graph.set_input(add, 0, add.inputs[1])
 
-    monkeypatch.setattr(cleanup, "name_apart", spoiling)
-    with pytest.raises(UnverifiedChangeError, match="outside the verified rewrites: the operator ADD"):
-        convert(DEMO, tmp_path / "out.tflite", verify="none")
+def _another_code(model: Model, of: str) -> None:
+    graph = next(graph for graph in model.subgraphs if of in graph.name)
+    product = next(op for op in graph.operators if op.name == "MUL")
+    product.code = model.operator_code("ADD", product.code.version)
+
+
+UNREAD = "kv_cache_k_2"
+AFTERWARDS: dict[str, tuple[Callable[[Model], object], str]] = {
+    "an operand": (_another_operand, "the operator ADD"),
+    "a body": (lambda model: _another_code(model, "rms_norm"), "the operator ADD"),
+    "an entry point that is not rewritten": (lambda model: _another_code(model, "prefill_8"), "the operator ADD"),
+    "an unread input": (
+        lambda model: setattr(model.signatures["prefill_8"].inputs[UNREAD], "shape", (1, 1)), "inputs, outputs"
+    ),
+    "metadata": (lambda model: model.metadata.pop(), "inputs, outputs, signatures or metadata"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("spoil", "found"), AFTERWARDS.values(), ids=AFTERWARDS)
+def test_what_changes_after_the_verification_is_noticed(
+    spoil: Callable[[Model], object], found: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(cleanup, "name_apart", lambda model, _: spoil(model))
+    with pytest.raises(UnverifiedChangeError, match=f"outside the verified rewrites: {found}"):
+        convert(DEMO, tmp_path / "out.tflite", verify="none", signatures=["decode"])
     assert list(tmp_path.iterdir()) == []

@@ -154,6 +154,16 @@ def test_what_is_taken_from_a_tensor_is_gone_from_the_file() -> None:
     assert (written.shape_signature, written.quantization) == (None, None)
 
 
+def test_the_bytes_of_a_buffer_are_written_whatever_the_file_had() -> None:
+    model = load(pack(unpack(sample())))
+    constant = next(tensor for tensor in model.subgraphs[0].tensors if tensor.is_constant)
+    zeros = np.zeros_like(constant.array())
+    assert constant.buffer is not None
+    constant.buffer.data = Data(zeros.tobytes())
+    written = load(to_bytes(model)).subgraphs[0].tensors[model.subgraphs[0].tensors.index(constant)]
+    assert np.array_equal(written.array(), zeros)
+
+
 def test_equal_constants_are_one_tensor_in_a_subgraph_and_one_buffer_in_the_model() -> None:
     model = Model()
     here, there = Constants(model), Constants(model)

@@ -250,10 +250,10 @@ HARMS: dict[str, tuple[Callable[[Context, Operator], object], str]] = {
     "quantization": (lambda c, f: setattr(f.input(0), "quantization", Quantization.affine(1.0)), f"'a' {OTHER}"),
     "shape": (lambda c, f: setattr(c.subgraph.tensors[1], "shape", (2, 2)), f"EXP that defines 'other' {OTHER}"),
     "type": (lambda c, f: setattr(c.subgraph.tensors[1], "dtype", DType.INT32), f"'other' {OTHER}"),
-    "outputs": (lambda c, f: c.subgraph.outputs.reverse(), "inputs, outputs or signatures differ"),
-    "inputs": (lambda c, f: c.subgraph.inputs.pop(), "inputs, outputs or signatures differ"),
+    "outputs": (lambda c, f: c.subgraph.outputs.reverse(), "inputs, outputs, signatures or metadata differ"),
+    "inputs": (lambda c, f: c.subgraph.inputs.pop(), "inputs, outputs, signatures or metadata differ"),
     "signature": (
-        lambda c, f: c.model.signatures[0].outputs.popitem(), "inputs, outputs or signatures differ"
+        lambda c, f: c.model.signatures[0].outputs.popitem(), "inputs, outputs, signatures or metadata differ"
     ),
     "operand": (lambda c, f: c.subgraph.set_input(f, 0, c.subgraph.inputs[1]), f"ABS that defines 'a' {OTHER}"),
     "added": (lambda c, f: c.subgraph.append(op(c.model, "ABS", [f.input(0)], fresh("n"))), f"'n' {OTHER}"),

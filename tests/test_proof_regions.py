@@ -344,6 +344,22 @@ def test_a_region_that_failed_stands_for_equal_ones_and_for_no_others() -> None:
     assert [bool(proof.like) for proof in proofs] == [False, False, False, False, True]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "place", "name", "limit"),
+    [("int16", "p1/head_1", "MINIMUM", 32700), ("float32", "k1/group_0", "MAXIMUM", -20.0)],
+)
+def test_a_weight_of_one_and_large_negative_keys_are_among_the_extremes(
+    dtype: str, place: str, name: str, limit: float, prover: RegionProver
+) -> None:
+    (rewrite, _) = rewrites_of("mha_to_sha", parse(attention(dtype)))
+    clamped = (m.rewrite for m in mutants(rewrite) if (m.kind, m.place) == ("a clamp", place))
+    wrong = next(each for each in clamped if name in [operator.name for operator in each.new])
+    clamp = next(operator for operator in wrong.new if operator.name == name)
+    stored = clamp.input(1)
+    clamp.inputs = (clamp.input(0), constant(limit, stored.dtype, stored.quantization))
+    assert not prover.prove(wrong, Demand()).holds
+
+
 def test_a_run_without_a_result_stands_for_no_other_region(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that was busy, or without memory, may have time and memory for the next."""
     (first, _), answers = layers("int8"), [RuntimeTimedOut("late"), *[RuntimeCrashed("signal 9")] * 2]

@@ -210,9 +210,11 @@ class _Rewriting:
         for chosen in passes:
             for site in chosen.mend(model):
                 self._add(replace(site, signature=part.signature(site.signature)))
+        ledgers = {graph: Ledger(model, graph) for _, graph in model.entry_points()}
+        self.ledgers += ledgers.values()
         with doubted(model.subgraphs):
             for graph, name in owners.items():
-                self._run_passes(passes, model, graph, part.signature(name))
+                self._run_passes(passes, model, ledgers[graph], graph, part.signature(name))
         sites = self.result.sites[done:]
         if any(site.status is Status.CONVERTED for site in sites):
             cleanup.remove_unused(model, usage)
@@ -228,15 +230,15 @@ class _Rewriting:
         for ledger in self.ledgers:
             ledger.check()
 
-    def _run_passes(self, passes: list[Pass], model: Model, graph: Subgraph, signature: str) -> None:
-        known = self.positions, self.exported
+    def _run_passes(
+        self, passes: list[Pass], model: Model, ledger: Ledger, graph: Subgraph, signature: str
+    ) -> None:
+        known = self.positions, self.exported, ledger
         context = Context(
             model, graph, signature, self.target, Constants(model), self.prover, self._add, *known
         )
         for chosen in passes:
             run_pass(chosen, context)
-        if context.ledger is not None:
-            self.ledgers.append(context.ledger)
 
     def _add(self, site: Site) -> None:
         sites = self.result.sites

@@ -111,7 +111,6 @@ def take_weights_inside(model: Model) -> bool:
     for buffer in outside:
         if (data := buffer.data) is not None:
             buffer.data = Data.region(data.source, data.offset, data.length, external=False)
-            buffer.table = None
     return bool(outside)
 
 

@@ -313,7 +313,7 @@ def to_tables(model: Model) -> Table:
             )
             for code in codes.items
         ],
-        buffers=[buffer.table or new_table("Buffer", data=buffer.data) for buffer in buffers.items],
+        buffers=[_filled(buffer.table or new_table("Buffer"), data=buffer.data) for buffer in buffers.items],
     )
 
 

@@ -112,8 +112,8 @@ class Context:
     """A pass's input: one entry point of a model, and a target.
 
     `positions`: the number that the caches of the model, or of its bundle, hold; None if unknown. `exported`: the entry
-    points before quantization, if the caller has them. `ledger`: what the subgraph computes, once a pass has found
-    something to rewrite.
+    points before quantization, if the caller has them. `ledger`: what the subgraph computes, if the caller records it,
+    or once a pass has found something to rewrite.
     """
 
     model: Model

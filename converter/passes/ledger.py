@@ -5,13 +5,13 @@ old and new operators share, and later merges and removals. So in the end every 
 verified.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeAlias
 
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.operators import subgraph_indices
-from edge_opt.ir.walk import custom_options, is_pure, renumbered
+from edge_opt.ir.walk import called_by, custom_options, is_pure, renumbered
 from edge_opt.passes.rewrite import Rewrite
 
 _SMALL = 1 << 12
@@ -72,17 +72,25 @@ class Ledger:
         Raises:
             UnverifiedChangeError: it has any other change.
         """
-        if self._interface != self._names():
-            raise _changed("inputs, outputs or signatures differ")
-        for operator in self._subgraph.operators:
+        for operator in self._with_bodies(self._subgraph.operators):
             self._compare(operator)
         for operator in self._steps:
-            if operator.subgraph is not self._subgraph and not is_pure(operator, self._model.subgraphs):
+            if operator.subgraph is None and not is_pure(operator, self._model.subgraphs):
                 raise _changed(f"{_named(operator)} was removed, although it has side effects")
+        if self._interface != self._names():
+            raise _changed("inputs, outputs, signatures or metadata differ")
 
-    def _enter(self, operators: Iterable[Operator]) -> None:
+    def _enter(self, operators: Sequence[Operator]) -> None:
         for operator in operators:
             self._steps[operator] = self._step(operator)
+        for operator in self._with_bodies(operators):
+            if operator not in self._steps:
+                self._steps[operator] = self._step(operator)
+
+    def _with_bodies(self, operators: Sequence[Operator]) -> list[Operator]:
+        """The operators and those of subgraphs that they call; entry points have ledgers of their own."""
+        bodies = (graph for graph in called_by(operators, self._model.subgraphs) if not graph.signatures)
+        return [*operators, *(operator for graph in bodies for operator in graph)]
 
     def _compare(self, operator: Operator) -> None:
         if self._step(operator) != self._steps.get(operator):
@@ -106,12 +114,14 @@ class Ledger:
         )
 
     def _names(self) -> _Key:
-        """The graph's interface to callers."""
+        """The graph's interface to callers, and the model's metadata."""
         signatures = (
             (s.key, s.subgraph, tuple(s.inputs.items()), tuple(s.outputs.items()))
             for s in self._model.signatures
         )
-        return (tuple(self._subgraph.inputs), tuple(self._subgraph.outputs), *signatures)
+        metadata = ((entry.name, entry.buffer.data) for entry in self._model.metadata)
+        inputs = ((tensor, _type_of(tensor)) for tensor in self._subgraph.inputs)
+        return (*inputs, *self._subgraph.outputs, *signatures, *metadata)
 
 
 def _changed(text: str) -> UnverifiedChangeError:

@@ -20,7 +20,7 @@ KINDS: dict[str, str] = {
     "low": "large negative logits, queries of the lowest code",
     "tiny": "tiny numbers, 0 and -0, masks of the highest codes",
     "highest keys": "keys of the highest code",
-    "lowest keys": "keys of the lowest code",
+    "lowest keys": "large negative keys, keys of the lowest code",
     "highest logits": "logits of the highest code",
     "lowest logits": "logits of the lowest code",
     "nan added": "NaN and infinity in the mask",
@@ -63,7 +63,7 @@ def _floats(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np
             return values
         case "high" | "low", "other":
             return array * _LARGE_VALUE
-        case "low", "left":
+        case ("low", "left") | ("lowest keys", "right"):
             return np.abs(array) * -_LARGE
         case "high" | "low", "left" | "right":
             return np.abs(array) * _LARGE
@@ -86,7 +86,8 @@ def _codes(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np.
     least, most = int(np.iinfo(array.dtype).min), int(np.iinfo(array.dtype).max)
     match kind, planned.side:
         case "masks", "added":
-            return least + draw % 8 // 2
+            # Closed but for a key per row, more or less: its weight is the highest code.
+            return np.where(draw % max(shape[-1:], default=1), least + draw % 8 // 2, zero_point)
         case "tiny", "added":
             return most - draw % 8 // 2
         case "masks" | "tiny", "other":
