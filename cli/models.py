@@ -150,8 +150,7 @@ def record(
     from edge_opt.base.words import size
     from edge_opt.comparison.golden import record
 
-    path = destination or model.with_name(f"{model.stem}.golden.npz")
-    written = record(model, path, signatures=signatures, overwrite=overwrite)
+    written = record(model, destination, signatures=signatures, overwrite=overwrite)
     found = {"written": str(written), "bytes": written.stat().st_size}
     text = f"{written} ({size(written.stat().st_size)}): check a model with `edge-opt golden check MODEL {written}`"
     output.answer(found, lambda _: output.say(text), as_json=as_json, quiet=quiet)

@@ -142,6 +142,9 @@ def test_golden_records_beside_the_model_and_replaces_nothing(tmp_path: Path, ca
     assert f"golden check MODEL {tmp_path}/gemma.golden.npz" in run(capsys, "golden", "record", model).out
     assert run(capsys, "golden", "check", model, tmp_path / "gemma.golden.npz").code == 0
     assert "--force" in run(capsys, "golden", "record", model).failed_in_one_sentence(2)
+    over = run(capsys, "golden", "record", model, "-o", model, "--force").failed_in_one_sentence(2)
+    assert "is the input itself" in over
+    assert model.read_bytes() == DEMO.read_bytes()
 
 
 def test_golden_records_checks_and_replaces_a_file_with_force(tmp_path: Path, capsys: Captured) -> None:

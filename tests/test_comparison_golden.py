@@ -50,6 +50,11 @@ def test_a_model_passes_what_it_recorded_and_another_fails(recorded: Path, tmp_p
     assert (report.equal, report.bitwise) == (True, False)
 
 
+def test_a_model_in_memory_has_no_default_file() -> None:
+    with pytest.raises(UsageError, match=r"no folder to write to: give path=\.\.\."):
+        record_golden(MODEL)
+
+
 def test_large_outputs_are_sampled_and_the_rest_is_checked_if_demanded_bitwise(tmp_path: Path) -> None:
     model = models.projection(WIDE)
     exact = golden.record(model, tmp_path / "exact.npz", atol=0, rtol=0)

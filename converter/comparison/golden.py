@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from edge_opt.base.atomic import write_whole
-from edge_opt.base.errors import EdgeOptError, match_names
+from edge_opt.base.atomic import AnyPath, resolve_target, write_whole
+from edge_opt.base.errors import EdgeOptError, UsageError, match_names
 from edge_opt.base.record import from_dict
 from edge_opt.comparison.facts import runs_of
 from edge_opt.comparison.findings import (
@@ -82,7 +82,7 @@ class _Golden:
 
 def record(
     model: ModelLike,
-    path: str | os.PathLike[str],
+    path: AnyPath | None = None,
     *,
     signatures: Sequence[str] | None = None,
     seed: int = 0,
@@ -92,24 +92,31 @@ def record(
 ) -> Path:
     """Run a model (in a bundle: the prefill/decode model), write its outputs to a golden file and return its path.
 
-    The default tolerances allow for rounding on other processors; if both are 0, every bit must be the same. For
-    quantized outputs they apply to the real numbers.
+    The default path is `<stem>.golden.npz` beside a model's file. The default tolerances allow for rounding on other
+    processors; if both are 0, every bit must be the same. For quantized outputs they apply to the real numbers.
 
     Examples:
         >>> from edge_opt.testing import assert_golden, record_golden
-        >>> record_golden("gemma.tflite", "gemma.npz")
-        >>> assert_golden("gemma.opt.tflite", "gemma.npz")
+        >>> record_golden("gemma.tflite")
+        >>> assert_golden("gemma.opt.tflite", "gemma.golden.npz")
 
     Raises:
-        UsageError: a signature is unknown, a number is invalid, or the file exists and `overwrite` is not set.
+        UsageError: a signature is unknown, a number is invalid, the file is the model or exists and `overwrite` is not
+            set, or a model in memory has no `path`.
         OutputError: the file cannot be written.
         RuntimeFailed: the model does not run.
     """
     seed, atol, rtol = checked_numbers(seed, atol, rtol)
     arrays: dict[str, Any] = {}
+    opened = Opened(model)
+    if path is None and opened.path is not None:
+        path = Path(opened.path).with_suffix(".golden.npz")
+    if path is None:
+        raise UsageError("a model in memory has no folder to write to: give path=...")
+    resolve_target(path, overwrite=overwrite, inputs=[opened.path])
     with ExitStack() as stack:
         worker = stack.enter_context(Worker())
-        file = stack.enter_context(Opened(model).main().file())
+        file = stack.enter_context(opened.main().file())
         graph = load(file)
         described = describe(graph)
         runs = runs_of(graph)
@@ -132,7 +139,7 @@ def record(
     return Path(path)
 
 
-def check(model: ModelLike, path: str | os.PathLike[str]) -> ComparisonReport:
+def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
     """Run a model on a golden file's inputs and compare the outputs; in the report, `a` is the file.
 
     Raises:
