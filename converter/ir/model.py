@@ -313,7 +313,7 @@ def to_tables(model: Model) -> Table:
             )
             for code in codes.items
         ],
-        buffers=[_filled(buffer.table or new_table("Buffer"), data=buffer.data) for buffer in buffers.items],
+        buffers=[_buffer(buffer) for buffer in buffers.items],
     )
 
 
@@ -355,6 +355,14 @@ def _operator(operator: Operator, codes: _Numbering, numbers: _Numbering) -> Tab
         if table.fields.get(place) is not own:
             table.set(place, own)
     return table
+
+
+def _buffer(buffer: Buffer) -> Table:
+    """The buffer's own table, which buffers may share, as long as it has these bytes."""
+    own = buffer.table
+    if own is not None and own.fields.get("data") is buffer.data:
+        return own
+    return new_table("Buffer", data=buffer.data)
 
 
 def _tensor(tensor: Tensor, buffers: _Numbering) -> Table:
