@@ -62,7 +62,7 @@ def show_tuning(tuning: Tuning, destination: Path | None) -> None:
 
 
 def show_stage(report: StageReport) -> None:
-    """Print a stage's time and memory (or "reused"), the signatures it kept and its notes on standard error."""
+    """Print a stage's time and memory (or "reused"), and its outcomes and notes, on standard error."""
     memory = "" if report.peak_bytes is None else f"  {size(report.peak_bytes)} of memory"
     spent = f"{_time(report.seconds):>8}" if report.made_now else f"{'reused':>8}"
     line = f"{report.name:<10}{spent}  {size(report.bytes):>10}{memory if report.made_now else ''}"

@@ -46,7 +46,8 @@ def _items(vector: Any) -> list[Any]:
 def _value(reference: Any, *, nested: bool = False) -> Any:
     if reference.IsFloat:
         value = float(reference.AsFloat)
-        single = np.float32(value)
+        with np.errstate(over="ignore"):
+            single = np.float32(value)
         return float(str(single)) if single == value else value
     if reference.IsNull or reference.IsBool or reference.IsInt or reference.IsString or reference.IsKey:
         return reference.Value

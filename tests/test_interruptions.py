@@ -105,9 +105,11 @@ def test_interrupted_during_the_proof(folder: Path, sign: signal.Signals) -> Non
     assert names(folder) == ["in.tflite"]
 
 
+# The model in a bundle is copied to a scratch file, which the interpreter reads.
 _COMPARING = """
+from bundles import bundle, model_part
 from edge_opt.comparison import compare
-Path(sys.argv[1]).write_bytes(proof_models.endless())
+Path(sys.argv[1]).write_bytes(bundle([model_part("prefill_decode", proof_models.endless())]))
 announce(compare, "runs_of", lambda *_: "comparing")
 sys.exit(main(["compare", sys.argv[1], sys.argv[1]]))
 """
@@ -118,11 +120,13 @@ def test_scratch_files_go_when_the_process_ends(tmp_path: Path, sign: signal.Sig
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     environment = {**os.environ, "TMPDIR": str(scratch)}
-    with started(_ANNOUNCED + _COMPARING, tmp_path / "endless.tflite", env=environment) as process:
+    with started(_ANNOUNCED + _COMPARING, tmp_path / "endless.litertlm", env=environment) as process:
         assert process.stdout.readline() == "comparing\n"
+        copied = names(scratch)
         process.send_signal(sign)
         process.communicate()
     assert process.returncode == end
+    assert copied != []
     assert names(scratch) == []
 
 

@@ -109,7 +109,7 @@ class Rotary:
 
     def values(self, count: int) -> NDArray[np.float32]:
         """The result in float at positions 0 to `count` - 1, along its axis of positions."""
-        axis, (*sizes,) = self.axes[self.result], self.result.shape
+        axis, sizes = self.axes[self.result], list(self.result.shape)
         sizes[axis] = -1
         runs = [np.moveaxis(arrays[self.form.result], -1, axis) for _, arrays in self._runs(count)]
         return np.concatenate([run.reshape(sizes) for run in runs], axis).take(range(count), axis)
@@ -232,6 +232,11 @@ def _in_float(tensor: Tensor) -> Tensor:
     return Tensor(tensor.name, tensor.shape, DType.FLOAT32, buffer=Buffer(Data(values.tobytes())))
 
 
+def _axis(operator: Operator) -> int:
+    """The axis of a CONCATENATION, counted from the front."""
+    return int(operator.option("axis")) % len(operator.output.shape)
+
+
 def _each(function: Callable[..., _Array]) -> Callable[..., _Array]:
     return lambda _, __, *values: function(*values)
 
@@ -239,9 +244,7 @@ def _each(function: Callable[..., _Array]) -> Callable[..., _Array]:
 _COMPUTES: dict[str, Callable[..., _Array]] = {
     **dict.fromkeys(MOVEMENT, lambda _, shape, value, *__: value.reshape(shape)),
     "BROADCAST_TO": lambda _, shape, value, *__: np.broadcast_to(value, shape),
-    "CONCATENATION": lambda op, shape, *values: np.concatenate(
-        values, int(op.option("axis")) % len(shape[1:])
-    ),
+    "CONCATENATION": lambda op, _, *values: np.concatenate(values, _axis(op)),
     "TRANSPOSE": lambda _, __, value, order: value.transpose(*order[..., 0], -1),
     "ADD": _each(np.add),
     "CAST": _each(np.asarray),

@@ -81,7 +81,8 @@ def _load(torch: Any, source: Path) -> Any:
         cause, _, _ = (str(error) or "they are empty").partition("\n")
         if "allocate memory" in cause:
             raise EdgeOptError(
-                f"not enough memory for the weights of {source} in float32 ({cause})"
+                f"not enough memory for the weights of {source} in float32 ({cause}): "
+                "free some, or use a larger machine"
             ) from error
         raise UsageError(
             f"weights in {source} are damaged or incomplete ({cause}): copy them again, or run `git lfs pull`"

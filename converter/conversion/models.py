@@ -84,15 +84,16 @@ def find_unsound(opened: Opened) -> list[Unsound]:
 
 def stopped_positions(parts: Iterable[Part], positions: int) -> Iterator[Unsound]:
     """Cosines and sines that are wrong at the last of `positions`, which `PositionTable` would repair."""
-    for kind, signature, graph in (
-        (part.kind, *entry) for part in parts for entry in part.model.entry_points()
-    ):
-        for rotary in find_rotary(graph):
-            with suppress(RefusedError):  # positions that cannot be followed
-                last, where = rotary.last_position(positions), (signature, rotary.result.name)
-                if last is not None:
-                    text = f"is wrong after position {last} of {positions}, because RoPE's integers end there"
-                    yield Unsound("positions-stop", *where, text, "do not skip position_table", kind)
+    entries = [(part.kind, *entry) for part in parts for entry in part.model.entry_points()]
+    found = ((kind, name, rotary) for kind, name, graph in entries for rotary in find_rotary(graph))
+    for kind, signature, rotary in found:
+        last = None
+        with suppress(RefusedError):  # positions that cannot be followed
+            last = rotary.last_position(positions)
+        if last is not None:
+            text = f"is wrong after position {last} of {positions}, because RoPE's integers end there"
+            where = signature, rotary.result.name
+            yield Unsound("positions-stop", *where, text, "do not skip position_table", kind)
 
 
 def close_inputs(parts: Sequence[Part], shapes: Mapping[str, Sequence[int]], *, verify: bool = False) -> None:

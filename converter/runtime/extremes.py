@@ -15,7 +15,7 @@ from edge_opt.runtime.inputs import InputPlan, array_of
 
 KINDS: dict[str, str] = {
     "closed": "masks that close every row",
-    "masks": "masks as exporters write them, masks of the lowest codes",
+    "masks": "masks as exporters write them, masks of the lowest codes with few open keys",
     "high": "large positive logits, queries of the highest code",
     "low": "large negative logits, queries of the lowest code",
     "tiny": "tiny numbers, 0 and -0, masks of the highest codes",
@@ -86,7 +86,7 @@ def _codes(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np.
     least, most = int(np.iinfo(array.dtype).min), int(np.iinfo(array.dtype).max)
     match kind, planned.side:
         case "masks", "added":
-            # Closed but for a key per row, more or less: its weight is the highest code.
+            # Rows are closed but for one key in 256, of short rows about one each: its weight is the highest code.
             return np.where(draw % max(shape[-1:], default=1), least + draw % 8 // 2, zero_point)
         case "tiny", "added":
             return most - draw % 8 // 2
