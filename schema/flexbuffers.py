@@ -48,7 +48,7 @@ def _value(reference: Any, *, nested: bool = False) -> Any:
         value = float(reference.AsFloat)
         with np.errstate(over="ignore"):
             single = np.float32(value)
-        return float(str(single)) if single == value else value
+        return float(str(single)) if float(single) == value else value
     if reference.IsNull or reference.IsBool or reference.IsInt or reference.IsString or reference.IsKey:
         return reference.Value
     if not nested and (reference.IsTypedVector or reference.IsVector) and not reference.IsMap:

@@ -59,6 +59,10 @@ def test_values_are_those_of_the_format_s_own_reader(content: bytes) -> None:
     assert not isinstance(theirs, dict) or list(ours) == list(theirs)
 
 
+def test_floats_of_eight_bytes_keep_their_digits() -> None:
+    assert read_flexbuffer(bytes(flexbuffers.Dumps(0.123456789012))) == 0.123456789012
+
+
 @pytest.mark.parametrize("content", [flexbuffers.Dumps({"a": {"b": [1]}, "c": 2}), ITSELF])
 def test_nothing_nested_is_followed(content: bytes) -> None:
     read = read_flexbuffer(bytes(content))
