@@ -48,7 +48,11 @@ Row = dict[str, str]
 def attention(result: ConversionResult) -> list[Site]:
     """The verdicts on attention blocks with several heads, or on what may be one."""
     sites = [site for site in result.sites if site.pass_name == _SPLITS]
-    return [site for site in sites if site.heads != 1 and (site.heads is not None or not site.settled)]
+    return [
+        site
+        for site in sites
+        if site.heads != 1 and (site.heads is not None or site.status is not Status.SETTLED)
+    ]
 
 
 def measure(path: Path, special: str, folder: Path) -> Row:
@@ -67,7 +71,7 @@ def measure(path: Path, special: str, folder: Path) -> Row:
     row["regions"] = _regions(result)
     left: Counter[str] = Counter()
     for site in result.sites:
-        if site.status is not Status.CONVERTED and not site.settled:
+        if site.status in (Status.SKIPPED, Status.REVERTED):
             left[f"{site.pass_name}: {site.reason[:200]}"] += 1
     row["left"] = _counted(left)
     places: dict[str, Literal["cpu", "reference"]] = {"xnnpack": "cpu", "reference": "reference"}

@@ -142,10 +142,9 @@ def _site_lines(found: Inspection, signature: str) -> Iterator[str]:
     groups: defaultdict[tuple[str, str], list[Site]] = defaultdict(list)
     for site in (site for site in found.sites if site.signature == signature):
         block = found.block_at(site) if site.pass_name == MhaToSha.name else None
-        verdict = f"{'nothing to do' if site.settled else 'would be skipped'}: {site.reason}"
-        if site.status is Status.CONVERTED:
-            verdict = f"would be converted{f' ({site.note})' if site.note else ''}"
-        groups[str(block or site.pass_name), verdict].append(site)
+        verdict = site.status if site.status is Status.SETTLED else f"would be {site.status}"
+        detail = f" ({site.note})" if site.note else f": {site.reason}" if site.reason else ""
+        groups[str(block or site.pass_name), f"{verdict}{detail}"].append(site)
     for (what, verdict), group in groups.items():
         numbers = ", ".join(f"#{one.index}" for one in group[:_SITES_NAMED])
         more = f" and {len(group) - _SITES_NAMED} more" if len(group) > _SITES_NAMED else ""

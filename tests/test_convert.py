@@ -26,6 +26,7 @@ from edge_opt.shapes import infer_shapes
 from edge_opt.targets import load_target
 
 DEMOS = [DEMO, QUANTIZED]
+ANCHOR = load(DEMO).subgraphs[0].operators[0]
 Done = tuple[Path, ConversionResult]
 
 
@@ -143,7 +144,7 @@ def test_in_memory_and_on_disk_give_the_same_model(done: Done) -> None:
 def test_a_converted_model_stays_as_it_is_and_says_so(done: Done, tmp_path: Path) -> None:
     _, first = done
     again = convert(output_of(first), tmp_path / "again.tflite", require_all=True)
-    assert {(site.reason, site.settled) for site in again.sites} == {("already single-head", True)}
+    assert {(site.reason, site.status) for site in again.sites} == {("already single-head", Status.SETTLED)}
     said = "Every attention in the model is single-head already: there was nothing to split."
     assert again.summary() == said
     assert tables(output_of(first)) == tables(tmp_path / "again.tflite")
@@ -158,20 +159,21 @@ def frozen(folder: Path) -> Path:
 
 NO_SPLIT = replace(load_target("generic"), name="picky", refused_operators=frozenset({"SPLIT"}))
 PICKY = "target 'picky' refuses SPLIT"
-UNCHANGED: dict[str, tuple[Callable[[Path], Path], Status, bool, str]] = {
-    "no attention": (lambda folder: written(folder, NO_ATTENTION), Status.SKIPPED, True, "not attention"),
-    "all sites fail": (lambda _: DEMO, Status.REVERTED, False, PICKY),
-    "control dependencies": (frozen, Status.SKIPPED, False, "model_control_dependencies"),
+UNCHANGED: dict[str, tuple[Callable[[Path], Path], Status, str]] = {
+    "no attention": (lambda folder: written(folder, NO_ATTENTION), Status.SETTLED, "not attention"),
+    "all sites fail": (lambda _: DEMO, Status.REVERTED, PICKY),
+    "control dependencies": (frozen, Status.SKIPPED, "model_control_dependencies"),
 }
 
 
-@pytest.mark.parametrize(("make", "status", "settled", "reason"), UNCHANGED.values(), ids=UNCHANGED)
+@pytest.mark.parametrize(("make", "status", "reason"), UNCHANGED.values(), ids=UNCHANGED)
 def test_a_model_without_a_rewrite_is_written_with_the_same_tables(
-    make: Callable[[Path], Path], status: Status, settled: bool, reason: str, tmp_path: Path
+    make: Callable[[Path], Path], status: Status, reason: str, tmp_path: Path
 ) -> None:
     source, output = make(tmp_path), tmp_path / "out.tflite"
+    settled = status is Status.SETTLED
     result = convert(source, output, target=NO_SPLIT, require_all=settled)
-    assert {(site.status, site.settled) for site in result.sites} == {(status, settled)}
+    assert {site.status for site in result.sites} == {status}
     assert all(reason in site.reason for site in result.sites)
     nothing = result.summary() == (
         "No attention with a SOFTMAX was found, or mha_to_sha was skipped: nothing was split."
@@ -229,26 +231,29 @@ def test_sites_of_a_pass_with_the_same_outcome_share_a_line_skipped_ones_first(t
     result = convert(to_bytes(parse(SELECT_PAGE)), target=str(target))
     _, skipped, *converted = result.summary().splitlines()
     assert skipped.startswith(
-        "  3 more sites of mha_to_sha skipped (main#0, main#1, main#2): target 'mine' gains nothing"
+        "  3 sites of mha_to_sha: nothing to do (main#0, main#1, main#2): target 'mine' gains nothing"
     )
     ways = "1 run in full on XNNPACK and the reference kernels; 2 of the same structure, not run"
     assert converted[0].startswith(f"  3 sites of mask_to_add converted: {ways}; the mask constant -1e+09 be")
-    left = {"status": Status.SKIPPED, "settled": False}
-    result.sites = [replace(site, reason=f"{at}", **left) for at, site in enumerate(result.sites * 5)]
+    result.sites = [
+        replace(site, reason=f"{at}", status=Status.SKIPPED) for at, site in enumerate(result.sites * 5)
+    ]
     assert result.summary().splitlines()[-1] == "  ... 10 more lines (all sites with --json)"
 
 
 @pytest.mark.parametrize(("kernels", "where"), [("reference", " on the reference kernels"), ("xnnpack", "")])
 def test_the_headline_names_the_reference_kernels_only_where_they_ran(kernels: str, where: str) -> None:
     proof = Proof(Demand(), holds=True, bitwise=False, max_abs=0.0, note="a note", ran=(Ran(kernels),))
-    sites = [Site(None, status=Status.CONVERTED, proof=proof)]
+    sites = [Site(ANCHOR, status=Status.CONVERTED, proof=proof)]
     said = ConversionResult(None, None, "generic", "regions", sites=sites).summary().splitlines()[0]
     assert f"each verified bit for bit{where}; a note" in said
 
 
 def test_the_headline_has_the_largest_difference_where_bits_are_not_demanded() -> None:
     proofs = [Proof(Demand("relative", 0.1), holds=True, bitwise=False, max_abs=by) for by in (0.5, 0.25)]
-    sites = [Site(None, status=Status.CONVERTED, proof=proof, pass_name="balanced_norms") for proof in proofs]
+    sites = [
+        Site(ANCHOR, status=Status.CONVERTED, proof=proof, pass_name="balanced_norms") for proof in proofs
+    ]
     said = ConversionResult(None, None, "generic", "regions", sites=sites).summary().splitlines()[0]
     largest = "(largest difference 0.5, by balanced_norms)"
     assert said == f"2 of 2 sites converted, each verified within the tolerance of its pass {largest}."
@@ -259,7 +264,7 @@ def test_one_unverified_site_among_converted_ones_is_no_error() -> None:
     result = ConversionResult(None, None, "generic", "regions", sites=[Site(None, proof=proof)])
     with pytest.raises(SitesSkippedError, match="none of 1 site could be verified"):
         check_requirements(result, require_all=False)
-    result.sites.append(Site(None, status=Status.CONVERTED))
+    result.sites.append(Site(ANCHOR, status=Status.CONVERTED))
     check_requirements(result, require_all=False)
 
 

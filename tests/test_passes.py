@@ -14,7 +14,7 @@ from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Tensor,
 from edge_opt.ir.graph import Buffer
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.text import to_text
-from edge_opt.passes import Context, Demand, Rewrite, Site, run_pass
+from edge_opt.passes import Context, Demand, Rewrite, Site, Status, run_pass
 from edge_opt.passes.checks import check_frame
 from edge_opt.passes.ledger import Ledger, UnverifiedChangeError
 from edge_opt.passes.rewrite import remove_dead
@@ -85,11 +85,11 @@ def test_what_cannot_be_rewritten_stays(make: Any, target: dict[str, Any], statu
 def test_a_place_of_open_lengths_is_never_settled() -> None:
     class Settled(Double):
         def sites(self, context: Context) -> Iterable[Site]:
-            return [Site(context.subgraph.operators[0], reason="nothing to do", settled=True)]
+            return [Site(context.subgraph.operators[0], reason="why", status=Status.SETTLED)]
 
     _, (closed,) = convert_text(CHAIN, Settled())
     _, (opened,) = convert_text(CHAIN.replace("[4]", "[?]"), Settled())
-    assert (closed.reason, closed.settled, opened.settled) == ("nothing to do", True, False)
+    assert (closed.reason, closed.status, opened.status) == ("why", "nothing to do", "skipped")
     assert opened.reason == "lengths are known only at run time: give --shape x=? --shape o=?"
 
 

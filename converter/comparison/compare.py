@@ -13,7 +13,6 @@ import numpy as np
 
 from edge_opt.base.errors import EdgeOptError, unknown
 from edge_opt.base.words import Progress
-from edge_opt.comparison.facts import runs_of
 from edge_opt.comparison.findings import (
     ComparisonReport,
     FirstDifference,
@@ -22,7 +21,7 @@ from edge_opt.comparison.findings import (
 )
 from edge_opt.comparison.generate import compare_generation
 from edge_opt.comparison.locate import first_difference
-from edge_opt.comparison.pairing import Pair, both_open, checked_numbers
+from edge_opt.comparison.pairing import Pair, both_open, checked_numbers, runs_of
 from edge_opt.ir.opening import ModelLike
 from edge_opt.runtime.protocol import Arrays
 from edge_opt.runtime.tensors import Kernels

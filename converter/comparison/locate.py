@@ -10,16 +10,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edge_opt.comparison.facts import arguments
 from edge_opt.comparison.findings import FirstDifference, OutputComparison
 from edge_opt.comparison.pairing import Both, Pair
-from edge_opt.ir import Subgraph, Tensor
+from edge_opt.ir import Model, Subgraph, Tensor
 from edge_opt.ir.opening import Part
 from edge_opt.ir.text import operator_text
 from edge_opt.ir.walk import cut_signature, needed_for, reads
 from edge_opt.runtime.description import tensor_info
 from edge_opt.runtime.inputs import InputPlan
-from edge_opt.runtime.tensors import MAIN, Kernels
+from edge_opt.runtime.tensors import MAIN, Kernels, SignatureInfo
 
 _MOST_BYTES = 192 << 20  # of the tensors that are looked at together
 _VANISHED = (
@@ -37,7 +36,7 @@ def first_difference(both: Both, pair: Pair, output: str, kernels: Kernels, runs
         RuntimeFailed: a cut model does not run.
     """
     place = [info.name for info in pair.signature.outputs].index(output)
-    sides = [arguments(model, pair.signature) for model in both.models]
+    sides = [_arguments(model, pair.signature) for model in both.models]
     ends = sides[0][2][place], sides[1][2][place]
     # Numeric tensors that the output depends on, by name in execution order; only unique names.
     named: list[dict[str, Tensor]] = []
@@ -141,3 +140,15 @@ class _Search:
             ),
             reason=_NOTHING_SHARED if len(self.shared) == 1 else "",
         )
+
+
+def _arguments(model: Model, signature: SignatureInfo) -> tuple[Subgraph, list[Tensor], list[Tensor]]:
+    """Return the graph of a signature, and its inputs and outputs in the runtime's order."""
+    graph, inputs, outputs = model.arguments(signature.name)
+    if signature.positional:
+        return graph, [*inputs.values()], [*outputs.values()]
+    return (
+        graph,
+        [inputs[one.name] for one in signature.inputs],
+        [outputs[one.name] for one in signature.outputs],
+    )

@@ -16,7 +16,7 @@ from edge_opt.comparison.findings import (
     SignatureComparison,
     measured,
 )
-from edge_opt.ir import Model, load
+from edge_opt.ir import DType, Model, load
 from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime.description import describe
 from edge_opt.runtime.inputs import InputPlan, plan
@@ -198,3 +198,9 @@ def checked_numbers(seed: int, atol: float, rtol: float) -> tuple[int, float, fl
         if not value >= 0:
             raise UsageError(f"{name} is {value}, expected at least 0")
     return int(seed), float(atol), float(rtol)
+
+
+def runs_of(*models: Model) -> int:
+    """Number of runs to compare: two if a model keeps state, because the second run reads what the first stored."""
+    tensors = (tensor for model in models for graph in model.subgraphs for tensor in graph.tensors)
+    return 1 + any(tensor.is_variable or tensor.dtype is DType.RESOURCE for tensor in tensors)

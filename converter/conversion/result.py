@@ -19,6 +19,7 @@ from edge_opt.soundness import Unsound, sentences
 
 _SITES_NAMED = 6
 _LINES_SHOWN = 20
+_ORDER = (Status.SKIPPED, Status.REVERTED, Status.SETTLED, Status.CONVERTED)
 _KERNELS = {"xnnpack": "XNNPACK", "reference": "the reference kernels"}
 
 
@@ -101,31 +102,27 @@ class ConversionResult(Record):
 
     @property
     def converted(self) -> list[Site]:
-        """Sites that were rewritten."""
-        return [site for site in self.sites if site.status is Status.CONVERTED and not site.settled]
+        """Sites that were rewritten; not inputs whose types changed, which have no operator."""
+        return [site for site in self.sites if site.status is Status.CONVERTED and site.anchor is not None]
 
     @property
     def skipped(self) -> list[Site]:
         """Sites that were skipped or reverted although there was something to do."""
-        return [site for site in self.sites if site.status is not Status.CONVERTED and not site.settled]
+        return [site for site in self.sites if site.status in (Status.SKIPPED, Status.REVERTED)]
 
     def summary(self) -> str:
         """The outcome as the command line prints it; sites of a pass with the same outcome share a line.
 
-        The headline does not count settled sites: their lines come last and say "more".
+        The headline does not count settled sites.
         """
         groups: dict[tuple[Status, str, str], list[Site]] = defaultdict(list)
         for site in self.sites:
             is_converted = site.status is Status.CONVERTED
-            if is_converted or not site.settled or (self.converted and (site.heads or 0) > 1):
+            if site.status is not Status.SETTLED or (self.converted and (site.heads or 0) > 1):
                 groups[site.status, site.pass_name, site.note if is_converted else site.reason].append(site)
         lines = []
-        for group in sorted(
-            groups, key=lambda group: (group[0] is Status.CONVERTED, groups[group][0].settled)
-        ):
-            (status, name, text), sites = group, groups[group]
-            counted = "more site" if sites[0].settled and self.converted else "site"
-            what = f"{many(len(sites), counted)} of {name} {status}"
+        for (status, name, text), sites in sorted(groups.items(), key=lambda one: _ORDER.index(one[0][0])):
+            what = f"{many(len(sites), 'site')} of {name}{':' * (status is Status.SETTLED)} {status}"
             if status is Status.CONVERTED:
                 ways = Counter(_ran(site) for site in sites)
                 parts = [f"{number} {way}" if len(ways) > 1 else way for way, number in ways.items()]
@@ -163,13 +160,13 @@ def check_requirements(result: ConversionResult, *, require_all: bool) -> None:
 
 def headline(result: ConversionResult) -> str:
     """How many sites were converted and how they were verified, or why there was nothing to convert."""
-    attention = [site for site in result.sites if site.heads is not None or not site.settled]
-    count = sum(not site.settled for site in attention)
-    if not attention:
+    count = len(result.converted) + len(result.skipped)
+    blocks = [site.heads for site in result.sites if site.heads is not None]
+    if not blocks and not count:
         return "No attention with a SOFTMAX was found, or mha_to_sha was skipped: nothing was split."
-    if count or result.converted:
+    if count:
         return f"{len(result.converted)} of {many(count, 'site')} converted{_verified(result)}."
-    if any((site.heads or 0) > 1 for site in attention):
+    if max(blocks) > 1:
         return f"Target '{result.target}' gains nothing from splitting these signatures: nothing was split."
     return "Every attention in the model is single-head already: there was nothing to split."
 

@@ -112,10 +112,7 @@ class Inspection(Record):
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values for `--json`; each site has its attention block."""
-        sites = [
-            {**site.to_dict(), "settled": site.settled, "attention": to_json(self.block_at(site))}
-            for site in self.sites
-        ]
+        sites = [{**site.to_dict(), "attention": to_json(self.block_at(site))} for site in self.sites]
         return {**Record.to_dict(self), "sites": sites}
 
 
@@ -232,8 +229,12 @@ def _weights(graphs: Iterable[Subgraph]) -> dict[str, int]:
     return dict(total.most_common())
 
 
-_COLOURS = {Status.CONVERTED: "#bfe5cb", Status.SKIPPED: "#f7dcae", Status.REVERTED: "#f3b8b0"}
-_SETTLED = "#e3e6ea"
+_COLOURS = {
+    Status.CONVERTED: "#bfe5cb",
+    Status.SKIPPED: "#f7dcae",
+    Status.REVERTED: "#f3b8b0",
+    Status.SETTLED: "#e3e6ea",
+}
 
 
 def _makers(model: Model) -> dict[str, tuple[str, str]]:
@@ -256,10 +257,9 @@ def _node_data(sites: Iterable[Site], makers: Mapping[str, tuple[str, str]]) -> 
             text = f"converted by {name}: {len(site.replaced)} operators become {site.added}"
         else:
             named = [site.operator]
-            text = f"{'nothing to do' if site.settled else site.status} ({name}): {site.reason}"
-        colour = _SETTLED if site.settled else _COLOURS[site.status]
+            text = f"{site.status} ({name}): {site.reason}"
         for graph, node in (makers[tensor] for tensor in named if tensor in makers):
             data = {"name": "edge-opt", "results": {}, "showExpandedSummaryOnGroupNode": True}
-            result = {"value": text, "bgColor": colour, "textColor": "#111111"}
+            result = {"value": text, "bgColor": _COLOURS[site.status], "textColor": "#111111"}
             overlay.setdefault(graph, data)["results"].setdefault(node, result)
     return overlay

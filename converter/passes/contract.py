@@ -18,11 +18,12 @@ from edge_opt.targets import Target
 
 
 class Status(StrEnum):
-    """The outcome of a site."""
+    """The outcome of a site; a settled one needs no rewrite, a skipped one cannot be rewritten."""
 
     CONVERTED = "converted"
     SKIPPED = "skipped"
     REVERTED = "reverted"
+    SETTLED = "nothing to do"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,8 @@ class Site(Record):
     """A place where a pass could apply, and the outcome.
 
     The pass gives the operator and facts known beforehand. `build` makes the rewrite without changing the graph, or
-    raises RefusedError if it cannot. Without `build` the place is skipped for a `reason`; `settled`: there is nothing
-    to do; `is_bug`: the reason is a bug in edge-opt, which should be reported.
+    raises RefusedError if it cannot. Without `build` the place is skipped, or settled, for a `reason`. `is_bug`: the
+    reason is a bug in edge-opt, which should be reported.
 
     `run_pass` fills in the rest. `index` counts the sites of a pass in a signature, `operator` names the operator's
     first result. `note`: what a user should know about a converted site. `replaced`: the operators that the rewrite
@@ -85,7 +86,6 @@ class Site(Record):
     anchor: Operator | None = field(repr=False)
     build: Callable[[], Rewrite] | None = field(default=None, repr=False)
     reason: str = ""
-    settled: bool = False
     heads: int | None = None
     kv_heads: int | None = None
     is_bug: bool = False
@@ -99,7 +99,7 @@ class Site(Record):
     replaced: tuple[Operator, ...] = field(default=(), repr=False)
     added: int = 0
 
-    _left_out = ("anchor", "build", "pass_name", "settled", "is_bug", "replaced", "added")
+    _left_out = ("anchor", "build", "pass_name", "is_bug", "replaced", "added")
     _or_null = ("reason", "note")
 
     def to_dict(self) -> dict[str, Any]:

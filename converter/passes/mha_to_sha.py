@@ -10,7 +10,7 @@ from edge_opt.attention.rules import multiplies_activations
 from edge_opt.attention.split import split_heads
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import called_by
-from edge_opt.passes.contract import Context, Pass, Site
+from edge_opt.passes.contract import Context, Pass, Site, Status
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.targets import Target
 
@@ -30,12 +30,13 @@ class MhaToSha(Pass):
         """One site for each SOFTMAX, then one for each operator that calls a graph with attention."""
         for match in find_blocks(context.subgraph):
             if isinstance(match, NotABlock):
-                yield Site(match.softmax, None, match.reason, settled=not match.is_attention)
+                status = Status.SKIPPED if match.is_attention else Status.SETTLED
+                yield Site(match.softmax, reason=match.reason, status=status)
                 continue
             reason = context.target.no_gain(context.signature, match) if match.heads > 1 else ""
             if reason:
                 reason = f"target '{context.target.name}' gains nothing from splitting {reason}"
-                yield Site(match.softmax, None, reason, True, match.heads, match.kv_heads)
+                yield _settled(match, reason)
             else:
                 yield _site(context, match)
         for operator in context.subgraph.operators:
@@ -57,13 +58,18 @@ def _site(context: Context, block: Block) -> Site:
             return Site(block.softmax, reason=str(refused))
         tiled, note = block, f"rows are not cut: {refused}"
     if heads == 1 and tiled is block:
-        return Site(block.softmax, None, "already single-head", True, heads, kv_heads)
+        return _settled(block, "already single-head")
     as_found = "split" if heads == 1 or block.merged else "unpack"
     form = FORMS[as_found if heads == 1 or target.form == AS_FOUND else target.form]
     if heads > 1 and block.head_size < (target.norm_per_head_from or 0):
         form = replace(form, composites=False)
     build = partial(_build, context, tiled, form, note)
     return Site(block.softmax, build, heads=heads, kv_heads=kv_heads)
+
+
+def _settled(block: Block, reason: str) -> Site:
+    heads, kv_heads = block.heads, block.kv_heads
+    return Site(block.softmax, reason=reason, heads=heads, kv_heads=kv_heads, status=Status.SETTLED)
 
 
 def _tiled(target: Target, block: Block) -> Block:

@@ -45,7 +45,7 @@ def _applied(chosen: Pass, context: Context, sites: deque[Site], ledger: Ledger 
         site.pass_name, site.signature, site.index = chosen.name, context.signature, len(done)
         site.operator = site.anchor.outputs[0].name
         if not site.is_bug and (left_open := context.left_open([site.anchor])):
-            site.reason, site.settled = left_open, False
+            site.reason, site.status = left_open, Status.SKIPPED
         site.reason = site.reason or context.frozen
         rewrite = None if site.reason else _verified_rewrite(site, chosen, context)
         if rewrite is not None and ledger is not None:

@@ -35,7 +35,6 @@ class UnreadCaches(Pass):
             proof = Proof(Demand(), holds=True, bitwise=True, max_abs=0.0, note="no operator reads it")
             yield Site(
                 None,
-                settled=True,
                 pass_name=self.name,
                 signature=signature,
                 index=index,

@@ -45,8 +45,8 @@ class Target:
     Rewriting:
         form: how heads are cut (`as-found`, `split`, `unpack`, `split-above`).
         split_signatures: patterns of the entry points that are worth splitting.
-        unsplit_types: types of logits for which splitting gains nothing: their attention is skipped.
-        split_from_head_size: least head size for which splitting helps; attention with smaller heads is skipped.
+        unsplit_types: types of logits for which splitting gains nothing.
+        split_from_head_size: least head size for which splitting helps.
         norm_per_head_from: least head size for cutting above norms, if the form does; smaller heads are cut below.
         rows_per_tile: most query rows of a head in one tile.
         mask_before_join: True if the mask is added to each part of the logits before they are joined.
@@ -171,7 +171,8 @@ def load_target(name: TargetLike) -> Target:
     if (chip := find_chip(name)) is not None:
         name = TARGETS[chip[0]]
     if name not in target_names() and not name.endswith(".toml"):
-        raise unknown("target", name, target_names(), also=chain.from_iterable(VENDORS.values()))
+        known = [*target_names(), "a chip, such as SM8750", "a .toml file"]
+        raise unknown("target", name, known, also=chain.from_iterable(VENDORS.values()))
     path = Path(name) if name.endswith(".toml") else resources.files(__package__) / f"{name}.toml"
     try:
         return _parse(path.read_text(encoding="utf-8"), name)
