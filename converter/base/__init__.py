@@ -1,1 +1,1 @@
-"""Errors, text, JSON, HTML, child processes and atomic file writes. Nothing here depends on models."""
+"""Errors, text, JSON, child processes and atomic file writes. Nothing here depends on models."""

@@ -1,9 +1,8 @@
-"""Text for users: names, counts, sizes, HTML and progress.
+"""Text for users: names, counts, sizes and progress.
 
 Text from a model may contain any characters.
 """
 
-import html
 import math
 import re
 import signal
@@ -74,16 +73,3 @@ def size(count: int | None) -> str:
     power = min(int(math.log(count, _KIBI)), 4)
     value = count / _KIBI**power
     return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {'KMGT'[power - 1]}iB"
-
-
-def escape(text: str) -> str:
-    """Escape text for HTML."""
-    return html.escape(one_line(text))
-
-
-def html_table(rows: Sequence[Sequence[str]], kind: str = "scroll") -> str:
-    """Rows as an HTML table; the first one has the headings."""
-    head, *body = rows
-    cells = "".join(f'<th scope="col">{escape(text)}</th>' for text in head)
-    lines = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in body)
-    return f'<div class="{kind}"><table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table></div>'

@@ -1,14 +1,15 @@
-"""Renders a report as Markdown with Mermaid diagrams, or as one HTML page; names from a model are escaped.
+"""Renders a report as Markdown with Mermaid diagrams, and that as one HTML page; names from a model are escaped.
 
 The page needs no network and no scripts; its template is `page.html`, its style `page.css`.
 """
 
+import html
 import re
 from collections.abc import Iterable
 from importlib import resources
 from string import Template
 
-from edge_opt.base.words import escape, html_table, many, one_line
+from edge_opt.base.words import one_line
 from edge_opt.inspection.picture import Example
 
 Table = list[tuple[str, ...]]
@@ -16,13 +17,12 @@ Table = list[tuple[str, ...]]
 Part = str | Table | Example
 """A sentence, a table, or a block before and after."""
 
-_ROWS_OPEN = 12
 _MARKS = re.compile(r"[\\`*\[\]|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _TAGS = {"&": "&amp;", "<": "&lt;"}
 
 
-def to_markdown(title: str, summary: str, sections: Iterable[tuple[str, Part]]) -> str:
-    """Render the report; each section has a title and one part."""
+def to_markdown(title: str, summary: str, sections: Iterable[tuple[str, Part]], *, drawn: bool = True) -> str:
+    """Render the report; each section has a title and one part. Blocks are `drawn` as graphs, or listed as text."""
     parts = [f"# edge-opt: {_text(title)}", _text(summary)]
     for heading, part in sections:
         parts.append(f"## {_text(heading)}")
@@ -30,7 +30,9 @@ def to_markdown(title: str, summary: str, sections: Iterable[tuple[str, Part]]) 
             parts.append(_text(part))
         elif isinstance(part, Example):
             for caption, operators in part.versions().items():
-                parts += [f"{_text(caption)}:", f"```mermaid\n{part.mermaid(operators)}\n```"]
+                listed = "\n".join(f"    {one_line(line)}" for line in part.lines(operators))
+                graph = f"```mermaid\n{part.mermaid(operators)}\n```"
+                parts += [f"{_text(caption)}:", graph if drawn else listed]
         else:
             head, *body = (f"| {' | '.join(map(_text, row))} |" for row in part)
             parts.append("\n".join([head, "|" + " --- |" * len(part[0]), *body]))
@@ -45,24 +47,11 @@ def _text(text: str) -> str:
 
 def to_html(title: str, summary: str, sections: Iterable[tuple[str, Part]]) -> str:
     """Render the report as a page; each section has a title and one part."""
+    from markdown_it import MarkdownIt  # noqa: PLC0415 - not needed for other formats
+
     frame, style = (
         resources.files(__package__).joinpath(f"page.{kind}").read_text() for kind in ("html", "css")
     )
-    body = "".join(
-        f"<section><h2>{escape(heading)}</h2>{_html_part(part)}</section>" for heading, part in sections
-    )
-    return Template(frame).substitute(title=escape(title), summary=escape(summary), style=style, body=body)
-
-
-def _html_part(part: Part) -> str:
-    if isinstance(part, str):
-        return f"<p>{escape(part)}</p>"
-    if isinstance(part, Example):
-        texts = {key: "\n".join(map(escape, part.lines(one))) for key, one in part.versions().items()}
-        return "".join(
-            f"<figure><figcaption>{escape(caption)}</figcaption><pre>{text}</pre></figure>"
-            for caption, text in texts.items()
-        )
-    rows, table = len(part) - 1, html_table(part)
-    folded = f"<details><summary>{many(rows, 'row')}</summary>{table}</details>"
-    return folded if rows > _ROWS_OPEN else table
+    text = to_markdown(title, summary, sections, drawn=False)
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
+    return Template(frame).substitute(title=html.escape(one_line(title)), style=style, body=body)
