@@ -76,7 +76,7 @@ def test_every_position_of_the_cache_has_its_own_cosine_and_sine() -> None:
 def test_without_the_pass_a_conversion_says_where_positions_stop() -> None:
     wrong = "is wrong after position 10 of 24, because RoPE's integers end there (and 1 more like it)"
     said = convert(parse(TEXT), skip="position_table").summary()
-    assert f"{wrong}: do not skip position_table" in said
+    assert f"{wrong}: run position_table on this signature" in said
     counts_on = convert(parse(changed(COUNTS_TO_1000)), skip="position_table")
     assert counts_on.soundness == []
 
@@ -293,6 +293,8 @@ def test_the_auxiliary_model_takes_part_and_the_cache_is_that_of_the_bundle(tmp_
     assert bytes(after.view(0, after.size)) == bytes(before.view(0, before.size))
     assert rope(load(aux), [23] * 4)["pos_emb_cos"][0, 0] == pytest.approx(np.cos(23), abs=2e-5)
     assert convert(output, tmp_path / "again.litertlm").converted == []
+    alone = convert(path, tmp_path / "alone.litertlm", signatures="prefill_4")
+    assert {found.rule for found in alone.soundness} == {"positions-stop"}
 
 
 def test_the_length_of_rings_is_no_number_of_positions(tmp_path: Path) -> None:

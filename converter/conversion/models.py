@@ -83,7 +83,7 @@ def find_unsound(opened: Opened) -> list[Unsound]:
 
 
 def stopped_positions(parts: Iterable[Part], positions: int) -> Iterator[Unsound]:
-    """Cosines and sines that are wrong at the last of `positions`, which `PositionTable` would repair."""
+    """Cosines and sines that are still wrong at the last of `positions`; `PositionTable` repairs them."""
     entries = [(part.kind, *entry) for part in parts for entry in part.model.entry_points()]
     found = ((kind, name, rotary) for kind, name, graph in entries for rotary in find_rotary(graph))
     for kind, signature, rotary in found:
@@ -93,7 +93,7 @@ def stopped_positions(parts: Iterable[Part], positions: int) -> Iterator[Unsound
         if last is not None:
             text = f"is wrong after position {last} of {positions}, because RoPE's integers end there"
             where = signature, rotary.result.name
-            yield Unsound("positions-stop", *where, text, "do not skip position_table", kind)
+            yield Unsound("positions-stop", *where, text, "run position_table on this signature", kind)
 
 
 def close_inputs(parts: Sequence[Part], shapes: Mapping[str, Sequence[int]], *, verify: bool = False) -> None:

@@ -119,12 +119,12 @@ def convert(
         close_inputs(parts, shapes or {}, verify=verify != "none")
         passes = [one for name, one in PASSES.items() if name not in skipped]
         positions = positions_in(opened, parts)
-        if positions is not None and PositionTable.name in skipped:
-            result.soundness += stopped_positions(parts, positions)
         rewriting = _Rewriting(passes, facts, result, prover, positions, exported or {}, progress)
         wanted = _choose_signatures(parts, signatures)
         for part in parts:
             rewriting.rewrite(part, wanted)
+        if positions is not None:
+            result.soundness += stopped_positions(parts, positions)
         proving.close()  # free its memory before writing
         check_requirements(result, require_all=require_all)
         rewriting.finish(parts)
