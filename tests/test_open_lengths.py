@@ -57,7 +57,8 @@ GROWN = opened(
 )
 SELECTED = """
     subgraph main (%x: float32[?,4]) {
-      %s: int32[2] = SHAPE(%x) {out_type: 2}
+      %measured: float32[?,4] = NEG(%x)
+      %s: int32[2] = SHAPE(%measured) {out_type: 2}
       %e: bool[2] = EQUAL(%s, int32{2, 5})
       %c: int32[2,2] = SELECT(%e, int32[2,2]{1, 2, 3, 4}, int32[2,2]{10, 20, 30, 40})
       %f: float32[2,2] = CAST(%c) {in_data_type: 2}
@@ -94,6 +95,8 @@ def test_a_model_of_given_shapes_is_static_and_computes_what_the_open_one_does_a
     assert infer_shapes(result.model) == []
     assert not any(tensor.shape_signature for tensor in graph.tensors)
     assert "SHAPE" not in {operator.name for operator in graph.operators}
+    made = [tensor for operator in graph.operators for tensor in operator.outputs]
+    assert all(tensor.consumers or graph.is_output(tensor) for tensor in made)
     after = to_bytes(result.model)
     rng = np.random.default_rng(0)
     inputs = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
