@@ -20,6 +20,7 @@ from text_parser import parse
 
 from edge_opt import EdgeOptError, convert, load
 from edge_opt.inspection import Report, conversion_report, find_example
+from edge_opt.inspection.formats import to_html
 from edge_opt.inspection.picture import Example, repeats
 from edge_opt.ir import to_bytes
 from edge_opt.passes import Status
@@ -131,6 +132,7 @@ def test_the_page_is_well_formed_and_needs_no_network_whatever_names_it_holds() 
     page.encode(errors="strict")
     assert "<script>alert('1')</script>" in words(page)
     assert not re.search(r"https?:|src=|url\(|@import", plain)
+    assert "1 * 2 &lt; #" in to_html("1 * 2 < #", "", [])
 
 
 def test_names_in_a_model_are_text_and_not_markdown() -> None:

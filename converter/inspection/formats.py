@@ -17,7 +17,7 @@ Table = list[tuple[str, ...]]
 Part = str | Table | Example
 """A sentence, a table, or a block before and after."""
 
-_MARKS = re.compile(r"[\\`*\[\]|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+_MARKS = re.compile(r"[\\`*\[\]|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|#(?=\s*$)")
 _TAGS = {"&": "&amp;", "<": "&lt;"}
 
 
