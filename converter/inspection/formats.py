@@ -30,9 +30,9 @@ def to_markdown(title: str, summary: str, sections: Iterable[tuple[str, Part]], 
             parts.append(_text(part))
         elif isinstance(part, Example):
             for caption, operators in part.versions().items():
-                listed = "\n".join(f"    {one_line(line)}" for line in part.lines(operators))
-                graph = f"```mermaid\n{part.mermaid(operators)}\n```"
-                parts += [f"{_text(caption)}:", graph if drawn else listed]
+                listed = (f"    {one_line(line)}" for line in part.lines(operators))
+                graph = f"```mermaid\n{part.mermaid(operators)}\n```" if drawn else "\n".join(listed)
+                parts += [f"{_text(caption)}:", graph]
         else:
             head, *body = (f"| {' | '.join(map(_text, row))} |" for row in part)
             parts.append("\n".join([head, "|" + " --- |" * len(part[0]), *body]))
