@@ -51,24 +51,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def interrupted(folder: Path, stage: str, number: signal.Signals) -> None:
-    """The same build as a command, ended in the middle of a stage."""
+def killed(folder: Path, stage: str) -> None:
+    """The same build as a command, killed in the middle of a stage."""
     words = ["build", "gemma", "-o", "gemma.litertlm", "--soc", "SM8750", "--prompts", "gemma.jsonl"]
     words += ["--prefill", "128", "--cache", "1024", "--set", "max_calibration_decode_steps=4"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "edge_opt", *words], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as command:
+    with subprocess.Popen([sys.executable, "-m", "edge_opt", *words], cwd=folder) as command:
         log = folder / "gemma.work" / f"{stage}.log"
         while command.poll() is None and not (log.exists() and log.stat().st_size):
             time.sleep(0.1)
-        command.send_signal(number)
-        _, said = (text.decode() for text in command.communicate(timeout=60))
-    killed = number is signal.SIGKILL
-    assert command.returncode == (-number if killed else 128 + number), said
-    lines = [line for line in said.splitlines() if line.strip()]
-    assert lines[0].split()[0] == "configure"
-    hint = "completed stages are in gemma.work: run the same command to continue"
-    assert killed or lines[-1] == f"edge-opt: ended by {number.name}; {hint}"
+        command.kill()
+    assert command.returncode == -signal.SIGKILL
     assert not (folder / "gemma.litertlm").exists()
 
 
@@ -77,9 +69,8 @@ def ranges_in(folder: Path) -> dict[str, Any]:
     return {file.name: json.loads(file.read_text())["model_qsvs"] for file in folder.glob("*.tflite.json")}
 
 
-def test_a_checkpoint_becomes_a_bundle_despite_interruptions(folder: Path, tmp_path: Path) -> None:
-    interrupted(folder, "export", signal.SIGTERM)
-    interrupted(folder, "compile", signal.SIGKILL)
+def test_a_checkpoint_becomes_a_bundle_although_killed_on_the_way(folder: Path, tmp_path: Path) -> None:
+    killed(folder, "compile")
     work, output = folder / "gemma.work", folder / "gemma.litertlm"
     result = build(folder / "gemma", output, prompts=folder / "gemma.jsonl", **OPTIONS)
     assert [stage.made_now for stage in result.stages] == [False] * 5 + [True]
@@ -89,7 +80,6 @@ def test_a_checkpoint_becomes_a_bundle_despite_interruptions(folder: Path, tmp_p
     assert (prefill["kept"], decode["kept"]) == ("converted", "converted")
     assert "more accurate, although not faster" in decode["why"]
     assert prefill["after"]["time"]["us"] < 0.65 * prefill["before"]["time"]["us"]
-    first = contents(output)
 
     places = (work / stage for stage in ("export", "quantize", "optimize"))
     exported, quantized, converted = (folder / "model.litertlm" for folder in places)
@@ -123,16 +113,12 @@ def test_a_checkpoint_becomes_a_bundle_despite_interruptions(folder: Path, tmp_p
         pipeline.calibrate(Job("calibrate", str(one_core), inputs, configured["config"]), lambda *_: None)
     assert ranges_in(one_core) == ranges_in(work / "calibrate")
 
-    (work / "compile" / "model.litertlm").write_bytes(b"somebody else's")
-    again = build(folder / "gemma", output, prompts=folder / "gemma.jsonl", overwrite=True, **OPTIONS)
-    assert [stage.made_now for stage in again.stages] == [False] * 5 + [True]
-    assert contents(output) == first
-
 
 def test_norms_of_a_rotated_checkpoint_are_still_composites(folder: Path, tmp_path: Path) -> None:
     """Decomposed, they differ on the NPU; CPU kernels show nothing."""
     script, checkpoint = TESTDATA / "make_checkpoint.py", tmp_path / "llama"
-    subprocess.run([sys.executable, script, checkpoint, "--architecture", "llama"], check=True)
+    small = ["--layers", "1", "--hidden", "128", "--ffn", "256", "--head-size", "64"]
+    subprocess.run([sys.executable, script, checkpoint, "--architecture", "llama", *small], check=True)
     safetensors = pytest.importorskip("safetensors.torch")
     weights = safetensors.load_file(checkpoint / "model.safetensors")
     weights["model.embed_tokens.weight"][:, 5] *= 1000
@@ -174,13 +160,6 @@ def metadata_of(path: Path) -> Any:
     content = bundle.content([kind for kind, _ in kinds(path)].index(9))
     found = executor_metadata_pb2.ExecutorMetadata.FromString(bytes(content.view(0, content.size)))
     return found.llm_executor_metadata
-
-
-def contents(path: Path) -> list[bytes]:
-    """The sections of a bundle; its header has the time."""
-    bundle = read_bundle(path)
-    sources = (bundle.content(index) for index in range(len(bundle.sections)))
-    return [bytes(source.view(0, source.size)) for source in sources]
 
 
 def kinds(path: Path) -> list[tuple[int, str]]:
