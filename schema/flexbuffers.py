@@ -9,8 +9,6 @@ from typing import Any, Final
 import numpy as np
 from flatbuffers import flexbuffers
 
-from edge_opt.base.errors import ModelFormatError
-
 # Composites of litert-torch have at most nine attributes, in a few hundred bytes.
 _MOST_BYTES: Final = 16 << 10
 _MOST_VALUES: Final = 256
@@ -20,26 +18,28 @@ _DAMAGE = (struct.error, ValueError, LookupError, TypeError, AssertionError, Ove
 
 
 def read_flexbuffer(content: bytes) -> Any:
-    """A dict of attributes, each None, a bool, int, float, text, or a list of these; ModelFormatError for other bytes.
+    """A dict of attributes, each None, a bool, int, float, text, or a list of these; `{}` without bytes.
 
     A float32 becomes the shortest decimal that reads back as the same float32: 1e-06, as it was written. Other values
-    become a placeholder text.
+    and other bytes become an explanatory text.
     """
+    if not len(content):
+        return {}
     if len(content) > _MOST_BYTES:
-        raise ModelFormatError(f"{len(content)} bytes, at most {_MOST_BYTES} are read")
+        return f"<{len(content)} bytes, at most {_MOST_BYTES} are read>"
     try:
-        root = flexbuffers.GetRoot(content)
+        root = flexbuffers.GetRoot(bytes(content))
         if not root.IsMap:
             return _value(root)
         keys, values = _items(root.AsMap.Keys), _items(root.AsMap.Values)
         return {key.AsKey: _value(value) for key, value in zip(keys, values, strict=True)}
     except _DAMAGE as error:
-        raise ModelFormatError(f"not a FlexBuffer ({error})") from error
+        return f"<{len(content)} bytes, not a FlexBuffer ({error})>"
 
 
 def _items(vector: Any) -> list[Any]:
     if len(vector) > _MOST_VALUES:
-        raise ModelFormatError(f"more than {_MOST_VALUES} values")
+        raise ValueError(f"more than {_MOST_VALUES} values")
     return [vector[index] for index in range(len(vector))]
 
 

@@ -9,7 +9,6 @@ from cli_runs import DEMO, Captured, run
 from flatbuffers import flexbuffers
 from text_parser import parse
 
-from edge_opt.base.errors import ModelFormatError
 from edge_opt.inspection import inspect
 from edge_opt.ir.composites import composites
 from edge_opt.ir.text import to_text
@@ -72,28 +71,23 @@ def test_nothing_nested_is_followed(content: bytes) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "not a FlexBuffer"),
         (bytes([9, 4, 40, 1]), "not a FlexBuffer"),
         (flexbuffers.Dumps([1] * 257), "more than 256 values"),
         (flexbuffers.Dumps("x" * 20000), "at most 16384 are read"),
     ],
 )
-def test_what_is_not_a_flexbuffer_or_too_large_is_refused(content: bytes, reason: str) -> None:
-    with pytest.raises(ModelFormatError, match=reason):
-        read_flexbuffer(bytes(content))
+def test_what_is_not_a_flexbuffer_or_too_large_is_a_text_that_says_so(content: bytes, reason: str) -> None:
+    assert reason in read_flexbuffer(content)
 
 
-def test_damaged_bytes_end_in_values_or_in_the_typed_error() -> None:
+def test_damaged_bytes_end_in_values_or_in_that_text() -> None:
     dice, refused = random.Random(26), 0
     for _ in range(20_000):
         content = bytearray(dice.choice(CONTENTS))
         for _ in range(dice.randint(1, 4)):
             content[dice.randrange(len(content))] = dice.choice((0, 1, 127, 255, dice.randrange(256)))
         del content[len(content) - dice.choice((0, 0, 0, dice.randrange(len(content)))) :]
-        try:
-            read_flexbuffer(bytes(content))
-        except ModelFormatError:
-            refused += 1
+        refused += "bytes, not a FlexBuffer" in str(read_flexbuffer(bytes(content)))
     assert 200 < refused < 19_000
 
 

@@ -9,7 +9,8 @@ from edge_opt.base.record import Record
 from edge_opt.ir.graph import Operator, Subgraph, same_type
 from edge_opt.ir.model import Model
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.ir.text import attributes, option_text
+from edge_opt.ir.text import option_text
+from edge_opt.schema.flexbuffers import read_flexbuffer
 
 COMPOSITE = "STABLEHLO_COMPOSITE"
 BODY = "decomposition_subgraph_index"
@@ -65,4 +66,4 @@ def composites(operators: Iterable[Operator]) -> list[Composite]:
             if id(content) not in contents:
                 contents[id(content)] = b"" if content is None else bytes(content)
             found[composite_name(operator), contents[id(content)]] += 1
-    return [Composite(name, count, attributes(content)) for (name, content), count in found.items()]
+    return [Composite(name, count, read_flexbuffer(content)) for (name, content), count in found.items()]

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from edge_opt.base.errors import ModelFormatError
 from edge_opt.ir.dtypes import Quantization
 from edge_opt.ir.graph import Operator, Subgraph, Tensor, used_tensors
 from edge_opt.ir.model import Model
@@ -145,19 +144,11 @@ def _options(table: Table | None) -> str:
         return ""
     present = [(name, table.fields[name]) for name in table.spec.by_name if name in table.fields]
     texts = [
-        f"{name}: {option_text(attributes(value) if name == 'composite_attributes' else value)}"
+        f"{name}: {option_text(read_flexbuffer(value) if name == 'composite_attributes' else value)}"
         for name, value in present
         if isinstance(value, np.ndarray) or value != table.spec.defaults[name]
     ]
     return f" {{{', '.join(texts)}}}" if texts else ""
-
-
-def attributes(content: Any) -> Any:
-    """A composite's attributes, decoded from a FlexBuffer: `{}` without bytes, an explanatory text if it is invalid."""
-    try:
-        return read_flexbuffer(bytes(content)) if len(content) else {}
-    except ModelFormatError as error:
-        return f"<{len(content)} bytes, {error}>"
 
 
 def option_text(value: Any) -> str:
