@@ -136,9 +136,13 @@ class Table:
         return fields[name] if name in fields else self.spec.defaults[name]
 
     def set(self, name: str, value: Any) -> None:
-        """Set a field, or remove it if `value` is None; a union's type is set with it."""
+        """Set a field, or remove it if `value` is None; a union's type is set with it.
+
+        A list of numbers becomes an array of the field's type.
+        """
         field = self.spec.by_name[name]
-        values = {name: value}
+        listed = field.kind == "scalars" and isinstance(value, list | tuple)
+        values = {name: vector(field.element, value) if listed else value}
         if field.kind == "union":
             values[f"{name}_type"] = None if value is None else _MEMBER_CODES[field.element][value.spec.name]
         for key, one in values.items():
@@ -172,15 +176,10 @@ class Table:
 
 
 def new_table(table: str, /, **fields: Any) -> Table:
-    """A table with these fields present; a field that is None stays absent.
-
-    Lists of numbers become arrays of the field's type: `new_table("ReshapeOptions", new_shape=[1, 2])`.
-    """
+    """A table with these fields, as `Table.set` sets them: `new_table("ReshapeOptions", new_shape=[1, 2])`."""
     new = Table(TABLES[table], {})
     for name, value in fields.items():
-        field = new.spec.by_name[name]
-        listed = field.kind == "scalars" and isinstance(value, list | tuple)
-        new.set(name, vector(field.element, value) if listed else value)
+        new.set(name, value)
     return new
 
 

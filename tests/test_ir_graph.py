@@ -17,7 +17,7 @@ from edge_opt.ir.dtypes import Quantization
 from edge_opt.ir.operators import BUILTIN_OPERATORS
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.text import to_text
-from edge_opt.ir.walk import cut_out, producers, readers, reads, replaced, still_needed, walked
+from edge_opt.ir.walk import cut_out, producers, reads, replaced, still_needed, walked
 from edge_opt.passes.rewrite import remove_dead
 from edge_opt.schema import Data, new_table
 
@@ -230,10 +230,10 @@ def test_effects_keep_their_order() -> None:
 
 def test_walks_go_on_from_the_nearest() -> None:
     _, made = chain(6)
-    assert list(walked([made[0]], readers)) == made
+    assert list(walked([made[5]], producers)) == made[::-1]
     assert list(walked([made[5]], producers, most=2)) == [made[5], made[4]]
-    stopped = walked([made[0]], lambda one: readers(one) if one is not made[2] else [])
-    assert list(stopped) == made[:3]
+    stopped = walked([made[5]], lambda one: producers(one) if one is not made[3] else [])
+    assert list(stopped) == made[:2:-1]
 
 
 # Weights that a file stores sparsely have no numbers to cut: they stay whole wherever they are read

@@ -1,5 +1,7 @@
 """The rule for composites: the label passes through the operators of the body, and each head gets a smaller body."""
 
+from dataclasses import replace
+
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.factors import Factored
@@ -9,7 +11,7 @@ from edge_opt.base.words import name_below
 from edge_opt.ir import Constants, Model, Subgraph, Tensor, topological
 from edge_opt.ir.composites import BODY, COMPOSITE, body_of, checked_body
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.ir.walk import backward_slice, renamed, repeated
+from edge_opt.ir.walk import backward_slice, repeated
 
 
 def with_composites(model: Model) -> OperandFactors:
@@ -82,7 +84,7 @@ class Composite(Rule):
         new = assembly.finished(made)
         shared = backward_slice(tensor for operator in new for tensor in operator.inputs if tensor)[0]
         graph = Subgraph(f"{body.name}/{name}")
-        own_tensors = {tensor: renamed(tensor, tensor.name) for tensor in arguments}
+        own_tensors = {tensor: replace(tensor, is_variable=False) for tensor in arguments}
         graph.inputs = list(own_tensors.values())
         for operator in topological([*(op for op in body.operators if op in shared), *new]):
             graph.append(repeated(operator, own_tensors, lambda tensor: tensor.name))

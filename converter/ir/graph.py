@@ -218,12 +218,6 @@ class Operator:
         value: int | float | bool = options.get(name)
         return value
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Operator:
-        """Return a copy on copied tensors, in no subgraph; it shares the table."""
-        copy = self.on(lambda tensor: deepcopy(tensor, memo))
-        copy.options = deepcopy(self.options, memo)
-        return copy
-
     def on(self, tensor: Callable[[Tensor], Tensor]) -> Operator:
         """Return a copy, in no subgraph yet, with each tensor `t` replaced by `tensor(t)`."""
         inputs = [None if t is None else tensor(t) for t in self.inputs]
@@ -264,7 +258,8 @@ class Subgraph:
         copy = memo[id(self)] = Subgraph(self.name, self.table)
         copy.tensors = deepcopy(self.tensors, memo)
         for operator in self.operators:
-            copy.append(deepcopy(operator, memo))
+            copied = copy.append(operator.on(lambda tensor: deepcopy(tensor, memo)))
+            copied.options = deepcopy(operator.options, memo)
         copy.inputs, copy.outputs = deepcopy(self.inputs, memo), deepcopy(self.outputs, memo)
         copy.signatures = deepcopy(self.signatures, memo)
         return copy

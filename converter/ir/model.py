@@ -21,7 +21,7 @@ from edge_opt.ir.dtypes import DType, Quantization
 from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Signature, Subgraph, Tensor
 from edge_opt.ir.operators import BUILTIN_OPERATORS, KINDS
 from edge_opt.schema.data import Data, Source
-from edge_opt.schema.table import UNIONS, Table, new_table, vector
+from edge_opt.schema.table import UNIONS, Table, new_table
 from edge_opt.schema.writer import model_bytes, write_model
 
 
@@ -369,8 +369,8 @@ def _tensor(tensor: Tensor, buffers: _Numbering) -> Table:
     return _filled(
         tensor.table or new_table("Tensor", has_rank=True, name=tensor.name),
         name=tensor.name,
-        shape=tensor.shape,
-        shape_signature=tensor.shape_signature,
+        shape=list(tensor.shape),
+        shape_signature=None if tensor.shape_signature is None else list(tensor.shape_signature),
         type=int(tensor.dtype),
         # A tensor without a buffer refers to buffer 0, which is always empty.
         buffer=0 if tensor.buffer is None else buffers.of(tensor.buffer),
@@ -402,15 +402,10 @@ def _filled(table: Table, **values: Any) -> Table:
     """A copy with these values; fields that already have them, even as absent defaults, do not change."""
     made = table.copy()
     for name, value in values.items():
-        present = table.fields.get(name)
-        if value is None:
-            made.set(name, None)
-        elif isinstance(present, list) or (isinstance(value, list) and value and isinstance(value[0], Table)):
-            made.fields[name] = value
-        elif isinstance(value, list | tuple):
-            if list(value) != ([] if present is None else present.tolist()):
-                made.fields[name] = vector("int32", value)
-        elif (table.get(name) or None) != (value or None):
+        present = table.get(name)
+        if isinstance(present, np.ndarray):
+            present = present.tolist()
+        if value is None or (present or None) != (value or None):
             made.set(name, value)
     return made
 

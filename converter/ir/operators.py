@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Final, TypeVar
 
 import msgspec
+import numpy as np
 
 from edge_opt.ir.dtypes import DType
 from edge_opt.schema.table import ENUMS, UNIONS, Table, new_table
@@ -135,11 +136,5 @@ def subgraph_indices(options: Table | None) -> tuple[int, ...]:
     """Subgraph indices in these options, with repeats."""
     if options is None:
         return ()
-    indices: list[int] = []
-    for field in SUBGRAPH_FIELDS.get(options.name, ()):
-        value = options.get(field)
-        if isinstance(value, int):
-            indices.append(value)
-        elif value is not None:
-            indices.extend(value.tolist())
-    return tuple(indices)
+    values = map(options.get, SUBGRAPH_FIELDS.get(options.name, ()))
+    return tuple(int(index) for value in values if value is not None for index in np.ravel(value))

@@ -10,7 +10,7 @@ from edge_opt.ir.graph import Operator, Signature, Subgraph, Tensor
 from edge_opt.ir.model import Model
 from edge_opt.ir.operators import SUBGRAPH_FIELDS, Effect, operators_that, subgraph_indices
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.schema.table import Table, vector
+from edge_opt.schema.table import Table
 
 _Node = TypeVar("_Node", bound=Hashable)
 
@@ -38,11 +38,6 @@ def walked(
 def producers(operator: Operator) -> list[Operator]:
     """The producers of an operator's inputs."""
     return [t.producer for t in operator.inputs if t is not None and t.producer is not None]
-
-
-def readers(operator: Operator) -> list[Operator]:
-    """The readers of an operator's outputs."""
-    return [reader for tensor in operator.outputs for reader in tensor.consumers]
 
 
 def reads(operators: Sequence[Operator]) -> tuple[Tensor, ...]:
@@ -248,17 +243,13 @@ def custom_options(operator: Operator) -> Table | None:
     return Table(table.spec, {name: table.fields[name] for name in names if name in table.fields})
 
 
-def renamed(tensor: Tensor, name: str) -> Tensor:
-    """A copy with another name, without a producer or readers."""
-    return replace(tensor, name=name, is_variable=False)
-
-
 def repeated(operator: Operator, copies: dict[Tensor, Tensor], name: Callable[[Tensor], str]) -> Operator:
     """A copy of the operator, in no subgraph, on `copies` of its tensors; missing copies are added."""
 
     def local(tensor: Tensor) -> Tensor:
         if tensor not in copies:
-            copies[tensor] = renamed(tensor, tensor.name if tensor.is_constant else name(tensor))
+            own = tensor.name if tensor.is_constant else name(tensor)
+            copies[tensor] = replace(tensor, name=own, is_variable=False)
         return copies[tensor]
 
     return operator.on(local)
@@ -274,5 +265,5 @@ def renumbered(options: Table | None, places: Mapping[int, int]) -> Table | None
         if isinstance(value, int):
             table.set(field, places[value])
         elif value is not None:
-            table.set(field, vector("int32", [places[index] for index in value.tolist()]))
+            table.set(field, [places[index] for index in value.tolist()])
     return table
