@@ -18,7 +18,6 @@ from edge_opt.base.errors import ModelFormatError
 Bytes = npt.NDArray[np.uint8]
 
 _KINDS: Final = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
-_KERNEL_STEP: Final = 64 << 20
 # Fits in a processor's cache: steps of 1 MiB took two to three times as long.
 _STEP: Final = 512 << 10
 _NEAR: Final = 16 << 10
@@ -184,21 +183,11 @@ class Data:
         return self.source.view(self.offset, self.length)
 
     def write(self, target: int, at: int = 0) -> None:
-        """Write the bytes at offset `at` of a descriptor; bytes of a file are copied in the kernel if possible."""
-        source, done = self.source, 0
-        in_kernel = hasattr(os, "copy_file_range")
+        """Write the bytes at offset `at` of a descriptor."""
+        done = 0
         while done < self.length:
-            begin, left = self.offset + done, self.length - done
-            if in_kernel and source.fd is not None:
-                try:
-                    step = min(left, _KERNEL_STEP)
-                    count = os.copy_file_range(source.fd, target, step, source.base + begin, at + done)
-                except OSError:
-                    count = 0
-                in_kernel = count > 0  # unsupported by these file systems or at this offset: copy instead
-            else:
-                count = os.pwrite(target, source.view(begin, min(left, _STEP)).data, at + done)
-            done += count
+            step = self.source.view(self.offset + done, min(_STEP, self.length - done))
+            done += os.pwrite(target, step.data, at + done)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Data":
         """Return itself: the bytes never change."""

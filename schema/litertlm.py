@@ -73,12 +73,10 @@ class Bundle:
         if not _HEADER_BEGIN + 8 <= end <= min(source.size, _LARGEST_HEADER):
             raise source.refusal(f"the header ends at byte {end}, of {source.size}")
         self._header = source.read(0, end)
-        reader = Reader(Source(self._header[_HEADER_BEGIN:]), skip_newer=True)
         try:
-            self._root = reader.root("LiteRTLMMetaData")
+            self._root = Reader(Source(self._header[_HEADER_BEGIN:])).root("LiteRTLMMetaData")
         except ModelFormatError as error:
-            raise source.refusal(f"its header is damaged ({error})") from error
-        self._skipped = reader.skipped
+            raise source.refusal(f"its header cannot be read ({error})") from error
         metadata = self._root.get("section_metadata")
         self._tables: list[Table] = [] if metadata is None else metadata.get("objects") or []
         self.sections = _sections(source, self._tables, end)
@@ -88,17 +86,11 @@ class Bundle:
         section = self.sections[index]
         return self.source.section(section.begin, section.end - section.begin)
 
-    def check_writable(self) -> None:
-        """Raise ModelFormatError if a newer version of the format added something to the header: it would be lost."""
-        if self._skipped is not None:
-            raise self.source.refusal(f"it can be read, but not written again ({self._skipped})")
-
     def write(
         self, contents: Mapping[int, Content], path: str | os.PathLike[str], **how: Unpack[Writing]
     ) -> None:
-        """Write the bundle with some sections (by index) replaced; raises as `write_model` and `check_writable`."""
+        """Write the bundle with some sections (by index) replaced; raises as `write_model`."""
         check_suffix(path, SUFFIX)
-        self.check_writable()
         old = [section[:2] for section in self.sections]
         places = [*old]
         pieces = [Piece(0, Data(bytes(max(len(self._header), len(self._moved(old))))))]

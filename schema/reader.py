@@ -86,15 +86,10 @@ class _Layout(NamedTuple):
 
 
 class Reader:
-    """Reads one source once. `named_end` is the end of the bytes that tables refer to.
+    """Reads one source once. `named_end` is the end of the bytes that tables refer to."""
 
-    What a newer schema added is refused, or with `skip_newer` skipped: `skipped` then names the first such field.
-    """
-
-    def __init__(self, source: Source, *, skip_newer: bool = False) -> None:
+    def __init__(self, source: Source) -> None:
         self.source = source
-        self.skipped: ModelFormatError | None = None
-        self._skip_newer = skip_newer
         self.named_end = 0
         self._root = ""
         self._end = min(source.size, MAX_FLATBUFFER_SIZE)
@@ -168,7 +163,7 @@ class Reader:
         if spec.name in STORED_AFTER:
             self._stored_after(table, position)
         elif spec.name in _CODED:
-            self._check_codes(table, position)
+            _check_codes(table, position)
         return table
 
     def _layout(self, spec: TableSpec, vtable: int, field: FieldSpec | None, position: int) -> _Layout:
@@ -185,8 +180,7 @@ class Reader:
             where, known = vtable + 4 + 2 * slot, spec.by_slot.get(slot)
             if known is None:
                 what = "a deprecated field" if slot < spec.slots else "an unknown field"
-                self._skip(spec.name, f"slot {slot}", f"{what} is present", where)
-                continue
+                _refuse_newer(spec.name, f"slot {slot}", f"{what} is present", where)
             if at < 4 or at + known.size > size:
                 self._fail(known, f"lies at {at}, outside its table of {size} bytes", where)
             found.append((at, known))
@@ -208,7 +202,7 @@ class Reader:
             if not code:
                 self._fail(field, f"has a value but no {field.name}_type", at)
             if code not in UNIONS[element]:
-                return self._skip(field.table, field.name, f"{element} has no member {code}", at)
+                _refuse_newer(field.table, field.name, f"{element} has no member {code}", at)
             element = UNIONS[element][code]
         if target < at + 4 or target > self._end - 4:
             self._fail(field, f"points to byte {target}, outside the file of {self.source.size} bytes", at)
@@ -276,24 +270,21 @@ class Reader:
         self._spend(field, length, start)
         return Data.region(self.source, start, length)
 
-    def _check_codes(self, table: Table, position: int) -> None:
-        if table.name == "OperatorCode":
-            # Codes above 126 do not fit the old int8 field, which then holds a placeholder; the larger one counts.
-            code = max(table.get("deprecated_builtin_code"), table.get("builtin_code"))
-            if code not in _OPERATORS:
-                self._skip(table.name, "builtin_code", f"operator code {code} is unknown", position)
-        elif table.get("type") not in _TENSOR_TYPES:
-            self._skip(table.name, "type", f"tensor type {table.get('type')} is unknown", position)
 
-    def _skip(self, table: str, field: str, message: str, offset: int) -> None:
-        """Refuse data that our schema lacks, or note that it is skipped: to write the rest would lose it."""
-        newer = (
-            "written by a newer schema: update ai-edge-litert and edge-opt, or export for an older version"
-        )
-        error = ModelFormatError(f"{message}, so it was {newer}", table=table, field=field, offset=offset)
-        if not self._skip_newer:
-            raise error
-        self.skipped = self.skipped or error
+def _check_codes(table: Table, position: int) -> None:
+    if table.name == "OperatorCode":
+        # Codes above 126 do not fit the old int8 field, which then holds a placeholder; the larger one counts.
+        code = max(table.get("deprecated_builtin_code"), table.get("builtin_code"))
+        if code not in _OPERATORS:
+            _refuse_newer(table.name, "builtin_code", f"operator code {code} is unknown", position)
+    elif table.get("type") not in _TENSOR_TYPES:
+        _refuse_newer(table.name, "type", f"tensor type {table.get('type')} is unknown", position)
+
+
+def _refuse_newer(table: str, field: str, message: str, offset: int) -> NoReturn:
+    """Refuse data that our schema lacks: to write the rest would lose it."""
+    newer = "written by a newer schema: update ai-edge-litert and edge-opt, or export for an older version"
+    raise ModelFormatError(f"{message}, so it was {newer}", table=table, field=field, offset=offset)
 
 
 def _what_else(start: bytes) -> str:

@@ -96,7 +96,6 @@ def _examine_bundle(content: bytes) -> str:
             opened = Opened(source)
             assert all(part.model for part in opened.parts)
             opened.main()
-            opened.bundle.check_writable()
         except (ModelFormatError, UsageError) as error:
             if not str(error).startswith(str(source)):
                 _check_sentence(error)

@@ -163,8 +163,6 @@ def _destination(opened: Opened, output: str | os.PathLike[str] | None, *, overw
     if output is None:
         return None
     check_suffix(output, opened.suffix)
-    if opened.bundle is not None:
-        opened.bundle.check_writable()
     resolve_target(output, overwrite=overwrite, inputs=[path])
     return Path(output)
 
