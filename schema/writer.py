@@ -144,8 +144,6 @@ class _TableBuilder:
         return position
 
 
-Progress = Callable[[int, int], None]
-
 ALIGNMENT: Final = 16
 _MOST_ALIGNMENT: Final = 4096
 
@@ -165,10 +163,10 @@ class Piece(NamedTuple):
 
 
 class Writing(TypedDict, total=False):
-    """The options of `write_pieces`."""
+    """Options: `progress(done, total)` counts bytes; `check` may refuse the finished file, before it gets its name."""
 
     overwrite: bool
-    progress: Progress | None
+    progress: Callable[[int, int], None] | None
     check: Callable[[Path], None] | None
 
 
@@ -181,23 +179,12 @@ def write_model(root: Table, path: str | os.PathLike[str], **how: Unpack[Writing
     write_pieces(lay_out(root), path, **how)
 
 
-def write_pieces(
-    pieces: Sequence[Piece],
-    path: str | os.PathLike[str],
-    *,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    check: Callable[[Path], None] | None = None,
-) -> None:
-    """Write a file from pieces, atomically; ModelFormatError if a source file was changed meanwhile.
-
-    `progress(done, total)` counts bytes. `check` may refuse the finished file, before it gets its name, by raising.
-    """
-    sources = dict.fromkeys(data.source for _, data in pieces)
+def write_pieces(pieces: Sequence[Piece], path: str | os.PathLike[str], **how: Unpack[Writing]) -> None:
+    """Write a file from pieces, atomically; ModelFormatError if a source file was changed meanwhile."""
+    sources, progress = dict.fromkeys(data.source for _, data in pieces), how.get("progress")
     done, total = 0, sum(data.length for _, data in pieces)
-    with replacing(
-        path, overwrite=overwrite, inputs=[source.path for source in sources], check=check
-    ) as target:
+    inputs, overwrite = [source.path for source in sources], how.get("overwrite", False)
+    with replacing(path, overwrite=overwrite, inputs=inputs, check=how.get("check")) as target:
         os.ftruncate(target, pieces[-1].end)
         for at, data in pieces:
             data.write(target, at)

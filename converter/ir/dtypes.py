@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edge_opt.schema.table import Table, new_table
 
 
-class DType(IntEnum):
+class DType(int, Enum):
     """TensorType of TFLite's schema; the values are the file's."""
 
     FLOAT32 = 0
@@ -40,9 +40,6 @@ class DType(IntEnum):
 
     def __str__(self) -> str:
         return self.name.lower()
-
-    def __format__(self, form: str) -> str:
-        return format(str(self), form)
 
     @property
     def is_float(self) -> bool:

@@ -30,7 +30,7 @@ def load(source: str | os.PathLike[str] | bytes | Source, *, model: str | None =
         ModelFormatError: the model is invalid; names table, field and byte offset, or subgraph, operator and tensor.
     """
     if model is not None:
-        opened = Opened(source) if isinstance(source, str | os.PathLike) else None
+        opened = None if isinstance(source, bytes | Source) else Opened(source)
         if opened is None or opened.bundle is None:
             what = "what was given" if opened is None else opened.path
             raise UsageError(f"{what} is not a bundle: leave out model={model!r}")
@@ -38,25 +38,16 @@ def load(source: str | os.PathLike[str] | bytes | Source, *, model: str | None =
         if part is None:
             raise unknown("model", model, [part.kind for part in opened.parts])
         return part.model
-    file = Source.of(source)
+    file, collects = Source.of(source), gc.isenabled()
+    gc.disable()  # reading makes no garbage, and the search for it took a third of the time
     try:
-        with _without_collections():
-            return from_tables(read_model(file), file)
+        return from_tables(read_model(file), file)
     except ModelFormatError as error:
         if file.path is not None and not str(error).startswith(file.name):
             error.args = (f"{file.name}: {error}",)
         raise
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Pause Python's search for garbage: reading makes none, and the search took a third of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
     finally:
-        if was_enabled:
+        if collects:
             gc.enable()
 
 
