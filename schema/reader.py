@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from operator import itemgetter
 from struct import iter_unpack
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NoReturn
 
 import numpy as np
 
@@ -76,13 +76,8 @@ def read_model(model: str | os.PathLike[str] | bytes | Source) -> Table:
     return root
 
 
-class _Layout(NamedTuple):
-    """How tables that share a vtable lie: their size, the fields that are present, and the references among these."""
-
-    size: int
-    names: list[str]
-    unpack: Callable[[bytes], tuple[Any, ...]]
-    references: list[tuple[FieldSpec, int]]
+_Layout = tuple[int, list[str], Callable[[bytes], tuple[Any, ...]], list[tuple[FieldSpec, int]]]
+"""How tables that share a vtable lie: their size, the fields that are present, and the references among these."""
 
 
 class Reader:
@@ -192,7 +187,7 @@ class Reader:
             end = at + known.size
         names = [known.name for _, known in present]
         references = [(known, at) for at, known in present if known.kind != "scalar"]
-        return _Layout(size, names, struct.Struct(form).unpack_from, references)
+        return size, names, struct.Struct(form).unpack_from, references
 
     def _reference(self, field: FieldSpec, at: int, values: dict[str, Any]) -> Any:
         """The value that a field at `at` refers to; `values` are its table's fields, including a union's type."""

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from edge_opt.schema.table import Table, new_table
 
+_MOST_PRINTED = 8
+
 
 class DType(int, Enum):
     """TensorType of TFLite's schema; the values are the file's."""
@@ -126,11 +128,13 @@ class Quantization:
         return (self.scale.tobytes(), self.zero_point.tobytes(), self.dimension if self.is_per_axis else 0)
 
     def __repr__(self) -> str:
-        if not self.is_affine:
-            return "Quantization()"
-        if self.is_per_axis:
-            return f"Quantization({len(self.scale)} scales along axis {self.dimension})"
-        return f"Quantization(scale={float(self.scale[0])!r}, zero_point={int(self.zero_point[0])})"
+        # str of a numpy scalar is the shortest text that reads back as the same number of that type.
+        scales, points = map(str, self.scale), map(str, self.zero_point)
+        if not self.is_per_axis:
+            return f"q({', '.join((*scales, *points))})"
+        if len(self.scale) > _MOST_PRINTED:
+            return f"q({len(self.scale)} scales, axis {self.dimension})"
+        return f"q([{', '.join(scales)}], [{', '.join(points)}], axis {self.dimension})"
 
 
 def same_quantization(a: Quantization | None, b: Quantization | None) -> bool:

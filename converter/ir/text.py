@@ -23,14 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from edge_opt.ir.dtypes import Quantization
 from edge_opt.ir.graph import Operator, Subgraph, Tensor, used_tensors
 from edge_opt.ir.model import Model
 from edge_opt.schema.flexbuffers import read_flexbuffer
 from edge_opt.schema.table import Table
 
 _MOST_PRINTED = 64
-_MOST_SCALES = 8
 _MOST_LOOKED_AT = 1 << 16
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_./]+\Z")
 _PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -105,19 +103,11 @@ def _type(tensor: Tensor) -> str:
     sizes = list(map(str, tensor.shape))
     if tensor.shape_signature is not None and len(tensor.shape_signature) == len(sizes):
         sizes = ["?" if s == -1 else size for s, size in zip(tensor.shape_signature, sizes, strict=True)]
-    return f"{tensor.dtype}[{','.join(sizes)}]{_quantization(tensor.quantization)}"
+    return f"{tensor.dtype}[{','.join(sizes)}]{_quantization(tensor)}"
 
 
-def _quantization(parameters: Quantization | None) -> str:
-    if parameters is None or not parameters.is_affine:
-        return ""
-    scales = [_number(value) for value in parameters.scale]
-    points = [str(value) for value in parameters.zero_point.tolist()]
-    if not parameters.is_per_axis:
-        return f" q({scales[0]}, {points[0]})"
-    if len(scales) > _MOST_SCALES:
-        return f" q({len(scales)} scales, axis {parameters.dimension})"
-    return f" q([{', '.join(scales)}], [{', '.join(points)}], axis {parameters.dimension})"
+def _quantization(tensor: Tensor) -> str:
+    return f" {tensor.quantization}" if tensor.is_quantized else ""
 
 
 def _number(value: Any) -> str:
@@ -136,7 +126,7 @@ def _constant(tensor: Tensor) -> str:
         text = f"{shape if len(tensor.shape) > 1 else ''}{{{numbers}}}" if tensor.shape else f"({numbers})"
     elif values is not None and (values == values[0]).all():
         text = f"{shape}{{splat {_number(values[0])}}}"
-    return f"{tensor.dtype}{text}{_quantization(tensor.quantization)}"
+    return f"{tensor.dtype}{text}{_quantization(tensor)}"
 
 
 def _options(table: Table | None) -> str:
