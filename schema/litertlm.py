@@ -12,7 +12,7 @@ runtime/proto/executor_metadata_pb2).
 
 import os
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, Unpack
@@ -94,20 +94,16 @@ class Bundle:
         old = [section[:2] for section in self.sections]
         places = [*old]
         pieces = [Piece(0, Data(bytes(max(len(self._header), len(self._moved(old))))))]
-        # Sections keep their order in the file; those that share their bytes still do, except replaced ones.
-        written: dict[Hashable, tuple[int, int]] = {}
-        for index, (begin, stop, *_) in sorted(enumerate(self.sections), key=lambda pair: pair[1].begin):
+        # Sections keep their order in the file.
+        for index, (begin, stop, *_) in sorted(enumerate(self.sections), key=lambda pair: pair[1][:2]):
             content = contents.get(index)
-            key = (begin, stop) if content is None else index
-            if key not in written:
-                at = -(-pieces[-1].end // ALIGNMENT) * ALIGNMENT
-                if isinstance(content, Table):
-                    pieces += [Piece(at + one.at, one.data) for one in lay_out(content)]
-                else:
-                    kept = Data.region(self.source, begin, stop - begin)
-                    pieces.append(Piece(at, kept if content is None else Data(content)))
-                written[key] = at, pieces[-1].end
-            places[index] = written[key]
+            at = -(-pieces[-1].end // ALIGNMENT) * ALIGNMENT
+            if isinstance(content, Table):
+                pieces += [Piece(at + one.at, one.data) for one in lay_out(content)]
+            else:
+                kept = Data.region(self.source, begin, stop - begin)
+                pieces.append(Piece(at, kept if content is None else Data(content)))
+            places[index] = at, pieces[-1].end
         pieces[0] = Piece(0, Data(self._header if places == old else self._moved(places)))
         end = max(section.end for section in self.sections)
         trailing = Data.region(self.source, end, self.source.size - end)
@@ -160,7 +156,7 @@ def _sections(source: Source, tables: list[Table], first: int) -> list[Section]:
             raise source.refusal(
                 f"section {index} lies at bytes {begin} to {end}, of {source.size}: the file is damaged, copy it again"
             )
-    for (_, end), (begin, _) in pairwise(sorted({section[:2] for section in sections})):
+    for (_, end), (begin, _) in pairwise(sorted(section[:2] for section in sections)):
         if begin < end:
             raise source.refusal(f"sections overlap at byte {begin}")
     return sections

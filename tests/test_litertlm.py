@@ -147,20 +147,6 @@ def test_the_content_decides_what_a_file_is(file: Path, tmp_path: Path) -> None:
         read_bundle(file).write({}, tmp_path / "out.tflite")
 
 
-def test_sections_that_are_the_same_bytes_stay_so_unless_one_is_replaced(tmp_path: Path) -> None:
-    path, output = tmp_path / "a.litertlm", tmp_path / "b.litertlm"
-    path.write_bytes(bundle([model_part("embedder", SMALL), model_part("aux", SMALL)]))
-    first, second = read_bundle(path).sections
-    damage(path, {second.begin: first.begin, second.end: first.end})
-    read_bundle(path).write({}, output)
-    again = read_bundle(output).sections
-    assert again[0][:2] == again[1][:2]
-    for replaced in (0, 1):
-        read_bundle(path).write({replaced: METADATA}, output, overwrite=True)
-        found = contents(read_bundle(output))
-        assert (found[replaced], found[1 - replaced]) == (METADATA, SMALL)
-
-
 def damage(path: Path, positions: dict[int, int]) -> None:
     """Put other positions into the header."""
     content = path.read_bytes()
