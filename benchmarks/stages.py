@@ -31,7 +31,7 @@ STAGES = {
     "check them before they run": [("edge_opt.runtime.runner", "check_model")],
     "prove: wait for the runtime": [("edge_opt.runtime.runner", "Worker.prove")],
     "tables from the graph": [("edge_opt.ir.model", "to_tables")],
-    "flatbuffer from the tables": [("edge_opt.schema.writer", "lay_out")],
+    "flatbuffer from the tables": [("edge_opt.ir.model", "lay_out")],
     "copy the weights": [("edge_opt.schema.data", "Data.write")],
     "flush to the disk": [("edge_opt.base.atomic", "_finish")],
 }

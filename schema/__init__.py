@@ -5,11 +5,10 @@ It must not know what operators mean.
 
 from edge_opt.schema.data import Data
 from edge_opt.schema.reader import read_model
-from edge_opt.schema.table import ENUMS, TABLES, UNIONS, Table, new_table, vector
-from edge_opt.schema.writer import model_bytes, write_model
+from edge_opt.schema.table import TABLES, UNIONS, Table, new_table, vector
+from edge_opt.schema.writer import model_bytes
 
 __all__ = [
-    "ENUMS",
     "TABLES",
     "UNIONS",
     "Data",
@@ -18,5 +17,4 @@ __all__ = [
     "new_table",
     "read_model",
     "vector",
-    "write_model",
 ]

@@ -21,7 +21,7 @@ from edge_opt.base.errors import ModelFormatError
 from edge_opt.schema.data import Data, Source
 from edge_opt.schema.reader import Reader
 from edge_opt.schema.table import ENUMS, Table, new_table
-from edge_opt.schema.writer import Piece, Writing, check_suffix, lay_out, table_bytes, write_pieces
+from edge_opt.schema.writer import Piece, Writing, lay_out, table_bytes, write_pieces
 
 MAGIC: Final = b"LITERTLM"
 SUFFIX: Final = ".litertlm"
@@ -89,8 +89,7 @@ class Bundle:
     def write(
         self, contents: Mapping[int, Content], path: str | os.PathLike[str], **how: Unpack[Writing]
     ) -> None:
-        """Write the bundle with some sections (by index) replaced; raises as `write_model`."""
-        check_suffix(path, SUFFIX)
+        """Write the bundle with some sections (by index) replaced; raises as `write_pieces`."""
         old = [section[:2] for section in self.sections]
         places = [*old]
         pieces = [Piece(0, Data(bytes(max(len(self._header), len(self._moved(old))))))]
@@ -109,7 +108,7 @@ class Bundle:
         trailing = Data.region(self.source, end, self.source.size - end)
         if trailing.length >= ALIGNMENT or trailing.view().any():  # zeros up to a boundary are padding
             pieces.append(Piece(max(pieces[-1].end, trailing.offset), trailing))
-        write_pieces(pieces, path, **how)
+        write_pieces(pieces, path, SUFFIX, **how)
 
     def _moved(self, places: Sequence[tuple[int, int]]) -> bytes:
         """The header with sections moved to these ranges; its length does not depend on the ranges."""

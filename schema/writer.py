@@ -170,17 +170,14 @@ class Writing(TypedDict, total=False):
     check: Callable[[Path], None] | None
 
 
-def write_model(root: Table, path: str | os.PathLike[str], **how: Unpack[Writing]) -> None:
-    """Write the model below `root` to `path`, as `write_pieces`; ModelFormatError if a value does not fit its field.
+def write_pieces(
+    pieces: Sequence[Piece], path: str | os.PathLike[str], suffix: str, **how: Unpack[Writing]
+) -> None:
+    """Write a file from pieces, atomically; ModelFormatError if a source file was changed meanwhile.
 
-    UsageError if the output is the input, exists and `overwrite` is False, or has another format's suffix.
+    UsageError if the output is an input, exists and `overwrite` is False, or has another format's suffix.
     """
-    check_suffix(path, ".tflite")
-    write_pieces(lay_out(root), path, **how)
-
-
-def write_pieces(pieces: Sequence[Piece], path: str | os.PathLike[str], **how: Unpack[Writing]) -> None:
-    """Write a file from pieces, atomically; ModelFormatError if a source file was changed meanwhile."""
+    check_suffix(path, suffix)
     sources, progress = dict.fromkeys(data.source for _, data in pieces), how.get("progress")
     done, total = 0, sum(data.length for _, data in pieces)
     inputs, overwrite = [source.path for source in sources], how.get("overwrite", False)
@@ -202,7 +199,7 @@ def check_suffix(path: str | os.PathLike[str], suffix: str) -> None:
 
 
 def model_bytes(root: Table) -> bytes:
-    """The model below `root` as the bytes that `write_model` would write, all weights included."""
+    """The model below `root` as bytes, all weights included; ModelFormatError if a value does not fit its field."""
     pieces = lay_out(root)
     content = bytearray(pieces[-1].end)
     for at, data in pieces:

@@ -22,9 +22,10 @@ from schema_models import as_bindings, everything, names, pack, plain, tfl, unpa
 from edge_opt import schema
 from edge_opt.base.errors import ModelFormatError
 from edge_opt.conversion import convert
-from edge_opt.schema import TABLES, UNIONS, Data, Table, model_bytes, new_table, read_model, write_model
+from edge_opt.schema import TABLES, UNIONS, Data, Table, model_bytes, new_table, read_model
 from edge_opt.schema.data import Source
 from edge_opt.schema.table import TABLES_FILE
+from edge_opt.schema.writer import lay_out, write_pieces
 
 INSIDE = pack(everything())
 AFTER = schema_models.with_data_after(everything(), b"first" * 9, b"second", b"third")
@@ -182,7 +183,7 @@ def test_what_nobody_changed_stays_as_it_was(tmp_path: Path, content: bytes) -> 
     paths = [tmp_path / name for name in ("in.tflite", "out.tflite", "again.tflite")]
     paths[0].write_bytes(content)
     for source, target in pairwise(paths):
-        write_model(read_model(source), target)
+        write_pieces(lay_out(read_model(source)), target, ".tflite")
     old, new = read_model(paths[0]), read_model(paths[1])
     assert values(old) == values(new)
     before, after = (sorted(stored(root), key=lambda data: data.offset) for root in (old, new))
@@ -238,7 +239,7 @@ def test_a_flatbuffer_over_the_limit_puts_its_weights_after_it(monkeypatch: Patc
 def test_a_file_is_its_bytes_and_progress_counts_them(file: Path) -> None:
     root, heard = read_model(file), list[tuple[int, int]]()
     output = file.with_name("out.tflite")
-    write_model(root, output, progress=lambda *step: heard.append(step))
+    write_pieces(lay_out(root), output, ".tflite", progress=lambda *step: heard.append(step))
     assert output.read_bytes() == model_bytes(root)
     assert heard == sorted(heard)
     assert heard[-1][0] == heard[-1][1]
@@ -257,7 +258,8 @@ def test_a_changing_file_is_refused(file: Path, monkeypatch: Patch, change: Call
         return read(self, table)
 
     monkeypatch.setattr(schema.reader.Reader, "root", interrupted)
-    for use in (lambda: read_model(file), lambda: write_model(root, file.with_name("out.tflite"))):
+    output = file.with_name("out.tflite")
+    for use in (lambda: read_model(file), lambda: write_pieces(lay_out(root), output, ".tflite")):
         with pytest.raises(ModelFormatError, match=r"was (shortened|changed) while it was in use"):
             use()
     with pytest.raises(ModelFormatError, match="was shortened"):

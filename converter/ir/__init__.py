@@ -1,6 +1,6 @@
 """The model as a graph in TFLite's terms, with use-def chains that edits keep consistent."""
 
-from edge_opt.ir.dtypes import DType, Quantization, same_quantization
+from edge_opt.ir.dtypes import DType, Quantization
 from edge_opt.ir.graph import (
     Buffer,
     Operator,
@@ -32,7 +32,6 @@ __all__ = [
     "Tensor",
     "from_tables",
     "load",
-    "same_quantization",
     "same_type",
     "save",
     "to_bytes",

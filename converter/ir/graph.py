@@ -28,15 +28,12 @@ UNTRUSTED: Final = "UNTRUSTED"
 Shape = tuple[int, ...]
 
 
-@dataclass(slots=True, eq=False, repr=False)
+@dataclass(slots=True, eq=False)
 class Buffer:
     """Bytes shared by constant tensors; `data` is None for the empty buffer. Never edited in place."""
 
     data: Data | None = None
     table: Table | None = None
-
-    def __repr__(self) -> str:
-        return "Buffer()" if self.data is None else f"Buffer({self.data.length} bytes)"
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -145,7 +142,7 @@ def same_type(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and same_quantization(a.quantization, b.quantization)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True)
 class OperatorCode:
     """An operator type and version; `custom_code` names a custom operator. Equal codes are interchangeable."""
 
@@ -158,10 +155,6 @@ class OperatorCode:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", _OPERATOR_NAMES.get(self.builtin, f"BUILTIN_{self.builtin}"))
-
-    def __repr__(self) -> str:
-        custom = f", {self.custom_code!r}" if self.name == "CUSTOM" else ""
-        return f"OperatorCode({self.name}, version {self.version}{custom})"
 
 
 class Operator:

@@ -22,7 +22,7 @@ from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Signature, Subgrap
 from edge_opt.ir.operators import BUILTIN_OPERATORS, KINDS
 from edge_opt.schema.data import Data, Source
 from edge_opt.schema.table import UNIONS, Table, new_table
-from edge_opt.schema.writer import model_bytes, write_model
+from edge_opt.schema.writer import lay_out, model_bytes, write_pieces
 
 
 class Signatures(list[Signature]):
@@ -98,7 +98,8 @@ class Model:
             OutputError: the output cannot be written; nothing is left behind.
             ModelFormatError: the model is invalid, or its file has changed since it was read.
         """
-        write_model(checked_tables(self), path, overwrite=overwrite, progress=progress, check=check)
+        pieces = lay_out(checked_tables(self))
+        write_pieces(pieces, path, ".tflite", overwrite=overwrite, progress=progress, check=check)
 
     def operator_code(self, name: str, version: int = 1) -> OperatorCode:
         """The code of a builtin operator; the file lists it once an operator uses it."""
