@@ -17,7 +17,6 @@ import numpy as np
 from edge_opt.base.errors import ModelFormatError, UsageError
 from edge_opt.schema.data import Bytes, Data, Source
 from edge_opt.schema.table import (
-    ENUMS,
     IDENTIFIER,
     MAX_FLATBUFFER_SIZE,
     NUMPY_TYPES,
@@ -44,10 +43,6 @@ _OBJECTS_PER_TABLE: Final = 3
 
 # Writers may pad a file to a multiple of this.
 _PADDING: Final = 64
-
-_CODED = ("OperatorCode", "Tensor", "VariantSubType")
-_OPERATORS = frozenset(ENUMS["BuiltinOperator"].values())
-_TENSOR_TYPES = frozenset(ENUMS["TensorType"].values())
 
 _u16_u16 = struct.Struct("<HH").unpack
 _i32 = struct.Struct("<i").unpack
@@ -157,8 +152,6 @@ class Reader:
         table = Table(spec, values)
         if spec.name in STORED_AFTER:
             self._stored_after(table, position)
-        elif spec.name in _CODED:
-            _check_codes(table, position)
         return table
 
     def _layout(self, spec: TableSpec, vtable: int, field: FieldSpec | None, position: int) -> _Layout:
@@ -175,7 +168,7 @@ class Reader:
             where, known = vtable + 4 + 2 * slot, spec.by_slot.get(slot)
             if known is None:
                 what = "a deprecated field" if slot < spec.slots else "an unknown field"
-                _refuse_newer(spec.name, f"slot {slot}", f"{what} is present", where)
+                refuse_newer(spec.name, f"slot {slot}", f"{what} is present", where)
             if at < 4 or at + known.size > size:
                 self._fail(known, f"lies at {at}, outside its table of {size} bytes", where)
             found.append((at, known))
@@ -197,7 +190,7 @@ class Reader:
             if not code:
                 self._fail(field, f"has a value but no {field.name}_type", at)
             if code not in UNIONS[element]:
-                _refuse_newer(field.table, field.name, f"{element} has no member {code}", at)
+                refuse_newer(field.table, field.name, f"{element} has no member {code}", at)
             element = UNIONS[element][code]
         if target < at + 4 or target > self._end - 4:
             self._fail(field, f"points to byte {target}, outside the file of {self.source.size} bytes", at)
@@ -266,17 +259,7 @@ class Reader:
         return Data.region(self.source, start, length)
 
 
-def _check_codes(table: Table, position: int) -> None:
-    if table.name == "OperatorCode":
-        # Codes above 126 do not fit the old int8 field, which then holds a placeholder; the larger one counts.
-        code = max(table.get("deprecated_builtin_code"), table.get("builtin_code"))
-        if code not in _OPERATORS:
-            _refuse_newer(table.name, "builtin_code", f"operator code {code} is unknown", position)
-    elif table.get("type") not in _TENSOR_TYPES:
-        _refuse_newer(table.name, "type", f"tensor type {table.get('type')} is unknown", position)
-
-
-def _refuse_newer(table: str, field: str, message: str, offset: int) -> NoReturn:
+def refuse_newer(table: str, field: str, message: str, offset: int | None = None) -> NoReturn:
     """Refuse data that our schema lacks: to write the rest would lose it."""
     newer = "written by a newer schema: update ai-edge-litert and edge-opt, or export for an older version"
     raise ModelFormatError(f"{message}, so it was {newer}", table=table, field=field, offset=offset)

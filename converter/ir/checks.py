@@ -80,9 +80,7 @@ def _check_operators(graph: Subgraph, place: str) -> Callable[[Tensor], bool]:
 
 
 def _check_operator(operator: Operator, where: str) -> None:
-    kind = KINDS.get(operator.code.name)
-    if kind is None:
-        return
+    kind = KINDS[operator.code.name]
     reason = kind.misfit(operator.inputs, operator.outputs) if kind.is_followed else None
     options, expected = operator.options, kind.options
     if reason is None and options is None and expected in SUBGRAPH_FIELDS:

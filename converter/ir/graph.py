@@ -16,11 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.ir.dtypes import DType, Quantization, same_quantization
-from edge_opt.ir.operators import BUILTIN_OPERATORS, default_options
+from edge_opt.ir.operators import OPERATOR_NAMES, default_options
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import Table
-
-_OPERATOR_NAMES = {code: name for name, code in BUILTIN_OPERATORS.items()}
 
 UNTRUSTED: Final = "UNTRUSTED"
 """The name of an operator whose recorded shapes are wrong."""
@@ -154,7 +152,7 @@ class OperatorCode:
     """The schema's name, e.g. BATCH_MATMUL; CUSTOM for every custom operator."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "name", _OPERATOR_NAMES.get(self.builtin, f"BUILTIN_{self.builtin}"))
+        object.__setattr__(self, "name", OPERATOR_NAMES[self.builtin])
 
 
 class Operator:

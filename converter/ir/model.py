@@ -19,8 +19,9 @@ from edge_opt.base.words import numbered
 from edge_opt.ir.checks import check_model
 from edge_opt.ir.dtypes import DType, Quantization
 from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Signature, Subgraph, Tensor
-from edge_opt.ir.operators import BUILTIN_OPERATORS, KINDS
+from edge_opt.ir.operators import BUILTIN_OPERATORS, KINDS, OPERATOR_NAMES
 from edge_opt.schema.data import Data, Source
+from edge_opt.schema.reader import refuse_newer
 from edge_opt.schema.table import UNIONS, Table, new_table
 from edge_opt.schema.writer import lay_out, model_bytes, write_pieces
 
@@ -204,6 +205,8 @@ def _integers(table: Table, field: str) -> tuple[int, ...]:
 def _read_code(table: Table) -> OperatorCode:
     # Writers before TFLite schema 3a fill only the deprecated field; the runtime takes the larger of the two.
     code = max(table.get("deprecated_builtin_code"), table.get("builtin_code"))
+    if code not in OPERATOR_NAMES:
+        refuse_newer("OperatorCode", "builtin_code", f"operator code {code} is unknown")
     custom = table.get("custom_code") if code == BUILTIN_OPERATORS["CUSTOM"] else None
     return OperatorCode(code, table.get("version"), custom, table)
 
@@ -227,10 +230,12 @@ def _read_tensor(model: Model, table: Table, place: str, position: int) -> Tenso
     name, buffer, quantization = given.get("name", ""), given.get("buffer", 0), given.get("quantization")
     if buffer >= len(model.buffers):
         _at(model.buffers, buffer, f"{place}, tensor {position} '{name}'", "buffer")
+    if (code := given.get("type", 0)) not in _DTYPES:
+        refuse_newer("Tensor", "type", f"tensor type {code} is unknown")
     return Tensor(
         name,
         _integers(table, "shape"),
-        _DTYPES[given.get("type", 0)],
+        _DTYPES[code],
         quantization=None if quantization is None else Quantization(quantization),
         # Buffer 0 means no bytes, whatever it holds: the runtime never reads it.
         buffer=model.buffers[buffer] if buffer else None,

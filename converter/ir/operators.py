@@ -18,6 +18,7 @@ from edge_opt.ir.dtypes import DType
 from edge_opt.schema.table import ENUMS, UNIONS, Table, new_table
 
 BUILTIN_OPERATORS: dict[str, int] = ENUMS["BuiltinOperator"]
+OPERATOR_NAMES = {code: name for name, code in BUILTIN_OPERATORS.items()}
 _T = TypeVar("_T")
 
 
