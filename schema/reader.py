@@ -81,7 +81,6 @@ class Reader:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.named_end = 0
-        self._root = ""
         self._end = min(source.size, MAX_FLATBUFFER_SIZE)
         self._bytes_left = source.size
         allowed = os.environ.get(MAX_OBJECTS_VARIABLE, str(MAX_OBJECTS))
@@ -95,20 +94,19 @@ class Reader:
 
     def root(self, table: str) -> Table:
         """The root table, of type `table`, and everything below it; ModelFormatError for a bad file."""
-        self._root = table
         (offset,) = _u32(self.source.read(0, 4))
+        entry = FieldSpec(table, "", 0, table, None, "table", table, "I", 4)
         if offset < 4 + len(IDENTIFIER):
-            self._fail(None, f"the root table's offset is {offset}, but it cannot lie in the header", 0)
-        root: Table = self._once((table, offset), self._table, TABLES[table], offset, None)
+            self._fail(entry, f"the root table's offset is {offset}, but it cannot lie in the header", 0)
+        root: Table = self._once((table, offset), self._table, TABLES[table], offset, entry)
         return root
 
-    def _fail(self, field: FieldSpec | None, message: str, offset: int) -> NoReturn:
+    def _fail(self, field: FieldSpec, message: str, offset: int) -> NoReturn:
         """Refuse the file, naming the field that points to the damage."""
-        table, name = (field.table, field.name) if field is not None else (self._root, None)
         text = f"{message}: the file is damaged, export or download it again"
-        raise ModelFormatError(text, table=table, field=name, offset=offset)
+        raise ModelFormatError(text, table=field.table, field=field.name or None, offset=offset)
 
-    def _spend(self, field: FieldSpec | None, size: int, offset: int, objects: int = 1) -> None:
+    def _spend(self, field: FieldSpec, size: int, offset: int, objects: int = 1) -> None:
         """Count bytes, which may be used only once, and the objects made from them."""
         self._bytes_left -= size
         self.named_end = max(self.named_end, offset + size)
@@ -133,7 +131,7 @@ class Reader:
         self._known[key] = value, before - self._objects_left
         return value
 
-    def _table(self, spec: TableSpec, position: int, field: FieldSpec | None) -> Table:
+    def _table(self, spec: TableSpec, position: int, field: FieldSpec) -> Table:
         if position + 4 > self._end:
             self._fail(field, f"{spec.name} lies beyond the end of the file", position)
         vtable = position - _i32(self.source.read(position, 4))[0]
@@ -144,9 +142,6 @@ class Reader:
             self._fail(field, f"{spec.name} runs over the end of the file", position)
         self._spend(field, size, position, _OBJECTS_PER_TABLE)
         values = dict(zip(names, unpack(self.source.read(position, size)), strict=True))
-        for union in spec.unions:
-            if values.get(f"{union.name}_type") and union.name not in values:
-                self._fail(union, "has a type but no value", position)
         for referring, at in references:
             values[referring.name] = self._reference(referring, position + at, values)
         table = Table(spec, values)
@@ -154,7 +149,7 @@ class Reader:
             self._stored_after(table, position)
         return table
 
-    def _layout(self, spec: TableSpec, vtable: int, field: FieldSpec | None, position: int) -> _Layout:
+    def _layout(self, spec: TableSpec, vtable: int, field: FieldSpec, position: int) -> _Layout:
         """Read a vtable: the size of its tables, and the offset of each field in them."""
         if not 0 <= vtable <= self._end - 4:
             self._fail(field, f"the vtable of {spec.name} lies outside the file", position)

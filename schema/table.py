@@ -77,7 +77,7 @@ def _field(table: str, name: str, slot: int, type_name: str, default: Default) -
 class TableSpec:
     """One table: its name, its fields in slot order, and the value of each field when it is absent."""
 
-    __slots__ = ("by_name", "by_slot", "defaults", "fields", "largest_first", "name", "slots", "unions")
+    __slots__ = ("by_name", "by_slot", "defaults", "fields", "largest_first", "name", "slots")
 
     def __init__(self, name: str, slots: int, rows: Sequence[Row]) -> None:
         """`rows`: field, slot, type as in schema.fbs, and default."""
@@ -88,7 +88,6 @@ class TableSpec:
         self.by_slot = {field.slot: field for field in self.fields}
         # Written in this order, fields need no padding between them.
         self.largest_first = sorted(self.fields, key=lambda field: -field.size)
-        self.unions = tuple(field for field in self.fields if field.kind == "union")
         self.defaults = {field.name: field.default for field in self.fields}
 
 

@@ -14,7 +14,7 @@ import fuzz
 import numpy as np
 import pytest
 from cli_runs import DEMO, Patch
-from schema_models import everything, int32s, pack, tfl, with_data_after, with_options_after
+from schema_models import everything, pack, tfl, with_data_after, with_options_after
 
 from edge_opt.base.errors import ModelFormatError, UsageError
 from edge_opt.ir import load
@@ -145,7 +145,6 @@ def shared(what: str) -> bytes:
 
 AFTER = with_data_after(tfl.ModelT(buffers=[]), b"small")
 TWO_PLACES = tfl.ModelT(buffers=[tfl.BufferT(data=np.zeros(4, np.uint8), offset=16, size=4)])
-NO_VALUE = tfl.OperatorT(builtinOptionsType=tfl.BuiltinOptions.ReshapeOptions, inputs=int32s())
 SENTENCES: dict[str, list[Callable[[], bytes] | bytes]] = {
     # What is not a model, with a remedy
     "only 4 bytes": [b"TFL3"],
@@ -171,9 +170,6 @@ SENTENCES: dict[str, list[Callable[[], bytes] | bytes]] = {
     "is not valid UTF-8": [pack(tfl.ModelT(description="words")).replace(b"words", b"w\xe4\0\0\0")],
     "does not end in a zero byte": [pack(tfl.ModelT(description="words")).replace(b"words\0", b"words!")],
     "Operator.builtin_options: has a value but no builtin_options_type": [with_field(3, "B", 0, *OPERATOR)],
-    "Operator.builtin_options: has a type but no value": [
-        pack(tfl.ModelT(subgraphs=[tfl.SubGraphT(operators=[NO_VALUE])]))
-    ],
     # A newer schema
     "Model.slot 11: an unknown field is present, so it was written by a newer schema": [newer],
     "BuiltinOptions has no member 250": [with_field(3, "B", 250, *OPERATOR)],

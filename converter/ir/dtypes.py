@@ -114,7 +114,7 @@ class Quantization:
         """The real value of a stored number, with the first scale and zero point."""
         return (stored - int(self.zero_point[0])) * float(self.scale[0])
 
-    def along(self, dimension: int, places: NDArray[np.integer] | slice = slice(None)) -> Quantization:
+    def along(self, dimension: int, places: NDArray[np.integer] | slice) -> Quantization:
         """The parameters at `places` of the axis, which is renumbered to `dimension` (a cut tensor may lose axes)."""
         fields = dict(self.table.fields)
         for name in ("scale", "zero_point", "min", "max"):

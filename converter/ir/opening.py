@@ -120,7 +120,7 @@ class Part:
         return f"{self.label}/{name}" if self.label else name
 
     @contextmanager
-    def file(self, name: str = "model.tflite") -> Iterator[Path]:
+    def file(self) -> Iterator[Path]:
         """Provide a .tflite file of the model for a runtime or compiler: its own, or a temporary one."""
         source = self.source
         if isinstance(source, str | os.PathLike):
@@ -129,7 +129,7 @@ class Part:
         if isinstance(source, Model):
             source = to_bytes(source)
         with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
-            path = Path(folder) / name
+            path = Path(folder) / "model.tflite"
             data = Data(source) if isinstance(source, bytes) else Data.region(source, 0, source.size)
             with path.open("wb") as file:
                 data.write(file.fileno())

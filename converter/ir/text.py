@@ -81,9 +81,8 @@ def subgraph_text(subgraph: Subgraph) -> str:
     return "\n".join([*lines, f"  return {results}", "}\n"])
 
 
-def operator_text(operator: Operator, name: Callable[[Tensor], str] | None = None) -> str:
-    """One operator as a line of the text form; `name` gives a tensor's printed name."""
-    named = name or (lambda tensor: f"%{tensor.name}")
+def operator_text(operator: Operator, named: Callable[[Tensor], str]) -> str:
+    """One operator as a line of the text form; `named` gives a tensor's printed name."""
 
     def argument(tensor: Tensor | None) -> str:
         if tensor is None:
