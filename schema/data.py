@@ -33,7 +33,7 @@ class Source:
 
     def __init__(
         self,
-        content: bytes | memoryview | None,
+        content: bytes | None,
         *,
         path: Path | None = None,
         fd: int | None = None,
@@ -100,7 +100,7 @@ class Source:
     def read(self, offset: int, length: int) -> bytes:
         """`length` bytes from `offset` on; ModelFormatError if the file was closed, shortened or cannot be read."""
         if self.content is not None:
-            return bytes(self.content[offset : offset + length])
+            return self.content[offset : offset + length]
         if self.fd is None:
             raise ModelFormatError(f"{self.name} was closed: keep it open while its weights are needed")
         if length > _NEAR // 2:
@@ -130,9 +130,7 @@ class Source:
         """Like `read`, but as a read-only uint8[length]; bytes in memory are not copied."""
         if self.content is None:
             return np.frombuffer(self.read(offset, length), np.uint8)
-        view = np.frombuffer(self.content, np.uint8)[offset : offset + length]
-        view.flags.writeable = False
-        return view
+        return np.frombuffer(self.content, np.uint8)[offset : offset + length]
 
     def check_unchanged(self) -> None:
         """Raise ModelFormatError if the file was changed since it was opened."""
@@ -151,27 +149,20 @@ class Source:
 
 
 class Data:
-    """Bytes in a region of a `Source`, uint8[length].
+    """Bytes in a region of a `Source`, uint8[length]: `length` bytes from `offset` on, or the rest.
 
-    `external`: True if the bytes lie after the flatbuffer, False if inside; None, for new bytes, follows the other
-    weights of the model.
+    The caller must have checked the bounds. `external`: True if the bytes lie after the flatbuffer, False if inside;
+    None, for new bytes, follows the other weights of the model.
     """
 
     __slots__ = ("external", "length", "offset", "source")
 
-    def __init__(self, content: bytes | npt.NDArray[Any], *, external: bool | None = None) -> None:
-        """New bytes. An array is not copied: do not change it later."""
-        array = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
-        little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-        self.source = Source(np.ascontiguousarray(little).reshape(-1).view(np.uint8).data)
-        self.external, self.offset, self.length = external, 0, self.source.size
-
-    @classmethod
-    def region(cls, source: Source, offset: int, length: int, *, external: bool = True) -> "Data":
-        """`length` bytes of `source` from `offset` on; the caller must have checked the bounds."""
-        data = cls.__new__(cls)
-        data.source, data.offset, data.length, data.external = source, offset, length, external
-        return data
+    def __init__(
+        self, source: bytes | Source, offset: int = 0, length: int | None = None, external: bool | None = None
+    ) -> None:
+        self.source = Source(source) if isinstance(source, bytes) else source
+        self.length = self.source.size - offset if length is None else length
+        self.offset, self.external = offset, external
 
     @property
     def key(self) -> tuple[int, int, int]:

@@ -100,12 +100,12 @@ class Bundle:
             if isinstance(content, Table):
                 pieces += [Piece(at + one.at, one.data) for one in lay_out(content)]
             else:
-                kept = Data.region(self.source, begin, stop - begin)
+                kept = Data(self.source, begin, stop - begin)
                 pieces.append(Piece(at, kept if content is None else Data(content)))
             places[index] = at, pieces[-1].end
         pieces[0] = Piece(0, Data(self._header if places == old else self._moved(places)))
         end = max(section.end for section in self.sections)
-        trailing = Data.region(self.source, end, self.source.size - end)
+        trailing = Data(self.source, end)
         if trailing.length >= ALIGNMENT or trailing.view().any():  # zeros up to a boundary are padding
             pieces.append(Piece(max(pieces[-1].end, trailing.offset), trailing))
         write_pieces(pieces, path, SUFFIX, **how)

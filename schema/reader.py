@@ -62,7 +62,7 @@ def read_model(model: str | os.PathLike[str] | bytes | Source) -> Table:
         reader = Reader(source)
         root = reader.root("Model")
         # Bytes after everything that tables refer to, unless they are padding.
-        rest = Data.region(source, reader.named_end, source.size - reader.named_end)
+        rest = Data(source, reader.named_end)
         root.trailing = rest if rest.length >= _PADDING or rest.view().any() else None
         source.check_unchanged()
     except BaseException:
@@ -207,7 +207,7 @@ class Reader:
         size = self._size(field, target, dtype.itemsize)
         if field.table == "Buffer":
             self._spend(field, 4 + size, target)
-            return Data.region(self.source, target + 4, size, external=False)
+            return Data(self.source, target + 4, size, external=False)
         width = _INDICES_PER_OBJECT if field.element == "int32" else _BYTES_PER_OBJECT
         self._spend(field, 4 + size, target, 1 + size // width)
         return np.frombuffer(self.source.read(target + 4, size), dtype)
@@ -251,7 +251,7 @@ class Reader:
 
     def _after(self, field: FieldSpec, start: int, length: int) -> Data:
         self._spend(field, length, start)
-        return Data.region(self.source, start, length)
+        return Data(self.source, start, length, external=True)
 
 
 def refuse_newer(table: str, field: str, message: str, offset: int | None = None) -> NoReturn:

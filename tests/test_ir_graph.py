@@ -254,7 +254,7 @@ def sparse_projection() -> Model:
     sparse = new_table("DimensionMetadata", format=1, array_segments=vectors[0], array_indices=vectors[1])
     sparsity = new_table("SparsityParameters", traversal_order=[0, 1], dim_metadata=[dense, sparse])
     tensor.table = new_table("Tensor", sparsity=sparsity)
-    tensor.buffer = ir.Buffer(Data(np.array(KEPT, np.float32)))
+    tensor.buffer = ir.Buffer(Data(np.array(KEPT, np.float32).tobytes()))
     return load(to_bytes(model))
 
 

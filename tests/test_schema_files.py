@@ -87,10 +87,8 @@ def test_present_with_the_default_is_not_absent_and_a_union_takes_its_type_along
 def test_arrays_are_little_endian_and_read_only() -> None:
     shape = new_table("Tensor", shape=[1, 2]).get("shape")
     read = read_model(INSIDE).get("subgraphs")[0].get("tensors")[0].get("shape")
-    data = Data(np.array([[1, 2]], ">i2"))
-    assert bytes(data.view()) == b"\1\0\2\0"
-    assert (data.length, data.external, schema.vector("bool", [True]).dtype) == (4, None, np.bool_)
-    for array in (shape, read, data.view()):
+    assert schema.vector("bool", [True]).dtype == np.bool_
+    for array in (shape, read, Data(b"12").view()):
         assert array.dtype.newbyteorder("<") == array.dtype
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 3
@@ -212,14 +210,14 @@ def test_dropped_weights_leave_no_hole_and_new_ones_follow_the_old() -> None:
     assert len(model_bytes(root)) < 4000
     for content, external in ((INSIDE, False), (AFTER, True)):
         root = read_model(content)
-        root.get("buffers").insert(1, new_table("Buffer", data=Data(np.arange(5, dtype=np.int16))))
+        root.get("buffers").insert(1, new_table("Buffer", data=Data(np.arange(5, dtype=np.int16).tobytes())))
         again = stored(written(root))
         assert (again[0].external, bytes(again[0].view()[:4])) == (external, b"\0\0\1\0")
         assert again[0].offset == max(data.offset for data in again if data.external == external)
 
 
 def test_two_parts_of_a_file_that_begin_together_are_two_weights() -> None:
-    parts = [Data.region(Source(bytes(range(32))), 8, length, external=False) for length in (4, 8)]
+    parts = [Data(Source(bytes(range(32))), 8, length, external=False) for length in (4, 8)]
     parts[1].source = parts[0].source
     root = new_table("Model", buffers=[new_table("Buffer", data=part) for part in parts])
     assert [bytes(data.view()) for data in stored(written(root))] == [bytes(part.view()) for part in parts]

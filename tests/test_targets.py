@@ -191,7 +191,7 @@ def external(text: str, folder: Path) -> Path:
     model = parse(text)
     for buffer in model.buffers:
         if buffer.data is not None:
-            buffer.data = Data(buffer.data.view().copy(), external=True)
+            buffer.data = Data(bytes(buffer.data.view()), external=True)
     model.operator_codes = [
         replace(code, table=new_table("OperatorCode", builtin_code=code.builtin, version=code.version))
         for code in model.operator_codes

@@ -327,6 +327,6 @@ def _deliver(compiled: Path, result: BuildResult, output: Path, *, overwrite: bo
         raise BuildCheckError(f"{compiled} is not a valid result: {'; '.join(wrong)}")
     source = Source.open(compiled)
     with replacing(output, overwrite=overwrite) as target:
-        Data.region(source, 0, source.size).write(target)
+        Data(source).write(target)
     source.close()
     result.output = str(output)

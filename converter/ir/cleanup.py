@@ -110,7 +110,7 @@ def take_weights_inside(model: Model) -> bool:
     outside = external_weights(model)
     for buffer in outside:
         if (data := buffer.data) is not None:
-            buffer.data = Data.region(data.source, data.offset, data.length, external=False)
+            buffer.data = Data(data.source, data.offset, data.length, external=False)
     return bool(outside)
 
 

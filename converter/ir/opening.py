@@ -130,9 +130,8 @@ class Part:
             source = to_bytes(source)
         with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
             path = Path(folder) / "model.tflite"
-            data = Data(source) if isinstance(source, bytes) else Data.region(source, 0, source.size)
             with path.open("wb") as file:
-                data.write(file.fileno())
+                Data(source).write(file.fileno())
             yield path
 
 
