@@ -79,15 +79,6 @@ class Source:
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "a device")
         raise ModelFormatError(f"{path} is {kind}, not a file: {remedy}")
 
-    def section(self, begin: int, size: int) -> "Source":
-        """A part of this source as a new source; ModelFormatError if it does not lie inside."""
-        if not 0 <= begin <= begin + size <= self.size:
-            where = f"bytes {begin} to {begin + size}, of {self.size}"
-            raise self.refusal(f"a section lies outside the file ({where})")
-        if self.fd is None:
-            return Source(self.read(begin, size))
-        return Source(None, path=self.path, fd=os.dup(self.fd), base=self.base + begin, size=size)
-
     @property
     def name(self) -> str:
         """The name for messages."""
@@ -125,12 +116,6 @@ class Source:
                 raise self.refusal("it was shortened while it was in use: read it again")
             content += some
         return content
-
-    def view(self, offset: int, length: int) -> Bytes:
-        """Like `read`, but as a read-only uint8[length]; bytes in memory are not copied."""
-        if self.content is None:
-            return np.frombuffer(self.read(offset, length), np.uint8)
-        return np.frombuffer(self.content, np.uint8)[offset : offset + length]
 
     def check_unchanged(self) -> None:
         """Raise ModelFormatError if the file was changed since it was opened."""
@@ -171,14 +156,14 @@ class Data:
 
     def view(self) -> Bytes:
         """The bytes as a read-only uint8[length]; a file is read on each call (ModelFormatError)."""
-        return self.source.view(self.offset, self.length)
+        return np.frombuffer(self.source.read(self.offset, self.length), np.uint8)
 
     def write(self, target: int, at: int = 0) -> None:
         """Write the bytes at offset `at` of a descriptor."""
         done = 0
         while done < self.length:
-            step = self.source.view(self.offset + done, min(_STEP, self.length - done))
-            done += os.pwrite(target, step.data, at + done)
+            step = self.source.read(self.offset + done, min(_STEP, self.length - done))
+            done += os.pwrite(target, step, at + done)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Data":
         """Return itself: the bytes never change."""

@@ -83,8 +83,10 @@ class Bundle:
 
     def content(self, index: int) -> Source:
         """The bytes of a section, as a source for `read_model`."""
-        section = self.sections[index]
-        return self.source.section(section.begin, section.end - section.begin)
+        begin, end, *_ = self.sections[index]
+        assert self.source.fd is not None
+        fd = os.dup(self.source.fd)
+        return Source(None, path=self.source.path, fd=fd, base=begin, size=end - begin)
 
     def write(
         self, contents: Mapping[int, Content], path: str | os.PathLike[str], **how: Unpack[Writing]

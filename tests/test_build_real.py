@@ -158,7 +158,7 @@ def metadata_of(path: Path) -> Any:
 
     bundle = read_bundle(path)
     content = bundle.content([kind for kind, _ in kinds(path)].index(9))
-    found = executor_metadata_pb2.ExecutorMetadata.FromString(bytes(content.view(0, content.size)))
+    found = executor_metadata_pb2.ExecutorMetadata.FromString(content.read(0, content.size))
     return found.llm_executor_metadata
 
 

@@ -37,7 +37,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def contents(made: Bundle) -> list[bytes]:
-    return [bytes(part.view(0, part.size)) for part in map(made.content, range(len(made.sections)))]
+    return [part.read(0, part.size) for part in map(made.content, range(len(made.sections)))]
 
 
 def test_sections_are_found_with_what_they_are_for(file: Path) -> None:

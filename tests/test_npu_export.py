@@ -62,7 +62,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 def operators(path: Path) -> list[int]:
     part = read_bundle(path).content(1)
-    return [len(graph) for _, graph in load(bytes(part.view(0, part.size))).entry_points()]
+    return [len(graph) for _, graph in load(part.read(0, part.size)).entry_points()]
 
 
 def ran(*times: int | None) -> Sequence[tuple[int | None, int, int]]:

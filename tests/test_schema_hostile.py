@@ -249,7 +249,7 @@ def test_a_failing_disk_or_a_terabyte_is_refused(tmp_path: Path, monkeypatch: Pa
 
     monkeypatch.setattr(os, "pread", refuse)
     with pytest.raises(ModelFormatError, match="cannot be read: Input/output error"):
-        Source.open(path).view(0, 8)
+        Source.open(path).read(0, 8)
 
 
 def test_who_trusts_a_large_model_says_so_in_the_environment(monkeypatch: Patch) -> None:
