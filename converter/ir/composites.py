@@ -47,12 +47,10 @@ def checked_body(model: Model, composite: Operator) -> Subgraph:
     kept = next((tensor for tensor in body.tensors if tensor.is_variable), None)
     if kept is not None:
         raise RefusedError("all calls of the body share a tensor that is kept between runs", composite, kept)
-    for argument, tensor in zip(body.inputs, composite.inputs, strict=True):
-        if tensor is None or not same_type(argument, tensor):
-            raise RefusedError("an argument's type differs in the body", composite, tensor)
-    for result, tensor in zip(body.outputs, composite.outputs, strict=True):
-        if not same_type(result, tensor):
-            raise RefusedError("a result's type differs in the body", composite, tensor)
+    own, outer = (*body.inputs, *body.outputs), (*composite.inputs, *composite.outputs)
+    for inside, tensor in zip(own, outer, strict=True):
+        if tensor is None or not same_type(inside, tensor):
+            raise RefusedError("a tensor's type differs in the body", composite, tensor)
     return body
 
 

@@ -218,11 +218,7 @@ class Operator:
         return copy
 
     def __repr__(self) -> str:
-        inputs, outputs = (
-            ", ".join("-" if t is None else f"{t.dtype.name}{list(t.shape)}" for t in tensors)
-            for tensors in (self.inputs, self.outputs)
-        )
-        return f"Operator({self.title}({inputs}) -> {outputs})"
+        return f"Operator({self.title}{self.inputs} -> {self.outputs})"
 
 
 class Subgraph:

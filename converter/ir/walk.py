@@ -10,7 +10,7 @@ from edge_opt.ir.graph import Operator, Signature, Subgraph, Tensor
 from edge_opt.ir.model import Model
 from edge_opt.ir.operators import SUBGRAPH_FIELDS, Effect, operators_that, subgraph_indices
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.schema.table import Table
+from edge_opt.schema.table import Table, new_table
 
 _Node = TypeVar("_Node", bound=Hashable)
 
@@ -236,11 +236,9 @@ def cut_signature(
 
 def custom_options(operator: Operator) -> Table | None:
     """The custom options in an operator's table; its other fields are indices, which change."""
-    table = operator.table
-    if table is None or "custom_options" not in table.fields:
-        return None
-    names = ("custom_options", "custom_options_format")
-    return Table(table.spec, {name: table.fields[name] for name in names if name in table.fields})
+    fields = {} if operator.table is None else operator.table.fields
+    own = {name: value for name, value in fields.items() if name.startswith("custom_options")}
+    return new_table("Operator", **own) if "custom_options" in own else None
 
 
 def repeated(operator: Operator, copies: dict[Tensor, Tensor], name: Callable[[Tensor], str]) -> Operator:
