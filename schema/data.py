@@ -170,8 +170,7 @@ class Data:
         return self
 
     def __repr__(self) -> str:
-        where = f"{self.source.name} at {self.offset}"
-        return f"Data({self.length} bytes, {where}{', external' if self.external else ''})"
+        return f"Data({self.length} bytes, {self.source.name} at {self.offset})"
 
 
 def _stat_of(fd: int) -> tuple[int, ...]:

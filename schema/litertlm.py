@@ -34,9 +34,6 @@ _MOST_ITEMS: Final = 4096
 
 _TYPES: Final = ENUMS["AnySectionDataType"]
 
-Content = Table | bytes
-"""New content of a section: a model's root table, or the bytes of any other section."""
-
 
 class Section(NamedTuple):
     """One section of a bundle: bytes `begin` to `end`, and those of its items that are texts."""
@@ -89,9 +86,9 @@ class Bundle:
         return Source(None, path=self.source.path, fd=fd, base=begin, size=end - begin)
 
     def write(
-        self, contents: Mapping[int, Content], path: str | os.PathLike[str], **how: Unpack[Writing]
+        self, contents: Mapping[int, Table | bytes], path: str | os.PathLike[str], **how: Unpack[Writing]
     ) -> None:
-        """Write the bundle with some sections (by index) replaced; raises as `write_pieces`."""
+        """Write the bundle with some sections replaced, by index: models by root tables; raises as `write_pieces`."""
         old = [section[:2] for section in self.sections]
         places = [*old]
         pieces = [Piece(0, Data(bytes(max(len(self._header), len(self._moved(old))))))]

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, Unpack, runtime_checkable
 
@@ -87,7 +88,7 @@ MAIN_SECTION, EMBEDDER_SECTION, AUXILIARY_SECTION = "prefill_decode", "embedder"
 """Purposes of the models in a LiteRT-LM bundle, as their sections name them."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Part:
     """One model: `index` is its place among a bundle's sections, `kind` its purpose ("" for a single model).
 
@@ -101,14 +102,11 @@ class Part:
     label: str = field(default="", init=False)
     changed: bool = field(default=False, init=False)
     is_helper: bool = field(default=False, init=False)
-    _model: Model | None = field(default=None, init=False)
 
-    @property
+    @cached_property
     def model(self) -> Model:
         """The model, read on first use; ModelFormatError if it is invalid."""
-        if self._model is None:
-            self._model = self.source if isinstance(self.source, Model) else load(self.source)
-        return self._model
+        return self.source if isinstance(self.source, Model) else load(self.source)
 
     @property
     def readable(self) -> Readable:

@@ -81,7 +81,7 @@ def subgraph_text(subgraph: Subgraph) -> str:
     return "\n".join([*lines, f"  return {results}", "}\n"])
 
 
-def operator_text(operator: Operator, named: Callable[[Tensor], str]) -> str:
+def operator_text(operator: Operator, named: Callable[[Tensor], str] = lambda one: f"%{one.name}") -> str:
     """One operator as a line of the text form; `named` gives a tensor's printed name."""
 
     def argument(tensor: Tensor | None) -> str:
