@@ -323,6 +323,10 @@ UNWRITABLE: list[tuple[Callable[[Model, Subgraph], object], str]] = [
         "signature 'run': nothing defines its output 'late'",
     ),
     (lambda m, g: g.outputs.append(NEW), "subgraph 'run': nothing defines its output 'z'"),
+    (
+        lambda m, g: g.outputs.insert(0, replace(NEW, name="y")),
+        "subgraph 'run': nothing defines its output 'y'",
+    ),
 ]
 
 

@@ -17,7 +17,7 @@ from edge_opt.ir.dtypes import Quantization
 from edge_opt.ir.operators import BUILTIN_OPERATORS
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.text import to_text
-from edge_opt.ir.walk import cut_out, producers, reads, replaced, still_needed, walked
+from edge_opt.ir.walk import cut_signature, producers, reads, replaced, still_needed, walked
 from edge_opt.passes.rewrite import remove_dead
 from edge_opt.schema import Data, new_table
 
@@ -262,15 +262,10 @@ def test_a_region_that_reads_them_computes_what_the_model_does() -> None:
     model = sparse_projection()
     assert "float32[3,8]{...}" in to_text(model)
     operator = model.subgraphs[0].operators[1]
-    region = cut_out(model, [operator], [operator.input(0), operator.input(2)], [operator.outputs[0]])
-    interpreter = Interpreter(model_content=to_bytes(region))
-    interpreter.allocate_tensors()
-    heads = np.arange(32, dtype=np.float32).reshape(1, 4, 8)
-    bias = np.zeros(3, np.float32)
-    for detail, value in zip(interpreter.get_input_details(), (heads, bias), strict=True):
-        interpreter.set_tensor(detail["index"], value)
-    interpreter.invoke()
-    weights = np.zeros((3, 8), np.float32)
+    inputs = {"x": operator.input(0), "b": operator.input(2)}
+    region = cut_signature(model, "run", [operator], inputs, {"y": operator.output})
+    run = Interpreter(model_content=to_bytes(region)).get_signature_runner("run")
+    heads, weights = np.arange(32, dtype=np.float32).reshape(1, 4, 8), np.zeros((3, 8), np.float32)
     weights[[0, 0, 1], COLUMNS] = KEPT
-    output = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+    output = run(x=heads, b=np.zeros(3, np.float32))["y"]
     np.testing.assert_array_equal(output, heads @ weights.T)

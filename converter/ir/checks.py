@@ -1,7 +1,7 @@
 """Validity checks of a model, the same for reading and writing."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -23,16 +23,16 @@ DEEPEST: Final = 48
 def check_model(subgraphs: Sequence[Subgraph], signatures: Sequence[Signature]) -> None:
     """Check a model's subgraphs, calls and signatures; ModelFormatError names the invalid part."""
     _check_calls(subgraphs)
-    defined: dict[Subgraph, Callable[[Tensor], bool]] = {}
-    held: dict[Subgraph, set[Tensor]] = {}
+    held: dict[Subgraph, dict[Tensor, bool]] = {}  # tensor -> is it defined at the end?
     for index, graph in enumerate(subgraphs):
         place = f"subgraph '{graph.name or f'#{index}'}'"
         tensors = dict.fromkeys([*graph.tensors, *used_tensors(graph)])
         for position, tensor in enumerate(tensors):
             if (reason := _wrong_tensor(tensor)) is not None:
                 raise ModelFormatError(f"{place}, tensor {position} '{tensor.name}': {reason}")
-        held[graph], defined[graph] = set(tensors), _check_operators(graph, place)
-        _check_defined(place, {tensor.name: tensor for tensor in graph.outputs}, defined[graph])
+        defined = _check_operators(graph, place)
+        held[graph] = {tensor: _is_defined(tensor, defined) for tensor in tensors}
+        _check_outputs(place, ((tensor.name, tensor) for tensor in graph.outputs), held[graph])
     keys: set[str] = set()
     for signature in signatures:
         where, graph = f"signature '{signature.key}'", signature.subgraph
@@ -44,31 +44,31 @@ def check_model(subgraphs: Sequence[Subgraph], signatures: Sequence[Signature]) 
         for name, tensor in (*signature.inputs.items(), *signature.outputs.items()):
             if tensor not in held[graph]:
                 raise ModelFormatError(f"{where}: its subgraph does not hold '{name}'")
-        _check_defined(where, signature.outputs, defined[graph])
+        _check_outputs(where, signature.outputs.items(), held[graph])
 
 
-def _check_defined(where: str, outputs: dict[str, Tensor], is_defined: Callable[[Tensor], bool]) -> None:
-    for name, tensor in outputs.items():
-        if not is_defined(tensor):
+def _check_outputs(where: str, outputs: Iterable[tuple[str, Tensor]], held: dict[Tensor, bool]) -> None:
+    for name, tensor in outputs:
+        if not held[tensor]:
             raise ModelFormatError(f"{where}: nothing defines its output '{name}'")
 
 
-def _check_operators(graph: Subgraph, place: str) -> Callable[[Tensor], bool]:
-    """Check operators in execution order; return a predicate: is this tensor defined at the end?"""
+def _is_defined(tensor: Tensor, defined: set[Tensor]) -> bool:
+    # TFLite, tools/verifier.cc, VerifySubGraphConsistency; a tensor without elements needs no bytes.
+    external = tensor.table is not None and bool(tensor.table.get("external_buffer"))
+    alone = tensor.is_constant or external or tensor.is_variable or not tensor.elements
+    return tensor in defined or alone
+
+
+def _check_operators(graph: Subgraph, place: str) -> set[Tensor]:
+    """Check operators in execution order; return the graph's inputs and the operators' results."""
     defined = set(graph.inputs)
-
-    def is_defined(tensor: Tensor) -> bool:
-        # TFLite, tools/verifier.cc, VerifySubGraphConsistency; a tensor without elements needs no bytes.
-        external = tensor.table is not None and bool(tensor.table.get("external_buffer"))
-        alone = tensor.is_constant or external or tensor.is_variable or not tensor.elements
-        return tensor in defined or alone
-
     for position, operator in enumerate(graph.operators):
         where = f"{place}, operator {position} ({operator.code.name})"
         for tensor in operator.inputs:
             # An input of a custom operator that is never defined is scratch memory.
             is_scratch = operator.code.name == "CUSTOM" and tensor is not None and tensor.producer is None
-            if not (tensor is None or is_scratch or is_defined(tensor)):
+            if not (tensor is None or is_scratch or _is_defined(tensor, defined)):
                 why = "a cycle, wrong order, or no producer"
                 raise ModelFormatError(f"{where}: reads '{tensor.name}' before it is defined ({why})")
         for tensor in operator.outputs:
@@ -76,7 +76,7 @@ def _check_operators(graph: Subgraph, place: str) -> Callable[[Tensor], bool]:
                 raise ModelFormatError(f"{where}: defines '{tensor.name}', which is already defined")
             defined.add(tensor)
         _check_operator(operator, where)
-    return is_defined
+    return defined
 
 
 def _check_operator(operator: Operator, where: str) -> None:
