@@ -15,6 +15,7 @@ from edge_opt.attention.factors import Axis, Factor, Factored
 from edge_opt.attention.labels import (
     DEEPEST,
     OperandFactors,
+    Trace,
     Weighing,
     Weighings,
     check_recorded,
@@ -182,43 +183,33 @@ class _Search:
 
     def block(self) -> Block:
         """Build the block; raises RefusedError if its heads are ambiguous or cannot be followed."""
-        placed = self._beside_head_size() or self._on_batch_axes()
-        if placed is not None:
-            return self._with_heads(placed)
-        for tensor in self._tail:
-            if tensor.producer:
-                check_recorded(tensor.producer)
-        self._check_rows()
-        product = self._product
-        rows = product.shape[self._weighing.rows]
-        lengths = (one.outputs[0].elements // (math.prod(product.shape[:-2]) * rows) for one in self.scores)
-        return Block(
-            softmax=self.softmax,
-            output=(output := self._tail[0] if self._tail else product),
-            factored=fx.plain(output.shape),
-            head_size=self._weighing.head_size,
-            query_length=rows,
-            key_lengths=tuple(lengths),
-            products=self.values,
-            operands=self.operands,
-        )
-
-    def _with_heads(self, merged: Labelled) -> Block:
-        trace, heads = trace_heads(merged, self.values, self.operands), merged.pieces
+        merged, trace = self._beside_head_size() or self._on_batch_axes(), Trace()
+        if merged is None:
+            for tensor in self._tail:
+                if tensor.producer:
+                    check_recorded(tensor.producer)
+            self._check_rows()
+            output = self._tail[0] if self._tail else self._product
+            merged = Labelled(output, fx.plain(output.shape))
+        else:
+            trace = trace_heads(merged, self.values, self.operands)
         if trace.refusal is not None and any(product not in trace.logits for product in self.scores):
             raise trace.refusal
-        product, labelled = next(iter(trace.products.items()))
-        length = _plain(labelled[self.values[product].rows])
-        matrices = [(own, math.prod(map(_plain, own[:-2]))) for own in trace.logits.values()]
+        heads, product = merged.pieces, next(iter(trace.products or self.values))
+        weighing, result = self.values[product], product.outputs[0]
+        length = fx.piece_shape(trace.products.get(product, fx.plain(result.shape)), keep=True)[weighing.rows]
+        rows = result.elements // weighing.head_size  # of all heads, N * B * T
         return Block(
             softmax=self.softmax,
             output=merged.tensor,
             factored=merged.factored,
             pieces=heads,
-            kv_heads=max(self._kv_heads(value, own, heads) for value, own in trace.products.items()),
-            head_size=self.values[product].head_size,
+            kv_heads=max(
+                (self._kv_heads(*labelled, heads) for labelled in trace.products.items()), default=1
+            ),
+            head_size=weighing.head_size,
             query_length=length,
-            key_lengths=tuple(math.prod(map(_plain, own)) // (length * count) for own, count in matrices),
+            key_lengths=tuple(one.outputs[0].elements // rows for one in trace.logits or self.scores),
             products=self.values,
             logits=trace.logits,
             core=trace.core,
@@ -359,7 +350,3 @@ def _repeats(operator: Operator | None, factored: Factored) -> bool:
     if operator is None or operator.name not in _JOINING or len({*operator.inputs}) == len(operator.inputs):
         return False
     return int(operator.option("axis")) % len(factored) in fx.labelled_axes(factored)
-
-
-def _plain(factors: Axis) -> int:
-    return math.prod(factor.size for factor in factors if not factor.stride)

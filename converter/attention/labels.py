@@ -45,29 +45,27 @@ class OperandFactors:
     def __init__(self, rules: Mapping[str, Rule] = RULES) -> None:
         self.rules = rules
         # The key includes the operator, since a rewrite may define the same tensor by another one.
-        self._found: dict[tuple[Operator, Labelled], Operands | RefusedError] = {}
+        self._found: dict[tuple[Operator, Labelled], tuple[Operands, RefusedError | None]] = {}
         self.clear: set[Labelled] = set()
         """Rows that a search followed to all their ends without ambiguity, so that the next one need not."""
 
     def above(self, of: Labelled) -> Operands:
         """The operands that carry data, by index; none for an input, or if the label cannot be followed."""
-        found = self._found_above(of)
-        return {} if isinstance(found, RefusedError) else found
+        return self._found_above(of)[0]
 
     def refusal(self, of: Labelled) -> RefusedError | None:
         """Why the label does not pass; None also for an input or an operator without a rule."""
-        found = self._found_above(of)
-        return found if isinstance(found, RefusedError) else None
+        return self._found_above(of)[1]
 
-    def _found_above(self, of: Labelled) -> Operands | RefusedError:
+    def _found_above(self, of: Labelled) -> tuple[Operands, RefusedError | None]:
         if of.tensor.producer is None:
-            return {}
+            return {}, None
         key = (of.operator, of)
         if key not in self._found:
             try:
-                self._found[key] = self._by_rule(of)
+                self._found[key] = self._by_rule(of), None
             except RefusedError as refused:
-                self._found[key] = refused.with_traceback(None)
+                self._found[key] = {}, refused.with_traceback(None)
         return self._found[key]
 
     def _by_rule(self, of: Labelled) -> Operands:
