@@ -14,8 +14,9 @@ from edge_opt import ir
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import new_table
-from edge_opt.shapes import Disagreement, check_operators, doubted, infer_operator, infer_shapes, inference
-from edge_opt.shapes import shape_report as report_of
+from edge_opt.shapes import infer_shapes, inference
+from edge_opt.shapes.inference import Disagreement, check_operators, doubted, infer_operator
+from edge_opt.shapes.inference import shape_report as report_of
 
 Shape = tuple[int, ...]
 

@@ -10,7 +10,7 @@ from edge_opt.ir import Buffer, DType, Model, Operator, load, to_bytes
 from edge_opt.ir.text import subgraph_text, to_text
 from edge_opt.passes import Status
 from edge_opt.schema.data import Data
-from edge_opt.shapes import check_operators
+from edge_opt.shapes.inference import check_operators
 from edge_opt.targets import Target
 
 NORMED = """\
