@@ -6,7 +6,7 @@ the old graph had them side by side. The plan depends on the graph alone, not on
 
 import math
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -66,17 +66,14 @@ class _Planner:
     block: Block
     form: Form
     operands: OperandFactors
+    cuts: dict[Labelled, tuple[Labelled, ...]] = field(default_factory=dict)
+    old: dict[Operator, None] = field(default_factory=dict)
+    labelled: dict[Tensor, Labelled] = field(default_factory=dict)
+    # Layouts of heads in results of operators that are not visited yet, and the depth of these operators.
+    _reads: dict[Tensor, dict[Labelled, None]] = field(default_factory=dict)
+    _waiting: dict[Operator, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.cuts: dict[Labelled, tuple[Labelled, ...]] = {}
-        self.old: dict[Operator, None] = {}
-        self.labelled: dict[Tensor, Labelled] = {}
-        # Layouts of heads in results of operators that are not visited yet, and the depth of these operators.
-        self._reads: dict[Tensor, dict[Labelled, None]] = {}
-        self._waiting: dict[Operator, int] = {}
-        self._plan()
-
-    def _plan(self) -> None:
         """Go up from the merged heads to the tensors that are cut, each after all its readers; then place the cuts."""
         self._read(Labelled(self.block.output, self.block.factored, self.form.keep), 0)
         for operator in reversed(self.subgraph.operators):
@@ -175,14 +172,9 @@ class _Planner:
             (of,) = carriers
 
     def _can_be_cut(self, factored: Factored) -> bool:
-        axes = fx.labelled_axes(factored)
-        if len(axes) != 1:
-            return False
-        axis = factored[axes[0]]
-        if not self.form.keep:
-            return fx.only_labels(axis)
-        cut = fx.cut_axis(axis, fx.piece_count(factored))
-        return cut is not None and fx.only_labels(cut[0])
+        """True if one axis begins with all the heads and, for UNPACK, holds nothing else."""
+        axes = [axis for axis in factored if fx.tells_heads(axis) and (self.form.keep or fx.only_labels(axis))]
+        return any(fx.labels((fx.leading(axis),)) == fx.labels(factored) for axis in axes)
 
 
 def _scales(operator: Operator) -> bool:
@@ -197,11 +189,9 @@ class _Splitter:
 
     assembly: Assembly
     plan: _Planner
-
-    def __post_init__(self) -> None:
-        self._pieces: dict[tuple[Labelled, int], Tensor] = {}
-        self._sources: dict[tuple[Labelled, ...], Tensor] = {}
-        self._parts: dict[tuple[Tensor, int, int], tuple[Tensor, ...]] = {}
+    _pieces: dict[tuple[Labelled, int], Tensor] = field(default_factory=dict)
+    _sources: dict[tuple[Labelled, ...], Tensor] = field(default_factory=dict)
+    _parts: dict[tuple[Tensor, int, int], tuple[Tensor, ...]] = field(default_factory=dict)
 
     def piece(self, of: Labelled, head: int) -> Tensor:
         """One head's piece of a tensor."""
@@ -356,10 +346,9 @@ def _side_by_side(
             if output.shape == (*shape[:axis], count, *shape[axis:]):
                 return assembly.emit("PACK", parts, output, values_count=count, axis=axis)
     joined = {axis: (*shape[:axis], shape[axis] * count, *shape[axis + 1 :]) for axis in places}
-    exact = next((axis for axis, sizes in joined.items() if sizes == output.shape), None)
-    if last and exact is not None:
-        return assembly.emit("CONCATENATION", parts, output, axis=exact)
-    axis = max(joined) if exact is None else exact
+    axis = next((axis for axis, sizes in joined.items() if sizes == output.shape), max(joined))
+    if last and joined[axis] == output.shape:
+        return assembly.emit("CONCATENATION", parts, output, axis=axis)
     made = assembly.tensor(name_below(output.name, "heads"), joined[axis], output)
     assembly.emit("CONCATENATION", parts, made, axis=axis)
     return assembly.reshape_to(made, output) if last else made
