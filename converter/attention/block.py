@@ -80,8 +80,6 @@ class NotABlock:
     softmax: Operator
     reason: str
     is_attention: bool = True
-    heads: ClassVar[None] = None
-    kv_heads: ClassVar[None] = None
 
 
 Match = Block | NotABlock

@@ -18,7 +18,6 @@ from edge_opt.attention.labels import (
     Trace,
     Weighing,
     Weighings,
-    check_recorded,
     trace_heads,
 )
 from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, Labelled, is_product
@@ -185,9 +184,6 @@ class _Search:
         """Build the block; raises RefusedError if its heads are ambiguous or cannot be followed."""
         merged, trace = self._beside_head_size() or self._on_batch_axes(), Trace()
         if merged is None:
-            for tensor in self._tail:
-                if tensor.producer:
-                    check_recorded(tensor.producer)
             self._check_rows()
             output = self._tail[0] if self._tail else self._product
             merged = Labelled(output, fx.plain(output.shape))
@@ -228,21 +224,20 @@ class _Search:
 
         This takes the nearest tensor with the most heads: an earlier `[.., K, G, H]` has only G beside H.
         """
-        size, most, best = self._weighing.head_size, 1, None
+        size, found = self._weighing.head_size, list[Labelled]()
         if size == 1 or any(own.head_size != size for own in self.values.values()):
             return None
         for tensor in self._tail:
             *front, width = tensor.shape or (1,)
             merged = width > size
             count = width // size if merged else (1, *front)[-1]
-            if width % size or not self._are_heads(tensor, count, merged=merged):
+            if width % size or count == 1 or not self._are_heads(tensor, count, merged=merged):
                 continue
             if merged:
                 return Labelled(tensor, (*fx.plain(tuple(front)), (Factor(count, 1), Factor(size))))
-            if count > most:
-                most = count
-                best = Labelled(tensor, (*fx.plain(tuple(front[:-1])), (Factor(count, 1),), (Factor(size),)))
-        return best
+            factored = (*fx.plain(tuple(front[:-1])), (Factor(count, 1),), (Factor(size),))
+            found.append(Labelled(tensor, factored))
+        return max(found, key=lambda of: of.pieces, default=None)
 
     def _are_heads(self, tensor: Tensor, count: int, *, merged: bool) -> bool:
         """True if the digits left of the head size are heads: batch axes of a product, then a part of its rows.

@@ -74,11 +74,9 @@ class OperandFactors:
         factored = {} if rule is None else rule.operands(of)
         operands = {i: Labelled(of.operator.input(i), own, of.keep) for i, own in factored.items()}
         for operand in operands.values():
-            tensor = operand.tensor
-            per_axis = tensor.quantization is not None and tensor.quantization.is_per_axis
-            if operand.pieces > 1 and (tensor.is_blockwise or (per_axis and not tensor.has_numbers)):
-                text = "a tensor with several scales can be cut only if its numbers can be read"
-                raise RefusedError(text, of.operator, tensor)
+            scales = operand.tensor.quantization
+            if operand.pieces > 1 and scales is not None and (scales.is_per_axis or scales.is_blockwise):
+                raise RefusedError("a tensor with several scales cannot be cut", of.operator, operand.tensor)
         return operands
 
     def made(

@@ -282,9 +282,6 @@ def keeps_order(of: Labelled) -> bool:
 class Slice(ByAxes):
     """SLICE and STRIDED_SLICE."""
 
-    def __init__(self) -> None:
-        super().__init__(lambda of: {0: range(len(_begins(of.operator)))})
-
     def made(self, one: OneHead) -> Tensor:
         begins, shape = _begins(one.of.operator), one.of.full_shape
         read = {0: one.full(0), 1: one.integers("begin", begins)}
@@ -395,7 +392,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys((*ELEMENTWISE, "SELECT"), Elementwise(_aligned, drops_axes=True)),
     **dict.fromkeys(MOVEMENT, Regroup()),
     **dict.fromkeys(operators_that(Effect.ALONG_ROWS), ByAxes(_along_rows, drops_axes=True)),
-    **dict.fromkeys(("SLICE", "STRIDED_SLICE"), Slice()),
+    **dict.fromkeys(("SLICE", "STRIDED_SLICE"), Slice(lambda of: {0: range(len(_begins(of.operator)))})),
     **dict.fromkeys(("SPLIT", "SPLIT_V", *operators_that(Effect.PADDING)), ByAxes(_same_axes)),
     **dict.fromkeys(operators_that(Effect.REDUCTION), ByAxes(_reduced)),
     **dict.fromkeys(("BROADCAST_TO", "TILE"), Broadcast()),

@@ -9,17 +9,16 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import numpy as np
-
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.block import Block, Form
-from edge_opt.attention.composites import with_composites
+from edge_opt.attention.composites import Composite
 from edge_opt.attention.factors import Factored
 from edge_opt.attention.labels import DEEPEST, OperandFactors
-from edge_opt.attention.rules import MOVEMENT, Labelled, keeps_order
+from edge_opt.attention.rules import MOVEMENT, RULES, Labelled, keeps_order
 from edge_opt.base.words import name_below
 from edge_opt.ir import Constants, DType, Model, Operator, Shape, Subgraph, Tensor, topological
+from edge_opt.ir.composites import COMPOSITE
 from edge_opt.ir.walk import read_outside
 
 # Types that the runtime's kernels support (LiteRT, kernels/split.cc and unpack.cc); others use SLICE, or SPLIT.
@@ -39,7 +38,9 @@ def split_heads(
     if not form.keep and (flat or block.tiles > 1 or any(map(fx.only_labels, matrices))):
         # Dropping the axis would leave BATCH_MATMUL no batch, or a vector; tiles of rows have no axis to drop.
         form = replace(form, keep=True)
-    operands = with_composites(model) if form.above and form.composites else block.operands
+    operands = block.operands
+    if form.above and form.composites:
+        operands = OperandFactors({**RULES, COMPOSITE: Composite(model)})
     plan, assembly = _Planner(subgraph, block, form, operands), Assembly(model, constants)
     splitter = _Splitter(assembly, plan)
     joined = {block.output: Labelled(block.output, block.factored, form.keep)}
@@ -173,7 +174,9 @@ class _Planner:
 
     def _can_be_cut(self, factored: Factored) -> bool:
         """True if one axis begins with all the heads and, for UNPACK, holds nothing else."""
-        axes = [axis for axis in factored if fx.tells_heads(axis) and (self.form.keep or fx.only_labels(axis))]
+        axes = [
+            axis for axis in factored if fx.tells_heads(axis) and (self.form.keep or fx.only_labels(axis))
+        ]
         return any(fx.labels((fx.leading(axis),)) == fx.labels(factored) for axis in axes)
 
 
@@ -265,14 +268,12 @@ class _Splitter:
         return self.assembly.reshaped(piece, target, name_below(piece.name, "piece"))
 
     def _part_of_constant(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
-        keep, quantization = self.plan.form.keep, tensor.quantization
-        values = _head_of(tensor.array(), factored, head).reshape(fx.piece_shape(factored, keep=keep))
-        if quantization is not None and quantization.is_per_axis:
-            axis, kept = quantization.dimension, fx.piece_axes(factored, keep=keep)
-            places = _head_of(np.arange(tensor.shape[axis]), (factored[axis],), head)
-            quantization = quantization.along(kept.index(axis) if axis in kept else 0, places)
+        """One head's part of a constant, by value."""
+        expanded = tensor.array().reshape([f.size for axis in factored for f in axis])
+        index = tuple(f.digit(head) if f.stride else slice(None) for axis in factored for f in axis)
+        values = expanded[index].reshape(fx.piece_shape(factored, keep=self.plan.form.keep))
         make, name = self.assembly.constants.make, name_below(tensor.name, "piece")
-        return make(name, values, tensor.dtype, quantization)
+        return make(name, values, tensor.dtype, tensor.quantization)
 
     def _split(self, tensor: Tensor, axis: int, count: int, *, drops: bool) -> tuple[Tensor, ...]:
         """Cut the tensor into `count` parts along an axis, which is removed if `drops`."""
@@ -293,13 +294,6 @@ class _Splitter:
                 begin = make.integers(name_below(part.name, "begin"), begins)
                 make.emit("SLICE", [tensor, begin, make.integers(name_below(part.name, "size"), shape)], part)
         return parts
-
-
-def _head_of(values: np.ndarray, factored: Factored, head: int) -> np.ndarray:
-    """One head's part of an array, flattened."""
-    expanded = values.reshape([f.size for axis in factored for f in axis])
-    index = tuple((f.digit(head) if f.stride else slice(None)) for axis in factored for f in axis)
-    return np.ascontiguousarray(expanded[index]).ravel()
 
 
 def join_heads(
