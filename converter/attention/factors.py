@@ -68,9 +68,7 @@ def piece_index(factored: Factored, head: int) -> int:
 
 def piece_axes(factored: Factored, *, keep: bool) -> tuple[int, ...]:
     """Axes of a head's piece; `keep=False` drops those that only carry labels."""
-    if keep:
-        return tuple(range(len(factored)))
-    return tuple(i for i, axis in enumerate(factored) if not axis or any(not f.stride for f in axis))
+    return tuple(i for i, axis in enumerate(factored) if keep or not axis or not only_labels(axis))
 
 
 def piece_shape(factored: Factored, *, keep: bool) -> Shape:

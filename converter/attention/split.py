@@ -15,7 +15,7 @@ from edge_opt.attention.block import Block, Form
 from edge_opt.attention.composites import Composite
 from edge_opt.attention.factors import Factored
 from edge_opt.attention.labels import DEEPEST, OperandFactors
-from edge_opt.attention.rules import MOVEMENT, RULES, Labelled, keeps_order
+from edge_opt.attention.rules import MOVEMENT, RULES, Labelled
 from edge_opt.base.words import name_below
 from edge_opt.ir import Constants, DType, Model, Operator, Shape, Subgraph, Tensor, topological
 from edge_opt.ir.composites import COMPOSITE
@@ -233,7 +233,8 @@ class _Splitter:
             source, make = cut[0].tensor, self.assembly
             for step in (step for step in cut[1:] if step.operator.name in MOVEMENT):
                 name, shape = name_below(step.tensor.name, "unscaled"), step.tensor.shape
-                if keeps_order(Labelled(step.tensor, fx.plain(shape))):
+                whole = Labelled(step.tensor, fx.plain(shape))
+                if RULES[step.operator.name].passed_on(whole, 0) is not None:
                     source = make.reshaped(source, shape, name)
                 else:
                     read = [source, *step.operator.inputs[1:]]

@@ -14,9 +14,7 @@ from edge_opt.shapes.arranging import Index, strided_indices
 from edge_opt.shapes.dimension import OPEN, Shape, product
 from edge_opt.shapes.rules import Array, Call, Results, UnknownError
 
-_KINDS: Final = "iub"
-"""Kinds of numpy types that are folded: integers and booleans."""
-
+_KINDS: Final = "iub"  # numpy's kinds that are folded: integers and booleans
 _MOST_ELEMENTS: Final = 1024
 
 NUMBERS: Final[dict[str, Callable[..., Any]]] = {
@@ -41,8 +39,8 @@ NUMBERS: Final[dict[str, Callable[..., Any]]] = {
 }
 """Elementwise operators that are one numpy function each."""
 
+# Computes the result, or a list of results for operators that may have several, of the given shapes.
 Folder: TypeAlias = Callable[[Call, Sequence[Shape]], Array | list[Array]]
-"""Compute the result, or a list of results for operators that may have several, of the given shapes."""
 
 
 def fold(call: Call, shapes: Results) -> Sequence[Array | None]:
