@@ -16,7 +16,6 @@ from edge_opt.attention.labels import (
     DEEPEST,
     OperandFactors,
     Trace,
-    Weighing,
     Weighings,
     trace_heads,
 )
@@ -73,8 +72,9 @@ def _match(softmax: Operator, operands: OperandFactors) -> Match:
             raise RefusedError("the probabilities cannot be followed through this operator", blocker)
         reason = RefusedError("no product with values follows this SOFTMAX: not attention", blocker)
         return NotABlock(softmax, str(reason), is_attention=False)
-    if not all(weighing.head_size for weighing in products.values()):
-        raise RefusedError("an empty tensor", next(iter(products)))
+    for product in products:
+        if 0 in product.outputs[0].shape:
+            raise RefusedError("an empty tensor", product)
     if not logits:
         end = next(iter(ends), None)
         if not all(end.name in _PROJECTIONS for end in ends):
@@ -127,8 +127,7 @@ def _value_products(softmax: Operator) -> tuple[Weighings, Operator | None]:
             # Each element of the result belongs to one element of the tensor: a mask, a guard against NaN, a clip.
             per_element = operator.name in ELEMENTWISE and operator.outputs[0].elements == tensor.elements
             if is_product(operator) and len(operator.outputs[0].shape) > 1:
-                operand = 0 if operator.inputs[0] is tensor else 1
-                products.setdefault(operator, Weighing(operand, operator.outputs[0].shape[-1 - operand]))
+                products.setdefault(operator, 0 if operator.inputs[0] is tensor else 1)
             elif per_element or _maps(operator, tensor, _PROBABILITY_PATH):
                 yield from operator.outputs
             elif blocked is None or _is_opaque(operator):
@@ -176,8 +175,9 @@ class _Search:
     operands: OperandFactors
 
     def __post_init__(self) -> None:
-        first, self._weighing = next(iter(self.values.items()))
-        self._product = first.outputs[0]
+        first, operand = next(iter(self.values.items()))
+        self._product, self._rows, self._columns = first.outputs[0], operand - 2, -1 - operand
+        self._head_size = self._product.shape[self._columns]
         self._tail = _tail_of(self.values)
 
     def block(self) -> Block:
@@ -192,9 +192,10 @@ class _Search:
         if trace.refusal is not None and any(product not in trace.logits for product in self.scores):
             raise trace.refusal
         heads, product = merged.pieces, next(iter(trace.products or self.values))
-        weighing, result = self.values[product], product.outputs[0]
-        length = fx.piece_shape(trace.products.get(product, fx.plain(result.shape)), keep=True)[weighing.rows]
-        rows = result.elements // weighing.head_size  # of all heads, N * B * T
+        operand, result = self.values[product], product.outputs[0]
+        length = fx.piece_shape(trace.products.get(product, fx.plain(result.shape)), keep=True)[operand - 2]
+        head_size = result.shape[-1 - operand]
+        rows = result.elements // head_size  # of all heads, N * B * T
         return Block(
             softmax=self.softmax,
             output=merged.tensor,
@@ -203,7 +204,7 @@ class _Search:
             kv_heads=max(
                 (self._kv_heads(*labelled, heads) for labelled in trace.products.items()), default=1
             ),
-            head_size=weighing.head_size,
+            head_size=head_size,
             query_length=length,
             key_lengths=tuple(one.outputs[0].elements // rows for one in trace.logits or self.scores),
             products=self.values,
@@ -214,7 +215,7 @@ class _Search:
 
     def _kv_heads(self, product: Operator, factored: Factored, heads: int) -> int:
         """K: the number of different keys or values among heads, before any repeat for several heads."""
-        start = self.operands.above(Labelled(product.outputs[0], factored))[1 - self.values[product].operand]
+        start = self.operands.above(Labelled(product.outputs[0], factored))[1 - self.values[product]]
         # Heads that a product made are different.
         sources = [of.factored for of, ends in self.operands.upwards([start], is_product) if ends]
         return len({tuple(fx.piece_index(own, head) for own in sources) for head in range(heads)})
@@ -224,8 +225,8 @@ class _Search:
 
         This takes the nearest tensor with the most heads: an earlier `[.., K, G, H]` has only G beside H.
         """
-        size, found = self._weighing.head_size, list[Labelled]()
-        if size == 1 or any(own.head_size != size for own in self.values.values()):
+        size, found = self._head_size, list[Labelled]()
+        if size == 1 or any(one.outputs[0].shape[-1 - place] != size for one, place in self.values.items()):
             return None
         for tensor in self._tail:
             *front, width = tensor.shape or (1,)
@@ -245,7 +246,7 @@ class _Search:
         In the other order they are the sequence, as in `[B, T*N*H]`. If unmerged, inner rows are the sequence, too, and
         batch axes that do not lie in the outermost axis are more heads.
         """
-        size = self._weighing.head_size
+        size = self._head_size
         front = tensor.shape[:-1] if merged else tensor.shape[:-2]
         batch = (Factor(front[0], count * size),) if front and front[0] > 1 else ()
         outer = (batch, *fx.plain(front[1:])) if front else ()
@@ -253,15 +254,15 @@ class _Search:
         labelled = (*outer, beside[0] + beside[1]) if merged else (*outer, *beside)
         walk = self.operands.upwards([Labelled(tensor, labelled)], self.values.__contains__)
         own = next((of.factored for of, _ in walk if of.tensor is self._product), None)
-        if own is None or own[self._weighing.columns] != (Factor(size, 1),):
+        if own is None or own[self._columns] != (Factor(size, 1),):
             return False
         digits = [digit for axis in own for digit in axis if size <= digit.stride < count * size]
         if any(outer.stride < inner.stride for outer, inner in pairwise(digits)):
             return False
-        rows = [digit in digits for digit in own[self._weighing.rows]]
+        rows = [digit in digits for digit in own[self._rows]]
         is_sequence = any(rows) and (not rows[0] or rows[-1])
         if merged and any(rows) and all(rows):
-            self._check_merged(own[self._weighing.rows])
+            self._check_merged(own[self._rows])
         return merged or not (is_sequence or not all(map(fx.only_labels, own[:-2])))
 
     def _check_merged(self, rows: Axis) -> None:
@@ -278,7 +279,7 @@ class _Search:
     def _queries(self, rows: Axis) -> Iterator[Labelled]:
         """The tensors that queries come from, with the layout of these rows of the value product."""
         factored, is_score = list(fx.plain(self._product.shape)), self.scores.__contains__
-        factored[self._weighing.rows] = rows
+        factored[self._rows] = rows
         walk = self.operands.upwards([Labelled(self._product, tuple(factored))], is_score)
         logits = [of for of, _ in walk if of.tensor.producer in self.scores]
         starts = [operand for of in logits for operand in self.operands.above(of).values()]
@@ -318,7 +319,7 @@ class _Search:
 
     def _check_rows(self) -> None:
         """Raise RefusedError if rows of the value product may belong to several heads that cannot be distinguished."""
-        product, place = self._product, self._weighing.rows
+        product, place = self._product, self._rows
         if math.prod(self.softmax.outputs[0].shape[:-2]) > math.prod(product.shape[:-2]):
             raise RefusedError("the SOFTMAX has more matrices than the value product", self.softmax)
         factored = list(fx.plain(product.shape))

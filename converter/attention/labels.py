@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
@@ -15,28 +15,11 @@ from edge_opt.ir.walk import walked
 DEEPEST = 60
 """Maximum number of operators followed in one direction; real blocks have under thirty."""
 
+Weighings: TypeAlias = dict[Operator, int]
+"""Value products, each with the operand that holds the probabilities: 0 in `P V`, `[.., T, H]`, 1 in `V^T P^T`.
 
-class Weighing(NamedTuple):
-    """A value product: the operand that holds the probabilities, and the head size.
-
-    `P V` is `[.., T, H]`, `V^T P^T` is `[.., H, T]`.
-    """
-
-    operand: int
-    head_size: int
-
-    @property
-    def rows(self) -> int:
-        """The axis of the queries in the result, counted from the back."""
-        return self.operand - 2
-
-    @property
-    def columns(self) -> int:
-        """The axis of the head size in the result, counted from the back."""
-        return -1 - self.operand
-
-
-Weighings: TypeAlias = dict[Operator, Weighing]
+With operand p, the axis of the queries in the result is p - 2, and the axis of the head size is -1 - p.
+"""
 
 
 class OperandFactors:
@@ -148,7 +131,7 @@ def trace_heads(merged: Labelled, values: Weighings, operands: OperandFactors) -
         operator = of.operator
         if operator in values:
             trace.products[operator] = of.factored
-            place = values[operator].operand
+            place = values[operator]
             found, is_behind_values = {place: found[place]}, False
         elif is_product(operator) and not is_behind_values and of.pieces > 1:
             trace.logits[operator] = of.factored

@@ -174,9 +174,7 @@ class _Planner:
 
     def _can_be_cut(self, factored: Factored) -> bool:
         """True if one axis begins with all the heads and, for UNPACK, holds nothing else."""
-        axes = [
-            axis for axis in factored if fx.tells_heads(axis) and (self.form.keep or fx.only_labels(axis))
-        ]
+        axes = (axis for axis in filter(fx.tells_heads, factored) if self.form.keep or fx.only_labels(axis))
         return any(fx.labels((fx.leading(axis),)) == fx.labels(factored) for axis in axes)
 
 
