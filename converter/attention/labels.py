@@ -52,14 +52,18 @@ class OperandFactors:
         return self._found[key]
 
     def _by_rule(self, of: Labelled) -> Operands:
-        check_recorded(of.operator)
-        rule = self.rules.get(of.operator.name)
+        operator = of.operator
+        if operator.shape_error:
+            raise RefusedError("the recorded shapes are inconsistent", operator)
+        if any(tensor and (tensor.is_dynamic or not tensor.has_rank) for tensor in operator.inputs):
+            raise RefusedError("a dimension is known only at run time", operator, operator.outputs[0])
+        rule = self.rules.get(operator.name)
         factored = {} if rule is None else rule.operands(of)
-        operands = {i: Labelled(of.operator.input(i), own, of.keep) for i, own in factored.items()}
+        operands = {i: Labelled(operator.input(i), own, of.keep) for i, own in factored.items()}
         for operand in operands.values():
             scales = operand.tensor.quantization
             if operand.pieces > 1 and scales is not None and (scales.is_per_axis or scales.is_blockwise):
-                raise RefusedError("a tensor with several scales cannot be cut", of.operator, operand.tensor)
+                raise RefusedError("a tensor with several scales cannot be cut", operator, operand.tensor)
         return operands
 
     def made(
@@ -87,14 +91,6 @@ class OperandFactors:
 
         for of in walked(starts, above):
             yield of, not above(of)
-
-
-def check_recorded(operator: Operator) -> None:
-    """Raise RefusedError if an operator's recorded shapes cannot be used."""
-    if operator.shape_error:
-        raise RefusedError("the recorded shapes are inconsistent", operator)
-    if any(tensor and (tensor.is_dynamic or not tensor.has_rank) for tensor in operator.inputs):
-        raise RefusedError("a dimension is known only at run time", operator, operator.outputs[0])
 
 
 @dataclass(slots=True)
