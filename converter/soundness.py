@@ -41,12 +41,10 @@ def sentences(findings: Iterable[Unsound]) -> list[str]:
     ]
 
 
+# Share of the product of the operands' maxima. One step of an int16 softmax is 2**-15, an empty cache gives 1e-9.
 _SMALLEST_SHARE: Final = 2.0**-20
-"""Share of the product of the operands' maxima. One step of an int16 softmax is 2**-15, an empty cache gives 1e-9."""
-
+# Logits of plus and minus this size give weights of which one is four times the other.
 _MATTERS: Final = math.log(2)
-"""Logits of plus and minus this size give weights of which one is four times the other."""
-
 _REARRANGING = operators_that(Effect.REARRANGING, Effect.REPEATING, Effect.CUTTING) | {"QUANTIZE"}
 _AGAIN = "calibrate again on inputs that fill it: for a cache, on prompts much longer than one prefill"
 _UNMASKED = "quantize again with a mask of -100, which hides as much"
@@ -66,11 +64,8 @@ class _Range(NamedTuple):
     largest: float = math.nan
 
 
-_Problem: TypeAlias = tuple[str, str, str]
-"""Rule, message and remedy, as in `Unsound`."""
-
-_Labels: TypeAlias = dict[Tensor, str]
-"""The signatures' names of tensors."""
+_Problem: TypeAlias = tuple[str, str, str]  # rule, message and remedy, as in `Unsound`
+_Labels: TypeAlias = dict[Tensor, str]  # the signatures' names of tensors
 
 
 def broken_ranges(model: Model) -> Iterator[Unsound]:
@@ -112,10 +107,8 @@ def _taken(operator: Operator, labels: _Labels) -> Iterator[_Problem]:
     is_int16 = operator.name == "ADD" and all(tensor.dtype is DType.INT16 for tensor in tensors)
     shifts = is_int16 and all(step > 0 and power_of_two(step) for step in (*steps, result.step))
     if shifts and len({tensor.shape for tensor in tensors[:2]}) > 1:
-        text = (
-            "broadcasts, and its three scales are powers of two (within a thousandth): LiteRT's int16 kernel"
-        )
-        yield ("sum-cannot-broadcast", f"{text} aborts the process", _WIDER)
+        text = "broadcasts, and its three scales are powers of two (within a thousandth)"
+        yield ("sum-cannot-broadcast", f"{text}: LiteRT's int16 kernel aborts the process", _WIDER)
 
 
 def power_of_two(scale: float) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from edge_opt.ir import Constants, DType, Model, Quantization, Signature, Subgraph, Tensor
-from edge_opt.shapes import infer_operator
+from edge_opt.shapes.inference import infer_operator
 from edge_opt.shapes.rules import Fact, small_value
 
 MASKS = ("shared", "batched", "absent", "concat", "tile", "per head", "padding", "select")

@@ -12,7 +12,9 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from edge_opt import ir
 from edge_opt.ir.walk import called_by
 from edge_opt.schema.data import Data
-from edge_opt.shapes import Fact, ShapeError, infer_operator, shape_report
+from edge_opt.shapes import ShapeError
+from edge_opt.shapes.inference import infer_operator, shape_report
+from edge_opt.shapes.rules import Fact
 
 Shape = tuple[int, ...]
 Options = dict[str, Any] | None

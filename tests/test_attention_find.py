@@ -260,6 +260,11 @@ SKIPPED: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
                 "%o: float32[1,4,6,5] = RESHAPE(%o5, int32{1, 4, 6, 5})"),
         "not every head reaches the logits (expected 4, found 2), at BATCH_MATMUL",
     ),
+    "constant keys with a scale for each of them": (
+        changed("%k: float32[1,4,8,5], -> ", "(%q, %k) {adj_y: true} -> (%q, int8[1,4,5,8]{splat 2} q(["
+                + ", ".join(["0.5"] * 8) + "], [" + ", ".join("0" * 8) + "], axis 3))"),
+        "a tensor with several scales cannot be cut, at BATCH_MATMUL, tensor 'const_3'",
+    ),
     "values that are never summed": (
         changed("%v: float32[1,4,8,5] -> %v: float32[1,4,8,5], %w: float32[1,4,8,3]", "return %r -> return %r, %z",
                 "  %t: -> %z: float32[1,4,6,3] = BATCH_MATMUL(%p, %w)\n  %t:"),

@@ -25,7 +25,7 @@ from edge_opt.ir import Constants, DType, Model, Operator, Subgraph, Tensor, to_
 from edge_opt.ir.text import operator_text
 from edge_opt.ir.walk import needed_for, reads
 from edge_opt.runtime.native import Session
-from edge_opt.shapes import check_operators
+from edge_opt.shapes.inference import check_operators
 
 Array = NDArray[Any]
 

@@ -123,38 +123,6 @@ def test_a_label_is_followed_so_far_and_no_farther(form: str, length: int) -> No
     assert report.status is (Status.SKIPPED if length == 400 else Status.CONVERTED)
 
 
-# Constants with a scale for each step of an axis: along the heads, and along the keys.
-FACTORS = """
-subgraph main (%q: float32[1,4,6,2], %k: float32[1,4,2,3], %v: float32[1,4,3,2]) {
-  %d: float32[4,6,1] = DEQUANTIZE(int8[4,6,1]{NUMBERS} q([0.5, 0.25, 2, 1], [0, 0, 0, 0], axis 0))
-  %l: float32[1,4,6,3] = BATCH_MATMUL(%q, %k)
-  %s: float32[1,4,6,3] = MUL(%l, %d)
-  %p: float32[1,4,6,3] = SOFTMAX(%s) {beta: 1.0}
-  %o: float32[1,4,6,2] = BATCH_MATMUL(%p, %v)
-  return %o
-}"""
-POSITIONS = """
-subgraph main (%q: int16[1,4,6,2] q(0.001, 0), %v: int16[1,4,4,2] q(0.001, 0)) {
-  %l: int16[1,4,6,4] q(0.01, 0) = BATCH_MATMUL(%q, int8[1,4,2,4]{NUMBERS} q([0.5, 0.25, 2, 1], [0, 0, 0, 0], axis 3))
-  %p: int16[1,4,6,4] q(0.000030517578125, 0) = SOFTMAX(%l) {beta: 1.0}
-  %o: int16[1,4,6,2] q(0.001, 0) = BATCH_MATMUL(%p, %v)
-  return %o
-}"""
-
-
-@pytest.mark.parametrize(("text", "scales"), [(FACTORS, 1), (POSITIONS, 4)], ids=["of heads", "of keys"])
-@pytest.mark.parametrize("form", ["split-above", "unpack"])
-def test_a_part_of_a_constant_has_the_scales_of_its_steps(text: str, scales: int, form: str) -> None:
-    count = 24 if text is FACTORS else 32
-    model = parse(text.replace("NUMBERS", ", ".join(map(str, range(count)))))
-    before = to_bytes(model)
-    assert [report.status for report in convert(model, form)] == [Status.CONVERTED]
-    assert_same_bits(before, model)
-    parts = [t for op in model.subgraphs[0].operators for t in op.inputs if t and t.dtype.name == "INT8"]
-    cut = form == "split-above" or text is POSITIONS
-    assert [len(t.quantization.scale) for t in parts if t.quantization] == ([scales] * 4 if cut else [4])
-
-
 @cache
 def demo(name: str, form: str) -> Model:
     result = convert_model(TESTDATA / name, dry_run=True, target=replace(load_target("generic"), form=form))

@@ -14,8 +14,9 @@ from edge_opt import ir
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import new_table
-from edge_opt.shapes import Disagreement, check_operators, doubted, infer_operator, infer_shapes, inference
-from edge_opt.shapes import shape_report as report_of
+from edge_opt.shapes import infer_shapes, inference
+from edge_opt.shapes.inference import Disagreement, check_operators, doubted, infer_operator
+from edge_opt.shapes.inference import shape_report as report_of
 
 Shape = tuple[int, ...]
 
@@ -153,29 +154,22 @@ def test_a_composite_that_is_entered_with_another_shape_is_found() -> None:
     assert [one.reason for one in infer_shapes(model) if one.subgraph == "main"] == []
 
 
-def test_a_subgraph_that_is_entered_with_several_shapes_has_what_they_share() -> None:
+@pytest.mark.parametrize(("rows", "shared"), [(2, -1), (3, 3)])
+def test_a_subgraph_has_what_its_callers_share_wherever_it_is_listed(rows: int, shared: int) -> None:
+    """And resizing is no disagreement."""
     model = parse("""
+    subgraph body (%x: float32[?,4]) { %y: float32[?,4] = NEG(%x) return %y }
     subgraph main (%a: float32[2,4], %b: float32[3,4]) {
-      %c: float32[2,4] = CALL(%a) {subgraph: 1}
-      %d: float32[3,4] = CALL(%b) {subgraph: 1}
+      %c: float32[?,4] = CALL(%a) {subgraph: 0}
+      %d: float32[3,4] = CALL(%b) {subgraph: 0}
       return %c, %d
     }
-    subgraph body (%x: float32[?,4]) { %y: float32[?,4] = NEG(%x) return %y }
-    """)
-    report = report_of(model)
-    assert [report.shapes[tensor] for tensor in model.subgraphs[1].tensors] == [(-1, 4)] * 2
-    assert [report.shapes[tensor] for tensor in model.subgraphs[0].outputs] == [(2, 4), (3, 4)]
-
-
-def test_a_subgraph_is_walked_by_its_callers_wherever_it_is_listed_and_resizing_is_no_disagreement() -> None:
-    model = parse("""
-    subgraph body (%x: float32[?,4]) { %y: float32[?,4] = NEG(%x) return %y }
-    subgraph main (%a: float32[2,4]) { %c: float32[?,4] = CALL(%a) {subgraph: 0} return %c }
     """)
     body, main = model.subgraphs
-    report = report_of(model, resize={main.inputs[0]: (5, 4)})
+    report = report_of(model, resize={main.inputs[0]: (rows, 4)})
     assert report.disagreements == ()
-    assert [report.shapes[graph.outputs[0]] for graph in (body, main)] == [(5, 4)] * 2
+    assert [report.shapes[tensor] for tensor in body.tensors] == [(shared, 4)] * 2
+    assert [report.shapes[tensor] for tensor in main.outputs] == [(rows, 4), (3, 4)]
 
 
 def test_operators_whose_recorded_shapes_do_not_fit_are_doubted() -> None:

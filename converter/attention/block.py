@@ -80,8 +80,6 @@ class NotABlock:
     softmax: Operator
     reason: str
     is_attention: bool = True
-    heads: ClassVar[None] = None
-    kv_heads: ClassVar[None] = None
 
 
 Match = Block | NotABlock
@@ -115,7 +113,7 @@ def row_tiles(block: Block, count: int) -> Block:
         except RefusedError as refused:
             refusal = refused
             continue
-        rows = [labelled[block.products[product].rows] for product, labelled in trace.products.items()]
+        rows = [labelled[block.products[product] - 2] for product, labelled in trace.products.items()]
         if all(any(factor.stride * factor.size > block.heads for factor in own) for own in rows):
             return replace(
                 block,

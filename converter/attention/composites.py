@@ -6,17 +6,12 @@ from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.factors import Factored
 from edge_opt.attention.labels import OperandFactors
-from edge_opt.attention.rules import RULES, Factors, Labelled, OneHead, Operands, Rule
+from edge_opt.attention.rules import Factors, Labelled, OneHead, Operands, Rule
 from edge_opt.base.words import name_below
 from edge_opt.ir import Constants, Model, Subgraph, Tensor, topological
-from edge_opt.ir.composites import BODY, COMPOSITE, body_of, checked_body
+from edge_opt.ir.composites import BODY, body_of, checked_body
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import backward_slice, repeated
-
-
-def with_composites(model: Model) -> OperandFactors:
-    """Factors of operands, including those of the model's composites."""
-    return OperandFactors({**RULES, COMPOSITE: Composite(model)})
 
 
 class Composite(Rule):
@@ -65,10 +60,11 @@ class Composite(Rule):
         """The body for one head; `name` is added to its names."""
         body = body_of(self._model, composite.operator)
         assembly = Assembly(self._model, Constants(self._model))
-        pieces: dict[Tensor, Tensor] = {}
-        for whole, operand in zip(body.inputs, operands.values(), strict=True):
-            if operand.pieces > 1:
-                pieces[whole] = assembly.tensor(name_below(whole.name, name), operand.full_shape, whole)
+        pieces = {
+            whole: assembly.tensor(name_below(whole.name, name), operand.full_shape, whole)
+            for whole, operand in zip(body.inputs, operands.values(), strict=True)
+            if operand.pieces > 1
+        }
 
         def piece(of: Labelled) -> Tensor:
             if of.pieces == 1:

@@ -68,9 +68,7 @@ def piece_index(factored: Factored, head: int) -> int:
 
 def piece_axes(factored: Factored, *, keep: bool) -> tuple[int, ...]:
     """Axes of a head's piece; `keep=False` drops those that only carry labels."""
-    if keep:
-        return tuple(range(len(factored)))
-    return tuple(i for i, axis in enumerate(factored) if not axis or any(not f.stride for f in axis))
+    return tuple(i for i, axis in enumerate(factored) if keep or not axis or not only_labels(axis))
 
 
 def piece_shape(factored: Factored, *, keep: bool) -> Shape:
@@ -127,22 +125,16 @@ def cut_axis(axis: Sequence[Factor], count: int) -> tuple[Axis, Axis] | None:
     """Cut an axis after its outermost `count` steps: (outer factors, rest); None if the cut is not even."""
     outer: list[Factor] = []
     rest = list(axis)
-    while count > 1:
-        if not rest:
-            return None
+    while count > 1 and rest:
         factor = rest.pop(0)
-        if count % factor.size == 0:
-            outer.append(factor)
-            count //= factor.size
-        elif factor.size % count == 0:
+        taken = math.gcd(count, factor.size)
+        inner, count = factor.size // taken, count // taken
+        outer.append(Factor(taken, factor.stride * inner))
+        if inner > 1:
             # Digit arithmetic keeps both labels right.
-            inner = factor.size // count
-            outer.append(Factor(count, factor.stride * inner))
             rest.insert(0, Factor(inner, factor.stride))
-            count = 1
-        else:
-            return None
-    return tuple(outer), tuple(rest)
+            break
+    return None if count > 1 else (tuple(outer), tuple(rest))
 
 
 def leading(axis: Axis) -> Axis:

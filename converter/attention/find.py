@@ -15,9 +15,8 @@ from edge_opt.attention.factors import Axis, Factor, Factored
 from edge_opt.attention.labels import (
     DEEPEST,
     OperandFactors,
-    Weighing,
+    Trace,
     Weighings,
-    check_recorded,
     trace_heads,
 )
 from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, Labelled, is_product
@@ -73,8 +72,9 @@ def _match(softmax: Operator, operands: OperandFactors) -> Match:
             raise RefusedError("the probabilities cannot be followed through this operator", blocker)
         reason = RefusedError("no product with values follows this SOFTMAX: not attention", blocker)
         return NotABlock(softmax, str(reason), is_attention=False)
-    if not all(weighing.head_size for weighing in products.values()):
-        raise RefusedError("an empty tensor", next(iter(products)))
+    for product in products:
+        if 0 in product.outputs[0].shape:
+            raise RefusedError("an empty tensor", product)
     if not logits:
         end = next(iter(ends), None)
         if not all(end.name in _PROJECTIONS for end in ends):
@@ -127,8 +127,7 @@ def _value_products(softmax: Operator) -> tuple[Weighings, Operator | None]:
             # Each element of the result belongs to one element of the tensor: a mask, a guard against NaN, a clip.
             per_element = operator.name in ELEMENTWISE and operator.outputs[0].elements == tensor.elements
             if is_product(operator) and len(operator.outputs[0].shape) > 1:
-                operand = 0 if operator.inputs[0] is tensor else 1
-                products.setdefault(operator, Weighing(operand, operator.outputs[0].shape[-1 - operand]))
+                products.setdefault(operator, 0 if operator.inputs[0] is tensor else 1)
             elif per_element or _maps(operator, tensor, _PROBABILITY_PATH):
                 yield from operator.outputs
             elif blocked is None or _is_opaque(operator):
@@ -176,49 +175,38 @@ class _Search:
     operands: OperandFactors
 
     def __post_init__(self) -> None:
-        first, self._weighing = next(iter(self.values.items()))
-        self._product = first.outputs[0]
+        first, operand = next(iter(self.values.items()))
+        self._product, self._rows, self._columns = first.outputs[0], operand - 2, -1 - operand
+        self._head_size = self._product.shape[self._columns]
         self._tail = _tail_of(self.values)
 
     def block(self) -> Block:
         """Build the block; raises RefusedError if its heads are ambiguous or cannot be followed."""
-        placed = self._beside_head_size() or self._on_batch_axes()
-        if placed is not None:
-            return self._with_heads(placed)
-        for tensor in self._tail:
-            if tensor.producer:
-                check_recorded(tensor.producer)
-        self._check_rows()
-        product = self._product
-        rows = product.shape[self._weighing.rows]
-        lengths = (one.outputs[0].elements // (math.prod(product.shape[:-2]) * rows) for one in self.scores)
-        return Block(
-            softmax=self.softmax,
-            output=(output := self._tail[0] if self._tail else product),
-            factored=fx.plain(output.shape),
-            head_size=self._weighing.head_size,
-            query_length=rows,
-            key_lengths=tuple(lengths),
-            products=self.values,
-            operands=self.operands,
-        )
-
-    def _with_heads(self, merged: Labelled) -> Block:
-        trace, heads = trace_heads(merged, self.values, self.operands), merged.pieces
+        merged, trace = self._beside_head_size() or self._on_batch_axes(), Trace()
+        if merged is None:
+            self._check_rows()
+            output = self._tail[0] if self._tail else self._product
+            merged = Labelled(output, fx.plain(output.shape))
+        else:
+            trace = trace_heads(merged, self.values, self.operands)
         if trace.refusal is not None and any(product not in trace.logits for product in self.scores):
             raise trace.refusal
-        product, labelled = next(iter(trace.products.items()))
-        length = _plain(labelled[self.values[product].rows])
-        matrices = [(own, math.prod(map(_plain, own[:-2]))) for own in trace.logits.values()]
+        heads, product = merged.pieces, next(iter(trace.products or self.values))
+        operand, result = self.values[product], product.outputs[0]
+        length = fx.piece_shape(trace.products.get(product, fx.plain(result.shape)), keep=True)[operand - 2]
+        head_size = result.shape[-1 - operand]
+        rows = result.elements // head_size  # of all heads, N * B * T
         return Block(
             softmax=self.softmax,
             output=merged.tensor,
             factored=merged.factored,
             pieces=heads,
-            kv_heads=max(self._kv_heads(value, own, heads) for value, own in trace.products.items()),
-            head_size=self.values[product].head_size,
+            kv_heads=max(
+                (self._kv_heads(*labelled, heads) for labelled in trace.products.items()), default=1
+            ),
+            head_size=head_size,
             query_length=length,
-            key_lengths=tuple(math.prod(map(_plain, own)) // (length * count) for own, count in matrices),
+            key_lengths=tuple(one.outputs[0].elements // rows for one in trace.logits or self.scores),
             products=self.values,
             logits=trace.logits,
             core=trace.core,
@@ -227,7 +215,7 @@ class _Search:
 
     def _kv_heads(self, product: Operator, factored: Factored, heads: int) -> int:
         """K: the number of different keys or values among heads, before any repeat for several heads."""
-        start = self.operands.above(Labelled(product.outputs[0], factored))[1 - self.values[product].operand]
+        start = self.operands.above(Labelled(product.outputs[0], factored))[1 - self.values[product]]
         # Heads that a product made are different.
         sources = [of.factored for of, ends in self.operands.upwards([start], is_product) if ends]
         return len({tuple(fx.piece_index(own, head) for own in sources) for head in range(heads)})
@@ -237,21 +225,20 @@ class _Search:
 
         This takes the nearest tensor with the most heads: an earlier `[.., K, G, H]` has only G beside H.
         """
-        size, most, best = self._weighing.head_size, 1, None
-        if size == 1 or any(own.head_size != size for own in self.values.values()):
+        size, found = self._head_size, list[Labelled]()
+        if size == 1 or any(one.outputs[0].shape[-1 - place] != size for one, place in self.values.items()):
             return None
         for tensor in self._tail:
             *front, width = tensor.shape or (1,)
             merged = width > size
             count = width // size if merged else (1, *front)[-1]
-            if width % size or not self._are_heads(tensor, count, merged=merged):
+            if width % size or count == 1 or not self._are_heads(tensor, count, merged=merged):
                 continue
             if merged:
                 return Labelled(tensor, (*fx.plain(tuple(front)), (Factor(count, 1), Factor(size))))
-            if count > most:
-                most = count
-                best = Labelled(tensor, (*fx.plain(tuple(front[:-1])), (Factor(count, 1),), (Factor(size),)))
-        return best
+            factored = (*fx.plain(tuple(front[:-1])), (Factor(count, 1),), (Factor(size),))
+            found.append(Labelled(tensor, factored))
+        return max(found, key=lambda of: of.pieces, default=None)
 
     def _are_heads(self, tensor: Tensor, count: int, *, merged: bool) -> bool:
         """True if the digits left of the head size are heads: batch axes of a product, then a part of its rows.
@@ -259,7 +246,7 @@ class _Search:
         In the other order they are the sequence, as in `[B, T*N*H]`. If unmerged, inner rows are the sequence, too, and
         batch axes that do not lie in the outermost axis are more heads.
         """
-        size = self._weighing.head_size
+        size = self._head_size
         front = tensor.shape[:-1] if merged else tensor.shape[:-2]
         batch = (Factor(front[0], count * size),) if front and front[0] > 1 else ()
         outer = (batch, *fx.plain(front[1:])) if front else ()
@@ -267,15 +254,15 @@ class _Search:
         labelled = (*outer, beside[0] + beside[1]) if merged else (*outer, *beside)
         walk = self.operands.upwards([Labelled(tensor, labelled)], self.values.__contains__)
         own = next((of.factored for of, _ in walk if of.tensor is self._product), None)
-        if own is None or own[self._weighing.columns] != (Factor(size, 1),):
+        if own is None or own[self._columns] != (Factor(size, 1),):
             return False
         digits = [digit for axis in own for digit in axis if size <= digit.stride < count * size]
         if any(outer.stride < inner.stride for outer, inner in pairwise(digits)):
             return False
-        rows = [digit in digits for digit in own[self._weighing.rows]]
+        rows = [digit in digits for digit in own[self._rows]]
         is_sequence = any(rows) and (not rows[0] or rows[-1])
         if merged and any(rows) and all(rows):
-            self._check_merged(own[self._weighing.rows])
+            self._check_merged(own[self._rows])
         return merged or not (is_sequence or not all(map(fx.only_labels, own[:-2])))
 
     def _check_merged(self, rows: Axis) -> None:
@@ -292,7 +279,7 @@ class _Search:
     def _queries(self, rows: Axis) -> Iterator[Labelled]:
         """The tensors that queries come from, with the layout of these rows of the value product."""
         factored, is_score = list(fx.plain(self._product.shape)), self.scores.__contains__
-        factored[self._weighing.rows] = rows
+        factored[self._rows] = rows
         walk = self.operands.upwards([Labelled(self._product, tuple(factored))], is_score)
         logits = [of for of, _ in walk if of.tensor.producer in self.scores]
         starts = [operand for of in logits for operand in self.operands.above(of).values()]
@@ -332,7 +319,7 @@ class _Search:
 
     def _check_rows(self) -> None:
         """Raise RefusedError if rows of the value product may belong to several heads that cannot be distinguished."""
-        product, place = self._product, self._weighing.rows
+        product, place = self._product, self._rows
         if math.prod(self.softmax.outputs[0].shape[:-2]) > math.prod(product.shape[:-2]):
             raise RefusedError("the SOFTMAX has more matrices than the value product", self.softmax)
         factored = list(fx.plain(product.shape))
@@ -359,7 +346,3 @@ def _repeats(operator: Operator | None, factored: Factored) -> bool:
     if operator is None or operator.name not in _JOINING or len({*operator.inputs}) == len(operator.inputs):
         return False
     return int(operator.option("axis")) % len(factored) in fx.labelled_axes(factored)
-
-
-def _plain(factors: Axis) -> int:
-    return math.prod(factor.size for factor in factors if not factor.stride)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
@@ -15,28 +15,11 @@ from edge_opt.ir.walk import walked
 DEEPEST = 60
 """Maximum number of operators followed in one direction; real blocks have under thirty."""
 
+Weighings: TypeAlias = dict[Operator, int]
+"""Value products, each with the operand that holds the probabilities: 0 in `P V`, `[.., T, H]`, 1 in `V^T P^T`.
 
-class Weighing(NamedTuple):
-    """A value product: the operand that holds the probabilities, and the head size.
-
-    `P V` is `[.., T, H]`, `V^T P^T` is `[.., H, T]`.
-    """
-
-    operand: int
-    head_size: int
-
-    @property
-    def rows(self) -> int:
-        """The axis of the queries in the result, counted from the back."""
-        return self.operand - 2
-
-    @property
-    def columns(self) -> int:
-        """The axis of the head size in the result, counted from the back."""
-        return -1 - self.operand
-
-
-Weighings: TypeAlias = dict[Operator, Weighing]
+With operand p, the axis of the queries in the result is p - 2, and the axis of the head size is -1 - p.
+"""
 
 
 class OperandFactors:
@@ -45,42 +28,42 @@ class OperandFactors:
     def __init__(self, rules: Mapping[str, Rule] = RULES) -> None:
         self.rules = rules
         # The key includes the operator, since a rewrite may define the same tensor by another one.
-        self._found: dict[tuple[Operator, Labelled], Operands | RefusedError] = {}
+        self._found: dict[tuple[Operator, Labelled], tuple[Operands, RefusedError | None]] = {}
         self.clear: set[Labelled] = set()
         """Rows that a search followed to all their ends without ambiguity, so that the next one need not."""
 
     def above(self, of: Labelled) -> Operands:
         """The operands that carry data, by index; none for an input, or if the label cannot be followed."""
-        found = self._found_above(of)
-        return {} if isinstance(found, RefusedError) else found
+        return self._found_above(of)[0]
 
     def refusal(self, of: Labelled) -> RefusedError | None:
         """Why the label does not pass; None also for an input or an operator without a rule."""
-        found = self._found_above(of)
-        return found if isinstance(found, RefusedError) else None
+        return self._found_above(of)[1]
 
-    def _found_above(self, of: Labelled) -> Operands | RefusedError:
+    def _found_above(self, of: Labelled) -> tuple[Operands, RefusedError | None]:
         if of.tensor.producer is None:
-            return {}
+            return {}, None
         key = (of.operator, of)
         if key not in self._found:
             try:
-                self._found[key] = self._by_rule(of)
+                self._found[key] = self._by_rule(of), None
             except RefusedError as refused:
-                self._found[key] = refused.with_traceback(None)
+                self._found[key] = {}, refused.with_traceback(None)
         return self._found[key]
 
     def _by_rule(self, of: Labelled) -> Operands:
-        check_recorded(of.operator)
-        rule = self.rules.get(of.operator.name)
+        operator = of.operator
+        if operator.shape_error:
+            raise RefusedError("the recorded shapes are inconsistent", operator)
+        if any(tensor and (tensor.is_dynamic or not tensor.has_rank) for tensor in operator.inputs):
+            raise RefusedError("a dimension is known only at run time", operator, operator.outputs[0])
+        rule = self.rules.get(operator.name)
         factored = {} if rule is None else rule.operands(of)
-        operands = {i: Labelled(of.operator.input(i), own, of.keep) for i, own in factored.items()}
+        operands = {i: Labelled(operator.input(i), own, of.keep) for i, own in factored.items()}
         for operand in operands.values():
-            tensor = operand.tensor
-            per_axis = tensor.quantization is not None and tensor.quantization.is_per_axis
-            if operand.pieces > 1 and (tensor.is_blockwise or (per_axis and not tensor.has_numbers)):
-                text = "a tensor with several scales can be cut only if its numbers can be read"
-                raise RefusedError(text, of.operator, tensor)
+            scales = operand.tensor.quantization
+            if operand.pieces > 1 and scales is not None and (scales.is_per_axis or scales.is_blockwise):
+                raise RefusedError("a tensor with several scales cannot be cut", operator, operand.tensor)
         return operands
 
     def made(
@@ -108,14 +91,6 @@ class OperandFactors:
 
         for of in walked(starts, above):
             yield of, not above(of)
-
-
-def check_recorded(operator: Operator) -> None:
-    """Raise RefusedError if an operator's recorded shapes cannot be used."""
-    if operator.shape_error:
-        raise RefusedError("the recorded shapes are inconsistent", operator)
-    if any(tensor and (tensor.is_dynamic or not tensor.has_rank) for tensor in operator.inputs):
-        raise RefusedError("a dimension is known only at run time", operator, operator.outputs[0])
 
 
 @dataclass(slots=True)
@@ -152,7 +127,7 @@ def trace_heads(merged: Labelled, values: Weighings, operands: OperandFactors) -
         operator = of.operator
         if operator in values:
             trace.products[operator] = of.factored
-            place = values[operator].operand
+            place = values[operator]
             found, is_behind_values = {place: found[place]}, False
         elif is_product(operator) and not is_behind_values and of.pieces > 1:
             trace.logits[operator] = of.factored

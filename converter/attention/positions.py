@@ -21,6 +21,7 @@ from edge_opt.ir.graph import Buffer
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import backward_slice
 from edge_opt.schema.data import Data
+from edge_opt.shapes.folding import NUMBERS
 
 _Array = NDArray[Any]
 
@@ -162,12 +163,10 @@ def exact_constants(graph: Subgraph, exported: Subgraph) -> dict[Tensor, Tensor]
 
 def _rounds_to(real: Tensor, stored: Tensor) -> bool:
     """True if a float constant rounds to the codes of a quantized one: it is at most half a step away."""
-    parameters = stored.quantization
-    if parameters is None or len(parameters.scale) != 1 or not _is_code(stored):
+    parameters, is_float = stored.quantization, real.dtype is DType.FLOAT32
+    if parameters is None or len(parameters.scale) != 1 or not _is_code(stored) or not is_float:
         return False
-    if real.dtype is not DType.FLOAT32 or real.shape != stored.shape:
-        return False
-    if not (real.has_numbers and stored.has_numbers):
+    if real.shape != stored.shape or not (real.has_numbers and stored.has_numbers):
         return False
     apart = np.abs(real.array().astype(np.float64) - _in_float(stored).array().astype(np.float64))
     return bool((apart <= _HALF_A_STEP * float(parameters.scale[0])).all())
@@ -175,15 +174,14 @@ def _rounds_to(real: Tensor, stored: Tensor) -> bool:
 
 def find_rotary(graph: Subgraph, exact: Mapping[Tensor, Tensor] | None = None) -> Iterator[Rotary]:
     """Find every cosine and sine of an integer input of the graph that is computed through quantized angles."""
-    places = {operator: place for place, operator in enumerate(graph.operators)}
-    for angle in (operator for operator in places if operator.name in _ANGLES):
+    for angle in (operator for operator in graph.operators if operator.name in _ANGLES):
         above, sources = backward_slice(angle.outputs)
         through_codes = any(_is_code(tensor) for operator in above for tensor in operator.outputs)
         if len(sources) == 1 and through_codes and sources[0].dtype in (DType.INT32, DType.INT64):
             (position,) = sources
             if not position.is_quantized and position in graph.inputs:
-                operators = (*sorted(above, key=places.__getitem__), *_following(graph, angle))
-                yield Rotary(position, operators, exact or {})
+                leading = (operator for operator in graph.operators if operator in above)
+                yield Rotary(position, (*leading, *_following(graph, angle)), exact or {})
 
 
 def _following(graph: Subgraph, operator: Operator) -> Iterator[Operator]:
@@ -232,11 +230,6 @@ def _in_float(tensor: Tensor) -> Tensor:
     return Tensor(tensor.name, tensor.shape, DType.FLOAT32, buffer=Buffer(Data(values.tobytes())))
 
 
-def _axis(operator: Operator) -> int:
-    """The axis of a CONCATENATION, counted from the front."""
-    return int(operator.option("axis")) % len(operator.output.shape)
-
-
 def _each(function: Callable[..., _Array]) -> Callable[..., _Array]:
     return lambda _, __, *values: function(*values)
 
@@ -244,17 +237,12 @@ def _each(function: Callable[..., _Array]) -> Callable[..., _Array]:
 _COMPUTES: dict[str, Callable[..., _Array]] = {
     **dict.fromkeys(MOVEMENT, lambda _, shape, value, *__: value.reshape(shape)),
     "BROADCAST_TO": lambda _, shape, value, *__: np.broadcast_to(value, shape),
-    "CONCATENATION": lambda op, _, *values: np.concatenate(values, _axis(op)),
+    "CONCATENATION": lambda op, shape, *values: np.concatenate(values, op.option("axis") % (len(shape) - 1)),
     "TRANSPOSE": lambda _, __, value, order: value.transpose(*order[..., 0], -1),
-    "ADD": _each(np.add),
+    **{name: _each(NUMBERS[name]) for name in ("ADD", "MAXIMUM", "MINIMUM", "MUL", "NEG", "SUB")},
     "CAST": _each(np.asarray),
     "COS": _each(lambda angle: np.cos(angle.astype(np.float64))),
     "DIV": _each(np.divide),
-    "MAXIMUM": _each(np.maximum),
-    "MINIMUM": _each(np.minimum),
-    "MUL": _each(np.multiply),
-    "NEG": _each(np.negative),
     "SIN": _each(lambda angle: np.sin(angle.astype(np.float64))),
-    "SUB": _each(np.subtract),
 }
 """Operators, given their results' shape, on arrays with an additional last axis; cosines and sines are rounded once."""

@@ -171,20 +171,16 @@ class ByAxes(Rule):
         beyond = any(place is not None and not 0 <= place < len(of.factored) for place in places)
         if beyond or len(places) != len(source.shape):
             raise RefusedError("the recorded shapes are inconsistent", of.operator, source)
-        return tuple(self._axis(of, source, axis, place) for axis, place in enumerate(places))
-
-    def _axis(self, of: Labelled, source: Tensor, axis: int, place: int | None) -> Axis:
-        (plain,) = fx.plain((source.shape[axis],))
-        if place is None:
-            return plain
-        own = of.factored[place]
-        if source.shape[axis] == of.tensor.shape[place]:
-            return own
-        if self.drops_axes:
-            return fx.repeated(own)
-        if fx.tells_heads(own):
-            raise RefusedError("an axis of heads changes its length", of.operator, source)
-        return plain
+        axes = list(fx.plain(source.shape))
+        for axis, place in enumerate(places):
+            whole = () if place is None else of.factored[place]
+            if place is not None and source.shape[axis] == of.tensor.shape[place]:
+                axes[axis] = whole
+            elif place is not None and self.drops_axes:
+                axes[axis] = fx.repeated(whole)
+            elif fx.tells_heads(whole):
+                raise RefusedError("an axis of heads changes its length", of.operator, source)
+        return tuple(axes)
 
 
 class Elementwise(ByAxes):
@@ -267,23 +263,13 @@ class Transpose(ByAxes):
         return one.clone(read, tuple(sizes[axis] for axis in order))
 
     def passed_on(self, of: Labelled, head: int) -> int | None:
-        return 0 if keeps_order(of) else None
-
-
-def keeps_order(of: Labelled) -> bool:
-    """True if a rearranging operator keeps one head's elements in row-major order."""
-    if of.operator.name != "TRANSPOSE":
-        return True
-    order = zip(_integers(of.operator, 1), of.full_shape, strict=True)
-    wide = [axis for axis, size in order if size > 1]
-    return wide == sorted(wide)
+        order = zip(_integers(of.operator, 1), of.full_shape, strict=True)
+        wide = [axis for axis, size in order if size > 1]
+        return 0 if wide == sorted(wide) else None
 
 
 class Slice(ByAxes):
     """SLICE and STRIDED_SLICE."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda of: {0: range(len(_begins(of.operator)))})
 
     def made(self, one: OneHead) -> Tensor:
         begins, shape = _begins(one.of.operator), one.of.full_shape
@@ -340,10 +326,10 @@ class Joining(Rule):
             return dict.fromkeys(range(count), (*before, *after))
         if cut is not None:
             return dict.fromkeys(range(count), (*before, cut[1] or fx.repeated(whole), *after))
-        if any(len(of.operator.input(i).shape) <= axis for i in range(count)):
+        own = [fx.plain(of.operator.input(index).shape[axis : axis + 1]) for index in range(count)]
+        if () in own:
             raise RefusedError("the recorded shapes are inconsistent", of.operator)
-        sizes = [of.operator.input(index).shape[axis] for index in range(count)]
-        return {index: (*before, *fx.plain((size,)), *after) for index, size in enumerate(sizes)}
+        return {index: (*before, *joined, *after) for index, joined in enumerate(own)}
 
     @staticmethod
     def _cut(of: Labelled) -> tuple[int, tuple[Axis, Axis] | None]:
@@ -367,9 +353,8 @@ class Broadcast(Rule):
     def operands(self, of: Labelled) -> Factors:
         source, offset = of.operator.input(0), len(of.factored) - len(of.operator.input(0).shape)
         axes: list[Axis] = []
-        for size, whole, axis in zip(
-            source.shape, of.tensor.shape[offset:], of.factored[offset:], strict=True
-        ):
+        triples = zip(source.shape, of.tensor.shape[offset:], of.factored[offset:], strict=True)
+        for size, whole, axis in triples:
             cut = fx.cut_axis(axis, whole // size)
             if cut is None and fx.tells_heads(axis):
                 raise RefusedError("the repeat cuts heads apart", of.operator, source)
@@ -395,7 +380,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys((*ELEMENTWISE, "SELECT"), Elementwise(_aligned, drops_axes=True)),
     **dict.fromkeys(MOVEMENT, Regroup()),
     **dict.fromkeys(operators_that(Effect.ALONG_ROWS), ByAxes(_along_rows, drops_axes=True)),
-    **dict.fromkeys(("SLICE", "STRIDED_SLICE"), Slice()),
+    **dict.fromkeys(("SLICE", "STRIDED_SLICE"), Slice(lambda of: {0: range(len(_begins(of.operator)))})),
     **dict.fromkeys(("SPLIT", "SPLIT_V", *operators_that(Effect.PADDING)), ByAxes(_same_axes)),
     **dict.fromkeys(operators_that(Effect.REDUCTION), ByAxes(_reduced)),
     **dict.fromkeys(("BROADCAST_TO", "TILE"), Broadcast()),

@@ -6,20 +6,19 @@ the old graph had them side by side. The plan depends on the graph alone, not on
 
 import math
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-
-import numpy as np
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.block import Block, Form
-from edge_opt.attention.composites import with_composites
+from edge_opt.attention.composites import Composite
 from edge_opt.attention.factors import Factored
 from edge_opt.attention.labels import DEEPEST, OperandFactors
-from edge_opt.attention.rules import MOVEMENT, Labelled, keeps_order
+from edge_opt.attention.rules import MOVEMENT, RULES, Labelled
 from edge_opt.base.words import name_below
 from edge_opt.ir import Constants, DType, Model, Operator, Shape, Subgraph, Tensor, topological
+from edge_opt.ir.composites import COMPOSITE
 from edge_opt.ir.walk import read_outside
 
 # Types that the runtime's kernels support (LiteRT, kernels/split.cc and unpack.cc); others use SLICE, or SPLIT.
@@ -39,7 +38,9 @@ def split_heads(
     if not form.keep and (flat or block.tiles > 1 or any(map(fx.only_labels, matrices))):
         # Dropping the axis would leave BATCH_MATMUL no batch, or a vector; tiles of rows have no axis to drop.
         form = replace(form, keep=True)
-    operands = with_composites(model) if form.above and form.composites else block.operands
+    operands = block.operands
+    if form.above and form.composites:
+        operands = OperandFactors({**RULES, COMPOSITE: Composite(model)})
     plan, assembly = _Planner(subgraph, block, form, operands), Assembly(model, constants)
     splitter = _Splitter(assembly, plan)
     joined = {block.output: Labelled(block.output, block.factored, form.keep)}
@@ -66,17 +67,14 @@ class _Planner:
     block: Block
     form: Form
     operands: OperandFactors
+    cuts: dict[Labelled, tuple[Labelled, ...]] = field(default_factory=dict)
+    old: dict[Operator, None] = field(default_factory=dict)
+    labelled: dict[Tensor, Labelled] = field(default_factory=dict)
+    # Layouts of heads in results of operators that are not visited yet, and the depth of these operators.
+    _reads: dict[Tensor, dict[Labelled, None]] = field(default_factory=dict)
+    _waiting: dict[Operator, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.cuts: dict[Labelled, tuple[Labelled, ...]] = {}
-        self.old: dict[Operator, None] = {}
-        self.labelled: dict[Tensor, Labelled] = {}
-        # Layouts of heads in results of operators that are not visited yet, and the depth of these operators.
-        self._reads: dict[Tensor, dict[Labelled, None]] = {}
-        self._waiting: dict[Operator, int] = {}
-        self._plan()
-
-    def _plan(self) -> None:
         """Go up from the merged heads to the tensors that are cut, each after all its readers; then place the cuts."""
         self._read(Labelled(self.block.output, self.block.factored, self.form.keep), 0)
         for operator in reversed(self.subgraph.operators):
@@ -175,14 +173,9 @@ class _Planner:
             (of,) = carriers
 
     def _can_be_cut(self, factored: Factored) -> bool:
-        axes = fx.labelled_axes(factored)
-        if len(axes) != 1:
-            return False
-        axis = factored[axes[0]]
-        if not self.form.keep:
-            return fx.only_labels(axis)
-        cut = fx.cut_axis(axis, fx.piece_count(factored))
-        return cut is not None and fx.only_labels(cut[0])
+        """True if one axis begins with all the heads and, for UNPACK, holds nothing else."""
+        axes = (axis for axis in filter(fx.tells_heads, factored) if self.form.keep or fx.only_labels(axis))
+        return any(fx.labels((fx.leading(axis),)) == fx.labels(factored) for axis in axes)
 
 
 def _scales(operator: Operator) -> bool:
@@ -197,11 +190,9 @@ class _Splitter:
 
     assembly: Assembly
     plan: _Planner
-
-    def __post_init__(self) -> None:
-        self._pieces: dict[tuple[Labelled, int], Tensor] = {}
-        self._sources: dict[tuple[Labelled, ...], Tensor] = {}
-        self._parts: dict[tuple[Tensor, int, int], tuple[Tensor, ...]] = {}
+    _pieces: dict[tuple[Labelled, int], Tensor] = field(default_factory=dict)
+    _sources: dict[tuple[Labelled, ...], Tensor] = field(default_factory=dict)
+    _parts: dict[tuple[Tensor, int, int], tuple[Tensor, ...]] = field(default_factory=dict)
 
     def piece(self, of: Labelled, head: int) -> Tensor:
         """One head's piece of a tensor."""
@@ -240,7 +231,8 @@ class _Splitter:
             source, make = cut[0].tensor, self.assembly
             for step in (step for step in cut[1:] if step.operator.name in MOVEMENT):
                 name, shape = name_below(step.tensor.name, "unscaled"), step.tensor.shape
-                if keeps_order(Labelled(step.tensor, fx.plain(shape))):
+                whole = Labelled(step.tensor, fx.plain(shape))
+                if RULES[step.operator.name].passed_on(whole, 0) is not None:
                     source = make.reshaped(source, shape, name)
                 else:
                     read = [source, *step.operator.inputs[1:]]
@@ -275,14 +267,12 @@ class _Splitter:
         return self.assembly.reshaped(piece, target, name_below(piece.name, "piece"))
 
     def _part_of_constant(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
-        keep, quantization = self.plan.form.keep, tensor.quantization
-        values = _head_of(tensor.array(), factored, head).reshape(fx.piece_shape(factored, keep=keep))
-        if quantization is not None and quantization.is_per_axis:
-            axis, kept = quantization.dimension, fx.piece_axes(factored, keep=keep)
-            places = _head_of(np.arange(tensor.shape[axis]), (factored[axis],), head)
-            quantization = quantization.along(kept.index(axis) if axis in kept else 0, places)
+        """One head's part of a constant, by value."""
+        expanded = tensor.array().reshape([f.size for axis in factored for f in axis])
+        index = tuple(f.digit(head) if f.stride else slice(None) for axis in factored for f in axis)
+        values = expanded[index].reshape(fx.piece_shape(factored, keep=self.plan.form.keep))
         make, name = self.assembly.constants.make, name_below(tensor.name, "piece")
-        return make(name, values, tensor.dtype, quantization)
+        return make(name, values, tensor.dtype, tensor.quantization)
 
     def _split(self, tensor: Tensor, axis: int, count: int, *, drops: bool) -> tuple[Tensor, ...]:
         """Cut the tensor into `count` parts along an axis, which is removed if `drops`."""
@@ -303,13 +293,6 @@ class _Splitter:
                 begin = make.integers(name_below(part.name, "begin"), begins)
                 make.emit("SLICE", [tensor, begin, make.integers(name_below(part.name, "size"), shape)], part)
         return parts
-
-
-def _head_of(values: np.ndarray, factored: Factored, head: int) -> np.ndarray:
-    """One head's part of an array, flattened."""
-    expanded = values.reshape([f.size for axis in factored for f in axis])
-    index = tuple((f.digit(head) if f.stride else slice(None)) for axis in factored for f in axis)
-    return np.ascontiguousarray(expanded[index]).ravel()
 
 
 def join_heads(
@@ -356,10 +339,9 @@ def _side_by_side(
             if output.shape == (*shape[:axis], count, *shape[axis:]):
                 return assembly.emit("PACK", parts, output, values_count=count, axis=axis)
     joined = {axis: (*shape[:axis], shape[axis] * count, *shape[axis + 1 :]) for axis in places}
-    exact = next((axis for axis, sizes in joined.items() if sizes == output.shape), None)
-    if last and exact is not None:
-        return assembly.emit("CONCATENATION", parts, output, axis=exact)
-    axis = max(joined) if exact is None else exact
+    axis = next((axis for axis, sizes in joined.items() if sizes == output.shape), max(joined))
+    if last and joined[axis] == output.shape:
+        return assembly.emit("CONCATENATION", parts, output, axis=axis)
     made = assembly.tensor(name_below(output.name, "heads"), joined[axis], output)
     assembly.emit("CONCATENATION", parts, made, axis=axis)
     return assembly.reshape_to(made, output) if last else made

@@ -22,7 +22,7 @@ from edge_opt.runtime.description import describe
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import known_length
 from edge_opt.schema.litertlm import read_executor_metadata
-from edge_opt.shapes import Folded, close_shapes, folded_regions
+from edge_opt.shapes.closing import Folded, close_shapes, folded_regions
 from edge_opt.soundness import Unsound, broken_ranges
 
 Sections = Literal["prefill-decode", "all"]

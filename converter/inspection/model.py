@@ -18,7 +18,7 @@ from edge_opt.ir.composites import COMPOSITE, Composite, composites
 from edge_opt.ir.opening import ModelLike, Opened, is_compiled, made_from, readable
 from edge_opt.passes import PASSES, Context, Site, Status, run_pass
 from edge_opt.passes.inline_composites import InlineComposites
-from edge_opt.shapes import ShapeReport, shape_report
+from edge_opt.shapes.inference import ShapeReport, shape_report
 from edge_opt.soundness import Unsound
 from edge_opt.targets import Finding, TargetLike, lint, load_target
 

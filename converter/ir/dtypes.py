@@ -114,15 +114,6 @@ class Quantization:
         """The real value of a stored number, with the first scale and zero point."""
         return (stored - int(self.zero_point[0])) * float(self.scale[0])
 
-    def along(self, dimension: int, places: NDArray[np.integer] | slice) -> Quantization:
-        """The parameters at `places` of the axis, which is renumbered to `dimension` (a cut tensor may lose axes)."""
-        fields = dict(self.table.fields)
-        for name in ("scale", "zero_point", "min", "max"):
-            if len(fields.get(name, ())) > 1:
-                fields[name] = fields[name][places]
-        fields["quantized_dimension"] = dimension
-        return Quantization(Table(self.table.spec, fields))
-
     def key(self) -> tuple[bytes, bytes, int]:
         """A key that is equal for equal mappings from stored to real numbers."""
         return (self.scale.tobytes(), self.zero_point.tobytes(), self.dimension if self.is_per_axis else 0)

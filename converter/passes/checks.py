@@ -7,7 +7,7 @@ from edge_opt.ir import Tensor
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import reads, with_called
 from edge_opt.passes.rewrite import Rewrite
-from edge_opt.shapes import check_operators
+from edge_opt.shapes.inference import check_operators
 
 
 def check_frame(rewrite: Rewrite) -> None:

@@ -179,11 +179,8 @@ def slice_(call: Call) -> Results:
     return [tuple(result)]
 
 
-Index: TypeAlias = "slice | int | EllipsisType | None"
-"""A numpy index into one axis; None adds an axis."""
-
-_UNKNOWN = slice(None, None, 0)
-"""A slice with unknown bounds."""
+Index: TypeAlias = "slice | int | EllipsisType | None"  # numpy's index into one axis; None adds an axis
+_UNKNOWN = slice(None, None, 0)  # a slice with unknown bounds
 
 
 @rule("STRIDED_SLICE", "strided_slice.cc, ResizeOutputTensor; strided_slice_logic.h")

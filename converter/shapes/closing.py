@@ -53,11 +53,8 @@ def _fold(graph: Subgraph) -> Folded:
             facts = infer_operator(operator, list(map(recorded_fact, operator.inputs)))
         except ShapeError:
             continue
-        values = {
-            tensor: fact.value
-            for tensor, fact in zip(operator.outputs, facts, strict=True)
-            if fact.value is not None
-        }
+        pairs = zip(operator.outputs, facts, strict=True)
+        values = {tensor: value for tensor, (_, value) in pairs if value is not None}
         if len(values) == len(operator.outputs) > 0 and not any(map(graph.is_output, operator.outputs)):
             for tensor, value in values.items():
                 tensor.buffer = Buffer(Data(value.tobytes()))

@@ -14,12 +14,10 @@ from edge_opt.shapes.arranging import Index, strided_indices
 from edge_opt.shapes.dimension import OPEN, Shape, product
 from edge_opt.shapes.rules import Array, Call, Results, UnknownError
 
-_KINDS: Final = "iub"
-"""Kinds of numpy types that are folded: integers and booleans."""
-
+_KINDS: Final = "iub"  # numpy's kinds that are folded: integers and booleans
 _MOST_ELEMENTS: Final = 1024
 
-_NUMBERS: Final[dict[str, Callable[..., Any]]] = {
+NUMBERS: Final[dict[str, Callable[..., Any]]] = {
     "ABS": np.abs,
     "ADD": np.add,
     "EQUAL": np.equal,
@@ -39,9 +37,10 @@ _NUMBERS: Final[dict[str, Callable[..., Any]]] = {
     "NOT_EQUAL": np.not_equal,
     "SUB": np.subtract,
 }
+"""Elementwise operators that are one numpy function each."""
 
+# Computes the result, or a list of results for operators that may have several, of the given shapes.
 Folder: TypeAlias = Callable[[Call, Sequence[Shape]], Array | list[Array]]
-"""Compute the result, or a list of results for operators that may have several, of the given shapes."""
 
 
 def fold(call: Call, shapes: Results) -> Sequence[Array | None]:
@@ -98,7 +97,7 @@ def _elementwise(call: Call, _: Sequence[Shape]) -> Array:
     # For shorter types there are kernels of quantized tensors only: without a scale, MUL gives 0, ADD ends the process.
     if not {tensor.dtype for tensor in call.op.inputs if tensor} <= {DType.BOOL, DType.INT32, DType.INT64}:
         raise UnknownError
-    return np.asarray(_NUMBERS[call.op.name](*_all_values(call)), object)
+    return np.asarray(NUMBERS[call.op.name](*_all_values(call)), object)
 
 
 def _select(call: Call, shapes: Sequence[Shape]) -> Array:
@@ -178,7 +177,7 @@ FOLDERS: dict[str, Folder] = {
     ),
     **dict.fromkeys(("SELECT", "SELECT_V2"), _select),
     **dict.fromkeys(("SLICE", "STRIDED_SLICE"), _cut),
-    **dict.fromkeys(_NUMBERS, _elementwise),
+    **dict.fromkeys(NUMBERS, _elementwise),
     "REDUCE_PROD": _reduce,
     "UNSORTED_SEGMENT_PROD": _segments,
 }

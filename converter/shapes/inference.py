@@ -4,7 +4,6 @@ The interpreter is not used, and the model is not changed, except for temporary 
 """
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -89,7 +88,7 @@ def shape_report(model: Model, *, resize: Mapping[Tensor, Sequence[int]] | None 
     walk, graphs = _Walk(model), model.subgraphs
     for graph, tensor in ((one, tensor) for one in graphs for tensor in one.tensors):
         if tensor.wrong_size is not None:
-            walk.report(graph, "", tensor, tensor.shape, None, f"tensor '{tensor.name}': {tensor.wrong_size}")
+            walk.report(graph, "", tensor, None, f"tensor '{tensor.name}': {tensor.wrong_size}")
     # Subgraphs that operators call come last: by then most were walked with their callers' shapes.
     entered = called_by((operator for graph in graphs for operator in graph), graphs)
     for graph in sorted(graphs, key=entered.__contains__):
@@ -158,8 +157,8 @@ def _steps(graph: Iterable[Operator], facts: dict[Tensor, Fact], enter: Enter) -
         yield step
 
 
+# Most calls of one subgraph to infer: if each subgraph calls the next one twice, calls grow exponentially.
 _MOST_ENTRIES = 64
-"""Most calls of one subgraph to infer: if each subgraph calls the next one twice, calls grow exponentially."""
 
 
 class _Walk:
@@ -170,21 +169,14 @@ class _Walk:
         self.disagreements: dict[object, Disagreement] = {}
         self.walked: set[Subgraph] = set()
         self._model = model
-        self._entered: dict[object, Sequence[Fact] | None] = {}
-        self._entries: Counter[int] = Counter()
+        self._entered: dict[tuple[object, ...], Sequence[Fact] | None] = {}
 
     def report(
-        self,
-        graph: Subgraph,
-        operator: str,
-        tensor: Tensor,
-        recorded: Shape | None,
-        inferred: Shape | None,
-        reason: str,
+        self, graph: Subgraph, operator: str, tensor: Tensor, inferred: Shape | None, reason: str
     ) -> None:
         """Report a disagreement, once per tensor even if its subgraph is called several times."""
-        name = self._model.signature_name(graph)
-        found = Disagreement(name, tensor.name, operator, recorded, inferred, reason)
+        where = self._model.signature_name(graph), tensor.name, operator
+        found = Disagreement(*where, recorded_shape(tensor), inferred, reason)
         self.disagreements.setdefault((tensor, operator), found)
 
     def walk(self, graph: Subgraph, facts: dict[Tensor, Fact], place: str | None = None) -> list[Fact]:
@@ -196,9 +188,9 @@ class _Walk:
         wrong = {tensor for tensor in facts if self._take(graph, place, tensor, facts[tensor].shape, "")}
         for position, (operator, results, error, _) in enumerate(_steps(graph, facts, self.enter)):
             where = f"{position} ({operator.name})"
-            tensors = [t for t in (*operator.outputs, *operator.inputs) if t is not None]
-            for tensor in tensors[:1] if error else ():
-                self.report(graph, where, tensor, recorded_shape(tensor), None, error)
+            named = next(filter(None, (*operator.outputs, *operator.inputs)), None)
+            if error and named is not None:
+                self.report(graph, where, named, None, error)
             cause = next((tensor for tensor in operator.inputs if tensor in wrong), None)
             source = "" if cause is None else f"; it follows from tensor '{cause.name}'"
             for tensor, (shape, _) in zip(operator.outputs, results, strict=True):
@@ -214,12 +206,12 @@ class _Walk:
         alike = shape is not None and known is not None and len(shape) == len(known)
         common = (a if a == b else OPEN for a, b in zip(shape or (), known or (), strict=False))
         self.shapes[tensor] = tuple(common) if alike else None
-        recorded = recorded_shape(tensor)
-        reason = None if where is None else misfit(shape, recorded)
-        if reason is not None and where is not None:
-            reason = reason + source if where else f"an operator passes {shape_text(shape)} to it"
-            self.report(graph, where, tensor, recorded, shape, reason)
-        return reason is not None
+        reason = misfit(shape, recorded_shape(tensor))
+        if where is None or reason is None:
+            return False
+        reason = reason + source if where else f"an operator passes {shape_text(shape)} to it"
+        self.report(graph, where, tensor, shape, reason)
+        return True
 
     def enter(self, index: int, inputs: Sequence[Fact]) -> Sequence[Fact] | None:
         """Walk a subgraph with a caller's inputs: once for equal inputs, and at most `_MOST_ENTRIES` times."""
@@ -228,8 +220,8 @@ class _Walk:
             raise ShapeError(f"it passes {len(inputs)} inputs to subgraph '{graph.name}'")
         values = (None if value is None else (value.dtype.str, repr(value.tolist())) for _, value in inputs)
         key = (index, tuple(fact.shape for fact in inputs), *values)
-        if key not in self._entered and self._entries[index] < _MOST_ENTRIES:
-            self._entries[index] += 1
+        entries = sum(entered[0] == index for entered in self._entered)
+        if key not in self._entered and entries < _MOST_ENTRIES:
             self._entered[key] = None  # if it calls itself
             pairs = zip(graph.inputs, inputs, strict=True)
             facts = {t: Fact(recorded_shape(t) if shape is None else shape, v) for t, (shape, v) in pairs}
