@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _signals_as_interrupts(received):
             code = _run(given)
-        output.flush()
+        output.write("")  # an error that only appears on flushing
         return code
     except BrokenPipeError:
         output.discard_rest()
@@ -140,7 +140,7 @@ def _run(arguments: list[str]) -> int:
     except typer.Exit as end:  # help and version
         return end.exit_code
     except OSError:
-        output.flush()  # if help could not be printed, this raises an error that says why
+        output.write("")  # if help could not be printed, this raises an error that says why
         raise
 
 

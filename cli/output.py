@@ -33,7 +33,7 @@ def say(*lines: str, colour: str = "") -> None:
     text = "".join(f"{one_line(line)}\n" for line in lines)
     plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
     coloured = colour and not plain and sys.stdout is not None and sys.stdout.isatty()
-    _write(f"\x1b[{colour}m{text}\x1b[0m" if coloured else text)
+    write(f"\x1b[{colour}m{text}\x1b[0m" if coloured else text)
 
 
 def answer(found: Found, show: Callable[[Found], None], *, as_json: bool, quiet: bool = False) -> None:
@@ -48,7 +48,7 @@ def say_json(value: Any) -> None:
     """Print a value as one JSON object; NaN and infinities become null."""
     from edge_opt.base.record import to_json
 
-    _write(json.dumps(to_json(value), indent=2, allow_nan=False) + "\n")
+    write(json.dumps(to_json(value), indent=2, allow_nan=False) + "\n")
 
 
 def complain(sentence: str) -> None:
@@ -79,16 +79,6 @@ def bar(*, wanted: bool = True) -> Iterator[Progress | None]:
         yield update
 
 
-def flush() -> None:
-    """Flush standard output.
-
-    Raises:
-        OutputError: standard output cannot be written.
-        BrokenPipeError: its reader has closed the pipe.
-    """
-    _write("")
-
-
 def discard_rest() -> None:
     """Discard buffered output, so that the interpreter exits without an error message."""
     if sys.stdout is not None:
@@ -108,7 +98,13 @@ def table(rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:
     return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
 
 
-def _write(text: str) -> None:
+def write(text: str) -> None:
+    """Write text to standard output and flush it.
+
+    Raises:
+        OutputError: standard output cannot be written.
+        BrokenPipeError: its reader has closed the pipe.
+    """
     if sys.stdout is None:
         return
     try:

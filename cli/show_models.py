@@ -12,9 +12,12 @@ from edge_opt.base.words import many, shortened, size
 from edge_opt.cli import output
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.findings import ComparisonReport, FirstDifference
-from edge_opt.conversion import GENERIC, ConversionResult, convert, default_output
+from edge_opt.conversion import ConversionResult, convert
 from edge_opt.conversion.result import entry_points
-from edge_opt.inspection import Inspection, SignatureContent, find_caches, find_example
+from edge_opt.conversion.run import GENERIC, default_output
+from edge_opt.inspection import Inspection, find_example
+from edge_opt.inspection.caches import find_caches
+from edge_opt.inspection.model import SignatureContent
 from edge_opt.passes import Site, Status
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.soundness import sentences

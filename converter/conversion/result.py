@@ -133,10 +133,8 @@ class ConversionResult(Record):
             lines.append(f"{what} ({places}{more}): {text}")
         if len(lines) > _LINES_SHOWN:
             lines[_LINES_SHOWN:] = [f"... {len(lines) - _LINES_SHOWN} more lines (all sites with --json)"]
-        lines += [
-            *unsound(self),
-            *(f"{one.name}: {one.outcome}; required: {one.allowance}" for one in self.whole),
-        ]
+        lines += unsound(self)
+        lines += [f"{one.name}: {one.outcome}; required: {one.allowance}" for one in self.whole]
         return "\n".join(map(one_line, [headline(self), *(f"  {line}" for line in lines)]))
 
 
@@ -188,12 +186,9 @@ def _verified(result: ConversionResult) -> str:
         where = " on the reference kernels" if all("reference" in kernels for kernels in bounded) else ""
         text += f"{where}; {'; '.join(notes)}"
     if result.verified == "full":
-        left_out = (
-            f" except {', '.join(result.not_compared)}, which a pass changes on purpose"
-            if result.not_compared
-            else ""
-        )
-        text += f", and the whole models compared{left_out}"
+        text += ", and the whole models compared"
+        if result.not_compared:
+            text += f" except {', '.join(result.not_compared)}, which a pass changes on purpose"
     return text
 
 

@@ -214,7 +214,10 @@ class _Rewriting:
         self.ledgers += ledgers.values()
         with doubted(model.subgraphs):
             for graph, name in owners.items():
-                self._run_passes(passes, model, ledgers[graph], graph, part.signature(name))
+                facts = self.target, Constants(model), self.prover, self._add, self.positions, self.exported
+                context = Context(model, graph, part.signature(name), *facts, ledgers[graph])
+                for chosen in passes:
+                    run_pass(chosen, context)
         sites = self.result.sites[done:]
         if any(site.status is Status.CONVERTED for site in sites):
             cleanup.remove_unused(model, usage)
@@ -229,16 +232,6 @@ class _Rewriting:
             part.changed |= self.target.new_operator_codes is False and cleanup.fill_old_codes(part.model)
         for ledger in self.ledgers:
             ledger.check()
-
-    def _run_passes(
-        self, passes: list[Pass], model: Model, ledger: Ledger, graph: Subgraph, signature: str
-    ) -> None:
-        known = self.positions, self.exported, ledger
-        context = Context(
-            model, graph, signature, self.target, Constants(model), self.prover, self._add, *known
-        )
-        for chosen in passes:
-            run_pass(chosen, context)
 
     def _add(self, site: Site) -> None:
         sites = self.result.sites

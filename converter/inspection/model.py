@@ -59,18 +59,12 @@ class SignatureContent(Record):
     """One entry point; `attention_unmatched` counts attention blocks of unknown form (the sites say why)."""
 
     name: str
+    operators: int
     operator_counts: Mapping[str, int]
     inputs: tuple[Argument, ...]
     outputs: tuple[Argument, ...]
     composites: tuple[Composite, ...]
     attention_unmatched: int
-
-    _properties = ("operators",)
-
-    @property
-    def operators(self) -> int:
-        """The number of operators."""
-        return sum(self.operator_counts.values())
 
 
 @dataclass(slots=True, repr=False)
@@ -170,13 +164,13 @@ def inspect(
 
 
 def _content(model: Model, name: str, graph: Subgraph, unmatched: int) -> SignatureContent:
-    _, *sides = model.arguments(name)
-    operators = dict(Counter(operator.name for operator in graph.operators).most_common())
+    counts = dict(Counter(operator.name for operator in graph.operators).most_common())
     inputs, results = (
         tuple(Argument(label, t.shape_signature or t.shape, t.dtype.name) for label, t in named.items())
-        for named in sides
+        for named in model.arguments(name)[1:]
     )
-    return SignatureContent(name, operators, inputs, results, tuple(composites(graph.operators)), unmatched)
+    found = tuple(composites(graph.operators))
+    return SignatureContent(name, len(graph.operators), counts, inputs, results, found, unmatched)
 
 
 def _attention(model: Model, name: str, graph: Subgraph) -> list[AttentionBlock | None]:
