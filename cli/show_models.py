@@ -143,15 +143,16 @@ def _signature_lines(name: str, content: SignatureContent | None) -> list[str]:
 def _site_lines(found: Inspection, signature: str) -> Iterator[str]:
     """The sites of a signature; equal sites share a line, since layers repeat."""
     groups: defaultdict[tuple[str, str], list[Site]] = defaultdict(list)
+    blocks = {block.softmax: block for block in found.attention if block.signature == signature}
     for site in (site for site in found.sites if site.signature == signature):
-        block = found.block_at(site) if site.pass_name == MhaToSha.name else None
+        block = blocks.get(site.operator) if site.pass_name == MhaToSha.name else None
         verdict = site.status if site.status is Status.SETTLED else f"would be {site.status}"
         detail = f" ({site.note})" if site.note else f": {site.reason}" if site.reason else ""
         groups[str(block or site.pass_name), f"{verdict}{detail}"].append(site)
     for (what, verdict), group in groups.items():
         numbers = ", ".join(f"#{one.index}" for one in group[:_SITES_NAMED])
         more = f" and {len(group) - _SITES_NAMED} more" if len(group) > _SITES_NAMED else ""
-        where = "" if found.block_at(group[0]) else f", at '{shortened(group[0].operator)}'"
+        where = "" if group[0].operator in blocks else f", at '{shortened(group[0].operator)}'"
         yield f"  {numbers}{more} {what}{where}: {verdict}"
 
 

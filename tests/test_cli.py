@@ -285,18 +285,6 @@ def test_an_interrupt_is_one_line_and_has_the_exit_code_of_its_signal(
     assert told["error"] == {"type": "KeyboardInterrupt", "message": said, "exit_code": code}
 
 
-def test_an_interrupt_during_imports_is_a_sentence(monkeypatch: Patch, capsys: Captured) -> None:
-    class Interrupting:
-        def find_spec(self, name: str, *_: object) -> None:
-            if name == "edge_opt.cli.app":
-                raise KeyboardInterrupt
-
-    monkeypatch.delitem(sys.modules, "edge_opt.cli.app")
-    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
-    assert cli.main(["--version"]) == 130
-    assert capsys.readouterr().err == "edge-opt: interrupted\n"
-
-
 @pytest.mark.parametrize("wants", [False, True])
 def test_a_bug_is_one_sentence(wants: bool, monkeypatch: Patch, capsys: Captured) -> None:
     monkeypatch.setattr(inspection, "inspect", ends_with(ZeroDivisionError("seven\nby zero")))

@@ -18,7 +18,6 @@ from edge_opt.passes.contract import Ran
 from edge_opt.soundness import Unsound, sentences
 
 _SITES_NAMED = 6
-_LINES_SHOWN = 20
 _ORDER = (Status.SKIPPED, Status.REVERTED, Status.SETTLED, Status.CONVERTED)
 _KERNELS = {"xnnpack": "XNNPACK", "reference": "the reference kernels"}
 
@@ -131,8 +130,6 @@ class ConversionResult(Record):
             places = ", ".join(f"{site.signature}#{site.index}" for site in sites[:_SITES_NAMED])
             more = f" and {len(sites) - _SITES_NAMED} more" if len(sites) > _SITES_NAMED else ""
             lines.append(f"{what} ({places}{more}): {text}")
-        if len(lines) > _LINES_SHOWN:
-            lines[_LINES_SHOWN:] = [f"... {len(lines) - _LINES_SHOWN} more lines (all sites with --json)"]
         lines += unsound(self)
         lines += [f"{one.name}: {one.outcome}; required: {one.allowance}" for one in self.whole]
         return "\n".join(map(one_line, [headline(self), *(f"  {line}" for line in lines)]))

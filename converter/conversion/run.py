@@ -15,14 +15,7 @@ from edge_opt.base.errors import EdgeOptError, UsageError, match_names, unknown
 from edge_opt.base.words import Progress
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.whole import WholeSignature, allowances
-from edge_opt.conversion.models import (
-    Sections,
-    choose_parts,
-    close_inputs,
-    find_unsound,
-    positions_in,
-    stopped_positions,
-)
+from edge_opt.conversion import models
 from edge_opt.conversion.result import (
     ConversionResult,
     DifferenceFoundError,
@@ -55,7 +48,7 @@ def convert(
     verify: Verify = "regions",
     dry_run: bool = False,
     require_all: bool = False,
-    sections: Sections = "prefill-decode",
+    sections: models.Sections = "prefill-decode",
     exported: Mapping[str, Subgraph] | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -110,21 +103,21 @@ def convert(
             prover = proving.enter_context(RegionProver(model=name))
             prover.start()  # its imports overlap with reading the model
         opened = Opened(source)
-        parts = choose_parts(opened, sections)
+        parts = models.choose_parts(opened, sections)
         check_not_compiled(parts[0].model, opened.path)
         destination = None if dry_run else _destination(opened, output, overwrite=overwrite)
         result = ConversionResult(opened.path, None, facts.name, verify, model=parts[0].model, given=given)
         stack.enter_context(_carrying(result))
-        result.soundness = find_unsound(opened)
-        close_inputs(parts, shapes or {}, verify=verify != "none")
+        result.soundness = models.find_unsound(opened)
+        models.close_inputs(parts, shapes or {}, verify=verify != "none")
         passes = [one for name, one in PASSES.items() if name not in skipped]
-        positions = positions_in(opened, parts)
+        positions = models.positions_in(opened, parts)
         rewriting = _Rewriting(passes, facts, result, prover, positions, exported or {}, progress)
         wanted = _choose_signatures(parts, signatures)
         for part in parts:
             rewriting.rewrite(part, wanted)
         if positions is not None:
-            result.soundness += stopped_positions(parts, positions)
+            result.soundness += models.stopped_positions(parts, positions)
         proving.close()  # free its memory before writing
         check_requirements(result, require_all=require_all)
         rewriting.finish(parts)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from edge_opt.attention.block import NotABlock
 from edge_opt.attention.find import find_blocks, find_mask
-from edge_opt.base.record import Record, to_json
+from edge_opt.base.record import Record
 from edge_opt.base.words import many, shortened
 from edge_opt.conversion import convert
 from edge_opt.conversion.models import choose_parts, close_inputs, find_unsound
@@ -98,16 +98,6 @@ class Inspection(Record):
     def __repr__(self) -> str:
         entries = ", ".join(f"{one.name}: {one.operators} operators" for one in self.signatures)
         return f"Inspection({self.file!r}, {entries}; {many(len(self.attention), 'attention block')})"
-
-    def block_at(self, site: Site) -> AttentionBlock | None:
-        """The attention block at a site, if there is one and its form is known."""
-        place = site.signature, site.operator
-        return next((block for block in self.attention if (block.signature, block.softmax) == place), None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values for `--json`; each site has its attention block."""
-        sites = [{**site.to_dict(), "attention": to_json(self.block_at(site))} for site in self.sites]
-        return {**Record.to_dict(self), "sites": sites}
 
 
 def inspect(

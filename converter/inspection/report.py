@@ -21,11 +21,12 @@ from typing import Any
 from edge_opt.base.atomic import AnyPath, resolve_target, write_whole
 from edge_opt.base.errors import UsageError
 from edge_opt.base.record import to_json
-from edge_opt.base.words import one_line
+from edge_opt.base.words import many, one_line
 from edge_opt.conversion import ConversionResult
 from edge_opt.conversion.result import entry_points, headline, proof, unsound
 from edge_opt.conversion.run import GENERIC
 from edge_opt.inspection.picture import Example, find_example
+from edge_opt.ir.composites import composites
 from edge_opt.targets import TargetLike, lint, load_target
 
 FORMATS = (".json", ".md", ".html")
@@ -159,10 +160,11 @@ def to_markdown(title: str, summary: str, sections: Iterable[tuple[str, Part]], 
         if isinstance(part, str):
             parts.append(_text(part))
         elif isinstance(part, Example):
-            for caption, operators in part.versions().items():
+            for word, operators in (("before", part.before), ("after", part.after)):
+                contents = [f"{many(len(operators), 'operator')} {word}", *map(str, composites(operators))]
                 listed = (f"    {one_line(line)}" for line in part.lines(operators))
                 graph = f"```mermaid\n{part.mermaid(operators)}\n```" if drawn else "\n".join(listed)
-                parts += [f"{_text(caption)}:", graph]
+                parts += [f"{_text(', '.join(contents))}:", graph]
         else:
             head, *body = (f"| {' | '.join(map(_text, row))} |" for row in part)
             parts.append("\n".join([head, "|" + " --- |" * len(part[0]), *body]))
