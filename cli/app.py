@@ -10,7 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any
 
 import typer
@@ -90,11 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     output.make_tolerant()
     try:
         with _signals_as_interrupts(received):
-            code = _run(given)
-        output.write("")  # an error that only appears on flushing
-        return code
+            return _run(given)
     except BrokenPipeError:
-        output.discard_rest()
         return EXIT_BROKEN_PIPE
     except (Exception, KeyboardInterrupt) as error:
         code, sentence = _ending(error, received)
@@ -102,10 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             result, message = getattr(error, "result", None), sentence.removeprefix("error: ")
             known = {} if result is None else result.to_dict()
             known["error"] = {"type": type(error).__name__, "message": message, "exit_code": code}
-            try:
+            with suppress(BrokenPipeError, EdgeOptError):
                 output.say_json(known)
-            except (OSError, EdgeOptError):
-                output.discard_rest()
         output.complain(f"{PROGRAM}: {sentence}")
         return code
 

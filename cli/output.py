@@ -79,15 +79,6 @@ def bar(*, wanted: bool = True) -> Iterator[Progress | None]:
         yield update
 
 
-def discard_rest() -> None:
-    """Discard buffered output, so that the interpreter exits without an error message."""
-    if sys.stdout is not None:
-        with contextlib.suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, sys.stdout.fileno())
-            os.close(nowhere)
-
-
 def table(rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:
     """Align rows in columns; all but the first `left` columns are right-aligned."""
     cells = [[one_line(cell) for cell in row] for row in rows]
@@ -110,8 +101,12 @@ def write(text: str) -> None:
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:
-        raise
     except OSError as error:
-        discard_rest()
+        # Else the interpreter fails to write the rest when it exits, and complains.
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
+        if isinstance(error, BrokenPipeError):
+            raise
         raise OutputError(f"standard output could not be written: {error.strerror}") from error

@@ -196,7 +196,7 @@ class _Rewriting:
         for name, graph in model.entry_points():
             if part.signature(name) in wanted:
                 owners.setdefault(graph, name)
-        usage, before = cleanup.parts_in_use(model), _sizes(model)
+        usage, before = cleanup.parts_in_use(model), {graph: _size(graph) for graph in model.subgraphs}
         old = [tensor for graph in model.subgraphs for tensor in graph.tensors]
         # An estimate: most sites are at a SOFTMAX, and most passes find none in a given model.
         self.expected = done + sum(one.name == "SOFTMAX" for graph in owners for one in graph.operators)
@@ -233,28 +233,24 @@ class _Rewriting:
             self.progress("rewriting", len(sites), max(self.expected, len(sites)))
 
 
-def _sizes(model: Model) -> dict[str, tuple[int, int]]:
-    """The number of operators of each entry point, and the bytes of the largest tensor that they produce."""
-    sizes = {}
-    for name, graph in model.entry_points():
-        tensors = [tensor for operator in graph.operators for tensor in operator.outputs]
-        largest = max((tensor.dtype.byte_size(tensor.elements) or 0 for tensor in tensors), default=0)
-        sizes[name] = len(graph), largest
-    return sizes
+def _size(graph: Subgraph) -> tuple[int, int]:
+    """The number of operators, and the bytes of the largest tensor that they produce."""
+    tensors = [tensor for operator in graph.operators for tensor in operator.outputs]
+    return len(graph), max((tensor.dtype.byte_size(tensor.elements) or 0 for tensor in tensors), default=0)
 
 
 def _summaries(
-    part: Part, owners: Mapping[Subgraph, str], before: Mapping[str, tuple[int, int]], sites: list[Site]
+    part: Part, owners: Mapping[Subgraph, str], before: Mapping[Subgraph, tuple[int, int]], sites: list[Site]
 ) -> Iterator[SignatureSummary]:
     """Each entry point before and after; in a helper, only those with sites."""
-    after, entries = _sizes(part.model), part.model.entry_points()
+    entries = part.model.entry_points()
     for name, graph in entries:
         owner = part.signature(owners.get(graph, name))
         own = [site for site in sites if site.signature == owner]
         blocks = [site.status for site in own if (site.heads or 0) > 1]
         shares = tuple(part.signature(other) for other, its in entries if its is graph and other != name)
         if own or not part.is_helper:
-            operators, largest = zip(before[name], after[name], strict=True)
+            operators, largest = zip(before[graph], _size(graph), strict=True)
             split = blocks.count(Status.CONVERTED)
             yield SignatureSummary(part.signature(name), *operators, *largest, len(blocks), split, shares)
 

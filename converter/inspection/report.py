@@ -31,7 +31,6 @@ from edge_opt.targets import TargetLike, lint, load_target
 
 FORMATS = (".json", ".md", ".html")
 _NO_LINT = "No known problems with the result on this target."
-_NO_SITES = "No pass applies to this model."
 _MARKS = re.compile(r"[\\`*\[\]|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|#(?=\s*$)")
 _TAGS = {"&": "&amp;", "<": "&lt;"}
 
@@ -69,7 +68,7 @@ class Report:
             for why in [one.reason or proof(one)]
         ]
         yield "Signatures", entry_points(result)
-        yield "Sites", [heads, *sites] if sites else _NO_SITES
+        yield "Sites", [heads, *sites] if sites else "No pass applies to this model."
         if result.whole:
             rows = [(one.name, one.outcome, str(one.allowance)) for one in result.whole]
             yield "The whole models, before and after", [("signature", "found", "required"), *rows]
@@ -77,8 +76,7 @@ class Report:
         yield f"Findings for {result.target}", findings if self.lint else _NO_LINT
         if self.example is not None:
             yield f"One block of {self.example.signature}", self.example
-        origin = [*self.origin.items(), ("time", f"{result.seconds:.1f} s")]
-        yield "Origin", [("", ""), *origin]
+        yield "Origin", [("", ""), *self.origin.items(), ("time", f"{result.seconds:.1f} s")]
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON values: those of `convert --json`, plus origin, summary, findings and example."""
