@@ -87,13 +87,11 @@ def stopped_positions(parts: Iterable[Part], positions: int) -> Iterator[Unsound
     entries = [(part.kind, *entry) for part in parts for entry in part.model.entry_points()]
     found = ((kind, name, rotary) for kind, name, graph in entries for rotary in find_rotary(graph))
     for kind, signature, rotary in found:
-        last = None
         with suppress(RefusedError):  # positions that cannot be followed
-            last = rotary.last_position(positions)
-        if last is not None:
-            text = f"is wrong after position {last} of {positions}, because RoPE's integers end there"
-            where = signature, rotary.result.name
-            yield Unsound("positions-stop", *where, text, "run position_table on this signature", kind)
+            if (last := rotary.last_position(positions)) is not None:
+                text = f"is wrong after position {last} of {positions}, because RoPE's integers end there"
+                where = signature, rotary.result.name
+                yield Unsound("positions-stop", *where, text, "run position_table on this signature", kind)
 
 
 def close_inputs(parts: Sequence[Part], shapes: Mapping[str, Sequence[int]], *, verify: bool = False) -> None:
@@ -106,11 +104,11 @@ def close_inputs(parts: Sequence[Part], shapes: Mapping[str, Sequence[int]], *, 
             operators do not support the shapes.
         UnverifiedChangeError: a constant differs from what the runtime computes.
     """
-    available = [key for part in parts for keys, _ in _inputs(part) for key in keys]
+    names = [keys for part in parts for keys, _ in _inputs(part)]
     for key in shapes:
-        if key not in available:
-            short = (keys[0] for part in parts for keys, _ in _inputs(part))
-            raise unknown("input", key, dict.fromkeys(available if "/" in key else short))
+        if not any(key in keys for keys in names):
+            known = (name for keys in names for name in (keys if "/" in key else keys[:1]))
+            raise unknown("input", key, dict.fromkeys(known))
     for part in parts:
         chosen = _chosen(part, shapes)
         if not chosen:

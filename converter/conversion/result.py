@@ -167,7 +167,6 @@ def headline(result: ConversionResult) -> str:
 
 
 def _verified(result: ConversionResult) -> str:
-    """How the converted sites were verified."""
     if result.verified == "none" or not result.converted:
         return ", not verified (--verify none)" if result.converted else ""
     proofs = [site.proof for site in result.converted if site.proof is not None]
@@ -219,7 +218,6 @@ def proof(site: Site) -> str:
 
 
 def _ran(site: Site) -> str:
-    """What was run to verify a converted site."""
     if site.proof is None:
         return "not run"
     return "of the same structure, not run" if site.proof.like else extent(site.proof.ran)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from edge_opt.attention.block import NotABlock
 from edge_opt.attention.find import find_blocks, find_mask
@@ -22,15 +22,13 @@ from edge_opt.shapes import ShapeReport, shape_report
 from edge_opt.soundness import Unsound
 from edge_opt.targets import Finding, TargetLike, lint, load_target
 
-Form = Literal["multi-head", "single-head"]
-
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlock(Record):
     """One attention block, sizes as in its matmuls; `mask` names the input that it is made from, or else its tensor."""
 
     signature: str
-    form: Form
+    form: str
     heads: int
     kv_heads: int
     head_size: int
@@ -169,7 +167,7 @@ def _attention(model: Model, name: str, graph: Subgraph) -> list[AttentionBlock 
     blocks: list[AttentionBlock | None] = []
     for match in find_blocks(graph):
         if not isinstance(match, NotABlock):
-            form: Form = "multi-head" if match.heads > 1 else "single-head"
+            form = "multi-head" if match.heads > 1 else "single-head"
             sizes = match.heads, match.kv_heads, match.head_size, match.query_length, match.key_lengths
             softmax = match.softmax.outputs[0].name
             blocks.append(AttentionBlock(name, form, *sizes, _mask(match.softmax, labels), softmax))
