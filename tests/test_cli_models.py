@@ -136,26 +136,16 @@ def test_models_that_differ_are_exit_1(
     assert "prefill_8" in ran.out
 
 
-def test_golden_records_beside_the_model_and_replaces_nothing(tmp_path: Path, capsys: Captured) -> None:
-    model = tmp_path / "gemma.tflite"
-    model.write_bytes(DEMO.read_bytes())
-    assert f"golden check MODEL {tmp_path}/gemma.golden.npz" in run(capsys, "golden", "record", model).out
-    assert run(capsys, "golden", "check", model, tmp_path / "gemma.golden.npz").code == 0
-    assert "--force" in run(capsys, "golden", "record", model).failed_in_one_sentence(2)
-    over = run(capsys, "golden", "record", model, "-o", model, "--force").failed_in_one_sentence(2)
-    assert "is the input itself" in over
-    assert model.read_bytes() == DEMO.read_bytes()
-
-
-def test_golden_records_checks_and_replaces_a_file_with_force(tmp_path: Path, capsys: Captured) -> None:
-    golden = tmp_path / "g.npz"
+def test_golden_records_beside_the_model_and_replaces_only_with_force(demo: Path, capsys: Captured) -> None:
+    golden, model = demo.with_name("gemma.golden.npz"), demo
     golden.write_text("precious")
-    before = state(tmp_path)
-    assert "--force" in run(capsys, "golden", "record", DEMO, "-o", golden).failed_in_one_sentence(2)
-    assert state(tmp_path) == before
-    run(capsys, "golden", "check", DEMO, golden).failed_in_one_sentence(3)
-    assert run(capsys, "golden", "record", DEMO, "-o", golden, "--force").code == 0
-    assert run(capsys, "golden", "check", DEMO, golden).code == 0
+    before = state(demo.parent)
+    run(capsys, "golden", "check", model, golden).failed_in_one_sentence(3)
+    for given, said in (((), "--force"), (("-o", model, "--force"), "is the input itself")):
+        assert said in run(capsys, "golden", "record", model, *given).failed_in_one_sentence(2)
+    assert state(demo.parent) == before
+    assert f"golden check MODEL {golden}" in run(capsys, "golden", "record", model, "--force").out
+    assert run(capsys, "golden", "check", model, golden).code == 0
     ran = run(capsys, "golden", "check", QUANTIZED, golden)
     assert (ran.code, ran.err) == (1, "")
     assert "Different:" in ran.out
