@@ -150,7 +150,10 @@ def _ending(error: BaseException, received: Sequence[signal.Signals]) -> tuple[i
     if isinstance(error, EdgeOptError):
         return error.exit_code, f"error: {in_options(str(error))}"
     if isinstance(error, _ParseError):
-        return EXIT_USAGE, f"error: {_usage_sentence(error)}"
+        usage: Any = error
+        message = " ".join(usage.format_message().split()).rstrip(".").replace("Value error, ", "")
+        command = getattr(getattr(usage, "ctx", None), "command_path", PROGRAM)
+        return EXIT_USAGE, f"error: {message} (see `{command} --help`)"
     what = " ".join(f"{type(error).__name__}: {error}".split())
     return output.EXIT_BUG, (
         f"error: this is a bug in edge-opt, please report it with the command and the model's source: {what} "
@@ -175,10 +178,3 @@ def in_options(text: str) -> str:
         return name if value in {"True", "..."} else f"{name} {value}"
 
     return _ARGUMENT.sub(option, text)
-
-
-def _usage_sentence(error: Any) -> str:
-    """Typer's usage error in one line, with the `--help` command to run."""
-    message = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
-    context = getattr(error, "ctx", None)
-    return f"{message} (see `{PROGRAM if context is None else context.command_path} --help`)"

@@ -103,10 +103,6 @@ def show_inspection(found: Inspection) -> None:
         output.say("", *_signature_lines(name, contents.get(name)), *_site_lines(found, name))
     if not found.compiled:
         output.say("", f"Target of the conversion: {found.target or GENERIC}.")
-    _show_findings(found)
-
-
-def _show_findings(found: Inspection) -> None:
     if found.caches.caches:
         output.say("", *found.caches.lines())
     if found.soundness:

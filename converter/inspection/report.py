@@ -133,10 +133,6 @@ def conversion_report(result: ConversionResult, *, target: TargetLike | None = N
     """
     lints = [] if result.model is None else lint(result.model, load_target(target or GENERIC))
     findings = [*(("error", text) for text in unsound(result)), *((one.severity, str(one)) for one in lints)]
-    return Report(result, find_example(result), findings, _origin(result))
-
-
-def _origin(result: ConversionResult) -> dict[str, str]:
     origin = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "edge-opt": version("edge-opt"),
@@ -147,7 +143,7 @@ def _origin(result: ConversionResult) -> dict[str, str]:
         if path is not None and Path(path).is_file():
             with Path(path).open("rb") as file:
                 origin[f"{name}, SHA-256"] = hashlib.file_digest(file, "sha256").hexdigest()
-    return origin
+    return Report(result, find_example(result), findings, origin)
 
 
 def to_markdown(title: str, summary: str, sections: Iterable[tuple[str, Part]], *, drawn: bool = True) -> str:
