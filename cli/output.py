@@ -90,12 +90,7 @@ def table(rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:
 
 
 def write(text: str) -> None:
-    """Write text to standard output and flush it.
-
-    Raises:
-        OutputError: standard output cannot be written.
-        BrokenPipeError: its reader has closed the pipe.
-    """
+    """Write text and flush it; OutputError if that fails, BrokenPipeError if the reader has closed the pipe."""
     if sys.stdout is None:
         return
     try:

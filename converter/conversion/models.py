@@ -31,9 +31,7 @@ Sections = Literal["prefill-decode", "all"]
 def choose_parts(opened: Opened, sections: Sections = "prefill-decode") -> list[Part]:
     """Models to convert: in a bundle, the prefill/decode model or `all`, then an auxiliary model as a helper.
 
-    Raises:
-        ModelFormatError: a chosen model is not valid.
-        UsageError: `sections` is unknown, or the bundle has no prefill/decode model.
+    UsageError if `sections` is unknown or the bundle has no prefill/decode model, ModelFormatError if that is invalid.
     """
     if sections not in get_args(Sections):
         raise unknown("choice of sections", sections, get_args(Sections))
@@ -97,12 +95,9 @@ def stopped_positions(parts: Iterable[Part], positions: int) -> Iterator[Unsound
 def close_inputs(parts: Sequence[Part], shapes: Mapping[str, Sequence[int]], *, verify: bool = False) -> None:
     """Give inputs static shapes, by `NAME` (in each signature with it), `signature/NAME` or `model/signature/NAME`.
 
-    With `verify`, values that become constant are compared with those that the runtime computes.
-
-    Raises:
-        UsageError: an input is unknown, its shape does not fit, another input of its signature stays open, or
-            operators do not support the shapes.
-        UnverifiedChangeError: a constant differs from what the runtime computes.
+    UsageError if an input is unknown, its shape does not fit, another input of its signature stays open, or operators
+    do not support the shapes. With `verify`, values that become constant are compared with those that the runtime
+    computes: UnverifiedChangeError if one differs.
     """
     names = [keys for part in parts for keys, _ in _inputs(part)]
     for key in shapes:

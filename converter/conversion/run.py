@@ -264,8 +264,7 @@ def _compare_whole(
 ) -> None:
     """Compare the source models with the written ones or, in a dry run, with those in memory.
 
-    Raises:
-        DifferenceFoundError: an output differs by more than the rewrites allow.
+    DifferenceFoundError if an output differs by more than the rewrites allow.
     """
     before = {part.index: part for part in Opened(source).parts}
     after = {} if written is None else {part.index: part for part in Opened(written).parts}

@@ -44,8 +44,7 @@ class Caches(Record):
 def find_caches(model: Model, bundle: Bundle | None = None) -> Caches:
     """Caches with a separate output for the new part, as in exports for NPUs; `bundle` contains the model.
 
-    Raises:
-        ModelFormatError: the bundle's executor metadata is damaged.
+    ModelFormatError if the bundle's executor metadata is damaged.
     """
     metadata = read_executor_metadata(bundle)
     found: dict[str, tuple[int, int]] = {}

@@ -108,14 +108,11 @@ class Report:
         write_whole(path, text.encode(errors="backslashreplace"), overwrite=overwrite)
 
 
-def check_report_path(
-    path: AnyPath, *, overwrite: bool = False, others: Iterable[AnyPath | None] = ()
-) -> None:
-    """Check before a conversion that a report can be written to `path`, which must not be one of `others`.
+def check_report_path(path: AnyPath, *, overwrite: bool, others: Iterable[AnyPath | None] = ()) -> None:
+    """Check before a conversion that a report can be written to `path`.
 
-    Raises:
-        UsageError: no format has that suffix, the file exists and `overwrite` is False, or it is one of `others`.
-        OutputError: its folder does not exist.
+    UsageError if no format has that suffix, the file exists and `overwrite` is False, or it is one of `others`;
+    OutputError if it cannot be written.
     """
     if Path(path).suffix.lower() not in FORMATS:
         raise UsageError(f"report {path}: the ending must be one of {', '.join(FORMATS)}")
