@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal, get_args
@@ -97,12 +97,10 @@ def convert(
     with ExitStack() as stack:
         stack.enter_context(restored_on_failure(source))
         proving = stack.enter_context(ExitStack())
-        prover = None
+        opened, prover = Opened(source), None
         if verify != "none":
-            name = str(source) if isinstance(source, str | os.PathLike) else ""
-            prover = proving.enter_context(RegionProver(model=name))
+            prover = proving.enter_context(RegionProver(model=opened.path or ""))
             prover.start()  # its imports overlap with reading the model
-        opened = Opened(source)
         parts = models.choose_parts(opened, sections)
         check_not_compiled(parts[0].model, opened.path)
         destination = None if dry_run else _destination(opened, output, overwrite=overwrite)
@@ -120,7 +118,6 @@ def convert(
             result.soundness += models.stopped_positions(parts, positions)
         proving.close()  # free its memory before writing
         check_requirements(result, require_all=require_all)
-        rewriting.finish(parts)
         check = partial(_compare_whole, result, parts, source, progress) if verify == "full" else None
         if destination is not None:
             on_bytes = None if progress is None else partial(progress, "writing")
@@ -184,11 +181,14 @@ class _Rewriting:
     positions: int | None
     exported: Mapping[str, Subgraph]
     progress: Progress | None
-    ledgers: list[Ledger] = field(default_factory=list)
     expected: int = 0
 
     def rewrite(self, part: Part, wanted: frozenset[str]) -> None:
-        """Run the passes on the `wanted` entry points of a model; on a helper, only `PositionTable`."""
+        """Run the passes on the `wanted` entry points of a model (on a helper, only `PositionTable`).
+
+        Weights and operator codes are then stored as the target needs them. UnverifiedChangeError if any change of an
+        entry point was not verified.
+        """
         model, done = part.model, len(self.result.sites)
         passes = [one for one in self.passes if not part.is_helper or one.name == PositionTable.name]
         # A subgraph of several signatures is rewritten once, under the first name.
@@ -204,7 +204,6 @@ class _Rewriting:
             for site in chosen.mend(model):
                 self._add(replace(site, signature=part.signature(site.signature)))
         ledgers = {graph: Ledger(model, graph) for _, graph in model.entry_points()}
-        self.ledgers += ledgers.values()
         with doubted(model.subgraphs):
             for graph, name in owners.items():
                 facts = self.target, Constants(model), self.prover, self._add, self.positions, self.exported
@@ -217,13 +216,9 @@ class _Rewriting:
             cleanup.name_apart(model, old)
             part.changed = True
         self.result.signatures += _summaries(part, owners, before, sites)
-
-    def finish(self, parts: Sequence[Part]) -> None:
-        """Store weights and operator codes as the target needs them, and check that all changes were verified."""
-        for part in parts:
-            part.changed |= self.target.external_weights is False and cleanup.take_weights_inside(part.model)
-            part.changed |= self.target.new_operator_codes is False and cleanup.fill_old_codes(part.model)
-        for ledger in self.ledgers:
+        part.changed |= self.target.external_weights is False and cleanup.take_weights_inside(model)
+        part.changed |= self.target.new_operator_codes is False and cleanup.fill_old_codes(model)
+        for ledger in ledgers.values():
             ledger.check()
 
     def _add(self, site: Site) -> None:
