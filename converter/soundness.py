@@ -70,7 +70,7 @@ _Problem: TypeAlias = tuple[str, str, str]
 """Rule, message and remedy, as in `Unsound`."""
 
 
-def broken_ranges(model: Model) -> Iterator[Unsound]:
+def broken_ranges(model: Model, model_type: str = "") -> Iterator[Unsound]:
     """Products that are always 0 or clipped, values that are always clipped, logits that depend only on the mask."""
     entries = {graph: name for name, graph in reversed(model.entry_points())}
     named = [each.outputs for each in model.signatures] + [each.inputs for each in model.signatures]
@@ -82,7 +82,7 @@ def broken_ranges(model: Model) -> Iterator[Unsound]:
             if found is not None:
                 rule, message, remedy = found
                 where = entries.get(graph, graph.name), operator.outputs[0].name
-                yield Unsound(rule, *where, message, remedy)
+                yield Unsound(rule, *where, message, remedy, model_type)
 
 
 def _product(operator: Operator, labels: Mapping[Tensor, str]) -> Iterator[_Problem]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from numbers import Integral
 from typing import Literal, get_args
 
@@ -72,12 +71,8 @@ def positions_in(opened: Opened, parts: Iterable[Part]) -> int | None:
 
 def find_unsound(opened: Opened) -> list[Unsound]:
     """Broken quantization in a model, or in every model of a bundle."""
-    return [
-        replace(one, model=part.kind)
-        for part in opened.parts
-        if _is_readable(part)
-        for one in broken_ranges(part.model)
-    ]
+    parts = filter(_is_readable, opened.parts)
+    return [one for part in parts for one in broken_ranges(part.model, part.kind)]
 
 
 def stopped_positions(parts: Iterable[Part], positions: int) -> Iterator[Unsound]:

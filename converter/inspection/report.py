@@ -117,9 +117,8 @@ def check_report_path(path: AnyPath, *, overwrite: bool, others: Iterable[AnyPat
     if Path(path).suffix.lower() not in FORMATS:
         raise UsageError(f"report {path}: the ending must be one of {', '.join(FORMATS)}")
     target = resolve_target(path, overwrite=overwrite)
-    for other in others:
-        if other is not None and Path(other).resolve() == target:
-            raise UsageError(f"report {path} is a file that this run reads or writes: give another name")
+    if target in (Path(other).resolve() for other in others if other is not None):
+        raise UsageError(f"report {path} is a file that this run reads or writes: give another name")
 
 
 def conversion_report(result: ConversionResult, *, target: TargetLike | None = None) -> Report:
