@@ -24,7 +24,6 @@ from edge_opt.passes.mha_to_sha import MhaToSha
 ROOT = Path(__file__).resolve().parent.parent
 FILES = {f"demo_gemma3{kind}{opt}.tflite" for kind in ("", "_a16w8") for opt in ("", ".opt")}
 CONTENT = DEMO.read_bytes()
-OTHER = NO_ATTENTION.replace("float32(0.5)", "float32(0.51)")
 REFUSES_SPLIT = 'name = "picky"\nsummary = "no SPLIT, no UNPACK"\nrefused_operators = ["SPLIT", "UNPACK"]\n'
 
 
@@ -38,11 +37,6 @@ def picky(tmp_path: Path) -> Path:
     path = tmp_path / "picky.toml"
     path.write_text(REFUSES_SPLIT)
     return path
-
-
-@pytest.fixture
-def pair(tmp_path: Path) -> tuple[Path, Path]:
-    return written(tmp_path, NO_ATTENTION, "a.tflite"), written(tmp_path, OTHER, "b.tflite")
 
 
 def steady(text: str, folder: Path) -> str:
@@ -123,9 +117,9 @@ def test_a_shape_that_the_file_has_wrong_is_exit_1(tmp_path: Path, capsys: Captu
     assert {"tensor": "half", "recorded": [1, 5], "inferred": [1, 4]}.items() <= found[0].items()
 
 
-def test_models_that_differ_are_exit_1(
-    pair: tuple[Path, Path], capsys: Captured, snapshot: SnapshotAssertion
-) -> None:
+def test_models_that_differ_are_exit_1(tmp_path: Path, capsys: Captured, snapshot: SnapshotAssertion) -> None:
+    other = NO_ATTENTION.replace("float32(0.5)", "float32(0.51)")
+    pair = written(tmp_path, NO_ATTENTION, "a.tflite"), written(tmp_path, other, "b.tflite")
     ran = run(capsys, "compare", *pair)
     assert (ran.code, ran.err, ran.out) == (1, "", snapshot)
     ran = run(capsys, "compare", *pair, "--atol", "0.1", "--seed", 3, "--json")

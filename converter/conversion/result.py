@@ -116,9 +116,8 @@ class ConversionResult(Record):
         """
         groups: dict[tuple[Status, str, str], list[Site]] = defaultdict(list)
         for site in self.sites:
-            is_converted = site.status is Status.CONVERTED
             if site.status is not Status.SETTLED or (self.converted and (site.heads or 0) > 1):
-                groups[site.status, site.pass_name, site.note if is_converted else site.reason].append(site)
+                groups[site.status, site.pass_name, site.note or site.reason].append(site)
         lines = []
         for (status, name, text), sites in sorted(groups.items(), key=lambda one: _ORDER.index(one[0][0])):
             what = f"{many(len(sites), 'site')} of {name}{':' * (status is Status.SETTLED)} {status}"
@@ -126,10 +125,10 @@ class ConversionResult(Record):
                 ways = Counter(_ran(site) for site in sites)
                 parts = [f"{number} {way}" if len(ways) > 1 else way for way, number in ways.items()]
                 lines.append(f"{what}: {'; '.join(filter(None, (*parts, text)))}")
-                continue
-            places = ", ".join(f"{site.signature}#{site.index}" for site in sites[:_SITES_NAMED])
-            more = f" and {len(sites) - _SITES_NAMED} more" if len(sites) > _SITES_NAMED else ""
-            lines.append(f"{what} ({places}{more}): {text}")
+            else:
+                places = ", ".join(f"{site.signature}#{site.index}" for site in sites[:_SITES_NAMED])
+                more = f" and {len(sites) - _SITES_NAMED} more" if len(sites) > _SITES_NAMED else ""
+                lines.append(f"{what} ({places}{more}): {text}")
         lines += unsound(self)
         lines += [f"{one.name}: {one.outcome}; required: {one.allowance}" for one in self.whole]
         return "\n".join(map(one_line, [headline(self), *(f"  {line}" for line in lines)]))
