@@ -210,12 +210,13 @@ def test_as_many_tiny_tables_as_are_allowed_are_read_in_time() -> None:
 
 
 def test_the_error_names_table_field_and_offset() -> None:
-    with pytest.raises(ModelFormatError, match=r"^Tensor\.shape: "):
+    with pytest.raises(ModelFormatError) as caught:
         read_model(with_field(0, "I", 0x7FFFFFFF, *TENSOR))
+    assert (caught.value.table, caught.value.field) == ("Tensor", "shape")
     (text,) = SENTENCES["is not valid UTF-8"]
-    place = text.index(b"w\xe4")
-    with pytest.raises(ModelFormatError, match=rf"^Model\b.* \(at byte {place}\)$"):
+    with pytest.raises(ModelFormatError) as caught:
         read_model(text)
+    assert (caught.value.table, caught.value.offset) == ("Model", text.index(b"w\xe4"))
 
 
 @pytest.mark.parametrize(

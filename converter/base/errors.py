@@ -37,6 +37,9 @@ class ModelFormatError(EdgeOptError):
         where = f"{place}: " if place else ""
         at = f" (at byte {offset})" if offset is not None else ""
         super().__init__(f"{where}{message}{at}")
+        self.table = table
+        self.field = field
+        self.offset = offset
 
 
 class OutputError(EdgeOptError):
