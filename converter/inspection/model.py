@@ -1,7 +1,7 @@
 """Inspects a model: its contents, which attention a conversion would rewrite, and why the rest would be skipped."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -139,7 +139,7 @@ def inspect(
     )
     opened_up = _with_open_composites(model)
     for (name, graph), (_, seen) in zip(model.entry_points(), opened_up.entry_points(), strict=True):
-        blocks = _attention(opened_up, name, seen)
+        blocks = [*_attention(opened_up, name, seen)]
         inspection.attention += filter(None, blocks)
         inspection.signatures.append(_content(model, name, graph, blocks.count(None)))
     if inspection.compiled:
@@ -161,19 +161,17 @@ def _content(model: Model, name: str, graph: Subgraph, unmatched: int) -> Signat
     return SignatureContent(name, len(graph.operators), counts, inputs, results, found, unmatched)
 
 
-def _attention(model: Model, name: str, graph: Subgraph) -> list[AttentionBlock | None]:
+def _attention(model: Model, name: str, graph: Subgraph) -> Iterator[AttentionBlock | None]:
     """Attention blocks of an entry point; None for an unknown form."""
     labels = {tensor: label for label, tensor in model.arguments(name)[1].items()}
-    blocks: list[AttentionBlock | None] = []
     for match in find_blocks(graph):
         if not isinstance(match, NotABlock):
             form = "multi-head" if match.heads > 1 else "single-head"
             sizes = match.heads, match.kv_heads, match.head_size, match.query_length, match.key_lengths
             softmax = match.softmax.outputs[0].name
-            blocks.append(AttentionBlock(name, form, *sizes, _mask(match.softmax, labels), softmax))
+            yield AttentionBlock(name, form, *sizes, _mask(match.softmax, labels), softmax)
         elif match.is_attention:
-            blocks.append(None)
-    return blocks
+            yield None
 
 
 def _mask(softmax: Operator, arguments: Mapping[Tensor, str]) -> str | None:
