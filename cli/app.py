@@ -10,7 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any
 
 import typer
@@ -90,11 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     output.make_tolerant()
     try:
         with _signals_as_interrupts(received):
-            code = _run(given)
-        output.flush()
-        return code
+            return _run(given)
     except BrokenPipeError:
-        output.discard_rest()
         return EXIT_BROKEN_PIPE
     except (Exception, KeyboardInterrupt) as error:
         code, sentence = _ending(error, received)
@@ -102,10 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             result, message = getattr(error, "result", None), sentence.removeprefix("error: ")
             known = {} if result is None else result.to_dict()
             known["error"] = {"type": type(error).__name__, "message": message, "exit_code": code}
-            try:
+            with suppress(BrokenPipeError, EdgeOptError):
                 output.say_json(known)
-            except (OSError, EdgeOptError):
-                output.discard_rest()
         output.complain(f"{PROGRAM}: {sentence}")
         return code
 
@@ -140,7 +135,7 @@ def _run(arguments: list[str]) -> int:
     except typer.Exit as end:  # help and version
         return end.exit_code
     except OSError:
-        output.flush()  # if help could not be printed, this raises an error that says why
+        output.write("")  # if help could not be printed, this raises an error that says why
         raise
 
 
@@ -155,7 +150,10 @@ def _ending(error: BaseException, received: Sequence[signal.Signals]) -> tuple[i
     if isinstance(error, EdgeOptError):
         return error.exit_code, f"error: {in_options(str(error))}"
     if isinstance(error, _ParseError):
-        return EXIT_USAGE, f"error: {_usage_sentence(error)}"
+        usage: Any = error
+        message = " ".join(usage.format_message().split()).rstrip(".").replace("Value error, ", "")
+        command = getattr(getattr(usage, "ctx", None), "command_path", PROGRAM)
+        return EXIT_USAGE, f"error: {message} (see `{command} --help`)"
     what = " ".join(f"{type(error).__name__}: {error}".split())
     return output.EXIT_BUG, (
         f"error: this is a bug in edge-opt, please report it with the command and the model's source: {what} "
@@ -180,10 +178,3 @@ def in_options(text: str) -> str:
         return name if value in {"True", "..."} else f"{name} {value}"
 
     return _ARGUMENT.sub(option, text)
-
-
-def _usage_sentence(error: Any) -> str:
-    """Typer's usage error in one line, with the `--help` command to run."""
-    message = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
-    context = getattr(error, "ctx", None)
-    return f"{message} (see `{PROGRAM if context is None else context.command_path} --help`)"

@@ -145,7 +145,7 @@ def record(
     overwrite: options.ForceOption = False,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
-) -> int:
+) -> None:
     """Run a model and record its outputs."""
     from edge_opt.base.words import size
     from edge_opt.comparison.golden import record
@@ -154,7 +154,6 @@ def record(
     found = {"written": str(written), "bytes": written.stat().st_size}
     text = f"{written} ({size(written.stat().st_size)}): check a model with `edge-opt golden check MODEL {written}`"
     output.answer(found, lambda _: output.say(text), as_json=as_json, quiet=quiet)
-    return 0
 
 
 def check(
@@ -190,7 +189,7 @@ def passes(
     name: Annotated[str | None, argument("A pass to describe.", "NAME")] = None,
     *,
     as_json: options.JsonOption = False,
-) -> int:
+) -> None:
     """List the passes in the order they run, or describe one."""
     from inspect import getdoc
 
@@ -208,14 +207,13 @@ def passes(
         lines = [f"{name} {summary}.", "", *identity.splitlines(), "", f"Results must be {demand}."]
     listed = {"passes": [dict(zip(names, row, strict=True)) for row in rows]}
     output.answer(listed, lambda _: output.say(*lines), as_json=as_json)
-    return 0
 
 
 def targets(
     name: Annotated[str | None, argument("A target to print.", "NAME")] = None,
     *,
     as_json: options.JsonOption = False,
-) -> int:
+) -> None:
     """List the bundled targets, or print one as a target file."""
     from edge_opt.targets import load_target, target_names
     from edge_opt.targets.target import to_toml
@@ -224,4 +222,3 @@ def targets(
     rows = [("target", "form", "what it is"), *((one.name, one.form, one.summary) for one in chosen)]
     lines = output.table(rows, left=3) if name is None else to_toml(chosen[0]).splitlines()
     output.answer({"targets": chosen}, lambda _: output.say(*lines), as_json=as_json)
-    return 0

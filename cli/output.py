@@ -33,7 +33,7 @@ def say(*lines: str, colour: str = "") -> None:
     text = "".join(f"{one_line(line)}\n" for line in lines)
     plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
     coloured = colour and not plain and sys.stdout is not None and sys.stdout.isatty()
-    _write(f"\x1b[{colour}m{text}\x1b[0m" if coloured else text)
+    write(f"\x1b[{colour}m{text}\x1b[0m" if coloured else text)
 
 
 def answer(found: Found, show: Callable[[Found], None], *, as_json: bool, quiet: bool = False) -> None:
@@ -48,7 +48,7 @@ def say_json(value: Any) -> None:
     """Print a value as one JSON object; NaN and infinities become null."""
     from edge_opt.base.record import to_json
 
-    _write(json.dumps(to_json(value), indent=2, allow_nan=False) + "\n")
+    write(json.dumps(to_json(value), indent=2, allow_nan=False) + "\n")
 
 
 def complain(sentence: str) -> None:
@@ -79,25 +79,6 @@ def bar(*, wanted: bool = True) -> Iterator[Progress | None]:
         yield update
 
 
-def flush() -> None:
-    """Flush standard output.
-
-    Raises:
-        OutputError: standard output cannot be written.
-        BrokenPipeError: its reader has closed the pipe.
-    """
-    _write("")
-
-
-def discard_rest() -> None:
-    """Discard buffered output, so that the interpreter exits without an error message."""
-    if sys.stdout is not None:
-        with contextlib.suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, sys.stdout.fileno())
-            os.close(nowhere)
-
-
 def table(rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:
     """Align rows in columns; all but the first `left` columns are right-aligned."""
     cells = [[one_line(cell) for cell in row] for row in rows]
@@ -108,14 +89,19 @@ def table(rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:
     return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
 
 
-def _write(text: str) -> None:
+def write(text: str) -> None:
+    """Write text and flush it; OutputError if that fails, BrokenPipeError if the reader has closed the pipe."""
     if sys.stdout is None:
         return
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:
-        raise
     except OSError as error:
-        discard_rest()
+        # Else the interpreter fails to write the rest when it exits, and complains.
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
+        if isinstance(error, BrokenPipeError):
+            raise
         raise OutputError(f"standard output could not be written: {error.strerror}") from error

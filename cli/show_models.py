@@ -12,9 +12,12 @@ from edge_opt.base.words import many, shortened, size
 from edge_opt.cli import output
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.findings import ComparisonReport, FirstDifference
-from edge_opt.conversion import GENERIC, ConversionResult, convert, default_output
+from edge_opt.conversion import ConversionResult, convert
 from edge_opt.conversion.result import entry_points
-from edge_opt.inspection import Inspection, SignatureContent, find_caches, find_example
+from edge_opt.conversion.run import GENERIC, default_output
+from edge_opt.inspection import Inspection, find_example
+from edge_opt.inspection.caches import find_caches
+from edge_opt.inspection.model import SignatureContent
 from edge_opt.passes import Site, Status
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.soundness import sentences
@@ -100,10 +103,6 @@ def show_inspection(found: Inspection) -> None:
         output.say("", *_signature_lines(name, contents.get(name)), *_site_lines(found, name))
     if not found.compiled:
         output.say("", f"Target of the conversion: {found.target or GENERIC}.")
-    _show_findings(found)
-
-
-def _show_findings(found: Inspection) -> None:
     if found.caches.caches:
         output.say("", *found.caches.lines())
     if found.soundness:
@@ -140,15 +139,16 @@ def _signature_lines(name: str, content: SignatureContent | None) -> list[str]:
 def _site_lines(found: Inspection, signature: str) -> Iterator[str]:
     """The sites of a signature; equal sites share a line, since layers repeat."""
     groups: defaultdict[tuple[str, str], list[Site]] = defaultdict(list)
+    blocks = {block.softmax: block for block in found.attention if block.signature == signature}
     for site in (site for site in found.sites if site.signature == signature):
-        block = found.block_at(site) if site.pass_name == MhaToSha.name else None
+        block = blocks.get(site.operator) if site.pass_name == MhaToSha.name else None
         verdict = site.status if site.status is Status.SETTLED else f"would be {site.status}"
         detail = f" ({site.note})" if site.note else f": {site.reason}" if site.reason else ""
         groups[str(block or site.pass_name), f"{verdict}{detail}"].append(site)
     for (what, verdict), group in groups.items():
         numbers = ", ".join(f"#{one.index}" for one in group[:_SITES_NAMED])
         more = f" and {len(group) - _SITES_NAMED} more" if len(group) > _SITES_NAMED else ""
-        where = "" if found.block_at(group[0]) else f", at '{shortened(group[0].operator)}'"
+        where = "" if group[0].operator in blocks else f", at '{shortened(group[0].operator)}'"
         yield f"  {numbers}{more} {what}{where}: {verdict}"
 
 

@@ -5,7 +5,7 @@ cannot come from calibration on real inputs. The checks are independent of targe
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
@@ -65,10 +65,9 @@ class _Range(NamedTuple):
 
 
 _Problem: TypeAlias = tuple[str, str, str]  # rule, message and remedy, as in `Unsound`
-_Labels: TypeAlias = dict[Tensor, str]  # the signatures' names of tensors
 
 
-def broken_ranges(model: Model) -> Iterator[Unsound]:
+def broken_ranges(model: Model, model_type: str = "") -> Iterator[Unsound]:
     """Products that are always 0 or clipped, values that are always clipped, logits that depend only on the mask."""
     entries = {graph: name for name, graph in reversed(model.entry_points())}
     named = [each.outputs for each in model.signatures] + [each.inputs for each in model.signatures]
@@ -80,10 +79,10 @@ def broken_ranges(model: Model) -> Iterator[Unsound]:
             if found is not None:
                 rule, message, remedy = found
                 where = entries.get(graph, graph.name), operator.outputs[0].name
-                yield Unsound(rule, *where, message, remedy)
+                yield Unsound(rule, *where, message, remedy, model_type)
 
 
-def _product(operator: Operator, labels: _Labels) -> Iterator[_Problem]:
+def _product(operator: Operator, labels: Mapping[Tensor, str]) -> Iterator[_Problem]:
     """A product's range ends far below |a b| of the operands' maxima, or its step exceeds a sum of n of these."""
     left, right, result = map(_range, (*operator.inputs[:2], operator.outputs[0]))
     if result.largest < _SMALLEST_SHARE * left.largest * right.largest:
@@ -96,7 +95,7 @@ def _product(operator: Operator, labels: _Labels) -> Iterator[_Problem]:
         yield ("range-too-wide", text, _UNMASKED)
 
 
-def _taken(operator: Operator, labels: _Labels) -> Iterator[_Problem]:
+def _taken(operator: Operator, labels: Mapping[Tensor, str]) -> Iterator[_Problem]:
     """The smallest step of every operand exceeds the result's range; or an int16 ADD cannot broadcast."""
     result, steps = _range(operator.outputs[0]), [_range(tensor).step for tensor in operator.inputs]
     if steps and all(step > result.largest for step in steps):
@@ -117,7 +116,7 @@ def power_of_two(scale: float) -> bool:
     return abs(exponent - round(exponent)) < 1e-3
 
 
-def _only_the_mask(operator: Operator, _: _Labels) -> Iterator[_Problem]:
+def _only_the_mask(operator: Operator, _: Mapping[Tensor, str]) -> Iterator[_Problem]:
     """The unmasked logits of a SOFTMAX are within one step, so that the weights depend only on the mask."""
     logits = list(_origins(operator.inputs[0]))
     step = max((_range(tensor).step for tensor in logits if _range(tensor).step > 0), default=0.0)
@@ -130,7 +129,7 @@ def _only_the_mask(operator: Operator, _: _Labels) -> Iterator[_Problem]:
             yield ("mask-in-range", f"has logits in steps of {step:.3g}, but {ends}", _UNMASKED)
 
 
-_LOOKS: Final[dict[str, Callable[[Operator, _Labels], Iterator[_Problem]]]] = {
+_LOOKS: Final[dict[str, Callable[[Operator, Mapping[Tensor, str]], Iterator[_Problem]]]] = {
     **dict.fromkeys(operators_that(Effect.PRODUCT), _product),
     **dict.fromkeys(("QUANTIZE", "ADD", "SUB", "CONCATENATION"), _taken),
     "SOFTMAX": _only_the_mask,
@@ -146,7 +145,7 @@ def _range(tensor: Tensor | None) -> _Range:
     return _Range(step, largest) if math.isfinite(step) and step > 0 else _Range()
 
 
-def _named(tensor: Tensor | None, labels: _Labels) -> str:
+def _named(tensor: Tensor | None, labels: Mapping[Tensor, str]) -> str:
     """The signature's name of a tensor, or of the one that it rearranges."""
     return next((f"'{labels[origin]}'" for origin in _origins(tensor) if origin in labels), "its operand")
 

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from text_parser import parse
 
 from edge_opt.cli import main
+from edge_opt.cli.app import app
 from edge_opt.ir import save
 
 DEMO = Path(str(resources.files("edge_opt.testdata") / "demo_gemma3.tflite"))
@@ -52,6 +54,15 @@ class Ran:
         assert lines[0].startswith(SENTENCE), self.err
         assert "Traceback" not in self.err
         return lines[0].removeprefix(SENTENCE)
+
+
+def commands(group: Any = None, before: str = "") -> dict[str, Any]:
+    """Every command by its name, as typer has it."""
+    found = {}
+    for name, command in (group or typer.main.get_command(app)).commands.items():
+        inner = hasattr(command, "commands")
+        found |= commands(command, f"{name} ") if inner else {f"{before}{name}": command}
+    return found
 
 
 def run(capsys: Captured, *arguments: object) -> Ran:

@@ -11,12 +11,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 from attention_checks import attention_text
-from cli_runs import DEMO, NO_ATTENTION, SENTENCE, Captured, Patch, run, run_apart, written
+from cli_runs import DEMO, NO_ATTENTION, SENTENCE, Captured, Patch, commands, run, run_apart, written
 from syrupy.assertion import SnapshotAssertion
 from text_parser import parse
 
@@ -24,7 +22,7 @@ import edge_opt
 from edge_opt import cli, inspection
 from edge_opt.base.errors import UsageError
 from edge_opt.building import build
-from edge_opt.cli import app, models, phones
+from edge_opt.cli import models, phones
 from edge_opt.cli.app import in_options
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
@@ -41,15 +39,6 @@ COMMANDS = (
 HEAVY = "numpy rich flatbuffers ai_edge_litert torch tensorflow edge_opt.schema edge_opt.ir"
 NOTED = KeyboardInterrupt()
 NOTED.add_note("run it again to go on")
-
-
-def commands(group: Any = None, before: str = "") -> dict[str, Any]:
-    """Every command by its name, as typer has it."""
-    found = {}
-    for name, command in (group or typer.main.get_command(app.app)).commands.items():
-        inner = hasattr(command, "commands")
-        found |= commands(command, f"{name} ") if inner else {f"{before}{name}": command}
-    return found
 
 
 @pytest.mark.parametrize("command", ["", "golden", *COMMANDS])

@@ -24,7 +24,6 @@ from edge_opt.passes.mha_to_sha import MhaToSha
 ROOT = Path(__file__).resolve().parent.parent
 FILES = {f"demo_gemma3{kind}{opt}.tflite" for kind in ("", "_a16w8") for opt in ("", ".opt")}
 CONTENT = DEMO.read_bytes()
-OTHER = NO_ATTENTION.replace("float32(0.5)", "float32(0.51)")
 REFUSES_SPLIT = 'name = "picky"\nsummary = "no SPLIT, no UNPACK"\nrefused_operators = ["SPLIT", "UNPACK"]\n'
 
 
@@ -38,11 +37,6 @@ def picky(tmp_path: Path) -> Path:
     path = tmp_path / "picky.toml"
     path.write_text(REFUSES_SPLIT)
     return path
-
-
-@pytest.fixture
-def pair(tmp_path: Path) -> tuple[Path, Path]:
-    return written(tmp_path, NO_ATTENTION, "a.tflite"), written(tmp_path, OTHER, "b.tflite")
 
 
 def steady(text: str, folder: Path) -> str:
@@ -123,9 +117,9 @@ def test_a_shape_that_the_file_has_wrong_is_exit_1(tmp_path: Path, capsys: Captu
     assert {"tensor": "half", "recorded": [1, 5], "inferred": [1, 4]}.items() <= found[0].items()
 
 
-def test_models_that_differ_are_exit_1(
-    pair: tuple[Path, Path], capsys: Captured, snapshot: SnapshotAssertion
-) -> None:
+def test_models_that_differ_are_exit_1(tmp_path: Path, capsys: Captured, snapshot: SnapshotAssertion) -> None:
+    other = NO_ATTENTION.replace("float32(0.5)", "float32(0.51)")
+    pair = written(tmp_path, NO_ATTENTION, "a.tflite"), written(tmp_path, other, "b.tflite")
     ran = run(capsys, "compare", *pair)
     assert (ran.code, ran.err, ran.out) == (1, "", snapshot)
     ran = run(capsys, "compare", *pair, "--atol", "0.1", "--seed", 3, "--json")
@@ -136,26 +130,16 @@ def test_models_that_differ_are_exit_1(
     assert "prefill_8" in ran.out
 
 
-def test_golden_records_beside_the_model_and_replaces_nothing(tmp_path: Path, capsys: Captured) -> None:
-    model = tmp_path / "gemma.tflite"
-    model.write_bytes(DEMO.read_bytes())
-    assert f"golden check MODEL {tmp_path}/gemma.golden.npz" in run(capsys, "golden", "record", model).out
-    assert run(capsys, "golden", "check", model, tmp_path / "gemma.golden.npz").code == 0
-    assert "--force" in run(capsys, "golden", "record", model).failed_in_one_sentence(2)
-    over = run(capsys, "golden", "record", model, "-o", model, "--force").failed_in_one_sentence(2)
-    assert "is the input itself" in over
-    assert model.read_bytes() == DEMO.read_bytes()
-
-
-def test_golden_records_checks_and_replaces_a_file_with_force(tmp_path: Path, capsys: Captured) -> None:
-    golden = tmp_path / "g.npz"
+def test_golden_records_beside_the_model_and_replaces_only_with_force(demo: Path, capsys: Captured) -> None:
+    golden, model = demo.with_name("gemma.golden.npz"), demo
     golden.write_text("precious")
-    before = state(tmp_path)
-    assert "--force" in run(capsys, "golden", "record", DEMO, "-o", golden).failed_in_one_sentence(2)
-    assert state(tmp_path) == before
-    run(capsys, "golden", "check", DEMO, golden).failed_in_one_sentence(3)
-    assert run(capsys, "golden", "record", DEMO, "-o", golden, "--force").code == 0
-    assert run(capsys, "golden", "check", DEMO, golden).code == 0
+    before = state(demo.parent)
+    run(capsys, "golden", "check", model, golden).failed_in_one_sentence(3)
+    for given, said in (((), "--force"), (("-o", model, "--force"), "is the input itself")):
+        assert said in run(capsys, "golden", "record", model, *given).failed_in_one_sentence(2)
+    assert state(demo.parent) == before
+    assert f"golden check MODEL {golden}" in run(capsys, "golden", "record", model, "--force").out
+    assert run(capsys, "golden", "check", model, golden).code == 0
     ran = run(capsys, "golden", "check", QUANTIZED, golden)
     assert (ran.code, ran.err) == (1, "")
     assert "Different:" in ran.out

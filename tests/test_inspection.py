@@ -30,8 +30,8 @@ def test_every_attention_block_is_listed(model: Path, capsys: Captured) -> None:
     said = run(capsys, "inspect", model, "--json", "--target", "qualcomm-htp").json
     split = [site for site in said["sites"] if site["pass"] == "mha_to_sha"]
     assert [site["status"] for site in split] == ["converted"] * 2 + ["nothing to do"] * 3
-    assert [site["attention"]["query_length"] for site in split] == [8, 8, 1, 1, 1]
     blocks = said["attention"]
+    assert [site["operator"] for site in split] == [block["softmax"] for block in blocks]
     assert [block["signature"] for block in blocks] == ["prefill_8"] * 2 + ["decode"] * 3
     kinds = ("local", "global") * 2 + ("local",)
     assert [block["mask"] for block in blocks] == [f"mask_{kind}" for kind in kinds]
@@ -111,7 +111,7 @@ def test_heads_that_lie_in_rows_of_a_composite_are_counted_as_a_conversion_count
     opened, site = convert(model, verify="none", dry_run=True).sites
     assert (opened.pass_name, site.heads, site.kv_heads) == ("inline_composites", 4, 2)
     assert (block.heads, block.kv_heads, block.query_length) == (4, 2, 3)
-    assert [found.block_at(one) for one in found.sites] == [None, block]
+    assert [one.operator == block.softmax for one in found.sites] == [False, True]
     assert to_bytes(model) == before
     result = convert(model, verify="none", require_all=True)
     assert len(result.converted) == len(result.sites) == 2, "its body is no attention that is left"

@@ -20,8 +20,8 @@ from text_parser import parse
 
 from edge_opt import EdgeOptError, convert, load
 from edge_opt.inspection import Report, conversion_report, find_example
-from edge_opt.inspection.formats import to_html
 from edge_opt.inspection.picture import Example, repeats
+from edge_opt.inspection.report import to_html
 from edge_opt.ir import to_bytes
 from edge_opt.passes import Status
 from edge_opt.targets import TargetLike, load_target

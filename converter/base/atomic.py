@@ -100,9 +100,8 @@ def replacing(
             os.close(folder)
     except OSError as error:
         if error.errno not in _CANNOT_FLUSH:
-            raise OutputError(
-                f"{path} was written, but a power failure may lose it: {_reason(error)}"
-            ) from error
+            text = f"{path} was written, but a power failure may lose it: {_reason(error)}"
+            raise OutputError(text) from error
 
 
 def write_whole(path: AnyPath, content: bytes | memoryview, *, overwrite: bool = False) -> None:

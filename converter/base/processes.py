@@ -16,8 +16,6 @@ from typing import Any
 
 from edge_opt.base.words import signal_name
 
-_PARENT_CHECK_SECONDS = 0.5
-
 # Asks Linux for a SIGKILL when the parent ends, then executes the program under the same process id.
 _LAUNCHER = """
 import ctypes, os, sys
@@ -102,7 +100,7 @@ def begin_child() -> list[str]:
 
     def end_with_parent() -> None:
         while os.getppid() == int(parent):
-            time.sleep(_PARENT_CHECK_SECONDS)
+            time.sleep(0.5)
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=end_with_parent, daemon=True).start()

@@ -31,9 +31,7 @@ class Record:
         """The record as JSON values (see `to_json`), for `--json` and reports."""
         names = [*(field.name for field in fields(self)), *self._properties]  # type: ignore[arg-type]
         values = {name: to_json(getattr(self, name)) for name in names if name not in self._left_out}
-        return {
-            name: None if name in self._or_null and value == "" else value for name, value in values.items()
-        }
+        return values | {name: None for name in self._or_null if not values[name]}
 
 
 def to_json(value: Any) -> Any:

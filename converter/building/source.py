@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edge_opt.base.errors import ModelFormatError, UsageError
-from edge_opt.inspection import Caches, find_caches
+from edge_opt.inspection.caches import Caches, find_caches
 from edge_opt.ir import DType
 from edge_opt.ir.opening import MAIN_SECTION, Opened
 from edge_opt.schema.litertlm import is_bundle

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from numbers import Integral
 from typing import Literal, get_args
 
@@ -31,9 +30,7 @@ Sections = Literal["prefill-decode", "all"]
 def choose_parts(opened: Opened, sections: Sections = "prefill-decode") -> list[Part]:
     """Models to convert: in a bundle, the prefill/decode model or `all`, then an auxiliary model as a helper.
 
-    Raises:
-        ModelFormatError: a chosen model is not valid.
-        UsageError: `sections` is unknown, or the bundle has no prefill/decode model.
+    UsageError if `sections` is unknown or the bundle has no prefill/decode model, ModelFormatError if that is invalid.
     """
     if sections not in get_args(Sections):
         raise unknown("choice of sections", sections, get_args(Sections))
@@ -74,12 +71,8 @@ def positions_in(opened: Opened, parts: Iterable[Part]) -> int | None:
 
 def find_unsound(opened: Opened) -> list[Unsound]:
     """Broken quantization in a model, or in every model of a bundle."""
-    return [
-        replace(one, model=part.kind)
-        for part in opened.parts
-        if _is_readable(part)
-        for one in broken_ranges(part.model)
-    ]
+    parts = filter(_is_readable, opened.parts)
+    return [one for part in parts for one in broken_ranges(part.model, part.kind)]
 
 
 def stopped_positions(parts: Iterable[Part], positions: int) -> Iterator[Unsound]:
@@ -87,30 +80,25 @@ def stopped_positions(parts: Iterable[Part], positions: int) -> Iterator[Unsound
     entries = [(part.kind, *entry) for part in parts for entry in part.model.entry_points()]
     found = ((kind, name, rotary) for kind, name, graph in entries for rotary in find_rotary(graph))
     for kind, signature, rotary in found:
-        last = None
         with suppress(RefusedError):  # positions that cannot be followed
-            last = rotary.last_position(positions)
-        if last is not None:
-            text = f"is wrong after position {last} of {positions}, because RoPE's integers end there"
-            where = signature, rotary.result.name
-            yield Unsound("positions-stop", *where, text, "run position_table on this signature", kind)
+            if (last := rotary.last_position(positions)) is not None:
+                text = f"is wrong after position {last} of {positions}, because RoPE's integers end there"
+                where = signature, rotary.result.name
+                yield Unsound("positions-stop", *where, text, "run position_table on this signature", kind)
 
 
 def close_inputs(parts: Sequence[Part], shapes: Mapping[str, Sequence[int]], *, verify: bool = False) -> None:
     """Give inputs static shapes, by `NAME` (in each signature with it), `signature/NAME` or `model/signature/NAME`.
 
-    With `verify`, values that become constant are compared with those that the runtime computes.
-
-    Raises:
-        UsageError: an input is unknown, its shape does not fit, another input of its signature stays open, or
-            operators do not support the shapes.
-        UnverifiedChangeError: a constant differs from what the runtime computes.
+    UsageError if an input is unknown, its shape does not fit, another input of its signature stays open, or operators
+    do not support the shapes. With `verify`, values that become constant are compared with those that the runtime
+    computes: UnverifiedChangeError if one differs.
     """
-    available = [key for part in parts for keys, _ in _inputs(part) for key in keys]
+    names = [keys for part in parts for keys, _ in _inputs(part)]
     for key in shapes:
-        if key not in available:
-            short = (keys[0] for part in parts for keys, _ in _inputs(part))
-            raise unknown("input", key, dict.fromkeys(available if "/" in key else short))
+        if not any(key in keys for keys in names):
+            known = (name for keys in names for name in (keys if "/" in key else keys[:1]))
+            raise unknown("input", key, dict.fromkeys(known))
     for part in parts:
         chosen = _chosen(part, shapes)
         if not chosen:

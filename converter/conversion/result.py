@@ -18,7 +18,6 @@ from edge_opt.passes.contract import Ran
 from edge_opt.soundness import Unsound, sentences
 
 _SITES_NAMED = 6
-_LINES_SHOWN = 20
 _ORDER = (Status.SKIPPED, Status.REVERTED, Status.SETTLED, Status.CONVERTED)
 _KERNELS = {"xnnpack": "XNNPACK", "reference": "the reference kernels"}
 
@@ -117,9 +116,8 @@ class ConversionResult(Record):
         """
         groups: dict[tuple[Status, str, str], list[Site]] = defaultdict(list)
         for site in self.sites:
-            is_converted = site.status is Status.CONVERTED
             if site.status is not Status.SETTLED or (self.converted and (site.heads or 0) > 1):
-                groups[site.status, site.pass_name, site.note if is_converted else site.reason].append(site)
+                groups[site.status, site.pass_name, site.note or site.reason].append(site)
         lines = []
         for (status, name, text), sites in sorted(groups.items(), key=lambda one: _ORDER.index(one[0][0])):
             what = f"{many(len(sites), 'site')} of {name}{':' * (status is Status.SETTLED)} {status}"
@@ -127,16 +125,12 @@ class ConversionResult(Record):
                 ways = Counter(_ran(site) for site in sites)
                 parts = [f"{number} {way}" if len(ways) > 1 else way for way, number in ways.items()]
                 lines.append(f"{what}: {'; '.join(filter(None, (*parts, text)))}")
-                continue
-            places = ", ".join(f"{site.signature}#{site.index}" for site in sites[:_SITES_NAMED])
-            more = f" and {len(sites) - _SITES_NAMED} more" if len(sites) > _SITES_NAMED else ""
-            lines.append(f"{what} ({places}{more}): {text}")
-        if len(lines) > _LINES_SHOWN:
-            lines[_LINES_SHOWN:] = [f"... {len(lines) - _LINES_SHOWN} more lines (all sites with --json)"]
-        lines += [
-            *unsound(self),
-            *(f"{one.name}: {one.outcome}; required: {one.allowance}" for one in self.whole),
-        ]
+            else:
+                places = ", ".join(f"{site.signature}#{site.index}" for site in sites[:_SITES_NAMED])
+                more = f" and {len(sites) - _SITES_NAMED} more" if len(sites) > _SITES_NAMED else ""
+                lines.append(f"{what} ({places}{more}): {text}")
+        lines += unsound(self)
+        lines += [f"{one.name}: {one.outcome}; required: {one.allowance}" for one in self.whole]
         return "\n".join(map(one_line, [headline(self), *(f"  {line}" for line in lines)]))
 
 
@@ -172,7 +166,6 @@ def headline(result: ConversionResult) -> str:
 
 
 def _verified(result: ConversionResult) -> str:
-    """How the converted sites were verified."""
     if result.verified == "none" or not result.converted:
         return ", not verified (--verify none)" if result.converted else ""
     proofs = [site.proof for site in result.converted if site.proof is not None]
@@ -188,12 +181,9 @@ def _verified(result: ConversionResult) -> str:
         where = " on the reference kernels" if all("reference" in kernels for kernels in bounded) else ""
         text += f"{where}; {'; '.join(notes)}"
     if result.verified == "full":
-        left_out = (
-            f" except {', '.join(result.not_compared)}, which a pass changes on purpose"
-            if result.not_compared
-            else ""
-        )
-        text += f", and the whole models compared{left_out}"
+        text += ", and the whole models compared"
+        if result.not_compared:
+            text += f" except {', '.join(result.not_compared)}, which a pass changes on purpose"
     return text
 
 
@@ -227,7 +217,6 @@ def proof(site: Site) -> str:
 
 
 def _ran(site: Site) -> str:
-    """What was run to verify a converted site."""
     if site.proof is None:
         return "not run"
     return "of the same structure, not run" if site.proof.like else extent(site.proof.ran)

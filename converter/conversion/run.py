@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal, get_args
@@ -15,14 +15,7 @@ from edge_opt.base.errors import EdgeOptError, UsageError, match_names, unknown
 from edge_opt.base.words import Progress
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.whole import WholeSignature, allowances
-from edge_opt.conversion.models import (
-    Sections,
-    choose_parts,
-    close_inputs,
-    find_unsound,
-    positions_in,
-    stopped_positions,
-)
+from edge_opt.conversion import models
 from edge_opt.conversion.result import (
     ConversionResult,
     DifferenceFoundError,
@@ -55,7 +48,7 @@ def convert(
     verify: Verify = "regions",
     dry_run: bool = False,
     require_all: bool = False,
-    sections: Sections = "prefill-decode",
+    sections: models.Sections = "prefill-decode",
     exported: Mapping[str, Subgraph] | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -104,30 +97,27 @@ def convert(
     with ExitStack() as stack:
         stack.enter_context(restored_on_failure(source))
         proving = stack.enter_context(ExitStack())
-        prover = None
+        opened, prover = Opened(source), None
         if verify != "none":
-            name = str(source) if isinstance(source, str | os.PathLike) else ""
-            prover = proving.enter_context(RegionProver(model=name))
+            prover = proving.enter_context(RegionProver(model=opened.path or ""))
             prover.start()  # its imports overlap with reading the model
-        opened = Opened(source)
-        parts = choose_parts(opened, sections)
+        parts = models.choose_parts(opened, sections)
         check_not_compiled(parts[0].model, opened.path)
         destination = None if dry_run else _destination(opened, output, overwrite=overwrite)
         result = ConversionResult(opened.path, None, facts.name, verify, model=parts[0].model, given=given)
         stack.enter_context(_carrying(result))
-        result.soundness = find_unsound(opened)
-        close_inputs(parts, shapes or {}, verify=verify != "none")
+        result.soundness = models.find_unsound(opened)
+        models.close_inputs(parts, shapes or {}, verify=verify != "none")
         passes = [one for name, one in PASSES.items() if name not in skipped]
-        positions = positions_in(opened, parts)
+        positions = models.positions_in(opened, parts)
         rewriting = _Rewriting(passes, facts, result, prover, positions, exported or {}, progress)
         wanted = _choose_signatures(parts, signatures)
         for part in parts:
             rewriting.rewrite(part, wanted)
         if positions is not None:
-            result.soundness += stopped_positions(parts, positions)
+            result.soundness += models.stopped_positions(parts, positions)
         proving.close()  # free its memory before writing
         check_requirements(result, require_all=require_all)
-        rewriting.finish(parts)
         check = partial(_compare_whole, result, parts, source, progress) if verify == "full" else None
         if destination is not None:
             on_bytes = None if progress is None else partial(progress, "writing")
@@ -189,11 +179,14 @@ class _Rewriting:
     positions: int | None
     exported: Mapping[str, Subgraph]
     progress: Progress | None
-    ledgers: list[Ledger] = field(default_factory=list)
     expected: int = 0
 
     def rewrite(self, part: Part, wanted: frozenset[str]) -> None:
-        """Run the passes on the `wanted` entry points of a model; on a helper, only `PositionTable`."""
+        """Run the passes on the `wanted` entry points of a model (on a helper, only `PositionTable`).
+
+        Weights and operator codes are then stored as the target needs them. UnverifiedChangeError if any change of an
+        entry point was not verified.
+        """
         model, done = part.model, len(self.result.sites)
         passes = [one for one in self.passes if not part.is_helper or one.name == PositionTable.name]
         # A subgraph of several signatures is rewritten once, under the first name.
@@ -201,7 +194,7 @@ class _Rewriting:
         for name, graph in model.entry_points():
             if part.signature(name) in wanted:
                 owners.setdefault(graph, name)
-        usage, before = cleanup.parts_in_use(model), _sizes(model)
+        usage, before = cleanup.parts_in_use(model), {graph: _size(graph) for graph in model.subgraphs}
         old = [tensor for graph in model.subgraphs for tensor in graph.tensors]
         # An estimate: most sites are at a SOFTMAX, and most passes find none in a given model.
         self.expected = done + sum(one.name == "SOFTMAX" for graph in owners for one in graph.operators)
@@ -209,34 +202,22 @@ class _Rewriting:
             for site in chosen.mend(model):
                 self._add(replace(site, signature=part.signature(site.signature)))
         ledgers = {graph: Ledger(model, graph) for _, graph in model.entry_points()}
-        self.ledgers += ledgers.values()
         with doubted(model.subgraphs):
             for graph, name in owners.items():
-                self._run_passes(passes, model, ledgers[graph], graph, part.signature(name))
+                facts = self.target, Constants(model), self.prover, self._add, self.positions, self.exported
+                context = Context(model, graph, part.signature(name), *facts, ledgers[graph])
+                for chosen in passes:
+                    run_pass(chosen, context)
         sites = self.result.sites[done:]
         if any(site.status is Status.CONVERTED for site in sites):
             cleanup.remove_unused(model, usage)
             cleanup.name_apart(model, old)
             part.changed = True
         self.result.signatures += _summaries(part, owners, before, sites)
-
-    def finish(self, parts: Sequence[Part]) -> None:
-        """Store weights and operator codes as the target needs them, and check that all changes were verified."""
-        for part in parts:
-            part.changed |= self.target.external_weights is False and cleanup.take_weights_inside(part.model)
-            part.changed |= self.target.new_operator_codes is False and cleanup.fill_old_codes(part.model)
-        for ledger in self.ledgers:
+        part.changed |= self.target.external_weights is False and cleanup.take_weights_inside(model)
+        part.changed |= self.target.new_operator_codes is False and cleanup.fill_old_codes(model)
+        for ledger in ledgers.values():
             ledger.check()
-
-    def _run_passes(
-        self, passes: list[Pass], model: Model, ledger: Ledger, graph: Subgraph, signature: str
-    ) -> None:
-        known = self.positions, self.exported, ledger
-        context = Context(
-            model, graph, signature, self.target, Constants(model), self.prover, self._add, *known
-        )
-        for chosen in passes:
-            run_pass(chosen, context)
 
     def _add(self, site: Site) -> None:
         sites = self.result.sites
@@ -245,28 +226,24 @@ class _Rewriting:
             self.progress("rewriting", len(sites), max(self.expected, len(sites)))
 
 
-def _sizes(model: Model) -> dict[str, tuple[int, int]]:
-    """The number of operators of each entry point, and the bytes of the largest tensor that they produce."""
-    sizes = {}
-    for name, graph in model.entry_points():
-        tensors = [tensor for operator in graph.operators for tensor in operator.outputs]
-        largest = max((tensor.dtype.byte_size(tensor.elements) or 0 for tensor in tensors), default=0)
-        sizes[name] = len(graph), largest
-    return sizes
+def _size(graph: Subgraph) -> tuple[int, int]:
+    """The number of operators, and the bytes of the largest tensor that they produce."""
+    tensors = [tensor for operator in graph.operators for tensor in operator.outputs]
+    return len(graph), max((tensor.dtype.byte_size(tensor.elements) or 0 for tensor in tensors), default=0)
 
 
 def _summaries(
-    part: Part, owners: Mapping[Subgraph, str], before: Mapping[str, tuple[int, int]], sites: list[Site]
+    part: Part, owners: Mapping[Subgraph, str], before: Mapping[Subgraph, tuple[int, int]], sites: list[Site]
 ) -> Iterator[SignatureSummary]:
     """Each entry point before and after; in a helper, only those with sites."""
-    after, entries = _sizes(part.model), part.model.entry_points()
+    entries = part.model.entry_points()
     for name, graph in entries:
         owner = part.signature(owners.get(graph, name))
         own = [site for site in sites if site.signature == owner]
         blocks = [site.status for site in own if (site.heads or 0) > 1]
         shares = tuple(part.signature(other) for other, its in entries if its is graph and other != name)
         if own or not part.is_helper:
-            operators, largest = zip(before[name], after[name], strict=True)
+            operators, largest = zip(before[graph], _size(graph), strict=True)
             split = blocks.count(Status.CONVERTED)
             yield SignatureSummary(part.signature(name), *operators, *largest, len(blocks), split, shares)
 
@@ -280,8 +257,7 @@ def _compare_whole(
 ) -> None:
     """Compare the source models with the written ones or, in a dry run, with those in memory.
 
-    Raises:
-        DifferenceFoundError: an output differs by more than the rewrites allow.
+    DifferenceFoundError if an output differs by more than the rewrites allow.
     """
     before = {part.index: part for part in Opened(source).parts}
     after = {} if written is None else {part.index: part for part in Opened(written).parts}

@@ -44,19 +44,16 @@ class Caches(Record):
 def find_caches(model: Model, bundle: Bundle | None = None) -> Caches:
     """Caches with a separate output for the new part, as in exports for NPUs; `bundle` contains the model.
 
-    Raises:
-        ModelFormatError: the bundle's executor metadata is damaged.
+    ModelFormatError if the bundle's executor metadata is damaged.
     """
     metadata = read_executor_metadata(bundle)
-    axes: dict[str, int] = {}
-    sizes: dict[str, int] = {}
+    found: dict[str, tuple[int, int]] = {}
     for signature in describe(model).values():
         shapes = {info.name: info.shape for info in signature.inputs}
-        for name, axis in growing_axes(signature).items():
-            if axis is not None:
-                axes[name], sizes[name] = axis, shapes[name][axis]
-    longest = max(sizes.values(), default=0)
-    caches = tuple(Cache(name, axes[name], size, size < longest) for name, size in sizes.items())
+        known = {name: axis for name, axis in growing_axes(signature).items() if axis is not None}
+        found |= {name: (axis, shapes[name][axis]) for name, axis in known.items()}
+    longest = max((size for _, size in found.values()), default=0)
+    caches = tuple(Cache(name, axis, size, size < longest) for name, (axis, size) in found.items())
     inputs = [name for signature in model.signatures for name in signature.inputs]
     slides = any("mask" in name and "local" in name for name in inputs)
     window = metadata and metadata.window

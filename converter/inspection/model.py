@@ -1,14 +1,14 @@
 """Inspects a model: its contents, which attention a conversion would rewrite, and why the rest would be skipped."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from edge_opt.attention.block import NotABlock
 from edge_opt.attention.find import find_blocks, find_mask
-from edge_opt.base.record import Record, to_json
+from edge_opt.base.record import Record
 from edge_opt.base.words import many, shortened
 from edge_opt.conversion import convert
 from edge_opt.conversion.models import choose_parts, close_inputs, find_unsound
@@ -22,15 +22,13 @@ from edge_opt.shapes.inference import ShapeReport, shape_report
 from edge_opt.soundness import Unsound
 from edge_opt.targets import Finding, TargetLike, lint, load_target
 
-Form = Literal["multi-head", "single-head"]
-
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlock(Record):
     """One attention block, sizes as in its matmuls; `mask` names the input that it is made from, or else its tensor."""
 
     signature: str
-    form: Form
+    form: str
     heads: int
     kv_heads: int
     head_size: int
@@ -59,18 +57,12 @@ class SignatureContent(Record):
     """One entry point; `attention_unmatched` counts attention blocks of unknown form (the sites say why)."""
 
     name: str
+    operators: int
     operator_counts: Mapping[str, int]
     inputs: tuple[Argument, ...]
     outputs: tuple[Argument, ...]
     composites: tuple[Composite, ...]
     attention_unmatched: int
-
-    _properties = ("operators",)
-
-    @property
-    def operators(self) -> int:
-        """The number of operators."""
-        return sum(self.operator_counts.values())
 
 
 @dataclass(slots=True, repr=False)
@@ -104,16 +96,6 @@ class Inspection(Record):
     def __repr__(self) -> str:
         entries = ", ".join(f"{one.name}: {one.operators} operators" for one in self.signatures)
         return f"Inspection({self.file!r}, {entries}; {many(len(self.attention), 'attention block')})"
-
-    def block_at(self, site: Site) -> AttentionBlock | None:
-        """The attention block at a site, if there is one and its form is known."""
-        place = site.signature, site.operator
-        return next((block for block in self.attention if (block.signature, block.softmax) == place), None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values for `--json`; each site has its attention block."""
-        sites = [{**site.to_dict(), "attention": to_json(self.block_at(site))} for site in self.sites]
-        return {**Record.to_dict(self), "sites": sites}
 
 
 def inspect(
@@ -157,7 +139,7 @@ def inspect(
     )
     opened_up = _with_open_composites(model)
     for (name, graph), (_, seen) in zip(model.entry_points(), opened_up.entry_points(), strict=True):
-        blocks = _attention(opened_up, name, seen)
+        blocks = [*_attention(opened_up, name, seen)]
         inspection.attention += filter(None, blocks)
         inspection.signatures.append(_content(model, name, graph, blocks.count(None)))
     if inspection.compiled:
@@ -170,28 +152,26 @@ def inspect(
 
 
 def _content(model: Model, name: str, graph: Subgraph, unmatched: int) -> SignatureContent:
-    _, *sides = model.arguments(name)
-    operators = dict(Counter(operator.name for operator in graph.operators).most_common())
+    counts = dict(Counter(operator.name for operator in graph.operators).most_common())
     inputs, results = (
         tuple(Argument(label, t.shape_signature or t.shape, t.dtype.name) for label, t in named.items())
-        for named in sides
+        for named in model.arguments(name)[1:]
     )
-    return SignatureContent(name, operators, inputs, results, tuple(composites(graph.operators)), unmatched)
+    found = tuple(composites(graph.operators))
+    return SignatureContent(name, len(graph.operators), counts, inputs, results, found, unmatched)
 
 
-def _attention(model: Model, name: str, graph: Subgraph) -> list[AttentionBlock | None]:
+def _attention(model: Model, name: str, graph: Subgraph) -> Iterator[AttentionBlock | None]:
     """Attention blocks of an entry point; None for an unknown form."""
     labels = {tensor: label for label, tensor in model.arguments(name)[1].items()}
-    blocks: list[AttentionBlock | None] = []
     for match in find_blocks(graph):
         if not isinstance(match, NotABlock):
-            form: Form = "multi-head" if match.heads > 1 else "single-head"
+            form = "multi-head" if match.heads > 1 else "single-head"
             sizes = match.heads, match.kv_heads, match.head_size, match.query_length, match.key_lengths
             softmax = match.softmax.outputs[0].name
-            blocks.append(AttentionBlock(name, form, *sizes, _mask(match.softmax, labels), softmax))
+            yield AttentionBlock(name, form, *sizes, _mask(match.softmax, labels), softmax)
         elif match.is_attention:
-            blocks.append(None)
-    return blocks
+            yield None
 
 
 def _mask(softmax: Operator, arguments: Mapping[Tensor, str]) -> str | None:

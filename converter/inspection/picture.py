@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from edge_opt.base.words import many, one_line
+from edge_opt.base.words import one_line
 from edge_opt.conversion import ConversionResult
 from edge_opt.ir import Operator, Tensor
-from edge_opt.ir.composites import composite_name, composites
+from edge_opt.ir.composites import composite_name
 from edge_opt.ir.text import operator_text
 from edge_opt.ir.walk import backward_slice, reads, topological, walked
 
@@ -22,14 +22,6 @@ class Example:
     before: Sequence[Operator]
     after: Sequence[Operator]
     name: Callable[[Tensor], str]
-
-    def versions(self) -> dict[str, Sequence[Operator]]:
-        """Both versions by caption: the number of operators, and the composites."""
-        versions = {}
-        for word, operators in (("before", self.before), ("after", self.after)):
-            parts = [f"{many(len(operators), 'operator')} {word}", *map(str, composites(operators))]
-            versions[", ".join(parts)] = operators
-        return versions
 
     def lines(self, operators: Sequence[Operator]) -> list[str]:
         """One version in the text form, with only the first of several equal heads."""

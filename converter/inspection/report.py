@@ -1,27 +1,43 @@
-"""Conversion reports, with the same content in every format."""
+"""Conversion reports, with the same content as JSON, as Markdown with Mermaid diagrams, and as one HTML page.
+
+Names from a model are escaped. The page is rendered from Markdown and needs no network and no scripts; its template is
+`page.html`, its style `page.css`.
+"""
 
 import hashlib
+import html
 import json
 import platform
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from edge_opt.base.atomic import AnyPath, resolve_target, write_whole
 from edge_opt.base.errors import UsageError
 from edge_opt.base.record import to_json
-from edge_opt.conversion import GENERIC, ConversionResult
+from edge_opt.base.words import many, one_line
+from edge_opt.conversion import ConversionResult
 from edge_opt.conversion.result import entry_points, headline, proof, unsound
-from edge_opt.inspection.formats import Part, Table, to_html, to_markdown
+from edge_opt.conversion.run import GENERIC
 from edge_opt.inspection.picture import Example, find_example
+from edge_opt.ir.composites import composites
 from edge_opt.targets import TargetLike, lint, load_target
 
 FORMATS = (".json", ".md", ".html")
 _NO_LINT = "No known problems with the result on this target."
-_NO_SITES = "No pass applies to this model."
+_MARKS = re.compile(r"[\\`*\[\]|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|#(?=\s*$)")
+_TAGS = {"&": "&amp;", "<": "&lt;"}
+
+Table = list[tuple[str, ...]]
+"""Rows; the first has the headings."""
+Part = str | Table | Example
+"""A sentence, a table, or a block before and after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +68,7 @@ class Report:
             for why in [one.reason or proof(one)]
         ]
         yield "Signatures", entry_points(result)
-        yield "Sites", [heads, *sites] if sites else _NO_SITES
+        yield "Sites", [heads, *sites] if sites else "No pass applies to this model."
         if result.whole:
             rows = [(one.name, one.outcome, str(one.allowance)) for one in result.whole]
             yield "The whole models, before and after", [("signature", "found", "required"), *rows]
@@ -60,8 +76,7 @@ class Report:
         yield f"Findings for {result.target}", findings if self.lint else _NO_LINT
         if self.example is not None:
             yield f"One block of {self.example.signature}", self.example
-        origin = [*self.origin.items(), ("time", f"{result.seconds:.1f} s")]
-        yield "Origin", [("", ""), *origin]
+        yield "Origin", [("", ""), *self.origin.items(), ("time", f"{result.seconds:.1f} s")]
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON values: those of `convert --json`, plus origin, summary, findings and example."""
@@ -93,21 +108,17 @@ class Report:
         write_whole(path, text.encode(errors="backslashreplace"), overwrite=overwrite)
 
 
-def check_report_path(
-    path: AnyPath, *, overwrite: bool = False, others: Iterable[AnyPath | None] = ()
-) -> None:
-    """Check before a conversion that a report can be written to `path`, which must not be one of `others`.
+def check_report_path(path: AnyPath, *, overwrite: bool, others: Iterable[AnyPath | None] = ()) -> None:
+    """Check before a conversion that a report can be written to `path`.
 
-    Raises:
-        UsageError: no format has that suffix, the file exists and `overwrite` is False, or it is one of `others`.
-        OutputError: its folder does not exist.
+    UsageError if no format has that suffix, the file exists and `overwrite` is False, or it is one of `others`;
+    OutputError if it cannot be written.
     """
     if Path(path).suffix.lower() not in FORMATS:
         raise UsageError(f"report {path}: the ending must be one of {', '.join(FORMATS)}")
     target = resolve_target(path, overwrite=overwrite)
-    for other in others:
-        if other is not None and Path(other).resolve() == target:
-            raise UsageError(f"report {path} is a file that this run reads or writes: give another name")
+    if target in (Path(other).resolve() for other in others if other is not None):
+        raise UsageError(f"report {path} is a file that this run reads or writes: give another name")
 
 
 def conversion_report(result: ConversionResult, *, target: TargetLike | None = None) -> Report:
@@ -118,10 +129,6 @@ def conversion_report(result: ConversionResult, *, target: TargetLike | None = N
     """
     lints = [] if result.model is None else lint(result.model, load_target(target or GENERIC))
     findings = [*(("error", text) for text in unsound(result)), *((one.severity, str(one)) for one in lints)]
-    return Report(result, find_example(result), findings, _origin(result))
-
-
-def _origin(result: ConversionResult) -> dict[str, str]:
     origin = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "edge-opt": version("edge-opt"),
@@ -132,4 +139,41 @@ def _origin(result: ConversionResult) -> dict[str, str]:
         if path is not None and Path(path).is_file():
             with Path(path).open("rb") as file:
                 origin[f"{name}, SHA-256"] = hashlib.file_digest(file, "sha256").hexdigest()
-    return origin
+    return Report(result, find_example(result), findings, origin)
+
+
+def to_markdown(title: str, summary: str, sections: Iterable[tuple[str, Part]], *, drawn: bool = True) -> str:
+    """Render the report; each section has a title and one part. Blocks are `drawn` as graphs, or listed as text."""
+    parts = [f"# edge-opt: {_text(title)}", _text(summary)]
+    for heading, part in sections:
+        parts.append(f"## {_text(heading)}")
+        if isinstance(part, str):
+            parts.append(_text(part))
+        elif isinstance(part, Example):
+            for word, operators in (("before", part.before), ("after", part.after)):
+                contents = [f"{many(len(operators), 'operator')} {word}", *map(str, composites(operators))]
+                listed = (f"    {one_line(line)}" for line in part.lines(operators))
+                graph = f"```mermaid\n{part.mermaid(operators)}\n```" if drawn else "\n".join(listed)
+                parts += [f"{_text(', '.join(contents))}:", graph]
+        else:
+            head, *body = (f"| {' | '.join(map(_text, row))} |" for row in part)
+            parts.append("\n".join([head, "|" + " --- |" * len(part[0]), *body]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _text(text: str) -> str:
+    """Escape untrusted text for Markdown."""
+    plain = "".join(_TAGS.get(letter, letter) for letter in one_line(text))
+    return _MARKS.sub(lambda match: f"\\{match[0]}", plain)
+
+
+def to_html(title: str, summary: str, sections: Iterable[tuple[str, Part]]) -> str:
+    """Render the report as a page; each section has a title and one part."""
+    from markdown_it import MarkdownIt  # noqa: PLC0415 - not needed for other formats
+
+    frame, style = (
+        resources.files(__package__).joinpath(f"page.{kind}").read_text() for kind in ("html", "css")
+    )
+    text = to_markdown(title, summary, sections, drawn=False)
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
+    return Template(frame).substitute(title=html.escape(one_line(title)), style=style, body=body)
