@@ -131,10 +131,9 @@ class _Pair:
                 self.kernels.remove(kernels)
                 continue
             results.append(old)
-            differences = tuple(self._differences(old, self.run(VERSIONS[1], kernels, arrays)))
-            found[kernels] = (
-                tuple(map(merge, found[kernels], differences)) if kernels in found else differences
-            )
+            differences = self._differences(old, self.run(VERSIONS[1], kernels, arrays))
+            merged = map(merge, found[kernels], differences) if kernels in found else differences
+            found[kernels] = tuple(merged)
         return results[0]
 
     def _differences(self, olds: Sequence[Array], news: Sequence[Array]) -> Iterator[Difference]:

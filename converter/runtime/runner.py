@@ -244,13 +244,10 @@ class Worker(AbstractContextManager["Worker"]):
             memory = _BASE_MEMORY + _MEMORY_PER_BYTE * (size + sum(array.nbytes for array in arrays.values()))
             paths = {name: str(path) for name, path in files.items()}
             header = {"operation": operation, "models": paths, "memory_limit": memory, "time_limit": seconds}
-            asked.setdefault("kernels", "xnnpack")
             try:
                 reply, results = self.start().exchange(header | asked, arrays, seconds)
             except BaseException as error:
-                process, self._process = self._process, None
-                if process is not None:
-                    process.end()
+                self.close()
                 if isinstance(error, RuntimeFailed):
                     error.args = (f"{where}: {error}",)
                 raise
