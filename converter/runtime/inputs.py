@@ -172,8 +172,7 @@ def converted(array: NDArray[Any], source: TensorInfo, target: TensorInfo) -> ND
 def _mask(planned: InputPlan) -> NDArray[np.float32]:
     """Causal over the new tokens, open over the filled part of the cache; one-row masks of rank 2 are padding."""
     shape, past, start = planned.info.shape, planned.past, planned.start
-    width = shape[-1] if shape else 1
-    rows = shape[-2] if len(shape) > 1 else 1
+    rows, width = (1, 1, *shape)[-2:]
     is_float = np.dtype(planned.info.dtype).kind == "f"
     column = np.arange(width)[np.newaxis, :]
     row = np.arange(rows)[:, np.newaxis]
@@ -202,11 +201,10 @@ def _data(planned: InputPlan, source: TensorInfo) -> NDArray[Any]:
         limits = np.iinfo(source.dtype)
         low, high = source.reals(np.array([limits.min, limits.max]))
         middle, width = (low + high) / 2, (high - low) / 6
-    pieces = [np.empty(0, info.dtype)]
-    for values in noise.normal(planned.stream, info.elements):
-        piece = (middle + width * values) * planned.spread
-        pieces.append(_encode(np.asarray(piece, np.float32), info))
-    return np.concatenate(pieces).reshape(info.shape)
+    drawn = noise.normal(planned.stream, info.elements)
+    reals = (np.asarray((middle + width * values) * planned.spread, np.float32) for values in drawn)
+    pieces = [_encode(piece, info) for piece in reals]
+    return np.concatenate([np.empty(0, info.dtype), *pieces]).reshape(info.shape)
 
 
 def _integers(planned: InputPlan) -> NDArray[np.int64]:

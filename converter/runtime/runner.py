@@ -75,7 +75,6 @@ class ChildProcess:
             raise RuntimeUnavailable(
                 f"no worker process can be started ({error.strerror}): free memory or processes, or skip verification"
             ) from error
-        self.pid = self._child.pid
         self._ready = False
 
     def exchange(self, header: Header, arrays: Arrays, seconds: float) -> tuple[Header, Arrays]:
