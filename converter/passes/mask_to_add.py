@@ -96,7 +96,7 @@ def _build(context: Context, select: Operator, softmax: Operator, path: list[Ope
         raise RefusedError("logits are neither float32 nor quantized", select, result)
     if select.name == "SELECT" and condition.shape not in ((), result.shape):
         raise RefusedError("SELECT's condition chooses whole rows", select, condition)
-    constants = [_uniform(tensor, result) for tensor in operands]
+    constants = [_uniform(tensor, parameters if is_integer else None) for tensor in operands]
     masked_when = constants[0] is not None
     masked, logits = operands if masked_when else operands[::-1]
     constant = constants[0 if masked_when else 1]
@@ -117,13 +117,12 @@ def _build(context: Context, select: Operator, softmax: Operator, path: list[Ope
     return _in_codes(context, site, make) if is_integer else _in_floats(context, site, make)
 
 
-def _uniform(tensor: Tensor, result: Tensor) -> float | None:
+def _uniform(tensor: Tensor, parameters: Quantization | None) -> float | None:
     """The value of a uniform constant by the result's parameters, because SELECT copies stored numbers; else None."""
     values = tensor.array().ravel() if tensor.has_numbers and tensor.elements else None
     if values is None or not (values == values[0]).all():
         return None
-    is_code = result.dtype in _QUANTIZED and result.quantization is not None
-    return result.quantization.real(float(values[0])) if is_code and result.quantization else float(values[0])
+    return float(values[0]) if parameters is None else parameters.real(float(values[0]))
 
 
 def _other_mask(logits: Tensor) -> Tensor | None:

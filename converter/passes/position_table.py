@@ -95,10 +95,9 @@ def _counted(context: Context, rotary: Rotary) -> tuple[int, str]:
     """
     count = context.positions
     if not count:
-        text = (
+        raise RefusedError(
             "the number of positions is unknown: neither the model nor its bundle has a cache that gives it"
         )
-        raise RefusedError(text)
     stopped = rotary.last_position(_MOST_POSITIONS)
     if stopped is None:
         text = f"the integers distinguish {_MOST_POSITIONS:,} positions, too many for a table"
