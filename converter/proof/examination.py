@@ -1,8 +1,7 @@
 """Runs one region on a worker and decides whether the demand is met, with the wording for the report.
 
 A large region is also run at a fraction of its lengths: every size of 64 or more, in shapes and in constants such as
-axes and sizes, is divided by 8, so both versions still cut, join and transpose as before. A region with a size of 64 or
-more that 8 does not divide cannot be shortened.
+axes and sizes, is divided by 8, so both versions still cut, join and transpose as before.
 """
 
 from __future__ import annotations
@@ -229,7 +228,7 @@ def multiply_adds(model: Model) -> int:
 
 
 def shrunk(model: Model) -> Model:
-    """A copy of the model at a fraction of its lengths; RefusedError if a long size is not divisible."""
+    """A copy of the model at a fraction of its lengths; RefusedError if a long size is not divisible by 8."""
     model = deepcopy(model)
     for tensor in (tensor for graph in model.subgraphs for tensor in graph.tensors):
         shape = tuple(map(_shorter, tensor.shape))

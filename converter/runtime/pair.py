@@ -21,9 +21,6 @@ VERSIONS = ("before", "after")
 Run = Callable[[str, Kernels, Sequence[Array]], Sequence[Array]]
 """Runs a version on a kernel set; raises DeclinedError if the kernels do not support it."""
 
-Differences = dict[str, tuple[Difference, ...]]
-"""The difference of each output, by kernel set."""
-
 SCALES = (1.0, 0.5, 0.25, 0.125, 0.03125, 0.0078125)
 """Fractions of their range that the operands of a quantized region fill, one per run.
 
@@ -115,7 +112,7 @@ class _Pair:
     request: ProofRequest
     run: Run
     kernels: list[Kernels]
-    found: dict[str, Differences] = field(default_factory=dict)
+    found: dict[str, dict[str, tuple[Difference, ...]]] = field(default_factory=dict)
 
     def compare(self, arrays: Sequence[Array], kind: str = "") -> Sequence[Array]:
         """Note differences on inputs of this kind; the first version's results on one kernel set."""
