@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from edge_opt.ir import Model, Tensor, same_type
+from edge_opt.ir import Model, Shape, Tensor, same_type
 from edge_opt.passes.contract import Context, Pass, Proof, Site, Status
 from edge_opt.passes.rewrite import Demand
 
@@ -54,10 +54,15 @@ def unread_caches(model: Model) -> Iterator[tuple[str, Tensor, str, Tensor]]:
         for name, tensor in each.inputs.items()
         if "cache" in name
     ]
-    readers = [(name, signature.key, tensor) for signature, name, tensor in caches if tensor.consumers]
+    readers, disagreeing = dict[tuple[str, Shape], tuple[str, Tensor]](), set[tuple[str, Shape]]()
     for signature, name, tensor in caches:
-        found = [(key, read) for other, key, read in readers if (other, read.shape) == (name, tensor.shape)]
+        if tensor.consumers:
+            _, first = readers.setdefault((name, tensor.shape), (signature.key, tensor))
+            if not same_type(tensor, first):
+                disagreeing.add((name, tensor.shape))
+    for signature, name, tensor in caches:
+        place = name, tensor.shape
+        reader, read = readers.get(place, ("", tensor))
         is_unread = not tensor.consumers and not signature.subgraph.is_output(tensor)
-        agreed = found and all(same_type(read, found[0][1]) for _, read in found)
-        if is_unread and agreed and not same_type(tensor, found[0][1]):
-            yield signature.key, tensor, *found[0]
+        if is_unread and place not in disagreeing and not same_type(tensor, read):
+            yield signature.key, tensor, reader, read
