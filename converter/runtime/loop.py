@@ -66,16 +66,15 @@ def run(loop: Loop, invoke: Invoke) -> tuple[list[list[int]], Array]:
         chunk = prompt[:, start : min(start + loop.rows, filled)]
         valid = chunk.shape[1]
         step(loop.prefill, np.pad(chunk, ((0, 0), (0, loop.rows - valid))), start, valid)
-    tokens: list[list[int]] = []
-    logits: list[Array] = []
+    steps: list[Array] = []
     current = prompt[:, -1:]
     for place in range(loop.count):
         step(loop.decode, current, filled + place, 1)
-        logits.append(values[loop.logits.name][0].reshape(len(prompt), -1))
-        best = logits[-1].argmax(axis=-1)
-        current = np.full((1, 1), loop.follow[place]) if loop.follow else best[:, np.newaxis]
-        tokens.append(best.tolist())
-    return tokens, np.stack(logits)
+        steps.append(values[loop.logits.name][0].reshape(len(prompt), -1))
+        best = steps[-1].argmax(axis=-1, keepdims=True)
+        current = np.full((1, 1), loop.follow[place]) if loop.follow else best
+    logits = np.stack(steps)
+    return logits.argmax(axis=-1).tolist(), logits
 
 
 def is_basic(info: TensorInfo) -> bool:

@@ -117,8 +117,8 @@ class _Pair:
     def compare(self, arrays: Sequence[Array], kind: str = "") -> Sequence[Array]:
         """Note differences on inputs of this kind; the first version's results on one kernel set."""
         results, found = [], self.found.setdefault(kind, {})
-        last = self.request.every - 1
-        valid = [array.clip(0, last) for array in arrays] if self.request.every else arrays
+        every = self.request.every
+        valid = [array.clip(0, every - 1) for array in arrays] if every else arrays
         for kernels in tuple(self.kernels):
             try:
                 old = self.run(VERSIONS[0], kernels, valid)
@@ -181,13 +181,12 @@ def _operands(plans: Sequence[InputPlan]) -> list[InputPlan]:
 
 def _nudged(plans: Sequence[InputPlan], arrays: Sequence[Array]) -> list[Array]:
     """The inputs, with every code of the operands raised or lowered by one."""
-    operands, nudged = _operands(plans), []
-    for planned, array in zip(plans, arrays, strict=True):
-        if planned in operands:
-            limits = np.iinfo(planned.info.dtype)
-            steps = noise.octets(planned.stream, array.size).reshape(array.shape) % 2 * np.int64(2) - 1
-            array = np.clip(array + steps, limits.min, limits.max).astype(array.dtype)  # noqa: PLW2901
-        nudged.append(array)
+    nudged = list(arrays)
+    for planned in _operands(plans):
+        place, limits = plans.index(planned), np.iinfo(planned.info.dtype)
+        array = arrays[place]
+        steps = noise.octets(planned.stream, array.size).reshape(array.shape) % 2 * np.int64(2) - 1
+        nudged[place] = np.clip(array + steps, limits.min, limits.max).astype(array.dtype)
     return nudged
 
 
