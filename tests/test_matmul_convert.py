@@ -117,16 +117,11 @@ def test_results_move_by_one_step(dtype: str, before: float, after: float, prove
     assert steps * after <= max(before, after) * (1 + 1e-6) < (steps + 1) * after
 
 
-def clipping(low: float = 1e-05, *, left: str = "int16") -> str:
-    """The product's range is a tenth of the result's."""
-    return pair(f"{left}[] q({low}, 0)", f"{left}[] q({low * 10:g}, 0)", left=left)
-
-
 @pytest.mark.parametrize(
     ("text", "note"),
     [
-        (clipping(), CLIPPED.format("-0.3277 .. 0.3277")),
-        (clipping(0.001, left="int8"), CLIPPED.format("-0.128 .. 0.127")),
+        (pair("int16[] q(1e-05, 0)", "int16[] q(0.0001, 0)"), CLIPPED.format("-0.3277 .. 0.3277")),
+        (pair("int8[] q(0.001, 0)", "int8[] q(0.01, 0)", left="int8"), CLIPPED.format("-0.128 .. 0.127")),
         (pair("int8[] q(0.1, -128)", "int8[] q(0.2, 0)", left="int8"), CLIPPED.format("0 .. 25.5")),
         (PLAIN, ""),
         (pair("int8[] q(0.1, 3)", "int8[] q(0.1, 3)", left="int8"), ""),
