@@ -134,11 +134,9 @@ def _other_mask(logits: Tensor) -> Tensor | None:
             yield from ((t, added or maker.name in ("ADD", "SUB")) for t in maker.inputs if t is not None)
 
     floats = [(tensor, added) for tensor, added in walked([(logits, False)], above) if tensor.dtype.is_float]
-    found = [
-        tensor for tensor, added in floats if added and tensor.producer is None and not tensor.is_constant
-    ]
-    small = [tensor for tensor, _ in floats if tensor.has_numbers and 0 < tensor.elements <= _SMALL_CONSTANT]
-    found += [tensor for tensor in small if np.min(tensor.array()) < LOWEST_ROW_MAXIMUM]
+    found = [t for t, added in floats if added and t.producer is None and not t.is_constant]
+    small = [t for t, _ in floats if t.has_numbers and 0 < t.elements <= _SMALL_CONSTANT]
+    found += [t for t in small if np.min(t.array()) < LOWEST_ROW_MAXIMUM]
     return min(found, key=lambda tensor: tensor.elements, default=None)
 
 

@@ -37,9 +37,8 @@ class MhaToSha(Pass):
         for operator in context.subgraph.operators:
             inner = [one for graph in called_by([operator], context.model.subgraphs) for one in graph]
             if any(one.name == "SOFTMAX" for one in inner) and any(map(multiplies_activations, inner)):
-                yield Site(
-                    operator, reason="attention may be in a graph that it calls, which is not rewritten"
-                )
+                reason = "attention may be in a graph that it calls, which is not rewritten"
+                yield Site(operator, reason=reason)
 
 
 def _site(context: Context, block: Block) -> Site:

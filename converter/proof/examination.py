@@ -145,9 +145,8 @@ def judge(outcome: Outcome, question: Question) -> Proof:
             where = f" on {KINDS[kind]}" if kind else ""
             violated = f"the new region differs{where}: {_figures(found)}, but must be {demand.words}"
     if not violated and outcome.untold:
-        return unproved(
-            demand, f"cannot be verified: {outcome.untold}, so a wrong rewrite would give the same result"
-        )
+        reason = f"cannot be verified: {outcome.untold}, so a wrong rewrite would give the same result"
+        return unproved(demand, reason)
     ran = outcome.found[""]
     differences = [difference for found in ran.values() for difference in found]
     exact = not question.request.limits and not question.rounds_by_shape

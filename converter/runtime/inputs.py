@@ -81,8 +81,7 @@ def plan(
     """
     if hints is None:
         hints = [InputHint(role_of(info)) for info in signature.inputs]
-    given = list(zip(signature.inputs, hints, strict=True))
-    past, new, begin = _scene(signature, [(info, hint.role) for info, hint in given], seed, run)
+    past, new, begin = _scene(signature, [hint.role for hint in hints], seed, run)
     words = [info.shape[-1] for info in signature.outputs if "logits" in info.name and info.shape]
 
     def planned(info: TensorInfo, hint: InputHint) -> InputPlan:
@@ -104,16 +103,15 @@ def plan(
         key = f"{signature.name}/{run}/{stream}"
         return InputPlan(**{**asdict(hint), **facts}, info=info, key=key, seed=seed, start=begin)
 
-    return tuple(planned(info, hint) for info, hint in given)
+    return tuple(map(planned, signature.inputs, hints))
 
 
-def _scene(
-    signature: SignatureInfo, inputs: Sequence[tuple[TensorInfo, Role]], seed: int, run: int
-) -> tuple[int, int, int]:
+def _scene(signature: SignatureInfo, roles: Sequence[Role], seed: int, run: int) -> tuple[int, int, int]:
     """Columns of the widest mask for the cache, columns for new tokens (the last ones), and the first new position.
 
     A mask over a shorter ring buffer has fewer columns for the cache.
     """
+    inputs = list(zip(signature.inputs, roles, strict=True))
     positions = [info for info, role in inputs if role == "position"]
     caches = [info for info, role in inputs if role == "cache"]
     masks = [info.shape for info, role in inputs if role == "mask"]
