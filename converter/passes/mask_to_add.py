@@ -85,7 +85,6 @@ class MaskedSoftmax:
 
 
 def _build(context: Context, select: Operator, softmax: Operator, path: list[Operator]) -> Rewrite:
-    """Raise RefusedError if the SELECT cannot become an ADD."""
     for tensor in (operator.outputs[0] for operator in (select, *path)):
         if len(tensor.consumers) > 1 or context.subgraph.is_output(tensor):
             raise RefusedError("another operator reads the masked logits too", select, select.outputs[0])

@@ -35,7 +35,6 @@ class MatMulConvert(Pass):
 
 
 def _build(context: Context, product: Operator, convert: Operator) -> Rewrite:
-    """Raise RefusedError if the product may not write the result."""
     between, result = product.outputs[0], convert.outputs[0]
     if len(between.consumers) > 1 or context.subgraph.is_output(between):
         text = "another operator reads the product too, in its own quantization"

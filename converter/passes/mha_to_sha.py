@@ -64,11 +64,7 @@ def _site(context: Context, block: Block) -> Site:
 
 
 def _tiled(target: Target, block: Block) -> Block:
-    """Cut attention into as few equal blocks of rows as the target allows; return it unchanged if one is enough.
-
-    Raises:
-        RefusedError: its rows cannot be cut that way.
-    """
+    """Cut attention into as few equal blocks of rows as the target allows, maybe one; RefusedError if it cannot be."""
     rows = block.query_length
     if target.rows_per_tile is None or target.rows_per_tile >= rows:
         return block

@@ -47,7 +47,6 @@ class PositionTable(Pass):
 
 
 def _build(context: Context, rotary: Rotary) -> Rewrite:
-    """Raise RefusedError if a table cannot replace the operators."""
     position, result, axis = rotary.position, rotary.result, rotary.axes[rotary.result]
     parameters = None if result.dtype.is_float else result.quantization
     if result.dtype is not DType.FLOAT32 and (parameters is None or len(parameters.scale) != 1):

@@ -128,7 +128,6 @@ def _named(details: list[Any]) -> dict[str, Any]:
 
 @contextmanager
 def _refusals(where: str = "") -> Iterator[None]:
-    """Turn the runtime's exceptions into DeclinedError, with the location."""
     try:
         yield
     except (ValueError, RuntimeError, TypeError, MemoryError) as error:
@@ -137,7 +136,6 @@ def _refusals(where: str = "") -> Iterator[None]:
 
 
 def _carried_out(header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
-    """Carry out a request; the header and arrays of the reply."""
     paths = header["models"]
 
     @cache
