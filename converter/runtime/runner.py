@@ -238,10 +238,9 @@ class Worker(AbstractContextManager["Worker"]):
         with ExitStack() as stack:
             for model in models.values():
                 check_model(model)
-            files = {name: stack.enter_context(Part(model).file()) for name, model in models.items()}
-            size = sum(path.stat().st_size for path in files.values())
+            paths = {name: str(stack.enter_context(Part(model).file())) for name, model in models.items()}
+            size = sum(Path(path).stat().st_size for path in paths.values())
             memory = _BASE_MEMORY + _MEMORY_PER_BYTE * (size + sum(array.nbytes for array in arrays.values()))
-            paths = {name: str(path) for name, path in files.items()}
             header = {"operation": operation, "models": paths, "memory_limit": memory, "time_limit": seconds}
             try:
                 reply, results = self.start().exchange(header | asked, arrays, seconds)
