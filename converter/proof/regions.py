@@ -149,8 +149,7 @@ def _sides(graph: Subgraph) -> dict[Tensor, Side]:
             sides = _OPERANDS if is_product else (side,) * len(inputs)
             yield from ((t, s) for t, s in zip(inputs, sides, strict=False) if t and not t.is_constant)
 
-    starts: list[tuple[Tensor, Side]]
-    starts = [(op.input(0), "added") for op in graph.operators if op.name == "SOFTMAX"]
+    starts: list[tuple[Tensor, Side]] = [(op.input(0), "added") for op in graph if op.name == "SOFTMAX"]
     return dict(walked(starts, above))
 
 
