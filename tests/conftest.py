@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -66,7 +67,7 @@ class _Idle(list[ChildProcess]):
 
     def put(self, worker: Worker) -> None:
         process, worker._process = worker._process, None
-        if process is not None and is_idle(process):
+        if process is not None and is_idle(process) and sys.exception() is None:
             self.append(process)
         elif process is not None:
             process.end()

@@ -10,8 +10,8 @@ from pass_runs import refusal
 
 from edge_opt.ir import Buffer, DType, Operator, Quantization, Tensor
 from edge_opt.ir.graph import same_type
-from edge_opt.passes.checks import check_frame, check_parameters, check_shapes
 from edge_opt.passes.rewrite import Rewrite
+from edge_opt.passes.run import check_frame, check_parameters, check_shapes
 from edge_opt.schema.data import Data
 
 Operators = list[Operator]

@@ -76,6 +76,12 @@ def convert_text(text: str, *passes: Pass | str, **settings: object) -> tuple[Mo
     return model, run(model, *passes, **settings)  # type: ignore[arg-type]
 
 
+def only(text: str, name: str, **settings: object) -> tuple[Model, Site]:
+    """The converted model, and the report of the only site that the pass has."""
+    model, (report,) = convert_text(text, name, **settings)
+    return model, report
+
+
 def names(model: Model) -> list[str]:
     """The operators' names in subgraph 0, in execution order."""
     return [operator.name for operator in model.subgraphs[0].operators]

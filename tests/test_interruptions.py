@@ -84,7 +84,7 @@ from edge_opt.runtime import runner
 from edge_opt.runtime.pair import ProofRequest
 prove, endless = runner.Worker.prove, proof_models.endless()
 runner.Worker.prove = lambda worker, *_, **options: prove(worker, endless, endless, ProofRequest(), **options)
-announce(runner.ChildProcess, "exchange", lambda process, *_: process.pid)
+announce(runner.ChildProcess, "exchange", lambda process, *_: process._child.pid)
 sys.exit(main(["convert", sys.argv[1], "-o", sys.argv[2], "-q"]))
 """
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from fault_graphs import JOINED_LOGITS
-from pass_runs import convert_text, names, reread, run
+from pass_runs import convert_text, names, only, reread, run
 from text_parser import parse
 
 from edge_opt.ir.text import to_text
@@ -27,7 +27,7 @@ subgraph main (%q: float32[1,1,3,4], %k1: float32[1,1,4,5], %k2: float32[1,1,4,3
 
 @pytest.mark.parametrize("text", [JOINED_LOGITS, FLOAT], ids=["int16", "float32"])
 def test_each_part_gets_its_columns_of_the_mask_and_every_bit_stays(text: str, prover: RegionProver) -> None:
-    model, (report,) = convert_text(text, "mask_before_join", target=TARGET, prover=prover)
+    model, report = only(text, "mask_before_join", target=TARGET, prover=prover)
     assert (report.status, report.proof and report.proof.max_abs) == (Status.CONVERTED, 0.0)
     kinds = ["BATCH_MATMUL", "BATCH_MATMUL", "SLICE", "SLICE", "ADD", "ADD", "CONCATENATION", "SOFTMAX"]
     assert names(reread(model)) == kinds

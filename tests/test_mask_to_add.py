@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_runs import Patch
-from pass_runs import SELECT_PAGE, Says, convert_text, names, reread, rewrites_of, run, statuses
+from pass_runs import SELECT_PAGE, Says, convert_text, names, only, reread, rewrites_of, run, statuses
 from syrupy.assertion import SnapshotAssertion
 from text_parser import parse
 
@@ -65,7 +65,7 @@ def converted(
     text: str, prover: Any = None, target: Target | None = None, status: str = "converted"
 ) -> tuple[Model, Site]:
     """The model, and the report of its only site; what does not end as converted leaves it as it was."""
-    model, (report,) = convert_text(text, "mask_to_add", prover=prover, target=target)
+    model, report = only(text, "mask_to_add", prover=prover, target=target)
     assert str(report.status) == status, report.reason
     assert (report.reason == "") is (status == "converted")
     assert status == "converted" or to_text(model) == to_text(parse(text))

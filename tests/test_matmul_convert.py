@@ -1,14 +1,11 @@
 """BATCH_MATMUL -> QUANTIZE becomes one BATCH_MATMUL: where it is legal, how far results move, what was clipped."""
 
-from typing import Any
-
 import pytest
-from pass_runs import Says, convert_text, reread, run, statuses
+from pass_runs import Says, convert_text, only, reread, run, statuses
 from text_parser import parse
 
-from edge_opt.ir import Model
 from edge_opt.ir.text import to_text
-from edge_opt.passes import Demand, Rewrite, Site
+from edge_opt.passes import Demand, Rewrite
 from edge_opt.proof.regions import RegionProver
 
 # The page's graph of prefill: two products, one of them converted, joined.
@@ -41,11 +38,6 @@ subgraph main (%a: {left}[1,8,16] {scale[left]}, %b: {right}[1,32,16] {scale[rig
 
 
 PLAIN = pair("int16[] q(5e-05, 0)", "int16[] q(4e-05, 0)")
-
-
-def fused(text: str, prover: Any = None) -> tuple[Model, Site]:
-    model, (report,) = convert_text(text, "matmul_convert", prover=prover)
-    return model, report
 
 
 def test_the_pages_graph_of_prefill_is_rewritten_once(prover: RegionProver) -> None:
@@ -93,7 +85,7 @@ ILLEGAL = {
 
 @pytest.mark.parametrize(("text", "reason"), ILLEGAL.values(), ids=ILLEGAL)
 def test_what_is_not_legal_is_left_with_its_reason(text: str, reason: str) -> None:
-    model, report = fused(text, Says(True))
+    model, report = only(text, "matmul_convert", prover=Says(True))
     assert (str(report.status), report.reason) == ("skipped", reason)
     assert to_text(model) == to_text(parse(text))
 
@@ -118,23 +110,18 @@ def test_results_move_by_one_step(dtype: str, before: float, after: float, prove
     if dtype == "int8":
         before, after = before * 1e4, after * 1e4
     kinds = [f"{dtype}[] q({scale}, {zero})" for scale, zero in zip((before, after), points, strict=True)]
-    _, report = fused(pair(*kinds, left=dtype), prover)
+    _, report = only(pair(*kinds, left=dtype), "matmul_convert", prover=prover)
     assert (str(report.status), report.reason) == ("converted", "")
     assert {ran.kernels for ran in report.proof.ran} == {"xnnpack", "reference"}
     steps = report.proof.demand.tolerance - (dtype == "int16")
     assert steps * after <= max(before, after) * (1 + 1e-6) < (steps + 1) * after
 
 
-def clipping(low: float = 1e-05, *, left: str = "int16") -> str:
-    """The product's range is a tenth of the result's."""
-    return pair(f"{left}[] q({low}, 0)", f"{left}[] q({low * 10:g}, 0)", left=left)
-
-
 @pytest.mark.parametrize(
     ("text", "note"),
     [
-        (clipping(), CLIPPED.format("-0.3277 .. 0.3277")),
-        (clipping(0.001, left="int8"), CLIPPED.format("-0.128 .. 0.127")),
+        (pair("int16[] q(1e-05, 0)", "int16[] q(0.0001, 0)"), CLIPPED.format("-0.3277 .. 0.3277")),
+        (pair("int8[] q(0.001, 0)", "int8[] q(0.01, 0)", left="int8"), CLIPPED.format("-0.128 .. 0.127")),
         (pair("int8[] q(0.1, -128)", "int8[] q(0.2, 0)", left="int8"), CLIPPED.format("0 .. 25.5")),
         (PLAIN, ""),
         (pair("int8[] q(0.1, 3)", "int8[] q(0.1, 3)", left="int8"), ""),
@@ -144,7 +131,7 @@ def clipping(low: float = 1e-05, *, left: str = "int16") -> str:
 )
 def test_what_was_clipped_is_told_and_fails_no_proof(text: str, note: str, prover: RegionProver) -> None:
     for each in (None, prover):
-        _, report = fused(text, each)
+        _, report = only(text, "matmul_convert", prover=each)
         assert (str(report.status), report.note) == ("converted", note)
     assert report.proof is not None
     assert not note or (report.proof.steps or 0) <= 1

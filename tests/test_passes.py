@@ -15,9 +15,9 @@ from edge_opt.ir.graph import Buffer
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.text import to_text
 from edge_opt.passes import Context, Demand, Rewrite, Site, Status, run_pass
-from edge_opt.passes.checks import check_frame
 from edge_opt.passes.ledger import Ledger, UnverifiedChangeError
 from edge_opt.passes.rewrite import remove_dead
+from edge_opt.passes.run import check_frame
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import new_table
 from edge_opt.targets import Target, load_target

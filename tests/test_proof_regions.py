@@ -8,7 +8,7 @@ import pytest
 from attention_checks import attention_text
 from fault_graphs import Size, attention
 from mutations import Mutant, constant, mutants, sampled, survives_checks
-from pass_runs import rewrites_of, run
+from pass_runs import refusal, rewrites_of, run
 from text_parser import parse
 from toy_passes import replacing
 
@@ -20,10 +20,8 @@ from edge_opt.passes import Demand, Proof, Status
 from edge_opt.passes.contract import Ran
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof import examination, regions
-from edge_opt.proof.examination import Question, unproved
-from edge_opt.proof.regions import RegionProver
-from edge_opt.proof.sizes import FACTOR, multiply_adds, shrunk
-from edge_opt.proof.structure import structure
+from edge_opt.proof.examination import FACTOR, Question, multiply_adds, shrunk, unproved
+from edge_opt.proof.regions import RegionProver, structure
 from edge_opt.runtime import runner
 from edge_opt.runtime.metrics import Difference
 from edge_opt.runtime.pair import DRAWS, SCALES, Outcome, Parts, ProofRequest
@@ -188,19 +186,18 @@ def test_lengths_are_divided_in_shapes_steering_constants_and_options() -> None:
 def test_a_place_that_does_not_divide_has_no_fraction(begin: int) -> None:
     given = "%y: float32[1,64,4] = SLICE(%x, int32{0, BEGIN, 0}, int32{1, 64, 4})"
     line = given.replace("BEGIN", str(begin))
-    assert shrunk(parse(f"subgraph main (%x: float32[1,256,4]) {{ {line} return %y }}")) is None
+    model = parse(f"subgraph main (%x: float32[1,256,4]) {{ {line} return %y }}")
+    assert refusal(shrunk, model) == f"{begin} is not a multiple of 8"
 
 
 @pytest.mark.parametrize("depth", [8, 64])
 def test_weights_with_a_scale_for_each_row_have_a_fraction_only_if_they_stay_whole(depth: int) -> None:
     weight = f"int8[2,{depth}]{{splat 3}} q([0.1, 0.2], [0, 0], axis 0)"
-    made = shrunk(
-        parse(f"""subgraph main (%x: float32[64,{depth}]) {{
-          %y: float32[64,2] = FULLY_CONNECTED(%x, {weight}, none)
-          return %y
-        }}""")
-    )
-    assert (made is not None) is (depth == 8)
+    model = parse(f"""subgraph main (%x: float32[64,{depth}]) {{
+      %y: float32[64,2] = FULLY_CONNECTED(%x, {weight}, none)
+      return %y
+    }}""")
+    assert refusal(shrunk, model) == (None if depth == 8 else "a constant has no such part")
 
 
 def test_products_cost_their_multiply_adds_and_an_element_of_all_else_eight() -> None:

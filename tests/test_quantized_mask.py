@@ -3,13 +3,11 @@
 from typing import Any
 
 import pytest
-from pass_runs import Says, convert_text, names, reread, run, statuses
+from pass_runs import Says, convert_text, names, only, reread, run, statuses
 from syrupy.assertion import SnapshotAssertion
 from text_parser import parse
 
-from edge_opt.ir import Model
 from edge_opt.ir.text import to_text
-from edge_opt.passes import Site
 from edge_opt.proof.regions import RegionProver
 
 SHAPE = "[1,1,4,6]"
@@ -48,11 +46,6 @@ NEGATION = f"  %n: bool{SHAPE} = LOGICAL_NOT(%open)\n"
 TWICE = f"{NEGATION}  %n2: bool{SHAPE} = LOGICAL_NOT(%n)\n"
 
 
-def only(text: str, prover: RegionProver | Says | None = None) -> tuple[Model, Site]:
-    model, (report,) = convert_text(text, "quantized_mask", prover=prover)
-    return model, report
-
-
 @pytest.mark.parametrize("negations", [0, 1, 2])
 @pytest.mark.parametrize("values", [INT16, INT8], ids=["int16", "int8"])
 @pytest.mark.parametrize("chain", [QUANTIZE_FIRST, MULTIPLY_FIRST], ids=["quantize first", "multiply first"])
@@ -64,7 +57,7 @@ def test_a_chain_becomes_one_select_and_every_bit_stays(
         text = text.replace(NEGATION, "").replace("CAST(%n)", "CAST(%open)")
     if negations == 2:
         text = text.replace(NEGATION, TWICE).replace("CAST(%n)", "CAST(%n2)")
-    model, report = only(text, prover)
+    model, report = only(text, "quantized_mask", prover=prover)
     assert (str(report.status), report.reason) == ("converted", "")
     assert (str(report.proof.demand), report.proof.bitwise) == ("bitwise", True)
     assert {ran.kernels for ran in report.proof.ran} == {"xnnpack", "reference"}
@@ -72,7 +65,7 @@ def test_a_chain_becomes_one_select_and_every_bit_stays(
 
 
 def test_it_runs_once_and_the_result_is_as_drawn(snapshot: SnapshotAssertion) -> None:
-    model, _ = only(PLAIN)
+    model, _ = only(PLAIN, "quantized_mask")
     text = to_text(model)
     assert text == to_text(reread(model)) == snapshot
     assert run(model, "quantized_mask", "mask_to_add") == []
@@ -80,7 +73,7 @@ def test_it_runs_once_and_the_result_is_as_drawn(snapshot: SnapshotAssertion) ->
 
 
 def test_what_others_read_of_the_chain_stays_until_the_last_mask_frees_it(prover: RegionProver) -> None:
-    model, report = only(text_of(QUANTIZE_FIRST, INT16, out="%mask, %f"), prover)
+    model, report = only(text_of(QUANTIZE_FIRST, INT16, out="%mask, %f"), "quantized_mask", prover=prover)
     assert str(report.status) == "converted"
     assert names(model) == ["LOGICAL_NOT", "CAST", "SELECT_V2"]
     more = f"  %other: int16{SHAPE} q(0.1, 0) = MUL(%q, int16(-100) q(0.01, 0))\n"
@@ -129,7 +122,7 @@ def test_other_graphs_are_no_sites(case: str) -> None:
 )  # fmt: skip
 def test_values_that_cannot_be_told_are_a_reason(old: str, new: str, reason: str) -> None:
     text = text_of(MULTIPLY_FIRST, INT16).replace(old, new)
-    model, report = only(text, Says(True))
+    model, report = only(text, "quantized_mask", prover=Says(True))
     assert str(report.status) == "skipped"
     assert report.reason.startswith(reason)
     assert to_text(model) == text

@@ -87,17 +87,6 @@ def test_quantized_values_are_compared_as_codes_and_as_real_numbers(
     assert (found.steps, found.max_abs, found.equal, found.bitwise) == (steps, max_abs, max_abs == 0, False)
 
 
-def test_pieces_do_not_change_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = np.random.default_rng(0)
-    a = values.standard_normal((7, 11)).astype(np.float32)
-    b = a + values.standard_normal((7, 11)).astype(np.float32) * 1e-3
-    whole = measure(a, b, logits=True)
-    monkeypatch.setattr(metrics, "_PIECE", 13)
-    parts = measure(a, b, logits=True)
-    assert (parts.worst, parts.max_abs, parts.differing) == (whole.worst, whole.max_abs, whole.differing)
-    assert (parts.snr_db, parts.kl) == (pytest.approx(whole.snr_db), pytest.approx(whole.kl))
-
-
 def test_nothing_to_compare_is_equal() -> None:
     empty = np.zeros((0, 4), np.float32)
     found = measure(empty, empty, logits=True)
@@ -123,9 +112,13 @@ def test_logits_are_known_by_name_or_width(name: str, shape: tuple[int, ...], ex
     assert are_logits(TensorInfo(name, name, shape, shape, "float32")) is expected
 
 
+@pytest.mark.parametrize("piece", [13, 1 << 19])
 @pytest.mark.parametrize("seed", range(4))
-def test_every_figure_is_what_plain_arithmetic_gives(seed: int) -> None:
-    """Element by element, with Python's own numbers."""
+def test_every_figure_is_what_plain_arithmetic_gives(
+    seed: int, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Element by element, with Python's own numbers, and in pieces of any size."""
+    monkeypatch.setattr(metrics, "_PIECE", piece)
     values = np.random.default_rng(seed)
     a = values.normal(size=(9, 40)).astype(np.float32)
     b = (a + values.normal(size=a.shape) * 10.0 ** values.integers(-8, 0, size=a.shape)).astype(np.float32)
@@ -133,7 +126,11 @@ def test_every_figure_is_what_plain_arithmetic_gives(seed: int) -> None:
     pairs = [(float(x), float(y)) for x, y in zip(a.ravel(), b.ravel(), strict=True)]
     signal, noise = math.fsum(x * x for x, _ in pairs), math.fsum((x - y) ** 2 for x, y in pairs)
     assert found.snr_db == pytest.approx(10 * math.log10(signal / noise))
-    assert found.max_abs == max(abs(x - y) for x, y in pairs)
+    assert (
+        found.max_abs
+        == max(abs(x - y) for x, y in pairs)
+        == abs(float(a[found.worst]) - float(b[found.worst]))
+    )
     assert found.max_rel == found.max_abs / max(abs(x) for x, _ in pairs)
     assert found.differing == sum(x != y for x, y in pairs)
     rows = [_row(one, other) for one, other in zip(a.tolist(), b.tolist(), strict=True)]

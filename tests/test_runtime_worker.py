@@ -83,7 +83,7 @@ def test_a_described_tensor_has_its_quantization_and_closing_ends_the_child() ->
 
 
 def child_of(worker: Worker) -> int:
-    return worker._process.pid
+    return worker._process._child.pid
 
 
 @pytest.mark.parametrize("moment", ["during a request", "between two"])

@@ -10,6 +10,7 @@ import numpy as np
 from edge_opt.base.words import name_below
 from edge_opt.ir import DType, Operator, Subgraph, Tensor
 from edge_opt.ir.composites import composite_name
+from edge_opt.ir.walk import read_outside
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.passes.rewrite import Demand, Rewrite
 
@@ -47,13 +48,12 @@ def residual_sums(graph: Subgraph) -> Iterator[tuple[Operator, Operator]]:
     for addition in graph.operators:
         if addition.name not in ("ADD", "SUB") or addition.output.dtype is not DType.INT16:
             continue
+        one, other = addition.input(0), addition.input(1)
         # The norm of a SUB is the second operand.
-        for normed in (addition.input(1), addition.input(0))[: 2 if addition.name == "ADD" else 1]:
-            norm, alike = normed.producer, addition.input(0).shape == addition.input(1).shape
-            once = addition.input(0) is not addition.input(1) and len(normed.consumers) == 1
-            alone = once and not graph.is_output(normed)
-            if norm is not None and alone and alike and _can_be_negated(norm):
-                yield addition, norm
+        for normed in (other, one) if addition.name == "ADD" else (other,):
+            alone = one is not other and not read_outside(graph, normed, [addition])
+            if alone and one.shape == other.shape and normed.producer and _can_be_negated(normed.producer):
+                yield addition, normed.producer
                 break
 
 

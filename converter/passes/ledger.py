@@ -6,7 +6,6 @@ verified.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import TypeAlias
 
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
@@ -15,8 +14,6 @@ from edge_opt.ir.walk import called_by, custom_options, is_pure, renumbered
 from edge_opt.passes.rewrite import Rewrite
 
 _SMALL = 1 << 12
-_Key: TypeAlias = Hashable
-"""Equal for operators, tensors or graphs that are alike in every respect."""
 
 
 class UnverifiedChangeError(EdgeOptError):
@@ -31,7 +28,7 @@ class Ledger:
     def __init__(self, model: Model, subgraph: Subgraph) -> None:
         self._model, self._subgraph = model, subgraph
         self._interface = self._names()
-        self._steps: dict[Operator, _Key] = {}
+        self._steps: dict[Operator, Hashable] = {}
         self._enter(subgraph.operators)
 
     def allow(self, rewrite: Rewrite) -> None:
@@ -51,7 +48,7 @@ class Ledger:
 
         Operators that read state, draw random numbers or call a subgraph are never merged.
         """
-        chosen, first = set(added), dict[_Key, Operator]()
+        chosen, first = set(added), dict[Hashable, Operator]()
         for operator in self._subgraph.operators if chosen else ():
             is_result = any(map(self._subgraph.is_output, operator.outputs))
             if operator not in chosen or is_result or not is_pure(operator):
@@ -96,10 +93,10 @@ class Ledger:
         if self._step(operator) != self._steps.get(operator):
             raise _changed(f"{_named(operator)} is new, or has other inputs, outputs or options")
 
-    def _step(self, operator: Operator) -> _Key:
+    def _step(self, operator: Operator) -> Hashable:
         return self._read(operator), operator.outputs
 
-    def _read(self, operator: Operator) -> _Key:
+    def _read(self, operator: Operator) -> Hashable:
         """An operator's code, options and result types, and its inputs: tensors and their types, or constants."""
         options, own, called = operator.options, custom_options(operator), subgraph_indices(operator.options)
         if called:
@@ -113,7 +110,7 @@ class Ledger:
             *read,
         )
 
-    def _names(self) -> _Key:
+    def _names(self) -> Hashable:
         """The graph's interface to callers, and the model's metadata."""
         signatures = (
             (s.key, s.subgraph, tuple(s.inputs.items()), tuple(s.outputs.items()))
@@ -134,7 +131,7 @@ def _named(operator: Operator) -> str:
     return f"the operator {operator.name} that defines '{name}'"
 
 
-def _type_of(tensor: Tensor) -> _Key:
+def _type_of(tensor: Tensor) -> Hashable:
     """Everything that determines which numbers a tensor's bytes represent."""
     quantization = tensor.quantization
     # Weights may have many scales; those arrays are read-only parts of the file.
@@ -142,7 +139,7 @@ def _type_of(tensor: Tensor) -> _Key:
     return tensor.dtype, tensor.shape, tensor.shape_signature, tensor.is_variable, numbers
 
 
-def _constant(tensor: Tensor) -> _Key:
+def _constant(tensor: Tensor) -> Hashable:
     """A constant's bytes if they are few, else their place; None for other tensors."""
     data = None if tensor.buffer is None or tensor.is_variable else tensor.buffer.data
     if data is None:

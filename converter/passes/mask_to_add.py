@@ -85,7 +85,6 @@ class MaskedSoftmax:
 
 
 def _build(context: Context, select: Operator, softmax: Operator, path: list[Operator]) -> Rewrite:
-    """Raise RefusedError if the SELECT cannot become an ADD."""
     for tensor in (operator.outputs[0] for operator in (select, *path)):
         if len(tensor.consumers) > 1 or context.subgraph.is_output(tensor):
             raise RefusedError("another operator reads the masked logits too", select, select.outputs[0])
@@ -96,7 +95,7 @@ def _build(context: Context, select: Operator, softmax: Operator, path: list[Ope
         raise RefusedError("logits are neither float32 nor quantized", select, result)
     if select.name == "SELECT" and condition.shape not in ((), result.shape):
         raise RefusedError("SELECT's condition chooses whole rows", select, condition)
-    constants = [_uniform(tensor, result) for tensor in operands]
+    constants = [_uniform(tensor, parameters if is_integer else None) for tensor in operands]
     masked_when = constants[0] is not None
     masked, logits = operands if masked_when else operands[::-1]
     constant = constants[0 if masked_when else 1]
@@ -117,13 +116,12 @@ def _build(context: Context, select: Operator, softmax: Operator, path: list[Ope
     return _in_codes(context, site, make) if is_integer else _in_floats(context, site, make)
 
 
-def _uniform(tensor: Tensor, result: Tensor) -> float | None:
+def _uniform(tensor: Tensor, parameters: Quantization | None) -> float | None:
     """The value of a uniform constant by the result's parameters, because SELECT copies stored numbers; else None."""
     values = tensor.array().ravel() if tensor.has_numbers and tensor.elements else None
     if values is None or not (values == values[0]).all():
         return None
-    is_code = result.dtype in _QUANTIZED and result.quantization is not None
-    return result.quantization.real(float(values[0])) if is_code and result.quantization else float(values[0])
+    return float(values[0]) if parameters is None else parameters.real(float(values[0]))
 
 
 def _other_mask(logits: Tensor) -> Tensor | None:
@@ -135,11 +133,9 @@ def _other_mask(logits: Tensor) -> Tensor | None:
             yield from ((t, added or maker.name in ("ADD", "SUB")) for t in maker.inputs if t is not None)
 
     floats = [(tensor, added) for tensor, added in walked([(logits, False)], above) if tensor.dtype.is_float]
-    found = [
-        tensor for tensor, added in floats if added and tensor.producer is None and not tensor.is_constant
-    ]
-    small = [tensor for tensor, _ in floats if tensor.has_numbers and 0 < tensor.elements <= _SMALL_CONSTANT]
-    found += [tensor for tensor in small if np.min(tensor.array()) < LOWEST_ROW_MAXIMUM]
+    found = [t for t, added in floats if added and t.producer is None and not t.is_constant]
+    small = [t for t, _ in floats if t.has_numbers and 0 < t.elements <= _SMALL_CONSTANT]
+    found += [t for t in small if np.min(t.array()) < LOWEST_ROW_MAXIMUM]
     return min(found, key=lambda tensor: tensor.elements, default=None)
 
 

@@ -35,12 +35,10 @@ class MatMulConvert(Pass):
 
 
 def _build(context: Context, product: Operator, convert: Operator) -> Rewrite:
-    """Raise RefusedError if the product may not write the result."""
     between, result = product.outputs[0], convert.outputs[0]
     if len(between.consumers) > 1 or context.subgraph.is_output(between):
-        raise RefusedError(
-            "another operator reads the product too, in its own quantization", product, between
-        )
+        text = "another operator reads the product too, in its own quantization"
+        raise RefusedError(text, product, between)
     operands = [product.input(0).dtype, product.input(1).dtype]
     if {*operands} != {result.dtype} or result.dtype not in (DType.INT8, DType.INT16):
         expected, actual = ", ".join(dtype.name.lower() for dtype in operands), result.dtype.name.lower()

@@ -32,25 +32,22 @@ class MhaToSha(Pass):
             if isinstance(match, NotABlock):
                 status = Status.SKIPPED if match.is_attention else Status.SETTLED
                 yield Site(match.softmax, reason=match.reason, status=status)
-                continue
-            reason = context.target.no_gain(context.signature, match) if match.heads > 1 else ""
-            if reason:
-                reason = f"target '{context.target.name}' gains nothing from splitting {reason}"
-                yield _settled(match, reason)
             else:
                 yield _site(context, match)
         for operator in context.subgraph.operators:
             inner = [one for graph in called_by([operator], context.model.subgraphs) for one in graph]
             if any(one.name == "SOFTMAX" for one in inner) and any(map(multiplies_activations, inner)):
-                yield Site(
-                    operator, reason="attention may be in a graph that it calls, which is not rewritten"
-                )
+                reason = "attention may be in a graph that it calls, which is not rewritten"
+                yield Site(operator, reason=reason)
 
 
 def _site(context: Context, block: Block) -> Site:
     """Heads and rows are cut in one rewrite, so that a tile's heads are joined to finished rows."""
-    target, heads, kv_heads = context.target.for_attention(block), block.heads, block.kv_heads
-    note = ""
+    target, heads, note = context.target.for_attention(block), block.heads, ""
+    site = partial(Site, block.softmax, heads=heads, kv_heads=block.kv_heads)
+    if heads > 1 and (reason := context.target.no_gain(context.signature, block)):
+        reason = f"target '{context.target.name}' gains nothing from splitting {reason}"
+        return site(reason=reason, status=Status.SETTLED)
     try:
         tiled = _tiled(target, block)
     except RefusedError as refused:
@@ -58,26 +55,16 @@ def _site(context: Context, block: Block) -> Site:
             return Site(block.softmax, reason=str(refused))
         tiled, note = block, f"rows are not cut: {refused}"
     if heads == 1 and tiled is block:
-        return _settled(block, "already single-head")
+        return site(reason="already single-head", status=Status.SETTLED)
     as_found = "split" if heads == 1 or block.merged else "unpack"
     form = FORMS[as_found if heads == 1 or target.form == AS_FOUND else target.form]
     if heads > 1 and block.head_size < (target.norm_per_head_from or 0):
         form = replace(form, composites=False)
-    build = partial(_build, context, tiled, form, note)
-    return Site(block.softmax, build, heads=heads, kv_heads=kv_heads)
-
-
-def _settled(block: Block, reason: str) -> Site:
-    heads, kv_heads = block.heads, block.kv_heads
-    return Site(block.softmax, reason=reason, heads=heads, kv_heads=kv_heads, status=Status.SETTLED)
+    return site(build=partial(_build, context, tiled, form, note))
 
 
 def _tiled(target: Target, block: Block) -> Block:
-    """Cut attention into as few equal blocks of rows as the target allows; return it unchanged if one is enough.
-
-    Raises:
-        RefusedError: its rows cannot be cut that way.
-    """
+    """Cut attention into as few equal blocks of rows as the target allows, maybe one; RefusedError if it cannot be."""
     rows = block.query_length
     if target.rows_per_tile is None or target.rows_per_tile >= rows:
         return block

@@ -47,7 +47,6 @@ class PositionTable(Pass):
 
 
 def _build(context: Context, rotary: Rotary) -> Rewrite:
-    """Raise RefusedError if a table cannot replace the operators."""
     position, result, axis = rotary.position, rotary.result, rotary.axes[rotary.result]
     parameters = None if result.dtype.is_float else result.quantization
     if result.dtype is not DType.FLOAT32 and (parameters is None or len(parameters.scale) != 1):
@@ -95,10 +94,9 @@ def _counted(context: Context, rotary: Rotary) -> tuple[int, str]:
     """
     count = context.positions
     if not count:
-        text = (
+        raise RefusedError(
             "the number of positions is unknown: neither the model nor its bundle has a cache that gives it"
         )
-        raise RefusedError(text)
     stopped = rotary.last_position(_MOST_POSITIONS)
     if stopped is None:
         text = f"the integers distinguish {_MOST_POSITIONS:,} positions, too many for a table"

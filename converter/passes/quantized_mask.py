@@ -55,7 +55,6 @@ def _carried(operator: Operator) -> Tensor | None:
 
 
 def _build(context: Context, chain: Sequence[Operator]) -> Rewrite:
-    """Raise RefusedError if the chain has a value that no integer represents."""
     condition, last = _carried(chain[0]), chain[-1]
     assert condition is not None
     when_false, when_true = two_values(context, last.outputs[0], [_evaluated(chain, flag) for flag in (0, 1)])

@@ -95,11 +95,9 @@ class Rewrite:
 
     def changed(self) -> tuple[Tensor, ...]:
         """Outputs that the new region computes with other operators; only these can show a mistake."""
-
-        def computing(tensor: Tensor, operators: Sequence[Operator]) -> set[Operator]:
-            return set(needed_for([tensor], operators))
-
-        return tuple(t for t in self.outputs() if computing(t, self.old) != computing(t, self.new))
+        outputs = self.outputs()
+        old, new = ([set(needed_for([t], region)) for t in outputs] for region in (self.old, self.new))
+        return tuple(t for t, one, other in zip(outputs, old, new, strict=True) if one != other)
 
     def added(self) -> tuple[Operator, ...]:
         """The new operators that are not old ones."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Collection, Hashable, Iterator
 
 from edge_opt.base.errors import TRACEBACK, EdgeOptError
-from edge_opt.ir import Operator
+from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.cleanup import remove_uncalled
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.passes.checks import check_frame, check_parameters, check_shapes
+from edge_opt.ir.walk import reads, with_called
 from edge_opt.passes.contract import Context, Pass, Site, Status
 from edge_opt.passes.ledger import Ledger, UnverifiedChangeError
 from edge_opt.passes.rewrite import Rewrite, remove_dead
+from edge_opt.shapes.inference import check_operators
 
 
 def run_pass(chosen: Pass, context: Context) -> list[Site]:
@@ -112,3 +113,77 @@ def _bug(error: Exception) -> str:
         raise error
     what = " ".join(f"{type(error).__name__}: {error}".split())
     return f"a bug in edge-opt, please report it with the model's source: {what} ({TRACEBACK}=1 shows where)"
+
+
+def check_frame(rewrite: Rewrite) -> None:
+    """Check that the new region changes nothing outside itself.
+
+    It may read only tensors that the old region read (or new constants), and must define exactly those that the old one
+    defined for other operators. Only operators without side effects may be reordered.
+
+    Raises:
+        RefusedError: it may change something else.
+    """
+    old = set(rewrite.old)
+    for operator in (*rewrite.old, *rewrite.added()):
+        if (operator.subgraph is rewrite.subgraph) != (operator in old):
+            where = "is no longer in the graph" if operator in old else "is already in the graph"
+            name = operator.outputs[0].name
+            raise RefusedError(f"the operator {operator.name} that defines '{name}' {where}")
+    for tensor in reads((*rewrite.old, *rewrite.new)):
+        if tensor.is_blockwise:
+            where = "its scales are named by a place in its own subgraph"
+            raise RefusedError(f"'{tensor.name}' is quantized by blocks: {where}")
+    defined = _defined(rewrite)
+    if not rewrite.changed():
+        raise RefusedError("nothing reads the region's results, so they cannot be verified")
+    for tensor in rewrite.outputs():
+        if tensor not in defined:
+            raise RefusedError(f"the new region leaves '{tensor.name}' undefined")
+    rewrite.order()
+
+
+def _defined(rewrite: Rewrite) -> Collection[Tensor]:
+    """Tensors that the new region defines, each once, from constants and the old region's inputs."""
+    known, own = set(reads(rewrite.old)), {tensor for operator in rewrite.old for tensor in operator.outputs}
+    for tensor in reads(rewrite.new):
+        if tensor not in known and not tensor.is_constant:
+            raise RefusedError(f"the new region reads '{tensor.name}', which the old one did not")
+    defined = Counter(tensor for operator in rewrite.new for tensor in operator.outputs)
+    for tensor, count in defined.items():
+        if count > 1 or tensor.is_constant or (tensor not in own and rewrite.subgraph.lists(tensor)):
+            text = "another operator defines it too, or it is a constant"
+            raise RefusedError(f"the new region must not define '{tensor.name}': {text}")
+    return defined
+
+
+def check_shapes(rewrite: Rewrite) -> None:
+    """Check that the recorded shapes of new operators, and of those that they call, equal the inferred ones.
+
+    Raises:
+        RefusedError: an inferred shape differs from the recorded one.
+    """
+    subgraphs = rewrite.model.subgraphs
+    check_operators(with_called(rewrite.added(), subgraphs), subgraphs)
+
+
+def check_parameters(rewrite: Rewrite) -> None:
+    """Check that the quantized results of new operators have only parameters that the old region has.
+
+    A scale that is off by one unit in the last place changes one code in millions, which a run may not show.
+
+    Raises:
+        RefusedError: a tensor has new parameters.
+    """
+
+    def parameters(tensor: Tensor | None) -> Hashable:
+        quantization = tensor and tensor.quantization
+        return tensor and quantization and (tensor.dtype, quantization.key())
+
+    old = with_called(rewrite.old, rewrite.model.subgraphs)
+    known = {parameters(tensor) for operator in old for tensor in (*operator.inputs, *operator.outputs)}
+    for operator in rewrite.added():
+        for tensor in operator.outputs:
+            if tensor.is_quantized and tensor not in rewrite.chosen and parameters(tensor) not in known:
+                where = f"{operator.name} '{tensor.name}'"
+                raise RefusedError(f"{where} has parameters that no tensor of the old region has")

@@ -1,6 +1,5 @@
 """A cache that no operator of one signature reads -> the type that it has in the signature that reads it."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from edge_opt.ir import Model, Shape, Tensor, same_type
@@ -32,7 +31,6 @@ class UnreadCaches(Pass):
             scale = " with another scale" if own == other else ""
             types = f"the cache is {own} and read by no operator, while '{reader}' reads it as {other}{scale}"
             cache.dtype, cache.quantization = read.dtype, read.quantization
-            proof = Proof(Demand(), holds=True, bitwise=True, max_abs=0.0, note="no operator reads it")
             yield Site(
                 None,
                 pass_name=self.name,
@@ -40,7 +38,7 @@ class UnreadCaches(Pass):
                 index=index,
                 operator=cache.name,
                 status=Status.CONVERTED,
-                proof=proof,
+                proof=Proof(Demand(), holds=True, bitwise=True, max_abs=0.0, note="no operator reads it"),
                 note=f"without this, LiteRT-LM may not start: {types}",
             )
 
@@ -56,17 +54,15 @@ def unread_caches(model: Model) -> Iterator[tuple[str, Tensor, str, Tensor]]:
         for name, tensor in each.inputs.items()
         if "cache" in name
     ]
-    readers = defaultdict[tuple[str, Shape], list[tuple[str, Tensor]]](list)
+    readers, disagreeing = dict[tuple[str, Shape], tuple[str, Tensor]](), set[tuple[str, Shape]]()
     for signature, name, tensor in caches:
         if tensor.consumers:
-            readers[name, tensor.shape].append((signature.key, tensor))
-    agreed = {
-        place: read[0]
-        for place, read in readers.items()
-        if all(same_type(tensor, read[0][1]) for _, tensor in read)
-    }
+            _, first = readers.setdefault((name, tensor.shape), (signature.key, tensor))
+            if not same_type(tensor, first):
+                disagreeing.add((name, tensor.shape))
     for signature, name, tensor in caches:
-        reader, read = agreed.get((name, tensor.shape), ("", tensor))
+        place = name, tensor.shape
+        reader, read = readers.get(place, ("", tensor))
         is_unread = not tensor.consumers and not signature.subgraph.is_output(tensor)
-        if is_unread and not same_type(tensor, read):
+        if is_unread and place not in disagreeing and not same_type(tensor, read):
             yield signature.key, tensor, reader, read

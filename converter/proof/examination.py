@@ -1,27 +1,36 @@
-"""Runs one region on a worker and decides whether the demand is met, with the wording for the report."""
+"""Runs one region on a worker and decides whether the demand is met, with the wording for the report.
+
+A large region is also run at a fraction of its lengths: every size of 64 or more, in shapes and in constants such as
+axes and sizes, is divided by 8, so both versions still cut, join and transpose as before.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+
+import numpy as np
 
 from edge_opt.base.errors import ModelFormatError
 from edge_opt.base.words import many
-from edge_opt.ir import DType, Model, Tensor, to_tables
+from edge_opt.ir import Buffer, DType, Model, Tensor, to_tables
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.passes.contract import Proof, Ran
 from edge_opt.passes.rewrite import Demand
-from edge_opt.proof.sizes import FACTOR, multiply_adds, shrunk
 from edge_opt.runtime.extremes import KINDS
 from edge_opt.runtime.metrics import Difference
 from edge_opt.runtime.pair import DRAWS, VERSIONS, Outcome, ProofRequest
 from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeFailed, RuntimeRefused, RuntimeTimedOut
 from edge_opt.runtime.runner import Worker
-from edge_opt.runtime.tensors import Kernels
+from edge_opt.schema.data import Data
 from edge_opt.schema.writer import model_bytes
 
-_KERNELS: tuple[Kernels, ...] = ("xnnpack", "reference")
+FACTOR = 8
+_LONG = 64
+_ELEMENT = 8  # multiply-adds that take as long as computing and comparing one element
 _IN_FULL = 1 << 26  # regions of at most this many multiply-adds are run in full
 _LEAST_SECONDS = 60.0
 _SLOWEST = 2e7  # multiply-adds per second: a hundredth of the slowest kernel's, to allow for a busy machine
@@ -51,29 +60,14 @@ class Question:
     @cached_property
     def rounds_by_shape(self) -> str:
         """The operator whose optimized kernel rounds by shape, if bits must be equal; empty if there is none."""
-        graphs = [*self.before.subgraphs, *self.after.subgraphs]
+        graphs = [*self.before.subgraphs, *self.after.subgraphs] if self.demand.kind == "bitwise" else []
         for operator in (operator for graph in graphs for operator in graph):
-            if self.demand.kind != "bitwise":
-                break
             if operator.name == "ADD" and operator.output.dtype is DType.INT16:
                 return "int16 ADD"  # AVX2 for operands of one shape, another kernel where one broadcasts
             is_float_softmax = operator.name == "SOFTMAX" and operator.output.dtype.is_float
             if is_float_softmax and operator.option("beta") != 1.0:
                 return "SOFTMAX with beta"  # XNNPACK declines it; the fallback rounds by the number of rows
         return ""
-
-    def in_part(self) -> Question | None:
-        """The question at a fraction of the lengths; None if the region is small or must be run in full.
-
-        Clipping, and demands other than bitwise, may depend on particular elements, which a fraction could miss.
-        """
-        if self.cost <= _IN_FULL or self.request.limits or self.demand.kind != "bitwise":
-            return None
-        before, after = shrunk(self.before), shrunk(self.after)
-        if before is None or after is None:
-            return None
-        request = replace(self.request, parts=None)
-        return replace(self, before=before, after=after, request=request, divided=FACTOR)
 
 
 def unproved(demand: Demand, reason: str, *, is_open: bool = True) -> Proof:
@@ -88,37 +82,40 @@ def examine(worker: Worker, question: Question) -> Proof:
     inputs included; then in full, on XNNPACK's kernels if these must give the same bits, else on the reference kernels.
     A large region that does not run at a fraction of its lengths is treated like a small one.
     """
-    part = question.in_part()
+    is_open = True
     try:
-        return (part and _at_size(worker, question, part)) or _ask(worker, question)[0]
+        return _at_size(worker, question) or _ask(worker, question)[0]
     except RuntimeTimedOut as error:
-        return unproved(
-            question.demand, f"verification timed out: {error}, or skip verification (--verify none)"
-        )
+        reason = f"verification timed out: {error}, or skip verification (--verify none)"
     except ModelFormatError as error:
-        reason = f"the region alone is not a valid model: {error}"
+        reason, is_open = f"the region alone is not a valid model: {error}", False
     except RuntimeRefused as error:
         alone = error.reason.startswith(VERSIONS[0])
         what = "cannot run the region alone" if alone else "refuses the new region"
-        reason = f"the runtime {what}: {error.reason.split(': ', 1)[-1]}"
+        reason, is_open = f"the runtime {what}: {error.reason.split(': ', 1)[-1]}", False
     except RuntimeFailed as error:
-        return unproved(question.demand, f"the verification could not be run: {error}")
-    return unproved(question.demand, reason, is_open=False)
+        reason = f"the verification could not be run: {error}"
+    return unproved(question.demand, reason, is_open=is_open)
 
 
-def _at_size(worker: Worker, question: Question, part: Question) -> Proof | None:
-    """The answer for a large region; None if it must be run like a small one."""
+def _at_size(worker: Worker, question: Question) -> Proof | None:
+    """The answer for a large region; None if it is small, or must be run like a small one."""
+    request = question.request
+    # Clipping, and demands other than bitwise, may depend on particular elements, which a fraction could miss.
+    if question.cost <= _IN_FULL or request.limits or question.demand.kind != "bitwise":
+        return None
     try:
-        in_part, scale = _ask(worker, part)
-    except (RuntimeRefused, RuntimeCrashed, ModelFormatError):
+        part = replace(question, before=shrunk(question.before), after=shrunk(question.after), divided=FACTOR)
+        in_part, scale = _ask(worker, replace(part, request=replace(request, parts=None)))
+    except (RefusedError, RuntimeRefused, RuntimeCrashed, ModelFormatError):
         return None
     if not in_part.holds:
         return None if in_part.open else in_part
     # The fastest kernels that run the region and must give the same bits.
-    fast, reference = (kernels in (each.kernels for each in in_part.ran) for kernels in _KERNELS)
-    only = _KERNELS[0] if fast and not (question.rounds_by_shape and reference) else _KERNELS[1]
+    supported = [kernels for kernels in request.kernels if Ran(kernels, FACTOR) in in_part.ran]
+    only = supported[-1 if question.rounds_by_shape else 0]
     # The deviation of a sum grows with the square root of the number of products.
-    request = replace(question.request, extremes=(), scales=(scale / FACTOR**0.25,), kernels=(only,))
+    request = replace(request, extremes=(), scales=(scale / FACTOR**0.25,), kernels=(only,))
     in_full, _ = _ask(worker, replace(question, request=request))
     if not in_full.holds:
         return in_full
@@ -132,13 +129,11 @@ def _ask(worker: Worker, question: Question) -> tuple[Proof, float]:
     runs = len(request.kernels) * (len(request.scales) + DRAWS * len(request.extremes))
     limit = _LEAST_SECONDS + question.cost * runs / _SLOWEST
     before, after = (model_bytes(to_tables(model)) for model in (question.before, question.after))
-    for is_last in (False, True):
-        try:
-            outcome = worker.prove(before, after, request, seconds=limit, where=question.name)
-            break
-        except RuntimeCrashed:  # it may have been killed between requests: not the region's fault
-            if is_last:
-                raise
+    prove = partial(worker.prove, before, after, request, seconds=limit, where=question.name)
+    try:
+        outcome = prove()
+    except RuntimeCrashed:  # it may have been killed between requests: not the region's fault
+        outcome = prove()
     return judge(outcome, question), outcome.scale
 
 
@@ -150,9 +145,8 @@ def judge(outcome: Outcome, question: Question) -> Proof:
             where = f" on {KINDS[kind]}" if kind else ""
             violated = f"the new region differs{where}: {_figures(found)}, but must be {demand.words}"
     if not violated and outcome.untold:
-        return unproved(
-            demand, f"cannot be verified: {outcome.untold}, so a wrong rewrite would give the same result"
-        )
+        reason = f"cannot be verified: {outcome.untold}, so a wrong rewrite would give the same result"
+        return unproved(demand, reason)
     ran = outcome.found[""]
     differences = [difference for found in ran.values() for difference in found]
     exact = not question.request.limits and not question.rounds_by_shape
@@ -217,3 +211,49 @@ def _figures(found: Mapping[str, Sequence[Difference]]) -> str:
         f"{f' ({most.steps} steps)' if most.steps else ''} on {kernels}"
         for kernels, most in worst.items()
     )
+
+
+def multiply_adds(model: Model) -> int:
+    """The multiply-adds of matrix products, plus the equivalent cost of other operators."""
+    total = 0
+    for operator in model.subgraphs[0]:
+        each = _ELEMENT
+        if operator.name == "BATCH_MATMUL":
+            each = operator.input(0).shape[-2 if operator.option("adj_x") else -1]
+        elif operator.name == "FULLY_CONNECTED":
+            each = operator.input(1).shape[-1]
+        total += each * sum(tensor.elements for tensor in operator.outputs)
+    return total
+
+
+def shrunk(model: Model) -> Model:
+    """A copy of the model at a fraction of its lengths; RefusedError if a long size is not divisible by 8."""
+    model = deepcopy(model)
+    for tensor in (tensor for graph in model.subgraphs for tensor in graph.tensors):
+        shape = tuple(map(_shorter, tensor.shape))
+        if tensor.is_constant:
+            tensor.buffer = _part(tensor, shape)
+        tensor.shape = shape
+    for operator in (operator for graph in model.subgraphs for operator in graph):
+        if operator.options is not None and operator.options.fields.get("new_shape") is not None:
+            sizes = [_shorter(int(size)) for size in operator.options.get("new_shape")]
+            operator.options = operator.options.copy()
+            operator.options.set("new_shape", np.array(sizes, np.int32))
+    return model
+
+
+def _part(tensor: Tensor, shape: tuple[int, ...]) -> Buffer:
+    """The first elements along each axis; unquantized integers are sizes and places, which are divided."""
+    per_axis = tensor.quantization is not None and tensor.quantization.is_per_axis
+    if not tensor.has_numbers or (per_axis and shape != tensor.shape):
+        raise RefusedError("a constant has no such part")
+    array = tensor.array()[tuple(map(slice, shape))]
+    if array.dtype.kind in "iu" and not tensor.is_quantized:
+        array = np.array([_shorter(int(value)) for value in array.ravel()], array.dtype).reshape(shape)
+    return Buffer(Data(np.ascontiguousarray(array).tobytes()))
+
+
+def _shorter(size: int) -> int:
+    if size >= _LONG and size % FACTOR:
+        raise RefusedError(f"{size} is not a multiple of {FACTOR}")
+    return size // FACTOR if size >= _LONG else size

@@ -35,7 +35,6 @@ _CLOSED_ROW = 4  # one in so many rows of a mask is closed everywhere, never the
 _LARGE = 30.0  # factor for operands of the logits; the product of two is over a hundred
 _LARGE_VALUE = 1000.0
 _GRADES = 0.6  # factor for operands whose counterpart is at its limit, so that logits stay within their type
-_TINY = {"float16": 2.0**-18}
 
 
 def extreme(planned: InputPlan, array: NDArray[Any], kind: str) -> NDArray[Any]:
@@ -70,7 +69,7 @@ def _floats(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np
         case "tiny", "added":
             return np.where(draw < 8, np.where(draw < 4, 0.0, -0.0), array)
         case "tiny", "other":
-            tiny = array * _TINY.get(array.dtype.name, 2.0**-110)
+            tiny = array * (2.0**-18 if array.dtype == np.float16 else 2.0**-110)
             return np.select([draw == 0, draw == 1, draw == 2], [0.0, -0.0, array * 2.0**-140], tiny)
         case "tiny", "right":
             # Every other key is 0, whichever of the last two axes the keys are on, and so are its logits.

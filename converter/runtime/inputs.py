@@ -81,8 +81,7 @@ def plan(
     """
     if hints is None:
         hints = [InputHint(role_of(info)) for info in signature.inputs]
-    given = list(zip(signature.inputs, hints, strict=True))
-    past, new, begin = _scene(signature, [(info, hint.role) for info, hint in given], seed, run)
+    past, new, begin = _scene(signature, [hint.role for hint in hints], seed, run)
     words = [info.shape[-1] for info in signature.outputs if "logits" in info.name and info.shape]
 
     def planned(info: TensorInfo, hint: InputHint) -> InputPlan:
@@ -104,16 +103,15 @@ def plan(
         key = f"{signature.name}/{run}/{stream}"
         return InputPlan(**{**asdict(hint), **facts}, info=info, key=key, seed=seed, start=begin)
 
-    return tuple(planned(info, hint) for info, hint in given)
+    return tuple(map(planned, signature.inputs, hints))
 
 
-def _scene(
-    signature: SignatureInfo, inputs: Sequence[tuple[TensorInfo, Role]], seed: int, run: int
-) -> tuple[int, int, int]:
+def _scene(signature: SignatureInfo, roles: Sequence[Role], seed: int, run: int) -> tuple[int, int, int]:
     """Columns of the widest mask for the cache, columns for new tokens (the last ones), and the first new position.
 
     A mask over a shorter ring buffer has fewer columns for the cache.
     """
+    inputs = list(zip(signature.inputs, roles, strict=True))
     positions = [info for info, role in inputs if role == "position"]
     caches = [info for info, role in inputs if role == "cache"]
     masks = [info.shape for info, role in inputs if role == "mask"]
@@ -172,8 +170,7 @@ def converted(array: NDArray[Any], source: TensorInfo, target: TensorInfo) -> ND
 def _mask(planned: InputPlan) -> NDArray[np.float32]:
     """Causal over the new tokens, open over the filled part of the cache; one-row masks of rank 2 are padding."""
     shape, past, start = planned.info.shape, planned.past, planned.start
-    width = shape[-1] if shape else 1
-    rows = shape[-2] if len(shape) > 1 else 1
+    rows, width = (1, 1, *shape)[-2:]
     is_float = np.dtype(planned.info.dtype).kind == "f"
     column = np.arange(width)[np.newaxis, :]
     row = np.arange(rows)[:, np.newaxis]
@@ -202,11 +199,10 @@ def _data(planned: InputPlan, source: TensorInfo) -> NDArray[Any]:
         limits = np.iinfo(source.dtype)
         low, high = source.reals(np.array([limits.min, limits.max]))
         middle, width = (low + high) / 2, (high - low) / 6
-    pieces = [np.empty(0, info.dtype)]
-    for values in noise.normal(planned.stream, info.elements):
-        piece = (middle + width * values) * planned.spread
-        pieces.append(_encode(np.asarray(piece, np.float32), info))
-    return np.concatenate(pieces).reshape(info.shape)
+    drawn = noise.normal(planned.stream, info.elements)
+    reals = (np.asarray((middle + width * values) * planned.spread, np.float32) for values in drawn)
+    pieces = [_encode(piece, info) for piece in reals]
+    return np.concatenate([np.empty(0, info.dtype), *pieces]).reshape(info.shape)
 
 
 def _integers(planned: InputPlan) -> NDArray[np.int64]:

@@ -5,7 +5,6 @@ The parent plans a loop and the worker runs it, with models that it keeps open; 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 
@@ -16,8 +15,6 @@ from edge_opt.runtime.tensors import SignatureInfo, TensorInfo, role_of
 _PARAMETERS = "param_tensor"
 
 Invoke = Callable[["Call", Arrays], Arrays]
-_Give = Callable[[TensorInfo], Array]
-_Values = dict[str, tuple[Array, TensorInfo]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,37 +46,35 @@ class Loop:
 
 def run(loop: Loop, invoke: Invoke) -> tuple[list[list[int]], Array]:
     """Generate greedily: the tokens of every step, as lists by batch row, and its logits."""
-    values: _Values = {}
+    values: dict[str, tuple[Array, TensorInfo]] = {}
+
+    def step(calls: tuple[Call, ...], tokens: Array, start: int, valid: int) -> None:
+        """Make the calls of one step in order, on results of earlier calls and on inputs that the loop can make."""
+        for call in calls:
+            inputs = {
+                info.name: converted(*values[info.name], info)
+                if info.name in values
+                else basic_input(info, tokens, start, valid, loop.past)
+                for info in call.signature.inputs
+            }
+            outputs = invoke(call, inputs)
+            values.update({info.name: (outputs[info.name], info) for info in call.signature.outputs})
+
     prompt = np.array(loop.prompt, np.int64)
     filled = prompt.shape[1] - 1
     for start in range(0, filled, loop.rows):
         chunk = prompt[:, start : min(start + loop.rows, filled)]
         valid = chunk.shape[1]
-        padded = np.pad(chunk, ((0, 0), (0, loop.rows - valid)))
-        give = partial(basic_input, tokens=padded, start=start, valid=valid, past=loop.past)
-        _carry_out(values, loop.prefill, give, invoke)
-    tokens: list[list[int]] = []
-    logits: list[Array] = []
+        step(loop.prefill, np.pad(chunk, ((0, 0), (0, loop.rows - valid))), start, valid)
+    steps: list[Array] = []
     current = prompt[:, -1:]
     for place in range(loop.count):
-        give = partial(basic_input, tokens=current, start=filled + place, valid=1, past=loop.past)
-        _carry_out(values, loop.decode, give, invoke)
-        logits.append(values[loop.logits.name][0].reshape(len(prompt), -1))
-        best = logits[-1].argmax(axis=-1)
-        current = np.full((1, 1), loop.follow[place]) if loop.follow else best[:, np.newaxis]
-        tokens.append(best.tolist())
-    return tokens, np.stack(logits)
-
-
-def _carry_out(values: _Values, calls: tuple[Call, ...], give: _Give, invoke: Invoke) -> None:
-    """Make the calls of one step in order, on results of earlier calls; `give` makes all other inputs."""
-    for call in calls:
-        inputs = {
-            info.name: converted(*values[info.name], info) if info.name in values else give(info)
-            for info in call.signature.inputs
-        }
-        outputs = invoke(call, inputs)
-        values.update({info.name: (outputs[info.name], info) for info in call.signature.outputs})
+        step(loop.decode, current, filled + place, 1)
+        steps.append(values[loop.logits.name][0].reshape(len(prompt), -1))
+        best = steps[-1].argmax(axis=-1, keepdims=True)
+        current = np.full((1, 1), loop.follow[place]) if loop.follow else best
+    logits = np.stack(steps)
+    return logits.argmax(axis=-1).tolist(), logits
 
 
 def is_basic(info: TensorInfo) -> bool:
@@ -109,8 +104,5 @@ def basic_input(info: TensorInfo, tokens: Array, start: int, valid: int, past: M
         # A shorter cache is a ring, as long as the window or longer.
         window = cache if cache < max(past.values(), default=0) else 0
         return array_of(InputPlan(role, info=info, start=start, past=cache, window=window)).copy()
-    return _empty(info)
-
-
-def _empty(info: TensorInfo) -> Array:
-    return converted(np.zeros(info.shape, np.float32), replace(info, dtype="float32", scales=()), info)
+    empty = np.zeros(info.shape, np.float32)
+    return converted(empty, replace(info, dtype="float32", scales=()), info)

@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.base.record import Record
+from edge_opt.runtime.protocol import Array
 from edge_opt.runtime.tensors import TensorInfo
 
 _PIECE = 1 << 19
 _LOGITS_WIDTH = 1024
 
 Floats = NDArray[np.float64]
-_Real = Callable[[NDArray[Any]], Floats]
+_Real = Callable[[Array], Floats]
 _as_they_are: _Real = partial(np.asarray, dtype=np.float64)
 
 
@@ -80,8 +81,8 @@ class Difference(Record):
 
 
 def measure(
-    a: NDArray[Any],
-    b: NDArray[Any],
+    a: Array,
+    b: Array,
     *,
     quantized_a: TensorInfo | None = None,
     quantized_b: TensorInfo | None = None,
@@ -139,9 +140,7 @@ def are_logits(info: TensorInfo) -> bool:
     return not other and len(info.shape) > 1 and info.shape[-1] >= _LOGITS_WIDTH
 
 
-def _of_piece(
-    a: NDArray[Any], b: NDArray[Any], reals: Sequence[_Real], begin: int, atol: float, rtol: float
-) -> Difference:
+def _of_piece(a: Array, b: Array, reals: Sequence[_Real], begin: int, atol: float, rtol: float) -> Difference:
     """The difference of two pieces that begin at element `begin`."""
     differing, steps = a.size, None
     if a.dtype == b.dtype:
@@ -175,7 +174,7 @@ def _of_piece(
     return replace(found, max_abs=float(gap[place]), worst=(begin + place,), worst_values=values)
 
 
-def _of_rows(a: NDArray[Any], b: NDArray[Any], reals: Sequence[_Real]) -> list[float]:
+def _of_rows(a: Array, b: Array, reals: Sequence[_Real]) -> list[float]:
     """Means over rows: KL(softmax(a) || softmax(b)), 0 if a value is not finite; equal arg max."""
     rows, width = a.shape
     step, sums = max(_PIECE // width, 1), np.zeros(2)

@@ -107,9 +107,6 @@ class _Main:
     def get_input_details(self) -> dict[str, Any]:
         return _named(self._interpreter.get_input_details())
 
-    def get_output_details(self) -> dict[str, Any]:
-        return _named(self._interpreter.get_output_details())
-
     def __call__(self, **values: Any) -> Arrays:
         interpreter, expected = self._interpreter, self.get_input_details()
         if set(expected) != set(values):
@@ -121,7 +118,7 @@ class _Main:
         for name, detail in expected.items():
             interpreter.set_tensor(detail["index"], values[name])
         interpreter.invoke()
-        outputs = self.get_output_details().items()
+        outputs = _named(interpreter.get_output_details()).items()
         return {name: interpreter.get_tensor(detail["index"]) for name, detail in outputs}
 
 
@@ -131,7 +128,6 @@ def _named(details: list[Any]) -> dict[str, Any]:
 
 @contextmanager
 def _refusals(where: str = "") -> Iterator[None]:
-    """Turn the runtime's exceptions into DeclinedError, with the location."""
     try:
         yield
     except (ValueError, RuntimeError, TypeError, MemoryError) as error:
@@ -140,7 +136,6 @@ def _refusals(where: str = "") -> Iterator[None]:
 
 
 def _carried_out(header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
-    """Carry out a request; the header and arrays of the reply."""
     paths = header["models"]
 
     @cache

@@ -21,9 +21,6 @@ VERSIONS = ("before", "after")
 Run = Callable[[str, Kernels, Sequence[Array]], Sequence[Array]]
 """Runs a version on a kernel set; raises DeclinedError if the kernels do not support it."""
 
-Differences = dict[str, tuple[Difference, ...]]
-"""The difference of each output, by kernel set."""
-
 SCALES = (1.0, 0.5, 0.25, 0.125, 0.03125, 0.0078125)
 """Fractions of their range that the operands of a quantized region fill, one per run.
 
@@ -89,7 +86,7 @@ def prove(signature: SignatureInfo, request: ProofRequest, run: Run) -> Outcome:
     """
     pair = _Pair(signature, request, run, list(request.kernels))
     reasons, changed = [], []
-    for plans, arrays in _realistic(signature, request):
+    for plans, arrays in pair.realistic():
         results = pair.compare(arrays)
         reasons.append(untold(results, request.parts, request.limits))
         if len(request.scales) > 1 and _operands(plans):
@@ -97,7 +94,7 @@ def prove(signature: SignatureInfo, request: ProofRequest, run: Run) -> Outcome:
             changed.append(sum(int(np.count_nonzero(a != b)) for a, b in zip(results, nudged, strict=True)))
     scale = request.scales[int(np.argmax(changed)) if changed else 0]
     for draw in range(DRAWS if request.extremes else 0):
-        plans = _drawn(signature, request, scale, draw)
+        plans = pair.drawn(scale, draw)
         arrays = [array_of(each) for each in plans]
         pair.compare(arrays)
         for kind in request.extremes:
@@ -115,13 +112,13 @@ class _Pair:
     request: ProofRequest
     run: Run
     kernels: list[Kernels]
-    found: dict[str, Differences] = field(default_factory=dict)
+    found: dict[str, dict[str, tuple[Difference, ...]]] = field(default_factory=dict)
 
     def compare(self, arrays: Sequence[Array], kind: str = "") -> Sequence[Array]:
         """Note differences on inputs of this kind; the first version's results on one kernel set."""
         results, found = [], self.found.setdefault(kind, {})
-        last = self.request.every - 1
-        valid = [array.clip(0, last) for array in arrays] if self.request.every else arrays
+        every = self.request.every
+        valid = [array.clip(0, every - 1) for array in arrays] if every else arrays
         for kernels in tuple(self.kernels):
             try:
                 old = self.run(VERSIONS[0], kernels, valid)
@@ -131,10 +128,9 @@ class _Pair:
                 self.kernels.remove(kernels)
                 continue
             results.append(old)
-            differences = tuple(self._differences(old, self.run(VERSIONS[1], kernels, arrays)))
-            found[kernels] = (
-                tuple(map(merge, found[kernels], differences)) if kernels in found else differences
-            )
+            differences = self._differences(old, self.run(VERSIONS[1], kernels, arrays))
+            merged = map(merge, found[kernels], differences) if kernels in found else differences
+            found[kernels] = tuple(merged)
         return results[0]
 
     def _differences(self, olds: Sequence[Array], news: Sequence[Array]) -> Iterator[Difference]:
@@ -147,38 +143,33 @@ class _Pair:
                 new = np.where(beyond, old, new)  # noqa: PLW2901
             yield measure(old, new, quantized_a=info, quantized_b=info)
 
+    def realistic(self) -> Iterator[tuple[list[InputPlan], list[Array]]]:
+        """The inputs of each run: one run per scale of quantized operands, or enough to cover `every` value."""
+        plans, every = self.drawn(1.0), self.request.every
+        if every:
+            (info,) = self.signature.inputs
+            limits = np.iinfo(info.dtype)
+            values = np.array([limits.min, -1, *range(every + 1), limits.max], info.dtype)
+            for start in range(0, values.size, info.elements):
+                yield plans, [np.resize(values[start : start + info.elements], info.shape)]
+            return
+        scales = self.request.scales if _operands(plans) else ()
+        for each in [self.drawn(scale, scale) for scale in scales] or [plans]:
+            yield each, [array_of(planned) for planned in each]
 
-def _realistic(
-    signature: SignatureInfo, request: ProofRequest
-) -> Iterator[tuple[list[InputPlan], list[Array]]]:
-    """The inputs of each run: one run per scale of quantized operands, or enough to cover `every` value."""
-    plans = _drawn(signature, request, 1.0)
-    if request.every:
-        (info,) = signature.inputs
-        limits = np.iinfo(info.dtype)
-        values = np.array([limits.min, -1, *range(request.every + 1), limits.max], info.dtype)
-        for start in range(0, values.size, info.elements):
-            yield plans, [np.resize(values[start : start + info.elements], info.shape)]
-        return
-    draws = [plans]
-    if _operands(plans):
-        draws = [_drawn(signature, request, scale, scale) for scale in request.scales]
-    yield from ((plans, [array_of(each) for each in plans]) for plans in draws)
+    def drawn(self, scale: float, *draw: object) -> list[InputPlan]:
+        """One draw of the inputs, with operands at this scale and addends of logits in the usual range of logits."""
+        hints = self.request.hints or [InputHint()] * len(self.signature.inputs)
+        plans = plan(self.signature, seed=noise.seed_of(self.request.seed, *draw), hints=hints)
+        operands = _operands(plans)
 
+        def spread(each: InputPlan) -> float:
+            if each.side == "added" and each.role == "data" and each.info.quantized:
+                limits = np.iinfo(each.info.dtype)
+                return min(1.0, _LOGIT_RANGE / ((limits.max - limits.min) * each.info.scales[0]))
+            return scale if each in operands else 1.0
 
-def _drawn(signature: SignatureInfo, request: ProofRequest, scale: float, *draw: object) -> list[InputPlan]:
-    """One draw of the inputs, with operands at this scale and addends of logits in the usual range of logits."""
-    hints = request.hints or [InputHint()] * len(signature.inputs)
-    plans = plan(signature, seed=noise.seed_of(request.seed, *draw), hints=hints)
-    operands = _operands(plans)
-
-    def spread(each: InputPlan) -> float:
-        if each.side == "added" and each.role == "data" and each.info.quantized:
-            limits = np.iinfo(each.info.dtype)
-            return min(1.0, _LOGIT_RANGE / ((limits.max - limits.min) * each.info.scales[0]))
-        return scale if each in operands else 1.0
-
-    return [replace(each, spread=spread(each)) for each in plans]
+        return [replace(each, spread=spread(each)) for each in plans]
 
 
 def _operands(plans: Sequence[InputPlan]) -> list[InputPlan]:
@@ -190,13 +181,12 @@ def _operands(plans: Sequence[InputPlan]) -> list[InputPlan]:
 
 def _nudged(plans: Sequence[InputPlan], arrays: Sequence[Array]) -> list[Array]:
     """The inputs, with every code of the operands raised or lowered by one."""
-    operands, nudged = _operands(plans), []
-    for planned, array in zip(plans, arrays, strict=True):
-        if planned in operands:
-            limits = np.iinfo(planned.info.dtype)
-            steps = noise.octets(planned.stream, array.size).reshape(array.shape) % 2 * np.int64(2) - 1
-            array = np.clip(array + steps, limits.min, limits.max).astype(array.dtype)  # noqa: PLW2901
-        nudged.append(array)
+    nudged = list(arrays)
+    for planned in _operands(plans):
+        place, limits = plans.index(planned), np.iinfo(planned.info.dtype)
+        array = arrays[place]
+        steps = noise.octets(planned.stream, array.size).reshape(array.shape) % 2 * np.int64(2) - 1
+        nudged[place] = np.clip(array + steps, limits.min, limits.max).astype(array.dtype)
     return nudged
 
 

@@ -61,9 +61,7 @@ def send(channel: BufferedRWPair, header: Mapping[str, Any], arrays: Mapping[str
     """
     for name, array in arrays.items():
         if array.dtype.kind not in _KINDS:
-            raise DeclinedError(
-                f"tensor '{name}' has elements of type {array.dtype}, which cannot be passed on"
-            )
+            raise DeclinedError(f"tensor '{name}' has type {array.dtype}, which cannot be passed on")
     channel.write(json.dumps({**header, "arrays": list(arrays)}, default=asdict).encode() + b"\n")
     for array in arrays.values():
         write_array(channel, np.asarray(array, order="C"), allow_pickle=False)

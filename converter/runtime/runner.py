@@ -75,7 +75,6 @@ class ChildProcess:
             raise RuntimeUnavailable(
                 f"no worker process can be started ({error.strerror}): free memory or processes, or skip verification"
             ) from error
-        self.pid = self._child.pid
         self._ready = False
 
     def exchange(self, header: Header, arrays: Arrays, seconds: float) -> tuple[Header, Arrays]:
@@ -239,18 +238,14 @@ class Worker(AbstractContextManager["Worker"]):
         with ExitStack() as stack:
             for model in models.values():
                 check_model(model)
-            files = {name: stack.enter_context(Part(model).file()) for name, model in models.items()}
-            size = sum(path.stat().st_size for path in files.values())
+            paths = {name: str(stack.enter_context(Part(model).file())) for name, model in models.items()}
+            size = sum(Path(path).stat().st_size for path in paths.values())
             memory = _BASE_MEMORY + _MEMORY_PER_BYTE * (size + sum(array.nbytes for array in arrays.values()))
-            paths = {name: str(path) for name, path in files.items()}
             header = {"operation": operation, "models": paths, "memory_limit": memory, "time_limit": seconds}
-            asked.setdefault("kernels", "xnnpack")
             try:
                 reply, results = self.start().exchange(header | asked, arrays, seconds)
             except BaseException as error:
-                process, self._process = self._process, None
-                if process is not None:
-                    process.end()
+                self.close()
                 if isinstance(error, RuntimeFailed):
                     error.args = (f"{where}: {error}",)
                 raise
