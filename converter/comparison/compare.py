@@ -3,22 +3,16 @@
 At most one of the two is loaded at a time.
 """
 
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import IO, Literal
+from typing import Literal
 
 import numpy as np
 
 from edge_opt.base.errors import EdgeOptError, unknown
 from edge_opt.base.words import Progress
-from edge_opt.comparison.findings import (
-    ComparisonReport,
-    FirstDifference,
-    SignatureComparison,
-    name_of,
-)
+from edge_opt.comparison.findings import ComparisonReport, FirstDifference, SignatureComparison, name_of
 from edge_opt.comparison.generate import compare_generation
 from edge_opt.comparison.locate import first_difference
 from edge_opt.comparison.pairing import Pair, both_open, checked_numbers, runs_of
@@ -83,12 +77,13 @@ def compare(
 
         def compared(pair: Pair) -> SignatureComparison:
             """Run one model after the other, and measure the outputs that both have."""
-            name, (ours, theirs) = pair.signature.name, both.plans(pair, runs)
-            with tempfile.TemporaryFile() as file:
+            name, (ours, theirs) = pair.signature.name, pair.plans(seed, runs)
+            with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
                 results = both.worker.run_plans(both.files[0], name, ours, kernels)
-                mapped = [_moved(run, file) for run in results]
+                for run, arrays in enumerate(results):
+                    _move(arrays, f"{folder}/{run}")
                 others = both.worker.run_plans(both.files[1], name, theirs, kernels)
-                return both.measure_all(pair, zip(mapped, others, strict=True))
+                return both.measure_all(pair, [*zip(results, others, strict=True)])
 
         report = both.compared(compared)
         outputs = (
@@ -106,13 +101,8 @@ def compare(
         return replace(report, first_difference=found)
 
 
-def _moved(arrays: Arrays, file: IO[bytes]) -> Arrays:
-    """Move arrays out of `arrays` to the end of a file, and return them memory-mapped."""
-    mapped: Arrays = {}
-    for name in list(arrays):
-        array, place = np.ascontiguousarray(arrays.pop(name)), file.tell()
-        file.write(array.reshape(-1).view(np.uint8).data)
-        file.flush()
-        mapped[name] = np.memmap(file, array.dtype, "r", place, array.shape) if array.size else array
-        file.seek(0, os.SEEK_END)
-    return mapped
+def _move(arrays: Arrays, stem: str) -> None:
+    """Replace arrays by memory-mapped files, whose names begin with `stem`."""
+    for place, name in enumerate(arrays):
+        np.save(path := f"{stem}.{place}.npy", arrays[name])
+        arrays[name] = np.load(path, mmap_mode="r")

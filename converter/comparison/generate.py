@@ -82,7 +82,7 @@ def compare_generation(
                 tokens, logits = worker.generate(files, loop, kernels)
             results.append((tuple(map(tuple, tokens)), loop.logits, logits))
     (tokens_a, info_a, logits_a), (tokens_b, info_b, logits_b) = results
-    difference = measured(info_a, info_b, logits_a, logits_b, logits=True)
+    difference = measured(info_a, info_b, [(logits_a, logits_b)], logits=True)
     return GenerationComparison(count, loop.prompt, tokens_a, tokens_b, difference)
 
 

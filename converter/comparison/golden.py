@@ -10,7 +10,6 @@ import json
 import os
 import zipfile
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +31,7 @@ from edge_opt.ir import load
 from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime import noise
 from edge_opt.runtime.description import describe
-from edge_opt.runtime.inputs import InputPlan, plan
-from edge_opt.runtime.inputs import pair as twins
+from edge_opt.runtime.inputs import plan
 from edge_opt.runtime.protocol import Array, Arrays
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
@@ -113,9 +111,7 @@ def record(
     if path is None:
         raise UsageError("a model in memory has no folder to write to: give path=...")
     resolve_target(path, overwrite=overwrite, inputs=[opened.path])
-    with ExitStack() as stack:
-        worker = stack.enter_context(Worker())
-        file = stack.enter_context(opened.main().file())
+    with Worker() as worker, opened.main().file() as file:
         graph = load(file)
         described = describe(graph)
         runs = runs_of(graph)
@@ -125,8 +121,8 @@ def record(
         golden = _Golden(_KIND, seed, runs, atol, rtol, share, [])
         for signature in chosen:
             results: dict[str, list[_Output]] = {info.name: [] for info in signature.outputs}
-            runs_of_it = worker.run_plans(file, signature.name, _plans(golden, signature))
-            for run, values in enumerate(runs_of_it):
+            plans = [plan(signature, seed=seed, run=run) for run in range(runs)]
+            for run, values in enumerate(worker.run_plans(file, signature.name, plans)):
                 for name, outputs in results.items():
                     outputs.append(_Output.of(f"{len(arrays)}", values[name]))
                     arrays[outputs[-1].key] = _sample(values[name], signature.name, name, run, share)
@@ -148,30 +144,19 @@ def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
     golden, samples = _read(Path(path))
     names = os.fspath(path), name_of(model, "model")
     compared = []
-    with ExitStack() as stack:
-        worker = stack.enter_context(Worker())
-        file = stack.enter_context(Opened(model).main().file())
+    with Worker() as worker, Opened(model).main().file() as file:
         described = describe(load(file))
         for recorded, results in golden.signatures:
-            pair, outputs = Pair.of(recorded, described.get(recorded.name), names, {}), {}
+            pair, outputs = Pair.of(recorded, described.get(recorded.name), names, {}), []
             if not pair.reason:
-                plans = [
-                    [twins(one, other)[1] for one, other in zip(planned, pair.inputs, strict=True)]
-                    for planned in _plans(golden, pair.signature)
-                ]
+                _, plans = pair.plans(golden.seed, golden.runs)
                 runs = worker.run_plans(file, recorded.name, plans)
-                outputs = {
-                    one.name: _output(golden, samples, recorded.name, (one, other), results[one.name], runs)
-                    for one, other in pair.outputs
-                }
-            found = (*outputs.values(), *pair.alone)
-            compared.append(SignatureComparison(recorded.name, found, pair.reason))
+                outputs = [
+                    _output(golden, samples, recorded.name, infos, results[infos[0].name], runs)
+                    for infos in pair.outputs
+                ]
+            compared.append(SignatureComparison(recorded.name, (*outputs, *pair.alone), pair.reason))
     return ComparisonReport(*names, "cpu", golden.seed, golden.atol, golden.rtol, tuple(compared))
-
-
-def _plans(golden: _Golden, signature: SignatureInfo) -> list[tuple[InputPlan, ...]]:
-    """Plan the inputs of every run from the file's seed."""
-    return [plan(signature, seed=golden.seed, run=run) for run in range(golden.runs)]
 
 
 def _output(
@@ -183,7 +168,7 @@ def _output(
     runs: Sequence[Arrays],
 ) -> OutputComparison:
     """Compare one output with its recording, over all runs."""
-    (before, now), compared = infos, None
+    (before, now), sampled, is_beyond = infos, [], False
     for run, (expected, values) in enumerate(zip(recorded, runs, strict=True)):
         array, kept = values[now.name], samples[expected.key]
         actual = _Output.of(expected.key, array)
@@ -192,13 +177,12 @@ def _output(
         sample = _sample(array, signature, before.name, run, golden.share)
         if sample.shape != kept.shape or sample.dtype != kept.dtype:
             raise GoldenError(f"the sample of output '{before.name}' is damaged; record it again")
-        output = measured(before, now, kept, sample, atol=golden.atol, rtol=golden.rtol)
-        is_exact = golden.atol == golden.rtol == 0 and output.equal and sample.size < array.size
-        if is_exact and actual.sha256 != expected.sha256:
-            output = replace(output, reason="elements beyond the sample differ")
-        compared = output.merged(compared)
-    assert compared is not None, "there is at least one run"
-    return compared
+        sampled.append((kept, sample))
+        is_beyond |= sample.size < array.size and actual.sha256 != expected.sha256
+    output = measured(before, now, sampled, atol=golden.atol, rtol=golden.rtol)
+    if golden.atol == golden.rtol == 0 and output.equal and is_beyond:
+        return replace(output, reason="elements beyond the sample differ")
+    return output
 
 
 def _sample(array: Array, signature: str, name: str, run: int, share: int) -> Array:
@@ -215,15 +199,15 @@ def _read(path: Path) -> tuple[_Golden, Arrays]:
     """Return the content of a golden file, and its samples by key."""
     try:
         if path.stat().st_size > _MAX_FILE:
-            raise _broken(path, "it is too large")
+            raise GoldenError("it is too large")
         with zipfile.ZipFile(path) as archive:
             if sum(entry.file_size for entry in archive.infolist()) > _MAX_UNPACKED:
-                raise _broken(path, "it unpacks to too many bytes")
+                raise GoldenError("it unpacks to too many bytes")
         with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         content = json.loads(arrays.pop(_META).tobytes())
         if content.get("kind") != _KIND:
-            raise _broken(path, f"its version is {content.get('kind')}, expected {_KIND}")
+            raise GoldenError(f"its version is {content.get('kind')}, expected {_KIND}")
         golden = from_dict(_Golden, content)
         checked_numbers(golden.seed, golden.atol, golden.rtol)
         for signature, results in golden.signatures:
@@ -231,18 +215,13 @@ def _read(path: Path) -> tuple[_Golden, Arrays]:
             keys = {one.key for outputs in listed for one in outputs}
             lengths = {len(outputs) for outputs in listed}
             if golden.runs not in (1, 2) or lengths - {golden.runs} or keys - arrays.keys():
-                raise _broken(path, f"its outputs of '{signature.name}' are not complete")
+                raise GoldenError(f"its outputs of '{signature.name}' are not complete")
     except FileNotFoundError as error:
         text = f"golden file '{path}' does not exist; record it with: edge-opt golden record"
         raise GoldenError(text) from error
-    except GoldenError:
-        raise
     except Exception as error:
-        raise _broken(path, f"{type(error).__name__}: {error}") from error
+        why = error if isinstance(error, GoldenError) else f"{type(error).__name__}: {error}"
+        raise GoldenError(
+            f"golden file '{path}' cannot be read ({why}): give the model first, then the file, or record it again"
+        ) from error
     return golden, arrays
-
-
-def _broken(path: Path, why: str) -> GoldenError:
-    return GoldenError(
-        f"golden file '{path}' cannot be read ({why}): give the model first, then the file, or record it again"
-    )

@@ -5,20 +5,20 @@ tensors, in execution order, as many at a time as fit into memory; only one is l
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from edge_opt.comparison.findings import FirstDifference, OutputComparison
 from edge_opt.comparison.pairing import Both, Pair
-from edge_opt.ir import Model, Subgraph, Tensor
+from edge_opt.ir import Subgraph, Tensor
 from edge_opt.ir.opening import Part
 from edge_opt.ir.text import operator_text
 from edge_opt.ir.walk import cut_signature, needed_for, reads
 from edge_opt.runtime.description import tensor_info
 from edge_opt.runtime.inputs import InputPlan
-from edge_opt.runtime.tensors import MAIN, Kernels, SignatureInfo
+from edge_opt.runtime.tensors import MAIN, Kernels
 
 _MOST_BYTES = 192 << 20  # of the tensors that are looked at together
 _VANISHED = (
@@ -35,9 +35,9 @@ def first_difference(both: Both, pair: Pair, output: str, kernels: Kernels, runs
     Raises:
         RuntimeFailed: a cut model does not run.
     """
-    place = [info.name for info in pair.signature.outputs].index(output)
-    sides = [_arguments(model, pair.signature) for model in both.models]
-    ends = sides[0][2][place], sides[1][2][place]
+    sides = [model.arguments(pair.signature.name) for model in both.models]
+    infos = next(infos for infos in pair.outputs if infos[0].name == output)
+    ends = sides[0][2][infos[0].name], sides[1][2][infos[1].name]
     # Numeric tensors that the output depends on, by name in execution order; only unique names.
     named: list[dict[str, Tensor]] = []
     for (graph, *_), end in zip(sides, ends, strict=True):
@@ -48,7 +48,8 @@ def first_difference(both: Both, pair: Pair, output: str, kernels: Kernels, runs
     pairs = [(tensor, named[1][name]) for name, tensor in named[0].items() if name in named[1]]
     alike = [pair for pair in pairs if len({(t.shape, t.shape_signature, t.dtype) for t in pair}) == 1]
     graphs, inputs = [graph for graph, *_ in sides], [given for _, given, _ in sides]
-    search = _Search(both, kernels, pair, both.plans(pair, runs), graphs, inputs, [*alike, ends])
+    plans = pair.plans(both.begun.seed, runs)
+    search = _Search(both, kernels, pair, plans, graphs, inputs, [*alike, ends])
     for places in search.batches():
         both.tell("looking for the first difference", places[0], len(search.shared))
         if (found := search.look(places)) is not None:
@@ -65,7 +66,7 @@ class _Search:
     pair: Pair
     plans: Sequence[Sequence[Sequence[InputPlan]]]  # by side and run
     graphs: Sequence[Subgraph]
-    inputs: Sequence[Sequence[Tensor]]
+    inputs: Sequence[Mapping[str, Tensor]]
     shared: Sequence[tuple[Tensor, Tensor]]
 
     def batches(self) -> Iterator[list[int]]:
@@ -87,16 +88,15 @@ class _Search:
             probes = {str(place): self.shared[place][side] for place in places}
             # In a stateful model, the last operators may compute state that the next run reads.
             operators = graph.operators if len(plans) > 1 else needed_for(probes.values(), graph.operators)
-            given = dict(zip((one.info.name for one in plans[0]), self.inputs[side], strict=True))
-            cut = cut_signature(self.both.models[side], MAIN, operators, given, probes)
+            cut = cut_signature(self.both.models[side], MAIN, operators, self.inputs[side], probes)
             with Part(cut).file() as file:
                 results.append(self.both.worker.run_plans(file, MAIN, plans, self.kernels))
         for place in places:
-            infos = [tensor_info(tensor, tensor.name) for tensor in self.shared[place]]
-            for ours, theirs in zip(*results, strict=True):
-                found = self.both.measure((infos[0], infos[1]), ours[str(place)], theirs[str(place)])
-                if not found.equal:
-                    return place, found
+            a, b = (tensor_info(tensor, tensor.name) for tensor in self.shared[place])
+            runs = ((ours[str(place)], theirs[str(place)]) for ours, theirs in zip(*results, strict=True))
+            found = self.both.measure(a, b, runs)
+            if not found.equal:
+                return place, found
         return None
 
     def describe(self, place: int, figures: OutputComparison) -> FirstDifference:
@@ -106,11 +106,12 @@ class _Search:
             needed_for([root], graph.operators, equal)
             for graph, root in zip(self.graphs, self.shared[place], strict=True)
         ]
-        border = [tensor for cone in cones for tensor in reads(cone) if not tensor.is_constant]
+        read = [tensor for cone in cones for tensor in reads(cone)]
         twins = {tensor: both for both in self.shared for tensor in both}
         legend: dict[str, str] = {}
-        names = [info.name for info in self.pair.signature.inputs]
-        known = {tensor: f"%{name}" for side in self.inputs for name, tensor in zip(names, side, strict=True)}
+        known = {self.inputs[0][info.name]: f"%{info.name}" for info in self.pair.signature.inputs}
+        for one, other in zip(self.pair.signature.inputs, self.pair.inputs, strict=True):
+            known[self.inputs[1][other.name]] = f"%{one.name}"
 
         def short(tensor: Tensor) -> str:
             """Return a short name, the same in both models for a shared tensor; `legend` maps it to the full name."""
@@ -128,7 +129,7 @@ class _Search:
         tensor = self.shared[place][0]
         return FirstDifference(
             signature=self.pair.signature.name,
-            equal_before=tuple(dict.fromkeys(map(short, border))),
+            equal_before=tuple(dict.fromkeys(short(tensor) for tensor in read if not tensor.is_constant)),
             operators_a=tuple(operator_text(operator, short) for operator in cones[0]),
             operators_b=tuple(operator_text(operator, short) for operator in cones[1]),
             tensor=tensor.name,
@@ -140,15 +141,3 @@ class _Search:
             ),
             reason=_NOTHING_SHARED if len(self.shared) == 1 else "",
         )
-
-
-def _arguments(model: Model, signature: SignatureInfo) -> tuple[Subgraph, list[Tensor], list[Tensor]]:
-    """Return the graph of a signature, and its inputs and outputs in the runtime's order."""
-    graph, inputs, outputs = model.arguments(signature.name)
-    if signature.positional:
-        return graph, [*inputs.values()], [*outputs.values()]
-    return (
-        graph,
-        [inputs[one.name] for one in signature.inputs],
-        [outputs[one.name] for one in signature.outputs],
-    )

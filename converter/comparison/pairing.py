@@ -83,6 +83,16 @@ class Pair:
         signature = replace(a, inputs=tuple(one for one, _ in both))
         return cls(signature, [it for _, it in both], *_matched(a, b, "outputs", names), opened, retyped)
 
+    def plans(self, seed: int, runs: int = 1) -> tuple[list[list[InputPlan]], list[list[InputPlan]]]:
+        """Plan the inputs of each run for each model, with the same real numbers."""
+        ours, theirs = [], []
+        for run in range(runs):
+            planned = plan(self.signature, seed=seed, run=run)
+            both = [twins(one, other) for one, other in zip(planned, self.inputs, strict=True)]
+            ours.append([one for one, _ in both])
+            theirs.append([other for _, other in both])
+        return ours, theirs
+
 
 def _matched(
     a: SignatureInfo, b: SignatureInfo, what: str, names: Sequence[str]
@@ -128,29 +138,17 @@ class Both:
             remarks.append(f"{many(len(retyped), 'input')} {how}")
         return replace(self.begun, signatures=tuple(found), remarks=tuple(remarks))
 
-    def plans(self, pair: Pair, runs: int = 1) -> tuple[list[list[InputPlan]], list[list[InputPlan]]]:
-        """Plan the inputs of each run for each model, with the same real numbers."""
-        ours, theirs = [], []
-        for run in range(runs):
-            planned = plan(pair.signature, seed=self.begun.seed, run=run)
-            both = [twins(one, other) for one, other in zip(planned, pair.inputs, strict=True)]
-            ours.append([one for one, _ in both])
-            theirs.append([other for _, other in both])
-        return ours, theirs
+    def measure(self, a: TensorInfo, b: TensorInfo, runs: Iterable[tuple[Array, Array]]) -> OutputComparison:
+        """Compare one output of both models over all runs."""
+        return measured(a, b, runs, atol=self.begun.atol, rtol=self.begun.rtol, logits=are_logits(a))
 
-    def measure(self, infos: tuple[TensorInfo, TensorInfo], a: Array, b: Array) -> OutputComparison:
-        """Compare one output of both models in one run."""
-        atol, rtol = self.begun.atol, self.begun.rtol
-        return measured(infos[0], infos[1], a, b, atol=atol, rtol=rtol, logits=are_logits(infos[0]))
-
-    def measure_all(self, pair: Pair, runs: Iterable[tuple[Arrays, Arrays]]) -> SignatureComparison:
+    def measure_all(self, pair: Pair, runs: Sequence[tuple[Arrays, Arrays]]) -> SignatureComparison:
         """Compare every output over all runs; removes the outputs of `b` from `runs`."""
-        found: dict[str, OutputComparison] = {}
-        for ours, theirs in runs:
-            for infos in pair.outputs:
-                a, b = (info.name for info in infos)
-                found[a] = self.measure(infos, ours[a], theirs.pop(b)).merged(found.get(a))
-        return SignatureComparison(pair.signature.name, (*found.values(), *pair.alone))
+        found = [
+            self.measure(a, b, ((ours[a.name], theirs.pop(b.name)) for ours, theirs in runs))
+            for a, b in pair.outputs
+        ]
+        return SignatureComparison(pair.signature.name, (*found, *pair.alone))
 
 
 @contextmanager
@@ -177,11 +175,10 @@ def both_open(
         models = [load(file) for file in files]
         ours, theirs = map(describe, models)
         inputs = [(name, info.name) for name, one in ours.items() for info in one.inputs]
-        known = dict.fromkeys([*(name for _, name in inputs), *map("/".join, inputs)])
-        missing = next((name for name in shapes if name not in known), None)
+        short, full = dict.fromkeys(name for _, name in inputs), [*map("/".join, inputs)]
+        missing = next((name for name in shapes if name not in [*short, *full]), None)
         if missing is not None:
-            short = dict.fromkeys(name for _, name in inputs)
-            raise unknown("input", missing, known if "/" in missing else short)
+            raise unknown("input", missing, short, also=full)
         names = match_names("signature", "*" if signatures is None else signatures, [*(ours | theirs)])
         sides = begun.a, begun.b
         pairs = {name: Pair.of(ours.get(name), theirs.get(name), sides, shapes) for name in names}

@@ -54,7 +54,7 @@ def compare_on_npu(
 
 def _emulated(both: Both, pair: Pair, compiler: Compiler) -> SignatureComparison:
     """Run both entry points in the emulator, and the first on the CPU; a model compared with itself runs once."""
-    name, plans, runs = pair.signature.name, both.plans(pair), list[Arrays]()
+    name, plans, runs = pair.signature.name, pair.plans(both.begun.seed), list[Arrays]()
     sides = "a" if both.begun.a == both.begun.b else "ab"
     for side, model, (planned,) in zip(sides, both.models, plans, strict=False):
         try:
