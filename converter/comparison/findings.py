@@ -234,14 +234,13 @@ class ComparisonReport(Record):
         heads += ["a to CPU", "b to CPU"] if apart else []
         rows: list[tuple[str, ...]] = [tuple(heads)]
         for one in self.signatures:
-            worst: list[str] = ["-"] * (len(heads) - 3)
+            row = [one.name, str(len(one.outputs)), str(sum(output.bitwise for output in one.outputs))]
             if one.measured:
-                worst[0] = f"{max(figures.max_abs for figures in one.measured):.3g}"
-                worst[1] = f"{min(figures.snr_db for figures in one.measured):.1f} dB"
+                row.append(f"{max(figures.max_abs for figures in one.measured):.3g}")
+                row.append(f"{min(figures.snr_db for figures in one.measured):.1f} dB")
             sides = zip(*(output.db for output in one.outputs if output.db is not None), strict=True)
-            worst[2:] = [f"{min(side):.1f} dB" for side in sides] or worst[2:]
-            equal = sum(output.bitwise for output in one.outputs)
-            rows.append((one.name, str(len(one.outputs)), str(equal), *worst))
+            row += [f"{min(side):.1f} dB" for side in sides]
+            rows.append((*row, *["-"] * (len(heads) - len(row))))
         return rows
 
     def notes(self) -> list[str]:

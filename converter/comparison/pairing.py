@@ -38,7 +38,7 @@ class Pair:
     """One signature in both models, or why it cannot be run on both.
 
     `signature` is from `a`, with input shapes that fit both models; `inputs` are from `b`. `outputs` pairs outputs of
-    both, `alone` has outputs of only one. `opened` describes inputs with open lengths, `retyped` those of another type.
+    both, `alone` has outputs of only one. `opened` describes inputs with open lengths.
     """
 
     signature: SignatureInfo
@@ -46,7 +46,6 @@ class Pair:
     outputs: Sequence[tuple[TensorInfo, TensorInfo]] = ()
     alone: Sequence[OutputComparison] = ()
     opened: Sequence[str] = ()
-    retyped: Sequence[str] = ()
     reason: str = ""
 
     @classmethod
@@ -61,7 +60,7 @@ class Pair:
         inputs, alone = _matched(a, b, "inputs", names)
         if alone:
             return cls(a, reason=f"input '{alone[0].name}' is {alone[0].reason}")
-        both, opened, retyped = [], [], []
+        both, opened = [], []
         for one, other in inputs:
             where = f"{a.name}/{one.name}"
             declared = tuple(map(max, one.declared, other.declared))
@@ -78,20 +77,14 @@ class Pair:
             )
             if -1 in declared:
                 opened.append(f"{where} {list(shape)}")
-            if one.dtype != other.dtype:
-                retyped.append(f"{where}, {one.dtype} in a, {other.dtype} in b")
         signature = replace(a, inputs=tuple(one for one, _ in both))
-        return cls(signature, [it for _, it in both], *_matched(a, b, "outputs", names), opened, retyped)
+        return cls(signature, [it for _, it in both], *_matched(a, b, "outputs", names), opened)
 
     def plans(self, seed: int, runs: int = 1) -> tuple[list[list[InputPlan]], list[list[InputPlan]]]:
         """Plan the inputs of each run for each model, with the same real numbers."""
-        ours, theirs = [], []
-        for run in range(runs):
-            planned = plan(self.signature, seed=seed, run=run)
-            both = [twins(one, other) for one, other in zip(planned, self.inputs, strict=True)]
-            ours.append([one for one, _ in both])
-            theirs.append([other for _, other in both])
-        return ours, theirs
+        planned = [plan(self.signature, seed=seed, run=run) for run in range(runs)]
+        both = [[twins(*each) for each in zip(run, self.inputs, strict=True)] for run in planned]
+        return [[one for one, _ in run] for run in both], [[other for _, other in run] for run in both]
 
 
 def _matched(
@@ -132,7 +125,12 @@ class Both:
         if opened:
             sizes = ", ".join(opened)
             remarks.append(f"open lengths were run at one size only (--shape gives others): {sizes}")
-        retyped = [text for pair in self.pairs.values() for text in pair.retyped]
+        retyped = [
+            f"{name}/{one.name}, {one.dtype} in a, {other.dtype} in b"
+            for name, pair in self.pairs.items()
+            for one, other in zip(pair.signature.inputs, pair.inputs, strict=False)
+            if one.dtype != other.dtype
+        ]
         if retyped:
             how = f"with another type in b, given the same real numbers (first: {retyped[0]})"
             remarks.append(f"{many(len(retyped), 'input')} {how}")
