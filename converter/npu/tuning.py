@@ -3,7 +3,7 @@
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Executor, as_completed
+from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -22,7 +22,7 @@ from edge_opt.ir.opening import Opened
 from edge_opt.ir.text import subgraph_text
 from edge_opt.npu.comparing import compare_on_npu
 from edge_opt.npu.hexagon import Compiler, compiling_threads, cut_entry_point
-from edge_opt.npu.profiling import Measured, measure, versions
+from edge_opt.npu.profiling import Measured, gathered, measure, versions
 from edge_opt.npu.sdk import find_sdk
 from edge_opt.targets import Target, TargetLike, load_target, target_names
 
@@ -117,11 +117,9 @@ def tune(
         idle = max(1, round((os.cpu_count() or 1) - os.getloadavg()[0]))
         running = executor or stack.enter_context(compiling_threads(jobs or idle))
         judge = compiler.judge()
-        waiting = [running.submit(try_form, exported, *each, judge) for each in targets.items()]
-        tell("compiling", 0, len(waiting))
-        for done, _ in enumerate(as_completed(waiting), 1):
-            tell("compiling", done, len(waiting))
-        trials = sorted((future.result() for future in waiting), key=lambda trial: trial.measured.rank)
+        waiting = {form: running.submit(try_form, exported, one, judge) for form, one in targets.items()}
+        results = gathered(waiting, "compiling", tell).items()
+        trials = sorted((Trial(*each) for each in results), key=lambda trial: trial.measured.rank)
         unchecked = no_probe and f"outputs not checked: {no_probe}"
         checked = unchecked or _check(trials, exported, targets, compiler, tell)
     trials.sort(key=lambda trial: trial.measured.rank)
@@ -207,10 +205,10 @@ def rewritten(model: Model, target: Target | None) -> Model:
     return model
 
 
-def try_form(exported: str, form: str, target: Target | None, compiler: Compiler) -> Trial:
+def try_form(exported: str, target: Target | None, compiler: Compiler) -> Measured:
     """Rewrite and compile an exported model with one entry point; may run in another process."""
     model = rewritten(load(exported), target)
-    return Trial(form, measure(model, model.signatures[0].key, compiler))
+    return measure(model, model.signatures[0].key, compiler)
 
 
 def _check(
