@@ -86,13 +86,10 @@ def compare(
                 return both.measure_all(pair, [*zip(results, others, strict=True)])
 
         report = both.compared(compared)
-        outputs = (
-            (one.name, output.name) for one in report.signatures for output in one.outputs if output.outside
-        )
-        first = next(outputs, None)
-        if first is None or not locate:
+        outside = [(one.name, each.name) for one in report.signatures for each in one.outputs if each.outside]
+        if not outside or not locate:
             return report
-        name, output = first
+        name, output = outside[0]
         try:
             found = first_difference(both, both.pairs[name], output, kernels, runs)
         except EdgeOptError as error:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from edge_opt.base.words import Progress
 from edge_opt.comparison.findings import ComparisonReport, SignatureComparison, name_of
 from edge_opt.comparison.pairing import Both, Pair, both_open, checked_numbers
-from edge_opt.ir import Model
 from edge_opt.ir.opening import ModelLike
 from edge_opt.npu.emulator import check_emulator, emulating
 from edge_opt.npu.hexagon import Compiler
@@ -53,21 +52,22 @@ def compare_on_npu(
 
 
 def _emulated(both: Both, pair: Pair, compiler: Compiler) -> SignatureComparison:
-    """Run both entry points in the emulator, and the first on the CPU; a model compared with itself runs once."""
-    name, plans, runs = pair.signature.name, pair.plans(both.begun.seed), list[Arrays]()
+    """Run both entry points on the CPU and in the emulator; a model compared with itself runs once."""
+    name, plans, cpu, runs = pair.signature.name, pair.plans(both.begun.seed), list[Arrays](), list[Arrays]()
     sides = "a" if both.begun.a == both.begun.b else "ab"
-    for side, model, (planned,) in zip(sides, both.models, plans, strict=False):
+    for side, model, file, planned in zip(sides, both.models, both.files, plans, strict=False):
+        cpu += both.worker.run_plans(file, name, planned)
         try:
             with emulating(model, name, compiler) as emulator:
-                inputs = {one.info.name: array_of(one) for one in planned}
-                runs.append({**_as_given(model, name, inputs), **emulator.run(inputs)})
+                # Outputs that are an input or a constant are not compiled; they are the CPU's.
+                inputs = {one.info.name: array_of(one) for one in planned[0]}
+                runs.append({**cpu[-1], **emulator.run(inputs)})
         except CompilerFailedError as error:
             return SignatureComparison(name, reason=f"{side}: {error}")
-    (cpu,) = both.worker.run_plans(both.files[0], name, plans[0])
     found = both.measure_all(pair, [(runs[0], {**runs[-1]})])
 
     def far(run: Arrays, info: TensorInfo, of_a: TensorInfo) -> float:
-        return measure(cpu[of_a.name], run[info.name], quantized_a=of_a, quantized_b=info).snr_db
+        return measure(cpu[0][of_a.name], run[info.name], quantized_a=of_a, quantized_b=info).snr_db
 
     distances = {
         one.name: (far(runs[0], one, one), far(runs[-1], other, one))
@@ -75,14 +75,6 @@ def _emulated(both: Both, pair: Pair, compiler: Compiler) -> SignatureComparison
         if one.shape == other.shape
     }
     return replace(found, outputs=tuple(replace(one, db=distances.get(one.name)) for one in found.outputs))
-
-
-def _as_given(model: Model, name: str, inputs: Arrays) -> Arrays:
-    """Return the outputs that are an input or a constant: no operator computes them, so they are not compiled."""
-    _, given, taken = model.arguments(name)
-    known = {tensor: inputs[key] for key, tensor in given.items() if key in inputs}
-    ends = {key: tensor for key, tensor in taken.items() if tensor.producer is None}
-    return {key: known[tensor] if tensor in known else tensor.array() for key, tensor in ends.items()}
 
 
 def _warning(compared: SignatureComparison) -> str:

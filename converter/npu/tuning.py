@@ -13,7 +13,7 @@ from typing import Any
 from edge_opt.attention.block import FORMS, Block, logits_bytes
 from edge_opt.attention.find import find_blocks
 from edge_opt.base.atomic import AnyPath
-from edge_opt.base.errors import UsageError, unknown
+from edge_opt.base.errors import UsageError, match_names
 from edge_opt.base.record import Record
 from edge_opt.base.words import Progress
 from edge_opt.conversion import convert
@@ -145,11 +145,9 @@ def largest_attention(model: Model, signature: str | None = None) -> tuple[str, 
         UsageError: the entry point does not exist, or has no multi-head attention.
     """
     graphs = dict(model.entry_points())
-    if signature is not None and signature not in graphs:
-        raise unknown("signature", signature, graphs)
     found = [
         (name, match)
-        for name in (graphs if signature is None else [signature])
+        for name in match_names("signature", "*" if signature is None else signature, graphs)
         for match in find_blocks(graphs[name])
         if isinstance(match, Block) and match.heads > 1
     ]
