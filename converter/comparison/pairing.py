@@ -30,7 +30,6 @@ from edge_opt.shapes.dimension import may_be_alike
 _SECONDS_PER_REQUEST = 1800.0
 
 Shapes = Mapping[str, Sequence[int]]
-Run = Callable[["Pair"], SignatureComparison]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +37,13 @@ class Pair:
     """One signature in both models, or why it cannot be run on both.
 
     `signature` is from `a`, with input shapes that fit both models; `inputs` are from `b`. `outputs` pairs outputs of
-    both, `alone` has outputs of only one. `opened` describes inputs with open lengths.
+    both, `alone` has outputs of only one.
     """
 
     signature: SignatureInfo
     inputs: Sequence[TensorInfo] = ()
     outputs: Sequence[tuple[TensorInfo, TensorInfo]] = ()
     alone: Sequence[OutputComparison] = ()
-    opened: Sequence[str] = ()
     reason: str = ""
 
     @classmethod
@@ -60,11 +58,10 @@ class Pair:
         inputs, alone = _matched(a, b, "inputs", names)
         if alone:
             return cls(a, reason=f"input '{alone[0].name}' is {alone[0].reason}")
-        both, opened = [], []
+        both = []
         for one, other in inputs:
-            where = f"{a.name}/{one.name}"
             declared = tuple(map(max, one.declared, other.declared))
-            given = shapes.get(where, shapes.get(one.name))
+            given = shapes.get(f"{a.name}/{one.name}", shapes.get(one.name))
             taken = declared if given is None else tuple(given)
             if not may_be_alike(one.declared, other.declared) or not may_be_alike(declared, taken):
                 asked = "" if given is None else f", requested {taken}"
@@ -73,12 +70,10 @@ class Pair:
             shape = tuple(1 if size < 0 else size for size in taken)
             entries = min(filter(None, (one.entries, other.entries)), default=0)
             both.append(
-                [replace(info, shape=shape, declared=taken, entries=entries) for info in (one, other)]
+                [replace(info, shape=shape, declared=declared, entries=entries) for info in (one, other)]
             )
-            if -1 in declared:
-                opened.append(f"{where} {list(shape)}")
         signature = replace(a, inputs=tuple(one for one, _ in both))
-        return cls(signature, [it for _, it in both], *_matched(a, b, "outputs", names), opened)
+        return cls(signature, [it for _, it in both], *_matched(a, b, "outputs", names))
 
     def plans(self, seed: int, runs: int = 1) -> tuple[list[list[InputPlan]], list[list[InputPlan]]]:
         """Plan the inputs of each run for each model, with the same real numbers."""
@@ -113,7 +108,7 @@ class Both:
     pairs: Mapping[str, Pair]
     tell: Progress
 
-    def compared(self, run: Run) -> ComparisonReport:
+    def compared(self, run: Callable[[Pair], SignatureComparison]) -> ComparisonReport:
         """Compare every pair with `run` and return the report."""
         found = []
         for place, (name, pair) in enumerate(self.pairs.items()):
@@ -121,16 +116,16 @@ class Both:
             found.append(SignatureComparison(name, reason=pair.reason) if pair.reason else run(pair))
         self.tell("compared", len(self.pairs), len(self.pairs))
         remarks = []
-        opened = [text for pair in self.pairs.values() for text in pair.opened]
-        if opened:
-            sizes = ", ".join(opened)
-            remarks.append(f"open lengths were run at one size only (--shape gives others): {sizes}")
-        retyped = [
-            f"{name}/{one.name}, {one.dtype} in a, {other.dtype} in b"
+        inputs = [
+            (f"{name}/{one.name}", one, other)
             for name, pair in self.pairs.items()
             for one, other in zip(pair.signature.inputs, pair.inputs, strict=False)
-            if one.dtype != other.dtype
         ]
+        opened = ", ".join(f"{name} {list(one.shape)}" for name, one, _ in inputs if -1 in one.declared)
+        if opened:
+            remarks.append(f"open lengths were run at one size only (--shape gives others): {opened}")
+        types = [(name, one.dtype, other.dtype) for name, one, other in inputs]
+        retyped = [f"{name}, {a} in a, {b} in b" for name, a, b in types if a != b]
         if retyped:
             how = f"with another type in b, given the same real numbers (first: {retyped[0]})"
             remarks.append(f"{many(len(retyped), 'input')} {how}")
