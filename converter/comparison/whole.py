@@ -12,7 +12,7 @@ the difference passes through the rest of the network, and a tolerance applies:
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -93,12 +93,10 @@ def _distance(steps: int, relative: float) -> str:
 
 def allowances(model: Model, sites: Mapping[str, Sequence[Site]]) -> dict[str, Allowance]:
     """Return the allowance of each entry point of a converted model, from the `sites` reported for it."""
-    entries = model.entry_points()
-    sharing = {
-        graph: [site for name, its in entries if its is graph for site in sites.get(name, ())]
-        for _, graph in entries
-    }
-    return {name: _allowance(sharing[graph], graph) for name, graph in entries}
+    found: dict[Subgraph, list[Site]] = defaultdict(list)  # entry points may share a graph
+    for name, graph in model.entry_points():
+        found[graph] += sites.get(name, ())
+    return {name: _allowance(found[graph], graph) for name, graph in model.entry_points()}
 
 
 def _allowance(sites: Sequence[Site], graph: Subgraph) -> Allowance:
