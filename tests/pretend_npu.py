@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edge_opt.npu.sdk import SDK_VARIABLES
+from edge_opt.npu.sdk import SDK_VARIABLES, CompilerMissingError
 
 TAKEN = "Partitioned subgraph<0>, selected 2 ops, from a total of 2 ops. resulted in 1 partitions."
 FIGURES = "spill_bytes=0\nfill_bytes=0\nwrite_total_bytes=16\nread_total_bytes=40\nfinalize_runlist: in_runlist=3, x\n"
@@ -103,6 +103,15 @@ def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> Pa
     monkeypatch.setattr("edge_opt.npu.sdk._find_tool", lambda: (tool, tmp_path))
     monkeypatch.setattr("edge_opt.npu.sdk.build_probe", lambda: tmp_path)
     return tmp_path / "sdk"
+
+
+def without_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No C compiler is on this machine."""
+
+    def missing() -> Path:
+        raise CompilerMissingError("no C compiler")
+
+    monkeypatch.setattr("edge_opt.npu.sdk.build_probe", missing)
 
 
 def require_qnn() -> None:

@@ -91,7 +91,6 @@ def test_the_same_model_gives_the_same_file_and_replaces_one_only_when_asked(rec
     ("model", "other", "said"),
     [
         (MODEL, models.projection(key="decode"), "signature 'main': only in "),
-        (MODEL, models.adder(), "only in "),
         (MODEL, models.projection(name="scores"), "output 'logits': only in "),
         (MODEL, models.projection(models.WEIGHT[:11]), "float32 [3, 12] recorded, float32 [3, 11] now"),
         (models.requantized(scale=0.5), models.requantized(scale=0.25), "0 in a, scale 0.25, zero point 0 in b"),

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -81,9 +80,10 @@ def test_what_is_quicker_is_kept_and_told_with_both_figures(stage: Stage) -> Non
     assert json.loads(json.dumps(done.to_dict()))["signatures"][0]["after"]["time"]["us"] == 600
 
 
-def estimate(us: int | None) -> TimeEstimate | None:
+def decoding(us: int | None, *, taken: int = 9, ddr_read: int = 40) -> Figures:
     """Of a pretended compiler."""
-    return None if us is None else TimeEstimate("SA8797", us, us, us, 0)
+    time = None if us is None else TimeEstimate("SA8797", us, us, us, 0)
+    return Figures("decode", 9, taken, 1, 0, 0, ddr_read, 0, 3, time)
 
 
 def test_where_nothing_gains_the_bundle_is_the_same_bytes(stage: Stage) -> None:
@@ -99,14 +99,12 @@ def test_what_leaves_the_npu_decides_then_time_then_bytes() -> None:
         (900, 9, {"taken": 8}, False, "0 operators off the NPU as exported, 1 operators"),
     ]
     for before, after, changed, better, why in changes:
-        exported = Figures("decode", 9, 9, 1, 0, 0, 40, 0, 3, estimate(before))
-        found, told = exported.gain(replace(exported, time=estimate(after), **changed))
+        found, told = decoding(before).gain(decoding(after, **changed))
         assert (found, told.startswith(why)) == (better, True)
 
 
 def test_a_repair_is_kept_although_it_takes_longer() -> None:
-    old = Figures("decode", 9, 9, 1, 0, 0, 40, 0, 3, estimate(500))
-    measured = [{"decode": Measured("decode", one)} for one in (old, replace(old, time=estimate(510)))]
+    measured = [{"decode": Measured("decode", decoding(us))} for us in (500, 510)]
     entry = SimpleNamespace(name="decode")
     for name, kept in (("balanced_norms", "converted"), ("mha_to_sha", "exported")):
         sites = [SimpleNamespace(signature="decode", pass_name=name)]

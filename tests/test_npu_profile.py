@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from cli_runs import Captured, Patch, run
-from pretend_npu import EVENTS, FIGURES, TAKEN, Compilers, compiling
+from pretend_npu import EVENTS, FIGURES, TAKEN, Compilers, compiling, without_probe
 
 from edge_opt.base.errors import UsageError
 from edge_opt.ir import load
@@ -168,7 +168,7 @@ def test_a_phones_time_is_that_of_the_nearest(
         ("SM0", (), "the compiler gives none for SM0"),
         ("SA8797", (), "the compiler gives none for SA8797"),
         ("SA8797", ("unknown", "3.1.0"), "QNN interface 3.1.0, edge-opt's probe supports 2.36 to 2.40"),
-        ("SM8750", None, "there is no C compiler"),
+        ("SM8750", None, "no C compiler"),
     ],
 )  # fmt: skip
 def test_without_an_estimate_there_are_bytes_and_a_reason(
@@ -176,11 +176,7 @@ def test_without_an_estimate_there_are_bytes_and_a_reason(
 ) -> None:
     sdk = compiler(compiling(dict.fromkeys((chip, "SA8797"), (None, 40, 9, *(interface or ())))))
     if interface is None:
-
-        def missing() -> Path:
-            raise CompilerMissingError("there is no C compiler")
-
-        monkeypatch.setattr("edge_opt.npu.sdk.build_probe", missing)
+        without_probe(monkeypatch)
     figures, notes = judged(model, sdk, chip)
     assert (figures.time, figures.ddr_read) == (None, 40)
     assert notes[0].startswith("no estimate of time: ")
