@@ -46,24 +46,11 @@ class GoldenError(EdgeOptError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Output:
-    """One output of one run: type and shape, and the checksum of all elements."""
-
-    type: str
-    sha256: str
-
-    @classmethod
-    def of(cls, array: Array) -> "_Output":
-        digest = hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        return cls(f"{array.dtype.name} {list(array.shape)}", digest.hexdigest())
-
-
-@dataclass(frozen=True, slots=True)
 class _Golden:
-    """Content of a golden file: what determines the inputs, and the outputs by signature, run and output.
+    """Content of a golden file: what determines the inputs, and a description of the outputs.
 
-    `share` is the largest size of a sample in bytes; `kind` is the version of the file. Samples are arrays in the same
-    order.
+    `kind` is the version of the file, `share` the largest size of a sample in bytes. `outputs` has type and checksum of
+    every output, by signature, run and output; the samples are arrays in the same order.
     """
 
     kind: list[str | int]
@@ -73,7 +60,7 @@ class _Golden:
     rtol: float
     share: int
     signatures: list[SignatureInfo]
-    outputs: list[_Output]
+    outputs: list[tuple[str, str]]
 
 
 def record(
@@ -121,7 +108,7 @@ def record(
             plans = [plan(signature, seed=seed, run=run) for run in range(runs)]
             for run, values in enumerate(worker.run_plans(file, signature.name, plans)):
                 for name in (info.name for info in signature.outputs):
-                    golden.outputs.append(_Output.of(values[name]))
+                    golden.outputs.append(_described(values[name]))
                     samples.append(_sample(values[name], signature.name, name, run, share))
     packed, meta = io.BytesIO(), np.frombuffer(json.dumps(asdict(golden)).encode(), np.uint8)
     np.savez_compressed(packed, *samples, meta=meta)
@@ -153,24 +140,30 @@ def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
     return ComparisonReport(*names, "cpu", golden.seed, golden.atol, golden.rtol, tuple(compared))
 
 
+def _described(array: Array) -> tuple[str, str]:
+    """Type and shape, and the checksum of all elements."""
+    checksum = hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return f"{array.dtype.name} {list(array.shape)}", checksum.hexdigest()
+
+
 def _output(
     golden: _Golden,
     signature: str,
     infos: tuple[TensorInfo, TensorInfo],
-    runs: Sequence[tuple[Mapping[str, tuple[_Output, Array]], Arrays]],
+    runs: Sequence[tuple[Mapping[str, tuple[tuple[str, str], Array]], Arrays]],
 ) -> OutputComparison:
     """Compare one output with its recording and its sample, over all runs."""
     (before, now), sampled, is_beyond = infos, [], False
     for run, (recorded, values) in enumerate(runs):
-        array, (expected, kept) = values[now.name], recorded[before.name]
-        actual = _Output.of(array)
-        if actual.type != expected.type:
-            return OutputComparison(name=before.name, reason=f"{expected.type} recorded, {actual.type} now")
+        array, ((expected, checksum), kept) = values[now.name], recorded[before.name]
+        actual, sha256 = _described(array)
+        if actual != expected:
+            return OutputComparison(name=before.name, reason=f"{expected} recorded, {actual} now")
         sample = _sample(array, signature, before.name, run, golden.share)
         if sample.shape != kept.shape or sample.dtype != kept.dtype:
             raise GoldenError(f"the sample of output '{before.name}' is damaged; record it again")
         sampled.append((kept, sample))
-        is_beyond |= sample.size < array.size and actual.sha256 != expected.sha256
+        is_beyond |= sample.size < array.size and sha256 != checksum
     output = measured(before, now, sampled, atol=golden.atol, rtol=golden.rtol)
     if golden.atol == golden.rtol == 0 and output.equal and is_beyond:
         return replace(output, reason="elements beyond the sample differ")
