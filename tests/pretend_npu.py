@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from edge_opt.npu.hexagon import Figures, TimeEstimate
 from edge_opt.npu.sdk import SDK_VARIABLES, CompilerMissingError
 
 TAKEN = "Partitioned subgraph<0>, selected 2 ops, from a total of 2 ops. resulted in 1 partitions."
@@ -83,6 +84,13 @@ def calls(sdk: Path) -> list[list[str]]:
     """The arguments of each call of the tool."""
     text = (sdk.parent / "apply_plugin_main.calls").read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
+
+
+def figures(us: int | None, *, read: int = 100, taken: int = 9, parts: int = 1, steps: int = 5) -> Figures:
+    """Of a graph of nine operators; `us` is the estimated time."""
+    time = None if us is None else TimeEstimate("SA0", us, us, us, 0)
+    counts = (9, taken, parts, 0, 0, read, 0, steps)
+    return Figures("prefill_8", *counts, time=time, note="a note", qnn="1.0")
 
 
 def say(*lines: str) -> str:
