@@ -149,7 +149,6 @@ def judged(model: Path, sdk: Path, chip: str) -> tuple[Figures, tuple[str, ...]]
         ("SA8797", "SA8797", ""),
         ("SM8550", "SA8775", "SM8550 (Hexagon v73): times are for SA8775 (v73, the same version)"),
         ("SM8750", "SA8797", "SM8750 (Hexagon v79): times are for SA8797 (v81, the nearest"),
-        ("SM8850", "SA8797", "the same version"),
     ],
 )
 def test_a_phones_time_is_that_of_the_nearest(
@@ -166,7 +165,6 @@ def test_a_phones_time_is_that_of_the_nearest(
     ("chip", "interface", "words"),
     [
         ("SM0", (), "the compiler gives none for SM0"),
-        ("SA8797", (), "the compiler gives none for SA8797"),
         ("SA8797", ("unknown", "3.1.0"), "QNN interface 3.1.0, edge-opt's probe supports 2.36 to 2.40"),
         ("SM8750", None, "no C compiler"),
     ],

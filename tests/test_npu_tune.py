@@ -122,7 +122,6 @@ def test_what_gives_the_same_graph_is_tried_once(bare: Path) -> None:
         (figures(100, read=10), figures(100, read=11)),
         (figures(100, steps=4), figures(100, steps=5)),
         (figures(100), figures(None)),
-        (figures(None, read=10), figures(None, read=11)),
         (figures(10**12), None),
     ],
 )

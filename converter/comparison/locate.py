@@ -7,6 +7,7 @@ tensors, in execution order, as many at a time as fit into memory; only one is l
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
 
 import numpy as np
 
@@ -70,16 +71,11 @@ class _Search:
     shared: Sequence[tuple[Tensor, Tensor]]
 
     def batches(self) -> Iterator[list[int]]:
-        """Yield all places, each time as many as fit into memory together."""
-        batch, room = list[int](), _MOST_BYTES
-        for place, (tensor, _) in enumerate(self.shared):
-            size = (tensor.dtype.byte_size(tensor.elements) or 0) * len(self.plans[0])
-            if batch and size > room:
-                yield batch
-                batch, room = [], _MOST_BYTES
-            batch.append(place)
-            room -= size
-        yield batch
+        """Yield all places, in groups whose tensors fit into memory together."""
+        sizes = (tensor.dtype.byte_size(tensor.elements) or 0 for tensor, _ in self.shared)
+        ends = enumerate(accumulate(size * len(self.plans[0]) for size in sizes))
+        for _, batch in groupby(ends, lambda each: (each[1] - 1) // _MOST_BYTES):
+            yield [place for place, _ in batch]
 
     def look(self, places: Sequence[int]) -> tuple[int, OutputComparison] | None:
         """Run both models up to these tensors; return the first that differs, with its figures."""
