@@ -20,7 +20,7 @@ from edge_opt.conversion import convert
 from edge_opt.ir import Model, load, save
 from edge_opt.ir.opening import Opened
 from edge_opt.ir.text import subgraph_text
-from edge_opt.npu.comparing import compare_on_npu
+from edge_opt.npu.emulator import compare_on_npu
 from edge_opt.npu.hexagon import Compiler, compiling_threads, cut_entry_point
 from edge_opt.npu.profiling import Measured, gathered, measure, versions
 from edge_opt.npu.sdk import find_sdk
