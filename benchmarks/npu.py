@@ -99,11 +99,12 @@ def measured(
     for signature, _ in model.entry_points():
         alone = folder / f"{path.stem}.{signature}.tflite"
         save(cut_entry_point(model, signature), alone)
-        waiting = [
-            running.submit(try_form, str(alone), form, facts, compiler)
+        waiting = {
+            form: running.submit(try_form, str(alone), facts, compiler)
             for form, facts in candidates(model, signature, target, forms=options.forms)
-        ]
-        yield Row(path.stem, signature, tuple(told(future.result()) for future in waiting))
+        }
+        trials = tuple(told(Trial(form, future.result())) for form, future in waiting.items())
+        yield Row(path.stem, signature, trials)
         alone.unlink()
 
 

@@ -90,33 +90,14 @@ def embedder() -> str:
 
 
 def auxiliary() -> str:
-    """Masks and cache updates."""
+    """Cache updates."""
     signatures, graphs = [], []
-    for name, suffix, rows in (("prefill", "_4", ROWS), ("decode", "", 1)):
-        place = len(graphs)
-        masks = "time_step=%step, input_tokens=%t, valid_mask=%valid"
+    for place, (name, rows) in enumerate({"prefill_cache_update_4": ROWS, "decode_cache_update": 1}.items()):
         caches = "kv_cache_k_0=%ck, kv_cache_v_0=%cv, kv_slice_k_0=%new, kv_slice_v_0=%turned, input_pos=%pos"
         updated = "kv_cache_k_0=%keys, kv_cache_v_0=%values"
-        signatures.append(f"signature {name}_mask{suffix} = #{place} ({masks}) -> (mask_global=%mask)")
-        signatures.append(f"signature {name}_cache_update{suffix} = #{place + 1} ({caches}) -> ({updated})")
-        graphs += [_mask_graph(rows), _update_graph(rows)]
+        signatures.append(f"signature {name} = #{place} ({caches}) -> ({updated})")
+        graphs.append(_update_graph(rows))
     return "\n".join([*signatures, *graphs])
-
-
-def _mask_graph(rows: int) -> str:
-    past = f"float32[1,1,{rows},{CACHE}]"
-    hidden = np.triu(np.full((1, 1, rows, rows), -100.0, np.float32), 1)
-    places = literal(np.arange(CACHE, dtype=np.int32).reshape(1, 1, 1, CACHE))
-    return f"""
-subgraph mask{rows} (%t: int32[1,{rows}], %valid: bool[1,{rows}], %step: int32[]) {{
-  %filled: bool[1,1,1,{CACHE}] = LESS({places}, %step)
-  %ones: float32[1,1,1,{CACHE}] = CAST(%filled) {{in_data_type: 6, out_data_type: 0}}
-  %less: float32[1,1,1,{CACHE}] = SUB(%ones, float32(1.0))
-  %low: float32[1,1,1,{CACHE}] = MUL(%less, float32(100.0))
-  %past: {past} = ADD(%low, {literal(np.zeros((1, 1, rows, CACHE), np.float32))})
-  %mask: float32[1,1,{rows},{CACHE + rows}] = CONCATENATION(%past, {literal(hidden)}) {{axis: 3}}
-  return %mask
-}}"""
 
 
 def _update_graph(rows: int) -> str:

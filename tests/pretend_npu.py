@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from edge_opt.npu.sdk import SDK_VARIABLES
+from edge_opt.npu.hexagon import Figures, TimeEstimate
+from edge_opt.npu.sdk import SDK_VARIABLES, CompilerMissingError
 
 TAKEN = "Partitioned subgraph<0>, selected 2 ops, from a total of 2 ops. resulted in 1 partitions."
 FIGURES = "spill_bytes=0\nfill_bytes=0\nwrite_total_bytes=16\nread_total_bytes=40\nfinalize_runlist: in_runlist=3, x\n"
@@ -85,6 +86,13 @@ def calls(sdk: Path) -> list[list[str]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+def figures(us: int | None, *, read: int = 100, taken: int = 9, parts: int = 1, steps: int = 5) -> Figures:
+    """Of a graph of nine operators; `us` is the estimated time."""
+    time = None if us is None else TimeEstimate("SA0", us, us, us, 0)
+    counts = (9, taken, parts, 0, 0, read, 0, steps)
+    return Figures("prefill_8", *counts, time=time, note="a note", qnn="1.0")
+
+
 def say(*lines: str) -> str:
     """Code that writes lines of the probe's log."""
     text = "".join(f"{line}\n" for line in lines)
@@ -103,6 +111,15 @@ def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> Pa
     monkeypatch.setattr("edge_opt.npu.sdk._find_tool", lambda: (tool, tmp_path))
     monkeypatch.setattr("edge_opt.npu.sdk.build_probe", lambda: tmp_path)
     return tmp_path / "sdk"
+
+
+def without_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No C compiler is on this machine."""
+
+    def missing() -> Path:
+        raise CompilerMissingError("no C compiler")
+
+    monkeypatch.setattr("edge_opt.npu.sdk.build_probe", missing)
 
 
 def require_qnn() -> None:

@@ -15,7 +15,6 @@ from text_parser import literal, parse
 from edge_opt import convert, load
 from edge_opt.base.errors import UsageError
 from edge_opt.comparison import compare as comparing
-from edge_opt.comparison import locate
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.findings import FirstDifference
 from edge_opt.comparison.golden import check, record
@@ -296,7 +295,7 @@ def test_tensors_are_looked_at_in_order_as_many_as_fit_into_memory(wrong: int, m
         (1, [1] * (wrong + 1)),
     ):
         looked.clear()
-        monkeypatch.setattr(locate, "_MOST_BYTES", most)
+        monkeypatch.setattr(comparing, "_MOST_BYTES", most)
         found = located(chain(40), chain(40, wrong))
         assert found.tensor == ("y" if wrong == 39 else f"t{wrong + 1}")
         assert looked == [1, 1, *(count for count in batches for _ in "ab")]
@@ -353,7 +352,7 @@ def test_a_changed_weight_is_named() -> None:
 def test_a_search_that_finds_nothing_or_fails_leaves_the_comparison(monkeypatch: Patch) -> None:
     assert compare(chain(4), chain(4, wrong=2), locate=False).first_difference is None
     with monkeypatch.context() as patch:
-        patch.setattr(locate._Search, "look", lambda self, places: None)
+        patch.setattr(comparing._Search, "look", lambda self, places: None)
         found = located(chain(4), chain(4, wrong=2))
     assert found.reason.startswith("no tensor differs if it is made an output")
     assert (found.tensor, found.figures) == ("", None)

@@ -11,7 +11,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from edge_opt.comparison import findings
-from edge_opt.comparison.compare import _moved
+from edge_opt.comparison.compare import _move
 from edge_opt.comparison.findings import ComparisonReport, FirstDifference, OutputComparison, measured
 from edge_opt.comparison.whole import Allowance, WholeSignature
 from edge_opt.runtime.tensors import TensorInfo
@@ -22,7 +22,7 @@ ROOM = Allowance(1e-3, 24, "2 sites of p")
 
 
 def output(b: Any, a: Any = A, **how: Any) -> OutputComparison:
-    return measured(Y, Y, np.asarray(a, np.float32), np.asarray(b, np.float32), **how)
+    return measured(Y, Y, [(np.asarray(a, np.float32), np.asarray(b, np.float32))], **how)
 
 
 SAME = output(A)
@@ -48,21 +48,19 @@ def tokens(*b: int) -> findings.GenerationComparison:
 
 def test_an_output_says_how_many_elements_differ_and_where_most(snapshot: SnapshotAssertion) -> None:
     signs = output([[1, 2], [3, -0.0]], [[1, 2], [3, 0.0]])
-    found = (SAME, FAR, signs, MISSING, measured(Y, Y, A, A[:1]))
+    found = (SAME, FAR, signs, MISSING, measured(Y, Y, [(A, A[:1])]))
     assert "\n".join(one.sentence() for one in found) == snapshot
 
 
 def test_complex_numbers_are_not_compared_with_real_ones() -> None:
-    assert not measured(Y, Y, A, A.astype(np.complex64)).equal
-    assert measured(Y, Y, A.astype(np.complex64), A).reason == "complex64 in a, float32 in b"
+    assert not measured(Y, Y, [(A, A.astype(np.complex64))]).equal
+    assert measured(Y, Y, [(A.astype(np.complex64), A)]).reason == "complex64 in a, float32 in b"
 
 
-def test_two_comparisons_of_an_output_merge_to_the_worse() -> None:
-    assert FAR.merged(None) is FAR
-    for one, other in ((NEAR, FAR), (FAR, NEAR)):
-        merged = one.merged(other)
+def test_several_runs_give_the_worse_figures() -> None:
+    for gaps in ((1, 3), (3, 1)):
+        merged = measured(Y, Y, [(A, A + gap) for gap in gaps])
         assert (merged.elements, merged.max_abs) == (8, 3)
-    assert MISSING.merged(SAME).reason == SAME.merged(MISSING).reason == "missing in b"
 
 
 NAN = output(np.full((2, 2), np.nan), np.full((2, 2), np.nan))
@@ -148,10 +146,7 @@ def test_room_is_relative_to_the_range_or_in_steps(compared: OutputComparison, p
 def test_what_is_moved_to_a_file_is_what_was_given(tmp_path: Path) -> None:
     arrays = {str(place): np.arange(10 * place, dtype=np.int16).reshape(5, -1).T for place in range(5)}
     arrays["real"] = np.ones(3, np.float32)
-    with (tmp_path / "moved").open("w+b") as file:
-        runs = [dict(arrays), dict(arrays)]
-        moved = [_moved(given, file) for given in runs]
-    assert runs == [{}, {}]
-    for one in moved:
-        assert all(np.array_equal(one[name], array) for name, array in arrays.items())
-        assert [name for name in one if not isinstance(one[name], np.memmap)] == ["0"]
+    moved = dict(arrays)
+    _move(moved, str(tmp_path / "0"))
+    assert all(np.array_equal(moved[name], array) for name, array in arrays.items())
+    assert all(isinstance(array, np.memmap) for array in moved.values())

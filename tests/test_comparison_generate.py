@@ -112,7 +112,7 @@ def test_a_bundle_brings_its_own_helpers_and_the_command_generates(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("count", "said"),
-    [(0, "expected 1 to 100000"), (100_001, "expected 1"), (100_000, "do not fit into a cache of 16:")],
+    [(0, "expected 1 to 100000"), (100_001, "expected 1"), (100_000, "do not fit into its cache of 16:")],
 )
 def test_too_little_or_too_much_to_generate_is_refused(count: int, said: str, folder: Path) -> None:
     with pytest.raises(UsageError, match=said):

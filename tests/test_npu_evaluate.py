@@ -56,7 +56,7 @@ def test_a_failing_emulator_names_the_entry_point_and_a_long_text_is_refused(
     with pytest.raises(CompilerFailedError, match=words):
         read(gemma, TEXTS, Compiler(sdk=compiler("raise SystemExit(6)")))
     with pytest.raises(UsageError, match="17 tokens do not fit into its cache of 16"):
-        read(gemma, [Text(tuple(range(1, 15)), (1, 2, 3))])
+        read(gemma, [Text(tuple(range(1, 16)), (1, 2, 3))])
 
 
 def test_closeness_is_by_position() -> None:

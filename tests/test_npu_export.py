@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +10,12 @@ from typing import Any
 import pytest
 from bundles import GENERIC, bundle, model_part
 from cli_runs import DEMO, QUANTIZED
-from pretend_npu import calls, compiling, pretend
+from pretend_npu import calls, compiling, figures, pretend
 
 from edge_opt.base.errors import UsageError
 from edge_opt.integrations import npu_export
 from edge_opt.integrations.npu_export import Optimized, npu_optimize
 from edge_opt.ir import load
-from edge_opt.npu.hexagon import Figures, TimeEstimate
 from edge_opt.npu.profiling import Measured
 from edge_opt.schema.litertlm import read_bundle
 
@@ -81,11 +79,6 @@ def test_what_is_quicker_is_kept_and_told_with_both_figures(stage: Stage) -> Non
     assert json.loads(json.dumps(done.to_dict()))["signatures"][0]["after"]["time"]["us"] == 600
 
 
-def estimate(us: int | None) -> TimeEstimate | None:
-    """Of a pretended compiler."""
-    return None if us is None else TimeEstimate("SA8797", us, us, us, 0)
-
-
 def test_where_nothing_gains_the_bundle_is_the_same_bytes(stage: Stage) -> None:
     done = stage(ran(1000, 500), ran(1000, 500))
     assert [entry.kept for entry in done.signatures] == ["exported", "exported"]
@@ -94,19 +87,17 @@ def test_where_nothing_gains_the_bundle_is_the_same_bytes(stage: Stage) -> None:
 
 def test_what_leaves_the_npu_decides_then_time_then_bytes() -> None:
     changes: list[tuple[int | None, int | None, dict[str, int], bool, str]] = [
-        (900, None, {"ddr_read": 30}, True, "40 bytes moved as exported, 30 bytes"),
-        (None, 900, {"ddr_read": 50}, False, "40 bytes moved as exported, 50 bytes"),
+        (900, None, {"read": 30}, True, "100 bytes moved as exported, 30 bytes"),
+        (None, 900, {"read": 500}, False, "100 bytes moved as exported, 500 bytes"),
         (900, 9, {"taken": 8}, False, "0 operators off the NPU as exported, 1 operators"),
     ]
     for before, after, changed, better, why in changes:
-        exported = Figures("decode", 9, 9, 1, 0, 0, 40, 0, 3, estimate(before))
-        found, told = exported.gain(replace(exported, time=estimate(after), **changed))
+        found, told = figures(before).gain(figures(after, **changed))
         assert (found, told.startswith(why)) == (better, True)
 
 
 def test_a_repair_is_kept_although_it_takes_longer() -> None:
-    old = Figures("decode", 9, 9, 1, 0, 0, 40, 0, 3, estimate(500))
-    measured = [{"decode": Measured("decode", one)} for one in (old, replace(old, time=estimate(510)))]
+    measured = [{"decode": Measured("decode", figures(us))} for us in (500, 510)]
     entry = SimpleNamespace(name="decode")
     for name, kept in (("balanced_norms", "converted"), ("mha_to_sha", "exported")):
         sites = [SimpleNamespace(signature="decode", pass_name=name)]

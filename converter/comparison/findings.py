@@ -7,8 +7,9 @@ distance to a NaN) is null.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import reduce
 from typing import Any
 
 from edge_opt.base.record import Record
@@ -53,10 +54,6 @@ class OutputComparison(Difference):
             text += f", by at most {self.max_abs:.3g} (at {list(self.worst)}: {a:.6g} against {b:.6g})"
         return f"{text}, SNR {self.snr_db:.1f} dB"
 
-    def merged(self, other: OutputComparison | None) -> OutputComparison:
-        """Return the worse figures of two comparisons of one output; `self` if `other` is None."""
-        return self if other is None else replace(merge(other, self), reason=other.reason or self.reason)
-
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values, without figures if nothing was measured."""
         values = Record.to_dict(self)
@@ -69,18 +66,21 @@ def name_of(given: ModelLike, role: str) -> str:
     return os.fspath(given) if isinstance(given, str | os.PathLike) else f"<{role}>"
 
 
-def measured(info_a: TensorInfo, info_b: TensorInfo, a: Array, b: Array, **how: Any) -> OutputComparison:
-    """Compare one output on one set of inputs; `how` goes to `metrics.measure`."""
-    if a.shape != b.shape:
-        return OutputComparison(name=info_a.name, reason=f"shape {a.shape} in a, {b.shape} in b")
-    if a.dtype != b.dtype and "c" in (a.dtype.kind, b.dtype.kind):
-        return OutputComparison(name=info_a.name, reason=f"{a.dtype} in a, {b.dtype} in b")
-    figures = measure(a, b, quantized_a=info_a, quantized_b=info_b, **how)
-    reason = ""
+def measured(
+    info_a: TensorInfo, info_b: TensorInfo, runs: Iterable[tuple[Array, Array]], **how: Any
+) -> OutputComparison:
+    """Compare one output over all runs, each with the arrays of both models; `how` goes to `metrics.measure`."""
+    found, reason = list[Difference](), ""
+    for a, b in runs:
+        if a.shape != b.shape:
+            return OutputComparison(name=info_a.name, reason=f"shape {a.shape} in a, {b.shape} in b")
+        if a.dtype != b.dtype and "c" in (a.dtype.kind, b.dtype.kind):
+            return OutputComparison(name=info_a.name, reason=f"{a.dtype} in a, {b.dtype} in b")
+        found.append(measure(a, b, quantized_a=info_a, quantized_b=info_b, **how))
     if info_a.quantized and info_b.quantized and info_a.quantization != info_b.quantization:
         scales = (f"scale {info.scales[0]:.6g}, zero point {info.zero_point}" for info in (info_a, info_b))
         reason = "{} in a, {} in b".format(*scales)
-    return OutputComparison(**asdict(figures), name=info_a.name, reason=reason)
+    return OutputComparison(**asdict(reduce(merge, found)), name=info_a.name, reason=reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,14 +234,13 @@ class ComparisonReport(Record):
         heads += ["a to CPU", "b to CPU"] if apart else []
         rows: list[tuple[str, ...]] = [tuple(heads)]
         for one in self.signatures:
-            worst: list[str] = ["-"] * (len(heads) - 3)
+            row = [one.name, str(len(one.outputs)), str(sum(output.bitwise for output in one.outputs))]
             if one.measured:
-                worst[0] = f"{max(figures.max_abs for figures in one.measured):.3g}"
-                worst[1] = f"{min(figures.snr_db for figures in one.measured):.1f} dB"
+                row.append(f"{max(figures.max_abs for figures in one.measured):.3g}")
+                row.append(f"{min(figures.snr_db for figures in one.measured):.1f} dB")
             sides = zip(*(output.db for output in one.outputs if output.db is not None), strict=True)
-            worst[2:] = [f"{min(side):.1f} dB" for side in sides] or worst[2:]
-            equal = sum(output.bitwise for output in one.outputs)
-            rows.append((one.name, str(len(one.outputs)), str(equal), *worst))
+            row += [f"{min(side):.1f} dB" for side in sides]
+            rows.append((*row, *["-"] * (len(heads) - len(row))))
         return rows
 
     def notes(self) -> list[str]:

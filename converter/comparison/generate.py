@@ -82,7 +82,7 @@ def compare_generation(
                 tokens, logits = worker.generate(files, loop, kernels)
             results.append((tuple(map(tuple, tokens)), loop.logits, logits))
     (tokens_a, info_a, logits_a), (tokens_b, info_b, logits_b) = results
-    difference = measured(info_a, info_b, logits_a, logits_b, logits=True)
+    difference = measured(info_a, info_b, [(logits_a, logits_b)], logits=True)
     return GenerationComparison(count, loop.prompt, tokens_a, tokens_b, difference)
 
 
@@ -100,14 +100,15 @@ def plan_loop(name: str, described: Described, count: int, seed: int, prompt: Pr
     prefill = longest_prefill(described[MAIN], decode)
     if prefill is None:
         raise UsageError(f"{name} has no prefill signature with the caches of '{decode.name}', {names}")
-    rows = new_tokens(prefill)
-    room = (cache_length(decode) or _MOST_TOKENS) - count
-    if room < 1:
-        raise UsageError(f"{name}: {count} tokens do not fit into a cache of {room + count}: generate fewer")
+    rows, cache = new_tokens(prefill), cache_length(decode) or _MOST_TOKENS
+    stored = count + (1 if prompt is None else len(prompt[0]) - 1)
+    if stored > cache:
+        remedy = "generate fewer, or give a shorter prompt"
+        raise UsageError(f"{name}: {stored} tokens do not fit into its cache of {cache}: {remedy}")
     (logits,) = (info for info in decode.outputs if "logits" in info.name)
     if prompt is None:
         batch = logits.shape[0] if len(logits.shape) > 2 else 1
-        length = min(rows, room) + 1
+        length = min(rows, cache - count) + 1
         numbers = noise.integers(noise.seed_of(seed, "prompt", 0), batch * length, 1, logits.shape[-1])
         prompt = tuple(tuple(row) for row in np.reshape(numbers, (batch, length)).tolist())
     steps = _calls(name, described, prefill), _calls(name, described, decode)

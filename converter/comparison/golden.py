@@ -9,11 +9,9 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -32,17 +30,15 @@ from edge_opt.ir import load
 from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime import noise
 from edge_opt.runtime.description import describe
-from edge_opt.runtime.inputs import InputPlan, plan
-from edge_opt.runtime.inputs import pair as twins
+from edge_opt.runtime.inputs import plan
 from edge_opt.runtime.protocol import Array, Arrays
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 
-_KIND: list[str | int] = ["edge-opt golden", 3, noise.GENERATOR_VERSION]
+_KIND: list[str | int] = ["edge-opt golden", 4, noise.GENERATOR_VERSION]
 _BUDGET = 640 << 10
 _MAX_FILE = 16 << 20
 _MAX_UNPACKED = 64 << 20
-_META = "meta"
 
 
 class GoldenError(EdgeOptError):
@@ -50,24 +46,11 @@ class GoldenError(EdgeOptError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Output:
-    """One output of one run: type and shape, the checksum of all elements, and the key of its sample."""
-
-    key: str
-    type: str
-    sha256: str
-
-    @classmethod
-    def of(cls, key: str, array: Array) -> "_Output":
-        digest = hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        return cls(key, f"{array.dtype.name} {list(array.shape)}", digest.hexdigest())
-
-
-@dataclass(frozen=True, slots=True)
 class _Golden:
-    """Content of a golden file: the inputs, and a list of runs for each signature and output.
+    """Content of a golden file: what determines the inputs, and a description of the outputs.
 
-    `share` is the largest size of a sample in bytes; `kind` is the version of the file.
+    `kind` is the version of the file, `share` the largest size of a sample in bytes. `outputs` has type and checksum of
+    every output, by signature, run and output; the samples are arrays in the same order.
     """
 
     kind: list[str | int]
@@ -76,7 +59,8 @@ class _Golden:
     atol: float
     rtol: float
     share: int
-    signatures: list[tuple[SignatureInfo, dict[str, list[_Output]]]]
+    signatures: list[SignatureInfo]
+    outputs: list[tuple[str, str]]
 
 
 def record(
@@ -106,34 +90,28 @@ def record(
         RuntimeFailed: the model does not run.
     """
     seed, atol, rtol = checked_numbers(seed, atol, rtol)
-    arrays: dict[str, Any] = {}
-    opened = Opened(model)
+    opened, samples = Opened(model), list[Array]()
     if path is None and opened.path is not None:
         path = Path(opened.path).with_suffix(".golden.npz")
     if path is None:
         raise UsageError("a model in memory has no folder to write to: give path=...")
     resolve_target(path, overwrite=overwrite, inputs=[opened.path])
-    with ExitStack() as stack:
-        worker = stack.enter_context(Worker())
-        file = stack.enter_context(opened.main().file())
+    with Worker() as worker, opened.main().file() as file:
         graph = load(file)
         described = describe(graph)
         runs = runs_of(graph)
         names = match_names("signature", "*" if signatures is None else signatures, [*described])
         chosen = [described[name] for name in names]
         share = _BUDGET // max(sum(len(signature.outputs) for signature in chosen) * runs, 1)
-        golden = _Golden(_KIND, seed, runs, atol, rtol, share, [])
+        golden = _Golden(_KIND, seed, runs, atol, rtol, share, chosen, [])
         for signature in chosen:
-            results: dict[str, list[_Output]] = {info.name: [] for info in signature.outputs}
-            runs_of_it = worker.run_plans(file, signature.name, _plans(golden, signature))
-            for run, values in enumerate(runs_of_it):
-                for name, outputs in results.items():
-                    outputs.append(_Output.of(f"{len(arrays)}", values[name]))
-                    arrays[outputs[-1].key] = _sample(values[name], signature.name, name, run, share)
-            golden.signatures.append((signature, results))
-    arrays[_META] = np.frombuffer(json.dumps(asdict(golden)).encode(), np.uint8)
-    packed = io.BytesIO()
-    np.savez_compressed(packed, **arrays)
+            plans = [plan(signature, seed=seed, run=run) for run in range(runs)]
+            for run, values in enumerate(worker.run_plans(file, signature.name, plans)):
+                for name in (info.name for info in signature.outputs):
+                    golden.outputs.append(_described(values[name]))
+                    samples.append(_sample(values[name], signature.name, name, run, share))
+    packed, meta = io.BytesIO(), np.frombuffer(json.dumps(asdict(golden)).encode(), np.uint8)
+    np.savez_compressed(packed, *samples, meta=meta)
     write_whole(path, packed.getbuffer(), overwrite=overwrite)
     return Path(path)
 
@@ -146,59 +124,50 @@ def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
         RuntimeFailed: the model does not run.
     """
     golden, samples = _read(Path(path))
+    kept = iter(zip(golden.outputs, samples, strict=True))
     names = os.fspath(path), name_of(model, "model")
     compared = []
-    with ExitStack() as stack:
-        worker = stack.enter_context(Worker())
-        file = stack.enter_context(Opened(model).main().file())
+    with Worker() as worker, Opened(model).main().file() as file:
         described = describe(load(file))
-        for recorded, results in golden.signatures:
-            pair, outputs = Pair.of(recorded, described.get(recorded.name), names, {}), {}
+        for recorded in golden.signatures:
+            results = [{info.name: next(kept) for info in recorded.outputs} for _ in range(golden.runs)]
+            pair, outputs = Pair.of(recorded, described.get(recorded.name), names, {}), []
             if not pair.reason:
-                plans = [
-                    [twins(one, other)[1] for one, other in zip(planned, pair.inputs, strict=True)]
-                    for planned in _plans(golden, pair.signature)
-                ]
-                runs = worker.run_plans(file, recorded.name, plans)
-                outputs = {
-                    one.name: _output(golden, samples, recorded.name, (one, other), results[one.name], runs)
-                    for one, other in pair.outputs
-                }
-            found = (*outputs.values(), *pair.alone)
-            compared.append(SignatureComparison(recorded.name, found, pair.reason))
+                _, plans = pair.plans(golden.seed, golden.runs)
+                runs = [*zip(results, worker.run_plans(file, recorded.name, plans), strict=True)]
+                outputs = [_output(golden, recorded.name, infos, runs) for infos in pair.outputs]
+            compared.append(SignatureComparison(recorded.name, (*outputs, *pair.alone), pair.reason))
     return ComparisonReport(*names, "cpu", golden.seed, golden.atol, golden.rtol, tuple(compared))
 
 
-def _plans(golden: _Golden, signature: SignatureInfo) -> list[tuple[InputPlan, ...]]:
-    """Plan the inputs of every run from the file's seed."""
-    return [plan(signature, seed=golden.seed, run=run) for run in range(golden.runs)]
+def _described(array: Array) -> tuple[str, str]:
+    """Type and shape, and the checksum of all elements."""
+    checksum = hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return f"{array.dtype.name} {list(array.shape)}", checksum.hexdigest()
 
 
 def _output(
     golden: _Golden,
-    samples: Arrays,
     signature: str,
     infos: tuple[TensorInfo, TensorInfo],
-    recorded: Sequence[_Output],
-    runs: Sequence[Arrays],
+    runs: Sequence[tuple[Mapping[str, tuple[tuple[str, str], Array]], Arrays]],
 ) -> OutputComparison:
-    """Compare one output with its recording, over all runs."""
-    (before, now), compared = infos, None
-    for run, (expected, values) in enumerate(zip(recorded, runs, strict=True)):
-        array, kept = values[now.name], samples[expected.key]
-        actual = _Output.of(expected.key, array)
-        if actual.type != expected.type:
-            return OutputComparison(name=before.name, reason=f"{expected.type} recorded, {actual.type} now")
+    """Compare one output with its recording and its sample, over all runs."""
+    (before, now), sampled, is_beyond = infos, [], False
+    for run, (recorded, values) in enumerate(runs):
+        array, ((expected, checksum), kept) = values[now.name], recorded[before.name]
+        actual, sha256 = _described(array)
+        if actual != expected:
+            return OutputComparison(name=before.name, reason=f"{expected} recorded, {actual} now")
         sample = _sample(array, signature, before.name, run, golden.share)
         if sample.shape != kept.shape or sample.dtype != kept.dtype:
             raise GoldenError(f"the sample of output '{before.name}' is damaged; record it again")
-        output = measured(before, now, kept, sample, atol=golden.atol, rtol=golden.rtol)
-        is_exact = golden.atol == golden.rtol == 0 and output.equal and sample.size < array.size
-        if is_exact and actual.sha256 != expected.sha256:
-            output = replace(output, reason="elements beyond the sample differ")
-        compared = output.merged(compared)
-    assert compared is not None, "there is at least one run"
-    return compared
+        sampled.append((kept, sample))
+        is_beyond |= sample.size < array.size and sha256 != checksum
+    output = measured(before, now, sampled, atol=golden.atol, rtol=golden.rtol)
+    if golden.atol == golden.rtol == 0 and output.equal and is_beyond:
+        return replace(output, reason="elements beyond the sample differ")
+    return output
 
 
 def _sample(array: Array, signature: str, name: str, run: int, share: int) -> Array:
@@ -211,38 +180,30 @@ def _sample(array: Array, signature: str, name: str, run: int, share: int) -> Ar
     return flat[np.sort(noise.integers(seed, room, 0, flat.size))]
 
 
-def _read(path: Path) -> tuple[_Golden, Arrays]:
-    """Return the content of a golden file, and its samples by key."""
+def _read(path: Path) -> tuple[_Golden, list[Array]]:
+    """Return the content of a golden file, and its samples."""
     try:
         if path.stat().st_size > _MAX_FILE:
-            raise _broken(path, "it is too large")
+            raise GoldenError("it is too large")
         with zipfile.ZipFile(path) as archive:
             if sum(entry.file_size for entry in archive.infolist()) > _MAX_UNPACKED:
-                raise _broken(path, "it unpacks to too many bytes")
+                raise GoldenError("it unpacks to too many bytes")
         with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-        content = json.loads(arrays.pop(_META).tobytes())
-        if content.get("kind") != _KIND:
-            raise _broken(path, f"its version is {content.get('kind')}, expected {_KIND}")
+            content = json.loads(stored["meta"].tobytes())
+            if content.get("kind") != _KIND:
+                raise GoldenError(f"its version is {content.get('kind')}, expected {_KIND}")
+            samples = [stored[f"arr_{place}"] for place in range(len(stored.files) - 1)]
         golden = from_dict(_Golden, content)
         checked_numbers(golden.seed, golden.atol, golden.rtol)
-        for signature, results in golden.signatures:
-            listed = [results.get(info.name, []) for info in signature.outputs]
-            keys = {one.key for outputs in listed for one in outputs}
-            lengths = {len(outputs) for outputs in listed}
-            if golden.runs not in (1, 2) or lengths - {golden.runs} or keys - arrays.keys():
-                raise _broken(path, f"its outputs of '{signature.name}' are not complete")
+        count = golden.runs * sum(len(signature.outputs) for signature in golden.signatures)
+        if golden.runs not in (1, 2) or not count == len(golden.outputs) == len(samples):
+            raise GoldenError("its outputs are not complete")
     except FileNotFoundError as error:
         text = f"golden file '{path}' does not exist; record it with: edge-opt golden record"
         raise GoldenError(text) from error
-    except GoldenError:
-        raise
     except Exception as error:
-        raise _broken(path, f"{type(error).__name__}: {error}") from error
-    return golden, arrays
-
-
-def _broken(path: Path, why: str) -> GoldenError:
-    return GoldenError(
-        f"golden file '{path}' cannot be read ({why}): give the model first, then the file, or record it again"
-    )
+        why = error if isinstance(error, GoldenError) else f"{type(error).__name__}: {error}"
+        raise GoldenError(
+            f"golden file '{path}' cannot be read ({why}): give the model first, then the file, or record it again"
+        ) from error
+    return golden, samples

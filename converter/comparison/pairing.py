@@ -30,7 +30,6 @@ from edge_opt.shapes.dimension import may_be_alike
 _SECONDS_PER_REQUEST = 1800.0
 
 Shapes = Mapping[str, Sequence[int]]
-Run = Callable[["Pair"], SignatureComparison]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +37,13 @@ class Pair:
     """One signature in both models, or why it cannot be run on both.
 
     `signature` is from `a`, with input shapes that fit both models; `inputs` are from `b`. `outputs` pairs outputs of
-    both, `alone` has outputs of only one. `opened` describes inputs with open lengths, `retyped` those of another type.
+    both, `alone` has outputs of only one.
     """
 
     signature: SignatureInfo
     inputs: Sequence[TensorInfo] = ()
     outputs: Sequence[tuple[TensorInfo, TensorInfo]] = ()
     alone: Sequence[OutputComparison] = ()
-    opened: Sequence[str] = ()
-    retyped: Sequence[str] = ()
     reason: str = ""
 
     @classmethod
@@ -61,11 +58,10 @@ class Pair:
         inputs, alone = _matched(a, b, "inputs", names)
         if alone:
             return cls(a, reason=f"input '{alone[0].name}' is {alone[0].reason}")
-        both, opened, retyped = [], [], []
+        both = []
         for one, other in inputs:
-            where = f"{a.name}/{one.name}"
             declared = tuple(map(max, one.declared, other.declared))
-            given = shapes.get(where, shapes.get(one.name))
+            given = shapes.get(f"{a.name}/{one.name}", shapes.get(one.name))
             taken = declared if given is None else tuple(given)
             if not may_be_alike(one.declared, other.declared) or not may_be_alike(declared, taken):
                 asked = "" if given is None else f", requested {taken}"
@@ -74,14 +70,16 @@ class Pair:
             shape = tuple(1 if size < 0 else size for size in taken)
             entries = min(filter(None, (one.entries, other.entries)), default=0)
             both.append(
-                [replace(info, shape=shape, declared=taken, entries=entries) for info in (one, other)]
+                [replace(info, shape=shape, declared=declared, entries=entries) for info in (one, other)]
             )
-            if -1 in declared:
-                opened.append(f"{where} {list(shape)}")
-            if one.dtype != other.dtype:
-                retyped.append(f"{where}, {one.dtype} in a, {other.dtype} in b")
         signature = replace(a, inputs=tuple(one for one, _ in both))
-        return cls(signature, [it for _, it in both], *_matched(a, b, "outputs", names), opened, retyped)
+        return cls(signature, [it for _, it in both], *_matched(a, b, "outputs", names))
+
+    def plans(self, seed: int, runs: int = 1) -> tuple[list[list[InputPlan]], list[list[InputPlan]]]:
+        """Plan the inputs of each run for each model, with the same real numbers."""
+        planned = [plan(self.signature, seed=seed, run=run) for run in range(runs)]
+        both = [[twins(*each) for each in zip(run, self.inputs, strict=True)] for run in planned]
+        return [[one for one, _ in run] for run in both], [[other for _, other in run] for run in both]
 
 
 def _matched(
@@ -110,7 +108,7 @@ class Both:
     pairs: Mapping[str, Pair]
     tell: Progress
 
-    def compared(self, run: Run) -> ComparisonReport:
+    def compared(self, run: Callable[[Pair], SignatureComparison]) -> ComparisonReport:
         """Compare every pair with `run` and return the report."""
         found = []
         for place, (name, pair) in enumerate(self.pairs.items()):
@@ -118,39 +116,32 @@ class Both:
             found.append(SignatureComparison(name, reason=pair.reason) if pair.reason else run(pair))
         self.tell("compared", len(self.pairs), len(self.pairs))
         remarks = []
-        opened = [text for pair in self.pairs.values() for text in pair.opened]
+        inputs = [
+            (f"{name}/{one.name}", one, other)
+            for name, pair in self.pairs.items()
+            for one, other in zip(pair.signature.inputs, pair.inputs, strict=False)
+        ]
+        opened = ", ".join(f"{name} {list(one.shape)}" for name, one, _ in inputs if -1 in one.declared)
         if opened:
-            sizes = ", ".join(opened)
-            remarks.append(f"open lengths were run at one size only (--shape gives others): {sizes}")
-        retyped = [text for pair in self.pairs.values() for text in pair.retyped]
+            remarks.append(f"open lengths were run at one size only (--shape gives others): {opened}")
+        types = [(name, one.dtype, other.dtype) for name, one, other in inputs]
+        retyped = [f"{name}, {a} in a, {b} in b" for name, a, b in types if a != b]
         if retyped:
             how = f"with another type in b, given the same real numbers (first: {retyped[0]})"
             remarks.append(f"{many(len(retyped), 'input')} {how}")
         return replace(self.begun, signatures=tuple(found), remarks=tuple(remarks))
 
-    def plans(self, pair: Pair, runs: int = 1) -> tuple[list[list[InputPlan]], list[list[InputPlan]]]:
-        """Plan the inputs of each run for each model, with the same real numbers."""
-        ours, theirs = [], []
-        for run in range(runs):
-            planned = plan(pair.signature, seed=self.begun.seed, run=run)
-            both = [twins(one, other) for one, other in zip(planned, pair.inputs, strict=True)]
-            ours.append([one for one, _ in both])
-            theirs.append([other for _, other in both])
-        return ours, theirs
+    def measure(self, a: TensorInfo, b: TensorInfo, runs: Iterable[tuple[Array, Array]]) -> OutputComparison:
+        """Compare one output of both models over all runs."""
+        return measured(a, b, runs, atol=self.begun.atol, rtol=self.begun.rtol, logits=are_logits(a))
 
-    def measure(self, infos: tuple[TensorInfo, TensorInfo], a: Array, b: Array) -> OutputComparison:
-        """Compare one output of both models in one run."""
-        atol, rtol = self.begun.atol, self.begun.rtol
-        return measured(infos[0], infos[1], a, b, atol=atol, rtol=rtol, logits=are_logits(infos[0]))
-
-    def measure_all(self, pair: Pair, runs: Iterable[tuple[Arrays, Arrays]]) -> SignatureComparison:
+    def measure_all(self, pair: Pair, runs: Sequence[tuple[Arrays, Arrays]]) -> SignatureComparison:
         """Compare every output over all runs; removes the outputs of `b` from `runs`."""
-        found: dict[str, OutputComparison] = {}
-        for ours, theirs in runs:
-            for infos in pair.outputs:
-                a, b = (info.name for info in infos)
-                found[a] = self.measure(infos, ours[a], theirs.pop(b)).merged(found.get(a))
-        return SignatureComparison(pair.signature.name, (*found.values(), *pair.alone))
+        found = [
+            self.measure(a, b, ((ours[a.name], theirs.pop(b.name)) for ours, theirs in runs))
+            for a, b in pair.outputs
+        ]
+        return SignatureComparison(pair.signature.name, (*found, *pair.alone))
 
 
 @contextmanager
@@ -177,11 +168,10 @@ def both_open(
         models = [load(file) for file in files]
         ours, theirs = map(describe, models)
         inputs = [(name, info.name) for name, one in ours.items() for info in one.inputs]
-        known = dict.fromkeys([*(name for _, name in inputs), *map("/".join, inputs)])
-        missing = next((name for name in shapes if name not in known), None)
+        short, full = dict.fromkeys(name for _, name in inputs), [*map("/".join, inputs)]
+        missing = next((name for name in shapes if name not in [*short, *full]), None)
         if missing is not None:
-            short = dict.fromkeys(name for _, name in inputs)
-            raise unknown("input", missing, known if "/" in missing else short)
+            raise unknown("input", missing, short, also=full)
         names = match_names("signature", "*" if signatures is None else signatures, [*(ours | theirs)])
         sides = begun.a, begun.b
         pairs = {name: Pair.of(ours.get(name), theirs.get(name), sides, shapes) for name in names}

@@ -12,7 +12,7 @@ the difference passes through the rest of the network, and a tolerance applies:
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ from edge_opt.base.record import Record
 from edge_opt.base.words import many
 from edge_opt.comparison.findings import OutputComparison, SignatureComparison
 from edge_opt.ir import DType, Model, Operator, Subgraph
-from edge_opt.passes import Site, Status
+from edge_opt.passes import Site
 
 _GROWTH = 16
 _STEPS = {4: 24, 8: 24, 16: 80}  # by the coarsest activation's bits
@@ -92,18 +92,15 @@ def _distance(steps: int, relative: float) -> str:
 
 
 def allowances(model: Model, sites: Mapping[str, Sequence[Site]]) -> dict[str, Allowance]:
-    """Return the allowance of each entry point of a converted model, from the `sites` reported for it."""
-    entries = model.entry_points()
-    sharing = {
-        graph: [site for name, its in entries if its is graph for site in sites.get(name, ())]
-        for _, graph in entries
-    }
-    return {name: _allowance(sharing[graph], graph) for name, graph in entries}
+    """Return the allowance of each entry point of a converted model, from the sites that were converted in it."""
+    found: dict[Subgraph, list[Site]] = defaultdict(list)  # entry points may share a graph
+    for name, graph in model.entry_points():
+        found[graph] += sites.get(name, ())
+    return {name: _allowance(found[graph], graph) for name, graph in model.entry_points()}
 
 
 def _allowance(sites: Sequence[Site], graph: Subgraph) -> Allowance:
-    converted = ((site.pass_name, site.proof) for site in sites if site.status is Status.CONVERTED)
-    proofs = [(name, proof) for name, proof in converted if proof is not None]
+    proofs = [(site.pass_name, site.proof) for site in sites if site.proof is not None]
     tolerant = [(name, one) for name, one in proofs if one.demand.kind != "bitwise" or not one.bitwise]
     if not tolerant:
         return Allowance()

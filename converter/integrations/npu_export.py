@@ -26,7 +26,7 @@ from edge_opt.base.words import Progress
 from edge_opt.conversion import ConversionResult, convert
 from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, Opened
 from edge_opt.npu.hexagon import Compiler, Figures, compiling_threads
-from edge_opt.npu.profiling import Measured, measure
+from edge_opt.npu.profiling import Measured, gathered, measure
 from edge_opt.npu.sdk import CompilerMissingError, find_sdk
 from edge_opt.passes import PASSES
 from edge_opt.targets import TargetLike, load_target
@@ -118,11 +118,10 @@ def npu_optimize(
     graphs = {} if auxiliary is None else dict(auxiliary.model.entry_points())
     run = partial(convert, input_litertlm, output_litertlm, target=facts, progress=progress, exported=graphs)
     with compiling_threads(_COMPILERS) as threads:
-        measuring = _measuring(compiler, input_litertlm, threads)
+        exports = _measuring(compiler, input_litertlm, threads)
         result = run(overwrite=replacing)
-        before = _measured(measuring, partial(tell, "compiling as exported"))
-        measuring = _measuring(compiler, output_litertlm, threads)
-        after = _measured(measuring, partial(tell, "compiling as converted"))
+        before = gathered(exports, "compiling as exported", tell)
+        after = gathered(_measuring(compiler, output_litertlm, threads), "compiling as converted", tell)
     found = tuple(_gains(result, before, after))
     exported_only = {gain.signature for gain in found if gain.kept == "exported"}
     if any(site.signature in exported_only for site in result.converted):
@@ -157,21 +156,8 @@ def _measuring(compiler: Compiler | None, path: AnyPath, threads: Executor) -> d
     """Start to measure each entry point of a bundle's prefill/decode model; empty without a compiler."""
     if compiler is None:
         return {}
-    names = [name for name, _ in Opened(path).main().model.entry_points()]
-    return {name: threads.submit(_measure, path, name, compiler) for name in names}
-
-
-def _measure(path: AnyPath, name: str, compiler: Compiler) -> Measured:
-    return measure(Opened(path).main().model, name, compiler)
-
-
-def _measured(measuring: Mapping[str, Future[Measured]], tell: Any) -> dict[str, Measured]:
-    """Wait for what is being measured."""
-    measured = {}
-    for place, (name, future) in enumerate(measuring.items()):
-        tell(place, len(measuring))
-        measured[name] = future.result()
-    return measured
+    model = Opened(path).main().model
+    return {name: threads.submit(measure, model, name, compiler) for name, _ in model.entry_points()}
 
 
 def _gains(

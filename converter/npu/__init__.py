@@ -3,7 +3,7 @@
 Never changes a model, and contains no vendor code.
 """
 
-from edge_opt.npu.comparing import compare_on_npu
+from edge_opt.npu.emulator import compare_on_npu
 from edge_opt.npu.hexagon import Compiler, Figures, TimeEstimate
 from edge_opt.npu.profiling import Measured, Profile, profile
 from edge_opt.npu.sdk import CompilerFailedError, CompilerMissingError

@@ -174,14 +174,12 @@ class Outcome:
             raise CompilerFailedError(
                 "the compiler reports nothing for the graph: its plugin may not know the chip"
             )
-        partitions = int(found["partitions"])
         sums = {name: int(text) for name, text in found.groupdict().items()}
         for name, wanted in _FIGURES.items():
             values = re.findall(rf"\b{wanted}=(\d+)", self.output)
-            if len(values) != partitions:
-                raise CompilerFailedError(
-                    f"the compiler's log cannot be read: {len(values)} figures for {name}, expected {partitions}"
-                )
+            if len(values) != sums["partitions"]:
+                counts = f"{len(values)} figures for {name}, expected {sums['partitions']}"
+                raise CompilerFailedError(f"the compiler's log cannot be read: {counts}")
             sums[name] = sum(map(int, values))
         return sums
 

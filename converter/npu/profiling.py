@@ -6,12 +6,14 @@ import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, as_completed
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.record import Record
+from edge_opt.base.words import Progress
 from edge_opt.ir import Model, save
 from edge_opt.ir.opening import Opened
 from edge_opt.npu.hexagon import Compiler, Figures, compiling_threads, cut_entry_point
@@ -90,6 +92,15 @@ def versions(figures: Sequence[Figures]) -> dict[str, str]:
     """Versions of the packages that produced the figures."""
     qnn = next((entry.qnn for entry in figures if entry.qnn), "")
     return {"ai-edge-litert": version("ai-edge-litert"), **({"qnn": qnn} if qnn else {})}
+
+
+def gathered(waiting: Mapping[str, Future[Measured]], stage: str, tell: Progress) -> dict[str, Measured]:
+    """Wait for measurements, and report how many are done."""
+    if waiting:
+        tell(stage, 0, len(waiting))
+    for done, _ in enumerate(as_completed(waiting.values()), 1):
+        tell(stage, done, len(waiting))
+    return {name: future.result() for name, future in waiting.items()}
 
 
 def measure(model: Model, signature: str, compiler: Compiler) -> Measured:

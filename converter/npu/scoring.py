@@ -11,20 +11,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edge_opt.base.atomic import AnyPath
-from edge_opt.base.errors import UsageError
 from edge_opt.comparison.findings import name_of
-from edge_opt.comparison.generate import Described, find_parts, plan_loop
+from edge_opt.comparison.generate import find_parts, plan_loop
 from edge_opt.ir import load
 from edge_opt.npu.emulator import emulating
 from edge_opt.npu.hexagon import Compiler
 from edge_opt.npu.sdk import CompilerFailedError
 from edge_opt.runtime import loop as steps
 from edge_opt.runtime.description import describe
-from edge_opt.runtime.loop import Call, Loop
+from edge_opt.runtime.loop import Call
 from edge_opt.runtime.metrics import log_softmax
 from edge_opt.runtime.protocol import Array, Arrays
 from edge_opt.runtime.runner import Worker
-from edge_opt.runtime.tensors import MAIN, cache_length
+from edge_opt.runtime.tensors import MAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,10 @@ def read(
         parts = find_parts(bundle)
         files = {role: stack.enter_context(part.file()) for role, part in parts.items()}
         described = {role: [*describe(part.model).values()] for role, part in parts.items()}
-        loops = [_planned(title, described, text) for text in texts]
+        loops = [
+            replace(plan_loop(title, described, len(text.scored), 0, (text.before,)), follow=text.scored)
+            for text in texts
+        ]
         if compiler is None:
             return [loop.logits.reals(worker.generate(files, loop)[1][:, 0]) for loop in loops]
         runs = sum(-(-(len(loop.prompt[0]) - 1) // loop.rows) + loop.count for loop in loops)
@@ -88,18 +90,6 @@ def read(
 
         progress(0, runs)
         return [loop.logits.reals(steps.run(loop, invoke)[1][:, 0]) for loop in loops]
-
-
-def _planned(title: str, described: Described, text: Text) -> Loop:
-    """Plan the calls that read a text; UsageError if it does not fit into the cache."""
-    loop = plan_loop(title, described, len(text.scored), 0, (text.before,))
-    room = min(cache_length(call.signature) for call in loop.decode if call.model == MAIN)
-    tokens = len(text.before) + len(text.scored)
-    if tokens > room:
-        raise UsageError(
-            f"{title}: {tokens} tokens do not fit into its cache of {room}: give shorter prompts"
-        )
-    return replace(loop, follow=text.scored)
 
 
 @dataclass(frozen=True, slots=True)

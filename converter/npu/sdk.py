@@ -107,9 +107,8 @@ def build_probe() -> Path:
     source = (resources.files(__package__) / "probe.c").read_bytes()
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         raise CompilerMissingError(f"{_PROBE_NEEDS} an x86-64 Linux machine")
-    named = os.environ.get("XDG_CACHE_HOME")
     try:
-        cache = Path(named) if named else Path.home() / ".cache"
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         folder = cache / "edge-opt" / f"probe-{hashlib.sha256(source).hexdigest()[:16]}"
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:

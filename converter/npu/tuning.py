@@ -3,7 +3,7 @@
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Executor, as_completed
+from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -13,16 +13,16 @@ from typing import Any
 from edge_opt.attention.block import FORMS, Block, logits_bytes
 from edge_opt.attention.find import find_blocks
 from edge_opt.base.atomic import AnyPath
-from edge_opt.base.errors import UsageError, unknown
+from edge_opt.base.errors import UsageError, match_names
 from edge_opt.base.record import Record
 from edge_opt.base.words import Progress
 from edge_opt.conversion import convert
 from edge_opt.ir import Model, load, save
 from edge_opt.ir.opening import Opened
 from edge_opt.ir.text import subgraph_text
-from edge_opt.npu.comparing import compare_on_npu
+from edge_opt.npu.emulator import compare_on_npu
 from edge_opt.npu.hexagon import Compiler, compiling_threads, cut_entry_point
-from edge_opt.npu.profiling import Measured, measure, versions
+from edge_opt.npu.profiling import Measured, gathered, measure, versions
 from edge_opt.npu.sdk import find_sdk
 from edge_opt.targets import Target, TargetLike, load_target, target_names
 
@@ -117,11 +117,9 @@ def tune(
         idle = max(1, round((os.cpu_count() or 1) - os.getloadavg()[0]))
         running = executor or stack.enter_context(compiling_threads(jobs or idle))
         judge = compiler.judge()
-        waiting = [running.submit(try_form, exported, *each, judge) for each in targets.items()]
-        tell("compiling", 0, len(waiting))
-        for done, _ in enumerate(as_completed(waiting), 1):
-            tell("compiling", done, len(waiting))
-        trials = sorted((future.result() for future in waiting), key=lambda trial: trial.measured.rank)
+        waiting = {form: running.submit(try_form, exported, one, judge) for form, one in targets.items()}
+        results = gathered(waiting, "compiling", tell).items()
+        trials = sorted((Trial(*each) for each in results), key=lambda trial: trial.measured.rank)
         unchecked = no_probe and f"outputs not checked: {no_probe}"
         checked = unchecked or _check(trials, exported, targets, compiler, tell)
     trials.sort(key=lambda trial: trial.measured.rank)
@@ -147,11 +145,9 @@ def largest_attention(model: Model, signature: str | None = None) -> tuple[str, 
         UsageError: the entry point does not exist, or has no multi-head attention.
     """
     graphs = dict(model.entry_points())
-    if signature is not None and signature not in graphs:
-        raise unknown("signature", signature, graphs)
     found = [
         (name, match)
-        for name in (graphs if signature is None else [signature])
+        for name in match_names("signature", "*" if signature is None else signature, graphs)
         for match in find_blocks(graphs[name])
         if isinstance(match, Block) and match.heads > 1
     ]
@@ -207,10 +203,10 @@ def rewritten(model: Model, target: Target | None) -> Model:
     return model
 
 
-def try_form(exported: str, form: str, target: Target | None, compiler: Compiler) -> Trial:
+def try_form(exported: str, target: Target | None, compiler: Compiler) -> Measured:
     """Rewrite and compile an exported model with one entry point; may run in another process."""
     model = rewritten(load(exported), target)
-    return Trial(form, measure(model, model.signatures[0].key, compiler))
+    return measure(model, model.signatures[0].key, compiler)
 
 
 def _check(
