@@ -8,16 +8,11 @@ from typing import Any
 from edge_opt.base.words import size
 from edge_opt.building import BuildResult, StageReport
 from edge_opt.building.evaluation import Evaluation
-from edge_opt.building.phone import QUALCOMM
 from edge_opt.cli import output
 from edge_opt.npu import Figures, Profile, TimeEstimate, Tuning
 
 _FIGURES = ("on NPU", "est. ms", "spill", "fill", "read", "written")
 _MINUTE = 60
-_AUXILIARY = (
-    "The auxiliary model runs on the CPU: litert-torch would compile only its masks, which LiteRT-LM computes "
-    "itself since 0.11. For an older version: --set disable_aux_compilation=false"
-)
 
 
 def show_profiles(profiles: Sequence[Profile]) -> None:
@@ -86,8 +81,6 @@ def show_build(result: BuildResult) -> None:
     """Print warnings, each signature's outcome, the quality, the bundle, and the file with the next steps."""
     output.say(*(f"Warning: {warning}" for warning in result.warnings))
     output.say(*_kept(result.optimized), *result.optimized["notes"], *result.caches["notes"])
-    if result.vendor == QUALCOMM and result.settings["compile"].get("disable_aux_compilation"):
-        output.say(_AUXILIARY)
     if result.evaluation is not None:
         output.say(*(evaluation_lines(result.evaluation) if result.evaluation.models else ()))
         output.say(*filter(None, [result.evaluation.note]))

@@ -168,9 +168,9 @@ def test_an_interrupt_ends_all_parallel_stages(tmp_path: Path, monkeypatch: Patc
     run = stages.Stages(tmp_path, {}, None, lambda *_: None, None, [])
 
     def interrupted() -> None:
-        with run.side_by_side() as start:
+        with run.threads() as threads:
             for name in ("evaluate", "compile"):
-                start(name)
+                threads.submit(run.result, name, {})
             running.wait(10)
             raise KeyboardInterrupt
 

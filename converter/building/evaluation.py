@@ -177,9 +177,6 @@ def check_runtimes(*, bundles: bool = True) -> dict[str, str]:
     return stages.versions_of(("litert-lm-api",), _INSTALL_LM) if bundles else {}
 
 
-# The text
-
-
 def read_parts(path: Path, calibrated: Sequence[Any] = ()) -> list[Part]:
     """The texts of a file, cut; UsageError if one is too short, or is among the prompts that are calibrated on."""
     parts, seen = [], {text_of(prompt).strip() for prompt in calibrated}
@@ -194,16 +191,18 @@ def read_parts(path: Path, calibrated: Sequence[Any] = ()) -> list[Part]:
 
 
 def hold_out(prompts: Sequence[Any]) -> tuple[list[Part], list[Any], str]:
-    """Every fifth prompt, cut, the others to calibrate with, each once, and the reason if none is held out."""
+    """Every fifth prompt, cut, the others to calibrate with, each once (all if none is held out), and a note."""
     different = [*{text_of(prompt).strip(): prompt for prompt in prompts}.values()]
     parts = [*filter(None, map(cut, map(text_of, different[::_SHARE])))]
-    why_none = "" if parts else "every fifth prompt is too short to be cut in two; give longer ones"
     if len(different) < _FEWEST:
         given = many(len(different), "different prompt")
-        why_none = f"{given} given, but at least {_FEWEST} are needed to hold some out; give more"
-    if why_none:
-        return [], [*prompts], why_none
-    return parts, [prompt for at, prompt in enumerate(different) if at % _SHARE], ""
+        note = f"{given} given, but at least {_FEWEST} are needed to hold some out; give more"
+    elif not parts:
+        note = "every fifth prompt is too short to be cut in two; give longer ones"
+    else:
+        note = f"Held out for evaluation: {len(parts)} of {len(prompts)} prompts, every fifth"
+        return parts, [prompt for at, prompt in enumerate(different) if at % _SHARE], note
+    return [], [*prompts], f"Not evaluated: {note}, or --held-out FILE.jsonl"
 
 
 def cut(text: str) -> Part | None:
@@ -239,9 +238,6 @@ def emulation(parts: Sequence[Part], tokens: int, compiler: Compiler) -> dict[st
     texts = ["".join(part) for part in parts[:: -(-len(parts) // count)]]
     settings = {"chip": compiler.chip, "flags": [*compiler.flags]}
     return {"texts": texts, "tokens": -(-tokens // len(texts)), **settings}
-
-
-# The stages, each in a process of its own
 
 
 def score(job: Job, progress: Progress) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import numpy as np
 from edge_opt.base.errors import EdgeOptError, UsageError, unknown
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress
-from edge_opt.building.prompts import Plan, Wording, check_lengths, plan, read_prompts, wording_of
+from edge_opt.building.prompts import Wording, check_lengths, plan, read_prompts, wording_of
 from edge_opt.building.rotation import prepare
 from edge_opt.building.sections import keep_sections
 from edge_opt.building.source import SETTING, plan_caches
@@ -67,9 +67,6 @@ def _lib(name: str) -> Any:
 
 def _config(job: Job) -> Any:
     return _lib("config_manager").NpuPipelineConfig.from_dict(job.config)
-
-
-# Settings
 
 
 def configure(job: Job, _: Progress) -> dict[str, Any]:
@@ -133,12 +130,11 @@ def _caches(config: Any, checkpoint: Path, *, whole: bool) -> dict[str, Any]:
     return caches
 
 
-def _planned(job: Job, wording: Wording, config: Any, lengths: Sequence[int]) -> Plan:
+def _planned(
+    job: Job, wording: Wording, config: Any, lengths: Sequence[int]
+) -> tuple[list[tuple[Any, int]], list[str]]:
     prompts, room = read_prompts(Path(job.inputs["prompts"])), config.max_calibration_decode_steps
     return plan(prompts, wording.count, lengths, config.cache_length, room)
-
-
-# Export
 
 
 def export(job: Job, _: Progress) -> dict[str, Any]:
@@ -152,7 +148,6 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
     """
     # The temporary folder ends with the stage: the copy has twice the size of a checkpoint in bfloat16.
     rotated = Path(tempfile.gettempdir(), "rotated")
-    assert job.config is not None
     # In a process of its own: litert-torch's composites for norms need transformers' models not loaded before.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         preparing = pool.submit(prepare, Path(job.inputs["model"]), rotated, rotate=job.config["rotate"])
@@ -195,9 +190,6 @@ def write_window(path: Path, window: int) -> None:
     written.replace(path)
 
 
-# Quantization
-
-
 def calibrate(job: Job, _: Progress) -> dict[str, Any]:
     """Find every tensor's range on the prompts; UsageError if they are too short or an entry point never runs."""
     config, model = _config(job), Path(job.inputs["model"])
@@ -205,13 +197,12 @@ def calibrate(job: Job, _: Progress) -> dict[str, Any]:
     lengths = [int(match[1]) for name in signatures if (match := re.fullmatch(r"prefill_(\d+)", name))]
     check_lengths(lengths, config.cache_length)
     wording = wording_of(model)
-    planned = _planned(job, wording, config, lengths)
+    planned, notes = _planned(job, wording, config, lengths)
     # Moving averages depend on the order of the prompts; least and largest values do not.
     cores = len(os.sched_getaffinity(0)) if config.enable_min_max_calibration_update else 1
-    prompts = [*zip(planned.tokens, map(wording.text, planned.prompts), strict=True)]
     if cores > 1:
-        prompts.sort()
-    texts = [text for _, text in prompts]
+        planned.sort(key=lambda prompt: prompt[1])
+    texts = [wording.text(prompt) for prompt, _ in planned]
     shares = [*filter(None, (texts[start::cores] for start in range(cores)))]
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -226,7 +217,7 @@ def calibrate(job: Job, _: Progress) -> dict[str, Any]:
         merging.save()
     check_all_ran(signatures, Path(job.output))
     widen_sums(model, Path(job.output))
-    return {"notes": planned.notes, "tokens": planned.tokens}
+    return {"notes": notes}
 
 
 def _calibrate(job: Job, folder: str, texts: Sequence[str]) -> None:
@@ -284,9 +275,6 @@ def quantize(job: Job, _: Progress) -> dict[str, Any]:
         left.unlink()
     lost = keep_sections(Path(job.inputs["model"]), job.model)
     return {"notes": [f"Restored sections that litert-torch dropped: {', '.join(lost)}"] if lost else []}
-
-
-# For the NPU
 
 
 def optimize(job: Job, progress: Progress) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,6 @@ from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress
 from edge_opt.building import evaluation, stages
 from edge_opt.building.evaluation import Evaluation, Part
-from edge_opt.building.logits import KEPT_ROWS
 from edge_opt.building.phone import QUALCOMM, NextSteps, chip_of, find_compiler, next_steps
 from edge_opt.building.prompts import read_prompts
 from edge_opt.building.sections import faults
@@ -36,7 +36,6 @@ WORST_RATIO = 1.05
 WORST_KL = 0.5
 """Mean KL divergence from the checkpoint in the NPU's emulator, in nats, above which a build warns."""
 _NO_REFERENCE = "Not evaluated: there is no checkpoint; `edge-opt evaluate` compares a bundle with one"
-_NONE_HELD_OUT = "Not evaluated: {}, or --held-out FILE.jsonl"
 
 
 @dataclass(slots=True)
@@ -128,7 +127,7 @@ def build(
     given, facts, libraries = look_at(Path(source)), _target(vendor, chip, target), find_compiler(vendor, sdk)
     chosen = {**(settings or {}), **_lengths(given, prefill, cache)}
     _check_weights(weights, given, vendor)
-    calibration, parts, note = _texts(given, prompts, held_out, evaluate=evaluate)
+    parts, calibration, note = _texts(given, prompts, held_out, evaluate=evaluate)
     versions, runtimes = stages.tool_versions(), evaluation.check_runtimes() if parts else {}
     result = BuildResult(str(source), given.kind, chip, vendor, str(folder), versions=versions)
     with stages.taken(folder), _finishing(result, began):
@@ -144,7 +143,6 @@ def build(
         optimizing = {**result.settings["compile"], "target": facts.to_dict()}
         optimized = run.run("optimize", optimizing, **models)
         result.optimized, result.converted = optimized.values, str(optimized.bundle.path)
-        _write_next(result)
         if evaluate:
             result.evaluation = Evaluation([], 0, note=note)
         scores: dict[str, Any] = {}
@@ -154,16 +152,15 @@ def build(
             scored = evaluation.in_turn(parts, optimized.bundle.path)
             scores[evaluation.CPU] = {"parts": scored, "runtimes": runtimes}
         compiling = {**result.settings["compile"], "compile_configs": result.optimized["compile_configs"]}
-        with run.side_by_side() as start:
-            compiled = start("compile", compiling, model=optimized.bundle)
+        with run.threads() as threads:
+            compiled = threads.submit(run.result, "compile", compiling, model=optimized.bundle)
             models = {"checkpoint": origin, "converted": optimized.bundle}
-            scoring = {name: start(name, its, **models) for name, its in scores.items()}
+            scoring = {name: threads.submit(run.result, name, its, **models) for name, its in scores.items()}
             # The compiler ends first, and its failure ends the others.
-            bundle = compiled().bundle.path
+            bundle = run.add(compiled.result()).bundle.path
             if scoring:
-                result.evaluation = _evaluated(result, scoring, note)
+                result.evaluation = _evaluated(run, result, scoring, note)
         _deliver(bundle, result, output, overwrite=overwrite)
-        _write_next(result)
     return result
 
 
@@ -182,9 +179,6 @@ def _finishing(result: BuildResult, began: float) -> Iterator[None]:
         raise
     finally:
         result.seconds = round(time.perf_counter() - began, 3)
-
-
-# Before anything runs
 
 
 def _check_output(output: Path, source: Path, work: Path, *, overwrite: bool) -> None:
@@ -211,25 +205,16 @@ def _lengths(given: Given, prefill: Sequence[int] | None, cache: int | None) -> 
 
 
 def _check_weights(weights: str, given: Given, vendor: str) -> None:
-    if weights == "4":
-        raise UsageError(
-            "weights='4' is not offered: with 4 bits for all weights, the perplexity of Gemma 3 270M is 2 to 13 times "
-            "the checkpoint's; use weights='4-logits' or weights='8'"
-        )
     if weights not in WEIGHTS:
         raise unknown("weights", weights, WEIGHTS)
     if weights != WEIGHTS[0] and (given.kind is not Kind.CHECKPOINT or vendor != QUALCOMM):
         raise UsageError(f"weights='{weights}' needs a checkpoint and a Qualcomm NPU: use weights='8'")
-    if weights != WEIGHTS[0] and given.vocabulary is not None and given.vocabulary <= KEPT_ROWS:
-        raise UsageError(
-            f"all {given.vocabulary} tokens would stay at 8 bits, as the first {KEPT_ROWS} do: use weights='8'"
-        )
 
 
 def _texts(
     given: Given, prompts: AnyPath | None, held_out: AnyPath | None, *, evaluate: bool
-) -> tuple[list[Any], list[Part], str]:
-    """The prompts to calibrate with, the text to evaluate on (empty for none), and a note on it."""
+) -> tuple[list[Part], list[Any], str]:
+    """The text to evaluate on (empty for none), the prompts to calibrate with, and a note on the text."""
     if given.kind is Kind.QUANTIZED and prompts is not None:
         raise UsageError(f"{given.path} is quantized already: leave out prompts=...")
     if given.kind is not Kind.QUANTIZED and prompts is None:
@@ -240,16 +225,10 @@ def _texts(
     if held_out is not None and given.kind is not Kind.CHECKPOINT:
         raise UsageError(f"held_out=... needs a checkpoint to compare with, and {given.path} is a bundle")
     if held_out is not None:
-        return every, evaluation.read_parts(Path(held_out), every), f"Evaluated on {held_out}"
+        return evaluation.read_parts(Path(held_out), every), every, f"Evaluated on {held_out}"
     if given.kind is not Kind.CHECKPOINT or not evaluate:
-        return every, [], _NO_REFERENCE
-    parts, rest, why_none = evaluation.hold_out(every)
-    if why_none:
-        return every, [], _NONE_HELD_OUT.format(why_none)
-    return rest, parts, f"Held out for evaluation: {len(parts)} of {len(every)} prompts, every fifth"
-
-
-# What runs
+        return [], every, _NO_REFERENCE
+    return evaluation.hold_out(every)
 
 
 def _written(prompts: list[Any], folder: Path) -> dict[str, Input]:
@@ -287,10 +266,11 @@ def _quantized(
 
 
 def _evaluated(
-    result: BuildResult, scoring: Mapping[str, Callable[[], StageReport]], note: str
+    run: Stages, result: BuildResult, scoring: Mapping[str, Future[StageReport]], note: str
 ) -> Evaluation:
     """Wait for the scores in LiteRT-LM and in the NPU's emulator; a note says why if the emulator fails."""
-    found = replace(from_dict(Evaluation, scoring[evaluation.CPU]().values), note=note)
+    report = run.add(scoring[evaluation.CPU].result())
+    found = replace(from_dict(Evaluation, report.values), note=note)
     if not found.within(WORST_RATIO):
         result.warnings.append(
             f"Perplexity is {found.models[-1].ratio:.2f} times the checkpoint's, more than {WORST_RATIO}: check "
@@ -299,9 +279,10 @@ def _evaluated(
     if evaluation.NPU not in scoring:
         return found
     try:
-        score = from_dict(Evaluation, scoring[evaluation.NPU]().values).models[-1]
+        report = run.add(scoring[evaluation.NPU].result())
     except EdgeOptError as error:
         return replace(found, note=f"{note}. Not evaluated in the NPU's emulator: {error}")
+    score = from_dict(Evaluation, report.values).models[-1]
     assert score.kl is not None
     if not score.kl <= WORST_KL:  # NaN, too
         result.warnings.append(
@@ -311,22 +292,15 @@ def _evaluated(
     return replace(found, models=[*found.models, score])
 
 
-def _write_next(result: BuildResult) -> None:
-    """Write the next steps for the output or, if there is none yet, for the uncompiled bundle."""
-    assert result.converted is not None
-    result.next = next_steps(result.vendor, result.chip, result.converted, result.output)
-    page = Path(result.work, "NEXT.md")
-    page.write_text(result.next.markdown(), encoding="utf-8")
-    result.next_file = str(page)
-
-
 def _deliver(compiled: Path, result: BuildResult, output: Path, *, overwrite: bool) -> None:
-    """Check the compiled bundle and write the output."""
-    wrong = faults(Path(str(result.converted)), compiled)
+    """Check the compiled bundle, write the output, and a page with the next steps."""
+    converted, page = str(result.converted), Path(result.work, "NEXT.md")
+    wrong = faults(Path(converted), compiled)
     if wrong:
         raise BuildCheckError(f"{compiled} is not a valid result: {'; '.join(wrong)}")
     source = Source.open(compiled)
     with replacing(output, overwrite=overwrite) as target:
         Data.region(source, 0, source.size).write(target)
-    source.close()
-    result.output = str(output)
+    result.output, result.next_file = str(output), str(page)
+    result.next = next_steps(result.vendor, result.chip, converted, result.output)
+    page.write_text(result.next.markdown(), encoding="utf-8")

@@ -63,7 +63,7 @@ class BuildCheckError(EdgeOptError):
 class Job:
     """One run of a stage.
 
-    `config` is litert-torch's configuration, if the stage needs one. `inputs` are files and folders by role, `output`
+    `config` is litert-torch's configuration. `inputs` are files and folders by role, `output`
     is an empty folder for the result, `options` are specific to the stage. `libraries` is the folder of the vendor's
     compiler; None if the stage needs none, or finds it itself.
     """
@@ -71,7 +71,7 @@ class Job:
     stage: str
     output: str
     inputs: Mapping[str, str] = field(default_factory=dict)
-    config: Mapping[str, Any] | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     libraries: str | None = None
 
@@ -123,9 +123,6 @@ class StageReport(Record):
     def bundle(self) -> Input:
         """The stage's bundle, as the next stage's input."""
         return Input(self.folder / MODEL, self.digest)
-
-
-# One process
 
 
 def versions_of(packages: Iterable[str], remedy: str) -> dict[str, str]:
@@ -197,9 +194,6 @@ def _answer(status: int, outcome: Path) -> tuple[dict[str, Any], int | None]:
     raise StageFailedError((processes.killed_by(status) or f"exit status {status}") + memory)
 
 
-# The work folder
-
-
 @dataclass
 class Stages:
     """The stages of one build, in a locked work folder, see `taken`.
@@ -217,64 +211,53 @@ class Stages:
     config: dict[str, Any] = field(default_factory=dict)
     ended: Event = field(default_factory=Event)
 
-    def run(self, name: str, options: Mapping[str, Any] | None = None, /, **inputs: Input) -> StageReport:
-        """Return a stage's result: an earlier run's if inputs, options, libraries and versions are the same, or new."""
-        return self._told(self._result(name, options, inputs))
+    def run(self, name: str, options: Mapping[str, Any], **inputs: Input) -> StageReport:
+        """Add a stage's result to `done`, see `result`, and return it."""
+        return self.add(self.result(name, options, **inputs))
+
+    def add(self, report: StageReport) -> StageReport:
+        """Add a result to `done`, and return it."""
+        self.done.append(report)
+        if self.on_stage is not None:
+            self.on_stage(report)
+        return report
 
     @contextmanager
-    def side_by_side(self) -> Iterator[Callable[..., Callable[[], StageReport]]]:
-        """Run stages at once: call the given function like `run`, and the function that it returns for the report.
-
-        An error or an interrupt ends the stages that still run.
-        """
+    def threads(self) -> Iterator[ThreadPoolExecutor]:
+        """Threads for stages that run side by side; an error or an interrupt ends the stages that still run."""
         with ThreadPoolExecutor() as threads:
-
-            def start(
-                name: str, options: Mapping[str, Any] | None = None, /, **inputs: Input
-            ) -> Callable[[], StageReport]:
-                started = threads.submit(self._result, name, options, inputs)
-                return lambda: self._told(started.result())
-
             try:
-                yield start
+                yield threads
             except BaseException:
                 self.ended.set()
                 raise
+
+    def result(self, name: str, options: Mapping[str, Any], **inputs: Input) -> StageReport:
+        """Return a stage's result: an earlier run's if inputs, options, libraries and versions are the same, or new."""
+        libraries = self.libraries if name in _OF_COMPILER else None
+        digests = {role: given.digest for role, given in inputs.items()}
+        compiler = libraries and digest_of(sorted(libraries.glob(_COMPILING)), libraries)
+        values = json.dumps([name, digests, options, compiler, self.versions], sort_keys=True)
+        key, folder = hashlib.sha256(values.encode()).hexdigest(), self.folder / name
+        kept = _kept(folder, key)
+        if kept is not None:
+            return kept
+        partial = str(folder.with_suffix(_PARTIAL).resolve())
+        paths = {role: str(given.path.resolve()) for role, given in inputs.items()}
+        job = Job(name, partial, paths, self.config, options, libraries and str(libraries))
+        try:
+            return self._made(job, key)
+        except (EdgeOptError, OSError) as error:
+            kind, cause = type(error), str(error)
+            if isinstance(error, OSError):
+                kind, cause = OutputError, error.strerror or cause
+            raise kind(f"stage '{name}': {cause}; its log is {folder.with_suffix('.log')}") from error
 
     def _progress(self, stage: str, done: int, total: int) -> None:
         """Show progress; an error, which ends the stage, if it is to end."""
         if self.ended.is_set():
             raise StageFailedError("it was ended")
         self.progress(stage, done, total)
-
-    def _told(self, report: StageReport) -> StageReport:
-        self.done.append(report)
-        if self.on_stage is not None:
-            self.on_stage(report)
-        return report
-
-    def _result(
-        self, name: str, options: Mapping[str, Any] | None, inputs: Mapping[str, Input]
-    ) -> StageReport:
-        libraries = self.libraries if name in _OF_COMPILER else None
-        digests = {role: given.digest for role, given in inputs.items()}
-        compiler = libraries and digest_of(sorted(libraries.glob(_COMPILING)), libraries)
-        values = json.dumps([name, digests, options, compiler, self.versions], sort_keys=True)
-        key, folder = hashlib.sha256(values.encode()).hexdigest(), self.folder / name
-        report = _kept(folder, key)
-        if report is None:
-            partial = str(folder.with_suffix(_PARTIAL).resolve())
-            paths = {role: str(given.path.resolve()) for role, given in inputs.items()}
-            place = None if libraries is None else str(libraries)
-            job = Job(name, partial, paths, self.config or None, options or {}, place)
-            try:
-                report = self._made(job, key)
-            except (EdgeOptError, OSError) as error:
-                cause = error.strerror or error if isinstance(error, OSError) else error
-                kind = OutputError if isinstance(error, OSError) else _KINDS.get(error.exit_code)
-                message = f"stage '{name}': {cause}; its log is {folder.with_suffix('.log')}"
-                raise (kind or StageFailedError)(message) from error
-        return report
 
     def _made(self, job: Job, key: str) -> StageReport:
         """Run a stage in an empty folder, renamed once it is complete."""
@@ -299,7 +282,7 @@ class Stages:
             made_now=True,
         )
         told = asdict(report) | {"folder": "", "made_now": False}
-        (partial / _TOLD).write_text(json.dumps([_digest_of_values(told), told], indent=1), encoding="utf-8")
+        (partial / _TOLD).write_text(json.dumps(told, indent=1), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
         shutil.rmtree(scratch, ignore_errors=True)
@@ -310,16 +293,11 @@ class Stages:
 def _kept(folder: Path, key: str) -> StageReport | None:
     """An earlier result that is unchanged and has this key, or None."""
     with suppress(OSError, ValueError, TypeError, RecursionError):
-        digest, told = json.loads((folder / _TOLD).read_text(encoding="utf-8"))
+        told = json.loads((folder / _TOLD).read_text(encoding="utf-8"))
         report = from_dict(StageReport, told | {"folder": folder})
-        unchanged = (digest, report.digest) == (_digest_of_values(told), digest_of(_files(folder), folder))
-        if report.key == key and unchanged:
+        if (report.key, report.digest) == (key, digest_of(_files(folder), folder)):
             return report
     return None
-
-
-def _digest_of_values(told: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 @contextmanager
