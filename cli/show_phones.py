@@ -1,9 +1,8 @@
 """Prints the progress and result of `build`, and the tables of `evaluate`, `profile` and `tune`."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from edge_opt.base.words import size
 from edge_opt.building import BuildResult, StageReport
@@ -61,7 +60,7 @@ def show_stage(report: StageReport) -> None:
     memory = "" if report.peak_bytes is None else f"  {size(report.peak_bytes)} of memory"
     spent = f"{_time(report.seconds):>8}" if report.made_now else f"{'reused':>8}"
     line = f"{report.name:<10}{spent}  {size(report.bytes):>10}{memory if report.made_now else ''}"
-    for text in (line, *(f"  {told}" for told in (*_kept(report.values), *report.notes))):
+    for text in (line, *(f"  {note}" for note in report.notes)):
         output.complain(text)
 
 
@@ -71,16 +70,10 @@ def _time(seconds: float) -> str:
     return f"{int(seconds // _MINUTE)} m {int(seconds % _MINUTE):02} s"
 
 
-def _kept(optimized: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{one['signature']} kept as {one['kept']}: {one['why']}" for one in optimized.get("signatures", ())
-    ]
-
-
 def show_build(result: BuildResult) -> None:
     """Print warnings, each signature's outcome, the quality, the bundle, and the file with the next steps."""
     output.say(*(f"Warning: {warning}" for warning in result.warnings))
-    output.say(*_kept(result.optimized), *result.optimized["notes"], *result.caches["notes"])
+    output.say(*result.optimized["notes"], *result.caches["notes"])
     if result.evaluation is not None:
         output.say(*(evaluation_lines(result.evaluation) if result.evaluation.models else ()))
         output.say(*filter(None, [result.evaluation.note]))

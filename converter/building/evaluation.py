@@ -1,8 +1,4 @@
-"""Evaluates bundles against the checkpoint that they were made from, on text not used for calibration.
-
-LiteRT-LM returns only the likelihoods of a text's tokens, not the most likely ones; the NPU's emulator returns all
-logits.
-"""
+"""Evaluates bundles against the checkpoint that they were made from, on text not used for calibration."""
 
 import importlib
 import math
@@ -164,10 +160,9 @@ def evaluate(
         options = emulation(parts, tokens, compiler)
         check_emulator(compiler)
     with tempfile.TemporaryDirectory(prefix="edge-opt-") as name:
-        (scratch := Path(name) / "scratch").mkdir()
         inputs = {name: str(path.resolve()) for name, path in paths.items()}
         job = Job(stage, name, inputs, options=options, libraries=libraries)
-        values, _ = stages.carry_out(job, Path(name) / "log", scratch, progress or (lambda *_: None))
+        values, _ = stages.carry_out(job, Path(name) / "log", progress or (lambda *_: None))
     return from_dict(Evaluation, values)
 
 

@@ -83,7 +83,7 @@ def moments_of(checkpoint: Path, prompts: Path, progress: Progress, *, rotated: 
     if rotated:
         turn = torch.tensor(orthogonal(model.config.hidden_size))
         total = turn.T @ total @ turn
-    return total.numpy().astype(np.float32)
+    return np.asarray(total.numpy(), np.float32)
 
 
 def narrow_logits(model: Model, moments: Floats, progress: Progress, kept: int = KEPT_ROWS) -> None:

@@ -88,7 +88,12 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
     caches = None
     if model.is_dir():
         check_lengths(config.prefill_lengths, config.cache_length)
-        caches = _caches(config, model, whole=settings.get(SETTING, 0) is None)
+        described = importlib.import_module("transformers").AutoConfig.from_pretrained(model)
+        shortest = min(getattr(config, "cache_lengths", None) or [config.cache_length])
+        text, chosen = described.get_text_config().to_dict(), getattr(config, SETTING, None)
+        whole = settings.get(SETTING, 0) is None
+        caches = plan_caches(text, config.prefill_lengths, shortest, chosen, whole=whole)
+        setattr(config, SETTING, caches["ring"])
         if "prompts" in job.inputs:
             # Fail before the export: the bundle's tokenizer gives the same counts to within a token or two.
             _planned(job, wording_of(model), config, config.prefill_lengths)
@@ -118,16 +123,6 @@ def _check_settings(given: Mapping[str, Any], names: Sequence[str], defaults: Ma
         kinds = (int, float) if isinstance(default, float) else type(default)
         if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(default, bool)):
             raise UsageError(f"--set {name}: {json.dumps(value)} must have the type of {json.dumps(default)}")
-
-
-def _caches(config: Any, checkpoint: Path, *, whole: bool) -> dict[str, Any]:
-    """Set the length of ring buffers in `config`, and describe the caches."""
-    described = importlib.import_module("transformers").AutoConfig.from_pretrained(checkpoint)
-    shortest = min(getattr(config, "cache_lengths", None) or [config.cache_length])
-    text, chosen = described.get_text_config().to_dict(), getattr(config, SETTING, None)
-    caches = plan_caches(text, config.prefill_lengths, shortest, chosen, whole=whole)
-    setattr(config, SETTING, caches["ring"])
-    return caches
 
 
 def _planned(
@@ -288,7 +283,7 @@ def optimize(job: Job, progress: Progress) -> dict[str, Any]:
         exported=job.inputs.get("exported"),
         progress=progress,
     )
-    return done.to_dict()
+    return {**done.to_dict(), "notes": [*map(str, done.signatures), *done.notes]}
 
 
 def compile_bundle(job: Job, _: Progress) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +35,9 @@ INSTALL = "pip install '.[build]' in a checkout of edge-opt"
 """How to install the stages' tools."""
 SUPPORTED = "0.10"
 """The supported version of litert-torch, whose NPU pipeline is experimental; the extra `build` requires it."""
-_MARK, _TOLD, _PARTIAL, _SCRATCH = "edge-opt-build", "stage.json", ".partial", "scratch"
+_MARK, _TOLD = "edge-opt-build", "stage.json"
+_PARTIAL = ".partial"
+"""Suffix of folders that a killed build may leave, and the next one deletes."""
 # litert-torch imports tensorflow without requiring it.
 _PACKAGES = (
     "litert-torch ai-edge-quantizer ai-edge-litert litert-lm-builder tensorflow torch transformers edge-opt"
@@ -143,8 +146,10 @@ def tool_versions() -> dict[str, str]:
     return versions
 
 
-def carry_out(job: Job, log: Path, scratch: Path, progress: Progress) -> tuple[dict[str, Any], int | None]:
-    """Run one stage in a process that prints to `log`; an interrupt ends it and its child processes.
+def carry_out(job: Job, log: Path, progress: Progress) -> tuple[dict[str, Any], int | None]:
+    """Run one stage in a process that prints to `log`, beside which its temporary files are.
+
+    An interrupt ends the process and its child processes.
 
     Returns:
         The stage's return values, and the peak memory of its largest process in bytes.
@@ -152,24 +157,28 @@ def carry_out(job: Job, log: Path, scratch: Path, progress: Progress) -> tuple[d
     Raises:
         EdgeOptError: the stage failed; the message has only the cause.
     """
-    order, outcome, temporary = (scratch / name for name in ("job.json", "outcome.json", "tmp"))
-    order.write_text(json.dumps(asdict(job)), encoding="utf-8")
-    temporary.mkdir()
-    variables = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": str(temporary)}
-    if job.libraries is not None:
-        variables["LD_LIBRARY_PATH"] = search_path(Path(job.libraries), scratch=scratch)
-    with log.open("wb") as out:
-        child = processes.start_module(
-            "edge_opt.building.stage", order, outcome, environment=variables, stdout=out
-        )
-    try:
-        while child.poll() is None:
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(_LOOK_SECONDS)
-            progress(job.stage, *_steps(log))
-    finally:
-        processes.end(child)
-    return _answer(child.returncode, outcome)
+    with tempfile.TemporaryDirectory(
+        _PARTIAL, dir=log.parent.resolve(), ignore_cleanup_errors=True
+    ) as folder:
+        scratch = Path(folder)
+        order, outcome, temporary = (scratch / name for name in ("job.json", "outcome.json", "tmp"))
+        order.write_text(json.dumps(asdict(job)), encoding="utf-8")
+        temporary.mkdir()
+        variables = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": str(temporary)}
+        if job.libraries is not None:
+            variables["LD_LIBRARY_PATH"] = search_path(Path(job.libraries), scratch=scratch)
+        with log.open("wb") as out:
+            child = processes.start_module(
+                "edge_opt.building.stage", order, outcome, environment=variables, stdout=out
+            )
+        try:
+            while child.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(_LOOK_SECONDS)
+                progress(job.stage, *_steps(log))
+        finally:
+            processes.end(child)
+        return _answer(child.returncode, outcome)
 
 
 def _steps(log: Path) -> tuple[int, int]:
@@ -244,7 +253,7 @@ class Stages:
             return kept
         partial = str(folder.with_suffix(_PARTIAL).resolve())
         paths = {role: str(given.path.resolve()) for role, given in inputs.items()}
-        job = Job(name, partial, paths, self.config, options, libraries and str(libraries))
+        job = Job(name, partial, paths, self.config, options, str(libraries) if libraries else None)
         try:
             return self._made(job, key)
         except (EdgeOptError, OSError) as error:
@@ -262,13 +271,10 @@ class Stages:
     def _made(self, job: Job, key: str) -> StageReport:
         """Run a stage in an empty folder, renamed once it is complete."""
         partial, folder = Path(job.output), self.folder / job.stage
-        scratch = self.folder / _SCRATCH / job.stage
-        for empty in (partial, scratch):
-            shutil.rmtree(empty, ignore_errors=True)
-            empty.mkdir(parents=True)
+        partial.mkdir()
         started = time.perf_counter()
         self._progress(job.stage, 0, 1)
-        values, peak_bytes = carry_out(job, folder.with_suffix(".log"), scratch.resolve(), self._progress)
+        values, peak_bytes = carry_out(job, folder.with_suffix(".log"), self._progress)
         files = _files(partial)
         report = StageReport(
             name=job.stage,
@@ -285,7 +291,6 @@ class Stages:
         (partial / _TOLD).write_text(json.dumps(told, indent=1), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
-        shutil.rmtree(scratch, ignore_errors=True)
         self._progress(job.stage, 1, 1)
         return report
 
@@ -320,10 +325,7 @@ def taken(folder: Path) -> Iterator[None]:
             ) from None
         for left in folder.glob(f"*{_PARTIAL}"):
             shutil.rmtree(left, ignore_errors=True)
-        try:
-            yield
-        finally:
-            shutil.rmtree(folder / _SCRATCH, ignore_errors=True)
+        yield
 
 
 def digest_of(files: Iterable[Path], root: Path) -> str:
