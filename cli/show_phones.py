@@ -57,11 +57,12 @@ def show_tuning(tuning: Tuning, destination: Path | None) -> None:
 
 def show_stage(report: StageReport) -> None:
     """Print a stage's time and memory (or "reused"), and its outcomes and notes, on standard error."""
-    memory = "" if report.peak_bytes is None else f"  {size(report.peak_bytes)} of memory"
-    spent = f"{_time(report.seconds):>8}" if report.made_now else f"{'reused':>8}"
-    line = f"{report.name:<10}{spent}  {size(report.bytes):>10}{memory if report.made_now else ''}"
-    for text in (line, *(f"  {note}" for note in report.notes)):
-        output.complain(text)
+    spent, memory = "reused", ""
+    if report.made_now:
+        spent, memory = _time(report.seconds), f"  {size(report.peak_bytes)} of memory"
+    output.complain(f"{report.name:<10}{spent:>8}  {size(report.bytes):>10}{memory}")
+    for note in report.notes:
+        output.complain(f"  {note}")
 
 
 def _time(seconds: float) -> str:
@@ -76,7 +77,7 @@ def show_build(result: BuildResult) -> None:
     output.say(*result.optimized["notes"], *result.caches["notes"])
     if result.evaluation is not None:
         output.say(*(evaluation_lines(result.evaluation) if result.evaluation.models else ()))
-        output.say(*filter(None, [result.evaluation.note]))
+        output.say(result.evaluation.note)
     written = Path(str(result.output))
     file = f"{written} ({size(written.stat().st_size)})"
     output.say(f"{file} for {result.chip} ({result.vendor}), in {_time(result.seconds)}.")

@@ -104,9 +104,7 @@ class Stages:
         steps, chip = taken.pop("max_calibration_decode_steps", 32), {"soc_model": job.options["chip"]}
         calibrate = {"max_calibration_decode_steps": steps}
         settings = {"export": taken, "calibrate": calibrate, "quantize": {}, "compile": chip}
-        planned = {"window": None, "ring": None, "notes": []}
-        caches = planned if Path(job.inputs["model"]).is_dir() else None
-        return {"config": {**chip, **taken}, "settings": settings, "caches": caches}
+        return {"config": {**chip, **taken}, "settings": settings, "caches": job.options["caches"]}
 
     def export(self, job: Job) -> dict[str, Any]:
         write(job.model, FLOAT)
@@ -144,9 +142,9 @@ class Stages:
         write(job.model, COMPILED)
 
 
-def at_once(job: Job, log: Path, progress: Progress) -> tuple[dict[str, Any], int | None]:
+def at_once(job: Job, log: Path, progress: Progress) -> tuple[dict[str, Any], int]:
     """Carry out a stage as it is, without a process of its own."""
-    return STAGES[job.stage](job, progress), None
+    return STAGES[job.stage](job, progress), 0
 
 
 class Place:

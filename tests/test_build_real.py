@@ -169,7 +169,7 @@ def kinds(path: Path) -> list[tuple[int, str]]:
 
 def configured(**options: Any) -> dict[str, Any]:
     """The settings for a Gemma3 of which five layers of six see 512 positions."""
-    told = {"vendor": "qualcomm", "chip": "SM8750", "settings": {}}
+    told = {"vendor": "qualcomm", "chip": "SM8750", "settings": {}, "caches": {}}
     with TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text('{"model_type": "gemma3_text", "sliding_window": 512}')
         model = "float.litertlm" if "cache" in options else folder

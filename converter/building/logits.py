@@ -161,11 +161,10 @@ def _cut(model: Model, product: Operator, parts: Sequence[Tensor]) -> None:
         new.append(
             Operator(product.code, [product.input(0), part, *product.inputs[2:]], [output], product.options)
         )
+    new.append(model.new_operator("CONCATENATION", joined, [whole], axis=len(whole.shape) - 1))
     operators = list(graph)
     at = operators.index(product)
-    graph.remove(product)
-    join = model.new_operator("CONCATENATION", joined, [whole], axis=len(whole.shape) - 1)
-    graph.arrange([*operators[:at], *new, join, *operators[at + 1 :]])
+    graph.arrange([*operators[:at], *new, *operators[at + 1 :]])
 
 
 def gptq(codes: Codes, scale: Floats, moments: Floats, progress: Progress) -> tuple[Codes, Floats]:

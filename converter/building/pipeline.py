@@ -85,7 +85,7 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
     _check_settings(settings, sorted({*defaults, *vendor}.union(*used.values())), defaults)
     fixed = {"backend": job.options["vendor"], "soc_model": job.options["chip"], "model_id": str(model)}
     config = make.from_dict({**_DEFAULTS, **vendor, **settings, **fixed})
-    caches = None
+    caches = job.options["caches"]
     if model.is_dir():
         check_lengths(config.prefill_lengths, config.cache_length)
         described = importlib.import_module("transformers").AutoConfig.from_pretrained(model)

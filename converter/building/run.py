@@ -134,11 +134,11 @@ def build(
         run = Stages(folder, versions, libraries, progress or (lambda *_: None), on_stage, result.stages)
         origin = Input(given.path, stages.digest_of(given.files, given.files[0].parent))
         text = _written(calibration, folder)
-        options = {"vendor": vendor, "chip": chip, "settings": chosen, "cache": given.cache}
+        caches = {"window": given.caches.window, "ring": None, "notes": given.caches.lines()}
+        options = {"vendor": vendor, "chip": chip, "settings": chosen, "cache": given.cache, "caches": caches}
         configured = run.run("configure", options, model=origin, **text).values
         run.config, result.settings = configured["config"], configured["settings"]
-        own = {"window": given.caches.window, "ring": None, "notes": given.caches.lines()}
-        result.caches = configured["caches"] or own
+        result.caches = configured["caches"]
         models = _quantized(run, result, origin, text, weights)
         optimizing = {**result.settings["compile"], "target": facts.to_dict()}
         optimized = run.run("optimize", optimizing, **models)
@@ -197,7 +197,6 @@ def _target(vendor: str, chip: str, target: str | None) -> Target:
 
 
 def _lengths(given: Given, prefill: Sequence[int] | None, cache: int | None) -> dict[str, Any]:
-    """The lengths as litert-torch's settings."""
     if (prefill or cache) and given.kind is not Kind.CHECKPOINT:
         raise UsageError(f"{given.path} has fixed lengths: leave out prefill=... and cache=...")
     lengths = {"prefill_lengths": prefill and [*prefill], "cache_length": cache}

@@ -105,7 +105,7 @@ class StageReport(Record):
     digest: str
     bytes: int
     seconds: float
-    peak_bytes: int | None
+    peak_bytes: int
     values: dict[str, Any]
     made_now: bool
 
@@ -146,7 +146,7 @@ def tool_versions() -> dict[str, str]:
     return versions
 
 
-def carry_out(job: Job, log: Path, progress: Progress) -> tuple[dict[str, Any], int | None]:
+def carry_out(job: Job, log: Path, progress: Progress) -> tuple[dict[str, Any], int]:
     """Run one stage in a process that prints to `log`, beside which its temporary files are.
 
     An interrupt ends the process and its child processes.
@@ -189,7 +189,7 @@ def _steps(log: Path) -> tuple[int, int]:
     return int(done), int(total)
 
 
-def _answer(status: int, outcome: Path) -> tuple[dict[str, Any], int | None]:
+def _answer(status: int, outcome: Path) -> tuple[dict[str, Any], int]:
     answer: dict[str, Any] = {}
     with suppress(OSError, ValueError):
         answer = json.loads(outcome.read_text(encoding="utf-8"))
@@ -207,8 +207,7 @@ def _answer(status: int, outcome: Path) -> tuple[dict[str, Any], int | None]:
 class Stages:
     """The stages of one build, in a locked work folder, see `taken`.
 
-    `config` is the pipeline's, once it is resolved; `done` are the finished stages. `ended` is set if stages that still
-    run are to end.
+    `config` is the pipeline's, once it is resolved. `ended` is set if stages that still run are to end.
     """
 
     folder: Path
