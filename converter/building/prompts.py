@@ -139,9 +139,8 @@ def _joined(prompts: Sequence[Any], count: Callable[[Any], int], most: int) -> s
     # Counting a whole text may take long: most have some four characters a token.
     while longest < len(whole) and count(whole[:longest]) <= most:
         longest *= 2
-    whole = whole[:longest]
-    end = bisect_right(range(1, len(whole) + 1), most, key=lambda end: count(whole[:end]))
-    return whole[:end]
+    ends = range(1, min(longest, len(whole)) + 1)
+    return whole[: bisect_right(ends, most, key=lambda end: count(whole[:end]))]
 
 
 @dataclass(frozen=True, slots=True)

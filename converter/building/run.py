@@ -14,7 +14,7 @@ from edge_opt.base.errors import EdgeOptError, UsageError, unknown
 from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress
 from edge_opt.building import evaluation, stages
-from edge_opt.building.evaluation import Evaluation, Part
+from edge_opt.building.evaluation import Evaluation
 from edge_opt.building.phone import QUALCOMM, NextSteps, chip_of, find_compiler, next_steps
 from edge_opt.building.prompts import read_prompts
 from edge_opt.building.sections import faults
@@ -127,8 +127,8 @@ def build(
     given, facts, libraries = look_at(Path(source)), _target(vendor, chip, target), find_compiler(vendor, sdk)
     chosen = {**(settings or {}), **_lengths(given, prefill, cache)}
     _check_weights(weights, given, vendor)
-    parts, calibration, note = _texts(given, prompts, held_out, evaluate=evaluate)
-    versions, runtimes = stages.tool_versions(), evaluation.check_runtimes() if parts else {}
+    texts, calibration, note = _texts(given, prompts, held_out, evaluate=evaluate)
+    versions, runtimes = stages.tool_versions(), evaluation.check_runtimes() if texts else {}
     result = BuildResult(str(source), given.kind, chip, vendor, str(folder), versions=versions)
     with stages.taken(folder), _finishing(result, began):
         run = Stages(folder, versions, libraries, progress or (lambda *_: None), on_stage, result.stages)
@@ -146,10 +146,10 @@ def build(
         if evaluate:
             result.evaluation = Evaluation([], 0, note=note)
         scores: dict[str, Any] = {}
-        if parts and npu_tokens and libraries is not None:
-            scores[evaluation.NPU] = evaluation.emulation(parts, npu_tokens, Compiler(chip))
-        if parts:
-            scored = evaluation.in_turn(parts, optimized.bundle.path)
+        if texts and npu_tokens and libraries is not None:
+            scores[evaluation.NPU] = evaluation.emulation(texts, npu_tokens, Compiler(chip))
+        if texts:
+            scored = evaluation.in_turn(texts, optimized.bundle.path)
             scores[evaluation.CPU] = {"parts": scored, "runtimes": runtimes}
         compiling = {**result.settings["compile"], "compile_configs": result.optimized["compile_configs"]}
         with run.threads() as threads:
@@ -212,8 +212,8 @@ def _check_weights(weights: str, given: Given, vendor: str) -> None:
 
 def _texts(
     given: Given, prompts: AnyPath | None, held_out: AnyPath | None, *, evaluate: bool
-) -> tuple[list[Part], list[Any], str]:
-    """The text to evaluate on (empty for none), the prompts to calibrate with, and a note on the text."""
+) -> tuple[list[str], list[Any], str]:
+    """The texts to evaluate on, if any, the prompts to calibrate with, and a note on the texts."""
     if given.kind is Kind.QUANTIZED and prompts is not None:
         raise UsageError(f"{given.path} is quantized already: leave out prompts=...")
     if given.kind is not Kind.QUANTIZED and prompts is None:
@@ -224,7 +224,7 @@ def _texts(
     if held_out is not None and given.kind is not Kind.CHECKPOINT:
         raise UsageError(f"held_out=... needs a checkpoint to compare with, and {given.path} is a bundle")
     if held_out is not None:
-        return evaluation.read_parts(Path(held_out), every), every, f"Evaluated on {held_out}"
+        return evaluation.read_texts(Path(held_out), every), every, f"Evaluated on {held_out}"
     if given.kind is not Kind.CHECKPOINT or not evaluate:
         return [], every, _NO_REFERENCE
     return evaluation.hold_out(every)

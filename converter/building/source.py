@@ -68,7 +68,6 @@ def look_at(path: Path) -> Given:
 
 
 def _checkpoint(path: Path) -> Given:
-    """A Hugging Face folder with the files that results depend on."""
     if not (path / _CONFIG).is_file():
         raise UsageError(f"{path} is not a Hugging Face checkpoint: it has no {_CONFIG}")
     try:
