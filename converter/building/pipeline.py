@@ -21,7 +21,7 @@ import numpy as np
 from edge_opt.base.errors import EdgeOptError, UsageError, unknown
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress
-from edge_opt.building.prompts import Wording, check_lengths, plan, read_prompts, wording_of
+from edge_opt.building.prompts import check_lengths, plan, read_prompts, wording_of
 from edge_opt.building.rotation import prepare
 from edge_opt.building.sections import keep_sections
 from edge_opt.building.source import SETTING, plan_caches
@@ -96,7 +96,8 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
         setattr(config, SETTING, caches["ring"])
         if "prompts" in job.inputs:
             # Fail before the export: the bundle's tokenizer gives the same counts to within a token or two.
-            _planned(job, wording_of(model), config, config.prefill_lengths)
+            prompts, room = read_prompts(Path(job.inputs["prompts"])), config.max_calibration_decode_steps
+            plan(prompts, wording_of(model).count, config.prefill_lengths, config.cache_length, room)
     else:
         config.cache_length = job.options["cache"]
         if SETTING in settings:
@@ -123,13 +124,6 @@ def _check_settings(given: Mapping[str, Any], names: Sequence[str], defaults: Ma
         kinds = (int, float) if isinstance(default, float) else type(default)
         if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(default, bool)):
             raise UsageError(f"--set {name}: {json.dumps(value)} must have the type of {json.dumps(default)}")
-
-
-def _planned(
-    job: Job, wording: Wording, config: Any, lengths: Sequence[int]
-) -> tuple[list[tuple[Any, int]], list[str]]:
-    prompts, room = read_prompts(Path(job.inputs["prompts"])), config.max_calibration_decode_steps
-    return plan(prompts, wording.count, lengths, config.cache_length, room)
 
 
 def export(job: Job, _: Progress) -> dict[str, Any]:
@@ -191,8 +185,9 @@ def calibrate(job: Job, _: Progress) -> dict[str, Any]:
     signatures = [signature.key for signature in Opened(model).main().model.signatures]
     lengths = [int(match[1]) for name in signatures if (match := re.fullmatch(r"prefill_(\d+)", name))]
     check_lengths(lengths, config.cache_length)
-    wording = wording_of(model)
-    planned, notes = _planned(job, wording, config, lengths)
+    wording, prompts = wording_of(model), read_prompts(Path(job.inputs["prompts"]))
+    room = config.max_calibration_decode_steps
+    planned, notes = plan(prompts, wording.count, lengths, config.cache_length, room)
     # Moving averages depend on the order of the prompts; least and largest values do not.
     cores = len(os.sched_getaffinity(0)) if config.enable_min_max_calibration_update else 1
     if cores > 1:
