@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from edge_opt.base.errors import EdgeOptError, UsageError
 
-_LAYER = r"model\.layers\.\d+\."
+_LAYER = r"(model\.layers\.\d+\.)"
 _NORMS = {
     "input_layernorm": re.compile(_LAYER + r"self_attn\.(?:q|k|v|qkv)_proj\.weight"),
     "post_attention_layernorm": re.compile(_LAYER + r"mlp\.(?:gate|up|gate_up)_proj\.weight"),
@@ -135,10 +135,8 @@ def _rotate_weights(state: dict[str, Any], turn: Any) -> None:
         elif name == _HEAD:
             weight.copy_((wide * state[NORM].double()) @ turn)
         for norm, readers in _NORMS.items():
-            if readers.fullmatch(name):
-                layer = re.match(_LAYER, name)
-                assert layer is not None
-                weight.copy_((wide * state[f"{layer[0]}{norm}.weight"].double()) @ turn)
+            if match := readers.fullmatch(name):
+                weight.copy_((wide * state[f"{match[1]}{norm}.weight"].double()) @ turn)
     for name, weight in state.items():
         if name == NORM or name.endswith(tuple(f"{norm}.weight" for norm in _NORMS)):
             weight.fill_(1)
