@@ -188,41 +188,17 @@ def calibrate(job: Job, _: Progress) -> dict[str, Any]:
     wording, prompts = wording_of(model), read_prompts(Path(job.inputs["prompts"]))
     room = config.max_calibration_decode_steps
     planned, notes = plan(prompts, wording.count, lengths, config.cache_length, room)
-    # Moving averages depend on the order of the prompts; least and largest values do not.
-    cores = len(os.sched_getaffinity(0)) if config.enable_min_max_calibration_update else 1
-    if cores > 1:
-        planned.sort(key=lambda prompt: prompt[1])
-    texts = [wording.text(prompt) for prompt, _ in planned]
-    shares = [*filter(None, (texts[start::cores] for start in range(cores)))]
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        ProcessPoolExecutor(len(shares), multiprocessing.get_context("spawn")) as pool,
-    ):
-        folders = [str(Path(folder, str(number))) for number in range(len(shares))]
-        [*pool.map(partial(_calibrate, job), folders, shares)]
-        merger = importlib.import_module(f"{_EXPORT}.experimental.calib.quant_utils").CalibrationResultsMerger
-        merging = merger(folder, job.output)
-        merging.load_all()
-        merging.merge()
-        merging.save()
+    interpreters: Any = importlib.import_module("ai_edge_quantizer.utils.tfl_interpreter_utils")
+    # The quantizer asks for 16 threads; those without a core of their own lose time waiting for each other.
+    create = partial(interpreters.create_tfl_interpreter, num_threads=len(os.sched_getaffinity(0)))
+    interpreters.create_tfl_interpreter = create
+    with tempfile.TemporaryDirectory() as folder:
+        lines = "".join(f"{json.dumps(wording.text(prompt))}\n" for prompt, _ in planned)
+        Path(folder, "ALL.jsonl").write_text(lines, encoding="utf-8")
+        _lib("stages").npu_calibrate(config, str(model), folder, job.output, enable_formatting=False)
     check_all_ran(signatures, Path(job.output))
     widen_sums(model, Path(job.output))
     return {"notes": notes}
-
-
-def _calibrate(job: Job, folder: str, texts: Sequence[str]) -> None:
-    """Find the ranges on some of the prompts, with one thread, and write them to the new folder `folder`."""
-    interpreters: Any = importlib.import_module("ai_edge_quantizer.utils.tfl_interpreter_utils")
-    create = interpreters.create_tfl_interpreter
-    # The quantizer asks for 16 threads, which lose time waiting for each other.
-    interpreters.create_tfl_interpreter = lambda *given, **named: create(
-        *given, **{**named, "num_threads": 1}
-    )
-    with tempfile.TemporaryDirectory() as prompts:
-        lines = "".join(f"{json.dumps(text)}\n" for text in texts)
-        Path(prompts, "ALL.jsonl").write_text(lines, encoding="utf-8")
-        run = _lib("stages").npu_calibrate
-        run(_config(job), job.inputs["model"], prompts, folder, enable_formatting=False)
 
 
 def check_all_ran(signatures: Sequence[str], ranges: Path) -> None:
