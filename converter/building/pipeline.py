@@ -193,7 +193,7 @@ def calibrate(job: Job, _: Progress) -> dict[str, Any]:
     create = partial(interpreters.create_tfl_interpreter, num_threads=len(os.sched_getaffinity(0)))
     interpreters.create_tfl_interpreter = create
     with tempfile.TemporaryDirectory() as folder:
-        lines = "".join(f"{json.dumps(wording.text(prompt))}\n" for prompt, _ in planned)
+        lines = "".join(f"{json.dumps(wording.text(prompt))}\n" for prompt in planned)
         Path(folder, "ALL.jsonl").write_text(lines, encoding="utf-8")
         _lib("stages").npu_calibrate(config, str(model), folder, job.output, enable_formatting=False)
     check_all_ran(signatures, Path(job.output))

@@ -80,10 +80,10 @@ def check_lengths(lengths: Sequence[int], cache: int) -> None:
 
 def plan(
     prompts: Sequence[Any], count: Callable[[Any], int], lengths: Sequence[int], cache: int, room: int = 0
-) -> tuple[list[tuple[Any, int]], list[str]]:
+) -> tuple[list[Any], list[str]]:
     """Keep the prompts that fit into the cache, and add longer ones joined from the given prompts if needed.
 
-    Returns the prompts with their token counts, and notes on how they differ from the given ones.
+    Returns the prompts, and notes on how they differ from the given ones.
 
     `count` gives a prompt's tokens, including the chat template's. The prompts must nearly fill the cache, with `room`
     for generated tokens, and must run a prefill of each length in `lengths` on a filled cache; UsageError if there is
@@ -113,7 +113,7 @@ def plan(
             f"Joined from your prompts, of which the longest has {longest} tokens: {many(len(joined), 'prompt')} of "
             f"{' and '.join(joined)} tokens, so that a prefill runs on a filled cache"
         )
-    return kept, notes
+    return [prompt for prompt, _ in kept], notes
 
 
 def _needs(lengths: Sequence[int], cache: int, room: int) -> Iterator[tuple[int, int]]:
