@@ -25,7 +25,7 @@ _SIDE_BY_SIDE = {"evaluate", "emulate", "compile"}
 
 def stage_line(stage: StageReport) -> str:
     """Seconds, memory of the largest process and size of a stage's result."""
-    peak = 0.0 if stage.peak_bytes is None else stage.peak_bytes / _GIBI
+    peak = stage.peak_bytes / _GIBI
     return f"  {stage.name:10} {stage.seconds:8.1f} s {peak:7.2f} GiB {stage.bytes / _MEBI:8.1f} MiB"
 
 

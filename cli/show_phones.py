@@ -1,23 +1,17 @@
 """Prints the progress and result of `build`, and the tables of `evaluate`, `profile` and `tune`."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from edge_opt.base.words import size
 from edge_opt.building import BuildResult, StageReport
 from edge_opt.building.evaluation import Evaluation
-from edge_opt.building.phone import QUALCOMM
 from edge_opt.cli import output
 from edge_opt.npu import Figures, Profile, TimeEstimate, Tuning
 
 _FIGURES = ("on NPU", "est. ms", "spill", "fill", "read", "written")
 _MINUTE = 60
-_AUXILIARY = (
-    "The auxiliary model runs on the CPU: litert-torch would compile only its masks, which LiteRT-LM computes "
-    "itself since 0.11. For an older version: --set disable_aux_compilation=false"
-)
 
 
 def show_profiles(profiles: Sequence[Profile]) -> None:
@@ -63,11 +57,12 @@ def show_tuning(tuning: Tuning, destination: Path | None) -> None:
 
 def show_stage(report: StageReport) -> None:
     """Print a stage's time and memory (or "reused"), and its outcomes and notes, on standard error."""
-    memory = "" if report.peak_bytes is None else f"  {size(report.peak_bytes)} of memory"
-    spent = f"{_time(report.seconds):>8}" if report.made_now else f"{'reused':>8}"
-    line = f"{report.name:<10}{spent}  {size(report.bytes):>10}{memory if report.made_now else ''}"
-    for text in (line, *(f"  {told}" for told in (*_kept(report.values), *report.notes))):
-        output.complain(text)
+    spent, memory = "reused", ""
+    if report.made_now:
+        spent, memory = _time(report.seconds), f"  {size(report.peak_bytes)} of memory"
+    output.complain(f"{report.name:<10}{spent:>8}  {size(report.bytes):>10}{memory}")
+    for note in report.notes:
+        output.complain(f"  {note}")
 
 
 def _time(seconds: float) -> str:
@@ -76,21 +71,13 @@ def _time(seconds: float) -> str:
     return f"{int(seconds // _MINUTE)} m {int(seconds % _MINUTE):02} s"
 
 
-def _kept(optimized: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{one['signature']} kept as {one['kept']}: {one['why']}" for one in optimized.get("signatures", ())
-    ]
-
-
 def show_build(result: BuildResult) -> None:
     """Print warnings, each signature's outcome, the quality, the bundle, and the file with the next steps."""
     output.say(*(f"Warning: {warning}" for warning in result.warnings))
-    output.say(*_kept(result.optimized), *result.optimized["notes"], *result.caches["notes"])
-    if result.vendor == QUALCOMM and result.settings["compile"].get("disable_aux_compilation"):
-        output.say(_AUXILIARY)
+    output.say(*result.optimized["notes"], *result.caches["notes"])
     if result.evaluation is not None:
         output.say(*(evaluation_lines(result.evaluation) if result.evaluation.models else ()))
-        output.say(*filter(None, [result.evaluation.note]))
+        output.say(result.evaluation.note)
     written = Path(str(result.output))
     file = f"{written} ({size(written.stat().st_size)})"
     output.say(f"{file} for {result.chip} ({result.vendor}), in {_time(result.seconds)}.")

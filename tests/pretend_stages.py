@@ -21,6 +21,7 @@ from edge_opt.building.stages import Job
 from edge_opt.ir import to_bytes
 from edge_opt.npu.scoring import Closeness
 
+KEPT = "prefill_4 kept as converted: 2.0 ms as exported, 1.0 ms as converted"
 NOTE = "times are for SA8797"
 QUANTIZED = """
 signature prefill_4 = #0 (embeddings=%e, kv_cache_k_0=%k) -> (logits=%y, kv_slice_k_0=%s)
@@ -86,8 +87,7 @@ class Stages:
         self.checked = True
         return {"litert-lm-api": "1"}
 
-    def carry_out(self, job: Job, log: Path, scratch: Path, progress: Progress) -> tuple[dict[str, Any], int]:
-        assert scratch.is_dir()
+    def carry_out(self, job: Job, log: Path, progress: Progress) -> tuple[dict[str, Any], int]:
         assert not any(Path(job.output).iterdir())
         log.write_text(f"noise of {job.stage}\n")
         self.ran.append(job.stage)
@@ -104,9 +104,7 @@ class Stages:
         steps, chip = taken.pop("max_calibration_decode_steps", 32), {"soc_model": job.options["chip"]}
         calibrate = {"max_calibration_decode_steps": steps}
         settings = {"export": taken, "calibrate": calibrate, "quantize": {}, "compile": chip}
-        planned = {"window": None, "ring": None, "notes": []}
-        caches = planned if Path(job.inputs["model"]).is_dir() else None
-        return {"config": {**chip, **taken}, "settings": settings, "caches": caches}
+        return {"config": {**chip, **taken}, "settings": settings, "caches": job.options["caches"]}
 
     def export(self, job: Job) -> dict[str, Any]:
         write(job.model, FLOAT)
@@ -125,10 +123,7 @@ class Stages:
 
     def optimize(self, job: Job) -> dict[str, Any]:
         shutil.copyfile(job.inputs["model"], job.model)
-        why = "2.0 ms as exported, 1.0 ms as converted"
-        kept = {"signature": "prefill_4", "kept": "converted", "why": why}
-        configs = {"prefill_decode": {"compile": True}}
-        return {"signatures": [kept], "notes": [NOTE], "compile_configs": configs}
+        return {"notes": [KEPT, NOTE], "compile_configs": {"prefill_decode": {"compile": True}}}
 
     def evaluate(self, job: Job) -> dict[str, Any]:
         """The checkpoint finds every token as likely as one of 2, the bundle as one of 4."""
@@ -147,9 +142,9 @@ class Stages:
         write(job.model, COMPILED)
 
 
-def at_once(job: Job, log: Path, scratch: Path, progress: Progress) -> tuple[dict[str, Any], int | None]:
+def at_once(job: Job, log: Path, progress: Progress) -> tuple[dict[str, Any], int]:
     """Carry out a stage as it is, without a process of its own."""
-    return STAGES[job.stage](job, progress), None
+    return STAGES[job.stage](job, progress), 0
 
 
 class Place:

@@ -85,12 +85,10 @@ def child(place: Place, monkeypatch: Patch, code: str) -> tuple[Any, Any, list[t
     """Carry out a stage of that code: its values, its memory, and the steps that it tells."""
     put_in_place(place, monkeypatch, code)
     monkeypatch.setattr(stages, "_LOOK_SECONDS", 0.05)
-    scratch, made = place.folder / "scratch", place.folder / "made"
-    for folder in (scratch, made):
-        folder.mkdir()
     steps: list[tuple[int, ...]] = []
-    job = Job("export", str(made), libraries=str(place.sdk))
-    done = stages.carry_out(job, place.folder / "log", scratch, lambda _, *step: steps.append(step))
+    job = Job("export", str(place.folder), libraries=str(place.sdk))
+    done = stages.carry_out(job, place.folder / "log", lambda _, *step: steps.append(step))
+    assert not list(place.folder.glob("*.partial"))
     return *done, steps
 
 
@@ -107,7 +105,8 @@ def test_a_stages_process_tells_steps_memory_and_output(place: Place, monkeypatc
     assert {*steps} <= {(0, 1), (3, 7)}
     assert (3, 7) in steps
     assert peak_bytes > 200 << 20
-    assert values == {"tmp": str(place.folder / "scratch" / "tmp")}
+    folder = Path(values["tmp"]).parent
+    assert (folder.parent, folder.suffix) == (place.folder, ".partial")
     assert str(place.sdk) in (place.folder / "log").read_text()
 
 
@@ -140,7 +139,7 @@ def test_an_interrupt_ends_a_stages_processes(place: Place, monkeypatch: Patch, 
     put_in_place(place, monkeypatch, STARTS_A_PROCESS.format(told=str(told)))
     code = (
         "import sys, pathlib; from edge_opt.building.stages import Job, carry_out; here = pathlib.Path(sys.argv[1]); "
-        "carry_out(Job('export', sys.argv[1]), here / 'log', here, lambda *_: None)"
+        "carry_out(Job('export', sys.argv[1]), here / 'log', lambda *_: None)"
     )
     script = [sys.executable, "-c", code, str(place.folder)]
     with subprocess.Popen(script, stderr=subprocess.DEVNULL) as command:
@@ -154,7 +153,7 @@ def test_an_interrupt_ends_a_stages_processes(place: Place, monkeypatch: Patch, 
 def test_an_interrupt_ends_all_parallel_stages(tmp_path: Path, monkeypatch: Patch) -> None:
     running, ended = Barrier(3), []
 
-    def carry_out(job: Job, _log: Path, _scratch: Path, progress: Progress) -> None:
+    def carry_out(job: Job, _log: Path, progress: Progress) -> None:
         running.wait(10)
         try:
             for _ in range(1000):
@@ -168,9 +167,9 @@ def test_an_interrupt_ends_all_parallel_stages(tmp_path: Path, monkeypatch: Patc
     run = stages.Stages(tmp_path, {}, None, lambda *_: None, None, [])
 
     def interrupted() -> None:
-        with run.side_by_side() as start:
+        with run.threads() as threads:
             for name in ("evaluate", "compile"):
-                start(name)
+                threads.submit(run.result, name, {})
             running.wait(10)
             raise KeyboardInterrupt
 

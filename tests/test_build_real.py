@@ -107,7 +107,7 @@ def test_a_checkpoint_becomes_a_bundle_although_killed_on_the_way(folder: Path, 
 
     one_core = tmp_path / "ranges"
     one_core.mkdir()
-    configured = json.loads((work / "configure" / "stage.json").read_text())[1]["values"]
+    configured = json.loads((work / "configure" / "stage.json").read_text())["values"]
     inputs = {"model": str(exported), "prompts": str(work / "prompts.jsonl")}
     with patch.object(os, "sched_getaffinity", lambda _: {0}):
         pipeline.calibrate(Job("calibrate", str(one_core), inputs, configured["config"]), lambda *_: None)
@@ -132,7 +132,7 @@ def test_norms_of_a_rotated_checkpoint_are_still_composites(folder: Path, tmp_pa
         build(checkpoint, tmp_path / "out.litertlm", prompts=folder / "gemma.jsonl", on_stage=stop, **OPTIONS)
     exported = tmp_path / "out.work" / "export"
     assert sorted(file.name for file in exported.iterdir()) == ["model.litertlm", "stage.json"]
-    assert json.loads((exported / "stage.json").read_text())[1]["values"]["rotated"]
+    assert json.loads((exported / "stage.json").read_text())["values"]["rotated"]
     for signature in Opened(exported / "model.litertlm").main().model.signatures:
         operators = [operator.name for operator in signature.subgraph]
         assert "STABLEHLO_COMPOSITE" in operators
@@ -169,7 +169,7 @@ def kinds(path: Path) -> list[tuple[int, str]]:
 
 def configured(**options: Any) -> dict[str, Any]:
     """The settings for a Gemma3 of which five layers of six see 512 positions."""
-    told = {"vendor": "qualcomm", "chip": "SM8750", "settings": {}}
+    told = {"vendor": "qualcomm", "chip": "SM8750", "settings": {}, "caches": {}}
     with TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text('{"model_type": "gemma3_text", "sliding_window": 512}')
         model = "float.litertlm" if "cache" in options else folder

@@ -1,8 +1,4 @@
-"""Evaluates bundles against the checkpoint that they were made from, on text not used for calibration.
-
-LiteRT-LM returns only the likelihoods of a text's tokens, not the most likely ones; the NPU's emulator returns all
-logits.
-"""
+"""Evaluates bundles against the checkpoint that they were made from, on text not used for calibration."""
 
 import importlib
 import math
@@ -146,7 +142,7 @@ def evaluate(
     """
     given = [bundles] if isinstance(bundles, str | os.PathLike) else [*bundles]
     paths = {os.fspath(path): Path(path) for path in (reference, *given)}
-    parts = read_parts(Path(prompts))
+    texts = read_texts(Path(prompts))
     if not given:
         raise UsageError("no bundle to evaluate: give one after the checkpoint")
     for place, path in enumerate(map(Path, (reference, *given))):
@@ -158,16 +154,15 @@ def evaluate(
     check_runtimes(bundles=on == "cpu")
     stage, libraries = CPU, None
     if on == "cpu":
-        options = {"parts": in_turn(parts, *[*paths.values()][1:])}
+        options = {"parts": in_turn(texts, *map(Path, given))}
     else:
         stage, libraries = NPU, str(find_libraries(compiler.sdk))
-        options = emulation(parts, tokens, compiler)
+        options = emulation(texts, tokens, compiler)
         check_emulator(compiler)
     with tempfile.TemporaryDirectory(prefix="edge-opt-") as name:
-        (scratch := Path(name) / "scratch").mkdir()
         inputs = {name: str(path.resolve()) for name, path in paths.items()}
         job = Job(stage, name, inputs, options=options, libraries=libraries)
-        values, _ = stages.carry_out(job, Path(name) / "log", scratch, progress or (lambda *_: None))
+        values, _ = stages.carry_out(job, Path(name) / "log", progress or (lambda *_: None))
     return from_dict(Evaluation, values)
 
 
@@ -177,33 +172,32 @@ def check_runtimes(*, bundles: bool = True) -> dict[str, str]:
     return stages.versions_of(("litert-lm-api",), _INSTALL_LM) if bundles else {}
 
 
-# The text
-
-
-def read_parts(path: Path, calibrated: Sequence[Any] = ()) -> list[Part]:
-    """The texts of a file, cut; UsageError if one is too short, or is among the prompts that are calibrated on."""
-    parts, seen = [], {text_of(prompt).strip() for prompt in calibrated}
-    for number, text in enumerate(map(text_of, read_prompts(path)), 1):
-        where, part = f"held-out prompts {path}, prompt {number}", cut(text)
-        if text.strip() in seen:
+def read_texts(path: Path, calibrated: Sequence[Any] = ()) -> list[str]:
+    """The texts of a file; UsageError if one is too short, or is among the prompts that are calibrated on."""
+    texts = [text_of(prompt).strip() for prompt in read_prompts(path)]
+    seen = {text_of(prompt).strip() for prompt in calibrated}
+    for number, text in enumerate(texts, 1):
+        where = f"held-out prompts {path}, prompt {number}"
+        if text in seen:
             raise UsageError(f"{where} is also a calibration prompt: remove it from one of the files")
-        if part is None:
+        if cut(text) is None:
             raise UsageError(f"{where} is too short to be scored: give at least two words")
-        parts.append(part)
-    return parts
+    return texts
 
 
-def hold_out(prompts: Sequence[Any]) -> tuple[list[Part], list[Any], str]:
-    """Every fifth prompt, cut, the others to calibrate with, each once, and the reason if none is held out."""
-    different = [*{text_of(prompt).strip(): prompt for prompt in prompts}.values()]
-    parts = [*filter(None, map(cut, map(text_of, different[::_SHARE])))]
-    why_none = "" if parts else "every fifth prompt is too short to be cut in two; give longer ones"
+def hold_out(prompts: Sequence[Any]) -> tuple[list[str], list[Any], str]:
+    """Every fifth prompt's text, the others to calibrate with, each once (all if none is held out), and a note."""
+    different = {text_of(prompt).strip(): prompt for prompt in prompts}
+    texts = [*filter(cut, [*different][::_SHARE])]
     if len(different) < _FEWEST:
         given = many(len(different), "different prompt")
-        why_none = f"{given} given, but at least {_FEWEST} are needed to hold some out; give more"
-    if why_none:
-        return [], [*prompts], why_none
-    return parts, [prompt for at, prompt in enumerate(different) if at % _SHARE], ""
+        note = f"{given} given, but at least {_FEWEST} are needed to hold some out; give more"
+    elif not texts:
+        note = "every fifth prompt is too short to be cut in two; give longer ones"
+    else:
+        note = f"Held out for evaluation: {len(texts)} of {len(prompts)} prompts, every fifth"
+        return texts, [prompt for at, prompt in enumerate(different.values()) if at % _SHARE], note
+    return [], [*prompts], f"Not evaluated: {note}, or --held-out FILE.jsonl"
 
 
 def cut(text: str) -> Part | None:
@@ -219,29 +213,24 @@ def cut(text: str) -> Part | None:
     return (text[:at], text[at:]) if text[:at].strip() and text[at:].strip() else None
 
 
-def in_turn(parts: Sequence[Part], *bundles: Path) -> list[Part]:
-    """Order prompts as longest, shortest, next longest, and so on, so that the first few have varied lengths.
+def in_turn(texts: Sequence[str], *bundles: Path) -> list[Part]:
+    """Cut texts, and order them as longest, shortest, next longest, and so on: the first few have varied lengths.
 
-    If none fills about half of the bundles' longest cache, a prompt joined from them comes first.
+    If none fills about half of the bundles' longest cache, a text joined from them comes first.
     """
     wanted = int(_LONG * max(look_at(path).cache for path in bundles))
-    whole = _JOINT.join("".join(part) for part in parts)[:wanted]
-    joined = cut(whole)
-    longest = max((len("".join(part)) for part in parts), default=0)
-    left = [*parts, joined] if joined and longest < min(wanted, len(whole)) else [*parts]
-    left.sort(key=lambda part: len(part[0]))
+    whole = _JOINT.join(texts)[:wanted]
+    joined = [whole] if max(map(len, texts)) < min(wanted, len(whole)) else []
+    left = sorted(filter(None, map(cut, [*texts, *joined])), key=lambda part: len(part[0]))
     return [left.pop(-1 if at % 2 == 0 else 0) for at in range(len(left))]
 
 
-def emulation(parts: Sequence[Part], tokens: int, compiler: Compiler) -> dict[str, Any]:
-    """Options of the emulator stage: up to five of the prompts, the tokens to score of each, and the compiler's."""
+def emulation(texts: Sequence[str], tokens: int, compiler: Compiler) -> dict[str, Any]:
+    """Options of the emulator stage: up to five of the texts, the tokens to score of each, and the compiler's."""
     count = min(_PROMPTS, max(1, tokens // 2))
-    texts = ["".join(part) for part in parts[:: -(-len(parts) // count)]]
-    settings = {"chip": compiler.chip, "flags": [*compiler.flags]}
-    return {"texts": texts, "tokens": -(-tokens // len(texts)), **settings}
-
-
-# The stages, each in a process of its own
+    some = texts[:: -(-len(texts) // count)]
+    each = -(-tokens // len(some))
+    return {"texts": some, "tokens": each, "chip": compiler.chip, "flags": [*compiler.flags]}
 
 
 def score(job: Job, progress: Progress) -> dict[str, Any]:

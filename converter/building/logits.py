@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from edge_opt.base.errors import UsageError
 from edge_opt.base.words import Progress
 from edge_opt.building.prompts import read_prompts, wording_of
-from edge_opt.building.rotation import rotate_logits_inputs
+from edge_opt.building.rotation import NORM, orthogonal
 from edge_opt.building.stages import Job
 from edge_opt.ir import Buffer, DType, Model, Operator, Quantization, Tensor
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
@@ -45,7 +45,7 @@ Codes = NDArray[np.int8]
 def narrow(job: Job, progress: Progress) -> dict[str, Any]:
     """Run the stage: round the weights of a quantized bundle's logits to 4 bits, for the inputs on the prompts."""
     checkpoint, prompts = Path(job.inputs["checkpoint"]), Path(job.inputs["prompts"])
-    moments, tokens = moments_of(checkpoint, prompts, progress, rotated=job.options["rotated"])
+    moments = moments_of(checkpoint, prompts, progress, rotated=job.options["rotated"])
     opened = Opened(job.inputs["model"])
     part = opened.main()
     usage = parts_in_use(part.model)
@@ -53,16 +53,14 @@ def narrow(job: Job, progress: Progress) -> dict[str, Any]:
     remove_unused(part.model, usage)
     part.changed = True
     opened.save(job.model)
-    return {
-        "notes": [f"Weights of the logits are in 4 bits, those of the first {KEPT_ROWS} tokens in 8"],
-        "tokens": tokens,
-    }
+    return {"notes": [f"Weights of the logits are in 4 bits, those of the first {KEPT_ROWS} tokens in 8"]}
 
 
-def moments_of(checkpoint: Path, prompts: Path, progress: Progress, *, rotated: bool) -> tuple[Floats, int]:
-    """The sum of `x x'` over inputs x of the checkpoint's logits product on the prompts, and the number of tokens.
+def moments_of(checkpoint: Path, prompts: Path, progress: Progress, *, rotated: bool) -> Floats:
+    """The sum of `x x'` over inputs x of the checkpoint's logits product on the prompts.
 
-    If `rotated`, of the product in the checkpoint as `rotation.prepare` writes it.
+    If `rotated`, of the product in the checkpoint as `rotation.prepare` writes it: inputs x become x Q, with ones as
+    the final norm's weights.
     """
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     wording = wording_of(checkpoint)
@@ -74,16 +72,18 @@ def moments_of(checkpoint: Path, prompts: Path, progress: Progress, *, rotated: 
             f"{_LEAST_TOKENS - tokens} more, or weights='8'"
         )
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    turn = rotate_logits_inputs(torch, model) if rotated else None
+    if rotated:
+        model.get_parameter(NORM).data.fill_(1)
     total: Any = 0
     for done, text in enumerate(texts):
         progress("reading", done, len(texts))
         with torch.no_grad():
             inputs = model.base_model(torch.tensor([text[:_LONGEST]])).last_hidden_state[0].double()
         total = total + inputs.T @ inputs
-    if turn is not None:
+    if rotated:
+        turn = torch.tensor(orthogonal(model.config.hidden_size))
         total = turn.T @ total @ turn
-    return total.numpy().astype(np.float32), tokens
+    return np.asarray(total.numpy(), np.float32)
 
 
 def narrow_logits(model: Model, moments: Floats, progress: Progress, kept: int = KEPT_ROWS) -> None:
@@ -161,11 +161,10 @@ def _cut(model: Model, product: Operator, parts: Sequence[Tensor]) -> None:
         new.append(
             Operator(product.code, [product.input(0), part, *product.inputs[2:]], [output], product.options)
         )
+    new.append(model.new_operator("CONCATENATION", joined, [whole], axis=len(whole.shape) - 1))
     operators = list(graph)
     at = operators.index(product)
-    graph.remove(product)
-    join = model.new_operator("CONCATENATION", joined, [whole], axis=len(whole.shape) - 1)
-    graph.arrange([*operators[:at], *new, join, *operators[at + 1 :]])
+    graph.arrange([*operators[:at], *new, *operators[at + 1 :]])
 
 
 def gptq(codes: Codes, scale: Floats, moments: Floats, progress: Progress) -> tuple[Codes, Floats]:

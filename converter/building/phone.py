@@ -68,11 +68,9 @@ def find_compiler(vendor: str, sdk: AnyPath | None) -> Path | None:
 class NextSteps:
     """Steps to run a bundle after a build.
 
-    `bundle` is the uncompiled bundle, `python` runs it in LiteRT-LM on CPU kernels. `commands` are for a phone with a
-    Qualcomm NPU; empty if nothing was compiled.
+    `python` runs the uncompiled bundle in LiteRT-LM on CPU kernels, `commands` are for a phone with a Qualcomm NPU.
     """
 
-    bundle: str
     python: str
     commands: tuple[str, ...] = ()
 
@@ -81,11 +79,11 @@ class NextSteps:
         return _PAGE.format(python=self.python, commands="\n".join(self.commands) or _NO_COMMANDS)
 
 
-def next_steps(vendor: str, chip: str, converted: str, output: str | None) -> NextSteps:
-    """The steps for `output`, compiled for this chip from `converted`; `output` is None if nothing was compiled."""
+def next_steps(vendor: str, chip: str, converted: str, output: str) -> NextSteps:
+    """The steps for `output`, compiled for this chip from `converted`."""
     python = _PYTHON.format(path=converted)
-    if output is None or vendor != QUALCOMM:
-        return NextSteps(converted, python)
+    if vendor != QUALCOMM:
+        return NextSteps(python)
     version = CHIPS[chip].hexagon
     names = ("libQnnHtp.so", "libQnnSystem.so", f"libQnnHtpV{version}Stub.so")
     skeleton = f"hexagon-v{version}/unsigned/libQnnHtpV{version}Skel.so"
@@ -98,4 +96,4 @@ def next_steps(vendor: str, chip: str, converted: str, output: str | None) -> Ne
         f"adb push {' '.join(pushed)} {_FOLDER}/",
         f'adb shell "cd {_FOLDER} && chmod +x litert_lm_main && LD_LIBRARY_PATH=. ADSP_LIBRARY_PATH=. {run}"',
     )
-    return NextSteps(converted, python, commands)
+    return NextSteps(python, commands)

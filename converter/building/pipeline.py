@@ -21,7 +21,7 @@ import numpy as np
 from edge_opt.base.errors import EdgeOptError, UsageError, unknown
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress
-from edge_opt.building.prompts import Plan, Wording, check_lengths, plan, read_prompts, wording_of
+from edge_opt.building.prompts import check_lengths, plan, read_prompts, wording_of
 from edge_opt.building.rotation import prepare
 from edge_opt.building.sections import keep_sections
 from edge_opt.building.source import SETTING, plan_caches
@@ -69,9 +69,6 @@ def _config(job: Job) -> Any:
     return _lib("config_manager").NpuPipelineConfig.from_dict(job.config)
 
 
-# Settings
-
-
 def configure(job: Job, _: Progress) -> dict[str, Any]:
     """Resolve the settings from defaults, vendor and user; UsageError for an unknown or invalid one."""
     stages, settings, model = _lib("stages"), job.options["settings"], Path(job.inputs["model"])
@@ -88,13 +85,19 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
     _check_settings(settings, sorted({*defaults, *vendor}.union(*used.values())), defaults)
     fixed = {"backend": job.options["vendor"], "soc_model": job.options["chip"], "model_id": str(model)}
     config = make.from_dict({**_DEFAULTS, **vendor, **settings, **fixed})
-    caches = None
+    caches = job.options["caches"]
     if model.is_dir():
         check_lengths(config.prefill_lengths, config.cache_length)
-        caches = _caches(config, model, whole=settings.get(SETTING, 0) is None)
+        described = importlib.import_module("transformers").AutoConfig.from_pretrained(model)
+        shortest = min(getattr(config, "cache_lengths", None) or [config.cache_length])
+        text, chosen = described.get_text_config().to_dict(), getattr(config, SETTING, None)
+        whole = settings.get(SETTING, 0) is None
+        caches = plan_caches(text, config.prefill_lengths, shortest, chosen, whole=whole)
+        setattr(config, SETTING, caches["ring"])
         if "prompts" in job.inputs:
             # Fail before the export: the bundle's tokenizer gives the same counts to within a token or two.
-            _planned(job, wording_of(model), config, config.prefill_lengths)
+            prompts, room = read_prompts(Path(job.inputs["prompts"])), config.max_calibration_decode_steps
+            plan(prompts, wording_of(model).count, config.prefill_lengths, config.cache_length, room)
     else:
         config.cache_length = job.options["cache"]
         if SETTING in settings:
@@ -123,24 +126,6 @@ def _check_settings(given: Mapping[str, Any], names: Sequence[str], defaults: Ma
             raise UsageError(f"--set {name}: {json.dumps(value)} must have the type of {json.dumps(default)}")
 
 
-def _caches(config: Any, checkpoint: Path, *, whole: bool) -> dict[str, Any]:
-    """Set the length of ring buffers in `config`, and describe the caches."""
-    described = importlib.import_module("transformers").AutoConfig.from_pretrained(checkpoint)
-    shortest = min(getattr(config, "cache_lengths", None) or [config.cache_length])
-    text, chosen = described.get_text_config().to_dict(), getattr(config, SETTING, None)
-    caches = plan_caches(text, config.prefill_lengths, shortest, chosen, whole=whole)
-    setattr(config, SETTING, caches["ring"])
-    return caches
-
-
-def _planned(job: Job, wording: Wording, config: Any, lengths: Sequence[int]) -> Plan:
-    prompts, room = read_prompts(Path(job.inputs["prompts"])), config.max_calibration_decode_steps
-    return plan(prompts, wording.count, lengths, config.cache_length, room)
-
-
-# Export
-
-
 def export(job: Job, _: Progress) -> dict[str, Any]:
     """Export the checkpoint as a float bundle.
 
@@ -152,7 +137,6 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
     """
     # The temporary folder ends with the stage: the copy has twice the size of a checkpoint in bfloat16.
     rotated = Path(tempfile.gettempdir(), "rotated")
-    assert job.config is not None
     # In a process of its own: litert-torch's composites for norms need transformers' models not loaded before.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         preparing = pool.submit(prepare, Path(job.inputs["model"]), rotated, rotate=job.config["rotate"])
@@ -195,53 +179,26 @@ def write_window(path: Path, window: int) -> None:
     written.replace(path)
 
 
-# Quantization
-
-
 def calibrate(job: Job, _: Progress) -> dict[str, Any]:
     """Find every tensor's range on the prompts; UsageError if they are too short or an entry point never runs."""
     config, model = _config(job), Path(job.inputs["model"])
     signatures = [signature.key for signature in Opened(model).main().model.signatures]
     lengths = [int(match[1]) for name in signatures if (match := re.fullmatch(r"prefill_(\d+)", name))]
     check_lengths(lengths, config.cache_length)
-    wording = wording_of(model)
-    planned = _planned(job, wording, config, lengths)
-    # Moving averages depend on the order of the prompts; least and largest values do not.
-    cores = len(os.sched_getaffinity(0)) if config.enable_min_max_calibration_update else 1
-    prompts = [*zip(planned.tokens, map(wording.text, planned.prompts), strict=True)]
-    if cores > 1:
-        prompts.sort()
-    texts = [text for _, text in prompts]
-    shares = [*filter(None, (texts[start::cores] for start in range(cores)))]
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        ProcessPoolExecutor(len(shares), multiprocessing.get_context("spawn")) as pool,
-    ):
-        folders = [str(Path(folder, str(number))) for number in range(len(shares))]
-        [*pool.map(partial(_calibrate, job), folders, shares)]
-        merger = importlib.import_module(f"{_EXPORT}.experimental.calib.quant_utils").CalibrationResultsMerger
-        merging = merger(folder, job.output)
-        merging.load_all()
-        merging.merge()
-        merging.save()
+    wording, prompts = wording_of(model), read_prompts(Path(job.inputs["prompts"]))
+    room = config.max_calibration_decode_steps
+    planned, notes = plan(prompts, wording.count, lengths, config.cache_length, room)
+    interpreters: Any = importlib.import_module("ai_edge_quantizer.utils.tfl_interpreter_utils")
+    # The quantizer asks for 16 threads; those without a core of their own lose time waiting for each other.
+    create = partial(interpreters.create_tfl_interpreter, num_threads=len(os.sched_getaffinity(0)))
+    interpreters.create_tfl_interpreter = create
+    with tempfile.TemporaryDirectory() as folder:
+        lines = "".join(f"{json.dumps(wording.text(prompt))}\n" for prompt in planned)
+        Path(folder, "ALL.jsonl").write_text(lines, encoding="utf-8")
+        _lib("stages").npu_calibrate(config, str(model), folder, job.output, enable_formatting=False)
     check_all_ran(signatures, Path(job.output))
     widen_sums(model, Path(job.output))
-    return {"notes": planned.notes, "tokens": planned.tokens}
-
-
-def _calibrate(job: Job, folder: str, texts: Sequence[str]) -> None:
-    """Find the ranges on some of the prompts, with one thread, and write them to the new folder `folder`."""
-    interpreters: Any = importlib.import_module("ai_edge_quantizer.utils.tfl_interpreter_utils")
-    create = interpreters.create_tfl_interpreter
-    # The quantizer asks for 16 threads, which lose time waiting for each other.
-    interpreters.create_tfl_interpreter = lambda *given, **named: create(
-        *given, **{**named, "num_threads": 1}
-    )
-    with tempfile.TemporaryDirectory() as prompts:
-        lines = "".join(f"{json.dumps(text)}\n" for text in texts)
-        Path(prompts, "ALL.jsonl").write_text(lines, encoding="utf-8")
-        run = _lib("stages").npu_calibrate
-        run(_config(job), job.inputs["model"], prompts, folder, enable_formatting=False)
+    return {"notes": notes}
 
 
 def check_all_ran(signatures: Sequence[str], ranges: Path) -> None:
@@ -286,9 +243,6 @@ def quantize(job: Job, _: Progress) -> dict[str, Any]:
     return {"notes": [f"Restored sections that litert-torch dropped: {', '.join(lost)}"] if lost else []}
 
 
-# For the NPU
-
-
 def optimize(job: Job, progress: Progress) -> dict[str, Any]:
     """Run edge-opt's own stage."""
     done = npu_optimize(
@@ -300,7 +254,7 @@ def optimize(job: Job, progress: Progress) -> dict[str, Any]:
         exported=job.inputs.get("exported"),
         progress=progress,
     )
-    return done.to_dict()
+    return {**done.to_dict(), "notes": [*map(str, done.signatures), *done.notes]}
 
 
 def compile_bundle(job: Job, _: Progress) -> dict[str, Any]:

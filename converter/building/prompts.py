@@ -24,9 +24,6 @@ _JOINT = "\n\n"
 _CALIBRATION = "litert_torch.generative.export_hf.experimental"
 
 
-# Files
-
-
 def read_prompts(path: Path) -> list[Any]:
     """The prompts of a file, one JSON value per line; UsageError if it is empty or a line is not a prompt."""
     try:
@@ -70,18 +67,6 @@ def _turns(prompt: Any) -> list[dict[str, str]]:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else []
 
 
-# What calibration needs
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The prompts to calibrate with, their token counts, and notes on how they differ from the given ones."""
-
-    prompts: list[Any]
-    tokens: list[int]
-    notes: list[str]
-
-
 def check_lengths(lengths: Sequence[int], cache: int) -> None:
     """Raise UsageError if a prefill can never run on a filled cache, because its ranges could not be found."""
     if not lengths:
@@ -95,8 +80,10 @@ def check_lengths(lengths: Sequence[int], cache: int) -> None:
 
 def plan(
     prompts: Sequence[Any], count: Callable[[Any], int], lengths: Sequence[int], cache: int, room: int = 0
-) -> Plan:
+) -> tuple[list[Any], list[str]]:
     """Keep the prompts that fit into the cache, and add longer ones joined from the given prompts if needed.
+
+    Returns the prompts, and notes on how they differ from the given ones.
 
     `count` gives a prompt's tokens, including the chat template's. The prompts must nearly fill the cache, with `room`
     for generated tokens, and must run a prefill of each length in `lengths` on a filled cache; UsageError if there is
@@ -126,7 +113,7 @@ def plan(
             f"Joined from your prompts, of which the longest has {longest} tokens: {many(len(joined), 'prompt')} of "
             f"{' and '.join(joined)} tokens, so that a prefill runs on a filled cache"
         )
-    return Plan([prompt for prompt, _ in kept], [tokens for _, tokens in kept], notes)
+    return [prompt for prompt, _ in kept], notes
 
 
 def _needs(lengths: Sequence[int], cache: int, room: int) -> Iterator[tuple[int, int]]:
@@ -152,12 +139,8 @@ def _joined(prompts: Sequence[Any], count: Callable[[Any], int], most: int) -> s
     # Counting a whole text may take long: most have some four characters a token.
     while longest < len(whole) and count(whole[:longest]) <= most:
         longest *= 2
-    whole = whole[:longest]
-    end = bisect_right(range(1, len(whole) + 1), most, key=lambda end: count(whole[:end]))
-    return whole[:end]
-
-
-# The tokenizer
+    ends = range(1, min(longest, len(whole)) + 1)
+    return whole[: bisect_right(ends, most, key=lambda end: count(whole[:end]))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from edge_opt.base.errors import EdgeOptError, UsageError
 
-_LAYER = r"model\.layers\.\d+\."
+_LAYER = r"(model\.layers\.\d+\.)"
 _NORMS = {
     "input_layernorm": re.compile(_LAYER + r"self_attn\.(?:q|k|v|qkv)_proj\.weight"),
     "post_attention_layernorm": re.compile(_LAYER + r"mlp\.(?:gate|up|gate_up)_proj\.weight"),
@@ -30,7 +30,7 @@ _NORMS = {
 """Norms of a layer, and the products that read each one's result."""
 _WRITES = re.compile(_LAYER + r"(?:self_attn\.o_proj|mlp\.down_proj)\.(?:weight|bias)")
 _OTHERS = re.compile(_LAYER + r"self_attn\.(?:(?:q|k|v|qkv)_proj\.bias|[qk]_norm\.weight)")
-_EMBEDDING, _NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+_EMBEDDING, NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 _TEXTS = {".json", ".model", ".jinja", ".txt"}
 _TOKENS = 64
 _SAME = 1e-3
@@ -117,19 +117,10 @@ def orthogonal(width: int) -> NDArray[np.float64]:
     return np.kron(hadamard, cosines)
 
 
-def rotate_logits_inputs(torch: Any, model: Any) -> Any:
-    """The matrix Q of a rotation; inputs x of the logits' product become x Q, with ones as the final norm's weights.
-
-    Sets these weights in `model`, the checkpoint as it was before the rotation.
-    """
-    model.get_parameter(_NORM).data.fill_(1)
-    return torch.tensor(orthogonal(model.config.hidden_size))
-
-
 def _has_norms_in_front(model: Any) -> bool:
     """True if the rotation supports every weight."""
     known = (*_NORMS.values(), _WRITES, _OTHERS, re.compile(_LAYER + f"(?:{'|'.join(_NORMS)})\\.weight"))
-    left = model.state_dict().keys() - {_EMBEDDING, _NORM, _HEAD}
+    left = model.state_dict().keys() - {_EMBEDDING, NORM, _HEAD}
     return all(any(one.fullmatch(name) for one in known) for name in left)
 
 
@@ -142,14 +133,12 @@ def _rotate_weights(state: dict[str, Any], turn: Any) -> None:
         elif name == _EMBEDDING:
             weight.copy_(wide @ turn)
         elif name == _HEAD:
-            weight.copy_((wide * state[_NORM].double()) @ turn)
+            weight.copy_((wide * state[NORM].double()) @ turn)
         for norm, readers in _NORMS.items():
-            if readers.fullmatch(name):
-                layer = re.match(_LAYER, name)
-                assert layer is not None
-                weight.copy_((wide * state[f"{layer[0]}{norm}.weight"].double()) @ turn)
+            if match := readers.fullmatch(name):
+                weight.copy_((wide * state[f"{match[1]}{norm}.weight"].double()) @ turn)
     for name, weight in state.items():
-        if name == _NORM or name.endswith(tuple(f"{norm}.weight" for norm in _NORMS)):
+        if name == NORM or name.endswith(tuple(f"{norm}.weight" for norm in _NORMS)):
             weight.fill_(1)
 
 

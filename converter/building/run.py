@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,8 +14,7 @@ from edge_opt.base.errors import EdgeOptError, UsageError, unknown
 from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress
 from edge_opt.building import evaluation, stages
-from edge_opt.building.evaluation import Evaluation, Part
-from edge_opt.building.logits import KEPT_ROWS
+from edge_opt.building.evaluation import Evaluation
 from edge_opt.building.phone import QUALCOMM, NextSteps, chip_of, find_compiler, next_steps
 from edge_opt.building.prompts import read_prompts
 from edge_opt.building.sections import faults
@@ -36,7 +36,6 @@ WORST_RATIO = 1.05
 WORST_KL = 0.5
 """Mean KL divergence from the checkpoint in the NPU's emulator, in nats, above which a build warns."""
 _NO_REFERENCE = "Not evaluated: there is no checkpoint; `edge-opt evaluate` compares a bundle with one"
-_NONE_HELD_OUT = "Not evaluated: {}, or --held-out FILE.jsonl"
 
 
 @dataclass(slots=True)
@@ -128,42 +127,40 @@ def build(
     given, facts, libraries = look_at(Path(source)), _target(vendor, chip, target), find_compiler(vendor, sdk)
     chosen = {**(settings or {}), **_lengths(given, prefill, cache)}
     _check_weights(weights, given, vendor)
-    calibration, parts, note = _texts(given, prompts, held_out, evaluate=evaluate)
-    versions, runtimes = stages.tool_versions(), evaluation.check_runtimes() if parts else {}
+    texts, calibration, note = _texts(given, prompts, held_out, evaluate=evaluate)
+    versions, runtimes = stages.tool_versions(), evaluation.check_runtimes() if texts else {}
     result = BuildResult(str(source), given.kind, chip, vendor, str(folder), versions=versions)
     with stages.taken(folder), _finishing(result, began):
         run = Stages(folder, versions, libraries, progress or (lambda *_: None), on_stage, result.stages)
         origin = Input(given.path, stages.digest_of(given.files, given.files[0].parent))
         text = _written(calibration, folder)
-        options = {"vendor": vendor, "chip": chip, "settings": chosen, "cache": given.cache}
+        caches = {"window": given.caches.window, "ring": None, "notes": given.caches.lines()}
+        options = {"vendor": vendor, "chip": chip, "settings": chosen, "cache": given.cache, "caches": caches}
         configured = run.run("configure", options, model=origin, **text).values
         run.config, result.settings = configured["config"], configured["settings"]
-        own = {"window": given.caches.window, "ring": None, "notes": given.caches.lines()}
-        result.caches = configured["caches"] or own
+        result.caches = configured["caches"]
         models = _quantized(run, result, origin, text, weights)
         optimizing = {**result.settings["compile"], "target": facts.to_dict()}
         optimized = run.run("optimize", optimizing, **models)
         result.optimized, result.converted = optimized.values, str(optimized.bundle.path)
-        _write_next(result)
         if evaluate:
             result.evaluation = Evaluation([], 0, note=note)
         scores: dict[str, Any] = {}
-        if parts and npu_tokens and libraries is not None:
-            scores[evaluation.NPU] = evaluation.emulation(parts, npu_tokens, Compiler(chip))
-        if parts:
-            scored = evaluation.in_turn(parts, optimized.bundle.path)
+        if texts and npu_tokens and libraries is not None:
+            scores[evaluation.NPU] = evaluation.emulation(texts, npu_tokens, Compiler(chip))
+        if texts:
+            scored = evaluation.in_turn(texts, optimized.bundle.path)
             scores[evaluation.CPU] = {"parts": scored, "runtimes": runtimes}
         compiling = {**result.settings["compile"], "compile_configs": result.optimized["compile_configs"]}
-        with run.side_by_side() as start:
-            compiled = start("compile", compiling, model=optimized.bundle)
+        with run.threads() as threads:
+            compiled = threads.submit(run.result, "compile", compiling, model=optimized.bundle)
             models = {"checkpoint": origin, "converted": optimized.bundle}
-            scoring = {name: start(name, its, **models) for name, its in scores.items()}
+            scoring = {name: threads.submit(run.result, name, its, **models) for name, its in scores.items()}
             # The compiler ends first, and its failure ends the others.
-            bundle = compiled().bundle.path
+            bundle = run.add(compiled.result()).bundle.path
             if scoring:
-                result.evaluation = _evaluated(result, scoring, note)
+                result.evaluation = _evaluated(run, result, scoring, note)
         _deliver(bundle, result, output, overwrite=overwrite)
-        _write_next(result)
     return result
 
 
@@ -184,9 +181,6 @@ def _finishing(result: BuildResult, began: float) -> Iterator[None]:
         result.seconds = round(time.perf_counter() - began, 3)
 
 
-# Before anything runs
-
-
 def _check_output(output: Path, source: Path, work: Path, *, overwrite: bool) -> None:
     if output.suffix != SUFFIX:
         raise UsageError(f"{output} must end in {SUFFIX}, as LiteRT-LM's bundles do")
@@ -203,7 +197,6 @@ def _target(vendor: str, chip: str, target: str | None) -> Target:
 
 
 def _lengths(given: Given, prefill: Sequence[int] | None, cache: int | None) -> dict[str, Any]:
-    """The lengths as litert-torch's settings."""
     if (prefill or cache) and given.kind is not Kind.CHECKPOINT:
         raise UsageError(f"{given.path} has fixed lengths: leave out prefill=... and cache=...")
     lengths = {"prefill_lengths": prefill and [*prefill], "cache_length": cache}
@@ -211,25 +204,16 @@ def _lengths(given: Given, prefill: Sequence[int] | None, cache: int | None) -> 
 
 
 def _check_weights(weights: str, given: Given, vendor: str) -> None:
-    if weights == "4":
-        raise UsageError(
-            "weights='4' is not offered: with 4 bits for all weights, the perplexity of Gemma 3 270M is 2 to 13 times "
-            "the checkpoint's; use weights='4-logits' or weights='8'"
-        )
     if weights not in WEIGHTS:
         raise unknown("weights", weights, WEIGHTS)
     if weights != WEIGHTS[0] and (given.kind is not Kind.CHECKPOINT or vendor != QUALCOMM):
         raise UsageError(f"weights='{weights}' needs a checkpoint and a Qualcomm NPU: use weights='8'")
-    if weights != WEIGHTS[0] and given.vocabulary is not None and given.vocabulary <= KEPT_ROWS:
-        raise UsageError(
-            f"all {given.vocabulary} tokens would stay at 8 bits, as the first {KEPT_ROWS} do: use weights='8'"
-        )
 
 
 def _texts(
     given: Given, prompts: AnyPath | None, held_out: AnyPath | None, *, evaluate: bool
-) -> tuple[list[Any], list[Part], str]:
-    """The prompts to calibrate with, the text to evaluate on (empty for none), and a note on it."""
+) -> tuple[list[str], list[Any], str]:
+    """The texts to evaluate on, if any, the prompts to calibrate with, and a note on the texts."""
     if given.kind is Kind.QUANTIZED and prompts is not None:
         raise UsageError(f"{given.path} is quantized already: leave out prompts=...")
     if given.kind is not Kind.QUANTIZED and prompts is None:
@@ -240,16 +224,10 @@ def _texts(
     if held_out is not None and given.kind is not Kind.CHECKPOINT:
         raise UsageError(f"held_out=... needs a checkpoint to compare with, and {given.path} is a bundle")
     if held_out is not None:
-        return every, evaluation.read_parts(Path(held_out), every), f"Evaluated on {held_out}"
+        return evaluation.read_texts(Path(held_out), every), every, f"Evaluated on {held_out}"
     if given.kind is not Kind.CHECKPOINT or not evaluate:
-        return every, [], _NO_REFERENCE
-    parts, rest, why_none = evaluation.hold_out(every)
-    if why_none:
-        return every, [], _NONE_HELD_OUT.format(why_none)
-    return rest, parts, f"Held out for evaluation: {len(parts)} of {len(every)} prompts, every fifth"
-
-
-# What runs
+        return [], every, _NO_REFERENCE
+    return evaluation.hold_out(every)
 
 
 def _written(prompts: list[Any], folder: Path) -> dict[str, Input]:
@@ -287,10 +265,11 @@ def _quantized(
 
 
 def _evaluated(
-    result: BuildResult, scoring: Mapping[str, Callable[[], StageReport]], note: str
+    run: Stages, result: BuildResult, scoring: Mapping[str, Future[StageReport]], note: str
 ) -> Evaluation:
     """Wait for the scores in LiteRT-LM and in the NPU's emulator; a note says why if the emulator fails."""
-    found = replace(from_dict(Evaluation, scoring[evaluation.CPU]().values), note=note)
+    report = run.add(scoring[evaluation.CPU].result())
+    found = replace(from_dict(Evaluation, report.values), note=note)
     if not found.within(WORST_RATIO):
         result.warnings.append(
             f"Perplexity is {found.models[-1].ratio:.2f} times the checkpoint's, more than {WORST_RATIO}: check "
@@ -299,9 +278,10 @@ def _evaluated(
     if evaluation.NPU not in scoring:
         return found
     try:
-        score = from_dict(Evaluation, scoring[evaluation.NPU]().values).models[-1]
+        report = run.add(scoring[evaluation.NPU].result())
     except EdgeOptError as error:
         return replace(found, note=f"{note}. Not evaluated in the NPU's emulator: {error}")
+    score = from_dict(Evaluation, report.values).models[-1]
     assert score.kl is not None
     if not score.kl <= WORST_KL:  # NaN, too
         result.warnings.append(
@@ -311,22 +291,16 @@ def _evaluated(
     return replace(found, models=[*found.models, score])
 
 
-def _write_next(result: BuildResult) -> None:
-    """Write the next steps for the output or, if there is none yet, for the uncompiled bundle."""
-    assert result.converted is not None
-    result.next = next_steps(result.vendor, result.chip, result.converted, result.output)
-    page = Path(result.work, "NEXT.md")
-    page.write_text(result.next.markdown(), encoding="utf-8")
-    result.next_file = str(page)
-
-
 def _deliver(compiled: Path, result: BuildResult, output: Path, *, overwrite: bool) -> None:
-    """Check the compiled bundle and write the output."""
-    wrong = faults(Path(str(result.converted)), compiled)
+    """Check the compiled bundle, write the output, and a page with the next steps."""
+    converted, page = str(result.converted), Path(result.work, "NEXT.md")
+    wrong = faults(Path(converted), compiled)
     if wrong:
         raise BuildCheckError(f"{compiled} is not a valid result: {'; '.join(wrong)}")
     source = Source.open(compiled)
     with replacing(output, overwrite=overwrite) as target:
         Data(source).write(target)
     source.close()
-    result.output = str(output)
+    result.output, result.next_file = str(output), str(page)
+    result.next = next_steps(result.vendor, result.chip, converted, result.output)
+    page.write_text(result.next.markdown(), encoding="utf-8")

@@ -1,7 +1,5 @@
 """Checks that a bundle's sections survive the stages, and restores lost ones."""
 
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 from edge_opt.ir import Model, load
@@ -43,7 +41,7 @@ def faults(before: Path, after: Path) -> list[str]:
     same signatures. All other sections must have the same bytes in the same order.
     """
     old, new = read_bundle(before), read_bundle(after)
-    if [*_keys(old)] != [*_keys(new)]:
+    if _keys(old) != _keys(new):
         was, now = (", ".join(map(name, bundle.sections)) for bundle in (old, new))
         return [f"its sections are {now}, expected {was}"]
     sentences = []
@@ -84,13 +82,10 @@ def name(section: Section) -> str:
     return section.model_type or _KINDS.get(section.data_type, f"section of type {section.data_type}")
 
 
-def _keys(bundle: Bundle) -> Iterator[tuple[int, str, int]]:
+def _keys(bundle: Bundle) -> list[tuple[int, str, int]]:
     """Each section's type, purpose, and number among those of the same type and purpose."""
-    seen: Counter[tuple[int, str]] = Counter()
-    for section in bundle.sections:
-        kind = section.data_type, section.model_type
-        yield *kind, seen[kind]
-        seen[kind] += 1
+    kinds = [(section.data_type, section.model_type) for section in bundle.sections]
+    return [(*kind, kinds[:at].count(kind)) for at, kind in enumerate(kinds)]
 
 
 def _same(a: Source, b: Source) -> bool:

@@ -35,17 +35,13 @@ class Kind(StrEnum):
 
 
 class Given(NamedTuple):
-    """The input: `files` are those that results depend on, `cache` is the length of a bundle's longest cache.
-
-    `vocabulary` is the number of a checkpoint's tokens, if its config.json says it.
-    """
+    """The input: `files` are those that results depend on, `cache` is the length of a bundle's longest cache."""
 
     path: Path
     kind: Kind
     files: tuple[Path, ...]
     caches: Caches = Caches()
     cache: int = 0
-    vocabulary: int | None = None
 
 
 def look_at(path: Path) -> Given:
@@ -72,13 +68,11 @@ def look_at(path: Path) -> Given:
 
 
 def _checkpoint(path: Path) -> Given:
-    """A Hugging Face folder with the files that results depend on."""
     if not (path / _CONFIG).is_file():
         raise UsageError(f"{path} is not a Hugging Face checkpoint: it has no {_CONFIG}")
     try:
         config = json.loads((path / _CONFIG).read_text(encoding="utf-8"))
         quantized = config.get("quantization_config")
-        vocabulary = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise UsageError(f"{path / _CONFIG} cannot be read: {error}") from error
     if quantized:
@@ -92,7 +86,7 @@ def _checkpoint(path: Path) -> Given:
     files = tuple(sorted(file for file in path.iterdir() if file.suffix in _PARTS and file.is_file()))
     if not any(file.suffix in _WEIGHTS for file in files):
         raise UsageError(f"{path} has no weights (*.safetensors)")
-    return Given(path, Kind.CHECKPOINT, files, vocabulary=vocabulary)
+    return Given(path, Kind.CHECKPOINT, files)
 
 
 def plan_caches(

@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +35,9 @@ INSTALL = "pip install '.[build]' in a checkout of edge-opt"
 """How to install the stages' tools."""
 SUPPORTED = "0.10"
 """The supported version of litert-torch, whose NPU pipeline is experimental; the extra `build` requires it."""
-_MARK, _TOLD, _PARTIAL, _SCRATCH = "edge-opt-build", "stage.json", ".partial", "scratch"
+_MARK, _TOLD = "edge-opt-build", "stage.json"
+_PARTIAL = ".partial"
+"""Suffix of folders that a killed build may leave, and the next one deletes."""
 # litert-torch imports tensorflow without requiring it.
 _PACKAGES = (
     "litert-torch ai-edge-quantizer ai-edge-litert litert-lm-builder tensorflow torch transformers edge-opt"
@@ -63,7 +66,7 @@ class BuildCheckError(EdgeOptError):
 class Job:
     """One run of a stage.
 
-    `config` is litert-torch's configuration, if the stage needs one. `inputs` are files and folders by role, `output`
+    `config` is litert-torch's configuration. `inputs` are files and folders by role, `output`
     is an empty folder for the result, `options` are specific to the stage. `libraries` is the folder of the vendor's
     compiler; None if the stage needs none, or finds it itself.
     """
@@ -71,7 +74,7 @@ class Job:
     stage: str
     output: str
     inputs: Mapping[str, str] = field(default_factory=dict)
-    config: Mapping[str, Any] | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     libraries: str | None = None
 
@@ -102,7 +105,7 @@ class StageReport(Record):
     digest: str
     bytes: int
     seconds: float
-    peak_bytes: int | None
+    peak_bytes: int
     values: dict[str, Any]
     made_now: bool
 
@@ -125,9 +128,6 @@ class StageReport(Record):
         return Input(self.folder / MODEL, self.digest)
 
 
-# One process
-
-
 def versions_of(packages: Iterable[str], remedy: str) -> dict[str, str]:
     """Versions of installed packages; UsageError if one is missing."""
     try:
@@ -146,8 +146,10 @@ def tool_versions() -> dict[str, str]:
     return versions
 
 
-def carry_out(job: Job, log: Path, scratch: Path, progress: Progress) -> tuple[dict[str, Any], int | None]:
-    """Run one stage in a process that prints to `log`; an interrupt ends it and its child processes.
+def carry_out(job: Job, log: Path, progress: Progress) -> tuple[dict[str, Any], int]:
+    """Run one stage in a process that prints to `log`, beside which its temporary files are.
+
+    An interrupt ends the process and its child processes.
 
     Returns:
         The stage's return values, and the peak memory of its largest process in bytes.
@@ -155,24 +157,28 @@ def carry_out(job: Job, log: Path, scratch: Path, progress: Progress) -> tuple[d
     Raises:
         EdgeOptError: the stage failed; the message has only the cause.
     """
-    order, outcome, temporary = (scratch / name for name in ("job.json", "outcome.json", "tmp"))
-    order.write_text(json.dumps(asdict(job)), encoding="utf-8")
-    temporary.mkdir()
-    variables = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": str(temporary)}
-    if job.libraries is not None:
-        variables["LD_LIBRARY_PATH"] = search_path(Path(job.libraries), scratch=scratch)
-    with log.open("wb") as out:
-        child = processes.start_module(
-            "edge_opt.building.stage", order, outcome, environment=variables, stdout=out
-        )
-    try:
-        while child.poll() is None:
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(_LOOK_SECONDS)
-            progress(job.stage, *_steps(log))
-    finally:
-        processes.end(child)
-    return _answer(child.returncode, outcome)
+    with tempfile.TemporaryDirectory(
+        _PARTIAL, dir=log.parent.resolve(), ignore_cleanup_errors=True
+    ) as folder:
+        scratch = Path(folder)
+        order, outcome, temporary = (scratch / name for name in ("job.json", "outcome.json", "tmp"))
+        order.write_text(json.dumps(asdict(job)), encoding="utf-8")
+        temporary.mkdir()
+        variables = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": str(temporary)}
+        if job.libraries is not None:
+            variables["LD_LIBRARY_PATH"] = search_path(Path(job.libraries), scratch=scratch)
+        with log.open("wb") as out:
+            child = processes.start_module(
+                "edge_opt.building.stage", order, outcome, environment=variables, stdout=out
+            )
+        try:
+            while child.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(_LOOK_SECONDS)
+                progress(job.stage, *_steps(log))
+        finally:
+            processes.end(child)
+        return _answer(child.returncode, outcome)
 
 
 def _steps(log: Path) -> tuple[int, int]:
@@ -183,7 +189,7 @@ def _steps(log: Path) -> tuple[int, int]:
     return int(done), int(total)
 
 
-def _answer(status: int, outcome: Path) -> tuple[dict[str, Any], int | None]:
+def _answer(status: int, outcome: Path) -> tuple[dict[str, Any], int]:
     answer: dict[str, Any] = {}
     with suppress(OSError, ValueError):
         answer = json.loads(outcome.read_text(encoding="utf-8"))
@@ -197,15 +203,11 @@ def _answer(status: int, outcome: Path) -> tuple[dict[str, Any], int | None]:
     raise StageFailedError((processes.killed_by(status) or f"exit status {status}") + memory)
 
 
-# The work folder
-
-
 @dataclass
 class Stages:
     """The stages of one build, in a locked work folder, see `taken`.
 
-    `config` is the pipeline's, once it is resolved; `done` are the finished stages. `ended` is set if stages that still
-    run are to end.
+    `config` is the pipeline's, once it is resolved. `ended` is set if stages that still run are to end.
     """
 
     folder: Path
@@ -217,29 +219,47 @@ class Stages:
     config: dict[str, Any] = field(default_factory=dict)
     ended: Event = field(default_factory=Event)
 
-    def run(self, name: str, options: Mapping[str, Any] | None = None, /, **inputs: Input) -> StageReport:
-        """Return a stage's result: an earlier run's if inputs, options, libraries and versions are the same, or new."""
-        return self._told(self._result(name, options, inputs))
+    def run(self, name: str, options: Mapping[str, Any], **inputs: Input) -> StageReport:
+        """Add a stage's result to `done`, see `result`, and return it."""
+        return self.add(self.result(name, options, **inputs))
+
+    def add(self, report: StageReport) -> StageReport:
+        """Add a result to `done`, and return it."""
+        self.done.append(report)
+        if self.on_stage is not None:
+            self.on_stage(report)
+        return report
 
     @contextmanager
-    def side_by_side(self) -> Iterator[Callable[..., Callable[[], StageReport]]]:
-        """Run stages at once: call the given function like `run`, and the function that it returns for the report.
-
-        An error or an interrupt ends the stages that still run.
-        """
+    def threads(self) -> Iterator[ThreadPoolExecutor]:
+        """Threads for stages that run side by side; an error or an interrupt ends the stages that still run."""
         with ThreadPoolExecutor() as threads:
-
-            def start(
-                name: str, options: Mapping[str, Any] | None = None, /, **inputs: Input
-            ) -> Callable[[], StageReport]:
-                started = threads.submit(self._result, name, options, inputs)
-                return lambda: self._told(started.result())
-
             try:
-                yield start
+                yield threads
             except BaseException:
                 self.ended.set()
                 raise
+
+    def result(self, name: str, options: Mapping[str, Any], **inputs: Input) -> StageReport:
+        """Return a stage's result: an earlier run's if inputs, options, libraries and versions are the same, or new."""
+        libraries = self.libraries if name in _OF_COMPILER else None
+        digests = {role: given.digest for role, given in inputs.items()}
+        compiler = libraries and digest_of(sorted(libraries.glob(_COMPILING)), libraries)
+        values = json.dumps([name, digests, options, compiler, self.versions], sort_keys=True)
+        key, folder = hashlib.sha256(values.encode()).hexdigest(), self.folder / name
+        kept = _kept(folder, key)
+        if kept is not None:
+            return kept
+        partial = str(folder.with_suffix(_PARTIAL).resolve())
+        paths = {role: str(given.path.resolve()) for role, given in inputs.items()}
+        job = Job(name, partial, paths, self.config, options, str(libraries) if libraries else None)
+        try:
+            return self._made(job, key)
+        except (EdgeOptError, OSError) as error:
+            kind, cause = type(error), str(error)
+            if isinstance(error, OSError):
+                kind, cause = OutputError, error.strerror or cause
+            raise kind(f"stage '{name}': {cause}; its log is {folder.with_suffix('.log')}") from error
 
     def _progress(self, stage: str, done: int, total: int) -> None:
         """Show progress; an error, which ends the stage, if it is to end."""
@@ -247,45 +267,13 @@ class Stages:
             raise StageFailedError("it was ended")
         self.progress(stage, done, total)
 
-    def _told(self, report: StageReport) -> StageReport:
-        self.done.append(report)
-        if self.on_stage is not None:
-            self.on_stage(report)
-        return report
-
-    def _result(
-        self, name: str, options: Mapping[str, Any] | None, inputs: Mapping[str, Input]
-    ) -> StageReport:
-        libraries = self.libraries if name in _OF_COMPILER else None
-        digests = {role: given.digest for role, given in inputs.items()}
-        compiler = libraries and digest_of(sorted(libraries.glob(_COMPILING)), libraries)
-        values = json.dumps([name, digests, options, compiler, self.versions], sort_keys=True)
-        key, folder = hashlib.sha256(values.encode()).hexdigest(), self.folder / name
-        report = _kept(folder, key)
-        if report is None:
-            partial = str(folder.with_suffix(_PARTIAL).resolve())
-            paths = {role: str(given.path.resolve()) for role, given in inputs.items()}
-            place = None if libraries is None else str(libraries)
-            job = Job(name, partial, paths, self.config or None, options or {}, place)
-            try:
-                report = self._made(job, key)
-            except (EdgeOptError, OSError) as error:
-                cause = error.strerror or error if isinstance(error, OSError) else error
-                kind = OutputError if isinstance(error, OSError) else _KINDS.get(error.exit_code)
-                message = f"stage '{name}': {cause}; its log is {folder.with_suffix('.log')}"
-                raise (kind or StageFailedError)(message) from error
-        return report
-
     def _made(self, job: Job, key: str) -> StageReport:
         """Run a stage in an empty folder, renamed once it is complete."""
         partial, folder = Path(job.output), self.folder / job.stage
-        scratch = self.folder / _SCRATCH / job.stage
-        for empty in (partial, scratch):
-            shutil.rmtree(empty, ignore_errors=True)
-            empty.mkdir(parents=True)
+        partial.mkdir()
         started = time.perf_counter()
         self._progress(job.stage, 0, 1)
-        values, peak_bytes = carry_out(job, folder.with_suffix(".log"), scratch.resolve(), self._progress)
+        values, peak_bytes = carry_out(job, folder.with_suffix(".log"), self._progress)
         files = _files(partial)
         report = StageReport(
             name=job.stage,
@@ -299,10 +287,9 @@ class Stages:
             made_now=True,
         )
         told = asdict(report) | {"folder": "", "made_now": False}
-        (partial / _TOLD).write_text(json.dumps([_digest_of_values(told), told], indent=1), encoding="utf-8")
+        (partial / _TOLD).write_text(json.dumps(told, indent=1), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
-        shutil.rmtree(scratch, ignore_errors=True)
         self._progress(job.stage, 1, 1)
         return report
 
@@ -310,16 +297,11 @@ class Stages:
 def _kept(folder: Path, key: str) -> StageReport | None:
     """An earlier result that is unchanged and has this key, or None."""
     with suppress(OSError, ValueError, TypeError, RecursionError):
-        digest, told = json.loads((folder / _TOLD).read_text(encoding="utf-8"))
+        told = json.loads((folder / _TOLD).read_text(encoding="utf-8"))
         report = from_dict(StageReport, told | {"folder": folder})
-        unchanged = (digest, report.digest) == (_digest_of_values(told), digest_of(_files(folder), folder))
-        if report.key == key and unchanged:
+        if (report.key, report.digest) == (key, digest_of(_files(folder), folder)):
             return report
     return None
-
-
-def _digest_of_values(told: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 @contextmanager
@@ -342,10 +324,7 @@ def taken(folder: Path) -> Iterator[None]:
             ) from None
         for left in folder.glob(f"*{_PARTIAL}"):
             shutil.rmtree(left, ignore_errors=True)
-        try:
-            yield
-        finally:
-            shutil.rmtree(folder / _SCRATCH, ignore_errors=True)
+        yield
 
 
 def digest_of(files: Iterable[Path], root: Path) -> str:
