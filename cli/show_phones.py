@@ -72,7 +72,7 @@ def _time(seconds: float) -> str:
 
 
 def show_build(result: BuildResult) -> None:
-    """Print warnings, each signature's outcome, the quality, the bundle, and the file with the next steps."""
+    """Print warnings, each signature's outcome, the quality, and the bundle."""
     output.say(*(f"Warning: {warning}" for warning in result.warnings))
     output.say(*result.optimized["notes"], *result.caches["notes"])
     if result.evaluation is not None:
@@ -81,7 +81,8 @@ def show_build(result: BuildResult) -> None:
     written = Path(str(result.output))
     file = f"{written} ({size(written.stat().st_size)})"
     output.say(f"{file} for {result.chip} ({result.vendor}), in {_time(result.seconds)}.")
-    output.say(f"Next steps, with commands for the phone: {result.next_file}")
+    output.say(f"Before compilation: {result.converted}, which runs on this machine, too.")
+    output.say("The page Run on Android has the commands for both.")
 
 
 def evaluation_lines(evaluation: Evaluation) -> list[str]:

@@ -6,7 +6,6 @@ The stages are small functions here; test_build_real.py runs the real ones.
 import errno
 import json
 import math
-import shlex
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -126,7 +125,7 @@ def test_the_console_has_stages_warnings_estimates_and_quality(place: Place, cap
     assert ["converted", "2", "4.00", "2.000", "-", "-"] in rows
     assert ["emulator", "8", "2.44", "1.221", "100.0", "%", "0.2000"] in [row[-7:] for row in rows]
     assert "Held out for evaluation: 3 of 12 prompts, every fifth" in done.out
-    assert f"Next steps, with commands for the phone: {place.work / 'NEXT.md'}" in done.out
+    assert f"Before compilation: {place.work / 'optimize' / 'model.litertlm'}, which runs" in done.out
     assert again.err.count("  reused  ") == len(lines)
     for told in (done, again):
         assert f"\n  {KEPT}\n  {NOTE}\ncompile" in told.err
@@ -145,21 +144,6 @@ def test_estimates_and_notes_are_printed_before_a_later_stage_fails(place: Place
     assert told.err.index("1.0 ms as converted") < told.err.index(NOTE) < told.err.index("no licence")
 
 
-def test_the_end_names_the_bundle_to_try_and_commands_with_the_files_for_this_chip(place: Place) -> None:
-    output = place.folder / "my gemma.litertlm"
-    _, result = place.build(soc="SM8845", output=output)
-    assert result.converted == str(output.with_suffix(".work") / "optimize" / "model.litertlm")
-    assert f"Engine({result.converted!r}, backend=npu)" in result.next.python
-    _, push, run = map(shlex.split, result.next.commands)
-    names = ["libQnnHtp.so", "libQnnSystem.so", "libQnnHtpV81Stub.so", "libQnnHtpV81Skel.so"]
-    files = [output.name, "litert_lm_main", "libLiteRtDispatch_Qualcomm.so", *names]
-    assert [Path(file).name for file in push[2:-1]] == files
-    assert push[-2] == "$QNN_SDK_ROOT/lib/hexagon-v81/unsigned/libQnnHtpV81Skel.so"
-    assert "--model_path=my gemma.litertlm" in shlex.split(run[2])
-    page = Path(str(result.next_file)).read_text()
-    assert all(text in page for text in (*result.next.commands, result.next.python))
-
-
 @pytest.mark.parametrize(
     ("chip", "vendor", "target"),
     [("mt6993", "mediatek", "mediatek"), (" tensor_G5", "google_tensor", "google-tensor")],
@@ -174,8 +158,7 @@ def test_other_vendors_compilers_leave_the_bundle(place: Place, chip: str, vendo
     kept = place.work / "optimize" / "model.litertlm"
     assert str(caught.value).endswith(f"the bundle before compilation is {kept}")
     _, result = place.build(soc=chip, sdk=None)
-    assert (result.converted, result.next.commands) == (str(kept), ())
-    assert "for others see LiteRT-LM's documentation" in Path(str(result.next_file)).read_text()
+    assert result.converted == str(kept)
     with pytest.raises(UsageError, match=rf"leave it out, litert-torch finds those of {vendor}"):
         place.build(soc=chip)
 

@@ -1,11 +1,14 @@
 """Builds a bundle stage by stage; stages whose result is in the work folder are skipped."""
 
+import importlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,6 @@ from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress
 from edge_opt.building import evaluation, stages
 from edge_opt.building.evaluation import Evaluation
-from edge_opt.building.phone import QUALCOMM, NextSteps, chip_of, find_compiler, next_steps
 from edge_opt.building.prompts import read_prompts
 from edge_opt.building.sections import faults
 from edge_opt.building.source import Given, Kind, look_at
@@ -23,11 +25,12 @@ from edge_opt.building.stages import BuildCheckError, Input, StageFailedError, S
 from edge_opt.conversion.models import find_unsound
 from edge_opt.ir.opening import WORK, Opened
 from edge_opt.npu.hexagon import Compiler
+from edge_opt.npu.sdk import SDK_VARIABLES, find_libraries
 from edge_opt.schema.data import Data, Source
 from edge_opt.schema.litertlm import SUFFIX
 from edge_opt.soundness import sentences
 from edge_opt.targets import Target, load_target
-from edge_opt.targets.chips import TARGETS
+from edge_opt.targets.chips import TARGETS, VENDORS, find_chip
 
 WEIGHTS = ("8", "4-logits")
 """Supported bits of weights: all at 8, or those of the logits at 4 except for frequent tokens."""
@@ -35,6 +38,7 @@ WORST_RATIO = 1.05
 """Perplexity relative to the checkpoint's above which a build warns."""
 WORST_KL = 0.5
 """Mean KL divergence from the checkpoint in the NPU's emulator, in nats, above which a build warns."""
+_QUALCOMM, _PACKAGE = "qualcomm", "ai_edge_litert_sdk_qualcomm"
 _NO_REFERENCE = "Not evaluated: there is no checkpoint; `edge-opt evaluate` compares a bundle with one"
 
 
@@ -44,8 +48,7 @@ class BuildResult(Record):
 
     `converted` is the uncompiled bundle in the work folder; `output` is None if nothing was compiled.
     `caches` has the window of sliding layers, their ring buffer's length (None for whole caches), and `notes` on both.
-    `next` has the steps to run the bundle here and on a phone; `next_file` is a page with the same steps. `evaluation`
-    is None if not requested. Read `warnings` before using the bundle. `seconds` is this run's time.
+    `evaluation` is None if not requested. Read `warnings` before using the bundle. `seconds` is this run's time.
     """
 
     source: str
@@ -61,8 +64,6 @@ class BuildResult(Record):
     settings: dict[str, Any] = field(default_factory=dict)
     caches: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
-    next: NextSteps | None = None
-    next_file: str | None = None
     evaluation: Evaluation | None = None
     seconds: float = 0.0
 
@@ -123,8 +124,12 @@ def build(
     began, output = time.perf_counter(), Path(output)
     folder = output.with_suffix(WORK) if work is None else Path(work)
     _check_output(output, Path(source), folder, overwrite=overwrite)
-    vendor, chip = chip_of(soc)
-    given, facts, libraries = look_at(Path(source)), _target(vendor, chip, target), find_compiler(vendor, sdk)
+    vendor, chip = _chip_of(soc)
+    given, facts, libraries = (
+        look_at(Path(source)),
+        _target(vendor, chip, target),
+        _find_compiler(vendor, sdk),
+    )
     chosen = {**(settings or {}), **_lengths(given, prefill, cache)}
     _check_weights(weights, given, vendor)
     texts, calibration, note = _texts(given, prompts, held_out, evaluate=evaluate)
@@ -181,6 +186,28 @@ def _finishing(result: BuildResult, began: float) -> Iterator[None]:
         result.seconds = round(time.perf_counter() - began, 3)
 
 
+def _chip_of(name: str) -> tuple[str, str]:
+    """The vendor of a chip, as litert-torch's pipeline names it, and the chip; UsageError for an unknown chip."""
+    found = find_chip(name)
+    if found is None:
+        error = unknown("chip", name.strip(), [chip for chips in VENDORS.values() for chip in chips])
+        raise UsageError(f"{error}; `adb shell getprop ro.soc.model` asks a phone for its chip")
+    return found
+
+
+def _find_compiler(vendor: str, sdk: AnyPath | None) -> Path | None:
+    """The folder with Qualcomm's libraries for this machine; None for vendors whose libraries litert-torch finds."""
+    if vendor != _QUALCOMM:
+        if sdk is not None:
+            raise UsageError(
+                f"sdk=... is for Qualcomm's libraries: leave it out, litert-torch finds those of {vendor}"
+            )
+        return None
+    if sdk is None and find_spec(_PACKAGE) is not None and not any(map(os.environ.get, SDK_VARIABLES)):
+        sdk = importlib.import_module(_PACKAGE).path_to_sdk_libs()
+    return find_libraries(sdk)
+
+
 def _check_output(output: Path, source: Path, work: Path, *, overwrite: bool) -> None:
     if output.suffix != SUFFIX:
         raise UsageError(f"{output} must end in {SUFFIX}, as LiteRT-LM's bundles do")
@@ -206,7 +233,7 @@ def _lengths(given: Given, prefill: Sequence[int] | None, cache: int | None) -> 
 def _check_weights(weights: str, given: Given, vendor: str) -> None:
     if weights not in WEIGHTS:
         raise unknown("weights", weights, WEIGHTS)
-    if weights != WEIGHTS[0] and (given.kind is not Kind.CHECKPOINT or vendor != QUALCOMM):
+    if weights != WEIGHTS[0] and (given.kind is not Kind.CHECKPOINT or vendor != _QUALCOMM):
         raise UsageError(f"weights='{weights}' needs a checkpoint and a Qualcomm NPU: use weights='8'")
 
 
@@ -292,15 +319,12 @@ def _evaluated(
 
 
 def _deliver(compiled: Path, result: BuildResult, output: Path, *, overwrite: bool) -> None:
-    """Check the compiled bundle, write the output, and a page with the next steps."""
-    converted, page = str(result.converted), Path(result.work, "NEXT.md")
-    wrong = faults(Path(converted), compiled)
+    """Check the compiled bundle, and write the output."""
+    wrong = faults(Path(str(result.converted)), compiled)
     if wrong:
         raise BuildCheckError(f"{compiled} is not a valid result: {'; '.join(wrong)}")
     source = Source.open(compiled)
     with replacing(output, overwrite=overwrite) as target:
         Data(source).write(target)
     source.close()
-    result.output, result.next_file = str(output), str(page)
-    result.next = next_steps(result.vendor, result.chip, converted, result.output)
-    page.write_text(result.next.markdown(), encoding="utf-8")
+    result.output = str(output)
