@@ -172,9 +172,6 @@ def time_limit(seconds: float = SECONDS) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, old)
 
 
-# Structured mutants
-
-
 def _structured(root: Table, content: bytes, chance: Random) -> bytes:
     """Change fields in place, write the file, and change them back; `content` where the format cannot say it."""
     undo: list[tuple[dict[str, Any], dict[str, Any]]] = []

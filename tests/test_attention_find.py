@@ -95,8 +95,6 @@ def test_rows_that_do_not_divide_are_not_cut() -> None:
     assert refusal(row_tiles, segments("1,1"), 2) == reason
 
 
-# Heads that only the mask or the SOFTMAX shows
-
 GROUPED = """
 subgraph main (%q: float32[1,1,32,5], %k: float32[1,1,16,5], %v: float32[1,1,16,5], %m: float32[MASK]) {
   %l: float32[1,1,32,16] = BATCH_MATMUL(%q, %k) {adj_y: true}

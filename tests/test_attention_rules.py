@@ -289,8 +289,6 @@ def test_heads_are_put_back_where_they_were(case: tuple[Factored, int], form: st
     np.testing.assert_array_equal(computed(graph, model, fed)[0], whole)
 
 
-# Transpositions that a matrix product does itself
-
 INPUTS = "%a: float32[2,3,5], %b: float32[2,5,4], %c: float32[2,4,5], %d: int8[2,5,4]"
 PRODUCT = "%p: float32[2,3,4] = BATCH_MATMUL(%a, %b)"
 TRANSPOSED = "%t: float32[2,4,3] = TRANSPOSE(%p, int32{0, 2, 1})"

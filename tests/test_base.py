@@ -190,8 +190,6 @@ def test_values_of_another_kind_are_refused_by_name(change: dict[str, object], s
         from_dict(Tree, {**TREE.to_dict(), **change})
 
 
-# Words
-
 PACKAGE = "transformers.models.gemma3.modeling_gemma3"
 ATTENTION = "Gemma3Attention_self_attn"
 LAYERS = [

@@ -66,8 +66,6 @@ def test_the_window_is_that_of_sliding_layers_and_a_long_prefill_is_told_of() ->
     assert planned(512, 0, [1024], 4096) == {"window": None, "ring": None, "notes": []}
 
 
-# --- what a bundle says ---
-
 _INPUTS = "%m: float32[1,1,1,9], %k0: float32[1,1,4,8], %k1: float32[1,1,4,16]"
 _NAMED = "mask_local=%m, kv_cache_k_0=%k0, kv_cache_k_1=%k1, e0=%e0, e1=%e1"
 RINGS = f"""

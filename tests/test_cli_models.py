@@ -158,9 +158,6 @@ def test_a_file_that_is_no_model_is_exit_3(command: str, tmp_path: Path, capsys:
         assert [*tmp_path.iterdir()] == [path]
 
 
-# The demo
-
-
 def test_the_demo_converts_and_compares_both_models(tmp_path: Path, capsys: Captured) -> None:
     """It replaces files only with --force."""
     folder = tmp_path / "new" / "folder"

@@ -232,8 +232,6 @@ def test_models_that_keep_state_are_run_again_with_it() -> None:
     assert compare(one, one).bitwise
 
 
-# Where a difference begins
-
 CHAIN = """
 signature main = #0 (x=%x) -> (y=%y)
 subgraph main (%x: float32[1,8]) {{

@@ -117,8 +117,6 @@ def test_a_body_that_holds_a_custom_operator_is_opened_and_proved_with_its_optio
     assert names(model) == ["CUSTOM"]
 
 
-# State
-
 COUNTING = """
 subgraph main (%x: float32[4]) {
   %a: float32[4], %b: float32[4] = STABLEHLO_COMPOSITE(%x) {name: 'count', BODY: 1}

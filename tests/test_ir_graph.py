@@ -236,9 +236,6 @@ def test_walks_go_on_from_the_nearest() -> None:
     assert list(stopped) == made[:2:-1]
 
 
-# Weights that a file stores sparsely have no numbers to cut: they stay whole wherever they are read
-
-
 def sparse_projection() -> Model:
     """A projection with weights [3,8] as TFLite stores sparse ones: row by row."""
     weights = ", ".join(map(str, range(24)))

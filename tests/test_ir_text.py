@@ -35,8 +35,6 @@ def only(text: str) -> Operator:
     return operator
 
 
-# Round trips
-
 INTEGERS = "int8", "uint8", "int16", "int32", "int64", "uint16", "uint32", "uint64"
 ENDS = {name: np.iinfo(name) for name in INTEGERS}
 LINES = body(

@@ -38,8 +38,6 @@ def outcome(output: str, taken: str, log: str = "") -> Outcome:
     return Outcome(0, output, f"INFO: [a.cc:1] Partitioned subgraph<0>, {taken} partitions.\n").hear(log)
 
 
-# The log
-
 TWO = PARTITION.format(1, 2, 3, 40, 5) + PARTITION.format(10, 20, 30, 400, 50)
 TAKEN_TWICE = "selected 7 ops, from a total of 9 ops. resulted in 2"
 

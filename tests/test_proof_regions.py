@@ -28,8 +28,6 @@ from edge_opt.runtime.pair import DRAWS, SCALES, Outcome, Parts, ProofRequest
 from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeFailed, RuntimeRefused, RuntimeTimedOut
 from edge_opt.targets import Target
 
-# What is asked of a worker, which only says what it is told to
-
 PRODUCT = """
 subgraph main (%x: float32[1,64,8], %w: float32[1,8,8]) {
   %y: float32[1,64,8] = BATCH_MATMUL(%x, %w)

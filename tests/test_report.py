@@ -12,7 +12,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from browser import find_browser, look_at
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, Captured, run, state, written
 from pass_runs import SELECT_PAGE, but
 from syrupy.assertion import SnapshotAssertion
@@ -32,7 +31,6 @@ HOSTILE = (
 )
 SUFFIXES = (".json", ".md", ".html")
 UNPACK = replace(load_target("generic"), form="unpack")
-in_browser = pytest.mark.skipif(find_browser() is None, reason="no Chromium here: apt-get install chromium")
 
 
 @cache
@@ -250,25 +248,3 @@ def test_a_report_is_refused_before_the_work(tmp_path: Path, capsys: Captured) -
         assert state(tmp_path) == before
     assert run(capsys, "convert", DEMO, "-o", output, "--report", path, "--force").code == 0
     assert "mine" not in path.read_text()
-
-
-@pytest.mark.slow
-@in_browser
-@pytest.mark.parametrize("width", [390, 1280])
-def test_the_page_fits_and_asks_for_nothing(width: int, tmp_path: Path) -> None:
-    """Also with hostile names; of a page that is too wide, complains and asks, all is seen."""
-    paths = [tmp_path / f"{name}.html" for name in ("report", "hostile", "bad")]
-    report().write(paths[0])
-    hostile().write(paths[1])
-    paths[2].write_text(
-        "<!doctype html><div style='width:2000px'>wide</div><script>console.error('x')</script>"
-        "<img src='http://127.0.0.1:9/i.png'>"
-    )
-    for dark, ground in ((False, "rgb(251, 251, 250)"), (True, "rgb(21, 24, 28)")):
-        *pages, bad = look_at(paths, width=width, dark=dark)
-        for page in pages:
-            assert (page.width, page.scroll_width, page.ground) == (width, width, ground)
-            assert (page.requests, page.complaints) == ([], [])
-        assert bad.scroll_width >= 2000
-        assert bad.requests == ["http://127.0.0.1:9/i.png"]
-        assert "x" in bad.complaints

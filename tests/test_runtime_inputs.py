@@ -240,3 +240,23 @@ def test_extreme_codes_fill_whole_columns_or_rows_and_reach_both_ends() -> None:
     assert found["masks"].tolist() == found["tiny"].T.tolist() == [[127, -128, 1, 1] * 2] * 8
     graded = extreme(InputPlan(side="right", info=info), ones, "high")
     assert min(np.ptp(graded, axis=0).min(), np.ptp(graded, axis=1).min()) > 8, "along both axes"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind", "side", "shares"),
+    [
+        ("int8", "masks", "added", {(-128, -125): 0.98, (0, 0): 0.02}),
+        ("int8", "tiny", "added", {(124, 127): 1.0, (124, 124): 0.25}),
+        ("int8", "high", "other", {(-128, -128): 0.25, (127, 127): 0.25, (1, 1): 0.5}),
+        ("float32", "tiny", "added", {(0, 0): 0.5, (1, 1): 0.5}),
+        ("float32", "nan right", "right", {(np.inf, np.inf): 1 / 16, (1, 1): 0.75}),
+        ("float32", "masks", "added", {(-np.inf, -1e9): 0.33, (0, 0): 0.37}),
+    ],
+)
+def test_extremes_are_this_large_a_share(
+    dtype: str, kind: str, side: Side, shares: dict[tuple[float, float], float]
+) -> None:
+    info = tensor("x", 64, 64, dtype=dtype, **({} if dtype == "float32" else {"scale": 0.5}))
+    made = extreme(InputPlan(side=side, info=info), np.ones((64, 64), dtype), kind).astype(float)
+    for (least, most), share in shares.items():
+        assert np.mean((made >= least) & (made <= most)) == pytest.approx(share, abs=0.03)

@@ -37,8 +37,6 @@ def test_a_refusal_says_which_version_and_where(worker: Worker) -> None:
     assert caught.value.reason.startswith("after model: ")
 
 
-# Versions that are plain functions in place of models
-
 Version = Callable[..., Any]
 X, Y, CODES = tensor("x", 4, 3), tensor("y", 4, 3), tensor("codes", 1000, dtype="int8", scale=0.1)
 

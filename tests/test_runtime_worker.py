@@ -177,9 +177,6 @@ def test_a_custom_operator_that_no_kernel_knows_is_named_with_what_still_works(t
     assert "verify='regions'" in str(caught.value)
 
 
-# What cannot be verified is not written
-
-
 def convert_decode(output: Path) -> ConversionResult:
     return convert(DEMO, output, signatures=["decode"], skip=but("mha_to_sha"))
 

@@ -292,9 +292,6 @@ def test_a_value_a_field_cannot_hold_is_refused(table: str, fields: dict[str, An
         model_bytes(new_table("Model", buffers=[new_table("Buffer", data=np.zeros(3, np.uint8))]))
 
 
-# Bytes behind everything that a table names, as the zip archive that TFLite Metadata appends
-
-
 def archive(model: bytes) -> bytes:
     """The model with an archive behind it, whose positions count from the file's begin."""
     file = BytesIO(model)
