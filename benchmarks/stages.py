@@ -33,7 +33,7 @@ STAGES = {
     "tables from the graph": [("edge_opt.ir.model", "to_tables")],
     "flatbuffer from the tables": [("edge_opt.ir.model", "lay_out")],
     "copy the weights": [("edge_opt.schema.data", "Data.write")],
-    "flush to the disk": [("edge_opt.base.atomic", "_finish")],
+    "flush to the disk": [("os", "fsync")],
 }
 
 
