@@ -96,6 +96,8 @@ _HIGH = (
         (SOFTMAX, BITWISE, outcome(SAME, off(4e-6)), False, None),
         (SUM, BITWISE, outcome(off(12.8, 128), SAME), True, f"{_SUMS} 128)"),
         (SUM, BITWISE, outcome(off(12.9, 129), SAME), False, None),
+        (SUM, BITWISE, outcome(off(12.7, 127), SAME), True, f"{_SUMS} 127)"),
+        (SOFTMAX, BITWISE, outcome(off(0.5, 2), SAME), False, None),
         (SUM, BITWISE, outcome(CODES, CODES), True, f"{_SUMS} 0)"),
         (SUM, STEPS, outcome(CODES, CODES), True, ""),
         (SUM, BITWISE, outcome(CODES), True, _ROUNDED_ALONE),
