@@ -81,8 +81,7 @@ def show_build(result: BuildResult) -> None:
     written = Path(str(result.output))
     file = f"{written} ({size(written.stat().st_size)})"
     output.say(f"{file} for {result.chip} ({result.vendor}), in {_time(result.seconds)}.")
-    output.say(f"Before compilation: {result.converted}, which runs on this machine, too.")
-    output.say("The page Run on Android has the commands for both.")
+    output.say(f"The uncompiled bundle, {result.converted}, also runs on this machine (page Run on Android).")
 
 
 def evaluation_lines(evaluation: Evaluation) -> list[str]:

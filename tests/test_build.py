@@ -125,7 +125,7 @@ def test_the_console_has_stages_warnings_estimates_and_quality(place: Place, cap
     assert ["converted", "2", "4.00", "2.000", "-", "-"] in rows
     assert ["emulator", "8", "2.44", "1.221", "100.0", "%", "0.2000"] in [row[-7:] for row in rows]
     assert "Held out for evaluation: 3 of 12 prompts, every fifth" in done.out
-    assert f"Before compilation: {place.work / 'optimize' / 'model.litertlm'}, which runs" in done.out
+    assert f"The uncompiled bundle, {place.work / 'optimize' / 'model.litertlm'}, also runs" in done.out
     assert again.err.count("  reused  ") == len(lines)
     for told in (done, again):
         assert f"\n  {KEPT}\n  {NOTE}\ncompile" in told.err

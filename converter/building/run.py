@@ -125,11 +125,8 @@ def build(
     folder = output.with_suffix(WORK) if work is None else Path(work)
     _check_output(output, Path(source), folder, overwrite=overwrite)
     vendor, chip = _chip_of(soc)
-    given, facts, libraries = (
-        look_at(Path(source)),
-        _target(vendor, chip, target),
-        _find_compiler(vendor, sdk),
-    )
+    given, facts = look_at(Path(source)), _target(vendor, chip, target)
+    libraries = _find_compiler(vendor, sdk)
     chosen = {**(settings or {}), **_lengths(given, prefill, cache)}
     _check_weights(weights, given, vendor)
     texts, calibration, note = _texts(given, prompts, held_out, evaluate=evaluate)

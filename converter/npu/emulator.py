@@ -171,11 +171,12 @@ def _emulated(both: Both, pair: Pair, compiler: Compiler) -> SignatureComparison
         cpu += both.worker.run_plans(file, name, planned)
         try:
             with emulating(model, name, compiler) as emulator:
-                # Outputs that are an input or a constant are not compiled; they are the CPU's.
-                inputs = {one.info.name: array_of(one) for one in planned[0]}
-                runs.append({**cpu[-1], **emulator.run(inputs)})
+                outputs = emulator.run({one.info.name: array_of(one) for one in planned[0]})
         except CompilerFailedError as error:
             return SignatureComparison(name, reason=f"{side}: {error}")
+        # Outputs that are an input or a constant are not compiled; they are the CPU's.
+        ends = model.arguments(name)[2].items()
+        runs.append({key: cpu[-1][key] for key, tensor in ends if tensor.producer is None} | outputs)
     found = both.measure_all(pair, [(runs[0], {**runs[-1]})])
 
     def far(run: Arrays, info: TensorInfo, of_a: TensorInfo) -> float:

@@ -1,12 +1,12 @@
 """A mask that is added to joined logits -> its columns, each added to its part of the logits before they are joined."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 
 from edge_opt.attention.assembly import Assembly
 from edge_opt.base.words import name_below
-from edge_opt.ir import Operator, same_type
+from edge_opt.ir import Operator
+from edge_opt.ir.dtypes import same_quantization
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.passes.rewrite import Rewrite
 
@@ -45,7 +45,10 @@ def _join_above(context: Context, addition: Operator) -> Operator | None:
         alone = len(joined.consumers) == 1 and not context.subgraph.is_output(joined)
         parts = [part for part in join.inputs if part is not None]
         products = all(part.producer and part.producer.name == "BATCH_MATMUL" for part in parts)
-        same_numbers = all(same_type(replace(part, shape=joined.shape), joined) for part in parts)
+        same_numbers = all(
+            part.dtype is joined.dtype and same_quantization(part.quantization, joined.quantization)
+            for part in parts
+        )
         # Logits must be clipped before the mask is added; per-column scales would have to be cut, too.
         plain = not join.option("fused_activation_function") and not any(
             tensor.quantization and tensor.quantization.is_per_axis for tensor in (mask, *addition.outputs)

@@ -4,6 +4,7 @@ The interpreter is not used, and the model is not changed, except for temporary 
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -169,7 +170,8 @@ class _Walk:
         self.disagreements: dict[object, Disagreement] = {}
         self.walked: set[Subgraph] = set()
         self._model = model
-        self._entered: dict[tuple[object, ...], Sequence[Fact] | None] = {}
+        self._entered: dict[object, Sequence[Fact] | None] = {}
+        self._entries = Counter[int]()
 
     def report(
         self, graph: Subgraph, operator: str, tensor: Tensor, inferred: Shape | None, reason: str
@@ -220,8 +222,8 @@ class _Walk:
             raise ShapeError(f"it passes {len(inputs)} inputs to subgraph '{graph.name}'")
         values = (None if value is None else (value.dtype.str, repr(value.tolist())) for _, value in inputs)
         key = (index, tuple(fact.shape for fact in inputs), *values)
-        entries = sum(entered[0] == index for entered in self._entered)
-        if key not in self._entered and entries < _MOST_ENTRIES:
+        if key not in self._entered and self._entries[index] < _MOST_ENTRIES:
+            self._entries[index] += 1
             self._entered[key] = None  # if it calls itself
             pairs = zip(graph.inputs, inputs, strict=True)
             facts = {t: Fact(recorded_shape(t) if shape is None else shape, v) for t, (shape, v) in pairs}
