@@ -158,9 +158,8 @@ def tool_versions() -> dict[str, str]:
 def _code_digest() -> str:
     """A digest of the installed code that stages run, and of its data files, wherever they are."""
     contents = _contents(files("edge_opt"), "edge_opt")
-    contents |= _contents(
-        files("edge_opt.schema"), "edge_opt/schema"
-    )  # in an editable install, a folder apart
+    # In an editable install, the schema is a folder apart.
+    contents |= _contents(files("edge_opt.schema"), "edge_opt/schema")
     digest = hashlib.sha256()
     for name in sorted(contents):
         digest.update(f"{name}\0{len(contents[name])}\0".encode() + contents[name])
