@@ -75,7 +75,7 @@ def prepare(source: Path, output: Path, *, rotate: bool) -> Prepared:
     if not difference <= _SAME:  # NaN, too
         return _left(f"its logits would change by {difference:.2%} of the largest one")
     if not smaller * _GAIN <= largest:
-        return _left(f"its largest number would only change from {largest:,.0f} to {smaller:,.0f}")
+        return _left(f"its largest number would only change from {largest:,.1f} to {smaller:,.1f}")
     model.save_pretrained(output)
     for file in source.iterdir():
         if file.is_file() and file.suffix in _TEXTS and not (output / file.name).exists():
