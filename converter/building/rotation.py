@@ -160,7 +160,7 @@ def _obstacle(torch: Any, model: Any) -> str:
 def _is_rms_norm(torch: Any, model: Any, name: str) -> bool:
     """True if a norm computes `weight * x / rms(x)`; x has a mean, which a LayerNorm would subtract."""
     norm = model.get_submodule(name)
-    x = torch.linspace(1, 9, model.config.hidden_size)
+    x = torch.linspace(1e3, 9e3, model.config.hidden_size)  # large, so that epsilon does not matter
     with torch.no_grad():
         wanted = norm.weight * x / x.square().mean().sqrt()
         return bool(torch.allclose(norm(x[None, None])[0, 0], wanted, rtol=_SAME, atol=0))
