@@ -7,7 +7,9 @@ and adds a product to it, so an orthogonal matrix Q can be folded into the weigh
     x [T,D] -> x Q        reading weights [N,D]: W -> W diag(norm) Q        writing weights [D,N]: W -> Q' W
 
 The function stays the same, since `rms(x Q) = rms(x)` (QuaRot, Ashkboos et al. 2024, https://arxiv.org/abs/2404.00456).
-Checkpoints with norms after a product, such as Gemma 2 and 3, cannot be rotated.
+Checkpoints with norms after a product, such as Gemma 2 and 3, or with LayerNorms, such as OLMo and Cohere, cannot be
+rotated: every weight must be listed here, every norm must compute `weight * x / rms(x)`, and the logits of a few tokens
+must be the same before and after.
 """
 
 import importlib
@@ -15,7 +17,7 @@ import pickle
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,20 +32,26 @@ _NORMS = {
 """Norms of a layer, and the products that read each one's result."""
 _WRITES = re.compile(_LAYER + r"(?:self_attn\.o_proj|mlp\.down_proj)\.(?:weight|bias)")
 _OTHERS = re.compile(_LAYER + r"self_attn\.(?:(?:q|k|v|qkv)_proj\.bias|[qk]_norm\.weight)")
-_EMBEDDING, NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+_EMBEDDING, NORM, _HEAD = _ENDS = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
 _TEXTS = {".json", ".model", ".jinja", ".txt"}
 _TOKENS = 64
-_SAME = 1e-3
-"""Largest difference of logits, relative to the largest logit, that counts as float32 rounding."""
+_SAME = 1e-4
+"""Largest difference that counts as float32 rounding, relative to the largest logit; 5e-6 for SmolLM2-135M."""
 _GAIN = 2.0
 """Factor by which the stream's largest number must shrink."""
 
 
-def prepare(source: Path, output: Path, *, rotate: bool) -> str:
+class Prepared(NamedTuple):
+    """What `prepare` did: `note`, for the user, says what was rotated, or why nothing was."""
+
+    rotated: bool
+    note: str
+
+
+def prepare(source: Path, output: Path, *, rotate: bool) -> Prepared:
     """Check a checkpoint's weights and, if `rotate`, write an equivalent checkpoint to the new folder `output`.
 
-    Returns:
-        A note for the user; empty, without writing a folder, if norms rule rotation out or it does not help.
+    No folder is written if the checkpoint cannot be rotated, or if that does not help.
 
     Raises:
         UsageError: weights are missing, truncated, of another shape, NaN or infinite; or transformers refuses the
@@ -52,21 +60,32 @@ def prepare(source: Path, output: Path, *, rotate: bool) -> str:
     """
     torch = importlib.import_module("torch")
     model = _load(torch, source)
-    if not rotate or not _has_norms_in_front(model):
-        return ""
+    if not rotate:
+        return Prepared(rotated=False, note="")
+    obstacle = _obstacle(torch, model)
+    if obstacle:
+        return _left(obstacle)
     before, largest = _run(torch, model)
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     model.config.tie_word_embeddings = False
     with torch.no_grad():
         _rotate_weights(model.state_dict(), torch.tensor(orthogonal(model.config.hidden_size)))
     after, smaller = _run(torch, model)
-    if (after - before).abs().max() > _SAME * before.abs().max() or smaller * _GAIN > largest:
-        return ""
+    difference = float((after - before).abs().max() / before.abs().max())
+    if not difference <= _SAME:  # NaN, too
+        return _left(f"its logits would change by {difference:.2%} of the largest one")
+    if not smaller * _GAIN <= largest:
+        return _left(f"its largest number would only change from {largest:,.1f} to {smaller:,.1f}")
     model.save_pretrained(output)
     for file in source.iterdir():
         if file.is_file() and file.suffix in _TEXTS and not (output / file.name).exists():
             shutil.copy(file, output)
-    return f"Rotated the residual stream: its largest number falls from {largest:,.0f} to {smaller:,.0f}"
+    note = f"Rotated the residual stream: its largest number falls from {largest:,.0f} to {smaller:,.0f}"
+    return Prepared(rotated=True, note=note)
+
+
+def _left(reason: str) -> Prepared:
+    return Prepared(rotated=False, note=f"The residual stream is not rotated: {reason}")
 
 
 def _load(torch: Any, source: Path) -> Any:
@@ -117,11 +136,34 @@ def orthogonal(width: int) -> NDArray[np.float64]:
     return np.kron(hadamard, cosines)
 
 
-def _has_norms_in_front(model: Any) -> bool:
-    """True if the rotation supports every weight."""
+def _obstacle(torch: Any, model: Any) -> str:
+    """Why a model cannot be rotated: a weight or norm of another kind; empty if all are known."""
+    weights = model.state_dict()
     known = (*_NORMS.values(), _WRITES, _OTHERS, re.compile(_LAYER + f"(?:{'|'.join(_NORMS)})\\.weight"))
-    left = model.state_dict().keys() - {_EMBEDDING, NORM, _HEAD}
-    return all(any(one.fullmatch(name) for one in known) for name in left)
+    norms = {NORM}
+    for name in weights:
+        if name not in _ENDS and not any(one.fullmatch(name) for one in known):
+            return f"edge-opt has no rule for '{name}'"
+        for norm, readers in _NORMS.items():
+            if match := readers.fullmatch(name):
+                norms.add(f"{match[1]}{norm}.weight")
+    for name in (_EMBEDDING, _HEAD):
+        if name not in weights:
+            return f"'{name}' is missing"
+    for name in sorted(norms):
+        norm = name.removesuffix(".weight")
+        if name not in weights or not _is_rms_norm(torch, model, norm):
+            return f"'{norm}' does not compute `weight * x / rms(x)`, the only norm that a rotation preserves"
+    return ""
+
+
+def _is_rms_norm(torch: Any, model: Any, name: str) -> bool:
+    """True if a norm computes `weight * x / rms(x)`; x has a mean, which a LayerNorm would subtract."""
+    norm = model.get_submodule(name)
+    x = torch.linspace(1e3, 9e3, model.config.hidden_size)  # large, so that epsilon does not matter
+    with torch.no_grad():
+        wanted = norm.weight * x / x.square().mean().sqrt()
+        return bool(torch.allclose(norm(x[None, None])[0, 0], wanted, rtol=_SAME, atol=0))
 
 
 def _rotate_weights(state: dict[str, Any], turn: Any) -> None:
