@@ -86,6 +86,32 @@ def test_a_scale_below_the_cut_is_made_per_head(form: str) -> None:
     assert_same_bits(before, model)
 
 
+APART = """
+subgraph main (%q: float32[1,6,4,5], %k: float32[4,8,5], %v: float32[4,8,5]) {
+  %s: float32[1,6,4,5] = MUL(%q, float32[ONES]{splat 0.5})
+  %t: float32[1,4,6,5] = TRANSPOSE(%s, int32{0, 2, 1, 3})
+  %n: float32[4,6,5] = RESHAPE(%t, int32{4, 6, 5})
+  %l: float32[4,6,8] = BATCH_MATMUL(%n, %k) {adj_y: true}
+  %p: float32[4,6,8] = SOFTMAX(%l) {beta: 1.0}
+  %h: float32[4,6,5] = BATCH_MATMUL(%p, %v)
+  %b: float32[1,4,6,5] = RESHAPE(%h, int32{1, 4, 6, 5})
+  %u: float32[1,6,4,5] = TRANSPOSE(%b, int32{0, 2, 1, 3})
+  %o: float32[1,6,4,5] = ABS(%u)
+  return %o
+}
+"""
+
+
+@pytest.mark.parametrize("form", ["split", "unpack", "split-above"])
+@pytest.mark.parametrize("shape", ["", "1", "1,1", "1,1,1", "1,1,1,1"])
+def test_a_scale_of_any_rank_is_sunk_into_heads_with_fewer_axes(shape: str, form: str) -> None:
+    model = parse(APART.replace("ONES", shape))
+    before = to_bytes(model)
+    assert [report.reason for report in convert(model, form)] == [""]
+    assert kinds(model)["MUL"] == 4
+    assert_same_bits(before, model)
+
+
 TWO_AXES_OF_HEADS = """
 subgraph main (%q: float32[1,6,4,5], %k: float32[1,2,1,8,5], %v: float32[1,2,1,8,5]) {
   %n: float32[1,6,2,2,5] = RESHAPE(%q, int32{1, 6, 2, 2, 5})
