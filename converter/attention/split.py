@@ -286,7 +286,9 @@ class _Splitter:
         index = tuple(f.digit(head) if f.stride else slice(None) for axis in factored for f in axis)
         values = expanded[index].reshape(fx.piece_shape(factored, keep=self.plan.form.keep))
         make, name = self.assembly.constants.make, name_below(tensor.name, "piece")
-        return make(name, values, tensor.dtype, tensor.quantization)
+        return make(
+            name, values, tensor.dtype, Labelled(tensor, factored, self.plan.form.keep).piece_quantization()
+        )
 
     def _split(self, tensor: Tensor, axis: int, count: int, *, drops: bool) -> tuple[Tensor, ...]:
         """Cut the tensor into `count` parts along an axis, which is removed if `drops`."""
