@@ -258,9 +258,14 @@ SKIPPED: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
                 "%o: float32[1,4,6,5] = RESHAPE(%o5, int32{1, 4, 6, 5})"),
         "not every head reaches the logits (expected 4, found 2), at BATCH_MATMUL",
     ),
-    "constant keys with a scale for each of them": (
+    "constant keys with a scale for each head": (
         changed("%k: float32[1,4,8,5], -> ", "(%q, %k) {adj_y: true} -> (%q, int8[1,4,5,8]{splat 2} q(["
-                + ", ".join(["0.5"] * 8) + "], [" + ", ".join("0" * 8) + "], axis 3))"),
+                + ", ".join(["0.5"] * 4) + "], [" + ", ".join("0" * 4) + "], axis 1))"),
+        "the heads lie on the axis of the scales, tensor 'const_3'",
+    ),
+    "constant keys with scales that their product does not read": (
+        changed("%k: float32[1,4,8,5], -> ", "(%q, %k) {adj_y: true} -> (%q, int8[1,4,5,8]{splat 2} q(["
+                + ", ".join(["0.5"] * 5) + "], [" + ", ".join("0" * 5) + "], axis 2))"),
         "a tensor with several scales cannot be cut, at BATCH_MATMUL, tensor 'const_3'",
     ),
     "values that are never summed": (

@@ -158,7 +158,7 @@ def frozen(folder: Path) -> Path:
     return folder / "frozen.tflite"
 
 
-NO_SPLIT = replace(load_target("generic"), name="picky", refused_operators=frozenset({"SPLIT"}))
+NO_SPLIT = replace(load_target("generic"), name="picky", refused_operators=frozenset({"SPLIT", "UNPACK"}))
 PICKY = "target 'picky' refuses SPLIT"
 UNCHANGED: dict[str, tuple[Callable[[Path], Path], Status, str]] = {
     "no attention": (lambda folder: written(folder, NO_ATTENTION), Status.SETTLED, "not attention"),

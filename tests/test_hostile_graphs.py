@@ -6,12 +6,14 @@ import fuzz
 import numpy as np
 import pytest
 from attention_checks import MERGED, attention_text
+from growth_shapes import SHAPES, visits
 from text_parser import parse
 
 import edge_opt
-from edge_opt.attention.find import find_blocks
+from edge_opt.attention.find import find_blocks, find_mask
+from edge_opt.attention.positions import find_rotary
 from edge_opt.conversion import ConversionResult, convert
-from edge_opt.ir import Model, load, to_bytes
+from edge_opt.ir import Model, Subgraph, load, to_bytes
 from edge_opt.passes import Status
 from edge_opt.schema import new_table
 
@@ -115,6 +117,30 @@ def test_long_chains_and_exponential_graphs_take_no_time(place: str, length: int
     with fuzz.time_limit(10):
         assert len(list(find_blocks(model.subgraphs[0]))) == 1
         converted(model)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_twice_the_operators_take_at_most_little_more_than_twice_the_visits(shape: str) -> None:
+    def work(graph: Subgraph) -> None:
+        matches = list(find_blocks(graph))
+        for match in matches:
+            find_mask(match.softmax)
+        for rotary in find_rotary(graph):
+            assert len(rotary.operators) < 200
+
+    small, large = (parse(SHAPES[shape](count)).subgraphs[0] for count in (200, 400))
+    assert visits(lambda: work(large)) <= 2.2 * visits(lambda: work(small))
+
+
+@pytest.mark.parametrize(("heads", "status"), [(1024, Status.CONVERTED), (64_000, Status.SKIPPED)])
+def test_more_than_1024_heads_are_left_with_their_number(heads: int, status: Status) -> None:
+    text = PLAIN.replace("[1,4,", f"[1,{heads},").replace("[1,6,4,5]", f"[1,6,{heads},5]")
+    text = text.replace("[1,6,20]", f"[1,6,{5 * heads}]").replace("{1, 6, 20}", f"{{1, 6, {5 * heads}}}")
+    (site,) = converted(parse(text)).sites
+    assert site.status is status
+    assert status is Status.CONVERTED or site.reason.startswith(
+        "more than 1,024 heads are not split (found 64,000)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """The reference page's graphs, before and after, as text; the forms that heads are cut in, and tiles of their rows."""
 
+import math
 import re
 from collections import Counter
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 from attention_checks import assert_same_bits, attention_text, convert, masked_text, of_one_head
 from pass_runs import TESTDATA, tiles
@@ -12,7 +14,7 @@ from syrupy.assertion import SnapshotAssertion
 from text_parser import parse
 
 from edge_opt.conversion import convert as convert_model
-from edge_opt.ir import Model, to_bytes
+from edge_opt.ir import DType, Model, to_bytes
 from edge_opt.ir.text import to_text
 from edge_opt.passes import Status
 from edge_opt.targets import load_target
@@ -83,6 +85,74 @@ def test_a_scale_below_the_cut_is_made_per_head(form: str) -> None:
     before = to_bytes(model)
     assert [report.status for report in convert(model, form)] == [Status.CONVERTED]
     assert kinds(model)["MUL"] == 4
+    assert_same_bits(before, model)
+
+
+APART = """
+subgraph main (%q: float32[1,6,4,5], %k: float32[4,8,5], %v: float32[4,8,5]) {
+  %s: float32[1,6,4,5] = MUL(%q, float32[ONES]{splat 0.5})
+  %t: float32[1,4,6,5] = TRANSPOSE(%s, int32{0, 2, 1, 3})
+  %n: float32[4,6,5] = RESHAPE(%t, int32{4, 6, 5})
+  %l: float32[4,6,8] = BATCH_MATMUL(%n, %k) {adj_y: true}
+  %p: float32[4,6,8] = SOFTMAX(%l) {beta: 1.0}
+  %h: float32[4,6,5] = BATCH_MATMUL(%p, %v)
+  %b: float32[1,4,6,5] = RESHAPE(%h, int32{1, 4, 6, 5})
+  %u: float32[1,6,4,5] = TRANSPOSE(%b, int32{0, 2, 1, 3})
+  %o: float32[1,6,4,5] = ABS(%u)
+  return %o
+}
+"""
+
+
+@pytest.mark.parametrize("form", ["split", "unpack", "split-above"])
+@pytest.mark.parametrize("shape", ["", "1", "1,1", "1,1,1", "1,1,1,1"])
+def test_a_scale_of_any_rank_is_sunk_into_heads_with_fewer_axes(shape: str, form: str) -> None:
+    model = parse(APART.replace("ONES", shape))
+    before = to_bytes(model)
+    assert [report.reason for report in convert(model, form)] == [""]
+    assert kinds(model)["MUL"] == 4
+    assert_same_bits(before, model)
+
+
+def with_scales(shape: tuple[int, ...], axis: int) -> str:
+    """An int8 constant with a scale for each index of an axis."""
+    rng = np.random.default_rng(0)
+    values = ", ".join(map(str, rng.integers(-100, 100, math.prod(shape))))
+    scales = ", ".join(f"{scale:.4f}" for scale in rng.uniform(0.01, 0.03, shape[axis]))
+    points = ", ".join("0" * shape[axis])
+    return f"int8[{','.join(map(str, shape))}]{{{values}}} q([{scales}], [{points}], axis {axis})"
+
+
+KEYS = attention_text(
+    tail="%t: float32[1,6,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})\n%r: float32[1,6,4,5] = ABS(%t)"
+)
+BIAS = SCALED.replace("float32(0.5)", "%b").replace(
+    "  %s:", "  %b: float32[4,1,5] = DEQUANTIZE(CONSTANT)\n  %s:"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "constant", "form", "axis"),
+    [
+        (KEYS.replace("(%q, %k) {adj_y: true}", "(%q, CONSTANT)"), ((1, 4, 5, 8), 3), "split", 3),
+        (KEYS.replace("(%q, %k) {adj_y: true}", "(%q, CONSTANT)"), ((1, 4, 5, 8), 3), "unpack", 2),
+        (KEYS.replace("(%q, %k)", "(%q, CONSTANT)"), ((1, 4, 8, 5), 2), "unpack", 1),
+        (BIAS, ((4, 1, 5), 2), "split-above", 2),
+    ],
+)
+def test_scales_on_another_axis_than_the_heads_stay_with_it(
+    text: str, constant: tuple[tuple[int, ...], int], form: str, axis: int
+) -> None:
+    text = text.replace("CONSTANT", with_scales(*constant)).replace(
+        "%k: float32[1,4,8,5], " * ("%k)" not in text), ""
+    )
+    model = parse(text)
+    before = to_bytes(model)
+    assert [report.reason for report in convert(model, form)] == [""]
+    read = [
+        t for op in model.subgraphs[0].operators for t in op.inputs if t is not None and t.dtype is DType.INT8
+    ]
+    assert [tensor.quantization.dimension for tensor in read if tensor.quantization] == [axis] * 4
     assert_same_bits(before, model)
 
 

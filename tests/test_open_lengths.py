@@ -71,6 +71,17 @@ SELECTED = """
       return %m, %z, %w
     }
     """
+EMPTY = """
+    subgraph main (%x: float32[?,4]) {
+      %s: int32[2] = SHAPE(%x) {out_type: 2}
+      %e: int32[0] = STRIDED_SLICE(%s, int32{0}, int32{0}, int32{1})
+      %f: int32[0] = RESHAPE(%e, int32{-1})
+      %p: int32[1] = REDUCE_PROD(%f, int32{0}) {keep_dims: true}
+      %to: int32[3] = CONCATENATION(%p, %f, %s) {axis: 0}
+      %r: float32[1,?,4] = RESHAPE(%x, %to)
+      return %r
+    }
+    """
 
 
 def qkv(rows: int, keys: int, batch: int = 1) -> dict[str, tuple[int, ...]]:
@@ -83,6 +94,7 @@ MODELS = {
     "batch and lengths": (BATCHED, qkv(3, 17, batch=2)),
     "caches that grow": (GROWN, {**qkv(5, 5), **PAST}),
     "rows selected, sizes unpacked": (SELECTED, {"x": (2, 4)}),
+    "a vector of no sizes": (EMPTY, {"x": (3, 4)}),
 }
 
 

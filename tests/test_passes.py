@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,35 @@ def test_what_cannot_be_rewritten_stays(make: Any, target: dict[str, Any], statu
     assert to_bytes(model) == to_bytes(parse(CHAIN))
 
 
+class InTurn(Double):
+    """Offers a refused rewrite, one of another shape, and the right one."""
+
+    def sites(self, context: Context) -> Iterable[Site]:
+        first, last = context.subgraph.operators[:2]
+        shape = partial(of_another_shape, context, first, last)
+        right = partial(self._make, context, first, last)
+        yield Site(last, refuse, {"other": shape, "right": right})
+
+
+def test_the_next_form_is_tried_where_one_fails_and_the_report_says_so() -> None:
+    _, (site,) = convert_text(CHAIN, InTurn(), prover=Says(True))
+    assert (site.status, site.reason) == (Status.CONVERTED, "")
+    assert site.note == "in form 'right', because the target's form failed"
+    assert [reason.split(" ")[0] for reason in site.to_dict()["failed"]] == ["no", "SQUARE"]
+
+
+def test_where_all_forms_fail_the_first_reason_counts() -> None:
+    model, (site,) = convert_text(CHAIN, InTurn(), prover=Says(False))
+    assert (site.status, site.reason) == (Status.SKIPPED, "no (expected yes, found no)")
+    assert site.proof is None
+    assert to_bytes(model) == to_bytes(parse(CHAIN))
+
+
+def test_a_bug_in_one_form_is_told_and_no_other_tried() -> None:
+    _, (site,) = convert_text(CHAIN, InTurn(crash), prover=Says(True))
+    assert (site.status, site.is_bug) == (Status.REVERTED, True)
+
+
 def test_a_place_of_open_lengths_is_never_settled() -> None:
     class Settled(Double):
         def sites(self, context: Context) -> Iterable[Site]:
@@ -98,6 +128,7 @@ def test_reports_say_everything_as_plain_data() -> None:
     report = reports[0].to_dict()
     proof = report.pop("proof")
     names = {"pass": "double", "signature": "main", "operator": "b", "index": 0, "status": "converted"}
+    assert report.pop("failed") == []
     assert report == names | dict.fromkeys(("reason", "note", "heads", "kv_heads"))
     given = {"demand": "relative 0.5", "bitwise": True, "max_abs": 0.0, "note": None}
     assert proof | given == proof

@@ -151,6 +151,14 @@ def test_bodies_stay_with_the_rewrite_that_is_kept_and_go_with_others(holds: boo
     assert holds or to_text(model) == to_text(parse(NORMED))
 
 
+def test_heads_are_cut_below_a_norm_that_fails_its_proof() -> None:
+    model = parse(NORMED)
+    (site,) = run(model, "mha_to_sha", target=Target("t", "t", form="split-above"), prover=Says(False, True))
+    assert (site.note, site.failed) == ("in form 'split', because the target's form failed", ("it differs",))
+    assert cut_at(model) <= {"n", "q"}
+    assert [graph.name for graph in model.subgraphs] == ["main", "norm"]
+
+
 ROTATED = """\
 subgraph main (%x: QUERY q(0.01, 0), %c: int16[1,1,1,4] q(0.01, 0), %k: KEYS q(0.01, 0), %v: KEYS q(0.01, 0)) {
   %z: int16[1,2,1,4] q(0.02, 0) = QUANTIZE(%x)

@@ -7,6 +7,7 @@ import numpy as np
 
 from edge_opt.base.words import name_below
 from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Shape, Tensor
+from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import needed_for
 from edge_opt.schema.table import Table, new_table
 from edge_opt.shapes.rules import small_value
@@ -31,13 +32,20 @@ class Assembly:
     def tensor(
         self, name: str, shape: Shape, like: Tensor, quantization: Quantization | None = None
     ) -> Tensor:
-        """A new tensor with the type of `like`, and its quantization unless another is given."""
+        """A new tensor with the type of `like`, and its quantization unless another is given.
+
+        Raises:
+            RefusedError: the quantization is per axis, and the axes are others.
+        """
+        own = quantization or like.quantization
+        if own is not None and own.is_per_axis and shape != like.shape:
+            raise RefusedError("a tensor with several scales cannot be cut or reshaped", None, like)
         unique, count = name, 1
         while unique in self._names:
             count += 1
             unique = f"{name}_{count}"
         self._names.add(unique)
-        return Tensor(unique, shape, like.dtype, quantization=quantization or like.quantization)
+        return Tensor(unique, shape, like.dtype, quantization=own)
 
     def emit(self, name: str, inputs: Sequence[Tensor], *outputs: Tensor, **options: object) -> Tensor:
         """Add a builtin operator; returns its first result."""

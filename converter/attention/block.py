@@ -84,6 +84,8 @@ class NotABlock:
 
 Match = Block | NotABlock
 
+_MOST_PIECES = 1 << 14
+
 
 def logits_bytes(block: Block) -> int:
     """Bytes of one head's logits `[T, S]` on an NPU, with S counting all keys and T all rows."""
@@ -104,8 +106,11 @@ def row_tiles(block: Block, count: int) -> Block:
     and joined to finished rows.
 
     Raises:
-        RefusedError: the rows cannot be followed to the logits.
+        RefusedError: the rows cannot be followed to the logits, or there are too many tiles.
     """
+    if count * block.heads > _MOST_PIECES:
+        found = f"{count * block.heads:,}"
+        raise RefusedError(f"more than {_MOST_PIECES:,} tiles are not made", block.softmax, None, "", found)
     refusal = RefusedError("no axis of the result is the queries' sequence", block.softmax, block.output)
     for factored in _with_rows(block, count):
         try:

@@ -26,6 +26,9 @@ from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import producers, walked
 from edge_opt.shapes.inference import doubted
 
+MOST_HEADS = 1024
+"""Each head gets operators of its own; real models have up to 128."""
+
 MASKING = frozenset({"ADD", "SUB", "SELECT", "SELECT_V2"})
 _SOFTMAXES = frozenset({"SOFTMAX", "LOG_SOFTMAX"})
 _PROJECTIONS = operators_that(Effect.PRODUCT) | {"CONV_2D"}
@@ -101,13 +104,21 @@ def products_above(starts: Iterable[Operator]) -> tuple[list[Operator], list[Ope
 
 
 def find_mask(softmax: Operator) -> Tensor | None:
-    """Find the mask: a tensor that is added to the scores or selects from them."""
-    for operator in walked(producers(softmax), _followed_up, DEEPEST):
+    """Find the mask: a tensor that is added to the scores or selects from them.
+
+    The operators above the SOFTMAX are walked once; those from which a product is reached carry scores, no mask.
+    """
+    met = list(walked(producers(softmax), _followed_up, 4 * DEEPEST))
+    readers: dict[Operator, list[Operator]] = {}
+    for operator in met:
+        for source in _followed_up(operator):
+            readers.setdefault(source, []).append(operator)
+    products = filter(is_product, {**dict.fromkeys(met), **readers})
+    scores = set(walked(products, lambda operator: readers.get(operator, ())))
+    for operator in met[:DEEPEST]:
         for tensor in operator.inputs if operator.name in MASKING else ():
-            if tensor is not None and tensor.elements > 1:
-                maker = [tensor.producer] if tensor.producer is not None else []
-                if not products_above(maker)[0]:
-                    return tensor
+            if tensor is not None and tensor.elements > 1 and tensor.producer not in scores:
+                return tensor
     return None
 
 
@@ -183,6 +194,10 @@ class _Search:
     def block(self) -> Block:
         """Build the block; raises RefusedError if its heads are ambiguous or cannot be followed."""
         merged, trace = self._beside_head_size() or self._on_batch_axes(), Trace()
+        if merged is not None and merged.pieces > MOST_HEADS:
+            raise RefusedError(
+                f"more than {MOST_HEADS:,} heads are not split", self.softmax, None, "", f"{merged.pieces:,}"
+            )
         if merged is None:
             self._check_rows()
             output = self._tail[0] if self._tail else self._product

@@ -7,7 +7,15 @@ from typing import TypeAlias
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.factors import Factored
-from edge_opt.attention.rules import RULES, Labelled, OneHead, Operands, Rule, is_product
+from edge_opt.attention.rules import (
+    RULES,
+    Labelled,
+    OneHead,
+    Operands,
+    Rule,
+    is_product,
+    reads_each_scale,
+)
 from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import walked
@@ -61,8 +69,8 @@ class OperandFactors:
         factored = {} if rule is None else rule.operands(of)
         operands = {i: Labelled(operator.input(i), own, of.keep) for i, own in factored.items()}
         for operand in operands.values():
-            scales = operand.tensor.quantization
-            if operand.pieces > 1 and scales is not None and (scales.is_per_axis or scales.is_blockwise):
+            is_cut = operand.piece_quantization() is not operand.tensor.quantization
+            if is_cut and not reads_each_scale(operator, operand.tensor):
                 raise RefusedError("a tensor with several scales cannot be cut", operator, operand.tensor)
         return operands
 

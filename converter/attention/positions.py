@@ -4,9 +4,10 @@ Names do not matter. All paths up from a COS or SIN end at one integer input of 
 positions, followed up like a head label, shows that each entry of the result depends on only one position.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ _ANGLES = frozenset({"COS", "SIN"})
 _RETYPED = frozenset({"QUANTIZE", "DEQUANTIZE"})
 _HALF_A_STEP = 0.501  # quantizers divide in float32
 _AT_ONCE = 1 << 12  # positions
+_MOST_STEPS = 64  # on all paths between the positions and a cosine; real ones have under thirty
 
 
 class FloatForm(NamedTuple):
@@ -174,14 +176,47 @@ def _rounds_to(real: Tensor, stored: Tensor) -> bool:
 
 def find_rotary(graph: Subgraph, exact: Mapping[Tensor, Tensor] | None = None) -> Iterator[Rotary]:
     """Find every cosine and sine of an integer input of the graph that is computed through quantized angles."""
-    for angle in (operator for operator in graph.operators if operator.name in _ANGLES):
-        above, sources = backward_slice(angle.outputs)
-        through_codes = any(_is_code(tensor) for operator in above for tensor in operator.outputs)
-        if len(sources) == 1 and through_codes and sources[0].dtype in (DType.INT32, DType.INT64):
-            (position,) = sources
-            if not position.is_quantized and position in graph.inputs:
-                leading = (operator for operator in graph.operators if operator in above)
-                yield Rotary(position, (*leading, *_following(graph, angle)), exact or {})
+    places = {operator: place for place, operator in enumerate(graph.operators)}
+    above: dict[Tensor, _Above] = {}
+    for operator in places:
+        read = [
+            _NOTHING if t.is_constant else above.get(t, _Above((t,)))
+            for t in operator.inputs
+            if t is not None
+        ]
+        own = _joined(read, through_codes=any(map(_is_code, operator.outputs)))
+        above.update(dict.fromkeys(operator.outputs, own))
+        if (
+            operator.name not in _ANGLES
+            or not own.through_codes
+            or len(own.sources) != 1
+            or own.steps > _MOST_STEPS
+        ):
+            continue
+        (position,) = own.sources
+        is_integer = position.dtype in (DType.INT32, DType.INT64) and not position.is_quantized
+        if is_integer and position in graph.inputs:
+            leading = sorted(backward_slice(operator.outputs)[0], key=places.__getitem__)
+            following = islice(_following(graph, operator), _MOST_STEPS)
+            yield Rotary(position, (*leading, *following), exact or {})
+
+
+class _Above(NamedTuple):
+    """The computation above a tensor: where it starts (two tensors stand for more), and how long it is at most."""
+
+    sources: tuple[Tensor, ...]
+    through_codes: bool = False
+    steps: int = 0
+
+
+_NOTHING = _Above(())
+
+
+def _joined(parts: Iterable[_Above], *, through_codes: bool) -> _Above:
+    """The computation above an operator that reads these."""
+    sources = dict.fromkeys(source for part in parts for source in part.sources)
+    steps = min(1 + sum(part.steps for part in parts), _MOST_STEPS + 1)
+    return _Above(tuple(sources)[:2], through_codes or any(part.through_codes for part in parts), steps)
 
 
 def _following(graph: Subgraph, operator: Operator) -> Iterator[Operator]:

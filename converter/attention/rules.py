@@ -15,7 +15,7 @@ from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.factors import Axis, Factored
 from edge_opt.base.words import name_below
-from edge_opt.ir import Operator, Shape, Tensor
+from edge_opt.ir import Operator, Quantization, Shape, Tensor
 from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.refusal import RefusedError
 
@@ -50,6 +50,24 @@ class Labelled(NamedTuple):
     def full_shape(self) -> Shape:
         """Shape of one head's piece with all axes."""
         return fx.piece_shape(self.factored, keep=True)
+
+    def piece_quantization(self) -> Quantization | None:
+        """Quantization of one head's piece: several scales stay with their axis.
+
+        Raises:
+            RefusedError: the scales, or a tensor with scales that is not a constant, would have to be cut.
+        """
+        own = self.tensor.quantization
+        is_cut = self.piece_shape != self.tensor.shape
+        if own is None or not is_cut or not (own.is_per_axis or own.is_blockwise):
+            return own
+        axis = own.dimension
+        sizes = self.tensor.shape[axis : axis + 1]
+        if own.is_blockwise or not self.tensor.has_numbers or sizes != (len(own.scale),):
+            raise RefusedError("a tensor with several scales cannot be cut", None, self.tensor)
+        if fx.tells_heads(self.factored[axis]):
+            raise RefusedError("the heads lie on the axis of the scales", None, self.tensor)
+        return own.along(fx.piece_axes(self.factored, keep=self.keep).index(axis))
 
 
 Factors = dict[int, Factored]
@@ -102,6 +120,15 @@ class OneHead:
     def reshaped(self, source: Tensor, shape: Shape) -> Tensor:
         """`source`, reshaped to `shape` if necessary."""
         return self.assembly.reshaped(source, shape, name_below(self.of.tensor.name, self.suffix))
+
+
+def reads_each_scale(operator: Operator, tensor: Tensor) -> bool:
+    """True if the operator is known to read each scale of an operand: DEQUANTIZE, and BATCH_MATMUL of its columns."""
+    if operator.name != "BATCH_MATMUL":
+        return operator.name == "DEQUANTIZE"
+    columns = len(tensor.shape) - (2 if operator.option("adj_y") else 1)
+    own = tensor.quantization
+    return tensor is operator.inputs[1] and own is not None and own.dimension == columns
 
 
 class Rule(ABC):

@@ -107,10 +107,13 @@ class _Planner:
             self.old[operator] = None
             if in_core and of.pieces == self.block.pieces:
                 self.labelled.setdefault(of.tensor, of)
-            rule = self.operands.rules[operator.name]
-            for operand in self.operands.above(of).values():
-                if not rule.is_read_whole(of, operand):
-                    self._read(operand, depth + 1)
+            for operand in self._read_in_part(of):
+                self._read(operand, depth + 1)
+
+    def _read_in_part(self, of: Labelled) -> list[Labelled]:
+        """Operands of which a head reads a part, or the whole with fewer axes."""
+        rule = self.operands.rules[of.operator.name]
+        return [one for one in self.operands.above(of).values() if not rule.is_read_whole(of, one)]
 
     def _is_made_alone(self, operator: Operator) -> bool:
         """True if each head can have its own operator without computing anything twice.
@@ -159,6 +162,11 @@ class _Planner:
         top = scalings[-1] + 1 if scalings and self.form.keep and self.block.heads > 1 else place
         self.cuts[chain[place]] = tuple(reversed(chain[place : top + 1]))
         self.old.update(dict.fromkeys(of.operator for of in chain[:top]))
+        # Scalars beside the chain: a head without the axes of the heads needs them without these axes, too.
+        beside = [
+            operand for of in chain[:place] for operand in self._read_in_part(of) if operand.pieces == 1
+        ]
+        self.cuts.update((operand, (operand,)) for operand in beside)
 
     def _chain(self, of: Labelled, readers: Container[Operator]) -> Iterator[Labelled]:
         """A tensor and those above it, through rearrangements and scalings, while nothing else reads them."""
@@ -210,9 +218,15 @@ class _Splitter:
             return self.plan.operands.made(of, head, self.assembly, make, name)
         piece = self._cut_off(self._source(cut), of.factored, head)
         for operator in (step.operator for step in cut[1:] if step.operator.name not in MOVEMENT):
-            read = [t if t is None or t.elements == 1 else piece for t in operator.inputs]
+            read = [t and (self._scalar(t, piece) if t.elements == 1 else piece) for t in operator.inputs]
             (piece,) = self.assembly.again(operator, read, name, [piece.shape], operator.options)
         return piece
+
+    def _scalar(self, tensor: Tensor, piece: Tensor) -> Tensor:
+        """A constant with one element, with no more axes than the piece that it scales."""
+        if len(tensor.shape) <= len(piece.shape):
+            return tensor
+        return self._part_of_constant(tensor, (), 0)
 
     def _word(self, count: int) -> str:
         """The name for a part of a tensor with `count` different parts."""
@@ -272,7 +286,9 @@ class _Splitter:
         index = tuple(f.digit(head) if f.stride else slice(None) for axis in factored for f in axis)
         values = expanded[index].reshape(fx.piece_shape(factored, keep=self.plan.form.keep))
         make, name = self.assembly.constants.make, name_below(tensor.name, "piece")
-        return make(name, values, tensor.dtype, tensor.quantization)
+        return make(
+            name, values, tensor.dtype, Labelled(tensor, factored, self.plan.form.keep).piece_quantization()
+        )
 
     def _split(self, tensor: Tensor, axis: int, count: int, *, drops: bool) -> tuple[Tensor, ...]:
         """Cut the tensor into `count` parts along an axis, which is removed if `drops`."""

@@ -208,12 +208,12 @@ def proof(site: Site) -> str:
     """The outcome of a site's verification, and notes on the site."""
     figures = site.proof
     if figures is None:
-        return "; ".join(filter(None, (_ran(site), site.note)))
+        return "; ".join(filter(None, (_ran(site), site.note, *site.failed)))
     differs = "equal" if not figures.max_abs else f"differs by up to {figures.max_abs:.3g}"
     text = "bit for bit equal" if figures.bitwise else differs
     text += f" ({figures.steps} steps)" if figures.steps else ""
     ran = f"same structure as {figures.like}, not run" if figures.like else _ran(site)
-    return "; ".join(filter(None, (text, ran, site.note, figures.note)))
+    return "; ".join(filter(None, (text, ran, site.note, *site.failed, figures.note)))
 
 
 def _ran(site: Site) -> str:

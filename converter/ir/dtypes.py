@@ -110,6 +110,12 @@ class Quantization:
         """True if each index of axis `dimension` has its own parameters."""
         return len(self.scale) > 1
 
+    def along(self, dimension: int) -> Quantization:
+        """The same parameters along another axis."""
+        table = self.table.copy()
+        table.set("quantized_dimension", dimension)
+        return Quantization(table)
+
     def real(self, stored: float) -> float:
         """The real value of a stored number, with the first scale and zero point."""
         return (stored - int(self.zero_point[0])) * float(self.scale[0])

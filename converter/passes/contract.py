@@ -75,16 +75,18 @@ class Site(Record):
     """A place where a pass could apply, and the outcome.
 
     The pass gives the operator and facts known beforehand. `build` makes the rewrite without changing the graph, or
-    raises RefusedError if it cannot. Without `build` the place is skipped, or settled, for a `reason`. `is_bug`: the
-    reason is a bug in edge-opt, which should be reported.
+    raises RefusedError if it cannot; `others` make rewrites of other forms, by name, to try in turn if that one
+    fails. Without `build` the place is skipped, or settled, for a `reason`. `is_bug`: the reason is a bug in edge-opt,
+    which should be reported.
 
     `run_pass` fills in the rest. `index` counts the sites of a pass in a signature, `operator` names the operator's
-    first result. `note`: what a user should know about a converted site. `replaced`: the operators that the rewrite
-    removed; `added`: the number that it added.
+    first result. `note`: what a user should know about a converted site. `failed`: why rewrites that were tried before
+    it failed. `replaced`: the operators that the rewrite removed; `added`: the number that it added.
     """
 
     anchor: Operator | None = field(repr=False)
     build: Callable[[], Rewrite] | None = field(default=None, repr=False)
+    others: Mapping[str, Callable[[], Rewrite]] = field(default_factory=dict, repr=False)
     reason: str = ""
     heads: int | None = None
     kv_heads: int | None = None
@@ -96,10 +98,11 @@ class Site(Record):
     status: Status = Status.SKIPPED
     proof: Proof | None = None
     note: str = ""
+    failed: tuple[str, ...] = ()
     replaced: tuple[Operator, ...] = field(default=(), repr=False)
     added: int = 0
 
-    _left_out = ("anchor", "build", "pass_name", "is_bug", "replaced", "added")
+    _left_out = ("anchor", "build", "others", "pass_name", "is_bug", "replaced", "added")
     _or_null = ("reason", "note")
 
     def to_dict(self) -> dict[str, Any]:

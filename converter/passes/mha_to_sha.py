@@ -56,11 +56,12 @@ def _site(context: Context, block: Block) -> Site:
         tiled, note = block, f"rows are not cut: {refused}"
     if heads == 1 and tiled is block:
         return site(reason="already single-head", status=Status.SETTLED)
-    as_found = "split" if heads == 1 or block.merged else "unpack"
-    form = FORMS[as_found if heads == 1 or target.form == AS_FOUND else target.form]
-    if heads > 1 and block.head_size < (target.norm_per_head_from or 0):
-        form = replace(form, composites=False)
-    return site(build=partial(_build, context, tiled, form, note))
+    preferred = target.form
+    if heads == 1 or preferred == AS_FOUND:
+        preferred = "split" if heads == 1 or block.merged else "unpack"
+    forms = {preferred: FORMS[preferred], **(FORMS if heads > 1 else {})}
+    builds = {name: partial(_build, context, tiled, form, note) for name, form in forms.items()}
+    return site(build=builds.pop(preferred), others=builds)
 
 
 def _tiled(target: Target, block: Block) -> Block:
@@ -76,6 +77,8 @@ def _tiled(target: Target, block: Block) -> Block:
 
 
 def _build(context: Context, block: Block, form: Form, note: str) -> Rewrite:
+    if block.heads > 1 and block.head_size < (context.target.norm_per_head_from or 0):
+        form = replace(form, composites=False)
     old, new = split_heads(context.model, context.subgraph, block, form, context.constants)
     rewrite = context.rewrite(old, new, note=note, parts=(block.output, block.factored))
     for operator in rewrite.new if block.heads > 1 else ():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 
 from edge_opt.base.errors import TRACEBACK, EdgeOptError
 from edge_opt.ir import Operator, Tensor
@@ -76,13 +76,34 @@ def _sites(chosen: Pass, context: Context) -> Iterator[Site]:
 
 
 def _verified_rewrite(site: Site, chosen: Pass, context: Context) -> Rewrite | None:
-    """The rewrite of a site, if it passes every check and the proof; else None, with the reason in the site.
+    """The first rewrite of a site that passes every check and the proof; else None, with the first reason in the site.
 
     An unexpected error becomes this site's reason, and the other sites go on.
     """
     assert site.build is not None
+    rewrite = _checked(site, site.build, chosen, context)
+    outcome = site.status, site.reason, site.proof
+    failed = list[str]()
+    for form, build in site.others.items():
+        if rewrite is not None or site.is_bug:
+            break
+        failed.append(site.reason)
+        rewrite = _checked(site, build, chosen, context)
+        if rewrite is not None:
+            site.note = "; ".join(
+                filter(None, (f"in form '{form}', because the target's form failed", site.note))
+            )
+            site.failed = tuple(failed)
+    if rewrite is None and not site.is_bug:
+        site.status, site.reason, site.proof = outcome
+    return rewrite
+
+
+def _checked(site: Site, build: Callable[[], Rewrite], chosen: Pass, context: Context) -> Rewrite | None:
+    """One rewrite of a site, if it passes every check and the proof; else None, with the reason in the site."""
+    site.status, site.reason, site.proof = Status.SKIPPED, "", None
     try:
-        rewrite = site.build()
+        rewrite = build()
         if left_open := context.left_open((*rewrite.old, *rewrite.added())):
             raise RefusedError(left_open)
         site.status = Status.REVERTED  # unless all checks below pass

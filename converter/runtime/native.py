@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from edge_opt.base.processes import begin_child, limit
@@ -119,7 +120,14 @@ class _Main:
             interpreter.set_tensor(detail["index"], values[name])
         interpreter.invoke()
         outputs = _named(interpreter.get_output_details()).items()
-        return {name: interpreter.get_tensor(detail["index"]) for name, detail in outputs}
+        return {name: self._read(detail) for name, detail in outputs}
+
+    def _read(self, detail: dict[str, Any]) -> Array:
+        """A tensor's numbers. The interpreter has no buffer for a tensor without elements, and says so."""
+        if 0 in detail["shape"]:
+            return np.empty(detail["shape"], detail["dtype"])
+        numbers: Array = self._interpreter.get_tensor(detail["index"])
+        return numbers
 
 
 def _named(details: list[Any]) -> dict[str, Any]:

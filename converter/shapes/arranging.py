@@ -28,7 +28,7 @@ def reshape(call: Call) -> Results:
     sizes = [OPEN if size is None else size for size in target]
     count, known = product(*shape), product(*(size for size in sizes if size != OPEN))
     # With two sizes unknown or -1, neither can be computed.
-    if sizes.count(OPEN) == 1 and count > 0 and known > 0:
+    if sizes.count(OPEN) == 1 and count >= 0 and known > 0:
         sizes[sizes.index(OPEN)] = count // known
     fits = _may_hold(shape, product(*sizes)) and _may_hold(sizes, count)
     fits = fits and target.count(-1) <= 1 and min(sizes, default=0) >= OPEN
