@@ -1,19 +1,25 @@
 """Find broken quantization from a model's scales, without running it.
 
 Each check compares a tensor's range with its operands', not with a fixed scale: a range that is too narrow or too wide
-cannot come from calibration on real inputs. The checks are independent of targets and change nothing.
+cannot come from calibration on real inputs, and each cache in one signature with the same cache in others. The checks
+are independent of targets and change nothing.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
 
 from edge_opt.attention.find import MASKING, products_above
 from edge_opt.base.record import Record
 from edge_opt.base.words import shortened
 from edge_opt.ir import DType, Model, Operator, Tensor
 from edge_opt.ir.operators import KINDS, Effect, operators_that
+from edge_opt.runtime.description import tensor_info
+from edge_opt.runtime.tensors import cache_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,7 @@ _MATTERS: Final = math.log(2)
 _REARRANGING = operators_that(Effect.REARRANGING, Effect.REPEATING, Effect.CUTTING) | {"QUANTIZE"}
 _AGAIN = "calibrate again on inputs that fill it: for a cache, on prompts much longer than one prefill"
 _UNMASKED = "quantize again with a mask of -100, which hides as much"
+_ALIGNED = "quantize again with one range for each cache, as litert-torch's align_kv_cache_params sets"
 _WIDER = "quantize again with a range of this tensor that is 1 % wider"
 _ENDS: Final = {
     DType.INT4: (-8, 7), DType.INT8: (-128, 127), DType.UINT8: (0, 255), DType.INT16: (-32768, 32767)
@@ -158,3 +165,72 @@ def _origins(tensor: Tensor | None) -> Iterator[Tensor]:
         if maker is None or maker.name not in _REARRANGING:
             return
         tensor = next(iter(KINDS[maker.name].data_operands(maker.inputs)), None)
+
+
+class _Use(NamedTuple):
+    """A signature of the model of this type reads a cache, or writes it or its new part."""
+
+    model: str
+    signature: str
+    tensor: Tensor
+    verb: str
+
+    def __str__(self) -> str:
+        where = f"{self.model}/{self.signature}" if self.model else self.signature
+        return f"'{where}' {self.verb} {_numbers(self.tensor)}"
+
+
+def unequal_caches(models: Iterable[tuple[str, Model]]) -> Iterator[Unsound]:
+    """Caches whose bytes mean other numbers to one signature than to another; `models` share caches, by their names.
+
+    Each use is compared with the first signature that writes the cache, or else with the first that reads it.
+    """
+    for uses in _caches(models).values():
+        first, *_ = sorted(uses, key=lambda use: use.verb == "reads")
+        for use in uses if any(use.verb == "reads" for use in uses) else ():
+            if _is_apart(use.tensor, first.tensor):
+                step, other = _range(use.tensor).step, _range(first.tensor).step
+                factor = (
+                    f" (a factor of {max(step, other) / min(step, other):.3g})" if step > 0 < other else ""
+                )
+                text = f"is a cache that {use}, but {first}{factor}: its bytes are handed over and mean other numbers"
+                yield Unsound("unequal-caches", use.signature, use.tensor.name, text, _ALIGNED, use.model)
+
+
+def _caches(models: Iterable[tuple[str, Model]]) -> dict[str, list[_Use]]:
+    """All uses of each cache. An input that no operator reads, or an output that is an input, has no numbers."""
+    found: defaultdict[str, list[_Use]] = defaultdict(list)
+    for kind, model in models:
+        for signature, _ in model.entry_points():
+            _, inputs, outputs = model.arguments(signature)
+            read = [(name, tensor, "reads") for name, tensor in inputs.items() if tensor.consumers]
+            written = [(name, tensor, "writes") for name, tensor in outputs.items() if tensor.producer]
+            for name, tensor, verb in (*read, *written):
+                if cache := cache_of(tensor_info(tensor, name)):
+                    found[cache].append(_Use(kind, signature, tensor, verb))
+    return found
+
+
+def _is_apart(one: Tensor, other: Tensor) -> bool:
+    """True if the same bytes stand for numbers that are more than half a step apart."""
+    ours, theirs = one.quantization, other.quantization
+    if one.dtype.byte_size(2) != other.dtype.byte_size(2):
+        return False  # the runtime says that the buffers differ in size
+    if one.dtype != other.dtype or one.is_quantized != other.is_quantized:
+        return True
+    if not one.is_quantized or ours is None or theirs is None or one.dtype not in _ENDS:
+        return False
+    if len(ours.scale) != len(theirs.scale):
+        return True
+    ends = np.reshape(_ENDS[one.dtype], (2, 1))
+    numbers = [(ends - each.zero_point) * each.scale.astype(np.float64) for each in (ours, theirs)]
+    return bool((np.abs(numbers[0] - numbers[1]) > np.maximum(ours.scale, theirs.scale) / 2).any())
+
+
+def _numbers(tensor: Tensor) -> str:
+    """Its type and step."""
+    parameters = tensor.quantization if tensor.is_quantized else None
+    if parameters is None:
+        return f"as {tensor.dtype.name}"
+    zero = f" around {parameters.zero_point[0]}" if parameters.zero_point.any() else ""
+    return f"as {tensor.dtype.name} in steps of {parameters.scale.max():.3g}{zero}"

@@ -14,7 +14,7 @@ from edge_opt.inspection import inspect
 from edge_opt.ir import Model, to_bytes
 from edge_opt.runtime.protocol import RuntimeCrashed
 from edge_opt.runtime.runner import Worker
-from edge_opt.soundness import broken_ranges, sentences
+from edge_opt.soundness import broken_ranges, sentences, unequal_caches
 
 ATTENTION = """
 signature prefill_4 = #0 (q=%q, k=%k, kv_cache_v_0=%v, mask=%mask) -> (y=%y)
@@ -92,6 +92,101 @@ def test_a_sum_that_broadcasts_in_powers_of_two_ends_the_process(ends_at: float,
     inputs = {"x": np.ones((128, 1), np.int16), "one": np.int16(32767)}
     with Worker() as worker, pytest.raises(RuntimeCrashed) if aborts else nullcontext():
         assert worker.run(content, None, inputs)["y"].shape == (128, 1)
+
+
+SPLIT = """
+signature prefill_2 = #0 (x=%x, kv_cache_k_0=%k) -> (kv_slice_k_0=%new, y=%y)
+signature decode = #1 (x=%x, kv_cache_k_0=%k) -> (kv_slice_k_0=%new, y=%y)
+subgraph prefill_2 (%x: TYPE[1,2,4] WRITTEN, %k: TYPE[1,4,8] READ) {
+  %new: TYPE[1,4,2] WRITTEN = TRANSPOSE(%x, int32{0, 2, 1})
+  %y: TYPE[1,2,8] q(0.5, 0) = BATCH_MATMUL(%x, %k)
+  return %new, %y
+}
+subgraph decode (%x: TYPE[1,1,4] WRITTEN, %k: TYPE[1,4,8] LATER) {
+  %new: TYPE[1,4,1] WRITTEN = TRANSPOSE(%x, int32{0, 2, 1})
+  %y: TYPE[1,1,8] q(0.5, 0) = BATCH_MATMUL(%x, %k)
+  return %new, %y
+}
+"""
+WHOLE = """
+signature prefill_2 = #0 (x=%x, kv_cache_k_0=%k) -> (kv_cache_k_0=%new, y=%y)
+signature decode = #1 (x=%x, kv_cache_k_0=%k) -> (kv_cache_k_0=%new, y=%y)
+subgraph prefill_2 (%x: TYPE[1,2,4] WRITTEN, %k: TYPE[1,8,4] READ) {
+  %new: TYPE[1,8,4] WRITTEN = DYNAMIC_UPDATE_SLICE(%k, %x, int32{0, 0, 0})
+  %y: TYPE[1,2,8] q(0.5, 0) = BATCH_MATMUL(%x, %new) {adj_y: true}
+  return %new, %y
+}
+subgraph decode (%x: TYPE[1,1,4] WRITTEN, %k: TYPE[1,8,4] LATER) {
+  %new: TYPE[1,8,4] WRITTEN = DYNAMIC_UPDATE_SLICE(%k, %x, int32{0, 0, 0})
+  %y: TYPE[1,1,8] q(0.5, 0) = BATCH_MATMUL(%x, %new) {adj_y: true}
+  return %new, %y
+}
+"""
+
+
+def cached(text: str, dtype: str, written: str = "", read: str = "", later: str = "") -> Model:
+    """A cache in two signatures, with the parameters of what is written, and of what each of them reads."""
+    for name, parameters in (("WRITTEN", written), ("READ", read), ("LATER", later)):
+        text = text.replace(name, parameters or written)
+    return parse(
+        text.replace("TYPE", dtype) if written else text.replace("TYPE", dtype).replace(" q(0.5, 0)", "")
+    )
+
+
+@pytest.mark.parametrize("text", [SPLIT, WHOLE], ids=["split", "whole"])
+@pytest.mark.parametrize(("dtype", "same", "other"), [
+    ("int16", "q(0.00009481061, 0)", "q(0.000021937749, 0)"), ("int8", "q(0.05, 3)", "q(0.0507, 3)"),
+    ("int8", "q(0.05, 3)", "q(0.05, 4)"),
+])  # fmt: skip
+def test_a_cache_that_is_written_with_one_scale_and_read_with_another_is_named(
+    text: str, dtype: str, same: str, other: str
+) -> None:
+    for places in ({"read": other}, {"later": other}):
+        found = list(unequal_caches([("", cached(text, dtype, same, **places))]))
+        assert [one.signature for one in found] == ["prefill_2" if "read" in places else "decode"]
+        assert "'prefill_2' writes" in found[0].message
+    assert list(unequal_caches([("", cached(text, dtype, same))])) == []
+    assert list(unequal_caches([("", cached(text, "float32"))])) == []
+
+
+def test_scales_that_differ_by_rounding_are_equal_and_the_factor_is_told() -> None:
+    rounded = cached(SPLIT, "int16", "q(0.00009481061, 0)", "q(0.00009481063, 0)")
+    assert list(unequal_caches([("", rounded)])) == []
+    (one,) = unequal_caches([("", cached(SPLIT, "int16", "q(0.00009481061, 0)", "q(0.000021937749, 0)"))])
+    assert one.message.startswith(
+        "is a cache that 'prefill_2' reads as INT16 in steps of 2.19e-05, but 'prefill_2' writes as INT16 in steps of "
+        "9.48e-05 (a factor of 4.32)"
+    )
+
+
+UPDATE = """
+signature cache_update = #0 (kv_cache_k_0=%k, kv_slice_k_0=%x) -> (kv_cache_k_0=%new)
+subgraph cache_update (%k: int16[1,8,4] SCALE, %x: int16[1,1,4] SCALE) {
+  %new: int16[1,8,4] SCALE = DYNAMIC_UPDATE_SLICE(%k, %x, int32{0, 0, 0})
+  return %new
+}
+"""
+
+
+@pytest.mark.parametrize("kind", ["aux", "drafter"])
+def test_the_auxiliary_model_shares_the_caches_of_its_bundle(
+    tmp_path: Path, kind: str, capsys: Captured
+) -> None:
+    path, main = tmp_path / "m.litertlm", to_bytes(cached(SPLIT, "int16", "q(0.0001, 0)"))
+    for scale, signatures in (("q(0.0001, 0)", set[str]()), ("q(0.0003, 0)", {"cache_update"})):
+        update = to_bytes(parse(UPDATE.replace("SCALE", scale)))
+        path.write_bytes(bundle([model_part("prefill_decode", main), model_part(kind, update)]))
+        found = inspect(path).soundness
+        assert {one.signature for one in found} == (signatures if kind == "aux" else set())
+    told = run(capsys, "convert", path, "-o", tmp_path / "out.litertlm").out
+    assert ("aux/cache_update: 'k' is a cache that 'aux/cache_update' reads as INT16" in told) == (
+        kind == "aux"
+    )
+
+
+def test_caches_that_are_not_read_mean_no_numbers() -> None:
+    unread = SPLIT.replace("BATCH_MATMUL(%x, %k)", "BATCH_MATMUL(%x, TYPE[1,4,8]{splat 1} q(0.1, 0))", 1)
+    assert list(unequal_caches([("", cached(unread, "int16", "q(0.0001, 0)", "q(0.0003, 0)"))])) == []
 
 
 def test_convert_and_inspect_warn_of_every_model(tmp_path: Path, capsys: Captured) -> None:
