@@ -61,7 +61,10 @@ _USUAL_SHARE: Final = 1 / 6
 _COARSE_SHARE: Final = 1 / 12
 # ai-edge-quantizer gives this range to a tensor that is always 0.
 _DEAD: Final = 1.01e-9
-_REARRANGING = operators_that(Effect.REARRANGING, Effect.REPEATING, Effect.CUTTING) | {"QUANTIZE"}
+_REARRANGING = operators_that(Effect.REARRANGING, Effect.REPEATING, Effect.CUTTING) | {
+    "QUANTIZE",
+    "DEQUANTIZE",
+}
 _SCALED = _REARRANGING | operators_that(Effect.JOINING) | ELEMENTWISE
 _AGAIN = "calibrate again on inputs that fill it: for a cache, on prompts much longer than one prefill"
 _UNMASKED = "quantize again with a mask of -100, which hides as much"
@@ -129,8 +132,9 @@ def _scales_of(tensor: Tensor, graph: Subgraph) -> NDArray[np.generic]:
     parameters = tensor.quantization
     if parameters is None or not parameters.is_blockwise:
         return np.empty(0) if parameters is None else parameters.scale
-    stored = graph.tensors[parameters.table.get("details").get("scales")]
-    is_readable = stored.has_numbers and stored.wrong_size is None and stored.dtype.is_float
+    place = parameters.table.get("details").get("scales")
+    stored = graph.tensors[place] if 0 <= place < len(graph.tensors) else tensor
+    is_readable = stored.dtype.is_float and stored.has_numbers and stored.wrong_size is None
     return stored.array() if is_readable else np.empty(0)
 
 
@@ -239,11 +243,16 @@ def _scores(logits: Tensor) -> tuple[list[Operator], float, bool]:
 
 def _usual_end(product: Operator) -> float:
     """About the largest result of a product whose operands are normal numbers with these maxima."""
-    left, right = map(_range, product.inputs[:2])
+    left, right = (min(_known_ends(tensor), default=math.inf) for tensor in product.inputs[:2])
     shape = product.input(0).shape
     is_turned = product.name == "BATCH_MATMUL" and bool(product.option("adj_x"))
     count = shape[-2 if is_turned else -1] if len(shape) > 1 else 1
-    return _USUAL_SHARE * left.largest * right.largest * math.sqrt(max(count, 0))
+    return _USUAL_SHARE * left * right * math.sqrt(max(count, 1))
+
+
+def _known_ends(tensor: Tensor | None) -> list[float]:
+    """The ends of a tensor and of those that it is made from, as far as these have ranges."""
+    return [end for end in (_range(origin).largest for origin in _origins(tensor)) if end > 0]
 
 
 def _constant_factor(operator: Operator) -> float:

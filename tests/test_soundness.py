@@ -109,6 +109,27 @@ subgraph main (%q: int8[1,4,64] q(0.004, 0), %k: int8[1,6,64] q(0.1, 0), %new: i
 """One worst case of the products is 64 * 0.5 * 12.8 = 416, far more than a step of a mask of -10000."""
 
 
+def test_integers_around_operators_in_float_are_judged_too() -> None:
+    """As a recipe leaves them that keeps products and SOFTMAX in float."""
+    text = (
+        INT8_LOGITS.replace("STEP", "3.92")
+        .replace("END", "3.92")
+        .replace("MASKED", "SELECT_V2(%seen, %joined, %mask)")
+    )
+    text = text.replace("SOFTMAX(%masked)", "SOFTMAX(%real)")
+    text = text.replace(
+        "  %weights: int8[1,4,8] q(0.00390625, -128)",
+        "  %real: float32[1,4,8] = DEQUANTIZE(%masked)\n  %weights: float32[1,4,8]",
+    )
+    product = "%old: int8[1,4,6] q(3.92, 127) = BATCH_MATMUL(%q, %k) {adj_y: true}"
+    assert product in text
+    in_float = """%qf: float32[1,4,64] = DEQUANTIZE(%q)
+  %kf: float32[1,6,64] = DEQUANTIZE(%k)
+  %oldf: float32[1,4,6] = BATCH_MATMUL(%qf, %kf) {adj_y: true}
+  %old: int8[1,4,6] q(3.92, 127) = QUANTIZE(%oldf)"""
+    assert [one.rule for one in broken_ranges(parse(text.replace(product, in_float)))] == ["mask-in-range"]
+
+
 def test_a_scale_behind_the_product_counts() -> None:
     text = INT8_LOGITS.replace("0.004", "0.4").replace("STEP", "3.92").replace("END", "3.92")
     large = text.replace("MASKED", "SELECT_V2(%seen, %joined, %mask)")
