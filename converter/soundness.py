@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -61,10 +62,8 @@ _USUAL_SHARE: Final = 1 / 6
 _COARSE_SHARE: Final = 1 / 12
 # ai-edge-quantizer gives this range to a tensor that is always 0.
 _DEAD: Final = 1.01e-9
-_REARRANGING = operators_that(Effect.REARRANGING, Effect.REPEATING, Effect.CUTTING) | {
-    "QUANTIZE",
-    "DEQUANTIZE",
-}
+_RETYPED = frozenset({"QUANTIZE", "DEQUANTIZE"})
+_REARRANGING = operators_that(Effect.REARRANGING, Effect.REPEATING, Effect.CUTTING) | _RETYPED
 _SCALED = _REARRANGING | operators_that(Effect.JOINING) | ELEMENTWISE
 _AGAIN = "calibrate again on inputs that fill it: for a cache, on prompts much longer than one prefill"
 _UNMASKED = "quantize again with a mask of -100, which hides as much"
@@ -115,10 +114,10 @@ def _ranges(graph: Subgraph, labels: Mapping[Tensor, str]) -> Iterator[tuple[Ten
 
 def _scales(graph: Subgraph) -> Iterator[tuple[Tensor, _Problem]]:
     """Integers whose scale is 0, denormal, negative, infinite or NaN."""
-    read = (tensor for operator in graph.operators for tensor in (*operator.inputs, *operator.outputs))
-    for tensor in dict.fromkeys(
-        tensor for tensor in read if tensor is not None and not tensor.dtype.is_float
-    ):
+    used = (tensor for operator in graph.operators for tensor in (*operator.inputs, *operator.outputs))
+    for tensor in dict.fromkeys(used):
+        if tensor is None or tensor.dtype.is_float:
+            continue
         scales = _scales_of(tensor, graph).astype(np.float32)
         wrong = scales[~((scales >= np.finfo(np.float32).tiny) & np.isfinite(scales))]
         if wrong.size:
@@ -172,7 +171,7 @@ def _is_masked(product: Operator) -> bool:
     def readers(operator: Operator) -> Iterator[Operator]:
         if operator is product or operator.name in _SCALED:
             for tensor in operator.outputs:
-                yield from tensor.consumers
+                yield from islice(tensor.consumers, DEEPEST)
 
     names = {operator.name for operator in walked([product], readers, DEEPEST)}
     return "SOFTMAX" in names and not names.isdisjoint(MASKING)
@@ -233,7 +232,7 @@ def _scores(logits: Tensor) -> tuple[list[Operator], float, bool]:
         elif maker is not None and maker.name in _SCALED:
             is_masked |= maker.name in MASKING
             factor *= _constant_factor(maker)
-            for operand in KINDS[maker.name].data_operands(maker.inputs):
+            for operand in islice(KINDS[maker.name].data_operands(maker.inputs), DEEPEST):
                 yield operand, factor, limit
 
     for _ in walked([(logits, 1.0, math.inf)], above, DEEPEST):
@@ -252,7 +251,8 @@ def _usual_end(product: Operator) -> float:
 
 def _known_ends(tensor: Tensor | None) -> list[float]:
     """The ends of a tensor and of those that it is made from, as far as these have ranges."""
-    return [end for end in (_range(origin).largest for origin in _origins(tensor)) if end > 0]
+    origins = islice(_origins(tensor), DEEPEST)
+    return [end for end in (_range(origin).largest for origin in origins) if end > 0]
 
 
 def _constant_factor(operator: Operator) -> float:
@@ -312,13 +312,13 @@ def unequal_caches(models: Iterable[tuple[str, Model]]) -> Iterator[Unsound]:
     Each use is compared with the first signature that writes the cache, or else with the first that reads it.
     """
     for uses in _caches(models).values():
-        first, *_ = sorted(uses, key=lambda use: use.verb == "reads")
-        for use in uses if any(use.verb == "reads" for use in uses) else ():
+        if all(use.verb == "writes" for use in uses):
+            continue
+        first = min(uses, key=lambda use: use.verb == "reads")
+        for use in uses:
             if _is_apart(use.tensor, first.tensor):
-                step, other = _range(use.tensor).step, _range(first.tensor).step
-                factor = (
-                    f" (a factor of {max(step, other) / min(step, other):.3g})" if step > 0 < other else ""
-                )
+                small, large = sorted([_range(use.tensor).step, _range(first.tensor).step])
+                factor = f" (a factor of {large / small:.3g})" if small > 0 and large > 0 else ""
                 text = f"is a cache that {use}, but {first}{factor}: its bytes are handed over and mean other numbers"
                 yield Unsound("unequal-caches", use.signature, use.tensor.name, text, _ALIGNED, use.model)
 
@@ -332,7 +332,8 @@ def _caches(models: Iterable[tuple[str, Model]]) -> dict[str, list[_Use]]:
             read = [(name, tensor, "reads") for name, tensor in inputs.items() if tensor.consumers]
             written = [(name, tensor, "writes") for name, tensor in outputs.items() if tensor.producer]
             for name, tensor, verb in (*read, *written):
-                if cache := cache_of(tensor_info(tensor, name)):
+                cache = cache_of(tensor_info(tensor, name))
+                if cache:
                     found[cache].append(_Use(kind, signature, tensor, verb))
     return found
 
