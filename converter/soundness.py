@@ -1,19 +1,30 @@
 """Find broken quantization from a model's scales, without running it.
 
 Each check compares a tensor's range with its operands', not with a fixed scale: a range that is too narrow or too wide
-cannot come from calibration on real inputs. The checks are independent of targets and change nothing.
+cannot come from calibration on real inputs, and each cache in one signature with the same cache in others. The checks
+are independent of targets and change nothing.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
 
-from edge_opt.attention.find import MASKING, products_above
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_opt.attention.find import MASKING
+from edge_opt.attention.labels import DEEPEST
+from edge_opt.attention.rules import ELEMENTWISE, is_product
 from edge_opt.base.record import Record
 from edge_opt.base.words import shortened
-from edge_opt.ir import DType, Model, Operator, Tensor
+from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.operators import KINDS, Effect, operators_that
+from edge_opt.ir.walk import walked
+from edge_opt.runtime.description import tensor_info
+from edge_opt.runtime.tensors import cache_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +56,21 @@ def sentences(findings: Iterable[Unsound]) -> list[str]:
 _SMALLEST_SHARE: Final = 2.0**-20
 # Logits of plus and minus this size give weights of which one is four times the other.
 _MATTERS: Final = math.log(2)
-_REARRANGING = operators_that(Effect.REARRANGING, Effect.REPEATING, Effect.CUTTING) | {"QUANTIZE"}
+# Of the product of the operands' maxima and the root of n, with n normal numbers in each sum.
+_USUAL_SHARE: Final = 1 / 6
+# Weights of attention keep less than 10 dB if the logits' step exceeds 2 log 2 and this share of their end.
+_COARSE_SHARE: Final = 1 / 12
+# ai-edge-quantizer gives this range to a tensor that is always 0.
+_DEAD: Final = 1.01e-9
+_RETYPED = frozenset({"QUANTIZE", "DEQUANTIZE"})
+_REARRANGING = operators_that(Effect.REARRANGING, Effect.REPEATING, Effect.CUTTING) | _RETYPED
+_SCALED = _REARRANGING | operators_that(Effect.JOINING) | ELEMENTWISE
 _AGAIN = "calibrate again on inputs that fill it: for a cache, on prompts much longer than one prefill"
 _UNMASKED = "quantize again with a mask of -100, which hides as much"
+_NARROWER = "calibrate again: no product of these operands fills the range"
+_FILLED = "calibrate again on inputs that give it values"
+_ROW_OF_ZEROS = "quantize again with a scale above 0 for rows or blocks of zeros, or in larger blocks"
+_ALIGNED = "quantize again with one range for each cache, as litert-torch's align_kv_cache_params sets"
 _WIDER = "quantize again with a range of this tensor that is 1 % wider"
 _ENDS: Final = {
     DType.INT4: (-8, 7), DType.INT8: (-128, 127), DType.UINT8: (0, 255), DType.INT16: (-32768, 32767)
@@ -68,18 +91,50 @@ _Problem: TypeAlias = tuple[str, str, str]  # rule, message and remedy, as in `U
 
 
 def broken_ranges(model: Model, model_type: str = "") -> Iterator[Unsound]:
-    """Products that are always 0 or clipped, values that are always clipped, logits that depend only on the mask."""
+    """Products that are always 0 or clipped, values that are always clipped, logits that the mask makes too coarse.
+
+    Also scales that are not normal numbers above 0.
+    """
     entries = {graph: name for name, graph in reversed(model.entry_points())}
     named = [each.outputs for each in model.signatures] + [each.inputs for each in model.signatures]
     labels = {tensor: label for arguments in named for label, tensor in arguments.items()}
     for graph in model.subgraphs:
-        for operator in graph.operators:
-            look = _LOOKS.get(operator.name)
-            found = next(look(operator, labels), None) if look is not None and operator.outputs else None
-            if found is not None:
-                rule, message, remedy = found
-                where = entries.get(graph, graph.name), operator.outputs[0].name
-                yield Unsound(rule, *where, message, remedy, model_type)
+        for tensor, (rule, message, remedy) in (*_scales(graph), *_ranges(graph, labels)):
+            yield Unsound(rule, entries.get(graph, graph.name), tensor.name, message, remedy, model_type)
+
+
+def _ranges(graph: Subgraph, labels: Mapping[Tensor, str]) -> Iterator[tuple[Tensor, _Problem]]:
+    """The first problem of each operator's result."""
+    for operator in graph.operators:
+        look = _LOOKS.get(operator.name)
+        found = next(look(operator, labels), None) if look is not None and operator.outputs else None
+        if found is not None:
+            yield operator.outputs[0], found
+
+
+def _scales(graph: Subgraph) -> Iterator[tuple[Tensor, _Problem]]:
+    """Integers whose scale is 0, denormal, negative, infinite or NaN."""
+    used = (tensor for operator in graph.operators for tensor in (*operator.inputs, *operator.outputs))
+    for tensor in dict.fromkeys(used):
+        if tensor is None or tensor.dtype.is_float:
+            continue
+        scales = _scales_of(tensor, graph).astype(np.float32)
+        wrong = scales[~((scales >= np.finfo(np.float32).tiny) & np.isfinite(scales))]
+        if wrong.size:
+            text = f"has a scale of {wrong[0]:.3g} ({wrong.size} of {scales.size} are not normal numbers above 0)"
+            remedy = _ROW_OF_ZEROS if tensor.is_constant else _FILLED
+            yield tensor, ("unusable-scale", f"{text}: XNNPACK refuses the model or crashes", remedy)
+
+
+def _scales_of(tensor: Tensor, graph: Subgraph) -> NDArray[np.generic]:
+    """All scales of a tensor, those of blocks from the constant that holds them; empty without quantization."""
+    parameters = tensor.quantization
+    if parameters is None or not parameters.is_blockwise:
+        return np.empty(0) if parameters is None else parameters.scale
+    place = parameters.table.get("details").get("scales")
+    stored = graph.tensors[place] if 0 <= place < len(graph.tensors) else tensor
+    is_readable = stored.dtype.is_float and stored.has_numbers and stored.wrong_size is None
+    return stored.array() if is_readable else np.empty(0)
 
 
 def _product(operator: Operator, labels: Mapping[Tensor, str]) -> Iterator[_Problem]:
@@ -89,10 +144,37 @@ def _product(operator: Operator, labels: Mapping[Tensor, str]) -> Iterator[_Prob
         numbers = f"numbers up to {left.largest:.2g} and {right.largest:.2g}"
         text = f"ends at {result.largest:.2g}, but is a product of {numbers}"
         yield ("range-too-narrow", f"{text}: {_named(operator.inputs[1], labels)} has no effect", _AGAIN)
-    most = left.largest * right.largest * max(operator.input(0).shape[-2:], default=0)
-    if 0 < most < result.step / 2 and not any(operator.inputs[2:]):  # a bias adds to it
+    most = _most(operator)
+    dead = next((tensor for tensor in operator.inputs[:2] if _range(tensor).largest <= _DEAD), None)
+    if _is_always_0(operator) and (dead is None or not dead.is_constant):  # weights of 0 are right
         text = f"has steps of {result.step:.2g}, but its operands give at most {most:.2g}: it is always 0"
-        yield ("range-too-wide", text, _UNMASKED)
+        if dead is None:
+            yield ("range-too-wide", text, _UNMASKED if _is_masked(operator) else _NARROWER)
+        else:
+            yield ("range-too-wide", f"{text}, as {_named(dead, labels)} was during calibration", _AGAIN)
+
+
+def _most(product: Operator) -> float:
+    """No sum of a product is larger; NaN without ranges."""
+    left, right = map(_range, product.inputs[:2])
+    return left.largest * right.largest * max(product.input(0).shape[-2:], default=0)
+
+
+def _is_always_0(product: Operator) -> bool:
+    """True if every sum of a product rounds to 0; a bias would add to it."""
+    return 0 < _most(product) < _range(product.outputs[0]).step / 2 and not any(product.inputs[2:])
+
+
+def _is_masked(product: Operator) -> bool:
+    """True if a product's results lead to a SOFTMAX, masked on the way."""
+
+    def readers(operator: Operator) -> Iterator[Operator]:
+        if operator is product or operator.name in _SCALED:
+            for tensor in operator.outputs:
+                yield from islice(tensor.consumers, DEEPEST)
+
+    names = {operator.name for operator in walked([product], readers, DEEPEST)}
+    return "SOFTMAX" in names and not names.isdisjoint(MASKING)
 
 
 def _taken(operator: Operator, labels: Mapping[Tensor, str]) -> Iterator[_Problem]:
@@ -116,23 +198,74 @@ def power_of_two(scale: float) -> bool:
     return abs(exponent - round(exponent)) < 1e-3
 
 
-def _only_the_mask(operator: Operator, _: Mapping[Tensor, str]) -> Iterator[_Problem]:
-    """The unmasked logits of a SOFTMAX are within one step, so that the weights depend only on the mask."""
-    logits = list(_origins(operator.inputs[0]))
-    step = max((_range(tensor).step for tensor in logits if _range(tensor).step > 0), default=0.0)
-    masking = logits[-1].producer
-    for tensor in masking.inputs if masking is not None and masking.name in MASKING else ():
-        score = _range(tensor)
-        is_score = tensor is not None and tensor.producer is not None and products_above([tensor.producer])[0]
-        if is_score and _MATTERS < score.largest < step:
-            ends = f"without the mask they end at {score.largest:.2g}: they become equal, and attention is uniform"
-            yield ("mask-in-range", f"has logits in steps of {step:.3g}, but {ends}", _UNMASKED)
+def _coarse(operator: Operator, _: Mapping[Tensor, str]) -> Iterator[_Problem]:
+    """The mask of a SOFTMAX leaves so few steps for the other logits that the weights depend mostly on the mask."""
+    steps = (_range(tensor).step for tensor in _origins(operator.inputs[0]))
+    step = max((step for step in steps if step > 0), default=0.0)
+    products, end, is_masked = _scores(operator.input(0))
+    if not is_masked or any(map(_is_always_0, products)):  # the latter is named at the product
+        return
+    if end > _MATTERS and step > 2 * _MATTERS + _COARSE_SHARE * end:
+        few = f"at most {2 * int(end / step + 0.5) + 1} of them differ, and attention is coarse"
+        effect = "they become equal, and attention is uniform" if end < step else few
+        text = f"has logits in steps of {step:.3g}, but without the mask they end at {end:.2g}: {effect}"
+        yield ("mask-in-range", text, _UNMASKED)
+
+
+def _scores(logits: Tensor) -> tuple[list[Operator], float, bool]:
+    """The products that logits are made of, about where these end if added and scaled, and whether they are masked.
+
+    A tensor on the way may have taken the range of the mask, so each end is the smallest of the ranges on its way and
+    of what the product's operands give typically.
+    """
+    found: list[Operator] = []
+    end, is_masked = 0.0, False
+
+    def above(node: tuple[Tensor, float, float]) -> Iterator[tuple[Tensor, float, float]]:
+        nonlocal end, is_masked
+        tensor, factor, limit = node
+        limit = float(np.fmin(limit, factor * _range(tensor).largest))
+        maker = tensor.producer
+        if maker is not None and is_product(maker):
+            found.append(maker)
+            end = max(end, float(np.fmin(limit, factor * _usual_end(maker))))
+        elif maker is not None and maker.name in _SCALED:
+            is_masked |= maker.name in MASKING
+            factor *= _constant_factor(maker)
+            for operand in islice(KINDS[maker.name].data_operands(maker.inputs), DEEPEST):
+                yield operand, factor, limit
+
+    for _ in walked([(logits, 1.0, math.inf)], above, DEEPEST):
+        pass
+    return found, end, is_masked
+
+
+def _usual_end(product: Operator) -> float:
+    """About the largest result of a product whose operands are normal numbers with these maxima."""
+    left, right = (min(_known_ends(tensor), default=math.inf) for tensor in product.inputs[:2])
+    shape = product.input(0).shape
+    is_turned = product.name == "BATCH_MATMUL" and bool(product.option("adj_x"))
+    count = shape[-2 if is_turned else -1] if len(shape) > 1 else 1
+    return _USUAL_SHARE * left * right * math.sqrt(max(count, 1))
+
+
+def _known_ends(tensor: Tensor | None) -> list[float]:
+    """The ends of a tensor and of those that it is made from, as far as these have ranges."""
+    origins = islice(_origins(tensor), DEEPEST)
+    return [end for end in (_range(origin).largest for origin in origins) if end > 0]
+
+
+def _constant_factor(operator: Operator) -> float:
+    """The size of the scalar that a MUL multiplies by."""
+    scalars = [tensor for tensor in operator.inputs if tensor is not None and tensor.elements == 1]
+    known = [tensor for tensor in scalars if tensor.has_numbers and tensor.wrong_size is None]
+    return abs(known[0].real()) if operator.name == "MUL" and known else 1.0
 
 
 _LOOKS: Final[dict[str, Callable[[Operator, Mapping[Tensor, str]], Iterator[_Problem]]]] = {
     **dict.fromkeys(operators_that(Effect.PRODUCT), _product),
     **dict.fromkeys(("QUANTIZE", "ADD", "SUB", "CONCATENATION"), _taken),
-    "SOFTMAX": _only_the_mask,
+    "SOFTMAX": _coarse,
 }
 
 
@@ -158,3 +291,73 @@ def _origins(tensor: Tensor | None) -> Iterator[Tensor]:
         if maker is None or maker.name not in _REARRANGING:
             return
         tensor = next(iter(KINDS[maker.name].data_operands(maker.inputs)), None)
+
+
+class _Use(NamedTuple):
+    """A signature of the model of this type reads a cache, or writes it or its new part."""
+
+    model: str
+    signature: str
+    tensor: Tensor
+    verb: str
+
+    def __str__(self) -> str:
+        where = f"{self.model}/{self.signature}" if self.model else self.signature
+        return f"'{where}' {self.verb} {_numbers(self.tensor)}"
+
+
+def unequal_caches(models: Iterable[tuple[str, Model]]) -> Iterator[Unsound]:
+    """Caches whose bytes mean other numbers to one signature than to another; `models` share caches, by their names.
+
+    Each use is compared with the first signature that writes the cache, or else with the first that reads it.
+    """
+    for uses in _caches(models).values():
+        if all(use.verb == "writes" for use in uses):
+            continue
+        first = min(uses, key=lambda use: use.verb == "reads")
+        for use in uses:
+            if _is_apart(use.tensor, first.tensor):
+                small, large = sorted([_range(use.tensor).step, _range(first.tensor).step])
+                factor = f" (a factor of {large / small:.3g})" if small > 0 and large > 0 else ""
+                text = f"is a cache that {use}, but {first}{factor}: its bytes are handed over and mean other numbers"
+                yield Unsound("unequal-caches", use.signature, use.tensor.name, text, _ALIGNED, use.model)
+
+
+def _caches(models: Iterable[tuple[str, Model]]) -> dict[str, list[_Use]]:
+    """All uses of each cache. An input that no operator reads, or an output that is an input, has no numbers."""
+    found: defaultdict[str, list[_Use]] = defaultdict(list)
+    for kind, model in models:
+        for signature, _ in model.entry_points():
+            _, inputs, outputs = model.arguments(signature)
+            read = [(name, tensor, "reads") for name, tensor in inputs.items() if tensor.consumers]
+            written = [(name, tensor, "writes") for name, tensor in outputs.items() if tensor.producer]
+            for name, tensor, verb in (*read, *written):
+                cache = cache_of(tensor_info(tensor, name))
+                if cache:
+                    found[cache].append(_Use(kind, signature, tensor, verb))
+    return found
+
+
+def _is_apart(one: Tensor, other: Tensor) -> bool:
+    """True if the same bytes stand for numbers that are more than half a step apart."""
+    ours, theirs = one.quantization, other.quantization
+    if one.dtype.byte_size(2) != other.dtype.byte_size(2):
+        return False  # the runtime says that the buffers differ in size
+    if one.dtype != other.dtype or one.is_quantized != other.is_quantized:
+        return True
+    if not one.is_quantized or ours is None or theirs is None or one.dtype not in _ENDS:
+        return False
+    if len(ours.scale) != len(theirs.scale):
+        return True
+    ends = np.reshape(_ENDS[one.dtype], (2, 1))
+    numbers = [(ends - each.zero_point) * each.scale.astype(np.float64) for each in (ours, theirs)]
+    return bool((np.abs(numbers[0] - numbers[1]) > np.maximum(ours.scale, theirs.scale) / 2).any())
+
+
+def _numbers(tensor: Tensor) -> str:
+    """Its type and step."""
+    parameters = tensor.quantization if tensor.is_quantized else None
+    if parameters is None:
+        return f"as {tensor.dtype.name}"
+    zero = f" around {parameters.zero_point[0]}" if parameters.zero_point.any() else ""
+    return f"as {tensor.dtype.name} in steps of {parameters.scale.max():.3g}{zero}"

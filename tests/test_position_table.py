@@ -236,6 +236,11 @@ ADDED = (
     "a: int32[2,2] = RESHAPE(%input_pos, int32{2, 2})\n  %b: int32[2,2] = TRANSPOSE(%a, int32{1, 0})\n"
     "  %d: int32[2,2] = ADD(%a, %b)\n  %row: int32[1,4,1] = RESHAPE(%d"
 )
+OF_THREE = changed(("[4]", "[3]"), ("1,4,", "1,3,"), ("{1, 4, 1", "{1, 3, 1"))
+AS_COMPUTED = (
+    "sizes: int32[3] = MUL(%input_pos, int32(1))\n  %row: int32[1,3,1] = RESHAPE(%input_pos, %sizes)"
+)
+COMPUTED = changed(("row: int32[1,3,1] = RESHAPE(%input_pos, int32{1, 3, 1})", AS_COMPUTED), text=OF_THREE)
 CLIPPED = ("3277} q(3.051851e-05, 0))", "3277} q(3.051851e-05, 0)) {fused_activation_function: 1}")
 
 
@@ -256,14 +261,31 @@ def test_what_the_caller_reads_in_between_comes_from_the_table() -> None:
         (changed((FIRST, ADDED)), "its entries do not depend on one position each"),
         (changed(CLIPPED), "an activation is fused into it, at MUL"),
         (changed((COUNTS_TO_1000[0], "5.0")), "the integers distinguish 131,072 positions, too many for a table"),
+        (COMPUTED, "its constants cannot be read, at RESHAPE"),
         (changed(("angle: int16", "angle: bool"), ("angles: int16", "angles: bool")), "codes of type bool cannot be"),
     ],
-    ids=["no cache", "unknown operator", "one axis", "two positions", "fused activation", "too many", "codes"],
+    ids=["no cache", "unknown operator", "one axis", "two positions", "fused activation", "too many", "order", "bool"],
 )  # fmt: skip
 def test_what_is_not_understood_has_a_reason(text: str, reason: str) -> None:
     site = sites(text)[0]
     assert site.status is Status.SKIPPED
     assert site.reason.startswith(reason)
+
+
+@pytest.mark.parametrize("place", range(12))
+def test_a_wrong_recorded_shape_is_listed_and_positions_are_not_followed(place: int) -> None:
+    """Each operator's result in turn, with another size and another rank."""
+    for shape in ((1, 5, 2), (8,)):
+        model = parse(TEXT)
+        wrong = model.subgraphs[0].operators[place].output
+        wrong.shape = shape
+        content = to_bytes(model)
+        inferred = inspect(content, infer=True).inferred
+        assert inferred is not None
+        assert wrong.name in [each.tensor for each in inferred.disagreements]
+        assert all(
+            site.status is Status.SKIPPED or site.operator != wrong.name for site in convert(content).sites
+        )
 
 
 def test_rope_in_float_is_no_site() -> None:

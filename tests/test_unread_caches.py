@@ -9,6 +9,7 @@ from text_parser import parse
 
 import edge_opt
 from edge_opt.comparison.golden import check, record
+from edge_opt.inspection.report import conversion_report
 from edge_opt.ir import DType, Model, Tensor, to_bytes
 from edge_opt.passes.unread_caches import unread_caches
 
@@ -35,9 +36,9 @@ def types(model: Model) -> list[str]:
     return [tensor.dtype.name for tensor in [*model.signatures["prefill_4"].inputs.values()][1:]]
 
 
-@pytest.mark.parametrize("signatures", [None, "decode"])
+@pytest.mark.parametrize("signatures", [None, "prefill_4"])
 def test_an_unread_cache_gets_type_and_scale_of_decodes(signatures: str | None) -> None:
-    """In every signature: what callers share does not depend on which of them are to be rewritten."""
+    """Decode gives the type even if it is not to be rewritten itself."""
     before = to_bytes(parse(LAST_LAYER))
     result = edge_opt.convert(before, verify="full", signatures=signatures)
     first, second = (result.model.signatures[key].inputs for key in ("prefill_4", "decode"))
@@ -47,7 +48,13 @@ def test_an_unread_cache_gets_type_and_scale_of_decodes(signatures: str | None) 
     assert [(site.pass_name, site.signature, site.operator) for site in result.sites] == [
         ("unread_caches", "prefill_4", name) for name in "kv"
     ]
-    assert "is FLOAT32 and read by no operator, while 'decode' reads it as INT16" in result.summary()
+    told = "input 'kv_cache_k_0' was FLOAT32 and is INT16 now, so callers must pass that"
+    notes = (
+        str(result.to_dict()["sites"][0]["note"]),
+        result.summary(),
+        conversion_report(result).render(".md"),
+    )
+    assert all(told in text.replace("\\", "") for text in notes)
     assert result.whole
     after = to_bytes(result.model)
     assert edge_opt.convert(after).sites == [], "once is enough"
@@ -88,6 +95,33 @@ def test_other_inputs_keep_their_types(case: str) -> None:
     assert types(model) == before
 
 
+def test_integers_without_a_scale_are_no_cache_whatever_their_names() -> None:
+    text = LAST_LAYER.replace("kv_cache_k_0", "cache_position").replace(
+        "%k: float32[1,1,2,8]", "%k: int32[1,1,2,8]"
+    )
+    text = text.replace("%k: int16[1,1,2,8] q(0.001, 0)", "%k: int64[1,1,2,8]")
+    model = parse(
+        text.replace("BATCH_MATMUL(%x, %k)", "CAST(%k)").replace(
+            "%p: int16[1,1,1,8] q", "%p: int16[1,1,2,8] q"
+        )
+    )
+    edge_opt.convert(model, verify="none")
+    assert types(model) == ["INT32", "INT16"]
+
+
+def test_signatures_that_are_not_chosen_keep_their_types() -> None:
+    model = parse(LAST_LAYER)
+    assert edge_opt.convert(model, signatures="decode", verify="none").sites == []
+    assert types(model) == ["FLOAT32"] * 2
+
+
+def test_signatures_of_one_subgraph_are_both_told() -> None:
+    second = LAST_LAYER.splitlines()[1].replace("prefill_4 = #0", "prefill_too = #0")
+    sites = edge_opt.convert(parse(f"{second}\n{LAST_LAYER}"), verify="none").sites
+    assert [site.signature for site in sites] == ["prefill_too", "prefill_too", "prefill_4", "prefill_4"]
+    assert all("was FLOAT32 and is INT16 now" in site.note for site in sites)
+
+
 def test_readers_that_disagree_decide_nothing() -> None:
     other = LAST_LAYER[LAST_LAYER.index("subgraph decode") :].replace("decode", "third")
     other = other.replace("0.001", "0.003")
@@ -100,7 +134,7 @@ def test_readers_that_disagree_decide_nothing() -> None:
 def test_a_scale_alone_may_differ() -> None:
     text = LAST_LAYER.replace("%k: float32[1,1,2,8]", "%k: int16[1,1,2,8] q(0.5, 0)")
     (site, _) = edge_opt.convert(parse(text)).sites
-    assert "while 'decode' reads it as INT16 with another scale" in site.note
+    assert "was INT16 and is INT16 with another scale now" in site.note
 
 
 def test_callers_are_told_of_the_type_and_golden_files_hold(tmp_path: Path) -> None:
@@ -123,4 +157,4 @@ def test_thousands_of_unread_caches_take_a_second() -> None:
         tensor = signature.subgraph.add_tensor(Tensor(f"{number}", (1,), DType.FLOAT32))
         signature.inputs[f"cache_{number}"] = tensor
     with fuzz.time_limit():
-        assert [cache.name for _, cache, *_ in unread_caches(model)] == ["k", "v"]
+        assert [name for _, name, *_ in unread_caches(model)] == ["kv_cache_k_0", "kv_cache_v_0"]

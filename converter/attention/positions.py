@@ -23,11 +23,14 @@ from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import backward_slice
 from edge_opt.schema.data import Data
 from edge_opt.shapes.folding import NUMBERS
+from edge_opt.shapes.inference import check_operators
 
 _Array = NDArray[Any]
 
 _ANGLES = frozenset({"COS", "SIN"})
 _RETYPED = frozenset({"QUANTIZE", "DEQUANTIZE"})
+# Their operands after the first must be known.
+_BY_PARAMETERS = MOVEMENT | {"BROADCAST_TO", "TRANSPOSE"}
 _HALF_A_STEP = 0.501  # quantizers divide in float32
 _AT_ONCE = 1 << 12  # positions
 _MOST_STEPS = 64  # on all paths between the positions and a cosine; real ones have under thirty
@@ -237,7 +240,7 @@ def _is_code(tensor: Tensor) -> bool:
 
 
 def _check(operator: Operator) -> None:
-    """Raise RefusedError unless the operator can be evaluated."""
+    """Raise RefusedError unless the operator can be evaluated, and its recorded shapes are right."""
     if operator.name not in _COMPUTES.keys() | _RETYPED:
         raise RefusedError("positions cannot be followed through this operator", operator)
     if operator.options is not None and operator.options.fields.get("fused_activation_function"):
@@ -248,8 +251,10 @@ def _check(operator: Operator) -> None:
         if _is_code(tensor) and (tensor.dtype.numpy is None or tensor.dtype.numpy.kind not in "iu"):
             raise RefusedError(f"codes of type {tensor.dtype} cannot be evaluated", operator, tensor)
     read = [tensor for tensor in operator.inputs if tensor is not None and tensor.is_constant]
-    if not all(t.has_numbers for t in read) or (operator.name == "TRANSPOSE" and not read):
+    parameters = operator.inputs[1:] if operator.name in _BY_PARAMETERS else ()
+    if not all(tensor.has_numbers for tensor in read) or not set(parameters) <= set(read):
         raise RefusedError("its constants cannot be read", operator)
+    check_operators([operator])
 
 
 def _in_float(tensor: Tensor) -> Tensor:

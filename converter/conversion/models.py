@@ -22,7 +22,7 @@ from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import known_length
 from edge_opt.schema.litertlm import read_executor_metadata
 from edge_opt.shapes.closing import Folded, close_shapes, folded_regions
-from edge_opt.soundness import Unsound, broken_ranges
+from edge_opt.soundness import Unsound, broken_ranges, unequal_caches
 
 Sections = Literal["prefill-decode", "all"]
 
@@ -71,8 +71,10 @@ def positions_in(opened: Opened, parts: Iterable[Part]) -> int | None:
 
 def find_unsound(opened: Opened) -> list[Unsound]:
     """Broken quantization in a model, or in every model of a bundle."""
-    parts = filter(_is_readable, opened.parts)
-    return [one for part in parts for one in broken_ranges(part.model, part.kind)]
+    parts = [(part.kind, part.model) for part in opened.parts if _is_readable(part)]
+    broken = [one for kind, model in parts for one in broken_ranges(model, kind)]
+    sharing = [part for part in parts if part[0] in ("", MAIN_SECTION, AUXILIARY_SECTION)]
+    return [*broken, *unequal_caches(sharing)]
 
 
 def stopped_positions(parts: Iterable[Part], positions: int) -> Iterator[Unsound]:

@@ -191,15 +191,16 @@ class _Rewriting:
         passes = [one for one in self.passes if not part.is_helper or one.name == PositionTable.name]
         # A subgraph of several signatures is rewritten once, under the first name.
         owners: dict[Subgraph, str] = {}
+        names = [name for name, _ in model.entry_points() if part.signature(name) in wanted]
         for name, graph in model.entry_points():
-            if part.signature(name) in wanted:
+            if name in names:
                 owners.setdefault(graph, name)
         usage, before = cleanup.parts_in_use(model), {graph: _size(graph) for graph in model.subgraphs}
         old = [tensor for graph in model.subgraphs for tensor in graph.tensors]
         # An estimate: most sites are at a SOFTMAX, and most passes find none in a given model.
         self.expected = done + sum(one.name == "SOFTMAX" for graph in owners for one in graph.operators)
         for chosen in passes:
-            for site in chosen.mend(model):
+            for site in chosen.mend(model, names):
                 self._add(replace(site, signature=part.signature(site.signature)))
         ledgers = {graph: Ledger(model, graph) for _, graph in model.entry_points()}
         with doubted(model.subgraphs):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Protocol
@@ -177,7 +177,7 @@ class Pass(ABC):
     def sites(self, context: Context) -> Iterable[Site]:
         """All sites where the pass could apply, in execution order."""
 
-    def mend(self, model: Model) -> Iterable[Site]:
-        """Change the model outside of regions, before its signatures are rewritten; most passes change nothing."""
-        del model
+    def mend(self, model: Model, signatures: Collection[str]) -> Iterable[Site]:
+        """Change these signatures outside of regions, before they are rewritten; most passes change nothing."""
+        del model, signatures
         return ()

@@ -1,10 +1,13 @@
 """A cache that no operator of one signature reads -> the type that it has in the signature that reads it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
+from edge_opt.base.words import shortened
 from edge_opt.ir import Model, Shape, Tensor, same_type
 from edge_opt.passes.contract import Context, Pass, Proof, Site, Status
 from edge_opt.passes.rewrite import Demand
+from edge_opt.runtime.description import tensor_info
+from edge_opt.runtime.tensors import cache_of
 
 
 class UnreadCaches(Pass):
@@ -20,16 +23,18 @@ class UnreadCaches(Pass):
     summary = "sets the type of caches that no operator reads, from the signature that reads them"
 
     def sites(self, context: Context) -> Iterable[Site]:
-        """No site: each such input is changed at once, in every signature of the model."""
+        """No site: each such input of a chosen signature is changed at once."""
         del context
         return ()
 
-    def mend(self, model: Model) -> Iterator[Site]:
-        """Change the inputs, and report each."""
-        for index, (signature, cache, reader, read) in enumerate([*unread_caches(model)]):
-            own, other = cache.dtype.name, read.dtype.name
-            scale = " with another scale" if own == other else ""
-            types = f"the cache is {own} and read by no operator, while '{reader}' reads it as {other}{scale}"
+    def mend(self, model: Model, signatures: Collection[str]) -> Iterator[Site]:
+        """Change inputs of these signatures, and report each."""
+        chosen = [found for found in unread_caches(model) if found[0] in signatures]
+        inputs = [model.signatures[signature].inputs[name] for signature, name, *_ in chosen]
+        types = {cache: cache.dtype for cache in inputs}  # signatures of one subgraph share a tensor
+        for index, (cache, (signature, name, reader, read)) in enumerate(zip(inputs, chosen, strict=True)):
+            after = f"{read.dtype.name}{' with another scale' if read.dtype is types[cache] else ''}"
+            text = f"input '{shortened(name)}' was {types[cache].name} and is {after} now, so callers must pass that"
             cache.dtype, cache.quantization = read.dtype, read.quantization
             yield Site(
                 None,
@@ -39,20 +44,20 @@ class UnreadCaches(Pass):
                 operator=cache.name,
                 status=Status.CONVERTED,
                 proof=Proof(Demand(), holds=True, bitwise=True, max_abs=0.0, note="no operator reads it"),
-                note=f"without this, LiteRT-LM may not start: {types}",
+                note=f"{text}: no operator reads it, but '{reader}' does, and LiteRT-LM has one buffer for both",
             )
 
 
-def unread_caches(model: Model) -> Iterator[tuple[str, Tensor, str, Tensor]]:
+def unread_caches(model: Model) -> Iterator[tuple[str, str, str, Tensor]]:
     """Caches that no operator of their signature reads, and that have another type where they are read.
 
-    Each with its signature's name, the name of a signature that reads it, and its tensor there.
+    Each with its signature's name and its own, the name of a signature that reads it, and its tensor there.
     """
     caches = [
         (each, name, tensor)
         for each in model.signatures
         for name, tensor in each.inputs.items()
-        if "cache" in name
+        if cache_of(tensor_info(tensor, name)) == name
     ]
     readers, disagreeing = dict[tuple[str, Shape], tuple[str, Tensor]](), set[tuple[str, Shape]]()
     for signature, name, tensor in caches:
@@ -65,4 +70,4 @@ def unread_caches(model: Model) -> Iterator[tuple[str, Tensor, str, Tensor]]:
         reader, read = readers.get(place, ("", tensor))
         is_unread = not tensor.consumers and not signature.subgraph.is_output(tensor)
         if is_unread and place not in disagreeing and not same_type(tensor, read):
-            yield signature.key, tensor, reader, read
+            yield signature.key, name, reader, read

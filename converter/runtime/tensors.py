@@ -95,6 +95,11 @@ def role_of(info: TensorInfo) -> Role:
     return "data"
 
 
+def cache_of(info: TensorInfo) -> str:
+    """The name of the cache that an argument is, or is the new part of; empty for other arguments."""
+    return info.name.replace("slice", "cache") if role_of(info) == "cache" else ""
+
+
 def caches_of(signature: SignatureInfo) -> dict[str, TensorInfo]:
     """The inputs that are caches, by name."""
     inputs = (info for info in signature.inputs if "slice" not in info.name)
