@@ -6,7 +6,7 @@ Text from a model may contain any characters.
 import math
 import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 _LONGEST = 70
 _KIBI = 1024
@@ -52,6 +52,13 @@ def name_below(name: str, part: str) -> str:
 def numbered(names: Sequence[str]) -> list[str]:
     """The names, with their place if they are empty or repeated."""
     return [name if name and names.count(name) == 1 else f"{name}#{n}" for n, name in enumerate(names)]
+
+
+def listed(texts: Iterable[str], most: int = 6) -> str:
+    """The first few texts, and the number of the others: 'a, b and 3 more'."""
+    every = list(texts)
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return f"{', '.join(every[:most])}{more}"
 
 
 def one_line(text: str) -> str:

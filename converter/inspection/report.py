@@ -128,7 +128,9 @@ def conversion_report(result: ConversionResult, *, target: TargetLike | None = N
         UsageError: the target is unknown.
     """
     lints = [] if result.model is None else lint(result.model, load_target(target or GENERIC))
-    findings = [*(("error", text) for text in unsound(result)), *((one.severity, str(one)) for one in lints)]
+    findings = [("error", text) for text in unsound(result)]
+    findings += [("note", text) for text in result.notes]
+    findings += [(one.severity, str(one)) for one in lints]
     origin = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "edge-opt": version("edge-opt"),

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_opt.base.words import shortened
+from edge_opt.base.words import listed, shortened
 from edge_opt.ir.dtypes import DType, Quantization, same_quantization
 from edge_opt.ir.operators import OPERATOR_NAMES, default_options
 from edge_opt.schema.data import Data
@@ -25,8 +25,6 @@ UNTRUSTED: Final = "UNTRUSTED"
 """The name of an operator whose recorded shapes are wrong."""
 
 Shape = tuple[int, ...]
-
-_MOST_LISTED: Final = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -222,18 +220,9 @@ class Operator:
 
     def __repr__(self) -> str:
         # A PACK may have thousands of inputs, and a name may be any text of a file.
-        inputs = _listed("none" if one is None else repr(shortened(one.name)) for one in self.inputs)
-        outputs = _listed(
-            f"{shortened(one.name)!r} {one.dtype.name}{list(one.shape)}" for one in self.outputs
-        )
-        return f"Operator({self.code.name}({inputs}) -> {outputs})"
-
-
-def _listed(texts: Iterable[str]) -> str:
-    """The first few texts, and the number of the others."""
-    every = list(texts)
-    more = [f"{len(every) - _MOST_LISTED} more"] if len(every) > _MOST_LISTED else []
-    return ", ".join([*every[:_MOST_LISTED], *more])
+        inputs = ["none" if one is None else repr(shortened(one.name)) for one in self.inputs]
+        outputs = [f"{shortened(one.name)!r} {one.dtype.name}{list(one.shape)}" for one in self.outputs]
+        return f"Operator({self.code.name}({listed(inputs, 3)}) -> {listed(outputs, 2)})"
 
 
 class Subgraph:
