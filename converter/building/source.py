@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edge_opt.base.errors import ModelFormatError, UsageError
+from edge_opt.base.words import listed
 from edge_opt.inspection.caches import Caches, find_caches
 from edge_opt.ir import DType
-from edge_opt.ir.opening import MAIN_SECTION, Opened
+from edge_opt.ir.opening import MAIN_SECTION, Opened, check_not_compiled
 from edge_opt.schema.litertlm import is_bundle
 
 SETTING = "sliding_window_ring_buffer_size"
@@ -53,7 +54,12 @@ def look_at(path: Path) -> Given:
     if not is_bundle(path):
         raise UsageError(f"{path} is neither a Hugging Face folder nor a .litertlm bundle: give one of these")
     opened = Opened(path)
-    model = opened.main().model
+    part = opened.find(MAIN_SECTION)
+    if part is None:
+        names = listed([part.name for part in opened.parts]) or "none"
+        raise UsageError(f"{path} has no {MAIN_SECTION} model, its models are: {names}")
+    check_not_compiled(part.model, path)
+    model = part.model
     caches = find_caches(model, opened.bundle)
     if not caches.caches:
         raise UsageError(
