@@ -156,7 +156,8 @@ def _ending(error: BaseException, received: Sequence[signal.Signals]) -> tuple[i
         code = 128 + received[0] if received else EXIT_INTERRUPTED
         return code, "; ".join((how, *getattr(error, "__notes__", ())))
     if os.environ.get(TRACEBACK):
-        traceback.print_exception(error)
+        for line in "".join(traceback.format_exception(error)).splitlines():
+            output.complain(line)
     if isinstance(error, EdgeOptError):
         return error.exit_code, f"error: {in_options(str(error))}"
     if isinstance(error, _ParseError):

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 _LONGEST = 70
 _KIBI = 1024
-# Control characters, line separators, bidirectional marks, lone surrogates and noncharacters.
-_UNSEEN = re.compile(
-    r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+# Characters that count as printable, but draw nothing: fillers, an empty Braille cell, and variation selectors.
+_BLANK = frozenset(
+    "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0"
+    + "".join(map(chr, [*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)]))
 )
 _PACKAGES = re.compile(r"^(?:[a-z_]\w*\.)+(?=[A-Z])")
 Progress = Callable[[str, int, int], None]
@@ -30,6 +31,11 @@ def shortened(name: str) -> str:
         del parts[0]
     kept = "/".join(parts)[-_LONGEST:]
     return kept if kept == whole else f"...{kept}"
+
+
+def cut(text: str, most: int = 200) -> str:
+    """The text, or its first characters if it is too long for a column."""
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def signal_name(number: int) -> str:
@@ -62,8 +68,19 @@ def listed(texts: Iterable[str], most: int = 6) -> str:
 
 
 def one_line(text: str) -> str:
-    """Escape invisible characters, including line breaks, so that no name in a file can forge a line."""
-    return _UNSEEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    """Escape all but visible characters and spaces: no text from a file can forge a line or steer a terminal.
+
+    Line breaks, controls, zero-width characters, marks that change the direction and lone surrogates are not visible.
+    """
+    if text.isprintable() and _BLANK.isdisjoint(text):
+        return text
+    return "".join(_visible(letter) for letter in text)
+
+
+def _visible(letter: str) -> str:
+    if letter.isprintable() and letter not in _BLANK:
+        return letter
+    return letter.encode("unicode_escape").decode()
 
 
 def many(count: int, noun: str) -> str:

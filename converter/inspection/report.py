@@ -31,7 +31,8 @@ from edge_opt.targets import TargetLike, lint, load_target
 
 FORMATS = (".json", ".md", ".html")
 _NO_LINT = "No known problems with the result on this target."
-_MARKS = re.compile(r"[\\`*\[\]|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|#(?=\s*$)")
+# Also what GitHub makes links and formulas of.
+_MARKS = re.compile(r"[\\`*\[\]|~$]|:(?=//)|(?<=www)\.|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|#(?=\s*$)")
 _TAGS = {"&": "&amp;", "<": "&lt;"}
 
 Table = list[tuple[str, ...]]

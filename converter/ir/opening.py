@@ -171,7 +171,9 @@ class Opened:
         """The bundle's model of this kind or name, or None."""
         if self.bundle is None:
             return None
-        return next((part for part in self.parts if kind in (part.name, part.kind)), None)
+        return next(
+            (part for part in self.parts if kind in (part.name, part.kind, f"section_{part.index}")), None
+        )
 
     def main(self, *, compiled: bool = False) -> Part:
         """The only model, or the bundle's chosen model, by default the prefill/decode model.
