@@ -195,12 +195,15 @@ def _seeds(options: argparse.Namespace) -> list[Any]:
 
     from edge_opt import EdgeOptError, load  # noqa: PLC0415
     from edge_opt.ir import to_bytes  # noqa: PLC0415
+    from edge_opt.ir.opening import check_not_compiled  # noqa: PLC0415
 
     made = handmade()
     for path in sorted(path for folder in options.models for path in Path(folder).rglob("*.tflite")):
         try:
+            model = load(path)
+            check_not_compiled(model, path)
             if path.stat().st_size <= _LARGEST_SEED:
-                made.append(seed(path.name, to_bytes(load(path))))
+                made.append(seed(path.name, to_bytes(model)))
             made += list(cuts(path))[:3]
         except EdgeOptError as error:
             print(f"left out: {error}")

@@ -60,8 +60,8 @@ def look_at(path: Path) -> Given:
         check_words(opened.bundle)
     part = opened.find(MAIN_SECTION)
     if part is None:
-        names = listed([part.name for part in opened.parts]) or "none"
-        raise UsageError(f"{path} has no {MAIN_SECTION} model, its models are: {names}")
+        held = listed([part.name for part in opened.parts]) or "none"
+        raise UsageError(f"{path} has no {MAIN_SECTION} model, its models are: {held}")
     check_not_compiled(part.model, path)
     model = part.model
     caches = find_caches(model, opened.bundle)
