@@ -26,7 +26,7 @@ import traceback
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
 sys.path.insert(0, str(TESTS))
@@ -195,12 +195,15 @@ def _seeds(options: argparse.Namespace) -> list[Any]:
 
     from edge_opt import EdgeOptError, load  # noqa: PLC0415
     from edge_opt.ir import to_bytes  # noqa: PLC0415
+    from edge_opt.ir.opening import check_not_compiled  # noqa: PLC0415
 
     made = handmade()
     for path in sorted(path for folder in options.models for path in Path(folder).rglob("*.tflite")):
         try:
+            model = load(path)
+            check_not_compiled(model, path)
             if path.stat().st_size <= _LARGEST_SEED:
-                made.append(seed(path.name, to_bytes(load(path))))
+                made.append(seed(path.name, to_bytes(model)))
             made += list(cuts(path))[:3]
         except EdgeOptError as error:
             print(f"left out: {error}")
@@ -212,6 +215,9 @@ def _serve(options: argparse.Namespace) -> None:
     import fuzz  # noqa: PLC0415
 
     faulthandler.register(signal.SIGUSR1)
+    # Standard output carries the reports alone: whatever anybody prints goes to standard error.
+    channel = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     seeds = _seeds(options)
     gc.freeze()  # the seeds stay, nobody need look through them again
     gc.set_threshold(50_000)
@@ -221,7 +227,7 @@ def _serve(options: argparse.Namespace) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (size + _MEMORY, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    _report(seeds=len(seeds))
+    _report(channel, seeds=len(seeds))
     outcomes: Counter[str] = Counter()
     slowest = (0.0, 0)
     for number in range(options.first, options.first + options.count):
@@ -234,19 +240,19 @@ def _serve(options: argparse.Namespace) -> None:
         except Exception as error:
             outcomes["a finding"] += 1
             text = f"{type(error).__name__}: {error}"[:500]
-            _report(kind=_kind(error), number=number, seed=name, text=text)
+            _report(channel, kind=_kind(error), number=number, seed=name, text=text)
             _save(options, number, content)
         slowest = max(slowest, (round(time.process_time() - started, 3), number))
         if number % _BATCH == _BATCH - 1:
             growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
-            _report(outcomes=outcomes, slowest=slowest, growth=growth)
+            _report(channel, outcomes=outcomes, slowest=slowest, growth=growth)
             outcomes.clear()
-    _report(outcomes=outcomes, slowest=slowest)
+    _report(channel, outcomes=outcomes, slowest=slowest)
 
 
-def _report(**fields: Any) -> None:
-    sys.stdout.write(json.dumps(fields) + "\n")
-    sys.stdout.flush()
+def _report(channel: TextIO, **fields: Any) -> None:
+    channel.write(json.dumps(fields) + "\n")
+    channel.flush()
 
 
 def _kind(error: Exception) -> str:

@@ -24,7 +24,17 @@ _ARGUMENT = re.compile(r"(?<![\w'-])(\w+)=('[^']*'|[\w./…]+)")
 # The base class of typer's usage errors is public only as a base of BadParameter.
 _ParseError = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
+
+class _Group(typer.core.TyperGroup):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read `help COMMAND` as `COMMAND --help`."""
+        while args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
+        return super().parse_args(ctx, args)
+
+
 app = typer.Typer(
+    cls=_Group,
     epilog="Exit codes: 0 success (skipped sites are reported); 1 a difference, or --require-all and a site was "
     "skipped; 2 usage error; 3 the model cannot be read or run; 5 the output cannot be written; 70 a bug in edge-opt.",
     # Plain text: help is often piped, and rich's panels take longer to load than everything else.
@@ -59,7 +69,7 @@ for _command in (
     *(models.demo, models.passes, models.targets),
 ):
     app.command(cls=_Command)(_command)
-golden = typer.Typer(help="Record a model's outputs in a small file, and check them in CI.")
+golden = typer.Typer(cls=_Group, help="Record a model's outputs in a small file, and check them in CI.")
 golden.command(cls=_Command)(models.record)
 golden.command(cls=_Command)(models.check)
 app.add_typer(golden, name="golden")
@@ -146,7 +156,8 @@ def _ending(error: BaseException, received: Sequence[signal.Signals]) -> tuple[i
         code = 128 + received[0] if received else EXIT_INTERRUPTED
         return code, "; ".join((how, *getattr(error, "__notes__", ())))
     if os.environ.get(TRACEBACK):
-        traceback.print_exception(error)
+        for line in "".join(traceback.format_exception(error)).splitlines():
+            output.complain(line)
     if isinstance(error, EdgeOptError):
         return error.exit_code, f"error: {in_options(str(error))}"
     if isinstance(error, _ParseError):

@@ -90,7 +90,7 @@ def inspect(
 
     found = inspect(source, target=target, shapes=read_shapes(shapes), infer=infer)
     if node_data is not None:
-        resolve_target(node_data, overwrite=overwrite, inputs=[source])
+        resolve_target(node_data, overwrite=overwrite, inputs=[found.file])
         write_whole(node_data, f"{json.dumps(found.node_data, indent=2)}\n".encode(), overwrite=overwrite)
     output.answer(found, show_inspection, as_json=as_json)
     return 1 if found.inferred is not None and found.inferred.disagreements else 0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from edge_opt.base.errors import OutputError
-from edge_opt.base.words import Progress, one_line
+from edge_opt.base.words import Progress, cut, one_line
 
 EXIT_BUG = 70
 """The exit code for a bug in edge-opt."""
@@ -48,7 +48,8 @@ def say_json(value: Any) -> None:
     """Print a value as one JSON object; NaN and infinities become null."""
     from edge_opt.base.record import to_json
 
-    write(json.dumps(to_json(value), indent=2, allow_nan=False) + "\n")
+    text = json.dumps(to_json(value), indent=2, allow_nan=False)  # of ASCII, in which only DEL is not escaped
+    write(text.replace("\x7f", "\\u007f") + "\n")
 
 
 def complain(sentence: str) -> None:
@@ -68,12 +69,17 @@ def bar(*, wanted: bool = True) -> Iterator[Progress | None]:
     from rich import progress as parts  # slow to load, and only needed here
     from rich.console import Console
 
-    with parts.Progress(console=Console(stderr=True), transient=True) as shown:
+    # Stages hold names from files: no markup in them is interpreted.
+    columns = (
+        parts.TextColumn("{task.description}", markup=False),
+        *parts.Progress.get_default_columns()[1:],
+    )
+    with parts.Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         tasks: dict[str, parts.TaskID] = {}
 
         def update(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
-                tasks[stage] = shown.add_task(stage)
+                tasks[stage] = shown.add_task(cut(one_line(stage)))
             shown.update(tasks[stage], completed=done, total=total)
 
         yield update
@@ -81,7 +87,7 @@ def bar(*, wanted: bool = True) -> Iterator[Progress | None]:
 
 def table(rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:
     """Align rows in columns; all but the first `left` columns are right-aligned."""
-    cells = [[one_line(cell) for cell in row] for row in rows]
+    cells = [[cut(one_line(cell)) for cell in row] for row in rows]
     columns = []
     for place, column in enumerate(zip(*cells, strict=True)):
         width = max(map(len, column))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edge_opt.base.atomic import resolve_target, write_whole
 from edge_opt.base.errors import OutputError
-from edge_opt.base.words import many, shortened, size
+from edge_opt.base.words import listed, many, shortened, size
 from edge_opt.cli import output
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.findings import ComparisonReport, FirstDifference
@@ -23,7 +23,6 @@ from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.soundness import sentences
 
 _OPERATORS_SHOWN = 4
-_SITES_NAMED = 6
 MODELS = {"demo_gemma3.tflite": "float32", "demo_gemma3_a16w8.tflite": "int16 activations, int8 weights"}
 
 
@@ -101,6 +100,8 @@ def show_inspection(found: Inspection) -> None:
     contents = {signature.name: signature for signature in found.signatures}
     for name in dict.fromkeys([*contents, *(site.signature for site in found.sites)]):
         output.say("", *_signature_lines(name, contents.get(name)), *_site_lines(found, name))
+    if found.notes:
+        output.say("", *(f"Note: {text}" for text in found.notes))
     if not found.compiled:
         output.say("", f"Target of the conversion: {found.target or GENERIC}.")
     if found.caches.caches:
@@ -146,10 +147,9 @@ def _site_lines(found: Inspection, signature: str) -> Iterator[str]:
         detail = f" ({site.note})" if site.note else f": {site.reason}" if site.reason else ""
         groups[str(block or site.pass_name), f"{verdict}{detail}"].append(site)
     for (what, verdict), group in groups.items():
-        numbers = ", ".join(f"#{one.index}" for one in group[:_SITES_NAMED])
-        more = f" and {len(group) - _SITES_NAMED} more" if len(group) > _SITES_NAMED else ""
+        numbers = listed(f"#{one.index}" for one in group)
         where = "" if group[0].operator in blocks else f", at '{shortened(group[0].operator)}'"
-        yield f"  {numbers}{more} {what}{where}: {verdict}"
+        yield f"  {numbers} {what}{where}: {verdict}"
 
 
 def run_demo(folder: Path | None, *, overwrite: bool) -> int:

@@ -32,6 +32,9 @@ _LARGEST_HEADER: Final = 16 << 20
 # Bundles have a dozen sections with a few items each; in a damaged file, lists may share their bytes.
 _MOST_ITEMS: Final = 4096
 
+# litert-lm-builder writes these; litert-torch takes any other for a component, and its value for a file.
+_PLAIN_KEYS: Final = frozenset({"creation_timestamp", "uuid"})
+
 _TYPES: Final = ENUMS["AnySectionDataType"]
 
 
@@ -77,6 +80,34 @@ class Bundle:
         metadata = self._root.get("section_metadata")
         self._tables: list[Table] = [] if metadata is None else metadata.get("objects") or []
         self.sections = _sections(source, self._tables, end)
+
+    @property
+    def loose(self) -> list[str]:
+        """Keys of the header's entries about the whole bundle that are not known to name nothing."""
+        return [key for key in self._about if key not in _PLAIN_KEYS]
+
+    @property
+    def words(self) -> list[str]:
+        """Keys of all entries of the header, and all purposes of models."""
+        items = [item for table in self._tables for item in table.get("items") or ()]
+        keys = [item.get("key") or "" for item in items]
+        # Not of the sections: of several values with one key, these hold the last.
+        kinds = [item.get("value") for item in items if item.get("key") == "model_type"]
+        return [*self._about, *keys, *(str(kind.get("value")) for kind in kinds if kind is not None)]
+
+    def drop_loose(self) -> None:
+        """Leave the `loose` entries out of the header that `write` writes."""
+        system = self._root.get("system_metadata")
+        if system is None:
+            return
+        kept = [entry for entry in system.get("entries") or () if entry.get("key") in _PLAIN_KEYS]
+        self._root.set("system_metadata", new_table("SystemMetadata", entries=kept))
+        self._header = self._moved([section[:2] for section in self.sections])
+
+    @property
+    def _about(self) -> list[str]:
+        system = self._root.get("system_metadata")
+        return [entry.get("key") or "" for entry in (system.get("entries") or () if system else ())]
 
     def content(self, index: int) -> Source:
         """The bytes of a section, as a source for `read_model`."""

@@ -17,6 +17,7 @@ import numpy as np
 from edge_opt.base.errors import ModelFormatError, UsageError
 from edge_opt.schema.data import Bytes, Data, Source
 from edge_opt.schema.table import (
+    DEPRECATED,
     IDENTIFIER,
     MAX_FLATBUFFER_SIZE,
     NUMPY_TYPES,
@@ -64,6 +65,7 @@ def read_model(model: str | os.PathLike[str] | bytes | Source) -> Table:
         # Bytes after everything that tables refer to, unless they are padding.
         rest = Data(source, reader.named_end)
         root.trailing = rest if rest.length >= _PADDING or rest.view().any() else None
+        root.deprecated = [*reader.deprecated]
         source.check_unchanged()
     except BaseException:
         source.close()
@@ -76,11 +78,12 @@ _Layout = tuple[int, list[str], Callable[[bytes], tuple[Any, ...]], list[tuple[F
 
 
 class Reader:
-    """Reads one source once. `named_end` is the end of the bytes that tables refer to."""
+    """Reads one source once. `named_end`: end of the bytes that tables refer to; `deprecated`: such fields, by name."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.named_end = 0
+        self.deprecated: dict[str, None] = {}
         self._end = min(source.size, MAX_FLATBUFFER_SIZE)
         self._bytes_left = source.size
         allowed = os.environ.get(MAX_OBJECTS_VARIABLE, str(MAX_OBJECTS))
@@ -162,8 +165,9 @@ class Reader:
         for slot, at in ((slot, at) for slot, (at,) in enumerate(offsets) if at):
             where, known = vtable + 4 + 2 * slot, spec.by_slot.get(slot)
             if known is None:
-                what = "a deprecated field" if slot < spec.slots else "an unknown field"
-                refuse_newer(spec.name, f"slot {slot}", f"{what} is present", where)
+                refuse_newer(spec.name, f"slot {slot}", "an unknown field is present", where)
+            if known.name in DEPRECATED.get(spec.name, ()):
+                self.deprecated[f"{spec.name}.{known.name}"] = None
             if at < 4 or at + known.size > size:
                 self._fail(known, f"lies at {at}, outside its table of {size} bytes", where)
             found.append((at, known))

@@ -49,6 +49,10 @@ UNIONS: Final[dict[str, dict[int, str]]] = {
 """Union -> discriminator -> table."""
 
 
+DEPRECATED: Final[dict[str, list[str]]] = _CONTENT["deprecated"]
+"""Table -> its fields that no runtime reads any more; like all others, they are kept."""
+
+
 class FieldSpec(NamedTuple):
     """One field; `kind` is scalar(s), string, table(s) or union, `element` the type without brackets.
 
@@ -114,15 +118,16 @@ class Table:
     a buffer, and custom options stored after the flatbuffer, are `Data`. Vectors and tables may be shared.
 
     `trailing`, of a file's root: bytes after everything that the tables refer to, e.g. the zip archive of TFLite
-    Metadata; None without any.
+    Metadata; None without any. `deprecated`, of a file's root: names of the deprecated fields in the file.
     """
 
-    __slots__ = ("fields", "spec", "trailing")
+    __slots__ = ("deprecated", "fields", "spec", "trailing")
 
     def __init__(self, spec: TableSpec, fields: dict[str, Any]) -> None:
         self.spec = spec
         self.fields = fields
         self.trailing: Data | None = None
+        self.deprecated: Sequence[str] = ()
 
     @property
     def name(self) -> str:

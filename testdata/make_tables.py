@@ -22,6 +22,12 @@ bindings = SimpleNamespace(**{**vars(header), **vars(tflite), "VDataCreator": he
 
 FILE = Path(__file__).resolve().parent.parent / "schema" / "tables.json"
 
+# Fields that schema.fbs marks as deprecated: the bindings skip them, but older files may hold them.
+DEPRECATED: dict[str, list[Row]] = {
+    "ResizeBilinearOptions": [("new_height", 0, "int32", 0), ("new_width", 1, "int32", 0)],
+    "SignatureDef": [("deprecated_tag", 3, "string", None)],
+}
+
 # flatc's camelCase drops the underscore before a digit; these are the names that had one.
 _DIGIT_NAMES = {"builtinOptions2": "builtin_options_2", "builtinOptions2Type": "builtin_options_2_type"}
 
@@ -133,8 +139,10 @@ def read_table(table: str) -> tuple[int, list[Row]]:
         prepend, (slot, _, default) = _record(f"{table}Add{camel}", 0)
         type_name = _field_type(table, parameter, prepend, annotation, unions)
         rows.append((snake_case(parameter), slot, type_name, _default(type_name, default)))
-    if len({slot for _, slot, _, _ in rows} & set(range(slots))) != len(rows):
-        raise ValueError(f"table {table}: {slots} slots, but fields at {[row[1] for row in rows]}")
+    rows += DEPRECATED.get(table, [])
+    # A gap is a field that has become deprecated since: add it to DEPRECATED.
+    if sorted(slot for _, slot, _, _ in rows) != [*range(slots)]:
+        raise ValueError(f"table {table}: {slots} slots, but fields at {sorted(row[1] for row in rows)}")
     return slots, sorted(rows, key=lambda row: row[1])
 
 
@@ -154,6 +162,7 @@ def generate() -> str:
         "enums": read_enums(),
         "unions": read_unions(),
         "tables": read_tables(),
+        "deprecated": {table: [name for name, *_ in rows] for table, rows in DEPRECATED.items()},
     }
     return "{\n" + ",\n".join(_block(name, entries) for name, entries in blocks.items()) + "\n}\n"
 

@@ -1,7 +1,8 @@
 """LiteRT-LM bundles for tests, built with the format's own bindings: a header flatbuffer, sections at 16 KiB."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import flatbuffers
 from litert_lm_builder import litertlm_header_schema_py_generated as schema
@@ -14,19 +15,24 @@ Part = tuple[int, dict[str, str], bytes]
 """(data type, items, content)."""
 
 
-def bundle(parts: Sequence[Part]) -> bytes:
-    """A whole bundle."""
+def bundle(parts: Sequence[Part], entries: Mapping[str, str] | None = None) -> bytes:
+    """A whole bundle; `entries` of its header are about all of it."""
     sections, body = [], b""
     for kind, items, content in parts:
         body += bytes(-len(body) % BLOCK)
-        texts = ((key, schema.VData.StringValue, schema.StringValueT(text)) for key, text in items.items())
-        named, begin = [schema.KeyValuePairT(*item) for item in texts], BLOCK + len(body)
+        named, begin = _pairs(items), BLOCK + len(body)
         sections.append(schema.SectionObjectT(named, begin, begin + len(content), kind))
         body += content
     builder = flatbuffers.Builder(1024)
-    root = schema.LiteRTLMMetaDataT(None, schema.SectionMetadataT(sections))
+    about = None if entries is None else schema.SystemMetadataT(_pairs(entries))
+    root = schema.LiteRTLMMetaDataT(about, schema.SectionMetadataT(sections))
     builder.Finish(root.Pack(builder))
     return started(bytes(builder.Output())).ljust(BLOCK, b"\0") + body
+
+
+def _pairs(texts: Mapping[str, str]) -> list[Any]:
+    values = ((key, schema.VData.StringValue, schema.StringValueT(text)) for key, text in texts.items())
+    return [schema.KeyValuePairT(*value) for value in values]
 
 
 def started(header: bytes) -> bytes:

@@ -53,6 +53,24 @@ def test_help_says_what_is_taken(
     assert not re.search(r"<(path|str|int|float|list)\b", ran.out), "a type of Python"
 
 
+@pytest.mark.parametrize(
+    ("given", "same"),
+    [
+        ("help", "--help"),
+        ("help convert", "convert --help"),
+        ("help golden", "golden --help"),
+        ("help golden record", "golden record --help"),
+        ("golden help", "golden --help"),
+        ("golden help record", "golden record --help"),
+        ("help help", "--help"),
+    ],
+)
+def test_the_command_help_prints_the_same_as_the_option(given: str, same: str, capsys: Captured) -> None:
+    ran = run(capsys, *given.split())
+    assert (ran.code, ran.err) == (0, "")
+    assert ran == run(capsys, *same.split())
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["convert", "--help"], ["golden", "-h"]])
 def test_help_loads_neither_the_library_nor_its_dependencies(arguments: list[str]) -> None:
     code = f"import sys, edge_opt.cli; edge_opt.cli.main({arguments}); print(*sys.modules, file=sys.stderr)"

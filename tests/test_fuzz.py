@@ -4,7 +4,10 @@
 """
 
 import resource
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import fuzz
 import pytest
@@ -60,3 +63,14 @@ def test_the_examination_notices_what_is_wrong(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(fuzz, "read_model", lambda _: all(True for _ in range(1 << 40)))
     with pytest.raises(fuzz.TooSlowError), fuzz.time_limit(0.05):
         fuzz.examine(b"")
+
+
+def test_the_long_run_takes_models_from_a_folder_also_those_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "broken.tflite").write_bytes(b"\0\0\0\0TFL3")
+    (tmp_path / "good.tflite").write_bytes(SEEDS[0].content)
+    script = Path(__file__).parent.parent / "benchmarks" / "fuzz.py"
+    command = [sys.executable, script, "--count", "3", "--convert-one-in", "1", "--models", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"3 mutants of {len(SEEDS) + 1} models")
+    assert "left out: " in done.stderr

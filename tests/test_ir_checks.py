@@ -115,8 +115,6 @@ REFUSED: list[tuple[Change, str]] = [
     (setting("graph.inputs", int32s(9)), "subgraph 'run' inputs: tensor 9 does not exist"),
     (setting("graph.outputs", int32s(-1)), "subgraph 'run' outputs: tensor -1 does not exist"),
     (setting("tensors[1].buffer", 3), "subgraph 'run', tensor 1 'w': buffer 3 does not exist, there are 3"),
-    (setting("metadata[0].buffer", 8), "metadata 'note': buffer 8 does not exist"),
-    (setting("metadataBuffer", int32s(8)), "metadata_buffer: buffer 8 does not exist"),
     # Signatures
     (setting("signatureDefs[0].subgraphIndex", 1), "signature 'run': subgraph 1 does not exist, there are 1"),
     *(

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ai_edge_litert.interpreter import Interpreter
 from ai_edge_litert.tools import flatbuffer_utils
-from cli_runs import DEMO, QUANTIZED
+from cli_runs import DEMO, QUANTIZED, Captured, run
 from schema_models import everything, pack, plain, tfl, unpack, values
 from text_parser import parse
 
@@ -15,7 +16,7 @@ from edge_opt import ir
 from edge_opt.ir import Constants, DType, Model, Operator, Tensor, load, to_bytes, to_tables
 from edge_opt.ir.cleanup import Part, name_apart, parts_in_use, remove_unused
 from edge_opt.ir.text import to_text
-from edge_opt.schema import Data, new_table, read_model
+from edge_opt.schema import Data, model_bytes, new_table, read_model
 
 demos = pytest.mark.parametrize("path", [DEMO, QUANTIZED], ids=lambda path: path.stem)
 
@@ -254,3 +255,51 @@ def test_new_tensors_get_names_of_their_own_and_old_ones_keep_theirs() -> None:
     name_apart(model, old)
     assert [tensor.name for tensor in old] == before
     assert (first.name, second.name, other.name) == ("x_2", "x_3", "new")
+
+
+def old_style() -> bytes:
+    """A model with every deprecated field of the schema, as older converters wrote it, and metadata without bytes."""
+    made = parse(
+        "signature old = #0 (x=%x) -> (y=%y) subgraph main (%x: float32[1,2,2,1]) { "
+        "%y: float32[1,4,4,1] = RESIZE_BILINEAR(%x, int32{4, 4}) return %y }"
+    )
+    root = to_tables(made)
+    (signature,) = root.get("signature_defs")
+    (operator,) = root.get("subgraphs")[0].get("operators")
+    signature.set("deprecated_tag", "serve")
+    operator.set("builtin_options", new_table("ResizeBilinearOptions", new_height=4, new_width=4))
+    root.set("metadata", [new_table("Metadata", name="lost", buffer=99)])
+    root.set("metadata_buffer", [0, 99, -1])
+    return model_bytes(root)
+
+
+def test_what_no_runtime_reads_is_kept_or_left_out_and_said(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "old.tflite"
+    path.write_bytes(old_style())
+    Interpreter(model_path=str(path)).allocate_tensors()
+    model = load(path)
+    notes = [
+        "left out, because the buffer does not exist: "
+        + ", ".join(
+            ["metadata 'lost' (buffer 99)", "metadata_buffer (buffer 99)", "metadata_buffer (buffer -1)"]
+        ),
+        "SignatureDef.deprecated_tag is deprecated and has no effect: kept",
+        "ResizeBilinearOptions.new_height is deprecated and has no effect: kept",
+        "ResizeBilinearOptions.new_width is deprecated and has no effect: kept",
+    ]
+    assert model.notes == notes
+    shown = run(capsys, "inspect", path).out
+    ran = run(capsys, "convert", path, "--report", tmp_path / "report.md")
+    assert ran.code == 0
+    report = (tmp_path / "report.md").read_text()
+    for note in notes:
+        assert f"Note: {note}\n" in shown
+        assert f"  {note}\n" in ran.out
+        assert note.partition(" ")[0] in report
+    written = read_model(tmp_path / "old.opt.tflite")
+    (signature,) = written.get("signature_defs")
+    (operator,) = written.get("subgraphs")[0].get("operators")
+    assert signature.get("deprecated_tag") == "serve"
+    assert (operator.get("builtin_options").get("new_height"), written.get("metadata")) == (4, [])
+    assert written.get("metadata_buffer").tolist() == [0]
+    Interpreter(model_path=str(tmp_path / "old.opt.tflite")).allocate_tensors()

@@ -18,7 +18,7 @@ from cli_runs import DEMO
 import edge_opt
 from edge_opt.base.errors import UsageError
 from edge_opt.comparison.golden import record
-from edge_opt.ir import to_bytes
+from edge_opt.ir import DType, Operator, Tensor, to_bytes
 
 HEAVY = ("numpy", "flatbuffers", "ai_edge_litert", "rich", "typer", "torch", "tensorflow")
 
@@ -100,6 +100,15 @@ def test_what_a_notebook_prints_of_an_object_is_short() -> None:
     shown += [edge_opt.inspect(DEMO), edge_opt.compare(DEMO, DEMO)]
     for thing in (*shown, model.operator_codes[0], operator.options):
         assert 0 < len(repr(thing)) < 500, type(thing)
+    widest = [Tensor("layer/" * 800 + "\x1b[2J\n", (1, 2), DType.INT8) for _ in range(4000)]
+    joined = repr(Operator(operator.code, widest, widest[:1]))
+    assert len(joined) < 500
+    assert "3997 more" in joined
+    assert joined.isprintable()
+    state = Tensor("model/x", (1, 2), DType.INT8)
+    assert repr(Operator(model.operator_code("ABS"), [state, None], [state])) == (
+        "Operator(ABS('model/x', none) -> 'model/x' INT8[1, 2])"
+    )
     assert "prefill_8: 122 operators" in repr(model)
     assert repr(edge_opt.Model()) == "Model(in memory, empty; 0 subgraphs in all)"
     assert "5 of 5 sites converted" in repr(result)

@@ -113,6 +113,66 @@ def test_models_of_one_kind_are_apart_by_their_sections(file: Path) -> None:
     assert allowed["prefill_decode_3/decode"] != ""
 
 
+ENCODER = model_part("text_encoder", DEMO.read_bytes())
+
+
+def commands_on(path: str, output: Path) -> list[list[object]]:
+    """Each command that takes a model, but for those that need a chip's compiler."""
+    golden = output.with_suffix(".npz")
+    return [
+        ["inspect", path],
+        ["convert", path, "-o", output, "--verify", "none", "--force"],
+        ["compare", path, path],
+        ["golden", "record", path, "-o", golden, "--force"],
+        ["golden", "check", path, golden],
+    ]
+
+
+def test_the_only_model_of_a_bundle_needs_no_name(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "speech.litertlm"
+    path.write_bytes(bundle([PARTS[0], ENCODER]))
+    for command in commands_on(str(path), tmp_path / "out.litertlm"):
+        assert run(capsys, *map(str, command)).code == 0, command
+    for sections in ("prefill-decode", "all"):
+        result = convert(path, sections=sections, dry_run=True, verify="none")  # type: ignore[arg-type]
+        assert [summary.name for summary in result.signatures] == ["prefill_8", "decode"]
+        assert len(result.converted) == 5
+
+
+def test_of_several_models_without_prefill_decode_one_is_chosen_by_name(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    path, output = tmp_path / "speech.litertlm", tmp_path / "out.litertlm"
+    path.write_bytes(bundle([model_part("vocoder", SMALL), ENCODER, model_part("vocoder", SMALL)]))
+    for command in commands_on(str(path), output):
+        if command[:2] != ["golden", "check"]:
+            sentence = run(capsys, *map(str, command)).failed_in_one_sentence(2)
+            assert "choose one of vocoder_0, text_encoder, vocoder_2, for example" in sentence
+            assert f"{path}:vocoder_0" in sentence
+    for name, count in (("text_encoder", 2), ("vocoder_2", 1)):
+        for command in commands_on(f"{path}:{name}", output):
+            assert run(capsys, *map(str, command)).code == 0, command
+        assert len(run(capsys, "inspect", f"{path}:{name}", "--json").json["signatures"]) == count
+    convert(f"{path}:text_encoder", output, overwrite=True)
+    old, new = contents(read_bundle(path)), contents(read_bundle(output))
+    assert [one == other for one, other in zip(old, new, strict=True)] == [True, False, True]
+    assert convert(path, sections="all", dry_run=True, verify="none").converted
+    with pytest.raises(UsageError, match="model 'vocoder_1' does not exist, did you mean 'vocoder_"):
+        Opened(f"{path}:vocoder_1")
+    path.write_bytes(bundle([PARTS[0]]))
+    for sections in ("prefill-decode", "all"):
+        with pytest.raises(UsageError, match="has no models"):
+            convert(path, sections=sections, dry_run=True)  # type: ignore[arg-type]
+
+
+def test_a_file_with_a_colon_in_its_name_is_that_file(file: Path) -> None:
+    strange = file.with_name(f"{file.name}:embedder")
+    strange.write_bytes(DEMO.read_bytes())
+    assert Opened(strange).bundle is None
+    strange.unlink()
+    assert Opened(strange).main().kind == "embedder"
+
+
 @pytest.mark.parametrize("more", [b"", b"\0" * 100, b"\0" * 100 + b"signature"])
 def test_a_bundle_keeps_what_follows_its_sections(file: Path, tmp_path: Path, more: bytes) -> None:
     kept = more if more.strip(b"\0") else b""

@@ -6,13 +6,14 @@ Text from a model may contain any characters.
 import math
 import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 _LONGEST = 70
 _KIBI = 1024
-# Control characters, line separators, bidirectional marks, lone surrogates and noncharacters.
-_UNSEEN = re.compile(
-    r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+# Characters that count as printable, but draw nothing: fillers, an empty Braille cell, and variation selectors.
+_BLANK = frozenset(
+    "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0"
+    + "".join(map(chr, [*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)]))
 )
 _PACKAGES = re.compile(r"^(?:[a-z_]\w*\.)+(?=[A-Z])")
 Progress = Callable[[str, int, int], None]
@@ -30,6 +31,11 @@ def shortened(name: str) -> str:
         del parts[0]
     kept = "/".join(parts)[-_LONGEST:]
     return kept if kept == whole else f"...{kept}"
+
+
+def cut(text: str, most: int = 200) -> str:
+    """The text, or its first characters if it is too long for a column."""
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def signal_name(number: int) -> str:
@@ -54,9 +60,27 @@ def numbered(names: Sequence[str]) -> list[str]:
     return [name if name and names.count(name) == 1 else f"{name}#{n}" for n, name in enumerate(names)]
 
 
+def listed(texts: Iterable[str], most: int = 6) -> str:
+    """The first few texts, and the number of the others: 'a, b and 3 more'."""
+    every = list(texts)
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return f"{', '.join(every[:most])}{more}"
+
+
 def one_line(text: str) -> str:
-    """Escape invisible characters, including line breaks, so that no name in a file can forge a line."""
-    return _UNSEEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    """Escape all but visible characters and spaces: no text from a file can forge a line or steer a terminal.
+
+    Line breaks, controls, zero-width characters, marks that change the direction and lone surrogates are not visible.
+    """
+    if text.isprintable() and _BLANK.isdisjoint(text):
+        return text
+    return "".join(_visible(letter) for letter in text)
+
+
+def _visible(letter: str) -> str:
+    if letter.isprintable() and letter not in _BLANK:
+        return letter
+    return letter.encode("unicode_escape").decode()
 
 
 def many(count: int, noun: str) -> str:

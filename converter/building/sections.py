@@ -1,16 +1,45 @@
 """Checks that a bundle's sections survive the stages, and restores lost ones."""
 
+import re
+import tempfile
 from pathlib import Path
 
 from edge_opt.ir import Model, load
 from edge_opt.ir.opening import CALL, MAIN_SECTION, is_compiled
 from edge_opt.schema.data import Source
-from edge_opt.schema.litertlm import Bundle, Section, read_bundle
+from edge_opt.schema.litertlm import Bundle, Section, is_bundle, read_bundle
 from edge_opt.schema.reader import read_model
 from edge_opt.schema.table import ENUMS
 
 _KINDS = {number: kind for kind, number in ENUMS["AnySectionDataType"].items()}
 _CHUNK = 1 << 20
+_WORD = re.compile(r"[\w .-]*", re.ASCII)
+
+
+def closed(path: Path) -> Path:
+    """The bundle, or a copy in the temporary folder without header entries that litert-torch may take for files.
+
+    litert-torch looks up components of a bundle, such as its tokenizer, among its header's entries, and opens any file
+    that these name.
+    """
+    if not is_bundle(path):
+        return path
+    bundle = read_bundle(path)
+    if not bundle.loose:
+        return path
+    bundle.drop_loose()
+    copy = Path(tempfile.mkdtemp(prefix="edge-opt-"), path.name)
+    bundle.write({}, copy)
+    return copy
+
+
+def check_words(bundle: Bundle) -> None:
+    """Refuse a bundle whose header has other words than letters: litert-torch makes file names of them, and TOML."""
+    for word in bundle.words:
+        if not _WORD.fullmatch(word):
+            raise bundle.source.refusal(
+                f"its header has an unusual name, {word!r:.60}: export the bundle again"
+            )
 
 
 def keep_sections(before: Path, after: Path) -> list[str]:

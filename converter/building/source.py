@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edge_opt.base.errors import ModelFormatError, UsageError
+from edge_opt.base.words import listed
+from edge_opt.building.sections import check_words
 from edge_opt.inspection.caches import Caches, find_caches
 from edge_opt.ir import DType
-from edge_opt.ir.opening import MAIN_SECTION, Opened
+from edge_opt.ir.opening import MAIN_SECTION, Opened, check_not_compiled
 from edge_opt.schema.litertlm import is_bundle
 
 SETTING = "sliding_window_ring_buffer_size"
@@ -23,6 +25,7 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json"
 _WEIGHTS = (".safetensors", ".bin")
 # Files of a checkpoint; a training run's folder holds many others.
 _PARTS = (*_WEIGHTS, ".json", ".model", ".jinja", ".txt", ".py")
+_INDEX = ".index.json"
 _STEP = 64
 
 
@@ -53,7 +56,14 @@ def look_at(path: Path) -> Given:
     if not is_bundle(path):
         raise UsageError(f"{path} is neither a Hugging Face folder nor a .litertlm bundle: give one of these")
     opened = Opened(path)
-    model = opened.main().model
+    if opened.bundle is not None:
+        check_words(opened.bundle)
+    part = opened.find(MAIN_SECTION)
+    if part is None:
+        held = listed([part.name for part in opened.parts]) or "none"
+        raise UsageError(f"{path} has no {MAIN_SECTION} model, its models are: {held}")
+    check_not_compiled(part.model, path)
+    model = part.model
     caches = find_caches(model, opened.bundle)
     if not caches.caches:
         raise UsageError(
@@ -84,9 +94,23 @@ def _checkpoint(path: Path) -> Given:
     if not any((path / name).is_file() for name in _TOKENIZERS):
         raise UsageError(f"{path} has no {_TOKENIZERS[0]} or {_TOKENIZERS[1]}: copy it from the base model")
     files = tuple(sorted(file for file in path.iterdir() if file.suffix in _PARTS and file.is_file()))
+    for file in files:
+        if file.name.endswith(_INDEX):
+            _check_index(file)
     if not any(file.suffix in _WEIGHTS for file in files):
         raise UsageError(f"{path} has no weights (*.safetensors)")
     return Given(path, Kind.CHECKPOINT, files)
+
+
+def _check_index(path: Path) -> None:
+    """Raise UsageError if an index of weights names anything but a file beside it."""
+    try:
+        names = json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()
+        outside = [name for name in names if not name or Path(name).name != name]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    if outside:
+        raise UsageError(f"{path} names {outside[0]!r:.80}, which is not a file of the checkpoint's folder")
 
 
 def plan_caches(

@@ -7,6 +7,7 @@ import json
 import resource
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from edge_opt.base.processes import begin_child
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress
 from edge_opt.building import evaluation, logits, pipeline
+from edge_opt.building.sections import closed
 from edge_opt.building.stages import Job
 
 STAGES: dict[str, Callable[[Job, Progress], dict[str, Any]]] = {
@@ -41,7 +43,8 @@ def main() -> None:
 
 def _answer(job: Job) -> dict[str, Any]:
     try:
-        return {"values": STAGES[job.stage](job, _progress)}
+        inputs = {role: str(closed(Path(path))) for role, path in job.inputs.items()}
+        return {"values": STAGES[job.stage](replace(job, inputs=inputs), _progress)}
     except EdgeOptError as error:
         return {"error": str(error), "exit_code": error.exit_code}
     except Exception as error:

@@ -11,7 +11,7 @@ from edge_opt.attention.positions import find_rotary
 from edge_opt.base.errors import ModelFormatError, UsageError, unknown
 from edge_opt.ir import Model, Shape, Tensor, to_bytes
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
-from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, Opened, Part
+from edge_opt.ir.opening import AUXILIARY_SECTION, Opened, Part
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import reads
 from edge_opt.passes.contract import shape_options
@@ -28,21 +28,25 @@ Sections = Literal["prefill-decode", "all"]
 
 
 def choose_parts(opened: Opened, sections: Sections = "prefill-decode") -> list[Part]:
-    """Models to convert: in a bundle, the prefill/decode model or `all`, then an auxiliary model as a helper.
+    """Models to convert: in a bundle, the main model or `all`, then an auxiliary model as a helper.
 
-    UsageError if `sections` is unknown or the bundle has no prefill/decode model, ModelFormatError if that is invalid.
+    UsageError if `sections` is unknown or the bundle has no main model, ModelFormatError if that is invalid.
     """
     if sections not in get_args(Sections):
         raise unknown("choice of sections", sections, get_args(Sections))
-    main = opened.main(compiled=True)
-    if opened.bundle is None:
-        return [main]
-    chosen = [part for part in opened.parts if sections == "all" or part.kind == MAIN_SECTION]
+    chosen = [*opened.parts]
+    if sections != "all" or not chosen:
+        main = opened.main(compiled=True)
+        chosen = [part for part in opened.parts if part is main or part.kind == opened.wanted]
     for part in chosen if len(chosen) > 1 else ():
-        is_only = sum(part.kind == other.kind for other in chosen) == 1
-        part.label = part.kind if part.kind and is_only else f"{part.kind or 'section'}_{part.index}"
+        part.label = part.name
     for part in opened.parts:
-        if part not in chosen and part.kind == AUXILIARY_SECTION and _is_readable(part):
+        if (
+            part not in chosen
+            and opened.bundle is not None
+            and part.kind == AUXILIARY_SECTION
+            and _is_readable(part)
+        ):
             part.label, part.is_helper = part.kind, True
             chosen.append(part)
     return chosen

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from edge_opt.base.errors import EdgeOptError, UsageError
 from edge_opt.base.record import Record
-from edge_opt.base.words import many, one_line, size
+from edge_opt.base.words import listed, many, one_line, size
 from edge_opt.comparison.whole import WholeSignature
 from edge_opt.ir import Model, to_bytes
 from edge_opt.ir.opening import ExportedModel, ModelLike
@@ -17,7 +17,6 @@ from edge_opt.passes import Site, Status
 from edge_opt.passes.contract import Ran
 from edge_opt.soundness import Unsound, sentences
 
-_SITES_NAMED = 6
 _ORDER = (Status.SKIPPED, Status.REVERTED, Status.SETTLED, Status.CONVERTED)
 _KERNELS = {"xnnpack": "XNNPACK", "reference": "the reference kernels"}
 
@@ -58,7 +57,8 @@ class ConversionResult(Record):
     """Every site with its verdict, and the path of the output (None for a dry run).
 
     `whole`: for `verify="full"`, the comparison of the whole models by signature; `not_compared`: signatures that are
-    meant to change. `soundness`: faults of the input that remain. `failure`: why nothing was written, if an error
+    meant to change. `soundness`: faults of the input that remain. `notes`: parts of the input that no runtime reads,
+    and if they are kept. `failure`: why nothing was written, if an error
     carries the result; a result without failure is true. `given`: the source as passed to `convert`.
     """
 
@@ -73,6 +73,7 @@ class ConversionResult(Record):
     whole: list[WholeSignature] = field(default_factory=list)
     not_compared: list[str] = field(default_factory=list)
     soundness: list[Unsound] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     failure: str | None = None
     given: ModelLike | None = field(default=None, repr=False)
 
@@ -126,10 +127,9 @@ class ConversionResult(Record):
                 parts = [f"{number} {way}" if len(ways) > 1 else way for way, number in ways.items()]
                 lines.append(f"{what}: {'; '.join(filter(None, (*parts, text)))}")
             else:
-                places = ", ".join(f"{site.signature}#{site.index}" for site in sites[:_SITES_NAMED])
-                more = f" and {len(sites) - _SITES_NAMED} more" if len(sites) > _SITES_NAMED else ""
-                lines.append(f"{what} ({places}{more}): {text}")
-        lines += unsound(self)
+                places = listed(f"{site.signature}#{site.index}" for site in sites)
+                lines.append(f"{what} ({places}): {text}")
+        lines += [*unsound(self), *self.notes]
         lines += [f"{one.name}: {one.outcome}; required: {one.allowance}" for one in self.whole]
         return "\n".join(map(one_line, [headline(self), *(f"  {line}" for line in lines)]))
 

@@ -107,6 +107,7 @@ def convert(
         result = ConversionResult(opened.path, None, facts.name, verify, model=parts[0].model, given=given)
         stack.enter_context(_carrying(result))
         result.soundness = models.find_unsound(opened)
+        result.notes = [*dict.fromkeys(note for part in parts for note in part.model.notes)]
         models.close_inputs(parts, shapes or {}, verify=verify != "none")
         passes = [one for name, one in PASSES.items() if name not in skipped]
         positions = models.positions_in(opened, parts)

@@ -72,7 +72,7 @@ class Inspection(Record):
     `sites`: outcome of an unverified conversion for `target`; if that is None, for "generic", and `lint` is empty.
     `inferred`: the result of inferring all shapes, if requested. `compiled`: the model calls an NPU and cannot be
     rewritten; `made_from`: the bundle that it was made from, if known. `node_data`: an overlay for Model Explorer with
-    the sites by operator.
+    the sites by operator. `notes`: parts of the file that no runtime reads, and if a conversion keeps them.
     """
 
     file: str | None
@@ -90,6 +90,7 @@ class Inspection(Record):
     caches: Caches = field(default_factory=Caches)
     inferred: ShapeReport | None = None
     node_data: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     _left_out = ("node_data",)
 
@@ -136,6 +137,7 @@ def inspect(
         soundness=find_unsound(opened),
         caches=find_caches(model, opened.bundle),
         inferred=shape_report(model) if infer else None,
+        notes=model.notes,
     )
     opened_up = _with_open_composites(model)
     for (name, graph), (_, seen) in zip(model.entry_points(), opened_up.entry_points(), strict=True):

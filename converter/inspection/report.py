@@ -31,7 +31,8 @@ from edge_opt.targets import TargetLike, lint, load_target
 
 FORMATS = (".json", ".md", ".html")
 _NO_LINT = "No known problems with the result on this target."
-_MARKS = re.compile(r"[\\`*\[\]|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|#(?=\s*$)")
+# Also what GitHub makes links and formulas of.
+_MARKS = re.compile(r"[\\`*\[\]|~$]|:(?=//)|(?<=www)\.|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|#(?=\s*$)")
 _TAGS = {"&": "&amp;", "<": "&lt;"}
 
 Table = list[tuple[str, ...]]
@@ -128,7 +129,9 @@ def conversion_report(result: ConversionResult, *, target: TargetLike | None = N
         UsageError: the target is unknown.
     """
     lints = [] if result.model is None else lint(result.model, load_target(target or GENERIC))
-    findings = [*(("error", text) for text in unsound(result)), *((one.severity, str(one)) for one in lints)]
+    findings = [("error", text) for text in unsound(result)]
+    findings += [("note", text) for text in result.notes]
+    findings += [(one.severity, str(one)) for one in lints]
     origin = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "edge-opt": version("edge-opt"),

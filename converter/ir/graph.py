@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_opt.base.words import listed, shortened
 from edge_opt.ir.dtypes import DType, Quantization, same_quantization
 from edge_opt.ir.operators import OPERATOR_NAMES, default_options
 from edge_opt.schema.data import Data
@@ -218,7 +219,10 @@ class Operator:
         return copy
 
     def __repr__(self) -> str:
-        return f"Operator({self.title}{self.inputs} -> {self.outputs})"
+        # A PACK may have thousands of inputs, and a name may be any text of a file.
+        inputs = ["none" if one is None else repr(shortened(one.name)) for one in self.inputs]
+        outputs = [f"{shortened(one.name)!r} {one.dtype.name}{list(one.shape)}" for one in self.outputs]
+        return f"Operator({self.code.name}({listed(inputs, 3)}) -> {listed(outputs, 2)})"
 
 
 class Subgraph:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.base.errors import ModelFormatError
-from edge_opt.base.words import numbered
+from edge_opt.base.words import listed, numbered
 from edge_opt.ir.checks import check_model
 from edge_opt.ir.dtypes import DType, Quantization
 from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Signature, Subgraph, Tensor
@@ -52,7 +52,7 @@ class Model:
     """The contents of a .tflite file. `copy.deepcopy` makes a copy to edit independently, which shares the weights.
 
     `buffers[0]` is the empty buffer of tensors without bytes. `metadata_buffers` come from the deprecated field
-    `metadata_buffer`.
+    `metadata_buffer`. `notes`: parts of the file that no runtime reads, and if a written file keeps them.
     """
 
     subgraphs: list[Subgraph] = field(default_factory=list)
@@ -61,6 +61,7 @@ class Model:
     operator_codes: list[OperatorCode] = field(default_factory=list)
     metadata: list[Metadata] = field(default_factory=list)
     metadata_buffers: list[Buffer] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     table: Table | None = None
     source: Source | None = None
     constant_buffers: dict[bytes, Buffer] = field(default_factory=dict)
@@ -179,12 +180,28 @@ def from_tables(root: Table, source: Source | None = None) -> Model:
         model.subgraphs.append(_read_subgraph(model, table, index))
     model.signatures.extend(_read_signature(model, table) for table in root.get("signature_defs") or [])
     check_model(model.subgraphs, model.signatures)
+    _read_metadata(model, root)
+    model.notes += [f"{name} is deprecated and has no effect: kept" for name in root.deprecated]
+    return model
+
+
+def _read_metadata(model: Model, root: Table) -> None:
+    """Read metadata. Runtimes skip entries whose buffer does not exist; a new buffer could get that number."""
+    known, missing = range(len(model.buffers)), list[str]()
     for table in root.get("metadata") or []:
         name = table.get("name") or ""
-        buffer = _at(model.buffers, table.get("buffer"), f"metadata '{name}'", "buffer")
-        model.metadata.append(Metadata(name, buffer, table))
-    model.metadata_buffers = _listed(model.buffers, root, "metadata_buffer", "metadata_buffer", "buffer")
-    return model
+        index = table.get("buffer")
+        if index in known:
+            model.metadata.append(Metadata(name, model.buffers[index], table))
+        else:
+            missing.append(f"metadata '{name}' (buffer {index})")
+    for index in _integers(root, "metadata_buffer"):
+        if index in known:
+            model.metadata_buffers.append(model.buffers[index])
+        else:
+            missing.append(f"metadata_buffer (buffer {index})")
+    if missing:
+        model.notes.append(f"left out, because the buffer does not exist: {listed(missing)}")
 
 
 def _at(items: Sequence[Any], index: int, where: str, what: str) -> Any:

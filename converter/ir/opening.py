@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, Protocol, Unpack, runtime_checkable
 
 from edge_opt.base.errors import ModelFormatError, UsageError, unknown
+from edge_opt.base.words import listed
 from edge_opt.ir.model import Model, checked_tables, from_tables, to_bytes
 from edge_opt.schema.data import Data, Source
-from edge_opt.schema.litertlm import SUFFIX, is_bundle, read_bundle
+from edge_opt.schema.litertlm import SUFFIX, Bundle, is_bundle, read_bundle
 from edge_opt.schema.reader import read_model
 from edge_opt.schema.writer import Writing
 
@@ -37,7 +38,7 @@ def load(source: str | os.PathLike[str] | bytes | Source, *, model: str | None =
             raise UsageError(f"{what} is not a bundle: leave out model={model!r}")
         part = opened.find(model)
         if part is None:
-            raise unknown("model", model, [part.kind for part in opened.parts])
+            raise unknown("model", model, [part.name for part in opened.parts])
         return part.model
     file, collects = Source.of(source), gc.isenabled()
     gc.disable()  # reading makes no garbage, and the search for it took a third of the time
@@ -92,6 +93,7 @@ MAIN_SECTION, EMBEDDER_SECTION, AUXILIARY_SECTION = "prefill_decode", "embedder"
 class Part:
     """One model: `index` is its place among a bundle's sections, `kind` its purpose ("" for a single model).
 
+    `name` tells it from the bundle's other models: its purpose, with the place if that is missing or repeated.
     A conversion names its signatures `label/signature` if there is a label, and sets `changed`. `is_helper` marks a
     model that was not requested: only passes that run on every model of a bundle run on it.
     """
@@ -99,6 +101,7 @@ class Part:
     source: Readable | Source
     index: int = 0
     kind: str = ""
+    name: str = ""
     label: str = field(default="", init=False)
     changed: bool = field(default=False, init=False)
     is_helper: bool = field(default=False, init=False)
@@ -136,17 +139,28 @@ class Part:
 class Opened:
     """A single model (`bundle` is None) or a .litertlm bundle; `path` is None if the source is not a file.
 
-    UsageError if the source is not a model, ModelFormatError for a damaged bundle.
+    `BUNDLE.litertlm:NAME` chooses a model by name or purpose; `wanted` is that, or else `prefill_decode`.
+    UsageError if the source is not a model, or the bundle has no such model, ModelFormatError for a damaged bundle.
     """
 
     def __init__(self, given: ModelLike) -> None:
         source = readable(given)
         self.path = None if isinstance(source, bytes | Model) else os.fspath(source)
-        self.bundle = read_bundle(self.path) if self.path is not None and is_bundle(self.path) else None
+        self.bundle: Bundle | None = None
         self.parts = [Part(source)]
-        if bundle := self.bundle:
-            models = enumerate(bundle.sections)
-            self.parts = [Part(bundle.content(i), i, one.model_type) for i, one in models if one.is_model]
+        self.wanted = MAIN_SECTION
+        if self.path is None:
+            return
+        path, _, name = self.path.rpartition(":")
+        # Not Path.exists, which raises an error for long names.
+        if is_bundle(path) and not os.path.exists(self.path):  # noqa: PTH110
+            self.path = path
+            self.wanted = name
+        if is_bundle(self.path):
+            self.bundle = read_bundle(self.path)
+            self.parts = _models(self.bundle)
+        if self.path == path and self.find(name) is None:
+            raise unknown("model", name, [part.name for part in self.parts])
 
     @property
     def suffix(self) -> str:
@@ -154,18 +168,27 @@ class Opened:
         return ".tflite" if self.bundle is None else SUFFIX
 
     def find(self, kind: str) -> Part | None:
-        """The bundle's model of this kind, or None."""
-        return next((part for part in self.parts if part.kind == kind and self.bundle is not None), None)
+        """The bundle's model of this kind or name, or None."""
+        if self.bundle is None:
+            return None
+        return next(
+            (part for part in self.parts if kind in (part.name, part.kind, f"section_{part.index}")), None
+        )
 
     def main(self, *, compiled: bool = False) -> Part:
-        """The single model, or the bundle's prefill/decode model.
+        """The only model, or the bundle's chosen model, by default the prefill/decode model.
 
         UsageError if there is none, or if it is compiled for an NPU and `compiled` is False.
         """
-        part = self.parts[0] if self.bundle is None else self.find(MAIN_SECTION)
+        part = self.parts[0] if len(self.parts) == 1 else self.find(self.wanted)
+        if part is None and not self.parts:
+            raise UsageError(f"{self.path} has no models: give a bundle with a TFLite model")
         if part is None:
-            held = ", ".join(part.kind or "unnamed" for part in self.parts) or "none"
-            raise UsageError(f"{self.path} has no {MAIN_SECTION} model, its models are: {held}")
+            names = listed([part.name for part in self.parts])
+            raise UsageError(
+                f"{self.path} has several models and no {MAIN_SECTION}: choose one of {names}, for example "
+                f"{self.path}:{self.parts[0].name} (convert --all-models rewrites all)"
+            )
         if not compiled:
             check_not_compiled(part.model, self.path)
         return part
@@ -177,6 +200,17 @@ class Opened:
         else:
             models = {part.index: checked_tables(part.model) for part in self.parts if part.changed}
             self.bundle.write(models, path, **how)
+
+
+def _models(bundle: Bundle) -> list[Part]:
+    """The bundle's models, named."""
+    kinds = {index: one.model_type for index, one in enumerate(bundle.sections) if one.is_model}
+    parts = []
+    for index, kind in kinds.items():
+        is_only = bool(kind) and [*kinds.values()].count(kind) == 1
+        name = kind if is_only else f"{kind or 'section'}_{index}"
+        parts.append(Part(bundle.content(index), index, kind, name))
+    return parts
 
 
 CALL = "DISPATCH_OP"

@@ -152,8 +152,8 @@ def option_text(value: Any) -> str:
 
 
 def _string(value: str) -> str:
-    """Quote with single quotes, or as JSON if the value contains a single quote or a line break."""
-    return json.dumps(value) if {"'", "\n"} & set(value) else f"'{value}'"
+    """Quote with single quotes, or as JSON if the value contains a single quote or is not printable."""
+    return f"'{value}'" if value.isprintable() and "'" not in value else json.dumps(value)
 
 
 # For `print(graph)`; `edge_opt.ir.graph` cannot import this module.
