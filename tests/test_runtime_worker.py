@@ -55,7 +55,7 @@ def test_a_model_without_signatures_is_run_as_main_and_bytes_go_through_a_file_t
     (main,) = describe(load(model)).values()
     assert (main.name, main.positional) == ("main", True)
     plans = [plan(main, run=run) for run in range(2)]
-    results = worker.run_plans(model, None, plans)
+    results = worker.run_calls(model, [(None, each) for each in plans])
     for (x, y), outputs in zip((map(array_of, pair) for pair in plans), results, strict=True):
         assert np.array_equal(outputs["z"], x + y)
     assert not np.array_equal(results[0]["z"], results[1]["z"])

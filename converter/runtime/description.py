@@ -6,7 +6,7 @@ import numpy as np
 
 from edge_opt.ir import Model, Operator, Tensor
 from edge_opt.ir.operators import KINDS, subgraph_indices
-from edge_opt.ir.walk import walked
+from edge_opt.ir.walk import has_effects, walked
 from edge_opt.runtime.tensors import MAIN, SignatureInfo, TensorInfo
 
 
@@ -14,12 +14,13 @@ def describe(model: Model) -> dict[str, SignatureInfo]:
     """The signatures by name, arguments in the runtime's order; or subgraph 0 as `main`, which is run by position."""
     described = {}
     for name in [signature.key for signature in model.signatures] or [MAIN]:
-        _, *sides = model.arguments(name)
+        graph, *sides = model.arguments(name)
         # The runtime sorts the arguments of signatures by name.
         given, made = (sorted(side.items()) if model.signatures else side.items() for side in sides)
         inputs = tuple(tensor_info(tensor, label, _entries(model, tensor)) for label, tensor in given)
         outputs = tuple(tensor_info(tensor, label) for label, tensor in made)
-        described[name] = SignatureInfo(name, inputs, outputs, positional=not model.signatures)
+        keeps_state = has_effects(graph.operators, model.subgraphs)
+        described[name] = SignatureInfo(name, inputs, outputs, not model.signatures, keeps_state)
     return described
 
 

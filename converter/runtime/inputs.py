@@ -67,6 +67,10 @@ class InputPlan(InputHint):
         return noise.seed_of(self.seed, self.key)
 
 
+Planned = tuple[str | None, Sequence[InputPlan]]
+"""One call of a signature (None: the model's only one), and its inputs."""
+
+
 def plan(
     signature: SignatureInfo,
     *,

@@ -153,16 +153,16 @@ def _carried_out(header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
     match header["operation"]:
         case "run":
             results: Arrays = {}
-            for number, plans in enumerate(from_dict(list[list[inputs.InputPlan]], header["plans"])):
+            for number, (signature, plans) in enumerate(from_dict(list[inputs.Planned], header["calls"])):
                 given = {planned.info.name: inputs.array_of(planned) for planned in plans} or arrays
-                outputs = session(MAIN, header["kernels"]).run(header["signature"], given)
+                outputs = session(MAIN, header["kernels"]).run(signature, given)
                 results.update({f"{number}/{name}": array for name, array in outputs.items()})
             return {}, results
         case "generate":
             tokens, logits = loop.run(from_dict(loop.Loop, header["loop"]), invoke)
             return {"tokens": tokens}, {"logits": logits}
-    signature, request = from_dict(tuple[SignatureInfo, pair.ProofRequest], header["proof"])
-    return {"proof": pair.prove(signature, request, run_version)}, {}
+    described, request = from_dict(tuple[SignatureInfo, pair.ProofRequest], header["proof"])
+    return {"proof": pair.prove(described, request, run_version)}, {}
 
 
 if __name__ == "__main__":

@@ -62,12 +62,16 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class SignatureInfo:
-    """One entry point; `positional` if it is subgraph 0 of a model without signatures."""
+    """One entry point; `positional` if it is subgraph 0 of a model without signatures.
+
+    `keeps_state`: what it returns may depend on earlier calls, also of other signatures.
+    """
 
     name: str
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     positional: bool = False
+    keeps_state: bool = False
 
 
 Role = Literal["mask", "position", "token", "index", "cache", "rotary", "embedding", "data"]
