@@ -32,6 +32,7 @@ from edge_opt.ir import load
 from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime import noise
 from edge_opt.runtime.description import describe
+from edge_opt.runtime.inputs import unknown_integers
 from edge_opt.runtime.protocol import Array, Arrays
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
@@ -207,6 +208,9 @@ def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
             runnable = {name: pairs[name] for name in recorded if not pairs[name].reason}
             session = Session(runnable, [name for name in order if name in runnable])
             remarks += session.remarks()
+            remarks += (
+                f"{name}/{text}" for name in known if name in order for text in unknown_integers(known[name])
+            )
             results = worker.run_calls(file, session.calls(golden.seed)[1])
             for name, calls in recorded.items():
                 pair, outputs = pairs[name], list[OutputComparison]()
@@ -224,7 +228,13 @@ def _pair(recorded: SignatureInfo, now: SignatureInfo | None, names: Sequence[st
         return Pair(
             recorded, reason="keeps state between calls, which the recorded model did not: record it again"
         )
-    return Pair.of(recorded, now, names, {})
+    pair = Pair.of(recorded, now, names, {})
+    known = {info.name: info for info in recorded.inputs}
+    inputs = tuple(
+        replace(info, entries=known[info.name].entries, accepts=known[info.name].accepts)
+        for info in pair.signature.inputs
+    )
+    return replace(pair, signature=replace(pair.signature, inputs=inputs))
 
 
 def _output(

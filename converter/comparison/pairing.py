@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from edge_opt.base.errors import UsageError, match_names, unknown
 from edge_opt.base.words import Progress, many
@@ -21,7 +22,7 @@ from edge_opt.comparison.sessions import orders
 from edge_opt.ir import Model, load
 from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime.description import describe
-from edge_opt.runtime.inputs import InputPlan, Planned, plan
+from edge_opt.runtime.inputs import InputPlan, Planned, plan, unknown_integers
 from edge_opt.runtime.inputs import pair as twins
 from edge_opt.runtime.metrics import are_logits
 from edge_opt.runtime.protocol import Array, Arrays
@@ -71,9 +72,15 @@ class Pair:
                 return cls(a, reason=f"{shown}{asked}")
             shape = tuple(1 if size < 0 else size for size in taken)
             entries = min(filter(None, (one.entries, other.entries)), default=0)
-            both.append(
-                [replace(info, shape=shape, declared=declared, entries=entries) for info in (one, other)]
-            )
+            ends = one.accepts, other.accepts
+            accepts = None if None in ends else min(filter(None, ends), default=0)
+            facts: dict[str, Any] = {
+                "shape": shape,
+                "declared": declared,
+                "entries": entries,
+                "accepts": accepts,
+            }
+            both.append([replace(info, **facts) for info in (one, other)])
         keeps_state = a.keeps_state or b.keeps_state
         signature = replace(a, inputs=tuple(one for one, _ in both), keeps_state=keeps_state)
         return cls(signature, [it for _, it in both], *_matched(a, b, "outputs", names))
@@ -172,6 +179,8 @@ class Both:
         opened = ", ".join(f"{name} {list(one.shape)}" for name, one, _ in inputs if -1 in one.declared)
         if opened:
             remarks.append(f"open lengths were run at one size only (--shape gives others): {opened}")
+        for name, pair in self.pairs.items():
+            remarks += (f"{name}/{text}" for text in unknown_integers(pair.signature))
         types = [(name, one.dtype, other.dtype) for name, one, other in inputs]
         retyped = [f"{name}, {a} in a, {b} in b" for name, a, b in types if a != b]
         if retyped:

@@ -6,6 +6,7 @@ wrote. A difference in state may show only if the right signature runs next, so 
 
 from collections.abc import Sequence
 
+from edge_opt.runtime.inputs import runs_for
 from edge_opt.runtime.tensors import SignatureInfo
 
 _LEAST_CALLS = 8
@@ -29,7 +30,10 @@ def call_counts(signatures: Sequence[SignatureInfo]) -> dict[str, int]:
     """How often each signature is called. A cycle of all that keep state calls each as often as there are such."""
     stateful = sum(signature.keeps_state for signature in signatures)
     cycles = -(-_LEAST_CALLS // max(stateful, 1))
-    return {signature.name: stateful * cycles if signature.keeps_state else 1 for signature in signatures}
+    return {
+        signature.name: stateful * cycles if signature.keeps_state else runs_for(signature)
+        for signature in signatures
+    }
 
 
 def _each_after_each(names: Sequence[str]) -> list[str]:

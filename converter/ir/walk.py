@@ -209,7 +209,7 @@ def cut_out(
             if tensor not in copies:
                 kept = tensor.buffer if tensor.is_constant else None
                 copy = replace(tensor, name=str(len(copies)), buffer=kept, shape_signature=None)
-                copy.table = tensor.table if tensor.is_sparse else None
+                copy.table = tensor.table if tensor.is_sparse or tensor.is_outside else None
                 copies[tensor] = graph.add_tensor(copy)
             return copies[tensor]
 

@@ -21,7 +21,7 @@ from edge_opt.base.processes import begin_child, limit
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import numbered
 from edge_opt.runtime import inputs, loop, pair
-from edge_opt.runtime.protocol import Array, Arrays, DeclinedError, Header, receive, send
+from edge_opt.runtime.protocol import Array, Arrays, DeclinedError, Header, check_types, receive, send
 from edge_opt.runtime.tensors import MAIN, Kernels, SignatureInfo
 
 _RESOLVERS = {"xnnpack": OpResolverType.BUILTIN, "reference": OpResolverType.BUILTIN_REF}
@@ -76,7 +76,8 @@ class Session:
 
     def inputs(self) -> list[str]:
         """The names of the first signature's inputs."""
-        return list(next(iter(self._runners.values())).get_input_details())
+        with _refusals(self._where):  # of types that numpy lacks
+            return list(next(iter(self._runners.values())).get_input_details())
 
     def run(self, signature: str | None, values: Arrays) -> Arrays:
         """Run a signature (None: the model's only one) and return its outputs.
@@ -92,7 +93,9 @@ class Session:
             if not self._ran:
                 self._interpreter.reset_all_variables()
                 self._ran = True
-            return dict(self._runners[signature or names[0]](**values))
+            results = dict(self._runners[signature or names[0]](**values))
+        check_types(results)
+        return results
 
 
 class _Main:

@@ -20,7 +20,7 @@ from edge_opt.base import processes
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import signal_name
 from edge_opt.ir import load
-from edge_opt.ir.opening import Part
+from edge_opt.ir.opening import Part, check_weights_inside
 from edge_opt.runtime.description import describe
 from edge_opt.runtime.inputs import Planned
 from edge_opt.runtime.loop import Loop
@@ -283,7 +283,7 @@ def check_model(model: Runnable) -> None:
         ModelFormatError: the model is not valid.
     """
     if isinstance(model, bytes) or not Path(model).exists():
-        load(model)  # the reader has the message for a missing file
+        check_weights_inside(load(model))  # the reader has the message for a missing file
     else:
         status = Path(model).stat()
         _check_file(os.fspath(model), status.st_ino, status.st_size, status.st_mtime_ns)
@@ -291,4 +291,4 @@ def check_model(model: Runnable) -> None:
 
 @lru_cache(maxsize=32)
 def _check_file(path: str, *_identity: int) -> None:
-    load(path)
+    check_weights_inside(load(path))
