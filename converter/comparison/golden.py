@@ -56,8 +56,8 @@ class _OtherVersionError(GoldenError):
 class _Output(NamedTuple):
     """All elements of one output in few numbers: a checksum, and figures of the real numbers that they stand for.
 
-    `others` counts NaN, infinity and -infinity; the other figures are those of the finite elements. `magnitude` is the
-    sum of their absolute values.
+    `others` counts NaN, infinity and -infinity; the other figures are those of the `finite` elements. `magnitude` is
+    the sum of their absolute values. A complex number counts as two elements.
     """
 
     kind: str
@@ -66,6 +66,7 @@ class _Output(NamedTuple):
     maximum: float
     sum: float
     magnitude: float
+    finite: int
     others: tuple[int, int, int]
 
     @classmethod
@@ -81,20 +82,21 @@ class _Output(NamedTuple):
         checksum = hashlib.sha256(numbers.view(np.uint8).data).hexdigest()
         reals = info.reals(numbers)
         finite = reals[np.isfinite(reals)]
-        if not finite.size:
+        count = finite.size
+        if not count:
             finite = np.zeros(1)
         others = [np.isnan(reals), np.isposinf(reals), np.isneginf(reals)]
         nan, above, below = (int(np.count_nonzero(each)) for each in others)
         kind = f"{array.dtype.name} {list(array.shape)}"
         low, high = float(finite.min()), float(finite.max())
         total, magnitude = float(finite.sum()), float(np.abs(finite).sum())
-        return cls(kind, checksum, low, high, total, magnitude, (nan, above, below))
+        return cls(kind, checksum, low, high, total, magnitude, count, (nan, above, below))
 
-    def misses(self, now: "_Output", count: int, atol: float, rtol: float) -> str:
+    def misses(self, now: "_Output", atol: float, rtol: float) -> str:
         """The first figure that shows that some element is outside the tolerances; empty if none does.
 
-        If |a-b| <= atol + rtol*|a| for each of `count` elements, the same holds for minimum and maximum (`rtol` up to
-        1), and |sum a - sum b| <= atol*count + rtol * sum |a|.
+        If |a-b| <= atol + rtol*|a| for each of n elements, the same holds for minimum and maximum (`rtol` up to 1), and
+        |sum a - sum b| <= atol*n + rtol * sum |a|.
         """
         if self.others != now.others:
             said = "{} NaN, {} infinite and {} -infinite elements"
@@ -104,7 +106,7 @@ class _Output(NamedTuple):
         bounds = (
             ("minimum", self.minimum, now.minimum, atol + rtol * lowest),
             ("maximum", self.maximum, now.maximum, atol + rtol * highest),
-            ("sum", self.sum, now.sum, atol * count + (rtol + _ROUNDING) * self.magnitude),
+            ("sum", self.sum, now.sum, atol * self.finite + (rtol + _ROUNDING) * self.magnitude),
         )
         for name, before, after, allowed in bounds:
             if before != after and not abs(after - before) <= allowed:
@@ -246,7 +248,9 @@ def _output(
     """Compare one output with its recording and its sample, over all calls."""
     before, now = infos
     sampled = list[tuple[Array, Array]]()
-    elements, reason, differs = 0, "", False
+    elements = 0
+    reason = ""
+    differs = False
     for call, (recorded, values) in enumerate(runs):
         array, (expected, kept) = values[now.name], recorded[before.name]
         actual = _Output.of(array, now)
@@ -256,11 +260,10 @@ def _output(
         if sample.shape != kept.shape or sample.dtype != kept.dtype:
             raise _damaged(before)
         sampled.append((kept, sample))
-        elements += array.size
         if actual.checksum != expected.checksum:
             differs = True
-            finite = array.size - sum(expected.others)
-            reason = reason or expected.misses(actual, finite, golden.atol, golden.rtol)
+            reason = reason or expected.misses(actual, golden.atol, golden.rtol)
+        elements += actual.finite + sum(actual.others)
     output = measured(before, now, sampled, atol=golden.atol, rtol=golden.rtol)
     if not differs:
         return replace(output, elements=elements)
