@@ -69,15 +69,14 @@ class Steering:
     ends: set[Tensor] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        for graph in self.model.subgraphs:
-            for operator in graph.operators:
-                if KINDS[operator.code.name].effect is Effect.CALLING:
-                    self._add_call(operator)
-        variables = [op for graph in self.model.subgraphs for op in graph if op.name == "READ_VARIABLE"]
-        for operator in (
-            op for graph in self.model.subgraphs for op in graph if op.name == "ASSIGN_VARIABLE"
-        ):
-            self.passed[operator.input(1)] += (tensor for read in variables for tensor in read.outputs)
+        memory = Tensor("variables", (), DType.RESOURCE)  # any variable may be read where any is written
+        for operator in (operator for graph in self.model.subgraphs for operator in graph):
+            if KINDS[operator.code.name].effect is Effect.CALLING:
+                self._add_call(operator)
+            elif operator.name == "READ_VARIABLE":
+                self.passed[memory] += operator.outputs
+            elif operator.name == "ASSIGN_VARIABLE":
+                self._pass(operator.inputs[1:], [memory])
 
     def _add_call(self, operator: Operator) -> None:
         """Note which tensors of a call have the same numbers: arguments, results, and what a loop hands over."""
@@ -211,17 +210,22 @@ def _joined_place(operator: Operator, place: int, reached: _Reached) -> int | No
 def _limit(operator: Operator, place: int, element: int | None) -> _Limit | None:
     """What a steering operand accepts, all of it or one element; None if it does not steer, or nobody knows."""
     inputs = operator.inputs
+    kind = KINDS.get(operator.name)
+    if kind is None or len(inputs) < kind.least or None in inputs:
+        return None
     match operator.name, place:
         case "GATHER", 1:
             return _Limit(_size(operator.input(0), int(operator.option("axis"))))
         case "EMBEDDING_LOOKUP", 0:
             return _Limit(_size(operator.input(1), 0))
         case "GATHER_ND", 1:
-            count = inputs[1].shape[-1] if inputs[1] is not None and inputs[1].shape else 0
+            count = max(operator.input(1).shape[-1:], default=0)
             return _Limit(min((_size(operator.input(0), axis) for axis in range(count)), default=0))
         case "ONE_HOT", 0:
             depth = operator.input(1)
-            return _Limit(int(depth.array()) if depth.has_numbers else 0, clamps=True)
+            return _Limit(
+                int(depth.array().ravel()[0]) if depth.has_numbers and depth.elements else 0, clamps=True
+            )
         case "DYNAMIC_UPDATE_SLICE", 2:
             table, part = operator.input(0), operator.input(1)
             axes = range(len(table.shape)) if element is None else (element,)
@@ -230,8 +234,8 @@ def _limit(operator: Operator, place: int, element: int | None) -> _Limit | None
             return _Limit((max(rooms, default=0) + 1) * is_known, clamps=True)
         case "SLICE", 1 if operator.input(2).has_numbers:
             data, sizes = operator.input(0), operator.input(2).array().ravel().tolist()
-            axes = range(len(sizes)) if element is None else (element,)
-            rooms = [_size(data, axis) - sizes[axis] if sizes[axis] >= 0 else -1 for axis in axes]
+            places = [axis for axis in range(len(sizes)) if element in (None, axis)]
+            rooms = [_size(data, axis) - sizes[axis] if sizes[axis] >= 0 else -1 for axis in places]
             return _Limit(max(min(rooms, default=-1) + 1, 0))
     return None
 
