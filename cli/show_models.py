@@ -92,6 +92,8 @@ def show_inspection(found: Inspection) -> None:
     weights = ", ".join(f"{dtype} {size(count)}" for dtype, count in found.weights.items())
     output.say(f"{found.file}: {size(found.size)} in {many(found.subgraphs, 'subgraph')}")
     output.say(f"constants: {weights or 'none'}", "")
+    for name, count in found.weights_outside.items():
+        output.say(f"Weights outside the model: {size(count)} in '{name}', which is not read.", "")
     if found.compiled:
         instead = found.made_from or "the bundle that it was made from"
         output.say(f"Compiled for an NPU, so it cannot be rewritten: inspect {instead}.", "")

@@ -2,7 +2,8 @@
 
 import json
 import math
-from itertools import pairwise
+from collections import Counter
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import proof_models as models
 import pytest
 from cli_runs import DEMO, QUANTIZED, Captured, Patch, run, written
+from stateful_models import moving, reading, stateful, writing
 from text_parser import literal, parse
 
 from edge_opt import convert, load
@@ -18,10 +20,12 @@ from edge_opt.comparison import compare as comparing
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.findings import FirstDifference
 from edge_opt.comparison.golden import check, record
+from edge_opt.comparison.sessions import orders
 from edge_opt.ir import Constants, DType, Model, to_bytes
 from edge_opt.runtime.description import describe
 from edge_opt.runtime.protocol import RuntimeCrashed
 from edge_opt.runtime.runner import Worker
+from edge_opt.runtime.tensors import SignatureInfo
 from edge_opt.testing import assert_equivalent
 
 TABLE = np.random.default_rng(0).standard_normal((1000, 4)).astype(np.float32)
@@ -98,16 +102,16 @@ def test_a_float_model_and_a_quantized_one_are_compared_as_real_numbers() -> Non
 
 def test_models_take_turns_and_progress_ends(monkeypatch: Patch, tmp_path: Path) -> None:
     order, told = [], list[tuple[int, int]]()
-    run_plans = Worker.run_plans
+    run_calls = Worker.run_calls
 
-    def noted(self: Worker, model: Any, signature: Any, *rest: Any) -> Any:
-        order.append((model == one, signature))
-        return run_plans(self, model, signature, *rest)
+    def noted(self: Worker, model: Any, calls: Any, *rest: Any) -> Any:
+        order.extend((model == one, signature) for signature, _ in calls)
+        return run_calls(self, model, calls, *rest)
 
     one, other = tmp_path / "one.tflite", tmp_path / "other.tflite"
     one.write_bytes(two("prefill", "decode"))
     other.write_bytes(two("decode", "prefill"))
-    monkeypatch.setattr(Worker, "run_plans", noted)
+    monkeypatch.setattr(Worker, "run_calls", noted)
     assert compare(one, other, progress=lambda _, *step: told.append(step)).bitwise
     assert order == [(True, "prefill"), (False, "prefill"), (True, "decode"), (False, "decode")]
     assert told == [(0, 2), (1, 2), (2, 2)]
@@ -227,7 +231,7 @@ def test_models_that_keep_state_are_run_again_with_it() -> None:
     one, other = (to_bytes(parse(REMEMBERING.replace("STORED", name))) for name in ("ABS", "EXP"))
     report = compare(one, other)
     assert not report
-    assert report.signatures[0].outputs[0].elements == 2 * 4, "both runs count"
+    assert report.signatures[0].outputs[0].elements == 8 * 4, "every call counts"
     assert report.first_difference.tensor == "before"
     assert compare(one, one).bitwise
 
@@ -280,13 +284,13 @@ def test_swapped_heads_are_found_in_their_block(path: Path, block: int) -> None:
 def test_tensors_are_looked_at_in_order_as_many_as_fit_into_memory(wrong: int, monkeypatch: Patch) -> None:
     """Each has 32 bytes."""
     looked: list[int] = []
-    run_plans = Worker.run_plans
+    run_calls = Worker.run_calls
 
     def counted(self: Worker, model: Any, *rest: Any) -> Any:
         looked.append(len(load(model).subgraphs[0].outputs))
-        return run_plans(self, model, *rest)
+        return run_calls(self, model, *rest)
 
-    monkeypatch.setattr(Worker, "run_plans", counted)
+    monkeypatch.setattr(Worker, "run_calls", counted)
     for most, batches in (
         (1 << 20, [40]),
         (3 * 32, [3] * (wrong // 3) + [min(3, 40 - wrong // 3 * 3)]),
@@ -380,3 +384,57 @@ def test_the_command_shows_both_sides_and_no_list_of_scales(tmp_path: Path, caps
     said = run(capsys, "compare", a, b, "--json").json["first_difference"]
     assert (said["signature"], said["tensor"], said["equal_before"]) == ("main", "y", ["%0"])
     assert run(capsys, "compare", a, a, "--json").json["first_difference"] is None
+
+
+STATES = {
+    "written later, read earlier": (lambda f: (reading(0), writing(0, f)), 1, "s0"),
+    "read as written": (lambda f: (writing(0, f), reading(0)), 1, "s1"),
+    "cleared in between": (lambda f: (reading(0, f), writing(0), writing(0, 0.0)), 1, "s0"),
+    "cleared in between, in another order": (
+        lambda f: (writing(0, 0.0), writing(0), reading(0, f)), 1, "s2",
+    ),
+    "through three variables backwards": (
+        lambda f: (reading(2), moving(1, 2), moving(0, 1), writing(0, f)), 3, "s0",
+    ),
+    "in one signature only": (
+        lambda f: ("\n".join([reading(3), *(f"  %m{a}: float32[4] = READ_VARIABLE(%v{a})\n"
+        f"  ASSIGN_VARIABLE(%v{a + 1}, %m{a})" for a in (2, 1, 0)),
+        f"  %w: float32[4] = MUL(%x, float32({f}))\n  ASSIGN_VARIABLE(%v0, %w)"]),), 4, "s0",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_state_that_one_signature_writes_and_another_reads_is_compared(case: str, tmp_path: Path) -> None:
+    bodies, variables, where = STATES[case]
+    one, other = (stateful(*bodies(factor), variables=variables) for factor in (1.0, 3.0))
+    report = compare(one, other)
+    assert [signature.name for signature in report.signatures if not signature.equal] == [where]
+    assert report.first_difference.tensor
+    assert "an earlier call, also of another signature, may be the cause" in report.first_difference.reason
+    assert any("state is kept between calls" in note for note in report.notes())
+    assert compare(one, one).bitwise
+    golden = record(one, tmp_path / "g.npz")
+    assert check(one, golden).bitwise
+    assert not check(other, golden)
+
+
+def test_a_model_that_keeps_state_is_not_one_that_does_not(tmp_path: Path) -> None:
+    plain = "  %y: float32[4] = ABS(%x)"
+    keeping = (
+        "  %r: float32[4] = READ_VARIABLE(%v0)\n  ASSIGN_VARIABLE(%v0, %x)\n"
+        "  %p: float32[4] = ABS(%x)\n  %y: float32[4] = ADD(%p, %r)"
+    )
+    one, other = stateful(plain, variables=0), stateful(keeping)
+    assert not compare(one, other)
+    assert not compare(other, one)
+    assert "record it again" in check(other, record(one, tmp_path / "g.npz")).summary()
+    assert not check(one, record(other, tmp_path / "h.npz"))
+
+
+def test_each_signature_with_state_follows_each_and_is_called_eight_times_or_more() -> None:
+    for count in range(1, 12):
+        names = [f"s{place}" for place in range(count)]
+        (order,) = orders([SignatureInfo(name, (), (), keeps_state=True) for name in names])
+        assert set(pairwise([*order, *order[:1]])) == {*product(names, names)}
+        assert min(Counter(order).values()) >= 8

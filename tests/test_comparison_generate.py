@@ -192,6 +192,21 @@ def test_what_is_missing_is_said_and_what_to_do(main: Any, helpers: dict[str, An
     assert str(caught.value).startswith(f"model.tflite{said}")
 
 
+@pytest.mark.parametrize("shape", [(), (1, 1, 1), (1, 3, 50), (2, 50), (0,), (1, 1, 0)])
+def test_logits_that_are_not_one_row_a_prompt_are_refused(shape: tuple[int, ...]) -> None:
+    decode = replace(DECODE, outputs=(CACHE, tensor("logits", *shape)))
+    with pytest.raises(
+        UsageError, match=r"signature 'decode': output 'logits' has shape \[.*\], expected \[batch"
+    ):
+        planned(PREFILL, decode)
+
+
+def test_a_step_that_takes_another_number_of_tokens_is_refused() -> None:
+    decode = replace(DECODE, inputs=(tokens(3), *DECODE.inputs[1:]))
+    with pytest.raises(UsageError, match=r"'decode': input 'tokens' \[1, 3\] of .* must have 1 element"):
+        planned(PREFILL, decode)
+
+
 def test_a_prompt_is_as_long_as_the_prefill_and_one_if_the_cache_has_room() -> None:
     loop = planned(PREFILL, LONG, DECODE)
     assert (loop.rows, loop.count, loop.logits) == (8, 3, LOGITS)

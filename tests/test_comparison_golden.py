@@ -70,13 +70,73 @@ def test_large_outputs_are_sampled_and_the_rest_is_checked_if_demanded_bitwise(t
     unit = int(np.setdiff1d(np.arange(len(WIDE)), seen)[0])
     slightly = models.projection(WIDE, off=1e-3, unit=unit)
     assert "elements beyond the sample differ" in golden.check(slightly, exact).summary()
-    assert golden.check(slightly, loose).equal
+    near = golden.check(models.projection(WIDE, off=1e-6, unit=unit), loose)
+    assert (near.equal, near.bitwise) == (True, False)
+    assert "by a sample, minimum, maximum and sum" in near.summary()
+    elements = near.signatures[0].outputs[0]
+    assert f"compared were {elements.elements} of 180000 elements, and minimum" in near.notes()[0]
+    for off, figure in ((1000.0, "minimum of all elements"), (np.nan, "NaN")):
+        far = golden.check(models.projection(WIDE, off=off, unit=unit), loose)
+        assert not far.equal, off
+        assert figure in far.summary()
 
 
-def test_where_all_was_kept_other_bytes_of_equal_values_are_no_difference(tmp_path: Path) -> None:
+FIGURES = golden._Output.of
+ELEMENTS = np.array([-3.0, 0.5, 2.0, np.nan, np.inf, 1.0], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        ({}, ""),
+        ({1: 0.55}, ""),
+        ({0: -3.5}, "minimum"),
+        ({2: 2.5}, "maximum"),
+        ({1: 1.9, 5: 1.9}, "sum"),
+        ({3: 0.0}, "NaN"),
+        ({4: -np.inf}, "infinite"),
+    ],
+)
+def test_figures_of_all_elements_bound_what_tolerances_allow(edit: dict[int, float], said: str) -> None:
+    info = models.tensor("y", 6)
+    changed = ELEMENTS.copy()
+    for place, value in edit.items():
+        changed[place] = value
+    found = FIGURES(ELEMENTS, info).misses(FIGURES(changed, info), 0.1, 0.05)
+    assert said in found
+    assert bool(found) == bool(said)
+
+
+def test_whatever_the_tolerances_allow_holds_for_the_figures_too() -> None:
+    values = np.random.default_rng(3)
+    for _ in range(200):
+        atol, rtol = values.random(2) * (1e-3, 1.5)
+        old = values.standard_normal(50) * 10.0 ** values.integers(-3, 4)
+        new = old + (atol + rtol * np.abs(old)) * values.choice([-1, 1, 0.5], 50)
+        info = models.tensor("y", 50, dtype="float64")
+        assert not FIGURES(old, info).misses(FIGURES(new, info), atol * (1 + 1e-9), rtol * (1 + 1e-9))
+
+
+def test_the_bits_of_nan_do_not_matter_and_those_of_zero_do() -> None:
+    info = models.tensor("y", 1)
+    one, other = (np.array([bits], np.uint32).view(np.float32) for bits in (0x7FC00000, 0xFFC00001))
+    assert FIGURES(one, info) == FIGURES(other, info)
+    assert FIGURES(np.float32([0.0]), info) != FIGURES(np.float32([-0.0]), info)
+
+
+def test_a_checksum_that_disagrees_with_a_whole_sample_is_damage(tmp_path: Path) -> None:
     path = golden.record(models.adder(), tmp_path / "g.npz", atol=0, rtol=0)
     rewrite(path, lambda meta, _: meta["outputs"][0].__setitem__(1, "another"))
-    assert golden.check(models.adder(), path).equal
+    with pytest.raises(GoldenError, match="output 'z' is damaged; record it again"):
+        golden.check(models.adder(), path)
+
+
+def test_a_file_of_another_version_says_how_to_record_it_again(recorded: Path) -> None:
+    rewrite(recorded, lambda meta, _: meta["kind"].__setitem__(1, 4))
+    with pytest.raises(
+        GoldenError, match=r"of another version .* record it again with: edge-opt golden record"
+    ):
+        golden.check(MODEL, recorded)
 
 
 def test_the_same_model_gives_the_same_file_and_replaces_one_only_when_asked(recorded: Path) -> None:
@@ -143,7 +203,8 @@ def test_a_missing_or_broken_file_is_one_typed_error(recorded: Path, monkeypatch
     "edit",
     [
         lambda meta, _: meta.pop("signatures"),
-        lambda meta, _: meta.update(runs=10**9),
+        lambda meta, _: meta["signatures"][0].update(keeps_state=True),
+        lambda meta, _: meta.update(signatures=meta["signatures"] * 1001),
         lambda meta, _: meta.update(rtol=-1.0),
         lambda meta, _: meta.update(kind=["edge-opt golden", 99, 0]),
         lambda meta, _: meta["signatures"][0].update(inputs=7),

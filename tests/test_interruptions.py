@@ -108,9 +108,9 @@ def test_interrupted_during_the_proof(folder: Path, sign: signal.Signals) -> Non
 # The model in a bundle is copied to a scratch file, which the interpreter reads.
 _COMPARING = """
 from bundles import bundle, model_part
-from edge_opt.comparison import compare
+from edge_opt.comparison import pairing
 Path(sys.argv[1]).write_bytes(bundle([model_part("prefill_decode", proof_models.endless())]))
-announce(compare, "runs_of", lambda *_: "comparing")
+announce(pairing, "sessions", lambda *_: "comparing")
 sys.exit(main(["compare", sys.argv[1], sys.argv[1]]))
 """
 

@@ -162,7 +162,7 @@ def test_a_float_input_and_its_quantized_counterpart_get_the_same_real_numbers(n
     assert np.abs(array_of(one) - array_of(other) * 0.01).max() <= 0.00501
 
 
-@pytest.mark.parametrize(("dtype", "top"), [("int32", 1), ("int64", 1), ("uint8", 255), ("int8", 127)])
+@pytest.mark.parametrize(("dtype", "top"), [("int32", 1), ("int64", 1), ("uint8", 1), ("int8", 1)])
 def test_integers_that_may_be_indices_stay_small(dtype: str, top: int) -> None:
     assert lone(tensor("x", 4000, dtype=dtype)).max() == top
 

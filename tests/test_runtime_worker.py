@@ -22,10 +22,11 @@ from terminal_signals import gone
 import edge_opt
 from edge_opt.comparison import golden
 from edge_opt.conversion import ConversionResult, SitesSkippedError, convert
-from edge_opt.ir import load
+from edge_opt.ir import DType, load
 from edge_opt.passes import Status
 from edge_opt.runtime import runner
 from edge_opt.runtime.description import describe
+from edge_opt.runtime.extremes import KINDS
 from edge_opt.runtime.inputs import array_of, plan
 from edge_opt.runtime.pair import ProofRequest
 from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeRefused, RuntimeTimedOut, RuntimeUnavailable
@@ -55,7 +56,7 @@ def test_a_model_without_signatures_is_run_as_main_and_bytes_go_through_a_file_t
     (main,) = describe(load(model)).values()
     assert (main.name, main.positional) == ("main", True)
     plans = [plan(main, run=run) for run in range(2)]
-    results = worker.run_plans(model, None, plans)
+    results = worker.run_calls(model, [(None, each) for each in plans])
     for (x, y), outputs in zip((map(array_of, pair) for pair in plans), results, strict=True):
         assert np.array_equal(outputs["z"], x + y)
     assert not np.array_equal(results[0]["z"], results[1]["z"])
@@ -236,3 +237,27 @@ def test_every_public_way_to_the_runtime_reads_the_file_first(tmp_path: Path) ->
     for way in ways:
         with pytest.raises(edge_opt.EdgeOptError, match="are recursive"):
             way()
+
+
+def numbers_of(kind: str) -> str:
+    return f"subgraph main (%a: {kind}) {{ %z: {kind} = RESHAPE(%a, int32{{2, 2}}) return %z }}"
+
+
+QUANTIZED_TYPES = ("int8", "uint8", "int16", "int32")
+
+
+@pytest.mark.parametrize("dtype", DType)
+def test_every_type_passes_through_the_worker_or_is_refused_by_a_typed_error(dtype: DType) -> None:
+    name = dtype.name.lower()
+    scales = ["", " q(0.01, 3)"] if name in QUANTIZED_TYPES else [""]
+    with Worker() as worker:
+        for scale in scales:
+            try:
+                model = models.written(numbers_of(f"{name}[2,2]{scale}"), key="")
+                outcome = worker.prove(model, model, ProofRequest(extremes=tuple(KINDS)))
+            except RuntimeRefused:
+                assert name not in (*QUANTIZED_TYPES, "float32", "bool")
+            else:
+                assert all(
+                    one.bitwise for kinds in outcome.found.values() for ones in kinds.values() for one in ones
+                )

@@ -22,15 +22,14 @@ from edge_opt.comparison.findings import (
     name_of,
 )
 from edge_opt.comparison.generate import compare_generation
-from edge_opt.comparison.pairing import Both, Pair, both_open, checked_numbers, runs_of
-from edge_opt.ir import Subgraph, Tensor
+from edge_opt.comparison.pairing import Both, Pair, Session, both_open, checked_numbers, sessions
+from edge_opt.ir import Model, Subgraph, Tensor
 from edge_opt.ir.opening import ModelLike, Part
 from edge_opt.ir.text import operator_text
-from edge_opt.ir.walk import cut_signature, needed_for, reads
+from edge_opt.ir.walk import cut_signature, needed_for, reads, with_outputs
 from edge_opt.runtime.description import tensor_info
-from edge_opt.runtime.inputs import InputPlan
 from edge_opt.runtime.protocol import Arrays
-from edge_opt.runtime.tensors import MAIN, Kernels
+from edge_opt.runtime.tensors import Kernels
 
 Place = Literal["cpu", "reference"]
 
@@ -40,6 +39,7 @@ _VANISHED = (
     "no tensor differs if it is made an output: the difference comes from how the runtime fuses operators"
 )
 _NOTHING_SHARED = "the models have no tensor names in common between their inputs and this output"
+_MAY_BE_STATE = "state is kept between calls, so an earlier call, also of another signature, may be the cause"
 
 
 def compare(
@@ -60,8 +60,8 @@ def compare(
 
     Inputs are matched by name, or by position if neither model has signatures (then the signature is `main`). A
     quantized input gets the same real numbers as its float counterpart. Caches are random, too; `generate` fills them
-    with a prefill. An input, output or signature that only one model has is a difference. Stateful models run twice and
-    keep their state between runs.
+    with a prefill. An input, output or signature that only one model has is a difference. Signatures that keep state
+    run in one session, each of them at least eight times, and directly after every other one.
 
     Args:
         a: the reference: a path, the bytes of a model, a `Model`, or what `litert_torch.convert` returns.
@@ -90,25 +90,32 @@ def compare(
         # First, so that missing parts are reported before the long work.
         report = replace(report, generation=compare_generation(a, b, generate, seed, kernels))
     with both_open(a, b, report, signatures=signatures, shapes=shapes, progress=progress) as both:
-        runs = runs_of(*both.models)
 
-        def compared(pair: Pair) -> SignatureComparison:
+        def compared(session: Session) -> list[SignatureComparison]:
             """Run one model after the other, and measure the outputs that both have."""
-            name, (ours, theirs) = pair.signature.name, pair.plans(seed, runs)
+            ours, theirs = session.calls(seed)
             with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
-                results = both.worker.run_plans(both.files[0], name, ours, kernels)
-                for run, arrays in enumerate(results):
-                    _move(arrays, f"{folder}/{run}")
-                others = both.worker.run_plans(both.files[1], name, theirs, kernels)
-                return both.measure_all(pair, [*zip(results, others, strict=True)])
+                results = both.worker.run_calls(both.files[0], ours, kernels)
+                for call, arrays in enumerate(results):
+                    _move(arrays, f"{folder}/{call}")
+                others = both.worker.run_calls(both.files[1], theirs, kernels)
+                return [
+                    both.measure_all(
+                        pair, [*zip(session.of(name, results), session.of(name, others), strict=True)]
+                    )
+                    for name, pair in session.pairs.items()
+                ]
 
         report = both.compared(compared)
+        states = [text for session in sessions(both.pairs) for text in session.remarks()]
+        report = replace(report, remarks=(*report.remarks, *states))
         outside = [(one.name, each.name) for one in report.signatures for each in one.outputs if each.outside]
         if not outside or not locate:
             return report
         name, output = outside[0]
         try:
-            found = first_difference(both, both.pairs[name], output, kernels, runs)
+            session = next(one for one in sessions(both.pairs) if name in one.pairs)
+            found = first_difference(both, session, name, output, kernels)
         except EdgeOptError as error:
             # Keep the result of the finished comparison.
             found = FirstDifference(name, reason=f"the search failed: {error}")
@@ -122,17 +129,19 @@ def _move(arrays: Arrays, stem: str) -> None:
         arrays[name] = np.load(path, mmap_mode="r")
 
 
-def first_difference(both: Both, pair: Pair, output: str, kernels: Kernels, runs: int) -> FirstDifference:
+def first_difference(
+    both: Both, session: Session, name: str, output: str, kernels: Kernels
+) -> FirstDifference:
     """Return the first shared tensor that differs, with both models' operators that compute it from equal ones.
 
     Intended for a model and its rewrite: tensors outside rewritten regions keep their names. Both are run up to shared
-    tensors, in execution order, as many at a time as fit into memory. `output` must differ; `runs` is the number of
-    runs of each model.
+    tensors, in execution order, as many at a time as fit into memory. `output` of signature `name` must differ.
 
     Raises:
         RuntimeFailed: a cut model does not run.
     """
-    sides = [model.arguments(pair.signature.name) for model in both.models]
+    pair = session.pairs[name]
+    sides = [model.arguments(name) for model in both.models]
     infos = next(infos for infos in pair.outputs if infos[0].name == output)
     ends = sides[0][2][infos[0].name], sides[1][2][infos[1].name]
     # Numeric tensors that the output depends on, by name in execution order; only unique names.
@@ -145,8 +154,7 @@ def first_difference(both: Both, pair: Pair, output: str, kernels: Kernels, runs
     pairs = [(tensor, named[1][name]) for name, tensor in named[0].items() if name in named[1]]
     alike = [pair for pair in pairs if len({(t.shape, t.shape_signature, t.dtype) for t in pair}) == 1]
     graphs, inputs = [graph for graph, *_ in sides], [given for _, given, _ in sides]
-    plans = pair.plans(both.begun.seed, runs)
-    search = _Search(both, kernels, pair, plans, graphs, inputs, [*alike, ends])
+    search = _Search(both, kernels, session, pair, graphs, inputs, [*alike, ends])
     for places in search.batches():
         both.tell("looking for the first difference", places[0], len(search.shared))
         if (found := search.look(places)) is not None:
@@ -160,8 +168,8 @@ class _Search:
 
     both: Both
     kernels: Kernels
+    session: Session
     pair: Pair
-    plans: Sequence[Sequence[Sequence[InputPlan]]]  # by side and run
     graphs: Sequence[Subgraph]
     inputs: Sequence[Mapping[str, Tensor]]
     shared: Sequence[tuple[Tensor, Tensor]]
@@ -169,20 +177,20 @@ class _Search:
     def batches(self) -> Iterator[list[int]]:
         """Yield all places, in groups whose tensors fit into memory together."""
         sizes = (tensor.dtype.byte_size(tensor.elements) or 0 for tensor, _ in self.shared)
-        ends = enumerate(accumulate(size * len(self.plans[0]) for size in sizes))
+        calls = self.session.order.count(self.pair.signature.name)
+        ends = enumerate(accumulate(size * calls for size in sizes))
         for _, batch in groupby(ends, lambda each: (each[1] - 1) // _MOST_BYTES):
             yield [place for place, _ in batch]
 
     def look(self, places: Sequence[int]) -> tuple[int, OutputComparison] | None:
         """Run both models up to these tensors; return the first that differs, with its figures."""
+        name = self.pair.signature.name
         results = []
-        for side, (graph, plans) in enumerate(zip(self.graphs, self.plans, strict=True)):
+        for side, calls in enumerate(self.session.calls(self.both.begun.seed)):
             probes = {str(place): self.shared[place][side] for place in places}
-            # In a stateful model, the last operators may compute state that the next run reads.
-            operators = graph.operators if len(plans) > 1 else needed_for(probes.values(), graph.operators)
-            cut = cut_signature(self.both.models[side], MAIN, operators, self.inputs[side], probes)
-            with Part(cut).file() as file:
-                results.append(self.both.worker.run_plans(file, MAIN, plans, self.kernels))
+            with Part(self._probed(side, probes)).file() as file:
+                outputs = self.both.worker.run_calls(file, calls, self.kernels)
+            results.append(self.session.of(name, outputs))
         for place in places:
             a, b = (tensor_info(tensor, tensor.name) for tensor in self.shared[place])
             runs = ((ours[str(place)], theirs[str(place)]) for ours, theirs in zip(*results, strict=True))
@@ -190,6 +198,14 @@ class _Search:
             if not found.equal:
                 return place, found
         return None
+
+    def _probed(self, side: int, probes: Mapping[str, Tensor]) -> Model:
+        """The model whose signature has these outputs; without state, only the operators that compute them."""
+        model, name = self.both.models[side], self.pair.signature.name
+        if self.pair.signature.keeps_state:  # any operator, in any signature, may compute what this one reads
+            return with_outputs(model, name, probes)
+        operators = needed_for(probes.values(), self.graphs[side].operators)
+        return cut_signature(model, name, operators, self.inputs[side], probes)
 
     def describe(self, place: int, figures: OutputComparison) -> FirstDifference:
         """Describe a difference; all shared tensors before it are equal."""
@@ -231,5 +247,12 @@ class _Search:
             constants=tuple(
                 name for name, a, b in common if a and b and not np.array_equal(a.view(), b.view())
             ),
-            reason=_NOTHING_SHARED if len(self.shared) == 1 else "",
+            reason="; ".join(self._remarks()),
         )
+
+    def _remarks(self) -> Iterator[str]:
+        """What limits the search."""
+        if len(self.shared) == 1:
+            yield _NOTHING_SHARED
+        if self.pair.signature.keeps_state:
+            yield _MAY_BE_STATE

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_opt.base.errors import UsageError
+from edge_opt.base.words import many
 from edge_opt.comparison.findings import GenerationComparison, measured, name_of
 from edge_opt.ir.opening import AUXILIARY_SECTION, EMBEDDER_SECTION, ModelLike, Opened, Part
 from edge_opt.runtime import noise
@@ -100,18 +101,21 @@ def plan_loop(name: str, described: Described, count: int, seed: int, prompt: Pr
     prefill = longest_prefill(described[MAIN], decode)
     if prefill is None:
         raise UsageError(f"{name} has no prefill signature with the caches of '{decode.name}', {names}")
+    (logits,) = (info for info in decode.outputs if "logits" in info.name)
+    batch = logits.shape[0] if len(logits.shape) > 2 else 1
+    if logits.elements != batch * max(logits.shape[-1:], default=0) or logits.elements < 2 * batch:
+        shape = f"output '{logits.name}' has shape {list(logits.shape)}, expected [batch, 1, vocabulary]"
+        raise UsageError(f"{name}, signature '{decode.name}': {shape}")
     rows, cache = new_tokens(prefill), cache_length(decode) or _MOST_TOKENS
     stored = count + (1 if prompt is None else len(prompt[0]) - 1)
     if stored > cache:
         remedy = "generate fewer, or give a shorter prompt"
         raise UsageError(f"{name}: {stored} tokens do not fit into its cache of {cache}: {remedy}")
-    (logits,) = (info for info in decode.outputs if "logits" in info.name)
     if prompt is None:
-        batch = logits.shape[0] if len(logits.shape) > 2 else 1
         length = min(rows, cache - count) + 1
         numbers = noise.integers(noise.seed_of(seed, "prompt", 0), batch * length, 1, logits.shape[-1])
         prompt = tuple(tuple(row) for row in np.reshape(numbers, (batch, length)).tolist())
-    steps = _calls(name, described, prefill), _calls(name, described, decode)
+    steps = _calls(name, described, prefill, batch * rows), _calls(name, described, decode, batch)
     past = {
         info.name: info.shape[-1] - info.shape[-2]
         for info in decode.inputs
@@ -129,8 +133,8 @@ def _shapes(infos: Iterable[TensorInfo]) -> set[tuple[str, tuple[int, ...]]]:
     return {(info.name, info.shape) for info in infos}
 
 
-def _calls(name: str, described: Described, step: SignatureInfo) -> tuple[Call, ...]:
-    """Return the calls that compute a step's inputs, the step, and the call that updates the caches."""
+def _calls(name: str, described: Described, step: SignatureInfo, count: int) -> tuple[Call, ...]:
+    """Return the calls that compute a step's inputs from `count` tokens, the step, and the update of the caches."""
     where, caches, inputs = f"{name}, signature '{step.name}'", caches_of(step).keys(), _shapes(step.inputs)
     helpers = [Call(model, one) for model in (EMBEDDER, AUXILIARY) for one in described.get(model, ())]
     givers: dict[str, Call] = {}
@@ -148,18 +152,25 @@ def _calls(name: str, described: Described, step: SignatureInfo) -> tuple[Call, 
     computed: set[str] = set()
     for call in (*before, Call(MAIN, step), *after):
         for info in call.signature.inputs:
-            if -1 in info.declared:
-                raise UsageError(
-                    f"{where}: input '{info.name}' has a dynamic shape: export with fixed lengths"
-                )
-            if info.name not in computed and not is_basic(info):
-                raise UsageError(
-                    f"{where}: no model computes input '{info.name}' {list(info.shape)} of the {call.model} model: put "
-                    f"{EMBEDDER}.tflite and {AUXILIARY}.tflite of the same export beside it"
-                )
+            if info.name not in computed or -1 in info.declared:
+                _check_input(where, call.model, info, count)
         computed |= {info.name for info in call.signature.outputs}
     if not caches & computed:
         raise UsageError(
             f"{where}: no model updates its caches: put the export's {AUXILIARY}.tflite beside it"
         )
     return (*before, Call(MAIN, step), *after)
+
+
+def _check_input(where: str, model: str, info: TensorInfo, count: int) -> None:
+    """Raise UsageError for an input that the loop cannot make from `count` tokens."""
+    if -1 in info.declared:
+        raise UsageError(f"{where}: input '{info.name}' has a dynamic shape: export with fixed lengths")
+    held = f"input '{info.name}' {list(info.shape)} of the {model} model"
+    if not is_basic(info):
+        raise UsageError(
+            f"{where}: no model computes {held}: put {EMBEDDER}.tflite and {AUXILIARY}.tflite of the same export "
+            "beside it"
+        )
+    if role_of(info) == "token" and info.elements != count:
+        raise UsageError(f"{where}: {held} must have {many(count, 'element')}, one for each token")

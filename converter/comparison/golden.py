@@ -1,7 +1,7 @@
 """Golden files: record a model's outputs in a small file, and check a model against it.
 
-The file describes each signature, which determines the inputs, and holds a sample and a full checksum of each output.
-Reading limits the size and never unpickles.
+The file describes each signature, which determines the inputs, and holds of each output a checksum, minimum, maximum
+and sum of all elements, and a sample. Reading limits the size and never unpickles.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,42 +26,109 @@ from edge_opt.comparison.findings import (
     measured,
     name_of,
 )
-from edge_opt.comparison.pairing import Pair, checked_numbers, runs_of
+from edge_opt.comparison.pairing import Pair, Session, checked_numbers, sessions
+from edge_opt.comparison.sessions import call_counts, orders
 from edge_opt.ir import load
 from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime import noise
 from edge_opt.runtime.description import describe
-from edge_opt.runtime.inputs import plan
+from edge_opt.runtime.inputs import unknown_integers
 from edge_opt.runtime.protocol import Array, Arrays
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 
-_KIND: list[str | int] = ["edge-opt golden", 4, noise.GENERATOR_VERSION]
+_KIND: list[str | int] = ["edge-opt golden", 5, noise.GENERATOR_VERSION]
 _BUDGET = 640 << 10
 _MAX_FILE = 16 << 20
 _MAX_UNPACKED = 64 << 20
+_MAX_SIGNATURES = 1000
+_ROUNDING = 1e-12  # of a sum in float64, relative to the sum of absolute values
 
 
 class GoldenError(EdgeOptError):
     """A golden file is missing, broken or of another version."""
 
 
+class _OtherVersionError(GoldenError):
+    """A golden file is of another version."""
+
+
+class _Output(NamedTuple):
+    """All elements of one output in few numbers: a checksum, and figures of the real numbers that they stand for.
+
+    `others` counts NaN, infinity and -infinity; the other figures are those of the `finite` elements. `magnitude` is
+    the sum of their absolute values. A complex number counts as two elements.
+    """
+
+    kind: str
+    checksum: str
+    minimum: float
+    maximum: float
+    sum: float
+    magnitude: float
+    finite: int
+    others: tuple[int, int, int]
+
+    @classmethod
+    def of(cls, array: Array, info: TensorInfo) -> "_Output":
+        """Describe an output."""
+        numbers = np.ascontiguousarray(array).reshape(-1)
+        if numbers.dtype.kind == "c":
+            numbers = numbers.view(numbers.real.dtype)
+        if numbers.dtype.kind == "f":
+            numbers = np.where(
+                np.isnan(numbers), numbers.dtype.type(np.nan), numbers
+            )  # payloads are not specified
+        checksum = hashlib.sha256(numbers.view(np.uint8).data).hexdigest()
+        reals = info.reals(numbers)
+        finite = reals[np.isfinite(reals)]
+        count = finite.size
+        if not count:
+            finite = np.zeros(1)
+        others = [np.isnan(reals), np.isposinf(reals), np.isneginf(reals)]
+        nan, above, below = (int(np.count_nonzero(each)) for each in others)
+        kind = f"{array.dtype.name} {list(array.shape)}"
+        low, high = float(finite.min()), float(finite.max())
+        total, magnitude = float(finite.sum()), float(np.abs(finite).sum())
+        return cls(kind, checksum, low, high, total, magnitude, count, (nan, above, below))
+
+    def misses(self, now: "_Output", atol: float, rtol: float) -> str:
+        """The first figure that shows that some element is outside the tolerances; empty if none does.
+
+        If |a-b| <= atol + rtol*|a| for each of n elements, the same holds for minimum and maximum (`rtol` up to 1), and
+        |sum a - sum b| <= atol*n + rtol * sum |a|.
+        """
+        if self.others != now.others:
+            said = "{} NaN, {} infinite and {} -infinite elements"
+            return f"{said.format(*now.others)}, recorded were {said.format(*self.others)}"
+        largest = max(abs(self.minimum), abs(self.maximum))
+        lowest, highest = (largest if rtol > 1 else abs(value) for value in (self.minimum, self.maximum))
+        bounds = (
+            ("minimum", self.minimum, now.minimum, atol + rtol * lowest),
+            ("maximum", self.maximum, now.maximum, atol + rtol * highest),
+            ("sum", self.sum, now.sum, atol * self.finite + (rtol + _ROUNDING) * self.magnitude),
+        )
+        for name, before, after, allowed in bounds:
+            if before != after and not abs(after - before) <= allowed:
+                return f"the {name} of all elements is {after:.9g}, recorded was {before:.9g}"
+        return ""
+
+
 @dataclass(frozen=True, slots=True)
 class _Golden:
     """Content of a golden file: what determines the inputs, and a description of the outputs.
 
-    `kind` is the version of the file, `share` the largest size of a sample in bytes. `outputs` has type and checksum of
-    every output, by signature, run and output; the samples are arrays in the same order.
+    `kind` is the version of the file, `share` the largest size of a sample in bytes. `outputs` describes every output,
+    by session, signature, call and name; the samples are arrays in the same order.
     """
 
     kind: list[str | int]
     seed: int
-    runs: int
     atol: float
     rtol: float
     share: int
     signatures: list[SignatureInfo]
-    outputs: list[tuple[str, str]]
+    outputs: list[_Output]
 
 
 def record(
@@ -97,19 +165,19 @@ def record(
         raise UsageError("a model in memory has no folder to write to: give path=...")
     resolve_target(path, overwrite=overwrite, inputs=[opened.path])
     with Worker() as worker, opened.main().file() as file:
-        graph = load(file)
-        described = describe(graph)
-        runs = runs_of(graph)
+        described = describe(load(file))
         names = match_names("signature", "*" if signatures is None else signatures, [*described])
         chosen = [described[name] for name in names]
-        share = _BUDGET // max(sum(len(signature.outputs) for signature in chosen) * runs, 1)
-        golden = _Golden(_KIND, seed, runs, atol, rtol, share, chosen, [])
-        for signature in chosen:
-            plans = [plan(signature, seed=seed, run=run) for run in range(runs)]
-            for run, values in enumerate(worker.run_plans(file, signature.name, plans)):
-                for name in (info.name for info in signature.outputs):
-                    golden.outputs.append(_described(values[name]))
-                    samples.append(_sample(values[name], signature.name, name, run, share))
+        golden = _Golden(_KIND, seed, atol, rtol, _BUDGET // max(_output_count(chosen), 1), chosen, [])
+        pairs = {name: Pair.of(described[name], described[name], ("", ""), {}) for name in names}
+        for session in sessions(pairs):
+            results = worker.run_calls(file, session.calls(seed)[0])
+            for name in session.pairs:
+                for call, arrays in enumerate(session.of(name, results)):
+                    for info in described[name].outputs:
+                        array = arrays[info.name]
+                        golden.outputs.append(_Output.of(array, info))
+                        samples.append(_sample(array, name, info.name, call, golden.share))
     packed, meta = io.BytesIO(), np.frombuffer(json.dumps(asdict(golden)).encode(), np.uint8)
     np.savez_compressed(packed, *samples, meta=meta)
     write_whole(path, packed.getbuffer(), overwrite=overwrite)
@@ -125,49 +193,93 @@ def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
     """
     golden, samples = _read(Path(path))
     kept = iter(zip(golden.outputs, samples, strict=True))
+    known = {signature.name: signature for signature in golden.signatures}
     names = os.fspath(path), name_of(model, "model")
-    compared = []
+    compared = dict[str, SignatureComparison]()
+    remarks = list[str]()
     with Worker() as worker, Opened(model).main().file() as file:
         described = describe(load(file))
-        for recorded in golden.signatures:
-            results = [{info.name: next(kept) for info in recorded.outputs} for _ in range(golden.runs)]
-            pair, outputs = Pair.of(recorded, described.get(recorded.name), names, {}), []
-            if not pair.reason:
-                _, plans = pair.plans(golden.seed, golden.runs)
-                runs = [*zip(results, worker.run_plans(file, recorded.name, plans), strict=True)]
-                outputs = [_output(golden, recorded.name, infos, runs) for infos in pair.outputs]
-            compared.append(SignatureComparison(recorded.name, (*outputs, *pair.alone), pair.reason))
-    return ComparisonReport(*names, "cpu", golden.seed, golden.atol, golden.rtol, tuple(compared))
+        pairs = {name: _pair(recorded, described.get(name), names) for name, recorded in known.items()}
+        for order in orders(golden.signatures):
+            recorded = {
+                name: [
+                    {info.name: next(kept) for info in known[name].outputs} for _ in range(order.count(name))
+                ]
+                for name in dict.fromkeys(order)
+            }
+            runnable = {name: pairs[name] for name in recorded if not pairs[name].reason}
+            session = Session(runnable, [name for name in order if name in runnable])
+            remarks += session.remarks()
+            remarks += (
+                f"{name}/{text}" for name in known if name in order for text in unknown_integers(known[name])
+            )
+            results = worker.run_calls(file, session.calls(golden.seed)[1])
+            for name, calls in recorded.items():
+                pair, outputs = pairs[name], list[OutputComparison]()
+                if name in runnable:
+                    runs = [*zip(calls, session.of(name, results), strict=True)]
+                    outputs = [_output(golden, name, infos, runs) for infos in pair.outputs]
+                compared[name] = SignatureComparison(name, (*outputs, *pair.alone), pair.reason)
+    report = ComparisonReport(*names, "cpu", golden.seed, golden.atol, golden.rtol)
+    return replace(report, signatures=tuple(compared[name] for name in known), remarks=tuple(remarks))
 
 
-def _described(array: Array) -> tuple[str, str]:
-    """Type and shape, and the checksum of all elements."""
-    checksum = hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return f"{array.dtype.name} {list(array.shape)}", checksum.hexdigest()
+def _pair(recorded: SignatureInfo, now: SignatureInfo | None, names: Sequence[str]) -> Pair:
+    """A recorded signature and the model's, which gets the recorded inputs."""
+    if now is not None and now.keeps_state and not recorded.keeps_state:
+        return Pair(
+            recorded, reason="keeps state between calls, which the recorded model did not: record it again"
+        )
+    pair = Pair.of(recorded, now, names, {})
+    known = {info.name: info for info in recorded.inputs}
+    inputs = tuple(
+        replace(info, entries=known[info.name].entries, accepts=known[info.name].accepts)
+        for info in pair.signature.inputs
+    )
+    return replace(pair, signature=replace(pair.signature, inputs=inputs))
 
 
 def _output(
     golden: _Golden,
     signature: str,
     infos: tuple[TensorInfo, TensorInfo],
-    runs: Sequence[tuple[Mapping[str, tuple[tuple[str, str], Array]], Arrays]],
+    runs: Sequence[tuple[Mapping[str, tuple[_Output, Array]], Arrays]],
 ) -> OutputComparison:
-    """Compare one output with its recording and its sample, over all runs."""
-    (before, now), sampled, is_beyond = infos, [], False
-    for run, (recorded, values) in enumerate(runs):
-        array, ((expected, checksum), kept) = values[now.name], recorded[before.name]
-        actual, sha256 = _described(array)
-        if actual != expected:
-            return OutputComparison(name=before.name, reason=f"{expected} recorded, {actual} now")
-        sample = _sample(array, signature, before.name, run, golden.share)
+    """Compare one output with its recording and its sample, over all calls."""
+    before, now = infos
+    sampled = list[tuple[Array, Array]]()
+    elements = 0
+    reason = ""
+    differs = False
+    for call, (recorded, values) in enumerate(runs):
+        array, (expected, kept) = values[now.name], recorded[before.name]
+        actual = _Output.of(array, now)
+        if actual.kind != expected.kind:
+            return OutputComparison(name=before.name, reason=f"{expected.kind} recorded, {actual.kind} now")
+        sample = _sample(array, signature, before.name, call, golden.share)
         if sample.shape != kept.shape or sample.dtype != kept.dtype:
-            raise GoldenError(f"the sample of output '{before.name}' is damaged; record it again")
+            raise _damaged(before)
         sampled.append((kept, sample))
-        is_beyond |= sample.size < array.size and sha256 != checksum
+        if actual.checksum != expected.checksum:
+            differs = True
+            reason = reason or expected.misses(actual, golden.atol, golden.rtol)
+        elements += actual.finite + sum(actual.others)
     output = measured(before, now, sampled, atol=golden.atol, rtol=golden.rtol)
-    if golden.atol == golden.rtol == 0 and output.equal and is_beyond:
-        return replace(output, reason="elements beyond the sample differ")
-    return output
+    if not differs:
+        return replace(output, elements=elements)
+    if output.elements == elements:
+        if output.bitwise:
+            raise _damaged(before)
+        return output
+    if golden.atol == golden.rtol == 0:
+        reason = "elements beyond the sample differ"
+    if output.equal and reason:
+        output = replace(output, reason=reason)
+    return replace(output, sample_of=elements)
+
+
+def _damaged(info: TensorInfo) -> GoldenError:
+    return GoldenError(f"what the file holds of output '{info.name}' is damaged; record it again")
 
 
 def _sample(array: Array, signature: str, name: str, run: int, share: int) -> Array:
@@ -190,20 +302,33 @@ def _read(path: Path) -> tuple[_Golden, list[Array]]:
                 raise GoldenError("it unpacks to too many bytes")
         with np.load(path, allow_pickle=False) as stored:
             content = json.loads(stored["meta"].tobytes())
-            if content.get("kind") != _KIND:
-                raise GoldenError(f"its version is {content.get('kind')}, expected {_KIND}")
+            kind = content.get("kind")
+            if kind != _KIND:
+                raise _OtherVersionError(f"its version is {kind}, expected {_KIND}")
             samples = [stored[f"arr_{place}"] for place in range(len(stored.files) - 1)]
         golden = from_dict(_Golden, content)
         checked_numbers(golden.seed, golden.atol, golden.rtol)
-        count = golden.runs * sum(len(signature.outputs) for signature in golden.signatures)
-        if golden.runs not in (1, 2) or not count == len(golden.outputs) == len(samples):
+        if len(golden.signatures) > _MAX_SIGNATURES:
+            raise GoldenError(f"it has more than {_MAX_SIGNATURES} signatures")
+        if not _output_count(golden.signatures) == len(golden.outputs) == len(samples):
             raise GoldenError("its outputs are not complete")
     except FileNotFoundError as error:
         text = f"golden file '{path}' does not exist; record it with: edge-opt golden record"
         raise GoldenError(text) from error
+    except _OtherVersionError as error:
+        remedy = f"record it again with: edge-opt golden record MODEL -o {path} --force"
+        raise GoldenError(
+            f"golden file '{path}' is of another version of edge-opt ({error}): {remedy}"
+        ) from error
     except Exception as error:
         why = error if isinstance(error, GoldenError) else f"{type(error).__name__}: {error}"
         raise GoldenError(
             f"golden file '{path}' cannot be read ({why}): give the model first, then the file, or record it again"
         ) from error
     return golden, samples
+
+
+def _output_count(signatures: Sequence[SignatureInfo]) -> int:
+    """Number of outputs of all calls."""
+    calls = call_counts(signatures)
+    return sum(calls[signature.name] * len(signature.outputs) for signature in signatures)

@@ -3,10 +3,12 @@
 The caller runs the models, on the CPU or in an emulator. Only the outputs of one signature are kept at a time.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from edge_opt.base.errors import UsageError, match_names, unknown
 from edge_opt.base.words import Progress, many
@@ -16,10 +18,11 @@ from edge_opt.comparison.findings import (
     SignatureComparison,
     measured,
 )
-from edge_opt.ir import DType, Model, load
+from edge_opt.comparison.sessions import orders
+from edge_opt.ir import Model, load
 from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime.description import describe
-from edge_opt.runtime.inputs import InputPlan, plan
+from edge_opt.runtime.inputs import InputPlan, Planned, plan, unknown_integers
 from edge_opt.runtime.inputs import pair as twins
 from edge_opt.runtime.metrics import are_logits
 from edge_opt.runtime.protocol import Array, Arrays
@@ -36,8 +39,8 @@ Shapes = Mapping[str, Sequence[int]]
 class Pair:
     """One signature in both models, or why it cannot be run on both.
 
-    `signature` is from `a`, with input shapes that fit both models; `inputs` are from `b`. `outputs` pairs outputs of
-    both, `alone` has outputs of only one.
+    `signature` is from `a`, with input shapes that fit both models, and keeps state if either does; `inputs` are from
+    `b`. `outputs` pairs outputs of both, `alone` has outputs of only one.
     """
 
     signature: SignatureInfo
@@ -69,17 +72,24 @@ class Pair:
                 return cls(a, reason=f"{shown}{asked}")
             shape = tuple(1 if size < 0 else size for size in taken)
             entries = min(filter(None, (one.entries, other.entries)), default=0)
-            both.append(
-                [replace(info, shape=shape, declared=declared, entries=entries) for info in (one, other)]
-            )
-        signature = replace(a, inputs=tuple(one for one, _ in both))
+            ends = one.accepts, other.accepts
+            accepts = None if None in ends else min(filter(None, ends), default=0)
+            facts: dict[str, Any] = {
+                "shape": shape,
+                "declared": declared,
+                "entries": entries,
+                "accepts": accepts,
+            }
+            both.append([replace(info, **facts) for info in (one, other)])
+        keeps_state = a.keeps_state or b.keeps_state
+        signature = replace(a, inputs=tuple(one for one, _ in both), keeps_state=keeps_state)
         return cls(signature, [it for _, it in both], *_matched(a, b, "outputs", names))
 
-    def plans(self, seed: int, runs: int = 1) -> tuple[list[list[InputPlan]], list[list[InputPlan]]]:
-        """Plan the inputs of each run for each model, with the same real numbers."""
-        planned = [plan(self.signature, seed=seed, run=run) for run in range(runs)]
-        both = [[twins(*each) for each in zip(run, self.inputs, strict=True)] for run in planned]
-        return [[one for one, _ in run] for run in both], [[other for _, other in run] for run in both]
+    def plans(self, seed: int, run: int = 0) -> tuple[list[InputPlan], list[InputPlan]]:
+        """Plan the inputs of one run for each model, with the same real numbers."""
+        planned = plan(self.signature, seed=seed, run=run)
+        both = [twins(*each) for each in zip(planned, self.inputs, strict=True)]
+        return [one for one, _ in both], [other for _, other in both]
 
 
 def _matched(
@@ -98,6 +108,47 @@ def _matched(
 
 
 @dataclass(frozen=True, slots=True)
+class Session:
+    """Signatures of a model that stays loaded, and the order of their calls: names, with repeats."""
+
+    pairs: Mapping[str, Pair]
+    order: Sequence[str]
+
+    def calls(self, seed: int) -> tuple[list[Planned], list[Planned]]:
+        """The calls of each model, with the same real numbers; every call of a signature has other ones."""
+        done = Counter[str]()
+        ours: list[Planned] = []
+        theirs: list[Planned] = []
+        for name in self.order:
+            one, other = self.pairs[name].plans(seed, done[name])
+            done[name] += 1
+            ours.append((name, one))
+            theirs.append((name, other))
+        return ours, theirs
+
+    def remarks(self) -> Iterator[str]:
+        """How signatures that keep state were called."""
+        stateful = [name for name, pair in self.pairs.items() if pair.signature.keeps_state]
+        if stateful:
+            often = f"{len(self.order) // len(self.pairs)} times each, in every order of two"
+            yield f"state is kept between calls, all in one session, {often}: {', '.join(stateful)}"
+
+    def of(self, name: str, outputs: Sequence[Arrays]) -> list[Arrays]:
+        """The outputs of one signature's calls, from those of all calls."""
+        return [arrays for called, arrays in zip(self.order, outputs, strict=True) if called == name]
+
+
+def sessions(pairs: Mapping[str, Pair]) -> list[Session]:
+    """The sessions in which the signatures run that can run in both models."""
+    runnable = {name: pair for name, pair in pairs.items() if not pair.reason}
+    found = []
+    for order in orders([pair.signature for pair in runnable.values()]):
+        called = {name: runnable[name] for name in order}
+        found.append(Session(called, order))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
 class Both:
     """Two open models: files, graphs and paired signatures; `begun` is the report before anything is compared."""
 
@@ -108,12 +159,16 @@ class Both:
     pairs: Mapping[str, Pair]
     tell: Progress
 
-    def compared(self, run: Callable[[Pair], SignatureComparison]) -> ComparisonReport:
-        """Compare every pair with `run` and return the report."""
-        found = []
-        for place, (name, pair) in enumerate(self.pairs.items()):
-            self.tell(f"{name}: running", place, len(self.pairs))
-            found.append(SignatureComparison(name, reason=pair.reason) if pair.reason else run(pair))
+    def compared(self, run: Callable[[Session], Iterable[SignatureComparison]]) -> ComparisonReport:
+        """Compare the signatures of every session with `run` and return the report."""
+        found = {
+            name: SignatureComparison(name, reason=pair.reason)
+            for name, pair in self.pairs.items()
+            if pair.reason
+        }
+        for session in sessions(self.pairs):
+            self.tell(f"{', '.join(session.pairs)}: running", len(found), len(self.pairs))
+            found |= {compared.name: compared for compared in run(session)}
         self.tell("compared", len(self.pairs), len(self.pairs))
         remarks = []
         inputs = [
@@ -124,12 +179,16 @@ class Both:
         opened = ", ".join(f"{name} {list(one.shape)}" for name, one, _ in inputs if -1 in one.declared)
         if opened:
             remarks.append(f"open lengths were run at one size only (--shape gives others): {opened}")
+        for name, pair in self.pairs.items():
+            remarks += (f"{name}/{text}" for text in unknown_integers(pair.signature))
         types = [(name, one.dtype, other.dtype) for name, one, other in inputs]
         retyped = [f"{name}, {a} in a, {b} in b" for name, a, b in types if a != b]
         if retyped:
             how = f"with another type in b, given the same real numbers (first: {retyped[0]})"
             remarks.append(f"{many(len(retyped), 'input')} {how}")
-        return replace(self.begun, signatures=tuple(found), remarks=tuple(remarks))
+        return replace(
+            self.begun, signatures=tuple(found[name] for name in self.pairs), remarks=tuple(remarks)
+        )
 
     def measure(self, a: TensorInfo, b: TensorInfo, runs: Iterable[tuple[Array, Array]]) -> OutputComparison:
         """Compare one output of both models over all runs."""
@@ -188,9 +247,3 @@ def checked_numbers(seed: int, atol: float, rtol: float) -> tuple[int, float, fl
         if not value >= 0:
             raise UsageError(f"{name} is {value}, expected at least 0")
     return int(seed), float(atol), float(rtol)
-
-
-def runs_of(*models: Model) -> int:
-    """Number of runs to compare: two if a model keeps state, because the second run reads what the first stored."""
-    tensors = (tensor for model in models for graph in model.subgraphs for tensor in graph.tensors)
-    return 1 + any(tensor.is_variable or tensor.dtype is DType.RESOURCE for tensor in tensors)

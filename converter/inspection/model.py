@@ -15,7 +15,7 @@ from edge_opt.conversion.models import choose_parts, close_inputs, find_unsound
 from edge_opt.inspection.caches import Caches, find_caches
 from edge_opt.ir import Buffer, Constants, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.composites import COMPOSITE, Composite, composites
-from edge_opt.ir.opening import ModelLike, Opened, is_compiled, made_from, readable
+from edge_opt.ir.opening import ModelLike, Opened, is_compiled, made_from, readable, weights_outside
 from edge_opt.passes import PASSES, Context, Site, Status, run_pass
 from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.shapes.inference import ShapeReport, shape_report
@@ -69,6 +69,8 @@ class SignatureContent(Record):
 class Inspection(Record):
     """Everything that `edge-opt inspect` shows about a model; sizes in bytes, `weights` by element type.
 
+    `weights_outside`: those in other files or sections, by the name that the model has for them; they are not read.
+
     `sites`: outcome of an unverified conversion for `target`; if that is None, for "generic", and `lint` is empty.
     `inferred`: the result of inferring all shapes, if requested. `compiled`: the model calls an NPU and cannot be
     rewritten; `made_from`: the bundle that it was made from, if known. `node_data`: an overlay for Model Explorer with
@@ -79,6 +81,7 @@ class Inspection(Record):
     size: int | None
     subgraphs: int
     weights: Mapping[str, int]
+    weights_outside: Mapping[str, int] = field(default_factory=dict)
     signatures: list[SignatureContent] = field(default_factory=list)
     attention: list[AttentionBlock] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
@@ -131,6 +134,7 @@ def inspect(
         size=None if file is None else file.size,
         subgraphs=len(model.subgraphs),
         weights=_weights(model.subgraphs),
+        weights_outside=weights_outside(model),
         target=None if facts is None else facts.name,
         lint=[] if facts is None else lint(model, facts),
         compiled=is_compiled(model),

@@ -55,8 +55,7 @@ def _check_outputs(where: str, outputs: Iterable[tuple[str, Tensor]], held: dict
 
 def _is_defined(tensor: Tensor, defined: set[Tensor]) -> bool:
     # TFLite, tools/verifier.cc, VerifySubGraphConsistency; a tensor without elements needs no bytes.
-    external = tensor.table is not None and bool(tensor.table.get("external_buffer"))
-    alone = tensor.is_constant or external or tensor.is_variable or not tensor.elements
+    alone = tensor.is_constant or tensor.is_outside or tensor.is_variable or not tensor.elements
     return tensor in defined or alone
 
 

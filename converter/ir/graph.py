@@ -79,6 +79,11 @@ class Tensor:
         return self.table is not None and self.table.get("sparsity") is not None
 
     @property
+    def is_outside(self) -> bool:
+        """True if the tensor's bytes are in another file, or in another section of a bundle; neither is opened."""
+        return self.table is not None and bool(self.table.get("external_buffer"))
+
+    @property
     def has_numbers(self) -> bool:
         """True if `array` can return the numbers: a dense constant of a type that numpy supports."""
         return self.is_constant and self.dtype.numpy is not None and not self.is_sparse

@@ -15,10 +15,12 @@ from typing import Any, Protocol, Unpack, runtime_checkable
 
 from edge_opt.base.errors import ModelFormatError, UsageError, unknown
 from edge_opt.base.words import listed
+from edge_opt.ir.graph import used_tensors
 from edge_opt.ir.model import Model, checked_tables, from_tables, to_bytes
 from edge_opt.schema.data import Data, Source
 from edge_opt.schema.litertlm import SUFFIX, Bundle, is_bundle, read_bundle
 from edge_opt.schema.reader import read_model
+from edge_opt.schema.table import new_table
 from edge_opt.schema.writer import Writing
 
 
@@ -229,6 +231,33 @@ def made_from(path: str | os.PathLike[str] | None) -> Path | None:
     path = None if path is None else Path(path)
     quantized = path and path.with_suffix(WORK) / "quantize" / f"model{path.suffix}"
     return quantized if quantized and quantized.is_file() else None
+
+
+def weights_outside(model: Model) -> dict[str, int]:
+    """Bytes of weights that are not in the model, by the file or section that the model names for them."""
+    tensors = (tensor for graph in model.subgraphs for tensor in used_tensors(graph) if tensor.is_outside)
+    used = {tensor.table.get("external_buffer") for tensor in tensors if tensor.table is not None}
+    root = model.table or new_table("Model")
+    places = {entry.get("id"): entry for entry in root.get("external_buffers") or []}
+    groups = [group.get("name") or "" for group in root.get("external_buffer_groups") or []]
+    found: dict[str, int] = {}
+    for entry in (places.get(number) or new_table("ExternalBuffer") for number in sorted(used)):
+        group = entry.get("group")
+        name = groups[group] if group < len(groups) else ""
+        found[name] = found.get(name, 0) + entry.get("length")
+    return found
+
+
+def check_weights_inside(model: Model) -> None:
+    """Raise ModelFormatError for a model that cannot run, because its weights are elsewhere."""
+    outside = weights_outside(model)
+    if outside:
+        name = "the model" if model.source is None else model.source.name
+        where = ", ".join(map(repr, outside))
+        raise ModelFormatError(
+            f"{name} has weights in another file or section ({where}), which LiteRT's interpreter cannot read: to run "
+            "or compile it, export it with its weights inside"
+        )
 
 
 def check_not_compiled(model: Model, path: str | os.PathLike[str] | None) -> None:

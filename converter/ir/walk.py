@@ -2,8 +2,9 @@
 
 from collections import deque
 from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from edge_opt.ir.dtypes import DType
 from edge_opt.ir.graph import Operator, Signature, Subgraph, Tensor
@@ -118,9 +119,14 @@ def is_pure(operator: Operator, subgraphs: Sequence[Subgraph] = ()) -> bool:
     """
     if not subgraphs and subgraph_indices(operator.options):
         return False
-    operators = with_called([operator], subgraphs)
+    return not has_effects([operator], subgraphs)
+
+
+def has_effects(operators: Sequence[Operator], subgraphs: Sequence[Subgraph]) -> bool:
+    """True if any of the operators is impure (see `is_pure`), or one that they call."""
+    operators = with_called(operators, subgraphs)
     tensors = (t for op in operators for t in (*op.inputs, *op.outputs, *op.intermediates) if t is not None)
-    return not any(op.code.name in _IMPURE for op in operators) and not any(
+    return any(op.code.name in _IMPURE for op in operators) or any(
         tensor.is_variable or tensor.dtype in _HANDLES for tensor in tensors
     )
 
@@ -203,7 +209,7 @@ def cut_out(
             if tensor not in copies:
                 kept = tensor.buffer if tensor.is_constant else None
                 copy = replace(tensor, name=str(len(copies)), buffer=kept, shape_signature=None)
-                copy.table = tensor.table if tensor.is_sparse else None
+                copy.table = tensor.table if tensor.is_sparse or tensor.is_outside else None
                 copies[tensor] = graph.add_tensor(copy)
             return copies[tensor]
 
@@ -232,6 +238,21 @@ def cut_signature(
     given, taken = zip(inputs, graph.inputs, strict=True), zip(outputs, graph.outputs, strict=True)
     region.signatures.append(Signature(key, graph, dict(given), dict(taken)))
     return region
+
+
+def with_outputs(model: Model, name: str, outputs: Mapping[str, Tensor]) -> Model:
+    """A copy of the model with these tensors, of any operator, as the outputs of an entry point."""
+    copies: dict[int, Any] = {}
+    copy = deepcopy(model, copies)
+    graph, inputs, _ = model.arguments(name)
+    own = copies[id(graph)]
+    given = {key: copies[id(tensor)] for key, tensor in inputs.items()}
+    made = {key: copies[id(tensor)] for key, tensor in outputs.items()}
+    # Other signatures of the graph need its outputs.
+    own.outputs = [*dict.fromkeys([*own.outputs, *made.values()])]
+    copy.signatures[:] = [signature for signature in copy.signatures if signature.key != name]
+    copy.signatures.append(Signature(name, own, given, made))
+    return copy
 
 
 def custom_options(operator: Operator) -> Table | None:

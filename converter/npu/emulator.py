@@ -157,10 +157,16 @@ def compare_on_npu(
     check_emulator(compiler)
     begun = ComparisonReport(name_of(a, "a"), name_of(b, "b"), "npu", *checked_numbers(seed, atol, rtol))
     with both_open(a, b, begun, signatures=signatures, progress=progress) as both:
-        report = both.compared(lambda pair: _emulated(both, pair, compiler))
+        report = both.compared(
+            lambda session: [_emulated(both, pair, compiler) for pair in session.pairs.values()]
+        )
+        stateful = [name for name, pair in both.pairs.items() if pair.signature.keeps_state]
     compiled = ", ".join([f"compiled for {compiler.chip}", *compiler.flags])
     warnings = filter(None, map(_warning, report.signatures))
-    return replace(report, remarks=(*warnings, compiled, *report.remarks))
+    remarks = (*warnings, compiled, *report.remarks)
+    if stateful:
+        remarks += (f"state is not carried over here, each signature ran once: {', '.join(stateful)}",)
+    return replace(report, remarks=remarks)
 
 
 def _emulated(both: Both, pair: Pair, compiler: Compiler) -> SignatureComparison:
@@ -168,10 +174,10 @@ def _emulated(both: Both, pair: Pair, compiler: Compiler) -> SignatureComparison
     name, plans, cpu, runs = pair.signature.name, pair.plans(both.begun.seed), list[Arrays](), list[Arrays]()
     sides = "a" if both.begun.a == both.begun.b else "ab"
     for side, model, file, planned in zip(sides, both.models, both.files, plans, strict=False):
-        cpu += both.worker.run_plans(file, name, planned)
+        cpu += both.worker.run_calls(file, [(name, planned)])
         try:
             with emulating(model, name, compiler) as emulator:
-                outputs = emulator.run({one.info.name: array_of(one) for one in planned[0]})
+                outputs = emulator.run({one.info.name: array_of(one) for one in planned})
         except CompilerFailedError as error:
             return SignatureComparison(name, reason=f"{side}: {error}")
         # Outputs that are an input or a constant are not compiled; they are the CPU's.

@@ -22,6 +22,7 @@ from edge_opt.base.atomic import AnyPath
 from edge_opt.base.errors import UsageError, did_you_mean
 from edge_opt.base.record import Record
 from edge_opt.ir import Model
+from edge_opt.ir.opening import check_weights_inside
 from edge_opt.ir.walk import cut_signature
 from edge_opt.npu.sdk import LIBRARY, CompilerFailedError, find_sdk, search_path
 from edge_opt.targets.chips import CHIPS, DEFAULT_CHIP
@@ -264,6 +265,7 @@ class Compiler:
 
 def cut_entry_point(model: Model, signature: str) -> Model:
     """Cut out one entry point, as the compiler needs it, without inputs that nothing reads."""
+    check_weights_inside(model)
     graph, inputs, outputs = model.arguments(signature)
     read = {name: tensor for name, tensor in inputs.items() if tensor.consumers}
     made = {name: tensor for name, tensor in outputs.items() if tensor.producer is not None}

@@ -92,9 +92,9 @@ def _codes(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np.
         case "masks" | "tiny", "other":
             # Whole rows or columns, so that sums reach their limits.
             turn = _along(shape, -1 if kind == "masks" else -2) % 4
-            return np.select([turn == 0, turn == 1], [most, least], array)
+            return np.select([turn == 0, turn == 1], [most, least], array.astype(np.int64))
         case "high" | "low", "other":
-            return np.select([draw % 8 < 2, draw % 8 < 4], [least, most], array)
+            return np.select([draw % 8 < 2, draw % 8 < 4], [least, most], array.astype(np.int64))
         case "highest logits" | "lowest logits", "right":
             return np.where(_along(shape, -2 if kind == "highest logits" else -1) % 4 < 3, most, array)
         case ("high" | "highest logits", "left") | ("highest keys", "right"):

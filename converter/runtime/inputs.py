@@ -8,7 +8,7 @@ tensor and its quantized counterpart.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -22,6 +22,9 @@ _MASKED = -100.0  # the value in the exporter's own masks
 _KNOWN_TOKENS = 128
 _ROOM = 48  # positions before the new tokens if neither a mask nor a cache gives their number
 _WINDOW = 512
+
+VARIANTS, _WHOLE, _SHORTER = 6, 2, 4
+"""Kinds of integers for an input that may be any, one for each run: 0 or 1, of all bits, or of few."""
 
 Side = Literal["added", "left", "right", "other"]
 """Use of an input: added to the logits of a SOFTMAX, an operand of the product before it, or something else."""
@@ -47,7 +50,8 @@ class InputPlan(InputHint):
 
     `start` is the position of the first new token. For a mask, `past` columns stand for the cache, the first `padding`
     tokens are masked, and a row sees `window` positions (0: all). `limit` ends the range of a token or of an index into
-    a table. Real numbers fill `spread` of the range of the quantized `source`.
+    a table. Real numbers fill `spread` of the range of the quantized `source`. Integers that may be any are of the
+    kind `variant`.
     """
 
     info: TensorInfo
@@ -59,12 +63,17 @@ class InputPlan(InputHint):
     window: int = 0
     limit: int = 2
     padding: int = 0
+    variant: int = 0
     source: TensorInfo | None = None
 
     @property
     def stream(self) -> int:
         """The seed of its own random numbers."""
         return noise.seed_of(self.seed, self.key)
+
+
+Planned = tuple[str | None, Sequence[InputPlan]]
+"""One call of a signature (None: the model's only one), and its inputs."""
 
 
 def plan(
@@ -88,8 +97,10 @@ def plan(
         stream, facts = info.name, dict[str, Any]()
         if hint.role == "rotary":  # the cosine and the sine of one table come from the same angles
             stream = re.sub(r"(^|_)(cos|sin)(?=$|_)", r"\1", info.name.lower())
-        if info.entries and hint.role in {"token", "data"}:
+        if info.entries and hint.role == "token":
             facts = {"role": "index", "limit": info.entries}
+        elif _has_no_role(info, hint.role):
+            facts = _unknown(info, run)
         elif hint.role == "token":
             facts = {"limit": min(words, default=_KNOWN_TOKENS)}
         elif hint.role == "mask":
@@ -100,10 +111,37 @@ def plan(
                 "window": min(_WINDOW, max(width // 4, 1)) if sliding else 0,
                 "padding": min(begin // 4 + 1, width // 4) if run else 0,
             }
-        key = f"{signature.name}/{run}/{stream}"
+        # Variant 1 is the opposite of what the run before it drew.
+        drawn = run - 1 if facts.get("variant") == 1 else run
+        key = f"{signature.name}/{drawn}/{stream}"
         return InputPlan(**{**asdict(hint), **facts}, info=info, key=key, seed=seed, start=begin)
 
     return tuple(map(planned, signature.inputs, hints))
+
+
+def _has_no_role(info: TensorInfo, role: Role) -> bool:
+    return info.is_plain_integer and role == "data"
+
+
+def _unknown(info: TensorInfo, run: int) -> dict[str, Any]:
+    """Facts of the plan of an integer whose name tells nothing, from what its readers accept."""
+    if info.accepts:
+        return {"role": "index", "limit": info.accepts}
+    return {} if info.accepts is None else {"role": "integer", "variant": run % VARIANTS}
+
+
+def runs_for(signature: SignatureInfo) -> int:
+    """The number of runs that a comparison needs: one for each kind of integers, if an input may be any integer."""
+    wide = (info for info in signature.inputs if np.dtype(info.dtype).itemsize > 2)
+    return VARIANTS if any(_has_no_role(info, role_of(info)) and info.accepts == 0 for info in wide) else 1
+
+
+def unknown_integers(signature: SignatureInfo) -> Iterator[str]:
+    """Name the integer inputs whose role is unknown, and the numbers that they get."""
+    for info in signature.inputs:
+        if _has_no_role(info, role_of(info)) and not info.accepts:
+            drawn = "0 or 1, because it may steer shapes, indices or loops"
+            yield f"{info.name}: unknown role, drawn as {drawn if info.accepts is None else f'any {info.dtype}'}"
 
 
 def _scene(signature: SignatureInfo, roles: Sequence[Role], seed: int, run: int) -> tuple[int, int, int]:
@@ -138,7 +176,10 @@ def pair(planned: InputPlan, other: TensorInfo) -> tuple[InputPlan, InputPlan]:
     """Plans for this input and its counterpart in another model, with the same real numbers.
 
     If one of the two is quantized, both use its range: values that it cannot represent would not be a fair comparison.
+    Plain integers are in the range of both types.
     """
+    if planned.info.is_plain_integer and other.is_plain_integer:
+        return replace(planned, source=other), replace(planned, source=planned.info, info=other)
     source = planned.info if planned.info.quantized or not other.quantized else other
     return replace(planned, source=source), replace(planned, source=source, info=other)
 
@@ -155,7 +196,7 @@ def array_of(planned: InputPlan) -> NDArray[Any]:
         cosine, sine = noise.circle(planned.stream, info.elements)
         return _encode((sine if "sin" in info.name.lower() else cosine).reshape(info.shape), info)
     is_plain = np.dtype(source.dtype).kind in "iub" and not source.quantized
-    if is_plain or planned.role in {"token", "index"}:
+    if is_plain or planned.role in {"token", "index", "integer"}:
         return _encode(_integers(planned), info)
     return _data(planned, source)
 
@@ -206,15 +247,34 @@ def _data(planned: InputPlan, source: TensorInfo) -> NDArray[Any]:
 
 
 def _integers(planned: InputPlan) -> NDArray[np.int64]:
-    """Tokens and indices in their range; 8- and 16-bit integers in full; others 0 or 1, as they may be indices."""
-    info, dtype = planned.info, np.dtype(planned.info.dtype)
-    low, high = 0, 2
+    """Tokens and indices in their range; integers that may be any; others 0 or 1, as they may steer something."""
+    info, low, high = planned.info, 0, 2
+    if planned.role == "integer":
+        return _wide(planned).reshape(info.shape)
     if planned.role in {"token", "index"}:
         low = int(planned.role == "token")  # 0 often stands for padding
         high = max(planned.limit, low + 1)
-    elif dtype.itemsize <= 2 and dtype.kind in "iu":
-        low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max) + 1
     return noise.integers(planned.stream, info.elements, low, high).reshape(info.shape)
+
+
+def _wide(planned: InputPlan) -> NDArray[np.int64]:
+    """Integers that may be any: first 0 and 1, then 1 and 0 (of 8 and 16 bits: all), then of all bits, then of 4 to 14.
+
+    Positive and negative ones take turns, by element and by variant.
+    """
+    count, types = planned.info.elements, (planned.info, planned.source or planned.info)
+    limits = [np.iinfo(info.dtype) for info in types if info.is_plain_integer]
+    low, high = max(int(each.min) for each in limits), min(int(each.max) for each in limits)
+    if high < 1 << 16:
+        return noise.integers(planned.stream, count, low, high + 1)
+    if planned.variant < _WHOLE:
+        return (noise.integers(planned.stream, count, 0, 2) + planned.variant) % 2
+    sizes = np.full(count, min(high.bit_length(), 63))
+    if planned.variant >= _SHORTER:
+        sizes = noise.integers(noise.seed_of(planned.stream, "bits"), count, 4, 15)
+    values = (noise.bits(planned.stream, count) >> (64 - sizes).astype(np.uint64)).astype(np.int64)
+    is_negative = (np.arange(count) + planned.variant) % 2 == 0
+    return np.where(is_negative & (low < 0), ~values, values)
 
 
 def _encode(values: NDArray[Any], info: TensorInfo) -> NDArray[Any]:

@@ -22,7 +22,7 @@ from edge_opt.base.processes import begin_child, limit
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import numbered
 from edge_opt.runtime import inputs, loop, pair
-from edge_opt.runtime.protocol import Array, Arrays, DeclinedError, Header, receive, send
+from edge_opt.runtime.protocol import Array, Arrays, DeclinedError, Header, check_types, receive, send
 from edge_opt.runtime.tensors import MAIN, Kernels, SignatureInfo
 
 _RESOLVERS = {"xnnpack": OpResolverType.BUILTIN, "reference": OpResolverType.BUILTIN_REF}
@@ -77,7 +77,8 @@ class Session:
 
     def inputs(self) -> list[str]:
         """The names of the first signature's inputs."""
-        return list(next(iter(self._runners.values())).get_input_details())
+        with _refusals(self._where):  # of types that numpy lacks
+            return list(next(iter(self._runners.values())).get_input_details())
 
     def run(self, signature: str | None, values: Arrays) -> Arrays:
         """Run a signature (None: the model's only one) and return its outputs.
@@ -93,7 +94,9 @@ class Session:
             if not self._ran:
                 self._interpreter.reset_all_variables()
                 self._ran = True
-            return dict(self._runners[signature or names[0]](**values))
+            results = dict(self._runners[signature or names[0]](**values))
+        check_types(results)
+        return results
 
 
 class _Main:
@@ -161,16 +164,16 @@ def _carried_out(header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
     match header["operation"]:
         case "run":
             results: Arrays = {}
-            for number, plans in enumerate(from_dict(list[list[inputs.InputPlan]], header["plans"])):
+            for number, (signature, plans) in enumerate(from_dict(list[inputs.Planned], header["calls"])):
                 given = {planned.info.name: inputs.array_of(planned) for planned in plans} or arrays
-                outputs = session(MAIN, header["kernels"]).run(header["signature"], given)
+                outputs = session(MAIN, header["kernels"]).run(signature, given)
                 results.update({f"{number}/{name}": array for name, array in outputs.items()})
             return {}, results
         case "generate":
             tokens, logits = loop.run(from_dict(loop.Loop, header["loop"]), invoke)
             return {"tokens": tokens}, {"logits": logits}
-    signature, request = from_dict(tuple[SignatureInfo, pair.ProofRequest], header["proof"])
-    return {"proof": pair.prove(signature, request, run_version)}, {}
+    described, request = from_dict(tuple[SignatureInfo, pair.ProofRequest], header["proof"])
+    return {"proof": pair.prove(described, request, run_version)}, {}
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import numpy as np
 
 from edge_opt.runtime import noise
 from edge_opt.runtime.extremes import extreme
-from edge_opt.runtime.inputs import InputHint, InputPlan, array_of, plan
+from edge_opt.runtime.inputs import VARIANTS, InputHint, InputPlan, array_of, plan
 from edge_opt.runtime.metrics import Difference, measure, merge
 from edge_opt.runtime.protocol import Array, DeclinedError
 from edge_opt.runtime.tensors import Kernels, SignatureInfo
@@ -154,13 +154,16 @@ class _Pair:
                 yield plans, [np.resize(values[start : start + info.elements], info.shape)]
             return
         scales = self.request.scales if _operands(plans) else ()
-        for each in [self.drawn(scale, scale) for scale in scales] or [plans]:
+        draws = [self.drawn(scale, scale) for scale in scales] or [plans]
+        if any(each.role == "integer" for each in plans):
+            draws += (self.drawn(1.0, run=run) for run in range(1, VARIANTS))
+        for each in draws:
             yield each, [array_of(planned) for planned in each]
 
-    def drawn(self, scale: float, *draw: object) -> list[InputPlan]:
+    def drawn(self, scale: float, *draw: object, run: int = 0) -> list[InputPlan]:
         """One draw of the inputs, with operands at this scale and addends of logits in the usual range of logits."""
         hints = self.request.hints or [InputHint()] * len(self.signature.inputs)
-        plans = plan(self.signature, seed=noise.seed_of(self.request.seed, *draw), hints=hints)
+        plans = plan(self.signature, seed=noise.seed_of(self.request.seed, *draw), run=run, hints=hints)
         operands = _operands(plans)
 
         def spread(each: InputPlan) -> float:

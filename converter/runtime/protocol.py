@@ -52,6 +52,13 @@ class DeclinedError(Exception):
     """In the worker: the runtime rejects a model or its inputs; the message is its reason."""
 
 
+def check_types(arrays: Mapping[str, Array]) -> None:
+    """Raise DeclinedError for an array whose type has no raw bytes (strings, objects)."""
+    for name, array in arrays.items():
+        if array.dtype.kind not in _KINDS:
+            raise DeclinedError(f"tensor '{name}' has type {array.dtype}, which cannot be passed on")
+
+
 def send(channel: BufferedRWPair, header: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
     """Send a message.
 
@@ -59,9 +66,7 @@ def send(channel: BufferedRWPair, header: Mapping[str, Any], arrays: Mapping[str
         DeclinedError: an array's dtype has no raw bytes (strings, objects).
         OSError: the connection is closed.
     """
-    for name, array in arrays.items():
-        if array.dtype.kind not in _KINDS:
-            raise DeclinedError(f"tensor '{name}' has type {array.dtype}, which cannot be passed on")
+    check_types(arrays)
     channel.write(json.dumps({**header, "arrays": list(arrays)}, default=asdict).encode() + b"\n")
     for array in arrays.values():
         write_array(channel, np.asarray(array, order="C"), allow_pickle=False)

@@ -20,9 +20,9 @@ from edge_opt.base import processes
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import signal_name
 from edge_opt.ir import load
-from edge_opt.ir.opening import Part
+from edge_opt.ir.opening import Part, check_weights_inside
 from edge_opt.runtime.description import describe
-from edge_opt.runtime.inputs import InputPlan
+from edge_opt.runtime.inputs import Planned
 from edge_opt.runtime.loop import Loop
 from edge_opt.runtime.pair import VERSIONS, Outcome, ProofRequest
 from edge_opt.runtime.protocol import (
@@ -172,26 +172,27 @@ class Worker(AbstractContextManager["Worker"]):
         `signature` may be None if the model has at most one; without any, `description` names the inputs of subgraph 0.
         """
         arrays = {name: np.asarray(value) for name, value in inputs.items()}
-        return self.run_plans(model, signature, [()], kernels, arrays)[0]
+        return self.run_calls(model, [(signature, ())], kernels, arrays)[0]
 
-    def run_plans(
+    def run_calls(
         self,
         model: Runnable,
-        signature: str | None,
-        plans: Sequence[Sequence[InputPlan]],
+        calls: Sequence[Planned],
         kernels: Kernels = "xnnpack",
         arrays: Arrays | None = None,
     ) -> list[Arrays]:
-        """Like `run`, on inputs that the worker makes from each run's plans; a run without plans uses `arrays`."""
-        where = f"model {_name(model)}, signature '{signature or MAIN}', {kernels} kernels"
-        _, results = self._ask(
-            "run", where, {MAIN: model}, arrays, signature=signature, kernels=kernels, plans=plans
-        )
-        runs: list[Arrays] = [{} for _ in plans]
+        """Load a model, call its signatures in order and return the outputs of each call; state is kept between calls.
+
+        The worker makes the inputs from each call's plans; a call without plans uses `arrays`.
+        """
+        names = ", ".join(dict.fromkeys(f"'{signature or MAIN}'" for signature, _ in calls))
+        where = f"model {_name(model)}, signature {names}, {kernels} kernels"
+        _, results = self._ask("run", where, {MAIN: model}, arrays, kernels=kernels, calls=calls)
+        outputs: list[Arrays] = [{} for _ in calls]
         for key, array in results.items():
             number, _, name = key.partition("/")
-            runs[int(number)][name] = array
-        return runs
+            outputs[int(number)][name] = array
+        return outputs
 
     def generate(
         self, models: Mapping[str, Runnable], loop: Loop, kernels: Kernels = "xnnpack"
@@ -282,7 +283,7 @@ def check_model(model: Runnable) -> None:
         ModelFormatError: the model is not valid.
     """
     if isinstance(model, bytes) or not Path(model).exists():
-        load(model)  # the reader has the message for a missing file
+        check_weights_inside(load(model))  # the reader has the message for a missing file
     else:
         status = Path(model).stat()
         _check_file(os.fspath(model), status.st_ino, status.st_size, status.st_mtime_ns)
@@ -290,4 +291,4 @@ def check_model(model: Runnable) -> None:
 
 @lru_cache(maxsize=32)
 def _check_file(path: str, *_identity: int) -> None:
-    load(path)
+    check_weights_inside(load(path))

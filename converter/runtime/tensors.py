@@ -22,6 +22,7 @@ class TensorInfo:
 
     `shape` has 1 where `declared` has -1 (a dynamic dimension). `scales` and `zero_points` are empty without
     quantization, and several lie along `axis`. `entries` is the size of the smallest table that it indexes, or 0.
+    An integer input may be 0 to `accepts` - 1, any number if that is 0; None if that is unknown, as for outputs.
     """
 
     name: str
@@ -33,6 +34,12 @@ class TensorInfo:
     zero_points: tuple[int, ...] = ()
     axis: int = 0
     entries: int = 0
+    accepts: int | None = None
+
+    @property
+    def is_plain_integer(self) -> bool:
+        """True for integers that stand for themselves."""
+        return np.dtype(self.dtype).kind in "iu" and not self.quantized
 
     @property
     def quantized(self) -> bool:
@@ -62,15 +69,19 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class SignatureInfo:
-    """One entry point; `positional` if it is subgraph 0 of a model without signatures."""
+    """One entry point; `positional` if it is subgraph 0 of a model without signatures.
+
+    `keeps_state`: what it returns may depend on earlier calls, also of other signatures.
+    """
 
     name: str
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     positional: bool = False
+    keeps_state: bool = False
 
 
-Role = Literal["mask", "position", "token", "index", "cache", "rotary", "embedding", "data"]
+Role = Literal["mask", "position", "token", "index", "integer", "cache", "rotary", "embedding", "data"]
 
 # The first match decides: "pos_emb_cos" is a rotary table, not a position; "position_ids" is not a token.
 _ROLES: tuple[tuple[Role, str, str], ...] = (

@@ -1,0 +1,246 @@
+"""The integers that an input may be: any of its type, those below a limit, or unknown.
+
+The values of an input are followed to every operand that they reach, unchanged or not, also in called subgraphs and
+through variables. An operand that steers (an index, a start, the end of a loop) ends a path, as does every operand that
+is not known to take any number.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from edge_opt.ir import DType, Model, Operator, Tensor
+from edge_opt.ir.operators import KINDS, Effect, operators_that, subgraph_indices
+from edge_opt.ir.walk import walked
+
+ANY = 0
+"""Stands for every number of the type, in place of a limit."""
+
+# Elementwise operators whose kernels take any integer. Floats, booleans and quantized numbers may be any everywhere.
+_ANY_INTEGER = frozenset({
+    "ABS", "ADD", "ADD_N", "BITWISE_XOR", "CAST", "EQUAL", "GREATER", "GREATER_EQUAL", "LESS",
+    "LESS_EQUAL", "MAXIMUM", "MINIMUM", "MUL", "NEG", "NOT_EQUAL", "RELU", "SELECT", "SELECT_V2",
+    "SIGN", "SQUARE", "SQUARED_DIFFERENCE", "SUB",
+})  # fmt: skip
+_DIVISIONS = frozenset({"DIV", "FLOOR_DIV", "FLOOR_MOD"})
+_ANY_DATA = operators_that(
+    Effect.ALONG_ROWS, Effect.CUTTING, Effect.JOINING, Effect.PADDING, Effect.PRODUCT, Effect.REARRANGING,
+    Effect.REDUCTION, Effect.REPEATING,
+) | {"CUMSUM"}  # fmt: skip
+_CHOICES = frozenset({"IF", "SELECT", "SELECT_V2"})  # operand 0 chooses between results
+_CALLS = frozenset(
+    {"CALL", "IF", "STABLEHLO_COMPOSITE", "WHILE"}
+)  # the values are followed into the subgraphs
+_BOUNDED = frozenset(
+    {"ARG_MAX", "ARG_MIN", "SHAPE", "RANK", "ZEROS_LIKE"}
+)  # results are valid for any operand 0
+_KEEPS_PLACES = frozenset({"CAST", "EXPAND_DIMS", "RESHAPE", "SQUEEZE"})
+
+How = Literal["same", "changed", "decided"]
+"""What became of the input's values: nothing, other numbers, or what a comparison decided."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reached:
+    """A tensor that the input's values reach, how, and the `element` of it that they are; None if several are."""
+
+    tensor: Tensor
+    how: How = "same"
+    element: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """A steering operand accepts 0 to `end` - 1 (0: the end is unknown), or with `clamps` any, as one of these."""
+
+    end: int
+    clamps: bool = False
+
+
+@dataclass(slots=True)
+class Steering:
+    """The calls and variables of a model, through which values pass; answers for any of its inputs."""
+
+    model: Model
+    passed: dict[Tensor, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    ends: set[Tensor] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        memory = Tensor("variables", (), DType.RESOURCE)  # any variable may be read where any is written
+        for operator in (operator for graph in self.model.subgraphs for operator in graph):
+            if KINDS[operator.code.name].effect is Effect.CALLING:
+                self._add_call(operator)
+            elif operator.name == "READ_VARIABLE":
+                self.passed[memory] += operator.outputs
+            elif operator.name == "ASSIGN_VARIABLE":
+                self._pass(operator.inputs[1:], [memory])
+
+    def _add_call(self, operator: Operator) -> None:
+        """Note which tensors of a call have the same numbers: arguments, results, and what a loop hands over."""
+        called = [self.model.subgraphs[index] for index in subgraph_indices(operator.options)]
+        for graph in called:
+            # IF has its condition before the operands that it passes on.
+            self._pass(operator.inputs[len(operator.inputs) - len(graph.inputs) :], graph.inputs)
+        if operator.name != "WHILE":
+            for graph in called:
+                self._pass(graph.outputs, operator.outputs)
+            return
+        condition, body = called
+        self.ends.update(condition.outputs)
+        for targets in (condition.inputs, body.inputs, operator.outputs):
+            self._pass(body.outputs, targets)
+        self._pass(operator.inputs, operator.outputs)
+
+    def _pass(self, sources: Sequence[Tensor | None], targets: Sequence[Tensor]) -> None:
+        for source, target in zip(sources, targets, strict=False):
+            if source is not None:
+                self.passed[source].append(target)
+
+    def limits(self, tensor: Tensor) -> tuple[int, int | None]:
+        """The entries of the smallest table that an input indexes (0: none), and the end of the accepted integers.
+
+        That is ANY if the input steers nothing, and None if nobody knows.
+        """
+        met = _Met()
+
+        def beyond(reached: _Reached) -> Iterator[_Reached]:
+            if reached.tensor in self.ends:
+                met.unknown.add(reached.how)
+            yield from (replace(reached, tensor=other) for other in self.passed.get(reached.tensor, ()))
+            for operator in reached.tensor.consumers:
+                for place in (at for at, given in enumerate(operator.inputs) if given is reached.tensor):
+                    limit = _limit(operator, place, reached.element)
+                    if limit is None and _takes_any(operator, place):
+                        yield from _results(operator, place, reached)
+                    else:
+                        met.add(reached.how, operator, place, limit)
+
+        for _ in walked([_Reached(tensor)], beyond):
+            pass
+        return met.limits()
+
+
+@dataclass(frozen=True, slots=True)
+class _Met:
+    """The operands that end the paths: limits of those that the unchanged input reaches, the others, unknown ones.
+
+    Changed numbers may index only where unchanged ones do, too: exporters wrap negative indices by
+    SELECT(i < 0, i + n, i). Where a comparison decides, a table that the input itself indexes tells its range.
+    """
+
+    ends: dict[tuple[Operator, int], _Limit] = field(default_factory=dict)
+    changed: set[tuple[Operator, int]] = field(default_factory=set)
+    unknown: set[How] = field(default_factory=set)
+
+    def add(self, how: How, operator: Operator, place: int, limit: _Limit | None) -> None:
+        """Note an operand; without a limit it is unknown what it accepts."""
+        if limit is None:
+            self.unknown.add(how)
+        elif how == "same":
+            self.ends[operator, place] = limit
+        elif limit.clamps:
+            return
+        elif how == "changed":
+            self.changed.add((operator, place))
+        else:
+            self.unknown.add(how)
+
+    def limits(self) -> tuple[int, int | None]:
+        """See `Steering.limits`."""
+        tables = [limit.end for limit in self.ends.values() if not limit.clamps]
+        clamped = [limit.end for limit in self.ends.values() if limit.clamps]
+        entries = min(filter(None, tables), default=0)
+        unknown = self.unknown - {"decided"} if entries else self.unknown
+        if unknown or self.changed - self.ends.keys() or 0 in (*tables, *clamped):
+            return entries, None
+        return entries, entries or max(clamped, default=ANY)
+
+
+def _takes_any(operator: Operator, place: int) -> bool:
+    """True if the operand may have any number of its type, and no more than elements of the results depend on it."""
+    name, kind = operator.name, KINDS.get(operator.name)
+    if kind is None:
+        return False
+    if name in _CALLS or name == "ASSIGN_VARIABLE" or (place == 0 and name in _BOUNDED | _CHOICES):
+        return True
+    if kind.effect is Effect.PRODUCT:
+        return True
+    if not kind.has_data_at(place):
+        return False
+    given = operator.input(place)
+    if kind.effect is not Effect.ELEMENTWISE:
+        return kind.copies or name in _ANY_DATA
+    if given.dtype.is_float or given.dtype is DType.BOOL or given.is_quantized:
+        return True
+    return name in _ANY_INTEGER or (name in _DIVISIONS and place == 0 and _is_positive(operator.input(1)))
+
+
+def _is_positive(tensor: Tensor) -> bool:
+    return tensor.has_numbers and bool(np.all(np.greater(tensor.array(), 0)))
+
+
+def _results(operator: Operator, place: int, reached: _Reached) -> Iterator[_Reached]:
+    """The results that depend on the operand's numbers; those of calls are known to `Steering`."""
+    name, kind = operator.name, KINDS[operator.name]
+    is_choice = place == 0 and name in _CHOICES
+    if name in _BOUNDED or (name in _CALLS and not is_choice):
+        return
+    how = reached.how
+    if how == "same" and not (kind.copies or name == "CAST"):
+        how = "changed"
+    element = reached.element if name in _KEEPS_PLACES else _joined_place(operator, place, reached)
+    for result in operator.outputs if is_choice else kind.data_results(operator.outputs):
+        yield _Reached(result, "decided" if result.dtype is DType.BOOL else how, element)
+
+
+def _joined_place(operator: Operator, place: int, reached: _Reached) -> int | None:
+    """The element of a vector that a single number becomes; None if there are several."""
+    vectors = len(operator.outputs[0].shape) == 1 if operator.outputs else False
+    if not vectors or operator.name not in {"PACK", "CONCATENATION"}:
+        return None
+    before = sum(tensor.elements for tensor in operator.inputs[:place] if tensor is not None)
+    if reached.tensor.elements == 1:
+        return before
+    return None if reached.element is None else before + reached.element
+
+
+def _limit(operator: Operator, place: int, element: int | None) -> _Limit | None:
+    """What a steering operand accepts, all of it or one element; None if it does not steer, or nobody knows."""
+    inputs = operator.inputs
+    kind = KINDS.get(operator.name)
+    if kind is None or len(inputs) < kind.least or None in inputs:
+        return None
+    match operator.name, place:
+        case "GATHER", 1:
+            return _Limit(_size(operator.input(0), int(operator.option("axis"))))
+        case "EMBEDDING_LOOKUP", 0:
+            return _Limit(_size(operator.input(1), 0))
+        case "GATHER_ND", 1:
+            count = max(operator.input(1).shape[-1:], default=0)
+            return _Limit(min((_size(operator.input(0), axis) for axis in range(count)), default=0))
+        case "ONE_HOT", 0:
+            depth = operator.input(1)
+            return _Limit(
+                int(depth.array().ravel()[0]) if depth.has_numbers and depth.elements else 0, clamps=True
+            )
+        case "DYNAMIC_UPDATE_SLICE", 2:
+            table, part = operator.input(0), operator.input(1)
+            axes = range(len(table.shape)) if element is None else (element,)
+            rooms = [_size(table, axis) - _size(part, axis) for axis in axes]
+            is_known = all(_size(each, axis) for each in (table, part) for axis in axes)
+            return _Limit((max(rooms, default=0) + 1) * is_known, clamps=True)
+        case "SLICE", 1 if operator.input(2).has_numbers:
+            data, sizes = operator.input(0), operator.input(2).array().ravel().tolist()
+            places = [axis for axis in range(len(sizes)) if element in (None, axis)]
+            rooms = [_size(data, axis) - sizes[axis] if sizes[axis] >= 0 else -1 for axis in places]
+            return _Limit(max(min(rooms, default=-1) + 1, 0))
+    return None
+
+
+def _size(tensor: Tensor, axis: int) -> int:
+    """The size of an axis; 0 if it is unknown."""
+    sizes = tensor.shape_signature or tensor.shape
+    return max(sizes[axis], 0) if -len(sizes) <= axis < len(sizes) else 0

@@ -1,0 +1,185 @@
+"""Which integers an input may be: found by following its values to what reads them."""
+
+import re
+
+import numpy as np
+import proof_models as models
+import pytest
+from text_parser import parse
+
+from edge_opt.comparison.compare import compare
+from edge_opt.runtime.description import describe
+from edge_opt.runtime.inputs import VARIANTS, array_of, plan
+from edge_opt.runtime.inputs import pair as twins
+from edge_opt.runtime.tensors import SignatureInfo
+
+SUBGRAPHS = """
+subgraph twice (%a: int32[4]) { %b: int32[4] = ADD(%a, %a) return %b }
+subgraph same (%c: int32[4]) { %d: int32[4] = ABS(%c) return %d }
+subgraph below (%n: int32[4], %k: int32[4]) {
+  %m: int32[] = REDUCE_MAX(%n, int32{0})
+  %o: bool[] = LESS(%m, int32(9))
+  return %o
+}
+subgraph body (%p: int32[4], %q: int32[4]) {
+  %r: int32[4] = ADD(%p, int32(1))
+  %s: int32[4] = MUL(%q, int32(3))
+  return %r, %s
+}
+"""
+WHILE = "WHILE(%one, %other) {cond_subgraph_index: 3, body_subgraph_index: 4}"
+ZERO = "int32[4]{splat 0}"
+TABLE = "float32[60,2]{splat 1.0}"
+# What a graph does with the input %i: int32[4] or a scalar %n: int32[], and the end of the accepted integers.
+CASES = {
+    "a smaller number": ("%y: int32[4] = MINIMUM(%i, int32(1000))", 0),
+    "arithmetic and a cast": ("%a: int32[4] = MUL(%i, %i)\n %y: float32[4] = CAST(%a)", 0),
+    "a comparison": ("%b: bool[4] = LESS(%i, int32(9))\n %y: int32[4] = SELECT_V2(%b, %i, int32(1))", 0),
+    "division by a positive constant": ("%y: int32[4] = FLOOR_MOD(%i, int32(7))", 0),
+    "division by the input": ("%y: int32[4] = FLOOR_DIV(int32[4]{splat 7}, %i)", None),
+    "its largest element's place": (
+        f"%a: int32[] = ARG_MAX(%i, int32(0))\n %y: float32[2] = GATHER({TABLE}, %a) {{axis: 0}}", 0),
+    "an index": (f"%y: float32[4,2] = GATHER({TABLE}, %i) {{axis: 0}}", 60),
+    "an index that is changed": (
+        f"%a: int32[4] = ADD(%i, int32(1))\n %y: float32[4,2] = GATHER({TABLE}, %a) {{axis: 0}}", None),
+    "an index, also changed": (
+        (f"%a: int32[4] = ADD(%i, int32(1))\n %z: float32[4,2] = GATHER({TABLE}, %i) {{axis: 0}}\n"
+        f" %w: float32[4,2] = GATHER({TABLE}, %a) {{axis: 0}}\n %y: float32[4,2] = ADD(%z, %w)"), None),
+    "an index, from floats": (
+        (f"%a: float32[4] = CAST(%i)\n %b: float32[4] = FLOOR(%a)\n %c: int32[4] = CAST(%b)\n"
+        f" %y: float32[4,2] = GATHER({TABLE}, %c) {{axis: 0}}"), None),
+    "an index that a comparison decides": (
+        (f"%b: bool[4] = LESS(%i, int32(9))\n %c: int32[4] = CAST(%b)\n"
+        f" %y: float32[4,2] = GATHER({TABLE}, %c) {{axis: 0}}"), None),
+    "an index of several axes": (
+        ("%a: int32[2,2] = RESHAPE(%i, int32{2, 2}) {new_shape: [2, 2]}\n"
+        " %y: float32[2] = GATHER_ND(float32[7,9]{splat 1.0}, %a)"), 7),
+    "one of so many": (
+        "%y: float32[4,12] = ONE_HOT(%i, int32(12), float32(1.0), float32(0.0)) {axis: -1}", 12),
+    "a start on one axis": (
+        ("%s: int32[3] = PACK(int32(0), %n, int32(0)) {values_count: 3}\n"
+        " %y: float32[1,30,4] = DYNAMIC_UPDATE_SLICE(float32[1,30,4]{splat 1.0}, float32[1,5,4]{splat 2.0}, %s)"), 26),
+    "a start, changed, which is clamped": (
+        ("%m: int32[] = ADD(%n, int32(1))\n %s: int32[2] = PACK(%m, int32(0)) {values_count: 2}\n"
+        " %y: float32[30,4] = DYNAMIC_UPDATE_SLICE(float32[30,4]{splat 1.0}, float32[5,4]{splat 2.0}, %s)"), 0),
+    "where a slice begins": (
+        ("%s: int32[2] = PACK(%n, int32(0)) {values_count: 2}\n"
+        f" %y: float32[8,2] = SLICE({TABLE}, %s, int32{{8, 2}})"), 53),
+    "how long a slice is": (
+        f"%s: int32[2] = PACK(%n, int32(2)) {{values_count: 2}}\n %y: float32[8,2] = SLICE({TABLE}, int32{{0, 0}}, %s)",
+        None),
+    "a shape": ("%y: float32[?] = FILL(%i, float32(1.0))", None),
+    "a new shape": (f"%y: int32[?,?,?,?] = RESHAPE({ZERO}, %i)", None),
+    "repeats": ("%y: int32[?] = TILE(int32[1,1,1,1]{splat 1}, %i)", None),
+    "the end of a range": ("%y: int32[?] = RANGE(int32(0), %n, int32(1))", None),
+    "an axis": ("%y: int32[] = REDUCE_MAX(int32[2,2,2,2]{splat 1}, %i)", None),
+    "an exponent": ("%y: int32[4] = POW(int32[4]{splat 2}, %i)", None),
+    "an argument": ("%y: int32[4] = STABLEHLO_COMPOSITE(%i) {name: 'e', decomposition_subgraph_index: 1}", 0),
+    "a branch's operand": (
+        ("%c: bool[] = LESS(int32(0), int32(1))\n"
+        " %y: int32[4] = IF(%c, %i) {then_subgraph_index: 1, else_subgraph_index: 2}"), 0),
+    "what a loop counts": (f"%u: int32[4], %y: int32[4] = {WHILE.replace('%one, %other', f'%i, {ZERO}')}", None),
+    "what a loop carries": (f"%u: int32[4], %y: int32[4] = {WHILE.replace('%one, %other', f'{ZERO}, %i')}", 0),
+    "what nobody reads": ("%y: float32[4] = ABS(float32[4]{splat 1.0})", 0),
+    "a custom operator": ("%y: int32[4] = CUSTOM('mine', %i)", None),
+}  # fmt: skip
+
+
+def model(operators: str) -> str:
+    given = "%n: int32[]" if "%n" in operators else "%i: int32[4]"
+    return f"subgraph main ({given}) {{\n {operators}\n return %y\n}}\n{SUBGRAPHS}"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_input_accepts_what_its_readers_accept(case: str) -> None:
+    operators, accepts = CASES[case]
+    operators = re.sub(r"CUSTOM\('mine', ", "CUSTOM 'mine' (", operators)
+    (signature,) = describe(parse(model(operators))).values()
+    assert signature.inputs[0].accepts == accepts
+
+
+def test_a_variable_passes_numbers_on() -> None:
+    text = f"""
+signature put = #0 (i=%i) -> (y=%y)
+signature take = #1 () -> (z=%z)
+subgraph put (%i: int32[4]) {{
+  %h: resource[] = VAR_HANDLE() {{container: '', shared_name: 's'}}
+  ASSIGN_VARIABLE(%h, %i)
+  %y: int32[4] = ABS(%i)
+  return %y
+}}
+subgraph take () {{
+  %g: resource[] = VAR_HANDLE() {{container: '', shared_name: 's'}}
+  %r: int32[4] = READ_VARIABLE(%g)
+  %z: float32[4,2] = GATHER({TABLE}, %r) {{axis: 0}}
+  return %z
+}}
+"""
+    assert describe(parse(text))["put"].inputs[0].accepts == 60
+
+
+PAIRS = [
+    ("int32[4]", "%y: T = MINIMUM(%i, int32(NUMBER))", (1000, 1)),
+    ("int32[]", "%y: T = MINIMUM(%i, int32(NUMBER))", (1000, 1)),
+    ("int32[]", "%y: T = MAXIMUM(%i, int32(NUMBER))", (-1000, -3)),
+    ("int32[]", "%y: T = FLOOR_MOD(%i, int32(NUMBER))", (1000, 100)),
+    ("int64[]", "%y: T = MINIMUM(%i, int64(NUMBER))", (1 << 40, 1 << 20)),
+    (
+        "int32[]",
+        "%b: bool[] = EQUAL(%i, int32(NUMBER))\n %y: T = SELECT_V2(%b, int32(5), %i)",
+        (0, 2_000_000),
+    ),
+    ("int32[]", "%b: bool[] = EQUAL(%i, int32(NUMBER))\n %y: T = SELECT_V2(%b, int32(5), %i)", (0, 1)),
+]
+
+
+@pytest.mark.parametrize(("kind", "operators", "numbers"), PAIRS)
+def test_integers_without_a_role_are_of_every_size(
+    kind: str, operators: str, numbers: tuple[int, int]
+) -> None:
+    text = f"subgraph main (%i: {kind}) {{\n {operators.replace('T', kind, 1)}\n return %y\n}}"
+    one, other = (models.written(text.replace("NUMBER", str(number))) for number in numbers)
+    report = compare(one, other)
+    assert not report
+    assert compare(one, one).bitwise
+    assert f"main/i: unknown role, drawn as any {kind.partition('[')[0]}" in report.to_dict()["notes"]
+
+
+def test_an_integer_that_steers_where_nobody_knows_stays_0_or_1_and_is_named() -> None:
+    text = "subgraph main (%i: int32[2]) { %y: float32[?,?] = FILL(%i, float32(1.0)) return %y }"
+    one = models.written(text)
+    report = compare(one, one)
+    assert report.bitwise
+    assert any(
+        "main/i: unknown role, drawn as 0 or 1, because it may steer" in note for note in report.notes()
+    )
+
+
+def drawn(dtype: str, run: int, other: str = "") -> list[np.ndarray]:
+    infos = [models.tensor("x", 4000, dtype=name) for name in (dtype, other or dtype)]
+    signature = SignatureInfo("s", (infos[0].__class__(**{**_fields(infos[0]), "accepts": 0}),), ())
+    (planned,) = plan(signature, run=run)
+    return [array_of(each) for each in twins(planned, infos[1])]
+
+
+def _fields(info: object) -> dict[str, object]:
+    return {name: getattr(info, name) for name in info.__slots__}
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint32", "uint64"])
+def test_every_run_draws_other_sizes(dtype: str) -> None:
+    sizes = [np.abs(drawn(dtype, run)[0].astype(np.float64)) for run in range(VARIANTS)]
+    assert set(sizes[0]) == {0, 1}
+    assert np.array_equal(sizes[0], 1 - sizes[1])
+    assert min(sizes[2].max(), sizes[3].max()) > 2.0 ** (np.iinfo(dtype).bits - 3)
+    for run in (4, 5):
+        assert 2**13 < sizes[run].max() <= 2**14
+        assert np.median(sizes[run]) < 2**10
+
+
+def test_both_models_get_the_same_integers_in_their_own_types() -> None:
+    for run in range(VARIANTS):
+        for other in ("int64", "uint32", "int16", "uint8"):
+            one, two = drawn("int32", run, other)
+            assert two.dtype == np.dtype(other)
+            assert np.array_equal(one.astype(np.int64), two.astype(np.int64))
