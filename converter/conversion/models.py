@@ -11,7 +11,7 @@ from edge_opt.attention.positions import find_rotary
 from edge_opt.base.errors import ModelFormatError, UsageError, unknown
 from edge_opt.ir import Model, Shape, Tensor, to_bytes
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
-from edge_opt.ir.opening import AUXILIARY_SECTION, Opened, Part
+from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, Opened, Part
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import reads
 from edge_opt.passes.contract import shape_options
