@@ -6,7 +6,7 @@ import pickle
 import pkgutil
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from enum import Enum
 from multiprocessing import get_context
@@ -36,7 +36,9 @@ def kinds(of: type[Any]) -> list[type[Any]]:
     for kind in found:
         found += [each for each in kind.__subclasses__() if each not in found]
     # A dataclass with slots is a second class of its name.
-    return [kind for kind in found if getattr(importlib.import_module(kind.__module__), kind.__name__) is kind]
+    return [
+        kind for kind in found if getattr(importlib.import_module(kind.__module__), kind.__name__) is kind
+    ]
 
 
 ERRORS = kinds(EdgeOptError)
@@ -47,23 +49,24 @@ PLAIN = {str: "text", int: 3, float: 0.5, bool: True, bytes: b"bytes", Path: Pat
 def sample(hint: Any) -> Any:
     """A value of a field's type that is as hard to pickle as can be: with graphs and functions in it."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is None:
+        return of_class(hint)
     if origin in (typing.Union, types.UnionType):
         return sample(next(each for each in inner if each is not type(None)))
-    if origin is typing.Literal:
-        return inner[0]
     if origin is tuple:
         return tuple(sample(item) for item in inner if item is not ...)
     if origin in (list, Sequence):
         return [sample(inner[0])]
     if origin in (dict, Mapping):
         return {sample(inner[0]): sample(inner[1])}
-    if origin is Callable or hint is Callable:
-        return lambda *_: None
-    if hint in (Operator, Tensor):
-        operator = parse(CHAIN).subgraphs[0].operators[0]
-        return operator if hint is Operator else operator.output
-    if hint is Model:
-        return parse(CHAIN)
+    return inner[0] if origin is typing.Literal else lambda *_: None
+
+
+def of_class(hint: Any) -> Any:
+    if hint in (Model, Operator, Tensor):
+        model = parse(CHAIN)
+        operator = model.subgraphs[0].operators[0]
+        return {Model: model, Operator: operator, Tensor: operator.output}[hint]
     if isinstance(hint, type) and issubclass(hint, Enum):
         return next(iter(hint))
     if isinstance(hint, type) and hasattr(hint, "__dataclass_fields__"):

@@ -22,7 +22,7 @@ from edge_opt.passes.contract import Ran
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof import examination, regions
 from edge_opt.proof.examination import FACTOR, Question, multiply_adds, shrunk, unproved
-from edge_opt.proof.regions import RegionProver, structure
+from edge_opt.proof.regions import RegionProver, Structure, structure
 from edge_opt.runtime import runner
 from edge_opt.runtime.metrics import Difference
 from edge_opt.runtime.pair import DRAWS, SCALES, Outcome, Parts, ProofRequest
@@ -326,6 +326,28 @@ def test_a_new_version_that_computes_in_another_way_covers_nothing(new: str, cov
     text = "subgraph main (%x: float32[4]) { %a: float32[4] = ABS(%x) %y: float32[4] = NEW return %y }"
     made = structure(parse(text.replace("NEW", "ABS(%a)")), parse(text.replace("NEW", new)))
     assert made.covers(made) is covers
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "covers"),
+    [
+        (("c", "d"), ("c", "d"), True),
+        (("c", "d"), ("d", "c"), False),
+        (("c", "c"), ("c", "c"), True),
+        (("c", "d"), ("c", "e"), False),
+    ],
+)
+def test_a_region_covers_another_if_each_number_has_the_same_counterpart(
+    old: tuple[str, ...], new: tuple[str, ...], covers: bool
+) -> None:
+    run = Structure((), ("a", "b"), ("a", "b"), moves_only=True)
+    assert run.covers(Structure((), old, new, moves_only=True)) is covers
+
+
+@pytest.mark.parametrize("read", ["c", "d"])
+def test_numbers_that_are_equal_in_one_region_alone_may_be_mixed_up_there(read: str) -> None:
+    run = Structure((), ("a", "a"), ("a",), moves_only=True)
+    assert not run.covers(Structure((), ("c", "d"), (read,), moves_only=True))
 
 
 def test_the_provers_seed_decides_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
