@@ -7,8 +7,10 @@ truncates a mapped file, an access ends the process (SIGBUS); a read only comes 
 import os
 import stat
 import weakref
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,8 @@ import numpy.typing as npt
 from edge_opt.base.errors import ModelFormatError
 
 Bytes = npt.NDArray[np.uint8]
+
+_Read = TypeVar("_Read", bytes, int)
 
 _KINDS: Final = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 # Fits in a processor's cache: steps of 1 MiB took two to three times as long.
@@ -104,18 +108,28 @@ class Source:
             self._near = begin, near
         return near[offset - begin : offset - begin + length]
 
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """Fill the beginning of a buffer with the bytes from `offset` on; returns their number. Raises as `read`."""
+        if self.fd is None:
+            buffer[:] = self.read(offset, len(buffer))
+            return len(buffer)
+        return self._checked(partial(os.preadv, self.fd, [buffer]), offset)
+
     def _read(self, fd: int, offset: int, length: int) -> bytes:
         content = b""
         while len(content) < length:  # one call reads at most 2 GB
-            at = self.base + offset + len(content)
-            try:
-                some = os.pread(fd, length - len(content), at)
-            except OSError as error:
-                raise ModelFormatError(f"{self.name} cannot be read: {error.strerror}") from error
-            if not some:
-                raise self.refusal("it was shortened while it was in use: read it again")
-            content += some
+            content += self._checked(partial(os.pread, fd, length - len(content)), offset + len(content))
         return content
+
+    def _checked(self, read: Callable[[int], _Read], offset: int) -> _Read:
+        """The result of reading from `offset` on; ModelFormatError if there is nothing to read."""
+        try:
+            some = read(self.base + offset)
+        except OSError as error:
+            raise ModelFormatError(f"{self.name} cannot be read: {error.strerror}") from error
+        if not some:
+            raise self.refusal("it was shortened while it was in use: read it again")
+        return some
 
     def check_unchanged(self) -> None:
         """Raise ModelFormatError if the file was changed since it was opened."""
@@ -150,9 +164,9 @@ class Data:
         self.offset, self.external = offset, external
 
     @property
-    def key(self) -> tuple[int, int, int]:
+    def key(self) -> tuple[Source, int, int]:
         """Equal for the same bytes of the same source."""
-        return (id(self.source), self.offset, self.length)
+        return (self.source, self.offset, self.length)
 
     def view(self) -> Bytes:
         """The bytes as a read-only uint8[length]; a file is read on each call (ModelFormatError)."""
@@ -160,10 +174,12 @@ class Data:
 
     def write(self, target: int, at: int = 0) -> None:
         """Write the bytes at offset `at` of a descriptor."""
+        # One buffer for all steps: a new one each time takes four times as long, for its fresh pages.
+        buffer = memoryview(bytearray(min(_STEP, self.length)))
         done = 0
         while done < self.length:
-            step = self.source.read(self.offset + done, min(_STEP, self.length - done))
-            done += os.pwrite(target, step, at + done)
+            count = self.source.read_into(buffer[: self.length - done], self.offset + done)
+            done += os.pwrite(target, buffer[:count], at + done)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Data":
         """Return itself: the bytes never change."""

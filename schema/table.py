@@ -5,13 +5,16 @@ The data is `tables.json`, written by `testdata/make_tables.py`. Nothing here kn
 
 import json
 import struct
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from edge_opt.schema.data import Data
+
+_SHORT: Final = 64  # bytes
 
 Default = int | float | bool | None
 Row = tuple[str, int, str, Default]
@@ -155,15 +158,10 @@ class Table:
             else:
                 self.fields[key] = one
 
-    def key(self) -> Hashable:
-        """Equal for tables of one type with equal values; tables and lists in them must be the same objects."""
-        values: list[Hashable] = []
-        for name, value in sorted(self.fields.items()):
-            if isinstance(value, np.ndarray):
-                values.append((name, value.tobytes(), value.dtype.str))
-            else:
-                values.append((name, value if isinstance(value, int | float | str) else id(value)))
-        return (self.name, *values)
+    def key(self, without: Collection[str] = ()) -> Hashable:
+        """Equal for tables of one type with equal contents, in all fields but those `without`; a default is absent."""
+        fields = [(name, _key(value)) for name, value in sorted(self.fields.items()) if name not in without]
+        return (self.name, *(field for field in fields if field[1] != _key(self.spec.defaults[field[0]])))
 
     def copy(self) -> "Table":
         """A table with the same values; the values themselves are shared, not copied."""
@@ -177,6 +175,23 @@ class Table:
 
     def __repr__(self) -> str:
         return f"{self.spec.name}({', '.join(self.fields)})"
+
+
+def _key(value: Any) -> Hashable:
+    if isinstance(value, Table):
+        return value.key()
+    if isinstance(value, list):
+        return tuple(map(_key, value))
+    if isinstance(value, Data):
+        return value.key
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, content_key(value)
+    return repr(value)  # tells 0.0 from -0.0, and NaN equals itself
+
+
+def content_key(array: np.ndarray[Any, Any]) -> bytes:
+    """Equal for equal bytes; short for long ones."""
+    return array.tobytes() if array.nbytes <= _SHORT else sha256(np.ascontiguousarray(array).data).digest()
 
 
 def new_table(table: str, /, **fields: Any) -> Table:

@@ -241,7 +241,7 @@ def test_sites_of_a_pass_with_the_same_outcome_share_a_line_skipped_ones_first(t
 @pytest.mark.parametrize(("kernels", "where"), [("reference", " on the reference kernels"), ("xnnpack", "")])
 def test_the_headline_names_the_reference_kernels_only_where_they_ran(kernels: str, where: str) -> None:
     proof = Proof(Demand(), holds=True, bitwise=False, max_abs=0.0, note="a note", ran=(Ran(kernels),))
-    sites = [Site(ANCHOR, status=Status.CONVERTED, proof=proof)]
+    sites = [Site(ANCHOR, added=1, status=Status.CONVERTED, proof=proof)]
     said = ConversionResult(None, None, "generic", "regions", sites=sites).summary().splitlines()[0]
     assert f"each verified bit for bit{where}; a note" in said
 
@@ -249,7 +249,8 @@ def test_the_headline_names_the_reference_kernels_only_where_they_ran(kernels: s
 def test_the_headline_has_the_largest_difference_where_bits_are_not_demanded() -> None:
     proofs = [Proof(Demand("relative", 0.1), holds=True, bitwise=False, max_abs=by) for by in (0.5, 0.25)]
     sites = [
-        Site(ANCHOR, status=Status.CONVERTED, proof=proof, pass_name="balanced_norms") for proof in proofs
+        Site(ANCHOR, added=1, status=Status.CONVERTED, proof=proof, pass_name="balanced_norms")
+        for proof in proofs
     ]
     said = ConversionResult(None, None, "generic", "regions", sites=sites).summary().splitlines()[0]
     largest = "(largest difference 0.5, by balanced_norms)"
@@ -261,7 +262,7 @@ def test_one_unverified_site_among_converted_ones_is_no_error() -> None:
     result = ConversionResult(None, None, "generic", "regions", sites=[Site(None, proof=proof)])
     with pytest.raises(SitesSkippedError, match="none of 1 site could be verified"):
         check_requirements(result, require_all=False)
-    result.sites.append(Site(ANCHOR, status=Status.CONVERTED))
+    result.sites.append(Site(ANCHOR, added=1, status=Status.CONVERTED))
     check_requirements(result, require_all=False)
 
 

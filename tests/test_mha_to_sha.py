@@ -17,7 +17,7 @@ from edge_opt.conversion import convert as convert_model
 from edge_opt.ir import DType, Model, to_bytes
 from edge_opt.ir.text import to_text
 from edge_opt.passes import Status
-from edge_opt.targets import load_target
+from edge_opt.targets import Target, load_target
 
 GOLDEN = [
     ("reference_prefill", "split"),
@@ -227,6 +227,15 @@ def test_small_heads_are_cut_below_their_norm_where_the_target_wants_it() -> Non
         result = convert_model(TESTDATA / MODELS[0], dry_run=True, target=wanted)
         assert all(site.proof is not None and site.proof.bitwise for site in result.converted)
         assert sources_of_splits(result.model) == {cut_at}
+
+
+@pytest.mark.parametrize(("on_chip", "pieces"), [(1000, 4), (20, 8)])
+def test_logits_that_do_not_fit_on_the_chip_are_cut_as_for_a_long_context(on_chip: int, pieces: int) -> None:
+    """One head's logits are `[6, 8]`; three rows are cut off each if the target says so for long ones."""
+    target = Target("chip", "", on_chip_bytes=on_chip, long_context={"form": "split", "rows_per_tile": 3})
+    result = convert_model(parse(attention_text()), target=target)
+    assert [site.status for site in result.sites] == [Status.CONVERTED]
+    assert kinds(result.model)["SOFTMAX"] == pieces
 
 
 def test_every_head_is_cut_and_the_mask_only_once() -> None:

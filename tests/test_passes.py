@@ -11,7 +11,7 @@ from pass_runs import Says, convert_text, refusal, run, statuses
 from text_parser import parse
 from toy_passes import CHAIN, Double, fresh, graph_of, op, replacing
 
-from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Tensor, to_bytes
+from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Tensor, same_type, to_bytes
 from edge_opt.ir.graph import Buffer
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.text import to_text
@@ -20,7 +20,7 @@ from edge_opt.passes.ledger import Ledger, UnverifiedChangeError
 from edge_opt.passes.rewrite import remove_dead
 from edge_opt.passes.run import check_frame
 from edge_opt.schema.data import Data
-from edge_opt.schema.table import new_table
+from edge_opt.schema.table import TABLES, UNIONS, FieldSpec, Table, new_table
 from edge_opt.targets import Target, load_target
 
 
@@ -110,6 +110,27 @@ def test_where_all_forms_fail_the_first_reason_counts() -> None:
 def test_a_bug_in_one_form_is_told_and_no_other_tried() -> None:
     _, (site,) = convert_text(CHAIN, InTurn(crash), prover=Says(True))
     assert (site.status, site.is_bug) == (Status.REVERTED, True)
+
+
+@pytest.mark.parametrize(("scale", "status"), [(0.25, "converted"), (0.26, "reverted")])
+def test_a_new_scale_is_reverted_though_the_proof_holds(scale: float, status: str) -> None:
+    """One code in millions may differ, which no run shows."""
+    text = CHAIN.replace("%x: float32[4]", "%x: int8[4] q(0.25, 0)")
+    for name in "abcy":
+        text = text.replace(f"%{name}: float32[4]", f"%{name}: int8[4] q(0.25, 0)")
+
+    def make(context: Context, first: Operator, last: Operator) -> Rewrite:
+        middle = Tensor("m", (4,), DType.INT8, quantization=Quantization.affine(scale))
+        new = (
+            op(context.model, "NEG", [first.input(0)], middle),
+            op(context.model, "ABS", [middle], last.output),
+        )
+        return replacing(context.model, [first, last], *new)
+
+    _, reports = convert_text(text, Double(make), prover=Says(True))
+    assert statuses(reports) == [status, "skipped", status]
+    refused = "NEG 'm' has parameters that no tensor of the old region has"
+    assert {report.reason for report in reports[::2]} == {"" if status == "converted" else refused}
 
 
 def test_a_place_of_open_lengths_is_never_settled() -> None:
@@ -238,6 +259,97 @@ def test_operators_that_differ_in_options_or_result_or_are_not_added_are_not_mer
     assert merged(model, [*made, twin]) == 0, "a graph output must stay defined"
     graph.outputs.pop()
     assert merged(model, [*made, twin]) == 1
+
+
+def sparse(*indices: int) -> Table:
+    """The fields of a weight `[4, 4]` with one number in each row, at these columns."""
+    rows = new_table("DimensionMetadata", dense_size=4)
+    positions = (new_table("Uint8Vector", values=values) for values in ([0, 1, 2, 3, 4], list(indices)))
+    parts = dict(zip(("array_segments", "array_indices"), positions, strict=True))
+    places = new_table(
+        "SparsityParameters", dim_metadata=[rows, new_table("DimensionMetadata", format=1, **parts)]
+    )
+    return new_table("Tensor", sparsity=places)
+
+
+def test_products_with_sparse_weights_are_merged_only_if_the_numbers_have_equal_places() -> None:
+    model = parse("subgraph main (%x: float32[2,4]) { %y: float32[2,4] = ABS(%x) return %y }")
+    graph, numbers = model.subgraphs[0], Buffer(Data(np.arange(4, dtype=np.float32).tobytes()))
+    made = []
+    for table in (sparse(0, 1, 2, 3), sparse(1, 0, 2, 3), sparse(0, 1, 2, 3)):
+        weight = Tensor("w", (4, 4), DType.FLOAT32, buffer=numbers, table=table)
+        result = Tensor("p", (2, 4), DType.FLOAT32)
+        made.append(
+            graph.append(model.new_operator("FULLY_CONNECTED", [graph.inputs[0], weight, None], [result]))
+        )
+    assert merged(model, made) == 1
+    assert [operator.subgraph is graph for operator in made] == [True, True, False]
+
+
+def test_operators_are_merged_only_if_intermediates_and_all_fields_of_their_tables_agree() -> None:
+    model, t, _ = graph_of(CHAIN)
+    graph, code = model.subgraphs[0], model.operator_code("SOFTMAX")
+    made = []
+    for scale, changes in ((0.5, [False]), (0.25, [False]), (0.5, [True]), (0.5, [False])):
+        between = Tensor("between", (4,), DType.INT8, quantization=Quantization.affine(scale))
+        table = new_table("Operator", mutating_variable_inputs=changes)
+        made.append(graph.append(Operator(code, [t["x"]], [fresh("p")], None, table, [between])))
+    assert merged(model, made) == 1
+    assert [operator.subgraph is graph for operator in made] == [True, True, True, False]
+
+
+# What changes no number, and what the file repeats elsewhere.
+_MEANINGLESS = {
+    "Tensor": {
+        "name",
+        "buffer",
+        "shape",
+        "type",
+        "quantization",
+        "is_variable",
+        "shape_signature",
+        "has_rank",
+    },
+    "QuantizationParameters": {"min", "max", "details_type"},
+}
+FIELDS = [
+    pytest.param(kind, field, id=f"{kind}.{field.name}")
+    for kind, meaningless in _MEANINGLESS.items()
+    for field in TABLES[kind].fields
+    if field.name not in meaningless
+]
+
+
+def filled(field: FieldSpec) -> Any:
+    """A value that is no default."""
+    if field.kind in ("scalar", "scalars"):
+        return 1 if field.kind == "scalar" else [3]
+    element = next(iter(UNIONS[field.element].values())) if field.kind == "union" else field.element
+    inner = TABLES[element].fields[0]
+    table = new_table(element, **{inner.name: filled(inner)})
+    return [table] if field.kind == "tables" else table
+
+
+@pytest.mark.parametrize(("kind", "field"), FIELDS)
+def test_equal_bytes_are_another_constant_if_any_other_field_differs(kind: str, field: FieldSpec) -> None:
+    """Fields of newer schemas, too."""
+    scales = new_table("QuantizationParameters", scale=[0.5, 0.25], zero_point=[0, 0])
+    tensors = []
+    for own in ({}, {field.name: filled(field)}, {field.name: filled(field)}):
+        table = new_table("Tensor", **(own if kind == "Tensor" else {}))
+        parameters = scales.copy()
+        for name, value in own.items() if kind != "Tensor" else ():
+            parameters.set(name, value)
+        tensors.append(Tensor("c", (2, 2), DType.INT8, quantization=Quantization(parameters), table=table))
+    assert not same_type(*tensors[:2])
+    assert same_type(*tensors[1:])
+
+
+@pytest.mark.parametrize("name", ["min", "max"])
+def test_calibrated_ranges_and_names_do_not_tell_constants_apart(name: str) -> None:
+    table = new_table("QuantizationParameters", **{name: [1.0]})
+    plain = Tensor("a", (2,), DType.FLOAT32, table=new_table("Tensor", name="a", has_rank=True))
+    assert same_type(plain, Tensor("b", (2,), DType.FLOAT32, quantization=Quantization(table)))
 
 
 def test_what_reads_state_draws_numbers_or_calls_a_subgraph_equals_nothing() -> None:

@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
 import pytest
 from attention_checks import attention_text
 from fault_graphs import Size, attention
 from mutations import Mutant, constant, mutants, sampled, survives_checks
 from pass_runs import refusal, rewrites_of, run
-from text_parser import parse
+from text_parser import literal, parse
 from toy_passes import replacing
 
 from edge_opt.base.errors import ModelFormatError
@@ -21,7 +22,7 @@ from edge_opt.passes.contract import Ran
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof import examination, regions
 from edge_opt.proof.examination import FACTOR, Question, multiply_adds, shrunk, unproved
-from edge_opt.proof.regions import RegionProver, structure
+from edge_opt.proof.regions import RegionProver, Structure, structure
 from edge_opt.runtime import runner
 from edge_opt.runtime.metrics import Difference
 from edge_opt.runtime.pair import DRAWS, SCALES, Outcome, Parts, ProofRequest
@@ -141,7 +142,9 @@ def test_a_large_region_is_run_at_a_fraction_and_then_in_full_on_one_kernel_set(
 @pytest.mark.parametrize(
     ("question", "answers", "asked", "holds"),
     [
-        (QUESTION, [1], [BOTH], False),
+        (QUESTION, [1, 1], [BOTH, FIRST], False),
+        (QUESTION, [1, 0, 0], [BOTH, FIRST, BOTH], True),
+        (QUESTION, [1, 0, 1], [BOTH, FIRST, BOTH], False),
         (QUESTION, [0, 1], [BOTH, FIRST], False),
         (QUESTION, [(0, SECOND), 0], [BOTH, SECOND], True),
         (QUESTION, [(0, FIRST), 0], [BOTH, FIRST], True),
@@ -154,7 +157,7 @@ def test_a_large_region_is_run_at_a_fraction_and_then_in_full_on_one_kernel_set(
         *[(question, [0], [BOTH], True) for question in WHOLE],
     ],
 )
-def test_a_difference_decides_and_a_fraction_that_does_not_run_does_not(
+def test_only_a_difference_in_full_decides(
     question: Question, answers: list[Any], asked: list[Any], holds: bool
 ) -> None:
     worker = Worker(*answers)
@@ -188,14 +191,61 @@ def test_a_place_that_does_not_divide_has_no_fraction(begin: int) -> None:
     assert refusal(shrunk, model) == f"{begin} is not a multiple of 8"
 
 
-@pytest.mark.parametrize("depth", [8, 64])
-def test_weights_with_a_scale_for_each_row_have_a_fraction_only_if_they_stay_whole(depth: int) -> None:
-    weight = f"int8[2,{depth}]{{splat 3}} q([0.1, 0.2], [0, 0], axis 0)"
-    model = parse(f"""subgraph main (%x: float32[64,{depth}]) {{
-      %y: float32[64,2] = FULLY_CONNECTED(%x, {weight}, none)
+@pytest.mark.parametrize(("units", "whole"), [(2, True), (64, False)])
+def test_weights_with_a_scale_for_each_row_have_a_fraction_only_if_all_rows_stay(
+    units: int, whole: bool
+) -> None:
+    scales, points = (str([each] * units) for each in (0.1, 0))
+    weight = f"int8[{units},64]{{splat 3}} q({scales}, {points}, axis 0)"
+    model = parse(f"""subgraph main (%x: float32[64,64]) {{
+      %y: float32[64,{units}] = FULLY_CONNECTED(%x, {weight}, none)
       return %y
     }}""")
-    assert refusal(shrunk, model) == (None if depth == 8 else "a constant has no such part")
+    assert refusal(shrunk, model) == (None if whole else "a constant has no such part")
+
+
+def shortened(values: np.ndarray) -> np.ndarray:
+    """What is left of a constant at a fraction of its lengths."""
+    text = f"subgraph main (%x: {values.dtype}[1]) {{ %y: {values.dtype}{list(values.shape)} = ADD(%x, C) return %y }}"
+    model = shrunk(parse(text.replace("C", literal(values))))
+    return model.subgraphs[0].operators[0].input(1).array()
+
+
+def test_a_constant_and_its_parts_keep_the_same_elements() -> None:
+    """Heads beside their features, heads beside rows, and the cached and new keys of a mask."""
+    numbers = np.random.default_rng(0).random((4, 64, 192), np.float32)
+    whole = shortened(numbers)
+    assert whole.shape == (4, 8, 24)
+    assert np.array_equal(shortened(numbers.reshape(1, 256, 192)), whole.reshape(1, 32, 24))
+    assert np.array_equal(shortened(numbers[2]), whole[2])
+    assert np.array_equal(shortened(numbers[..., :128]), whole[..., :16])
+    assert np.array_equal(shortened(numbers[..., 128:]), whole[..., 16:])
+
+
+@pytest.mark.parametrize("place", [0, 77, 4095])
+def test_a_single_wrong_element_is_kept(place: int) -> None:
+    numbers = np.zeros((64, 64), np.int8)
+    numbers.reshape(-1)[place] = 1
+    assert shortened(numbers.astype(np.float32)).max() == (place > 0)
+
+
+def test_sizes_that_no_longer_fit_have_no_fraction() -> None:
+    """64 times 64 elements become 8 times 8, where 512 are read."""
+    text = """subgraph main (%x: float32[4096]) {
+      %r: float32[4096] = RESHAPE(float32[64,64]{splat 1}, int32{4096})
+      %y: float32[4096] = ADD(%x, %r)
+      return %y
+    }"""
+    assert "expected as many elements as [512]" in (refusal(shrunk, parse(text)) or "")
+
+
+@pytest.mark.parametrize(("last", "expected"), [(63, 7), (127, 15), (40, 40)])
+def test_a_long_table_of_places_is_divided_if_it_reaches_the_end_of_a_long_axis(
+    last: int, expected: int
+) -> None:
+    places = np.full(64, last, np.int32)
+    places[:8] = 0
+    assert shortened(places).tolist() == [0, *[expected] * 7]
 
 
 def test_products_cost_their_multiply_adds_and_an_element_of_all_else_eight() -> None:
@@ -276,6 +326,28 @@ def test_a_new_version_that_computes_in_another_way_covers_nothing(new: str, cov
     text = "subgraph main (%x: float32[4]) { %a: float32[4] = ABS(%x) %y: float32[4] = NEW return %y }"
     made = structure(parse(text.replace("NEW", "ABS(%a)")), parse(text.replace("NEW", new)))
     assert made.covers(made) is covers
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "covers"),
+    [
+        (("c", "d"), ("c", "d"), True),
+        (("c", "d"), ("d", "c"), False),
+        (("c", "c"), ("c", "c"), True),
+        (("c", "d"), ("c", "e"), False),
+    ],
+)
+def test_a_region_covers_another_if_each_number_has_the_same_counterpart(
+    old: tuple[str, ...], new: tuple[str, ...], covers: bool
+) -> None:
+    run = Structure((), ("a", "b"), ("a", "b"), moves_only=True)
+    assert run.covers(Structure((), old, new, moves_only=True)) is covers
+
+
+@pytest.mark.parametrize("read", ["c", "d"])
+def test_numbers_that_are_equal_in_one_region_alone_may_be_mixed_up_there(read: str) -> None:
+    run = Structure((), ("a", "a"), ("a",), moves_only=True)
+    assert not run.covers(Structure((), ("c", "d"), (read,), moves_only=True))
 
 
 def test_the_provers_seed_decides_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,6 +460,55 @@ def test_a_corrupted_layer_like_a_good_one_fails(dtype: str, mutant: Mutant, at_
         with pytest.MonkeyPatch.context() as patch, RegionProver(seed=1) as thorough:
             patch.setattr(examination, "_IN_FULL", 1 << 60)
             assert thorough.prove(mutant.rewrite, Demand()).holds
+
+
+def of_long_heads(above: str = "ABS(%x)", logits: str = "%m: float32[1,2,64,128] = ABS(%l)") -> Rewrite:
+    """Two heads of size 64, 64 queries, 128 keys; what is above the heads, and what is below the logits."""
+    text = """subgraph main (%x: float32[1,64,128], %k: float32[1,2,128,64], %v: float32[1,2,128,64]) {
+      %a: float32[1,64,128] = ABOVE
+      %h: float32[1,64,2,64] = RESHAPE(%a, int32{1, 64, 2, 64})
+      %q: float32[1,2,64,64] = TRANSPOSE(%h, int32{0, 2, 1, 3})
+      %l: float32[1,2,64,128] = BATCH_MATMUL(%q, %k) {adj_y: true}
+      LOGITS
+      %p: float32[1,2,64,128] = SOFTMAX(%m) {beta: 1.0}
+      %o: float32[1,2,64,64] = BATCH_MATMUL(%p, %v)
+      %b: float32[1,64,2,64] = TRANSPOSE(%o, int32{0, 2, 1, 3})
+      %y: float32[1,64,128] = RESHAPE(%b, int32{1, 64, 128})
+      return %y
+    }"""
+    model = parse(text.replace("ABOVE", above).replace("LOGITS", logits))
+    (rewrite,) = rewrites_of("mha_to_sha", model, Target("above", "", form="split-above"))
+    return rewrite
+
+
+def numbers(*shape: int) -> str:
+    return literal(np.random.default_rng(0).random(shape, np.float32))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"above": f"ADD(%x, {numbers(128)})"},
+        {"above": f"MUL(%x, {numbers(64, 128)})"},
+        {"logits": f"%m: float32[1,2,64,128] = ADD(%l, {numbers(2, 1, 128)})"},
+        {"logits": f"%m: float32[1,2,64,128] = ADD(%l, {numbers(2, 64, 128)})"},
+        {"logits": f"%m: float32[1,2,64,128] = ADD(%l, {numbers(64, 128)})"},
+    ],
+    ids=["bias of heads", "table of heads", "slopes", "bias of logits", "mask"],
+)
+def test_constants_that_carry_heads_have_a_fraction(parts: dict[str, str], at_size: RegionProver) -> None:
+    proof = at_size.prove(of_long_heads(**parts), Demand())
+    assert (proof.holds, proof.ran) == (True, (Ran("xnnpack"), Ran("reference", FACTOR)))
+
+
+def test_rows_that_count_tokens_and_then_heads_are_verified_in_full(at_size: RegionProver) -> None:
+    """Their blocks of 8 are no rows of one head."""
+    turned = f"""%m0: float32[1,64,2,128] = RESHAPE({numbers(128, 128)}, int32{{1, 64, 2, 128}})
+      %t: float32[1,2,64,128] = TRANSPOSE(%m0, int32{{0, 2, 1, 3}})
+      %m: float32[1,2,64,128] = ADD(%l, %t)"""
+    rewrite = of_long_heads(logits=turned)
+    proof = at_size.prove(rewrite, Demand())
+    assert (proof.holds, proof.ran) == (True, (Ran("xnnpack"), Ran("reference")))
 
 
 def test_where_nothing_reads_the_results_nothing_is_proved(prover: RegionProver) -> None:

@@ -243,6 +243,27 @@ def test_a_file_is_its_bytes_and_progress_counts_them(file: Path) -> None:
     assert heard[-1][0] == heard[-1][1]
 
 
+@pytest.mark.parametrize("length", [0, 5, (2 << 20) + 3])
+def test_weights_are_copied_through_one_buffer(tmp_path: Path, monkeypatch: Patch, length: int) -> None:
+    """The fresh pages of a new one for each step took most of the time."""
+    content = np.random.default_rng(0).bytes(length + 7)
+    source, target, write = tmp_path / "in", tmp_path / "out", os.pwrite
+    source.write_bytes(content)
+    target.touch()
+    buffers = list[object]()
+
+    def recorded(descriptor: int, step: memoryview, at: int) -> int:
+        buffers.append(step.obj)
+        return write(descriptor, step[:300_000], at)
+
+    monkeypatch.setattr(os, "pwrite", recorded)
+    with target.open("r+b") as file:
+        Data(Source.open(source), 7, length).write(file.fileno(), 2)
+    assert target.read_bytes() == (bytes(2) + content[7:] if length else b"")
+    assert len({id(buffer) for buffer in buffers}) == min(length, 1)
+    assert len(buffers) >= length / 300_000
+
+
 @pytest.mark.parametrize("change", [
     lambda path: os.truncate(path, 100), lambda path: path.open("ab").write(b"x"),
     lambda path: os.utime(path, ns=(1, 1)),

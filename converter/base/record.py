@@ -19,19 +19,33 @@ class RecordError(EdgeOptError, ValueError):
 class Record:
     """Base of dataclasses whose JSON form has all fields and the properties in `_properties`.
 
-    Fields in `_left_out` are omitted; an empty text in `_or_null` becomes null.
+    Fields in `_left_out` are omitted; an empty text in `_or_null` becomes null. Fields in `_only_here` belong to this
+    process, such as graphs and open files: in a pickle or a copy they have their defaults.
     """
 
     __slots__ = ()
     _properties: ClassVar[tuple[str, ...]] = ()
     _left_out: ClassVar[tuple[str, ...]] = ()
     _or_null: ClassVar[tuple[str, ...]] = ()
+    _only_here: ClassVar[tuple[str, ...]] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle and copy."""
+        names = [field.name for field in fields(self)]  # type: ignore[arg-type]
+        return _made, (
+            type(self),
+            {name: getattr(self, name) for name in names if name not in self._only_here},
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON values (see `to_json`), for `--json` and reports."""
         names = [*(field.name for field in fields(self)), *self._properties]  # type: ignore[arg-type]
         values = {name: to_json(getattr(self, name)) for name in names if name not in self._left_out}
         return values | {name: None for name in self._or_null if not values[name]}
+
+
+def _made(kind: type[Record], values: Mapping[str, Any]) -> Record:
+    return kind(**values)
 
 
 def to_json(value: Any) -> Any:

@@ -58,8 +58,8 @@ class ConversionResult(Record):
 
     `whole`: for `verify="full"`, the comparison of the whole models by signature; `not_compared`: signatures that are
     meant to change. `soundness`: faults of the input that remain. `notes`: parts of the input that no runtime reads,
-    and if they are kept. `failure`: why nothing was written, if an error
-    carries the result; a result without failure is true. `given`: the source as passed to `convert`.
+    and if they are kept. `failure`: why nothing was written, if an error carries the result; a result without failure
+    is true. `given`: the source as passed to `convert`. A pickled result has neither model nor source.
     """
 
     input: str | None
@@ -78,6 +78,7 @@ class ConversionResult(Record):
     given: ModelLike | None = field(default=None, repr=False)
 
     _left_out = ("model", "given")
+    _only_here = ("model", "given")
 
     def __bool__(self) -> bool:
         return self.failure is None
@@ -87,23 +88,29 @@ class ConversionResult(Record):
         return f"ConversionResult({self.input!r} -> {self.output!r}, target {self.target!r}, {done})"
 
     def export(self, path: str | os.PathLike[str]) -> None:
-        """Write the converted model as a .tflite file, replacing an existing one."""
-        assert self.model is not None
-        self.model.save(path, overwrite=True)
+        """Write the converted model as a .tflite file, replacing an existing one; UsageError in another process."""
+        self._model_here().save(path, overwrite=True)
 
     @property
     def exported(self) -> ExportedModel:
         """The converted model in the class of a source from `litert_torch.convert`; UsageError for other sources."""
-        assert self.model is not None
+        model = self._model_here()
         if not isinstance(self.given, ExportedModel):
             raise UsageError("there is no exported model: a file, bytes or a Model was given")
         kind: Callable[[bytes], ExportedModel] = type(self.given)
-        return kind(to_bytes(self.model))
+        return kind(to_bytes(model))
+
+    def _model_here(self) -> Model:
+        if self.model is None:
+            raise UsageError(
+                "a copied or pickled result has no model: export it in the process that converted it"
+            )
+        return self.model
 
     @property
     def converted(self) -> list[Site]:
-        """Sites that were rewritten; not inputs whose types changed, which have no operator."""
-        return [site for site in self.sites if site.status is Status.CONVERTED and site.anchor is not None]
+        """Sites that were rewritten; not inputs whose types changed, which have no new operators."""
+        return [site for site in self.sites if site.status is Status.CONVERTED and site.added]
 
     @property
     def skipped(self) -> list[Site]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from edge_opt.base.atomic import AnyPath, resolve_target, write_whole
 from edge_opt.base.errors import UsageError
-from edge_opt.base.record import to_json
+from edge_opt.base.record import Record, to_json
 from edge_opt.base.words import many, one_line
 from edge_opt.conversion import ConversionResult
 from edge_opt.conversion.result import entry_points, headline, proof, unsound
@@ -42,16 +42,18 @@ Part = str | Table | Example
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Record):
     """Report of a conversion; `lint` has (severity, sentence) pairs about the result.
 
-    `origin`: date, versions, and digests of the files, by name.
+    `origin`: date, versions, and digests of the files, by name. A pickled report has no example.
     """
 
     result: ConversionResult
     example: Example | None = None
     lint: Sequence[tuple[str, str]] = ()
     origin: Mapping[str, str] = field(default_factory=dict)
+
+    _only_here = ("example",)
 
     @property
     def summary(self) -> str:

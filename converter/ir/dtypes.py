@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from enum import Enum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_opt.schema.table import Table, new_table
+from edge_opt.schema.table import Table, content_key, new_table
 
 _MOST_PRINTED = 8
+
+# Fields that `Quantization` has, or that change no number.
+_COUNTED = ("scale", "zero_point", "quantized_dimension", "min", "max")
 
 
 class DType(int, Enum):
@@ -120,9 +124,15 @@ class Quantization:
         """The real value of a stored number, with the first scale and zero point."""
         return (stored - int(self.zero_point[0])) * float(self.scale[0])
 
-    def key(self) -> tuple[bytes, bytes, int]:
-        """A key that is equal for equal mappings from stored to real numbers."""
-        return (self.scale.tobytes(), self.zero_point.tobytes(), self.dimension if self.is_per_axis else 0)
+    def key(self) -> Hashable:
+        """Equal for equal mappings from stored to real numbers, so ranges seen in calibration do not count.
+
+        Parameters in another tensor, which is named by its place in the subgraph, are equal only to themselves.
+        """
+        if self.is_blockwise:
+            return self
+        axis = self.dimension if self.is_per_axis else 0
+        return content_key(self.scale), content_key(self.zero_point), axis, self.table.key(_COUNTED)
 
     def __repr__(self) -> str:
         # str of a numpy scalar is the shortest text that reads back as the same number of that type.
@@ -134,9 +144,10 @@ class Quantization:
         return f"q([{', '.join(scales)}], [{', '.join(points)}], axis {self.dimension})"
 
 
+NOT_QUANTIZED = Quantization(new_table("QuantizationParameters"))
+"""No parameters."""
+
+
 def same_quantization(a: Quantization | None, b: Quantization | None) -> bool:
     """True if both map stored numbers to the same real numbers (no parameters counts as a mapping)."""
-    if any(parameters is not None and parameters.is_blockwise for parameters in (a, b)):
-        return a is b  # the scales' tensor index depends on the subgraph
-    key_a, key_b = (p.key() if p is not None and p.is_affine else None for p in (a, b))
-    return key_a == key_b
+    return (a or NOT_QUANTIZED).key() == (b or NOT_QUANTIZED).key()

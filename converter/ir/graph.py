@@ -7,7 +7,7 @@ the graph in one step.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Final
@@ -16,15 +16,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.base.words import listed, shortened
-from edge_opt.ir.dtypes import DType, Quantization, same_quantization
+from edge_opt.ir.dtypes import NOT_QUANTIZED, DType, Quantization
 from edge_opt.ir.operators import OPERATOR_NAMES, default_options
 from edge_opt.schema.data import Data
-from edge_opt.schema.table import Table
+from edge_opt.schema.table import Table, new_table
 
 UNTRUSTED: Final = "UNTRUSTED"
 """The name of an operator whose recorded shapes are wrong."""
 
 Shape = tuple[int, ...]
+
+_NO_TABLE = new_table("Tensor").key()
+# Fields of the file's table that a `Tensor` has itself. All others count, also those of newer schemas.
+_ATTRIBUTES = (
+    "name",
+    "shape",
+    "type",
+    "buffer",
+    "quantization",
+    "is_variable",
+    "shape_signature",
+    "has_rank",
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +111,12 @@ class Tensor:
         return f"{self.dtype.name}{list(self.shape)} needs {expected} bytes, its buffer holds {actual}"
 
     @property
+    def kind(self) -> Hashable:
+        """Everything that gives the bytes their meaning: type, shape, quantization, and fields such as sparsity."""
+        others = _NO_TABLE if self.table is None else self.table.key(_ATTRIBUTES)
+        return self.dtype, self.shape, (self.quantization or NOT_QUANTIZED).key(), others
+
+    @property
     def elements(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
@@ -142,8 +161,8 @@ class Tensor:
 
 
 def same_type(a: Tensor, b: Tensor) -> bool:
-    """True if shape, type and quantization agree, so that one tensor's bytes can replace the other's."""
-    return a.dtype == b.dtype and a.shape == b.shape and same_quantization(a.quantization, b.quantization)
+    """True if all that gives bytes their meaning agrees, so that one tensor's bytes can replace the other's."""
+    return a.kind == b.kind
 
 
 @dataclass(frozen=True, slots=True)

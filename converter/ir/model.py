@@ -163,7 +163,7 @@ class Constants:
         raw = array.tobytes()
         buffer = self._buffers.setdefault(raw, Buffer(Data(raw)))
         made = Tensor(name, array.shape, dtype, quantization=quantization, buffer=buffer)
-        return self._tensors.setdefault((raw, made.shape, dtype, quantization and quantization.key()), made)
+        return self._tensors.setdefault((raw, made.kind), made)
 
 
 # Tables become a model

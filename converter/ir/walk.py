@@ -216,7 +216,7 @@ def cut_out(
         graph.inputs = [copied(tensor) for tensor in inputs]
         for operator in operators:
             new = graph.append(operator.on(copied))
-            new.table, new.options = custom_options(operator), renumbered(operator.options, places)
+            new.table, new.options = own_fields(operator), renumbered(operator.options, places)
         graph.outputs = [copied(tensor) for tensor in outputs]
 
     add("region", operators, inputs, outputs)
@@ -255,11 +255,19 @@ def with_outputs(model: Model, name: str, outputs: Mapping[str, Tensor]) -> Mode
     return copy
 
 
-def custom_options(operator: Operator) -> Table | None:
-    """The custom options in an operator's table; its other fields are indices, which change."""
+# Fields of an operator's table that an `Operator` has itself, or that count places in the file.
+_ATTRIBUTES = {
+    "opcode_index", "inputs", "outputs", "intermediates", "builtin_options", "builtin_options_type",
+    "builtin_options_2", "builtin_options_2_type", "large_custom_options_offset", "large_custom_options_size",
+    "debug_metadata_index",
+}  # fmt: skip
+
+
+def own_fields(operator: Operator) -> Table | None:
+    """All other fields of an operator's table, such as custom options; None if there are none."""
     fields = {} if operator.table is None else operator.table.fields
-    own = {name: value for name, value in fields.items() if name.startswith("custom_options")}
-    return new_table("Operator", **own) if "custom_options" in own else None
+    own = {name: value for name, value in fields.items() if name not in _ATTRIBUTES}
+    return new_table("Operator", **own) if own else None
 
 
 def repeated(operator: Operator, copies: dict[Tensor, Tensor], name: Callable[[Tensor], str]) -> Operator:

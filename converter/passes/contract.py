@@ -81,10 +81,11 @@ class Site(Record):
 
     `run_pass` fills in the rest. `index` counts the sites of a pass in a signature, `operator` names the operator's
     first result. `note`: what a user should know about a converted site. `failed`: why rewrites that were tried before
-    it failed. `replaced`: the operators that the rewrite removed; `added`: the number that it added.
+    it failed. `replaced`: the operators that the rewrite removed; `added`: the number that it added. A pickled site has
+    the outcome without the operators.
     """
 
-    anchor: Operator | None = field(repr=False)
+    anchor: Operator | None = field(default=None, repr=False)
     build: Callable[[], Rewrite] | None = field(default=None, repr=False)
     others: Mapping[str, Callable[[], Rewrite]] = field(default_factory=dict, repr=False)
     reason: str = ""
@@ -104,6 +105,7 @@ class Site(Record):
 
     _left_out = ("anchor", "build", "others", "pass_name", "is_bug", "replaced", "added")
     _or_null = ("reason", "note")
+    _only_here = ("anchor", "build", "others", "replaced")
 
     def to_dict(self) -> dict[str, Any]:
         """For reports."""

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.operators import subgraph_indices
-from edge_opt.ir.walk import called_by, custom_options, is_pure, renumbered
+from edge_opt.ir.walk import called_by, is_pure, own_fields, renumbered
 from edge_opt.passes.rewrite import Rewrite
 
 _SMALL = 1 << 12
@@ -98,16 +98,18 @@ class Ledger:
 
     def _read(self, operator: Operator) -> Hashable:
         """An operator's code, options and result types, and its inputs: tensors and their types, or constants."""
-        options, own, called = operator.options, custom_options(operator), subgraph_indices(operator.options)
+        options, called = operator.options, subgraph_indices(operator.options)
         if called:
             options = renumbered(options, dict.fromkeys(called, 0))
+        tables = options, own_fields(operator)
         read = [tensor and (_constant(tensor) or tensor, _type_of(tensor)) for tensor in operator.inputs]
         return (
             operator.code,
-            *(None if table is None else table.key() for table in (options, own)),
-            *(id(self._model.subgraphs[index]) for index in called),
-            *map(_type_of, operator.outputs),
-            *read,
+            tuple(None if table is None else table.key() for table in tables),
+            tuple(self._model.subgraphs[index] for index in called),
+            tuple(map(_type_of, operator.outputs)),
+            tuple(map(_type_of, operator.intermediates)),
+            tuple(read),
         )
 
     def _names(self) -> Hashable:
@@ -132,11 +134,8 @@ def _named(operator: Operator) -> str:
 
 
 def _type_of(tensor: Tensor) -> Hashable:
-    """Everything that determines which numbers a tensor's bytes represent."""
-    quantization = tensor.quantization
-    # Weights may have many scales; those arrays are read-only parts of the file.
-    numbers = id(quantization) if quantization is None or quantization.is_per_axis else quantization.key()
-    return tensor.dtype, tensor.shape, tensor.shape_signature, tensor.is_variable, numbers
+    """Everything that determines which numbers a tensor has, but its bytes."""
+    return tensor.kind, tensor.shape_signature, tensor.is_variable
 
 
 def _constant(tensor: Tensor) -> Hashable:

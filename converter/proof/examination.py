@@ -1,7 +1,9 @@
 """Runs one region on a worker and decides whether the demand is met, with the wording for the report.
 
 A large region is also run at a fraction of its lengths: every size of 64 or more, in shapes and in constants such as
-axes and sizes, is divided by 8, so both versions still cut, join and transpose as before.
+axes and sizes, is divided by 8, so both versions still cut, join and transpose as before. A constant keeps one element
+of each block of 8 along its long axes. Blocks of a whole constant are those of its parts, whether these are the heads
+of an axis `(N)(H)` or the segments of an axis `S + T`. Otherwise both may differ at a fraction although they are equal.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_opt.base.errors import ModelFormatError
 from edge_opt.base.words import many
@@ -27,6 +31,7 @@ from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeFailed, RuntimeRefu
 from edge_opt.runtime.runner import Worker
 from edge_opt.schema.data import Data
 from edge_opt.schema.writer import model_bytes
+from edge_opt.shapes.inference import check_operators
 
 FACTOR = 8
 _LONG = 64
@@ -80,7 +85,8 @@ def examine(worker: Worker, question: Question) -> Proof:
 
     A small region is run in full, on both kernel sets. A large one is run at a fraction of its lengths on both, extreme
     inputs included; then in full, on XNNPACK's kernels if these must give the same bits, else on the reference kernels.
-    A large region that does not run at a fraction of its lengths is treated like a small one.
+    Only a difference in full is a verdict: a large region that does not run at a fraction of its lengths, or differs
+    there alone, is treated like a small one.
     """
     is_open = True
     try:
@@ -109,8 +115,8 @@ def _at_size(worker: Worker, question: Question) -> Proof | None:
         in_part, scale = _ask(worker, replace(part, request=replace(request, parts=None)))
     except (RefusedError, RuntimeRefused, RuntimeCrashed, ModelFormatError):
         return None
-    if not in_part.holds:
-        return None if in_part.open else in_part
+    if in_part.open:
+        return None
     # The fastest kernels that run the region and must give the same bits.
     supported = [kernels for kernels in request.kernels if Ran(kernels, FACTOR) in in_part.ran]
     only = supported[-1 if question.rounds_by_shape else 0]
@@ -119,6 +125,8 @@ def _at_size(worker: Worker, question: Question) -> Proof | None:
     in_full, _ = _ask(worker, replace(question, request=request))
     if not in_full.holds:
         return in_full
+    if not in_part.holds:
+        return None
     # Both meet the same demand, and the full run shows no difference.
     return replace(in_part, ran=(*in_full.ran, *(each for each in in_part.ran if each.kernels != only)))
 
@@ -227,7 +235,7 @@ def multiply_adds(model: Model) -> int:
 
 
 def shrunk(model: Model) -> Model:
-    """A copy of the model at a fraction of its lengths; RefusedError if a long size is not divisible by 8."""
+    """A copy of the model at a fraction of its lengths; RefusedError if its sizes do not divide, or then do not fit."""
     model = deepcopy(model)
     for tensor in (tensor for graph in model.subgraphs for tensor in graph.tensors):
         shape = tuple(map(_shorter, tensor.shape))
@@ -239,18 +247,35 @@ def shrunk(model: Model) -> Model:
             sizes = [_shorter(int(size)) for size in operator.options.get("new_shape")]
             operator.options = operator.options.copy()
             operator.options.set("new_shape", np.array(sizes, np.int32))
+    # XNNPACK does not check that a RESHAPE of a constant stays within its bytes.
+    check_operators((operator for graph in model.subgraphs for operator in graph), model.subgraphs)
     return model
 
 
 def _part(tensor: Tensor, shape: tuple[int, ...]) -> Buffer:
-    """The first elements along each axis; unquantized integers are sizes and places, which are divided."""
-    per_axis = tensor.quantization is not None and tensor.quantization.is_per_axis
-    if not tensor.has_numbers or (per_axis and shape != tensor.shape):
+    """One element of each block of 8 along long axes; unquantized integers are sizes and places, which are divided."""
+    scales = tensor.quantization
+    is_cut = scales is not None and scales.is_per_axis and shape[scales.dimension] < len(scales.scale)
+    if is_cut or not tensor.has_numbers:
         raise RefusedError("a constant has no such part")
-    array = tensor.array()[tuple(map(slice, shape))]
+    array = tensor.array()
+    part = _one_of_each_block(array, shape)
     if array.dtype.kind in "iu" and not tensor.is_quantized:
-        array = np.array([_shorter(int(value)) for value in array.ravel()], array.dtype).reshape(shape)
-    return Buffer(Data(np.ascontiguousarray(array).tobytes()))
+        if shape == tensor.shape:
+            part = np.array([_shorter(int(value)) for value in array.ravel()], array.dtype).reshape(shape)
+        elif array.max() >= _LONG - 1:  # a table of places along a long axis
+            part = part // FACTOR
+    return Buffer(Data(part.tobytes()))
+
+
+def _one_of_each_block(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """The first element of each block that differs from the one at its beginning, so a single wrong one is kept."""
+    steps = [FACTOR if part < whole else 1 for whole, part in zip(array.shape, shape, strict=True)]
+    both = [size for pair in zip(shape, steps, strict=True) for size in pair]
+    order = [*range(0, len(both), 2), *range(1, len(both), 2)]
+    blocks = array.reshape(both).transpose(order).reshape(*shape, math.prod(steps))
+    place = (blocks != blocks[..., :1]).argmax(-1)
+    return np.take_along_axis(blocks, place[..., None], -1)[..., 0]
 
 
 def _shorter(size: int) -> int:

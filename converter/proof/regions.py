@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from copy import deepcopy
 from dataclasses import replace
 from hashlib import sha256
 from typing import NamedTuple
 
 from edge_opt.base.words import shortened
-from edge_opt.ir import DType, Model, Operator, OperatorCode, Quantization, Subgraph, Tensor, to_tables
+from edge_opt.ir import DType, Model, Operator, OperatorCode, Quantization, Subgraph, Tensor
 from edge_opt.ir.operators import BUILTIN_OPERATORS, Effect, operators_that
 from edge_opt.ir.walk import cut_out, is_pure, needed_for, walked
 from edge_opt.passes.contract import Proof
@@ -21,39 +20,42 @@ from edge_opt.runtime.extremes import KINDS
 from edge_opt.runtime.inputs import InputHint, Side
 from edge_opt.runtime.pair import Parts, ProofRequest
 from edge_opt.runtime.runner import Worker
-from edge_opt.schema.writer import model_bytes
 
 _PRODUCTS = operators_that(Effect.PRODUCT)
 _OPERANDS: tuple[Side, ...] = ("left", "right", "added")
+_QUANTIZED = Quantization.affine(1.0, 0)
 _DEQUANTIZE = OperatorCode(BUILTIN_OPERATORS["DEQUANTIZE"], 3)
 # The operators of a composite's decomposition are counted in its own subgraph.
 _MOVES = {*operators_that(Effect.REARRANGING, Effect.CUTTING, Effect.JOINING), "STABLEHLO_COMPOSITE"}
 
 
 class Structure(NamedTuple):
-    """A region: a digest of both versions without their numbers, and the numbers of each, in order.
+    """A region: both versions without their numbers, and the numbers of each, in order.
 
     Regions that are equal compute the same; names and calibrated ranges are ignored. `moves_only`: the new version
     computes only with operators that the old one has, and otherwise moves data.
     """
 
-    digest: bytes
+    form: Hashable
     old: tuple[Hashable, ...]
     new: tuple[Hashable, ...]
     moves_only: bool
 
     def covers(self, other: Structure) -> bool:
-        """True if a verification of this region also holds for another one of the same digest.
+        """True if a verification of this region also holds for another one of the same form.
 
         - The new version has no operators of its own: with those, a mistake may show only with other numbers.
         - Each of its numbers is one of the old version. A scale of another layer, or one that is off in the last place,
           is thus another structure.
         - Numbers that are equal here are equal there: a rewrite could mix them up here without any difference.
         """
-        there: dict[Hashable, Hashable] = {}
-        kept = all(there.setdefault(one, two) == two for one, two in zip(self.old, other.old, strict=True))
-        new = all(there.get(one) == two for one, two in zip(self.new, other.new, strict=True))
-        return self.moves_only and kept and new
+        if not self.moves_only:
+            return False
+        counterpart: dict[Hashable, Hashable] = {}
+        for ours, theirs in zip(self.old, other.old, strict=True):
+            if counterpart.setdefault(ours, theirs) != theirs:
+                return False  # equal in this region, different in the other
+        return all(counterpart.get(ours) == theirs for ours, theirs in zip(self.new, other.new, strict=True))
 
 
 class RegionProver(AbstractContextManager["RegionProver"]):
@@ -92,7 +94,7 @@ class RegionProver(AbstractContextManager["RegionProver"]):
         before, after, request = _against_reference(rewrite) or _against_old(rewrite, demand)
         request = replace(request, seed=self._seed)
         own = structure(before, after)
-        answers = self._answers[demand, request, own.digest]
+        answers = self._answers[demand, request, own.form]
         for known, answer in answers:
             if known == own or (answer.holds and known.covers(own)):
                 return answer
@@ -156,22 +158,37 @@ def _sides(graph: Subgraph) -> dict[Tensor, Side]:
 def structure(before: Model, after: Model) -> Structure:
     """The structure of a region, given both versions as `cut_out` makes them."""
     (one, old), (other, new) = map(_without_numbers, (before, after))
-    return Structure(one + other, old, new, _computing(after) <= _computing(before))
+    return Structure((one, other), old, new, _computing(after) <= _computing(before))
 
 
-def _without_numbers(model: Model) -> tuple[bytes, tuple[Hashable, ...]]:
-    """The digest of a model without its numbers; the quantization parameters, and digests of constants, in order."""
-    model, numbers, places = deepcopy(model), list[Hashable](), list[Hashable]()
-    for tensor in (tensor for graph in model.subgraphs for tensor in graph.tensors):
-        if tensor.buffer is not None and tensor.buffer.data is not None:
-            content = tensor.dtype.name, sha256(tensor.buffer.data.view().data).digest()
-            # Plain integers are axes, sizes and orders, which are structure.
-            (numbers if tensor.dtype.is_float or tensor.is_quantized else places).append(content)
-            tensor.buffer = None
-        if tensor.quantization is not None and tensor.is_quantized:
-            numbers.append(tensor.quantization.key())
-            tensor.quantization = Quantization.affine(1.0, 0)
-    return sha256(model_bytes(to_tables(model)) + repr(places).encode()).digest(), tuple(numbers)
+def _without_numbers(model: Model) -> tuple[Hashable, tuple[Hashable, ...]]:
+    """A model without its numbers; the quantization parameters, and digests of constants, in order."""
+    kept, numbers = list[Hashable](), list[Hashable]()
+    for graph in model.subgraphs:
+        places = {tensor: place for place, tensor in enumerate(graph.tensors)}
+        for tensor in graph.tensors:
+            content = None if tensor.buffer is None else tensor.buffer.data
+            if content is not None:
+                # Plain integers are axes, sizes and orders, which are structure.
+                listed = numbers if tensor.dtype.is_float or tensor.is_quantized else kept
+                listed.append((tensor.dtype, sha256(content.view().data).digest()))
+            plain = tensor
+            if tensor.quantization is not None and tensor.is_quantized:
+                numbers.append(tensor.quantization.key())
+                plain = replace(tensor, quantization=_QUANTIZED)
+            kept.append((content is None, plain.kind, plain.is_variable))
+        for operator in graph:
+            tables = operator.options, operator.table
+            ends = operator.inputs, operator.outputs, operator.intermediates
+            kept.append(
+                (
+                    operator.code,
+                    tuple(None if table is None else table.key() for table in tables),
+                    tuple(tuple(tensor and places[tensor] for tensor in tensors) for tensors in ends),
+                )
+            )
+        kept.append(tuple(tuple(map(places.get, tensors)) for tensors in (graph.inputs, graph.outputs)))
+    return tuple(kept), tuple(numbers)
 
 
 def _computing(model: Model) -> set[Hashable]:

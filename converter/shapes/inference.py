@@ -47,28 +47,20 @@ class Disagreement(Record):
 
 @dataclass(frozen=True, slots=True)
 class ShapeReport(Record):
-    """The inferred shapes of a model with `tensors` tensors.
+    """The inferred shapes of a model with `tensors` tensors, `inferred` or given; `unknown` results have no shape.
 
-    `shapes` has all graph inputs and operators' results. In a subgraph that is called with several shapes, a size is
-    open unless all calls agree.
+    `shapes` has all graph inputs and operators' results; it is left out of a pickle. In a subgraph that is called with
+    several shapes, a size is open unless all calls agree.
     """
 
     tensors: int
     disagreements: tuple[Disagreement, ...]
-    shapes: dict[Tensor, Shape | None] = field(repr=False)
+    inferred: int
+    unknown: int
+    shapes: Mapping[Tensor, Shape | None] = field(default_factory=dict, repr=False)
 
-    _properties = ("inferred", "unknown")
     _left_out = ("shapes",)
-
-    @property
-    def unknown(self) -> int:
-        """Number of operators' results without an inferred shape."""
-        return sum(shape is None and tensor.producer is not None for tensor, shape in self.shapes.items())
-
-    @property
-    def inferred(self) -> int:
-        """Number of tensors with an inferred shape, or a given one (graph inputs and constants)."""
-        return self.tensors - self.unknown
+    _only_here = ("shapes",)
 
 
 def infer_shapes(model: Model | str | os.PathLike[str] | bytes | Source) -> list[Disagreement]:
@@ -96,7 +88,8 @@ def shape_report(model: Model, *, resize: Mapping[Tensor, Sequence[int]] | None 
         if graph not in walk.walked:
             walk.walk(graph, {one: Fact(given.get(one, recorded_shape(one))) for one in graph.inputs})
     count = sum(len(graph.tensors) for graph in graphs)
-    return ShapeReport(count, tuple(walk.disagreements.values()), walk.shapes)
+    unknown = sum(shape is None and tensor.producer is not None for tensor, shape in walk.shapes.items())
+    return ShapeReport(count, tuple(walk.disagreements.values()), count - unknown, unknown, walk.shapes)
 
 
 Enter: TypeAlias = Callable[[int, Sequence[Fact]], Sequence[Fact] | None]
