@@ -48,7 +48,8 @@ class Magnitudes:
     The product of two activations counts as 1, and is followed as it is moved, scaled, capped, and as numbers of known
     magnitude are added; constants are read in full. The magnitude of anything else is infinite, and so is that of a
     product with an operand that is computed from constants alone, or from a number beyond `ORDINARY`: a product can
-    look up a mask, or carry it along.
+    look up a mask, or carry it along. Operands computed in any other way, even from other products (ring buffers are
+    updated so), are taken to be queries and keys.
     """
 
     def __init__(self) -> None:
