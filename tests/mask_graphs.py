@@ -162,9 +162,11 @@ def _in_other_numbers(build: _Build, logits: Tensor) -> Tensor:
 def _padded(build: _Build, logits: Tensor) -> Tensor:
     """The last columns are cut off and come back low."""
     *front, columns = logits.shape
-    kept = build.op("SLICE", logits, build.integers(*[0] * len(logits.shape)), build.integers(*front, 2))
+    kept = build.op(
+        "SLICE", logits, build.integers(*[0] * len(logits.shape)), build.integers(*front, min(2, columns))
+    )
     around = np.zeros((len(logits.shape), 2), np.int32)
-    around[-1, 1] = columns - 2
+    around[-1, 1] = max(columns - 2, 0)
     low = build.stored(LOW if build.is_float else _LOWEST[build.dtype], build.dtype, logits.quantization)
     return build.op("PADV2", kept, build.stored(around, DType.INT32), low)
 
