@@ -2,12 +2,13 @@
 
     python benchmarks/random_graphs.py [--count 10000] [--seed 0] [--first 0] [--seconds S] [--prove-one-in 1]
 
-The graphs are those of the tests (tests/attention_graphs.py): sizes, types, masks and layouts mixed freely. All passes
-with bit-identical results run on each, in every form in turn, some with tiles of rows. Results do not come from
-`edge_opt.compare`: the interpreter runs the original and the converted graph on random and on large numbers, on XNNPACK
-and on the reference kernels, and every byte must be equal (NaN equals NaN). Prints the outcomes of the sites, and the
-number of each wrong graph: the exit status is 1 if there are any. A skipped or reverted site is not wrong; its reason
-is counted.
+The graphs are those of the tests (tests/attention_graphs.py): sizes, types, masks and layouts mixed freely. Half of
+them have a SELECT mask, most of these behind another mask (tests/mask_graphs.py). All passes with bit-identical results
+run on each, in every form in turn, some with tiles of rows. Results do not come from `edge_opt.compare`: the
+interpreter runs the original and the converted graph on XNNPACK and on the reference kernels, on random numbers, on
+large ones, and with rows that only both masks together hide. Every byte must be equal (NaN equals NaN). Prints the
+outcomes of the sites, and the number of each wrong graph: the exit status is 1 if there are any. A skipped or reverted
+site is not wrong; its reason is counted.
 """
 
 import argparse
@@ -21,8 +22,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import numpy as np
 from attention_checks import random_inputs
-from attention_graphs import Case, build, cases
+from attention_graphs import Case, build, cases, cases_masked_twice
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from mask_graphs import inputs_masked_twice
 
 from edge_opt.attention.block import FORM_NAMES
 from edge_opt.ir import Constants, Model, load, to_bytes
@@ -49,7 +52,7 @@ def drawn(count: int, number: int) -> list[Case]:
         suppress_health_check=checks,
         phases=[Phase.generate],
     )
-    @given(cases())
+    @given(st.one_of(cases(), cases_masked_twice()))
     def collect(case: Case) -> None:
         found.append(case)
 
@@ -76,9 +79,10 @@ def differences(before: bytes, after: bytes) -> Iterator[str]:
         name: (array * _LARGE).astype(array.dtype) if array.dtype.kind == "f" else array
         for name, array in given_inputs.items()
     }
+    twice = inputs_masked_twice(load(before))
     for kernels in ("xnnpack", "reference"):
         sessions = [Session(model, kernels) for model in (before, after)]
-        for what, values in (("random", given_inputs), ("large", large)):
+        for what, values in (("random", given_inputs), ("large", large), ("doubly masked", twice)):
             old, new = (session.run(None, values) for session in sessions)
             for name, expected in old.items():
                 if list(old) != list(new) or not _same(expected, new[name]):

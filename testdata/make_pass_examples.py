@@ -13,13 +13,13 @@ from edge_opt import convert
 from edge_opt.inspection import find_example
 from edge_opt.ir import Model, Operator, Tensor, load
 from edge_opt.ir.text import to_text
-from edge_opt.ir.walk import cut_out
+from edge_opt.ir.walk import cut_out, producers
 from edge_opt.passes import PASSES
 
 # pass -> the model that shows it, the entry point, and names for what comes in
 SHOWN = {
     "inline_composites": ("gemma3_gpu.tflite", "prefill_14", ("q", "k", "v", "mask", "position")),
-    "mask_to_add": ("gemma3_gpu_bmm.tflite", "prefill_14", ("mask", "logits")),
+    "mask_to_add": ("jax_page.tflite", "serving_default", ("q", "k", "mask")),
     "quantized_mask": ("gemma3_k1.auxiliary.a16w8.tflite", "prefill_mask_14", ("open",)),
 }
 
@@ -33,7 +33,10 @@ def main(folder: Path) -> None:
         example = find_example(convert(model, skip=others, signatures=signature, verify="none"))
         assert example is not None, f"{name} has no site in {file}"
         target = Path(__file__).parent / f"pass_{name}.txt"
-        shown = region(model, example.before)
+        # A product tells that a tensor holds logits.
+        above = dict.fromkeys(made for operator in example.before for made in producers(operator))
+        products = [operator for operator in above if operator.name == "BATCH_MATMUL"]
+        shown = region(model, [*products, *example.before])
         for tensor, known in zip(shown.subgraphs[0].inputs, inputs, strict=True):
             tensor.name = known
         target.write_text(to_text(shown), encoding="utf-8")

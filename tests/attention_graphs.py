@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
+from mask_graphs import OTHER_MASKS, masked_twice
 
 from edge_opt.ir import Constants, DType, Model, Quantization, Signature, Subgraph, Tensor
 from edge_opt.shapes.inference import infer_operator
@@ -35,6 +36,7 @@ _CHOICES: dict[str, st.SearchStrategy[Any]] = {
     "scaling": _choice("MUL", "DIV", "per head"),
     "soft_cap": st.booleans(),
     "mask": _choice(*MASKS),
+    "other": st.just("none"),
     "mask_at": _choice("product", "heads", "five"),
     "reversed": st.booleans(),
     "key_layout": _choice("KTH", "KHT", "TKH"),
@@ -75,6 +77,11 @@ def cases(draw: st.DrawFn, /, **fixed: Any) -> Case:
     groups, kv_heads = draw(st.sampled_from(sizes))
     chosen = {name: fixed[name] if name in fixed else draw(strategy) for name, strategy in _CHOICES.items()}
     return possible(Case(**{"groups": groups, "kv_heads": kv_heads, **chosen, **fixed}))
+
+
+def cases_masked_twice() -> st.SearchStrategy[Case]:
+    """Cases whose logits a SELECT masks, most of them after another mask."""
+    return st.sampled_from(list(OTHER_MASKS)).flatmap(lambda other: cases(mask="twice", other=other))
 
 
 def possible(case: Case) -> Case:
@@ -383,7 +390,9 @@ class _Build:
         fronts = {"heads": (b, k * g, t), "five": (b, k, g, t)}
         wanted = (*fronts.get(case.mask_at, tensor.shape[:-1]), tensor.shape[-1])
         moved = tensor if wanted == tensor.shape else self.reshape(tensor, *wanted)
-        if case.mask == "select":
+        if case.mask == "twice":
+            result = masked_twice(self, moved)
+        elif case.mask == "select":
             rows = t if wanted[-2] == t else 1
             is_open = self.given("open", (*[1] * (len(wanted) - 2), rows, wanted[-1]), DType.BOOL)
             low = self.constant(-100.0, "logits")

@@ -115,10 +115,11 @@ def test_other_graphs_are_no_sites(case: str) -> None:
     [
         ("float32(-100.0)", "float32(-inf)", "the mask has a value that no integer represents (expected a finite one"),
         ("float32(-100.0)", "float32(nan)", "the mask has a value that no integer represents (expected a finite one"),
+        ("float32(-100.0)", "float32(1e+09)", "the mask has a value that kernels do not clip alike (expected"),
         ("float32(-100.0))", "float32(-100.0)) {fused_activation_function: 1}", "the mask is clipped by a fused act"),
         ("q(0.00305176, 0) = QUANTIZE", "q(0.0, 0) = QUANTIZE", "an integer mask needs one scale, at QUANTIZE"),
     ],
-    ids=["infinite", "nan", "activation", "scale"],
+    ids=["infinite", "nan", "beyond int32", "activation", "scale"],
 )  # fmt: skip
 def test_values_that_cannot_be_told_are_a_reason(old: str, new: str, reason: str) -> None:
     text = text_of(MULTIPLY_FIRST, INT16).replace(old, new)

@@ -13,16 +13,17 @@ from edge_opt.attention.rules import MOVEMENT
 from edge_opt.base.words import name_below
 from edge_opt.ir import DType, Operator, Quantization, Tensor
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.ir.walk import moved_from, walked
+from edge_opt.ir.walk import moved_from
 from edge_opt.passes.codes import code_limits, real_range
 from edge_opt.passes.contract import Context, Pass, Site
+from edge_opt.passes.magnitude import ORDINARY, Magnitudes
 from edge_opt.passes.quantized_mask import two_values
 from edge_opt.passes.rewrite import Demand, MaskInput, Rewrite
 
 UNDERFLOW = 104.0
 """exp(-104) = 6.8e-46 rounds to 0 in float32, whose smallest denormal is 1.4e-45."""
 
-LOWEST_ROW_MAXIMUM = -1024.0
+LOWEST_ROW_MAXIMUM = -ORDINARY
 """Logits of trained models stay far above it; a row whose largest logit is lower is not masked exactly."""
 
 _HIDDEN = LOWEST_ROW_MAXIMUM - UNDERFLOW
@@ -30,8 +31,6 @@ _HIDDEN = LOWEST_ROW_MAXIMUM - UNDERFLOW
 ABSORBING = -(2.0**100)
 """Float32 numbers up to 3.7e22 vanish in the sum with it: `x + ABSORBING == ABSORBING`, like SELECT."""
 
-_SMALL_CONSTANT = 1 << 20
-_MASKING = MOVEMENT | {"ADD", "SUB", "MUL", "SELECT", "SELECT_V2", "BROADCAST_TO", "CONCATENATION"}
 _QUANTIZED = frozenset({DType.INT8, DType.INT16})
 _OPPOSITE = {"NOT_EQUAL": "EQUAL", "EQUAL": "NOT_EQUAL"}
 
@@ -44,15 +43,19 @@ class MaskToAdd(Pass):
     bound. In a row that is masked everywhere, all entries are `c`, and softmax gives the uniform distribution, as with
     `k`.
 
-    Such a row changes in two cases, which are measured and reported. With an infinite `k` it was NaN, and becomes
-    uniform: `-inf * 0` is NaN, and reference kernels clip a sum to finite numbers. If a target needs a constant that
-    float16 can hold, logits do not vanish in the sum, and the row gets the unmasked distribution.
+    Such a row changes in two cases, which the site's note names. With an infinite `k` it was NaN, and becomes uniform:
+    `-inf * 0` is NaN, and reference kernels clip a sum to finite numbers. If a target needs a constant that float16 can
+    hold, logits do not vanish in the sum, and the row gets the unmasked distribution.
+
+    NaN or infinity in a masked logit, which SELECT hides, spreads to its row. In floats, the site's note says so.
 
     Quantized logits get a mask whose masked entries lie below zero by the whole range of the logits, so that the sum is
     always clipped to the lowest code. Adding 0 keeps every code, because the mask's step is twice the logits' step.
 
-    If another mask (a constant, or a float input that is added) may already hide some of the logits, the SELECT is
-    skipped: rows that only both masks together hide would change, and no run of this region shows that.
+    If another mask may already hide some of the logits, the SELECT is skipped: rows that only both masks together hide
+    would change, and no run of this region shows that. It may, unless the logits are the product of two activations,
+    moved, cut, joined, converted, scaled by constants or soft-capped, with constants or other such logits added. All
+    constants are read, and nothing may get beyond 1024 times the product.
     """
 
     name = "mask_to_add"
@@ -60,12 +63,15 @@ class MaskToAdd(Pass):
 
     def sites(self, context: Context) -> Iterable[Site]:
         """One site for each SELECT whose result is normalized by a SOFTMAX."""
+        magnitudes = Magnitudes()
         for softmax in context.subgraph.operators:
             if softmax.name != "SOFTMAX":
                 continue
             masked, path = moved_from(softmax.input(0), MOVEMENT)
             if masked.producer is not None and masked.producer.name in ("SELECT", "SELECT_V2"):
-                yield Site(softmax, partial(_build, context, masked.producer, softmax, path[::-1]))
+                yield Site(
+                    softmax, partial(_build, context, magnitudes, masked.producer, softmax, path[::-1])
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +90,9 @@ class MaskedSoftmax:
     masked_when: bool
 
 
-def _build(context: Context, select: Operator, softmax: Operator, path: list[Operator]) -> Rewrite:
+def _build(
+    context: Context, magnitudes: Magnitudes, select: Operator, softmax: Operator, path: list[Operator]
+) -> Rewrite:
     for tensor in (operator.outputs[0] for operator in (select, *path)):
         if len(tensor.consumers) > 1 or context.subgraph.is_output(tensor):
             raise RefusedError("another operator reads the masked logits too", select, select.outputs[0])
@@ -106,11 +114,12 @@ def _build(context: Context, select: Operator, softmax: Operator, path: list[Ope
     if not constant <= _HIDDEN:
         text = "the mask constant is too close to the logits for an ADD to hide them"
         raise RefusedError(text, select, masked, f"at most {_HIDDEN:g}", f"{constant:g}")
-    if (other := _other_mask(logits)) is not None:
+    magnitude = magnitudes.of(logits)
+    if magnitude.most > -LOWEST_ROW_MAXIMUM:
         text = (
             "another mask may hide some of these logits: rows that only both masks together hide would change"
         )
-        raise RefusedError(text, select, other)
+        raise RefusedError(text, select, magnitude.source)
     site = MaskedSoftmax(select, softmax, path, condition, logits, constant, masked_when)
     make = Assembly(context.model, context.constants)
     return _in_codes(context, site, make) if is_integer else _in_floats(context, site, make)
@@ -122,21 +131,6 @@ def _uniform(tensor: Tensor, parameters: Quantization | None) -> float | None:
     if values is None or not (values == values[0]).all():
         return None
     return float(values[0]) if parameters is None else parameters.real(float(values[0]))
-
-
-def _other_mask(logits: Tensor) -> Tensor | None:
-    """A tensor that may already mask some of the logits: a low constant, or a float input that is added."""
-
-    def above(node: tuple[Tensor, bool]) -> Iterator[tuple[Tensor, bool]]:
-        maker, added = node[0].producer, node[1]
-        if maker is not None and maker.name in _MASKING:
-            yield from ((t, added or maker.name in ("ADD", "SUB")) for t in maker.inputs if t is not None)
-
-    floats = [(tensor, added) for tensor, added in walked([(logits, False)], above) if tensor.dtype.is_float]
-    found = [t for t, added in floats if added and t.producer is None and not t.is_constant]
-    small = [t for t, _ in floats if t.has_numbers and 0 < t.elements <= _SMALL_CONSTANT]
-    found += [t for t in small if np.min(t.array()) < LOWEST_ROW_MAXIMUM]
-    return min(found, key=lambda tensor: tensor.elements, default=None)
 
 
 def _in_floats(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite:
@@ -168,7 +162,7 @@ def _in_floats(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite
 
 
 def _notes(constant: float, added: float) -> Iterator[str]:
-    """The conditions under which probabilities do not change."""
+    """The conditions under which probabilities do not change, and what else there is to know."""
     if added != ABSORBING or constant == -np.inf:
         yield f"rows that are masked everywhere change{' from NaN to numbers' if constant == -np.inf else ''}"
     if added != constant:
@@ -181,6 +175,7 @@ def _notes(constant: float, added: float) -> Iterator[str]:
         yield f"equal unless a masked logit is {least} or more above the largest unmasked one of its row"
     if constant > ABSORBING:
         yield _equal_above(constant)
+    yield "NaN or infinity in a masked logit, as from an unwritten cache slot, now spreads to its row"
 
 
 def _equal_above(constant: float) -> str:

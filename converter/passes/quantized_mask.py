@@ -11,6 +11,7 @@ from edge_opt.passes.codes import nearest_codes
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.passes.rewrite import Rewrite
 
+_INT32 = 2.0**31  # steps; conversion to int32 comes before clipping, and overflows to either end of it
 _ORDERS = (["CAST", "QUANTIZE", "MUL"], ["CAST", "MUL", "QUANTIZE"])
 
 
@@ -85,6 +86,9 @@ def _evaluated(chain: Iterable[Operator], flag: int) -> int:
         if output.quantization is not None and output.is_quantized and not output.dtype.is_float:
             if output.quantization.is_per_axis or not output.quantization.scale[0]:
                 raise RefusedError("an integer mask needs one scale", operator, output)
+            if abs(real / float(output.quantization.scale[0])) >= _INT32:
+                text = "the mask has a value that kernels do not clip alike"
+                raise RefusedError(text, operator, output, "less than 2^31 steps", f"{real:g}")
             stored = int(nearest_codes(real, output))
             real = output.quantization.real(stored)
     return stored
