@@ -50,9 +50,21 @@ def prepare(source: Path, output: Path, *, rotate: bool) -> str:
             generation settings.
         EdgeOptError: memory ran out.
     """
+    model = load(source)
+    note = rotate_stream(model) if rotate else ""
+    if note:
+        save(model, source, output)
+    return note
+
+
+def rotate_stream(model: Any, *, least_gain: float = _GAIN) -> str:
+    """Rotate the residual stream of a model in place, and return a note for the user.
+
+    Returns an empty text if norms rule rotation out, or if it changes the function or shrinks the stream's largest
+    number by less than `least_gain`; in the last two cases, load the model again.
+    """
     torch = importlib.import_module("torch")
-    model = _load(torch, source)
-    if not rotate or not _has_norms_in_front(model):
+    if not _has_norms_in_front(model):
         return ""
     before, largest = _run(torch, model)
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
@@ -60,18 +72,28 @@ def prepare(source: Path, output: Path, *, rotate: bool) -> str:
     with torch.no_grad():
         _rotate_weights(model.state_dict(), torch.tensor(orthogonal(model.config.hidden_size)))
     after, smaller = _run(torch, model)
-    if (after - before).abs().max() > _SAME * before.abs().max() or smaller * _GAIN > largest:
+    if (after - before).abs().max() > _SAME * before.abs().max() or smaller * least_gain > largest:
         return ""
+    return f"Rotated the residual stream: its largest number falls from {largest:,.0f} to {smaller:,.0f}"
+
+
+def save(model: Any, source: Path, output: Path) -> None:
+    """Write a model that was made from a checkpoint as another one, with the tokenizer and other files."""
     model.save_pretrained(output)
     for file in source.iterdir():
         if file.is_file() and file.suffix in _TEXTS and not (output / file.name).exists():
             shutil.copy(file, output)
-    return f"Rotated the residual stream: its largest number falls from {largest:,.0f} to {smaller:,.0f}"
 
 
-def _load(torch: Any, source: Path) -> Any:
-    """The model, checked: transformers fills missing weights with random numbers, and calibration fails on NaN."""
-    transformers, safetensors = (importlib.import_module(name) for name in ("transformers", "safetensors"))
+def load(source: Path) -> Any:
+    """The model in float32, checked: transformers fills missing weights with random numbers.
+
+    Raises:
+        UsageError: weights are missing, truncated, of another shape, NaN or infinite; or transformers refuses the
+            generation settings.
+        EdgeOptError: memory ran out.
+    """
+    torch, transformers, safetensors = map(importlib.import_module, ("torch", "transformers", "safetensors"))
     try:
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
             source, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
