@@ -38,12 +38,13 @@ PRODUCTS = {
 """The products of a layer, by the names of their weights; those of one entry read the same input."""
 _NAMES = frozenset(name for names in PRODUCTS.values() for name in names)
 _LOGITS = "logits_inputs"
-_LONGEST = 600  # tokens of a prompt, of which many short ones tell more
+_LONGEST = 600  # tokens of a prompt to round for
 _MOST_TOKENS = 9000  # more change little: Qwen2.5-Coder-0.5B, 5,177 tokens 1.093, 9,396 tokens 1.090
 _LEAST_TOKENS = 4000
-_JUDGED = 4  # one prompt in so many is kept for measuring, up to
-_MOST_JUDGED = 600  # tokens
-_EVERY = 3  # positions for which logits are computed: they cost as much as the layers
+_EACH = 4  # one prompt in so many is kept to judge by
+_JUDGED = 200  # tokens of a prompt to judge by
+_MOST_JUDGED = 800
+_EVERY = 3  # positions whose logits are compared: those of all would cost as much as the layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,19 +147,22 @@ def _texts(checkpoint: Path, prompts: Path) -> tuple[list[Any], list[Any]]:
     read: list[Any] = []
     judged: list[Any] = []
     for number, prompt in enumerate(read_prompts(prompts)):
-        tokens = torch.tensor([wording.tokenizer.tokenize(wording.text(prompt))[:_LONGEST]])
-        room = _MOST_JUDGED - sum(one.shape[1] for one in judged)
-        if number % _JUDGED == _JUDGED - 1 and room > 1:
-            judged.append(tokens[:, :room])
-        elif sum(one.shape[1] for one in read) < _MOST_TOKENS:
-            read.append(tokens)
-    count = sum(one.shape[1] for one in read)
+        tokens = torch.tensor([list(map(int, wording.tokenizer.tokenize(wording.text(prompt))))])
+        if number % _EACH == _EACH - 1 and _tokens(judged) < _MOST_JUDGED:
+            judged.append(tokens[:, :_JUDGED])
+        elif _tokens(read) < _MOST_TOKENS:
+            read.append(tokens[:, :_LONGEST])
+    count = _tokens(read)
     if count < _LEAST_TOKENS or not judged:
         raise UsageError(
             f"the prompts have {count} tokens to round weights for (the first {_LONGEST} of each, without one prompt "
-            f"in {_JUDGED}), and weights='4' needs {_LEAST_TOKENS}: give more prompts, or use weights='8'"
+            f"in {_EACH}), and weights='4' needs {_LEAST_TOKENS}: give more prompts, or use weights='8'"
         )
     return read, judged
+
+
+def _tokens(texts: Sequence[Any]) -> int:
+    return sum(text.shape[1] for text in texts)
 
 
 class Network:
@@ -277,19 +281,23 @@ class Network:
         return float(self._torch.cat(found).mean())
 
     def _text(self, tokens: Any) -> Text:
-        """A text in front of the first layer, with what the model gives to each layer."""
-        first: list[Any] = []
+        """A text in front of the first layer, with what the model gives to each layer; no layer runs for it."""
+        hidden: list[Any] = []
         arguments: list[Mapping[str, Any]] = []
 
-        def note(_: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-            first.append(given[0])
+        def note(given: Any, *_: Any, **named: Any) -> Any:
+            hidden.append(given)
             arguments.append(named)
+            return given
 
-        hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in self.layers]
-        self._model.model(tokens, use_cache=False)
-        for hook in hooks:
-            hook.remove()
-        return Text(first[0], arguments)
+        for layer in self.layers:
+            layer.forward = note
+        try:
+            self._model.model(tokens, use_cache=False)
+        finally:
+            for layer in self.layers:
+                del layer.forward
+        return Text(hidden[0], arguments)
 
     def _started(self, texts: Sequence[Text]) -> list[Text]:
         return [Text(text.hidden, text.arguments) for text in texts]
