@@ -95,7 +95,7 @@ def test_moments_are_of_what_the_logits_product_reads(
     torch.nn.init.normal_(model.model.norm.weight)
     model.model.embed_tokens.weight.data[:, 5] *= 1000
     model.save_pretrained(tmp_path / "model")
-    assert bool(prepare(tmp_path / "model", tmp_path / "turned", rotate=turned)) is turned
+    assert prepare(tmp_path / "model", tmp_path / "turned", rotate=turned).rotated is turned
     if turned:
         model = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "turned").eval()
     prompts = tmp_path / "prompts.jsonl"

@@ -39,6 +39,46 @@ def test_the_extra_holds_the_version_that_is_known_here() -> None:
     assert f"litert-torch=={stages.SUPPORTED}.*" in extras["build"]
 
 
+def test_the_version_of_edge_opt_changes_with_its_code_wherever_it_is(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """`build` reuses a stage's result only if the versions are the same."""
+    monkeypatch.setattr(stages, "version", lambda _: f"{stages.SUPPORTED}.0")
+    place = tmp_path / "one"
+
+    def found() -> str:
+        schema = "edge_opt/schema" if (place / "edge_opt" / "schema").exists() else "schema"
+        folders = {"edge_opt": "edge_opt", "edge_opt.schema": schema}
+        monkeypatch.setattr(stages, "files", lambda package: place / folders[package])
+        return stages.tool_versions()["edge-opt"]
+
+    for path in ("edge_opt/building/a.py", "edge_opt/targets/b.toml", "schema/c.json"):
+        (place / path).parent.mkdir(parents=True, exist_ok=True)
+        (place / path).write_text(path)
+    editable = found()
+    assert re.fullmatch(rf"{re.escape(stages.SUPPORTED)}\.0\+[0-9a-f]{{16}}", editable)
+    place = place.rename(tmp_path / "other")
+    os.utime(place / "schema" / "c.json", (1, 1))
+    (place / "edge_opt" / "__pycache__").mkdir()
+    (place / "edge_opt" / "__pycache__" / "a.pyc").write_text("bytecode")
+    (place / "edge_opt" / ".#a.py").symlink_to("nowhere")  # as editors leave
+    assert found() == editable
+    (place / "schema").rename(place / "edge_opt" / "schema")
+    assert found() == editable
+    seen = {editable}
+    for name, content in (
+        ("building/a.py", "x"),
+        ("targets/b.toml", "x"),
+        ("schema/c.json", "x"),
+        ("d.py", ""),
+    ):
+        (place / "edge_opt" / name).write_text(content)
+        seen.add(found())
+    (place / "edge_opt" / "d.py").rename(place / "edge_opt" / "e.py")
+    seen.add(found())
+    assert len(seen) == 6
+
+
 @pytest.mark.parametrize(
     ("found", "check", "sentence"),
     [

@@ -21,6 +21,7 @@ from pretend_npu import require_qnn
 from edge_opt import compare, convert, evaluate
 from edge_opt.base.errors import UsageError
 from edge_opt.building import StageReport, build, pipeline
+from edge_opt.building.rotation import Prepared
 from edge_opt.building.source import SETTING
 from edge_opt.building.stages import Job
 from edge_opt.inspection import inspect
@@ -225,6 +226,6 @@ def test_a_sliding_checkpoint_is_a_sentence(cause: str, kind: type[Exception], m
     monkeypatch.setattr(pipeline, "_lib", lambda _: SimpleNamespace(npu_export=lambda *_: {}[cause]))
     monkeypatch.setattr(pipeline, "_config", lambda _: SimpleNamespace())
     monkeypatch.setattr(pipeline, "ProcessPoolExecutor", lambda *_: nullcontext(ThreadPoolExecutor()))
-    monkeypatch.setattr(pipeline, "prepare", lambda *_, **__: "")
+    monkeypatch.setattr(pipeline, "prepare", lambda *_, **__: Prepared(rotated=False, note=""))
     with pytest.raises(kind, match=r"every layer|other"):
         pipeline.export(Job("export", "", {"model": "none"}, {"rotate": False}), lambda *_: None)

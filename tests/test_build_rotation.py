@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from edge_opt.base.errors import EdgeOptError, UsageError
-from edge_opt.building.rotation import orthogonal, prepare
+from edge_opt.building import rotation
+from edge_opt.building.rotation import Prepared, orthogonal, prepare
 
 SIZES = {
     "vocab_size": 97,
@@ -35,16 +36,16 @@ def test_the_rotation_is_orthogonal_and_spreads_one_channel_over_all(width: int)
 
 def rotated(
     folder: Path, family: str, spike: float, *, rotate: bool = True, **settings: Any
-) -> tuple[str, Path, Path]:
-    """What is said of a checkpoint of random weights, and the folders before and after."""
+) -> tuple[Prepared, Path, Path]:
+    """What is done with a checkpoint of random weights, and the folders before and after."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**SIZES, **settings)
-    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    config = getattr(transformers, f"{family}Config")(**{**SIZES, **settings})
+    model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             weight.copy_(torch.randn_like(weight) * (0.5 if "norm" in name else 0.1) + ("norm" in name))
-        model.model.embed_tokens.weight[:, 5] *= spike
+        model.get_input_embeddings().weight[:, 5] *= spike
     before, after = folder / "before", folder / "after"
     model.save_pretrained(before)
     return prepare(before, after, rotate=rotate), before, after
@@ -56,8 +57,9 @@ def rotated(
     [("Llama", {"tie_word_embeddings": True, "attention_bias": True}), ("Qwen3", {}), ("Qwen2", {})],
 )
 def test_a_checkpoint_with_norms_in_front_is_rotated(tmp_path: Path, family: str, settings: Any) -> None:
-    said, before, after = rotated(tmp_path, family, 1000, **settings)
-    assert said.startswith("Rotated the residual stream")
+    done, before, after = rotated(tmp_path, family, 1000, **settings)
+    assert done.rotated
+    assert done.note.startswith("Rotated the residual stream")
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     ids, largest, logits = torch.arange(20)[None], [], []
     for folder in (before, after):
@@ -72,13 +74,72 @@ def test_a_checkpoint_with_norms_in_front_is_rotated(tmp_path: Path, family: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "spike", "rotate"),
-    [("Gemma", 1000, True), ("Gemma2", 1000, True), ("Llama", 1, True), ("Llama", 1000, False)],
-    ids=["norms of 1 + w", "norms behind products", "no channel above the others", "switched off"],
+    ("family", "spike", "reason"),
+    [
+        ("Gemma", 1000, "'model.layers.0.input_layernorm' does not compute `weight * x / rms(x)`"),
+        ("Olmo", 1000, "'model.layers.0.input_layernorm' does not compute `weight * x / rms(x)`"),
+        ("Cohere", 1000, "'model.layers.0.input_layernorm' does not compute `weight * x / rms(x)`"),
+        ("Cohere2", 1000, "'model.layers.0.input_layernorm' does not compute `weight * x / rms(x)`"),
+        ("Gemma2", 1000, "edge-opt has no rule for 'model.layers.0.pre_feedforward_layernorm.weight'"),
+        ("StableLm", 1000, "edge-opt has no rule for 'model.layers.0.input_layernorm.bias'"),
+        ("GPT2", 1000, "edge-opt has no rule for 'transformer.wte.weight'"),
+        ("Llama", 1, "its largest number would only change from "),
+    ],
 )
-def test_a_checkpoint_not_rotated_stays(tmp_path: Path, family: str, spike: float, rotate: bool) -> None:
-    said, _, after = rotated(tmp_path, family, spike, rotate=rotate)
-    assert not said
+def test_a_checkpoint_that_is_not_rotated_stays_and_the_reason_is_told(
+    tmp_path: Path, family: str, spike: float, reason: str
+) -> None:
+    settings = (
+        {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2} if family.startswith("Cohere") else {}
+    )
+    done, _, after = rotated(tmp_path, family, spike, **settings)
+    assert not done.rotated
+    assert done.note.startswith(f"The residual stream is not rotated: {reason}")
+    assert not after.exists()
+
+
+@pytest.mark.slow
+def test_no_reason_is_told_if_rotation_is_switched_off(tmp_path: Path) -> None:
+    done, _, after = rotated(tmp_path, "Llama", 1000, rotate=False)
+    assert (done.rotated, done.note, after.exists()) == (False, "", False)
+
+
+def last_norm_subtracts_the_mean(torch: Any, model: Any) -> None:
+    norm = torch.nn.LayerNorm(SIZES["hidden_size"], bias=False)
+    norm.weight = model.model.norm.weight
+    model.model.norm = norm
+
+
+def stream_is_clipped(torch: Any, model: Any) -> None:
+    model.model.layers[0].register_forward_hook(lambda _, __, given: given.clamp(-3, 3))
+
+
+def logits_are_not_numbers(torch: Any, model: Any) -> None:
+    model.lm_head.register_forward_hook(lambda _, __, given: given * math.nan)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (last_norm_subtracts_the_mean, "'model.norm' does not compute `weight * x / rms(x)`"),
+        (stream_is_clipped, "its logits would change by "),
+        (logits_are_not_numbers, "its logits would change by nan"),
+    ],
+)
+def test_what_names_of_weights_do_not_show_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any, Any], None], reason: str
+) -> None:
+    loaded = rotation.load
+
+    def load(source: Path) -> Any:
+        model = loaded(source)
+        change(pytest.importorskip("torch"), model)
+        return model
+
+    monkeypatch.setattr(rotation, "load", load)
+    done, _, after = rotated(tmp_path, "Llama", 1000)
+    assert done.note.startswith(f"The residual stream is not rotated: {reason}")
     assert not after.exists()
 
 

@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import os
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -62,6 +63,17 @@ def test_every_command_and_option_on_a_page_exists(capsys: Captured) -> None:
         for name, option in re.findall(r"`edge-opt ([a-z]+)?[^`]*?(--[a-z-]+)?`", own_text(page)):
             assert not name or name in {one.split()[0] for one in commands()}, f"{page.name}: edge-opt {name}"
             assert not option or re.search(rf"{option}\b", known), f"{page.name}: {option}"
+
+
+def test_every_source_file_and_name_on_a_page_exists() -> None:
+    for page in PAGES:
+        named = [] if page.name == "CHANGELOG.md" else re.findall(r"`([^`\n]+)`", own_text(page))
+        for name in named:
+            if re.fullmatch(r"[\w./-]+\.(py|toml|csv)", name):
+                places = (ROOT, ROOT / "converter", page.parent)
+                assert any((place / name).exists() for place in places), f"{page.name}: {name}"
+            elif re.fullmatch(r"edge_opt(\.\w+)+", name):
+                pkgutil.resolve_name(name)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -19,10 +20,18 @@ from text_parser import parse
 from edge_opt.base.errors import EdgeOptError, UsageError
 from edge_opt.building import evaluation, stages
 from edge_opt.building.evaluation import Checkpoint, Evaluation, ModelScore, cut, in_turn, ratio_of
-from edge_opt.building.stages import StageFailedError
+from edge_opt.building.stages import Job, StageFailedError
 from edge_opt.ir import save
+from edge_opt.ir.opening import Opened
 from edge_opt.npu.scoring import Closeness, Text
 
+SOFTMAX = """
+signature decode = #0 (x=%x) -> (y=%y)
+subgraph decode (%x: int16[1,544] q(0.004, 0)) {
+  %y: int16[1,544] q(0.000030517578125, 0) = SOFTMAX(%x) {beta: 1.0}
+  return %y
+}
+"""
 TEXTS = ["one two three four", "fiftyfive sixtysix seventyseven eight nine ten"]
 
 
@@ -239,11 +248,7 @@ def test_a_checkpoint_scores_the_tokens_of_a_bundle(tmp_path: Path) -> None:
 
 
 def test_masked_keys_get_nothing_on_cpu_kernels_as_on_the_npu(tmp_path: Path) -> None:
-    model = parse(
-        "signature decode = #0 (x=%x) -> (y=%y)\n"
-        "subgraph decode (%x: int16[1,544] q(0.004, 0)) {\n"
-        "  %y: int16[1,544] q(0.000030517578125, 0) = SOFTMAX(%x) {beta: 1.0}\n  return %y\n}"
-    )
+    model = parse(SOFTMAX)
     path, copy = tmp_path / "int16.tflite", tmp_path / "float.tflite"
     save(model, path)
     evaluation.float_softmax(path, copy)
@@ -255,3 +260,41 @@ def test_masked_keys_get_nothing_on_cpu_kernels_as_on_the_npu(tmp_path: Path) ->
         assert found[0] == found[1] > 16000
         masked.append(found[2:].max())
     assert masked == [1, 0]
+
+
+def test_cpu_kernels_score_a_bundle_with_softmax_in_float_and_the_emulator_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LiteRT-LM, the checkpoint and the emulator are pretended; they note the types of the SOFTMAXes."""
+    bundle = str(write(tmp_path / "m.litertlm", SOFTMAX))
+    types: list[tuple[str, list[str]]] = []
+
+    def noted(path: object, runs_on: str) -> None:
+        operators = [one for graph in Opened(path).main().model.subgraphs for one in graph.operators]
+        types.append((runs_on, [one.input(0).dtype.name for one in operators if one.name == "SOFTMAX"]))
+
+    runtime = SimpleNamespace(
+        Backend=SimpleNamespace(NPU=lambda **_: "npu"),
+        Engine=lambda path, backend: noted(path, "LiteRT-LM"),
+        ModelInfo=lambda _: SimpleNamespace(max_context_tokens=16),
+    )
+    monkeypatch.setitem(sys.modules, "litert_lm", runtime)
+    evaluation._loaded.cache_clear()
+    assert evaluation._loaded(bundle) == (None, 16)
+    evaluation._loaded.cache_clear()
+
+    def read(path: object, _: object, compiler: object = None, *__: object) -> list[np.ndarray[Any, Any]]:
+        noted(path, "CPU" if compiler is None else "emulator")
+        return [np.zeros((1, 4))]
+
+    answers = {
+        "text": lambda *_: Text((1,), (2,)),
+        "logits": lambda _: SimpleNamespace(numpy=lambda: np.zeros((1, 4))),
+    }
+    monkeypatch.setattr(evaluation, "Checkpoint", lambda _: SimpleNamespace(**answers))
+    monkeypatch.setattr(evaluation, "check_emulator", lambda _: None)
+    monkeypatch.setattr(evaluation, "read", read)
+    options = {"chip": "SM8750", "flags": [], "texts": ["one two"], "tokens": 1}
+    inputs = {"checkpoint": "gemma", "bundle": bundle}
+    evaluation.emulate(Job("emulate", "", inputs, options=options), lambda *_: None)
+    assert types == [("LiteRT-LM", ["FLOAT32"]), ("CPU", ["FLOAT32"]), ("emulator", ["INT16"])]

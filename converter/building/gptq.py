@@ -89,10 +89,11 @@ def _nearest(weights: Floats, scales: Floats) -> Floats:
 
 
 def _least_error(weights: Floats) -> Floats:
-    """The candidate scale of each row with the least squared error."""
-    largest = np.maximum(np.abs(weights).max(axis=1), np.float32(1e-9)) / np.float32(TOP)
-    best = largest
-    least = np.full(len(weights), np.inf, np.float32)
+    """The candidate scale of each row with the least squared error; 1 for a row of zeros."""
+    largest = np.abs(weights).max(axis=1)
+    largest = np.where(largest > 0, largest, np.float32(1)) / np.float32(TOP)
+    best = largest * TOP  # that of a row of zeros, whose every error is the same
+    least = np.square(weights).sum(axis=1)
     for part in _SCALES:
         scales = largest * part
         rounded = _nearest(weights, scales[:, None]) * scales[:, None]

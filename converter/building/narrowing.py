@@ -14,11 +14,11 @@ import numpy as np
 
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.base.words import Progress, many
-from edge_opt.building.gptq import Codes, Grid
+from edge_opt.building.gptq import Codes, Floats, Grid
 from edge_opt.building.logits import KEPT_ROWS, by_row, four_bits, moments_of, narrow_logits
 from edge_opt.building.rounding import read_rounded
 from edge_opt.building.stages import Job
-from edge_opt.ir import Buffer, DType, Model, Operator, Quantization, Subgraph, Tensor
+from edge_opt.ir import Buffer, DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.ir.opening import Opened
 from edge_opt.schema import Data
@@ -29,10 +29,11 @@ _HALF_A_STEP = 0.501
 def narrow(job: Job, progress: Progress) -> dict[str, Any]:
     """Run the stage: weights of the logits, and of the layers if the checkpoint was rounded, become 4 bits wide."""
     notes = [f"Weights of the logits are in 4 bits, those of the first {KEPT_ROWS} tokens in 8"]
-    grids: dict[str, Grid] = {}
+    rounded = None
     if "rounded" in job.inputs:
-        grids, moments = read_rounded(Path(job.inputs["rounded"]))
-        notes.append(f"Weights of {many(len(grids), 'product')} in the layers are in 4 bits")
+        rounded = read_rounded(Path(job.inputs["rounded"]))
+        notes.append(f"Weights of {many(len(rounded.grids), 'product')} in the layers are in 4 bits")
+        moments = rounded.moments
     else:
         checkpoint = Path(job.inputs["checkpoint"])
         prompts = Path(job.inputs["prompts"])
@@ -40,7 +41,8 @@ def narrow(job: Job, progress: Progress) -> dict[str, Any]:
     opened = Opened(job.inputs["model"])
     part = opened.main()
     usage = parts_in_use(part.model)
-    narrow_layers(part.model, grids)
+    if rounded is not None:
+        narrow_layers(part.model, rounded.grids, rounded.biases)
     narrow_logits(part.model, moments, progress)
     remove_unused(part.model, usage)
     part.changed = True
@@ -48,13 +50,15 @@ def narrow(job: Job, progress: Progress) -> dict[str, Any]:
     return {"notes": notes}
 
 
-def narrow_layers(model: Model, grids: Mapping[str, Grid]) -> None:
+def narrow_layers(model: Model, grids: Mapping[str, Grid], biases: Mapping[str, Floats]) -> None:
     """Replace the int8 weights that rounded ones were exported as by their 4-bit codes, in place.
 
-    `grids`: the rounded weights `[rows, columns]`, by the name of their product.
+    `grids`: the rounded weights `[rows, columns]`, by the name of their product; `biases` `[rows]`: those that products
+    add. The quantizer stores a bias in steps of the product of both operands' scales, clipped where a row's weights are
+    small. So its codes are made from `biases` anew.
 
     Raises:
-        EdgeOptError: a product has no constant of its own, or one that differs by more than half an 8-bit step.
+        EdgeOptError: no constant has a product's weights to half an 8-bit step, or a bias does not fit its type.
     """
     wanted: dict[bytes, list[str]] = {}
     for name, grid in grids.items():
@@ -74,7 +78,7 @@ def narrow_layers(model: Model, grids: Mapping[str, Grid]) -> None:
         found.update(names)  # several only if their values are the same
         tensor = four_bits(weights.name, grids[names[0]])
         tensor.buffer = narrowed.setdefault(names[0], tensor.buffer or Buffer())
-        _replace(graph, weights, tensor)
+        _replace(graph, weights, tensor, biases.get(names[0]))
     missing = sorted(set(grids) - found)
     if missing:
         raise EdgeOptError(
@@ -112,27 +116,36 @@ def _is_near(weights: Tensor, grid: Grid) -> bool:
     return bool((np.abs(values - grid.values()) <= _HALF_A_STEP * step).all())
 
 
-def _replace(graph: Subgraph, weights: Tensor, narrowed: Tensor) -> None:
-    """Make all readers read the narrowed weights; a quantized bias takes the scales that follow from them."""
+def _replace(graph: Subgraph, weights: Tensor, narrowed: Tensor, bias: Floats | None) -> None:
+    """Make all readers read the narrowed weights, and biases in steps that follow from their scales."""
     graph.add_tensor(narrowed)
     for reader in weights.consumers:
-        bias = reader.inputs[2] if len(reader.inputs) > 2 else None
-        if bias is not None and bias.is_quantized:
-            graph.set_input(reader, 2, graph.add_tensor(_rescaled(bias, reader.input(0), narrowed)))
+        stored = reader.inputs[2] if len(reader.inputs) > 2 else None
+        if stored is not None and stored.is_quantized:
+            graph.set_input(reader, 2, graph.add_tensor(_bias_codes(stored, bias, reader.input(0), narrowed)))
     graph.replace_uses(weights, narrowed)
 
 
-def _rescaled(bias: Tensor, operand: Tensor, weights: Tensor) -> Tensor:
-    """The bias in steps of the product of the operand's scale and the weights' scales."""
-    assert bias.quantization is not None
+def _bias_codes(stored: Tensor, bias: Floats | None, operand: Tensor, weights: Tensor) -> Tensor:
+    """The bias in steps of the product of the operand's scale and the weights' scales, in its stored type."""
     assert operand.quantization is not None
     assert weights.quantization is not None
-    real = np.asarray(bias.array(), np.float64) * np.asarray(bias.quantization.scale, np.float64)
+    if bias is None or bias.shape != stored.shape:
+        raise EdgeOptError(
+            f"the quantized bundle has a bias '{stored.name}' that the checkpoint does not have"
+        )
     scales = operand.quantization.scale[0] * weights.quantization.scale
-    limits = np.iinfo(str(bias.dtype.numpy))
-    codes = np.rint(real / scales.astype(np.float64)).clip(limits.min, limits.max)
-    data = Data(codes.astype(bias.dtype.numpy).tobytes())
-    quantization: Quantization = by_row(scales)
+    codes = np.rint(bias.astype(np.float64) / scales)
+    limits = np.iinfo(np.int32)  # of either type: kernels add it to sums of 32 bits, or clip it to them
+    if codes.min(initial=0) < limits.min or codes.max(initial=0) > limits.max:
+        raise EdgeOptError(
+            f"the bias '{stored.name}' does not fit the scales of its 4-bit weights: use weights='8'"
+        )
+    data = Data(codes.astype(stored.dtype.numpy).tobytes())
     return Tensor(
-        f"{bias.name}/rescaled", bias.shape, bias.dtype, quantization=quantization, buffer=Buffer(data)
+        f"{stored.name}/4_bits",
+        stored.shape,
+        stored.dtype,
+        quantization=by_row(scales),
+        buffer=Buffer(data),
     )

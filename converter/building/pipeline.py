@@ -141,8 +141,8 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         preparing = pool.submit(prepare, Path(job.inputs["model"]), rotated, rotate=job.options["rotate"])
         config, stages = _config(job), _lib("stages")  # loads packages, which takes as long
-        note = preparing.result()
-    config.model_id = str(rotated) if note else job.inputs["model"]
+        prepared = preparing.result()
+    config.model_id = str(rotated) if prepared.rotated else job.inputs["model"]
     try:
         stages.npu_export(config, job.output)
     except KeyError as error:
@@ -154,7 +154,7 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
         ) from error
     if job.options["window"]:
         write_window(job.model, job.options["window"])
-    return {"notes": [note] if note else [], "rotated": bool(note)}
+    return {"notes": [prepared.note] if prepared.note else [], "rotated": prepared.rotated}
 
 
 def write_window(path: Path, window: int) -> None:

@@ -7,7 +7,9 @@ and adds a product to it, so an orthogonal matrix Q can be folded into the weigh
     x [T,D] -> x Q        reading weights [N,D]: W -> W diag(norm) Q        writing weights [D,N]: W -> Q' W
 
 The function stays the same, since `rms(x Q) = rms(x)` (QuaRot, Ashkboos et al. 2024, https://arxiv.org/abs/2404.00456).
-Checkpoints with norms after a product, such as Gemma 2 and 3, cannot be rotated.
+Checkpoints with norms after a product, such as Gemma 2 and 3, or with LayerNorms, such as OLMo and Cohere, cannot be
+rotated: every weight must be listed here, every norm must compute `weight * x / rms(x)`, and the logits of a few tokens
+must be the same before and after.
 """
 
 import importlib
@@ -15,7 +17,7 @@ import pickle
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,20 +32,31 @@ _NORMS = {
 """Norms of a layer, and the products that read each one's result."""
 _WRITES = re.compile(_LAYER + r"(?:self_attn\.o_proj|mlp\.down_proj)\.(?:weight|bias)")
 _OTHERS = re.compile(_LAYER + r"self_attn\.(?:(?:q|k|v|qkv)_proj\.bias|[qk]_norm\.weight)")
-_EMBEDDING, NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+_EMBEDDING, NORM, _HEAD = _ENDS = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
 _TEXTS = {".json", ".model", ".jinja", ".txt"}
 _TOKENS = 64
-_SAME = 1e-3
-"""Largest difference of logits, relative to the largest logit, that counts as float32 rounding."""
+_ROWS_AT_ONCE = 8192
+_SAME = 1e-4
+"""Largest difference that counts as float32 rounding, relative to the largest logit; 5e-6 for SmolLM2-135M."""
 _GAIN = 2.0
 """Factor by which the stream's largest number must shrink."""
 
 
-def prepare(source: Path, output: Path, *, rotate: bool) -> str:
+class Prepared(NamedTuple):
+    """The outcome of a rotation: `note`, for the user, says what was rotated, or why nothing was.
+
+    `spoiled`: the model's weights have changed, although it is not rotated; it must be loaded again.
+    """
+
+    rotated: bool
+    note: str
+    spoiled: bool = False
+
+
+def prepare(source: Path, output: Path, *, rotate: bool) -> Prepared:
     """Check a checkpoint's weights and, if `rotate`, write an equivalent checkpoint to the new folder `output`.
 
-    Returns:
-        A note for the user; empty, without writing a folder, if norms rule rotation out or it does not help.
+    No folder is written if the checkpoint cannot be rotated, or if that does not help.
 
     Raises:
         UsageError: weights are missing, truncated, of another shape, NaN or infinite; or transformers refuses the
@@ -51,30 +64,42 @@ def prepare(source: Path, output: Path, *, rotate: bool) -> str:
         EdgeOptError: memory ran out.
     """
     model = load(source)
-    note = rotate_stream(model) if rotate else ""
-    if note:
+    if not rotate:
+        return Prepared(rotated=False, note="")
+    prepared = rotate_stream(model)
+    if prepared.rotated:
         save(model, source, output)
-    return note
+    return prepared
 
 
-def rotate_stream(model: Any, *, least_gain: float = _GAIN) -> str:
-    """Rotate the residual stream of a model in place, and return a note for the user.
+def rotate_stream(model: Any, *, least_gain: float = _GAIN) -> Prepared:
+    """Rotate the residual stream of a model in place.
 
-    Returns an empty text if norms rule rotation out, or if it changes the function or shrinks the stream's largest
-    number by less than `least_gain`; in the last two cases, load the model again.
+    The model is not rotated if a weight or a norm rules it out, if its function would change, or if the largest number
+    in the stream shrinks by less than `least_gain`.
     """
     torch = importlib.import_module("torch")
-    if not _has_norms_in_front(model):
-        return ""
+    obstacle = _obstacle(torch, model)
+    if obstacle:
+        return _left(obstacle)
     before, largest = _run(torch, model)
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     model.config.tie_word_embeddings = False
     with torch.no_grad():
         _rotate_weights(model.state_dict(), torch.tensor(orthogonal(model.config.hidden_size)))
     after, smaller = _run(torch, model)
-    if (after - before).abs().max() > _SAME * before.abs().max() or smaller * least_gain > largest:
-        return ""
-    return f"Rotated the residual stream: its largest number falls from {largest:,.0f} to {smaller:,.0f}"
+    difference = float((after - before).abs().max() / before.abs().max())
+    if not difference <= _SAME:  # NaN, too
+        return _left(f"its logits would change by {difference:.2%} of the largest one", spoiled=True)
+    if not smaller * least_gain <= largest:
+        text = f"its largest number would only change from {largest:,.1f} to {smaller:,.1f}"
+        return _left(text, spoiled=True)
+    note = f"Rotated the residual stream: its largest number falls from {largest:,.0f} to {smaller:,.0f}"
+    return Prepared(rotated=True, note=note)
+
+
+def _left(reason: str, *, spoiled: bool = False) -> Prepared:
+    return Prepared(rotated=False, note=f"The residual stream is not rotated: {reason}", spoiled=spoiled)
 
 
 def save(model: Any, source: Path, output: Path) -> None:
@@ -139,29 +164,57 @@ def orthogonal(width: int) -> NDArray[np.float64]:
     return np.kron(hadamard, cosines)
 
 
-def _has_norms_in_front(model: Any) -> bool:
-    """True if the rotation supports every weight."""
+def _obstacle(torch: Any, model: Any) -> str:
+    """Why a model cannot be rotated: a weight or norm of another kind; empty if all are known."""
+    weights = model.state_dict()
     known = (*_NORMS.values(), _WRITES, _OTHERS, re.compile(_LAYER + f"(?:{'|'.join(_NORMS)})\\.weight"))
-    left = model.state_dict().keys() - {_EMBEDDING, NORM, _HEAD}
-    return all(any(one.fullmatch(name) for one in known) for name in left)
+    norms = {NORM}
+    for name in weights:
+        if name not in _ENDS and not any(one.fullmatch(name) for one in known):
+            return f"edge-opt has no rule for '{name}'"
+        for norm, readers in _NORMS.items():
+            if match := readers.fullmatch(name):
+                norms.add(f"{match[1]}{norm}.weight")
+    for name in (_EMBEDDING, _HEAD):
+        if name not in weights:
+            return f"'{name}' is missing"
+    for name in sorted(norms):
+        norm = name.removesuffix(".weight")
+        if name not in weights or not _is_rms_norm(torch, model, norm):
+            return f"'{norm}' does not compute `weight * x / rms(x)`, the only norm that a rotation preserves"
+    return ""
+
+
+def _is_rms_norm(torch: Any, model: Any, name: str) -> bool:
+    """True if a norm computes `weight * x / rms(x)`; x has a mean, which a LayerNorm would subtract."""
+    norm = model.get_submodule(name)
+    x = torch.linspace(1e3, 9e3, model.config.hidden_size)  # large, so that epsilon does not matter
+    with torch.no_grad():
+        wanted = norm.weight * x / x.square().mean().sqrt()
+        return bool(torch.allclose(norm(x[None, None])[0, 0], wanted, rtol=_SAME, atol=0))
 
 
 def _rotate_weights(state: dict[str, Any], turn: Any) -> None:
     """Rotate the weights in place, computing in float64."""
     for name, weight in state.items():
-        wide = weight.double()
         if _WRITES.fullmatch(name):
-            weight.copy_(turn.T @ wide)
+            weight.copy_(turn.T @ weight.double())
         elif name == _EMBEDDING:
-            weight.copy_(wide @ turn)
+            _turn_rows(weight, turn)
         elif name == _HEAD:
-            weight.copy_((wide * state[NORM].double()) @ turn)
+            _turn_rows(weight, state[NORM].double()[:, None] * turn)
         for norm, readers in _NORMS.items():
             if match := readers.fullmatch(name):
-                weight.copy_((wide * state[f"{match[1]}{norm}.weight"].double()) @ turn)
+                _turn_rows(weight, state[f"{match[1]}{norm}.weight"].double()[:, None] * turn)
     for name, weight in state.items():
         if name == NORM or name.endswith(tuple(f"{norm}.weight" for norm in _NORMS)):
             weight.fill_(1)
+
+
+def _turn_rows(weight: Any, turn: Any) -> None:
+    """Multiply rows by a matrix in place, some at a time: those of a large vocabulary take gigabytes in float64."""
+    for rows in weight.split(_ROWS_AT_ONCE):
+        rows.copy_(rows.double() @ turn)
 
 
 def _run(torch: Any, model: Any) -> tuple[Any, float]:

@@ -91,8 +91,10 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
     with torch.no_grad():
         found = grids_of(model)
         if not found and job.options["rotate"]:
-            notes = [rotate_stream(model, least_gain=0)]
-            if not notes[0]:
+            # Weights round better when no channel stands out, even if activations gain nothing.
+            prepared = rotate_stream(model, least_gain=0)
+            notes.append(prepared.note)
+            if prepared.spoiled:
                 model = load(source)
         network = Network(model, read, judged)
         given = job.options["plan"]
@@ -106,7 +108,7 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
         moments = network.logits_moments()
         harm = network.harm()
     save(model, source, output / CHECKPOINT)
-    _write_codes(output / _CODES, grids, moments)
+    _write_codes(output / _CODES, model, grids, moments)
     (output / PLAN).write_text(json.dumps(asdict(plan), indent=1), encoding="utf-8")
     return {
         "notes": [
@@ -334,9 +336,11 @@ class Network:
         kept = {name: module.weight.data for name, module in modules.items()}
         for name, module in modules.items():
             module.weight.data = self._torch.from_numpy(weights[name])
-        yield
-        for name, module in modules.items():
-            module.weight.data = kept[name]
+        try:
+            yield
+        finally:
+            for name, module in modules.items():
+                module.weight.data = kept[name]
 
 
 def _without_outliers(states: Any) -> Any:
@@ -418,11 +422,12 @@ def grids_of(model: Any) -> dict[str, Grid]:
 def _on_grid(rows: Floats) -> Grid | None:
     """The codes and scales of rows that are multiples of a scale, up to bfloat16's rounding; None if they are not."""
     largest = np.abs(rows).max(axis=1, keepdims=True)
-    scales = np.zeros(len(rows), np.float32)
+    scales = np.where(largest[:, 0] > 0, np.float32(0), np.float32(1))
     for most in range(TOP, 0, -1):
-        scale = np.maximum(largest, np.float32(1e-30)) / most
+        scale = np.where(largest > 0, largest, np.float32(1)) / np.float32(most)
         codes = rows / scale
         fits = (np.abs(codes - np.rint(codes)) < 0.02).all(axis=1)
+        fits &= largest[:, 0] > 0
         scales[fits] = scale[fits, 0]
     if not scales.all():
         return None
@@ -457,17 +462,39 @@ def plan_lines(plan: Plan) -> list[str]:
     return lines
 
 
-def _write_codes(path: Path, grids: Mapping[str, Grid], moments: Floats) -> None:
+def _write_codes(path: Path, model: Any, grids: Mapping[str, Grid], moments: Floats) -> None:
     arrays: dict[str, Any] = {_LOGITS: moments}
     for name, grid in grids.items():
         arrays[f"{name}.codes"] = grid.codes
         arrays[f"{name}.scales"] = grid.scales
+        bias = model.get_submodule(name).bias
+        if bias is not None:
+            arrays[f"{name}.bias"] = np.asarray(bias.detach().numpy(), np.float32)
     importlib.import_module("safetensors.numpy").save_file(arrays, path)
 
 
-def read_rounded(folder: Path) -> tuple[dict[str, Grid], Floats]:
-    """The codes and scales that the stage wrote, by product, and the moments of the logits' inputs."""
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """The products that the stage rounded, by name: weights, and biases if they have any (float32 `[rows]`).
+
+    `moments` `[hidden, hidden]`: the sum of `x x'` over inputs x of the logits' product.
+    """
+
+    grids: dict[str, Grid]
+    biases: dict[str, Floats]
+    moments: Floats
+
+
+def read_rounded(folder: Path) -> Rounded:
+    """Read what the stage wrote."""
     arrays = importlib.import_module("safetensors.numpy").load_file(folder / _CODES)
     moments = arrays.pop(_LOGITS)
-    names = [name.removesuffix(".codes") for name in arrays if name.endswith(".codes")]
-    return {name: Grid(arrays[f"{name}.codes"], arrays[f"{name}.scales"]) for name in names}, moments
+    grids: dict[str, Grid] = {}
+    biases: dict[str, Floats] = {}
+    for key, array in arrays.items():
+        name, _, part = key.rpartition(".")
+        if part == "codes":
+            grids[name] = Grid(array, arrays[f"{name}.scales"])
+        elif part == "bias":
+            biases[name] = array
+    return Rounded(grids, biases, moments)

@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
@@ -42,6 +44,8 @@ _PARTIAL = ".partial"
 _PACKAGES = (
     "litert-torch ai-edge-quantizer ai-edge-litert litert-lm-builder tensorflow torch transformers edge-opt"
 )
+_NOT_RUN = {"__pycache__", "cli", "testdata"}
+"""Folders of the package that do not affect stages."""
 _OF_COMPILER = ("optimize", "emulate", "compile")
 """Stages that use the vendor's libraries."""
 _COMPILING = "lib*Htp*.so"  # the libraries that Qualcomm's results depend on
@@ -137,13 +141,41 @@ def versions_of(packages: Iterable[str], remedy: str) -> dict[str, str]:
 
 
 def tool_versions() -> dict[str, str]:
-    """Versions of the packages that results depend on; UsageError if one is missing or unsupported."""
+    """Versions of the packages that results depend on; UsageError if one is missing or unsupported.
+
+    edge-opt's has a digest of its code. It is computed for every build: stages start from the files as they are then,
+    even if this process loaded older ones.
+    """
     versions = versions_of(_PACKAGES.split(), INSTALL)
+    versions["edge-opt"] += f"+{_code_digest()}"
     if not versions["litert-torch"].startswith(f"{SUPPORTED}."):
         raise UsageError(
             f"litert-torch is {versions['litert-torch']}, but edge-opt supports only {SUPPORTED}: {INSTALL}"
         )
     return versions
+
+
+def _code_digest() -> str:
+    """A digest of the installed code that stages run, and of its data files, wherever they are."""
+    contents = _contents(files("edge_opt"), "edge_opt")
+    # In an editable install, the schema is a folder apart.
+    contents |= _contents(files("edge_opt.schema"), "edge_opt/schema")
+    digest = hashlib.sha256()
+    for name in sorted(contents):
+        digest.update(f"{name}\0{len(contents[name])}\0".encode() + contents[name])
+    return digest.hexdigest()[:16]
+
+
+def _contents(folder: Traversable, name: str) -> dict[str, bytes]:
+    """The content of each file in a package's folder."""
+    found: dict[str, bytes] = {}
+    for entry in folder.iterdir():
+        path = f"{name}/{entry.name}"
+        if entry.is_file():
+            found[path] = entry.read_bytes()
+        elif entry.is_dir() and entry.name not in _NOT_RUN:
+            found |= _contents(entry, path)
+    return found
 
 
 def carry_out(job: Job, log: Path, progress: Progress) -> tuple[dict[str, Any], int]:
