@@ -18,7 +18,17 @@ def build(
         list[int] | None, option("Prefill length; repeatable. Default: 128.", "<N>", min=1)
     ] = None,
     cache: Annotated[int | None, option("Cache length. Default: 1280.", "<N>", min=1)] = None,
-    weights: Annotated[str, option("Bits of the weights; 4-logits generates faster.", "<8|4-logits>")] = "8",
+    weights: Annotated[str, option("Bits of the weights; fewer generate faster.", "<8|4-logits|4>")] = "8",
+    max_perplexity_ratio: Annotated[
+        float | None,
+        option(
+            "Fail above X times the checkpoint's perplexity. Default with --weights 4: 1.05.", "<X>", min=1
+        ),
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        expert("With --weights 4: the bits of each product, from an earlier build.", "<plan.json>"),
+    ] = None,
     evaluate: Annotated[
         bool, option("Compare perplexity with the checkpoint's.", None, "--evaluate/--no-evaluate")
     ] = True,
@@ -54,6 +64,8 @@ def build(
             prefill=prefill,
             cache=cache,
             weights=weights,
+            max_perplexity_ratio=max_perplexity_ratio,
+            plan=plan,
             work=work,
             settings=read_settings(settings),
             target=target,

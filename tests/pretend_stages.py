@@ -100,11 +100,16 @@ class Stages:
 
     def configure(self, job: Job) -> dict[str, Any]:
         """Settings as the pipeline's: what each stage takes."""
-        taken = {"cache_length": 1280, **job.options["settings"]}
+        taken = {"cache_length": 1280, "rotate": True, **job.options["settings"]}
         steps, chip = taken.pop("max_calibration_decode_steps", 32), {"soc_model": job.options["chip"]}
         calibrate = {"max_calibration_decode_steps": steps}
         settings = {"export": taken, "calibrate": calibrate, "quantize": {}, "compile": chip}
         return {"config": {**chip, **taken}, "settings": settings, "caches": job.options["caches"]}
+
+    def round(self, job: Job) -> dict[str, Any]:
+        (Path(job.output) / "checkpoint").mkdir()
+        (Path(job.output) / "checkpoint" / "config.json").write_text("{}")
+        return {"notes": ["products in 4 bits"]}
 
     def export(self, job: Job) -> dict[str, Any]:
         write(job.model, FLOAT)

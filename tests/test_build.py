@@ -68,7 +68,7 @@ def test_a_checkpoint_runs_through_every_stage(place: Place) -> None:
     assert [(stage.name, stage.made_now) for stage in result.stages] == [(name, True) for name in ALL]
     settings = {"cache_length": 4096, "prefill_lengths": [128, 512], "overwrite": False}
     assert stages.jobs["configure"].options["settings"] == settings
-    assert stages.jobs["export"].config == {"soc_model": "SM8750", **settings}
+    assert stages.jobs["export"].config == {"soc_model": "SM8750", "rotate": True, **settings}
     assert stages.jobs["optimize"].options["target"] == load_target("qualcomm-htp").to_dict()
     assert stages.jobs["compile"].options["compile_configs"] == {"prefill_decode": {"compile": True}}
     libraries = [stages.jobs[stage].libraries for stage in ("quantize", "optimize", "compile")]
@@ -94,6 +94,33 @@ def test_logits_in_4_bits_are_a_stage_of_their_own_behind_the_quantizer(place: P
     assert stages.jobs["narrow"].options == {"rotated": False}
     stages, _ = place.build(stages=Stages(rotated=True), weights="4-logits", cache=64)
     assert stages.jobs["narrow"].options == {"rotated": True}
+
+
+def test_layers_in_4_bits_are_rounded_before_the_export_and_stored_behind_the_quantizer(place: Place) -> None:
+    stages, result = place.build(weights="4")
+    assert stages.ran == [ALL[0], "round", *ALL[1:4], "narrow", *ALL[4:]]
+    assert stages.jobs["round"].options == {"ratio": 1.05, "plan": None, "rotate": True}
+    assert stages.jobs["export"].inputs["model"] == str(place.work / "round" / "checkpoint")
+    assert stages.jobs["export"].options["rotate"] is False, "the rounded checkpoint is"
+    assert stages.jobs["narrow"].inputs["rounded"] == str(place.work / "round")
+    assert result.output is not None
+    plan = place.folder / "plan.json"
+    plan.write_text('{"products": []}')
+    stages, _ = place.build(weights="4", plan=plan, max_perplexity_ratio=1.2)
+    assert stages.jobs["round"].options == {"ratio": 1.2, "plan": {"products": []}, "rotate": True}
+
+
+def test_a_bundle_worse_than_allowed_stays_in_the_work_folder(place: Place) -> None:
+    many(place, *PROMPTS)
+    text = r"perplexity is 2\.000 \+- 0\.000 times the checkpoint's, more than 1\.05, so nothing was written"
+    with pytest.raises(BuildCheckError, match=text) as raised:
+        place.build(weights="4")
+    assert not place.output.exists()
+    assert str(place.work / "compile" / "model.litertlm") in str(raised.value)
+    assert raised.value.exit_code == 1
+    for allowed in ({"weights": "4", "max_perplexity_ratio": 2.5}, {"weights": "4", "evaluate": False}, {}):
+        place.build(**allowed)
+        assert place.output.exists()
 
 
 def test_a_target_file_is_what_our_stage_converts_for_and_runs_it_again_when_it_changes(place: Place) -> None:
@@ -133,7 +160,7 @@ def test_the_console_has_stages_warnings_estimates_and_quality(place: Place, cap
         assert "\n  put back: metadata\noptimize" in told.err
         assert told.out.startswith("Warning: Perplexity is 2.00 times the checkpoint's, more than 1.05")
     assert {stage["made_now"] for stage in values.json["stages"]} == {False}
-    assert values.json["settings"]["export"] == {"cache_length": 64}
+    assert values.json["settings"]["export"] == {"cache_length": 64, "rotate": True}
     assert values.err == ""
 
 
@@ -345,6 +372,10 @@ BAD: dict[str, Change] = {
     "is quantized already: leave": put("in", bundle_of(QUANTIZED.replace("int16", "int8")), "source"),
     "has fixed lengths": lambda place: {"source": write(place.folder / "f.litertlm", FLOAT), "cache": 64},
     "needs a checkpoint and a Qualcomm NPU": options(weights="4-logits", soc="mt6993", sdk=None),
+    "weights='8' has none to choose": options(plan="plan.json"),
+    "plan no.json cannot be read": options(weights="4", plan="no.json"),
+    "is not a JSON object: give the plan.json": lambda place: {
+        "weights": "4", **put("p.json", "[]", "plan")(place)},
     "chip 'SM8751' does not exist, did you mean 'SM8750'?": options(soc="SM8751"),
     "weights 'half' does not exist, there are: 8": options(weights="half"),
     "is quantized already .gptq, as its config.json says": put(

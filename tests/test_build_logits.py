@@ -12,7 +12,8 @@ from text_parser import parse
 
 from edge_opt.base.errors import UsageError
 from edge_opt.building import logits as logits_module
-from edge_opt.building.logits import gptq, moments_of, narrow_logits
+from edge_opt.building.gptq import Rounder
+from edge_opt.building.logits import moments_of, narrow_logits
 from edge_opt.building.rotation import prepare
 from edge_opt.ir import Model, to_bytes
 
@@ -59,9 +60,10 @@ def test_frequent_rows_give_the_same_numbers_and_the_others_near_ones() -> None:
 
 def test_an_error_is_made_up_for_by_the_columns_that_follow() -> None:
     """Against nearest codes of the same scales, in the numbers that the product gives."""
-    narrow, scales = gptq(CODES, SCALES, MOMENTS, print)
-    assert np.abs(narrow).max() <= 7
     weights = CODES * SCALES[:, None]
+    grid = Rounder(MOMENTS).rounded(weights)
+    narrow, scales = grid.codes, grid.scales
+    assert np.abs(narrow).max() <= 7
     nearest = np.clip(np.rint(weights / scales[:, None]), -7, 7)
     wanted = INPUTS @ weights.T
     errors = [np.square(INPUTS @ (one * scales[:, None]).T - wanted).sum() for one in (narrow, nearest)]

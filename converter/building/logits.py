@@ -6,8 +6,7 @@ small model reads. It is cut by rows, which is exact, and the weights of the sec
     x [1,1,hidden] -> FULLY_CONNECTED int8 [kept,hidden]         -> [1,1,kept]
                    -> FULLY_CONNECTED int4 [vocabulary-kept,...] -> [1,1,the rest] -> CONCATENATION of both -> logits
 
-Tokenizers number frequent tokens first. The rounding is GPTQ's (Frantar et al. 2022, https://arxiv.org/abs/2210.17323):
-column by column; later columns compensate for each column's error, based on the inputs' second moments.
+Tokenizers number frequent tokens first.
 """
 
 import importlib
@@ -16,44 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_opt.base.errors import UsageError
 from edge_opt.base.words import Progress
+from edge_opt.building.gptq import ROWS_AT_ONCE, Floats, Grid, Rounder
 from edge_opt.building.prompts import read_prompts, wording_of
 from edge_opt.building.rotation import NORM, orthogonal
-from edge_opt.building.stages import Job
 from edge_opt.ir import Buffer, DType, Model, Operator, Quantization, Tensor
-from edge_opt.ir.cleanup import parts_in_use, remove_unused
-from edge_opt.ir.opening import Opened
 from edge_opt.schema import Data, new_table
 
 KEPT_ROWS = 16_384
 """Rows that stay at 8 bits, those of the most frequent tokens."""
-_TOP = 7
-_SCALES = np.linspace(0.4, 1, 16, dtype=np.float32)
-_ROWS, _COLUMNS = 8192, 128  # block sizes that fit a core's cache
-_DAMPING = 0.01
 _LONGEST = 4096  # tokens read of a prompt
 _LEAST_TOKENS = 4000
 """With no rows at 8 bits, Gemma 3 270M's perplexity rises by 6.9 % with 4,800 tokens, by 4.9 % with 18,000."""
-
-Floats = NDArray[np.float32]
-Codes = NDArray[np.int8]
-
-
-def narrow(job: Job, progress: Progress) -> dict[str, Any]:
-    """Run the stage: round the weights of a quantized bundle's logits to 4 bits, for the inputs on the prompts."""
-    checkpoint, prompts = Path(job.inputs["checkpoint"]), Path(job.inputs["prompts"])
-    moments = moments_of(checkpoint, prompts, progress, rotated=job.options["rotated"])
-    opened = Opened(job.inputs["model"])
-    part = opened.main()
-    usage = parts_in_use(part.model)
-    narrow_logits(part.model, moments, progress)
-    remove_unused(part.model, usage)
-    part.changed = True
-    opened.save(job.model)
-    return {"notes": [f"Weights of the logits are in 4 bits, those of the first {KEPT_ROWS} tokens in 8"]}
 
 
 def moments_of(checkpoint: Path, prompts: Path, progress: Progress, *, rotated: bool) -> Floats:
@@ -128,23 +103,40 @@ def _product(outputs: dict[str, Tensor]) -> Operator | None:
 
 def _parts(weights: Tensor, moments: Floats, kept: int, progress: Progress) -> list[Tensor]:
     """The weights as two constants: the first `kept` rows unchanged, the others in 4 bits."""
-    quantization, codes = weights.quantization, np.asarray(weights.array(), np.int8)
+    quantization = weights.quantization
     assert quantization is not None
-    scale = np.broadcast_to(quantization.scale, len(codes)).astype(np.float32)
-    narrow, scales = gptq(codes[kept:], scale[kept:], moments, progress)
-    pairs = np.resize(narrow, (narrow.size + 1) // 2 * 2).reshape(-1, 2)
+    codes = np.asarray(weights.array(), np.int8)
+    scales = np.broadcast_to(quantization.scale, len(codes)).astype(np.float32)
+    frequent = Tensor(
+        f"{weights.name}/frequent",
+        (kept, codes.shape[1]),
+        DType.INT8,
+        quantization=by_row(scales[:kept]),
+        buffer=Buffer(Data(codes[:kept].tobytes())),
+    )
+    rounder = Rounder(moments)
+    grids = []
+    for start in range(kept, len(codes), ROWS_AT_ONCE):
+        progress("narrowing", start - kept, len(codes) - kept)
+        rows = slice(start, start + ROWS_AT_ONCE)
+        grids.append(rounder.rounded(codes[rows].astype(np.float32) * scales[rows, None]))
+    rest = Grid(np.concatenate([one.codes for one in grids]), np.concatenate([one.scales for one in grids]))
+    return [frequent, four_bits(f"{weights.name}/rest", rest)]
+
+
+def four_bits(name: str, grid: Grid) -> Tensor:
+    """A constant of 4-bit codes, two in a byte, the first in the lower half."""
+    pairs = np.resize(grid.codes, (grid.codes.size + 1) // 2 * 2).reshape(-1, 2)
     packed = (pairs[:, 0] & 15) | (pairs[:, 1] << 4)
-    return [
-        _constant(f"{weights.name}/frequent", codes[:kept], DType.INT8, scale[:kept], codes[:kept]),
-        _constant(f"{weights.name}/rest", narrow, DType.INT4, scales, packed),
-    ]
+    buffer = Buffer(Data(packed.tobytes()))
+    return Tensor(name, grid.codes.shape, DType.INT4, quantization=by_row(grid.scales), buffer=buffer)
 
 
-def _constant(name: str, codes: Codes, dtype: DType, scales: Floats, stored: Codes) -> Tensor:
+def by_row(scales: Floats) -> Quantization:
+    """Symmetric parameters with one scale for each row."""
     zeros = np.zeros(len(scales), np.int64)
     table = new_table("QuantizationParameters", scale=scales, zero_point=zeros, quantized_dimension=0)
-    data = Data(stored.tobytes())
-    return Tensor(name, codes.shape, dtype, quantization=Quantization(table), buffer=Buffer(data))
+    return Quantization(table)
 
 
 def _cut(model: Model, product: Operator, parts: Sequence[Tensor]) -> None:
@@ -165,53 +157,3 @@ def _cut(model: Model, product: Operator, parts: Sequence[Tensor]) -> None:
     operators = list(graph)
     at = operators.index(product)
     graph.arrange([*operators[:at], *new, *operators[at + 1 :]])
-
-
-def gptq(codes: Codes, scale: Floats, moments: Floats, progress: Progress) -> tuple[Codes, Floats]:
-    """Round weights `codes * scale` `[rows, columns]` to 4 bits: codes from -7 to 7, and a scale for each row.
-
-    A row's scale is the one of 16 candidates with the least squared error before compensation.
-    """
-    count = codes.shape[1]
-    order = np.argsort(-np.diag(moments), kind="stable")
-    hessian = moments[np.ix_(order, order)].astype(np.float64)
-    hessian += np.eye(count) * (_DAMPING * np.diag(hessian).mean())
-    # Row k tells how later columns compensate for an error in column k.
-    upper = np.linalg.cholesky(np.linalg.inv(hessian)).T.astype(np.float32)
-    narrow, scales = np.empty_like(codes), np.empty(len(codes), np.float32)
-    for start in range(0, len(codes), _ROWS):
-        progress("narrowing", start, len(codes))
-        rows = slice(start, start + _ROWS)
-        weights = codes[rows].astype(np.float32) * scale[rows, None]
-        scales[rows] = _least_error(weights)
-        narrow[rows, order] = _rounded(weights[:, order], scales[rows, None], upper)
-    return narrow, scales
-
-
-def _nearest(weights: Floats, scale: Floats) -> Floats:
-    codes: Floats = np.clip(np.rint(weights / scale), -_TOP, _TOP)
-    return codes
-
-
-def _least_error(weights: Floats) -> Floats:
-    most: Floats = np.maximum(np.abs(weights).max(axis=1), np.float32(1e-9)) / np.float32(_TOP)
-    scales = [(most * part)[:, None] for part in _SCALES]
-    errors = [np.square(_nearest(weights, one) * one - weights).sum(axis=1) for one in scales]
-    best: Floats = np.choose(np.argmin(errors, axis=0), np.hstack(scales).T)
-    return best
-
-
-def _rounded(left: Floats, scale: Floats, upper: Floats) -> Floats:
-    """The codes of all columns; overwrites `left`."""
-    codes = np.empty_like(left)
-    for start in range(0, left.shape[1], _COLUMNS):
-        block = np.ascontiguousarray(left[:, start : start + _COLUMNS])
-        stop = start + block.shape[1]
-        errors = np.empty_like(block)
-        for column in range(block.shape[1]):
-            now, at = block[:, column], start + column
-            codes[:, at] = _nearest(now, scale[:, 0])
-            errors[:, column] = (now - codes[:, at] * scale[:, 0]) / upper[at, at]
-            block[:, column + 1 :] -= errors[:, column, None] * upper[at, at + 1 : stop]
-        left[:, stop:] -= errors @ upper[start:stop, stop:]
-    return codes

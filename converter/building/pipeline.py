@@ -139,7 +139,7 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
     rotated = Path(tempfile.gettempdir(), "rotated")
     # In a process of its own: litert-torch's composites for norms need transformers' models not loaded before.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        preparing = pool.submit(prepare, Path(job.inputs["model"]), rotated, rotate=job.config["rotate"])
+        preparing = pool.submit(prepare, Path(job.inputs["model"]), rotated, rotate=job.options["rotate"])
         config, stages = _config(job), _lib("stages")  # loads packages, which takes as long
         prepared = preparing.result()
     config.model_id = str(rotated) if prepared.rotated else job.inputs["model"]

@@ -35,6 +35,7 @@ _OTHERS = re.compile(_LAYER + r"self_attn\.(?:(?:q|k|v|qkv)_proj\.bias|[qk]_norm
 _EMBEDDING, NORM, _HEAD = _ENDS = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
 _TEXTS = {".json", ".model", ".jinja", ".txt"}
 _TOKENS = 64
+_ROWS_AT_ONCE = 8192
 _SAME = 1e-4
 """Largest difference that counts as float32 rounding, relative to the largest logit; 5e-6 for SmolLM2-135M."""
 _GAIN = 2.0
@@ -42,10 +43,14 @@ _GAIN = 2.0
 
 
 class Prepared(NamedTuple):
-    """What `prepare` did: `note`, for the user, says what was rotated, or why nothing was."""
+    """The outcome of a rotation: `note`, for the user, says what was rotated, or why nothing was.
+
+    `spoiled`: the model's weights have changed, although it is not rotated; it must be loaded again.
+    """
 
     rotated: bool
     note: str
+    spoiled: bool = False
 
 
 def prepare(source: Path, output: Path, *, rotate: bool) -> Prepared:
@@ -58,10 +63,22 @@ def prepare(source: Path, output: Path, *, rotate: bool) -> Prepared:
             generation settings.
         EdgeOptError: memory ran out.
     """
-    torch = importlib.import_module("torch")
-    model = _load(torch, source)
+    model = load(source)
     if not rotate:
         return Prepared(rotated=False, note="")
+    prepared = rotate_stream(model)
+    if prepared.rotated:
+        save(model, source, output)
+    return prepared
+
+
+def rotate_stream(model: Any, *, least_gain: float = _GAIN) -> Prepared:
+    """Rotate the residual stream of a model in place.
+
+    The model is not rotated if a weight or a norm rules it out, if its function would change, or if the largest number
+    in the stream shrinks by less than `least_gain`.
+    """
+    torch = importlib.import_module("torch")
     obstacle = _obstacle(torch, model)
     if obstacle:
         return _left(obstacle)
@@ -73,24 +90,35 @@ def prepare(source: Path, output: Path, *, rotate: bool) -> Prepared:
     after, smaller = _run(torch, model)
     difference = float((after - before).abs().max() / before.abs().max())
     if not difference <= _SAME:  # NaN, too
-        return _left(f"its logits would change by {difference:.2%} of the largest one")
-    if not smaller * _GAIN <= largest:
-        return _left(f"its largest number would only change from {largest:,.1f} to {smaller:,.1f}")
-    model.save_pretrained(output)
-    for file in source.iterdir():
-        if file.is_file() and file.suffix in _TEXTS and not (output / file.name).exists():
-            shutil.copy(file, output)
+        return _left(f"its logits would change by {difference:.2%} of the largest one", spoiled=True)
+    if not smaller * least_gain <= largest:
+        text = f"its largest number would only change from {largest:,.1f} to {smaller:,.1f}"
+        return _left(text, spoiled=True)
     note = f"Rotated the residual stream: its largest number falls from {largest:,.0f} to {smaller:,.0f}"
     return Prepared(rotated=True, note=note)
 
 
-def _left(reason: str) -> Prepared:
-    return Prepared(rotated=False, note=f"The residual stream is not rotated: {reason}")
+def _left(reason: str, *, spoiled: bool = False) -> Prepared:
+    return Prepared(rotated=False, note=f"The residual stream is not rotated: {reason}", spoiled=spoiled)
 
 
-def _load(torch: Any, source: Path) -> Any:
-    """The model, checked: transformers fills missing weights with random numbers, and calibration fails on NaN."""
-    transformers, safetensors = (importlib.import_module(name) for name in ("transformers", "safetensors"))
+def save(model: Any, source: Path, output: Path) -> None:
+    """Write a model that was made from a checkpoint as another one, with the tokenizer and other files."""
+    model.save_pretrained(output)
+    for file in source.iterdir():
+        if file.is_file() and file.suffix in _TEXTS and not (output / file.name).exists():
+            shutil.copy(file, output)
+
+
+def load(source: Path) -> Any:
+    """The model in float32, checked: transformers fills missing weights with random numbers.
+
+    Raises:
+        UsageError: weights are missing, truncated, of another shape, NaN or infinite; or transformers refuses the
+            generation settings.
+        EdgeOptError: memory ran out.
+    """
+    torch, transformers, safetensors = map(importlib.import_module, ("torch", "transformers", "safetensors"))
     try:
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
             source, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
@@ -169,19 +197,24 @@ def _is_rms_norm(torch: Any, model: Any, name: str) -> bool:
 def _rotate_weights(state: dict[str, Any], turn: Any) -> None:
     """Rotate the weights in place, computing in float64."""
     for name, weight in state.items():
-        wide = weight.double()
         if _WRITES.fullmatch(name):
-            weight.copy_(turn.T @ wide)
+            weight.copy_(turn.T @ weight.double())
         elif name == _EMBEDDING:
-            weight.copy_(wide @ turn)
+            _turn_rows(weight, turn)
         elif name == _HEAD:
-            weight.copy_((wide * state[NORM].double()) @ turn)
+            _turn_rows(weight, state[NORM].double()[:, None] * turn)
         for norm, readers in _NORMS.items():
             if match := readers.fullmatch(name):
-                weight.copy_((wide * state[f"{match[1]}{norm}.weight"].double()) @ turn)
+                _turn_rows(weight, state[f"{match[1]}{norm}.weight"].double()[:, None] * turn)
     for name, weight in state.items():
         if name == NORM or name.endswith(tuple(f"{norm}.weight" for norm in _NORMS)):
             weight.fill_(1)
+
+
+def _turn_rows(weight: Any, turn: Any) -> None:
+    """Multiply rows by a matrix in place, some at a time: those of a large vocabulary take gigabytes in float64."""
+    for rows in weight.split(_ROWS_AT_ONCE):
+        rows.copy_(rows.double() @ turn)
 
 
 def _run(torch: Any, model: Any) -> tuple[Any, float]:

@@ -19,6 +19,7 @@ from edge_opt.base.words import Progress
 from edge_opt.building import evaluation, stages
 from edge_opt.building.evaluation import Evaluation
 from edge_opt.building.prompts import read_prompts
+from edge_opt.building.rounding import CHECKPOINT
 from edge_opt.building.sections import faults
 from edge_opt.building.source import Given, Kind, look_at
 from edge_opt.building.stages import BuildCheckError, Input, StageFailedError, StageReport, Stages
@@ -32,10 +33,11 @@ from edge_opt.soundness import sentences
 from edge_opt.targets import Target, load_target
 from edge_opt.targets.chips import TARGETS, VENDORS, find_chip
 
-WEIGHTS = ("8", "4-logits")
-"""Supported bits of weights: all at 8, or those of the logits at 4 except for frequent tokens."""
+WEIGHTS = ("8", "4-logits", "4")
+"""Supported bits of weights: all at 8; those of the logits at 4 except for frequent tokens; and also as many of the
+layers' weights as quality allows."""
 WORST_RATIO = 1.05
-"""Perplexity relative to the checkpoint's above which a build warns."""
+"""Perplexity relative to the checkpoint's above which a build warns, or fails if the layers' weights are in 4 bits."""
 WORST_KL = 0.5
 """Mean KL divergence from the checkpoint in the NPU's emulator, in nats, above which a build warns."""
 _QUALCOMM, _PACKAGE = "qualcomm", "ai_edge_litert_sdk_qualcomm"
@@ -78,6 +80,8 @@ def build(
     prefill: Sequence[int] | None = None,
     cache: int | None = None,
     weights: str = WEIGHTS[0],
+    max_perplexity_ratio: float | None = None,
+    plan: AnyPath | None = None,
     work: AnyPath | None = None,
     settings: Mapping[str, Any] | None = None,
     target: str | None = None,
@@ -100,7 +104,12 @@ def build(
         prefill: prefill lengths; None for 128.
         cache: cache length; None for 1280.
         weights: bits of the weights: "8" for all, or "4-logits" for 4-bit logits weights except for frequent tokens:
-            faster generation, slightly worse text. "4-logits" needs a checkpoint and a Qualcomm NPU.
+            faster generation, slightly worse text; or "4" for that, and as many of the layers' weights in 4 bits as
+            `max_perplexity_ratio` allows. "4-logits" and "4" need a checkpoint and a Qualcomm NPU.
+        max_perplexity_ratio: fail if the bundle's perplexity, less the standard error of its measurement, is more than
+            this times the checkpoint's; None for 1.05 with weights "4", and for no limit otherwise.
+        plan: with weights "4", a file with the bits of each product, as an earlier build wrote it to its work folder
+            (round/plan.json), for a checkpoint of the same shape; None to measure and choose.
         work: folder for the stages' results; None for `<output's stem>.work` beside the output.
         settings: other fields of litert-torch's `NpuPipelineConfig`, and arguments of its stages.
             `sliding_window_ring_buffer_size` None keeps whole caches; `rotate` False does not rotate the residual
@@ -129,6 +138,8 @@ def build(
     libraries = _find_compiler(vendor, sdk)
     chosen = {**(settings or {}), **_lengths(given, prefill, cache)}
     _check_weights(weights, given, vendor)
+    limit = WORST_RATIO if weights == WEIGHTS[2] and max_perplexity_ratio is None else max_perplexity_ratio
+    rounding = {"ratio": limit, "plan": _plan(plan, weights)}
     texts, calibration, note = _texts(given, prompts, held_out, evaluate=evaluate)
     versions, runtimes = stages.tool_versions(), evaluation.check_runtimes() if texts else {}
     result = BuildResult(str(source), given.kind, chip, vendor, str(folder), versions=versions)
@@ -141,7 +152,7 @@ def build(
         configured = run.run("configure", options, model=origin, **text).values
         run.config, result.settings = configured["config"], configured["settings"]
         result.caches = configured["caches"]
-        models = _quantized(run, result, origin, text, weights)
+        models = _quantized(run, result, origin, text, weights, rounding)
         optimizing = {**result.settings["compile"], "target": facts.to_dict()}
         optimized = run.run("optimize", optimizing, **models)
         result.optimized, result.converted = optimized.values, str(optimized.bundle.path)
@@ -162,6 +173,7 @@ def build(
             bundle = run.add(compiled.result()).bundle.path
             if scoring:
                 result.evaluation = _evaluated(run, result, scoring, note)
+        _check_quality(result, limit, bundle)
         _deliver(bundle, result, output, overwrite=overwrite)
     return result
 
@@ -234,6 +246,23 @@ def _check_weights(weights: str, given: Given, vendor: str) -> None:
         raise UsageError(f"weights='{weights}' needs a checkpoint and a Qualcomm NPU: use weights='8'")
 
 
+def _plan(path: AnyPath | None, weights: str) -> dict[str, Any] | None:
+    """The contents of a plan file, checked by the stage that rounds; UsageError if it is not JSON."""
+    if path is None:
+        return None
+    if weights != WEIGHTS[2]:
+        raise UsageError(
+            f"plan=... says which weights are in 4 bits, and weights='{weights}' has none to choose"
+        )
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"plan {path} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise UsageError(f"plan {path} is not a JSON object: give the plan.json of an earlier build")
+    return values
+
+
 def _texts(
     given: Given, prompts: AnyPath | None, held_out: AnyPath | None, *, evaluate: bool
 ) -> tuple[list[str], list[Any], str]:
@@ -264,12 +293,25 @@ def _written(prompts: list[Any], folder: Path) -> dict[str, Input]:
 
 
 def _quantized(
-    run: Stages, result: BuildResult, origin: Input, text: dict[str, Input], weights: str
+    run: Stages,
+    result: BuildResult,
+    origin: Input,
+    text: dict[str, Input],
+    weights: str,
+    rounding: Mapping[str, Any],
 ) -> dict[str, Input]:
     """Run the stages up to quantization, if needed; return the quantized `model` and the float `exported`, if any."""
     settings, model, rotated = result.settings, origin, False
+    sources = {"checkpoint": origin, **text}
     if result.kind == Kind.CHECKPOINT:
-        exported = run.run("export", {**settings["export"], "window": result.caches["window"]}, model=origin)
+        exporting = {**settings["export"], "window": result.caches["window"]}
+        checkpoint = origin
+        if weights == WEIGHTS[2]:
+            rounded = run.run("round", {**rounding, "rotate": exporting["rotate"]}, model=origin, **text)
+            checkpoint = Input(rounded.folder / CHECKPOINT, rounded.digest)
+            sources = {"rounded": Input(rounded.folder, rounded.digest)}
+            exporting["rotate"] = False  # the rounded checkpoint is rotated already
+        exported = run.run("export", exporting, model=checkpoint)
         model, rotated = exported.bundle, exported.values["rotated"]
     models = {"model": model}
     if result.kind != Kind.QUANTIZED:
@@ -277,8 +319,7 @@ def _quantized(
         ranges = Input(calibrated.folder, calibrated.digest)
         quantized = run.run("quantize", settings["quantize"], model=model, ranges=ranges)
         if weights != WEIGHTS[0]:
-            options = {"rotated": rotated}
-            quantized = run.run("narrow", options, model=quantized.bundle, checkpoint=origin, **text)
+            quantized = run.run("narrow", {"rotated": rotated}, model=quantized.bundle, **sources)
         models = {"exported": model, "model": quantized.bundle}
     path = models["model"].path
     # If calibration missed a part, the bundle may ignore its cache.
@@ -313,6 +354,21 @@ def _evaluated(
             f"more than {WORST_KL}: run `edge-opt evaluate --on npu` with more tokens before releasing the bundle"
         )
     return replace(found, models=[*found.models, score])
+
+
+def _check_quality(result: BuildResult, limit: float | None, compiled: Path) -> None:
+    """Raise BuildCheckError if the bundle's perplexity on CPU kernels exceeds the limit by more than its error."""
+    models = [] if result.evaluation is None else result.evaluation.models
+    if limit is None or len(models) < 2:
+        return
+    ratio, error = models[1].ratio, models[1].ratio_error
+    assert ratio is not None
+    assert error is not None
+    if not ratio - error <= limit:  # NaN, too
+        raise BuildCheckError(
+            f"perplexity is {ratio:.3f} +- {error:.3f} times the checkpoint's, more than {limit:g}, so nothing was "
+            f"written at the output; the bundle is {compiled}: give more prompts, or a larger max_perplexity_ratio"
+        )
 
 
 def _deliver(compiled: Path, result: BuildResult, output: Path, *, overwrite: bool) -> None:

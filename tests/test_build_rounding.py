@@ -1,0 +1,238 @@
+"""Layers in 4 bits: the least harmful products are rounded before the export, and stored as rounded after it."""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+from cli_runs import Patch
+from text_parser import parse
+
+from edge_opt.base.errors import EdgeOptError, UsageError
+from edge_opt.building import rounding
+from edge_opt.building.gptq import Grid
+from edge_opt.building.narrowing import narrow_layers
+from edge_opt.building.rounding import CHECKPOINT, PLAN, PRODUCTS, Choice, check_family, choose, read_rounded
+from edge_opt.building.stages import Job
+from edge_opt.ir import DType, Model, to_bytes
+
+ROWS, COLUMNS = 12, 16
+RNG = np.random.default_rng(3)
+
+
+def grid_of(seed: int) -> Grid:
+    """Random codes whose rows have every largest code from 1 to 7, and one row of zeros."""
+    random = np.random.default_rng(seed)
+    largest = np.resize(np.arange(8), ROWS)[:, None]
+    codes = random.integers(-largest, largest + 1, (ROWS, COLUMNS))
+    codes[:, :1] = largest
+    return Grid(codes.astype(np.int8), random.uniform(0.001, 0.1, ROWS).astype(np.float32))
+
+
+def exported(grid: Grid) -> tuple[str, str, str]:
+    """Codes, scales and zero points of the same weights as the exporter quantizes them, by the largest of each row."""
+    values = grid.values().astype(np.float32)
+    scales = np.maximum(np.abs(values).max(axis=1), np.float32(1e-9)) / np.float32(127)
+    codes = np.rint(values / scales[:, None]).astype(int)
+    return ", ".join(map(str, codes.ravel())), ", ".join(map(str, scales)), ", ".join("0" * ROWS)
+
+
+def model(*grids: Grid, bias: str = "") -> Model:
+    """Two entry points with one product for each grid, all of one input."""
+    graphs = []
+    for number, name in enumerate(("prefill", "decode")):
+        lines = []
+        for place, grid in enumerate(grids):
+            codes, scales, zeros = exported(grid)
+            added = bias.format(*(float(scale) * 0.001 for scale in scales.split(", "))) if bias else "none"
+            lines.append(
+                f"  %y{place}: int16[1,{ROWS}] q(0.05, 0) = FULLY_CONNECTED(%x, int8[{ROWS},{COLUMNS}]{{{codes}}} "
+                f"q([{scales}], [{zeros}], axis 0), {added}) {{keep_num_dims: true}}\n"
+            )
+        results = ", ".join(f"y{place}=%y{place}" for place in range(len(grids)))
+        returned = ", ".join(f"%y{place}" for place in range(len(grids)))
+        graphs.append(
+            f"signature {name} = #{number} (x=%x) -> ({results})\n"
+            f"subgraph {name} (%x: int16[1,{COLUMNS}] q(0.001, 0)) {{\n{''.join(lines)}  return {returned}\n}}\n"
+        )
+    return parse("".join(graphs))
+
+
+def run(found: Model, signature: str, codes: Any) -> dict[str, Any]:
+    plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    runner = Interpreter(model_content=to_bytes(found), experimental_op_resolver_type=plain)
+    return dict(runner.get_signature_runner(signature)(x=codes))
+
+
+def test_weights_are_stored_as_they_were_rounded_not_as_they_were_exported() -> None:
+    grids = {f"layer{seed}": grid_of(seed) for seed in range(3)}
+    found = model(*grids.values())
+    narrow_layers(found, grids, {})
+    for graph in found.subgraphs:
+        for operator, grid in zip(graph, grids.values(), strict=True):
+            weights = operator.input(1)
+            assert weights.dtype is DType.INT4
+            assert weights.buffer is not None
+            assert weights.buffer.data is not None
+            packed = np.frombuffer(bytes(weights.buffer.data.view()), np.int8)
+            codes = np.stack([packed << 4 >> 4, packed >> 4], axis=1).ravel()
+            np.testing.assert_array_equal(codes.reshape(ROWS, COLUMNS), grid.codes)
+            assert weights.quantization is not None
+            np.testing.assert_array_equal(weights.quantization.scale, grid.scales)
+
+
+def test_both_entry_points_keep_sharing_their_weights() -> None:
+    grid = grid_of(1)
+    found = model(grid)
+    one, other = (next(iter(graph)) for graph in found.subgraphs)
+    other.input(1).buffer = one.input(1).buffer
+    narrow_layers(found, {"layer": grid}, {})
+    assert one.input(1).buffer is other.input(1).buffer
+
+
+def test_a_bias_in_codes_takes_the_scales_of_the_narrow_weights() -> None:
+    grid = grid_of(2)
+    real = RNG.normal(0, 0.5, ROWS)
+    scales = [float(scale) * 0.001 for scale in exported(grid)[1].split(", ")]
+    codes = np.rint(real / scales).astype(int)
+    zeros = ", ".join("0" * ROWS)
+    bias = (
+        (
+            f"int64[{ROWS}]{{{', '.join(map(str, codes))}}} q([{', '.join(map(str, scales))}], [{zeros}], axis 0)"
+        )
+        .replace("{", "{{")
+        .replace("}", "}}")
+    )
+    old, new = model(grid, bias=bias), model(grid, bias=bias)
+    narrow_layers(new, {"layer": grid}, {"layer": real.astype(np.float32)})
+    x = RNG.integers(-3000, 3000, (1, COLUMNS)).astype(np.int16)
+    wanted = (x * 0.001) @ grid.values().T + real
+    # The quantizer clips the bias of a row of zeros.
+    rows = np.abs(grid.codes).max(axis=1) > 0
+    before = run(old, "decode", x)["y0"] * 0.05
+    assert np.abs(before - wanted)[0, rows].max() <= 2 * 0.05
+    after = run(new, "decode", x)["y0"] * 0.05
+    assert np.abs(after - wanted).max() <= 0.05
+    with pytest.raises(EdgeOptError, match=r"has a bias '.*' that the checkpoint does not have"):
+        narrow_layers(model(grid, bias=bias), {"layer": grid}, {})
+
+
+@pytest.mark.parametrize("change", [1, 9])
+def test_weights_that_are_not_found_by_their_values_are_an_error(change: int) -> None:
+    grid = grid_of(4)
+    other = Grid(grid.codes, grid.scales * np.float32(1 + change / 100))
+    with pytest.raises(EdgeOptError, match="no weights of layer as they were rounded, the first of 1"):
+        narrow_layers(model(grid), {"layer": other}, {})
+
+
+def test_the_least_harmful_products_for_their_size_are_chosen_up_to_what_is_left() -> None:
+    harms = {"qkv": (0.01, 100), "o": (0.02, 100), "gate_up": (0.005, 1000), "down": (0.5, 1000)}
+    measured = [Choice(0, name, count, 8, kl) for name, (kl, count) in harms.items()]
+    for allowance, narrow in ((0.05, {"qkv", "gate_up", "o"}), (0.028, {"qkv", "gate_up"}), (0.01, set())):
+        plan = choose(measured, 0.002, 0.008, allowance=allowance)
+        assert {one.name for one in plan.products if one.bits == 4} == narrow
+
+
+TEXTS = [[(7 * start + 3 * place) % 50 for place in range(600)] for start in range(12)]
+
+
+def checkpoint(folder: Path, **settings: Any) -> Any:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+    config = transformers.LlamaConfig(**sizes, num_key_value_heads=2, head_dim=8, vocab_size=50, **settings)
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    ids = torch.tensor([text[:64] for text in TEXTS])
+    for _ in range(40):
+        loss = model(ids, labels=ids).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+def rounded(folder: Path, monkeypatch: Patch, source: Path, **options: Any) -> tuple[Path, dict[str, Any]]:
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("".join(f'"{number}"\n' for number in range(len(TEXTS))))
+    tokenize = SimpleNamespace(tokenize=lambda text: TEXTS[int(text)])
+    monkeypatch.setattr(rounding, "wording_of", lambda _: SimpleNamespace(tokenizer=tokenize, text=str))
+    output = folder / f"rounded{len([*folder.iterdir()])}"
+    output.mkdir()
+    given = {"ratio": 1.05, "plan": None, "rotate": True, **options}
+    inputs = {"model": str(source), "prompts": str(prompts)}
+    return output, rounding.round_weights(Job("round", str(output), inputs, options=given), lambda *_: None)
+
+
+@pytest.mark.slow
+def test_a_rounded_checkpoint_has_the_values_of_its_codes_and_stays_near_the_original(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    model = checkpoint(tmp_path / "model")
+    output, told = rounded(tmp_path, monkeypatch, tmp_path / "model")
+    plan = json.loads((output / PLAN).read_text())
+    found = read_rounded(output)
+    grids, moments = found.grids, found.moments
+    made = transformers.AutoModelForCausalLM.from_pretrained(output / CHECKPOINT).eval()
+    narrow = {(one["layer"], one["name"]) for one in plan["products"] if one["bits"] == 4}
+    assert len(narrow) > 0
+    assert len(grids) == sum(len(PRODUCTS[name]) for _, name in narrow)
+    for name, grid in grids.items():
+        np.testing.assert_array_equal(made.get_submodule(name).weight.detach().numpy(), grid.values())
+    assert moments.shape == (32, 32)
+    assert "products of the layers" in "".join(told["notes"])
+    losses = []
+    with torch.no_grad():
+        for one in (model, made):
+            ids = torch.tensor([TEXTS[0][:64]])
+            losses.append(float(one(ids, labels=ids).loss))
+    assert math.exp(losses[1] - losses[0]) < 1.1
+
+
+@pytest.mark.slow
+def test_a_plan_that_is_given_is_carried_out_and_a_grid_that_is_there_is_kept(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    checkpoint(tmp_path / "model")
+    products = [
+        {"layer": layer, "name": name, "weights": 1, "bits": 4 if name == "o" else 8}
+        for layer in range(2)
+        for name in PRODUCTS
+    ]
+    with pytest.raises(UsageError, match="the plan has 7 products, and the checkpoint 8 in 2 layers"):
+        rounded(tmp_path, monkeypatch, tmp_path / "model", plan={"products": products[1:]})
+    output, _ = rounded(tmp_path, monkeypatch, tmp_path / "model", plan={"products": products})
+    grids = read_rounded(output).grids
+    assert sorted(grids) == [f"model.layers.{layer}.self_attn.o_proj" for layer in range(2)]
+    every = [{**one, "bits": 4} for one in products]
+    output, _ = rounded(tmp_path, monkeypatch, tmp_path / "model", plan={"products": every})
+    grids = read_rounded(output).grids
+    again, told = rounded(tmp_path, monkeypatch, output / CHECKPOINT)
+    kept = read_rounded(again).grids
+    assert "8 of 8 products" in told["notes"][0]
+    for name, grid in grids.items():
+        np.testing.assert_allclose(kept[name].values(), grid.values(), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "settings", "message"),
+    [
+        ("Phi3", {"pad_token_id": 0}, "differs in gate_proj, gate_up_proj, .* in layer 0"),
+        ("Mixtral", {}, "in layer 0"),
+        ("GPT2", {}, "differs in its layers"),
+    ],
+)
+def test_families_with_other_products_are_refused(family: str, settings: Any, message: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    made = getattr(transformers, f"{family}Config")(**sizes, **settings)
+    name = {"GPT2": "GPT2LMHeadModel"}.get(family, f"{family}ForCausalLM")
+    with pytest.raises(UsageError, match=message):
+        check_family(getattr(transformers, name)(made))
