@@ -27,6 +27,7 @@ from edge_opt.ir.model import Model, restored_on_failure
 from edge_opt.ir.opening import ModelLike, Opened, Part, Readable, check_not_compiled, readable
 from edge_opt.passes import PASSES, Context, Pass, Site, Status, run_pass
 from edge_opt.passes.ledger import Ledger
+from edge_opt.passes.mha_to_sha import left_over
 from edge_opt.passes.position_table import PositionTable
 from edge_opt.proof.regions import RegionProver
 from edge_opt.schema.writer import SUFFIXES, check_suffix
@@ -208,6 +209,8 @@ class _Rewriting:
                 context = Context(model, graph, part.signature(name), *facts, ledgers[graph])
                 for chosen in passes:
                     run_pass(chosen, context)
+                for site in left_over(context, self.result.sites[done:]):
+                    self._add(site)
         sites = self.result.sites[done:]
         if any(site.status is Status.CONVERTED for site in sites):
             cleanup.remove_unused(model, usage)

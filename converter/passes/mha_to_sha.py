@@ -1,18 +1,23 @@
 """Multi-head attention -> one single-head attention per head, or per tile of query rows."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
 from edge_opt.attention.block import AS_FOUND, FORMS, Block, Form, NotABlock, row_tiles
 from edge_opt.attention.find import find_blocks
-from edge_opt.attention.rules import multiplies_activations
+from edge_opt.attention.pairs import product_of
+from edge_opt.attention.rules import is_product
 from edge_opt.attention.split import split_heads
+from edge_opt.ir import Subgraph
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import called_by
 from edge_opt.passes.contract import Context, Pass, Site, Status
-from edge_opt.passes.rewrite import Rewrite
+from edge_opt.passes.rewrite import Demand, Rewrite
 from edge_opt.targets import Target
+
+_BY_ROWS = Demand("relative", 1e-6)
+_BY_ROWS_NOTE = "XNNPACK rounds a FULLY_CONNECTED by its number of rows, so results may differ by 1e-6"
 
 
 class MhaToSha(Pass):
@@ -27,7 +32,7 @@ class MhaToSha(Pass):
     summary = "splits multi-head attention into one single-head attention per head, or per block of its rows"
 
     def sites(self, context: Context) -> Iterable[Site]:
-        """One site for each SOFTMAX, then one for each operator that calls a graph with attention."""
+        """One site for each SOFTMAX or other attention, then one for each operator that calls a graph with some."""
         for match in find_blocks(context.subgraph):
             if isinstance(match, NotABlock):
                 status = Status.SKIPPED if match.is_attention else Status.SETTLED
@@ -35,10 +40,47 @@ class MhaToSha(Pass):
             else:
                 yield _site(context, match)
         for operator in context.subgraph.operators:
-            inner = [one for graph in called_by([operator], context.model.subgraphs) for one in graph]
-            if any(one.name == "SOFTMAX" for one in inner) and any(map(multiplies_activations, inner)):
+            if any(map(_may_attend, called_by([operator], context.model.subgraphs))):
                 reason = "attention may be in a graph that it calls, which is not rewritten"
                 yield Site(operator, reason=reason)
+
+
+def left_over(context: Context, sites: Iterable[Site]) -> Iterator[Site]:
+    """Attention of several heads in a converted graph that none of its `sites` speaks of; it is searched anew."""
+    own = [site for site in sites if site.pass_name == MhaToSha.name and site.signature == context.signature]
+    statuses = {site.status for site in own}
+    if Status.CONVERTED not in statuses or not statuses.isdisjoint((Status.SKIPPED, Status.REVERTED)):
+        return
+    settled = {site.anchor for site in own if site.status is Status.SETTLED}
+    for left in MhaToSha().sites(context):
+        is_split = left.status is Status.SETTLED and left.heads in (None, 1)
+        if is_split or left.anchor in settled or left.anchor is None:
+            continue
+        reason = (
+            f"several heads are left after the conversion: {left.reason or 'this block can be split again'}"
+        )
+        name = left.anchor.outputs[0].name
+        yield Site(
+            left.anchor,
+            reason=reason,
+            pass_name=MhaToSha.name,
+            signature=context.signature,
+            index=len(own),
+            operator=name,
+        )
+
+
+def _may_attend(graph: Subgraph) -> bool:
+    """True if a called graph may hold attention of several heads, or a part of it."""
+    products = [product for operator in graph.operators if (product := product_of(operator)) is not None]
+    if not products:
+        return False
+    if any(product.several for product in products) or any(one.name == "SOFTMAX" for one in graph.operators):
+        return True
+    matches = find_blocks(graph)
+    return any(
+        match.is_attention and not (isinstance(match, Block) and match.heads == 1) for match in matches
+    )
 
 
 def _site(context: Context, block: Block) -> Site:
@@ -77,8 +119,11 @@ def _tiled(target: Target, block: Block) -> Block:
 
 def _build(context: Context, block: Block, form: Form, note: str) -> Rewrite:
     old, new = split_heads(context.model, context.subgraph, block, form, context.constants)
-    rewrite = context.rewrite(old, new, note=note, parts=(block.output, block.factored))
+    demand = None
+    if any(operator.name == "FULLY_CONNECTED" for operator in (*block.products, *block.logits)):
+        demand, note = _BY_ROWS, "; ".join(filter(None, (note, _BY_ROWS_NOTE)))
+    rewrite = context.rewrite(old, new, note=note, parts=(block.output, block.factored), demand=demand)
     for operator in rewrite.new if block.heads > 1 else ():
-        if operator in block.core and operator.name in ("BATCH_MATMUL", "SOFTMAX"):
+        if operator in block.core and (is_product(operator) or operator.name == "SOFTMAX"):
             raise RefusedError("another operator reads a result that holds several heads", operator)
     return rewrite
