@@ -101,7 +101,7 @@ def _weights_without_softmax(pairs: Iterable[Pair], softmaxes: Iterable[Operator
     """
     assigned: set[Operator] = set()
     for softmax in softmaxes:
-        assigned.update(_value_products(softmax)[0], products_above(producers(softmax))[0])
+        assigned |= products_around(softmax)
     for first, second, mixed in pairs:
         scores, values = first.operator, second.operator
         if mixed is not None or first.is_sum or second.is_sum or not assigned.isdisjoint((scores, values)):
@@ -132,11 +132,10 @@ def _unexplained(pairs: Iterable[Pair], found: Mapping[Operator, Match]) -> Iter
     in_blocks: set[Operator] = set()
     skipped: set[Operator] = set()
     for anchor, match in found.items():
-        values, scores = _value_products(anchor)[0], products_above(producers(anchor))[0]
         if isinstance(match, Block):
-            in_blocks.update(match.products, match.logits or scores)
+            in_blocks.update(match.products, match.logits or products_above(producers(anchor))[0])
         elif match.is_attention:
-            skipped.update(values, scores)
+            skipped |= products_around(anchor)
     for pair in pairs:
         ends = pair.first, pair.second
         left = [end for end in ends if end.operator not in in_blocks]
@@ -152,7 +151,7 @@ def _unexplained(pairs: Iterable[Pair], found: Mapping[Operator, Match]) -> Iter
 
 
 def _no_attention_above(values: Operator, found: Mapping[Operator, Match]) -> Operator | None:
-    """The SOFTMAX between a value product and the products above it, if its match says that it is no attention."""
+    """The SOFTMAX between a value product and the products above it, if its match says that it is not attention."""
     above = walked(
         producers(values), lambda operator: [] if is_product(operator) else producers(operator), DEEPEST
     )
@@ -187,6 +186,11 @@ def _match(softmax: Operator, operands: OperandFactors) -> Match:
 
 
 # The products around a SOFTMAX, without heads
+
+
+def products_around(softmax: Operator) -> set[Operator]:
+    """The products of queries and keys and the value products around an operator that makes probabilities."""
+    return {*_value_products(softmax)[0], *products_above(producers(softmax))[0]}
 
 
 def _followed_up(operator: Operator) -> list[Operator]:

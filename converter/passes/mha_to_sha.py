@@ -1,15 +1,16 @@
 """Multi-head attention -> one single-head attention per head, or per tile of query rows."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from edge_opt.attention.block import AS_FOUND, FORMS, Block, Form, NotABlock, row_tiles
-from edge_opt.attention.find import find_blocks
+from edge_opt.attention.block import AS_FOUND, FORMS, Block, Form, Match, NotABlock, row_tiles
+from edge_opt.attention.find import find_blocks, products_around
 from edge_opt.attention.pairs import product_of
 from edge_opt.attention.rules import is_product
 from edge_opt.attention.split import split_heads
-from edge_opt.ir import Subgraph
+from edge_opt.ir import Subgraph, Tensor
+from edge_opt.ir.composites import COMPOSITE
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import called_by
 from edge_opt.passes.contract import Context, Pass, Site, Status
@@ -40,7 +41,9 @@ class MhaToSha(Pass):
             else:
                 yield _site(context, match)
         for operator in context.subgraph.operators:
-            if any(map(_may_attend, called_by([operator], context.model.subgraphs))):
+            graphs = called_by([operator], context.model.subgraphs)
+            arguments = operator.inputs if operator.name == COMPOSITE else ()
+            if any(_may_attend(graph, arguments if graph is graphs[0] else ()) for graph in graphs):
                 reason = "attention may be in a graph that it calls, which is not rewritten"
                 yield Site(operator, reason=reason)
 
@@ -52,17 +55,14 @@ def left_over(context: Context, sites: Iterable[Site]) -> Iterator[Site]:
     if Status.CONVERTED not in statuses or not statuses.isdisjoint((Status.SKIPPED, Status.REVERTED)):
         return
     settled = {site.anchor for site in own if site.status is Status.SETTLED}
-    for left in MhaToSha().sites(context):
-        is_split = left.status is Status.SETTLED and left.heads in (None, 1)
-        if is_split or left.anchor in settled or left.anchor is None:
+    for match in find_blocks(context.subgraph):
+        if match.softmax in settled or not _has_several(match):
             continue
-        reason = (
-            f"several heads are left after the conversion: {left.reason or 'this block can be split again'}"
-        )
-        name = left.anchor.outputs[0].name
+        reason = "several heads are left after the conversion"
+        name = match.softmax.outputs[0].name
         yield Site(
-            left.anchor,
-            reason=reason,
+            match.softmax,
+            reason=str(RefusedError(reason, match.softmax)),
             pass_name=MhaToSha.name,
             signature=context.signature,
             index=len(own),
@@ -70,16 +70,27 @@ def left_over(context: Context, sites: Iterable[Site]) -> Iterator[Site]:
         )
 
 
-def _may_attend(graph: Subgraph) -> bool:
-    """True if a called graph may hold attention of several heads, or a part of it."""
-    products = [product for operator in graph.operators if (product := product_of(operator)) is not None]
+def _has_several(match: Match) -> bool:
+    """True for attention of several heads; if it is not understood, for products of several matrices."""
+    if isinstance(match, Block):
+        return match.heads > 1
+    products = map(product_of, (match.softmax, *products_around(match.softmax)))
+    return match.is_attention and any(product is not None and product.several for product in products)
+
+
+def _may_attend(graph: Subgraph, arguments: Sequence[Tensor | None]) -> bool:
+    """True if a called graph may hold attention of several heads, or a part of it; `arguments` are its known inputs."""
+    pairs = zip(graph.inputs, arguments, strict=False)
+    weights = {own for own, given in pairs if given is not None and given.is_constant}
+    candidates = [operator for operator in graph.operators if weights.isdisjoint(operator.inputs)]
+    products = [product for operator in candidates if (product := product_of(operator)) is not None]
     if not products:
         return False
     if any(product.several for product in products) or any(one.name == "SOFTMAX" for one in graph.operators):
         return True
-    matches = find_blocks(graph)
     return any(
-        match.is_attention and not (isinstance(match, Block) and match.heads == 1) for match in matches
+        match.is_attention and not (isinstance(match, Block) and match.heads == 1)
+        for match in find_blocks(graph)
     )
 
 
