@@ -315,7 +315,7 @@ SKIPPED: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
     "linear attention": (
         attention_text(scores="  %s: float32[1,4,5,5] = BATCH_MATMUL(%k, %v) {adj_x: true}", softmax="",
                        values="  %o: float32[1,4,6,5] = BATCH_MATMUL(%q, %s)"),
-        "a pair of products of activations without a SOFTMAX is not understood, at BATCH_MATMUL",
+        "one product of activations goes into another, as in linear attention, which is not split, at BATCH_MATMUL",
     ),
     "rows whose queries have their own matrices": (
         LATENT_OUT, "rows of the value product may belong to several heads, at BATCH_MATMUL, tensor 'a'",
@@ -557,7 +557,7 @@ def test_heads_in_rows_of_computed_fully_connected_weights_are_split_and_the_rou
     assert [op.outputs[0].elements for op in products] == [6 * 8, 6 * 5] * 4
 
 
-def test_a_converted_graph_is_searched_anew_for_heads_that_no_site_speaks_of() -> None:
+def test_a_converted_graph_is_searched_again_for_heads_that_no_site_reports() -> None:
     model = parse(PLAIN + PLAIN.replace("main", "other"))
     done, left = model.subgraphs
     sites = run(model, "mha_to_sha")
@@ -573,6 +573,16 @@ def test_a_converted_graph_is_searched_anew_for_heads_that_no_site_speaks_of() -
     )
     kept = replace(site, anchor=found.anchor, status=Status.SETTLED)
     assert list(left_over(context, [site, kept])) == []
+
+
+def test_products_far_behind_each_other_are_a_pair_all_the_same() -> None:
+    steps = [f"  %s{at + 1}: float32[1,4,6,8] = ABS(%s{at})" for at in range(1100)]
+    softmax = "\n".join(
+        ["  %s0: float32[1,4,6,8] = ABS(%l)", *steps, "  %p: float32[1,4,6,8] = LOGISTIC(%s1100)"]
+    )
+    (site,) = convert(parse(attention_text(softmax=softmax)), verify="none").sites
+    assert site.status == "skipped"
+    assert site.reason.startswith("a product of activations cannot be followed through this operator, at ABS")
 
 
 def test_what_follows_a_softmax_of_no_attention_is_converted() -> None:

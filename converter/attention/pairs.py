@@ -78,7 +78,8 @@ class Pair(NamedTuple):
             return str(RefusedError("a product of activations is written as MUL and SUM", written))
         return str(
             RefusedError(
-                "a pair of products of activations without a SOFTMAX is not understood", self.second.operator
+                "one product of activations goes into another, as in linear attention, which is not split",
+                self.second.operator,
             )
         )
 
@@ -185,8 +186,10 @@ def _reached(product: Product, products: Mapping[Operator, Product]) -> Mapping[
             else:
                 yield from _through(reader, held)
 
-    for _ in walked([_Matrices(product.operator.outputs[0], product.matrix)], behind, _FARTHEST):
-        pass
+    start = _Matrices(product.operator.outputs[0], product.matrix)
+    met = list(walked([start], behind, _FARTHEST))
+    if len(met) == _FARTHEST:
+        found.setdefault(product.operator, met[-1].tensor.producer)  # it may reach any product
     return found
 
 

@@ -49,7 +49,7 @@ class MhaToSha(Pass):
 
 
 def left_over(context: Context, sites: Iterable[Site]) -> Iterator[Site]:
-    """Attention of several heads in a converted graph that none of its `sites` speaks of; it is searched anew."""
+    """Attention of several heads in a converted graph that none of its `sites` reports, found in a second search."""
     own = [site for site in sites if site.pass_name == MhaToSha.name and site.signature == context.signature]
     statuses = {site.status for site in own}
     if Status.CONVERTED not in statuses or not statuses.isdisjoint((Status.SKIPPED, Status.REVERTED)):
