@@ -67,8 +67,10 @@ def convert(model: Model, target: Target, prover: RegionProver | None) -> list[S
         context = Context(model, graph, key, target, Constants(model), prover)
         for chosen in PASSES.values():
             # What is allowed to differ by a step is judged by its own proof, not by bits.
-            reports += run_pass(chosen, context) if chosen.demand.kind == "bitwise" else []
-        reports += left_over(context, reports)
+            if chosen.demand.kind == "bitwise":
+                operators = set(graph.operators)
+                reports += run_pass(chosen, context)
+                reports += left_over(context, reports, operators) if chosen.name == MhaToSha.name else []
     remove_unused(model, usage)
     return reports
 
@@ -88,6 +90,8 @@ def _multiplies(operator: Operator) -> bool:
     if operator.name == "SUM":
         maker = operator.input(0).producer
         factors = [] if maker is None or maker.name != "MUL" else list(maker.inputs)
+        if operator.input(0).elements == operator.outputs[0].elements:
+            return False  # nothing is summed
         if len({tensor.shape for tensor in factors if tensor is not None}) < 2:
             return False
     elif operator.name not in ("BATCH_MATMUL", "FULLY_CONNECTED"):

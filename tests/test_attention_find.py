@@ -295,7 +295,7 @@ SKIPPED: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
     ),
     "talking heads by a product behind the SOFTMAX": (
         attention_text(then=BY_A_PRODUCT.replace("%x", "%p")),
-        "the probabilities have more matrices than the value product, at SOFTMAX",
+        "the probabilities cannot be followed through this operator, at BATCH_MATMUL",
     ),
     "talking heads without a SOFTMAX": (
         mixed_scores(TURNED, "LOGISTIC(%m)"),
@@ -564,15 +564,15 @@ def test_a_converted_graph_is_searched_again_for_heads_that_no_site_reports() ->
     assert [site.status for site in sites] == ["converted"]
     context = Context(model, done, "main", load_target("generic"), Constants(model))
     site = replace(sites[0], signature="main")
-    assert list(left_over(context, [site])) == []
+    assert list(left_over(context, [site], done.operators)) == []
     context.subgraph = left
-    (found,) = left_over(context, [site])
+    (found,) = left_over(context, [site], left.operators)
     assert (found.status, found.reason) == (
         "skipped",
         "several heads are left after the conversion, at SOFTMAX",
     )
     kept = replace(site, anchor=found.anchor, status=Status.SETTLED)
-    assert list(left_over(context, [site, kept])) == []
+    assert list(left_over(context, [site, kept], left.operators)) == []
 
 
 def test_products_far_behind_each_other_are_a_pair_all_the_same() -> None:

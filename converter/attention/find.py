@@ -21,7 +21,7 @@ from edge_opt.attention.labels import (
     Weighings,
     trace_heads,
 )
-from edge_opt.attention.pairs import Pair, pairs_among
+from edge_opt.attention.pairs import Pair, axes_behind, contracted_axis, pairs_among
 from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, Labelled, is_product
 from edge_opt.ir import Operator, Subgraph, Tensor
 from edge_opt.ir.operators import KINDS, UNARY, Effect, operators_that
@@ -225,19 +225,25 @@ def _value_products(softmax: Operator) -> tuple[Weighings, Operator | None]:
     products: Weighings = {}
     blocked: Operator | None = None
 
-    def behind(tensor: Tensor) -> Iterator[Tensor]:
+    def behind(held: tuple[Tensor, frozenset[int]]) -> Iterator[tuple[Tensor, frozenset[int]]]:
         nonlocal blocked
+        tensor, keys = held
         for operator in tensor.consumers:
             # Each element of the result belongs to one element of the tensor: a mask, a guard against NaN, a clip.
             per_element = operator.name in ELEMENTWISE and operator.outputs[0].elements == tensor.elements
-            if is_product(operator) and len(operator.outputs[0].shape) > 1:
-                products.setdefault(operator, 0 if operator.inputs[0] is tensor else 1)
-            elif per_element or _maps(operator, tensor, _PROBABILITY_PATH):
-                yield from operator.outputs
+            operand = 0 if operator.inputs[0] is tensor else 1
+            weighs = is_product(operator) and len(operator.outputs[0].shape) > 1
+            if weighs and (not keys or contracted_axis(operator, operand) in keys):
+                products.setdefault(operator, operand)
+            elif not weighs and (per_element or _maps(operator, tensor, _PROBABILITY_PATH)):
+                behind_it = axes_behind(operator, tensor, keys)
+                yield from ((result, behind_it) for result in operator.outputs)
             elif blocked is None or _is_opaque(operator):
                 blocked = operator
 
-    for _ in walked(softmax.outputs[:1], behind):
+    result = softmax.outputs[0]
+    is_softmax = softmax.code.name in _SOFTMAXES and result.shape
+    for _ in walked([(result, frozenset({len(result.shape) - 1} if is_softmax else ()))], behind):
         pass
     return products, blocked
 

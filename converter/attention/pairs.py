@@ -147,7 +147,7 @@ def pairs_among(operators: Iterable[Operator]) -> Iterator[Pair]:
     """All pairs of the products, the first ones in the order given."""
     products = {operator: product for operator in operators if (product := product_of(operator)) is not None}
     for product in products.values():
-        if product.matrix and not _is_residual(product.operator):
+        if not _is_residual(product.operator):
             for second, mixed in _reached(product, products).items():
                 yield Pair(product, products[second], mixed)
 
@@ -168,11 +168,15 @@ def _is_residual(product: Operator) -> bool:
 
 
 class _Matrices(NamedTuple):
-    """A tensor that holds a product's matrices, and on which axes: None if unknown. `mixed` as in `Pair`."""
+    """A tensor that holds a product's matrices, and on which axes: None if unknown, or if the matrices are numbers.
+
+    `mixed` as in `Pair`; `lost`: rows or columns were summed, which may have been the heads.
+    """
 
     tensor: Tensor
     axes: _Axes | None
     mixed: Operator | None = None
+    lost: bool = False
 
 
 def _reached(product: Product, products: Mapping[Operator, Product]) -> Mapping[Operator, Operator | None]:
@@ -181,12 +185,12 @@ def _reached(product: Product, products: Mapping[Operator, Product]) -> Mapping[
 
     def behind(held: _Matrices) -> Iterator[_Matrices]:
         for reader in held.tensor.consumers:
-            if reader in products:
+            if reader not in products:
+                yield from (one for one in _through(reader, held) if product.several or not one.lost)
+            elif not held.lost or _contracts(reader, held):
                 found.setdefault(reader, held.mixed)
-            else:
-                yield from _through(reader, held)
 
-    start = _Matrices(product.operator.outputs[0], product.matrix)
+    start = _Matrices(product.operator.outputs[0], product.matrix or None)
     met = list(walked([start], behind, _FARTHEST))
     if len(met) == _FARTHEST:
         found.setdefault(product.operator, met[-1].tensor.producer)  # it may reach any product
@@ -201,16 +205,40 @@ def _through(reader: Operator, held: _Matrices) -> Iterator[_Matrices]:
     sums = kind.effect in _SUMMING
     if held.axes is None and sums and kind.effect is not Effect.REDUCTION:
         return
-    moved = None if held.axes is None or reader.shape_error else _moved(reader, held.tensor)
+    moved = None if reader.shape_error else _moved(reader, held.tensor)
     mixed, axes = held.mixed, None
     if moved is None or sums:
         mixed = mixed or reader
     if moved is not None and held.axes is not None:
         axes = tuple(frozenset().union(*(moved[axis] for axis in group)) for group in held.axes)
-        if not all(axes):
-            return  # summed over rows or columns
+        axes = tuple(filter(None, axes))
+        if not axes:
+            return
+    lost = held.lost or (axes is not None and held.axes is not None and len(axes) < len(held.axes))
     for result in kind.data_results(reader.outputs) if kind.is_followed else reader.outputs:
-        yield _Matrices(result, axes, mixed)
+        yield _Matrices(result, axes, mixed, lost)
+
+
+def _contracts(product: Operator, held: _Matrices) -> bool:
+    """True if a product sums over an axis of the matrices."""
+    if held.axes is None or product.name not in ("BATCH_MATMUL", "FULLY_CONNECTED"):
+        return True
+    side = product.inputs.index(held.tensor)
+    return any(contracted_axis(product, side) in axes for axes in held.axes)
+
+
+def contracted_axis(product: Operator, side: int) -> int:
+    """The axis of an operand that a product sums over."""
+    columns = len(product.input(side).shape) - 1
+    if product.name == "FULLY_CONNECTED":
+        return columns
+    return columns - int(bool(product.option("adj_y" if side else "adj_x")) == (side == 0))
+
+
+def axes_behind(operator: Operator, tensor: Tensor, axes: frozenset[int]) -> frozenset[int]:
+    """The axes of an operator's results on which these axes of an operand lie; none if unknown."""
+    moved = None if operator.shape_error else _moved(operator, tensor)
+    return frozenset() if moved is None else frozenset().union(*(moved[axis] for axis in axes))
 
 
 _AxisMap = list[frozenset[int]]
@@ -284,9 +312,8 @@ def _projected(operator: Operator, tensor: Tensor) -> _AxisMap | None:
         moved = _overlapping(shape, (*result[:-1], operator.input(1).shape[-1]))
         return moved and [axes - {last} for axes in moved]
     offset = last + 1 - len(shape)
-    adjoint = operator.name == "FULLY_CONNECTED" or bool(operator.option("adj_y" if side else "adj_x"))
-    columns_stay = adjoint != (side == 1)
-    summed, free = (len(shape) - 2, len(shape) - 1) if columns_stay else (len(shape) - 1, len(shape) - 2)
+    summed = contracted_axis(operator, side)
+    free = 2 * len(shape) - 3 - summed
     moved = [frozenset({axis + offset}) for axis in range(len(shape))]
     moved[summed], moved[free] = frozenset(), frozenset({last if side else last - 1})
     return moved

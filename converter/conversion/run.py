@@ -27,7 +27,7 @@ from edge_opt.ir.model import Model, restored_on_failure
 from edge_opt.ir.opening import ModelLike, Opened, Part, Readable, check_not_compiled, readable
 from edge_opt.passes import PASSES, Context, Pass, Site, Status, run_pass
 from edge_opt.passes.ledger import Ledger
-from edge_opt.passes.mha_to_sha import left_over
+from edge_opt.passes.mha_to_sha import MhaToSha, left_over
 from edge_opt.passes.position_table import PositionTable
 from edge_opt.proof.regions import RegionProver
 from edge_opt.schema.writer import SUFFIXES, check_suffix
@@ -208,9 +208,11 @@ class _Rewriting:
                 facts = self.target, Constants(model), self.prover, self._add, self.positions, self.exported
                 context = Context(model, graph, part.signature(name), *facts, ledgers[graph])
                 for chosen in passes:
+                    operators = set(graph.operators)
                     run_pass(chosen, context)
-                for site in left_over(context, self.result.sites[done:]):
-                    self._add(site)
+                    if chosen.name == MhaToSha.name:
+                        for site in left_over(context, self.result.sites[done:], operators):
+                            self._add(site)
         sites = self.result.sites[done:]
         if any(site.status is Status.CONVERTED for site in sites):
             cleanup.remove_unused(model, usage)

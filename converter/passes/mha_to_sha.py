@@ -1,6 +1,6 @@
 """Multi-head attention -> one single-head attention per head, or per tile of query rows."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -9,7 +9,7 @@ from edge_opt.attention.find import find_blocks, products_around
 from edge_opt.attention.pairs import product_of
 from edge_opt.attention.rules import is_product
 from edge_opt.attention.split import split_heads
-from edge_opt.ir import Subgraph, Tensor
+from edge_opt.ir import Operator, Subgraph, Tensor
 from edge_opt.ir.composites import COMPOSITE
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import called_by
@@ -48,15 +48,18 @@ class MhaToSha(Pass):
                 yield Site(operator, reason=reason)
 
 
-def left_over(context: Context, sites: Iterable[Site]) -> Iterator[Site]:
-    """Attention of several heads in a converted graph that none of its `sites` reports, found in a second search."""
+def left_over(context: Context, sites: Iterable[Site], before: Container[Operator]) -> Iterator[Site]:
+    """Attention of several heads in a converted graph that none of its `sites` reports, found in a second search.
+
+    Only operators from `before` the pass are looked at: whether the axes of new ones are heads is no longer visible.
+    """
     own = [site for site in sites if site.pass_name == MhaToSha.name and site.signature == context.signature]
     statuses = {site.status for site in own}
     if Status.CONVERTED not in statuses or not statuses.isdisjoint((Status.SKIPPED, Status.REVERTED)):
         return
     settled = {site.anchor for site in own if site.status is Status.SETTLED}
     for match in find_blocks(context.subgraph):
-        if match.softmax in settled or not _has_several(match):
+        if match.softmax not in before or match.softmax in settled or not _has_several(match):
             continue
         reason = "several heads are left after the conversion"
         name = match.softmax.outputs[0].name
