@@ -301,6 +301,12 @@ SKIPPED: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
         mixed_scores(TURNED, "LOGISTIC(%m)"),
         "heads may be mixed here, between two products of activations, at FULLY_CONNECTED",
     ),
+    "talking heads in the rows of one token": (
+        changed("SOFTMAX(%l) -> SOFTMAX(%m)", "  %p: ->   %t: float32[1,8,4] = TRANSPOSE(%l, int32{0, 2, 1})\n"
+                "  %f: float32[1,8,4] = FULLY_CONNECTED(%t, float32[4,4]{splat 0.5}, none) {keep_num_dims: true}\n"
+                "  %m: float32[1,4,8] = TRANSPOSE(%f, int32{0, 2, 1})\n  %p:", text=LATENT),
+        "heads may be mixed here, between two products of activations, at FULLY_CONNECTED",
+    ),
     "scores written as MUL and SUM": (
         attention_text(scores=SUMMED_SCORES), "a product of activations is written as MUL and SUM, at SUM",
     ),

@@ -102,7 +102,7 @@ def _weights_without_softmax(pairs: Iterable[Pair], softmaxes: Iterable[Operator
     assigned: set[Operator] = set()
     for softmax in softmaxes:
         assigned |= products_around(softmax)
-    for first, second, mixed in pairs:
+    for first, second, mixed, _ in pairs:
         scores, values = first.operator, second.operator
         if mixed is not None or first.is_sum or second.is_sum or not assigned.isdisjoint((scores, values)):
             continue
@@ -141,7 +141,7 @@ def _unexplained(pairs: Iterable[Pair], found: Mapping[Operator, Match]) -> Iter
         left = [end for end in ends if end.operator not in in_blocks]
         if len(left) == 1 and left[0].is_outer:
             continue  # writes keys or values into a cache, at positions that are ones and zeros
-        may_be_mixed = pair.is_mixed or (pair.mixed is not None and len(left) == 2)
+        may_be_mixed = pair.mixed is not None and (len(left) == 2 or (pair.is_mixed and not pair.lost))
         if not any(end.several or may_be_mixed for end in left):
             continue
         operators = {end.operator for end in ends}

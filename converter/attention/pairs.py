@@ -50,12 +50,14 @@ class Product:
 class Pair(NamedTuple):
     """Two products: the first one's matrices reach the second.
 
-    `mixed`: the first operator between them that sums over another axis, or that cannot be followed.
+    `mixed`: the first operator between them that sums over another axis, or that cannot be followed. `lost`: rows or
+    columns were summed between them, and the second sums over what was left.
     """
 
     first: Product
     second: Product
     mixed: Operator | None
+    lost: bool = False
 
     @property
     def is_mixed(self) -> bool:
@@ -148,8 +150,7 @@ def pairs_among(operators: Iterable[Operator]) -> Iterator[Pair]:
     products = {operator: product for operator in operators if (product := product_of(operator)) is not None}
     for product in products.values():
         if not _is_residual(product.operator):
-            for second, mixed in _reached(product, products).items():
-                yield Pair(product, products[second], mixed)
+            yield from _reached(product, products)
 
 
 def _is_residual(product: Operator) -> bool:
@@ -179,22 +180,22 @@ class _Matrices(NamedTuple):
     lost: bool = False
 
 
-def _reached(product: Product, products: Mapping[Operator, Product]) -> Mapping[Operator, Operator | None]:
-    """The products that this one's matrices reach first, each with the operator that mixes them on the way."""
-    found: dict[Operator, Operator | None] = {}
+def _reached(product: Product, products: Mapping[Operator, Product]) -> Iterable[Pair]:
+    """The pairs of a product with those that its matrices reach first."""
+    found: dict[Operator, Pair] = {}
 
     def behind(held: _Matrices) -> Iterator[_Matrices]:
         for reader in held.tensor.consumers:
             if reader not in products:
-                yield from (one for one in _through(reader, held) if product.several or not one.lost)
+                yield from _through(reader, held)
             elif not held.lost or _contracts(reader, held):
-                found.setdefault(reader, held.mixed)
+                found.setdefault(reader, Pair(product, products[reader], held.mixed, held.lost))
 
     start = _Matrices(product.operator.outputs[0], product.matrix or None)
     met = list(walked([start], behind, _FARTHEST))
     if len(met) == _FARTHEST:
-        found.setdefault(product.operator, met[-1].tensor.producer)  # it may reach any product
-    return found
+        found.setdefault(product.operator, Pair(product, product, met[-1].tensor.producer))  # or any other
+    return found.values()
 
 
 def _through(reader: Operator, held: _Matrices) -> Iterator[_Matrices]:

@@ -207,12 +207,7 @@ class _Rewriting:
             for graph, name in owners.items():
                 facts = self.target, Constants(model), self.prover, self._add, self.positions, self.exported
                 context = Context(model, graph, part.signature(name), *facts, ledgers[graph])
-                for chosen in passes:
-                    operators = set(graph.operators)
-                    run_pass(chosen, context)
-                    if chosen.name == MhaToSha.name:
-                        for site in left_over(context, self.result.sites[done:], operators):
-                            self._add(site)
+                self._run(passes, context)
         sites = self.result.sites[done:]
         if any(site.status is Status.CONVERTED for site in sites):
             cleanup.remove_unused(model, usage)
@@ -223,6 +218,14 @@ class _Rewriting:
         part.changed |= self.target.new_operator_codes is False and cleanup.fill_old_codes(model)
         for ledger in ledgers.values():
             ledger.check()
+
+    def _run(self, passes: Iterable[Pass], context: Context) -> None:
+        for chosen in passes:
+            operators = set(context.subgraph.operators)
+            sites = run_pass(chosen, context)
+            if chosen.name == MhaToSha.name:
+                for site in left_over(context, sites, operators):
+                    self._add(site)
 
     def _add(self, site: Site) -> None:
         sites = self.result.sites
