@@ -92,6 +92,8 @@ def possible(case: Case) -> Case:
         case = replace(case, weights=weights, written="BATCH_MATMUL", mixing="none")
     if case.written == "FULLY_CONNECTED":  # whose weights have no batch
         case = replace(case, batch=1, groups=case.heads, kv_heads=1, product="fold")
+    if case.length == 1 and max(case.segments) == 1:
+        case = replace(case, mixing="none")  # numbers, not matrices
     if case.mixing_by == "computed" and case.kv_heads == 1:
         # Scores in one matrix that a computed one multiplies may as well be keys, and the product the scores.
         case = replace(case, mixing_by="BATCH_MATMUL")
