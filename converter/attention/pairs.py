@@ -94,6 +94,8 @@ def product_of(operator: Operator) -> Product | None:
         return None
     shape = operator.outputs[0].shape
     rank = len(shape)
+    if not _has_known_axes(operator):
+        return Product(operator, (), several=True)
     first_row = 0 if operator.name == "FULLY_CONNECTED" else max(rank - 2, 0)  # all rows share the weights
     rows, columns = range(first_row, rank - 1), range(rank - 1, rank)
     several = math.prod(_lead(shape[:first_row], rank)) > 1
@@ -113,11 +115,19 @@ def _wide(shape: Shape, *groups: Iterable[int]) -> _Axes:
     return tuple(filter(None, wide))
 
 
+def _has_known_axes(operator: Operator) -> bool:
+    """True if all sizes of the operands and results are recorded and follow from each other."""
+    tensors = [tensor for tensor in (*operator.inputs, *operator.outputs) if tensor is not None]
+    return not operator.shape_error and all(tensor.has_rank and not tensor.is_dynamic for tensor in tensors)
+
+
 def _sum_of_products(operator: Operator) -> Product | None:
     """A SUM over the elements of two activations, of which one is repeated for the other's rows or columns."""
     factors = moved_from(operator.input(0), {"CAST", "QUANTIZE", "DEQUANTIZE"})[0].producer
     summed = small_value(operator.inputs[1]) if len(operator.inputs) > 1 else None
     if factors is None or factors.name != "MUL" or summed is None:
+        return None
+    if not _has_known_axes(operator) or not _has_known_axes(factors):
         return None
     if any(tensor is None or is_weight(tensor) for tensor in factors.inputs):
         return None
@@ -206,7 +216,7 @@ def _through(reader: Operator, held: _Matrices) -> Iterator[_Matrices]:
     sums = kind.effect in _SUMMING
     if held.axes is None and sums and kind.effect is not Effect.REDUCTION:
         return
-    moved = None if reader.shape_error else _moved(reader, held.tensor)
+    moved = _moved(reader, held.tensor)
     mixed, axes = held.mixed, None
     if moved is None or sums:
         mixed = mixed or reader
@@ -224,6 +234,8 @@ def _contracts(product: Operator, held: _Matrices) -> bool:
     """True if a product sums over an axis of the matrices."""
     if held.axes is None or product.name not in ("BATCH_MATMUL", "FULLY_CONNECTED"):
         return True
+    if not _has_known_axes(product):
+        return True
     side = product.inputs.index(held.tensor)
     return any(contracted_axis(product, side) in axes for axes in held.axes)
 
@@ -238,7 +250,7 @@ def contracted_axis(product: Operator, side: int) -> int:
 
 def axes_behind(operator: Operator, tensor: Tensor, axes: frozenset[int]) -> frozenset[int]:
     """The axes of an operator's results on which these axes of an operand lie; none if unknown."""
-    moved = None if operator.shape_error else _moved(operator, tensor)
+    moved = _moved(operator, tensor)
     return frozenset() if moved is None else frozenset().union(*(moved[axis] for axis in axes))
 
 
@@ -248,6 +260,8 @@ _AxisMap = list[frozenset[int]]
 
 def _moved(operator: Operator, tensor: Tensor) -> _AxisMap | None:
     """Where the axes of an operand lie in the operator's results; None if unknown."""
+    if not _has_known_axes(operator):
+        return None
     effect, shape, result = KINDS[operator.name].effect, tensor.shape, operator.outputs[0].shape
     rank = len(shape)
     aligned = [frozenset({axis + len(result) - rank}) for axis in range(rank)]
