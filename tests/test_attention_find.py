@@ -530,6 +530,13 @@ def test_a_product_that_writes_keys_into_a_cache_at_one_position_is_not_counted(
     assert site.status == "converted"
 
 
+def test_a_product_that_mixes_heads_of_one_token_is_not_taken_for_queries_and_keys() -> None:
+    mixing = "  %m: float32[1,4,8] = BATCH_MATMUL(float32[1,4,4]{splat 0.5}, %l)\n  %p:"
+    text = changed("  %p: -> " + mixing, "SOFTMAX(%l) -> SOFTMAX(%m)", text=LATENT)
+    *_, site = convert(parse(text), verify="none").skipped
+    assert site.reason == "heads may be mixed here, between two products of activations, at BATCH_MATMUL"
+
+
 @pytest.mark.parametrize("text", [IN_A_COMPOSITE, IN_A_COMPOSITE_OF_A_COMPOSITE])
 def test_composites_with_attention_are_opened_however_deep(text: str) -> None:
     model = parse(text)

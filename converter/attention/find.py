@@ -141,7 +141,9 @@ def _unexplained(pairs: Iterable[Pair], found: Mapping[Operator, Match]) -> Iter
         left = [end for end in ends if end.operator not in in_blocks]
         if len(left) == 1 and left[0].is_outer:
             continue  # writes keys or values into a cache, at positions that are ones and zeros
-        may_be_mixed = pair.mixed is not None and (len(left) == 2 or (pair.is_mixed and not pair.lost))
+        # A product with weights that a block took for one of queries and keys may be what mixes the heads.
+        is_sure = len(left) == 2 or pair.mixed in in_blocks or (pair.is_mixed and not pair.lost)
+        may_be_mixed = pair.mixed is not None and is_sure
         if not any(end.several or may_be_mixed for end in left):
             continue
         operators = {end.operator for end in ends}
