@@ -286,6 +286,19 @@ SKIPPED: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
         + attention_text(softmax=SIGMOID),
         "attention may be in a graph that it calls, which is not rewritten",
     ),
+    "a branch of IF that weighs values": (
+        f"""subgraph main (%c: bool[], {GIVEN}) {{
+          %l: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+          %r: float32[1,4,6,5] = IF(%c, %l, %v) {{then_subgraph_index: 1, else_subgraph_index: 1}}
+          return %r
+        }}
+        subgraph weigh (%l: float32[1,4,6,8], %v: float32[1,4,8,5]) {{
+          %p: float32[1,4,6,8] = LOGISTIC(%l)
+          %r: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)
+          return %r
+        }}""",
+        "attention may be in a graph that it calls, which is not rewritten",
+    ),
     "talking heads before the SOFTMAX": (
         mixed_scores(TURNED), "heads may be mixed here, between two products of activations, at FULLY_CONNECTED",
     ),

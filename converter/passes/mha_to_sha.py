@@ -138,7 +138,8 @@ def _build(context: Context, block: Block, form: Form, note: str) -> Rewrite:
     old, new = split_heads(context.model, context.subgraph, block, form, context.constants)
     demand = None
     if any(operator.name == "FULLY_CONNECTED" for operator in (*block.products, *block.logits)):
-        demand, note = _BY_ROWS, "; ".join(filter(None, (note, _BY_ROWS_NOTE)))
+        demand = _BY_ROWS
+        note = "; ".join(filter(None, (note, _BY_ROWS_NOTE)))
     rewrite = context.rewrite(old, new, note=note, parts=(block.output, block.factored), demand=demand)
     for operator in rewrite.new if block.heads > 1 else ():
         if operator in block.core and (is_product(operator) or operator.name == "SOFTMAX"):
