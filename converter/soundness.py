@@ -251,8 +251,7 @@ def _usual_end(product: Operator) -> float:
 
 def _known_ends(tensor: Tensor | None) -> list[float]:
     """The ends of a tensor and of those that it is made from, as far as these have ranges."""
-    origins = islice(_origins(tensor), DEEPEST)
-    return [end for end in (_range(origin).largest for origin in origins) if end > 0]
+    return [end for end in (_range(origin).largest for origin in _origins(tensor)) if end > 0]
 
 
 def _constant_factor(operator: Operator) -> float:
@@ -284,8 +283,10 @@ def _named(tensor: Tensor | None, labels: Mapping[Tensor, str]) -> str:
 
 
 def _origins(tensor: Tensor | None) -> Iterator[Tensor]:
-    """A tensor, then the tensors that it is a rearrangement or part of, nearest first."""
-    while tensor is not None:
+    """A tensor, then the nearest tensors that it is a rearrangement or part of, nearest first."""
+    for _ in range(DEEPEST):
+        if tensor is None:
+            return
         yield tensor
         maker = tensor.producer
         if maker is None or maker.name not in _REARRANGING:

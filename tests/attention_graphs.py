@@ -46,6 +46,14 @@ _CHOICES: dict[str, st.SearchStrategy[Any]] = {
     "tail": _choice("merged", "rows", "unmerged", "flat", "heads"),
     "tail_by_reshape": st.booleans(),
     "blocks": st.sampled_from((1, 1, 1, 2, 3)),
+    "weights": _choice(
+        "softmax", "softmax", "softmax", "sigmoid", "relu", "exp", "normalized", "softmax by EXP"
+    ),
+    "written": _choice(
+        "BATCH_MATMUL", "BATCH_MATMUL", "BATCH_MATMUL", "BATCH_MATMUL", "FULLY_CONNECTED", "sums"
+    ),
+    "mixing": _choice("none", "none", "none", "none", "none", "logits", "probabilities"),
+    "mixing_by": _choice("FULLY_CONNECTED", "BATCH_MATMUL", "sums", "computed"),
     "escapes": st.one_of(st.just(frozenset()), _some("kv", "logits", "probabilities", "scaled", "tail")),
 }
 
@@ -86,6 +94,18 @@ def cases_masked_twice() -> st.SearchStrategy[Case]:
 
 def possible(case: Case) -> Case:
     """The case, with choices that exclude each other resolved."""
+    if case.quantized:
+        weights = case.weights if case.weights in ("softmax", "sigmoid") else "softmax"
+        case = replace(case, weights=weights, written="BATCH_MATMUL", mixing="none")
+    if case.written == "FULLY_CONNECTED":  # whose weights have no batch
+        case = replace(case, batch=1, groups=case.heads, kv_heads=1, product="fold")
+    if case.length == 1 and max(case.segments) == 1:
+        case = replace(case, mixing="none")  # numbers, not matrices
+    if case.mixing_by == "computed" and case.kv_heads == 1:
+        # Scores in one matrix that a computed one multiplies may as well be keys, and the product the scores.
+        case = replace(case, mixing_by="BATCH_MATMUL")
+    if case.written == "sums" and case.product == "five":
+        case = replace(case, product="repeat")
     if case.layout == "one" and case.cache < case.length:
         case = replace(case, cache=case.length + 4)
     if case.tail == "unmerged" and case.length == 1 and case.groups > 1 and case.product == "fold":
@@ -182,6 +202,9 @@ class _Build:
     def integers(self, *values: int) -> Tensor:
         return self.stored(values, DType.INT32)
 
+    absent: Any = None
+    """An input that an operator may leave out."""
+
     def op(
         self, name: str, *inputs: Tensor, dtype: DType | None = None, q: Any = SAME, **options: Any
     ) -> Tensor:
@@ -192,7 +215,9 @@ class _Build:
         operator = self.model.new_operator(name, inputs, [result], **options)
         if name == "BROADCAST_TO":  # of which the runtime has no version 1
             operator.code = self.model.operator_code(name, 2)
-        facts = [Fact(tensor.shape, small_value(tensor)) for tensor in inputs]
+        facts = [
+            Fact(None) if tensor is None else Fact(tensor.shape, small_value(tensor)) for tensor in inputs
+        ]
         ((shape, _),) = infer_operator(operator, facts)
         assert shape is not None
         result.shape = shape
@@ -259,8 +284,8 @@ class _Build:
     def block(self, hidden: Tensor | None) -> Tensor:
         keys, values = self.segments("key"), self.segments("value")
         logits = self.escape(self.logits(self.arranged(self.query(hidden)), keys), "logits")
-        probabilities = self.op("SOFTMAX", self.masked(logits), q=self.q("probability"), beta=1.0)
-        parts = self.parts(self.escape(probabilities, "probabilities"))
+        probabilities = self.weights(self.masked(self.mixed(logits, "logits")))
+        parts = self.parts(self.mixed(self.escape(probabilities, "probabilities"), "probabilities"))
         return self.tail(self.weighted(parts, values))
 
     def query(self, hidden: Tensor | None) -> Tensor:
@@ -350,8 +375,65 @@ class _Build:
 
     def product(self, left: tuple[Tensor, bool], right: tuple[Tensor, bool], role: str) -> Tensor:
         """The product of two matrices, each with whether it is stored the other way round."""
+        if self.case.written == "sums":
+            return self.sum_of_products(left, right)
+        if self.case.written == "FULLY_CONNECTED":
+            return self.fully_connected(left, right)
         turned = {"adj_x": left[1], "adj_y": right[1]}
         return self.op("BATCH_MATMUL", left[0], right[0], q=self.q(role), **turned)
+
+    def sum_of_products(self, left: tuple[Tensor, bool], right: tuple[Tensor, bool]) -> Tensor:
+        """`[.., M, C, 1] * [.., 1, C, N]`, summed over C."""
+        rows, columns = (self.swap(tensor) if turned else tensor for tensor, turned in (left, right))
+        factors = self.with_one(rows, len(rows.shape)), self.with_one(columns, len(columns.shape) - 2)
+        product = self.op("MUL", *factors)
+        return self.op("SUM", product, self.integers(len(product.shape) - 2))
+
+    def fully_connected(self, left: tuple[Tensor, bool], right: tuple[Tensor, bool]) -> Tensor:
+        """`[M, C] x [N, C]^T`, without a batch."""
+        rows = self.swap(left[0]) if left[1] else left[0]
+        weights = right[0] if right[1] else self.swap(right[0])
+        flat = self.reshape(weights, *weights.shape[-2:])
+        return self.op("FULLY_CONNECTED", rows, flat, self.absent, keep_num_dims=True)
+
+    # Heads that are not independent
+
+    def mixed(self, tensor: Tensor, name: str) -> Tensor:
+        """Each head a mixture of all heads, if the case mixes these; comes back in the same shape."""
+        case = self.case
+        if case.mixing != name:
+            return tensor
+        b, n, t, s = case.batch, case.heads, case.length, tensor.shape[-1]
+        mixture = np.random.default_rng(n).uniform(-1, 1, (n, n))
+        flat = self.reshape(tensor, b, n, t * s)
+        if case.mixing_by == "FULLY_CONNECTED":
+            turned = self.transpose(self.reshape(tensor, b, n, t, s), 0, 2, 3, 1)
+            sums = self.op("FULLY_CONNECTED", turned, self.stored(mixture), self.absent, keep_num_dims=True)
+            return self.reshape(self.transpose(sums, 0, 3, 1, 2), *tensor.shape)
+        if case.mixing_by == "sums":
+            product = self.op("MUL", self.with_one(flat, 1), self.stored(mixture.reshape(1, n, n, 1)))
+            return self.reshape(self.op("SUM", product, self.integers(2)), *tensor.shape)
+        by = (
+            self.stored(mixture[None])
+            if case.mixing_by == "BATCH_MATMUL"
+            else self.given("mixture", (1, n, n), DType.FLOAT32)
+        )
+        return self.reshape(self.op("BATCH_MATMUL", by, flat), *tensor.shape)
+
+    def weights(self, logits: Tensor) -> Tensor:
+        """What weighs the values."""
+        how, q = self.case.weights, self.q("probability")
+        if how in ("sigmoid", "relu"):
+            return self.op({"sigmoid": "LOGISTIC", "relu": "RELU"}[how], logits, q=q)
+        if how == "softmax":
+            return self.op("SOFTMAX", logits, q=q, beta=1.0)
+        last = self.integers(len(logits.shape) - 1)
+        if how == "softmax by EXP":
+            logits = self.op("SUB", logits, self.op("REDUCE_MAX", logits, last, keep_dims=True))
+        powers = self.op("EXP", logits)
+        return (
+            powers if how == "exp" else self.op("DIV", powers, self.op("SUM", powers, last, keep_dims=True))
+        )
 
     def flipped(self, tensor: Tensor, role: str, *, turned: bool) -> tuple[Tensor, bool]:
         """The tensor, or its transposition, and whether that is stored the other way round."""

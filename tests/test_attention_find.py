@@ -1,11 +1,20 @@
 """What is found of an attention: its heads and sizes; and what is skipped, with the reason."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import fuzz
 import pytest
-from attention_checks import GIVEN, TWO_SOFTMAXES, attention_text, masked_text, of_one_head, only_block
+from attention_checks import (
+    GIVEN,
+    TWO_SOFTMAXES,
+    assert_same_bits,
+    attention_text,
+    masked_text,
+    of_one_head,
+    only_block,
+)
 from pass_runs import refusal, run
 from text_parser import parse
 
@@ -15,8 +24,11 @@ from edge_opt.attention.labels import OperandFactors
 from edge_opt.attention.rules import Labelled
 from edge_opt.conversion import SitesSkippedError, convert
 from edge_opt.conversion.result import entry_points
-from edge_opt.ir import Model, Subgraph
+from edge_opt.ir import Constants, Model, Subgraph, to_bytes
 from edge_opt.ir.text import to_text
+from edge_opt.passes import Context, Status
+from edge_opt.passes.mha_to_sha import left_over
+from edge_opt.targets import load_target
 
 PLAIN = attention_text()
 T, H = 3, 4
@@ -212,18 +224,120 @@ subgraph main (%c: bool[], {GIVEN}) {{
 IN_A_BRANCH = (
     BRANCHES.replace("CALLING", "IF(%c, %q, %k, %v) {then_subgraph_index: 1, else_subgraph_index: 1}") + PLAIN
 )
+IN_A_COMPOSITE = (
+    BRANCHES.replace(
+        "CALLING", "STABLEHLO_COMPOSITE(%q, %k, %v) {name: 'b', decomposition_subgraph_index: 1}"
+    )
+    + PLAIN
+)
 IN_A_COMPOSITE_OF_A_COMPOSITE = "".join(
     [
-        BRANCHES.replace("CALLING", "STABLEHLO_COMPOSITE(%q, %k, %v) {name: 'a', decomposition_subgraph_index: 1}"),
-        BRANCHES.replace("CALLING", "STABLEHLO_COMPOSITE(%q, %k, %v) {name: 'b', decomposition_subgraph_index: 2}")
-        .replace("main (%c: bool[], ", "outer ("),
-        PLAIN,
+        BRANCHES.replace(
+            "CALLING", "STABLEHLO_COMPOSITE(%q, %k, %v) {name: 'a', decomposition_subgraph_index: 1}"
+        ),
+        IN_A_COMPOSITE.replace("main (%c: bool[], ", "outer (", 1).replace("index: 1", "index: 2"),
     ]
-)  # fmt: skip
+)
+TURNED = """  %lt: float32[1,6,8,4] = TRANSPOSE(%x, int32{0, 2, 3, 1})
+  %lm: float32[1,6,8,4] = FULLY_CONNECTED(%lt, float32[4,4]{splat 0.5}, none) {keep_num_dims: true}
+  %w: float32[1,4,6,8] = TRANSPOSE(%lm, int32{0, 3, 1, 2})"""
+BY_A_PRODUCT = """  %lt: float32[1,4,48] = RESHAPE(%x, int32{1, 4, 48})
+  %lm: float32[1,4,48] = BATCH_MATMUL(float32[1,4,4]{splat 0.5}, %lt)
+  %w: float32[1,4,6,8] = RESHAPE(%lm, int32{1, 4, 6, 8})"""
+
+
+def mixed_scores(mixing: str, weights: str = "SOFTMAX(%m) {beta: 1.0}") -> str:
+    """Talking heads: each head's scores become a mixture of all heads' scores."""
+    own = mixing.replace("%x", "%l").replace("%w", "%m")
+    return attention_text(softmax=f"{own}\n  %p: float32[1,4,6,8] = {weights}")
+
+
+SUMMED_SCORES = """  %q5: float32[1,4,6,1,5] = RESHAPE(%q, int32{1, 4, 6, 1, 5})
+  %k5: float32[1,4,1,8,5] = RESHAPE(%k, int32{1, 4, 1, 8, 5})
+  %qk: float32[1,4,6,8,5] = MUL(%q5, %k5)
+  %l: float32[1,4,6,8] = SUM(%qk, int32{4})"""
+SUMMED_VALUES = """  %p5: float32[1,4,6,8,1] = RESHAPE(%p, int32{1, 4, 6, 8, 1})
+  %v5: float32[1,4,1,8,5] = RESHAPE(%v, int32{1, 4, 1, 8, 5})
+  %pv: float32[1,4,6,8,5] = MUL(%p5, %v5)
+  %o: float32[1,4,6,5] = SUM(%pv, int32{3})"""
+SIGMOID = "  %p: float32[1,4,6,8] = LOGISTIC(%l)"
+LATENT = """
+subgraph main (%q: float32[4,1,5], %c: float32[1,8,6]) {
+  %a: float32[4,1,6] = BATCH_MATMUL(%q, float32[4,5,6]{splat 0.5})
+  %r: float32[1,4,6] = RESHAPE(%a, int32{1, 4, 6})
+  %l: float32[1,4,8] = BATCH_MATMUL(%r, %c) {adj_y: true}
+  %p: float32[1,4,8] = SOFTMAX(%l) {beta: 1.0}
+  %o: float32[1,4,6] = BATCH_MATMUL(%p, %c)
+  %u: float32[4,1,6] = RESHAPE(%o, int32{4, 1, 6})
+  %s: float32[4,1,3] = BATCH_MATMUL(%u, float32[4,6,3]{splat 0.25})
+  return %s
+}"""
+LATENT_OUT = changed(
+    """
+  %u: float32[4,1,6] = RESHAPE(%o, int32{4, 1, 6})
+  %s: float32[4,1,3] = BATCH_MATMUL(%u, float32[4,6,3]{splat 0.25})
+  return %s -> \n  return %o""",
+    text=LATENT,
+)
 SKIPPED: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
     "a branch of IF": (IN_A_BRANCH, "attention may be in a graph that it calls, which is not rewritten"),
-    "a composite in a composite": (
-        IN_A_COMPOSITE_OF_A_COMPOSITE, "attention may be in a graph that it calls, which is not rewritten",
+    "a branch of IF without a SOFTMAX": (
+        BRANCHES.replace("CALLING", "IF(%c, %q, %k, %v) {then_subgraph_index: 1, else_subgraph_index: 1}")
+        + attention_text(softmax=SIGMOID),
+        "attention may be in a graph that it calls, which is not rewritten",
+    ),
+    "a branch of IF that weighs values": (
+        f"""subgraph main (%c: bool[], {GIVEN}) {{
+          %l: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+          %r: float32[1,4,6,5] = IF(%c, %l, %v) {{then_subgraph_index: 1, else_subgraph_index: 1}}
+          return %r
+        }}
+        subgraph weigh (%l: float32[1,4,6,8], %v: float32[1,4,8,5]) {{
+          %p: float32[1,4,6,8] = LOGISTIC(%l)
+          %r: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)
+          return %r
+        }}""",
+        "attention may be in a graph that it calls, which is not rewritten",
+    ),
+    "talking heads before the SOFTMAX": (
+        mixed_scores(TURNED), "heads may be mixed here, between two products of activations, at FULLY_CONNECTED",
+    ),
+    "talking heads behind the SOFTMAX": (
+        attention_text(then=TURNED.replace("%x", "%p")),
+        "the probabilities cannot be followed through this operator, at FULLY_CONNECTED",
+    ),
+    "talking heads by a product behind the SOFTMAX": (
+        attention_text(then=BY_A_PRODUCT.replace("%x", "%p")),
+        "the probabilities cannot be followed through this operator, at BATCH_MATMUL",
+    ),
+    "talking heads without a SOFTMAX": (
+        mixed_scores(TURNED, "LOGISTIC(%m)"),
+        "heads may be mixed here, between two products of activations, at FULLY_CONNECTED",
+    ),
+    "talking heads in the rows of one token": (
+        changed("SOFTMAX(%l) -> SOFTMAX(%m)", "  %p: ->   %t: float32[1,8,4] = TRANSPOSE(%l, int32{0, 2, 1})\n"
+                "  %f: float32[1,8,4] = FULLY_CONNECTED(%t, float32[4,4]{splat 0.5}, none) {keep_num_dims: true}\n"
+                "  %m: float32[1,4,8] = TRANSPOSE(%f, int32{0, 2, 1})\n  %p:", text=LATENT),
+        "heads may be mixed here, between two products of activations, at FULLY_CONNECTED",
+    ),
+    "scores written as MUL and SUM": (
+        attention_text(scores=SUMMED_SCORES), "a product of activations is written as MUL and SUM, at SUM",
+    ),
+    "both products written as MUL and SUM": (
+        attention_text(scores=SUMMED_SCORES, values=SUMMED_VALUES),
+        "a product of activations is written as MUL and SUM, at SUM",
+    ),
+    "an operator without a rule between two products": (
+        attention_text(softmax="  %s: float32[1,4,6,8] = CUMSUM(%l, int32(3))\n" + SIGMOID.replace("%l", "%s")),
+        "a product of activations cannot be followed through this operator, at CUMSUM",
+    ),
+    "linear attention": (
+        attention_text(scores="  %s: float32[1,4,5,5] = BATCH_MATMUL(%k, %v) {adj_x: true}", softmax="",
+                       values="  %o: float32[1,4,6,5] = BATCH_MATMUL(%q, %s)"),
+        "one product of activations goes into another, as in linear attention, which is not split, at BATCH_MATMUL",
+    ),
+    "rows whose queries have their own matrices": (
+        LATENT_OUT, "rows of the value product may belong to several heads, at BATCH_MATMUL, tensor 'a'",
     ),
     "an operator behind the SOFTMAX that is not followed": (
         CUMULATED, "the probabilities cannot be followed through this operator, at CUMSUM",
@@ -331,6 +445,7 @@ SETTLED = {
         "no product of queries and keys leads to this SOFTMAX: not attention, at FULLY_CONNECTED",
     ),
     "a gate": (GATE, "no product with values follows this SOFTMAX: not attention, at MUL"),
+    "one head without a SOFTMAX": (of_one_head(attention_text(softmax=SIGMOID)), "already single-head"),
 }
 
 
@@ -339,6 +454,166 @@ def test_a_softmax_without_several_heads_needs_no_conversion(case: str) -> None:
     text, reason = SETTLED[case]
     (site,) = convert(parse(text), verify="none", require_all=True).sites
     assert (site.status, site.reason) == ("nothing to do", reason)
+
+
+FOUND = {
+    "a sigmoid": attention_text(softmax=SIGMOID),
+    "a softmax by EXP, SUM and DIV": attention_text(
+        softmax="""  %m: float32[1,4,6,1] = REDUCE_MAX(%l, int32{3}) {keep_dims: true}
+  %s: float32[1,4,6,8] = SUB(%l, %m)
+  %e: float32[1,4,6,8] = EXP(%s)
+  %n: float32[1,4,6,1] = SUM(%e, int32{3}) {keep_dims: true}
+  %p: float32[1,4,6,8] = DIV(%e, %n)"""
+    ),
+    "rows divided behind the value product": attention_text(
+        softmax="""  %p: float32[1,4,6,8] = RELU(%l)
+  %n: float32[1,4,6,1] = SUM(%p, int32{3}) {keep_dims: true}""",
+        values="  %z: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)\n  %o: float32[1,4,6,5] = DIV(%z, %n)",
+    ),
+    "probabilities cut into two segments": attention_text(
+        softmax=SIGMOID,
+        values="""  %p1: float32[1,4,6,4], %p2: float32[1,4,6,4] = SPLIT(int32(3), %p) {num_splits: 2}
+  %v1: float32[1,4,4,5], %v2: float32[1,4,4,5] = SPLIT(int32(2), %v) {num_splits: 2}
+  %o1: float32[1,4,6,5] = BATCH_MATMUL(%p1, %v1)
+  %o2: float32[1,4,6,5] = BATCH_MATMUL(%p2, %v2)
+  %o: float32[1,4,6,5] = ADD(%o1, %o2)""",
+    ),
+    "a latent that all heads read": LATENT,
+}
+
+
+@pytest.mark.parametrize("case", FOUND)
+def test_attention_is_found_by_its_products(case: str) -> None:
+    model = parse(FOUND[case])
+    before = to_bytes(model)
+    (site,) = convert(model, verify="none", require_all=True).sites
+    assert (site.status, site.heads) == ("converted", 4)
+    assert_same_bits(before, model)
+
+
+NOT_COUNTED = {
+    "an adapter": """
+    subgraph main (%x: float32[1,6,16], %a: float32[4,16], %b: float32[16,4]) {
+      %l: float32[1,6,4] = FULLY_CONNECTED(%x, %a, none) {keep_num_dims: true}
+      %s: float32[1,6,4] = MUL(%l, float32(0.5))
+      %o: float32[1,6,16] = FULLY_CONNECTED(%s, %b, none) {keep_num_dims: true}
+      return %o
+    }""",
+    "a residual stream that is mixed token by token": """
+    subgraph main (%x: float32[14,72,4], %a: float32[14,4,4], %b: float32[14,4,4]) {
+      %p: float32[14,72,4] = BATCH_MATMUL(%x, %a)
+      %s: float32[14,72,4] = ADD(%p, %x)
+      %r: float32[14,72,4] = BATCH_MATMUL(%s, %b)
+      return %r
+    }""",
+    "weights that are dequantized": """
+    subgraph main (%x: float32[2,6,16]) {
+      %w: float32[2,16,16] = DEQUANTIZE(float16[2,16,16]{splat 0.5})
+      %l: float32[2,6,16] = BATCH_MATMUL(%x, %w)
+      %a: float32[2,6,16] = RELU(%l)
+      %o: float32[2,6,16] = BATCH_MATMUL(%a, %w)
+      return %o
+    }""",
+    "layers with a projection between their products": """
+    subgraph main (%q: float32[4,6,8], %k: float32[4,6,8]) {
+      %a: float32[4,6,6] = BATCH_MATMUL(%q, %k) {adj_y: true}
+      %f: float32[4,6,8] = FULLY_CONNECTED(%a, float32[8,6]{splat 0.5}, none) {keep_num_dims: true}
+      %r: float32[4,6,8] = RELU(%f)
+      %b: float32[4,6,6] = BATCH_MATMUL(%r, %k) {adj_y: true}
+      return %b
+    }""",
+    "a channel gate": """
+    subgraph main (%x: float32[1,6,6,16], %g: float32[1,1,1,16]) {
+      %y: float32[1,6,6,16] = MUL(%x, %g)
+      %z: float32[1,16] = SUM(%y, int32{1, 2})
+      %r: float32[1,1,1,16] = RESHAPE(%z, int32{1, 1, 1, 16})
+      %u: float32[1,6,6,16] = MUL(%x, %r)
+      %v: float32[1,16] = SUM(%u, int32{1, 2})
+      return %v
+    }""",
+}
+
+
+@pytest.mark.parametrize("case", NOT_COUNTED)
+def test_products_that_are_no_attention_are_not_counted(case: str) -> None:
+    assert convert(parse(NOT_COUNTED[case]), verify="none", require_all=True).sites == []
+
+
+def test_a_product_that_writes_keys_into_a_cache_at_one_position_is_not_counted() -> None:
+    scores = """  %n: float32[1,4,8,5] = BATCH_MATMUL(%at, %new)
+  %c: float32[1,4,8,5] = ADD(%k, %n)
+  %l: float32[1,4,6,8] = BATCH_MATMUL(%q, %c) {adj_y: true}"""
+    text = attention_text(scores=scores, inputs=", %at: float32[1,4,8,1], %new: float32[1,4,1,5]")
+    (site,) = convert(parse(text), verify="none", require_all=True).sites
+    assert site.status == "converted"
+
+
+def test_a_product_that_mixes_heads_of_one_token_is_not_taken_for_queries_and_keys() -> None:
+    mixing = "  %m: float32[1,4,8] = BATCH_MATMUL(float32[1,4,4]{splat 0.5}, %l)\n  %p:"
+    text = changed("  %p: -> " + mixing, "SOFTMAX(%l) -> SOFTMAX(%m)", text=LATENT)
+    *_, site = convert(parse(text), verify="none").skipped
+    assert site.reason == "heads may be mixed here, between two products of activations, at BATCH_MATMUL"
+
+
+@pytest.mark.parametrize("text", [IN_A_COMPOSITE, IN_A_COMPOSITE_OF_A_COMPOSITE])
+def test_composites_with_attention_are_opened_however_deep(text: str) -> None:
+    model = parse(text)
+    assert {site.status for site in convert(model, verify="none", require_all=True).sites} == {"converted"}
+    assert all(operator.name != "STABLEHLO_COMPOSITE" for operator in model.subgraphs[0].operators)
+
+
+FOLDED_INTO_ROWS = """
+subgraph main (%x: float32[1,6,20], %k: float32[8,5], %v: float32[8,5]) {
+  %q: float32[24,5] = RESHAPE(%x, int32{24, 5})
+  %l: float32[24,8] = FULLY_CONNECTED(%q, %k, none)
+  %p: float32[24,8] = SOFTMAX(%l) {beta: 1.0}
+  %vt: float32[5,8] = TRANSPOSE(%v, int32{1, 0})
+  %o: float32[24,5] = FULLY_CONNECTED(%p, %vt, none)
+  %r: float32[1,6,20] = RESHAPE(%o, int32{1, 6, 20})
+  return %r
+}"""
+
+
+@pytest.mark.parametrize("weights", ["SOFTMAX(%l) {beta: 1.0}", "LOGISTIC(%l)"])
+def test_heads_in_rows_of_computed_fully_connected_weights_are_split_and_the_rounding_is_told(
+    weights: str,
+) -> None:
+    """XNNPACK sums a row of a FULLY_CONNECTED in an order that depends on the number of rows."""
+    result = convert(parse(changed(f"SOFTMAX(%l) {{beta: 1.0}} -> {weights}", text=FOLDED_INTO_ROWS)))
+    (site,) = result.sites
+    assert (site.status, site.heads, site.kv_heads) == ("converted", 4, 1)
+    assert "XNNPACK rounds a FULLY_CONNECTED by its number of rows" in site.note
+    assert str(site.proof.demand) == "relative 1e-06"
+    products = [op for op in result.model.subgraphs[0].operators if op.name == "FULLY_CONNECTED"]
+    assert [op.outputs[0].elements for op in products] == [6 * 8, 6 * 5] * 4
+
+
+def test_a_converted_graph_is_searched_again_for_heads_that_no_site_reports() -> None:
+    model = parse(PLAIN + PLAIN.replace("main", "other"))
+    done, left = model.subgraphs
+    sites = run(model, "mha_to_sha")
+    assert [site.status for site in sites] == ["converted"]
+    context = Context(model, done, "main", load_target("generic"), Constants(model))
+    site = replace(sites[0], signature="main")
+    assert list(left_over(context, [site], done.operators)) == []
+    context.subgraph = left
+    (found,) = left_over(context, [site], left.operators)
+    assert (found.status, found.reason) == (
+        "skipped",
+        "several heads are left after the conversion, at SOFTMAX",
+    )
+    kept = replace(site, anchor=found.anchor, status=Status.SETTLED)
+    assert list(left_over(context, [site, kept], left.operators)) == []
+
+
+def test_products_far_behind_each_other_are_a_pair_all_the_same() -> None:
+    steps = [f"  %s{at + 1}: float32[1,4,6,8] = ABS(%s{at})" for at in range(1100)]
+    softmax = "\n".join(
+        ["  %s0: float32[1,4,6,8] = ABS(%l)", *steps, "  %p: float32[1,4,6,8] = LOGISTIC(%s1100)"]
+    )
+    (site,) = convert(parse(attention_text(softmax=softmax)), verify="none").sites
+    assert site.status == "skipped"
+    assert site.reason.startswith("a product of activations cannot be followed through this operator, at ABS")
 
 
 def test_what_follows_a_softmax_of_no_attention_is_converted() -> None:

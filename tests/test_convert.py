@@ -24,7 +24,7 @@ from edge_opt.passes.contract import Ran
 from edge_opt.passes.ledger import UnverifiedChangeError
 from edge_opt.schema import Data, read_model
 from edge_opt.shapes import infer_shapes
-from edge_opt.targets import load_target
+from edge_opt.targets import Target, load_target
 
 DEMOS = [DEMO, QUANTIZED]
 ANCHOR = load(DEMO).subgraphs[0].operators[0]
@@ -176,9 +176,7 @@ def test_a_model_without_a_rewrite_is_written_with_the_same_tables(
     result = convert(source, output, target=NO_SPLIT, require_all=settled)
     assert {site.status for site in result.sites} == {status}
     assert all(reason in site.reason for site in result.sites)
-    nothing = result.summary() == (
-        "No attention with a SOFTMAX was found, or mha_to_sha was skipped: nothing was split."
-    )
+    nothing = result.summary() == ("No attention was found, or mha_to_sha was skipped: nothing was split.")
     assert nothing is settled
     assert tables(source) == tables(output)
 
@@ -236,6 +234,14 @@ def test_sites_of_a_pass_with_the_same_outcome_share_a_line_skipped_ones_first(t
     )
     ways = "1 run in full on XNNPACK and the reference kernels; 2 of the same structure, not run"
     assert converted[0].startswith(f"  3 sites of mask_to_add converted: {ways}; the mask constant -1e+09 be")
+
+
+def test_blocks_that_the_target_declines_are_counted_and_printed_and_pass_the_gate() -> None:
+    target = Target("mine", "", split_signatures=("other",))
+    result = convert(parse(SELECT_PAGE), target=target, skip="mask_to_add", verify="none", require_all=True)
+    headline, line = result.summary().splitlines()
+    assert headline == "Target 'mine' gains nothing from splitting 3 attention blocks: nothing was split."
+    assert line.startswith("  3 sites of mha_to_sha: nothing to do (main#0, main#1, main#2): target")
 
 
 @pytest.mark.parametrize(("kernels", "where"), [("reference", " on the reference kernels"), ("xnnpack", "")])

@@ -23,7 +23,8 @@ THIRD_PARTY = {
     "ai_edge_litert": ("converter/runtime/",),
     "litert_torch": ("converter/building/pipeline.py", "converter/building/prompts.py"),
     "torch": tuple(
-        f"converter/building/{name}.py" for name in ("evaluation", "logits", "pipeline", "rotation")
+        f"converter/building/{name}.py"
+        for name in ("evaluation", "logits", "pipeline", "rotation", "rounding")
     ),
     "litert_lm": ("converter/building/evaluation.py",),
     "typer": ("cli/",),

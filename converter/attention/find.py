@@ -1,11 +1,13 @@
 """Finds attention blocks and the layout of their heads. Never changes a graph.
 
-The search goes from a SOFTMAX forward to its value products, then back along the head label to the products of queries
-and keys. Heads are taken from the tensor that merges them, `[.., N*H]`, or else from batch axes of the products.
+A block stands at its SOFTMAX or, without one, at the operator that makes what weighs the values. The search goes from
+there forward to the value products, then back along the head label to the products of queries and keys. Heads are taken
+from the tensor that merges them, `[.., N*H]`, or else from batch axes of the products. Each pair of products (see
+`edge_opt.attention.pairs`) is in a block, or in a match with the reason why not.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
@@ -19,6 +21,7 @@ from edge_opt.attention.labels import (
     Weighings,
     trace_heads,
 )
+from edge_opt.attention.pairs import Pair, axes_behind, contracted_axis, pairs_among
 from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, Labelled, is_product
 from edge_opt.ir import Operator, Subgraph, Tensor
 from edge_opt.ir.operators import KINDS, UNARY, Effect, operators_that
@@ -33,33 +36,131 @@ MASKING = frozenset({"ADD", "SUB", "SELECT", "SELECT_V2"})
 _SOFTMAXES = frozenset({"SOFTMAX", "LOG_SOFTMAX"})
 _PROJECTIONS = operators_that(Effect.PRODUCT) | {"CONV_2D"}
 _JOINING, _CUTTING = operators_that(Effect.JOINING), operators_that(Effect.CUTTING)
-_FOLLOWED = ELEMENTWISE | MOVEMENT | _CUTTING | _JOINING | operators_that(Effect.REPEATING, Effect.PADDING)
+_REPEATING = frozenset({"BROADCAST_TO", "TILE"})
+_FOLLOWED = (
+    ELEMENTWISE
+    | operators_that(
+        Effect.REARRANGING,
+        Effect.CUTTING,
+        Effect.JOINING,
+        Effect.REPEATING,
+        Effect.PADDING,
+        Effect.REDUCTION,
+        Effect.ALONG_ROWS,
+    )
+    - _SOFTMAXES
+)
+_LINEAR = (
+    MOVEMENT | _CUTTING | _JOINING | {"ADD", "SUB", "MUL", "DIV", "NEG", "CAST", "QUANTIZE", "DEQUANTIZE"}
+)
 _PROBABILITY_PATH = UNARY | MOVEMENT | _CUTTING | {"PACK"}
 _REARRANGED = UNARY | MOVEMENT | {"PACK", "UNPACK"}
 _OPAQUE = operators_that(Effect.CALLING, Effect.UNKNOWN)
 
 
 def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
-    """Yield one match per SOFTMAX of the subgraph, attention or not, in execution order.
+    """Yield one match per SOFTMAX, attention or not, and per other pair of products, in execution order.
 
     Several SOFTMAXes that weigh the same values together are one block, reported at the first.
     """
-    operands = OperandFactors()
     with doubted([subgraph]):
-        inside: set[Operator] = set()
-        for softmax in subgraph.operators:
-            if softmax.code.name not in _SOFTMAXES or softmax in inside:
+        pairs = list(pairs_among(subgraph.operators))
+        found = _matches(subgraph, pairs)
+        for anchor, reason in _unexplained(pairs, found):
+            found[anchor] = NotABlock(anchor, reason)
+    for operator in subgraph.operators:
+        if operator in found:
+            yield found[operator]
+
+
+def _matches(subgraph: Subgraph, pairs: Sequence[Pair]) -> dict[Operator, Match]:
+    """The matches of SOFTMAXes, and of other operators whose results weigh values, by operator."""
+    operands = OperandFactors()
+    softmaxes = [operator for operator in subgraph.operators if operator.code.name in _SOFTMAXES]
+    anchors = {*softmaxes, *_weights_without_softmax(pairs, softmaxes)}
+    found: dict[Operator, Match] = {}
+    inside: set[Operator] = set()
+    for anchor in subgraph.operators:
+        if anchor not in anchors or anchor in inside:
+            continue
+        try:
+            match = _match(anchor, operands)
+        except RefusedError as refused:
+            match = NotABlock(anchor, str(refused))
+        if isinstance(match, Block):
+            products = set(match.products)
+            if match.heads == 1 and products <= inside:
                 continue
-            try:
-                match = _match(softmax, operands)
-            except RefusedError as refused:
-                match = NotABlock(softmax, str(refused))
-            if isinstance(match, Block):
-                products = set(match.products)
-                if match.heads == 1 and products <= inside:
-                    continue
-                inside |= match.core | products
-            yield match
+            inside |= match.core | products
+        found[anchor] = match
+    return found
+
+
+def _weights_without_softmax(pairs: Iterable[Pair], softmaxes: Iterable[Operator]) -> Iterator[Operator]:
+    """The operators that make what weighs values without a SOFTMAX, such as the LOGISTIC or DIV above a value product.
+
+    Without a computation between two products, and for single matrices without one that is not linear, as in the two
+    products of an adapter, nothing is weighed.
+    """
+    assigned: set[Operator] = set()
+    for softmax in softmaxes:
+        assigned |= products_around(softmax)
+    for first, second, mixed, _ in pairs:
+        scores, values = first.operator, second.operator
+        if mixed is not None or first.is_sum or second.is_sum or not assigned.isdisjoint((scores, values)):
+            continue
+        for weights in map(_last_computation, producers(values)):
+            if weights is None or is_product(weights):
+                continue
+            above = list(walked([weights], _followed_up, DEEPEST))
+            if scores in above and (first.several or not all(map(_is_linear, above))):
+                assigned.update((scores, values))
+                yield weights
+
+
+def _last_computation(operator: Operator) -> Operator | None:
+    """The operator, or the nearest one above that does more than move, cut or repeat; None for a graph input."""
+    above: Operator | None = operator
+    while above is not None and above.name in MOVEMENT | _CUTTING | _REPEATING:
+        above = KINDS[above.name].data_operands(above.inputs)[0].producer
+    return above
+
+
+def _is_linear(operator: Operator) -> bool:
+    return operator.name in _LINEAR or is_product(operator)
+
+
+def _unexplained(pairs: Iterable[Pair], found: Mapping[Operator, Match]) -> Iterator[tuple[Operator, str]]:
+    """The pairs of products that are in no match although they may be attention, each with an operator and a reason."""
+    in_blocks: set[Operator] = set()
+    skipped: set[Operator] = set()
+    for anchor, match in found.items():
+        if isinstance(match, Block):
+            in_blocks.update(match.products, match.logits or products_above(producers(anchor))[0])
+        elif match.is_attention:
+            skipped |= products_around(anchor)
+    for pair in pairs:
+        ends = pair.first, pair.second
+        left = [end for end in ends if end.operator not in in_blocks]
+        if len(left) == 1 and left[0].is_outer:
+            continue  # writes keys or values into a cache, at positions that are ones and zeros
+        # A product with weights that a block took for one of queries and keys may be what mixes the heads.
+        is_sure = len(left) == 2 or pair.mixed in in_blocks or (pair.is_mixed and not pair.lost)
+        may_be_mixed = pair.mixed is not None and is_sure
+        if not any(end.several or may_be_mixed for end in left):
+            continue
+        operators = {end.operator for end in ends}
+        if skipped.isdisjoint(operators):
+            yield _no_attention_above(pair.second.operator, found) or pair.second.operator, pair.reason
+        skipped |= operators
+
+
+def _no_attention_above(values: Operator, found: Mapping[Operator, Match]) -> Operator | None:
+    """The SOFTMAX between a value product and the products above it, if its match says that it is not attention."""
+    above = walked(
+        producers(values), lambda operator: [] if is_product(operator) else producers(operator), DEEPEST
+    )
+    return next((one for one in above if one in found and not found[one].is_attention), None)
 
 
 def _match(softmax: Operator, operands: OperandFactors) -> Match:
@@ -90,6 +191,11 @@ def _match(softmax: Operator, operands: OperandFactors) -> Match:
 
 
 # The products around a SOFTMAX, without heads
+
+
+def products_around(softmax: Operator) -> set[Operator]:
+    """The products of queries and keys and the value products around an operator that makes probabilities."""
+    return {*_value_products(softmax)[0], *products_above(producers(softmax))[0]}
 
 
 def _followed_up(operator: Operator) -> list[Operator]:
@@ -132,19 +238,25 @@ def _value_products(softmax: Operator) -> tuple[Weighings, Operator | None]:
     products: Weighings = {}
     blocked: Operator | None = None
 
-    def behind(tensor: Tensor) -> Iterator[Tensor]:
+    def behind(held: tuple[Tensor, frozenset[int]]) -> Iterator[tuple[Tensor, frozenset[int]]]:
         nonlocal blocked
+        tensor, keys = held
         for operator in tensor.consumers:
             # Each element of the result belongs to one element of the tensor: a mask, a guard against NaN, a clip.
             per_element = operator.name in ELEMENTWISE and operator.outputs[0].elements == tensor.elements
-            if is_product(operator) and len(operator.outputs[0].shape) > 1:
-                products.setdefault(operator, 0 if operator.inputs[0] is tensor else 1)
-            elif per_element or _maps(operator, tensor, _PROBABILITY_PATH):
-                yield from operator.outputs
+            operand = 0 if operator.inputs[0] is tensor else 1
+            weighs = is_product(operator) and len(operator.outputs[0].shape) > 1
+            if weighs and (not keys or contracted_axis(operator, operand) in keys):
+                products.setdefault(operator, operand)
+            elif not weighs and (per_element or _maps(operator, tensor, _PROBABILITY_PATH)):
+                behind_it = axes_behind(operator, tensor, keys)
+                yield from ((result, behind_it) for result in operator.outputs)
             elif blocked is None or _is_opaque(operator):
                 blocked = operator
 
-    for _ in walked(softmax.outputs[:1], behind):
+    result = softmax.outputs[0]
+    is_softmax = softmax.code.name in _SOFTMAXES and result.shape
+    for _ in walked([(result, frozenset({len(result.shape) - 1} if is_softmax else ()))], behind):
         pass
     return products, blocked
 
@@ -193,7 +305,8 @@ class _Search:
 
     def block(self) -> Block:
         """Build the block; raises RefusedError if its heads are ambiguous or cannot be followed."""
-        merged, trace = self._beside_head_size() or self._on_batch_axes(), Trace()
+        merged = self._beside_head_size() or self._on_batch_axes() or self._before_own_matrices()
+        trace = Trace()
         if merged is not None and merged.pieces > MOST_HEADS:
             raise RefusedError(
                 f"more than {MOST_HEADS:,} heads are not split", self.softmax, None, "", f"{merged.pieces:,}"
@@ -293,15 +406,36 @@ class _Search:
 
     def _queries(self, rows: Axis) -> Iterator[Labelled]:
         """The tensors that queries come from, with the layout of these rows of the value product."""
+        for of, ends in self._above_queries(rows):
+            is_source = of.tensor.producer is None or not is_product(of.operator)
+            if ends and is_source and not of.tensor.is_constant and fx.labels(of.factored):
+                yield of
+
+    def _above_queries(self, rows: Axis) -> Iterator[tuple[Labelled, bool]]:
+        """The tensors above the scores up to the next products, with the layout of these rows of the value product."""
         factored, is_score = list(fx.plain(self._product.shape)), self.scores.__contains__
         factored[self._rows] = rows
         walk = self.operands.upwards([Labelled(self._product, tuple(factored))], is_score)
         logits = [of for of, _ in walk if of.tensor.producer in self.scores]
         starts = [operand for of in logits for operand in self.operands.above(of).values()]
-        for of, ends in self.operands.upwards(starts, is_product):
-            is_source = of.tensor.producer is None or not is_product(of.operator)
-            if ends and is_source and not of.tensor.is_constant and fx.labels(of.factored):
-                yield of
+        yield from self.operands.upwards(starts, is_product)
+
+    def _before_own_matrices(self) -> Labelled | None:
+        """Heads in rows that become batch axes of a product behind, in which each row has its own matrix.
+
+        `[1, N, C] -> [N, 1, C] x [N, C, H]`: values that are made of a latent, which all heads share.
+        """
+        for tensor in self._tail:
+            for reader in tensor.consumers:
+                factored = _own_matrices(reader, tensor)
+                if fx.is_shared(factored):
+                    continue
+                merged = Labelled(tensor, factored)
+                walk = self.operands.upwards([merged], self.values.__contains__)
+                own = next((of.factored for of, _ in walk if of.tensor is self._product), None)
+                if own is not None and fx.tells_heads(own[self._rows]):
+                    return merged
+        return None
 
     def _on_batch_axes(self) -> Labelled | None:
         """Heads in the batch axes of the products, with one matrix per index; None if there is only one.
@@ -336,7 +470,7 @@ class _Search:
         """Raise RefusedError if rows of the value product may belong to several heads that cannot be distinguished."""
         product, place = self._product, self._rows
         if math.prod(self.softmax.outputs[0].shape[:-2]) > math.prod(product.shape[:-2]):
-            raise RefusedError("the SOFTMAX has more matrices than the value product", self.softmax)
+            raise RefusedError("the probabilities have more matrices than the value product", self.softmax)
         factored = list(fx.plain(product.shape))
         factored[place] = (Factor(product.shape[place], 1),)
         text = "rows of the value product may belong to several heads"
@@ -344,6 +478,14 @@ class _Search:
         for of, _ in self.operands.upwards([start], self.scores.__contains__):
             if len(fx.labelled_axes(of.factored)) > 1:  # logits at `[B, N, T, S]`
                 raise RefusedError(text, of.tensor.producer, of.tensor)
+        for of, _ in self._above_queries(factored[place]):
+            made = of.tensor.producer
+            if (
+                made is not None
+                and made.name == "BATCH_MATMUL"
+                and any(map(fx.tells_heads, of.factored[:-2]))
+            ):
+                raise RefusedError(text, made, of.tensor)  # each row has its own matrix
         for of in self._queries(factored[place]):
             if any(fx.tells_heads(axis) and not fx.only_labels(axis) for axis in of.factored[1:]):
                 raise RefusedError(text, of.tensor.producer, of.tensor)
@@ -361,3 +503,19 @@ def _repeats(operator: Operator | None, factored: Factored) -> bool:
     if operator is None or operator.name not in _JOINING or len({*operator.inputs}) == len(operator.inputs):
         return False
     return int(operator.option("axis")) % len(factored) in fx.labelled_axes(factored)
+
+
+def _own_matrices(product: Operator, tensor: Tensor) -> Factored:
+    """The layout of a product's operand with labels on batch axes on which the other operand has several steps, too."""
+    factored = list(fx.plain(tensor.shape))
+    others = [other for other in product.inputs if other is not None and other is not tensor]
+    if product.name != "BATCH_MATMUL" or not others:
+        return tuple(factored)
+    rank, stride = len(tensor.shape), 1
+    other = (1,) * (rank - len(others[0].shape)) + others[0].shape
+    for axis in reversed(range(rank - 2)):
+        size = tensor.shape[axis]
+        if size > 1 and other[axis - rank] == size:
+            factored[axis] = (Factor(size, stride),)
+            stride *= size
+    return tuple(factored)

@@ -18,6 +18,7 @@ from edge_opt.base.words import name_below
 from edge_opt.ir import Operator, Quantization, Shape, Tensor
 from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.walk import producers, walked
 
 
 class Labelled(NamedTuple):
@@ -400,6 +401,28 @@ class Broadcast(Rule):
         return one.clone({0: source, 1: one.integers("shape", sizes)}, shape)
 
 
+class FullyConnected(Rule):
+    """With computed weights a product of two activations: `[.., C] x [M, C]^T -> [.., M]`, or `[rows, M]`.
+
+    Rows keep their labels, and so do columns, which are the weights' rows. Constant weights are a projection, which
+    sums what it reads: there a block ends.
+    """
+
+    def operands(self, of: Labelled) -> Factors:
+        if not multiplies_activations(of.operator):
+            return {}
+        left, weights = of.operator.input(0), of.operator.input(1)
+        *rows, columns = of.factored
+        contracted = fx.plain(weights.shape[1:])
+        lead = fx.regroup((*rows, *contracted), left.shape)
+        if lead is None:
+            raise RefusedError("the operator cuts heads apart", of.operator, left)
+        operands: Factors = {0: lead, 1: (columns, *contracted)}
+        if of.operator.inputs[2:] and of.operator.inputs[2] is not None:
+            operands[2] = (columns,)
+        return operands
+
+
 MOVEMENT = operators_that(Effect.REARRANGING)
 ELEMENTWISE = operators_that(Effect.ELEMENTWISE)
 
@@ -413,6 +436,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("BROADCAST_TO", "TILE"), Broadcast()),
     "TRANSPOSE": Transpose(_moved),
     "BATCH_MATMUL": ByAxes(_of_product, drops_axes=True),
+    "FULLY_CONNECTED": FullyConnected(),
     **dict.fromkeys(("CONCATENATION", "PACK"), Joining()),
 }
 
@@ -425,4 +449,23 @@ def is_product(operator: Operator) -> bool:
 def multiplies_activations(operator: Operator) -> bool:
     """True for a product of two computed matrices, so not of weights."""
     is_product = operator.name in ("BATCH_MATMUL", "FULLY_CONNECTED")
-    return is_product and not any(t is None or t.is_constant for t in operator.inputs[:2])
+    return is_product and not any(tensor is None or is_weight(tensor) for tensor in operator.inputs[:2])
+
+
+_WEIGHT_STEPS = 8
+"""Maximum number of operators, such as DEQUANTIZE and TRANSPOSE, that make a weight of constants."""
+_NOT_OF_OPERANDS = operators_that(Effect.RANDOM, Effect.UNKNOWN, Effect.CALLING)
+
+
+def is_weight(tensor: Tensor) -> bool:
+    """True for a constant, and for a tensor that a few operators make of constants alone."""
+    if tensor.producer is None:
+        return tensor.is_constant or tensor.is_outside
+    makers = list(walked([tensor.producer], producers, _WEIGHT_STEPS + 1))
+    if len(makers) > _WEIGHT_STEPS:
+        return False
+    if any(maker.name in _NOT_OF_OPERANDS or not maker.inputs for maker in makers):
+        return False  # random numbers, variables
+    sources = [source for maker in makers for source in maker.inputs if source is not None]
+    starts = [source for source in sources if source.producer is None]
+    return all(start.is_constant or start.is_outside for start in starts)

@@ -1,7 +1,7 @@
 """Stores weights of a quantized bundle in 4 bits: those of the logits, and those of layers that were rounded before.
 
-The exporter quantizes every row of a rounded checkpoint anew, to 8 bits by its largest value. A row of 4-bit codes c
-with the scale s and the largest code m becomes `round(127 c / m)`, from which m cannot be told. So the stage `round`
+The exporter quantizes every row of a rounded checkpoint again, to 8 bits by its largest value. A row of 4-bit codes c
+with the scale s and the largest code m becomes `round(127 c / m)`, which does not determine m. So the stage `round`
 keeps codes and scales, and a constant is recognized by its signs, which 8 bits preserve: `127 / m` is at least 18.
 """
 
@@ -55,7 +55,7 @@ def narrow_layers(model: Model, grids: Mapping[str, Grid], biases: Mapping[str, 
 
     `grids`: the rounded weights `[rows, columns]`, by the name of their product; `biases` `[rows]`: those that products
     add. The quantizer stores a bias in steps of the product of both operands' scales, clipped where a row's weights are
-    small. So its codes are made from `biases` anew.
+    small, so its new codes are made from `biases`.
 
     Raises:
         EdgeOptError: no constant has a product's weights to half an 8-bit step, or a bias does not fit its type.

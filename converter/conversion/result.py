@@ -124,7 +124,7 @@ class ConversionResult(Record):
         """
         groups: dict[tuple[Status, str, str], list[Site]] = defaultdict(list)
         for site in self.sites:
-            if site.status is not Status.SETTLED or (self.converted and (site.heads or 0) > 1):
+            if site.status is not Status.SETTLED or (site.heads or 0) > 1:
                 groups[site.status, site.pass_name, site.note or site.reason].append(site)
         lines = []
         for (status, name, text), sites in sorted(groups.items(), key=lambda one: _ORDER.index(one[0][0])):
@@ -163,12 +163,14 @@ def headline(result: ConversionResult) -> str:
     """How many sites were converted and how they were verified, or why there was nothing to convert."""
     count = len(result.converted) + len(result.skipped)
     blocks = [site.heads for site in result.sites if site.heads is not None]
+    declined = sum(site.status is Status.SETTLED and (site.heads or 0) > 1 for site in result.sites)
     if not blocks and not count:
-        return "No attention with a SOFTMAX was found, or mha_to_sha was skipped: nothing was split."
+        return "No attention was found, or mha_to_sha was skipped: nothing was split."
     if count:
         return f"{len(result.converted)} of {many(count, 'site')} converted{_verified(result)}."
-    if max(blocks) > 1:
-        return f"Target '{result.target}' gains nothing from splitting these signatures: nothing was split."
+    if declined:
+        text = f"Target '{result.target}' gains nothing from splitting {many(declined, 'attention block')}"
+        return f"{text}: nothing was split."
     return "Every attention in the model is single-head already: there was nothing to split."
 
 

@@ -27,6 +27,7 @@ from edge_opt.ir.model import Model, restored_on_failure
 from edge_opt.ir.opening import ModelLike, Opened, Part, Readable, check_not_compiled, readable
 from edge_opt.passes import PASSES, Context, Pass, Site, Status, run_pass
 from edge_opt.passes.ledger import Ledger
+from edge_opt.passes.mha_to_sha import MhaToSha, left_over
 from edge_opt.passes.position_table import PositionTable
 from edge_opt.proof.regions import RegionProver
 from edge_opt.schema.writer import SUFFIXES, check_suffix
@@ -208,8 +209,7 @@ class _Rewriting:
             for graph, name in owners.items():
                 facts = self.target, Constants(model), self.prover, self._add, self.positions, self.exported
                 context = Context(model, graph, part.signature(name), *facts, ledgers[graph])
-                for chosen in passes:
-                    run_pass(chosen, context)
+                self._run(passes, context)
         sites = self.result.sites[done:]
         if any(site.status is Status.CONVERTED for site in sites):
             cleanup.remove_unused(model, usage)
@@ -220,6 +220,14 @@ class _Rewriting:
         part.changed |= self.target.new_operator_codes is False and cleanup.fill_old_codes(model)
         for ledger in ledgers.values():
             ledger.check()
+
+    def _run(self, passes: Iterable[Pass], context: Context) -> None:
+        for chosen in passes:
+            operators = set(context.subgraph.operators)
+            sites = run_pass(chosen, context)
+            if chosen.name == MhaToSha.name:
+                for site in left_over(context, sites, operators):
+                    self._add(site)
 
     def _add(self, site: Site) -> None:
         sites = self.result.sites

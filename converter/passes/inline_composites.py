@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from functools import partial
 
-from edge_opt.attention.rules import multiplies_activations
+from edge_opt.attention.pairs import product_of
 from edge_opt.ir import Model, Operator, Subgraph
 from edge_opt.ir.composites import COMPOSITE, body_of, checked_body
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.ir.walk import repeated
+from edge_opt.ir.walk import repeated, with_called
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.passes.rewrite import Demand, Rewrite
 from edge_opt.schema.reader import MAX_OBJECTS
@@ -33,7 +33,8 @@ class InlineComposites(Pass):
             if operator.name != COMPOSITE:
                 continue
             body = body_of(context.model, operator)
-            if not (context.target.inline_composites or any(map(multiplies_activations, body.operators))):
+            inside = with_called(body.operators, context.model.subgraphs)
+            if not context.target.inline_composites and all(product_of(one) is None for one in inside):
                 continue
             total += _opened(context.model, body, sizes)
             if total > MAX_OBJECTS:

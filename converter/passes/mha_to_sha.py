@@ -1,18 +1,24 @@
 """Multi-head attention -> one single-head attention per head, or per tile of query rows."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from edge_opt.attention.block import AS_FOUND, FORMS, Block, Form, NotABlock, row_tiles
-from edge_opt.attention.find import find_blocks
-from edge_opt.attention.rules import multiplies_activations
+from edge_opt.attention.block import AS_FOUND, FORMS, Block, Form, Match, NotABlock, row_tiles
+from edge_opt.attention.find import find_blocks, products_around
+from edge_opt.attention.pairs import product_of
+from edge_opt.attention.rules import is_product
 from edge_opt.attention.split import split_heads
+from edge_opt.ir import Operator, Subgraph, Tensor
+from edge_opt.ir.composites import COMPOSITE
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import called_by
 from edge_opt.passes.contract import Context, Pass, Site, Status
-from edge_opt.passes.rewrite import Rewrite
+from edge_opt.passes.rewrite import Demand, Rewrite
 from edge_opt.targets import Target
+
+_BY_ROWS = Demand("relative", 1e-6)
+_BY_ROWS_NOTE = "XNNPACK rounds a FULLY_CONNECTED by its number of rows, so results may differ by 1e-6"
 
 
 class MhaToSha(Pass):
@@ -27,7 +33,7 @@ class MhaToSha(Pass):
     summary = "splits multi-head attention into one single-head attention per head, or per block of its rows"
 
     def sites(self, context: Context) -> Iterable[Site]:
-        """One site for each SOFTMAX, then one for each operator that calls a graph with attention."""
+        """One site for each SOFTMAX or other attention, then one for each operator that calls a graph with some."""
         for match in find_blocks(context.subgraph):
             if isinstance(match, NotABlock):
                 status = Status.SKIPPED if match.is_attention else Status.SETTLED
@@ -35,10 +41,60 @@ class MhaToSha(Pass):
             else:
                 yield _site(context, match)
         for operator in context.subgraph.operators:
-            inner = [one for graph in called_by([operator], context.model.subgraphs) for one in graph]
-            if any(one.name == "SOFTMAX" for one in inner) and any(map(multiplies_activations, inner)):
+            graphs = called_by([operator], context.model.subgraphs)
+            arguments = operator.inputs if operator.name == COMPOSITE else ()
+            if any(_may_attend(graph, arguments if graph is graphs[0] else ()) for graph in graphs):
                 reason = "attention may be in a graph that it calls, which is not rewritten"
                 yield Site(operator, reason=reason)
+
+
+def left_over(context: Context, sites: Iterable[Site], before: Container[Operator]) -> Iterator[Site]:
+    """Attention of several heads in a converted graph that none of its `sites` reports, found in a second search.
+
+    Only operators from `before` the pass are looked at: whether the axes of new ones are heads is no longer visible.
+    """
+    own = [site for site in sites if site.pass_name == MhaToSha.name and site.signature == context.signature]
+    statuses = {site.status for site in own}
+    if Status.CONVERTED not in statuses or not statuses.isdisjoint((Status.SKIPPED, Status.REVERTED)):
+        return
+    settled = {site.anchor for site in own if site.status is Status.SETTLED}
+    for match in find_blocks(context.subgraph):
+        if match.softmax not in before or match.softmax in settled or not _has_several(match):
+            continue
+        reason = "several heads are left after the conversion"
+        name = match.softmax.outputs[0].name
+        yield Site(
+            match.softmax,
+            reason=str(RefusedError(reason, match.softmax)),
+            pass_name=MhaToSha.name,
+            signature=context.signature,
+            index=len(own),
+            operator=name,
+        )
+
+
+def _has_several(match: Match) -> bool:
+    """True for attention of several heads; if it is not understood, for products of several matrices."""
+    if isinstance(match, Block):
+        return match.heads > 1
+    products = map(product_of, (match.softmax, *products_around(match.softmax)))
+    return match.is_attention and any(product is not None and product.several for product in products)
+
+
+def _may_attend(graph: Subgraph, arguments: Sequence[Tensor | None]) -> bool:
+    """True if a called graph may hold attention of several heads, or a part of it; `arguments` are its known inputs."""
+    pairs = zip(graph.inputs, arguments, strict=False)
+    weights = {own for own, given in pairs if given is not None and given.is_constant}
+    candidates = [operator for operator in graph.operators if weights.isdisjoint(operator.inputs)]
+    products = [product for operator in candidates if (product := product_of(operator)) is not None]
+    if not products:
+        return False
+    if any(product.several for product in products) or any(one.name == "SOFTMAX" for one in graph.operators):
+        return True
+    return any(
+        match.is_attention and not (isinstance(match, Block) and match.heads == 1)
+        for match in find_blocks(graph)
+    )
 
 
 def _site(context: Context, block: Block) -> Site:
@@ -80,8 +136,12 @@ def _build(context: Context, block: Block, form: Form, note: str) -> Rewrite:
     if block.heads > 1 and block.head_size < (context.target.norm_per_head_from or 0):
         form = replace(form, composites=False)
     old, new = split_heads(context.model, context.subgraph, block, form, context.constants)
-    rewrite = context.rewrite(old, new, note=note, parts=(block.output, block.factored))
+    demand = None
+    if any(operator.name == "FULLY_CONNECTED" for operator in (*block.products, *block.logits)):
+        demand = _BY_ROWS
+        note = "; ".join(filter(None, (note, _BY_ROWS_NOTE)))
+    rewrite = context.rewrite(old, new, note=note, parts=(block.output, block.factored), demand=demand)
     for operator in rewrite.new if block.heads > 1 else ():
-        if operator in block.core and operator.name in ("BATCH_MATMUL", "SOFTMAX"):
+        if operator in block.core and (is_product(operator) or operator.name == "SOFTMAX"):
             raise RefusedError("another operator reads a result that holds several heads", operator)
     return rewrite
