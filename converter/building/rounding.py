@@ -97,17 +97,12 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
             if prepared.spoiled:
                 model = load(source)
         network = Network(model, read, judged)
-        given = job.options["plan"]
         if found:
             plan = Plan(tuple(_taken(network, found)))
             _, moments = network.rounded(Plan(()), progress)
             grids = found
         else:
-            plan = (
-                checked_plan(given, network)
-                if given
-                else choose(*network.measured(progress), job.options["ratio"])
-            )
+            plan = _plan_for(network, job, progress)
             grids, moments = network.rounded(plan, progress)
         harm = network.harm()
     save(model, source, output / CHECKPOINT)
@@ -120,6 +115,14 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
             f"KL divergence of the rounded weights: {harm:.3f} nats",
         ]
     }
+
+
+def _plan_for(network: "Network", job: Job, progress: Progress) -> Plan:
+    """The plan that is given, or the one that measuring leads to."""
+    given = job.options["plan"]
+    if given is not None:
+        return checked_plan(given, network)
+    return choose(*network.measured(progress), job.options["ratio"])
 
 
 def check_family(model: Any) -> None:
