@@ -133,7 +133,7 @@ def test_the_least_harmful_products_for_their_size_are_chosen_up_to_what_is_left
     harms = {"qkv": (0.01, 100), "o": (0.02, 100), "gate_up": (0.005, 1000), "down": (0.5, 1000)}
     measured = [Choice(0, name, count, 8, kl) for name, (kl, count) in harms.items()]
     for allowance, narrow in ((0.05, {"qkv", "gate_up", "o"}), (0.028, {"qkv", "gate_up"}), (0.01, set())):
-        plan = choose(measured, 0.002, 0.008, allowance=allowance)
+        plan = choose(measured, 0.002, 0.008, math.exp(allowance))
         assert {one.name for one in plan.products if one.bits == 4} == narrow
 
 

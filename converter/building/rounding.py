@@ -39,11 +39,11 @@ PRODUCTS = {
 _NAMES = frozenset(name for names in PRODUCTS.values() for name in names)
 _LOGITS = "logits_inputs"
 _LONGEST = 600  # tokens of a prompt to round for
-_MOST_TOKENS = 9000  # more change little: Qwen2.5-Coder-0.5B, 5,177 tokens 1.093, 9,396 tokens 1.090
+_MOST_TOKENS = 6000  # more change little: Qwen2.5-Coder-0.5B, 5,177 tokens 1.093, 9,396 tokens 1.090
 _LEAST_TOKENS = 4000
 _EACH = 4  # one prompt in so many is kept to judge by
-_JUDGED = 200  # tokens of a prompt to judge by
-_MOST_JUDGED = 800
+_JUDGED = 96  # tokens of a prompt to judge by; all have as many, so that they run as one batch
+_MOST_JUDGED = 6  # prompts
 _EVERY = 3  # positions whose logits are compared: those of all would cost as much as the layers
 
 
@@ -70,7 +70,7 @@ class Plan:
 
 @dataclass
 class Text:
-    """A text on its way through the layers: `hidden` `[1, T, D]`, and each layer's other arguments."""
+    """Texts on their way through the layers: `hidden` `[B, T, D]`, and each layer's other arguments."""
 
     hidden: Any
     arguments: Sequence[Mapping[str, Any]]
@@ -97,15 +97,13 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
             if prepared.spoiled:
                 model = load(source)
         network = Network(model, read, judged)
-        given = job.options["plan"]
         if found:
             plan = Plan(tuple(_taken(network, found)))
-        elif given is None:
-            plan = choose(*network.measured(progress), allowance=math.log(job.options["ratio"]))
+            _, moments = network.rounded(Plan(()), progress)
+            grids = found
         else:
-            plan = checked_plan(given, network)
-        grids = found or network.rounded(plan, progress)
-        moments = network.logits_moments()
+            plan = _plan_for(network, job, progress)
+            grids, moments = network.rounded(plan, progress)
         harm = network.harm()
     save(model, source, output / CHECKPOINT)
     _write_codes(output / _CODES, model, grids, moments)
@@ -117,6 +115,14 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
             f"KL divergence of the rounded weights: {harm:.3f} nats",
         ]
     }
+
+
+def _plan_for(network: "Network", job: Job, progress: Progress) -> Plan:
+    """The plan that is given, or the one that measuring leads to."""
+    given = job.options["plan"]
+    if given is not None:
+        return checked_plan(given, network)
+    return choose(*network.measured(progress), job.options["ratio"])
 
 
 def check_family(model: Any) -> None:
@@ -142,25 +148,27 @@ def _unknown(what: str) -> str:
     )
 
 
-def _texts(checkpoint: Path, prompts: Path) -> tuple[list[Any], list[Any]]:
-    """Tokens to round for, and tokens to judge by."""
+def _texts(checkpoint: Path, prompts: Path) -> tuple[list[Any], Any]:
+    """Tokens of each text to round for, `[1, T]`, and of those to judge by, `[B, T]`."""
     torch = importlib.import_module("torch")
     wording = wording_of(checkpoint)
     read: list[Any] = []
     judged: list[Any] = []
     for number, prompt in enumerate(read_prompts(prompts)):
         tokens = torch.tensor([list(map(int, wording.tokenizer.tokenize(wording.text(prompt))))])
-        if number % _EACH == _EACH - 1 and _tokens(judged) < _MOST_JUDGED:
+        is_long = tokens.shape[1] >= _JUDGED
+        if number % _EACH == _EACH - 1 and is_long and len(judged) < _MOST_JUDGED:
             judged.append(tokens[:, :_JUDGED])
         elif _tokens(read) < _MOST_TOKENS:
             read.append(tokens[:, :_LONGEST])
     count = _tokens(read)
     if count < _LEAST_TOKENS or not judged:
         raise UsageError(
-            f"the prompts have {count} tokens to round weights for (the first {_LONGEST} of each, without one prompt "
-            f"in {_EACH}), and weights='4' needs {_LEAST_TOKENS}: give more prompts, or use weights='8'"
+            f"the prompts have {count} tokens to round weights for, without {many(len(judged), 'prompt')} of "
+            f"{_JUDGED} or more tokens to judge by, and weights='4' needs {_LEAST_TOKENS} and one to judge by: give "
+            f"more or longer prompts, or use weights='8'"
         )
-    return read, judged
+    return read, torch.cat(judged)
 
 
 def _tokens(texts: Sequence[Any]) -> int:
@@ -170,13 +178,13 @@ def _tokens(texts: Sequence[Any]) -> int:
 class Network:
     """A model layer by layer, with the texts to round for and those to judge by."""
 
-    def __init__(self, model: Any, read: Sequence[Any], judged: Sequence[Any]) -> None:
+    def __init__(self, model: Any, read: Sequence[Any], judged: Any) -> None:
         self._torch = importlib.import_module("torch")
         self._model = model
         self.layers = list(model.model.layers)
         self._read = [self._text(tokens) for tokens in read]
-        self._judged = [self._text(tokens) for tokens in judged]
-        self._expected = [model(tokens).logits[0, ::_EVERY].log_softmax(-1) for tokens in judged]
+        self._judged = self._text(judged)
+        self._expected = model(judged).logits[:, ::_EVERY].log_softmax(-1)
         harm = self.harm()
         if not abs(harm) < 1e-4:
             raise UsageError(_unknown("the way it computes its logits"))
@@ -190,23 +198,25 @@ class Network:
                     found[product][f"model.layers.{layer}.{path}"] = module
         return found
 
-    def harm(self, start: int = 0, texts: Sequence[Text] | None = None) -> float:
-        """The mean KL divergence from the original's next token, in nats, of `texts` that have reached a layer."""
-        found = []
-        for text, expected in zip(self._judged if texts is None else texts, self._expected, strict=True):
-            hidden = text.hidden
-            for number in range(start, len(self.layers)):
-                hidden = self._step(number, hidden, text)
-            states = self._model.model.norm(hidden)[0, ::_EVERY]
-            found.append(_divergence(expected, self._model.lm_head(states).log_softmax(-1)))
-        return float(self._torch.cat(found).mean())
+    def harm(self, start: int = 0, text: Text | None = None) -> float:
+        """The mean KL divergence from the original's next token, in nats, of texts that have reached a layer."""
+        reached = self._judged if text is None else text
+        hidden = reached.hidden
+        for number in range(start, len(self.layers)):
+            hidden = self._step(number, hidden, reached)
+        states = self._model.model.norm(hidden)[:, ::_EVERY]
+        return self._divergence(self._model.lm_head(states))
+
+    def _divergence(self, logits: Any) -> float:
+        found = logits.log_softmax(-1)
+        return float((self._expected.exp() * (self._expected - found)).sum(-1).mean())
 
     def measured(self, progress: Progress) -> tuple[list[Choice], float, float]:
         """The harm of each product alone at 4 bits, that of all of them at 8, and that of the logits at 4."""
         choices: list[Choice] = []
         read = self._started(self._read)
-        judged = self._started(self._judged)
-        eight = self._started(self._judged)
+        judged = self._started([self._judged])
+        eight = self._started([self._judged])
         for layer in range(len(self.layers)):
             progress("measuring", layer, len(self.layers))
             moments = self._advance(layer, read)
@@ -215,17 +225,20 @@ class Network:
                 rounder = Rounder(moments[product])
                 rounded = {name: _rounded(rounder, module.weight) for name, module in modules.items()}
                 with self._instead(modules, {name: grid.values() for name, grid in rounded.items()}):
-                    harm = self.harm(layer, judged)
+                    harm = self.harm(layer, judged[0])
                 count = sum(module.weight.numel() for module in modules.values())
                 choices.append(Choice(layer, product, count, 8, max(harm, 0.0)))
             every = {name: module for modules in products.values() for name, module in modules.items()}
             with self._instead(every, {name: _at_8_bits(module.weight) for name, module in every.items()}):
-                self._advance(layer, eight)
-            self._advance(layer, judged)
-        return choices, self.harm(len(self.layers), eight), self._logits_harm(read, judged)
+                self._move(layer, eight)
+            self._move(layer, judged)
+        return choices, self.harm(len(self.layers), eight[0]), self._logits_harm(read, judged[0])
 
-    def rounded(self, plan: Plan, progress: Progress) -> dict[str, Grid]:
-        """Round the chosen weights in place, each layer for the inputs that the rounded ones before it give."""
+    def rounded(self, plan: Plan, progress: Progress) -> tuple[dict[str, Grid], Floats]:
+        """Round the chosen weights in place, each layer for the inputs that the rounded ones before it give.
+
+        Returns the grids by name, and the sum of `x x'` over inputs x of the logits' product.
+        """
         chosen = {(one.layer, one.name) for one in plan.products if one.bits == 4}
         grids: dict[str, Grid] = {}
         read = self._started(self._read)
@@ -243,16 +256,8 @@ class Network:
                     module.weight.copy_(self._torch.from_numpy(grids[name].values()))
             if products:
                 read = before
-                self._advance(layer, read)
-        return grids
-
-    def logits_moments(self) -> Floats:
-        """The sum of `x x'` over inputs x of the logits' product."""
-        texts = self._started(self._read)
-        for layer in range(len(self.layers)):
-            for text in texts:
-                text.hidden = self._step(layer, text.hidden, text)
-        return self._normed_moments(texts)
+                self._move(layer, read)
+        return grids, self._normed_moments(read)
 
     def _normed_moments(self, texts: Sequence[Text]) -> Floats:
         total: Any = 0
@@ -261,26 +266,18 @@ class Network:
             total = total + states.T @ states
         return np.asarray(total.numpy(), np.float32)
 
-    def _logits_harm(self, read: Sequence[Text], judged: Sequence[Text]) -> float:
+    def _logits_harm(self, read: Sequence[Text], judged: Text) -> float:
         """The harm of 4-bit logits, as the stage `narrow` makes them, by blocks of rows."""
-        rounder = Rounder(self._normed_moments(read))
         head = self._model.lm_head.weight
-        blocks = [slice(0, KEPT_ROWS)]
-        blocks += [slice(at, at + ROWS_AT_ONCE) for at in range(KEPT_ROWS, len(head), ROWS_AT_ONCE)]
-        if len(blocks) == 1:
+        if len(head) <= KEPT_ROWS:
             return 0.0
-        states = [self._model.model.norm(text.hidden)[0, ::_EVERY] for text in judged]
-        logits: list[list[Any]] = [[] for _ in states]
-        for rows in blocks:
-            weights = head[rows]
-            if rows.start:
-                weights = self._torch.from_numpy(_rounded(rounder, weights).values())
-            for place, state in enumerate(states):
-                logits[place].append(state @ weights.T)
-        found = []
-        for expected, parts in zip(self._expected, logits, strict=True):
-            found.append(_divergence(expected, self._torch.cat(parts, 1).log_softmax(-1)))
-        return float(self._torch.cat(found).mean())
+        rounder = Rounder(self._normed_moments(read))
+        states = self._model.model.norm(judged.hidden)[:, ::_EVERY]
+        logits = [states @ head[:KEPT_ROWS].T]
+        for start in range(KEPT_ROWS, len(head), ROWS_AT_ONCE):
+            rounded = _rounded(rounder, head[start : start + ROWS_AT_ONCE]).values()
+            logits.append(states @ self._torch.from_numpy(rounded).T)
+        return self._divergence(self._torch.cat(logits, -1))
 
     def _text(self, tokens: Any) -> Text:
         """A text in front of the first layer, with what the model gives to each layer; no layer runs for it."""
@@ -308,6 +305,11 @@ class Network:
         made = self.layers[layer](hidden, **text.arguments[layer])
         return made[0] if isinstance(made, tuple) else made
 
+    def _move(self, layer: int, texts: Sequence[Text]) -> None:
+        """Move texts behind a layer."""
+        for text in texts:
+            text.hidden = self._step(layer, text.hidden, text)
+
     def _advance(self, layer: int, texts: Sequence[Text]) -> dict[str, Floats]:
         """Move texts behind a layer; the sum of `x x'` over inputs x, by product."""
         moments: dict[str, Any] = dict.fromkeys(PRODUCTS, 0)
@@ -324,8 +326,7 @@ class Network:
             hooks.append(
                 reader.register_forward_pre_hook(lambda _, given, product=product: add(product, given))
             )
-        for text in texts:
-            text.hidden = self._step(layer, text.hidden, text)
+        self._move(layer, texts)
         for hook in hooks:
             hook.remove()
         return {product: np.asarray(total.numpy(), np.float32) for product, total in moments.items()}
@@ -353,11 +354,6 @@ def _without_outliers(states: Any) -> Any:
     return states * (2 * length.median() / length.clamp(min=1e-9)).clamp(max=1)
 
 
-def _divergence(expected: Any, found: Any) -> Any:
-    """KL divergences, one for each row of log-probabilities."""
-    return (expected.exp() * (expected - found)).sum(-1)
-
-
 def _rounded(rounder: Rounder, weight: Any) -> Grid:
     rows = np.asarray(weight.detach().numpy(), np.float32)
     blocks = [rounder.rounded(rows[at : at + ROWS_AT_ONCE]) for at in range(0, len(rows), ROWS_AT_ONCE)]
@@ -371,8 +367,9 @@ def _at_8_bits(weight: Any) -> Floats:
     return np.asarray(np.rint(rows / scales) * scales, np.float32)
 
 
-def choose(measured: Sequence[Choice], eight_bits: float, logits: float, *, allowance: float) -> Plan:
-    """The products with the least harm for their size at 4 bits, up to what 8 bits and the logits leave of it."""
+def choose(measured: Sequence[Choice], eight_bits: float, logits: float, ratio: float) -> Plan:
+    """The products with the least harm for their size at 4 bits, up to what 8 bits and the logits leave of a ratio."""
+    allowance = math.log(ratio)
     left = allowance - eight_bits - logits
     narrow: set[Choice] = set()
     for choice in sorted(measured, key=lambda one: (one.kl or 0.0) / one.weights):
