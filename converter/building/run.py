@@ -363,7 +363,8 @@ def _check_quality(result: BuildResult, limit: float | None, compiled: Path) -> 
         return
     if len(models) < 2:
         result.warnings.append(
-            f"Perplexity was not measured, so it may be more than {limit:g} times the checkpoint's: run `edge-opt evaluate`"
+            f"Perplexity was not measured, so it may be more than {limit:g} times the checkpoint's: run "
+            f"`edge-opt evaluate`"
         )
         return
     ratio, error = models[1].ratio, models[1].ratio_error
