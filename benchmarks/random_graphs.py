@@ -7,10 +7,10 @@ them have a SELECT mask, most of these behind another mask (tests/mask_graphs.py
 run on each, in every form in turn, some with tiles of rows. Results do not come from `edge_opt.compare`: the
 interpreter runs the original and the converted graph on XNNPACK and on the reference kernels, on random numbers, on
 large ones, and with rows that only both masks together hide. Every byte must be equal (NaN equals NaN); products by
-FULLY_CONNECTED may be rounded on XNNPACK. Prints the outcomes of the sites, and the number of each wrong graph: the
-exit status is 1 if there are any. A skipped or reverted site is not wrong; its reason is counted. But a graph is wrong
-if no attention was skipped and a product of activations still has more than one head's elements, counted in the
-converted graph by sizes alone.
+FULLY_CONNECTED may be rounded on XNNPACK, and are not compared there if later blocks enlarge that. Prints the outcomes
+of the sites, and the number of each wrong graph: the exit status is 1 if there are any. A skipped or reverted site is
+not wrong; its reason is counted. But a graph is wrong if no attention was skipped and a product of activations still
+has more than one head's elements, counted in the converted graph by sizes alone.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -41,6 +41,7 @@ from edge_opt.targets import Target
 
 _PROVED = 500  # graphs after which the prover starts anew, because it remembers all that it proved
 _LARGE = 30
+KERNELS = ("xnnpack", "reference")
 
 
 def drawn(count: int, number: int) -> list[Case]:
@@ -111,7 +112,9 @@ def _fits_one_head(shape: tuple[int, ...], case: Case) -> bool:
     return math.prod(lead) <= case.batch and min(rows, default=0) <= case.length
 
 
-def differences(before: bytes, after: bytes, *, rounded: bool = False) -> Iterator[str]:
+def differences(
+    before: bytes, after: bytes, sets: Sequence[str] = KERNELS, *, rounded: bool = False
+) -> Iterator[str]:
     """Where the interpreter gives other bytes for the second model; `rounded` ones may differ a little on XNNPACK."""
     given_inputs = random_inputs(load(before))
     large = {
@@ -119,7 +122,7 @@ def differences(before: bytes, after: bytes, *, rounded: bool = False) -> Iterat
         for name, array in given_inputs.items()
     }
     twice = inputs_masked_twice(load(before))
-    for kernels in ("xnnpack", "reference"):
+    for kernels in sets:
         sessions = [Session(model, kernels) for model in (before, after)]
         for what, values in (("random", given_inputs), ("large", large), ("doubly masked", twice)):
             old, new = (session.run(None, values) for session in sessions)
@@ -177,7 +180,10 @@ def main() -> int:
             told[f"{site.pass_name} {site.status}: {site.reason.partition(',')[0][:100]}"] += (
                 site.status != "nothing to do"
             )
-        wrongs = list(differences(before, to_bytes(model), rounded=case.written == "FULLY_CONNECTED"))
+        rounded = case.written == "FULLY_CONNECTED"
+        # EXP without a sum behind it enlarges what an earlier block rounds, without a limit.
+        kernels = KERNELS[1:] if rounded and case.weights == "exp" and case.blocks > 1 else KERNELS
+        wrongs = list(differences(before, to_bytes(model), kernels, rounded=rounded))
         skipped = [site for site in sites if site.status in (Status.SKIPPED, Status.REVERTED)]
         if not any(site.pass_name == MhaToSha.name for site in skipped):
             wrongs += several_heads(model, case)
