@@ -117,18 +117,23 @@ def is_pure(operator: Operator, subgraphs: Sequence[Subgraph] = ()) -> bool:
     State is behind a handle (variables, tables) or in a tensor that is kept between runs. An operator that calls
     subgraphs is pure if they are; without `subgraphs` (the model's) it counts as impure.
     """
-    if not subgraphs and subgraph_indices(operator.options):
-        return False
-    return not has_effects([operator], subgraphs)
+    calls = subgraph_indices(operator.options)
+    if not calls:
+        return not _is_impure(operator)
+    return bool(subgraphs) and not has_effects([operator], subgraphs)
 
 
 def has_effects(operators: Sequence[Operator], subgraphs: Sequence[Subgraph]) -> bool:
     """True if any of the operators is impure (see `is_pure`), or one that they call."""
-    operators = with_called(operators, subgraphs)
-    tensors = (t for op in operators for t in (*op.inputs, *op.outputs, *op.intermediates) if t is not None)
-    return any(op.code.name in _IMPURE for op in operators) or any(
-        tensor.is_variable or tensor.dtype in _HANDLES for tensor in tensors
-    )
+    return any(map(_is_impure, with_called(operators, subgraphs)))
+
+
+def _is_impure(operator: Operator) -> bool:
+    """True if the operator itself is impure, whatever it calls."""
+    if operator.code.name in _IMPURE:
+        return True
+    tensors = (*operator.inputs, *operator.outputs, *operator.intermediates)
+    return any(t is not None and (t.is_variable or t.dtype in _HANDLES) for t in tensors)
 
 
 def with_called(operators: Sequence[Operator], subgraphs: Sequence[Subgraph]) -> list[Operator]:
