@@ -378,6 +378,7 @@ BAD: dict[str, Change] = {
     "has fixed lengths": lambda place: {"source": write(place.folder / "f.litertlm", FLOAT), "cache": 64},
     "needs a checkpoint and a Qualcomm NPU": options(weights="4-logits", soc="mt6993", sdk=None),
     "weights='8' has none to choose": options(plan="plan.json"),
+    "max_perplexity_ratio=0 is below the checkpoint's own": options(weights="4", max_perplexity_ratio=0.0),
     "plan no.json cannot be read": options(weights="4", plan="no.json"),
     "is not a JSON object: give the plan.json": lambda place: {
         "weights": "4", **put("p.json", "[]", "plan")(place)},

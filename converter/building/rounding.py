@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -386,17 +386,22 @@ def choose(measured: Sequence[Choice], eight_bits: float, logits: float, ratio: 
 def checked_plan(given: Mapping[str, Any], network: Network) -> Plan:
     """A plan as JSON values, for this model; UsageError if it has other products or other bits than 4 and 8."""
     plan = from_dict(Plan, given)
-    wanted = [(layer, name) for layer in range(len(network.layers)) for name in PRODUCTS]
+    counts = {
+        (layer, name): sum(module.weight.numel() for module in modules.values())
+        for layer in range(len(network.layers))
+        for name, modules in network.products(layer).items()
+    }
     found = [(one.layer, one.name) for one in plan.products]
-    if sorted(found) != sorted(wanted):
+    if sorted(found) != sorted(counts):
         raise UsageError(
-            f"the plan has {len(found)} products, and the checkpoint {len(wanted)} in {len(network.layers)} layers: "
+            f"the plan has {len(found)} products, and the checkpoint {len(counts)} in {len(network.layers)} layers: "
             f"give the plan of a checkpoint of the same shape"
         )
     for one in plan.products:
         if one.bits not in (4, 8):
             raise UsageError(f"the plan has {one.bits} bits for {one.name} of layer {one.layer}: give 4 or 8")
-    return plan
+    products = (replace(one, weights=counts[one.layer, one.name]) for one in plan.products)
+    return replace(plan, products=tuple(products))
 
 
 def grids_of(model: Any) -> dict[str, Grid]:

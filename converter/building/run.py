@@ -139,6 +139,8 @@ def build(
     chosen = {**(settings or {}), **_lengths(given, prefill, cache)}
     _check_weights(weights, given, vendor)
     limit = WORST_RATIO if weights == WEIGHTS[2] and max_perplexity_ratio is None else max_perplexity_ratio
+    if limit is not None and not limit >= 1:
+        raise UsageError(f"max_perplexity_ratio={limit:g} is below the checkpoint's own: give 1 or more")
     rounding = {"ratio": limit, "plan": _plan(plan, weights)}
     texts, calibration, note = _texts(given, prompts, held_out, evaluate=evaluate)
     versions, runtimes = stages.tool_versions(), evaluation.check_runtimes() if texts else {}
