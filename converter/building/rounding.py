@@ -98,6 +98,8 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
                 model = load(source)
         network = Network(model, read, judged)
         if found:
+            unused = "" if job.options["plan"] is None else ", so the plan is not used"
+            notes.append(f"The checkpoint's weights lie on a 4-bit grid already{unused}")
             plan = Plan(tuple(_taken(network, found)))
             _, moments = network.rounded(Plan(()), progress)
             grids = found
