@@ -26,12 +26,12 @@ from mutations import Mutant, sampled, survives_checks
 from pass_runs import rewrites_of
 from text_parser import parse
 
-from edge_opt.passes import Demand
+from edge_opt.passes import Exact
 from edge_opt.passes.mha_to_sha import MhaToSha
-from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof import examination
-from edge_opt.proof.regions import RegionProver
 from edge_opt.targets import Target
+from edge_opt.verification.examine import Verifier
+from edge_opt.verification.rewrite import Rewrite
 
 CAUGHT, MISSED, NOTHING = "caught", "MISSED", "no number changes"
 
@@ -56,26 +56,26 @@ def layers(dtype: str, size: Size, *, tiled: bool) -> list[Rewrite]:
 
 def campaign(dtype: str, size: Size, label: str, options: argparse.Namespace) -> Iterator[Outcome]:
     """Every fault of one type at one size."""
-    with RegionProver() as prover:
+    with Verifier() as verifier:
         for tiled in (False, True):
             first, second = layers(dtype, size, tiled=tiled)
-            proof = prover.prove(second, Demand())
+            proof = verifier.verify(second, Exact())
             assert proof.holds, proof.reason
             for mutant in sampled(first, options.each):
                 name = f"{mutant.kind}: {mutant.place}{' (tiled)' if tiled else ''}"
                 if options.only in name and survives_checks(mutant.rewrite):
-                    yield outcome(prover, mutant, name, dtype, label)
+                    yield outcome(verifier, mutant, name, dtype, label)
 
 
-def outcome(prover: RegionProver, mutant: Mutant, name: str, dtype: str, label: str) -> Outcome:
+def outcome(verifier: Verifier, mutant: Mutant, name: str, dtype: str, label: str) -> Outcome:
     """What the proof at size says of it; what it lets pass, in full on both kernel sets and extreme inputs."""
     started = time.monotonic()
-    proof = prover.prove(mutant.rewrite, Demand())
+    proof = verifier.verify(mutant.rewrite, Exact())
     seconds = time.monotonic() - started
     caught = CAUGHT
     if proof.holds:
-        with mock.patch.object(examination, "_IN_FULL", math.inf), RegionProver(seed=1) as thorough:
-            caught = NOTHING if thorough.prove(mutant.rewrite, Demand()).holds else MISSED
+        with mock.patch.object(examination, "_IN_FULL", math.inf), Verifier(seed=1) as thorough:
+            caught = NOTHING if thorough.verify(mutant.rewrite, Exact()).holds else MISSED
     return Outcome(name, dtype, label, caught, round(seconds, 2), proof.reason)
 
 

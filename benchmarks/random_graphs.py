@@ -33,13 +33,13 @@ from mask_graphs import inputs_masked_twice
 from edge_opt.attention.block import FORM_NAMES
 from edge_opt.ir import Constants, Model, Operator, load, to_bytes
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
-from edge_opt.passes import PASSES, Context, Site, Status, run_pass
+from edge_opt.passes import PASSES, Context, Exact, Status, Verdict, run_pass
 from edge_opt.passes.mha_to_sha import MhaToSha, left_over
-from edge_opt.proof.regions import RegionProver
 from edge_opt.runtime.native import Session
 from edge_opt.targets import Target
+from edge_opt.verification.examine import Verifier
 
-_PROVED = 500  # graphs after which the prover starts anew, because it remembers all that it proved
+_PROVED = 500  # graphs after which the verifier starts anew, because it remembers all that it proved
 _LARGE = 30
 KERNELS = ("xnnpack", "reference")
 
@@ -65,14 +65,14 @@ def drawn(count: int, number: int) -> list[Case]:
     return found
 
 
-def convert(model: Model, target: Target, prover: RegionProver | None) -> list[Site]:
-    """All passes on every signature of the model, with their proofs if there is a prover."""
+def convert(model: Model, target: Target, verifier: Verifier | None) -> list[Verdict]:
+    """All passes on every signature of the model, with their proofs if there is a verifier."""
     usage, reports = parts_in_use(model), []
     for key, graph in model.entry_points():
-        context = Context(model, graph, key, target, Constants(model), prover)
+        context = Context(model, graph, key, target, Constants(model), verifier)
         for chosen in PASSES.values():
             # What is allowed to differ by a step is judged by its own proof, not by bits.
-            if chosen.demand.kind == "bitwise":
+            if isinstance(chosen.check, Exact):
                 operators = set(graph.operators)
                 reports += run_pass(chosen, context)
                 reports += left_over(context, reports, operators) if chosen.name == MhaToSha.name else []
@@ -161,20 +161,20 @@ def main() -> int:
     options = parser.parse_args()
     told: Counter[str] = Counter()
     wrong: list[int] = []
-    started, done, prover = time.monotonic(), 0, RegionProver()
+    started, done, verifier = time.monotonic(), 0, Verifier()
     for number, case in enumerate(drawn(options.count, options.seed)):
         if number < options.first:
             continue
         if time.monotonic() - started > options.seconds:
             break
         if done % _PROVED == _PROVED - 1:
-            prover.__exit__()
-            prover = RegionProver()
+            verifier.__exit__()
+            verifier = Verifier()
         form = FORM_NAMES[number % len(FORM_NAMES)]
         tiles = 2 if number % 5 == 4 and case.length > 1 else None
         before = to_bytes(build(case))
         model = load(before)
-        proves = prover if number % options.prove_one_in == 0 else None
+        proves = verifier if number % options.prove_one_in == 0 else None
         sites = convert(model, Target(form, "", form=form, rows_per_tile=tiles), proves)
         for site in sites:
             told[f"{site.pass_name} {site.status}: {site.reason.partition(',')[0][:100]}"] += (
@@ -193,7 +193,7 @@ def main() -> int:
         done += 1
         if done % 100 == 0:
             print(f"{done} graphs, {len(set(wrong))} wrong", file=sys.stderr, flush=True)
-    prover.__exit__()
+    verifier.__exit__()
     print(f"{done} graphs, {len(set(wrong))} wrong; {time.monotonic() - started:.0f} s")
     for text, count in told.most_common():
         print(f"{count:7}  {text}")

@@ -199,7 +199,7 @@ def passes(
         raise unknown("pass", name, PASSES)
     chosen = list(PASSES.values()) if name is None else [PASSES[name]]
     names = ("name", "demand", "summary", "identity")
-    rows = [(one.name, one.demand.words, one.summary, str(getdoc(type(one)))) for one in chosen]
+    rows = [(one.name, one.check.words, one.summary, str(getdoc(type(one)))) for one in chosen]
     if name is None:
         lines = output.table([("pass", "results", "what it does"), *(row[:3] for row in rows)], left=3)
     else:

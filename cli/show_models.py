@@ -18,7 +18,7 @@ from edge_opt.conversion.run import GENERIC, default_output
 from edge_opt.inspection import Inspection, find_example
 from edge_opt.inspection.caches import find_caches
 from edge_opt.inspection.model import SignatureContent
-from edge_opt.passes import Site, Status
+from edge_opt.passes import Status, Verdict
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.soundness import sentences
 
@@ -141,7 +141,7 @@ def _signature_lines(name: str, content: SignatureContent | None) -> list[str]:
 
 def _site_lines(found: Inspection, signature: str) -> Iterator[str]:
     """The sites of a signature; equal sites share a line, since layers repeat."""
-    groups: defaultdict[tuple[str, str], list[Site]] = defaultdict(list)
+    groups: defaultdict[tuple[str, str], list[Verdict]] = defaultdict(list)
     blocks = {block.softmax: block for block in found.attention if block.signature == signature}
     for site in (site for site in found.sites if site.signature == signature):
         block = blocks.get(site.operator) if site.pass_name == MhaToSha.name else None

@@ -13,9 +13,9 @@ from pretend_npu import Compilers, pretend
 from pretend_stages import Place
 
 from edge_opt.npu.sdk import SDK_VARIABLES
-from edge_opt.proof.regions import RegionProver
 from edge_opt.runtime import runner
 from edge_opt.runtime.runner import ChildProcess, Worker
+from edge_opt.verification.examine import Verifier
 
 
 def pytest_configure() -> None:
@@ -99,9 +99,9 @@ def own_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def prover() -> Iterator[RegionProver]:
+def verifier() -> Iterator[Verifier]:
     """The real one; its process is started once for all tests."""
-    with RegionProver() as made:
+    with Verifier() as made:
         yield made
 
 

@@ -10,9 +10,9 @@ from pass_runs import refusal
 
 from edge_opt.ir import Buffer, DType, Operator, Quantization, Tensor
 from edge_opt.ir.graph import same_type
-from edge_opt.passes.rewrite import Rewrite
-from edge_opt.passes.run import check_frame, check_parameters, check_shapes
 from edge_opt.schema.data import Data
+from edge_opt.verification.frame import check_frame, check_parameters, check_shapes
+from edge_opt.verification.rewrite import Rewrite
 
 Operators = list[Operator]
 _INTEGERS = {DType.INT8, DType.INT16}

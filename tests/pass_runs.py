@@ -1,4 +1,4 @@
-"""Runs passes on graphs given as text, for tests: with the real prover, a made-up one, or none."""
+"""Runs passes on graphs given as text, for tests: with the real verifier, a made-up one, or none."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,8 +9,10 @@ from text_parser import parse
 
 from edge_opt.ir import Constants, Model, load, to_bytes
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.passes import PASSES, Context, Demand, Pass, Proof, Prover, Rewrite, Site, run_pass
+from edge_opt.passes import PASSES, Check, Context, Pass, Proof, Rewrite, Verdict, run_pass
+from edge_opt.passes.contract import RegionVerifier
 from edge_opt.targets import Target, load_target
+from edge_opt.verification.audit import Audit
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
 SELECT_PAGE = (TESTDATA / "reference_select.txt").read_text()
@@ -30,27 +32,32 @@ def but(*names: str) -> list[str]:
 
 
 class Says:
-    """A prover that runs nothing; `verdicts` are given in turn, the last one for ever."""
+    """A verifier that runs nothing; `verdicts` are given in turn, the last one for ever."""
 
     def __init__(self, *verdicts: bool) -> None:
         self.verdicts = list(verdicts)
-        self.asked: list[tuple[Rewrite, Demand]] = []
+        self.asked: list[tuple[Rewrite, Check]] = []
 
-    def prove(self, rewrite: Rewrite, demand: Demand) -> Proof:
+    def verify(self, rewrite: Rewrite, check: Check) -> Proof:
         """The next verdict."""
-        self.asked.append((rewrite, demand))
+        self.asked.append((rewrite, check))
         holds = self.verdicts[0] if len(self.verdicts) == 1 else self.verdicts.pop(0)
-        return Proof(demand, holds=holds, bitwise=holds, max_abs=0.0, reason="" if holds else "it differs")
+        return Proof(check, holds=holds, bitwise=holds, max_abs=0.0, reason="" if holds else "it differs")
 
 
 def run(
-    model: Model, *passes: Pass | str, target: Target | None = None, prover: Prover | None = None
-) -> list[Site]:
+    model: Model, *passes: Pass | str, target: Target | None = None, verifier: RegionVerifier | None = None
+) -> list[Verdict]:
     """Run passes over subgraph 0, as a conversion does."""
     graph, facts = model.subgraphs[0], target or load_target("generic")
-    context = Context(model, graph, model.signature_name(graph), facts, Constants(model), prover)
+    audit = Audit(model)
+    context = Context(
+        model, graph, model.signature_name(graph), facts, Constants(model), verifier, audit=audit
+    )
     chosen = [PASSES[name] if isinstance(name, str) else name for name in passes]
-    return [report for each in chosen for report in run_pass(each, context)]
+    reports = [report for each in chosen for report in run_pass(each, context)]
+    audit.check()
+    return reports
 
 
 def rewrites_of(name: str, model: Model, target: Target | None = None, **facts: Any) -> list[Rewrite]:
@@ -70,13 +77,13 @@ def refusal(check: Callable[..., object], *arguments: object) -> str | None:
     return None
 
 
-def convert_text(text: str, *passes: Pass | str, **settings: object) -> tuple[Model, list[Site]]:
+def convert_text(text: str, *passes: Pass | str, **settings: object) -> tuple[Model, list[Verdict]]:
     """The model that the text says, converted, and what was done."""
     model = parse(text)
     return model, run(model, *passes, **settings)  # type: ignore[arg-type]
 
 
-def only(text: str, name: str, **settings: object) -> tuple[Model, Site]:
+def only(text: str, name: str, **settings: object) -> tuple[Model, Verdict]:
     """The converted model, and the report of the only site that the pass has."""
     model, (report,) = convert_text(text, name, **settings)
     return model, report
@@ -92,7 +99,7 @@ def count(model: Model, name: str) -> int:
     return names(model).count(name)
 
 
-def statuses(reports: Sequence[Site]) -> list[str]:
+def statuses(reports: Sequence[Verdict]) -> list[str]:
     """What became of each site."""
     return [str(report.status) for report in reports]
 

@@ -583,7 +583,7 @@ def test_heads_in_rows_of_computed_fully_connected_weights_are_split_and_the_rou
     (site,) = result.sites
     assert (site.status, site.heads, site.kv_heads) == ("converted", 4, 1)
     assert "XNNPACK rounds a FULLY_CONNECTED by its number of rows" in site.note
-    assert str(site.proof.demand) == "relative 1e-06"
+    assert str(site.proof.check) == "relative 1e-06"
     products = [op for op in result.model.subgraphs[0].operators if op.name == "FULLY_CONNECTED"]
     assert [op.outputs[0].elements for op in products] == [6 * 8, 6 * 5] * 4
 

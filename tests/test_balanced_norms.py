@@ -10,8 +10,8 @@ from text_parser import parse
 import edge_opt
 from edge_opt.passes import Status
 from edge_opt.passes.balanced_norms import residual_sums
-from edge_opt.proof.regions import RegionProver
 from edge_opt.targets import Target, load_target
+from edge_opt.verification.examine import Verifier
 
 TARGET = Target("truncates", "", norms_round_down=True)
 STEPS = (0.01, 0.02, 0.03, 0.004)
@@ -36,8 +36,8 @@ def layers(addition: str = "ADD(%x{0}, %n{0})") -> str:
     return "\n".join(lines) + "".join(BODY.replace("STEP", str(step)) for step in STEPS)
 
 
-def test_a_norm_is_negated_where_the_errors_so_far_are_below_zero(prover: RegionProver) -> None:
-    model, reports = convert_text(layers(), "balanced_norms", target=TARGET, prover=prover)
+def test_a_norm_is_negated_where_the_errors_so_far_are_below_zero(verifier: Verifier) -> None:
+    model, reports = convert_text(layers(), "balanced_norms", target=TARGET, verifier=verifier)
     assert [(report.status, report.reason) for report in reports] == [(Status.CONVERTED, "")] * 2
     kinds = [name for name in names(reread(model)) if name != "STABLEHLO_COMPOSITE"]
     assert kinds == ["ADD", "SUB", "ADD", "SUB"]
@@ -54,9 +54,9 @@ def test_what_is_balanced_already_stays() -> None:
     assert not edge_opt.convert(model, target=TARGET, verify="none").converted
 
 
-def test_a_weight_that_was_not_negated_is_seen(prover: RegionProver, monkeypatch: Patch) -> None:
+def test_a_weight_that_was_not_negated_is_seen(verifier: Verifier, monkeypatch: Patch) -> None:
     monkeypatch.setattr("edge_opt.passes.balanced_norms.np.negative", lambda array: array)
-    _, reports = convert_text(layers(), "balanced_norms", target=TARGET, prover=prover)
+    _, reports = convert_text(layers(), "balanced_norms", target=TARGET, verifier=verifier)
     assert {report.status for report in reports} == {Status.REVERTED}
 
 

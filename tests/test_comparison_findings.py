@@ -13,12 +13,13 @@ from syrupy.assertion import SnapshotAssertion
 from edge_opt.comparison import findings
 from edge_opt.comparison.compare import _move
 from edge_opt.comparison.findings import ComparisonReport, FirstDifference, OutputComparison, measured
-from edge_opt.comparison.whole import Allowance, WholeSignature
+from edge_opt.runtime.metrics import Tolerance
 from edge_opt.runtime.tensors import TensorInfo
+from edge_opt.verification.whole import Allowance, WholeSignature
 
 Y = TensorInfo("y", "y", (2, 2), (2, 2), "float32")
 A = np.array([[1, 2], [3, 4]], np.float32)
-ROOM = Allowance(1e-3, 24, "2 sites of p")
+ROOM = Allowance(1e-3, 24, because="2 sites of p")
 
 
 def output(b: Any, a: Any = A, **how: Any) -> OutputComparison:
@@ -26,7 +27,7 @@ def output(b: Any, a: Any = A, **how: Any) -> OutputComparison:
 
 
 SAME = output(A)
-NEAR = output(np.add(A, [[0, 0], [0, 0.5]]), atol=1.0)
+NEAR = output(np.add(A, [[0, 0], [0, 0.5]]), tolerance=Tolerance(atol=1.0))
 FAR = output(np.add(A, [[0, 3], [1, 0]]))
 MISSING = OutputComparison(name="z", reason="missing in b")
 
@@ -115,7 +116,7 @@ def test_what_is_allowed_and_found_is_said_in_steps_and_in_range(snapshot: Snaps
     near = off("codes", 1.0, steps=3), off("more", 0.5, steps=7), off("y", 1e-3)
     found = [
         whole(Allowance(), SAME, SAME),
-        whole(Allowance(1e-3, 0, "1 site of p"), *near),
+        whole(Allowance(1e-3, 0, because="1 site of p"), *near),
         whole(ROOM, *near),
         whole(ROOM, off("near", 1e-3), off("far", 0.5), off("farther", 1.0)),
         whole(ROOM, reason="missing in b"),
@@ -139,8 +140,8 @@ def test_what_is_allowed_and_found_is_said_in_steps_and_in_range(snapshot: Snaps
     ],
 )
 def test_room_is_relative_to_the_range_or_in_steps(compared: OutputComparison, permitted: bool) -> None:
-    assert ROOM.permits(compared) is permitted
-    assert not Allowance().permits(compared)
+    assert whole(ROOM, compared).holds is permitted
+    assert not whole(Allowance(), compared).holds
 
 
 def test_what_is_moved_to_a_file_is_what_was_given(tmp_path: Path) -> None:

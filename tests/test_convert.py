@@ -19,12 +19,12 @@ from edge_opt.conversion.result import check_requirements
 from edge_opt.conversion.run import default_output
 from edge_opt.ir import Buffer, Metadata, Model, cleanup, load, save, to_bytes, to_tables
 from edge_opt.ir.text import subgraph_text, to_text
-from edge_opt.passes import Demand, Proof, Site, Status
-from edge_opt.passes.contract import Ran
-from edge_opt.passes.ledger import UnverifiedChangeError
+from edge_opt.passes import Exact, Proof, Status, Verdict, Within
 from edge_opt.schema import Data, read_model
 from edge_opt.shapes import infer_shapes
 from edge_opt.targets import Target, load_target
+from edge_opt.verification.audit import UnverifiedChangeError
+from edge_opt.verification.verdict import Ran
 
 DEMOS = [DEMO, QUANTIZED]
 ANCHOR = load(DEMO).subgraphs[0].operators[0]
@@ -52,7 +52,7 @@ def test_every_block_is_converted_and_verified_bitwise(done: Done) -> None:
     places = [("prefill_8", 0), ("prefill_8", 1), ("decode", 0), ("decode", 1), ("decode", 2)]
     assert [(site.signature, site.index) for site in result.converted] == places
     assert {(site.heads, site.kv_heads) for site in result.converted} == {(4, 1)}
-    assert all(site.proof is not None and not site.proof.steps for site in result.sites)
+    assert all(site.proof is not None and not site.proof.steps for site in result.converted)
     blocks = [(found.name, found.blocks, found.blocks_converted) for found in result.signatures]
     assert blocks == [("prefill_8", 2, 2), ("decode", 3, 3)]
     for summary in result.signatures:
@@ -244,31 +244,32 @@ def test_blocks_that_the_target_declines_are_counted_and_printed_and_pass_the_ga
     assert line.startswith("  3 sites of mha_to_sha: nothing to do (main#0, main#1, main#2): target")
 
 
+def verdict(status: Status, name: str = "mha_to_sha", proof: Proof | None = None) -> Verdict:
+    return Verdict(name, "main", 0, "p", status, proof=proof, added=1)
+
+
 @pytest.mark.parametrize(("kernels", "where"), [("reference", " on the reference kernels"), ("xnnpack", "")])
 def test_the_headline_names_the_reference_kernels_only_where_they_ran(kernels: str, where: str) -> None:
-    proof = Proof(Demand(), holds=True, bitwise=False, max_abs=0.0, note="a note", ran=(Ran(kernels),))
-    sites = [Site(ANCHOR, added=1, status=Status.CONVERTED, proof=proof)]
+    proof = Proof(Exact(), holds=True, bitwise=False, max_abs=0.0, note="a note", ran=(Ran(kernels),))
+    sites = [verdict(Status.CONVERTED, proof=proof)]
     said = ConversionResult(None, None, "generic", "regions", sites=sites).summary().splitlines()[0]
     assert f"each verified bit for bit{where}; a note" in said
 
 
 def test_the_headline_has_the_largest_difference_where_bits_are_not_demanded() -> None:
-    proofs = [Proof(Demand("relative", 0.1), holds=True, bitwise=False, max_abs=by) for by in (0.5, 0.25)]
-    sites = [
-        Site(ANCHOR, added=1, status=Status.CONVERTED, proof=proof, pass_name="balanced_norms")
-        for proof in proofs
-    ]
+    proofs = [Proof(Within(0.1), holds=True, bitwise=False, max_abs=by) for by in (0.5, 0.25)]
+    sites = [verdict(Status.CONVERTED, "balanced_norms", proof) for proof in proofs]
     said = ConversionResult(None, None, "generic", "regions", sites=sites).summary().splitlines()[0]
     largest = "(largest difference 0.5, by balanced_norms)"
     assert said == f"2 of 2 sites converted, each verified within the tolerance of its pass {largest}."
 
 
 def test_one_unverified_site_among_converted_ones_is_no_error() -> None:
-    proof = Proof(Demand(), holds=False, bitwise=False, max_abs=0, reason="no time", open=True)
-    result = ConversionResult(None, None, "generic", "regions", sites=[Site(None, proof=proof)])
+    proof = Proof(Exact(), holds=False, bitwise=False, max_abs=0, reason="no time", open=True)
+    result = ConversionResult(None, None, "generic", "regions", sites=[verdict(Status.SKIPPED, proof=proof)])
     with pytest.raises(SitesSkippedError, match="none of 1 site could be verified"):
         check_requirements(result, require_all=False)
-    result.sites.append(Site(ANCHOR, added=1, status=Status.CONVERTED))
+    result.sites.append(verdict(Status.CONVERTED))
     check_requirements(result, require_all=False)
 
 

@@ -14,8 +14,8 @@ FOLDERS = {"schema": "edge_opt.schema", "cli": "edge_opt.cli", "converter": "edg
 
 # Each room may import itself and the rooms before it. `top` is the module `edge_opt` itself.
 ROOMS = [
-    "base", "schema", "ir", "shapes", "runtime", "attention", "soundness", "targets", "passes", "proof", "comparison",
-    "conversion", "inspection", "npu", "integrations", "building", "testing", "top", "cli", "main",
+    "base", "schema", "ir", "shapes", "runtime", "attention", "soundness", "targets", "comparison", "verification",
+    "passes", "conversion", "inspection", "npu", "integrations", "building", "testing", "top", "cli", "main",
 ]  # fmt: skip
 ALLOWED = {room: set(ROOMS[: place + 1]) for place, room in enumerate(ROOMS)}
 # package -> where it may be imported from

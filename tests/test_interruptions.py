@@ -81,9 +81,10 @@ def announce(owner, name, line):
 
 _PROVING = """
 from edge_opt.runtime import runner
-from edge_opt.runtime.pair import ProofRequest
-prove, endless = runner.Worker.prove, proof_models.endless()
-runner.Worker.prove = lambda worker, *_, **options: prove(worker, endless, endless, ProofRequest(), **options)
+from edge_opt.verification import examine
+from edge_opt.verification.trial import Trial
+run, endless = examine.run_versions, proof_models.endless()
+examine.run_versions = lambda worker, *_, **options: run(worker, endless, endless, Trial(), **options)
 announce(runner.ChildProcess, "exchange", lambda process, *_: process._child.pid)
 sys.exit(main(["convert", sys.argv[1], "-o", sys.argv[2], "-q"]))
 """

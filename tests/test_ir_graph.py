@@ -18,8 +18,8 @@ from edge_opt.ir.operators import BUILTIN_OPERATORS
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.text import to_text
 from edge_opt.ir.walk import cut_signature, producers, reads, replaced, still_needed, walked
-from edge_opt.passes.rewrite import remove_dead
 from edge_opt.schema import Data, new_table
+from edge_opt.verification.rewrite import remove_dead
 
 ADD = OperatorCode(0)
 # Row 0 has columns 0 and 5, row 1 column 7, row 2 none.

@@ -9,8 +9,8 @@ from text_parser import parse
 
 from edge_opt.ir.text import to_text
 from edge_opt.passes import Status
-from edge_opt.proof.regions import RegionProver
 from edge_opt.targets import Target, load_target
+from edge_opt.verification.examine import Verifier
 
 TARGET = Target("parts", "", mask_before_join=True)
 FLOAT = """\
@@ -26,8 +26,8 @@ subgraph main (%q: float32[1,1,3,4], %k1: float32[1,1,4,5], %k2: float32[1,1,4,3
 
 
 @pytest.mark.parametrize("text", [JOINED_LOGITS, FLOAT], ids=["int16", "float32"])
-def test_each_part_gets_its_columns_of_the_mask_and_every_bit_stays(text: str, prover: RegionProver) -> None:
-    model, report = only(text, "mask_before_join", target=TARGET, prover=prover)
+def test_each_part_gets_its_columns_of_the_mask_and_every_bit_stays(text: str, verifier: Verifier) -> None:
+    model, report = only(text, "mask_before_join", target=TARGET, verifier=verifier)
     assert (report.status, report.proof and report.proof.max_abs) == (Status.CONVERTED, 0.0)
     kinds = ["BATCH_MATMUL", "BATCH_MATMUL", "SLICE", "SLICE", "ADD", "ADD", "CONCATENATION", "SOFTMAX"]
     assert names(reread(model)) == kinds
@@ -78,12 +78,12 @@ def test_what_is_something_else_is_left_alone(case: str) -> None:
     ],
 )
 def test_only_leading_axes_of_one_may_be_left_out_and_the_cache_must_hold_more_keys_than_are_new(
-    shape: str, heads: int, cached: int, count: int, prover: RegionProver
+    shape: str, heads: int, cached: int, count: int, verifier: Verifier
 ) -> None:
     text = re.sub("[53]\\]", lambda found: f"{cached if found[0] == '5]' else 8 - cached}]", FLOAT)
     text = text.replace("[1,1,", f"[1,{heads},")
     text = text.replace(f"%mask: float32[1,{heads},3,8]", f"%mask: float32[{shape}]")
-    _, reports = convert_text(text, "mask_before_join", target=TARGET, prover=prover)
+    _, reports = convert_text(text, "mask_before_join", target=TARGET, verifier=verifier)
     assert [report.status for report in reports] == [Status.CONVERTED] * count
 
 

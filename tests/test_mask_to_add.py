@@ -13,9 +13,9 @@ from edge_opt.ir import Model, Quantization, to_bytes
 from edge_opt.ir.text import to_text
 from edge_opt.passes import Site, magnitude, mask_to_add
 from edge_opt.passes.mask_to_add import ABSORBING
-from edge_opt.proof.regions import RegionProver
 from edge_opt.runtime.runner import Worker
 from edge_opt.targets import Target
+from edge_opt.verification.examine import Verifier
 
 T, N, S = 6, 2, 10
 LOGITS = f"[1,{N},{T},{S}]"
@@ -64,20 +64,20 @@ def of_constant(constant: str) -> str:
 
 
 def converted(
-    text: str, prover: Any = None, target: Target | None = None, status: str = "converted"
+    text: str, verifier: Any = None, target: Target | None = None, status: str = "converted"
 ) -> tuple[Model, Site]:
     """The model, and the report of its only site; what does not end as converted leaves it as it was."""
-    model, report = only(text, "mask_to_add", prover=prover, target=target)
+    model, report = only(text, "mask_to_add", verifier=verifier, target=target)
     assert str(report.status) == status, report.reason
     assert (report.reason == "") is (status == "converted")
     assert status == "converted" or to_text(model) == to_text(parse(text))
     return model, report
 
 
-def verified(text: str, prover: RegionProver) -> Model:
+def verified(text: str, verifier: Verifier) -> Model:
     """The converted model, with the same bits."""
-    model, report = converted(text, prover)
-    assert (str(report.proof.demand), report.proof.bitwise) == ("bitwise", True)
+    model, report = converted(text, verifier)
+    assert (str(report.proof.check), report.proof.bitwise) == ("bitwise", True)
     return model
 
 
@@ -86,14 +86,14 @@ def added(model: Model) -> float:
     return float(next(op for op in model.subgraphs[0].operators if op.name == "MUL").input(1).array())
 
 
-def test_the_reference_select_becomes_an_add(prover: RegionProver, snapshot: SnapshotAssertion) -> None:
-    model = verified(PLAIN, prover)
+def test_the_reference_select_becomes_an_add(verifier: Verifier, snapshot: SnapshotAssertion) -> None:
+    model = verified(PLAIN, verifier)
     assert to_text(model) == snapshot
     assert to_text(reread(model)) == to_text(model)
 
 
-def test_on_the_pages_graph_one_mask_feeds_every_head_of_every_block_at_rank_3(prover: RegionProver) -> None:
-    model, reports = convert_text(SELECT_PAGE, "mask_to_add", "mha_to_sha", prover=prover)
+def test_on_the_pages_graph_one_mask_feeds_every_head_of_every_block_at_rank_3(verifier: Verifier) -> None:
+    model, reports = convert_text(SELECT_PAGE, "mask_to_add", "mha_to_sha", verifier=verifier)
     assert statuses(reports) == ["converted"] * 6
     operators = list(model.subgraphs[0].operators)
     adds = [op for op in operators if op.name == "ADD"]
@@ -142,16 +142,16 @@ CONDITIONS: dict[str, tuple[str, list[str]]] = {
 
 
 @pytest.mark.parametrize(("text", "made"), CONDITIONS.values(), ids=CONDITIONS)
-def test_conditions_of_either_polarity(text: str, made: list[str], prover: RegionProver) -> None:
-    assert names(verified(text, prover)) == ["BATCH_MATMUL", *made, "ADD", "SOFTMAX"]
+def test_conditions_of_either_polarity(text: str, made: list[str], verifier: Verifier) -> None:
+    assert names(verified(text, verifier)) == ["BATCH_MATMUL", *made, "ADD", "SOFTMAX"]
     # The other polarity: closed where the condition holds.
     other = text.replace("SELECT_V2(%open, %x, float32(-1e+09))", "SELECT_V2(%open, float32(-1e+09), %x)")
-    assert not {"SELECT", "SELECT_V2"} & set(names(verified(other, prover)))
+    assert not {"SELECT", "SELECT_V2"} & set(names(verified(other, verifier)))
 
 
 @pytest.mark.parametrize("batch", [2, 3])
 @pytest.mark.parametrize(("rows", "form"), [(1, "[{b},{s}]"), (4, "[{b},4,{s}]")])
-def test_rows_of_a_padding_mask_are_the_batch(batch: int, rows: int, form: str, prover: RegionProver) -> None:
+def test_rows_of_a_padding_mask_are_the_batch(batch: int, rows: int, form: str, verifier: Verifier) -> None:
     """`[B, S]` with B a divisor of T, or `[B, T, S]`: which rows of the result a closed row of the mask closes."""
     wide, logits = f"[{batch},1,{rows},{S}]", f"[{batch},{N},4,{S}]"
     text = block(
@@ -160,7 +160,7 @@ def test_rows_of_a_padding_mask_are_the_batch(batch: int, rows: int, form: str, 
         given=f"%mask: float32{form.format(b=batch, s=S)}",
     )
     # Of every mask a row was closed, and its rows were measured apart.
-    assert "SELECT_V2" not in names(verified(text.replace(LOGITS, logits), prover))
+    assert "SELECT_V2" not in names(verified(text.replace(LOGITS, logits), verifier))
 
 
 @pytest.mark.parametrize(
@@ -170,9 +170,9 @@ def test_rows_of_a_padding_mask_are_the_batch(batch: int, rows: int, form: str, 
         (f"[{N},{T},{S}]", "SQUEEZE(%masked)"),
     ],
 )
-def test_rearrangements_before_the_softmax_are_kept(shape: str, operator: str, prover: RegionProver) -> None:
+def test_rearrangements_before_the_softmax_are_kept(shape: str, operator: str, verifier: Verifier) -> None:
     text = block(RESHAPED, OPEN, path=f"  %r: float32{shape} = {operator}\n", last="%r")
-    model = verified(text.replace(f"%p: float32{LOGITS}", f"%p: float32{shape}"), prover)
+    model = verified(text.replace(f"%p: float32{LOGITS}", f"%p: float32{shape}"), verifier)
     assert names(model)[-3:] == ["ADD", operator.partition("(")[0], "SOFTMAX"]
 
 
@@ -185,10 +185,10 @@ def test_a_quantized_condition_stands_for_a_real_number(code: str, closed: float
 
 
 @pytest.mark.parametrize("constant", ["-1e+09", "-3.4028235e+38", "-1128.0"])
-def test_every_logit_vanishes_in_what_is_added(constant: str, prover: RegionProver) -> None:
+def test_every_logit_vanishes_in_what_is_added(constant: str, verifier: Verifier) -> None:
     """And logits that another mask has closed stay finite."""
     full = f"float32{LOGITS}{{splat {constant}}}"
-    model = verified(block(RESHAPED, OPEN, select=f"SELECT_V2(%open, %x, {full})"), prover)
+    model = verified(block(RESHAPED, OPEN, select=f"SELECT_V2(%open, %x, {full})"), verifier)
     assert added(model) == ABSORBING
     logits = np.array([-3.7e22, -1.0, 0.0, 3.7e22], np.float32)
     assert (logits + np.float32(ABSORBING) == np.float32(ABSORBING)).all()
@@ -305,11 +305,9 @@ def test_what_may_be_another_mask_is_left(given: str, lines: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("constant", "bound"), [("-2000.0", "-1896"), ("-3.4028235e+38", "")])
-def test_a_constant_above_some_logits_has_a_condition(
-    constant: str, bound: str, prover: RegionProver
-) -> None:
+def test_a_constant_above_some_logits_has_a_condition(constant: str, bound: str, verifier: Verifier) -> None:
     text = of_constant(constant)
-    model, report = converted(text, prover)
+    model, report = converted(text, verifier)
     assert (f"equal where the largest unmasked logit of a row is above {bound}" in report.note) is bool(bound)
     mask = np.broadcast_to(np.arange(S) == 0, (1, T, S)).astype("f4")
     values = {"mask": mask, "q": np.full((1, N, T, S), -2100, np.float32), "k": np.eye(S, dtype="f4")}
@@ -318,9 +316,9 @@ def test_a_constant_above_some_logits_has_a_condition(
     assert np.array_equal(before, after) is not bool(bound)
 
 
-def test_an_infinite_constant_becomes_finite_and_rows_without_a_number_uniform(prover: RegionProver) -> None:
+def test_an_infinite_constant_becomes_finite_and_rows_without_a_number_uniform(verifier: Verifier) -> None:
     """`-inf * 0` is NaN, and so was a row that is masked everywhere."""
-    model, report = converted(of_constant("-inf"), prover)
+    model, report = converted(of_constant("-inf"), verifier)
     assert (added(model), report.proof and report.proof.max_abs) == (ABSORBING, 0.0)
     assert "rows that are masked everywhere change from NaN to numbers" in report.note
 
@@ -366,10 +364,10 @@ def test_every_tensor_is_visited_once(monkeypatch: Patch) -> None:
 
 
 @pytest.mark.parametrize(("constant", "found"), [("-inf", -65472), ("-1e+09", -65472), ("-10000.0", -10000)])
-def test_a_target_gets_what_float16_holds(constant: str, found: float, prover: RegionProver) -> None:
+def test_a_target_gets_what_float16_holds(constant: str, found: float, verifier: Verifier) -> None:
     """In rows that are masked everywhere SELECT gives the uniform distribution, ADD another one."""
-    model, report = converted(of_constant(constant), prover, Target("npu", "", mask_constant=-65472.0))
-    assert (added(model), report.proof and str(report.proof.demand)) == (found, "relative 1e-06")
+    model, report = converted(of_constant(constant), verifier, Target("npu", "", mask_constant=-65472.0))
+    assert (added(model), report.proof and str(report.proof.check)) == (found, "relative 1e-06")
     bound = "; equal where the largest unmasked logit of a row is above -9896"
     told = bound if found == float(constant) else f"the mask constant {float(constant):g} becomes -65472; "
     least = f"unless a masked logit is {-found - 104:g} or more above the largest unmasked one"
@@ -429,12 +427,12 @@ def test_what_an_add_cannot_do_is_refused_with_the_reason(text: str, reason: str
 
 
 @pytest.mark.parametrize("rows", [1, T])
-def test_logits_that_do_not_vanish_fail(rows: int, prover: RegionProver, monkeypatch: Patch) -> None:
+def test_logits_that_do_not_vanish_fail(rows: int, verifier: Verifier, monkeypatch: Patch) -> None:
     """With one query row too, where nothing but a closed row shows it."""
     text = PLAIN.replace(f",{T},", f",{rows},").replace(f", {T},", f", {rows},")
-    verified(text, prover)
+    verified(text, verifier)
     monkeypatch.setattr(mask_to_add, "ABSORBING", -1e4)
-    _, report = converted(text, prover, status="reverted")
+    _, report = converted(text, verifier, status="reverted")
     assert "must be bit-identical" in report.reason
     assert "on masks that close every row" in report.reason
 
@@ -464,9 +462,9 @@ def test_a_quantized_mask_is_one_select_between_two_constants(snapshot: Snapshot
     ],
     ids=["int16", "power of two", "not the lowest", "int8", "int8 with zero point", "other polarity"],
 )  # fmt: skip
-def test_quantized_masks_of_equal_scales_give_the_same_codes(text: str, prover: RegionProver) -> None:
-    model, report = converted(text, prover)
-    assert (str(report.proof.demand), report.proof.steps) == ("bitwise", 0)
+def test_quantized_masks_of_equal_scales_give_the_same_codes(text: str, verifier: Verifier) -> None:
+    model, report = converted(text, verifier)
+    assert (str(report.proof.check), report.proof.steps) == ("bitwise", 0)
     assert names(model) == ["BATCH_MATMUL", "SELECT_V2", "ADD", "SOFTMAX"]
     assert run(model, "mask_to_add", "quantized_mask") == []
 
@@ -501,11 +499,11 @@ def test_quantized_numbers_that_cannot_be_0_are_unknown() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, T])
-def test_a_quantized_mask_must_clip(rows: int, prover: RegionProver, monkeypatch: Patch) -> None:
+def test_a_quantized_mask_must_clip(rows: int, verifier: Verifier, monkeypatch: Patch) -> None:
     """Half of the logits' range hides them in every row with an open entry. SELECT copies codes of another scale."""
     other = quantized().replace(f"%x: int16{LOGITS} q(0.05", f"%x: int16{LOGITS} q(0.04")
-    assert "must be bit-identical" in converted(other, prover, status="reverted")[1].reason
+    assert "must be bit-identical" in converted(other, verifier, status="reverted")[1].reason
     parameters = Quantization.affine
     monkeypatch.setattr(Quantization, "affine", lambda scale, zero: parameters(scale / 4, zero))
     text = quantized().replace(f",{T},", f",{rows},")
-    assert "must be bit-identical" in converted(text, prover, status="reverted")[1].reason
+    assert "must be bit-identical" in converted(text, verifier, status="reverted")[1].reason

@@ -5,8 +5,8 @@ from pass_runs import Says, convert_text, only, reread, run, statuses
 from text_parser import parse
 
 from edge_opt.ir.text import to_text
-from edge_opt.passes import Demand, Rewrite
-from edge_opt.proof.regions import RegionProver
+from edge_opt.passes import Rewrite, Steps
+from edge_opt.verification.examine import Verifier
 
 # The page's graph of prefill: two products, one of them converted, joined.
 PREFILL = """\
@@ -40,8 +40,8 @@ subgraph main (%a: {left}[1,8,16] {scale[left]}, %b: {right}[1,32,16] {scale[rig
 PLAIN = pair("int16[] q(5e-05, 0)", "int16[] q(4e-05, 0)")
 
 
-def test_the_pages_graph_of_prefill_is_rewritten_once(prover: RegionProver) -> None:
-    model, reports = convert_text(PREFILL, "matmul_convert", prover=prover)
+def test_the_pages_graph_of_prefill_is_rewritten_once(verifier: Verifier) -> None:
+    model, reports = convert_text(PREFILL, "matmul_convert", verifier=verifier)
     assert statuses(reports) == ["converted"]
     first, product, other, convert, *rest = PREFILL.splitlines()
     fused_product = convert.partition("=")[0] + "=" + product.partition("=")[2]
@@ -85,7 +85,7 @@ ILLEGAL = {
 
 @pytest.mark.parametrize(("text", "reason"), ILLEGAL.values(), ids=ILLEGAL)
 def test_what_is_not_legal_is_left_with_its_reason(text: str, reason: str) -> None:
-    model, report = only(text, "matmul_convert", prover=Says(True))
+    model, report = only(text, "matmul_convert", verifier=Says(True))
     assert (str(report.status), report.reason) == ("skipped", reason)
     assert to_text(model) == to_text(parse(text))
 
@@ -104,16 +104,16 @@ subgraph main (%a: float32[4,4], %b: float32[4,4], %c: int16[4] q(0.1, 0)) {
 
 @pytest.mark.parametrize(("before", "after"), SCALES)
 @pytest.mark.parametrize("dtype", ["int16", "int8"])
-def test_results_move_by_one_step(dtype: str, before: float, after: float, prover: RegionProver) -> None:
+def test_results_move_by_one_step(dtype: str, before: float, after: float, verifier: Verifier) -> None:
     """Rounding once instead of twice, on both kernel sets; int16 is held to one step more."""
     points = (0, 0) if dtype == "int16" else (4, -7)
     if dtype == "int8":
         before, after = before * 1e4, after * 1e4
     kinds = [f"{dtype}[] q({scale}, {zero})" for scale, zero in zip((before, after), points, strict=True)]
-    _, report = only(pair(*kinds, left=dtype), "matmul_convert", prover=prover)
+    _, report = only(pair(*kinds, left=dtype), "matmul_convert", verifier=verifier)
     assert (str(report.status), report.reason) == ("converted", "")
     assert {ran.kernels for ran in report.proof.ran} == {"xnnpack", "reference"}
-    steps = report.proof.demand.tolerance - (dtype == "int16")
+    steps = report.proof.check.count - (dtype == "int16")
     assert steps * after <= max(before, after) * (1 + 1e-6) < (steps + 1) * after
 
 
@@ -129,16 +129,16 @@ def test_results_move_by_one_step(dtype: str, before: float, after: float, prove
     ],
     ids=["int16", "int8", "positive only", "wide", "equal", "beyond all products"],
 )
-def test_what_was_clipped_is_told_and_fails_no_proof(text: str, note: str, prover: RegionProver) -> None:
-    for each in (None, prover):
-        _, report = only(text, "matmul_convert", prover=each)
+def test_what_was_clipped_is_told_and_fails_no_proof(text: str, note: str, verifier: Verifier) -> None:
+    for each in (None, verifier):
+        _, report = only(text, "matmul_convert", verifier=each)
         assert (str(report.status), report.note) == ("converted", note)
     assert report.proof is not None
     assert not note or (report.proof.steps or 0) <= 1
 
 
 @pytest.mark.parametrize("turn", [400, 16000])
-def test_values_that_turn_back_beyond_the_clipped_range_are_found(turn: int, prover: RegionProver) -> None:
+def test_values_that_turn_back_beyond_the_clipped_range_are_found(turn: int, verifier: Verifier) -> None:
     """Inputs that stay inside cannot show it."""
     model = parse(f"""\
 subgraph main (%x: int16[1,512] q(0.001, 0)) {{
@@ -154,6 +154,6 @@ subgraph main (%x: int16[1,512] q(0.001, 0)) {{
     graph.remove(back)
     graph.remove(least)
     least.outputs = wide.outputs
-    rewrite = Rewrite(model, graph, (narrow, wide), (back, least), clipped=(-328, 328))
-    proof = prover.prove(rewrite, Demand("steps", 1))
+    rewrite = Rewrite(model, graph, (narrow, wide), (back, least))
+    proof = verifier.verify(rewrite, Steps(1, clipped=(-328, 328)))
     assert not proof.holds

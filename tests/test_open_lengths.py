@@ -16,11 +16,11 @@ from edge_opt.conversion import convert
 from edge_opt.inspection import inspect
 from edge_opt.ir import load, to_bytes
 from edge_opt.passes import Status
-from edge_opt.passes.ledger import UnverifiedChangeError
 from edge_opt.runtime.description import describe
 from edge_opt.runtime.runner import Worker
 from edge_opt.shapes import infer_shapes
 from edge_opt.shapes.folding import FOLDERS
+from edge_opt.verification.audit import UnverifiedChangeError
 
 
 def opened(text: str) -> str:

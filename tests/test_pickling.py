@@ -9,6 +9,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from enum import Enum
+from inspect import isabstract
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,9 @@ def kinds(of: type[Any]) -> list[type[Any]]:
         found += [each for each in kind.__subclasses__() if each not in found]
     # A dataclass with slots is a second class of its name.
     return [
-        kind for kind in found if getattr(importlib.import_module(kind.__module__), kind.__name__) is kind
+        kind
+        for kind in found
+        if getattr(importlib.import_module(kind.__module__), kind.__name__) is kind and not isabstract(kind)
     ]
 
 
@@ -70,7 +73,7 @@ def of_class(hint: Any) -> Any:
     if isinstance(hint, type) and issubclass(hint, Enum):
         return next(iter(hint))
     if isinstance(hint, type) and hasattr(hint, "__dataclass_fields__"):
-        return made(hint)
+        return made(kinds(hint)[-1] if isabstract(hint) else hint)
     return PLAIN.get(hint, "anything")
 
 

@@ -13,10 +13,10 @@ from text_parser import parse
 from edge_opt import convert, inspect
 from edge_opt.attention.positions import _COMPUTES, find_rotary
 from edge_opt.ir import Buffer, Model, load, to_bytes
-from edge_opt.passes import Demand, Proof, Site, Status
-from edge_opt.proof.regions import RegionProver
+from edge_opt.passes import Exact, Proof, Status, Table, Verdict
 from edge_opt.schema.data import Data
 from edge_opt.schema.litertlm import SECTION_TYPE, read_bundle
+from edge_opt.verification.examine import Verifier
 
 TEXT = (TESTDATA / "pass_position_table.txt").read_text()
 """Positions count to 10 of 24; angles are p and p * 3277 / 32767."""
@@ -42,7 +42,7 @@ def changed(*edits: tuple[str, str], text: str = TEXT) -> str:
     return text
 
 
-def sites(text: str) -> list[Site]:
+def sites(text: str) -> list[Verdict]:
     return convert(parse(text), skip=but("position_table")).sites
 
 
@@ -67,8 +67,8 @@ def test_every_position_of_the_cache_has_its_own_cosine_and_sine() -> None:
         found = rope(model, positions)
         for name, function in (("pos_emb_cos", np.cos), ("pos_emb_sin", np.sin)):
             assert np.abs(found[name] - function(angles(positions))).max() <= HALF_A_STEP + 1e-6
-    found = [(site.status, site.proof and site.proof.demand.kind) for site in result.sites]
-    assert found == [(Status.CONVERTED, "absolute")] * 2
+    found = [(site.status, type(site.proof.check)) for site in result.sites]
+    assert found == [(Status.CONVERTED, Table)] * 2
     assert result.sites[0].note == "without this, RoPE is wrong after position 10 of 24"
     assert result.soundness == []
 
@@ -173,24 +173,24 @@ def test_what_does_not_round_to_the_codes_is_not_what_was_exported(edit: tuple[s
     assert cosines_off(changed(edit, text=EXPORTED), [1, 0.1]) > 4 * HALF_A_STEP
 
 
-def proved(prover: RegionProver, spoilt: str = "", index: int = 0, place: tuple[int, ...] = ()) -> Proof:
+def proved(verifier: Verifier, spoilt: str = "", index: int = 0, place: tuple[int, ...] = ()) -> Proof:
     """Of the cosines, with one number of a constant off by one where an operator is to be spoilt."""
     rewrite = rewrites_of("position_table", parse(TEXT), positions=24)[0]
     for tensor in (operator.input(index) for operator in rewrite.new if operator.name == spoilt):
         array = np.array(tensor.array())
         array[place] -= 1
         tensor.buffer = Buffer(Data(array.tobytes()))
-    return prover.prove(rewrite, rewrite.demand or Demand())
+    return verifier.verify(rewrite, rewrite.check or Exact())
 
 
-def test_one_entry_of_the_table_that_is_off_by_a_step_fails_the_proof(prover: RegionProver) -> None:
-    proof = proved(prover)
+def test_one_entry_of_the_table_that_is_off_by_a_step_fails_the_proof(verifier: Verifier) -> None:
+    proof = proved(verifier)
     assert (proof.holds, [ran.kernels for ran in proof.ran]) == (True, ["xnnpack", "reference"])
-    spoilt = proved(prover, "GATHER", 0, (0, 23, 0, 1))
+    spoilt = proved(verifier, "GATHER", 0, (0, 23, 0, 1))
     assert not spoilt.holds
     assert "of the result in float" in spoilt.reason
     assert HALF_A_STEP < spoilt.max_abs < 4 * HALF_A_STEP
-    assert proved(prover, "MINIMUM", 1).max_abs > 0.1, "a last position that is cut off"
+    assert proved(verifier, "MINIMUM", 1).max_abs > 0.1, "a last position that is cut off"
 
 
 def test_an_output_whose_scale_cannot_hold_the_cosines_stays() -> None:

@@ -8,7 +8,7 @@ from syrupy.assertion import SnapshotAssertion
 from text_parser import parse
 
 from edge_opt.ir.text import to_text
-from edge_opt.proof.regions import RegionProver
+from edge_opt.verification.examine import Verifier
 
 SHAPE = "[1,1,4,6]"
 
@@ -50,16 +50,16 @@ TWICE = f"{NEGATION}  %n2: bool{SHAPE} = LOGICAL_NOT(%n)\n"
 @pytest.mark.parametrize("values", [INT16, INT8], ids=["int16", "int8"])
 @pytest.mark.parametrize("chain", [QUANTIZE_FIRST, MULTIPLY_FIRST], ids=["quantize first", "multiply first"])
 def test_a_chain_becomes_one_select_and_every_bit_stays(
-    chain: tuple[str, ...], values: dict[str, Any], negations: int, prover: RegionProver
+    chain: tuple[str, ...], values: dict[str, Any], negations: int, verifier: Verifier
 ) -> None:
     text = text_of(chain, values)
     if negations == 0:
         text = text.replace(NEGATION, "").replace("CAST(%n)", "CAST(%open)")
     if negations == 2:
         text = text.replace(NEGATION, TWICE).replace("CAST(%n)", "CAST(%n2)")
-    model, report = only(text, "quantized_mask", prover=prover)
+    model, report = only(text, "quantized_mask", verifier=verifier)
     assert (str(report.status), report.reason) == ("converted", "")
-    assert (str(report.proof.demand), report.proof.bitwise) == ("bitwise", True)
+    assert (str(report.proof.check), report.proof.bitwise) == ("bitwise", True)
     assert {ran.kernels for ran in report.proof.ran} == {"xnnpack", "reference"}
     assert names(model) == ["SELECT_V2"]
 
@@ -72,13 +72,13 @@ def test_it_runs_once_and_the_result_is_as_drawn(snapshot: SnapshotAssertion) ->
     assert to_text(model) == text
 
 
-def test_what_others_read_of_the_chain_stays_until_the_last_mask_frees_it(prover: RegionProver) -> None:
-    model, report = only(text_of(QUANTIZE_FIRST, INT16, out="%mask, %f"), "quantized_mask", prover=prover)
+def test_what_others_read_of_the_chain_stays_until_the_last_mask_frees_it(verifier: Verifier) -> None:
+    model, report = only(text_of(QUANTIZE_FIRST, INT16, out="%mask, %f"), "quantized_mask", verifier=verifier)
     assert str(report.status) == "converted"
     assert names(model) == ["LOGICAL_NOT", "CAST", "SELECT_V2"]
     more = f"  %other: int16{SHAPE} q(0.1, 0) = MUL(%q, int16(-100) q(0.01, 0))\n"
     text = text_of(QUANTIZE_FIRST, INT16, more=more, out="%mask, %other")
-    model, reports = convert_text(text, "quantized_mask", prover=prover)
+    model, reports = convert_text(text, "quantized_mask", verifier=verifier)
     assert statuses(reports) == ["converted", "converted"]
     assert names(model) == ["SELECT_V2", "SELECT_V2"]
 
@@ -123,7 +123,7 @@ def test_other_graphs_are_no_sites(case: str) -> None:
 )  # fmt: skip
 def test_values_that_cannot_be_told_are_a_reason(old: str, new: str, reason: str) -> None:
     text = text_of(MULTIPLY_FIRST, INT16).replace(old, new)
-    model, report = only(text, "quantized_mask", prover=Says(True))
+    model, report = only(text, "quantized_mask", verifier=Says(True))
     assert str(report.status) == "skipped"
     assert report.reason.startswith(reason)
     assert to_text(model) == text

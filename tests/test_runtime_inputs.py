@@ -10,9 +10,9 @@ import pytest
 from proof_models import tensor
 
 from edge_opt.runtime import noise
-from edge_opt.runtime.extremes import KINDS, extreme
 from edge_opt.runtime.inputs import InputHint, InputPlan, Side, array_of, converted, pair, plan
 from edge_opt.runtime.tensors import Role, SignatureInfo, TensorInfo, role_of
+from edge_opt.verification.extremes import KINDS, extreme
 
 Array = np.ndarray
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from proof_models import tensor
 
 from edge_opt.runtime import metrics
-from edge_opt.runtime.metrics import Difference, are_logits, measure
+from edge_opt.runtime.metrics import Difference, Tolerance, are_logits, measure
 from edge_opt.runtime.tensors import TensorInfo
 
 
@@ -33,9 +33,9 @@ def test_a_nan_equals_any_nan_and_zero_does_not_equal_minus_zero() -> None:
 
 @pytest.mark.parametrize("other", [math.nan, math.inf, -math.inf])
 def test_what_is_finite_on_one_side_only_differs_infinitely(other: float) -> None:
-    found = measure(f32(1, 2), f32(1, other), atol=1e9, rtol=1e9)
+    found = measure(f32(1, 2), f32(1, other), tolerance=Tolerance(atol=1e9, rtol=1e9))
     assert (found.max_abs, found.outside, found.worst) == (math.inf, 1, (1,))
-    back = measure(f32(1, other), f32(1, 2), atol=1e9, rtol=1e9)
+    back = measure(f32(1, other), f32(1, 2), tolerance=Tolerance(atol=1e9, rtol=1e9))
     assert (back.outside, back.finite) == (1, 1)
     assert measure(f32(1, other), f32(1, other)).bitwise
     for each in (found, back, measure(f32(0), f32(1)), measure(f32(other), f32(other))):
@@ -44,9 +44,9 @@ def test_what_is_finite_on_one_side_only_differs_infinitely(other: float) -> Non
 
 def test_tolerances_are_absolute_plus_relative_to_a() -> None:
     for atol, rtol in ((0.25, 0), (0, 0.25), (0.01, 0.24)):
-        assert measure(f32(1.0), f32(1.25), atol=atol, rtol=rtol).equal
+        assert measure(f32(1.0), f32(1.25), tolerance=Tolerance(atol=atol, rtol=rtol)).equal
     for rtol in (0, 0.2):
-        assert not measure(f32(1.0), f32(1.25), rtol=rtol).equal
+        assert not measure(f32(1.0), f32(1.25), tolerance=Tolerance(rtol=rtol)).equal
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,12 @@ from edge_opt.ir import DType, load
 from edge_opt.passes import Status
 from edge_opt.runtime import runner
 from edge_opt.runtime.description import describe
-from edge_opt.runtime.extremes import KINDS
 from edge_opt.runtime.inputs import array_of, plan
-from edge_opt.runtime.pair import ProofRequest
 from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeRefused, RuntimeTimedOut, RuntimeUnavailable
 from edge_opt.runtime.runner import ChildProcess, Worker
+from edge_opt.verification import examine
+from edge_opt.verification.extremes import KINDS
+from edge_opt.verification.trial import Trial
 
 pytestmark = pytest.mark.usefixtures("own_workers")
 
@@ -207,9 +208,11 @@ def test_a_refused_process_is_the_same_error(tmp_path: Path, monkeypatch: Patch)
 
 
 def test_a_crash_is_no_answer_and_names_its_site(tmp_path: Path, monkeypatch: Patch) -> None:
-    prove, crashing = Worker.prove, models.crashing()
-    instead = (crashing, crashing, ProofRequest())  # of every region
-    monkeypatch.setattr(Worker, "prove", lambda self, *_, **options: prove(self, *instead, **options))
+    run, crashing = examine.run_versions, models.crashing()
+    instead = (crashing, crashing, Trial())  # of every region
+    monkeypatch.setattr(
+        examine, "run_versions", lambda worker, *_, **options: run(worker, *instead, **options)
+    )
     with pytest.raises(SitesSkippedError, match="none of 3 sites could be verified: nothing was") as caught:
         convert_decode(tmp_path / "out.tflite")
     site = next(site for site in caught.value.result.sites if site.heads != 1)
@@ -230,7 +233,7 @@ def test_every_public_way_to_the_runtime_reads_the_file_first(tmp_path: Path) ->
         lambda: edge_opt.testing.assert_golden(path, tmp_path / "golden.npz"),
         lambda: edge_opt.testing.assert_equivalent(path, path),
         lambda: Worker().run(path, None, {}),
-        lambda: Worker().prove(path.read_bytes(), path.read_bytes(), ProofRequest()),
+        lambda: examine.run_versions(Worker(), path.read_bytes(), path.read_bytes(), Trial()),
     ]
     golden.record(DEMO, tmp_path / "golden.npz", signatures=["decode"])
     ways.append(lambda: golden.record(path, tmp_path / "other.npz"))
@@ -254,7 +257,7 @@ def test_every_type_passes_through_the_worker_or_is_refused_by_a_typed_error(dty
         for scale in scales:
             try:
                 model = models.written(numbers_of(f"{name}[2,2]{scale}"), key="")
-                outcome = worker.prove(model, model, ProofRequest(extremes=tuple(KINDS)))
+                outcome = examine.run_versions(worker, model, model, Trial(extremes=tuple(KINDS)))
             except RuntimeRefused:
                 assert name not in (*QUANTIZED_TYPES, "float32", "bool")
             else:

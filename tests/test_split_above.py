@@ -144,7 +144,7 @@ def test_what_is_read_elsewhere_is_cut_where_that_is() -> None:
 @pytest.mark.parametrize("holds", [True, False])
 def test_bodies_stay_with_the_rewrite_that_is_kept_and_go_with_others(holds: bool) -> None:
     model = parse(NORMED)
-    (report,) = run(model, "mha_to_sha", target=Target("t", "t", form="split-above"), prover=Says(holds))
+    (report,) = run(model, "mha_to_sha", target=Target("t", "t", form="split-above"), verifier=Says(holds))
     assert report.status is (Status.CONVERTED if holds else Status.REVERTED)
     added = ["norm/head_0", "norm/head_1"] if holds else []
     assert [graph.name for graph in model.subgraphs] == ["main", "norm", *added]
@@ -153,7 +153,9 @@ def test_bodies_stay_with_the_rewrite_that_is_kept_and_go_with_others(holds: boo
 
 def test_heads_are_cut_below_a_norm_that_fails_its_proof() -> None:
     model = parse(NORMED)
-    (site,) = run(model, "mha_to_sha", target=Target("t", "t", form="split-above"), prover=Says(False, True))
+    (site,) = run(
+        model, "mha_to_sha", target=Target("t", "t", form="split-above"), verifier=Says(False, True)
+    )
     assert (site.note, site.failed) == ("in form 'split', because the target's form failed", ("it differs",))
     assert cut_at(model) <= {"n", "q"}
     assert [graph.name for graph in model.subgraphs] == ["main", "norm"]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from text_parser import parse
 
 from edge_opt.ir import DType, Model, Operator, Tensor
-from edge_opt.passes import Context, Demand, Pass, Rewrite, Site
+from edge_opt.passes import Context, Pass, Rewrite, Site, Within
 
 CHAIN = """\
 subgraph main (%x: float32[4], %o: float32[4]) {
@@ -42,7 +42,7 @@ class Double(Pass):
 
     name = "double"
     summary = "for tests"
-    demand = Demand("relative", 0.5)
+    check = Within(0.5)
 
     def __init__(self, make: Callable[[Context, Operator, Operator], Rewrite] | None = None) -> None:
         self._make = make or self.replaced

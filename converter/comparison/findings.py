@@ -15,7 +15,7 @@ from typing import Any
 from edge_opt.base.record import Record
 from edge_opt.base.words import many
 from edge_opt.ir.opening import ModelLike
-from edge_opt.runtime.metrics import Difference, measure, merge
+from edge_opt.runtime.metrics import NONE, Difference, Tolerance, measure, merge
 from edge_opt.runtime.protocol import Array
 from edge_opt.runtime.tensors import TensorInfo
 
@@ -70,16 +70,23 @@ def name_of(given: ModelLike, role: str) -> str:
 
 
 def measured(
-    info_a: TensorInfo, info_b: TensorInfo, runs: Iterable[tuple[Array, Array]], **how: Any
+    info_a: TensorInfo,
+    info_b: TensorInfo,
+    runs: Iterable[tuple[Array, Array]],
+    tolerance: Tolerance = NONE,
+    *,
+    logits: bool = False,
 ) -> OutputComparison:
-    """Compare one output over all runs, each with the arrays of both models; `how` goes to `metrics.measure`."""
+    """Compare one output over all runs, each with the arrays of both models; see `metrics.measure`."""
     found, reason = list[Difference](), ""
     for a, b in runs:
         if a.shape != b.shape:
             return OutputComparison(name=info_a.name, reason=f"shape {a.shape} in a, {b.shape} in b")
         if a.dtype != b.dtype and "c" in (a.dtype.kind, b.dtype.kind):
             return OutputComparison(name=info_a.name, reason=f"{a.dtype} in a, {b.dtype} in b")
-        found.append(measure(a, b, quantized_a=info_a, quantized_b=info_b, **how))
+        found.append(
+            measure(a, b, quantized_a=info_a, quantized_b=info_b, tolerance=tolerance, logits=logits)
+        )
     if info_a.quantized and info_b.quantized and info_a.quantization != info_b.quantization:
         scales = (f"scale {info.scales[0]:.6g}, zero point {info.zero_point}" for info in (info_a, info_b))
         reason = "{} in a, {} in b".format(*scales)

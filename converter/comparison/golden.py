@@ -33,6 +33,7 @@ from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime import noise
 from edge_opt.runtime.description import describe
 from edge_opt.runtime.inputs import unknown_integers
+from edge_opt.runtime.metrics import Tolerance
 from edge_opt.runtime.protocol import Array, Arrays
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
@@ -264,7 +265,7 @@ def _output(
             differs = True
             reason = reason or expected.misses(actual, golden.atol, golden.rtol)
         elements += actual.finite + sum(actual.others)
-    output = measured(before, now, sampled, atol=golden.atol, rtol=golden.rtol)
+    output = measured(before, now, sampled, Tolerance(atol=golden.atol, rtol=golden.rtol))
     if not differs:
         return replace(output, elements=elements)
     if output.elements == elements:

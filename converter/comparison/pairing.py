@@ -24,7 +24,7 @@ from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime.description import describe
 from edge_opt.runtime.inputs import InputPlan, Planned, plan, unknown_integers
 from edge_opt.runtime.inputs import pair as twins
-from edge_opt.runtime.metrics import are_logits
+from edge_opt.runtime.metrics import Tolerance, are_logits
 from edge_opt.runtime.protocol import Array, Arrays
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
@@ -192,7 +192,8 @@ class Both:
 
     def measure(self, a: TensorInfo, b: TensorInfo, runs: Iterable[tuple[Array, Array]]) -> OutputComparison:
         """Compare one output of both models over all runs."""
-        return measured(a, b, runs, atol=self.begun.atol, rtol=self.begun.rtol, logits=are_logits(a))
+        tolerance = Tolerance(atol=self.begun.atol, rtol=self.begun.rtol)
+        return measured(a, b, runs, tolerance, logits=are_logits(a))
 
     def measure_all(self, pair: Pair, runs: Sequence[tuple[Arrays, Arrays]]) -> SignatureComparison:
         """Compare every output over all runs; removes the outputs of `b` from `runs`."""

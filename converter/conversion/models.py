@@ -15,14 +15,14 @@ from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, Opened, Part
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import reads
 from edge_opt.passes.contract import shape_options
-from edge_opt.passes.ledger import UnverifiedChangeError
-from edge_opt.passes.rewrite import remove_dead
 from edge_opt.runtime.description import describe
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import known_length
 from edge_opt.schema.litertlm import read_executor_metadata
 from edge_opt.shapes.closing import Folded, close_shapes, folded_regions
 from edge_opt.soundness import Unsound, broken_ranges, unequal_caches
+from edge_opt.verification.audit import UnverifiedChangeError
+from edge_opt.verification.rewrite import remove_dead
 
 Sections = Literal["prefill-decode", "all"]
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from edge_opt.base.errors import EdgeOptError, UsageError
 from edge_opt.base.record import Record
 from edge_opt.base.words import listed, many, one_line, size
-from edge_opt.comparison.whole import WholeSignature
 from edge_opt.ir import Model, to_bytes
 from edge_opt.ir.opening import ExportedModel, ModelLike
-from edge_opt.passes import Site, Status
-from edge_opt.passes.contract import Ran
 from edge_opt.soundness import Unsound, sentences
+from edge_opt.verification.check import Exact
+from edge_opt.verification.verdict import Ran, Status, Verdict
+from edge_opt.verification.whole import WholeSignature
 
 _ORDER = (Status.SKIPPED, Status.REVERTED, Status.SETTLED, Status.CONVERTED)
 _KERNELS = {"xnnpack": "XNNPACK", "reference": "the reference kernels"}
@@ -67,7 +67,7 @@ class ConversionResult(Record):
     target: str
     verified: str
     signatures: list[SignatureSummary] = field(default_factory=list)
-    sites: list[Site] = field(default_factory=list)
+    sites: list[Verdict] = field(default_factory=list)
     seconds: float = 0.0
     model: Model | None = field(default=None, repr=False)
     whole: list[WholeSignature] = field(default_factory=list)
@@ -108,12 +108,12 @@ class ConversionResult(Record):
         return self.model
 
     @property
-    def converted(self) -> list[Site]:
+    def converted(self) -> list[Verdict]:
         """Sites that were rewritten; not inputs whose types changed, which have no new operators."""
         return [site for site in self.sites if site.status is Status.CONVERTED and site.added]
 
     @property
-    def skipped(self) -> list[Site]:
+    def skipped(self) -> list[Verdict]:
         """Sites that were skipped or reverted although there was something to do."""
         return [site for site in self.sites if site.status in (Status.SKIPPED, Status.REVERTED)]
 
@@ -122,7 +122,7 @@ class ConversionResult(Record):
 
         The headline does not count settled sites.
         """
-        groups: dict[tuple[Status, str, str], list[Site]] = defaultdict(list)
+        groups: dict[tuple[Status, str, str], list[Verdict]] = defaultdict(list)
         for site in self.sites:
             if site.status is not Status.SETTLED or (site.heads or 0) > 1:
                 groups[site.status, site.pass_name, site.note or site.reason].append(site)
@@ -179,7 +179,7 @@ def _verified(result: ConversionResult) -> str:
         return ", not verified (--verify none)" if result.converted else ""
     proofs = [site.proof for site in result.converted if site.proof is not None]
     text, notes = ", each verified bit for bit", dict.fromkeys(one.note for one in proofs if not one.bitwise)
-    if any(proof.demand.kind != "bitwise" for proof in proofs):
+    if not all(isinstance(proof.check, Exact) for proof in proofs):
         worst = max(proofs, key=lambda proof: proof.max_abs)
         name = next(site.pass_name for site in result.converted if site.proof is worst)
         figure = f"largest difference {worst.max_abs:.3g}, by {name}" if worst.max_abs else ""
@@ -213,7 +213,7 @@ def unsound(result: ConversionResult) -> list[str]:
     return [f"Broken in the input: {text}" for text in sentences(result.soundness)]
 
 
-def proof(site: Site) -> str:
+def proof(site: Verdict) -> str:
     """The outcome of a site's verification, and notes on the site."""
     figures = site.proof
     if figures is None:
@@ -225,7 +225,7 @@ def proof(site: Site) -> str:
     return "; ".join(filter(None, (text, ran, site.note, *site.failed, figures.note)))
 
 
-def _ran(site: Site) -> str:
+def _ran(site: Verdict) -> str:
     if site.proof is None:
         return "not run"
     return "of the same structure, not run" if site.proof.like else extent(site.proof.ran)

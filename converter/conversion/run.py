@@ -10,12 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from edge_opt.base.atomic import resolve_target
+from edge_opt.base.atomic import AnyPath, resolve_target
 from edge_opt.base.errors import EdgeOptError, UsageError, match_names, unknown
 from edge_opt.base.words import Progress
-from edge_opt.comparison.compare import compare
-from edge_opt.comparison.whole import WholeSignature, allowances
 from edge_opt.conversion import models
+from edge_opt.conversion.dump import Dump
 from edge_opt.conversion.result import (
     ConversionResult,
     DifferenceFoundError,
@@ -25,14 +24,15 @@ from edge_opt.conversion.result import (
 from edge_opt.ir import Constants, Subgraph, cleanup
 from edge_opt.ir.model import Model, restored_on_failure
 from edge_opt.ir.opening import ModelLike, Opened, Part, Readable, check_not_compiled, readable
-from edge_opt.passes import PASSES, Context, Pass, Site, Status, run_pass
-from edge_opt.passes.ledger import Ledger
+from edge_opt.passes import PASSES, Context, Pass, Status, Verdict, run_pass
 from edge_opt.passes.mha_to_sha import MhaToSha, left_over
 from edge_opt.passes.position_table import PositionTable
-from edge_opt.proof.regions import RegionProver
 from edge_opt.schema.writer import SUFFIXES, check_suffix
 from edge_opt.shapes.inference import doubted
 from edge_opt.targets import Target, TargetLike, load_target
+from edge_opt.verification.audit import Audit
+from edge_opt.verification.examine import Verifier
+from edge_opt.verification.whole import changed_on_purpose, compare_whole
 
 Verify = Literal["regions", "full", "none"]
 GENERIC: Final = "generic"
@@ -44,6 +44,7 @@ def convert(
     *,
     target: TargetLike | None = None,
     skip: str | Iterable[str] | None = None,
+    passes: Iterable[str | Pass] | None = None,
     signatures: str | Iterable[str] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     verify: Verify = "regions",
@@ -51,6 +52,7 @@ def convert(
     require_all: bool = False,
     sections: models.Sections = "prefill-decode",
     exported: Mapping[str, Subgraph] | None = None,
+    dump: AnyPath | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> ConversionResult:
@@ -65,6 +67,7 @@ def convert(
         output: where to write; if None, `<stem>.opt<suffix>` beside a source file.
         target: the name of a bundled target or of a chip, the path of a target file, or a `Target`; "generic" if None.
         skip: names of passes (`edge_opt.passes.PASSES`) to skip.
+        passes: the passes to run, in this order, by name or as objects; default: all of `edge_opt.passes.PASSES`.
         signatures: entry points to rewrite, by name or a pattern such as `prefill_*`; in a bundle also as `model/name`.
         shapes: static shapes for inputs of open lengths, by `NAME` (in each signature with it) or `signature/NAME`.
         verify: "regions" verifies each rewritten region, "full" also compares the whole models, "none" does neither.
@@ -72,6 +75,7 @@ def convert(
         require_all: raise `SitesSkippedError` if a site is skipped.
         sections: in a bundle, "prefill-decode" rewrites only that model, "all" every model.
         exported: entry points of the model before quantization, which give RoPE tables exact frequencies.
+        dump: a new or empty folder for the text of each signature, before the first and after each effective pass.
         overwrite: replace an existing output.
         progress: called with (stage, done, total) on long work.
 
@@ -92,16 +96,19 @@ def convert(
         raise unknown("verification", verify, get_args(Verify))
     if verify == "full" and isinstance(source, Model):
         raise UsageError("verify='full' compares with the source file: give a path or bytes, not a Model")
-    skipped, facts = match_names("pass", skip or (), PASSES), load_target(target or GENERIC)
+    chosen = _choose_passes(passes, skip or ())
+    facts = load_target(target or GENERIC)
+    texts = None if dump is None else Dump(dump)
     if dry_run and isinstance(source, Model):
         source = deepcopy(source)
     with ExitStack() as stack:
         stack.enter_context(restored_on_failure(source))
-        proving = stack.enter_context(ExitStack())
-        opened, prover = Opened(source), None
+        verifying = stack.enter_context(ExitStack())
+        opened = Opened(source)
+        verifier: Verifier | None = None
         if verify != "none":
-            prover = proving.enter_context(RegionProver(model=opened.path or ""))
-            prover.start()  # its imports overlap with reading the model
+            verifier = verifying.enter_context(Verifier(model=opened.path or ""))
+            verifier.start()  # its imports overlap with reading the model
         parts = models.choose_parts(opened, sections)
         check_not_compiled(parts[0].model, opened.path)
         destination = None if dry_run else _destination(opened, output, overwrite=overwrite)
@@ -110,15 +117,14 @@ def convert(
         result.soundness = models.find_unsound(opened)
         result.notes = [*dict.fromkeys(note for part in parts for note in part.model.notes)]
         models.close_inputs(parts, shapes or {}, verify=verify != "none")
-        passes = [one for name, one in PASSES.items() if name not in skipped]
         positions = models.positions_in(opened, parts)
-        rewriting = _Rewriting(passes, facts, result, prover, positions, exported or {}, progress)
+        rewriting = _Rewriting(chosen, facts, result, verifier, positions, exported or {}, progress, texts)
         wanted = _choose_signatures(parts, signatures)
         for part in parts:
             rewriting.rewrite(part, wanted)
         if positions is not None:
             result.soundness += models.stopped_positions(parts, positions)
-        proving.close()  # free its memory before writing
+        verifying.close()  # free its memory before writing
         check_requirements(result, require_all=require_all)
         check = partial(_compare_whole, result, parts, source, progress) if verify == "full" else None
         if destination is not None:
@@ -129,6 +135,19 @@ def convert(
             check(None)
     result.seconds = time.perf_counter() - started
     return result
+
+
+def _choose_passes(wanted: Iterable[str | Pass] | None, skip: str | Iterable[str]) -> list[Pass]:
+    """The passes to run, in order; UsageError for an unknown name."""
+    known = {one.name: one for one in wanted or () if isinstance(one, Pass)}
+    chosen: list[Pass] = []
+    for one in PASSES if wanted is None else wanted:
+        if isinstance(one, Pass):
+            chosen.append(one)
+        else:
+            chosen += (PASSES[name] for name in match_names("pass", one, PASSES))
+    skipped = match_names("pass", skip, [*PASSES, *known])
+    return [one for one in chosen if one.name not in skipped]
 
 
 def _choose_signatures(parts: Sequence[Part], wanted: str | Iterable[str] | None) -> frozenset[str]:
@@ -177,10 +196,11 @@ class _Rewriting:
     passes: list[Pass]
     target: Target
     result: ConversionResult
-    prover: RegionProver | None
+    verifier: Verifier | None
     positions: int | None
     exported: Mapping[str, Subgraph]
     progress: Progress | None
+    texts: Dump | None = None
     expected: int = 0
 
     def rewrite(self, part: Part, wanted: frozenset[str]) -> None:
@@ -202,13 +222,23 @@ class _Rewriting:
         # An estimate: most sites are at a SOFTMAX, and most passes find none in a given model.
         self.expected = done + sum(one.name == "SOFTMAX" for graph in owners for one in graph.operators)
         for chosen in passes:
-            for site in chosen.mend(model, names):
-                self._add(replace(site, signature=part.signature(site.signature)))
-        ledgers = {graph: Ledger(model, graph) for _, graph in model.entry_points()}
+            for verdict in chosen.fix_interface(model, names):
+                self._add(replace(verdict, signature=part.signature(verdict.signature)))
+        audit = Audit(model)
         with doubted(model.subgraphs):
             for graph, name in owners.items():
-                facts = self.target, Constants(model), self.prover, self._add, self.positions, self.exported
-                context = Context(model, graph, part.signature(name), *facts, ledgers[graph])
+                context = Context(
+                    model,
+                    graph,
+                    part.signature(name),
+                    self.target,
+                    Constants(model),
+                    verifier=self.verifier,
+                    on_site=self._add,
+                    positions=self.positions,
+                    exported=self.exported,
+                    audit=audit,
+                )
                 self._run(passes, context)
         sites = self.result.sites[done:]
         if any(site.status is Status.CONVERTED for site in sites):
@@ -218,20 +248,23 @@ class _Rewriting:
         self.result.signatures += _summaries(part, owners, before, sites)
         part.changed |= self.target.external_weights is False and cleanup.take_weights_inside(model)
         part.changed |= self.target.new_operator_codes is False and cleanup.fill_old_codes(model)
-        for ledger in ledgers.values():
-            ledger.check()
+        audit.check()
 
     def _run(self, passes: Iterable[Pass], context: Context) -> None:
+        if self.texts is not None:
+            self.texts.write(context.signature, "input", context.subgraph)
         for chosen in passes:
             operators = set(context.subgraph.operators)
-            sites = run_pass(chosen, context)
+            verdicts = run_pass(chosen, context)
+            if self.texts is not None and any(verdict.status is Status.CONVERTED for verdict in verdicts):
+                self.texts.write(context.signature, chosen.name, context.subgraph)
             if chosen.name == MhaToSha.name:
-                for site in left_over(context, sites, operators):
-                    self._add(site)
+                for verdict in left_over(context, verdicts, operators):
+                    self._add(verdict)
 
-    def _add(self, site: Site) -> None:
+    def _add(self, verdict: Verdict) -> None:
         sites = self.result.sites
-        sites.append(site)
+        sites.append(verdict)
         if self.progress is not None:
             self.progress("rewriting", len(sites), max(self.expected, len(sites)))
 
@@ -243,7 +276,10 @@ def _size(graph: Subgraph) -> tuple[int, int]:
 
 
 def _summaries(
-    part: Part, owners: Mapping[Subgraph, str], before: Mapping[Subgraph, tuple[int, int]], sites: list[Site]
+    part: Part,
+    owners: Mapping[Subgraph, str],
+    before: Mapping[Subgraph, tuple[int, int]],
+    sites: list[Verdict],
 ) -> Iterator[SignatureSummary]:
     """Each entry point before and after; in a helper, only those with sites."""
     entries = part.model.entry_points()
@@ -272,24 +308,17 @@ def _compare_whole(
     before = {part.index: part for part in Opened(source).parts}
     after = {} if written is None else {part.index: part for part in Opened(written).parts}
     for part in parts:
-        sites = {
-            name: [site for site in result.converted if site.signature == part.signature(name)]
-            for name, _ in part.model.entry_points()
-        }
-        # Sites that were verified against their own reference are meant to change results.
-        proofs = {name: [site.proof for site in own if site.proof is not None] for name, own in sites.items()}
-        compared = [name for name in sites if all(one.demand.kind != "absolute" for one in proofs[name])]
-        result.not_compared += [part.signature(name) for name in sites if name not in compared]
-        if part.is_helper or not compared:
+        converted: dict[str, list[Verdict]] = {}
+        for name, _ in part.model.entry_points():
+            full = part.signature(name)
+            converted[name] = [verdict for verdict in result.converted if verdict.signature == full]
+        result.not_compared += map(part.signature, changed_on_purpose(converted))
+        if part.is_helper:
             continue
-        allowed = allowances(part.model, sites)
         now = part.model if written is None else after[part.index].readable
-        wanted = None if len(compared) == len(sites) else compared
-        report = compare(before[part.index].readable, now, signatures=wanted, locate=False, progress=progress)
-        for comparison in report.signatures:
-            # A model without signatures is compared as `main`, whatever its subgraph is called.
-            name = comparison.name if part.model.signatures else compared[0]
-            result.whole.append(WholeSignature(part.signature(name), allowed[name], comparison))
+        found = compare_whole(before[part.index].readable, now, part.model, converted, progress)
+        for name, signature in found.items():
+            result.whole.append(replace(signature, name=part.signature(name)))
     for signature in result.whole:
         if signature.violation:
             noted = [site for site in result.converted if site.note and site.signature == signature.name]

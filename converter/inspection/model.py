@@ -16,7 +16,7 @@ from edge_opt.inspection.caches import Caches, find_caches
 from edge_opt.ir import Buffer, Constants, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.composites import COMPOSITE, Composite, composites
 from edge_opt.ir.opening import ModelLike, Opened, is_compiled, made_from, readable, weights_outside
-from edge_opt.passes import PASSES, Context, Site, Status, run_pass
+from edge_opt.passes import PASSES, Context, Status, Verdict, run_pass
 from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.shapes.inference import ShapeReport, shape_report
 from edge_opt.soundness import Unsound
@@ -84,7 +84,7 @@ class Inspection(Record):
     weights_outside: Mapping[str, int] = field(default_factory=dict)
     signatures: list[SignatureContent] = field(default_factory=list)
     attention: list[AttentionBlock] = field(default_factory=list)
-    sites: list[Site] = field(default_factory=list)
+    sites: list[Verdict] = field(default_factory=list)
     target: str | None = None
     lint: list[Finding] = field(default_factory=list)
     compiled: bool = False
@@ -233,7 +233,7 @@ def _makers(model: Model) -> dict[str, tuple[str, str]]:
     }
 
 
-def _node_data(sites: Iterable[Site], makers: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+def _node_data(sites: Iterable[Verdict], makers: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
     """Model Explorer's overlay: the outcome of a conversion at each operator; an operator's first site counts."""
     overlay: dict[str, Any] = {}
     for site in sites:

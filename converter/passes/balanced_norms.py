@@ -12,7 +12,8 @@ from edge_opt.ir import DType, Operator, Subgraph, Tensor
 from edge_opt.ir.composites import composite_name
 from edge_opt.ir.walk import read_outside
 from edge_opt.passes.contract import Context, Pass, Site
-from edge_opt.passes.rewrite import Demand, Rewrite
+from edge_opt.verification.check import Steps
+from edge_opt.verification.rewrite import Rewrite
 
 NORM = "odml.rms_norm"
 
@@ -30,7 +31,7 @@ class BalancedNorms(Pass):
     name = "balanced_norms"
     summary = "negates some norms before residual sums, so that the NPU's rounding errors cancel"
     repairs = True
-    demand = Demand("steps", 2)
+    check = Steps(2)
 
     def sites(self, context: Context) -> Iterable[Site]:
         """One site for each norm to negate, if the target asks for it."""
@@ -85,4 +86,4 @@ def _build(context: Context, addition: Operator, norm: Operator) -> Rewrite:
     difference = context.model.new_operator("SUB", (other, result), addition.outputs, **options)
     # A step of the norm may be several steps of the sum, and the sum rounds once more.
     steps = 1 + math.ceil(_step(normed) / _step(addition.output))
-    return context.rewrite([norm, addition], [negative, difference], demand=Demand("steps", max(2, steps)))
+    return context.rewrite([norm, addition], [negative, difference], check=Steps(max(2, steps)))

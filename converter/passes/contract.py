@@ -1,115 +1,49 @@
-"""The interface of passes: their sites, and the report on each."""
+"""The interface of passes: the places where they apply, and what they know there."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, ClassVar, Protocol
 
-from edge_opt.base.record import Record
 from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.cleanup import CONTROL_EDGES
 from edge_opt.ir.walk import still_needed
-from edge_opt.passes.ledger import Ledger
-from edge_opt.passes.rewrite import Demand, Rewrite
 from edge_opt.targets import Target
+from edge_opt.verification.audit import Audit
+from edge_opt.verification.check import Check, Exact
+from edge_opt.verification.rewrite import Rewrite
+from edge_opt.verification.verdict import Proof, Verdict
+
+Build = Callable[[], Rewrite]
+"""Makes a rewrite without changing the graph, or raises RefusedError if it cannot."""
 
 
-class Status(StrEnum):
-    """The outcome of a site; a settled one needs no rewrite, a skipped one cannot be rewritten."""
-
-    CONVERTED = "converted"
-    SKIPPED = "skipped"
-    REVERTED = "reverted"
-    SETTLED = "nothing to do"
-
-
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """A run on one kernel set: of the whole region, or with its lengths `divided` by this factor."""
-
-    kernels: str
-    divided: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Proof(Record):
-    """The result of running both versions of a region; `None` if a figure does not apply.
-
-    `note`: how the demand was met, if not as stated. `like`: the region of the same structure that was run instead of
-    this one. `ran`: the kernels, and how much was run; `extremes`: extreme inputs were run, too. `open`: inconclusive,
-    for lack of time or of inputs that distinguish right from wrong; `reason` says what is missing.
-    """
-
-    demand: Demand
-    holds: bool
-    bitwise: bool
-    max_abs: float
-    steps: int | None = None
-    reason: str = ""
-    note: str = ""
-    like: str = ""
-    ran: tuple[Ran, ...] = ()
-    open: bool = False
-    extremes: bool = False
-
-    _left_out = ("holds", "reason", "open")
-    _or_null = ("note", "like")
-
-    def to_dict(self) -> dict[str, Any]:
-        """For reports."""
-        return {**Record.to_dict(self), "demand": str(self.demand)}
-
-
-class Prover(Protocol):
+class RegionVerifier(Protocol):
     """Runs both versions of a region."""
 
-    def prove(self, rewrite: Rewrite, demand: Demand) -> Proof:
-        """Verify that the new region matches the old one, to the demand."""
+    def verify(self, rewrite: Rewrite, check: Check) -> Proof:
+        """Verify that the new region passes the check."""
 
 
-@dataclass(slots=True)
-class Site(Record):
-    """A place where a pass could apply, and the outcome.
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place where a pass could apply: an operator, and facts known beforehand.
 
-    The pass gives the operator and facts known beforehand. `build` makes the rewrite without changing the graph, or
-    raises RefusedError if it cannot; `others` make rewrites of other forms, by name, to try in turn if that one
-    fails. Without `build` the place is skipped, or settled, for a `reason`. `is_bug`: the reason is a bug in edge-opt,
-    which should be reported.
-
-    `run_pass` fills in the rest. `index` counts the sites of a pass in a signature, `operator` names the operator's
-    first result. `note`: what a user should know about a converted site. `failed`: why rewrites that were tried before
-    it failed. `replaced`: the operators that the rewrite removed; `added`: the number that it added. A pickled site has
-    the outcome without the operators.
+    `build` makes the rewrite; `others` make rewrites of other forms, by name, to try in turn if that one fails. Without
+    `build` the place is skipped for a `reason`, or, if `is_settled`, needs no rewrite. `is_bug`: the reason is a bug in
+    edge-opt, which should be reported.
     """
 
-    anchor: Operator | None = field(default=None, repr=False)
-    build: Callable[[], Rewrite] | None = field(default=None, repr=False)
-    others: Mapping[str, Callable[[], Rewrite]] = field(default_factory=dict, repr=False)
+    anchor: Operator
+    build: Build | None = None
+    others: Mapping[str, Build] = field(default_factory=dict)
     reason: str = ""
     heads: int | None = None
     kv_heads: int | None = None
+    is_settled: bool = False
     is_bug: bool = False
-    pass_name: str = ""
-    signature: str = ""
-    index: int = 0
-    operator: str = ""
-    status: Status = Status.SKIPPED
-    proof: Proof | None = None
-    note: str = ""
-    failed: tuple[str, ...] = ()
-    replaced: tuple[Operator, ...] = field(default=(), repr=False)
-    added: int = 0
-
-    _left_out = ("anchor", "build", "others", "pass_name", "is_bug", "replaced", "added")
-    _or_null = ("reason", "note")
-    _only_here = ("anchor", "build", "others", "replaced")
-
-    def to_dict(self) -> dict[str, Any]:
-        """For reports."""
-        return {"pass": self.pass_name, **Record.to_dict(self)}
 
 
 @dataclass(slots=True)
@@ -117,8 +51,8 @@ class Context:
     """A pass's input: one entry point of a model, and a target.
 
     `positions`: the number that the caches of the model, or of its bundle, hold; None if unknown. `exported`: the entry
-    points before quantization, if the caller has them. `ledger`: what the subgraph computes, if the caller records it,
-    or once a pass has found something to rewrite.
+    points before quantization, if the caller has them. `audit`: accepts verified rewrites, if the caller checks the
+    model in the end.
     """
 
     model: Model
@@ -126,11 +60,11 @@ class Context:
     signature: str
     target: Target
     constants: Constants
-    prover: Prover | None = None
-    on_site: Callable[[Site], None] | None = None
+    verifier: RegionVerifier | None = None
+    on_site: Callable[[Verdict], None] | None = None
     positions: int | None = None
     exported: Mapping[str, Subgraph] = field(default_factory=dict)
-    ledger: Ledger | None = None
+    audit: Audit | None = None
 
     def rewrite(self, old: Sequence[Operator], new: Sequence[Operator], **facts: Any) -> Rewrite:
         """The replacement of `old` operators by `new` ones, both in execution order; those still needed stay."""
@@ -156,11 +90,12 @@ class Context:
 
 def shape_options(inputs: Mapping[str, Tensor]) -> list[str]:
     """The options that give inputs of open lengths static shapes, with ? for the sizes to fill in."""
-    return [
-        f"--shape {name}={','.join('?' if size < 0 else str(size) for size in tensor.shape_signature)}"
-        for name, tensor in inputs.items()
-        if tensor.is_dynamic and tensor.shape_signature
-    ]
+    options: list[str] = []
+    for name, tensor in inputs.items():
+        if tensor.is_dynamic and tensor.shape_signature:
+            sizes = ",".join("?" if size < 0 else str(size) for size in tensor.shape_signature)
+            options.append(f"--shape {name}={sizes}")
+    return options
 
 
 class Pass(ABC):
@@ -168,8 +103,8 @@ class Pass(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    demand: ClassVar[Demand] = Demand()
-    """The demand on its rewrites, unless they have their own."""
+    check: ClassVar[Check] = Exact()
+    """The check of its rewrites, unless they have their own."""
     repairs: ClassVar[bool] = False
     """True if it makes results more accurate: its rewrites are kept even if they are not faster."""
     repeats: ClassVar[bool] = False
@@ -179,7 +114,7 @@ class Pass(ABC):
     def sites(self, context: Context) -> Iterable[Site]:
         """All sites where the pass could apply, in execution order."""
 
-    def mend(self, model: Model, signatures: Collection[str]) -> Iterable[Site]:
-        """Change these signatures outside of regions, before they are rewritten; most passes change nothing."""
+    def fix_interface(self, model: Model, signatures: Collection[str]) -> Iterable[Verdict]:
+        """Change inputs of these signatures that no operator reads; most passes change nothing."""
         del model, signatures
         return ()

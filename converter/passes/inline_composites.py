@@ -9,8 +9,9 @@ from edge_opt.ir.composites import COMPOSITE, body_of, checked_body
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import repeated, with_called
 from edge_opt.passes.contract import Context, Pass, Site
-from edge_opt.passes.rewrite import Demand, Rewrite
 from edge_opt.schema.reader import MAX_OBJECTS
+from edge_opt.verification.check import Within
+from edge_opt.verification.rewrite import Rewrite
 
 
 class InlineComposites(Pass):
@@ -22,7 +23,7 @@ class InlineComposites(Pass):
 
     name = "inline_composites"
     summary = "replaces attention composites by their bodies, which can then be split"
-    demand = Demand("relative", 1e-6)
+    check = Within(1e-6)
     repeats = True
 
     def sites(self, context: Context) -> Iterable[Site]:

@@ -8,7 +8,7 @@ from edge_opt.base.words import name_below
 from edge_opt.ir import Operator
 from edge_opt.ir.dtypes import same_quantization
 from edge_opt.passes.contract import Context, Pass, Site
-from edge_opt.passes.rewrite import Rewrite
+from edge_opt.verification.rewrite import Rewrite
 
 
 class MaskBeforeJoin(Pass):

@@ -18,7 +18,8 @@ from edge_opt.passes.codes import code_limits, real_range
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.passes.magnitude import ORDINARY, Magnitudes
 from edge_opt.passes.quantized_mask import two_values
-from edge_opt.passes.rewrite import Demand, MaskInput, Rewrite
+from edge_opt.verification.check import Exact, Within
+from edge_opt.verification.rewrite import MaskInput, Rewrite
 
 UNDERFLOW = 104.0
 """exp(-104) = 6.8e-46 rounds to 0 in float32, whose smallest denormal is 1.4e-45."""
@@ -155,7 +156,7 @@ def _in_floats(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite
     return context.rewrite(
         [*chain, site.select, *site.path, site.softmax],
         _softmax_of(make, site, mask),
-        demand=Demand(spared=("masks", "nan added")) if exact else Demand("relative", 1e-6),
+        check=Exact(spared=("masks", "nan added")) if exact else Within(1e-6),
         note="; ".join(_notes(site.constant, added)),
         mask=MaskInput(source, masked, opened),
     )
@@ -197,7 +198,7 @@ def _in_codes(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite:
     return context.rewrite(
         [site.select, *site.path, site.softmax],
         _softmax_of(make, site, mask),
-        demand=Demand(spared=("masks", "high", "low") if is_above else ()),
+        check=Exact(spared=("masks", "high", "low") if is_above else ()),
         note=_equal_above(site.constant) if is_above else "",
         mask=MaskInput(site.condition, float(site.masked_when), float(not site.masked_when)),
         chosen=frozenset({mask}),

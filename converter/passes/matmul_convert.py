@@ -9,7 +9,8 @@ from edge_opt.ir.operators import KINDS
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.passes.codes import code_limits, nearest_codes, real_range
 from edge_opt.passes.contract import Context, Pass, Site
-from edge_opt.passes.rewrite import Demand, Rewrite
+from edge_opt.verification.check import Steps
+from edge_opt.verification.rewrite import Rewrite
 
 
 class MatMulConvert(Pass):
@@ -23,7 +24,7 @@ class MatMulConvert(Pass):
 
     name = "matmul_convert"
     summary = "fuses a QUANTIZE into the BATCH_MATMUL before it"
-    demand = Demand("steps", 1)
+    check = Steps(1)
 
     def sites(self, context: Context) -> Iterable[Site]:
         """One site for each QUANTIZE of integers after a BATCH_MATMUL."""
@@ -57,9 +58,8 @@ def _build(context: Context, product: Operator, convert: Operator) -> Rewrite:
     return context.rewrite(
         [product, convert],
         [fused],
-        demand=Demand("steps", steps),
+        check=Steps(steps, clipped=(first, last) if is_clipped else None),
         note=kept if is_clipped else "",
-        clipped=(first, last) if is_clipped else None,
     )
 
 

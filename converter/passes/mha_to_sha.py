@@ -13,12 +13,15 @@ from edge_opt.ir import Operator, Subgraph, Tensor
 from edge_opt.ir.composites import COMPOSITE
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import called_by
-from edge_opt.passes.contract import Context, Pass, Site, Status
-from edge_opt.passes.rewrite import Demand, Rewrite
+from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.targets import Target
+from edge_opt.verification.check import Within
+from edge_opt.verification.rewrite import Rewrite
+from edge_opt.verification.verdict import Status, Verdict
 
-_BY_ROWS = Demand("relative", 1e-6)
-_BY_ROWS_NOTE = "XNNPACK rounds a FULLY_CONNECTED by its number of rows, so results may differ by 1e-6"
+_BY_ROWS = Within(
+    1e-6, "XNNPACK rounds a FULLY_CONNECTED by its number of rows, so results may differ by 1e-6"
+)
 
 
 class MhaToSha(Pass):
@@ -36,8 +39,7 @@ class MhaToSha(Pass):
         """One site for each SOFTMAX or other attention, then one for each operator that calls a graph with some."""
         for match in find_blocks(context.subgraph):
             if isinstance(match, NotABlock):
-                status = Status.SKIPPED if match.is_attention else Status.SETTLED
-                yield Site(match.softmax, reason=match.reason, status=status)
+                yield Site(match.softmax, reason=match.reason, is_settled=not match.is_attention)
             else:
                 yield _site(context, match)
         for operator in context.subgraph.operators:
@@ -48,7 +50,7 @@ class MhaToSha(Pass):
                 yield Site(operator, reason=reason)
 
 
-def left_over(context: Context, sites: Iterable[Site], before: Container[Operator]) -> Iterator[Site]:
+def left_over(context: Context, sites: Iterable[Verdict], before: Container[Operator]) -> Iterator[Verdict]:
     """Attention of several heads in a converted graph that none of its `sites` reports, found in a second search.
 
     Only operators from `before` the pass are looked at: whether the axes of new ones are heads is no longer visible.
@@ -61,15 +63,14 @@ def left_over(context: Context, sites: Iterable[Site], before: Container[Operato
     for match in find_blocks(context.subgraph):
         if match.softmax not in before or match.softmax in settled or not _has_several(match):
             continue
-        reason = "several heads are left after the conversion"
-        name = match.softmax.outputs[0].name
-        yield Site(
-            match.softmax,
-            reason=str(RefusedError(reason, match.softmax)),
+        yield Verdict(
             pass_name=MhaToSha.name,
             signature=context.signature,
             index=len(own),
-            operator=name,
+            operator=match.softmax.outputs[0].name,
+            status=Status.SKIPPED,
+            reason=str(RefusedError("several heads are left after the conversion", match.softmax)),
+            anchor=match.softmax,
         )
 
 
@@ -103,7 +104,7 @@ def _site(context: Context, block: Block) -> Site:
     site = partial(Site, block.softmax, heads=heads, kv_heads=block.kv_heads)
     if heads > 1 and (reason := context.target.no_gain(context.signature, block)):
         reason = f"target '{context.target.name}' gains nothing from splitting {reason}"
-        return site(reason=reason, status=Status.SETTLED)
+        return site(reason=reason, is_settled=True)
     try:
         tiled = _tiled(target, block)
     except RefusedError as refused:
@@ -111,7 +112,7 @@ def _site(context: Context, block: Block) -> Site:
             return Site(block.softmax, reason=str(refused))
         tiled, note = block, f"rows are not cut: {refused}"
     if heads == 1 and tiled is block:
-        return site(reason="already single-head", status=Status.SETTLED)
+        return site(reason="already single-head", is_settled=True)
     preferred = target.form
     if heads == 1 or preferred == AS_FOUND:
         preferred = "split" if heads == 1 or block.merged else "unpack"
@@ -136,11 +137,11 @@ def _build(context: Context, block: Block, form: Form, note: str) -> Rewrite:
     if block.heads > 1 and block.head_size < (context.target.norm_per_head_from or 0):
         form = replace(form, composites=False)
     old, new = split_heads(context.model, context.subgraph, block, form, context.constants)
-    demand = None
+    check = None
     if any(operator.name == "FULLY_CONNECTED" for operator in (*block.products, *block.logits)):
-        demand = _BY_ROWS
-        note = "; ".join(filter(None, (note, _BY_ROWS_NOTE)))
-    rewrite = context.rewrite(old, new, note=note, parts=(block.output, block.factored), demand=demand)
+        check = _BY_ROWS
+        note = "; ".join(filter(None, (note, check.because)))
+    rewrite = context.rewrite(old, new, note=note, parts=(block.output, block.factored), check=check)
     for operator in rewrite.new if block.heads > 1 else ():
         if operator in block.core and (is_product(operator) or operator.name == "SOFTMAX"):
             raise RefusedError("another operator reads a result that holds several heads", operator)

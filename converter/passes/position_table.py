@@ -12,7 +12,8 @@ from edge_opt.ir import DType, Tensor
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.passes.codes import nearest_codes, real_range
 from edge_opt.passes.contract import Context, Pass, Site
-from edge_opt.passes.rewrite import Demand, Reference, Rewrite
+from edge_opt.verification.check import Reference, Table
+from edge_opt.verification.rewrite import Rewrite
 
 _MOST_POSITIONS = 1 << 17
 
@@ -36,7 +37,7 @@ class PositionTable(Pass):
     name = "position_table"
     summary = "replaces cosines and sines computed in integers by a table of all positions"
     repairs = True
-    demand = Demand("absolute", 2.0**-16)
+    check = Table(2.0**-16)
 
     def sites(self, context: Context) -> Iterable[Site]:
         """One site for each COS or SIN of an integer input whose angles are computed in integers."""
@@ -80,9 +81,8 @@ def _build(context: Context, rotary: Rotary) -> Rewrite:
     return context.rewrite(
         rotary.operators,
         make.finished(result),
-        demand=Demand("absolute", tolerance),
         note="; ".join(filter(None, (note, exact))),
-        reference=Reference(rotary.form.operators, rotary.form.result, count),
+        check=Table(tolerance, count, Reference(rotary.form.operators, rotary.form.result)),
     )
 
 

@@ -9,7 +9,7 @@ from edge_opt.ir import DType, Operator, Tensor
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.passes.codes import nearest_codes
 from edge_opt.passes.contract import Context, Pass, Site
-from edge_opt.passes.rewrite import Rewrite
+from edge_opt.verification.rewrite import Rewrite
 
 _INT32 = 2.0**31  # steps; conversion to int32 comes before clipping, and overflows to either end of it
 _ORDERS = (["CAST", "QUANTIZE", "MUL"], ["CAST", "MUL", "QUANTIZE"])

@@ -4,10 +4,10 @@ from collections.abc import Collection, Iterable, Iterator
 
 from edge_opt.base.words import shortened
 from edge_opt.ir import Model, Shape, Tensor, same_type
-from edge_opt.passes.contract import Context, Pass, Proof, Site, Status
-from edge_opt.passes.rewrite import Demand
+from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.runtime.description import tensor_info
 from edge_opt.runtime.tensors import cache_of
+from edge_opt.verification.verdict import Status, Verdict
 
 
 class UnreadCaches(Pass):
@@ -27,7 +27,7 @@ class UnreadCaches(Pass):
         del context
         return ()
 
-    def mend(self, model: Model, signatures: Collection[str]) -> Iterator[Site]:
+    def fix_interface(self, model: Model, signatures: Collection[str]) -> Iterator[Verdict]:
         """Change inputs of these signatures, and report each."""
         chosen = [found for found in unread_caches(model) if found[0] in signatures]
         inputs = [model.signatures[signature].inputs[name] for signature, name, *_ in chosen]
@@ -35,15 +35,14 @@ class UnreadCaches(Pass):
         for index, (cache, (signature, name, reader, read)) in enumerate(zip(inputs, chosen, strict=True)):
             after = f"{read.dtype.name}{' with another scale' if read.dtype is types[cache] else ''}"
             text = f"input '{shortened(name)}' was {types[cache].name} and is {after} now, so callers must pass that"
-            cache.dtype, cache.quantization = read.dtype, read.quantization
-            yield Site(
-                None,
+            cache.dtype = read.dtype
+            cache.quantization = read.quantization
+            yield Verdict(
                 pass_name=self.name,
                 signature=signature,
                 index=index,
                 operator=cache.name,
                 status=Status.CONVERTED,
-                proof=Proof(Demand(), holds=True, bitwise=True, max_abs=0.0, note="no operator reads it"),
                 note=f"{text}: no operator reads it, but '{reader}' does, and LiteRT-LM has one buffer for both",
             )
 

@@ -4,6 +4,8 @@ Two elements are *bitwise* equal if their bits are, or if both are NaN (no kerne
 -0 differ. Quantized integers are compared as codes for `bitwise` and `steps`, otherwise as the reals they stand for.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +26,33 @@ _LOGITS_WIDTH = 1024
 Floats = NDArray[np.float64]
 _Real = Callable[[Array], Floats]
 _as_they_are: _Real = partial(np.asarray, dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance(Record):
+    """How far results may be apart; by default not at all, so their bits must be equal.
+
+    One of these suffices: at most `steps` quantization steps; `relative` to the largest value; or
+    |a-b| <= atol + rtol*|a| for every element.
+    """
+
+    relative: float = 0.0
+    steps: int = 0
+    atol: float = 0.0
+    rtol: float = 0.0
+
+    def permits(self, found: Difference) -> bool:
+        """True if a difference, which `measure` found with this tolerance, is within it."""
+        if found.bitwise:
+            return True
+        if self.steps and found.steps is not None and found.steps <= self.steps:
+            return True
+        if self.relative and found.max_rel <= self.relative:
+            return True
+        return bool(self.atol or self.rtol) and found.outside == 0
+
+
+NONE = Tolerance()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +115,7 @@ def measure(
     *,
     quantized_a: TensorInfo | None = None,
     quantized_b: TensorInfo | None = None,
-    atol: float = 0.0,
-    rtol: float = 0.0,
+    tolerance: Tolerance = NONE,
     logits: bool = False,
 ) -> Difference:
     """Compare two arrays of the same shape; `a` is the reference.
@@ -101,7 +129,7 @@ def measure(
     one, other = (np.ascontiguousarray(array).reshape(-1) for array in (a, b))
     reals = [info.reals if info else _as_they_are for info in (quantized_a, quantized_b)]
     pieces = (slice(begin, begin + _PIECE) for begin in range(0, max(one.size, 1), _PIECE))
-    found = reduce(merge, (_of_piece(one[at], other[at], reals, at.start, atol, rtol) for at in pieces))
+    found = reduce(merge, (_of_piece(one[at], other[at], reals, at.start, tolerance) for at in pieces))
     if found.worst is not None:
         found = replace(found, worst=tuple(map(int, np.unravel_index(found.worst[0], a.shape))))
     if quantized_a and quantized_b and quantized_a.quantization != quantized_b.quantization:
@@ -140,7 +168,7 @@ def are_logits(info: TensorInfo) -> bool:
     return not other and len(info.shape) > 1 and info.shape[-1] >= _LOGITS_WIDTH
 
 
-def _of_piece(a: Array, b: Array, reals: Sequence[_Real], begin: int, atol: float, rtol: float) -> Difference:
+def _of_piece(a: Array, b: Array, reals: Sequence[_Real], begin: int, tolerance: Tolerance) -> Difference:
     """The difference of two pieces that begin at element `begin`."""
     differing, steps = a.size, None
     if a.dtype == b.dtype:
@@ -164,7 +192,7 @@ def _of_piece(a: Array, b: Array, reals: Sequence[_Real], begin: int, atol: floa
         gap[np.isnan(gap)] = math.inf
         if wide:
             gap[(gap == 0) & (a != b)] = 1.0
-        outside = (gap > atol + rtol * np.abs(one)) | np.isinf(gap)
+        outside = (gap > tolerance.atol + tolerance.rtol * np.abs(one)) | np.isinf(gap)
         powers = float(one @ one), float(gap @ gap)
     found = replace(found, outside=int(np.count_nonzero(outside)), powers=powers)
     place = int(gap.argmax())

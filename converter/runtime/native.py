@@ -9,11 +9,12 @@ import resource
 import signal
 import socket
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
@@ -21,9 +22,18 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from edge_opt.base.processes import begin_child, limit
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import numbered
-from edge_opt.runtime import inputs, loop, pair
-from edge_opt.runtime.protocol import Array, Arrays, DeclinedError, Header, check_types, receive, send
-from edge_opt.runtime.tensors import MAIN, Kernels, SignatureInfo
+from edge_opt.runtime import inputs, loop
+from edge_opt.runtime.protocol import (
+    Array,
+    Arrays,
+    DeclinedError,
+    Header,
+    RunModel,
+    check_types,
+    receive,
+    send,
+)
+from edge_opt.runtime.tensors import MAIN, Kernels
 
 _RESOLVERS = {"xnnpack": OpResolverType.BUILTIN, "reference": OpResolverType.BUILTIN_REF}
 _GRACE_SECONDS = 5
@@ -156,8 +166,8 @@ def _carried_out(header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
     def invoke(call: loop.Call, values: Arrays) -> Arrays:
         return session(call.model, header["kernels"]).run(call.signature.name, values)
 
-    def run_version(version: str, kernels: Kernels, values: Sequence[Array]) -> list[Array]:
-        opened = session(version, kernels)
+    def run_model(name: str, kernels: Kernels, values: Sequence[Array]) -> list[Array]:
+        opened = session(name, kernels)
         named = dict(zip(opened.inputs(), values, strict=True))
         return list(opened.run(None, named).values())
 
@@ -172,8 +182,15 @@ def _carried_out(header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
         case "generate":
             tokens, logits = loop.run(from_dict(loop.Loop, header["loop"]), invoke)
             return {"tokens": tokens}, {"logits": logits}
-    described, request = from_dict(tuple[SignatureInfo, pair.ProofRequest], header["proof"])
-    return {"proof": pair.prove(described, request, run_version)}, {}
+    function = _function(*header["function"])
+    argument = from_dict(get_type_hints(function)["asked"], header["asked"])
+    return {"answer": function(argument, run_model)}, {}
+
+
+def _function(module: str, name: str) -> Callable[[Any, RunModel], Any]:
+    """A function of this package that the parent names."""
+    function: Callable[[Any, RunModel], Any] = getattr(import_module(module), name)
+    return function
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ the arrays that follow. Dataclasses in a header become dicts, and `edge_opt.base
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from io import BufferedRWPair
 from typing import Any
@@ -19,6 +19,11 @@ from edge_opt.base.errors import EdgeOptError
 Array = NDArray[Any]
 Arrays = dict[str, Array]
 Header = dict[str, Any]
+RunModel = Callable[[str, Any, Sequence[Array]], Sequence[Array]]
+"""In the worker: runs a model, by name, on a kernel set; inputs and outputs are by position.
+
+Raises DeclinedError if the kernels do not support the model.
+"""
 
 _MAX_HEADER = 64 << 20
 _KINDS = "biufc"

@@ -8,11 +8,11 @@ import re
 import socket
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 
@@ -21,14 +21,13 @@ from edge_opt.base.record import from_dict
 from edge_opt.base.words import signal_name
 from edge_opt.ir import load
 from edge_opt.ir.opening import Part, check_weights_inside
-from edge_opt.runtime.description import describe
 from edge_opt.runtime.inputs import Planned
 from edge_opt.runtime.loop import Loop
-from edge_opt.runtime.pair import VERSIONS, Outcome, ProofRequest
 from edge_opt.runtime.protocol import (
     Array,
     Arrays,
     Header,
+    RunModel,
     RuntimeCrashed,
     RuntimeFailed,
     RuntimeRefused,
@@ -40,6 +39,8 @@ from edge_opt.runtime.protocol import (
 from edge_opt.runtime.tensors import MAIN, Kernels
 
 Runnable = str | os.PathLike[str] | bytes
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
 
 _BASE_MEMORY = 4 << 30
 _MEMORY_PER_BYTE = 3
@@ -205,25 +206,25 @@ class Worker(AbstractContextManager["Worker"]):
         reply, results = self._ask("generate", where, models, kernels=kernels, loop=loop)
         return reply["tokens"], results["logits"]
 
-    def prove(
+    def apply(
         self,
-        before: bytes,
-        after: bytes,
-        request: ProofRequest,
+        function: Callable[[Asked, RunModel], Answer],
+        models: Mapping[str, Runnable],
+        asked: Asked,
         *,
         seconds: float | None = None,
         where: str = "",
-    ) -> Outcome:
-        """Compare two small models without signatures on the same inputs, by position; returns only figures.
+    ) -> Answer:
+        """Call a function of this package in the worker, which can run these models; returns its answer.
 
-        `seconds` replaces the worker's time limit; `where` names the region in messages. The reason of a refusal starts
-        with `before` or `after`.
+        The function must be annotated: its argument `asked` and its result are dataclasses or tuples of them, and are
+        sent as JSON. `seconds` replaces the worker's time limit; `where` begins messages. The reason of a refusal
+        starts with the name of the model.
         """
-        models = dict(zip(VERSIONS, (before, after), strict=True))
-        (signature,) = describe(load(before)).values()
-        proof, where = (signature, request), f"region {where}".rstrip()
-        reply, _ = self._ask("prove", where, models, seconds=seconds, proof=proof)
-        return from_dict(Outcome, reply["proof"])
+        name = (function.__module__, function.__name__)
+        reply, _ = self._ask("apply", where, models, seconds=seconds, function=name, asked=asked)
+        answer: Answer = from_dict(get_type_hints(function)["return"], reply["answer"])
+        return answer
 
     def _ask(
         self,

@@ -1,4 +1,4 @@
-"""The page of the passes: identity and demand, from the code."""
+"""The page of the passes: identity and check, from the code."""
 
 import inspect
 import re
@@ -9,14 +9,14 @@ from edge_opt.passes import PASSES
 def table() -> str:
     """All passes in the order in which they run."""
     rows = [
-        f"| {place} | [`{name}`](#{name}) | {chosen.summary} | {chosen.demand.words} |"
+        f"| {place} | [`{name}`](#{name}) | {chosen.summary} | {chosen.check.words} |"
         for place, (name, chosen) in enumerate(PASSES.items(), 1)
     ]
     return "\n".join(["| | pass | what it does | results |", "|---|---|---|---|", *rows])
 
 
 def sections() -> str:
-    """One section for each pass: its identity, its demand, and where it applies."""
+    """One section for each pass: its identity, its check, and where it applies."""
     return "\n\n".join(_section(name) for name in PASSES)
 
 
@@ -24,7 +24,7 @@ def _section(name: str) -> str:
     chosen = PASSES[name]
     identity = _docstring(type(chosen)).splitlines()
     quoted = "\n".join(f"> {line}" if line else ">" for line in identity)
-    words = f"**Results:** {chosen.demand.words}. **Where:** {_docstring(type(chosen).sites)}"
+    words = f"**Results:** {chosen.check.words}. **Where:** {_docstring(type(chosen).sites)}"
     return f"## {name}\n\n{quoted}\n\n{words}"
 
 

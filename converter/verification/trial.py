@@ -1,25 +1,22 @@
-"""Compares two small models: the worker's side of verifying a region, and the plain data of its result.
+"""Runs two small models on the same inputs: the worker's side of verifying a region, and the plain data of its result.
 
 Matches inputs and outputs by position, because a rewrite may rename tensors. A difference is a result, not an error.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from edge_opt.runtime import noise
-from edge_opt.runtime.extremes import extreme
 from edge_opt.runtime.inputs import VARIANTS, InputHint, InputPlan, array_of, plan
-from edge_opt.runtime.metrics import Difference, measure, merge
-from edge_opt.runtime.protocol import Array, DeclinedError
+from edge_opt.runtime.metrics import NONE, Difference, Tolerance, measure, merge
+from edge_opt.runtime.protocol import Array, DeclinedError, RunModel
 from edge_opt.runtime.tensors import Kernels, SignatureInfo
+from edge_opt.verification.extremes import extreme
 
 VERSIONS = ("before", "after")
-
-Run = Callable[[str, Kernels, Sequence[Array]], Sequence[Array]]
-"""Runs a version on a kernel set; raises DeclinedError if the kernels do not support it."""
 
 SCALES = (1.0, 0.5, 0.25, 0.125, 0.03125, 0.0078125)
 """Fractions of their range that the operands of a quantized region fill, one per run.
@@ -42,14 +39,14 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class ProofRequest:
+class Trial:
     """Inputs and conditions for running two versions of a region.
 
     `hints` describe the inputs by position (none: plain data). With `every`, the only input takes the integers 0 to
     `every` - 1 in turn, and some beyond both ends, for which the first version gets the nearest of those. The first
     version clips at the codes `limits`, the second may exceed them. `parts` must differ, or nothing is shown.
     `extremes` are the kinds of extreme inputs to run as well, and `scales` the fractions of their range that quantized
-    operands fill, in one run each.
+    operands fill, in one run each. Differences are measured with `tolerance`.
     """
 
     hints: tuple[InputHint, ...] = ()
@@ -60,38 +57,41 @@ class ProofRequest:
     seed: int = 0
     kernels: tuple[Kernels, ...] = ("xnnpack", "reference")
     scales: tuple[float, ...] = SCALES
+    tolerance: Tolerance = NONE
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The difference of each output of both versions of a region, by kind of inputs ("": ordinary) and kernel set.
 
-    `untold` says why many wrong versions would give equal results, and is empty if there is no such reason. `scale` is
+    `inconclusive` says why many wrong versions would give equal results, and is empty without such a reason. `scale` is
     the one at which results are most sensitive.
     """
 
     found: Mapping[str, Mapping[str, tuple[Difference, ...]]]
-    untold: str = ""
+    inconclusive: str = ""
     scale: float = 1.0
 
 
-def prove(signature: SignatureInfo, request: ProofRequest, run: Run) -> Outcome:
+def run(asked: tuple[SignatureInfo, Trial], run_model: RunModel) -> Outcome:
     """Run both versions on the same inputs at every scale, then (with extreme inputs) at the most sensitive one.
 
-    `signature` is the first version's. A kernel set that does not support that version is left out, unless it is the
-    only one.
+    `asked` has the first version's signature. A kernel set that does not support that version is left out, unless it
+    is the only one.
 
     Raises:
         DeclinedError: no kernel set supports the first version, or one supports the first but not the second.
     """
-    pair = _Pair(signature, request, run, list(request.kernels))
-    reasons, changed = [], []
+    signature, request = asked
+    pair = _Pair(signature, request, run_model, list(request.kernels))
+    reasons: list[str] = []
+    changed: list[int] = []
     for plans, arrays in pair.realistic():
         results = pair.compare(arrays)
-        reasons.append(untold(results, request.parts, request.limits))
+        reasons.append(shows_nothing(results, request.parts, request.limits))
         if len(request.scales) > 1 and _operands(plans):
-            nudged = run(VERSIONS[0], pair.kernels[0], _nudged(plans, arrays))
-            changed.append(sum(int(np.count_nonzero(a != b)) for a, b in zip(results, nudged, strict=True)))
+            nudged = run_model(VERSIONS[0], pair.kernels[0], _nudged(plans, arrays))
+            changed.append(_count_changed(results, nudged))
     scale = request.scales[int(np.argmax(changed)) if changed else 0]
     for draw in range(DRAWS if request.extremes else 0):
         plans = pair.drawn(scale, draw)
@@ -104,31 +104,37 @@ def prove(signature: SignatureInfo, request: ProofRequest, run: Run) -> Outcome:
     return Outcome(pair.found, "" if "" in reasons else reasons[0], scale)
 
 
+def _count_changed(results: Sequence[Array], others: Sequence[Array]) -> int:
+    """The number of elements that differ."""
+    return sum(int(np.count_nonzero(a != b)) for a, b in zip(results, others, strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class _Pair:
     """Both versions, on every kernel set that supports the first one."""
 
     signature: SignatureInfo
-    request: ProofRequest
-    run: Run
+    request: Trial
+    run_model: RunModel
     kernels: list[Kernels]
     found: dict[str, dict[str, tuple[Difference, ...]]] = field(default_factory=dict)
 
     def compare(self, arrays: Sequence[Array], kind: str = "") -> Sequence[Array]:
         """Note differences on inputs of this kind; the first version's results on one kernel set."""
-        results, found = [], self.found.setdefault(kind, {})
+        results: list[Sequence[Array]] = []
+        found = self.found.setdefault(kind, {})
         every = self.request.every
         valid = [array.clip(0, every - 1) for array in arrays] if every else arrays
         for kernels in tuple(self.kernels):
             try:
-                old = self.run(VERSIONS[0], kernels, valid)
+                old = self.run_model(VERSIONS[0], kernels, valid)
             except DeclinedError:
                 if kernels in self.found[""] or self.kernels == [kernels]:
                     raise
                 self.kernels.remove(kernels)
                 continue
             results.append(old)
-            differences = self._differences(old, self.run(VERSIONS[1], kernels, arrays))
+            differences = self._differences(old, self.run_model(VERSIONS[1], kernels, arrays))
             merged = map(merge, found[kernels], differences) if kernels in found else differences
             found[kernels] = tuple(merged)
         return results[0]
@@ -141,11 +147,13 @@ class _Pair:
                 low, high = self.request.limits
                 beyond = ((old >= high) & (new > high)) | ((old <= low) & (new < low))
                 new = np.where(beyond, old, new)  # noqa: PLW2901
-            yield measure(old, new, quantized_a=info, quantized_b=info)
+            tolerance = self.request.tolerance
+            yield measure(old, new, quantized_a=info, quantized_b=info, tolerance=tolerance)
 
     def realistic(self) -> Iterator[tuple[list[InputPlan], list[Array]]]:
         """The inputs of each run: one run per scale of quantized operands, or enough to cover `every` value."""
-        plans, every = self.drawn(1.0), self.request.every
+        plans = self.drawn(1.0)
+        every = self.request.every
         if every:
             (info,) = self.signature.inputs
             limits = np.iinfo(info.dtype)
@@ -186,14 +194,15 @@ def _nudged(plans: Sequence[InputPlan], arrays: Sequence[Array]) -> list[Array]:
     """The inputs, with every code of the operands raised or lowered by one."""
     nudged = list(arrays)
     for planned in _operands(plans):
-        place, limits = plans.index(planned), np.iinfo(planned.info.dtype)
+        place = plans.index(planned)
+        limits = np.iinfo(planned.info.dtype)
         array = arrays[place]
         steps = noise.octets(planned.stream, array.size).reshape(array.shape) % 2 * np.int64(2) - 1
         nudged[place] = np.clip(array + steps, limits.min, limits.max).astype(array.dtype)
     return nudged
 
 
-def untold(results: Sequence[Array], parts: Parts | None, limits: tuple[int, int] | None) -> str:
+def shows_nothing(results: Sequence[Array], parts: Parts | None, limits: tuple[int, int] | None) -> str:
     """The reason why results cannot distinguish right from wrong; empty if they can.
 
     They are NaN, or one value, or beyond the limits, or two heads (tiles) have the same numbers.

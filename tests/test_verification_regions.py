@@ -17,17 +17,18 @@ from edge_opt.base.errors import ModelFormatError
 from edge_opt.conversion import convert
 from edge_opt.conversion import result as words
 from edge_opt.ir import Operator, to_bytes
-from edge_opt.passes import Demand, Proof, Status
-from edge_opt.passes.contract import Ran
-from edge_opt.passes.rewrite import Rewrite
-from edge_opt.proof import examination, regions
-from edge_opt.proof.examination import FACTOR, Question, multiply_adds, shrunk, unproved
-from edge_opt.proof.regions import RegionProver, Structure, structure
-from edge_opt.runtime import runner
+from edge_opt.passes import Exact, Proof, Status, Steps, Within
 from edge_opt.runtime.metrics import Difference
-from edge_opt.runtime.pair import DRAWS, SCALES, Outcome, Parts, ProofRequest
 from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeFailed, RuntimeRefused, RuntimeTimedOut
 from edge_opt.targets import Target
+from edge_opt.verification import examine as examination
+from edge_opt.verification import region as regions
+from edge_opt.verification.examine import Verifier, inconclusive
+from edge_opt.verification.fraction import FACTOR, shrunk
+from edge_opt.verification.region import Region, Structure, multiply_adds, structure
+from edge_opt.verification.rewrite import Rewrite
+from edge_opt.verification.trial import DRAWS, SCALES, Outcome, Parts, Trial
+from edge_opt.verification.verdict import Ran
 
 PRODUCT = """
 subgraph main (%x: float32[1,64,8], %w: float32[1,8,8]) {
@@ -41,8 +42,8 @@ subgraph main (%x: int16[1,64,8] q(0.1, 0), %w: int16[1,64,8] q(0.1, 0)) {
   return %y
 }
 """
-REQUEST = ProofRequest(extremes=("high",), parts=Parts(0, (8, 64), (0,)), seed=3)
-QUESTION = Question(parse(PRODUCT), parse(PRODUCT), "'main' up to 'y'", Demand(), REQUEST)
+REQUEST = Trial(extremes=("high",), parts=Parts(0, (8, 64), (0,)), seed=3)
+QUESTION = Region(parse(PRODUCT), parse(PRODUCT), "'main' up to 'y'", Exact(), REQUEST)
 FILE = to_bytes(QUESTION.before)
 BOTH, FIRST, SECOND = ("xnnpack", "reference"), ("xnnpack",), ("reference",)
 SIZE = Size(queries=64, heads=4, kv_heads=2, cache=128, width=64)
@@ -55,7 +56,7 @@ class Worker:
         self.answers = list(answers)
         self.asked: list[dict[str, Any]] = []
 
-    def prove(self, before: bytes, after: bytes, request: ProofRequest, **options: Any) -> Outcome:
+    def answer(self, before: bytes, after: bytes, request: Trial, **options: Any) -> Outcome:
         request_fields = {field.name: getattr(request, field.name) for field in fields(request)}
         self.asked.append({"before": before, "after": after, **request_fields, **options})
         given = self.answers.pop(0)
@@ -71,8 +72,10 @@ class Worker:
         return [asked["kernels"] for asked in self.asked]
 
 
-def examine(worker: Worker, question: Question = QUESTION) -> Proof:
-    proof = examination.examine(worker, question)  # type: ignore[arg-type]
+def examine(worker: Worker, question: Region = QUESTION) -> Proof:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(examination, "run_versions", Worker.answer)
+        proof = examination.examine(worker, question)  # type: ignore[arg-type]
     assert worker.answers == [], "all that was prepared was asked for"
     return proof
 
@@ -85,7 +88,7 @@ def test_a_small_region_is_asked_for_once_on_both_kernel_sets() -> None:
     assert (asked["before"], asked["after"], asked["kernels"]) == (FILE, FILE, BOTH)
     assert (asked["seed"], asked["parts"]) == (3, REQUEST.parts)
     runs = 2 * (len(SCALES) + DRAWS)
-    assert (asked["where"], asked["seconds"]) == ("'main' up to 'y'", 60 + runs * QUESTION.cost / 2e7)
+    assert (asked["where"], asked["seconds"]) == ("region 'main' up to 'y'", 60 + runs * QUESTION.cost / 2e7)
 
 
 @pytest.mark.parametrize(
@@ -113,8 +116,8 @@ def test_kernels_that_refuse_and_workers_that_crash(answers: list[Any], said: st
 ROUNDING = replace(QUESTION, before=parse(SUM), after=parse(SUM))
 # No fraction of these: a tolerance, limits, a length that does not divide.
 WHOLE = [
-    replace(QUESTION, demand=Demand("relative", 1.0)),
-    replace(QUESTION, request=ProofRequest(limits=(-5, 5))),
+    replace(QUESTION, check=Within(1.0)),
+    replace(QUESTION, check=Steps(1, clipped=(-5, 5))),
     replace(QUESTION, before=parse(PRODUCT.replace("64", "65"))),
 ]
 
@@ -158,7 +161,7 @@ def test_a_large_region_is_run_at_a_fraction_and_then_in_full_on_one_kernel_set(
     ],
 )
 def test_only_a_difference_in_full_decides(
-    question: Question, answers: list[Any], asked: list[Any], holds: bool
+    question: Region, answers: list[Any], asked: list[Any], holds: bool
 ) -> None:
     worker = Worker(*answers)
     proof = examine(worker, question)
@@ -260,9 +263,9 @@ def test_products_cost_their_multiply_adds_and_an_element_of_all_else_eight() ->
 
 
 @pytest.fixture(scope="module")
-def at_size() -> Iterator[RegionProver]:
+def at_size() -> Iterator[Verifier]:
     """One that takes every region for a large one."""
-    with pytest.MonkeyPatch.context() as patch, RegionProver() as made:
+    with pytest.MonkeyPatch.context() as patch, Verifier() as made:
         patch.setattr(examination, "_IN_FULL", 0)
         yield made
 
@@ -277,8 +280,8 @@ def layers(dtype: str, *exchanged: str) -> list[Rewrite]:
 @pytest.mark.parametrize("dtype", ["float32", "int16", "int8"])
 def test_a_layer_with_other_numbers_is_not_run(dtype: str) -> None:
     first, second = layers(dtype)
-    with RegionProver() as prover:
-        proofs = [prover.prove(each, Demand()) for each in (first, second, first)]
+    with Verifier() as verifier:
+        proofs = [verifier.verify(each, Exact()) for each in (first, second, first)]
     assert [proof.like for proof in proofs] == ["", "'main' up to 'out1'", "'main' up to 'out1'"]
     assert all(proof.holds and proof.ran == proofs[0].ran for proof in proofs)
 
@@ -287,8 +290,8 @@ def test_a_layer_with_other_numbers_is_not_run(dtype: str) -> None:
 def test_fewer_numbers_may_be_equal_in_what_covers_and_not_more(order: int) -> None:
     """What is equal in one may have been mixed up there without any difference."""
     with_two_equal_scales = layers("int16", "q(0.00013, 0)", "q(0.00012, 0)")
-    with RegionProver() as prover:
-        proofs = [prover.prove(each, Demand()) for each in with_two_equal_scales[::order]]
+    with Verifier() as verifier:
+        proofs = [verifier.verify(each, Exact()) for each in with_two_equal_scales[::order]]
     assert [bool(proof.like) for proof in proofs] == [False, order == 1]
 
 
@@ -311,8 +314,8 @@ def test_composites_of_each_head_are_covered_by_what_they_compute_and_mistakes_b
     assert sum(op.name == "STABLEHLO_COMPOSITE" for op in second.added()) == 4
     kinds = "operands or results swapped", "another operand", "another constant", "one element off"
     wrong = [mutant.rewrite for mutant in sampled(second, 4) if mutant.kind in kinds]
-    with RegionProver() as prover:
-        proofs = [prover.prove(each, Demand()) for each in (first, second, *wrong)]
+    with Verifier() as verifier:
+        proofs = [verifier.verify(each, Exact()) for each in (first, second, *wrong)]
     assert [bool(proof.like) for proof in proofs] == [False, True] + [False] * len(wrong)
     assert [proof.holds for proof in proofs[:2]] == [True, True]
     assert not all(proof.holds for proof in proofs[2:])
@@ -352,10 +355,10 @@ def test_numbers_that_are_equal_in_one_region_alone_may_be_mixed_up_there(read: 
 
 def test_the_provers_seed_decides_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    never = unproved(Demand(), "")
-    monkeypatch.setattr(regions, "examine", lambda _, one: asked.append(one.request.seed) or never)
+    never = inconclusive(Exact(), "")
+    monkeypatch.setattr(examination, "examine", lambda _, one: asked.append(one.trial.seed) or never)
     for seed in (0, 5):
-        RegionProver(seed=seed).prove(layers("int8")[0], Demand())
+        Verifier(seed=seed).verify(layers("int8")[0], Exact())
     assert asked == [0, 5]
 
 
@@ -369,9 +372,9 @@ def test_an_inputs_side_is_where_it_meets_the_logits() -> None:
 
 def test_a_proof_to_one_demand_stands_for_no_other() -> None:
     first, second = layers("int8")
-    with RegionProver() as prover:
-        demands = (first, Demand()), (second, Demand("steps", 1)), (first, Demand("steps", 1))
-        assert [bool(prover.prove(*each).like) for each in demands] == [False, False, True]
+    with Verifier() as verifier:
+        demands = (first, Exact()), (second, Steps(1)), (first, Steps(1))
+        assert [bool(verifier.verify(*each).like) for each in demands] == [False, False, True]
 
 
 def corrupted(rewrites: list[Rewrite], kind: str, place: str) -> list[Rewrite]:
@@ -395,8 +398,8 @@ def test_what_the_new_version_computes_by_itself_is_run_in_every_layer(code: int
         clamp = next(op for op in rewrite.new if op.name == "MINIMUM")
         limit = clamp.input(1)
         clamp.inputs = (clamp.input(0), constant(code, limit.dtype, limit.quantization))
-    with RegionProver() as prover:
-        proofs = [prover.prove(each, Demand()) for each in wrong]
+    with Verifier() as verifier:
+        proofs = [verifier.verify(each, Exact()) for each in wrong]
     assert not proofs[1].holds
     assert proofs[1].like == ""
 
@@ -405,8 +408,8 @@ def test_what_the_new_version_computes_by_itself_is_run_in_every_layer(code: int
 def test_a_region_that_failed_stands_for_equal_ones_and_for_no_others() -> None:
     kind, place = "operands or results swapped", "out{}/heads"
     wrong = [each for dtype in ("int16", "int8") for each in corrupted(layers(dtype), kind, place)]
-    with RegionProver() as prover:
-        proofs = [prover.prove(each, Demand()) for each in (*wrong, wrong[0])]
+    with Verifier() as verifier:
+        proofs = [verifier.verify(each, Exact()) for each in (*wrong, wrong[0])]
     assert [proof.holds for proof in proofs] == [False] * 5
     assert [bool(proof.like) for proof in proofs] == [False, False, False, False, True]
 
@@ -416,7 +419,7 @@ def test_a_region_that_failed_stands_for_equal_ones_and_for_no_others() -> None:
     [("int16", "p1/head_1", "MINIMUM", 32700), ("float32", "k1/group_0", "MAXIMUM", -20.0)],
 )
 def test_a_weight_of_one_and_large_negative_keys_are_among_the_extremes(
-    dtype: str, place: str, name: str, limit: float, prover: RegionProver
+    dtype: str, place: str, name: str, limit: float, verifier: Verifier
 ) -> None:
     (rewrite, _) = rewrites_of("mha_to_sha", parse(attention(dtype)))
     clamped = (m.rewrite for m in mutants(rewrite) if (m.kind, m.place) == ("a clamp", place))
@@ -424,22 +427,22 @@ def test_a_weight_of_one_and_large_negative_keys_are_among_the_extremes(
     clamp = next(operator for operator in wrong.new if operator.name == name)
     stored = clamp.input(1)
     clamp.inputs = (clamp.input(0), constant(limit, stored.dtype, stored.quantization))
-    assert not prover.prove(wrong, Demand()).holds
+    assert not verifier.verify(wrong, Exact()).holds
 
 
 def test_a_run_without_a_result_stands_for_no_other_region(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that was busy, or without memory, may have time and memory for the next."""
     (first, _), answers = layers("int8"), [RuntimeTimedOut("late"), *[RuntimeCrashed("signal 9")] * 2]
-    ask = runner.Worker.prove
+    ask = examination.run_versions
 
     def answered(*given: Any, **options: Any) -> Outcome:
         if answers:
             raise answers.pop(0)
         return ask(*given, **options)
 
-    monkeypatch.setattr(runner.Worker, "prove", answered)
-    with RegionProver() as prover:
-        proofs = [prover.prove(first, Demand()) for _ in range(4)]
+    monkeypatch.setattr(examination, "run_versions", answered)
+    with Verifier() as verifier:
+        proofs = [verifier.verify(first, Exact()) for _ in range(4)]
     assert [(proof.holds, proof.open) for proof in proofs] == [(False, True)] * 2 + [(True, False)] * 2
     assert [bool(proof.like) for proof in proofs] == [False] * 3 + [True]
 
@@ -453,13 +456,13 @@ AT_SIZE = [
 
 
 @pytest.mark.parametrize(("dtype", "mutant"), AT_SIZE)
-def test_a_corrupted_layer_like_a_good_one_fails(dtype: str, mutant: Mutant, at_size: RegionProver) -> None:
+def test_a_corrupted_layer_like_a_good_one_fails(dtype: str, mutant: Mutant, at_size: Verifier) -> None:
     """What the proof at size lets pass is so small a mistake that a proof in full lets it pass, too."""
-    assert at_size.prove(layers(dtype)[1], Demand()).holds
-    if at_size.prove(mutant.rewrite, Demand()).holds:
-        with pytest.MonkeyPatch.context() as patch, RegionProver(seed=1) as thorough:
+    assert at_size.verify(layers(dtype)[1], Exact()).holds
+    if at_size.verify(mutant.rewrite, Exact()).holds:
+        with pytest.MonkeyPatch.context() as patch, Verifier(seed=1) as thorough:
             patch.setattr(examination, "_IN_FULL", 1 << 60)
-            assert thorough.prove(mutant.rewrite, Demand()).holds
+            assert thorough.verify(mutant.rewrite, Exact()).holds
 
 
 def of_long_heads(above: str = "ABS(%x)", logits: str = "%m: float32[1,2,64,128] = ABS(%l)") -> Rewrite:
@@ -496,35 +499,35 @@ def numbers(*shape: int) -> str:
     ],
     ids=["bias of heads", "table of heads", "slopes", "bias of logits", "mask"],
 )
-def test_constants_that_carry_heads_have_a_fraction(parts: dict[str, str], at_size: RegionProver) -> None:
-    proof = at_size.prove(of_long_heads(**parts), Demand())
+def test_constants_that_carry_heads_have_a_fraction(parts: dict[str, str], at_size: Verifier) -> None:
+    proof = at_size.verify(of_long_heads(**parts), Exact())
     assert (proof.holds, proof.ran) == (True, (Ran("xnnpack"), Ran("reference", FACTOR)))
 
 
-def test_rows_that_count_tokens_and_then_heads_are_verified_in_full(at_size: RegionProver) -> None:
+def test_rows_that_count_tokens_and_then_heads_are_verified_in_full(at_size: Verifier) -> None:
     """Their blocks of 8 are no rows of one head."""
     turned = f"""%m0: float32[1,64,2,128] = RESHAPE({numbers(128, 128)}, int32{{1, 64, 2, 128}})
       %t: float32[1,2,64,128] = TRANSPOSE(%m0, int32{{0, 2, 1, 3}})
       %m: float32[1,2,64,128] = ADD(%l, %t)"""
     rewrite = of_long_heads(logits=turned)
-    proof = at_size.prove(rewrite, Demand())
+    proof = at_size.verify(rewrite, Exact())
     assert (proof.holds, proof.ran) == (True, (Ran("xnnpack"), Ran("reference")))
 
 
-def test_where_nothing_reads_the_results_nothing_is_proved(prover: RegionProver) -> None:
+def test_where_nothing_reads_the_results_nothing_is_proved(verifier: Verifier) -> None:
     text = (
         "subgraph main (%x: float32[4,8]) { %u: float32[4,8] = ABS(%x) %y: float32[4,8] = NEG(%x) return %y }"
     )
     model = parse(text)
     unread = model.subgraphs[0].operators[0]
     same = Operator(unread.code, unread.inputs, unread.outputs)
-    proof = prover.prove(replacing(model, [unread], same), Demand())
+    proof = verifier.verify(replacing(model, [unread], same), Exact())
     assert (proof.holds, proof.open) == (False, True)
     assert proof.reason == "nothing reads its results, so there is nothing to compare"
 
 
 @pytest.mark.parametrize("alike", ["heads", "rows"])
-def test_equal_heads_prove_nothing_and_equal_rows_do_not_matter(alike: str, prover: RegionProver) -> None:
+def test_equal_heads_prove_nothing_and_equal_rows_do_not_matter(alike: str, verifier: Verifier) -> None:
     """Heads that all read one query: swapped or not, the result is the same."""
     size, axis, count = ("1,1,6,5", 1, 4) if alike == "heads" else ("1,4,1,5", 2, 6)
     joined = f"CONCATENATION({', '.join(['%one'] * count)}) {{axis: {axis}}}"
@@ -534,7 +537,7 @@ def test_equal_heads_prove_nothing_and_equal_rows_do_not_matter(alike: str, prov
     text = text.replace("%k: float32[1,4,", "%k: float32[1,1,").replace(
         "%v: float32[1,4,", "%v: float32[1,1,"
     )
-    (report,) = run(parse(text), "mha_to_sha", prover=prover)
+    (report,) = run(parse(text), "mha_to_sha", verifier=verifier)
     if alike == "rows":
         assert report.status is Status.CONVERTED, report
     else:

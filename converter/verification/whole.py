@@ -1,9 +1,9 @@
 """Tolerances for a whole model's outputs before and after conversion, derived from its rewrites.
 
-If every accepted site of a signature demanded and gave identical bits, every output must be bit-identical. Otherwise
-the difference passes through the rest of the network, and a tolerance applies:
+If every accepted site of a signature was checked for identical bits and gave them, every output must be bit-identical.
+Otherwise the difference passes through the rest of the network, and a tolerance applies:
 
-- `16 * sum of the demanded relative tolerances`, relative to the largest value of the output. An error of
+- `16 * sum of the sites' relative tolerances`, relative to the largest value of the output. An error of
   1e-6 in one region may grow downstream; measured outputs differ by at most 0.4 times that sum.
 - with quantized activations, `24` steps of the coarsest type among them (`80` if it is int16), because in every layer a
   difference of any size becomes a full step if it crosses a rounding boundary. Measured, depending on the processor: at
@@ -11,45 +11,38 @@ the difference passes through the rest of the network, and a tolerance applies:
   may differ by the same fraction of their range.
 """
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edge_opt.base.record import Record
-from edge_opt.base.words import many
-from edge_opt.comparison.findings import OutputComparison, SignatureComparison
+from edge_opt.base.words import Progress, many
+from edge_opt.comparison.compare import compare
+from edge_opt.comparison.findings import SignatureComparison
 from edge_opt.ir import DType, Model, Operator, Subgraph
-from edge_opt.passes import Site
+from edge_opt.ir.opening import ModelLike
+from edge_opt.runtime.metrics import Tolerance
+from edge_opt.verification.check import ROUNDING, Exact
+from edge_opt.verification.verdict import Verdict
 
 _GROWTH = 16
 _STEPS = {4: 24, 8: 24, 16: 80}  # by the coarsest activation's bits
-_ROUNDING = 1e-6  # for proofs that are bitwise on the reference kernels only
 _EXACT = frozenset({"DEQUANTIZE", "GATHER", "EMBEDDING_LOOKUP"})
 _BITS = {DType.INT4: 4, DType.INT8: 8, DType.UINT8: 8, DType.INT16: 16}
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
-    """Permitted distance of a signature's outputs: `relative` to an output's range, or in `steps`.
+class Allowance(Tolerance):
+    """Permitted distance of a signature's outputs; `because` names the passes that need it."""
 
-    `because` names the passes that need it; empty if every output must be bit-identical.
-    """
-
-    relative: float = 0.0
-    steps: int = 0
     because: str = ""
+
+    _left_out = ("atol", "rtol")
 
     def __str__(self) -> str:
         if not self.because:
             return "bit-identical, as is every rewritten region"
         return f"within {_distance(self.steps, self.relative)}, because of {self.because}"
-
-    def permits(self, output: OutputComparison) -> bool:
-        """True if the output is within the allowance."""
-        if output.reason or output.bitwise or not self.because:
-            return output.bitwise
-        return output.max_rel <= self.relative or (output.steps or math.inf) <= self.steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +65,10 @@ class WholeSignature(Record):
         """Describe the first output outside the allowance; empty if there is none."""
         if self.comparison.reason:
             return f"signature '{self.name}': {self.comparison.reason}"
-        failed = (output for output in self.comparison.outputs if not self.allowance.permits(output))
-        texts = (f"signature '{self.name}', {output.sentence()}" for output in failed)
-        return next((f"{text}, but must be {self.allowance}" for text in texts), "")
+        for output in self.comparison.outputs:
+            if output.reason or not self.allowance.permits(output):
+                return f"signature '{self.name}', {output.sentence()}, but must be {self.allowance}"
+        return ""
 
     @property
     def outcome(self) -> str:
@@ -91,26 +85,64 @@ def _distance(steps: int, relative: float) -> str:
     return f"{many(steps, 'step') + ' or ' if steps else ''}{relative:.2g} of the range"
 
 
-def allowances(model: Model, sites: Mapping[str, Sequence[Site]]) -> dict[str, Allowance]:
+def compare_whole(
+    before: ModelLike,
+    after: ModelLike,
+    model: Model,
+    converted: Mapping[str, Sequence[Verdict]],
+    progress: Progress | None = None,
+) -> dict[str, WholeSignature]:
+    """Compare the entry points of a model before and after; those that a pass changes on purpose are left out.
+
+    `model` is the converted one, loaded; `converted` has the converted sites of each of its entry points.
+    """
+    changed = changed_on_purpose(converted)
+    compared = [name for name in converted if name not in changed]
+    if not compared:
+        return {}
+    allowed = allowances(model, converted)
+    wanted = None if len(compared) == len(converted) else compared
+    report = compare(before, after, signatures=wanted, locate=False, progress=progress)
+    found: dict[str, WholeSignature] = {}
+    for comparison in report.signatures:
+        # A model without signatures is compared as `main`, whatever its subgraph is called.
+        name = comparison.name if model.signatures else compared[0]
+        found[name] = WholeSignature(name, allowed[name], comparison)
+    return found
+
+
+def changed_on_purpose(converted: Mapping[str, Sequence[Verdict]]) -> list[str]:
+    """Entry points with a site that was compared with something else, because the old region was wrong."""
+    return [name for name, verdicts in converted.items() if any(map(_changes_results, verdicts))]
+
+
+def _changes_results(verdict: Verdict) -> bool:
+    return verdict.proof is not None and verdict.proof.check.changes_results
+
+
+def allowances(model: Model, converted: Mapping[str, Sequence[Verdict]]) -> dict[str, Allowance]:
     """Return the allowance of each entry point of a converted model, from the sites that were converted in it."""
-    found: dict[Subgraph, list[Site]] = defaultdict(list)  # entry points may share a graph
+    found: dict[Subgraph, list[Verdict]] = defaultdict(list)  # entry points may share a graph
     for name, graph in model.entry_points():
-        found[graph] += sites.get(name, ())
+        found[graph] += converted.get(name, ())
     return {name: _allowance(found[graph], graph) for name, graph in model.entry_points()}
 
 
-def _allowance(sites: Sequence[Site], graph: Subgraph) -> Allowance:
-    proofs = [(site.pass_name, site.proof) for site in sites if site.proof is not None]
-    tolerant = [(name, one) for name, one in proofs if one.demand.kind != "bitwise" or not one.bitwise]
-    if not tolerant:
+def _allowance(converted: Sequence[Verdict], graph: Subgraph) -> Allowance:
+    counts: Counter[str] = Counter()
+    error = 0.0
+    for verdict in converted:
+        proof = verdict.proof
+        if proof is None or (proof.bitwise and isinstance(proof.check, Exact)):
+            continue
+        counts[verdict.pass_name] += 1
+        error += proof.check.tolerance.relative or ROUNDING
+    if not counts:
         return Allowance()
-    demands = (one.demand for _, one in tolerant)
-    relative = _GROWTH * sum(one.tolerance if one.kind == "relative" else _ROUNDING for one in demands)
     bits = min(filter(None, map(_bits, graph.operators)), default=0)
     steps = _STEPS.get(bits, 0)
-    counts = Counter(name for name, _ in tolerant)
     because = ", ".join(f"{many(count, 'site')} of {name}" for name, count in counts.items())
-    return Allowance(max(relative, steps * 2.0**-bits), steps, because)
+    return Allowance(relative=max(_GROWTH * error, steps * 2.0**-bits), steps=steps, because=because)
 
 
 def _bits(operator: Operator) -> int:

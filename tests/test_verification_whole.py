@@ -10,13 +10,13 @@ from cli_runs import DEMO, QUANTIZED, Captured, Patch, run
 from text_parser import parse
 
 from edge_opt import convert, load
-from edge_opt.comparison.whole import Allowance, allowances
 from edge_opt.conversion import ConversionResult, DifferenceFoundError
 from edge_opt.inspection import conversion_report
 from edge_opt.ir import Model, Operator, Quantization, Tensor, save, to_bytes
 from edge_opt.ir.walk import replaced
-from edge_opt.passes import Demand, Proof, Rewrite, Site, mha_to_sha
-from edge_opt.proof.regions import RegionProver
+from edge_opt.passes import Check, Exact, Proof, Rewrite, Status, Steps, Verdict, Within, mha_to_sha
+from edge_opt.verification.examine import Verifier
+from edge_opt.verification.whole import Allowance, allowances
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def converting(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def believe_bitwise_ones(monkeypatch: Patch) -> None:
     """Heads are joined in another order, and the proof of that, which demands the same bits, says that all is well."""
-    prove, build = RegionProver.prove, mha_to_sha._build
+    prove, build = Verifier.verify, mha_to_sha._build
 
     def swapped(*arguments: Any) -> Rewrite:
         rewrite: Any = build(*arguments)
@@ -50,13 +50,13 @@ def believe_bitwise_ones(monkeypatch: Patch) -> None:
         new[at] = Operator(new[at].code, new[at].inputs[::-1], new[at].outputs, new[at].options)
         return replace(rewrite, new=tuple(new))
 
-    def lie(self: RegionProver, rewrite: Any, demand: Demand) -> Proof:
-        if demand.kind == "bitwise":
-            return Proof(demand, holds=True, bitwise=True, max_abs=0.0)
-        return prove(self, rewrite, demand)
+    def lie(self: Verifier, rewrite: Any, check: Check) -> Proof:
+        if isinstance(check, Exact):
+            return Proof(check, holds=True, bitwise=True, max_abs=0.0)
+        return prove(self, rewrite, check)
 
     monkeypatch.setattr(mha_to_sha, "_build", swapped)
-    monkeypatch.setattr(RegionProver, "prove", lie)
+    monkeypatch.setattr(Verifier, "verify", lie)
 
 
 @pytest.fixture(scope="module")
@@ -129,21 +129,22 @@ subgraph {name} (%a: int16[1,4,8] q(0.001, 0), %b: int16[1,8,8] q(0.001, 0)) {{
     assert (found.name, found.allowance.because) == (name, "1 site of matmul_convert")
 
 
-def site(demand: Demand, *, bitwise: bool = True, **more: Any) -> Site:
-    proof = Proof(demand, holds=True, bitwise=bitwise, max_abs=0.0)
-    return Site(None, **{"pass_name": "p", "signature": "decode", "index": 0, "proof": proof, **more})
+def site(check: Check, *, bitwise: bool = True, **more: Any) -> Verdict:
+    proof = Proof(check, holds=True, bitwise=bitwise, max_abs=0.0)
+    facts = {"proof": proof, **more}
+    return Verdict("p", "decode", 0, "", Status.CONVERTED, **facts)
 
 
-def allowed(model: Model, *sites: Site) -> Allowance:
+def allowed(model: Model, *sites: Verdict) -> Allowance:
     return allowances(model, {"decode": sites})["decode"]
 
 
 def test_room_adds_up_over_sites_and_quantized_activations_have_their_own() -> None:
     real, coded = load(DEMO), load(QUANTIZED)
-    close, step = Demand("relative", 1e-6), Demand("steps", 1)
-    assert allowed(real, site(Demand())) == Allowance()
+    close, step = Within(1e-6), Steps(1)
+    assert allowed(real, site(Exact())) == Allowance()
     assert allowed(real, site(close), site(close)).relative == pytest.approx(3.2e-5)
-    assert allowed(real, site(Demand(), bitwise=False)).relative == pytest.approx(1.6e-5)
+    assert allowed(real, site(Exact(), bitwise=False)).relative == pytest.approx(1.6e-5)
     assert allowed(real, site(close, proof=None)) == Allowance()
     found = allowed(coded, site(step))
     assert found.relative == pytest.approx(80 / 65536)
@@ -156,7 +157,7 @@ def test_an_output_of_more_bits_than_the_activations_has_room_for_as_much_of_its
     graph = dict(model.entry_points())["decode"]
     softmax = next(operator for operator in graph.operators if operator.name == "SOFTMAX")
     softmax.output.dtype = type(softmax.output.dtype).INT8
-    found = allowed(model, site(Demand("steps", 1)))
+    found = allowed(model, site(Steps(1)))
     assert found.relative == pytest.approx(24 / 256)
     assert found.steps == 24
 
@@ -175,5 +176,5 @@ def test_floats_that_meet_integer_weights_have_the_room_of_kernels(operator: str
     """The kernels quantize each row of such an activation to 8 bits; what only reads integers does not."""
     given = "%x: float32[4,4], %i: int32[4]"
     model = parse(f"subgraph main ({given}) {{\n  %y: float32[4,4] = {operator}\n  return %y\n}}\n")
-    found = allowances(model, {"main": [site(Demand("relative", 1e-6))]})["main"]
+    found = allowances(model, {"main": [site(Within(1e-6))]})["main"]
     assert found.relative == pytest.approx(16e-6 if bits is None else 24 / 2**bits)

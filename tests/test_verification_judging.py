@@ -3,16 +3,17 @@
 import pytest
 from text_parser import parse
 
-from edge_opt.passes import Demand, Proof
-from edge_opt.passes.contract import Ran
-from edge_opt.proof.examination import Question, judge
+from edge_opt.passes import Check, Exact, Proof, Steps, Table, Within
 from edge_opt.runtime.metrics import Difference
-from edge_opt.runtime.pair import Outcome, ProofRequest
+from edge_opt.verification.examine import judge
+from edge_opt.verification.region import Region
+from edge_opt.verification.trial import Outcome, Trial
+from edge_opt.verification.verdict import Ran
 
 SAME = Difference(8, finite=8, largest=4.0)
 CODES = Difference(8, finite=8, largest=4.0, steps=0)
-BITWISE, STEPS = Demand(), Demand("steps", 2)
-RELATIVE, ABSOLUTE = Demand("relative", 0.25), Demand("absolute", 0.25)
+BITWISE, STEPS = Exact(), Steps(2)
+RELATIVE, ABSOLUTE = Within(0.25), Table(0.25)
 PLAIN = "subgraph main (%x: float32[8]) { %y: float32[8] = ABS(%x) return %y }"
 SOFTMAX = "subgraph main (%x: float32[8]) { %y: float32[8] = SOFTMAX(%x) {beta: 2.0} return %y }"
 SUM = """subgraph main (%x: int16[8] q(0.1, 0)) {
@@ -23,23 +24,24 @@ SUM = """subgraph main (%x: int16[8] q(0.1, 0)) {
 
 def off(gap: float, steps: int | None = None) -> Difference:
     """One element of eight is `gap` away, the largest being 4."""
-    return Difference(8, finite=8, differing=1, outside=1, max_abs=gap, largest=4.0, steps=steps)
+    outside = int(gap > ABSOLUTE.atol)
+    return Difference(8, finite=8, differing=1, outside=outside, max_abs=gap, largest=4.0, steps=steps)
 
 
-def outcome(*found: Difference, untold: str = "", **extremes: Difference) -> Outcome:
+def outcome(*found: Difference, inconclusive: str = "", **extremes: Difference) -> Outcome:
     """One output on both kernel sets: first the optimized kernels, then the reference."""
     each = {name: (own,) for name, own in zip(("xnnpack", "reference"), found, strict=False)}
-    return Outcome({"": each, **{kind: {"xnnpack": (own,)} for kind, own in extremes.items()}}, untold)
+    return Outcome({"": each, **{kind: {"xnnpack": (own,)} for kind, own in extremes.items()}}, inconclusive)
 
 
 def judged(
-    made: Outcome, demand: Demand = BITWISE, *, text: str = PLAIN, limits: tuple[int, int] | None = None
+    made: Outcome, check: Check = BITWISE, *, text: str = PLAIN, limits: tuple[int, int] | None = None
 ) -> Proof:
-    return judge(made, Question(parse(text), parse(text), "region", demand, ProofRequest(limits=limits)))
+    return judge(made, Region(parse(text), parse(text), "region", check, Trial(limits=limits)))
 
 
 @pytest.mark.parametrize(
-    ("demand", "found", "holds"),
+    ("check", "found", "holds"),
     [
         (BITWISE, SAME, True),
         (BITWISE, off(0.5), False),
@@ -54,9 +56,9 @@ def judged(
         (ABSOLUTE, off(0.375), False),
     ],
 )
-def test_a_demand_is_met_up_to_its_tolerance(demand: Demand, found: Difference, holds: bool) -> None:
+def test_a_check_holds_up_to_its_tolerance(check: Check, found: Difference, holds: bool) -> None:
     for made in (outcome(found, found), outcome(SAME, found), outcome(found, SAME), outcome(found)):
-        proof = judged(made, demand)
+        proof = judged(made, check)
         assert (proof.holds, proof.max_abs, proof.steps) == (holds, found.max_abs, found.steps)
         assert proof.bitwise is found.bitwise
         assert not proof.open
@@ -80,7 +82,7 @@ _HIGH = (
 
 
 @pytest.mark.parametrize(
-    ("text", "demand", "made", "holds", "said"),
+    ("text", "check", "made", "holds", "said"),
     [
         (PLAIN, BITWISE, outcome(SAME, SAME), True, ""),
         (PLAIN, BITWISE, outcome(SAME), True, _ONLY),
@@ -101,22 +103,22 @@ _HIGH = (
         (SUM, BITWISE, outcome(CODES, CODES), True, f"{_SUMS} 0)"),
         (SUM, STEPS, outcome(CODES, CODES), True, ""),
         (SUM, BITWISE, outcome(CODES), True, _ROUNDED_ALONE),
-        (PLAIN, BITWISE, outcome(off(0.5), untold="output 0 is the same value everywhere"), False, None),
+        (PLAIN, BITWISE, outcome(off(0.5), inconclusive="output 0 is the same value everywhere"), False, None),
     ],
 )  # fmt: skip
-def test_what_a_proof_says(text: str, demand: Demand, made: Outcome, holds: bool, said: str | None) -> None:
-    proof = judged(made, demand, text=text)
+def test_what_a_proof_says(text: str, check: Check, made: Outcome, holds: bool, said: str | None) -> None:
+    proof = judged(made, check, text=text)
     assert proof.holds is holds
     assert said is None or (proof.note if holds else proof.reason) == said
     assert proof.extremes == (len(made.found) > 1)
     if holds:
-        assert proof.bitwise is (text == PLAIN or demand is STEPS)
+        assert proof.bitwise is (text == PLAIN or check is STEPS)
 
 
 def test_clipped_values_are_not_bitwise_and_results_that_tell_nothing_no_proof() -> None:
     assert judged(outcome(CODES, CODES), STEPS).bitwise
     assert not judged(outcome(CODES, CODES), STEPS, limits=(-5, 5)).bitwise
-    proof = judged(outcome(SAME, SAME, untold="output 0 is NaN"))
+    proof = judged(outcome(SAME, SAME, inconclusive="output 0 is NaN"))
     assert (proof.holds, proof.open) == (False, True)
     said = "cannot be verified: output 0 is NaN, so a wrong rewrite would give the same result"
     assert proof.reason == said

@@ -14,12 +14,14 @@ from proof_models import tensor
 from edge_opt.base.record import from_dict
 from edge_opt.runtime.inputs import InputHint
 from edge_opt.runtime.metrics import Difference
-from edge_opt.runtime.pair import DRAWS, SCALES, Outcome, Parts, ProofRequest, prove, untold
 from edge_opt.runtime.protocol import DeclinedError, RuntimeRefused
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
+from edge_opt.verification import trial
+from edge_opt.verification.examine import run_versions
+from edge_opt.verification.trial import DRAWS, SCALES, Outcome, Parts, Trial, shows_nothing
 
-BOTH = ProofRequest()
+BOTH = Trial()
 
 
 def bitwise(outcome: Outcome) -> list[tuple[str, bool]]:
@@ -30,10 +32,10 @@ def test_a_refusal_says_which_version_and_where(worker: Worker) -> None:
     good, bad = models.adder(), models.adder(other=(2, 3))
     text = "subgraph main (%x: float32[2,4], %y: float32[2,4]) { %z: float32[2,4] = CUSTOM 'foo' (%x, %y) return %z }"
     with pytest.raises(RuntimeRefused, match="region 'layer_3'") as caught:
-        worker.prove(bad, bad, BOTH, where="'layer_3'")
+        run_versions(worker, bad, bad, BOTH, where="region 'layer_3'")
     assert caught.value.reason.startswith("before model: ")
     with pytest.raises(RuntimeRefused, match="foo") as caught:
-        worker.prove(good, models.written(text, key=""), BOTH)
+        run_versions(worker, good, models.written(text, key=""), BOTH)
     assert caught.value.reason.startswith("after model: ")
 
 
@@ -53,8 +55,8 @@ def compared(
             raise DeclinedError(f"{version}: not on {kernels}")
         return [versions[version](*arrays)]
 
-    told = ProofRequest(**{"kernels": ("xnnpack",), **request})
-    return prove(SignatureInfo("region", inputs, (output,)), told, run)
+    told = Trial(**{"kernels": ("xnnpack",), **request})
+    return trial.run((SignatureInfo("region", inputs, (output,)), told), run)
 
 
 def only(outcome: Outcome) -> Difference:
@@ -154,8 +156,8 @@ def test_operands_are_run_at_every_scale_and_one_of_them_tells_most(told: float)
 
 def test_requests_and_outcomes_survive_the_way_to_the_worker_and_back() -> None:
     hints = InputHint(), InputHint("mask", masked=-100.0, side="added")
-    request = ProofRequest(hints, limits=(-5, 5), parts=Parts(0, (2, 3), (1,)), extremes=("high",))
-    assert from_dict(ProofRequest, json.loads(json.dumps(asdict(request)))) == request
+    request = Trial(hints, limits=(-5, 5), parts=Parts(0, (2, 3), (1,)), extremes=("high",))
+    assert from_dict(Trial, json.loads(json.dumps(asdict(request)))) == request
     outcome = compared(np.zeros_like, lambda x: x + 1, extremes=("high",))
     assert from_dict(Outcome, json.loads(json.dumps(asdict(outcome)))) == outcome
 
@@ -181,22 +183,22 @@ def test_an_output_in_another_shape_is_a_refusal() -> None:
 )
 def test_results_tell_where_they_hold_two_values(values: list[float], said: str) -> None:
     limits = (-5, 5) if 5 in values else None
-    assert untold([np.array(values, np.float32)], None, limits) == said
-    assert untold([np.arange(4), np.array(values, np.float32)], None, limits) == said.replace("0", "1")
+    assert shows_nothing([np.array(values, np.float32)], None, limits) == said
+    assert shows_nothing([np.arange(4), np.array(values, np.float32)], None, limits) == said.replace("0", "1")
 
 
 def test_one_run_that_tells_is_enough() -> None:
-    assert compared(np.zeros_like, np.zeros_like).untold == "output 0 is the same value everywhere"
-    assert compared(np.sign, np.sign, (CODES,), CODES).untold == ""
+    assert compared(np.zeros_like, np.zeros_like).inconclusive == "output 0 is the same value everywhere"
+    assert compared(np.sign, np.sign, (CODES,), CODES).inconclusive == ""
 
 
 def test_heads_tell_where_all_of_them_differ_along_their_own_axis() -> None:
     """Four heads of two numbers in `[2, 8]`; rows that are equal are no heads."""
     parts = Parts(0, (2, 4, 2), (1,))
     different = np.arange(8).reshape(1, 8).repeat(2, axis=0)
-    assert untold([different], parts, None) == ""
-    assert untold([different % 6], parts, None) == "some of the 4 heads or tiles in output 0 are equal"
-    assert untold([different, different % 6], parts, None) == ""
+    assert shows_nothing([different], parts, None) == ""
+    assert shows_nothing([different % 6], parts, None) == "some of the 4 heads or tiles in output 0 are equal"
+    assert shows_nothing([different, different % 6], parts, None) == ""
 
 
 @pytest.mark.parametrize("alike", [3, 1])
@@ -205,5 +207,5 @@ def test_heads_lie_along_several_axes(alike: int) -> None:
     heads = np.arange(12).reshape(4, 3)
     heads[0] = heads[alike]
     results = [heads.reshape(2, 2, 3).transpose(0, 2, 1).reshape(6, 2)]
-    told = untold(results, Parts(0, (2, 3, 2), (0, 2)), None)
+    told = shows_nothing(results, Parts(0, (2, 3, 2), (0, 2)), None)
     assert told == "some of the 4 heads or tiles in output 0 are equal"

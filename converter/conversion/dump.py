@@ -1,0 +1,38 @@
+"""The text of a graph before and after each pass, as numbered files: a diff of two is what a pass did."""
+
+import re
+from pathlib import Path
+
+from edge_opt.base.atomic import AnyPath, write_whole
+from edge_opt.base.errors import OutputError, UsageError
+from edge_opt.ir import Subgraph
+from edge_opt.ir.text import subgraph_text
+
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+class Dump:
+    """A folder of texts, which is made if it does not exist.
+
+    Raises:
+        UsageError: the folder has files.
+        OutputError: it cannot be made.
+    """
+
+    def __init__(self, folder: AnyPath) -> None:
+        self._folder = Path(folder)
+        self._count = 0
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            is_used = any(self._folder.iterdir())
+        except OSError as error:
+            raise OutputError(f"folder {folder} cannot be used: {error.strerror}, choose another") from error
+        if is_used:
+            raise UsageError(f"folder {folder} is not empty: give a new one for the texts")
+
+    def write(self, signature: str, step: str, graph: Subgraph) -> None:
+        """Write the text of a signature after a step; OutputError if that fails."""
+        name = _NOT_IN_NAMES.sub("_", signature)[:100]
+        path = self._folder / f"{self._count:03}-{name}-{step}.txt"
+        write_whole(path, subgraph_text(graph).encode(errors="replace"), overwrite=False)
+        self._count += 1

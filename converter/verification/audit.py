@@ -1,0 +1,171 @@
+"""The audit of a rewritten model: every operator is original or belongs to a verified rewrite. Runs nothing.
+
+A verification runs both versions of a region as they are at that time. It misses side effects of building the new one,
+such as a change of options that old and new operators share, and later changes by other passes and by cleanup.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import NamedTuple
+
+from edge_opt.base.errors import EdgeOptError
+from edge_opt.ir import Model, Operator, Subgraph, Tensor
+from edge_opt.ir.operators import subgraph_indices
+from edge_opt.ir.walk import called_by, is_pure, own_fields, renumbered
+from edge_opt.schema.table import Table
+from edge_opt.verification.rewrite import Rewrite
+
+_SMALL = 1 << 12
+
+
+class UnverifiedChangeError(EdgeOptError):
+    """The graph has unverified changes; the model in memory must not be used."""
+
+    exit_code = 1
+
+
+class Step(NamedTuple):
+    """One operator: what it does, where its operands come from, and the tensors that it defines.
+
+    A source is a constant's content or a tensor, and its type.
+    """
+
+    operation: Hashable
+    sources: tuple[tuple[Hashable, Hashable] | None, ...]
+    outputs: tuple[Tensor, ...]
+
+
+class Audit:
+    """What a model computed at the start, and what verified rewrites added since.
+
+    Operators are compared by code, options, tensors, their types and constants, not as objects.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._interface = self._current_interface()
+        self._accepted: dict[Operator, Step] = {}
+        self._twins: dict[Hashable, Tensor] = {}
+        for graph in model.subgraphs:
+            self._enter(graph.operators)
+
+    def accept(self, rewrite: Rewrite) -> None:
+        """Accept the operators of a verified rewrite in place of those that it is about to remove.
+
+        Raises:
+            UnverifiedChangeError: the old operators were changed, so that the verification compared with others.
+        """
+        for operator in rewrite.old:
+            self._compare(operator)
+        for operator in rewrite.removed():
+            self._accepted.pop(operator, None)
+        self._enter(rewrite.added())
+        for graph in called_by(rewrite.added(), self._model.subgraphs):
+            self._enter(operator for operator in graph if operator not in self._accepted)
+
+    def merge(self, operator: Operator, twin: Operator) -> None:
+        """Accept that readers of `operator` read the results of its `twin`, which must be the same."""
+        if step_key(operator) == step_key(twin):
+            self._twins.update(zip(operator.outputs, twin.outputs, strict=True))
+
+    def check(self) -> None:
+        """Check that the model has only original and accepted operators; their order is checked on writing.
+
+        Raises:
+            UnverifiedChangeError: it has any other change.
+        """
+        for graph in self._model.subgraphs:
+            for operator in graph:
+                self._compare(operator)
+        for operator in self._accepted:
+            if operator.subgraph is None and not is_pure(operator, self._model.subgraphs):
+                raise _changed(f"{_named(operator)} was removed, although it has side effects")
+        if self._interface != self._current_interface():
+            raise _changed("inputs, outputs, signatures or metadata differ")
+
+    def _compare(self, operator: Operator) -> None:
+        accepted = self._accepted.get(operator)
+        now = _step(operator, self._model.subgraphs)
+        if accepted is None or self._merged(accepted) != self._merged(now):
+            raise _changed(f"{_named(operator)} is new, or has other inputs, outputs or options")
+
+    def _enter(self, operators: Iterable[Operator]) -> None:
+        for operator in operators:
+            self._accepted[operator] = _step(operator, self._model.subgraphs)
+
+    def _merged(self, step: Step) -> Step:
+        """The step with the results of twins in place of those that were merged with them."""
+        sources = [
+            None if source is None else (self._origin(source[0]), source[1]) for source in step.sources
+        ]
+        return step._replace(sources=tuple(sources))
+
+    def _origin(self, tensor: Hashable) -> Hashable:
+        while tensor in self._twins:
+            tensor = self._twins[tensor]
+        return tensor
+
+    def _current_interface(self) -> Hashable:
+        """The model's interface to callers, and its metadata."""
+        parts: list[Hashable] = []
+        for signature in self._model.signatures:
+            inputs = tuple(signature.inputs.items())
+            outputs = tuple(signature.outputs.items())
+            parts.append((signature.key, signature.subgraph, inputs, outputs))
+        for _, graph in self._model.entry_points():
+            parts.append(tuple((tensor, _type_of(tensor)) for tensor in graph.inputs))
+            parts.append(tuple(graph.outputs))
+        parts += ((entry.name, entry.buffer.data) for entry in self._model.metadata)
+        return tuple(parts)
+
+
+def step_key(operator: Operator) -> Hashable:
+    """Equal for operators that compute the same from the same tensors; they must not call a subgraph."""
+    step = _step(operator, ())
+    return step.operation, step.sources
+
+
+def _step(operator: Operator, subgraphs: Sequence[Subgraph]) -> Step:
+    options = operator.options
+    called = subgraph_indices(options)
+    if called:
+        options = renumbered(options, dict.fromkeys(called, 0))
+    operation = (
+        operator.code,
+        _content(options),
+        _content(own_fields(operator)),
+        tuple(subgraphs[index] for index in called),
+        tuple(map(_type_of, operator.outputs)),
+        tuple(map(_type_of, operator.intermediates)),
+    )
+    return Step(operation, tuple(map(_source, operator.inputs)), tuple(operator.outputs))
+
+
+def _changed(text: str) -> UnverifiedChangeError:
+    remedy = "nothing was written, please report this bug in edge-opt"
+    return UnverifiedChangeError(f"the graph was changed outside the verified rewrites: {text}; {remedy}")
+
+
+def _named(operator: Operator) -> str:
+    name = operator.outputs[0].name if operator.outputs else ""
+    return f"the operator {operator.name} that defines '{name}'"
+
+
+def _content(table: Table | None) -> Hashable:
+    return None if table is None else table.key()
+
+
+def _type_of(tensor: Tensor) -> Hashable:
+    """Everything that determines which numbers a tensor has, but its bytes."""
+    return tensor.kind, tensor.shape_signature, tensor.is_variable
+
+
+def _source(tensor: Tensor | None) -> tuple[Hashable, Hashable] | None:
+    return None if tensor is None else (_constant(tensor) or tensor, _type_of(tensor))
+
+
+def _constant(tensor: Tensor) -> Hashable:
+    """A constant's bytes if they are few, else their place; None for other tensors."""
+    data = None if tensor.buffer is None or tensor.is_variable else tensor.buffer.data
+    if data is None:
+        return None
+    return bytes(data.view()) if data.length <= _SMALL else data.key

@@ -1,0 +1,220 @@
+"""Both versions of a rewritten region, cut out as small models, and its structure: what it is without its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import sha256
+from typing import NamedTuple
+
+from edge_opt.ir import DType, Model, Operator, OperatorCode, Quantization, Subgraph, Tensor
+from edge_opt.ir.operators import BUILTIN_OPERATORS, Effect, operators_that
+from edge_opt.ir.walk import cut_out, is_pure, needed_for, walked
+from edge_opt.runtime.inputs import InputHint, Side
+from edge_opt.schema.table import Table as SchemaTable
+from edge_opt.verification.check import Check, Exact, Reference, Table, rounded_by_shape
+from edge_opt.verification.rewrite import Rewrite
+from edge_opt.verification.trial import Parts, Trial
+
+_PRODUCTS = operators_that(Effect.PRODUCT)
+_OPERANDS: tuple[Side, ...] = ("left", "right", "added")
+_QUANTIZED = Quantization.affine(1.0, 0)
+_DEQUANTIZE = OperatorCode(BUILTIN_OPERATORS["DEQUANTIZE"], 3)
+# The operators of a composite's decomposition are counted in its own subgraph.
+_MOVES = {*operators_that(Effect.REARRANGING, Effect.CUTTING, Effect.JOINING), "STABLEHLO_COMPOSITE"}
+_ELEMENT = 8  # multiply-adds that take as long as computing and comparing one element
+
+
+@dataclass(frozen=True)
+class Region:
+    """Both versions of a region as models, its check, and the inputs to run them on.
+
+    `name` identifies the region in messages; its lengths were divided by `divided`.
+    """
+
+    before: Model
+    after: Model
+    name: str
+    check: Check
+    trial: Trial
+    divided: int = 1
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        """The results that are compared."""
+        return self.before.subgraphs[0].outputs
+
+    @cached_property
+    def cost(self) -> int:
+        """Multiply-adds of one run of both versions."""
+        return multiply_adds(self.before) + multiply_adds(self.after)
+
+    @cached_property
+    def rounded(self) -> str:
+        """The operator that optimized kernels round by shape, if bits must be equal; empty if there is none."""
+        if not isinstance(self.check, Exact):
+            return ""
+        graphs = [*self.before.subgraphs, *self.after.subgraphs]
+        return rounded_by_shape(operator for graph in graphs for operator in graph)
+
+
+def multiply_adds(model: Model) -> int:
+    """The multiply-adds of matrix products, plus the equivalent cost of other operators."""
+    total = 0
+    for operator in model.subgraphs[0]:
+        each = _ELEMENT
+        if operator.name == "BATCH_MATMUL":
+            each = operator.input(0).shape[-2 if operator.option("adj_x") else -1]
+        elif operator.name == "FULLY_CONNECTED":
+            each = operator.input(1).shape[-1]
+        total += each * sum(tensor.elements for tensor in operator.outputs)
+    return total
+
+
+def region_of(rewrite: Rewrite, check: Check, name: str, seed: int = 0) -> Region:
+    """Cut out both versions of a rewritten region; for a `Table`, its reference takes the old version's place."""
+    if isinstance(check, Table) and check.reference is not None:
+        before, after = _with_reference(rewrite, check.reference)
+        return Region(before, after, name, check, replace(check.trial((), None), seed=seed))
+    inputs = rewrite.inputs()
+    outputs = rewrite.outputs()
+    old: Sequence[Operator] = rewrite.old
+    new: Sequence[Operator] = rewrite.new
+    if all(is_pure(operator, rewrite.model.subgraphs) for operator in (*old, *new)):
+        outputs = rewrite.changed()
+        old = needed_for(outputs, old)
+        new = needed_for(outputs, new)
+    before = cut_out(rewrite.model, old, inputs, outputs)
+    after = cut_out(rewrite.model, new, inputs, outputs)
+    sides = _sides(before.subgraphs[0])
+    hints = [InputHint(side=sides.get(tensor, "other")) for tensor in before.subgraphs[0].inputs]
+    mask = rewrite.mask
+    if mask is not None and not mask.tensor.is_constant:
+        hints[inputs.index(mask.tensor)] = InputHint("mask", mask.masked, mask.opened)
+    trial = check.trial(hints, _parts(rewrite, outputs))
+    return Region(before, after, name, check, replace(trial, seed=seed))
+
+
+def _parts(rewrite: Rewrite, outputs: Sequence[Tensor]) -> Parts | None:
+    """Where the heads or tiles are in one of the outputs, if the rewrite says so."""
+    if rewrite.parts is None or rewrite.parts[0] not in outputs:
+        return None
+    output, axes = rewrite.parts
+    factors = [factor for axis in axes for factor in axis]
+    labelled = tuple(place for place, factor in enumerate(factors) if factor.stride)
+    return Parts(outputs.index(output), tuple(factor.size for factor in factors), labelled)
+
+
+def _with_reference(rewrite: Rewrite, reference: Reference) -> tuple[Model, Model]:
+    """The reference, and the new region with its result in real numbers."""
+    (result,) = rewrite.changed()
+    (position,) = rewrite.inputs()
+    new = needed_for([result], rewrite.new)
+    real = result
+    if not result.dtype.is_float:
+        real = Tensor("real", result.shape, DType.FLOAT32)
+        new.append(Operator(_DEQUANTIZE, [result], [real]))
+    before = cut_out(Model(), reference.operators, [position], [reference.result])
+    return before, cut_out(Model(), new, [position], [real])
+
+
+def _sides(graph: Subgraph) -> dict[Tensor, Side]:
+    """The side of every tensor that leads to a SOFTMAX: added to the logits, or left or right of a product."""
+
+    def above(reached: tuple[Tensor, Side]) -> Iterator[tuple[Tensor, Side]]:
+        tensor, side = reached
+        if tensor.producer is None:
+            return
+        inputs = tensor.producer.inputs
+        is_product = side == "added" and tensor.producer.name in _PRODUCTS
+        sides = _OPERANDS if is_product else (side,) * len(inputs)
+        for operand, its_side in zip(inputs, sides, strict=False):
+            if operand is not None and not operand.is_constant:
+                yield operand, its_side
+
+    starts: list[tuple[Tensor, Side]] = [(op.input(0), "added") for op in graph if op.name == "SOFTMAX"]
+    return dict(walked(starts, above))
+
+
+class Structure(NamedTuple):
+    """A region: both versions without their numbers, and the numbers of each, in order.
+
+    Regions that are equal compute the same; names and calibrated ranges are ignored. `moves_only`: the new version
+    computes only with operators that the old one has, and otherwise moves data.
+    """
+
+    form: Hashable
+    old: tuple[Hashable, ...]
+    new: tuple[Hashable, ...]
+    moves_only: bool
+
+    def covers(self, other: Structure) -> bool:
+        """True if a verification of this region also holds for another one of the same form.
+
+        - The new version has no operators of its own: with those, a mistake may show only with other numbers.
+        - Each of its numbers is one of the old version. A scale of another layer, or one that is off in the last place,
+          is thus another structure.
+        - Numbers that are equal here are equal there: a rewrite could mix them up here without any difference.
+        """
+        if not self.moves_only:
+            return False
+        counterpart: dict[Hashable, Hashable] = {}
+        for ours, theirs in zip(self.old, other.old, strict=True):
+            if counterpart.setdefault(ours, theirs) != theirs:
+                return False  # equal in this region, different in the other
+        return all(counterpart.get(ours) == theirs for ours, theirs in zip(self.new, other.new, strict=True))
+
+
+def structure(before: Model, after: Model) -> Structure:
+    """The structure of a region, given both versions as `cut_out` makes them."""
+    old_form, old = _without_numbers(before)
+    new_form, new = _without_numbers(after)
+    return Structure((old_form, new_form), old, new, _computing(after) <= _computing(before))
+
+
+def _without_numbers(model: Model) -> tuple[Hashable, tuple[Hashable, ...]]:
+    """A model without its numbers; the quantization parameters, and digests of constants, in order."""
+    kept: list[Hashable] = []
+    numbers: list[Hashable] = []
+    for graph in model.subgraphs:
+        places = {tensor: place for place, tensor in enumerate(graph.tensors)}
+        for tensor in graph.tensors:
+            content = None if tensor.buffer is None else tensor.buffer.data
+            if content is not None:
+                # Plain integers are axes, sizes and orders, which are structure.
+                listed = numbers if tensor.dtype.is_float or tensor.is_quantized else kept
+                listed.append((tensor.dtype, sha256(content.view().data).digest()))
+            plain = tensor
+            if tensor.quantization is not None and tensor.is_quantized:
+                numbers.append(tensor.quantization.key())
+                plain = replace(tensor, quantization=_QUANTIZED)
+            kept.append((content is None, plain.kind, plain.is_variable))
+        for operator in graph:
+            kept.append((operator.code, _key(operator.options), _key(operator.table)))
+            kept.append(_places(operator.inputs, places))
+            kept.append(_places(operator.outputs, places))
+            kept.append(_places(operator.intermediates, places))
+        kept.append(_places(graph.inputs, places))
+        kept.append(_places(graph.outputs, places))
+    return tuple(kept), tuple(numbers)
+
+
+def _places(tensors: Iterable[Tensor | None], places: Mapping[Tensor, int]) -> Hashable:
+    return tuple(tensor and places[tensor] for tensor in tensors)
+
+
+def _key(table: SchemaTable | None) -> Hashable:
+    return None if table is None else table.key()
+
+
+def _computing(model: Model) -> set[Hashable]:
+    """The operators that do more than move data, with their options."""
+    found: set[Hashable] = set()
+    for graph in model.subgraphs:
+        for operator in graph:
+            options = operator.options
+            is_clipped = options is not None and options.fields.get("fused_activation_function")
+            if operator.name not in _MOVES or is_clipped:
+                found.add((operator.code, _key(options)))
+    return found

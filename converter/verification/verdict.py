@@ -1,0 +1,92 @@
+"""The outcome of a site, as data for reports: its status, its reason, and the figures of its verification."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from edge_opt.base.record import Record
+from edge_opt.ir import Operator
+from edge_opt.verification.check import Check
+
+
+class Status(StrEnum):
+    """The outcome of a site; a settled one needs no rewrite, a skipped one cannot be rewritten."""
+
+    CONVERTED = "converted"
+    SKIPPED = "skipped"
+    REVERTED = "reverted"
+    SETTLED = "nothing to do"
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A run on one kernel set: of the whole region, or with its lengths `divided` by this factor."""
+
+    kernels: str
+    divided: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Proof(Record):
+    """The result of running both versions of a region; `None` if a figure does not apply.
+
+    `note`: how the check was met, if not as stated. `like`: the region of the same structure that was run instead of
+    this one. `ran`: the kernels, and how much was run; `extremes`: extreme inputs were run, too. `open`: inconclusive,
+    for lack of time or of inputs that distinguish right from wrong; `reason` says what is missing.
+    """
+
+    check: Check
+    holds: bool
+    bitwise: bool
+    max_abs: float
+    steps: int | None = None
+    reason: str = ""
+    note: str = ""
+    like: str = ""
+    ran: tuple[Ran, ...] = ()
+    open: bool = False
+    extremes: bool = False
+
+    _left_out = ("check", "holds", "reason", "open")
+    _or_null = ("note", "like")
+
+    def to_dict(self) -> dict[str, Any]:
+        """For reports."""
+        return {"demand": str(self.check), **Record.to_dict(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict(Record):
+    """What became of one site of a pass.
+
+    `index` counts the sites of a pass in a signature; `operator` names the first result of the site's operator, its
+    `anchor`. `reason`: why it was not converted. `note`: what a user should know about a converted site. `failed`: why
+    rewrites that were tried before it failed. `replaced`: the operators that the rewrite removed; `added`: the number
+    that it added. `is_bug`: the reason is a bug in edge-opt. A pickled verdict has no operators.
+    """
+
+    pass_name: str
+    signature: str
+    index: int
+    operator: str
+    status: Status
+    reason: str = ""
+    heads: int | None = None
+    kv_heads: int | None = None
+    proof: Proof | None = None
+    note: str = ""
+    failed: tuple[str, ...] = ()
+    is_bug: bool = False
+    anchor: Operator | None = field(default=None, repr=False)
+    replaced: tuple[Operator, ...] = field(default=(), repr=False)
+    added: int = 0
+
+    _left_out = ("anchor", "pass_name", "is_bug", "replaced", "added")
+    _or_null = ("reason", "note")
+    _only_here = ("anchor", "replaced")
+
+    def to_dict(self) -> dict[str, Any]:
+        """For reports."""
+        return {"pass": self.pass_name, **Record.to_dict(self)}
