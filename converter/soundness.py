@@ -179,7 +179,8 @@ def _is_masked(product: Operator) -> bool:
 
 def _taken(operator: Operator, labels: Mapping[Tensor, str]) -> Iterator[_Problem]:
     """The smallest step of every operand exceeds the result's range; or an int16 ADD cannot broadcast."""
-    result, steps = _range(operator.outputs[0]), [_range(tensor).step for tensor in operator.inputs]
+    result = _range(operator.outputs[0])
+    steps = [_range(tensor).step for tensor in operator.inputs]
     if steps and all(step > result.largest for step in steps):
         comes = f"{_named(operator.inputs[0], labels)} has steps of {min(steps):.2g}"
         text = f"ends at {result.largest:.2g}, but {comes}: all values but 0 are clipped"
@@ -219,7 +220,8 @@ def _scores(logits: Tensor) -> tuple[list[Operator], float, bool]:
     of what the product's operands give typically.
     """
     found: list[Operator] = []
-    end, is_masked = 0.0, False
+    end = 0.0
+    is_masked = False
 
     def above(node: tuple[Tensor, float, float]) -> Iterator[tuple[Tensor, float, float]]:
         nonlocal end, is_masked
@@ -272,7 +274,8 @@ def _range(tensor: Tensor | None) -> _Range:
     parameters = None if tensor is None or tensor.is_blockwise else tensor.quantization
     if tensor is None or parameters is None or not parameters.is_affine or tensor.dtype not in _ENDS:
         return _Range()
-    step, centre = float(parameters.scale.max()), int(parameters.zero_point[0])
+    step = float(parameters.scale.max())
+    centre = int(parameters.zero_point[0])
     largest = step * max(abs(end - centre) for end in _ENDS[tensor.dtype])
     return _Range(step, largest) if math.isfinite(step) and step > 0 else _Range()
 
@@ -341,7 +344,8 @@ def _caches(models: Iterable[tuple[str, Model]]) -> dict[str, list[_Use]]:
 
 def _is_apart(one: Tensor, other: Tensor) -> bool:
     """True if the same bytes stand for numbers that are more than half a step apart."""
-    ours, theirs = one.quantization, other.quantization
+    ours = one.quantization
+    theirs = other.quantization
     if one.dtype.byte_size(2) != other.dtype.byte_size(2):
         return False  # the runtime says that the buffers differ in size
     if one.dtype != other.dtype or one.is_quantized != other.is_quantized:

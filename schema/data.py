@@ -45,7 +45,10 @@ class Source:
         size: int = 0,
     ) -> None:
         """Use `content`, or if None, `size` bytes of the open file `fd`, which is closed with the source."""
-        self.content, self.path, self.fd, self.base = content, path, fd, base
+        self.content = content
+        self.path = path
+        self.fd = fd
+        self.base = base
         self.size = size if content is None else len(content)
         self._near = (0, b"")
         self._stat = None if fd is None else _stat_of(fd)
@@ -161,7 +164,8 @@ class Data:
     ) -> None:
         self.source = Source(source) if isinstance(source, bytes) else source
         self.length = self.source.size - offset if length is None else length
-        self.offset, self.external = offset, external
+        self.offset = offset
+        self.external = external
 
     @property
     def key(self) -> tuple[Source, int, int]:

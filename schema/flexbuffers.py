@@ -31,7 +31,8 @@ def read_flexbuffer(content: bytes) -> Any:
         root = flexbuffers.GetRoot(bytes(content))
         if not root.IsMap:
             return _value(root)
-        keys, values = _items(root.AsMap.Keys), _items(root.AsMap.Values)
+        keys = _items(root.AsMap.Keys)
+        values = _items(root.AsMap.Values)
         return {key.AsKey: _value(value) for key, value in zip(keys, values, strict=True)}
     except _DAMAGE as error:
         return f"<{len(content)} bytes, not a FlexBuffer ({error})>"

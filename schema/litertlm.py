@@ -142,7 +142,8 @@ class Bundle:
 
     def _moved(self, places: Sequence[tuple[int, int]]) -> bytes:
         """The header with sections moved to these ranges; its length does not depend on the ranges."""
-        objects, root = [], self._root.copy()
+        objects = []
+        root = self._root.copy()
         for table, place in zip(self._tables, places, strict=True):
             objects.append(table.copy())
             objects[-1].fields["begin_offset"], objects[-1].fields["end_offset"] = place
@@ -179,7 +180,8 @@ def _sections(source: Source, tables: list[Table], first: int) -> list[Section]:
             for key, value in texts
             if value is not None and value.name == "StringValue"
         }
-        begin, end = table.get("begin_offset"), table.get("end_offset")
+        begin = table.get("begin_offset")
+        end = table.get("end_offset")
         sections.append(Section(begin, end, table.get("data_type"), items))
         if not first <= begin <= end <= source.size:
             raise source.refusal(
@@ -196,7 +198,11 @@ ASSUMED_WINDOW: Final = 512
 """LiteRT-LM's window of sliding layers if the metadata names none."""
 
 # Field numbers of the executor metadata.
-_LANGUAGE_MODEL, _CACHES, _MASKS, _WINDOW, _KIND = 1, 2, 3, 3, 6
+_LANGUAGE_MODEL = 1
+_CACHES = 2
+_MASKS = 3
+_WINDOW = 3
+_KIND = 6
 _LOCAL_KINDS = (3, 4)  # TYPE_LOCAL_KEY_CACHE, TYPE_LOCAL_VALUE_CACHE
 
 

@@ -163,7 +163,8 @@ class Reader:
         offsets = iter_unpack("<H", self.source.read(vtable + 4, length - 4))
         found: list[tuple[int, FieldSpec]] = []
         for slot, at in ((slot, at) for slot, (at,) in enumerate(offsets) if at):
-            where, known = vtable + 4 + 2 * slot, spec.by_slot.get(slot)
+            where = vtable + 4 + 2 * slot
+            known = spec.by_slot.get(slot)
             if known is None:
                 refuse_newer(spec.name, f"slot {slot}", "an unknown field is present", where)
             if known.name in DEPRECATED.get(spec.name, ()):
@@ -171,7 +172,9 @@ class Reader:
             if at < 4 or at + known.size > size:
                 self._fail(known, f"lies at {at}, outside its table of {size} bytes", where)
             found.append((at, known))
-        present, form, end = sorted(found, key=itemgetter(0)), "<", 0
+        present = sorted(found, key=itemgetter(0))
+        form = "<"
+        end = 0
         for at, known in present:
             if at < end:
                 self._fail(known, f"lies at {at}, over another field", vtable)
@@ -183,7 +186,9 @@ class Reader:
 
     def _reference(self, field: FieldSpec, at: int, values: dict[str, Any]) -> Any:
         """The value that a field at `at` refers to; `values` are its table's fields, including a union's type."""
-        target, element, kind = at + values[field.name], field.element, field.kind
+        target = at + values[field.name]
+        element = field.element
+        kind = field.kind
         if kind == "union":
             code = values.get(f"{field.name}_type", 0)
             if not code:
@@ -228,7 +233,8 @@ class Reader:
             self._fail(field, "is not valid UTF-8", target + 4)
 
     def _children(self, field: FieldSpec, target: int) -> list[Table]:
-        size, spec = self._size(field, target, 4), TABLES[field.element]
+        size = self._size(field, target, 4)
+        spec = TABLES[field.element]
         self._spend(field, 4 + size, target)
         offsets = iter_unpack("<I", self.source.read(target + 4, size))
         places = (target + 4 + 4 * place + at for place, (at,) in enumerate(offsets))
@@ -240,7 +246,8 @@ class Reader:
         As in the runtime's InterpreterBuilder, an offset of 0 or 1 means no bytes (exporters write 1 as a placeholder).
         """
         inside, offset, size = STORED_AFTER[table.spec.name]
-        start, length = table.fields.get(offset, 0), table.fields.get(size, 0)
+        start = table.fields.get(offset, 0)
+        length = table.fields.get(size, 0)
         if start <= 1:
             return
         field = table.spec.by_name[offset]

@@ -79,7 +79,8 @@ class _TableBuilder:
         return self._once("", id(table), lambda: self._new_table(table))
 
     def _new_table(self, table: Table) -> int:
-        spec, builder = table.spec, self._builder
+        spec = table.spec
+        builder = self._builder
         for name in table.fields.keys() - spec.by_name.keys():
             raise ModelFormatError("is not a field of this table: remove it", table=spec.name, field=name)
         fields, data, hole = self._placed(table)
@@ -123,7 +124,8 @@ class _TableBuilder:
 
     def _reference(self, field: FieldSpec, value: Any, member: str | None) -> int:
         """The position of a text, vector or table; `member` is the table that a union holds."""
-        element, builder = field.element, self._builder
+        element = field.element
+        builder = self._builder
         if field.kind == "string":
             text: int = builder.CreateSharedString(value)
             return text
@@ -178,9 +180,12 @@ def write_pieces(
     UsageError if the output is an input, exists and `overwrite` is False, or has another format's suffix.
     """
     check_suffix(path, suffix)
-    sources, progress = dict.fromkeys(data.source for _, data in pieces), how.get("progress")
-    done, total = 0, sum(data.length for _, data in pieces)
-    inputs, overwrite = [source.path for source in sources], how.get("overwrite", False)
+    sources = dict.fromkeys(data.source for _, data in pieces)
+    progress = how.get("progress")
+    done = 0
+    total = sum(data.length for _, data in pieces)
+    inputs = [source.path for source in sources]
+    overwrite = how.get("overwrite", False)
     with replacing(path, overwrite=overwrite, inputs=inputs, check=how.get("check")) as target:
         os.ftruncate(target, pieces[-1].end)
         for at, data in pieces:
@@ -230,7 +235,9 @@ def _pieces(root: Table, *, inside: bool) -> list[Piece]:
     new_after = any(isinstance(data, Data) and data.external for data in buffers)
     builder = _TableBuilder(inside=inside, new_after=new_after)
     tables = builder.finish(root)
-    end, pieces, positions = len(tables), list[Piece](), dict[tuple[bool, object], int]()
+    end = len(tables)
+    pieces = list[Piece]()
+    positions = dict[tuple[bool, object], int]()
     for external in (False, True):
         for data in _in_order(hole.data for hole in builder.holes if hole.external == external):
             prefix = 0 if external else 4  # a vector's length
@@ -245,7 +252,8 @@ def _pieces(root: Table, *, inside: bool) -> list[Piece]:
         if not external and end > MAX_FLATBUFFER_SIZE:
             return []
     for at, data, external in builder.holes:
-        position, width = positions[external, data.key], 8 if external else 4
+        position = positions[external, data.key]
+        width = 8 if external else 4
         tables[at : at + width] = (position if external else position - 4 - at).to_bytes(width, "little")
     return [Piece(0, Data(bytes(tables))), *pieces]
 

@@ -153,7 +153,8 @@ def first_difference(
         named.append({tensor.name: tensor for tensor in usable if counts[tensor.name] == 1})
     pairs = [(tensor, named[1][name]) for name, tensor in named[0].items() if name in named[1]]
     alike = [pair for pair in pairs if len({(t.shape, t.shape_signature, t.dtype) for t in pair}) == 1]
-    graphs, inputs = [graph for graph, *_ in sides], [given for _, given, _ in sides]
+    graphs = [graph for graph, *_ in sides]
+    inputs = [given for _, given, _ in sides]
     search = _Search(both, kernels, session, pair, graphs, inputs, [*alike, ends])
     for places in search.batches():
         both.tell("looking for the first difference", places[0], len(search.shared))
@@ -201,7 +202,8 @@ class _Search:
 
     def _probed(self, side: int, probes: Mapping[str, Tensor]) -> Model:
         """The model whose signature has these outputs; without state, only the operators that compute them."""
-        model, name = self.both.models[side], self.pair.signature.name
+        model = self.both.models[side]
+        name = self.pair.signature.name
         if self.pair.signature.keeps_state:  # any operator, in any signature, may compute what this one reads
             return with_outputs(model, name, probes)
         operators = needed_for(probes.values(), self.graphs[side].operators)

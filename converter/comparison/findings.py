@@ -78,7 +78,8 @@ def measured(
     logits: bool = False,
 ) -> OutputComparison:
     """Compare one output over all runs, each with the arrays of both models; see `metrics.measure`."""
-    found, reason = list[Difference](), ""
+    found = list[Difference]()
+    reason = ""
     for a, b in runs:
         if a.shape != b.shape:
             return OutputComparison(name=info_a.name, reason=f"shape {a.shape} in a, {b.shape} in b")
@@ -173,7 +174,8 @@ class GenerationComparison(Record):
 
     def sentence(self) -> str:
         """The result in one sentence."""
-        place, how = self.first_difference, f"after a prompt of {len(self.prompt[0])}"
+        place = self.first_difference
+        how = f"after a prompt of {len(self.prompt[0])}"
         if place is not None:
             differing = f"{self.a[place]} against {self.b[place]}"
             return f"generated tokens differ from step {place} of {self.count} on, {how}: {differing}"
@@ -274,7 +276,8 @@ class ComparisonReport(Record):
 
     def summary(self) -> str:
         """One sentence: how the models are equal, or the first difference and the number of others."""
-        differences, count = self.differences(), len(self.measured)
+        differences = self.differences()
+        count = len(self.measured)
         if differences:
             more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
             return f"{differences[0]}{more}"

@@ -29,7 +29,8 @@ from edge_opt.runtime.tensors import (
     role_of,
 )
 
-EMBEDDER, AUXILIARY = "embedder", "auxiliary"
+EMBEDDER = "embedder"
+AUXILIARY = "auxiliary"
 _MOST_TOKENS = 100_000
 
 Prompt = tuple[tuple[int, ...], ...]
@@ -69,7 +70,8 @@ def compare_generation(
     """
     if not 1 <= count <= _MOST_TOKENS:
         raise UsageError(f"{count} tokens to generate, expected 1 to {_MOST_TOKENS}")
-    ours, theirs = find_parts(a), find_parts(b)
+    ours = find_parts(a)
+    theirs = find_parts(b)
     sides = (name_of(a, "a"), {**theirs, **ours}), (name_of(b, "b"), {**ours, **theirs})
     prompt: Prompt | None = None
     results = []
@@ -106,7 +108,8 @@ def plan_loop(name: str, described: Described, count: int, seed: int, prompt: Pr
     if logits.elements != batch * max(logits.shape[-1:], default=0) or logits.elements < 2 * batch:
         shape = f"output '{logits.name}' has shape {list(logits.shape)}, expected [batch, 1, vocabulary]"
         raise UsageError(f"{name}, signature '{decode.name}': {shape}")
-    rows, cache = new_tokens(prefill), cache_length(decode) or _MOST_TOKENS
+    rows = new_tokens(prefill)
+    cache = cache_length(decode) or _MOST_TOKENS
     stored = count + (1 if prompt is None else len(prompt[0]) - 1)
     if stored > cache:
         remedy = "generate fewer, or give a shorter prompt"
@@ -135,7 +138,9 @@ def _shapes(infos: Iterable[TensorInfo]) -> set[tuple[str, tuple[int, ...]]]:
 
 def _calls(name: str, described: Described, step: SignatureInfo, count: int) -> tuple[Call, ...]:
     """Return the calls that compute a step's inputs from `count` tokens, the step, and the update of the caches."""
-    where, caches, inputs = f"{name}, signature '{step.name}'", caches_of(step).keys(), _shapes(step.inputs)
+    where = f"{name}, signature '{step.name}'"
+    caches = caches_of(step).keys()
+    inputs = _shapes(step.inputs)
     helpers = [Call(model, one) for model in (EMBEDDER, AUXILIARY) for one in described.get(model, ())]
     givers: dict[str, Call] = {}
     for call in helpers:

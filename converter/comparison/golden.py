@@ -89,8 +89,10 @@ class _Output(NamedTuple):
         others = [np.isnan(reals), np.isposinf(reals), np.isneginf(reals)]
         nan, above, below = (int(np.count_nonzero(each)) for each in others)
         kind = f"{array.dtype.name} {list(array.shape)}"
-        low, high = float(finite.min()), float(finite.max())
-        total, magnitude = float(finite.sum()), float(np.abs(finite).sum())
+        low = float(finite.min())
+        high = float(finite.max())
+        total = float(finite.sum())
+        magnitude = float(np.abs(finite).sum())
         return cls(kind, checksum, low, high, total, magnitude, count, (nan, above, below))
 
     def misses(self, now: "_Output", atol: float, rtol: float) -> str:
@@ -159,7 +161,8 @@ def record(
         RuntimeFailed: the model does not run.
     """
     seed, atol, rtol = checked_numbers(seed, atol, rtol)
-    opened, samples = Opened(model), list[Array]()
+    opened = Opened(model)
+    samples = list[Array]()
     if path is None and opened.path is not None:
         path = Path(opened.path).with_suffix(".golden.npz")
     if path is None:
@@ -179,7 +182,8 @@ def record(
                         array = arrays[info.name]
                         golden.outputs.append(_Output.of(array, info))
                         samples.append(_sample(array, name, info.name, call, golden.share))
-    packed, meta = io.BytesIO(), np.frombuffer(json.dumps(asdict(golden)).encode(), np.uint8)
+    packed = io.BytesIO()
+    meta = np.frombuffer(json.dumps(asdict(golden)).encode(), np.uint8)
     np.savez_compressed(packed, *samples, meta=meta)
     write_whole(path, packed.getbuffer(), overwrite=overwrite)
     return Path(path)
@@ -216,7 +220,8 @@ def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
             )
             results = worker.run_calls(file, session.calls(golden.seed)[1])
             for name, calls in recorded.items():
-                pair, outputs = pairs[name], list[OutputComparison]()
+                pair = pairs[name]
+                outputs = list[OutputComparison]()
                 if name in runnable:
                     runs = [*zip(calls, session.of(name, results), strict=True)]
                     outputs = [_output(golden, name, infos, runs) for infos in pair.outputs]

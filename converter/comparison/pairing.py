@@ -220,7 +220,8 @@ def both_open(
         UsageError: neither model has a chosen signature, or an input named in `shapes`.
         ModelFormatError: a model cannot be read.
     """
-    tell, shapes = progress or (lambda *_: None), shapes or {}
+    tell = progress or (lambda *_: None)
+    shapes = shapes or {}
     with ExitStack() as stack:
         worker = stack.enter_context(Worker(time_limit=_SECONDS_PER_REQUEST))
         worker.start()
@@ -228,7 +229,8 @@ def both_open(
         models = [load(file) for file in files]
         ours, theirs = map(describe, models)
         inputs = [(name, info.name) for name, one in ours.items() for info in one.inputs]
-        short, full = dict.fromkeys(name for _, name in inputs), [*map("/".join, inputs)]
+        short = dict.fromkeys(name for _, name in inputs)
+        full = [*map("/".join, inputs)]
         missing = next((name for name in shapes if name not in [*short, *full]), None)
         if missing is not None:
             raise unknown("input", missing, short, also=full)

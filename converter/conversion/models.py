@@ -47,7 +47,8 @@ def choose_parts(opened: Opened, sections: Sections = "prefill-decode") -> list[
             and part.kind == AUXILIARY_SECTION
             and _is_readable(part)
         ):
-            part.label, part.is_helper = part.kind, True
+            part.label = part.kind
+            part.is_helper = True
             chosen.append(part)
     return chosen
 
@@ -109,7 +110,8 @@ def close_inputs(parts: Sequence[Part], shapes: Mapping[str, Sequence[int]], *, 
         chosen = _chosen(part, shapes)
         if not chosen:
             continue
-        model, usage = part.model, parts_in_use(part.model)
+        model = part.model
+        usage = parts_in_use(part.model)
         folded = close_shapes(model, chosen)
         if verify and folded:
             _compare(model, folded)

@@ -178,7 +178,8 @@ def _verified(result: ConversionResult) -> str:
     if result.verified == "none" or not result.converted:
         return ", not verified (--verify none)" if result.converted else ""
     proofs = [site.proof for site in result.converted if site.proof is not None]
-    text, notes = ", each verified bit for bit", dict.fromkeys(one.note for one in proofs if not one.bitwise)
+    text = ", each verified bit for bit"
+    notes = dict.fromkeys(one.note for one in proofs if not one.bitwise)
     if not all(isinstance(proof.check, Exact) for proof in proofs):
         worst = max(proofs, key=lambda proof: proof.max_abs)
         name = next(site.pass_name for site in result.converted if site.proof is worst)

@@ -91,7 +91,8 @@ def convert(
         RuntimeUnavailable: LiteRT cannot start, so nothing could be verified; nothing was written.
     """
     started = time.perf_counter()
-    given, source = source, readable(source)
+    given = source
+    source = readable(source)
     if verify not in get_args(Verify):
         raise unknown("verification", verify, get_args(Verify))
     if verify == "full" and isinstance(source, Model):
@@ -209,7 +210,8 @@ class _Rewriting:
         Weights and operator codes are then stored as the target needs them. UnverifiedChangeError if any change of an
         entry point was not verified.
         """
-        model, done = part.model, len(self.result.sites)
+        model = part.model
+        done = len(self.result.sites)
         passes = [one for one in self.passes if not part.is_helper or one.name == PositionTable.name]
         # A subgraph of several signatures is rewritten once, under the first name.
         owners: dict[Subgraph, str] = {}
@@ -217,7 +219,8 @@ class _Rewriting:
         for name, graph in model.entry_points():
             if name in names:
                 owners.setdefault(graph, name)
-        usage, before = cleanup.parts_in_use(model), {graph: _size(graph) for graph in model.subgraphs}
+        usage = cleanup.parts_in_use(model)
+        before = {graph: _size(graph) for graph in model.subgraphs}
         old = [tensor for graph in model.subgraphs for tensor in graph.tensors]
         # An estimate: most sites are at a SOFTMAX, and most passes find none in a given model.
         self.expected = done + sum(one.name == "SOFTMAX" for graph in owners for one in graph.operators)

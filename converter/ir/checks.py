@@ -35,7 +35,8 @@ def check_model(subgraphs: Sequence[Subgraph], signatures: Sequence[Signature]) 
         _check_outputs(place, ((tensor.name, tensor) for tensor in graph.outputs), held[graph])
     keys: set[str] = set()
     for signature in signatures:
-        where, graph = f"signature '{signature.key}'", signature.subgraph
+        where = f"signature '{signature.key}'"
+        graph = signature.subgraph
         if signature.key in keys:
             raise ModelFormatError(f"{where} is defined twice", table="Model", field="signature_defs")
         keys.add(signature.key)
@@ -81,7 +82,8 @@ def _check_operators(graph: Subgraph, place: str) -> set[Tensor]:
 def _check_operator(operator: Operator, where: str) -> None:
     kind = KINDS[operator.code.name]
     reason = kind.misfit(operator.inputs, operator.outputs) if kind.is_followed else None
-    options, expected = operator.options, kind.options
+    options = operator.options
+    expected = kind.options
     if reason is None and options is None and expected in SUBGRAPH_FIELDS:
         reason = "has no options to name the subgraph to run"
     # The runtime would ignore another operator's options, or misread them.
@@ -133,7 +135,9 @@ def _wrong_sizes(sizes: Shape, least: int) -> str | None:
 
 
 def _wrong_parameters(parameters: Quantization, shape: Shape) -> str | None:
-    scale, points, axis = parameters.scale, parameters.zero_point, parameters.dimension
+    scale = parameters.scale
+    points = parameters.zero_point
+    axis = parameters.dimension
     if not np.isfinite(scale).all() or (scale < 0).any():
         return "quantization scales must be finite and not negative"
     if parameters.is_affine and len(points) not in (1, len(scale)):

@@ -85,7 +85,8 @@ def name_apart(model: Model, old: Sequence[Tensor]) -> None:
     kept = set(old)
     taken = {tensor.name for tensor in old}
     for tensor in (tensor for graph in model.subgraphs for tensor in graph.tensors if tensor not in kept):
-        name, count = tensor.name, 1
+        name = tensor.name
+        count = 1
         while tensor.name in taken:
             count += 1
             tensor.name = f"{name}_{count}"

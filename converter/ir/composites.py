@@ -47,7 +47,8 @@ def checked_body(model: Model, composite: Operator) -> Subgraph:
     kept = next((tensor for tensor in body.tensors if tensor.is_variable), None)
     if kept is not None:
         raise RefusedError("all calls of the body share a tensor that is kept between runs", composite, kept)
-    own, outer = (*body.inputs, *body.outputs), (*composite.inputs, *composite.outputs)
+    own = (*body.inputs, *body.outputs)
+    outer = (*composite.inputs, *composite.outputs)
     for inside, tensor in zip(own, outer, strict=True):
         if tensor is None or not same_type(inside, tensor):
             raise RefusedError("a tensor's type differs in the body", composite, tensor)

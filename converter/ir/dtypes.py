@@ -85,7 +85,8 @@ class Quantization:
     __slots__ = ("dimension", "scale", "table", "zero_point")
 
     def __init__(self, table: Table) -> None:
-        scale, zero_point = table.get("scale"), table.get("zero_point")
+        scale = table.get("scale")
+        zero_point = table.get("zero_point")
         self.table = table
         self.scale: NDArray[np.float32] = np.empty(0, np.float32) if scale is None else scale
         self.zero_point: NDArray[np.int64] = (
@@ -136,7 +137,8 @@ class Quantization:
 
     def __repr__(self) -> str:
         # str of a numpy scalar is the shortest text that reads back as the same number of that type.
-        scales, points = map(str, self.scale), map(str, self.zero_point)
+        scales = map(str, self.scale)
+        points = map(str, self.zero_point)
         if not self.is_per_axis:
             return f"q({', '.join((*scales, *points))})"
         if len(self.scale) > _MOST_PRINTED:

@@ -187,7 +187,8 @@ def from_tables(root: Table, source: Source | None = None) -> Model:
 
 def _read_metadata(model: Model, root: Table) -> None:
     """Read metadata. Runtimes skip entries whose buffer does not exist; a new buffer could get that number."""
-    known, missing = range(len(model.buffers)), list[str]()
+    known = range(len(model.buffers))
+    missing = list[str]()
     for table in root.get("metadata") or []:
         name = table.get("name") or ""
         index = table.get("buffer")
@@ -244,7 +245,9 @@ def _read_subgraph(model: Model, table: Table, index: int) -> Subgraph:
 
 def _read_tensor(model: Model, table: Table, place: str, position: int) -> Tensor:
     given = table.fields
-    name, buffer, quantization = given.get("name", ""), given.get("buffer", 0), given.get("quantization")
+    name = given.get("name", "")
+    buffer = given.get("buffer", 0)
+    quantization = given.get("quantization")
     if buffer >= len(model.buffers):
         _at(model.buffers, buffer, f"{place}, tensor {position} '{name}'", "buffer")
     if (code := given.get("type", 0)) not in _DTYPES:
@@ -272,7 +275,8 @@ def _read_operator(model: Model, tensors: list[Tensor], table: Table, place: str
         if tensor.producer is not None or tensor in outputs[:position]:
             raise ModelFormatError(f"{place}: defines '{tensor.name}', which is already defined")
     intermediates = _listed(tensors, table, "intermediates", place, "intermediate tensor")
-    first, second = table.get("builtin_options"), table.get("builtin_options_2")
+    first = table.get("builtin_options")
+    second = table.get("builtin_options_2")
     if first is not None and second is not None:
         raise ModelFormatError(f"{place}: has two kinds of options, {first.name} and {second.name}")
     return Operator(code, read, outputs, first if second is None else second, table, intermediates)
@@ -313,7 +317,8 @@ def checked_tables(model: Model) -> Table:
 
 def to_tables(model: Model) -> Table:
     """The root table of a model, unchecked; unchanged parts keep their tables."""
-    codes, buffers = _Numbering(model.operator_codes), _Numbering(model.buffers)
+    codes = _Numbering(model.operator_codes)
+    buffers = _Numbering(model.buffers)
     numbers = {graph: _Numbering(graph.tensors) for graph in model.subgraphs}
     return _filled(
         model.table or new_table("Model", version=3),

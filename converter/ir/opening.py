@@ -42,7 +42,8 @@ def load(source: str | os.PathLike[str] | bytes | Source, *, model: str | None =
         if part is None:
             raise unknown("model", model, [part.name for part in opened.parts])
         return part.model
-    file, collects = Source.of(source), gc.isenabled()
+    file = Source.of(source)
+    collects = gc.isenabled()
     gc.disable()  # reading makes no garbage, and the search for it took a third of the time
     try:
         return from_tables(read_model(file), file)
@@ -87,7 +88,9 @@ def readable(given: ModelLike) -> Readable:
     )
 
 
-MAIN_SECTION, EMBEDDER_SECTION, AUXILIARY_SECTION = "prefill_decode", "embedder", "aux"
+MAIN_SECTION = "prefill_decode"
+EMBEDDER_SECTION = "embedder"
+AUXILIARY_SECTION = "aux"
 """Purposes of the models in a LiteRT-LM bundle, as their sections name them."""
 
 

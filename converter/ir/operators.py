@@ -67,7 +67,8 @@ class OperatorKind:
 
     def misfit(self, inputs: Sequence[object], outputs: Sequence[object]) -> str | None:
         """Why these inputs and outputs are invalid for the operator; None if they are valid."""
-        least, most = self.least, self.most
+        least = self.least
+        most = self.most
         if len(inputs) < least or 0 <= most < len(inputs):
             wanted = f"{least} or more" if most < 0 else " or ".join(map(str, range(least, most + 1)))
             return f"has {len(inputs)} inputs, expected {wanted}"

@@ -49,7 +49,8 @@ def residual_sums(graph: Subgraph) -> Iterator[tuple[Operator, Operator]]:
     for addition in graph.operators:
         if addition.name not in ("ADD", "SUB") or addition.output.dtype is not DType.INT16:
             continue
-        one, other = addition.input(0), addition.input(1)
+        one = addition.input(0)
+        other = addition.input(1)
         # The norm of a SUB is the second operand.
         for normed in (other, one) if addition.name == "ADD" else (other,):
             alone = one is not other and not read_outside(graph, normed, [addition])
@@ -62,7 +63,8 @@ def _can_be_negated(operator: Operator) -> bool:
     """True if it is an int16 norm whose type can hold the negated weights."""
     if composite_name(operator) != NORM or len(operator.inputs) != 2 or len(operator.outputs) != 1:
         return False
-    weight, result = operator.input(1), operator.outputs[0]
+    weight = operator.input(1)
+    result = operator.outputs[0]
     if not (weight.has_numbers and weight.dtype is result.dtype is DType.INT16 and result.is_quantized):
         return False
     parameters = weight.quantization
@@ -76,9 +78,11 @@ def _step(tensor: Tensor) -> float:
 
 
 def _build(context: Context, addition: Operator, norm: Operator) -> Rewrite:
-    weight, normed = norm.input(1), norm.outputs[0]
+    weight = norm.input(1)
+    normed = norm.outputs[0]
     other = next(tensor for tensor in addition.inputs if tensor is not None and tensor is not normed)
-    name, numbers = name_below(weight.name, "negated"), np.negative(weight.array())
+    name = name_below(weight.name, "negated")
+    numbers = np.negative(weight.array())
     negated = context.constants.make(name, numbers, DType.INT16, weight.quantization)
     result = replace(normed, name=name_below(normed.name, "negated"))
     options = {name: addition.option(name) for name in ("fused_activation_function", "pot_scale_int16")}

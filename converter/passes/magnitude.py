@@ -107,10 +107,13 @@ def _of_constant(tensor: Tensor) -> Magnitude:
     if not tensor.has_numbers or not has_one_scale or tensor.dtype.name.startswith("COMPLEX"):
         return _up_to(math.inf, tensor)._replace(is_fixed=True)
     values = tensor.array() if tensor.elements else np.zeros(1)
-    low, high = float(values.min()), float(values.max())
+    low = float(values.min())
+    high = float(values.max())
     if parameters is not None:
-        low, high = parameters.real(low), parameters.real(high)
-    least, most = max(low, -high, 0.0), max(-low, high)
+        low = parameters.real(low)
+        high = parameters.real(high)
+    least = max(low, -high, 0.0)
+    most = max(-low, high)
     return _up_to(most, tensor)._replace(least=least, is_fixed=True)
 
 

@@ -62,11 +62,16 @@ def _join_above(context: Context, addition: Operator) -> Operator | None:
 
 
 def _build(context: Context, join: Operator, addition: Operator) -> Rewrite:
-    joined, result, make = join.outputs[0], addition.outputs[0], Assembly(context.model, context.constants)
+    joined = join.outputs[0]
+    result = addition.outputs[0]
+    make = Assembly(context.model, context.constants)
     mask = next(tensor for tensor in addition.inputs if tensor is not None and tensor is not joined)
-    parts, cuts, end = [part for part in join.inputs if part is not None], [], 0
+    parts = [part for part in join.inputs if part is not None]
+    cuts = []
+    end = 0
     for part in parts:
-        begin, end = end, end + part.shape[-1]
+        begin = end
+        end = end + part.shape[-1]
         columns = make.tensor(name_below(mask.name, "columns"), (*mask.shape[:-1], end - begin), mask)
         first = make.integers("mask/begin", [0] * (len(mask.shape) - 1) + [begin])
         cuts.append(make.emit("SLICE", [mask, first, make.integers("mask/size", columns.shape)], columns))

@@ -98,7 +98,8 @@ def _build(
         if len(tensor.consumers) > 1 or context.subgraph.is_output(tensor):
             raise RefusedError("another operator reads the masked logits too", select, select.outputs[0])
     condition, *operands = (select.input(i) for i in range(3))
-    result, parameters = select.outputs[0], select.outputs[0].quantization
+    result = select.outputs[0]
+    parameters = select.outputs[0].quantization
     is_integer = result.dtype in _QUANTIZED and parameters is not None and len(parameters.scale) == 1
     if result.dtype is not DType.FLOAT32 and not is_integer:
         raise RefusedError("logits are neither float32 nor quantized", select, result)
@@ -226,7 +227,9 @@ def _flag(make: Assembly, site: MaskedSoftmax) -> tuple[Tensor, list[Operator], 
     Also the source's numbers for masked and for open entries. Only RESHAPEs around one comparison with a number, or
     around one NOT, are followed up, so that the mask has as few axes as its source.
     """
-    source, chain, is_negated = site.condition, list[Operator](), not site.masked_when
+    source = site.condition
+    chain = list[Operator]()
+    is_negated = not site.masked_when
     compared, below = moved_from(site.condition, ("RESHAPE",))
     maker = compared.producer
     read = [] if maker is None else [tensor for tensor in maker.inputs if tensor is not None]
@@ -234,7 +237,8 @@ def _flag(make: Assembly, site: MaskedSoftmax) -> tuple[Tensor, list[Operator], 
     compares = maker is not None and maker.name in _OPPOSITE and len(numbers) == 1
     if maker is not None and (compares or maker.name == "LOGICAL_NOT"):
         source, above = moved_from(next(t for t in read if not compares or t not in numbers), ("RESHAPE",))
-        chain, is_negated = [*above[::-1], maker, *below[::-1]], site.masked_when
+        chain = [*above[::-1], maker, *below[::-1]]
+        is_negated = site.masked_when
     flag = Tensor(name_below(site.condition.name, "masked"), source.shape, DType.BOOL)
     if maker is not None and compares:
         (number,), kind = numbers, maker.name if site.masked_when else _OPPOSITE[maker.name]
@@ -242,7 +246,8 @@ def _flag(make: Assembly, site: MaskedSoftmax) -> tuple[Tensor, list[Operator], 
         array = number.array().reshape(())
         scalar = make.constants.make("mask/compared", array, number.dtype, number.quantization)
         make.emit(kind, [scalar if tensor is number else source for tensor in maker.inputs], flag)
-        equal, other = number.real(), 0.0 if number.real() else 1.0
+        equal = number.real()
+        other = 0.0 if number.real() else 1.0
         return source, chain, flag, (equal, other) if kind == "EQUAL" else (other, equal)
     if is_negated:
         return source, chain, make.emit("LOGICAL_NOT", [source], flag), (0.0, 1.0)

@@ -36,13 +36,15 @@ class MatMulConvert(Pass):
 
 
 def _build(context: Context, product: Operator, convert: Operator) -> Rewrite:
-    between, result = product.outputs[0], convert.outputs[0]
+    between = product.outputs[0]
+    result = convert.outputs[0]
     if len(between.consumers) > 1 or context.subgraph.is_output(between):
         text = "another operator reads the product too, in its own quantization"
         raise RefusedError(text, product, between)
     operands = [product.input(0).dtype, product.input(1).dtype]
     if {*operands} != {result.dtype} or result.dtype not in (DType.INT8, DType.INT16):
-        expected, actual = ", ".join(dtype.name.lower() for dtype in operands), result.dtype.name.lower()
+        expected = ", ".join(dtype.name.lower() for dtype in operands)
+        actual = result.dtype.name.lower()
         raise RefusedError("the product must write its operands' type", convert, result, expected, actual)
     before, after = (_one_scale(operator) for operator in (product, convert))
     version = KINDS["BATCH_MATMUL"].version_for(product.input(0).dtype)

@@ -100,7 +100,9 @@ def _may_attend(graph: Subgraph, arguments: Sequence[Tensor | None]) -> bool:
 
 def _site(context: Context, block: Block) -> Site:
     """Heads and rows are cut in one rewrite, so that a tile's heads are joined to finished rows."""
-    target, heads, note = context.target.for_attention(block), block.heads, ""
+    target = context.target.for_attention(block)
+    heads = block.heads
+    note = ""
     site = partial(Site, block.softmax, heads=heads, kv_heads=block.kv_heads)
     if heads > 1 and (reason := context.target.no_gain(context.signature, block)):
         reason = f"target '{context.target.name}' gains nothing from splitting {reason}"
@@ -110,7 +112,8 @@ def _site(context: Context, block: Block) -> Site:
     except RefusedError as refused:
         if heads == 1:
             return Site(block.softmax, reason=str(refused))
-        tiled, note = block, f"rows are not cut: {refused}"
+        tiled = block
+        note = f"rows are not cut: {refused}"
     if heads == 1 and tiled is block:
         return site(reason="already single-head", is_settled=True)
     preferred = target.form

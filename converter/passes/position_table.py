@@ -48,19 +48,23 @@ class PositionTable(Pass):
 
 
 def _build(context: Context, rotary: Rotary) -> Rewrite:
-    position, result, axis = rotary.position, rotary.result, rotary.axes[rotary.result]
+    position = rotary.position
+    result = rotary.result
+    axis = rotary.axes[rotary.result]
     parameters = None if result.dtype.is_float else result.quantization
     if result.dtype is not DType.FLOAT32 and (parameters is None or len(parameters.scale) != 1):
         raise RefusedError("the table needs one scale", rotary.operators[-1], result)
     count, note = _counted(context, rotary)
-    values, tolerance = rotary.values(count), _ROUNDING
+    values = rotary.values(count)
+    tolerance = _ROUNDING
     if parameters is not None:
         # Half a step, plus the excess of cosines over the range, which calibration measured at few positions.
         lowest, highest = real_range(result)
         beyond = max(0.0, float(values.max()) - highest, lowest - float(values.min()))
         tolerance += float(parameters.scale[0]) / 2 + (beyond if beyond <= _MOST_CUT else 0.0)
         values = nearest_codes(values, result)
-    make, index = Assembly(context.model, context.constants), position
+    make = Assembly(context.model, context.constants)
+    index = position
     for name, bound in (("MAXIMUM", 0), ("MINIMUM", count - 1)):
         number = np.asarray(bound, position.dtype.numpy)
         limit = context.constants.make("positions/constant", number, position.dtype)

@@ -37,7 +37,8 @@ def _mask_chain(last: Operator) -> list[Operator]:
     kinds = [tensor.dtype for tensor in last.outputs if tensor.is_quantized]
     if kinds not in ([DType.INT8], [DType.INT16], [DType.UINT8]):
         return []
-    chain, source = [last], _carried(last)
+    chain = [last]
+    source = _carried(last)
     while source is not None and source.producer is not None:
         if source.producer.name not in (("LOGICAL_NOT",) if source.dtype is DType.BOOL else _ORDERS[0]):
             break
@@ -56,7 +57,8 @@ def _carried(operator: Operator) -> Tensor | None:
 
 
 def _build(context: Context, chain: Sequence[Operator]) -> Rewrite:
-    condition, last = _carried(chain[0]), chain[-1]
+    condition = _carried(chain[0])
+    last = chain[-1]
     assert condition is not None
     when_false, when_true = two_values(context, last.outputs[0], [_evaluated(chain, flag) for flag in (0, 1)])
     select = context.model.new_operator("SELECT_V2", (condition, when_true, when_false), last.outputs)
@@ -71,7 +73,8 @@ def two_values(context: Context, like: Tensor, stored: Iterable[int]) -> list[Te
 
 def _evaluated(chain: Iterable[Operator], flag: int) -> int:
     """The integer at the end of the chain for one value of the condition."""
-    real, stored = float(flag), flag
+    real = float(flag)
+    stored = flag
     for operator in chain:
         output = operator.outputs[0]
         if operator.name == "LOGICAL_NOT":

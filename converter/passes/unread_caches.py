@@ -58,7 +58,8 @@ def unread_caches(model: Model) -> Iterator[tuple[str, str, str, Tensor]]:
         for name, tensor in each.inputs.items()
         if cache_of(tensor_info(tensor, name)) == name
     ]
-    readers, disagreeing = dict[tuple[str, Shape], tuple[str, Tensor]](), set[tuple[str, Shape]]()
+    readers = dict[tuple[str, Shape], tuple[str, Tensor]]()
+    disagreeing = set[tuple[str, Shape]]()
     for signature, name, tensor in caches:
         if tensor.consumers:
             _, first = readers.setdefault((name, tensor.shape), (signature.key, tensor))

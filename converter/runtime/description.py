@@ -12,7 +12,8 @@ from edge_opt.runtime.tensors import MAIN, SignatureInfo, TensorInfo
 
 def describe(model: Model) -> dict[str, SignatureInfo]:
     """The signatures by name, arguments in the runtime's order; or subgraph 0 as `main`, which is run by position."""
-    described, steering = {}, Steering(model)
+    described = {}
+    steering = Steering(model)
 
     def given(label: str, tensor: Tensor) -> TensorInfo:
         info = tensor_info(tensor, label)
@@ -34,10 +35,12 @@ def describe(model: Model) -> dict[str, SignatureInfo]:
 
 def tensor_info(tensor: Tensor, name: str) -> TensorInfo:
     """Describe a tensor as the runtime would describe an argument `name`; types that numpy lacks become `bytes`."""
-    dtype, declared = np.dtype(tensor.dtype.numpy or np.bytes_).name, tensor.shape_signature or tensor.shape
+    dtype = np.dtype(tensor.dtype.numpy or np.bytes_).name
+    declared = tensor.shape_signature or tensor.shape
     parameters = tensor.quantization if tensor.is_quantized else None
     if parameters is None:
         return TensorInfo(name, tensor.name, tensor.shape, declared, dtype)
-    scales, zero_points = tuple(parameters.scale.tolist()), tuple(parameters.zero_point.tolist())
+    scales = tuple(parameters.scale.tolist())
+    zero_points = tuple(parameters.zero_point.tolist())
     kind = dtype, scales, zero_points, parameters.dimension
     return TensorInfo(name, tensor.name, tensor.shape, declared, *kind)

@@ -23,7 +23,9 @@ _KNOWN_TOKENS = 128
 _ROOM = 48  # positions before the new tokens if neither a mask nor a cache gives their number
 _WINDOW = 512
 
-VARIANTS, _WHOLE, _SHORTER = 6, 2, 4
+VARIANTS = 6
+_WHOLE = 2
+_SHORTER = 4
 """Kinds of integers for an input that may be any, one for each run: 0 or 1, of all bits, or of few."""
 
 Side = Literal["added", "left", "right", "other"]
@@ -94,7 +96,8 @@ def plan(
     words = [info.shape[-1] for info in signature.outputs if "logits" in info.name and info.shape]
 
     def planned(info: TensorInfo, hint: InputHint) -> InputPlan:
-        stream, facts = info.name, dict[str, Any]()
+        stream = info.name
+        facts = dict[str, Any]()
         if hint.role == "rotary":  # the cosine and the sine of one table come from the same angles
             stream = re.sub(r"(^|_)(cos|sin)(?=$|_)", r"\1", info.name.lower())
         if info.entries and hint.role == "token":
@@ -165,10 +168,12 @@ def _scene(signature: SignatureInfo, roles: Sequence[Role], seed: int, run: int)
     room = max(longest - new, 0)
     tables = [info.entries for info in positions if info.entries]
     last = max(min(tables, default=room + new) - new, 0)
-    first, choices = room // 4, room // 2 + 1
+    first = room // 4
+    choices = room // 2 + 1
     if tables and not (width or caches):
         # Nothing else depends on the position, so it may be anywhere in its table.
-        first, choices = 0, last + 1
+        first = 0
+        choices = last + 1
     return past, width - past, min(first + noise.seed_of(seed, "start", run) % choices, last)
 
 
@@ -186,7 +191,8 @@ def pair(planned: InputPlan, other: TensorInfo) -> tuple[InputPlan, InputPlan]:
 
 def array_of(planned: InputPlan) -> NDArray[Any]:
     """The array of one plan, in the dtype of its tensor."""
-    info, source = planned.info, planned.source or planned.info
+    info = planned.info
+    source = planned.source or planned.info
     if planned.role == "mask":
         return _encode(_mask(planned), info)
     if planned.role == "position":
@@ -210,7 +216,9 @@ def converted(array: NDArray[Any], source: TensorInfo, target: TensorInfo) -> ND
 
 def _mask(planned: InputPlan) -> NDArray[np.float32]:
     """Causal over the new tokens, open over the filled part of the cache; one-row masks of rank 2 are padding."""
-    shape, past, start = planned.info.shape, planned.past, planned.start
+    shape = planned.info.shape
+    past = planned.past
+    start = planned.start
     rows, width = (1, 1, *shape)[-2:]
     is_float = np.dtype(planned.info.dtype).kind == "f"
     column = np.arange(width)[np.newaxis, :]
@@ -235,11 +243,14 @@ def _mask(planned: InputPlan) -> NDArray[np.float32]:
 
 def _data(planned: InputPlan, source: TensorInfo) -> NDArray[Any]:
     """Normal values around the middle of a quantized tensor's range that fill most of it, times `spread`."""
-    info, middle, width = planned.info, 0.0, 1.0
+    info = planned.info
+    middle = 0.0
+    width = 1.0
     if source.quantized:
         limits = np.iinfo(source.dtype)
         low, high = source.reals(np.array([limits.min, limits.max]))
-        middle, width = (low + high) / 2, (high - low) / 6
+        middle = (low + high) / 2
+        width = (high - low) / 6
     drawn = noise.normal(planned.stream, info.elements)
     reals = (np.asarray((middle + width * values) * planned.spread, np.float32) for values in drawn)
     pieces = [_encode(piece, info) for piece in reals]
@@ -248,7 +259,9 @@ def _data(planned: InputPlan, source: TensorInfo) -> NDArray[Any]:
 
 def _integers(planned: InputPlan) -> NDArray[np.int64]:
     """Tokens and indices in their range; integers that may be any; others 0 or 1, as they may steer something."""
-    info, low, high = planned.info, 0, 2
+    info = planned.info
+    low = 0
+    high = 2
     if planned.role == "integer":
         return _wide(planned).reshape(info.shape)
     if planned.role in {"token", "index"}:
@@ -262,9 +275,11 @@ def _wide(planned: InputPlan) -> NDArray[np.int64]:
 
     Positive and negative ones take turns, by element and by variant.
     """
-    count, types = planned.info.elements, (planned.info, planned.source or planned.info)
+    count = planned.info.elements
+    types = (planned.info, planned.source or planned.info)
     limits = [np.iinfo(info.dtype) for info in types if info.is_plain_integer]
-    low, high = max(int(each.min) for each in limits), min(int(each.max) for each in limits)
+    low = max(int(each.min) for each in limits)
+    high = min(int(each.max) for each in limits)
     if high < 1 << 16:
         return noise.integers(planned.stream, count, low, high + 1)
     if planned.variant < _WHOLE:

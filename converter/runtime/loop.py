@@ -89,7 +89,8 @@ def basic_input(info: TensorInfo, tokens: Array, start: int, valid: int, past: M
 
     `tokens` are the new tokens by batch row, `valid` of which are not padding; `start` is the position of the first.
     """
-    role, dtype = role_of(info), np.dtype(info.dtype)
+    role = role_of(info)
+    dtype = np.dtype(info.dtype)
     if info.name == _PARAMETERS:
         # litert-torch, export_hf/core/exportable_module.py: offset, filled length twice, length of the update.
         values = np.zeros(info.shape, dtype)

@@ -170,7 +170,8 @@ def are_logits(info: TensorInfo) -> bool:
 
 def _of_piece(a: Array, b: Array, reals: Sequence[_Real], begin: int, tolerance: Tolerance) -> Difference:
     """The difference of two pieces that begin at element `begin`."""
-    differing, steps = a.size, None
+    differing = a.size
+    steps = None
     if a.dtype == b.dtype:
         word = f"u{a.itemsize}"
         bits = a.view(word) != b.view(word)
@@ -205,9 +206,11 @@ def _of_piece(a: Array, b: Array, reals: Sequence[_Real], begin: int, tolerance:
 def _of_rows(a: Array, b: Array, reals: Sequence[_Real]) -> list[float]:
     """Means over rows: KL(softmax(a) || softmax(b)), 0 if a value is not finite; equal arg max."""
     rows, width = a.shape
-    step, sums = max(_PIECE // width, 1), np.zeros(2)
+    step = max(_PIECE // width, 1)
+    sums = np.zeros(2)
     for begin in range(0, rows, step):
-        one, other = reals[0](a[begin : begin + step]), reals[1](b[begin : begin + step])
+        one = reals[0](a[begin : begin + step])
+        other = reals[1](b[begin : begin + step])
         finite = np.isfinite(one).all(axis=1) & np.isfinite(other).all(axis=1)
         log_one, log_other = (log_softmax(values[finite]) for values in (one, other))
         sums += (

@@ -122,7 +122,8 @@ class _Main:
         return _named(self._interpreter.get_input_details())
 
     def __call__(self, **values: Any) -> Arrays:
-        interpreter, expected = self._interpreter, self.get_input_details()
+        interpreter = self._interpreter
+        expected = self.get_input_details()
         if set(expected) != set(values):
             raise ValueError(f"inputs {sorted(values)} given, {sorted(expected)} expected")
         for name, detail in expected.items():

@@ -60,7 +60,9 @@ def circle(seed: int, count: int) -> tuple[NDArray[np.float32], NDArray[np.float
     """
     words = bits(seed, count)
     t = (words >> np.uint64(12)).astype(np.float64) / float(1 << 51) - 1
-    first, second = (1 - t * t) / (1 + t * t), 2 * t / (1 + t * t)
+    first = (1 - t * t) / (1 + t * t)
+    second = 2 * t / (1 + t * t)
     swap = (words & np.uint64(1)).astype(np.bool_)
-    cosine, sine = np.where(swap, second, first), np.where(swap, first, second)
+    cosine = np.where(swap, second, first)
+    sine = np.where(swap, first, second)
     return cosine.astype(np.float32), sine.astype(np.float32)

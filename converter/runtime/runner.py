@@ -157,7 +157,8 @@ class Worker(AbstractContextManager["Worker"]):
 
     def close(self) -> None:
         """End the child; a later request starts a new one."""
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is not None:
             process.end()
 
@@ -236,7 +237,8 @@ class Worker(AbstractContextManager["Worker"]):
         **asked: Any,
     ) -> tuple[Header, Arrays]:
         """Make a request about models, which the worker reads from files; error messages begin with `where`."""
-        arrays, seconds = arrays or {}, self.time_limit if seconds is None else seconds
+        arrays = arrays or {}
+        seconds = self.time_limit if seconds is None else seconds
         with ExitStack() as stack:
             for model in models.values():
                 check_model(model)
@@ -262,7 +264,8 @@ def _name(model: Runnable) -> str:
 
 
 def _refusal(reply: Header, where: str, memory: int) -> RuntimeFailed:
-    kind, reason = reply["error"], reply["reason"]
+    kind = reply["error"]
+    reason = reply["reason"]
     if kind == "internal":
         return RuntimeCrashed(f"{where}: the worker failed: {reason}")
     if reason.startswith("no reason given") or reason == "out of memory":

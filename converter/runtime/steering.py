@@ -161,7 +161,8 @@ class _Met:
 
 def _takes_any(operator: Operator, place: int) -> bool:
     """True if the operand may have any number of its type, and no more than elements of the results depend on it."""
-    name, kind = operator.name, KINDS.get(operator.name)
+    name = operator.name
+    kind = KINDS.get(operator.name)
     if kind is None:
         return False
     if name in _CALLS or name == "ASSIGN_VARIABLE" or (place == 0 and name in _BOUNDED | _CHOICES):
@@ -184,7 +185,8 @@ def _is_positive(tensor: Tensor) -> bool:
 
 def _results(operator: Operator, place: int, reached: _Reached) -> Iterator[_Reached]:
     """The results that depend on the operand's numbers; those of calls are known to `Steering`."""
-    name, kind = operator.name, KINDS[operator.name]
+    name = operator.name
+    kind = KINDS[operator.name]
     is_choice = place == 0 and name in _CHOICES
     if name in _BOUNDED or (name in _CALLS and not is_choice):
         return
@@ -227,13 +229,15 @@ def _limit(operator: Operator, place: int, element: int | None) -> _Limit | None
                 int(depth.array().ravel()[0]) if depth.has_numbers and depth.elements else 0, clamps=True
             )
         case "DYNAMIC_UPDATE_SLICE", 2:
-            table, part = operator.input(0), operator.input(1)
+            table = operator.input(0)
+            part = operator.input(1)
             axes = range(len(table.shape)) if element is None else (element,)
             rooms = [_size(table, axis) - _size(part, axis) for axis in axes]
             is_known = all(_size(each, axis) for each in (table, part) for axis in axes)
             return _Limit((max(rooms, default=0) + 1) * is_known, clamps=True)
         case "SLICE", 1 if operator.input(2).has_numbers:
-            data, sizes = operator.input(0), operator.input(2).array().ravel().tolist()
+            data = operator.input(0)
+            sizes = operator.input(2).array().ravel().tolist()
             places = [axis for axis in range(len(sizes)) if element in (None, axis)]
             rooms = [_size(data, axis) - sizes[axis] if sizes[axis] >= 0 else -1 for axis in places]
             return _Limit(max(min(rooms, default=-1) + 1, 0))

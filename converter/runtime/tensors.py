@@ -143,7 +143,8 @@ def growing_axes(signature: SignatureInfo) -> dict[str, int | None]:
 
 def known_length(signature: SignatureInfo) -> int:
     """Capacity of the longest cache in positions, from its growing axis or the mask; 0 if unknown."""
-    caches, axes = caches_of(signature), growing_axes(signature)
+    caches = caches_of(signature)
+    axes = growing_axes(signature)
     sizes = [caches[name].shape[axis] for name, axis in axes.items() if axis is not None]
     masks = [info.shape[-1] for info in signature.inputs if role_of(info) == "mask" and info.shape]
     return max(sizes or masks, default=0) if caches else 0

@@ -98,7 +98,8 @@ def _joined_rows(graph: Subgraph, target: Target) -> _Faults:
 
     Operands that the ADD broadcasts and parts joined on another axis do not count.
     """
-    limit, counts = target.largest_joined_rows_bytes or math.inf, Counter[int]()
+    limit = target.largest_joined_rows_bytes or math.inf
+    counts = Counter[int]()
     for operator in graph.operators if limit < math.inf else ():
         operands = [t for t in operator.inputs if t is not None and operator.name == "ADD"]
         whole = [t for t in operands if t.elements == operator.output.elements and _has_joined_rows(t)]

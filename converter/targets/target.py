@@ -189,7 +189,8 @@ def _parse(text: str, source: str) -> Target:
         raise UsageError(f"target file {source} is not valid TOML: {error}") from error
     except msgspec.ValidationError as error:
         raise UsageError(f"target file {source}: {error}") from error
-    facts, operators = [entry.name for entry in fields(Target)], ENUMS["BuiltinOperator"]
+    facts = [entry.name for entry in fields(Target)]
+    operators = ENUMS["BuiltinOperator"]
     wrong = [f"'{key}' is unknown, {did_you_mean(key, facts)}" for key in data if key not in facts]
     extra = sorted(data.get("long_context", {}).keys() - LongContext.__annotations__.keys())
     wrong += [f"'{key}' in 'long_context' is unknown" for key in extra]

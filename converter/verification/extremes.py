@@ -81,8 +81,10 @@ def _floats(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np
 
 def _codes(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np.int64]) -> Any:
     """Codes at the limits of their type, mixed with others so that results still differ."""
-    shape, zero_point = array.shape, planned.info.zero_point
-    least, most = int(np.iinfo(array.dtype).min), int(np.iinfo(array.dtype).max)
+    shape = array.shape
+    zero_point = planned.info.zero_point
+    least = int(np.iinfo(array.dtype).min)
+    most = int(np.iinfo(array.dtype).max)
     match kind, planned.side:
         case "masks", "added":
             # Rows are closed but for one key in 256, of short rows about one each: its weight is the highest code.
