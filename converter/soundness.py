@@ -253,7 +253,8 @@ def _usual_end(product: Operator) -> float:
 
 def _known_ends(tensor: Tensor | None) -> list[float]:
     """The ends of a tensor and of those that it is made from, as far as these have ranges."""
-    return [end for end in (_range(origin).largest for origin in _origins(tensor)) if end > 0]
+    ends = [_range(origin).largest for origin in _origins(tensor)]
+    return [end for end in ends if end > 0]
 
 
 def _constant_factor(operator: Operator) -> float:

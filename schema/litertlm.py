@@ -203,7 +203,7 @@ _CACHES = 2
 _MASKS = 3
 _WINDOW = 3
 _KIND = 6
-_LOCAL_KINDS = (3, 4)  # TYPE_LOCAL_KEY_CACHE, TYPE_LOCAL_VALUE_CACHE
+_LOCAL_KINDS = frozenset({3, 4})  # TYPE_LOCAL_KEY_CACHE, TYPE_LOCAL_VALUE_CACHE
 
 
 class ExecutorMetadata(NamedTuple):
@@ -231,8 +231,8 @@ def read_executor_metadata(bundle: Bundle | None) -> ExecutorMetadata | None:
         windows = [int(value) for mask in masks for value in mask[_WINDOW] if value]
     except (TypeError, ValueError, AttributeError) as error:
         raise source.refusal("its executor metadata is damaged: build the bundle again") from error
-    rings = (any(one in _LOCAL_KINDS for one in kind) for kind in kinds)
-    return ExecutorMetadata(windows[-1] if windows else None, tuple(rings))
+    rings = tuple(not _LOCAL_KINDS.isdisjoint(kind) for kind in kinds)
+    return ExecutorMetadata(windows[-1] if windows else None, rings)
 
 
 def _fields(data: bytes) -> Mapping[int, list[Any]]:

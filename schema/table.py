@@ -5,7 +5,7 @@ The data is `tables.json`, written by `testdata/make_tables.py`. Nothing here kn
 
 import json
 import struct
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -110,7 +110,12 @@ STORED_AFTER: Final = {
 
 NUMPY_TYPES: dict[str, np.dtype[Any]] = {name: np.dtype(f"<{code}") for name, code in SCALAR_CODES.items()}
 
-_MEMBER_CODES = {union: {table: code for code, table in members.items()} for union, members in UNIONS.items()}
+
+def _codes_of(members: Mapping[int, str]) -> dict[str, int]:
+    return {table: code for code, table in members.items()}
+
+
+_MEMBER_CODES = {union: _codes_of(members) for union, members in UNIONS.items()}
 
 
 class Table:

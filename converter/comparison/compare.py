@@ -5,7 +5,7 @@ On a difference, find the first tensor that differs. At most one model is loaded
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from typing import Literal
@@ -23,13 +23,14 @@ from edge_opt.comparison.findings import (
 )
 from edge_opt.comparison.generate import compare_generation
 from edge_opt.comparison.pairing import Both, Pair, Session, both_open, checked_numbers, sessions
-from edge_opt.ir import Model, Subgraph, Tensor
+from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.opening import ModelLike, Part
 from edge_opt.ir.text import operator_text
 from edge_opt.ir.walk import cut_signature, needed_for, reads, with_outputs
 from edge_opt.runtime.description import tensor_info
 from edge_opt.runtime.protocol import Arrays
 from edge_opt.runtime.tensors import Kernels
+from edge_opt.schema.data import Data
 
 Place = Literal["cpu", "reference"]
 
@@ -152,7 +153,7 @@ def first_difference(
         usable = (tensor for tensor in tensors if tensor.name and tensor.dtype.numpy is not None)
         named.append({tensor.name: tensor for tensor in usable if counts[tensor.name] == 1})
     pairs = [(tensor, named[1][name]) for name, tensor in named[0].items() if name in named[1]]
-    alike = [pair for pair in pairs if len({(t.shape, t.shape_signature, t.dtype) for t in pair}) == 1]
+    alike = [(one, other) for one, other in pairs if _form(one) == _form(other)]
     graphs = [graph for graph, *_ in sides]
     inputs = [given for _, given, _ in sides]
     search = _Search(both, kernels, session, pair, graphs, inputs, [*alike, ends])
@@ -161,6 +162,10 @@ def first_difference(
         if (found := search.look(places)) is not None:
             return search.describe(*found)
     return FirstDifference(pair.signature.name, reason=_VANISHED)
+
+
+def _form(tensor: Tensor) -> Hashable:
+    return tensor.shape, tensor.shape_signature, tensor.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,11 +236,6 @@ class _Search:
                 known.update(dict.fromkeys(twins.get(tensor, (tensor,)), name))
             return known[tensor]
 
-        constants, others = (
-            {t.name: t.buffer.data for one in cone for t in one.inputs if t and t.is_constant and t.buffer}
-            for cone in cones
-        )
-        common = ((name, data, others.get(name)) for name, data in constants.items())
         tensor = self.shared[place][0]
         return FirstDifference(
             signature=self.pair.signature.name,
@@ -246,9 +246,7 @@ class _Search:
             short_name=short(tensor),
             figures=replace(figures, name=tensor.name),
             names=legend,
-            constants=tuple(
-                name for name, a, b in common if a and b and not np.array_equal(a.view(), b.view())
-            ),
+            constants=tuple(_differing(_constants(cones[0]), _constants(cones[1]))),
             reason="; ".join(self._remarks()),
         )
 
@@ -258,3 +256,21 @@ class _Search:
             yield _NOTHING_SHARED
         if self.pair.signature.keeps_state:
             yield _MAY_BE_STATE
+
+
+def _constants(operators: Iterable[Operator]) -> dict[str, Data]:
+    """The content of the constants that operators read, by name."""
+    found: dict[str, Data] = {}
+    for operator in operators:
+        for tensor in operator.inputs:
+            if tensor is not None and tensor.buffer is not None and tensor.buffer.data is not None:
+                found[tensor.name] = tensor.buffer.data
+    return found
+
+
+def _differing(ours: Mapping[str, Data], theirs: Mapping[str, Data]) -> Iterator[str]:
+    """The names of constants that both have, with different content."""
+    for name, data in ours.items():
+        other = theirs.get(name)
+        if other is not None and not np.array_equal(data.view(), other.view()):
+            yield name

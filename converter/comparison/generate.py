@@ -96,8 +96,7 @@ def plan_loop(name: str, described: Described, count: int, seed: int, prompt: Pr
         UsageError: a signature, an embedder or an auxiliary model is missing, or the cache has too little room.
     """
     names = f"its signatures are: {', '.join(signature.name for signature in described[MAIN])}"
-    one_token = (one for one in described[MAIN] if "prefill" not in one.name and caches_of(one))
-    decode = next((one for one in one_token if sum("logits" in info.name for info in one.outputs) == 1), None)
+    decode = next(filter(_is_decode, described[MAIN]), None)
     if decode is None:
         raise UsageError(f"{name} has no decode signature with caches and one output of logits, {names}")
     prefill = longest_prefill(described[MAIN], decode)
@@ -132,6 +131,17 @@ def _is_split(step: SignatureInfo) -> bool:
     return any("slice" in info.name for info in step.outputs)
 
 
+def _is_decode(step: SignatureInfo) -> bool:
+    """True for a step of one token: it has caches, and one output of logits."""
+    if "prefill" in step.name or not caches_of(step):
+        return False
+    return sum("logits" in info.name for info in step.outputs) == 1
+
+
+def _names(infos: Iterable[TensorInfo]) -> set[str]:
+    return {info.name for info in infos}
+
+
 def _shapes(infos: Iterable[TensorInfo]) -> set[tuple[str, tuple[int, ...]]]:
     return {(info.name, info.shape) for info in infos}
 
@@ -150,10 +160,10 @@ def _calls(name: str, described: Described, step: SignatureInfo, count: int) -> 
                 givers.setdefault(info.name, call)
     before = dict.fromkeys(givers[info.name] for info in step.inputs if info.name in givers)
     after: list[Call] = []
-    if _is_split(step) and not caches & {info.name for info in step.outputs}:
+    if _is_split(step) and caches.isdisjoint(_names(step.outputs)):
         slices = {one for one in _shapes(step.outputs) if "slice" in one[0]}
         fitting = (call for call in helpers if slices <= _shapes(call.signature.inputs))
-        after = [call for call in fitting if caches <= {info.name for info in call.signature.outputs}][:1]
+        after = [call for call in fitting if caches <= _names(call.signature.outputs)][:1]
     computed: set[str] = set()
     for call in (*before, Call(MAIN, step), *after):
         for info in call.signature.inputs:

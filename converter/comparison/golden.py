@@ -9,7 +9,7 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -189,6 +189,10 @@ def record(
     return Path(path)
 
 
+_Recorded = tuple[_Output, Array]
+"""An output as recorded: its figures, and a sample of it."""
+
+
 def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
     """Run a model on a golden file's inputs and compare the outputs; in the report, `a` is the file.
 
@@ -206,12 +210,10 @@ def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
         described = describe(load(file))
         pairs = {name: _pair(recorded, described.get(name), names) for name, recorded in known.items()}
         for order in orders(golden.signatures):
-            recorded = {
-                name: [
-                    {info.name: next(kept) for info in known[name].outputs} for _ in range(order.count(name))
-                ]
-                for name in dict.fromkeys(order)
-            }
+            recorded: dict[str, list[dict[str, _Recorded]]] = {}
+            for name in dict.fromkeys(order):
+                infos = known[name].outputs
+                recorded[name] = [_by_name(infos, kept) for _ in range(order.count(name))]
             runnable = {name: pairs[name] for name in recorded if not pairs[name].reason}
             session = Session(runnable, [name for name in order if name in runnable])
             remarks += session.remarks()
@@ -228,6 +230,11 @@ def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
                 compared[name] = SignatureComparison(name, (*outputs, *pair.alone), pair.reason)
     report = ComparisonReport(*names, "cpu", golden.seed, golden.atol, golden.rtol)
     return replace(report, signatures=tuple(compared[name] for name in known), remarks=tuple(remarks))
+
+
+def _by_name(infos: Sequence[TensorInfo], values: Iterator[_Recorded]) -> dict[str, _Recorded]:
+    """The next values, one for each tensor."""
+    return {info.name: next(values) for info in infos}
 
 
 def _pair(recorded: SignatureInfo, now: SignatureInfo | None, names: Sequence[str]) -> Pair:

@@ -97,14 +97,16 @@ def _matched(
 ) -> tuple[list[tuple[TensorInfo, TensorInfo]], list[OutputComparison]]:
     """Pair inputs or outputs by position if neither model has signatures, else by name; also return the unpaired."""
     by_place = a.positional and b.positional
-    ours, theirs = (
-        {at if by_place else info.name: info for at, info in enumerate(getattr(side, what))}
-        for side in (a, b)
-    )
+    ours = _keyed(getattr(a, what), by_place=by_place)
+    theirs = _keyed(getattr(b, what), by_place=by_place)
     alone = [(info, names[0]) for key, info in ours.items() if key not in theirs]
     alone += [(info, names[1]) for key, info in theirs.items() if key not in ours]
     pairs = [(info, theirs[key]) for key, info in ours.items() if key in theirs]
     return pairs, [OutputComparison(name=info.name, reason=f"only in {name}") for info, name in alone]
+
+
+def _keyed(infos: Sequence[TensorInfo], *, by_place: bool) -> dict[int | str, TensorInfo]:
+    return {place if by_place else info.name: info for place, info in enumerate(infos)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +199,10 @@ class Both:
 
     def measure_all(self, pair: Pair, runs: Sequence[tuple[Arrays, Arrays]]) -> SignatureComparison:
         """Compare every output over all runs; removes the outputs of `b` from `runs`."""
-        found = [
-            self.measure(a, b, ((ours[a.name], theirs.pop(b.name)) for ours, theirs in runs))
-            for a, b in pair.outputs
-        ]
+        found: list[OutputComparison] = []
+        for a, b in pair.outputs:
+            arrays = [(ours[a.name], theirs.pop(b.name)) for ours, theirs in runs]
+            found.append(self.measure(a, b, arrays))
         return SignatureComparison(pair.signature.name, (*found, *pair.alone))
 
 

@@ -14,7 +14,7 @@ from edge_opt.ir import Model, to_bytes
 from edge_opt.ir.opening import ExportedModel, ModelLike
 from edge_opt.soundness import Unsound, sentences
 from edge_opt.verification.check import Exact
-from edge_opt.verification.verdict import Ran, Status, Verdict
+from edge_opt.verification.verdict import Proof, Ran, Status, Verdict
 from edge_opt.verification.whole import WholeSignature
 
 _ORDER = (Status.SKIPPED, Status.REVERTED, Status.SETTLED, Status.CONVERTED)
@@ -187,14 +187,18 @@ def _verified(result: ConversionResult) -> str:
         detail = ": ".join(filter(None, (figure, worst.note))) or "no difference"
         text = f", each verified within the tolerance of its pass ({detail})"
     elif notes:
-        bounded = [{ran.kernels for ran in one.ran} for one in proofs if not one.bitwise]
-        where = " on the reference kernels" if all("reference" in kernels for kernels in bounded) else ""
+        bounded = [proof for proof in proofs if not proof.bitwise]
+        where = " on the reference kernels" if all(map(_ran_on_reference, bounded)) else ""
         text += f"{where}; {'; '.join(notes)}"
     if result.verified == "full":
         text += ", and the whole models compared"
         if result.not_compared:
             text += f" except {', '.join(result.not_compared)}, which a pass changes on purpose"
     return text
+
+
+def _ran_on_reference(proof: Proof) -> bool:
+    return any(run.kernels == "reference" for run in proof.ran)
 
 
 def entry_points(result: ConversionResult) -> list[tuple[str, ...]]:

@@ -213,47 +213,51 @@ class _Rewriting:
         model = part.model
         done = len(self.result.sites)
         passes = [one for one in self.passes if not part.is_helper or one.name == PositionTable.name]
+        chosen = {name: graph for name, graph in model.entry_points() if part.signature(name) in wanted}
         # A subgraph of several signatures is rewritten once, under the first name.
         owners: dict[Subgraph, str] = {}
-        names = [name for name, _ in model.entry_points() if part.signature(name) in wanted]
-        for name, graph in model.entry_points():
-            if name in names:
-                owners.setdefault(graph, name)
+        for name, graph in chosen.items():
+            owners.setdefault(graph, name)
         usage = cleanup.parts_in_use(model)
         before = {graph: _size(graph) for graph in model.subgraphs}
         old = [tensor for graph in model.subgraphs for tensor in graph.tensors]
         # An estimate: most sites are at a SOFTMAX, and most passes find none in a given model.
         self.expected = done + sum(one.name == "SOFTMAX" for graph in owners for one in graph.operators)
-        for chosen in passes:
-            for verdict in chosen.fix_interface(model, names):
+        for one in passes:
+            for verdict in one.fix_interface(model, list(chosen)):
                 self._add(replace(verdict, signature=part.signature(verdict.signature)))
         audit = Audit(model)
         with doubted(model.subgraphs):
             for graph, name in owners.items():
-                context = Context(
-                    model,
-                    graph,
-                    part.signature(name),
-                    self.target,
-                    Constants(model),
-                    verifier=self.verifier,
-                    on_site=self._add,
-                    positions=self.positions,
-                    exported=self.exported,
-                    audit=audit,
-                )
-                self._run(passes, context)
+                self._run(passes, self._context(part, graph, name, audit))
         sites = self.result.sites[done:]
         if any(site.status is Status.CONVERTED for site in sites):
             cleanup.remove_unused(model, usage)
             cleanup.name_apart(model, old)
             part.changed = True
         self.result.signatures += _summaries(part, owners, before, sites)
-        part.changed |= self.target.external_weights is False and cleanup.take_weights_inside(model)
-        part.changed |= self.target.new_operator_codes is False and cleanup.fill_old_codes(model)
+        if self.target.external_weights is False and cleanup.take_weights_inside(model):
+            part.changed = True
+        if self.target.new_operator_codes is False and cleanup.fill_old_codes(model):
+            part.changed = True
         audit.check()
 
+    def _context(self, part: Part, graph: Subgraph, name: str, audit: Audit) -> Context:
+        return Context(
+            part.model,
+            graph,
+            part.signature(name),
+            self.target,
+            Constants(part.model),
+            verifier=self.verifier,
+            on_site=self._add,
+            positions=self.positions,
+            exported=self.exported,
+            audit=audit,
+        )
+
     def _run(self, passes: Iterable[Pass], context: Context) -> None:
+        """Run passes on one entry point, and look for attention that is left after it was split."""
         if self.texts is not None:
             self.texts.write(context.signature, "input", context.subgraph)
         for chosen in passes:

@@ -138,11 +138,7 @@ class Model:
             signature = self.signatures[name]
             return signature.subgraph, signature.inputs, signature.outputs
         graph = self.subgraphs[0]
-        inputs, outputs = (
-            dict(zip(numbered([tensor.name for tensor in tensors]), tensors, strict=True))
-            for tensors in (graph.inputs, graph.outputs)
-        )
-        return graph, inputs, outputs
+        return graph, _by_name(graph.inputs), _by_name(graph.outputs)
 
     def inputs(self) -> list[tuple[str, dict[str, Tensor]]]:
         """The inputs of every entry point, by the names that callers use."""
@@ -449,3 +445,8 @@ def restored_on_failure(source: object) -> Iterator[None]:
             for entry in fields(Model):
                 setattr(source, entry.name, getattr(kept, entry.name))
         raise
+
+
+def _by_name(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+    names = numbered([tensor.name for tensor in tensors])
+    return dict(zip(names, tensors, strict=True))

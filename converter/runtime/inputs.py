@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,24 +147,36 @@ def unknown_integers(signature: SignatureInfo) -> Iterator[str]:
             yield f"{info.name}: unknown role, drawn as {drawn if info.accepts is None else f'any {info.dtype}'}"
 
 
-def _scene(signature: SignatureInfo, roles: Sequence[Role], seed: int, run: int) -> tuple[int, int, int]:
-    """Columns of the widest mask for the cache, columns for new tokens (the last ones), and the first new position.
+class _Scene(NamedTuple):
+    """How masks, positions and caches of one signature fit together.
 
-    A mask over a shorter ring buffer has fewer columns for the cache.
+    The widest mask has `past` columns for the cache, then `new` ones for the new tokens, the first of which is at
+    position `start`. A mask over a shorter ring buffer has fewer columns for the cache.
     """
-    inputs = list(zip(signature.inputs, roles, strict=True))
-    positions = [info for info, role in inputs if role == "position"]
-    caches = [info for info, role in inputs if role == "cache"]
-    masks = [info.shape for info, role in inputs if role == "mask"]
-    masks += [info.shape for info in signature.outputs if "mask" in info.name]
-    masks = [shape for shape in masks if len(shape) > 2 or (len(shape) == 2 and shape[0] > 1)]
+
+    past: int
+    new: int
+    start: int
+
+
+def _scene(signature: SignatureInfo, roles: Sequence[Role], seed: int, run: int) -> _Scene:
+    positions = _with_role("position", signature, roles)
+    caches = _with_role("cache", signature, roles)
+    masks = _mask_shapes(signature, roles)
     lengths = [info.shape[-1] for info in positions if info.shape]
     new = max([shape[-2] for shape in masks] + lengths, default=1)
     width = max((shape[-1] for shape in masks), default=0)
-    sizes = {size for info in caches if "slice" not in info.name for size in info.shape[1:]}
-    holds_new = width in sizes and width - new not in sizes
+    cached = {size for info in caches if "slice" not in info.name for size in info.shape[1:]}
+    holds_new = width in cached and width - new not in cached  # the cache has room for the new tokens, too
     past = 0 if holds_new else max(width - new, 0)
-    longest = (width if holds_new else past) if width else cache_length(signature) if caches else _ROOM + new
+    if width and holds_new:
+        longest = width
+    elif width:
+        longest = past
+    elif caches:
+        longest = cache_length(signature)
+    else:
+        longest = _ROOM + new
     room = max(longest - new, 0)
     tables = [info.entries for info in positions if info.entries]
     last = max(min(tables, default=room + new) - new, 0)
@@ -174,7 +186,19 @@ def _scene(signature: SignatureInfo, roles: Sequence[Role], seed: int, run: int)
         # Nothing else depends on the position, so it may be anywhere in its table.
         first = 0
         choices = last + 1
-    return past, width - past, min(first + noise.seed_of(seed, "start", run) % choices, last)
+    start = first + noise.seed_of(seed, "start", run) % choices
+    return _Scene(past, width - past, min(start, last))
+
+
+def _with_role(role: Role, signature: SignatureInfo, roles: Sequence[Role]) -> list[TensorInfo]:
+    return [info for info, own in zip(signature.inputs, roles, strict=True) if own == role]
+
+
+def _mask_shapes(signature: SignatureInfo, roles: Sequence[Role]) -> list[tuple[int, ...]]:
+    """The shapes of masks with a row for each new token, also of those that the signature computes."""
+    shapes = [info.shape for info in _with_role("mask", signature, roles)]
+    shapes += [info.shape for info in signature.outputs if "mask" in info.name]
+    return [shape for shape in shapes if len(shape) > 2 or (len(shape) == 2 and shape[0] > 1)]
 
 
 def pair(planned: InputPlan, other: TensorInfo) -> tuple[InputPlan, InputPlan]:

@@ -169,10 +169,10 @@ def new_tokens(signature: SignatureInfo) -> int:
 
 def longest_prefill(signatures: Iterable[SignatureInfo], reader: SignatureInfo) -> SignatureInfo | None:
     """The longest prefill signature with all caches of the reader, or None."""
-    read = {(name, info.shape) for name, info in caches_of(reader).items()}
-    fitting = (
-        one
-        for one in signatures
-        if "prefill" in one.name and read <= {(name, info.shape) for name, info in caches_of(one).items()}
-    )
-    return max(fitting, key=new_tokens, default=None)
+    read = _cache_shapes(reader)
+    prefills = (one for one in signatures if "prefill" in one.name and read <= _cache_shapes(one))
+    return max(prefills, key=new_tokens, default=None)
+
+
+def _cache_shapes(signature: SignatureInfo) -> set[tuple[str, tuple[int, ...]]]:
+    return {(name, info.shape) for name, info in caches_of(signature).items()}

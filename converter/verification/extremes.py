@@ -83,8 +83,9 @@ def _codes(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np.
     """Codes at the limits of their type, mixed with others so that results still differ."""
     shape = array.shape
     zero_point = planned.info.zero_point
-    least = int(np.iinfo(array.dtype).min)
-    most = int(np.iinfo(array.dtype).max)
+    limits = np.iinfo(array.dtype)
+    least = int(limits.min)
+    most = int(limits.max)
     match kind, planned.side:
         case "masks", "added":
             # Rows are closed but for one key in 256, of short rows about one each: its weight is the highest code.
@@ -104,12 +105,15 @@ def _codes(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np.
         case ("low" | "lowest logits", "left") | ("lowest keys", "right"):
             return np.full(shape, least)
         case ("high" | "low", "right") | ("highest keys" | "lowest keys", "left"):
-            # Similar along one of the last two axes, so that sums over it are as large as those of random values.
-            steps = sum(((_along(shape, axis) * 7) % 13 - 6) / 12 for axis in (-1, -2))
-            grades = _GRADES * steps / np.sqrt(min(shape[-2:], default=1))
             room = planned.spread * min(most - zero_point, zero_point - least)
-            return np.floor(grades * room + draw / 256) + zero_point
+            return np.floor(_grades(shape) * room + draw / 256) + zero_point
     return array
+
+
+def _grades(shape: tuple[int, ...]) -> Any:
+    """Numbers that are similar along one of the last two axes, so that sums over it are as large as of random ones."""
+    steps = sum(((_along(shape, axis) * 7) % 13 - 6) / 12 for axis in (-1, -2))
+    return _GRADES * steps / np.sqrt(min(shape[-2:], default=1))
 
 
 def _along(shape: tuple[int, ...], axis: int) -> NDArray[np.int64]:
