@@ -33,6 +33,9 @@ def convert(
     signatures: options.SignaturesOption = None,
     shapes: options.ShapeOption = None,
     all_models: Annotated[bool, expert("In a bundle, rewrite every model.", None, "--all-models")] = False,
+    dump: Annotated[
+        Path | None, expert("Write the graphs as text before and after each pass.", "<FOLDER>", "--dump")
+    ] = None,
     overwrite: options.ForceOption = False,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
@@ -60,6 +63,7 @@ def convert(
                 dry_run=dry_run,
                 require_all=require_all,
                 sections="all" if all_models else "prefill-decode",
+                dump=dump,
                 overwrite=overwrite,
                 progress=progress,
             )

@@ -12,14 +12,15 @@ from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, Patch, written
 from pass_runs import SELECT_PAGE
 from schema_models import plain, unpack, values
 from text_parser import parse
+from toy_passes import CHAIN, Double
 
-from edge_opt.base.errors import UsageError
+from edge_opt.base.errors import OutputError, UsageError
 from edge_opt.conversion import ConversionResult, SitesSkippedError, convert
 from edge_opt.conversion.result import check_requirements
 from edge_opt.conversion.run import default_output
 from edge_opt.ir import Buffer, Metadata, Model, cleanup, load, save, to_bytes, to_tables
 from edge_opt.ir.text import subgraph_text, to_text
-from edge_opt.passes import Exact, Proof, Status, Verdict, Within
+from edge_opt.passes import PASSES, Exact, Proof, Status, Verdict, Within
 from edge_opt.schema import Data, read_model
 from edge_opt.shapes import infer_shapes
 from edge_opt.targets import Target, load_target
@@ -27,7 +28,6 @@ from edge_opt.verification.audit import UnverifiedChangeError
 from edge_opt.verification.verdict import Ran
 
 DEMOS = [DEMO, QUANTIZED]
-ANCHOR = load(DEMO).subgraphs[0].operators[0]
 Done = tuple[Path, ConversionResult]
 
 
@@ -324,3 +324,29 @@ def test_what_changes_after_the_verification_is_noticed(
     with pytest.raises(UnverifiedChangeError, match=f"outside the verified rewrites: {found}"):
         convert(DEMO, tmp_path / "out.tflite", verify="none", signatures=["decode"])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_passes_run_in_the_given_order_by_name_or_as_objects() -> None:
+    kinds = [PASSES["mha_to_sha"], "mask_to_add", Double()]
+    result = convert(parse(SELECT_PAGE), passes=kinds, verify="none")
+    assert list(dict.fromkeys(site.pass_name for site in result.sites)) == ["mha_to_sha", "mask_to_add"]
+    (first, *_) = convert(parse(CHAIN), passes=[Double()], skip="mha_to_sha", verify="none").sites
+    assert (first.pass_name, first.status) == ("double", Status.CONVERTED)
+    assert convert(parse(CHAIN), passes=[Double()], skip="double", verify="none").sites == []
+    with pytest.raises(UsageError, match="mask_to_add"):
+        convert(parse(CHAIN), passes=["mask_to_ad"])
+
+
+def test_a_folder_gets_the_text_before_and_after_each_pass_that_changed_something(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    model = parse(SELECT_PAGE)
+    before = subgraph_text(model.subgraphs[0])
+    convert(model, dump=folder, verify="none")
+    names = ["000-main-input.txt", "001-main-mask_to_add.txt", "002-main-mha_to_sha.txt"]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    assert (folder / names[0]).read_text() == before
+    assert (folder / names[-1]).read_text() == subgraph_text(model.subgraphs[0])
+    with pytest.raises(UsageError, match="is not empty: give a new one"):
+        convert(parse(SELECT_PAGE), dump=folder)
+    with pytest.raises(OutputError, match="choose another"):
+        convert(parse(SELECT_PAGE), dump=folder / names[0])
