@@ -34,7 +34,7 @@ def convert(
     shapes: options.ShapeOption = None,
     all_models: Annotated[bool, expert("In a bundle, rewrite every model.", None, "--all-models")] = False,
     dump: Annotated[
-        Path | None, expert("Write the graphs as text before and after each pass.", "<FOLDER>", "--dump")
+        Path | None, expert("Write texts before and after each pass.", "<FOLDER>", "--dump")
     ] = None,
     overwrite: options.ForceOption = False,
     as_json: options.JsonOption = False,
