@@ -184,7 +184,7 @@ class OperatorCode:
 class Operator:
     """One step of a subgraph. An omitted optional input is None.
 
-    Do not change `outputs`; change `inputs` only with `Subgraph.set_input`.
+    Do not change `outputs`; change `inputs` only with `Subgraph.set_inputs`.
     """
 
     def __init__(
@@ -368,20 +368,24 @@ class Subgraph:
 
     def set_input(self, operator: Operator, index: int, tensor: Tensor | None) -> None:
         """Make an operator of this subgraph read another tensor."""
+        self.set_inputs(operator, (*operator.inputs[:index], tensor, *operator.inputs[index + 1 :]))
+
+    def set_inputs(self, operator: Operator, tensors: Sequence[Tensor | None]) -> None:
+        """Make an operator of this subgraph read other tensors."""
         assert operator.subgraph is self
-        old = operator.inputs[index]
-        operator.inputs = (*operator.inputs[:index], tensor, *operator.inputs[index + 1 :])
-        if old is not None and old not in operator.inputs:
-            del old.readers[operator]
-        if tensor is not None:
-            tensor.readers[operator] = None
+        read = set(tensors)
+        for tensor in operator.inputs:
+            if tensor is not None and tensor not in read:
+                tensor.readers.pop(operator, None)
+        operator.inputs = tuple(tensors)
+        for tensor in tensors:
+            if tensor is not None:
+                tensor.readers[operator] = None
 
     def replace_uses(self, old: Tensor, new: Tensor) -> None:
         """Make every reader of `old` read `new`; graph outputs do not change."""
         for operator in old.consumers:
-            for index, tensor in enumerate(operator.inputs):
-                if tensor is old:
-                    self.set_input(operator, index, new)
+            self.set_inputs(operator, [new if tensor is old else tensor for tensor in operator.inputs])
 
 
 def used_tensors(graph: Subgraph) -> Iterator[Tensor]:

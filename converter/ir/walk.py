@@ -53,10 +53,17 @@ def read_outside(subgraph: Subgraph, tensor: Tensor, inside: Container[Operator]
     return subgraph.is_output(tensor) or any(reader not in inside for reader in tensor.consumers)
 
 
+MOST_MOVES = 60
+"""Maximum number of rearrangements that are followed in a row; models have up to four."""
+
+
 def moved_from(tensor: Tensor, names: Collection[str]) -> tuple[Tensor, list[Operator]]:
-    """Follow first inputs upwards through operators of these names; return the origin and the operators passed."""
+    """Follow first inputs upwards through at most `MOST_MOVES` operators of these names.
+
+    Returns the origin, or the tensor that is reached, and the operators passed.
+    """
     passed: list[Operator] = []
-    while tensor.producer is not None and tensor.producer.name in names:
+    while tensor.producer is not None and tensor.producer.name in names and len(passed) < MOST_MOVES:
         passed.append(tensor.producer)
         tensor = tensor.producer.input(0)
     return tensor, passed

@@ -48,20 +48,24 @@ class Ledger:
 
         Operators that read state, draw random numbers or call a subgraph are never merged.
         """
-        chosen, first = set(added), dict[Hashable, Operator]()
+        chosen = set(added)
+        first: dict[Hashable, Operator] = {}
+        merged: dict[Tensor | None, Tensor] = {}
         for operator in self._subgraph.operators if chosen else ():
+            # A reader comes later, so it is changed once, however many of its inputs are merged.
+            if not merged.keys().isdisjoint(operator.inputs):
+                self._compare(operator)
+                self._subgraph.set_inputs(operator, [merged.get(one, one) for one in operator.inputs])
+                self._enter([operator])
             is_result = any(map(self._subgraph.is_output, operator.outputs))
             if operator not in chosen or is_result or not is_pure(operator):
                 continue
             known = first.setdefault(self._read(operator), operator)
             if known is not operator:
-                for old, new in zip(operator.outputs, known.outputs, strict=True):
-                    readers = old.consumers
-                    for reader in readers:
-                        self._compare(reader)
-                    self._subgraph.replace_uses(old, new)
-                    self._enter(readers)
-                self._subgraph.remove(operator)
+                merged.update(zip(operator.outputs, known.outputs, strict=True))
+        for tensor in merged:
+            if tensor is not None and tensor.producer is not None:
+                self._subgraph.remove(tensor.producer)
 
     def check(self) -> None:
         """Check that the graph has only original and allowed steps; their order is checked on writing.
