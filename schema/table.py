@@ -84,7 +84,7 @@ def _field(table: str, name: str, slot: int, type_name: str, default: Default) -
 class TableSpec:
     """One table: its name, its fields in slot order, and the value of each field when it is absent."""
 
-    __slots__ = ("by_name", "by_slot", "defaults", "fields", "largest_first", "name", "slots")
+    __slots__ = ("by_name", "by_slot", "default_keys", "defaults", "fields", "largest_first", "name", "slots")
 
     def __init__(self, name: str, slots: int, rows: Sequence[Row]) -> None:
         """`rows`: field, slot, type as in schema.fbs, and default."""
@@ -96,6 +96,8 @@ class TableSpec:
         # Written in this order, fields need no padding between them.
         self.largest_first = sorted(self.fields, key=lambda field: -field.size)
         self.defaults = {field.name: field.default for field in self.fields}
+        # As in `Table.key`; defaults are numbers or None.
+        self.default_keys = {name: repr(default) for name, default in self.defaults.items()}
 
 
 TABLES: Final = {name: TableSpec(name, slots, rows) for name, (slots, rows) in _CONTENT["tables"].items()}
@@ -165,8 +167,9 @@ class Table:
 
     def key(self, without: Collection[str] = ()) -> Hashable:
         """Equal for tables of one type with equal contents, in all fields but those `without`; a default is absent."""
+        defaults = self.spec.default_keys
         fields = [(name, _key(value)) for name, value in sorted(self.fields.items()) if name not in without]
-        return (self.name, *(field for field in fields if field[1] != _key(self.spec.defaults[field[0]])))
+        return (self.name, *(field for field in fields if field[1] != defaults[field[0]]))
 
     def copy(self) -> "Table":
         """A table with the same values; the values themselves are shared, not copied."""

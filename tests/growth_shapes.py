@@ -60,8 +60,109 @@ def softmaxes(count: int) -> str:
     return f"subgraph main ({_QKV}) {{ {_SCORES} {' '.join(lines)} return {named} }}"
 
 
+def interleaved_blocks(count: int) -> str:
+    """Blocks that share queries, keys and values; the operators of each lie all over the graph."""
+    stages: list[list[str]] = [[], [], [], [], [], []]
+    for i in range(count):
+        block = (
+            f"%l{i}: {_LOGITS} = BATCH_MATMUL(%q, %k) {{adj_y: true}}",
+            f"%m{i}: {_LOGITS} = ADD(%l{i}, %mask)",
+            f"%p{i}: {_LOGITS} = SOFTMAX(%m{i}) {{beta: 1.0}}",
+            f"%o{i}: float32[1,4,6,5] = BATCH_MATMUL(%p{i}, %v)",
+            f"%t{i}: float32[1,6,4,5] = TRANSPOSE(%o{i}, int32{{0, 2, 1, 3}})",
+            f"%r{i}: float32[1,6,20] = RESHAPE(%t{i}, int32{{1, 6, 20}})",
+        )
+        for stage, line in zip(stages, block, strict=True):
+            stage.append(line)
+    lines = [line for stage in stages for line in stage]
+    return f"subgraph main ({_QKV}) {{ {' '.join(lines)} return {_listed('r', count)} }}"
+
+
+def summed_softmaxes(count: int) -> str:
+    """The sum of many SOFTMAXes weighs the values."""
+    lines = [f"%p{i}: {_LOGITS} = SOFTMAX(%l) {{beta: 1.0}}" for i in range(count)]
+    lines += [f"%s0: {_LOGITS} = ABS(%p0)"]
+    lines += [f"%s{i}: {_LOGITS} = ADD(%s{i - 1}, %p{i})" for i in range(1, count)]
+    return _attention(lines, f"%s{count - 1}")
+
+
+def selects_below_a_chain(count: int) -> str:
+    """Many SELECTs read a condition that was reshaped many times, and many SOFTMAXes logits that were."""
+    kind = "bool[1,4,6,8]"
+    lines = [_SCORES, f"%c0: {kind} = EQUAL(%l, float32(0.0))", f"%x0: {_LOGITS} = ABS(%l)"]
+    for i in range(count):
+        lines.append(f"%c{i + 1}: {kind} = RESHAPE(%c{i}, int32{{1, 4, 6, 8}})")
+        lines.append(f"%x{i + 1}: {_LOGITS} = RESHAPE(%x{i}, int32{{1, 4, 6, 8}})")
+    for i in range(count):
+        lines.append(f"%s{i}: {_LOGITS} = SELECT_V2(%c{count}, %l, float32(-1e30))")
+        lines.append(f"%p{i}: {_LOGITS} = SOFTMAX(%s{i}) {{beta: 1.0}}")
+        lines.append(f"%y{i}: {_LOGITS} = SOFTMAX(%x{count}) {{beta: 1.0}}")
+    return f"subgraph main ({_QKV}) {{ {' '.join(lines)} return {_listed('p', count)} }}"
+
+
+def joined(count: int) -> str:
+    """One CONCATENATION of many parts of the result."""
+    lines = [
+        _SCORES,
+        f"%p: {_LOGITS} = SOFTMAX(%l) {{beta: 1.0}}",
+        "%o: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)",
+    ]
+    lines += [f"%n{i}: float32[1,4,6,5] = NEG(%o)" for i in range(count)]
+    whole = f"%z: float32[1,4,6,{5 * count}] = CONCATENATION({_listed('n', count)}) {{axis: 3}}"
+    return f"subgraph main ({_QKV}) {{ {' '.join(lines)} {whole} return %z }}"
+
+
+def joined_products(count: int) -> str:
+    """One CONCATENATION of many equal products, each with a QUANTIZE, which are merged once they are rewritten."""
+    kind = "int16[1,4,6,8]"
+    lines: list[str] = []
+    for i in range(count):
+        lines.append(f"%l{i}: {kind} q(0.1, 0) = BATCH_MATMUL(%q, %k) {{adj_y: true}}")
+        lines.append(f"%n{i}: {kind} q(0.2, 0) = QUANTIZE(%l{i})")
+    whole = f"%z: int16[1,4,6,{8 * count}] q(0.2, 0) = CONCATENATION({_listed('n', count)}) {{axis: 3}}"
+    given = "%q: int16[1,4,6,5] q(0.01, 0), %k: int16[1,4,8,5] q(0.01, 0)"
+    return f"subgraph main ({given}) {{ {' '.join(lines)} {whole} return %z }}"
+
+
+def products_of_products(count: int) -> str:
+    """Many products are summed, and many products read the sum."""
+    square = "float32[1,4,6,6]"
+    lines = [f"%l{i}: {square} = BATCH_MATMUL(%q, %q) {{adj_y: true}}" for i in range(count)]
+    lines += [f"%s0: {square} = ABS(%l0)"]
+    lines += [f"%s{i}: {square} = ADD(%s{i - 1}, %l{i})" for i in range(1, count)]
+    lines += [f"%o{i}: float32[1,4,6,5] = BATCH_MATMUL(%s{count - 1}, %q)" for i in range(count)]
+    return f"subgraph main ({_QKV}) {{ {' '.join(lines)} return {_listed('o', count)} }}"
+
+
+def composites_of_one(count: int) -> str:
+    """Many composites of one long body."""
+    call = '{name: "long", decomposition_subgraph_index: 1}'
+    calls = [f"%y{i}: float32[1,8] = STABLEHLO_COMPOSITE(%x) {call}" for i in range(count)]
+    body = [f"%y{i + 1}: float32[1,8] = NEG(%y{i})" for i in range(count)]
+    main = f"subgraph main (%x: float32[1,8]) {{ {' '.join(calls)} return {_listed('y', count)} }}"
+    return f"{main} subgraph long (%y0: float32[1,8]) {{ {' '.join(body)} return %y{count} }}"
+
+
+def _listed(name: str, count: int) -> str:
+    return ", ".join(f"%{name}{i}" for i in range(count))
+
+
 SHAPES: dict[str, Callable[[int], str]] = {
-    each.__name__: each for each in (cosines, cosines_of_one, masks, diamonds, softmaxes)
+    each.__name__: each
+    for each in (
+        cosines,
+        cosines_of_one,
+        masks,
+        diamonds,
+        softmaxes,
+        interleaved_blocks,
+        summed_softmaxes,
+        selects_below_a_chain,
+        joined,
+        joined_products,
+        products_of_products,
+        composites_of_one,
+    )
 }
 
 

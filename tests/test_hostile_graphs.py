@@ -128,7 +128,19 @@ def test_twice_the_operators_take_at_most_little_more_than_twice_the_visits(shap
         for rotary in find_rotary(graph):
             assert len(rotary.operators) < 200
 
-    small, large = (parse(SHAPES[shape](count)).subgraphs[0] for count in (200, 400))
+    small, large = (parse(SHAPES[shape](count)).subgraphs[0] for count in (300, 600))
+    assert visits(lambda: work(large)) <= 2.2 * visits(lambda: work(small))
+
+
+@pytest.mark.parametrize(
+    ("shape", "count"), [("interleaved_blocks", 40), ("joined_products", 100), ("composites_of_one", 100)]
+)
+def test_twice_the_rewrites_take_at_most_little_more_than_twice_the_visits(shape: str, count: int) -> None:
+    small, large = (to_bytes(parse(SHAPES[shape](size))) for size in (count, 2 * count))
+
+    def work(content: bytes) -> None:
+        convert(content, verify="none", dry_run=True)
+
     assert visits(lambda: work(large)) <= 2.2 * visits(lambda: work(small))
 
 

@@ -17,7 +17,7 @@ from edge_opt.ir.dtypes import Quantization
 from edge_opt.ir.operators import BUILTIN_OPERATORS
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.text import to_text
-from edge_opt.ir.walk import cut_signature, producers, reads, replaced, still_needed, walked
+from edge_opt.ir.walk import cut_signature, places, producers, reads, still_needed, walked
 from edge_opt.schema import Data, new_table
 from edge_opt.verification.rewrite import remove_dead
 
@@ -201,12 +201,39 @@ def test_new_operators_stand_where_the_last_old_one_did_or_before_their_readers(
     check(graph)
     old = [side, made[1]]
     new = [Operator(ADD, [made[0].output], [operator.output]) for operator in old]
-    order = replaced(graph, old, new)
-    assert order == [made[0], new[0], reader, free, new[1], made[2]]
-    assert made[1].output.producer is made[1], "nothing happens until the graph is arranged"
-    graph.arrange(order)
+    placed = places(graph, old, new)
+    assert placed == {new[0]: reader, new[1]: made[2]}
+    assert made[1].output.producer is made[1], "nothing happens until the graph replaces them"
+    graph.replace(old, placed)
+    assert list(graph) == [made[0], new[0], reader, free, new[1], made[2]]
     check(graph)
     assert [operator.subgraph for operator in old] == [None, None]
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.data())
+def test_only_a_span_is_sorted_anew_whatever_is_replaced(data: st.DataObject) -> None:
+    graph, pool = Subgraph(), [tensor("x")]
+    for step in range(data.draw(st.integers(2, 9))):
+        read = data.draw(st.lists(st.sampled_from(pool), min_size=1, max_size=2))
+        pool.append(graph.append(op(*read, name=f"n{step}_")).output)
+    before = list(graph)
+    old = [one for one in before if data.draw(st.booleans())] or before[:1]
+    outputs = [one.output for one in old if one is old[-1] or data.draw(st.booleans())]
+    new = []
+    for made in data.draw(st.permutations(outputs)):
+        read = data.draw(st.lists(st.sampled_from([*reads(old), *(one.output for one in new)]), max_size=2))
+        new.append(Operator(ADD, read, [made]))
+    first, last = before.index(old[0]), before.index(old[-1]) + 1
+    others = [one for one in before[first:last] if one not in old]
+    try:
+        expected = [*before[:first], *topological([*others, *new]), *before[last:]]
+    except RefusedError:
+        with pytest.raises(RefusedError, match="part of a cycle"):
+            places(graph, old, new)
+        return
+    graph.replace(old, places(graph, old, new))
+    assert list(graph) == expected
 
 
 def random(name: str, *inputs: Tensor) -> Operator:
@@ -219,13 +246,13 @@ def test_effects_keep_their_order() -> None:
     graph = Subgraph()
     graph.arrange([first, plain, second, third])
     with pytest.raises(RefusedError, match="would change the order of side effects"):
-        replaced(graph, [first, third], [random("r3", x)])
-    assert replaced(graph, [first], [moved := random("r1'", x)]) == [moved, plain, second, third]
+        places(graph, [first, third], [random("r3", x)])
+    assert places(graph, [first], [moved := random("r1'", x)]) == {moved: plain}
     reader = op(plain.output, name="reader")
     graph.arrange([plain, reader, first, second, third])
     needs_the_second = Operator(ADD, [second.output], plain.outputs)
     with pytest.raises(RefusedError, match="would change the order of side effects"):
-        replaced(graph, [plain, third], [needs_the_second])
+        places(graph, [plain, third], [needs_the_second])
 
 
 def test_walks_go_on_from_the_nearest() -> None:

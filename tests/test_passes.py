@@ -195,7 +195,7 @@ FRAMES: dict[str, str | None] = {
     "a b: b=NEG(x) other=ABS(x)": f"the new region must not define 'other': {TAKEN}",
     "a b: b=NEG(x) o=ABS(x)": f"the new region must not define 'o': {TAKEN}",
     "a b: two=ABS(x) b=MUL(x,two)": f"the new region must not define 'two': {TAKEN}",
-    "a b: b=ABS(loop) loop=NEG(b)": "it is part of a cycle, at NEG",
+    "a b: b=ABS(loop) loop=NEG(b)": "it is part of a cycle, at ABS",
     "b c y: y=ABS(a) keep other": "the operator EXP that defines 'other' is already in the graph",
     "n b: b=NEG(x)": "the operator ABS that defines 'n' is no longer in the graph",
 }

@@ -13,7 +13,7 @@ from edge_opt import convert, load
 from edge_opt.conversion import ConversionResult, DifferenceFoundError
 from edge_opt.inspection import conversion_report
 from edge_opt.ir import Model, Operator, Quantization, Tensor, save, to_bytes
-from edge_opt.ir.walk import replaced
+from edge_opt.ir.walk import places
 from edge_opt.passes import Check, Exact, Proof, Rewrite, Status, Steps, Verdict, Within, mha_to_sha
 from edge_opt.verification.examine import Verifier
 from edge_opt.verification.whole import Allowance, allowances
@@ -33,7 +33,7 @@ def converting(tmp_path_factory: pytest.TempPathFactory) -> Path:
             Operator(product.code, product.inputs, (between,), product.options),
             Operator(model.operator_code("QUANTIZE", 2), (between,), (result,)),
         )
-        graph.arrange(replaced(graph, [product], new))
+        graph.replace([product], places(graph, [product], new))
     path = tmp_path_factory.mktemp("converting") / "converting.tflite"
     save(model, path)
     return path

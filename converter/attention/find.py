@@ -105,17 +105,24 @@ def _weights_without_softmax(pairs: Iterable[Pair], softmaxes: Iterable[Operator
     assigned: set[Operator] = set()
     for softmax in softmaxes:
         assigned |= products_around(softmax)
+    weighing: dict[Operator, dict[Operator, list[Operator]]] = {}
     for first, second, mixed, _ in pairs:
         scores, values = first.operator, second.operator
         if mixed is not None or first.is_sum or second.is_sum or not assigned.isdisjoint((scores, values)):
             continue
-        for weights in map(_last_computation, producers(values)):
-            if weights is None or is_product(weights):
-                continue
-            above = list(walked([weights], _followed_up, DEEPEST))
+        if values not in weighing:
+            weighing[values] = _computations_above(values)
+        for weights, above in weighing[values].items():
             if scores in above and (first.several or not all(map(_is_linear, above))):
                 assigned.update((scores, values))
                 yield weights
+
+
+def _computations_above(values: Operator) -> dict[Operator, list[Operator]]:
+    """The last computations above a product's operands, products left out, each with the operators above it."""
+    last = [_last_computation(operator) for operator in producers(values)]
+    weights = [one for one in last if one is not None and not is_product(one)]
+    return {one: list(walked([one], _followed_up, DEEPEST)) for one in weights}
 
 
 def _last_computation(operator: Operator) -> Operator | None:
@@ -234,7 +241,10 @@ def _is_opaque(operator: Operator) -> bool:
 
 
 def _value_products(softmax: Operator) -> tuple[Weighings, Operator | None]:
-    """The products of probabilities and values, and the first operator that probabilities are not followed through."""
+    """The products of probabilities and values, and the first operator that probabilities are not followed through.
+
+    If the probabilities go on behind the nearest `DEEPEST` tensors, there are no products, and the farthest operator.
+    """
     products: Weighings = {}
     blocked: Operator | None = None
 
@@ -256,8 +266,10 @@ def _value_products(softmax: Operator) -> tuple[Weighings, Operator | None]:
 
     result = softmax.outputs[0]
     is_softmax = softmax.code.name in _SOFTMAXES and result.shape
-    for _ in walked([(result, frozenset({len(result.shape) - 1} if is_softmax else ()))], behind):
-        pass
+    start = result, frozenset({len(result.shape) - 1} if is_softmax else ())
+    met = list(walked([start], behind, DEEPEST + 1))
+    if len(met) > DEEPEST:
+        return {}, met[-1][0].producer
     return products, blocked
 
 

@@ -18,8 +18,8 @@ from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import moved_from, walked
 from edge_opt.shapes.rules import small_value
 
-_FARTHEST = 1000
-"""Maximum number of tensors that are looked at behind one product."""
+_FARTHEST = 120
+"""Maximum number of operators that are looked at behind one product."""
 
 _SUMMING = frozenset({Effect.REDUCTION, Effect.PRODUCT, Effect.CONVOLUTION})
 _SUMMING_OPERATORS = operators_that(*_SUMMING)
@@ -115,9 +115,10 @@ def _wide(shape: Shape, *groups: Iterable[int]) -> _Axes:
     return tuple(filter(None, wide))
 
 
-def _has_known_axes(operator: Operator) -> bool:
-    """True if all sizes of the operands and results are recorded and follow from each other."""
-    tensors = [tensor for tensor in (*operator.inputs, *operator.outputs) if tensor is not None]
+def _has_known_axes(operator: Operator, inputs: Iterable[Tensor | None] | None = None) -> bool:
+    """True if all sizes of the operands (or of these inputs) and results are recorded and follow from each other."""
+    read = operator.inputs if inputs is None else inputs
+    tensors = [tensor for tensor in (*read, *operator.outputs) if tensor is not None]
     return not operator.shape_error and all(tensor.has_rank and not tensor.is_dynamic for tensor in tensors)
 
 
@@ -193,25 +194,29 @@ class _Matrices(NamedTuple):
 def _reached(product: Product, products: Mapping[Operator, Product]) -> Iterable[Pair]:
     """The pairs of a product with those that its matrices reach first."""
     found: dict[Operator, Pair] = {}
+    looked_at = 0
 
     def behind(held: _Matrices) -> Iterator[_Matrices]:
-        for reader in held.tensor.consumers:
+        nonlocal looked_at
+        for reader in held.tensor.readers:
+            looked_at += 1
+            if looked_at > _FARTHEST:
+                found.setdefault(product.operator, Pair(product, product, reader))  # or any other
+                return
             if reader not in products:
                 yield from _through(reader, held)
             elif not held.lost or _contracts(reader, held):
                 found.setdefault(reader, Pair(product, products[reader], held.mixed, held.lost))
 
-    start = _Matrices(product.operator.outputs[0], product.matrix or None)
-    met = list(walked([start], behind, _FARTHEST))
-    if len(met) == _FARTHEST:
-        found.setdefault(product.operator, Pair(product, product, met[-1].tensor.producer))  # or any other
+    for _ in walked([_Matrices(product.operator.outputs[0], product.matrix or None)], behind):
+        pass
     return found.values()
 
 
 def _through(reader: Operator, held: _Matrices) -> Iterator[_Matrices]:
     """The results of an operator that still hold the matrices."""
     kind = KINDS[_UNKNOWN if reader.shape_error else reader.name]
-    if kind.is_followed and held.tensor not in kind.data_operands(reader.inputs):
+    if kind.is_followed and not kind.takes(held.tensor, reader.inputs):
         return  # sizes or positions
     sums = kind.effect in _SUMMING
     if held.axes is None and sums and kind.effect is not Effect.REDUCTION:
@@ -260,9 +265,12 @@ _AxisMap = list[frozenset[int]]
 
 def _moved(operator: Operator, tensor: Tensor) -> _AxisMap | None:
     """Where the axes of an operand lie in the operator's results; None if unknown."""
-    if not _has_known_axes(operator):
+    if operator.shape_error:
         return None
     effect, shape, result = KINDS[operator.name].effect, tensor.shape, operator.outputs[0].shape
+    # One of many tensors that are joined lies on the same axes whatever the others are.
+    if not _has_known_axes(operator, [tensor] if effect is Effect.JOINING else operator.inputs):
+        return None
     rank = len(shape)
     aligned = [frozenset({axis + len(result) - rank}) for axis in range(rank)]
     if effect is Effect.REARRANGING:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from heapq import heappop, heappush
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
@@ -70,18 +71,18 @@ class _Planner:
     cuts: dict[Labelled, tuple[Labelled, ...]] = field(default_factory=dict)
     old: dict[Operator, None] = field(default_factory=dict)
     labelled: dict[Tensor, Labelled] = field(default_factory=dict)
-    # Layouts of heads in results of operators that are not visited yet, and the depth of these operators.
+    # Layouts of heads in results of operators that are not visited yet, the depth of these operators, and a heap of
+    # them, the last one in execution order first.
     _reads: dict[Tensor, dict[Labelled, None]] = field(default_factory=dict)
     _waiting: dict[Operator, int] = field(default_factory=dict)
+    _queue: list[tuple[int, Operator]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Go up from the merged heads to the tensors that are cut, each after all its readers; then place the cuts."""
         self._read(Labelled(self.block.output, self.block.factored, self.form.keep), 0)
-        for operator in reversed(self.subgraph.operators):
-            if operator in self._waiting:
-                self._decide(operator, self._waiting.pop(operator))
-            if not self._waiting:
-                break
+        while self._queue:
+            _, operator = heappop(self._queue)
+            self._decide(operator, self._waiting.pop(operator))
         replaced, cut = {*self.block.core, *self.old}, list(self.cuts)
         self.cuts.clear()
         for of in cut:
@@ -93,6 +94,8 @@ class _Planner:
             self.cuts[of] = (of,)
         elif not fx.is_shared(of.factored):
             self._reads.setdefault(of.tensor, {})[of] = None
+            if operator not in self._waiting:
+                heappush(self._queue, (-self.subgraph.place(operator), operator))
             self._waiting[operator] = max(depth, self._waiting.get(operator, 0))
 
     def _decide(self, operator: Operator, depth: int) -> None:

@@ -6,6 +6,7 @@ Text from a model may contain any characters.
 import math
 import re
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 _LONGEST = 70
@@ -57,7 +58,8 @@ def name_below(name: str, part: str) -> str:
 
 def numbered(names: Sequence[str]) -> list[str]:
     """The names, with their place if they are empty or repeated."""
-    return [name if name and names.count(name) == 1 else f"{name}#{n}" for n, name in enumerate(names)]
+    counts = Counter(names)
+    return [name if name and counts[name] == 1 else f"{name}#{n}" for n, name in enumerate(names)]
 
 
 def listed(texts: Iterable[str], most: int = 6) -> str:

@@ -154,6 +154,4 @@ def _cut(model: Model, product: Operator, parts: Sequence[Tensor]) -> None:
             Operator(product.code, [product.input(0), part, *product.inputs[2:]], [output], product.options)
         )
     new.append(model.new_operator("CONCATENATION", joined, [whole], axis=len(whole.shape) - 1))
-    operators = list(graph)
-    at = operators.index(product)
-    graph.arrange([*operators[:at], *new, *operators[at + 1 :]])
+    graph.replace([product], dict.fromkeys(new, graph.after(product)))

@@ -84,12 +84,12 @@ def name_apart(model: Model, old: Sequence[Tensor]) -> None:
     """
     kept = set(old)
     taken = {tensor.name for tensor in old}
+    counts: dict[str, int] = {}  # by name, up to which all numbers are taken
     for tensor in (tensor for graph in model.subgraphs for tensor in graph.tensors if tensor not in kept):
         name = tensor.name
-        count = 1
         while tensor.name in taken:
-            count += 1
-            tensor.name = f"{name}_{count}"
+            counts[name] = counts.get(name, 1) + 1
+            tensor.name = f"{name}_{counts[name]}"
         taken.add(tensor.name)
 
 

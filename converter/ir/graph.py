@@ -7,7 +7,7 @@ the graph in one step.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Final
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from edge_opt.base.words import listed, shortened
 from edge_opt.ir.dtypes import NOT_QUANTIZED, DType, Quantization
 from edge_opt.ir.operators import OPERATOR_NAMES, default_options
+from edge_opt.ir.order import Order
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import Table, new_table
 
@@ -183,7 +184,7 @@ class OperatorCode:
 class Operator:
     """One step of a subgraph. An omitted optional input is None.
 
-    Do not change `outputs`; change `inputs` only with `Subgraph.set_input`.
+    Do not change `outputs`; change `inputs` only with `Subgraph.set_inputs`.
     """
 
     def __init__(
@@ -261,12 +262,12 @@ class Subgraph:
         self.signatures: list[Signature] = []
         self.is_checked = False
         """True once every operator with wrong recorded shapes has a `shape_error`."""
-        self._operators: dict[Operator, None] = {}
-        self._order: tuple[Operator, ...] | None = None
+        self._order = Order[Operator]()
+        self._operators: tuple[Operator, ...] | None = None
         self._listed: set[Tensor] = set()
 
     def __len__(self) -> int:
-        return len(self._operators)
+        return len(self._order)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Subgraph:
         """Return an independent graph; constants still share their bytes."""
@@ -285,9 +286,9 @@ class Subgraph:
     @property
     def operators(self) -> tuple[Operator, ...]:
         """The current operators in execution order."""
-        if self._order is None:
-            self._order = tuple(self._operators)
-        return self._order
+        if self._operators is None:
+            self._operators = tuple(self._order)
+        return self._operators
 
     def __iter__(self) -> Iterator[Operator]:
         return iter(self.operators)
@@ -310,59 +311,81 @@ class Subgraph:
             self._listed = set(self.tensors)
         return tensor in self._listed
 
+    def place(self, operator: Operator) -> int:
+        """A number that grows along the execution order; valid until the next operator is added."""
+        return self._order.number(operator)
+
+    def after(self, operator: Operator) -> Operator | None:
+        """The operator that runs next; None after the last one."""
+        return self._order.after(operator)
+
     def append(self, operator: Operator) -> Operator:
         """Add an operator at the end and register it with its tensors."""
         assert operator.subgraph is None
+        self.put(operator)
+        return operator
+
+    def put(self, operator: Operator, before: Operator | None = None) -> None:
+        """Add an operator in front of another one, or at the end; one of this graph moves there."""
+        self._operators = None
+        if operator.subgraph is self:
+            self._order.remove(operator)
+            self._order.put(operator, before)
+            return
+        assert operator.subgraph is None
         operator.subgraph = self
-        self._operators[operator] = None
-        self._order = None
+        self._order.put(operator, before)
         for tensor in operator.inputs:
             if tensor is not None:
                 tensor.readers[operator] = None
         for output in operator.outputs:
             assert output.producer is None, f"{output} is defined twice"
             output.producer = operator
-        return operator
 
     def remove(self, operator: Operator) -> None:
         """Remove an operator; its outputs then have no producer."""
         assert operator.subgraph is self
         operator.subgraph = None
-        del self._operators[operator]
-        self._order = None
+        self._order.remove(operator)
+        self._operators = None
         for tensor in operator.inputs:
             if tensor is not None:
                 tensor.readers.pop(operator, None)
         for output in operator.outputs:
             output.producer = None
 
+    def replace(self, removed: Iterable[Operator], placed: Mapping[Operator, Operator | None]) -> None:
+        """Remove operators, then put others in front of those given for them, or at the end."""
+        for operator in removed:
+            self.remove(operator)
+        for operator, before in placed.items():
+            self.put(operator, before)
+
     def arrange(self, operators: Iterable[Operator]) -> None:
         """Make these the graph's operators, in this order: add new ones, remove missing ones."""
-        order = dict.fromkeys(operators)
-        for operator in self.operators:
-            if operator not in order:
-                self.remove(operator)
-        for operator in order:
-            if operator.subgraph is not self:
-                self.append(operator)
-        self._operators, self._order = order, None
+        order = dict[Operator, None].fromkeys(operators)
+        self.replace([operator for operator in self.operators if operator not in order], order)
 
     def set_input(self, operator: Operator, index: int, tensor: Tensor | None) -> None:
         """Make an operator of this subgraph read another tensor."""
+        self.set_inputs(operator, (*operator.inputs[:index], tensor, *operator.inputs[index + 1 :]))
+
+    def set_inputs(self, operator: Operator, tensors: Sequence[Tensor | None]) -> None:
+        """Make an operator of this subgraph read other tensors."""
         assert operator.subgraph is self
-        old = operator.inputs[index]
-        operator.inputs = (*operator.inputs[:index], tensor, *operator.inputs[index + 1 :])
-        if old is not None and old not in operator.inputs:
-            del old.readers[operator]
-        if tensor is not None:
-            tensor.readers[operator] = None
+        read = set(tensors)
+        for tensor in operator.inputs:
+            if tensor is not None and tensor not in read:
+                tensor.readers.pop(operator, None)
+        operator.inputs = tuple(tensors)
+        for tensor in tensors:
+            if tensor is not None:
+                tensor.readers[operator] = None
 
     def replace_uses(self, old: Tensor, new: Tensor) -> None:
         """Make every reader of `old` read `new`; graph outputs do not change."""
         for operator in old.consumers:
-            for index, tensor in enumerate(operator.inputs):
-                if tensor is old:
-                    self.set_input(operator, index, new)
+            self.set_inputs(operator, [new if tensor is old else tensor for tensor in operator.inputs])
 
 
 def used_tensors(graph: Subgraph) -> Iterator[Tensor]:

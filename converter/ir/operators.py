@@ -81,6 +81,10 @@ class OperatorKind:
         """True if the input at this index is a data operand."""
         return self.all_data or place in self.data
 
+    def takes(self, tensor: object, inputs: Sequence[object]) -> bool:
+        """True if this one of the inputs is a data operand."""
+        return self.all_data or any(inputs[place] is tensor for place in self.data if place < len(inputs))
+
     def data_operands(self, inputs: Sequence[_T | None]) -> list[_T]:
         """The inputs from which the results take their elements."""
         return [given for place, given in enumerate(inputs) if given is not None and self.has_data_at(place)]
@@ -136,7 +140,7 @@ def default_options(operator: str) -> Table | None:
 
 def subgraph_indices(options: Table | None) -> tuple[int, ...]:
     """Subgraph indices in these options, with repeats."""
-    if options is None:
+    if options is None or options.name not in SUBGRAPH_FIELDS:
         return ()
-    values = map(options.get, SUBGRAPH_FIELDS.get(options.name, ()))
+    values = map(options.get, SUBGRAPH_FIELDS[options.name])
     return tuple(int(index) for value in values if value is not None for index in np.ravel(value))

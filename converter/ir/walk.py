@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from edge_opt.ir.dtypes import DType
@@ -53,10 +53,17 @@ def read_outside(subgraph: Subgraph, tensor: Tensor, inside: Container[Operator]
     return subgraph.is_output(tensor) or any(reader not in inside for reader in tensor.consumers)
 
 
+MOST_MOVES = 60
+"""Maximum number of rearrangements that are followed in a row; models have up to four."""
+
+
 def moved_from(tensor: Tensor, names: Collection[str]) -> tuple[Tensor, list[Operator]]:
-    """Follow first inputs upwards through operators of these names; return the origin and the operators passed."""
+    """Follow first inputs upwards through at most `MOST_MOVES` operators of these names.
+
+    Returns the origin, or the tensor that is reached, and the operators passed.
+    """
     passed: list[Operator] = []
-    while tensor.producer is not None and tensor.producer.name in names:
+    while tensor.producer is not None and tensor.producer.name in names and len(passed) < MOST_MOVES:
         passed.append(tensor.producer)
         tensor = tensor.producer.input(0)
     return tensor, passed
@@ -151,48 +158,121 @@ def called_by(operators: Iterable[Operator], subgraphs: Sequence[Subgraph]) -> l
     return [subgraphs[index] for index in reached]
 
 
-def replaced(
+def places(
     graph: Subgraph,
     old: Collection[Operator],
     new: Sequence[Operator],
     subgraphs: Sequence[Subgraph] = (),
-) -> list[Operator]:
-    """Execution order of a graph after `new` operators replace `old` ones; RefusedError if there is none.
+) -> dict[Operator, Operator | None]:
+    """Where operators go when `new` ones replace `old` ones: in front of which operator, or None for the end.
 
     Operators in both lists keep their places; added ones go where the last old one was, or before their first reader.
-    Side effects keep their order. `subgraphs` are the model's.
+    Another one moves only if an added one in front of it needs its results. Side effects keep their order. `subgraphs`
+    are the model's. This visits only the region, its readers, and operators that move.
+
+    Raises:
+        RefusedError: there is no such order.
     """
     staying = set(old).intersection(new)
     added = [operator for operator in new if operator not in staying]
-    removed = [operator for operator in old if operator not in staying]
-    operators, inside = graph.operators, set(old)
-    places = [place for place, operator in enumerate(operators) if operator in inside]
-    first, last = places[0], places[-1] + 1
-    span = [op for op in operators[first:last] if op not in inside or op in staying]
-    order = topological([*span, *added])
-    moving = next((op for op in (*removed, *added) if not is_pure(op, subgraphs)), None)
-    effects = [operator for operator in span if not is_pure(operator, subgraphs)]
-    if effects and (moving or [operator for operator in order if operator in effects] != effects):
-        text = "it would change the order of side effects"
-        raise RefusedError(text, moving or effects[0])
-    return [*operators[:first], *order, *operators[last:]]
+    removed = {operator: None for operator in old if operator not in staying}
+    last = max(old, key=graph.place)
+    makers = {tensor: operator for operator in added for tensor in operator.outputs}
+    placing = _Placing(graph, makers, removed, graph.place(last))
+    for reader in placing.readers():
+        placing.put([reader], reader, graph.place(reader))
+    placing.put(added, graph.after(last), placing.end + 1)
+    moved = [operator for operator in placing.placed if operator.subgraph is graph]
+    effect = next((one for one in (*removed, *added, *moved) if not is_pure(one, subgraphs)), None)
+    if effect is not None:
+        for other in _spanned(graph, old):
+            if other is not effect and other not in removed and not is_pure(other, subgraphs):
+                raise RefusedError("it would change the order of side effects", effect)
+    return placing.placed
+
+
+@dataclass(eq=False)
+class _Placing:
+    """Finds places for new operators: `makers` of tensors. The last operator that they replace is at the place `end`.
+
+    `placed`: the operator in front of which each one goes, None for the end.
+    """
+
+    graph: Subgraph
+    makers: Mapping[Tensor, Operator]
+    removed: Container[Operator]
+    end: int
+    placed: dict[Operator, Operator | None] = field(default_factory=dict)
+
+    def readers(self) -> list[Operator]:
+        """The operators up to the end that read results of new ones, in execution order."""
+        found = {reader: None for tensor in self.makers for reader in tensor.readers}
+        before = [one for one in found if one not in self.removed and self.graph.place(one) <= self.end]
+        return sorted(before, key=self.graph.place)
+
+    def put(self, operators: Sequence[Operator], before: Operator | None, place: int) -> None:
+        """Put operators, and others that must run before them, in front of the one at this place."""
+
+        def above(operator: Operator) -> Iterator[Operator]:
+            for tensor in operator.inputs:
+                source = None if tensor is None else self.makers.get(tensor, tensor.producer)
+                if source is not None and source not in self.placed and self._is_after(source, place):
+                    yield source
+
+        starts = [operator for operator in operators if operator not in self.placed]
+        for operator in depth_first(starts, above):
+            if operator is not before:
+                self.placed[operator] = before
+
+    def _is_after(self, operator: Operator, place: int) -> bool:
+        """True for a new operator, and for one from this place to the end."""
+        if operator.subgraph is None:
+            return True
+        return operator not in self.removed and place <= self.graph.place(operator) <= self.end
+
+
+def _spanned(graph: Subgraph, operators: Collection[Operator]) -> Iterator[Operator]:
+    """The operators of a graph from the first of these to the last."""
+    last = max(operators, key=graph.place)
+    operator: Operator | None = min(operators, key=graph.place)
+    while operator is not None:
+        yield operator
+        operator = None if operator is last else graph.after(operator)
 
 
 def topological(operators: Iterable[Operator]) -> list[Operator]:
     """Sort operators so that producers precede readers (stable, depth first); RefusedError for a cycle."""
     pending = list(operators)
     makers = {tensor: operator for operator in pending for tensor in operator.outputs}
+
+    def above(operator: Operator) -> Iterator[Operator]:
+        for tensor in operator.inputs:
+            if tensor is not None and tensor in makers:
+                yield makers[tensor]
+
+    return depth_first(pending, above)
+
+
+def depth_first(
+    starts: Iterable[Operator], above: Callable[[Operator], Iterable[Operator]]
+) -> list[Operator]:
+    """The starts and all operators reachable through `above`, each after those above it; RefusedError for a cycle."""
     order: dict[Operator, None] = {}
-    stack, most = pending[::-1], sum(1 + len(operator.inputs) for operator in pending)
+    opened: set[Operator] = set()
+    stack = list(starts)[::-1]
     while stack:
-        if len(stack) > most:
-            raise RefusedError("it is part of a cycle", stack[-1])
-        sources = (makers[tensor] for tensor in stack[-1].inputs if tensor is not None and tensor in makers)
-        missing = [source for source in sources if source not in order]
-        if missing and stack[-1] not in order:
-            stack += reversed(missing)
-        else:
+        operator = stack[-1]
+        if operator in order:
+            stack.pop()
+            continue
+        missing = [source for source in above(operator) if source not in order]
+        if not missing:
             order[stack.pop()] = None
+            continue
+        if operator in opened:
+            raise RefusedError("it is part of a cycle", operator)
+        opened.add(operator)
+        stack += reversed(missing)
     return list(order)
 
 
@@ -292,10 +372,10 @@ def renumbered(options: Table | None, places: Mapping[int, int]) -> Table | None
     if options is None or not subgraph_indices(options):
         return options
     table = options.copy()
-    for field in SUBGRAPH_FIELDS[options.name]:
-        value = options.fields.get(field)
+    for name in SUBGRAPH_FIELDS[options.name]:
+        value = options.fields.get(name)
         if isinstance(value, int):
-            table.set(field, places[value])
+            table.set(name, places[value])
         elif value is not None:
-            table.set(field, [places[index] for index in value.tolist()])
+            table.set(name, [places[index] for index in value.tolist()])
     return table

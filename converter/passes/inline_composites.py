@@ -29,13 +29,16 @@ class InlineComposites(Pass):
     def sites(self, context: Context) -> Iterable[Site]:
         """One site for each composite to open."""
         sizes: dict[int, int] = {}
+        has_products: dict[Subgraph, bool] = {}
         total = 0
         for operator in context.subgraph.operators:
             if operator.name != COMPOSITE:
                 continue
             body = body_of(context.model, operator)
-            inside = with_called(body.operators, context.model.subgraphs)
-            if not context.target.inline_composites and all(product_of(one) is None for one in inside):
+            if body not in has_products:
+                inside = with_called(body.operators, context.model.subgraphs)
+                has_products[body] = any(product_of(one) is not None for one in inside)
+            if not context.target.inline_composites and not has_products[body]:
                 continue
             total += _opened(context.model, body, sizes)
             if total > MAX_OBJECTS:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Hashable
 
-from edge_opt.ir import Operator, Subgraph
+from edge_opt.ir import Operator, Subgraph, Tensor
 from edge_opt.ir.walk import is_pure
 from edge_opt.verification.audit import Audit, step_key
 
@@ -16,7 +16,11 @@ def merge_equal(graph: Subgraph, added: Collection[Operator], audit: Audit | Non
         return
     chosen = set(added)
     first: dict[Hashable, Operator] = {}
+    merged: dict[Tensor | None, Tensor] = {}
     for operator in graph.operators:
+        # A reader comes later, so it is changed once, however many of its inputs are merged.
+        if not merged.keys().isdisjoint(operator.inputs):
+            graph.set_inputs(operator, [merged.get(tensor, tensor) for tensor in operator.inputs])
         is_result = any(map(graph.is_output, operator.outputs))
         if operator not in chosen or is_result or not is_pure(operator):
             continue
@@ -25,6 +29,7 @@ def merge_equal(graph: Subgraph, added: Collection[Operator], audit: Audit | Non
             continue
         if audit is not None:
             audit.merge(operator, twin)
-        for result, same in zip(operator.outputs, twin.outputs, strict=True):
-            graph.replace_uses(result, same)
-        graph.remove(operator)
+        merged.update(zip(operator.outputs, twin.outputs, strict=True))
+    for tensor in merged:
+        if tensor is not None and tensor.producer is not None:
+            graph.remove(tensor.producer)

@@ -1,6 +1,6 @@
 """Multi-head attention -> one single-head attention per head, or per tile of query rows."""
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -11,6 +11,7 @@ from edge_opt.attention.rules import is_product
 from edge_opt.attention.split import split_heads
 from edge_opt.ir import Operator, Subgraph, Tensor
 from edge_opt.ir.composites import COMPOSITE
+from edge_opt.ir.operators import subgraph_indices
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import called_by
 from edge_opt.passes.contract import Context, Pass, Site
@@ -42,10 +43,17 @@ class MhaToSha(Pass):
                 yield Site(match.softmax, reason=match.reason, is_settled=not match.is_attention)
             else:
                 yield _site(context, match)
+        answers: dict[Hashable, bool] = {}
         for operator in context.subgraph.operators:
-            graphs = called_by([operator], context.model.subgraphs)
+            called = tuple(subgraph_indices(operator.options))
+            if not called:
+                continue
             arguments = operator.inputs if operator.name == COMPOSITE else ()
-            if any(_may_attend(graph, arguments if graph is graphs[0] else ()) for graph in graphs):
+            # Composites of one body have one answer if the same arguments are constants.
+            key = called, tuple(one is not None and one.is_constant for one in arguments)
+            if key not in answers:
+                answers[key] = _calls_attention(context, operator, arguments)
+            if answers[key]:
                 reason = "attention may be in a graph that it calls, which is not rewritten"
                 yield Site(operator, reason=reason)
 
@@ -80,6 +88,12 @@ def _has_several(match: Match) -> bool:
         return match.heads > 1
     products = map(product_of, (match.softmax, *products_around(match.softmax)))
     return match.is_attention and any(product is not None and product.several for product in products)
+
+
+def _calls_attention(context: Context, operator: Operator, arguments: Sequence[Tensor | None]) -> bool:
+    """True if a graph that an operator calls, directly or indirectly, may hold attention of several heads."""
+    graphs = called_by([operator], context.model.subgraphs)
+    return any(_may_attend(graph, arguments if graph is graphs[0] else ()) for graph in graphs)
 
 
 def _may_attend(graph: Subgraph, arguments: Sequence[Tensor | None]) -> bool:

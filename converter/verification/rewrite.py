@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from edge_opt.attention.factors import Factored
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
-from edge_opt.ir.walk import is_pure, needed_for, read_outside, reads, replaced
+from edge_opt.ir.walk import is_pure, needed_for, places, read_outside, reads
 
 if TYPE_CHECKING:
     from edge_opt.verification.check import Check
@@ -71,13 +71,13 @@ class Rewrite:
         staying = set(self.new)
         return tuple(operator for operator in self.old if operator not in staying)
 
-    def order(self) -> list[Operator]:
-        """The order in which the graph runs once the rewrite is part of it.
+    def order(self) -> dict[Operator, Operator | None]:
+        """Where operators go once the rewrite is part of the graph (see `edge_opt.ir.walk.places`).
 
         Raises:
             RefusedError: there is no such order, or it would reorder side effects.
         """
-        return replaced(self.subgraph, self.old, self.new, self.model.subgraphs)
+        return places(self.subgraph, self.old, self.new, self.model.subgraphs)
 
     def commit(self) -> list[Operator]:
         """Commit the new region to the graph; return the old operators that stay for now.
@@ -88,7 +88,7 @@ class Rewrite:
             RefusedError: the operators have no order; the graph is unchanged.
         """
         graph = self.subgraph
-        graph.arrange(self.order())
+        graph.replace(self.removed(), self.order())
         for operator in self.added():
             for tensor in (*operator.inputs, *operator.outputs):
                 if tensor is not None and not graph.lists(tensor):
