@@ -20,8 +20,8 @@ from text_parser import parse
 
 from edge_opt.attention.block import Block, NotABlock, row_tiles
 from edge_opt.attention.find import find_blocks, find_mask
+from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import OperandFactors
-from edge_opt.attention.rules import Labelled
 from edge_opt.conversion import SitesSkippedError, convert
 from edge_opt.conversion.result import entry_points
 from edge_opt.ir import Constants, Model, Subgraph, to_bytes

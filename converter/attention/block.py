@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from edge_opt.attention.factors import Factor, Factored
-from edge_opt.attention.labels import OperandFactors, Weighings, trace_heads
-from edge_opt.attention.rules import Labelled
+from edge_opt.attention.labelled import Labelled
+from edge_opt.attention.labels import OperandFactors, ValueProducts, trace_heads
 from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.refusal import RefusedError
 
@@ -53,7 +53,7 @@ class Block:
     head_size: int
     query_length: int
     key_lengths: tuple[int, ...]
-    products: Weighings
+    products: ValueProducts
     operands: OperandFactors
     pieces: int = 1
     kv_heads: int = 1

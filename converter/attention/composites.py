@@ -5,8 +5,8 @@ from dataclasses import replace
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.factors import Factored
+from edge_opt.attention.labelled import Factors, Labelled, OneHead, Operands, Rule
 from edge_opt.attention.labels import OperandFactors
-from edge_opt.attention.rules import Factors, Labelled, OneHead, Operands, Rule
 from edge_opt.base.words import name_below
 from edge_opt.ir import Constants, Model, Subgraph, Tensor, topological
 from edge_opt.ir.composites import BODY, body_of, checked_body
@@ -33,7 +33,8 @@ class Composite(Rule):
         if len(body.outputs) != 1:
             raise RefusedError("the composite has several results", of.operator)
         labels: dict[Tensor, Factored] = {}
-        for inner, ends in self._inner.upwards([Labelled(body.outputs[0], of.factored)]):
+        for inner in self._inner.upwards([Labelled(body.outputs[0], of.factored)]):
+            ends = self._inner.is_end(inner)
             tensor, own = inner.tensor, inner.factored
             if labels.setdefault(tensor, fx.canonical(own)) != fx.canonical(own):
                 raise RefusedError("the body of a composite mixes heads", tensor.producer, tensor)

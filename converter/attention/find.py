@@ -12,17 +12,20 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 
 from edge_opt.attention import factors as fx
+from edge_opt.attention.axes import axes_behind
 from edge_opt.attention.block import Block, Match, NotABlock
 from edge_opt.attention.factors import Axis, Factor, Factored
+from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import (
     DEEPEST,
     OperandFactors,
     Trace,
-    Weighings,
+    ValueProducts,
     trace_heads,
 )
-from edge_opt.attention.pairs import Pair, axes_behind, contracted_axis, pairs_among
-from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, Labelled, is_product
+from edge_opt.attention.pairs import Pair, pairs_among
+from edge_opt.attention.places import contracted_axis
+from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, is_product
 from edge_opt.ir import Operator, Subgraph, Tensor
 from edge_opt.ir.operators import KINDS, UNARY, Effect, operators_that
 from edge_opt.ir.refusal import RefusedError
@@ -233,9 +236,9 @@ def _is_opaque(operator: Operator) -> bool:
     return operator.name in _OPAQUE or bool(operator.shape_error)
 
 
-def _value_products(softmax: Operator) -> tuple[Weighings, Operator | None]:
+def _value_products(softmax: Operator) -> tuple[ValueProducts, Operator | None]:
     """The products of probabilities and values, and the first operator that probabilities are not followed through."""
-    products: Weighings = {}
+    products: ValueProducts = {}
     blocked: Operator | None = None
 
     def behind(held: tuple[Tensor, frozenset[int]]) -> Iterator[tuple[Tensor, frozenset[int]]]:
@@ -271,7 +274,7 @@ def _maps(operator: Operator, tensor: Tensor, allowed: frozenset[str]) -> bool:
     return operator.name in ELEMENTWISE and all(t.elements == 1 for t in others)
 
 
-def _tail_of(products: Weighings) -> list[Tensor]:
+def _tail_of(products: ValueProducts) -> list[Tensor]:
     """The tensors after the value products that are made of all of them and nothing else, nearest first."""
     parts = {product.outputs[0]: frozenset({product}) for product in products}
     reached = [product.outputs[0] for product in products]
@@ -293,7 +296,7 @@ class _Search:
     """The search for one block: `values` are the value products, `scores` the nearest products above the SOFTMAX."""
 
     softmax: Operator
-    values: Weighings
+    values: ValueProducts
     scores: list[Operator]
     operands: OperandFactors
 
@@ -345,7 +348,11 @@ class _Search:
         """K: the number of different keys or values among heads, before any repeat for several heads."""
         start = self.operands.above(Labelled(product.outputs[0], factored))[1 - self.values[product]]
         # Heads that a product made are different.
-        sources = [of.factored for of, ends in self.operands.upwards([start], is_product) if ends]
+        sources = [
+            of.factored
+            for of in self.operands.upwards([start], is_product)
+            if self.operands.is_end(of, is_product)
+        ]
         return len({tuple(fx.piece_index(own, head) for own in sources) for head in range(heads)})
 
     def _beside_head_size(self) -> Labelled | None:
@@ -381,7 +388,7 @@ class _Search:
         beside = (Factor(count, size),), (Factor(size, 1),)
         labelled = (*outer, beside[0] + beside[1]) if merged else (*outer, *beside)
         walk = self.operands.upwards([Labelled(tensor, labelled)], self.values.__contains__)
-        own = next((of.factored for of, _ in walk if of.tensor is self._product), None)
+        own = next((of.factored for of in walk if of.tensor is self._product), None)
         if own is None or own[self._columns] != (Factor(size, 1),):
             return False
         digits = [digit for axis in own for digit in axis if size <= digit.stride < count * size]
@@ -406,17 +413,18 @@ class _Search:
 
     def _queries(self, rows: Axis) -> Iterator[Labelled]:
         """The tensors that queries come from, with the layout of these rows of the value product."""
-        for of, ends in self._above_queries(rows):
+        for of in self._above_queries(rows):
+            ends = self.operands.is_end(of, is_product)
             is_source = of.tensor.producer is None or not is_product(of.operator)
             if ends and is_source and not of.tensor.is_constant and fx.labels(of.factored):
                 yield of
 
-    def _above_queries(self, rows: Axis) -> Iterator[tuple[Labelled, bool]]:
+    def _above_queries(self, rows: Axis) -> Iterator[Labelled]:
         """The tensors above the scores up to the next products, with the layout of these rows of the value product."""
         factored, is_score = list(fx.plain(self._product.shape)), self.scores.__contains__
         factored[self._rows] = rows
         walk = self.operands.upwards([Labelled(self._product, tuple(factored))], is_score)
-        logits = [of for of, _ in walk if of.tensor.producer in self.scores]
+        logits = [of for of in walk if of.tensor.producer in self.scores]
         starts = [operand for of in logits for operand in self.operands.above(of).values()]
         yield from self.operands.upwards(starts, is_product)
 
@@ -432,7 +440,7 @@ class _Search:
                     continue
                 merged = Labelled(tensor, factored)
                 walk = self.operands.upwards([merged], self.values.__contains__)
-                own = next((of.factored for of, _ in walk if of.tensor is self._product), None)
+                own = next((of.factored for of in walk if of.tensor is self._product), None)
                 if own is not None and fx.tells_heads(own[self._rows]):
                     return merged
         return None
@@ -456,7 +464,7 @@ class _Search:
         axes = fx.regroup(((Factor(count, 1),),), lead[first:]) or ()
         if len(lead) == 1:
             walk = islice(self.operands.upwards([Labelled(output, (*axes, *matrix))]), DEEPEST)
-            sources = [of.factored for of, ends in walk if ends and not of.tensor.is_constant]
+            sources = [of.factored for of in walk if self.operands.is_end(of) and not of.tensor.is_constant]
             outer = [fx.sizes((fx.leading(own[0]),))[0] for own in sources if fx.piece_count(own) > 1]
             batch = min(outer, default=1)
             axes = (tuple(part for part in (Factor(batch), Factor(count // batch, 1)) if part.size > 1),)
@@ -475,10 +483,10 @@ class _Search:
         factored[place] = (Factor(product.shape[place], 1),)
         text = "rows of the value product may belong to several heads"
         start = Labelled(product, tuple(factored))
-        for of, _ in self.operands.upwards([start], self.scores.__contains__):
+        for of in self.operands.upwards([start], self.scores.__contains__):
             if len(fx.labelled_axes(of.factored)) > 1:  # logits at `[B, N, T, S]`
                 raise RefusedError(text, of.tensor.producer, of.tensor)
-        for of, _ in self._above_queries(factored[place]):
+        for of in self._above_queries(factored[place]):
             made = of.tensor.producer
             if (
                 made is not None
@@ -490,7 +498,7 @@ class _Search:
             if any(fx.tells_heads(axis) and not fx.only_labels(axis) for axis in of.factored[1:]):
                 raise RefusedError(text, of.tensor.producer, of.tensor)
         clear = self.operands.clear
-        met = [of for of, _ in self.operands.upwards([start], known=clear)]
+        met = [of for of in self.operands.upwards([start], known=clear)]
         for of in met:
             several = len(fx.merge_neighbours(fx.labels(of.factored))) > 1
             if several or _repeats(of.tensor.producer, of.factored):

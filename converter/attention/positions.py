@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor
+from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import OperandFactors
-from edge_opt.attention.rules import MOVEMENT, Labelled
+from edge_opt.attention.rules import MOVEMENT
 from edge_opt.ir import DType, Operator, Subgraph, Tensor
 from edge_opt.ir.graph import Buffer
 from edge_opt.ir.refusal import RefusedError
@@ -106,10 +107,14 @@ class Rotary:
         for axis in (axis for axis, size in enumerate(shape) if size == count > 1):
             labelled = (*fx.plain(shape[:axis]), own, *fx.plain(shape[axis + 1 :]))
             met = list(OperandFactors().upwards([Labelled(self.result, labelled)]))
-            carry = [of.tensor is self.position or not ends for of, ends in met if own in of.factored]
-            others = [of.tensor for of, _ in met if own not in of.factored]
+            carry = [
+                of.tensor is self.position or not OperandFactors().is_end(of)
+                for of in met
+                if own in of.factored
+            ]
+            others = [of.tensor for of in met if own not in of.factored]
             if all(carry) and self.position not in (*others, *backward_slice(others)[1]):
-                return {of.tensor: of.factored.index(own) for of, _ in met if own in of.factored}
+                return {of.tensor: of.factored.index(own) for of in met if own in of.factored}
         text = "its entries do not depend on one position each, in order along one axis"
         raise RefusedError(text, self.operators[-1], self.result)
 

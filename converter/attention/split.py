@@ -14,8 +14,9 @@ from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.block import Block, Form
 from edge_opt.attention.composites import Composite
 from edge_opt.attention.factors import Factored
+from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import DEEPEST, OperandFactors
-from edge_opt.attention.rules import MOVEMENT, RULES, Labelled
+from edge_opt.attention.rules import MOVEMENT, RULES
 from edge_opt.base.words import name_below
 from edge_opt.ir import Constants, DType, Model, Operator, Shape, Subgraph, Tensor, topological
 from edge_opt.ir.composites import COMPOSITE

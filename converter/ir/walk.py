@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any, TypeVar
 
 from edge_opt.ir.dtypes import DType
@@ -53,13 +54,29 @@ def read_outside(subgraph: Subgraph, tensor: Tensor, inside: Container[Operator]
     return subgraph.is_output(tensor) or any(reader not in inside for reader in tensor.consumers)
 
 
-def moved_from(tensor: Tensor, names: Collection[str]) -> tuple[Tensor, list[Operator]]:
+def only_reader(subgraph: Subgraph, tensor: Tensor) -> Operator | None:
+    """The operator that alone reads a tensor; None if the graph's caller or several operators do."""
+    if subgraph.is_output(tensor) or len(tensor.readers) != 1:
+        return None
+    return next(iter(tensor.readers))
+
+
+def chain_up(tensor: Tensor, carrier: Callable[[Operator], Tensor | None]) -> Iterator[Operator]:
+    """The operators above a tensor, nearest first; each makes the operand that `carrier` names of the one before.
+
+    The chain ends at a tensor without a producer, and after an operator without a carrier.
+    """
+    carried: Tensor | None = tensor
+    while carried is not None and carried.producer is not None:
+        yield carried.producer
+        carried = carrier(carried.producer)
+
+
+def look_through(tensor: Tensor, names: Collection[str]) -> tuple[Tensor, list[Operator]]:
     """Follow first inputs upwards through operators of these names; return the origin and the operators passed."""
-    passed: list[Operator] = []
-    while tensor.producer is not None and tensor.producer.name in names:
-        passed.append(tensor.producer)
-        tensor = tensor.producer.input(0)
-    return tensor, passed
+    above = chain_up(tensor, lambda operator: operator.input(0))
+    passed = list(takewhile(lambda operator: operator.name in names, above))
+    return (passed[-1].input(0) if passed else tensor), passed
 
 
 def backward_slice(

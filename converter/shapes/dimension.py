@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from edge_opt.base.errors import EdgeOptError
 
@@ -11,6 +11,8 @@ from edge_opt.base.errors import EdgeOptError
 class ShapeError(EdgeOptError):
     """The shapes, types or attributes of an operation do not fit together."""
 
+
+_Axis = TypeVar("_Axis")
 
 Shape: TypeAlias = tuple[int, ...]
 """Sizes, outermost axis first; -1 is an open size. The shape of an unranked tensor is None."""
@@ -50,9 +52,9 @@ def total(*sizes: int) -> int:
     return OPEN if min(sizes, default=0) < 0 else sum(sizes)
 
 
-def with_axis(shape: Shape, axis: int, *sizes: int) -> Shape:
-    """The shape with these sizes, any number of them, in the place of one axis."""
-    return (*shape[:axis], *sizes, *shape[axis + 1 :])
+def with_axis(shape: tuple[_Axis, ...], axis: int, *new: _Axis) -> tuple[_Axis, ...]:
+    """The shape with these axes, any number of them, in the place of one, which is counted from the front."""
+    return (*shape[:axis], *new, *shape[axis + 1 :])
 
 
 def shape_text(shape: Sequence[int] | None) -> str:
