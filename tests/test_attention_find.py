@@ -18,8 +18,9 @@ from attention_checks import (
 from pass_runs import refusal, run
 from text_parser import parse
 
+from edge_opt.attention.around import find_mask
 from edge_opt.attention.block import Block, NotABlock, row_tiles
-from edge_opt.attention.find import find_blocks, find_mask
+from edge_opt.attention.find import find_blocks
 from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import OperandFactors
 from edge_opt.conversion import SitesSkippedError, convert
@@ -192,6 +193,16 @@ def test_queries_that_are_the_block_before_show_nothing() -> None:
     )
     model = parse(f"subgraph main (%x0: float32[1,20], {given}) {{{blocks}\n  return %x2\n}}")
     assert [match.heads for match in find_blocks(model.subgraphs[0])] == [4, 4]
+
+
+def test_a_sequence_outside_the_heads_is_flattened_with_them_and_no_part_of_them() -> None:
+    """`[1,(4),6,5] -> [1,6,(4),5] -> [1,6*4*5]`, before a classifier: 4 heads, not 24."""
+    assert (
+        only_block(
+            parse(changed("%r: float32[1,6,20] -> %r: float32[1,120]", "{1, 6, 20} -> {1, 120}")).subgraphs[0]
+        ).heads
+        == 4
+    )
 
 
 @pytest.mark.parametrize(
