@@ -198,7 +198,8 @@ class HeadSearch:
 
     def _like_heads(self, rows: Labelled) -> Iterator[Labelled]:
         """The tensors above the value product in which its rows lie as heads do."""
-        for of in self.operands.upwards([rows], self.scores.__contains__):
+        below_scores = list(self.operands.upwards([rows], self.scores.__contains__))
+        for of in below_scores:
             if len(fx.labelled_axes(of.factored)) > 1:
                 yield of  # logits at `[B, N, T, S]`
         for of in self._above_queries(rows):
@@ -207,10 +208,7 @@ class HeadSearch:
         for of in self._queries(rows):
             if any(fx.tells_heads(axis) and not fx.only_labels(axis) for axis in of.factored[1:]):
                 yield of  # `[1, T, (N)(H)]`
-        clear = self.operands.clear
-        met = list(self.operands.upwards([rows], known=clear))
-        yield from filter(_repeats, met)
-        clear.update(met)
+        yield from filter(_repeats, below_scores)
 
     def _of_rows(self, *rows: Factor) -> Labelled:
         """The value product's result with labels on its rows."""
