@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-from edge_opt.attention.axes import Axes, axes_behind
+from edge_opt.attention.axes import Axes, axes_behind, contracted_axis
 from edge_opt.attention.labels import DEEPEST, ValueProducts
-from edge_opt.attention.places import contracted_axis
 from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, is_product
 from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.operators import KINDS, UNARY, Effect, operators_that

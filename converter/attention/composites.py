@@ -13,8 +13,6 @@ from edge_opt.ir.composites import BODY, body_of, checked_body
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import backward_slice, reads, repeated
 
-_MIXES = "the body of a composite mixes heads"
-
 
 class Composite(Rule):
     """STABLEHLO_COMPOSITE, derived from its body: `rms_norm([1,N,T,H])` -> N x `rms_norm([1,1,T,H])`.
@@ -38,12 +36,12 @@ class Composite(Rule):
         for inner in self._inner.upwards([Labelled(body.outputs[0], of.factored)]):
             own = fx.canonical(inner.factored)
             if labels.setdefault(inner.tensor, own) != own:
-                raise RefusedError(_MIXES, inner.tensor.producer, inner.tensor)
+                raise inner.refusal("the body of a composite mixes heads")
             self._check(inner, body)
         cut = {tensor for tensor, own in labels.items() if fx.piece_count(own) > 1}
         shared = labels.keys() - cut
         if not cut.isdisjoint(backward_slice(shared)[1]):
-            raise RefusedError(_MIXES, of.operator)
+            raise RefusedError("the body of a composite mixes heads", of.operator)
         inputs = enumerate(body.inputs)
         return {place: labels.get(tensor, fx.plain(tensor.shape)) for place, tensor in inputs}
 
@@ -53,8 +51,7 @@ class Composite(Rule):
         if inner.pieces == 1:
             return
         if tensor.is_constant or (tensor.quantization is not None and tensor.quantization.is_per_axis):
-            text = "the body of a composite is not the same for all heads"
-            raise RefusedError(text, tensor.producer, tensor)
+            raise inner.refusal("the body of a composite is not the same for all heads")
         if tensor not in body.inputs and self._inner.is_end(inner):
             missing = RefusedError("no rule for an operator in the body of a composite", tensor.producer)
             raise self._inner.refusal(inner) or missing

@@ -105,8 +105,7 @@ def _without_values(softmax: Operator, below: Below, above: Above) -> NotABlock:
         raise RefusedError("an operator with unknown effects reads the probabilities", blocker)
     if blocker is not None and above.products:
         raise RefusedError("the probabilities cannot be followed through this operator", blocker)
-    reason = RefusedError("no product with values follows this SOFTMAX: not attention", blocker)
-    return NotABlock(softmax, str(reason), is_attention=False)
+    return _no_attention(softmax, "no product with values follows this SOFTMAX", blocker)
 
 
 def _without_scores(softmax: Operator, above: Above) -> NotABlock:
@@ -114,7 +113,11 @@ def _without_scores(softmax: Operator, above: Above) -> NotABlock:
     end = above.ends[0] if above.ends else None
     if any(operator.name not in _PROJECTIONS for operator in above.ends):
         raise RefusedError("the scores cannot be followed through this operator", end)
-    reason = RefusedError("no product of queries and keys leads to this SOFTMAX: not attention", end)
+    return _no_attention(softmax, "no product of queries and keys leads to this SOFTMAX", end)
+
+
+def _no_attention(softmax: Operator, text: str, end: Operator | None) -> NotABlock:
+    reason = RefusedError(f"{text}: not attention", end)
     return NotABlock(softmax, str(reason), is_attention=False)
 
 

@@ -126,8 +126,7 @@ class HeadSearch:
         for of in self._queries(self._of_rows(*rows)):
             place = fx.labelled_axes(of.factored)[0]
             if fx.only_labels(of.factored[place]) and 1 not in of.tensor.shape[1:]:
-                text = "rows of the value product may be the sequence, or heads"
-                raise RefusedError(text, of.tensor.producer, of.tensor)
+                raise of.refusal("rows of the value product may be the sequence, or heads")
 
     # In batch axes
 
@@ -193,8 +192,7 @@ class HeadSearch:
             raise RefusedError("the probabilities have more matrices than the value product", self.softmax)
         rows = self._of_rows(Factor(product.shape[self._rows], 1))
         for of in self._like_heads(rows):
-            text = "rows of the value product may belong to several heads"
-            raise RefusedError(text, of.tensor.producer, of.tensor)
+            raise of.refusal("rows of the value product may belong to several heads")
 
     def _like_heads(self, rows: Labelled) -> Iterator[Labelled]:
         """The tensors above the value product in which its rows lie as heads do."""

@@ -34,31 +34,12 @@ def join_heads(
         for head in sorted(tensors):
             first = head - factor.digit(head) * factor.stride
             groups.setdefault(first, []).append(tensors[head])
-        if place == places[0]:
-            _join_into(assembly, form, groups[0], front, output)
-            return
-        tensors = {head: _joined(assembly, parts, front, output) for head, parts in groups.items()}
-
-
-def _join_into(assembly: Assembly, form: Form, parts: list[Tensor], front: int, output: Tensor) -> None:
-    """Define `output` as the parts side by side along an axis after `front` elements."""
-    parts = _joinable(assembly, parts, front)
-    if not form.keep and output.dtype in SPLIT_TYPES:
-        axis = _packed_axis(parts, front, output.shape)
-        if axis is not None:
-            assembly.emit("PACK", parts, output, values_count=len(parts), axis=axis)
-            return
-    axis = _joined_axis(parts, front, output.shape)
-    if _joined_shape(parts, axis) == output.shape:
-        assembly.emit("CONCATENATION", parts, output, axis=axis)
-    else:
-        assembly.reshape_to(_concatenated(assembly, parts, axis, output), output)
-
-
-def _joined(assembly: Assembly, parts: list[Tensor], front: int, output: Tensor) -> Tensor:
-    """A new tensor with the parts side by side along an axis after `front` elements."""
-    parts = _joinable(assembly, parts, front)
-    return _concatenated(assembly, parts, _joined_axis(parts, front, output.shape), output)
+        for head, parts in groups.items():
+            groups[head] = _joinable(assembly, parts, front)
+        if place > places[0]:
+            tensors = {head: _joined(assembly, parts, front, output) for head, parts in groups.items()}
+        elif form.keep or output.dtype not in SPLIT_TYPES or not _pack(assembly, groups[0], front, output):
+            _concatenate(assembly, groups[0], front, output)
 
 
 def _joinable(assembly: Assembly, parts: list[Tensor], front: int) -> list[Tensor]:
@@ -67,39 +48,49 @@ def _joinable(assembly: Assembly, parts: list[Tensor], front: int) -> list[Tenso
     The joined tensor is then reshaped instead of every part.
     """
     sources = list(map(assembly.source, parts))
-    if _places(sources[0].shape, front):
+    if _axes_after(front, sources[0].shape):
         return sources
-    if _places(parts[0].shape, front):
+    if _axes_after(front, parts[0].shape):
         return parts
     flat = (front, parts[0].elements // front)
     return [assembly.reshaped(part, flat, name_below(part.name, "flat")) for part in parts]
 
 
-def _packed_axis(parts: list[Tensor], front: int, target: Shape) -> int | None:
-    """The axis along which a PACK of the parts gives the target's shape."""
+def _pack(assembly: Assembly, parts: list[Tensor], front: int, output: Tensor) -> bool:
+    """Define `output` as a PACK of the parts along a new axis after `front` elements; False if there is none."""
     shape = parts[0].shape
-    for axis in _places(shape, front):
-        if target == (*shape[:axis], len(parts), *shape[axis:]):
-            return axis
-    return None
+    for axis in _axes_after(front, shape):
+        if output.shape == (*shape[:axis], len(parts), *shape[axis:]):
+            assembly.emit("PACK", parts, output, values_count=len(parts), axis=axis)
+            return True
+    return False
 
 
-def _joined_axis(parts: list[Tensor], front: int, target: Shape) -> int:
-    """The axis along which a CONCATENATION gives the target's shape; else the last possible one."""
-    places = _places(parts[0].shape, front)
-    return next((axis for axis in places if _joined_shape(parts, axis) == target), places[-1])
+def _concatenate(assembly: Assembly, parts: list[Tensor], front: int, output: Tensor) -> None:
+    """Define `output` as a CONCATENATION of the parts, reshaped if necessary."""
+    axis, shape = _joined_at(parts, front, output.shape)
+    if shape == output.shape:
+        assembly.emit("CONCATENATION", parts, output, axis=axis)
+    else:
+        assembly.reshape_to(_joined(assembly, parts, front, output), output)
 
 
-def _joined_shape(parts: list[Tensor], axis: int) -> Shape:
-    shape = parts[0].shape
-    return with_axis(shape, axis, shape[axis] * len(parts))
-
-
-def _concatenated(assembly: Assembly, parts: list[Tensor], axis: int, output: Tensor) -> Tensor:
-    made = assembly.tensor(name_below(output.name, "heads"), _joined_shape(parts, axis), output)
+def _joined(assembly: Assembly, parts: list[Tensor], front: int, output: Tensor) -> Tensor:
+    """A new tensor, a CONCATENATION of the parts along an axis after `front` elements."""
+    axis, shape = _joined_at(parts, front, output.shape)
+    made = assembly.tensor(name_below(output.name, "heads"), shape, output)
     return assembly.emit("CONCATENATION", parts, made, axis=axis)
 
 
-def _places(shape: Shape, front: int) -> list[int]:
+def _joined_at(parts: list[Tensor], front: int, target: Shape) -> tuple[int, Shape]:
+    """The axis of a CONCATENATION and its result's shape: the target, if any axis gives it."""
+    shape = parts[0].shape
+    axes = _axes_after(front, shape)
+    shapes = {axis: with_axis(shape, axis, shape[axis] * len(parts)) for axis in axes}
+    axis = next((axis for axis in axes if shapes[axis] == target), axes[-1])
+    return axis, shapes[axis]
+
+
+def _axes_after(front: int, shape: Shape) -> list[int]:
     """Axes with `front` elements before them, along which parts can be joined."""
     return [axis for axis in range(len(shape)) if math.prod(shape[:axis]) == front]

@@ -50,6 +50,10 @@ class Labelled(NamedTuple):
         """Shape of one head's piece with all axes."""
         return fx.piece_shape(self.factored, keep=True)
 
+    def refusal(self, text: str) -> RefusedError:
+        """The error that names this tensor and the operator that makes it."""
+        return RefusedError(text, self.tensor.producer, self.tensor)
+
     def piece_quantization(self) -> Quantization | None:
         """Quantization of one head's piece: several scales stay with their axis.
 

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from edge_opt.attention.axes import Axes, has_known_axes, moved_axes, on_axes
-from edge_opt.attention.places import contracted_axis
+from edge_opt.attention.axes import Axes, contracted_axis, has_known_axes, moved_axes, on_axes
 from edge_opt.attention.rules import MOVEMENT, is_weight, multiplies_activations
 from edge_opt.ir import Operator, Shape, Tensor
 from edge_opt.ir.operators import KINDS, Effect, operators_that

@@ -11,9 +11,9 @@ from itertools import dropwhile
 import numpy as np
 
 from edge_opt.attention import factors as fx
+from edge_opt.attention.axes import Places, aligned, integers, multiplied, reduced, transposed
 from edge_opt.attention.factors import Axis, Factored
 from edge_opt.attention.labelled import Factors, Labelled, OneHead, Rule
-from edge_opt.attention.places import Places, aligned, integers, multiplied, reduced, transposed
 from edge_opt.ir import Operator, Shape, Tensor
 from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.refusal import RefusedError
