@@ -27,7 +27,7 @@ from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import DEEPEST, OperandFactors, Trace, trace_heads
 from edge_opt.attention.pairs import Pair, pairs_among
 from edge_opt.attention.rules import MOVEMENT, is_product
-from edge_opt.ir import Operator, Subgraph
+from edge_opt.ir import Operator, Subgraph, Tensor
 from edge_opt.ir.operators import KINDS, Effect, operators_that
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import chain_up, producers, walked
@@ -200,8 +200,12 @@ def _weights_without_softmax(pairs: Iterable[Pair], softmaxes: Iterable[Operator
 
 def _last_computation(operator: Operator) -> Operator | None:
     """The operator, or the nearest one above that does more than move, cut or repeat; None for a graph input."""
-    above = chain_up(operator.outputs[0], lambda one: KINDS[one.name].data_operands(one.inputs)[0])
+    above = chain_up(operator.outputs[0], _moved_operand)
     return next((one for one in above if one.name not in _MOVING), None)
+
+
+def _moved_operand(operator: Operator) -> Tensor:
+    return KINDS[operator.name].data_operands(operator.inputs)[0]
 
 
 def _makes_weights(operator: Operator, pair: Pair) -> bool:

@@ -75,9 +75,11 @@ class HeadSearch:
         This takes the nearest tensor with the most heads: an earlier `[.., K, G, H]` has only G beside H.
         """
         size = self._head_size
-        sizes = {product.outputs[0].shape[-1 - operand] for product, operand in self.values.items()}
-        if size == 1 or sizes != {size}:
+        if size == 1:
             return None
+        for product, operand in self.values.items():
+            if product.outputs[0].shape[-1 - operand] != size:
+                return None
         unmerged: list[Labelled] = []
         for tensor in self._tail:
             width = tensor.shape[-1] if tensor.shape else 1
@@ -146,14 +148,16 @@ class HeadSearch:
         count = math.prod(lead[1:] if len(lead) > 1 else lead)
         if count == 1:
             return None
-        heads = Factor(count, 1)
-        axes: Factored = ((heads,),)
+        heads: Factored = ((Factor(count, 1),),)
+        matrix = fx.plain(output.shape[-2:])
         if len(lead) > 1:
-            axes = (fx.plain_axis(lead[0]), *(fx.regroup(axes, lead[1:]) or ()))
+            batch = fx.plain(lead[:1])
+            axes = batch + (fx.regroup(heads, lead[1:]) or ())
         else:
-            batch = self._batch_of(Labelled(output, (*axes, *fx.plain(output.shape[-2:]))))
-            axes = (tuple(part for part in (Factor(batch), Factor(count // batch, 1)) if part.size > 1),)
-        found = Labelled(output, (*axes, *fx.plain(output.shape[-2:])))
+            size = self._batch_of(Labelled(output, heads + matrix))
+            parts = (Factor(size), Factor(count // size, 1))
+            axes = (tuple(fx.merge_neighbours(parts)),)
+        found = Labelled(output, axes + matrix)
         if found.pieces == 1:
             return None
         self._check_rows()
@@ -188,7 +192,8 @@ class HeadSearch:
     def _check_rows(self) -> None:
         """Raise RefusedError if rows of the value product may belong to several heads that cannot be distinguished."""
         product = self._product
-        if math.prod(self.softmax.outputs[0].shape[:-2]) > math.prod(product.shape[:-2]):
+        probabilities = self.softmax.outputs[0]
+        if math.prod(probabilities.shape[:-2]) > math.prod(product.shape[:-2]):
             raise RefusedError("the probabilities have more matrices than the value product", self.softmax)
         rows = self._of_rows(Factor(product.shape[self._rows], 1))
         for of in self._like_heads(rows):
@@ -248,7 +253,9 @@ def _has_own_matrices(of: Labelled) -> bool:
 def _repeats(of: Labelled) -> bool:
     """True if the operator joins a tensor to itself along a labelled axis."""
     operator = of.tensor.producer
-    if operator is None or operator.name not in _JOINING or len({*operator.inputs}) == len(operator.inputs):
+    if operator is None or operator.name not in _JOINING:
+        return False
+    if len(set(operator.inputs)) == len(operator.inputs):
         return False
     return fx.tells_heads(of.factored[int(operator.option("axis"))])
 
@@ -260,8 +267,9 @@ def _own_matrices(product: Operator, tensor: Tensor) -> Factored:
     if product.name != "BATCH_MATMUL" or not others:
         return factored
     axes = list(factored)
+    rank = min(len(axes), len(others[0].shape))
     stride = 1
-    for axis in range(-3, -1 - min(len(axes), len(others[0].shape)), -1):
+    for axis in range(-3, -1 - rank, -1):
         size = tensor.shape[axis]
         if size > 1 and others[0].shape[axis] == size:
             axes[axis] = (Factor(size, stride),)

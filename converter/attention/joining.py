@@ -34,12 +34,16 @@ def join_heads(
         for head in sorted(tensors):
             first = head - factor.digit(head) * factor.stride
             groups.setdefault(first, []).append(tensors[head])
-        for head, parts in groups.items():
-            groups[head] = _joinable(assembly, parts, front)
         if place > places[0]:
-            tensors = {head: _joined(assembly, parts, front, output) for head, parts in groups.items()}
-        elif form.keep or output.dtype not in SPLIT_TYPES or not _pack(assembly, groups[0], front, output):
-            _concatenate(assembly, groups[0], front, output)
+            tensors.clear()
+            for head, parts in groups.items():
+                alike = _joinable(assembly, parts, front)
+                tensors[head] = _joined(assembly, alike, front, output)
+            continue
+        last = _joinable(assembly, groups[0], front)
+        packs = not form.keep and output.dtype in SPLIT_TYPES
+        if not packs or not _pack(assembly, last, front, output):
+            _concatenate(assembly, last, front, output)
 
 
 def _joinable(assembly: Assembly, parts: list[Tensor], front: int) -> list[Tensor]:

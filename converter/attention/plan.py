@@ -181,5 +181,9 @@ def _scales(operator: Operator) -> bool:
     """True for a multiplication or division of a whole tensor and a scalar."""
     if operator.name not in ("MUL", "DIV"):
         return False
-    shapes = [t.shape for t in operator.inputs if t is not None and not (t.has_numbers and t.elements == 1)]
-    return shapes == [operator.output.shape]
+    whole = [tensor for tensor in operator.inputs if tensor is not None and not _is_scalar(tensor)]
+    return len(whole) == 1 and whole[0].shape == operator.output.shape
+
+
+def _is_scalar(tensor: Tensor) -> bool:
+    return tensor.has_numbers and tensor.elements == 1

@@ -5,7 +5,7 @@ Operators that only join or repeat tensors for the heads are dropped. docs/head-
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import dropwhile
 
 import numpy as np
@@ -128,8 +128,8 @@ class Transpose(ByAxes):
         kept = fx.piece_axes(source.factored, keep=source.keep)
         order = [kept.index(axis) for axis in integers(one.of.operator, 1) if axis in kept]
         last = len(order) - 1
-        *others, row, column = [-1, -1, *(axis for axis in order if sizes[axis] > 1)]
-        if (row, column) == (last, last - 1) and others == sorted(others):
+        wide = [axis for axis in order if sizes[axis] > 1]
+        if wide[-2:] == [last, last - 1] and wide[:-2] == sorted(wide[:-2]):
             # Apart from axes of size 1, this exchanges rows and columns, which a matrix product can absorb.
             order = [*range(last - 1), last, last - 1]
         read = {0: one.piece(0), 1: one.integers("perm", order)}
@@ -227,7 +227,7 @@ class Joining(Rule):
         """The joined axis, cut into the parts; None if it has no label or the parts are not the heads."""
         parts = of.operator.inputs
         whole = of.factored[self._axis(of)]
-        if not fx.tells_heads(whole) or len({tensor.shape for tensor in parts if tensor is not None}) > 1:
+        if not fx.tells_heads(whole) or not _are_alike(parts):
             return None
         cut = fx.cut_axis(whole, len(parts))
         if cut is None or not fx.only_labels(cut.outer):
@@ -239,6 +239,11 @@ class Joining(Rule):
     def passed_on(self, of: Labelled, head: int) -> int | None:
         cut = self._cut(of)
         return None if cut is None else fx.mixed_index(cut.outer, head)
+
+
+def _are_alike(parts: Iterable[Tensor | None]) -> bool:
+    """True if all parts have the same shape."""
+    return len({part.shape for part in parts if part is not None}) == 1
 
 
 class Broadcast(Rule):

@@ -205,7 +205,8 @@ class _Splitter:
                 begins = np.zeros(len(shape))
                 begins[axis] = place * size
                 begin = make.integers(name_below(part.name, "begin"), begins)
-                make.emit("SLICE", [tensor, begin, make.integers(name_below(part.name, "size"), shape)], part)
+                sizes = make.integers(name_below(part.name, "size"), shape)
+                make.emit("SLICE", [tensor, begin, sizes], part)
         return parts
 
 

@@ -313,7 +313,7 @@ def gather(call: Call) -> Results:
     batch = call.number("batch_dims")
     if batch < 0:
         batch += len(indices)
-    fits = 0 <= batch <= min(axis, len(indices)) and may_be_alike(shape[:batch], indices[:batch])
+    fits = 0 <= batch <= axis and may_be_alike(shape[:batch], indices[:batch])
     call.expect(fits, f"equal batch axes before axis {axis}, {batch} by its batch_dims")
     return [with_axis(shape, axis, *indices[batch:])]
 
@@ -339,4 +339,6 @@ def _fits_into(part: Shape, whole: Shape) -> bool:
 @rule("EMBEDDING_LOOKUP", "embedding_lookup.cc, Prepare")
 def embedding_lookup(call: Call) -> Results:
     """Each index of the vector `[n]` (input 0) picks a row of the table `[rows, ...]` (input 1)."""
-    return [(*call.shape(0, rank=1), *call.shape(1, least=2)[1:])]
+    count = call.shape(0, rank=1)
+    table = call.shape(1, least=2)
+    return [(*count, *table[1:])]

@@ -17,6 +17,8 @@ from edge_opt.shapes.rules import Array, Call, Results, UnknownError
 
 _KINDS: Final = "iub"  # numpy's kinds that are folded: integers and booleans
 _MOST_ELEMENTS: Final = 1024
+# For shorter types there are kernels of quantized tensors only: without a scale, MUL gives 0, ADD ends the process.
+_COMPUTED: Final = frozenset({DType.BOOL, DType.INT32, DType.INT64})
 
 NUMBERS: Final[dict[str, Callable[..., Any]]] = {
     "ABS": np.abs,
@@ -103,8 +105,7 @@ def _all_values(call: Call) -> list[Array]:
 def _elementwise(call: Call, _: Sequence[Shape]) -> Array:
     if call.op.name in ("ADD", "SUB", "MUL") and call.number("fused_activation_function"):
         raise UnknownError
-    # For shorter types there are kernels of quantized tensors only: without a scale, MUL gives 0, ADD ends the process.
-    if not {tensor.dtype for tensor in call.op.inputs if tensor} <= {DType.BOOL, DType.INT32, DType.INT64}:
+    if any(tensor and tensor.dtype not in _COMPUTED for tensor in call.op.inputs):
         raise UnknownError
     return np.asarray(NUMBERS[call.op.name](*_all_values(call)), object)
 

@@ -91,7 +91,9 @@ def shape_report(model: Model, *, resize: Mapping[Tensor, Sequence[int]] | None 
     entered = called_by(chain.from_iterable(graphs), graphs)
     for graph in sorted(graphs, key=entered.__contains__):
         if graph not in walk.walked:
-            walk.walk(graph, {one: facts.get(one, Fact(recorded_shape(one))) for one in graph.inputs})
+            own = {tensor: Fact(recorded_shape(tensor)) for tensor in graph.inputs}
+            own.update((tensor, facts[tensor]) for tensor in graph.inputs if tensor in facts)
+            walk.walk(graph, own)
     count = sum(len(graph.tensors) for graph in graphs)
     results = [tensor for tensor in walk.shapes if tensor.producer is not None]
     unknown = sum(walk.shapes[tensor] is None for tensor in results)
