@@ -1,4 +1,7 @@
-"""Matches of a SOFTMAX (an attention block or not), forms of splitting, and cutting a block's rows into tiles."""
+"""Matches of a SOFTMAX (an attention block or not), forms of splitting, and cutting a block's rows into tiles.
+
+The head axis is explained in docs/head-axis.md.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,7 @@
-"""The rule for composites: the label passes through the operators of the body, and each head gets a smaller body."""
+"""The rule for composites: the label passes through the operators of the body, and each head gets a smaller body.
+
+The head axis is explained in docs/head-axis.md.
+"""
 
 from dataclasses import replace
 

@@ -20,7 +20,7 @@ from edge_opt.attention.factors import Axis, Factor, Factored
 from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import DEEPEST, OperandFactors, ValueProducts
 from edge_opt.attention.rules import is_product
-from edge_opt.ir import Operator, Tensor
+from edge_opt.ir import Operator, Shape, Tensor
 from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.refusal import RefusedError
 
@@ -133,11 +133,7 @@ class HeadSearch:
     # In batch axes
 
     def _on_batch_axes(self) -> Labelled | None:
-        """Heads in the batch axes of the products, with one matrix per index; None if there is only one.
-
-        The outermost of several axes is the model's batch: `[B,(N),T,H]`; so is the outermost part in all sources of a
-        single one: `[B*N,T,H]`.
-        """
+        """Heads in the batch axes of the products, with one matrix per index; None if there is only one."""
         output = self._product
         lead = output.shape[:-2]
         if self._tail and self._tail[0].shape[:-2] == lead:
@@ -145,32 +141,24 @@ class HeadSearch:
         elif len(self.values) > 1 and math.prod(lead) > 1:
             text = "the probabilities weigh several values, and these products are never summed"
             raise RefusedError(text, self.softmax)
-        count = math.prod(lead[1:] if len(lead) > 1 else lead)
-        if count == 1:
-            return None
-        heads: Factored = ((Factor(count, 1),),)
-        matrix = fx.plain(output.shape[-2:])
-        if len(lead) > 1:
-            batch = fx.plain(lead[:1])
-            axes = batch + (fx.regroup(heads, lead[1:]) or ())
-        else:
-            size = self._batch_of(Labelled(output, heads + matrix))
-            parts = (Factor(size), Factor(count // size, 1))
-            axes = (tuple(fx.merge_neighbours(parts)),)
-        found = Labelled(output, axes + matrix)
+        axes = self._heads_of_axis(output) if len(lead) == 1 else _heads_of_axes(lead)
+        found = Labelled(output, axes + fx.plain(output.shape[-2:]))
         if found.pieces == 1:
             return None
         self._check_rows()
         return found
 
-    def _batch_of(self, of: Labelled) -> int:
-        """The model's batch in an axis `B*N`: the least outermost part of it in the tensors that it comes from."""
+    def _heads_of_axis(self, output: Tensor) -> Factored:
+        """The layout of a single batch axis, `[(B)(N)]`; B is the least outermost part of it in all its sources."""
+        size = output.shape[0]
+        whole = Labelled(output, fx.labelled_axis(output.shape, 0, Factor(size, 1)))
         batches: list[int] = []
-        for source in islice(self.operands.upwards([of]), DEEPEST):
+        for source in islice(self.operands.upwards([whole]), DEEPEST):
             if source.tensor.is_constant or source.pieces == 1 or not self.operands.is_end(source):
                 continue
             batches.append(fx.axis_size(fx.leading(source.factored[0])))
-        return min(batches, default=1)
+        batch = min(batches, default=1)
+        return (tuple(fx.merge_neighbours((Factor(batch), Factor(size // batch, 1)))),)
 
     # Before matrices of their own
 
@@ -233,6 +221,12 @@ class HeadSearch:
             if of.tensor.producer in self.scores:
                 starts += self.operands.above(of).values()
         yield from self.operands.upwards(starts, is_product)
+
+
+def _heads_of_axes(lead: Shape) -> Factored:
+    """The layout of several batch axes, `[B, (K), (G)]`: the outermost one is the model's batch."""
+    heads = (Factor(math.prod(lead[1:]), 1),)
+    return fx.plain(lead[:1]) + (fx.regroup((heads,), lead[1:]) or ())
 
 
 def _beside(tensor: Tensor, heads: Factor, columns: Factor, *, merged: bool) -> Factored:
