@@ -1,4 +1,7 @@
-"""The new operators of one rewrite, built in order and not yet attached to a graph."""
+"""The new operators of one rewrite, built in order and not yet attached to a graph.
+
+What they are made for: docs/head-axis.md, "From labels to a graph".
+"""
 
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence

@@ -1,8 +1,10 @@
 """Joins the pieces of all heads to the tensor in which they lie side by side.
 
-N x [1,1,T,H] -> [1,T,(N)(H)]              one CONCATENATION along H
-N x [1,T,H]   -> [1,T,(N),H]               one PACK, where heads have no axis
-N x [1,1,T,H] -> [1,(K),H,(G)(T)]          one CONCATENATION along T for every k, then one along K
+    N x [1,1,T,H] -> [1,T,(N)(H)]              one CONCATENATION along H
+    N x [1,T,H]   -> [1,T,(N),H]               one PACK, where heads have no axis
+    N x [1,1,T,H] -> [1,(K),H,(G)(T)]          one CONCATENATION along T for every k, then one along K
+
+`(N)` is the axis of the heads: docs/head-axis.md.
 """
 
 import math

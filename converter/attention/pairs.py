@@ -3,7 +3,7 @@
     A x B = [.., M, N] -> anything that leaves M and N in place -> x C     a pair: attention, or something like it
     A x B = [.., M, N] -> a projection that sums over N            -> x C  no pair: the next layer
 
-Where the axes cannot be followed, they are taken to be everywhere.
+Where the axes cannot be followed, they are taken to be everywhere. docs/head-axis.md says what the pairs are for.
 """
 
 import math

@@ -4,7 +4,8 @@
                            leading                             anchor following
 
 Names do not matter. All paths up from a COS or SIN end at one integer input of the graph. A label on the axis of the
-positions, followed up like a head label, shows that each entry of the result depends on only one position.
+positions, followed up like a head label (docs/head-axis.md), shows that each entry of the result depends on only one
+position.
 """
 
 from collections.abc import Iterator, Mapping
