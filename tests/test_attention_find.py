@@ -653,6 +653,23 @@ def test_a_wrong_recorded_shape_is_not_believed(name: str, shape: tuple[int, ...
     assert match.reason.startswith(reason)
 
 
+def test_a_block_behind_a_wrong_recorded_shape_is_skipped_which_no_region_would_show() -> None:
+    """LiteRT makes `[1,4,6,5]` of the two factors; cut by the recorded `[1,2,12,5]`, the file would not run."""
+    model = parse("""
+    subgraph main (%a: float32[1,4,6,5], %b: float32[1,4,6,5], %k: float32[1,1,8,5], %v: float32[1,1,8,5]) {
+      %q: float32[1,2,12,5] = MUL(%a, %b)
+      %l: float32[1,2,12,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+      %p: float32[1,2,12,8] = SOFTMAX(%l) {beta: 1.0}
+      %o: float32[1,2,12,5] = BATCH_MATMUL(%p, %v)
+      %t: float32[1,12,2,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})
+      %r: float32[1,12,10] = RESHAPE(%t, int32{1, 12, 10})
+      return %r
+    }""")
+    (site,) = convert(model, verify="none").sites
+    assert site.status is Status.SKIPPED
+    assert site.reason.startswith("the recorded shapes are inconsistent")
+
+
 def test_signatures_that_share_a_subgraph_are_converted_together_and_told_so() -> None:
     names = "(q=%q, k=%k, v=%v) -> (r=%r)"
     text = f"signature first = #0 {names}\nsignature second = #0 {names}\n{PLAIN}"
