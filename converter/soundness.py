@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_opt.attention.find import MASKING
+from edge_opt.attention.around import MASKING
 from edge_opt.attention.labels import DEEPEST
 from edge_opt.attention.rules import ELEMENTWISE, is_product
 from edge_opt.base.record import Record

@@ -18,10 +18,11 @@ from attention_checks import (
 from pass_runs import refusal, run
 from text_parser import parse
 
+from edge_opt.attention.around import find_mask
 from edge_opt.attention.block import Block, NotABlock, row_tiles
-from edge_opt.attention.find import find_blocks, find_mask
+from edge_opt.attention.find import find_blocks
+from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import OperandFactors
-from edge_opt.attention.rules import Labelled
 from edge_opt.conversion import SitesSkippedError, convert
 from edge_opt.conversion.result import entry_points
 from edge_opt.ir import Constants, Model, Subgraph, to_bytes
@@ -192,6 +193,16 @@ def test_queries_that_are_the_block_before_show_nothing() -> None:
     )
     model = parse(f"subgraph main (%x0: float32[1,20], {given}) {{{blocks}\n  return %x2\n}}")
     assert [match.heads for match in find_blocks(model.subgraphs[0])] == [4, 4]
+
+
+def test_a_sequence_outside_the_heads_is_flattened_with_them_and_no_part_of_them() -> None:
+    """`[1,(4),6,5] -> [1,6,(4),5] -> [1,6*4*5]`, before a classifier: 4 heads, not 24."""
+    assert (
+        only_block(
+            parse(changed("%r: float32[1,6,20] -> %r: float32[1,120]", "{1, 6, 20} -> {1, 120}")).subgraphs[0]
+        ).heads
+        == 4
+    )
 
 
 @pytest.mark.parametrize(
@@ -640,6 +651,23 @@ def test_a_wrong_recorded_shape_is_not_believed(name: str, shape: tuple[int, ...
     next(tensor for tensor in graph.tensors if tensor.name == name).shape = shape
     (match,) = find_blocks(graph)
     assert match.reason.startswith(reason)
+
+
+def test_a_block_behind_a_wrong_recorded_shape_is_skipped_which_no_region_would_show() -> None:
+    """LiteRT makes `[1,4,6,5]` of the two factors; cut by the recorded `[1,2,12,5]`, the file would not run."""
+    model = parse("""
+    subgraph main (%a: float32[1,4,6,5], %b: float32[1,4,6,5], %k: float32[1,1,8,5], %v: float32[1,1,8,5]) {
+      %q: float32[1,2,12,5] = MUL(%a, %b)
+      %l: float32[1,2,12,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+      %p: float32[1,2,12,8] = SOFTMAX(%l) {beta: 1.0}
+      %o: float32[1,2,12,5] = BATCH_MATMUL(%p, %v)
+      %t: float32[1,12,2,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})
+      %r: float32[1,12,10] = RESHAPE(%t, int32{1, 12, 10})
+      return %r
+    }""")
+    (site,) = convert(model, verify="none").sites
+    assert site.status is Status.SKIPPED
+    assert site.reason.startswith("the recorded shapes are inconsistent")
 
 
 def test_signatures_that_share_a_subgraph_are_converted_together_and_told_so() -> None:

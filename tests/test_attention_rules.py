@@ -18,9 +18,10 @@ from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly, cancel_transposes
 from edge_opt.attention.block import FORMS
 from edge_opt.attention.factors import Factor, Factored
+from edge_opt.attention.joining import join_heads
+from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import OperandFactors
-from edge_opt.attention.rules import RULES, Labelled
-from edge_opt.attention.split import join_heads
+from edge_opt.attention.rules import RULES
 from edge_opt.ir import Constants, DType, Model, Operator, Subgraph, Tensor, to_bytes
 from edge_opt.ir.text import operator_text
 from edge_opt.ir.walk import needed_for, reads

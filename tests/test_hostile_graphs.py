@@ -10,7 +10,8 @@ from growth_shapes import SHAPES, visits
 from text_parser import parse
 
 import edge_opt
-from edge_opt.attention.find import find_blocks, find_mask
+from edge_opt.attention.around import find_mask
+from edge_opt.attention.find import find_blocks
 from edge_opt.attention.positions import find_rotary
 from edge_opt.conversion import ConversionResult, convert
 from edge_opt.ir import Model, Subgraph, load, to_bytes

@@ -11,7 +11,8 @@ from pass_runs import TESTDATA, but, rewrites_of
 from text_parser import parse
 
 from edge_opt import convert, inspect
-from edge_opt.attention.positions import _COMPUTES, find_rotary
+from edge_opt.attention.float_form import COMPUTES
+from edge_opt.attention.positions import find_rotary
 from edge_opt.ir import Buffer, Model, load, to_bytes
 from edge_opt.passes import Exact, Proof, Status, Table, Verdict
 from edge_opt.schema.data import Data
@@ -95,8 +96,8 @@ def test_a_position_that_rounds_to_the_last_code_is_counted() -> None:
 
 
 def test_thousands_of_positions_are_evaluated_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs, cosine = list[None](), _COMPUTES["COS"]
-    monkeypatch.setitem(_COMPUTES, "COS", lambda *given: runs.append(None) or cosine(*given))
+    runs, cosine = list[None](), COMPUTES["COS"]
+    monkeypatch.setitem(COMPUTES, "COS", lambda *given: runs.append(None) or cosine(*given))
     rotary = next(find_rotary(parse(changed((COUNTS_TO_1000[0], "5.0"))).subgraphs[0]))
     assert rotary.last_position(1 << 16) is None
     assert len(runs) == 16

@@ -1,1 +1,1 @@
-"""Attention blocks: finding the head axis, following it through operators, and splitting blocks along it."""
+"""Attention blocks: found by dataflow, and split by following the axis of their heads (docs/head-axis.md)."""

@@ -1,7 +1,11 @@
-"""The new operators of one rewrite, built in order and not yet attached to a graph."""
+"""The new operators of one rewrite, built in order and not yet attached to a graph.
+
+What they are made for: docs/head-axis.md, "From labels to a graph".
+"""
 
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -40,7 +44,8 @@ class Assembly:
         own = quantization or like.quantization
         if own is not None and own.is_per_axis and shape != like.shape:
             raise RefusedError("a tensor with several scales cannot be cut or reshaped", None, like)
-        unique, count = name, 1
+        unique = name
+        count = 1
         while unique in self._names:
             count += 1
             unique = f"{name}_{count}"
@@ -68,10 +73,10 @@ class Assembly:
         """Add a copy of an operator on other inputs, with results of other shapes and a suffix in their names."""
         key = (operator, *inputs)
         if key not in self._again:
-            pairs = zip(operator.outputs, shapes, strict=True)
-            outputs = [self.tensor(name_below(like.name, suffix), shape, like) for like, shape in pairs]
+            names = [name_below(like.name, suffix) for like in operator.outputs]
+            outputs = tuple(map(self.tensor, names, shapes, operator.outputs))
             self._operators.append(Operator(operator.code, inputs, outputs, options, operator.table))
-            self._again[key] = tuple(outputs)
+            self._again[key] = outputs
         return self._again[key]
 
     def integers(self, name: str, values: object) -> Tensor:
@@ -85,9 +90,10 @@ class Assembly:
     def reshaped(self, source: Tensor, shape: Shape, name: str) -> Tensor:
         """`source` with another shape; itself, or its own source, if that has the shape already."""
         root = self.source(source)
-        for same in (source, root):
-            if same.shape == shape:
-                return same
+        if source.shape == shape:
+            return source
+        if root.shape == shape:
+            return root
         key = (root, shape)
         if key not in self._reshapes:
             self._reshapes[key] = self.reshape_to(root, self.tensor(name, shape, root))
@@ -114,27 +120,39 @@ def cancel_transposes(operators: Sequence[Operator], wanted: Container[Tensor]) 
     flag and a TRANSPOSE of the last two axes cancel: `BMM(P, TRANSPOSE(V), adj_y)` becomes `BMM(P, V)`. The same
     numbers are multiplied and summed in the same order. Operators without readers stay in the list.
     """
-    readers = Counter(tensor for operator in operators for tensor in operator.inputs)
+    readers = Counter(chain.from_iterable(operator.inputs for operator in operators))
     made: dict[Tensor, Operator] = {}
     for operator in operators:
         current = operator
-        product = made.get(operator.input(0)) if _exchanges_last_two(operator) else None
-        if product is not None and product.name == "BATCH_MATMUL":
-            left, right = product.input(0), product.input(1)
-            alone = readers[operator.input(0)] == 1 and operator.input(0) not in wanted
-            if alone and left.dtype is right.dtype:
-                flags = (not product.option("adj_y"), not product.option("adj_x"))
-                current = _product(product, (right, left), flags, operator.output)
+        if _exchanges_last_two(operator):
+            between = operator.input(0)
+            product = made.get(between)
+            if product is not None and readers[between] == 1 and between not in wanted:
+                current = _exchanged(product, operator)
         if current.name == "BATCH_MATMUL":
-            sides, turned = list(current.inputs), [bool(current.option(name)) for name in ("adj_x", "adj_y")]
-            for side in (0, 1):
-                maker = made.get(current.input(side))
-                if turned[side] and maker is not None and _exchanges_last_two(maker):
-                    sides[side], turned[side] = maker.input(0), False
-            if sides != list(current.inputs):
-                current = _product(current, sides, turned, current.output)
+            current = _without_transposes(current, made)
         made.update(dict.fromkeys(operator.outputs, current))
     return list(dict.fromkeys(made.values()))
+
+
+def _exchanged(product: Operator, transpose: Operator) -> Operator:
+    """The product that makes the TRANSPOSE's result itself; the TRANSPOSE, if there is none."""
+    if product.name != "BATCH_MATMUL" or product.input(0).dtype is not product.input(1).dtype:
+        return transpose
+    turned = [not product.option("adj_y"), not product.option("adj_x")]
+    return _product(product, product.inputs[::-1], turned, transpose.output)
+
+
+def _without_transposes(product: Operator, made: Mapping[Tensor, Operator]) -> Operator:
+    """The product, with operands from before a TRANSPOSE where it has an adjoint flag."""
+    sides = list(product.inputs)
+    turned = [bool(product.option("adj_x")), bool(product.option("adj_y"))]
+    for side in (0, 1):
+        maker = made.get(product.input(side))
+        if turned[side] and maker is not None and _exchanges_last_two(maker):
+            sides[side] = maker.input(0)
+            turned[side] = False
+    return product if sides == list(product.inputs) else _product(product, sides, turned, product.output)
 
 
 def _exchanges_last_two(operator: Operator) -> bool:

@@ -1,14 +1,19 @@
-"""Matches of a SOFTMAX (an attention block or not), forms of splitting, and cutting a block's rows into tiles."""
+"""Matches of a SOFTMAX (an attention block or not), forms of splitting, and cutting a block's rows into tiles.
+
+The head axis is explained in docs/head-axis.md.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor, Factored
-from edge_opt.attention.labels import OperandFactors, Weighings, trace_heads
-from edge_opt.attention.rules import Labelled
+from edge_opt.attention.labelled import Labelled
+from edge_opt.attention.labels import OperandFactors, Trace, ValueProducts, trace_heads
 from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.refusal import RefusedError
+from edge_opt.shapes.dimension import with_axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ class Block:
     head_size: int
     query_length: int
     key_lengths: tuple[int, ...]
-    products: Weighings
+    products: ValueProducts
     operands: OperandFactors
     pieces: int = 1
     kv_heads: int = 1
@@ -118,8 +123,7 @@ def row_tiles(block: Block, count: int) -> Block:
         except RefusedError as refused:
             refusal = refused
             continue
-        rows = [labelled[block.products[product] - 2] for product, labelled in trace.products.items()]
-        if all(any(factor.stride * factor.size > block.heads for factor in own) for own in rows):
+        if _has_tiles(trace, block):
             return replace(
                 block,
                 factored=factored,
@@ -135,9 +139,21 @@ def row_tiles(block: Block, count: int) -> Block:
 def _with_rows(block: Block, count: int) -> Iterator[Factored]:
     """The factors with T cut into `count` tiles, for each possible T: `(B*T)` -> `(B)(count: stride N)(T/count)`."""
     rows = block.query_length
+    if rows % count:
+        return
     for place, axis in enumerate(block.factored):
         for index, factor in enumerate(axis):
-            if factor.stride == 0 and factor.size % rows == 0 == rows % count:
-                parts = (Factor(factor.size // rows), Factor(count, block.heads), Factor(rows // count))
-                own = (*axis[:index], *(part for part in parts if part.size > 1), *axis[index + 1 :])
-                yield (*block.factored[:place], own, *block.factored[place + 1 :])
+            if factor.stride or factor.size % rows:
+                continue
+            outer = Factor(factor.size // rows)
+            parts = fx.merge_neighbours((outer, Factor(count, block.heads), Factor(rows // count)))
+            yield with_axis(block.factored, place, with_axis(axis, index, *parts))
+
+
+def _has_tiles(trace: Trace, block: Block) -> bool:
+    """True if the tiles lie in the rows of each value product, and so in the queries' sequence."""
+    for product, factored in trace.products.items():
+        rows = factored[block.products[product] - 2]
+        if not any(factor.stride * factor.size > block.heads for factor in rows):
+            return False
+    return True

@@ -1,17 +1,20 @@
-"""The rule for composites: the label passes through the operators of the body, and each head gets a smaller body."""
+"""The rule for composites: the label passes through the operators of the body, and each head gets a smaller body.
+
+The head axis is explained in docs/head-axis.md.
+"""
 
 from dataclasses import replace
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.factors import Factored
+from edge_opt.attention.labelled import Factors, Labelled, OneHead, Rule
 from edge_opt.attention.labels import OperandFactors
-from edge_opt.attention.rules import Factors, Labelled, OneHead, Operands, Rule
 from edge_opt.base.words import name_below
 from edge_opt.ir import Constants, Model, Subgraph, Tensor, topological
 from edge_opt.ir.composites import BODY, body_of, checked_body
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.ir.walk import backward_slice, repeated
+from edge_opt.ir.walk import backward_slice, reads, repeated
 
 
 class Composite(Rule):
@@ -33,58 +36,84 @@ class Composite(Rule):
         if len(body.outputs) != 1:
             raise RefusedError("the composite has several results", of.operator)
         labels: dict[Tensor, Factored] = {}
-        for inner, ends in self._inner.upwards([Labelled(body.outputs[0], of.factored)]):
-            tensor, own = inner.tensor, inner.factored
-            if labels.setdefault(tensor, fx.canonical(own)) != fx.canonical(own):
-                raise RefusedError("the body of a composite mixes heads", tensor.producer, tensor)
-            if fx.piece_count(own) == 1:
-                continue
-            if tensor.is_constant or (tensor.quantization is not None and tensor.quantization.is_per_axis):
-                text = "the body of a composite is not the same for all heads"
-                raise RefusedError(text, tensor.producer, tensor)
-            if ends and tensor not in body.inputs:
-                missing = RefusedError("no rule for an operator in the body of a composite", tensor.producer)
-                raise self._inner.refusal(inner) or missing
+        for inner in self._inner.upwards([Labelled(body.outputs[0], of.factored)]):
+            own = fx.canonical(inner.factored)
+            if labels.setdefault(inner.tensor, own) != own:
+                raise inner.refusal("the body of a composite mixes heads")
+            self._check(inner, body)
         cut = {tensor for tensor, own in labels.items() if fx.piece_count(own) > 1}
-        if cut.intersection(backward_slice(labels.keys() - cut)[1]):
+        shared = labels.keys() - cut
+        if not cut.isdisjoint(backward_slice(shared)[1]):
             raise RefusedError("the body of a composite mixes heads", of.operator)
-        return {i: labels.get(tensor, fx.plain(tensor.shape)) for i, tensor in enumerate(body.inputs)}
+        inputs = enumerate(body.inputs)
+        return {place: labels.get(tensor, fx.plain(tensor.shape)) for place, tensor in inputs}
+
+    def _check(self, inner: Labelled, body: Subgraph) -> None:
+        """Raise RefusedError if heads would read different parts of a constant, or the label ends inside the body."""
+        tensor = inner.tensor
+        if inner.pieces == 1:
+            return
+        if tensor.is_constant or (tensor.quantization is not None and tensor.quantization.is_per_axis):
+            raise inner.refusal("the body of a composite is not the same for all heads")
+        if tensor not in body.inputs and self._inner.is_end(inner):
+            missing = RefusedError("no rule for an operator in the body of a composite", tensor.producer)
+            raise self._inner.refusal(inner) or missing
 
     def made(self, one: OneHead) -> Tensor:
         place = len(self._model.subgraphs)
-        self._model.subgraphs.append(self._for_one_head(one.of, one.operands, f"head_{one.head}"))
+        name = f"head_{one.head}"
+        self._model.subgraphs.append(_Body(self._model, self._inner, one, name).graph())
         read = {index: one.piece(index) for index in one.operands}
         return one.clone(read, one.of.full_shape, **{BODY: place})
 
-    def _for_one_head(self, composite: Labelled, operands: Operands, name: str) -> Subgraph:
-        """The body for one head; `name` is added to its names."""
-        body = body_of(self._model, composite.operator)
-        assembly = Assembly(self._model, Constants(self._model))
-        pieces = {
-            whole: assembly.tensor(name_below(whole.name, name), operand.full_shape, whole)
-            for whole, operand in zip(body.inputs, operands.values(), strict=True)
-            if operand.pieces > 1
-        }
 
-        def piece(of: Labelled) -> Tensor:
-            if of.pieces == 1:
-                return of.tensor
-            if of.tensor not in pieces:
-                pieces[of.tensor] = self._inner.made(of, 0, assembly, piece, name)
-            return pieces[of.tensor]
+class _Body:
+    """The body of a composite for one head; `name` is added to its names.
 
-        made = piece(Labelled(body.outputs[0], composite.factored))
-        arguments = [pieces.get(tensor, tensor) for tensor in body.inputs]
-        if any(made is argument for argument in arguments):
-            made = assembly.reshape_to(made, assembly.tensor(name_below(made.name, "same"), made.shape, made))
-        new = assembly.finished(made)
-        shared = backward_slice(tensor for operator in new for tensor in operator.inputs if tensor)[0]
-        graph = Subgraph(f"{body.name}/{name}")
-        own_tensors = {tensor: replace(tensor, is_variable=False) for tensor in arguments}
-        graph.inputs = list(own_tensors.values())
-        for operator in topological([*(op for op in body.operators if op in shared), *new]):
-            graph.append(repeated(operator, own_tensors, lambda tensor: tensor.name))
-        graph.outputs = [own_tensors[made]]
-        for tensor in own_tensors.values():
+        body       %x [1,N,T,H] -> MUL -> MEAN over H -> ... -> %y [1,N,T,H]
+        one head   %x [1,1,T,H] -> MUL -> MEAN over H -> ... -> %y [1,1,T,H]
+
+    Operators whose results have no label, `shared`, are copied as they are.
+    """
+
+    def __init__(self, model: Model, inner: OperandFactors, one: OneHead, name: str) -> None:
+        self._composite = one.of
+        self._inner = inner
+        self._name = name
+        self._whole = body_of(model, one.of.operator)
+        self._assembly = Assembly(model, Constants(model))
+        self._pieces: dict[Tensor, Tensor] = {}
+        for argument, operand in zip(self._whole.inputs, one.operands.values(), strict=True):
+            if operand.pieces > 1:
+                own_name = name_below(argument.name, name)
+                self._pieces[argument] = self._assembly.tensor(own_name, operand.full_shape, argument)
+
+    def _piece(self, of: Labelled) -> Tensor:
+        """The head's part of a tensor of the body."""
+        if of.pieces == 1:
+            return of.tensor
+        if of.tensor not in self._pieces:
+            made = self._inner.made(of, 0, self._assembly, self._piece, self._name)
+            self._pieces[of.tensor] = made
+        return self._pieces[of.tensor]
+
+    def graph(self) -> Subgraph:
+        """The body as a subgraph of its own."""
+        body = self._whole
+        made = self._piece(Labelled(body.outputs[0], self._composite.factored))
+        arguments = [self._pieces.get(tensor, tensor) for tensor in body.inputs]
+        if made in arguments:
+            same = self._assembly.tensor(name_below(made.name, "same"), made.shape, made)
+            made = self._assembly.reshape_to(made, same)
+        new = self._assembly.finished(made)
+        shared = backward_slice(reads(new))[0]
+        kept = [operator for operator in body.operators if operator in shared]
+        graph = Subgraph(f"{body.name}/{self._name}")
+        copies = {tensor: replace(tensor, is_variable=False) for tensor in arguments}
+        graph.inputs = list(copies.values())
+        for operator in topological([*kept, *new]):
+            graph.append(repeated(operator, copies, lambda tensor: tensor.name))
+        graph.outputs = [copies[made]]
+        for tensor in copies.values():
             graph.add_tensor(tensor)
         return graph

@@ -3,14 +3,17 @@
 An axis is a product of factors, outermost first. `[1, K, G*T, S]` with heads n = k*G + g is
 `[1, (K: stride G), (G: stride 1)(T), (S)]`: a labelled factor of size s and stride d holds index (n // d) % s of
 head n, so a factor can be cut in two at any point, and each part is still a known digit of the head.
+
+The idea, with pictures: docs/head-axis.md.
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from itertools import takewhile
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, takewhile
 from typing import NamedTuple, TypeAlias
 
 from edge_opt.ir.graph import Shape
+from edge_opt.shapes.dimension import with_axis
 
 
 class Factor(NamedTuple):
@@ -31,34 +34,61 @@ Axis: TypeAlias = tuple[Factor, ...]
 Factored: TypeAlias = tuple[Axis, ...]
 
 
+class Cut(NamedTuple):
+    """An axis in two: the outermost factors, and the rest."""
+
+    outer: Axis
+    rest: Axis
+
+
+def plain_axis(size: int) -> Axis:
+    """An axis without labels."""
+    return () if size == 1 else (Factor(size),)
+
+
 def plain(shape: Shape) -> Factored:
     """A shape without labels."""
-    return tuple(() if size == 1 else (Factor(size),) for size in shape)
+    return tuple(map(plain_axis, shape))
+
+
+def labelled_axis(shape: Shape, axis: int, *factors: Factor) -> Factored:
+    """A shape with labels on one axis only, which is counted from the front."""
+    return with_axis(plain(shape), axis, factors)
+
+
+def axis_size(axis: Iterable[Factor]) -> int:
+    """The product of the factors."""
+    return math.prod(factor.size for factor in axis)
 
 
 def sizes(factored: Factored) -> Shape:
     """The shape, as products of the factors."""
-    return tuple(math.prod(factor.size for factor in axis) for axis in factored)
+    return tuple(map(axis_size, factored))
+
+
+def all_factors(factored: Factored) -> Iterator[Factor]:
+    """The factors of all axes, outermost first."""
+    return chain.from_iterable(factored)
 
 
 def is_shared(factored: Factored) -> bool:
     """True if no axis carries a label, not even a broadcast one."""
-    return not any(factor.stride for axis in factored for factor in axis)
+    return not any(factor.stride for factor in all_factors(factored))
 
 
 def labels(factored: Factored) -> tuple[Factor, ...]:
     """The labelled factors that differ between heads, in axis order."""
-    return tuple(f for axis in factored for f in axis if f.stride and f.size > 1)
+    return tuple(factor for factor in all_factors(factored) if factor.stride and factor.size > 1)
 
 
 def labelled_axes(factored: Factored) -> tuple[int, ...]:
     """The axes that differ between heads."""
-    return tuple(i for i, axis in enumerate(factored) if tells_heads(axis))
+    return tuple(place for place, axis in enumerate(factored) if tells_heads(axis))
 
 
 def piece_count(factored: Factored) -> int:
     """Number of different pieces of the tensor that heads see."""
-    return math.prod(factor.size for factor in labels(factored))
+    return axis_size(labels(factored))
 
 
 def piece_index(factored: Factored, head: int) -> int:
@@ -68,13 +98,20 @@ def piece_index(factored: Factored, head: int) -> int:
 
 def piece_axes(factored: Factored, *, keep: bool) -> tuple[int, ...]:
     """Axes of a head's piece; `keep=False` drops those that only carry labels."""
-    return tuple(i for i, axis in enumerate(factored) if keep or not axis or not only_labels(axis))
+    if keep:
+        return tuple(range(len(factored)))
+    return tuple(place for place, axis in enumerate(factored) if not axis or not only_labels(axis))
 
 
 def piece_shape(factored: Factored, *, keep: bool) -> Shape:
     """Shape of one head's piece: labelled factors removed."""
-    kept = piece_axes(factored, keep=keep)
-    return sizes(tuple(tuple(f for f in factored[axis] if not f.stride) for axis in kept))
+    rest = list(map(_own_size, factored))
+    return tuple(rest[axis] for axis in piece_axes(factored, keep=keep))
+
+
+def _own_size(axis: Axis) -> int:
+    """The size of an axis in one head's piece: without its labelled factors."""
+    return axis_size(factor for factor in axis if not factor.stride)
 
 
 def merge_neighbours(factors: Iterable[Factor]) -> list[Factor]:
@@ -100,20 +137,22 @@ def regroup(factored: Factored, shape: Shape) -> Factored | None:
 
     None if the new shape cuts through a factor unevenly: the shapes share no refinement.
     """
-    rest: Axis = tuple(merge_neighbours(factor for axis in factored for factor in axis))
+    rest: Axis = tuple(merge_neighbours(all_factors(factored)))
     axes: list[Axis] = []
     for size in shape:
         cut = cut_axis(rest, size)
         if cut is None:
             return None
-        axes.append(tuple(merge_neighbours(cut[0])))
-        rest = cut[1]
+        outer, rest = cut
+        axes.append(tuple(merge_neighbours(outer)))
     return None if rest else tuple(axes)
 
 
 def repeated(axis: Axis) -> Axis:
     """An axis of size 1 that is repeated along `axis`: with size-1 labels if `axis` holds only heads, else without."""
-    return tuple(Factor(1, factor.stride) for factor in axis) if axis and only_labels(axis) else ()
+    if not axis or not only_labels(axis):
+        return ()
+    return tuple(Factor(1, factor.stride) for factor in axis)
 
 
 def only_labels(axis: Iterable[Factor]) -> bool:
@@ -121,20 +160,21 @@ def only_labels(axis: Iterable[Factor]) -> bool:
     return all(factor.stride for factor in axis)
 
 
-def cut_axis(axis: Sequence[Factor], count: int) -> tuple[Axis, Axis] | None:
-    """Cut an axis after its outermost `count` steps: (outer factors, rest); None if the cut is not even."""
+def cut_axis(axis: Sequence[Factor], count: int) -> Cut | None:
+    """Cut an axis so that its outermost factors have `count` steps; None if the cut is not even."""
     outer: list[Factor] = []
     rest = list(axis)
     while count > 1 and rest:
         factor = rest.pop(0)
         taken = math.gcd(count, factor.size)
-        inner, count = factor.size // taken, count // taken
+        inner = factor.size // taken
+        count //= taken
         outer.append(Factor(taken, factor.stride * inner))
         if inner > 1:
             # Digit arithmetic keeps both labels right.
             rest.insert(0, Factor(inner, factor.stride))
             break
-    return None if count > 1 else (tuple(outer), tuple(rest))
+    return None if count > 1 else Cut(tuple(outer), tuple(rest))
 
 
 def leading(axis: Axis) -> Axis:
@@ -157,9 +197,10 @@ def mixed_index(factors: Sequence[Factor], head: int) -> int:
 
 def to_text(factored: Factored) -> str:
     """Format for messages: `[1, (2:head), (2:head)(128), 1408]`."""
-    texts = []
-    for axis in factored:
-        is_plain = len(axis) == 1 and not axis[0].stride
-        parts = "".join(f"({f.size}:head)" if f.stride else f"({f.size})" for f in axis)
-        texts.append(str(axis[0].size) if is_plain else parts or "1")
-    return f"[{', '.join(texts)}]"
+    return f"[{', '.join(map(_axis_text, factored))}]"
+
+
+def _axis_text(axis: Axis) -> str:
+    if not tells_heads(axis) and len(axis) < 2:
+        return str(axis_size(axis))
+    return "".join(f"({factor.size}:head)" if factor.stride else f"({factor.size})" for factor in axis)

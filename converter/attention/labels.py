@@ -1,21 +1,20 @@
-"""Follows the head label backwards through a graph, operator by operator, from the merged heads to the logits."""
+"""Follows the head label backwards through a graph, operator by operator, from the merged heads to the logits.
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+    [1,T,(N)(H)] <- RESHAPE <- [1,T,(N),H] <- TRANSPOSE <- [1,(N),T,H] <- P x V     a value product: on with P
+    P [1,(N),T,S] <- SOFTMAX <- ADD <- Q x K^T                                      a logits product: the trace ends
+
+`(N)` is the labelled factor. Why this works, with pictures: docs/head-axis.md.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.factors import Factored
-from edge_opt.attention.rules import (
-    RULES,
-    Labelled,
-    OneHead,
-    Operands,
-    Rule,
-    is_product,
-    reads_each_scale,
-)
+from edge_opt.attention.labelled import Labelled, OneHead, Operands, Rule, reads_each_scale
+from edge_opt.attention.rules import RULES, is_product
 from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import walked
@@ -23,11 +22,18 @@ from edge_opt.ir.walk import walked
 DEEPEST = 60
 """Maximum number of operators followed in one direction; real blocks have under thirty."""
 
-Weighings: TypeAlias = dict[Operator, int]
+ValueProducts: TypeAlias = dict[Operator, int]
 """Value products, each with the operand that holds the probabilities: 0 in `P V`, `[.., T, H]`, 1 in `V^T P^T`.
 
 With operand p, the axis of the queries in the result is p - 2, and the axis of the head size is -1 - p.
 """
+
+
+class _Found(NamedTuple):
+    """The operands above a result, or the reason why the label does not pass."""
+
+    operands: Operands
+    refusal: RefusedError | None = None
 
 
 class OperandFactors:
@@ -36,27 +42,25 @@ class OperandFactors:
     def __init__(self, rules: Mapping[str, Rule] = RULES) -> None:
         self.rules = rules
         # The key includes the operator, since a rewrite may define the same tensor by another one.
-        self._found: dict[tuple[Operator, Labelled], tuple[Operands, RefusedError | None]] = {}
-        self.clear: set[Labelled] = set()
-        """Rows that a search followed to all their ends without ambiguity, so that the next one need not."""
+        self._found: dict[tuple[Operator, Labelled], _Found] = {}
 
     def above(self, of: Labelled) -> Operands:
         """The operands that carry data, by index; none for an input, or if the label cannot be followed."""
-        return self._found_above(of)[0]
+        return self._found_above(of).operands
 
     def refusal(self, of: Labelled) -> RefusedError | None:
         """Why the label does not pass; None also for an input or an operator without a rule."""
-        return self._found_above(of)[1]
+        return self._found_above(of).refusal
 
-    def _found_above(self, of: Labelled) -> tuple[Operands, RefusedError | None]:
+    def _found_above(self, of: Labelled) -> _Found:
         if of.tensor.producer is None:
-            return {}, None
+            return _Found({})
         key = (of.operator, of)
         if key not in self._found:
             try:
-                self._found[key] = self._by_rule(of), None
+                self._found[key] = _Found(self._by_rule(of))
             except RefusedError as refused:
-                self._found[key] = {}, refused.with_traceback(None)
+                self._found[key] = _Found({}, refused.with_traceback(None))
         return self._found[key]
 
     def _by_rule(self, of: Labelled) -> Operands:
@@ -65,13 +69,15 @@ class OperandFactors:
             raise RefusedError("the recorded shapes are inconsistent", operator)
         if any(tensor and (tensor.is_dynamic or not tensor.has_rank) for tensor in operator.inputs):
             raise RefusedError("a dimension is known only at run time", operator, operator.outputs[0])
-        rule = self.rules.get(operator.name)
-        factored = {} if rule is None else rule.operands(of)
-        operands = {i: Labelled(operator.input(i), own, of.keep) for i, own in factored.items()}
-        for operand in operands.values():
+        if operator.name not in self.rules:
+            return {}
+        operands: Operands = {}
+        for index, factored in self.rules[operator.name].operands(of).items():
+            operand = Labelled(operator.input(index), factored, of.keep)
             is_cut = operand.piece_quantization() is not operand.tensor.quantization
             if is_cut and not reads_each_scale(operator, operand.tensor):
                 raise RefusedError("a tensor with several scales cannot be cut", operator, operand.tensor)
+            operands[index] = operand
         return operands
 
     def made(
@@ -81,24 +87,23 @@ class OperandFactors:
         one = OneHead(assembly, of, self.above(of), head, make, suffix)
         return self.rules[of.operator.name].emit(one)
 
-    def upwards(
-        self,
-        starts: Iterable[Labelled],
-        stop: Callable[[Operator], bool] = lambda _: False,
-        known: Container[Labelled] = (),
-    ) -> Iterator[tuple[Labelled, bool]]:
-        """The starts and all tensors above them, each with its layout of heads, and whether the walk ends there.
+    def is_end(self, of: Labelled, stop: Callable[[Operator], bool] = lambda _: False) -> bool:
+        """True if a walk up ends at this tensor.
 
-        It ends if all heads see the same, at results of operators for which `stop` is true, at those `known`, and if
-        the label cannot be followed.
+        All heads see the same, `stop` is true for the operator that makes it, or the label cannot be followed.
         """
+        made = of.tensor.producer
+        return of.pieces == 1 or made is None or stop(made) or not self.above(of)
+
+    def upwards(
+        self, starts: Iterable[Labelled], stop: Callable[[Operator], bool] = lambda _: False
+    ) -> Iterator[Labelled]:
+        """The starts and all tensors above them, each with its layout of heads, up to the ends."""
 
         def above(of: Labelled) -> Iterable[Labelled]:
-            is_end = of.pieces == 1 or of in known
-            return () if is_end or (of.tensor.producer and stop(of.operator)) else self.above(of).values()
+            return () if self.is_end(of, stop) else self.above(of).values()
 
-        for of in walked(starts, above):
-            yield of, not above(of)
+        return walked(starts, above)
 
 
 @dataclass(slots=True)
@@ -115,7 +120,14 @@ class Trace:
     refusal: RefusedError | None = None
 
 
-def trace_heads(merged: Labelled, values: Weighings, operands: OperandFactors) -> Trace:
+class _Step(NamedTuple):
+    """A tensor on the way up; `is_behind_values` until the way has passed a value product."""
+
+    of: Labelled
+    is_behind_values: bool
+
+
+def trace_heads(merged: Labelled, values: ValueProducts, operands: OperandFactors) -> Trace:
     """Follow the label from the tensor of merged heads, after the value products, to the logits products.
 
     Raises:
@@ -124,8 +136,8 @@ def trace_heads(merged: Labelled, values: Weighings, operands: OperandFactors) -
     trace = Trace()
     readers: dict[Operator, list[Operator]] = {}
 
-    def above(node: tuple[Labelled, bool]) -> Iterator[tuple[Labelled, bool]]:
-        of, is_behind_values = node
+    def above(step: _Step) -> Iterator[_Step]:
+        of, is_behind_values = step
         if fx.is_shared(of.factored):
             return
         found = operands.above(of)
@@ -136,16 +148,17 @@ def trace_heads(merged: Labelled, values: Weighings, operands: OperandFactors) -
         if operator in values:
             trace.products[operator] = of.factored
             place = values[operator]
-            found, is_behind_values = {place: found[place]}, False
+            found = {place: found[place]}
+            is_behind_values = False
         elif is_product(operator) and not is_behind_values and of.pieces > 1:
             trace.logits[operator] = of.factored
             return
         for source in found.values():
             if source.tensor.producer is not None:
                 readers.setdefault(source.operator, []).append(operator)
-            yield source, is_behind_values
+            yield _Step(source, is_behind_values)
 
-    for _ in walked([(merged, True)], above, 2 * DEEPEST):
+    for _ in walked([_Step(merged, True)], above, 2 * DEEPEST):
         pass
     _check_logits(trace, merged)
     trace.core = frozenset(walked(trace.logits, lambda operator: readers.get(operator, ())))
@@ -153,10 +166,12 @@ def trace_heads(merged: Labelled, values: Weighings, operands: OperandFactors) -
 
 
 def _check_logits(trace: Trace, merged: Labelled) -> None:
+    """Raise RefusedError unless all heads reach each of the logits products."""
     if not trace.logits:
         end = merged.tensor.producer
         raise trace.refusal or RefusedError("no product of queries and keys carries the heads", end)
     for product, factored in trace.logits.items():
-        if (count := fx.piece_count(factored)) != merged.pieces:
+        count = fx.piece_count(factored)
+        if count != merged.pieces:
             text = "not every head reaches the logits"
             raise RefusedError(text, product, None, str(merged.pieces), str(count))

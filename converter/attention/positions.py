@@ -1,50 +1,42 @@
 """Finds rotary embeddings by dataflow: the operators that compute cosines and sines of positions, and a float form.
 
+    position int32[1,T] -> CAST, MUL, ... -> angles (codes) -> COS -> RESHAPE, ... -> result [1,T,1,H/2]
+                           leading                             anchor following
+
 Names do not matter. All paths up from a COS or SIN end at one integer input of the graph. A label on the axis of the
-positions, followed up like a head label, shows that each entry of the result depends on only one position.
+positions, followed up like a head label (docs/head-axis.md), shows that each entry of the result depends on only one
+position.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
-from typing import Any, NamedTuple
+from itertools import chain, islice
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor
+from edge_opt.attention.float_form import (
+    ANGLES,
+    RETYPED,
+    Array,
+    FloatForm,
+    can_compute,
+    in_float,
+    is_code,
+    real_constant,
+)
+from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import OperandFactors
-from edge_opt.attention.rules import MOVEMENT, Labelled
 from edge_opt.ir import DType, Operator, Subgraph, Tensor
-from edge_opt.ir.graph import Buffer
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.ir.walk import backward_slice
-from edge_opt.schema.data import Data
-from edge_opt.shapes.folding import NUMBERS
-from edge_opt.shapes.inference import check_operators
+from edge_opt.ir.walk import backward_slice, only_reader
 
-_Array = NDArray[Any]
-
-_ANGLES = frozenset({"COS", "SIN"})
-_RETYPED = frozenset({"QUANTIZE", "DEQUANTIZE"})
-# Their operands after the first must be known.
-_BY_PARAMETERS = MOVEMENT | {"BROADCAST_TO", "TRANSPOSE"}
 _HALF_A_STEP = 0.501  # quantizers divide in float32
-_AT_ONCE = 1 << 12  # positions
 _MOST_STEPS = 64  # on all paths between the positions and a cosine; real ones have under thirty
-
-
-class FloatForm(NamedTuple):
-    """Operators on float tensors without QUANTIZE, with real constants; `result` is the last result.
-
-    `angles` pairs float tensors before the COS or SIN with the quantized originals.
-    """
-
-    operators: tuple[Operator, ...]
-    result: Tensor
-    angles: list[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -61,8 +53,11 @@ class Rotary:
     @property
     def is_exact(self) -> bool:
         """True if the float model's constants replace all quantized ones."""
-        read = [tensor for operator in self.operators for tensor in operator.inputs if tensor is not None]
-        return bool(self.exact) and all(t in self.exact for t in read if t.is_constant and _is_code(t))
+        if not self.exact:
+            return False
+        read = chain.from_iterable(operator.inputs for operator in self.operators)
+        quantized = {tensor for tensor in read if tensor and tensor.is_constant and is_code(tensor)}
+        return self.exact.keys() >= quantized
 
     @property
     def result(self) -> Tensor:
@@ -72,24 +67,7 @@ class Rotary:
     @cached_property
     def form(self) -> FloatForm:
         """The operators in float; raises RefusedError if one is not supported."""
-        made: list[Operator] = []
-        angles: list[tuple[Tensor, Tensor]] = []
-        floats = {**self.exact, self.position: self.position}
-        for operator in self.operators:
-            _check(operator)
-            old = operator.outputs[0]
-            inputs = [t and (floats.get(t) or _in_float(t)) for t in operator.inputs]
-            if operator.name in _RETYPED:
-                assert inputs[0] is not None
-                floats[old] = inputs[0]
-            else:
-                is_real = old.is_quantized or old.dtype.is_float
-                floats[old] = Tensor(old.name, old.shape, DType.FLOAT32 if is_real else old.dtype)
-                made.append(Operator(operator.code, inputs, [floats[old]], operator.options))
-            is_angle = _is_code(old) and not floats[old].is_constant
-            if is_angle and not any(each.name in _ANGLES for each in made):
-                angles.append((floats[old], old))
-        return FloatForm(tuple(made), floats[self.result], angles)
+        return in_float(self.position, self.operators, self.exact)
 
     @cached_property
     def axes(self) -> dict[Tensor, int]:
@@ -99,57 +77,70 @@ class Rotary:
             RefusedError: an entry depends on several positions, or they have no axis of their own.
         """
         assert self.form is not None
-        count, shape = self.position.elements, self.result.shape
+        count = self.position.elements
+        shape = self.result.shape
         if count == 1 and 1 in shape:
             return {self.result: shape.index(1)}
-        own = (Factor(count, 1),)
-        for axis in (axis for axis, size in enumerate(shape) if size == count > 1):
-            labelled = (*fx.plain(shape[:axis]), own, *fx.plain(shape[axis + 1 :]))
-            met = list(OperandFactors().upwards([Labelled(self.result, labelled)]))
-            carry = [of.tensor is self.position or not ends for of, ends in met if own in of.factored]
-            others = [of.tensor for of, _ in met if own not in of.factored]
-            if all(carry) and self.position not in (*others, *backward_slice(others)[1]):
-                return {of.tensor: of.factored.index(own) for of, _ in met if own in of.factored}
+        for axis, size in enumerate(shape):
+            found = self._axes_above(axis) if size == count > 1 else {}
+            if found:
+                return found
         text = "its entries do not depend on one position each, in order along one axis"
         raise RefusedError(text, self.operators[-1], self.result)
 
+    def _axes_above(self, axis: int) -> dict[Tensor, int]:
+        """The axis of the positions in all tensors above the result, where it is `axis`; empty if it is another."""
+        own = (Factor(self.position.elements, 1),)
+        labelled = fx.labelled_axis(self.result.shape, axis, *own)
+        operands = OperandFactors()
+        places: dict[Tensor, int] = {}
+        others: list[Tensor] = []
+        for of in operands.upwards([Labelled(self.result, labelled)]):
+            if own not in of.factored:
+                others.append(of.tensor)
+                continue
+            if of.tensor is not self.position and operands.is_end(of):
+                return {}
+            places[of.tensor] = of.factored.index(own)
+        mixes = self.position in (*others, *backward_slice(others)[1])
+        return {} if mixes else places
+
     def values(self, count: int) -> NDArray[np.float32]:
         """The result in float at positions 0 to `count` - 1, along its axis of positions."""
-        axis, sizes = self.axes[self.result], list(self.result.shape)
+        axis = self.axes[self.result]
+        sizes = list(self.result.shape)
         sizes[axis] = -1
-        runs = [np.moveaxis(arrays[self.form.result], -1, axis) for _, arrays in self._runs(count)]
-        return np.concatenate([run.reshape(sizes) for run in runs], axis).take(range(count), axis)
+        results = [run.arrays[self.form.result] for run in self.form.runs(count)]
+        # `[.., T, .., R]`: the runs follow each other along the axis of the positions.
+        parts = [np.moveaxis(result, -1, axis).reshape(sizes) for result in results]
+        return np.concatenate(parts, axis).take(range(count), axis)
 
     def last_position(self, count: int) -> int | None:
         """The last position that the quantized angles can represent; None if that is `count` - 1 or more."""
-        axes, size, beyond = self.axes, self.position.elements, count
-        for first, arrays in self._runs(count):
+        axes = self.axes
+        has_axis = self.position.elements > 1
+        beyond = count
+        for run in self.form.runs(count):
             for tensor, stored in self.form.angles:
-                assert stored.quantization is not None
-                assert stored.dtype.numpy is not None
-                limits = np.iinfo(stored.dtype.numpy.name)
-                # Real numbers up to half a step beyond the limits round to a code.
-                low, high = map(stored.quantization.real, (limits.min - 0.5, limits.max + 0.5))
-                *places, run = np.nonzero((arrays[tensor] < low) | (arrays[tensor] > high))
-                place = places[axes[stored]] if stored in axes and size > 1 else 0
-                beyond = int((first[run] + place).min(initial=beyond))
+                *places, number = np.nonzero(_cannot_store(stored, run.arrays[tensor]))
+                steps = places[axes[stored]] if has_axis and stored in axes else 0
+                beyond = int((run.first[number] + steps).min(initial=beyond))
             if beyond < count:
                 return beyond - 1
         return None
 
-    def _runs(self, count: int) -> Iterator[tuple[_Array, dict[Tensor, _Array]]]:
-        """Many runs at once, along an additional last axis: the first position of each, and all float tensors."""
-        size, operators = self.position.elements, self.form.operators
-        constants = {t for operator in operators for t in operator.inputs if t is not None and t.is_constant}
-        for first in np.array_split(np.arange(0, count, size), -(-count // max(size, _AT_ONCE))):
-            arrays = {t: np.broadcast_to(t.array()[..., None], (*t.shape, first.size)) for t in constants}
-            arrays[self.position] = first + np.arange(size).reshape(*self.position.shape, 1)
-            for operator in operators:
-                result, values = operator.output, [arrays[t] for t in operator.inputs if t is not None]
-                with np.errstate(all="ignore"):
-                    computed = _COMPUTES[operator.name](operator, (*result.shape, first.size), *values)
-                    arrays[result] = np.asarray(computed, result.dtype.numpy)
-            yield first, arrays
+
+def _cannot_store(stored: Tensor, values: Array) -> Array:
+    """Where real numbers are beyond the codes of a tensor; up to half a step beyond the limits they round to one."""
+    assert stored.quantization is not None
+    assert stored.dtype.numpy is not None
+    limits = np.iinfo(stored.dtype.numpy.name)
+    low = stored.quantization.real(limits.min - 0.5)
+    high = stored.quantization.real(limits.max + 0.5)
+    return (values < low) | (values > high)
+
+
+# The constants before quantization
 
 
 def exact_constants(graph: Subgraph, exported: Subgraph) -> dict[Tensor, Tensor]:
@@ -158,23 +149,31 @@ def exact_constants(graph: Subgraph, exported: Subgraph) -> dict[Tensor, Tensor]
     `exported` is the graph before quantization: the same operators in the same order, except QUANTIZE and DEQUANTIZE.
     Empty if operators differ; constants whose numbers do not round to the codes are left out.
     """
-    stored, real = ([one for one in each.operators if one.name not in _RETYPED] for each in (graph, exported))
+    stored = [operator for operator in graph.operators if operator.name not in RETYPED]
+    real = [operator for operator in exported.operators if operator.name not in RETYPED]
     if [operator.name for operator in stored] != [operator.name for operator in real]:
         return {}
-    read = [(old.inputs, new.inputs) for old, new in zip(stored, real, strict=True)]
-    pairs = [pair for both in read for pair in zip(*both, strict=False)]
-    return {old: new for old, new in pairs if old is not None and new is not None and _rounds_to(new, old)}
+    exact: dict[Tensor, Tensor] = {}
+    for operator, original in zip(stored, real, strict=True):
+        pairs = zip(operator.inputs, original.inputs, strict=False)
+        exact.update((old, new) for old, new in pairs if old and new and _rounds_to(new, old))
+    return exact
 
 
 def _rounds_to(real: Tensor, stored: Tensor) -> bool:
     """True if a float constant rounds to the codes of a quantized one: it is at most half a step away."""
-    parameters, is_float = stored.quantization, real.dtype is DType.FLOAT32
-    if parameters is None or len(parameters.scale) != 1 or not _is_code(stored) or not is_float:
+    parameters = stored.quantization
+    if parameters is None or len(parameters.scale) != 1 or not is_code(stored):
         return False
-    if real.shape != stored.shape or not (real.has_numbers and stored.has_numbers):
+    if real.dtype is not DType.FLOAT32 or real.shape != stored.shape:
         return False
-    apart = np.abs(real.array().astype(np.float64) - _in_float(stored).array().astype(np.float64))
+    if not real.has_numbers or not stored.has_numbers:
+        return False
+    apart = np.abs(real.array().astype(np.float64) - real_constant(stored).array().astype(np.float64))
     return bool((apart <= _HALF_A_STEP * float(parameters.scale[0])).all())
+
+
+# The search
 
 
 def find_rotary(graph: Subgraph, exact: Mapping[Tensor, Tensor] | None = None) -> Iterator[Rotary]:
@@ -182,26 +181,20 @@ def find_rotary(graph: Subgraph, exact: Mapping[Tensor, Tensor] | None = None) -
     places = {operator: place for place, operator in enumerate(graph.operators)}
     above: dict[Tensor, _Above] = {}
     for operator in places:
-        read = [
-            _NOTHING if t.is_constant else above.get(t, _Above((t,)))
-            for t in operator.inputs
-            if t is not None
-        ]
-        own = _joined(read, through_codes=any(map(_is_code, operator.outputs)))
+        own = _above(operator, above)
         above.update(dict.fromkeys(operator.outputs, own))
-        if (
-            operator.name not in _ANGLES
-            or not own.through_codes
-            or len(own.sources) != 1
-            or own.steps > _MOST_STEPS
-        ):
+        if operator.name not in ANGLES or not own.through_codes or own.steps > _MOST_STEPS:
             continue
-        (position,) = own.sources
-        is_integer = position.dtype in (DType.INT32, DType.INT64) and not position.is_quantized
-        if is_integer and position in graph.inputs:
+        if len(own.sources) == 1 and _is_position(own.sources[0], graph):
             leading = sorted(backward_slice(operator.outputs)[0], key=places.__getitem__)
             following = islice(_following(graph, operator), _MOST_STEPS)
-            yield Rotary(position, (*leading, *following), exact or {})
+            yield Rotary(own.sources[0], (*leading, *following), exact or {})
+
+
+def _is_position(tensor: Tensor, graph: Subgraph) -> bool:
+    """True for an input of the graph that may hold positions: whole numbers."""
+    is_integer = tensor.dtype in (DType.INT32, DType.INT64) and not tensor.is_quantized
+    return is_integer and tensor in graph.inputs
 
 
 class _Above(NamedTuple):
@@ -212,77 +205,29 @@ class _Above(NamedTuple):
     steps: int = 0
 
 
-_NOTHING = _Above(())
-
-
-def _joined(parts: Iterable[_Above], *, through_codes: bool) -> _Above:
-    """The computation above an operator that reads these."""
-    sources = dict.fromkeys(source for part in parts for source in part.sources)
-    steps = min(1 + sum(part.steps for part in parts), _MOST_STEPS + 1)
-    return _Above(tuple(sources)[:2], through_codes or any(part.through_codes for part in parts), steps)
+def _above(operator: Operator, above: Mapping[Tensor, _Above]) -> _Above:
+    """The computation above an operator's results, given that above its operands."""
+    sources: dict[Tensor, None] = {}
+    through_codes = any(map(is_code, operator.outputs))
+    steps = 1
+    for tensor in operator.inputs:
+        if tensor is None or tensor.is_constant:
+            continue
+        own = above.get(tensor, _Above((tensor,)))
+        sources.update(dict.fromkeys(own.sources))
+        through_codes |= own.through_codes
+        steps += own.steps
+    return _Above(tuple(sources)[:2], through_codes, min(steps, _MOST_STEPS + 1))
 
 
 def _following(graph: Subgraph, operator: Operator) -> Iterator[Operator]:
     """The chain of operators after this one, as long as each is the only reader and reads nothing else computed."""
     while True:
-        (result,) = operator.outputs
-        if graph.is_output(result) or len(result.consumers) != 1:
+        result = operator.output
+        reader = only_reader(graph, result)
+        if reader is None or not can_compute(reader):
             return
-        (operator,) = result.consumers
-        others = [t for t in operator.inputs if t is not None and t is not result and not t.is_constant]
-        if operator.name not in _COMPUTES.keys() | _RETYPED or others:
+        if any(other and other is not result and not other.is_constant for other in reader.inputs):
             return
+        operator = reader
         yield operator
-
-
-def _is_code(tensor: Tensor) -> bool:
-    return tensor.is_quantized and not tensor.dtype.is_float
-
-
-def _check(operator: Operator) -> None:
-    """Raise RefusedError unless the operator can be evaluated, and its recorded shapes are right."""
-    if operator.name not in _COMPUTES.keys() | _RETYPED:
-        raise RefusedError("positions cannot be followed through this operator", operator)
-    if operator.options is not None and operator.options.fields.get("fused_activation_function"):
-        raise RefusedError("an activation is fused into it", operator)
-    for tensor in operator.outputs:
-        if tensor.is_dynamic:
-            raise RefusedError("its shape is known only at run time", operator)
-        if _is_code(tensor) and (tensor.dtype.numpy is None or tensor.dtype.numpy.kind not in "iu"):
-            raise RefusedError(f"codes of type {tensor.dtype} cannot be evaluated", operator, tensor)
-    read = [tensor for tensor in operator.inputs if tensor is not None and tensor.is_constant]
-    parameters = operator.inputs[1:] if operator.name in _BY_PARAMETERS else ()
-    if not all(tensor.has_numbers for tensor in read) or not set(parameters) <= set(read):
-        raise RefusedError("its constants cannot be read", operator)
-    check_operators([operator])
-
-
-def _in_float(tensor: Tensor) -> Tensor:
-    """The tensor itself, or, if quantized, a float constant with the same real numbers."""
-    parameters = tensor.quantization
-    if parameters is None or not _is_code(tensor):
-        return tensor
-    shape = [1] * len(tensor.shape)
-    if parameters.is_per_axis:
-        shape[parameters.dimension] = -1
-    scale, zero_point = parameters.scale.reshape(shape), parameters.zero_point.reshape(shape)
-    values = (tensor.array().astype(np.int64) - zero_point).astype(np.float32) * scale
-    return Tensor(tensor.name, tensor.shape, DType.FLOAT32, buffer=Buffer(Data(values.tobytes())))
-
-
-def _each(function: Callable[..., _Array]) -> Callable[..., _Array]:
-    return lambda _, __, *values: function(*values)
-
-
-_COMPUTES: dict[str, Callable[..., _Array]] = {
-    **dict.fromkeys(MOVEMENT, lambda _, shape, value, *__: value.reshape(shape)),
-    "BROADCAST_TO": lambda _, shape, value, *__: np.broadcast_to(value, shape),
-    "CONCATENATION": lambda op, shape, *values: np.concatenate(values, op.option("axis") % (len(shape) - 1)),
-    "TRANSPOSE": lambda _, __, value, order: value.transpose(*order[..., 0], -1),
-    **{name: _each(NUMBERS[name]) for name in ("ADD", "MAXIMUM", "MINIMUM", "MUL", "NEG", "SUB")},
-    "CAST": _each(np.asarray),
-    "COS": _each(lambda angle: np.cos(angle.astype(np.float64))),
-    "DIV": _each(np.divide),
-    "SIN": _each(lambda angle: np.sin(angle.astype(np.float64))),
-}
-"""Operators, given their results' shape, on arrays with an additional last axis; cosines and sines are rounded once."""

@@ -6,8 +6,9 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
+from edge_opt.attention.around import find_mask
 from edge_opt.attention.block import NotABlock
-from edge_opt.attention.find import find_blocks, find_mask
+from edge_opt.attention.find import find_blocks
 from edge_opt.base.record import Record
 from edge_opt.base.words import many, shortened
 from edge_opt.conversion import convert

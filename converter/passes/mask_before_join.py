@@ -7,6 +7,7 @@ from edge_opt.attention.assembly import Assembly
 from edge_opt.base.words import name_below
 from edge_opt.ir import Operator
 from edge_opt.ir.dtypes import same_quantization
+from edge_opt.ir.walk import only_reader
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.verification.rewrite import Rewrite
 
@@ -42,7 +43,7 @@ def _join_above(context: Context, addition: Operator) -> Operator | None:
         if joined is None or mask in (None, joined) or join is None or join.name != "CONCATENATION":
             continue
         at_columns = join.option("axis") in (-1, len(joined.shape) - 1)
-        alone = len(joined.consumers) == 1 and not context.subgraph.is_output(joined)
+        alone = only_reader(context.subgraph, joined) is not None
         parts = [part for part in join.inputs if part is not None]
         products = all(part.producer and part.producer.name == "BATCH_MATMUL" for part in parts)
         same_numbers = all(

@@ -13,7 +13,7 @@ from edge_opt.attention.rules import MOVEMENT
 from edge_opt.base.words import name_below
 from edge_opt.ir import DType, Operator, Quantization, Tensor
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.ir.walk import moved_from
+from edge_opt.ir.walk import look_through, only_reader
 from edge_opt.passes.codes import code_limits, real_range
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.passes.magnitude import ORDINARY, Magnitudes
@@ -68,7 +68,7 @@ class MaskToAdd(Pass):
         for softmax in context.subgraph.operators:
             if softmax.name != "SOFTMAX":
                 continue
-            masked, path = moved_from(softmax.input(0), MOVEMENT)
+            masked, path = look_through(softmax.input(0), MOVEMENT)
             if masked.producer is not None and masked.producer.name in ("SELECT", "SELECT_V2"):
                 yield Site(
                     softmax, partial(_build, context, magnitudes, masked.producer, softmax, path[::-1])
@@ -95,7 +95,7 @@ def _build(
     context: Context, magnitudes: Magnitudes, select: Operator, softmax: Operator, path: list[Operator]
 ) -> Rewrite:
     for tensor in (operator.outputs[0] for operator in (select, *path)):
-        if len(tensor.consumers) > 1 or context.subgraph.is_output(tensor):
+        if only_reader(context.subgraph, tensor) is None:
             raise RefusedError("another operator reads the masked logits too", select, select.outputs[0])
     condition, *operands = (select.input(i) for i in range(3))
     result = select.outputs[0]
@@ -230,13 +230,13 @@ def _flag(make: Assembly, site: MaskedSoftmax) -> tuple[Tensor, list[Operator], 
     source = site.condition
     chain = list[Operator]()
     is_negated = not site.masked_when
-    compared, below = moved_from(site.condition, ("RESHAPE",))
+    compared, below = look_through(site.condition, ("RESHAPE",))
     maker = compared.producer
     read = [] if maker is None else [tensor for tensor in maker.inputs if tensor is not None]
     numbers = [tensor for tensor in read if tensor.has_numbers and tensor.elements == 1]
     compares = maker is not None and maker.name in _OPPOSITE and len(numbers) == 1
     if maker is not None and (compares or maker.name == "LOGICAL_NOT"):
-        source, above = moved_from(next(t for t in read if not compares or t not in numbers), ("RESHAPE",))
+        source, above = look_through(next(t for t in read if not compares or t not in numbers), ("RESHAPE",))
         chain = [*above[::-1], maker, *below[::-1]]
         is_negated = site.masked_when
     flag = Tensor(name_below(site.condition.name, "masked"), source.shape, DType.BOOL)

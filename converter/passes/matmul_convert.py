@@ -7,6 +7,7 @@ from functools import partial
 from edge_opt.ir import DType, Operator
 from edge_opt.ir.operators import KINDS
 from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.walk import only_reader
 from edge_opt.passes.codes import code_limits, nearest_codes, real_range
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.verification.check import Steps
@@ -38,7 +39,7 @@ class MatMulConvert(Pass):
 def _build(context: Context, product: Operator, convert: Operator) -> Rewrite:
     between = product.outputs[0]
     result = convert.outputs[0]
-    if len(between.consumers) > 1 or context.subgraph.is_output(between):
+    if only_reader(context.subgraph, between) is None:
         text = "another operator reads the product too, in its own quantization"
         raise RefusedError(text, product, between)
     operands = [product.input(0).dtype, product.input(1).dtype]

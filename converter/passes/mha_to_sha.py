@@ -4,8 +4,9 @@ from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+from edge_opt.attention.around import products_around
 from edge_opt.attention.block import AS_FOUND, FORMS, Block, Form, Match, NotABlock, row_tiles
-from edge_opt.attention.find import find_blocks, products_around
+from edge_opt.attention.find import find_blocks
 from edge_opt.attention.pairs import product_of
 from edge_opt.attention.rules import is_product
 from edge_opt.attention.split import split_heads

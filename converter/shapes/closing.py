@@ -9,7 +9,7 @@ from edge_opt.ir.cleanup import called
 from edge_opt.ir.walk import cut_out, reads
 from edge_opt.schema.data import Data
 from edge_opt.shapes.dimension import Shape, ShapeError
-from edge_opt.shapes.inference import infer_operator, shape_report
+from edge_opt.shapes.inference import Disagreement, infer_operator, shape_report
 from edge_opt.shapes.rules import Array, recorded_fact
 
 
@@ -30,37 +30,50 @@ def close_shapes(model: Model, given: Mapping[Tensor, Shape]) -> list[Folded]:
     Raises:
         UsageError: operators cannot take such inputs; the model is unchanged.
     """
-    before = {(one.subgraph, one.operator) for one in shape_report(model).disagreements}
+    known = {_place(one) for one in shape_report(model).disagreements}
     report = shape_report(model, resize=given)
     for one in report.disagreements:
-        if one.inferred is None and (one.subgraph, one.operator) not in before:
+        if one.inferred is None and _place(one) not in known:
             raise UsageError(f"the given shapes do not fit together: {one}")
-    reached = called(model, [g for g in model.subgraphs if any(tensor in given for tensor in g.inputs)])
+    roots = [graph for graph in model.subgraphs if not given.keys().isdisjoint(graph.inputs)]
+    reached = called(model, roots)
     graphs = [graph for graph in model.subgraphs if graph in reached]
-    for tensor in (tensor for graph in graphs for tensor in graph.tensors):
-        shape = report.shapes.get(tensor)
-        if shape is not None and not tensor.is_constant:
-            tensor.shape = tuple(max(size, 1) if size < 0 else size for size in shape)
-            tensor.shape_signature = shape if -1 in shape else None
+    for graph in graphs:
+        for tensor in graph.tensors:
+            _record(tensor, report.shapes.get(tensor))
     return [folded for folded in map(_fold, graphs) if folded.operators]
+
+
+def _place(one: Disagreement) -> tuple[str, str]:
+    return one.subgraph, one.operator
+
+
+def _record(tensor: Tensor, shape: Shape | None) -> None:
+    """Record an inferred shape; the file has 1 for an open size."""
+    if shape is None or tensor.is_constant:
+        return
+    tensor.shape = tuple(1 if size < 0 else size for size in shape)
+    tensor.shape_signature = shape if -1 in shape else None
 
 
 def _fold(graph: Subgraph) -> Folded:
     """Turn known values into constants, and remove the operators that computed them."""
     folded = Folded(graph, [], {})
     for operator in graph.operators:
+        if not operator.outputs or any(map(graph.is_output, operator.outputs)):
+            continue
         try:
             facts = infer_operator(operator, list(map(recorded_fact, operator.inputs)))
         except ShapeError:
             continue
-        pairs = zip(operator.outputs, facts, strict=True)
-        values = {tensor: value for tensor, (_, value) in pairs if value is not None}
-        if len(values) == len(operator.outputs) > 0 and not any(map(graph.is_output, operator.outputs)):
-            for tensor, value in values.items():
-                tensor.buffer = Buffer(Data(value.tobytes()))
-            graph.remove(operator)
-            folded.operators.append(operator)
-            folded.values.update(values)
+        values = [fact.value for fact in facts if fact.value is not None]
+        if len(values) < len(operator.outputs):
+            continue
+        for tensor, value in zip(operator.outputs, values, strict=True):
+            tensor.buffer = Buffer(Data(value.tobytes()))
+            folded.values[tensor] = value
+        graph.remove(operator)
+        folded.operators.append(operator)
     return folded
 
 

@@ -1,9 +1,9 @@
 """Shapes with open sizes: arithmetic on sizes, broadcasting and matrix products, independent of operators."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from edge_opt.base.errors import EdgeOptError
 
@@ -11,6 +11,8 @@ from edge_opt.base.errors import EdgeOptError
 class ShapeError(EdgeOptError):
     """The shapes, types or attributes of an operation do not fit together."""
 
+
+_Axis = TypeVar("_Axis")
 
 Shape: TypeAlias = tuple[int, ...]
 """Sizes, outermost axis first; -1 is an open size. The shape of an unranked tensor is None."""
@@ -50,6 +52,11 @@ def total(*sizes: int) -> int:
     return OPEN if min(sizes, default=0) < 0 else sum(sizes)
 
 
+def with_axis(shape: tuple[_Axis, ...], axis: int, *new: _Axis) -> tuple[_Axis, ...]:
+    """The shape with these axes, any number of them, in the place of one, which is counted from the front."""
+    return (*shape[:axis], *new, *shape[axis + 1 :])
+
+
 def shape_text(shape: Sequence[int] | None) -> str:
     """The shape as text: `[1,?,256]`, or "unranked"."""
     return "unranked" if shape is None else f"[{','.join(map(size_text, shape))}]"
@@ -79,21 +86,35 @@ def broadcast(*shapes: Iterable[int] | None, labels: Sequence[str] = ()) -> Shap
     if not shapes:
         raise ShapeError("a broadcast needs at least one operand, got none")
     labels = labels or [f"operand {index}" for index in range(len(shapes))]
-    operands = [(as_shape(shape, label), label) for shape, label in zip(shapes, labels, strict=True)]
-    ranked = [(shape, label) for shape, label in operands if shape is not None]
-    rank = max((len(shape) for shape, _ in ranked), default=0)
-    sizes = []
-    for axis in range(-rank, 0):
-        size, place = 1, ""
-        for shape, label in ranked:
-            other, here = shape[axis] if len(shape) >= -axis else 1, f"{label} (axis {axis + len(shape)})"
-            if size == 1 or (size < 0 and other != 1):
-                size, place = other, here
-            elif other >= 0 and other not in (1, size):
-                detail = f"sizes do not broadcast: {size} in {place}, {other} in {here}"
-                raise ShapeError(f"{detail}: expected equal sizes, or 1 in one of them")
-        sizes.append(size)
-    return tuple(sizes) if ranked else None
+    ranked: dict[int, Shape] = {}
+    for place, given in enumerate(shapes):
+        shape = as_shape(given, labels[place])
+        if shape is not None:
+            ranked[place] = shape
+    if not ranked:
+        return None
+    rank = max(map(len, ranked.values()))
+    return tuple(_broadcast_size(ranked, labels, axis) for axis in range(-rank, 0))
+
+
+def _broadcast_size(ranked: Mapping[int, Shape], labels: Sequence[str], axis: int) -> int:
+    """The size of one axis, counted from the end, of the result of a broadcast."""
+    size = 1
+    source = ""
+    for place, shape in ranked.items():
+        if len(shape) < -axis:
+            continue
+        other = shape[axis]
+        here = f"{labels[place]} (axis {axis + len(shape)})"
+        if size == 1 or (size < 0 and other != 1):
+            size = other
+            source = here
+        elif other >= 0 and other not in (1, size):
+            raise ShapeError(
+                f"sizes do not broadcast: {size} in {source}, {other} in {here}: "
+                "expected equal sizes, or 1 in one of them"
+            )
+    return size
 
 
 def verify_broadcast(
@@ -110,7 +131,8 @@ def verify_broadcast(
     Raises:
         ShapeError: the operands do not broadcast, or the result does not fit the inferred shape.
     """
-    inferred, actual = broadcast(*operands), as_shape(result, "the result")
+    inferred = broadcast(*operands)
+    actual = as_shape(result, "the result")
     reason = misfit(inferred, actual, allow_refinement=allow_refinement)
     if reason:
         raise ShapeError(f"the result {shape_text(actual)} does not fit {shape_text(inferred)}: {reason}")
@@ -153,21 +175,34 @@ def matmul(
     Raises:
         ShapeError: an operand is a scalar, the inner sizes differ, or the batch axes do not broadcast.
     """
-    left, right = as_shape(a, labels[0]), as_shape(b, labels[1])
-    for shape, label in ((left, labels[0]), (right, labels[1])):
-        if shape == ():
-            raise ShapeError(f"{label} is a scalar: a matrix product needs rank 1 or more")
+    left = _factor(a, labels[0])
+    right = _factor(b, labels[1])
     if left is None or right is None:
         return None
-    # A vector's only axis is the inner one, both as rows and as columns.
-    left_rows, left_columns = sorted((max(len(left) - 2, 0), len(left) - 1), reverse=transpose_a)
-    right_rows, right_columns = sorted((max(len(right) - 2, 0), len(right) - 1), reverse=transpose_b)
-    if not may_be_equal(left[left_columns], right[right_rows]):
+    rows, left_inner = _matrix_axes(left, transposed=transpose_a)
+    right_inner, columns = _matrix_axes(right, transposed=transpose_b)
+    if not may_be_equal(left[left_inner], right[right_inner]):
         raise ShapeError(
-            f"inner dimensions differ: {left[left_columns]} in {labels[0]} (axis {left_columns}), "
-            f"{right[right_rows]} in {labels[1]} (axis {right_rows})"
+            f"inner dimensions differ: {left[left_inner]} in {labels[0]} (axis {left_inner}), "
+            f"{right[right_inner]} in {labels[1]} (axis {right_inner})"
         )
-    batch = broadcast(left[:-2], right[:-2], labels=labels) or ()
-    rows = (left[left_rows],) if len(left) > 1 else ()
-    columns = (right[right_columns],) if len(right) > 1 else ()
-    return batch + rows + columns
+    sizes = broadcast(left[:-2], right[:-2], labels=labels) or ()
+    if len(left) > 1:
+        sizes += (left[rows],)
+    if len(right) > 1:
+        sizes += (right[columns],)
+    return sizes
+
+
+def _factor(shape: Iterable[int] | None, label: str) -> Shape | None:
+    """The shape of a factor of a matrix product."""
+    sizes = as_shape(shape, label)
+    if sizes == ():
+        raise ShapeError(f"{label} is a scalar: a matrix product needs rank 1 or more")
+    return sizes
+
+
+def _matrix_axes(shape: Shape, *, transposed: bool) -> list[int]:
+    """The axes of the rows and of the columns; a vector's only axis is the inner one, as either."""
+    last = len(shape) - 1
+    return sorted((max(last - 1, 0), last), reverse=transposed)

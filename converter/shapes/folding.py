@@ -5,17 +5,20 @@ known whole or not at all; nothing large is computed.
 """
 
 from collections.abc import Callable, Sequence
+from operator import add
 from typing import Any, Final, TypeAlias, TypeGuard
 
 import numpy as np
 
-from edge_opt.ir import DType, Tensor
+from edge_opt.ir import DType, Operator, Tensor
 from edge_opt.shapes.arranging import Index, strided_indices
 from edge_opt.shapes.dimension import OPEN, Shape, product
 from edge_opt.shapes.rules import Array, Call, Results, UnknownError
 
 _KINDS: Final = "iub"  # numpy's kinds that are folded: integers and booleans
 _MOST_ELEMENTS: Final = 1024
+# For shorter types there are kernels of quantized tensors only: without a scale, MUL gives 0, ADD ends the process.
+_COMPUTED: Final = frozenset({DType.BOOL, DType.INT32, DType.INT64})
 
 NUMBERS: Final[dict[str, Callable[..., Any]]] = {
     "ABS": np.abs,
@@ -48,19 +51,27 @@ def fold(call: Call, shapes: Results) -> Sequence[Array | None]:
 
     Only unquantized integers and booleans are folded, except that SHAPE takes any first operand.
     """
-    folder, small = FOLDERS.get(call.op.name), [shape for shape in shapes if _is_small(shape)]
-    types = [tensor.dtype.numpy for tensor in call.op.outputs]
-    whole = all(kind is not None and kind.kind in _KINDS for kind in types)
-    coded = any(tensor and tensor.is_quantized for tensor in (*call.op.inputs[1:], *call.op.outputs))
     unknown = [None] * len(shapes)
-    if folder is None or len(small) < len(shapes) or not whole or coded:
+    folder = FOLDERS.get(call.op.name)
+    if folder is None or not _has_foldable_types(call.op):
+        return unknown
+    small = [shape for shape in shapes if _is_small(shape)]
+    if len(small) < len(shapes):
         return unknown
     try:
         found = folder(call, small)
     except (UnknownError, ZeroDivisionError):
         return unknown
     values = found if isinstance(found, list) else [found]
-    return [_stored(*triple) for triple in zip(values, small, call.op.outputs, strict=True)]
+    return list(map(_stored, values, small, call.op.outputs))
+
+
+def _has_foldable_types(op: Operator) -> bool:
+    """True if the results are whole numbers, and neither they nor the operands behind the first are quantized."""
+    if any(tensor and tensor.is_quantized for tensor in (*op.inputs[1:], *op.outputs)):
+        return False
+    types = [tensor.dtype.numpy for tensor in op.outputs]
+    return all(kind is not None and kind.kind in _KINDS for kind in types)
 
 
 def _is_small(shape: Shape | None) -> TypeGuard[Shape]:
@@ -72,9 +83,9 @@ def _stored(value: Array, shape: Shape, tensor: Tensor) -> Array | None:
     assert value.shape == shape, f"'{tensor.name}' is folded to {value.shape}: expected {shape}"
     target = tensor.dtype.numpy
     assert target is not None
-    if target.kind != "b":
+    if target.kind != "b" and value.size:
         limits = np.iinfo(target.name)
-        if not all(limits.min <= element <= limits.max for element in value.ravel().tolist()):
+        if value.min() < limits.min or value.max() > limits.max:
             return None
     return value.astype(target)
 
@@ -94,8 +105,7 @@ def _all_values(call: Call) -> list[Array]:
 def _elementwise(call: Call, _: Sequence[Shape]) -> Array:
     if call.op.name in ("ADD", "SUB", "MUL") and call.number("fused_activation_function"):
         raise UnknownError
-    # For shorter types there are kernels of quantized tensors only: without a scale, MUL gives 0, ADD ends the process.
-    if not {tensor.dtype for tensor in call.op.inputs if tensor} <= {DType.BOOL, DType.INT32, DType.INT64}:
+    if any(tensor and tensor.dtype not in _COMPUTED for tensor in call.op.inputs):
         raise UnknownError
     return np.asarray(NUMBERS[call.op.name](*_all_values(call)), object)
 
@@ -104,35 +114,48 @@ def _select(call: Call, shapes: Sequence[Shape]) -> Array:
     """SELECT applies a 1-D condition to whole rows, unlike numpy's broadcasting."""
     condition, *choices = _all_values(call)
     if call.op.name == "SELECT" and condition.ndim == 1:
-        condition = condition.reshape(-1, *(1 for _ in shapes[0][1:]))
+        others = (1,) * (len(shapes[0]) - 1)
+        condition = condition.reshape(-1, *others)
     return np.where(condition.astype(bool), *choices)
 
 
 def _concatenate(call: Call, _: Sequence[Shape]) -> Array:
     values = _all_values(call)
-    return np.stack(values) if values[0].ndim == 0 else np.concatenate(values, axis=call.number("axis"))
+    if values[0].ndim == 0:
+        return np.stack(values)
+    return np.concatenate(values, axis=call.number("axis"))
+
+
+def _pack(call: Call, _: Sequence[Shape]) -> Array:
+    return np.stack(_all_values(call), axis=call.number("axis"))
 
 
 def _unpack(call: Call, shapes: Sequence[Shape]) -> list[Array]:
-    value, axis = _whole(call, 0), call.number("axis")
+    value = _whole(call, 0)
+    axis = call.number("axis")
     return [value.take([index], axis).reshape(shape) for index, shape in enumerate(shapes)]
 
 
 def _cut(call: Call, shapes: Sequence[Shape]) -> Array:
     """SLICE and STRIDED_SLICE. Every bound must be known, even one that a mask overrides."""
-    value, begins = _whole(call, 0), call.integers(1)
-    indices: list[Index] = [slice(at, at + size) for at, size in zip(begins, shapes[0], strict=False)]
+    value = _whole(call, 0)
+    begins = call.integers(1)
     if call.op.name == "STRIDED_SLICE":
         call.integers(2)
         call.integers(3)
         indices = strided_indices(call)
+    else:
+        ends = map(add, begins, shapes[0])
+        indices = list[Index](map(slice, begins, ends))
     return np.array(value[tuple(indices)], value.dtype).reshape(shapes[0])
 
 
 def _gather(call: Call, shapes: Sequence[Shape]) -> Array:
-    value, indices, axis = _whole(call, 0), call.integers(1), call.number("axis")
-    outside = indices and not 0 <= min(indices) <= max(indices) < value.shape[axis]
-    if outside or call.number("batch_dims"):
+    value = _whole(call, 0)
+    indices = call.integers(1)
+    axis = call.number("axis")
+    is_inside = not indices or 0 <= min(indices) <= max(indices) < value.shape[axis]
+    if not is_inside or call.number("batch_dims"):
         raise UnknownError
     return value.take(np.array(indices, int), axis).reshape(shapes[0])
 
@@ -143,14 +166,17 @@ def _range(call: Call, shapes: Sequence[Shape]) -> Array:
 
 
 def _reduce(call: Call, shapes: Sequence[Shape]) -> Array:
-    value, axes = _whole(call, 0), call.integers(1)
-    positive = tuple({axis % value.ndim for axis in axes if value.ndim})
+    value = _whole(call, 0)
+    axes = call.integers(1)
+    positive = tuple({axis % value.ndim for axis in axes}) if value.ndim else ()
     return np.asarray(np.multiply.reduce(value, axis=positive), object).reshape(shapes[0])
 
 
 def _segments(call: Call, shapes: Sequence[Shape]) -> Array:
     """Dynamic exports multiply sizes this way: one product for each group of axes that a RESHAPE merges."""
-    value, ids, count = _whole(call, 0), call.value(1), shapes[0][0]
+    value = _whole(call, 0)
+    ids = call.value(1)
+    count = shapes[0][0]
     if ids.ndim != 1 or not count:
         raise UnknownError
     products = [np.multiply.reduce(value[ids == segment]) for segment in range(count)]
@@ -163,21 +189,35 @@ def _shape(call: Call, _: Sequence[Shape]) -> Array:
     return np.array(call.shape(0), object)
 
 
+def _cast(call: Call, _: Sequence[Shape]) -> Array:
+    return _whole(call, 0)
+
+
+def _fill(call: Call, shapes: Sequence[Shape]) -> Array:
+    return np.broadcast_to(_whole(call, 1), shapes[0])
+
+
+def _reshape(call: Call, shapes: Sequence[Shape]) -> Array:
+    return _whole(call, 0).reshape(shapes[0])
+
+
 FOLDERS: dict[str, Folder] = {
-    "CAST": lambda call, _: _whole(call, 0),
+    "CAST": _cast,
     "CONCATENATION": _concatenate,
-    "FILL": lambda call, shapes: np.broadcast_to(_whole(call, 1), shapes[0]),
+    "EXPAND_DIMS": _reshape,
+    "FILL": _fill,
     "GATHER": _gather,
-    "PACK": lambda call, _: np.stack(_all_values(call), axis=call.number("axis")),
+    "PACK": _pack,
     "RANGE": _range,
-    "SHAPE": _shape,
-    "UNPACK": _unpack,
-    **dict.fromkeys(
-        ("EXPAND_DIMS", "RESHAPE", "SQUEEZE"), lambda call, shapes: _whole(call, 0).reshape(shapes[0])
-    ),
-    **dict.fromkeys(("SELECT", "SELECT_V2"), _select),
-    **dict.fromkeys(("SLICE", "STRIDED_SLICE"), _cut),
-    **dict.fromkeys(NUMBERS, _elementwise),
     "REDUCE_PROD": _reduce,
+    "RESHAPE": _reshape,
+    "SELECT": _select,
+    "SELECT_V2": _select,
+    "SHAPE": _shape,
+    "SLICE": _cut,
+    "SQUEEZE": _reshape,
+    "STRIDED_SLICE": _cut,
+    "UNPACK": _unpack,
     "UNSORTED_SEGMENT_PROD": _segments,
+    **dict.fromkeys(NUMBERS, _elementwise),
 }

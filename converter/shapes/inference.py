@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 from edge_opt.base.record import Record
@@ -77,18 +78,25 @@ def shape_report(model: Model, *, resize: Mapping[Tensor, Sequence[int]] | None 
 
     `resize` has shapes of graph inputs that replace the recorded ones, as if the caller resized them.
     """
-    given = {tensor: as_shape(shape, f"tensor '{tensor.name}'") for tensor, shape in (resize or {}).items()}
-    walk, graphs = _Walk(model), model.subgraphs
-    for graph, tensor in ((one, tensor) for one in graphs for tensor in one.tensors):
-        if tensor.wrong_size is not None:
-            walk.report(graph, "", tensor, None, f"tensor '{tensor.name}': {tensor.wrong_size}")
+    facts: dict[Tensor, Fact] = {}
+    for tensor, shape in (resize or {}).items():
+        facts[tensor] = Fact(as_shape(shape, f"tensor '{tensor.name}'"))
+    walk = _Walk(model)
+    graphs = model.subgraphs
+    for graph in graphs:
+        for tensor in graph.tensors:
+            if tensor.wrong_size is not None:
+                walk.report(graph, "", tensor, None, f"tensor '{tensor.name}': {tensor.wrong_size}")
     # Subgraphs that operators call come last: by then most were walked with their callers' shapes.
-    entered = called_by((operator for graph in graphs for operator in graph), graphs)
+    entered = called_by(chain.from_iterable(graphs), graphs)
     for graph in sorted(graphs, key=entered.__contains__):
         if graph not in walk.walked:
-            walk.walk(graph, {one: Fact(given.get(one, recorded_shape(one))) for one in graph.inputs})
+            own = {tensor: Fact(recorded_shape(tensor)) for tensor in graph.inputs}
+            own.update((tensor, facts[tensor]) for tensor in graph.inputs if tensor in facts)
+            walk.walk(graph, own)
     count = sum(len(graph.tensors) for graph in graphs)
-    unknown = sum(shape is None and tensor.producer is not None for tensor, shape in walk.shapes.items())
+    results = [tensor for tensor in walk.shapes if tensor.producer is not None]
+    unknown = sum(walk.shapes[tensor] is None for tensor in results)
     return ShapeReport(count, tuple(walk.disagreements.values()), count - unknown, unknown, walk.shapes)
 
 
@@ -107,18 +115,20 @@ def infer_operator(op: Operator, inputs: Sequence[Fact], enter: Enter = lambda *
     """
     unknown = [Fact(None)] * len(op.outputs)
     if op.name in ("CALL", "STABLEHLO_COMPOSITE"):
-        entered = next((enter(index, inputs) for index in subgraph_indices(op.options)), None)
+        (index, *_) = subgraph_indices(op.options) or (None,)
+        entered = None if index is None else enter(index, inputs)
         return unknown if entered is None or len(entered) != len(unknown) else entered
     if op.name not in RULES:
         return unknown
-    if (reason := KINDS[op.name].misfit(op.inputs, op.outputs)) is not None:
+    reason = KINDS[op.name].misfit(op.inputs, op.outputs)
+    if reason is not None:
         raise ShapeError(f"it {reason}")
     call = Call(op, inputs)
     try:
         shapes = RULES[op.name].rule(call)
     except UnknownError:
         return unknown
-    return [Fact(*pair) for pair in zip(shapes, fold(call, shapes), strict=True)]
+    return list(map(Fact, shapes, fold(call, shapes)))
 
 
 class _Step(NamedTuple):
@@ -129,26 +139,62 @@ class _Step(NamedTuple):
     error: str
     is_open: bool
 
+    def pairs(self) -> Iterator[tuple[Tensor, Fact]]:
+        """The operator's results with the inferred facts."""
+        return zip(self.operator.outputs, self.results, strict=True)
+
+    def doubt(self) -> str:
+        """Why the recorded shapes of the results are wrong, or would be for other open sizes; empty if right."""
+        if self.error:
+            return self.error
+        for tensor, fact in self.pairs():
+            reason = misfit(fact.shape, recorded_shape(tensor))
+            if reason is not None:
+                return f"{reason} of '{tensor.name}'"
+            if 0 in tensor.shape:
+                return f"'{tensor.name}' is empty"
+            may_be_open = bool(tensor.shape) if fact.shape is None else fact.is_open
+            if self.is_open and may_be_open and not tensor.is_dynamic:
+                return f"'{tensor.name}' has a static size, but an operand has an open one"
+        return ""
+
+
+def _fact_of(tensor: Tensor | None, facts: Mapping[Tensor, Fact]) -> Fact:
+    """The inferred fact about a tensor; without one, what the file records."""
+    inferred = None if tensor is None else facts.get(tensor)
+    return recorded_fact(tensor) if inferred is None else inferred
+
+
+def _step(operator: Operator, facts: Mapping[Tensor, Fact], enter: Enter) -> _Step:
+    """Infer one operator; inputs that are not in `facts` are as recorded."""
+    inputs = [_fact_of(tensor, facts) for tensor in operator.inputs]
+    is_open = any(fact.is_open for fact in inputs)
+    try:
+        return _Step(operator, infer_operator(operator, inputs, enter), "", is_open)
+    except ShapeError as error:
+        return _Step(operator, [Fact(None)] * len(operator.outputs), str(error), is_open)
+
 
 def _steps(graph: Iterable[Operator], facts: dict[Tensor, Fact], enter: Enter) -> Iterator[_Step]:
     """Infer each operator in turn; `facts` starts with the graph's inputs and collects all results."""
     for operator in graph:
-        inputs = [facts[tensor] if tensor in facts else recorded_fact(tensor) for tensor in operator.inputs]
-        is_open = any(fact.shape and OPEN in fact.shape for fact in inputs)
-        try:
-            step = _Step(operator, infer_operator(operator, inputs, enter), "", is_open)
-        except ShapeError as error:
-            step = _Step(operator, [Fact(None)] * len(operator.outputs), str(error), is_open)
-        for tensor, (shape, value) in zip(operator.outputs, step.results, strict=True):
-            # Without an inferred size, use the recorded one, unless it may depend on an open size.
-            recorded, known = recorded_shape(tensor), shape
-            if recorded is not None and shape is None:
-                known = (OPEN,) * len(recorded) if is_open and not tensor.is_dynamic else recorded
-            elif recorded and shape and not is_open and len(shape) == len(recorded):
-                sizes = zip(shape, recorded, strict=True)
-                known = tuple(there if size < 0 else size for size, there in sizes)
-            facts[tensor] = Fact(known, value)
+        step = _step(operator, facts, enter)
+        for tensor, fact in step.pairs():
+            known = _with_recorded_sizes(fact.shape, tensor, is_open=step.is_open)
+            facts[tensor] = Fact(known, fact.value)
         yield step
+
+
+def _with_recorded_sizes(shape: Shape | None, tensor: Tensor, *, is_open: bool) -> Shape | None:
+    """The inferred shape, with the recorded sizes where none is inferred, unless they may depend on an open size."""
+    recorded = recorded_shape(tensor)
+    if recorded is None:
+        return shape
+    if shape is None:
+        return (OPEN,) * len(recorded) if is_open and not tensor.is_dynamic else recorded
+    if is_open or len(shape) != len(recorded):
+        return shape
+    return tuple(there if size < 0 else size for size, there in zip(shape, recorded, strict=True))
 
 
 # Most calls of one subgraph to infer: if each subgraph calls the next one twice, calls grow exponentially.
@@ -170,8 +216,9 @@ class _Walk:
         self, graph: Subgraph, operator: str, tensor: Tensor, inferred: Shape | None, reason: str
     ) -> None:
         """Report a disagreement, once per tensor even if its subgraph is called several times."""
-        where = self._model.signature_name(graph), tensor.name, operator
-        found = Disagreement(*where, recorded_shape(tensor), inferred, reason)
+        name = self._model.signature_name(graph)
+        recorded = recorded_shape(tensor)
+        found = Disagreement(name, tensor.name, operator, recorded, inferred, reason)
         self.disagreements.setdefault((tensor, operator), found)
 
     def walk(self, graph: Subgraph, facts: dict[Tensor, Fact], place: str | None = None) -> list[Fact]:
@@ -180,27 +227,28 @@ class _Walk:
         Inputs whose shapes differ from the recorded ones are reported at `place`, if given.
         """
         self.walked.add(graph)
-        wrong = {tensor for tensor in facts if self._take(graph, place, tensor, facts[tensor].shape, "")}
-        for position, (operator, results, error, _) in enumerate(_steps(graph, facts, self.enter)):
+        wrong: set[Tensor] = set()
+        for tensor, fact in facts.items():
+            if self._take(graph, place, tensor, fact.shape, ""):
+                wrong.add(tensor)
+        for position, step in enumerate(_steps(graph, facts, self.enter)):
+            operator = step.operator
             where = f"{position} ({operator.name})"
             named = next(filter(None, (*operator.outputs, *operator.inputs)), None)
-            if error and named is not None:
-                self.report(graph, where, named, None, error)
+            if step.error and named is not None:
+                self.report(graph, where, named, None, step.error)
             cause = next((tensor for tensor in operator.inputs if tensor in wrong), None)
             source = "" if cause is None else f"; it follows from tensor '{cause.name}'"
-            for tensor, (shape, _) in zip(operator.outputs, results, strict=True):
-                if self._take(graph, where, tensor, shape, source):
+            for tensor, fact in step.pairs():
+                if self._take(graph, where, tensor, fact.shape, source):
                     wrong.add(tensor)
-        return [facts[tensor] if tensor in facts else recorded_fact(tensor) for tensor in graph.outputs]
+        return [_fact_of(tensor, facts) for tensor in graph.outputs]
 
     def _take(
         self, graph: Subgraph, where: str | None, tensor: Tensor, shape: Shape | None, source: str
     ) -> bool:
         """Merge a shape with those of earlier calls; if it differs from the record, report it and return True."""
-        known = self.shapes.get(tensor, shape)
-        alike = shape is not None and known is not None and len(shape) == len(known)
-        common = (a if a == b else OPEN for a, b in zip(shape or (), known or (), strict=False))
-        self.shapes[tensor] = tuple(common) if alike else None
+        self.shapes[tensor] = _agreed(shape, self.shapes.get(tensor, shape))
         reason = misfit(shape, recorded_shape(tensor))
         if where is None or reason is None:
             return False
@@ -213,15 +261,23 @@ class _Walk:
         graph = self._model.subgraphs[index]
         if len(inputs) != len(graph.inputs):
             raise ShapeError(f"it passes {len(inputs)} inputs to subgraph '{graph.name}'")
-        values = (None if value is None else (value.dtype.str, repr(value.tolist())) for _, value in inputs)
-        key = (index, tuple(fact.shape for fact in inputs), *values)
+        key = (index, *(fact.key for fact in inputs))
         if key not in self._entered and self._entries[index] < _MOST_ENTRIES:
             self._entries[index] += 1
             self._entered[key] = None  # if it calls itself
-            pairs = zip(graph.inputs, inputs, strict=True)
-            facts = {t: Fact(recorded_shape(t) if shape is None else shape, v) for t, (shape, v) in pairs}
+            facts: dict[Tensor, Fact] = {}
+            for tensor, fact in zip(graph.inputs, inputs, strict=True):
+                shape = recorded_shape(tensor) if fact.shape is None else fact.shape
+                facts[tensor] = Fact(shape, fact.value)
             self._entered[key] = self.walk(graph, facts, "")
         return self._entered.get(key)
+
+
+def _agreed(shape: Shape | None, other: Shape | None) -> Shape | None:
+    """The sizes on which two shapes agree, others open; None if either is unknown or the ranks differ."""
+    if shape is None or other is None or len(shape) != len(other):
+        return None
+    return tuple(size if size == same else OPEN for size, same in zip(shape, other, strict=True))
 
 
 def check_operators(operators: Iterable[Operator], subgraphs: Sequence[Subgraph] = ()) -> None:
@@ -235,44 +291,39 @@ def check_operators(operators: Iterable[Operator], subgraphs: Sequence[Subgraph]
 
     def enter(index: int, inputs: Sequence[Fact]) -> list[Fact]:
         body = subgraphs[index]
-        given, expected = [fact.shape for fact in inputs], [recorded_shape(t) for t in body.inputs]
+        given = [fact.shape for fact in inputs]
+        expected = list(map(recorded_shape, body.inputs))
         if given != expected:
             raise ShapeError(f"subgraph '{body.name}' takes {expected}, but gets {given}")
         return [Fact(recorded_shape(tensor)) for tensor in body.outputs]
 
-    steps = (step for operator in operators for step in _steps([operator], {}, enter))
-    for operator, results, error, _ in steps:
-        for tensor, (shape, _) in zip(operator.outputs, results, strict=True):
+    for operator in operators:
+        step = _step(operator, {}, enter)
+        for tensor, fact in step.pairs():
             recorded = recorded_shape(tensor)
-            if error or shape not in (None, recorded):
-                text = f"inferred shape {shape_text(shape)}, recorded {shape_text(recorded)}"
-                raise RefusedError(f"{operator.name} '{tensor.name}': {error or text}")
+            if step.error or fact.shape not in (None, recorded):
+                text = f"inferred shape {shape_text(fact.shape)}, recorded {shape_text(recorded)}"
+                raise RefusedError(f"{operator.name} '{tensor.name}': {step.error or text}")
 
 
 @contextmanager
 def doubted(graphs: Iterable[Subgraph]) -> Iterator[None]:
     """Within the block, operators with invalid recorded shapes have a `shape_error` and the name UNTRUSTED.
 
-    A file may record a size that differs from the inferred one, or one for an open size. LiteRT follows the inputs.
+    A file may record a size that differs from the inferred one, or one for an open size. LiteRT follows the inputs, so
+    such a file runs; a block that is cut by the recorded sizes does not, and a region of it would pass verification.
     """
     checked = [graph for graph in graphs if not graph.is_checked]
-    steps = [step for graph in checked for step in _steps(graph, {}, lambda *_: None)]
-    for operator, results, error, is_open in steps:
-        operator.shape_error = error
-        for tensor, (shape, _) in zip(operator.outputs, results, strict=True):
-            may_be_open = bool(tensor.shape) if shape is None else OPEN in shape
-            if (reason := misfit(shape, recorded_shape(tensor))) is not None:
-                operator.shape_error = f"{reason} of '{tensor.name}'"
-            elif 0 in tensor.shape:
-                operator.shape_error = f"'{tensor.name}' is empty"
-            elif is_open and may_be_open and not tensor.is_dynamic and not error:
-                operator.shape_error = f"'{tensor.name}' has a static size, but an operand has an open one"
+    marked: list[Operator] = []
     for graph in checked:
         graph.is_checked = True
+        for step in _steps(graph, {}, lambda *_: None):
+            step.operator.shape_error = step.doubt()
+            marked.append(step.operator)
     try:
         yield
     finally:
-        for step in steps:
-            step.operator.shape_error = ""
+        for operator in marked:
+            operator.shape_error = ""
         for graph in checked:
             graph.is_checked = False

@@ -31,8 +31,9 @@ rule("SHAPE", "shape.cc, Prepare", "A vector with one number for each axis of th
 @rule("SELECT", "select.cc, SelectPrepare (version one)")
 def select(call: Call) -> Results:
     """Both choices have the result's shape; the condition has it too, is a scalar, or picks whole rows."""
-    shape, condition = call.merged((1, 2)), call.shape(0)
-    fits = condition == () or may_be_alike(condition, shape) or may_be_alike(condition, shape[:1])
+    shape = call.merged((1, 2))
+    condition = call.shape(0)
+    fits = any(may_be_alike(condition, fitting) for fitting in ((), shape, shape[:1]))
     call.expect(fits, "a condition for each element, or for each row, of the choices")
     return [shape]
 
@@ -40,16 +41,24 @@ def select(call: Call) -> Results:
 @rule(" ".join(sorted(operators_that(Effect.REDUCTION))), "reduce.cc, GetOutputShape")
 def reduce(call: Call) -> Results:
     """The axes in input 1 are removed, or kept with size 1 if `keep_dims` is set."""
-    shape, keep = call.shape(0), call.number("keep_dims")
-    folded = {call.axis(axis, len(shape)) for axis in call.integers(1)} if shape else ()
-    sizes = enumerate(shape)
-    return [tuple(1 if axis in folded else size for axis, size in sizes if keep or axis not in folded)]
+    shape = call.shape(0)
+    if not shape:
+        return [()]  # the runtime accepts any axes for a scalar
+    folded = {call.axis(axis, len(shape)) for axis in call.integers(1)}
+    sizes: list[int] = []
+    for axis, size in enumerate(shape):
+        if axis not in folded:
+            sizes.append(size)
+        elif call.number("keep_dims"):
+            sizes.append(1)
+    return [tuple(sizes)]
 
 
 @rule("UNSORTED_SEGMENT_PROD", "unsorted_segment.cc, ResizeOutputTensor")
 def unsorted_segment(call: Call) -> Results:
     """The axes that the ids (input 1) cover become one, with the size in input 2."""
-    shape, segments = call.shape(0), call.shape(1)
+    shape = call.shape(0)
+    segments = call.shape(1)
     call.expect(may_be_alike(segments, shape[: len(segments)]), "ids for the first axes")
     return [(*call.sizes(2), *shape[len(segments) :])]
 
@@ -61,21 +70,22 @@ def fill(call: Call) -> Results:
     return [call.sizes(0)]
 
 
-_LONGEST_RANGE, _SAME = 2**31 - 1, 0
+_LONGEST_RANGE = 2**31 - 1
 
 
 @rule("RANGE", "range.cc, GetSize")
 def range_(call: Call) -> Results:
     """Three scalars, start, limit and delta, give `ceil((limit - start) / delta)` numbers."""
-    values = [fact.value for index, fact in enumerate(call.inputs) if call.shape(index, rank=0) == ()]
-    if any(value is None for value in values):
+    for index in range(len(call.inputs)):
+        call.shape(index, rank=0)
+    if not all(fact.is_known_scalar for fact in call.inputs):
         return [(OPEN,)]
-    start, limit, delta = (value.item() for value in values if value is not None)
+    start, limit, delta = (call.value(index).item() for index in range(3))
     count = -1.0
     if delta:
         count = -((start - limit) // delta) if isinstance(start, int) else (limit - start) / delta
-    fine = 0 <= count <= _LONGEST_RANGE  # False for NaN, too
-    call.expect(fine, f"up to {_LONGEST_RANGE} numbers from {start} to {limit} by {delta}")
+    is_possible = 0 <= count <= _LONGEST_RANGE  # False for NaN, too
+    call.expect(is_possible, f"up to {_LONGEST_RANGE} numbers from {start} to {limit} by {delta}")
     return [(math.ceil(count),)]
 
 
@@ -83,16 +93,21 @@ def range_(call: Call) -> Results:
 def one_hot(call: Call) -> Results:
     """A new axis with the size in input 1 is inserted at `axis` (-1: at the end)."""
     shape = call.shape(0)
-    axis = call.axis(call.number("axis"), len(shape) + 1)
+    axis = call.own_axis(len(shape) + 1)
     return [(*shape[:axis], *call.sizes(1), *shape[axis:])]
 
 
 @rule("BATCH_MATMUL", "batch_matmul.cc, Prepare; the product itself by MatMul-1")
 def batch_matmul(call: Call) -> Results:
     """The matrix product of two operands of rank 2 to 5; `adj_x` and `adj_y` swap the last two axes of each."""
-    left, right = (call.shape(index, least=2, most=5) for index in (0, 1))
-    adj_x, adj_y = (bool(call.number(name)) for name in ("adj_x", "adj_y"))
-    return [matmul(left, right, transpose_a=adj_x, transpose_b=adj_y, labels=call.labels())]
+    result = matmul(
+        call.shape(0, least=2, most=5),
+        call.shape(1, least=2, most=5),
+        transpose_a=bool(call.number("adj_x")),
+        transpose_b=bool(call.number("adj_y")),
+        labels=call.labels(),
+    )
+    return [result]
 
 
 @rule("FULLY_CONNECTED", "fully_connected.cc, UpdateOutputSize; the product itself by MatMul-1")
@@ -102,30 +117,48 @@ def fully_connected(call: Call) -> Results:
     With `keep_num_dims` the result is `[..., units]`; else the input is flattened to `[rows, depth]` first,
     and the result is `[rows, units]`. The shuffled weights format has a second, scratch output.
     """
-    shape, weights = call.shape(0, least=1), call.shape(1, rank=2)
-    fits = not call.has(2) or may_be_equal(product(*call.shape(2)), weights[0])
-    call.expect(fits, f"a bias of {weights[0]} elements")
-    depth, count = weights[1], product(*shape)
-    in_rows = shape[-1] == depth or (len(shape) == 2 and may_be_equal(shape[-1], depth))
-    if not call.number("keep_num_dims") and in_rows:
-        shape = (product(*shape[:-1]), shape[-1])
-    elif not call.number("keep_num_dims"):
-        is_open = min(count, depth) < 0
-        call.expect(is_open or (depth > 0 and count % depth == 0), f"rows of {depth} elements")
-        shape = (OPEN if is_open else count // depth, depth)
+    shape = call.shape(0, least=1)
+    weights = call.shape(1, rank=2)
+    if call.has(2):
+        units = weights[0]
+        call.expect(may_be_equal(product(*call.shape(2)), units), f"a bias of {units} elements")
+    if not call.number("keep_num_dims"):
+        shape = _flat_rows(call, shape, weights[1])
+    result = matmul(shape, weights, transpose_b=True, labels=call.labels()[:2])
     scratch: list[Shape | None] = [None] * (len(call.op.outputs) - 1)
-    return [matmul(shape, weights, transpose_b=True, labels=call.labels()[:2]), *scratch]
+    return [result, *scratch]
+
+
+def _flat_rows(call: Call, shape: Shape, depth: int) -> Shape:
+    """The input of a FULLY_CONNECTED, flattened: `[a, b, depth] -> [a*b, depth]`."""
+    if shape[-1] == depth or (len(shape) == 2 and may_be_equal(shape[-1], depth)):
+        return (product(*shape[:-1]), shape[-1])
+    count = product(*shape)
+    if count < 0 or depth < 0:
+        return (OPEN, depth)
+    call.expect(depth > 0 and count % depth == 0, f"rows of {depth} elements")
+    return (count // depth, depth)
+
+
+_SAME = 0  # the padding that keeps the size
 
 
 @rule("CONV_2D DEPTHWISE_CONV_2D", "Prepare of conv.cc and depthwise_conv.cc")
 def windows(call: Call) -> Results:
     """A window slides over height and width of `[b, h, w, c]`; filters `[o, h, w, i]` or `[1, h, w, o]` change c."""
-    batch, *sides, _ = call.shape(0, rank=4)
-    count, *window, depth = call.shape(1, rank=4)
-    strides, places = [call.number(f"stride_{side}") for side in "hw"], []
-    dilations = [call.number(f"dilation_{side}_factor") for side in "hw"]
-    call.expect(min(strides) > 0, "strides from 1")
-    for size, span, stride, dilation in zip(sides, window, strides, dilations, strict=True):
-        reach = 1 if call.number("padding") == _SAME else (span - 1) * dilation + 1
-        places.append(OPEN if min(size, span) < 0 else max((size + stride - reach) // stride, 0))
-    return [(batch, *places, count if call.op.name == "CONV_2D" else depth)]
+    batch, height, width, _ = call.shape(0, rank=4)
+    filters, *window, depth = call.shape(1, rank=4)
+    rows = _window_count(call, "h", height, window[0])
+    columns = _window_count(call, "w", width, window[1])
+    return [(batch, rows, columns, filters if call.op.name == "CONV_2D" else depth)]
+
+
+def _window_count(call: Call, side: str, size: int, span: int) -> int:
+    """The number of places of a window of `span` steps along one side of an image."""
+    stride = call.number(f"stride_{side}")
+    call.expect(stride > 0, "strides from 1")
+    if size < 0 or span < 0:
+        return OPEN
+    is_same = call.number("padding") == _SAME
+    reach = 1 if is_same else (span - 1) * call.number(f"dilation_{side}_factor") + 1
+    return max((size + stride - reach) // stride, 0)

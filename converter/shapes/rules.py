@@ -27,6 +27,22 @@ class Fact(NamedTuple):
     shape: Shape | None
     value: Array | None = None
 
+    @property
+    def is_known_scalar(self) -> bool:
+        """True for a scalar whose value is known."""
+        return self.shape == () and self.value is not None
+
+    @property
+    def is_open(self) -> bool:
+        """True if a size is known only at run time."""
+        return self.shape is not None and OPEN in self.shape
+
+    @property
+    def key(self) -> object:
+        """A value that is equal for equal facts, for use in a dictionary."""
+        value = self.value
+        return self.shape if value is None else (self.shape, value.dtype.str, value.tobytes())
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -59,17 +75,19 @@ class Call:
 
     def expect(self, fine: bool, what: str) -> None:
         """Raise a ShapeError with every input's name and shape unless `fine`; `what` was expected."""
-        if not fine:
-            pairs = zip(self.labels(), self.inputs, strict=True)
-            texts = [f"{label} {shape_text(fact.shape)}" for label, fact in pairs]
-            raise ShapeError(f"{', '.join(texts)}: expected {what}")
+        if fine:
+            return
+        shapes = [shape_text(fact.shape) for fact in self.inputs]
+        texts = map(" ".join, zip(self.labels(), shapes, strict=True))
+        raise ShapeError(f"{', '.join(texts)}: expected {what}")
 
     def shape(self, index: int, *, rank: int | None = None, least: int = 0, most: int = 64) -> Shape:
         """The shape of input `index`, which must have `rank`, or a rank from `least` to `most`."""
         shape = self.inputs[index].shape
         if shape is None:
             raise UnknownError
-        least, most = (least, most) if rank is None else (rank, rank)
+        if rank is not None:
+            least = most = rank
         if not least <= len(shape) <= most:
             ranks = str(least) if least == most else f"{least} to {most}"
             self.expect(False, f"rank {ranks} of {self.labels()[index]}")
@@ -86,9 +104,10 @@ class Call:
         for shape in others:
             self.expect(len(shape) == len(sizes), "one rank")
             for axis, size in enumerate(shape):
-                if axis != beside:
-                    self.expect(may_be_equal(sizes[axis], size), f"equal sizes in axis {axis}")
-                    sizes[axis] = max(sizes[axis], size)
+                if axis == beside:
+                    continue
+                self.expect(may_be_equal(sizes[axis], size), f"equal sizes in axis {axis}")
+                sizes[axis] = max(sizes[axis], size)
         return tuple(sizes)
 
     def value(self, index: int) -> Array:
@@ -109,7 +128,7 @@ class Call:
     def elements(self, index: int, rank: int | None = None) -> list[int | None]:
         """Like `integers`, but each element is None if they are unknown."""
         if self.inputs[index].value is not None:
-            return [*self.integers(index, rank)]
+            return list[int | None](self.integers(index, rank))
         count = product(*self.shape(index, rank=rank))
         if not 0 <= count <= _MOST_UNKNOWN_ELEMENTS:
             raise UnknownError
@@ -127,6 +146,10 @@ class Call:
         self.expect(-rank <= axis < rank, f"an axis from -{rank} to {rank - 1}, not {axis}")
         return axis % rank
 
+    def own_axis(self, rank: int) -> int:
+        """The axis in the operator's option `axis`, counted from the front."""
+        return self.axis(self.number("axis"), rank)
+
     def given(self, index: int) -> int:
         """The only element of an integer input, which must be known."""
         numbers = self.integers(index)
@@ -136,7 +159,9 @@ class Call:
 
 def recorded_shape(tensor: Tensor) -> Shape | None:
     """The shape that the file records, -1 for open dimensions, None for an unranked tensor."""
-    return tensor.shape_signature or (tensor.shape if tensor.has_rank else None)
+    if tensor.shape_signature:
+        return tensor.shape_signature
+    return tensor.shape if tensor.has_rank else None
 
 
 def small_value(tensor: Tensor | None) -> Array | None:
@@ -150,7 +175,9 @@ def small_value(tensor: Tensor | None) -> Array | None:
 
 def recorded_fact(tensor: Tensor | None) -> Fact:
     """An operator's input as the file records it: its shape, and the value of a small constant."""
-    return Fact(None) if tensor is None else Fact(recorded_shape(tensor), small_value(tensor))
+    if tensor is None:
+        return Fact(None)
+    return Fact(recorded_shape(tensor), small_value(tensor))
 
 
 Rule: TypeAlias = Callable[[Call], Results]

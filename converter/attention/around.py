@@ -1,0 +1,175 @@
+"""The products, the mask and the tail around a SOFTMAX, found by dataflow. Knows no heads.
+
+    Q x K^T --> + mask, * scale --> SOFTMAX --> probabilities P --> P x V --> tail --> projection
+    products_above            find_mask         value_products               tail_of
+
+Any other operator that makes what weighs the values may stand in the place of the SOFTMAX. Where the heads are in these
+tensors: docs/head-axis.md.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
+
+from edge_opt.attention.axes import Axes, axes_behind, contracted_axis
+from edge_opt.attention.labels import DEEPEST, ValueProducts
+from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, is_product
+from edge_opt.ir import Operator, Tensor
+from edge_opt.ir.operators import KINDS, UNARY, Effect, operators_that
+from edge_opt.ir.walk import producers, walked
+
+MASKING = frozenset({"ADD", "SUB", "SELECT", "SELECT_V2"})
+SOFTMAXES = frozenset({"SOFTMAX", "LOG_SOFTMAX"})
+CUTTING = operators_that(Effect.CUTTING)
+_FOLLOWED_UP = (
+    ELEMENTWISE
+    | MOVEMENT
+    | CUTTING
+    | operators_that(Effect.JOINING, Effect.REPEATING, Effect.PADDING, Effect.REDUCTION, Effect.ALONG_ROWS)
+) - SOFTMAXES
+_FOLLOWED_DOWN = UNARY | MOVEMENT | CUTTING | {"PACK"}
+_REARRANGED = UNARY | MOVEMENT | {"PACK", "UNPACK"}
+_OPAQUE = operators_that(Effect.CALLING, Effect.UNKNOWN)
+
+
+def products_around(softmax: Operator) -> set[Operator]:
+    """The products of queries and keys and the value products around an operator that makes probabilities."""
+    return {*value_products(softmax).products, *products_above(producers(softmax)).products}
+
+
+# Up
+
+
+class Above(NamedTuple):
+    """The nearest products above some operators, and the operators at which other paths end."""
+
+    products: list[Operator]
+    ends: list[Operator]
+
+
+def followed_up(operator: Operator) -> list[Operator]:
+    """The operators above one that a search for products looks through."""
+    return producers(operator) if operator.name in _FOLLOWED_UP else []
+
+
+def products_above(starts: Iterable[Operator]) -> Above:
+    """The nearest products above these operators, themselves included."""
+    above = Above([], [])
+    for operator in walked(starts, followed_up, DEEPEST):
+        if is_product(operator):
+            above.products.append(operator)
+        elif operator.name not in _FOLLOWED_UP:
+            above.ends.append(operator)
+    return above
+
+
+def find_mask(softmax: Operator) -> Tensor | None:
+    """Find the mask: a tensor that is added to the scores or selects from them.
+
+    The operators above the SOFTMAX are walked once; those from which a product is reached carry scores, no mask.
+    """
+    met = list(walked(producers(softmax), followed_up, 4 * DEEPEST))
+    readers: dict[Operator, list[Operator]] = {}
+    for operator in met:
+        for source in followed_up(operator):
+            readers.setdefault(source, []).append(operator)
+    products = filter(is_product, (*met, *readers))
+    scores = set(walked(products, lambda operator: readers.get(operator, ())))
+    for operator in met[:DEEPEST]:
+        if operator.name not in MASKING:
+            continue
+        for tensor in operator.inputs:
+            if tensor is not None and tensor.elements > 1 and tensor.producer not in scores:
+                return tensor
+    return None
+
+
+# Down
+
+
+def is_opaque(operator: Operator) -> bool:
+    """True for an operator that may be a value product, since its code or its shapes are unknown."""
+    return operator.name in _OPAQUE or bool(operator.shape_error)
+
+
+@dataclass
+class Below:
+    """The value products behind a SOFTMAX, and the first operator that probabilities are not followed through."""
+
+    products: ValueProducts = field(default_factory=dict)
+    blocker: Operator | None = None
+
+
+class _Probabilities(NamedTuple):
+    """A tensor of probabilities, and the axes on which the keys lie; none if unknown."""
+
+    tensor: Tensor
+    keys: Axes
+
+
+def value_products(softmax: Operator) -> Below:
+    """The products of probabilities and values: `[.., T, S] x [.., S, H]`, which sum over the keys S.
+
+    If the probabilities go on behind the nearest `DEEPEST` tensors, there are no products, and the farthest operator
+    is the blocker.
+    """
+    found = Below()
+
+    def behind(held: _Probabilities) -> Iterator[_Probabilities]:
+        tensor, keys = held
+        for reader in tensor.consumers:
+            if is_product(reader) and len(reader.outputs[0].shape) > 1:
+                operand = 0 if reader.inputs[0] is tensor else 1
+                if not keys or contracted_axis(reader, operand) in keys:
+                    found.products.setdefault(reader, operand)
+                    continue
+            elif _keeps_probabilities(reader, tensor):
+                for result in reader.outputs:
+                    yield _Probabilities(result, axes_behind(reader, tensor, keys))
+                continue
+            if found.blocker is None or is_opaque(reader):
+                found.blocker = reader
+
+    result = softmax.outputs[0]
+    has_keys = softmax.code.name in SOFTMAXES and bool(result.shape)
+    keys = frozenset({len(result.shape) - 1} if has_keys else ())
+    met = list(walked([_Probabilities(result, keys)], behind, DEEPEST + 1))
+    if len(met) > DEEPEST:
+        return Below(blocker=met[-1].tensor.producer)
+    return found
+
+
+def _keeps_probabilities(operator: Operator, tensor: Tensor) -> bool:
+    """True if each element of the results belongs to one of the tensor: a mask, a guard against NaN, a clip, a part."""
+    if operator.name in ELEMENTWISE and operator.outputs[0].elements == tensor.elements:
+        return True
+    return _maps(operator, tensor, _FOLLOWED_DOWN)
+
+
+def _maps(operator: Operator, tensor: Tensor, allowed: frozenset[str]) -> bool:
+    """True if the operator's results depend only on this tensor and on scalars."""
+    if operator.name == "PACK" and len(operator.inputs) > 1:
+        return False
+    if operator.name in allowed:
+        return tensor in KINDS[operator.name].data_operands(operator.inputs)[:1]
+    if operator.name not in ELEMENTWISE:
+        return False
+    return all(other is None or other is tensor or other.elements == 1 for other in operator.inputs)
+
+
+def tail_of(products: ValueProducts) -> list[Tensor]:
+    """The tensors after the value products that are made of all of them and nothing else, nearest first."""
+    parts = {product.outputs[0]: frozenset({product}) for product in products}
+    reached = list(parts)
+    for tensor in islice(reached, DEEPEST):  # the list grows during the loop
+        for reader in tensor.consumers:
+            result = reader.outputs[0]
+            held = [parts[operand] for operand in reader.inputs if operand in parts]
+            maps = _maps(reader, tensor, _REARRANGED) and len(reader.outputs) == 1
+            # All inputs are made of products: the ADD of two segments of keys, or a gate.
+            combines = reader.name in ELEMENTWISE and len(held) == len(reader.inputs)
+            if (maps or combines) and result not in parts:
+                parts[result] = frozenset().union(*held)
+                reached.append(result)
+    return [tensor for tensor in reached[:DEEPEST] if len(parts[tensor]) == len(products)]

@@ -1,0 +1,271 @@
+"""Finds where the heads of one attention lie: in the tensor that merges them, or else in batch axes of its products.
+
+    value product  [1,(K),(G)(T),H]        K heads on a batch axis, G heads beside the T rows
+      -> RESHAPE   [1,(K)(G),T,H]
+      -> TRANSPOSE [1,T,(K)(G),H]          unmerged: the axis left of H has the heads, N = K*G
+      -> RESHAPE   [1,T,(K)(G)(H)]         merged: so have the digits left of H in the last axis
+
+What stands left of the head size H is taken for heads, followed up to the value product, and believed if it stands
+there as heads do: on batch axes, then in the outer part of the rows. See docs/head-axis.md.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from edge_opt.attention import factors as fx
+from edge_opt.attention.around import tail_of
+from edge_opt.attention.factors import Axis, Factor, Factored
+from edge_opt.attention.labelled import Labelled
+from edge_opt.attention.labels import DEEPEST, OperandFactors, ValueProducts
+from edge_opt.attention.rules import is_product
+from edge_opt.ir import Operator, Shape, Tensor
+from edge_opt.ir.operators import Effect, operators_that
+from edge_opt.ir.refusal import RefusedError
+
+_JOINING = operators_that(Effect.JOINING)
+
+
+@dataclass(eq=False)
+class HeadSearch:
+    """The search in one attention: `values` are its value products, `scores` the nearest products above the SOFTMAX."""
+
+    softmax: Operator
+    values: ValueProducts
+    scores: list[Operator]
+    operands: OperandFactors
+
+    def __post_init__(self) -> None:
+        product, operand = next(iter(self.values.items()))
+        self._product = product.outputs[0]
+        self._rows = len(self._product.shape) - 2 + operand
+        self._columns = len(self._product.shape) - 1 - operand
+        self._head_size = self._product.shape[self._columns]
+        self._tail = tail_of(self.values)
+
+    def heads(self) -> Labelled | None:
+        """The tensor that holds all heads side by side, with their layout; None for a single head.
+
+        Raises:
+            RefusedError: rows of the value product may be heads, but this cannot be decided.
+        """
+        found = self._beside_head_size() or self._on_batch_axes() or self._before_own_matrices()
+        if found is None:
+            self._check_rows()
+        return found
+
+    def output(self) -> Labelled:
+        """The result of an attention with a single head: the (sum of the) value product(s)."""
+        result = self._tail[0] if self._tail else self._product
+        return Labelled(result, fx.plain(result.shape))
+
+    def _layout_at_product(self, of: Labelled) -> Factored | None:
+        """The layout in the value product's result of heads that lie in this way in a tensor after it."""
+        for above in self.operands.upwards([of], self.values.__contains__):
+            if above.tensor is self._product:
+                return above.factored
+        return None
+
+    # Beside the head size
+
+    def _beside_head_size(self) -> Labelled | None:
+        """Heads left of the head size: in its axis, `[.., N*H]`, which a projection contracts, or `[.., N, H]`.
+
+        This takes the nearest tensor with the most heads: an earlier `[.., K, G, H]` has only G beside H.
+        """
+        size = self._head_size
+        if size == 1:
+            return None
+        for product, operand in self.values.items():
+            if product.outputs[0].shape[-1 - operand] != size:
+                return None
+        unmerged: list[Labelled] = []
+        for tensor in self._tail:
+            width = tensor.shape[-1] if tensor.shape else 1
+            merged = width > size
+            count = width // size if merged else (1, 1, *tensor.shape)[-2]
+            if width % size or count == 1 or not self._are_heads(tensor, count, merged=merged):
+                continue
+            found = Labelled(tensor, _beside(tensor, Factor(count, 1), Factor(size), merged=merged))
+            if merged:
+                return found
+            unmerged.append(found)
+        return max(unmerged, key=lambda of: of.pieces, default=None)
+
+    def _are_heads(self, tensor: Tensor, count: int, *, merged: bool) -> bool:
+        """True if the `count` digits left of the head size are heads: batch axes of a product, then a part of its rows.
+
+        In the other order they are the sequence, as in `[B, T*N*H]`. If unmerged, inner rows are the sequence, too, and
+        batch axes that do not lie in the outermost axis are more heads.
+        """
+        size = self._head_size
+        # The batch, the digits and the steps of the head size are counted by one number, so none can be mistaken.
+        factored = _beside(tensor, Factor(count, size), Factor(size, 1), merged=merged)
+        if factored[0] == (Factor(tensor.shape[0]),):
+            factored = ((Factor(tensor.shape[0], count * size),), *factored[1:])
+        own = self._layout_at_product(Labelled(tensor, factored))
+        if own is None or own[self._columns] != (Factor(size, 1),):
+            return False
+        digits = [digit for digit in fx.all_factors(own) if size <= digit.stride < count * size]
+        strides = [digit.stride for digit in digits]
+        if strides != sorted(strides, reverse=True):
+            return False
+        rows = own[self._rows]
+        in_rows = [digit in digits for digit in rows]
+        if merged:
+            if in_rows and all(in_rows):
+                self._check_merged(rows)
+            return True
+        is_sequence = any(in_rows) and (in_rows[-1] or not in_rows[0])
+        return not is_sequence and all(map(fx.only_labels, own[:-2]))
+
+    def _check_merged(self, rows: Axis) -> None:
+        """Raise RefusedError if rows beside the head size may be the sequence, as in `[B, T*H]` before a classifier.
+
+        Heads lie beside the head size in the queries, too, or have an axis of size 1 for the sequence.
+        """
+        for of in self._queries(self._of_rows(*rows)):
+            place = fx.labelled_axes(of.factored)[0]
+            if fx.only_labels(of.factored[place]) and 1 not in of.tensor.shape[1:]:
+                raise of.refusal("rows of the value product may be the sequence, or heads")
+
+    # In batch axes
+
+    def _on_batch_axes(self) -> Labelled | None:
+        """Heads in the batch axes of the products, with one matrix per index; None if there is only one."""
+        output = self._product
+        lead = output.shape[:-2]
+        if self._tail and self._tail[0].shape[:-2] == lead:
+            output = self._tail[0]
+        elif len(self.values) > 1 and math.prod(lead) > 1:
+            text = "the probabilities weigh several values, and these products are never summed"
+            raise RefusedError(text, self.softmax)
+        axes = self._heads_of_axis(output) if len(lead) == 1 else _heads_of_axes(lead)
+        found = Labelled(output, axes + fx.plain(output.shape[-2:]))
+        if found.pieces == 1:
+            return None
+        self._check_rows()
+        return found
+
+    def _heads_of_axis(self, output: Tensor) -> Factored:
+        """The layout of a single batch axis, `[(B)(N)]`; B is the least outermost part of it in all its sources."""
+        size = output.shape[0]
+        whole = Labelled(output, fx.labelled_axis(output.shape, 0, Factor(size, 1)))
+        batches: list[int] = []
+        for source in islice(self.operands.upwards([whole]), DEEPEST):
+            if source.tensor.is_constant or source.pieces == 1 or not self.operands.is_end(source):
+                continue
+            batches.append(fx.axis_size(fx.leading(source.factored[0])))
+        batch = min(batches, default=1)
+        return (tuple(fx.merge_neighbours((Factor(batch), Factor(size // batch, 1)))),)
+
+    # Before matrices of their own
+
+    def _before_own_matrices(self) -> Labelled | None:
+        """Heads in rows that become batch axes of a product behind, in which each row has its own matrix.
+
+        `[1, N, C] -> [N, 1, C] x [N, C, H]`: values that are made of a latent, which all heads share.
+        """
+        for tensor in self._tail:
+            for reader in tensor.consumers:
+                found = Labelled(tensor, _own_matrices(reader, tensor))
+                own = None if fx.is_shared(found.factored) else self._layout_at_product(found)
+                if own is not None and fx.tells_heads(own[self._rows]):
+                    return found
+        return None
+
+    # Rows that may be heads
+
+    def _check_rows(self) -> None:
+        """Raise RefusedError if rows of the value product may belong to several heads that cannot be distinguished."""
+        product = self._product
+        probabilities = self.softmax.outputs[0]
+        if math.prod(probabilities.shape[:-2]) > math.prod(product.shape[:-2]):
+            raise RefusedError("the probabilities have more matrices than the value product", self.softmax)
+        rows = self._of_rows(Factor(product.shape[self._rows], 1))
+        for of in self._like_heads(rows):
+            raise of.refusal("rows of the value product may belong to several heads")
+
+    def _like_heads(self, rows: Labelled) -> Iterator[Labelled]:
+        """The tensors above the value product in which its rows lie as heads do."""
+        below_scores = list(self.operands.upwards([rows], self.scores.__contains__))
+        for of in below_scores:
+            if len(fx.labelled_axes(of.factored)) > 1:
+                yield of  # logits at `[B, N, T, S]`
+        for of in self._above_queries(rows):
+            if _has_own_matrices(of):
+                yield of
+        for of in self._queries(rows):
+            if any(fx.tells_heads(axis) and not fx.only_labels(axis) for axis in of.factored[1:]):
+                yield of  # `[1, T, (N)(H)]`
+        yield from filter(_repeats, below_scores)
+
+    def _of_rows(self, *rows: Factor) -> Labelled:
+        """The value product's result with labels on its rows."""
+        return Labelled(self._product, fx.labelled_axis(self._product.shape, self._rows, *rows))
+
+    def _queries(self, rows: Labelled) -> Iterator[Labelled]:
+        """The tensors that queries come from, with the layout of these rows of the value product."""
+        for of in self._above_queries(rows):
+            made = of.tensor.producer
+            if of.tensor.is_constant or not fx.labels(of.factored) or (made and is_product(made)):
+                continue
+            if self.operands.is_end(of, is_product):
+                yield of
+
+    def _above_queries(self, rows: Labelled) -> Iterator[Labelled]:
+        """The tensors above the scores up to the next products, with the layout of these rows of the value product."""
+        starts: list[Labelled] = []
+        for of in self.operands.upwards([rows], self.scores.__contains__):
+            if of.tensor.producer in self.scores:
+                starts += self.operands.above(of).values()
+        yield from self.operands.upwards(starts, is_product)
+
+
+def _heads_of_axes(lead: Shape) -> Factored:
+    """The layout of several batch axes, `[B, (K), (G)]`: the outermost one is the model's batch."""
+    heads = (Factor(math.prod(lead[1:]), 1),)
+    return fx.plain(lead[:1]) + (fx.regroup((heads,), lead[1:]) or ())
+
+
+def _beside(tensor: Tensor, heads: Factor, columns: Factor, *, merged: bool) -> Factored:
+    """A tensor's layout with heads left of the head size: `[.., (heads)(columns)]`, or `[.., (heads), (columns)]`."""
+    if merged:
+        return (*fx.plain(tensor.shape[:-1]), (heads, columns))
+    return (*fx.plain(tensor.shape[:-2]), (heads,), (columns,))
+
+
+def _has_own_matrices(of: Labelled) -> bool:
+    """True if the labels lie on batch axes of a product, in which each row has its own matrix."""
+    made = of.tensor.producer
+    if made is None or made.name != "BATCH_MATMUL":
+        return False
+    return any(map(fx.tells_heads, of.factored[:-2]))
+
+
+def _repeats(of: Labelled) -> bool:
+    """True if the operator joins a tensor to itself along a labelled axis."""
+    operator = of.tensor.producer
+    if operator is None or operator.name not in _JOINING:
+        return False
+    if len(set(operator.inputs)) == len(operator.inputs):
+        return False
+    return fx.tells_heads(of.factored[int(operator.option("axis"))])
+
+
+def _own_matrices(product: Operator, tensor: Tensor) -> Factored:
+    """The layout of a product's operand with labels on batch axes on which the other operand has several steps, too."""
+    factored = fx.plain(tensor.shape)
+    others = [other for other in product.inputs if other is not None and other is not tensor]
+    if product.name != "BATCH_MATMUL" or not others:
+        return factored
+    axes = list(factored)
+    rank = min(len(axes), len(others[0].shape))
+    stride = 1
+    for axis in range(-3, -1 - rank, -1):
+        size = tensor.shape[axis]
+        if size > 1 and others[0].shape[axis] == size:
+            axes[axis] = (Factor(size, stride),)
+            stride *= size
+    return tuple(axes)

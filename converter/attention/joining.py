@@ -1,0 +1,102 @@
+"""Joins the pieces of all heads to the tensor in which they lie side by side.
+
+    N x [1,1,T,H] -> [1,T,(N)(H)]              one CONCATENATION along H
+    N x [1,T,H]   -> [1,T,(N),H]               one PACK, where heads have no axis
+    N x [1,1,T,H] -> [1,(K),H,(G)(T)]          one CONCATENATION along T for every k, then one along K
+
+`(N)` is the axis of the heads: docs/head-axis.md.
+"""
+
+import math
+from collections.abc import Sequence
+
+from edge_opt.attention import factors as fx
+from edge_opt.attention.assembly import Assembly
+from edge_opt.attention.block import Form
+from edge_opt.attention.factors import Factored
+from edge_opt.base.words import name_below
+from edge_opt.ir import DType, Shape, Tensor
+from edge_opt.shapes.dimension import with_axis
+
+# Types that the runtime's kernels support (LiteRT, kernels/split.cc and unpack.cc); others use SLICE, or SPLIT.
+SPLIT_TYPES = frozenset({DType.FLOAT32, DType.INT8, DType.UINT8, DType.INT16, DType.INT32, DType.INT64})
+
+
+def join_heads(
+    assembly: Assembly, form: Form, heads: Sequence[Tensor], output: Tensor, factored: Factored
+) -> None:
+    """Define `output`, in which heads lie as in `factored`, from the pieces of all heads, innermost label first."""
+    tensors = dict(enumerate(heads))
+    factors = fx.merge_neighbours(fx.all_factors(factored))
+    places = [place for place, factor in enumerate(factors) if factor.stride]
+    for place in reversed(places):
+        factor = factors[place]
+        front = fx.axis_size(before for before in factors[:place] if not before.stride)
+        groups: dict[int, list[Tensor]] = {}  # the pieces that differ only in this digit of the head
+        for head in sorted(tensors):
+            first = head - factor.digit(head) * factor.stride
+            groups.setdefault(first, []).append(tensors[head])
+        if place > places[0]:
+            tensors.clear()
+            for head, parts in groups.items():
+                alike = _joinable(assembly, parts, front)
+                tensors[head] = _joined(assembly, alike, front, output)
+            continue
+        last = _joinable(assembly, groups[0], front)
+        packs = not form.keep and output.dtype in SPLIT_TYPES
+        if not packs or not _pack(assembly, last, front, output):
+            _concatenate(assembly, last, front, output)
+
+
+def _joinable(assembly: Assembly, parts: list[Tensor], front: int) -> list[Tensor]:
+    """The parts in a shape with `front` elements before an axis, if possible as they were before a RESHAPE.
+
+    The joined tensor is then reshaped instead of every part.
+    """
+    sources = list(map(assembly.source, parts))
+    if _axes_after(front, sources[0].shape):
+        return sources
+    if _axes_after(front, parts[0].shape):
+        return parts
+    flat = (front, parts[0].elements // front)
+    return [assembly.reshaped(part, flat, name_below(part.name, "flat")) for part in parts]
+
+
+def _pack(assembly: Assembly, parts: list[Tensor], front: int, output: Tensor) -> bool:
+    """Define `output` as a PACK of the parts along a new axis after `front` elements; False if there is none."""
+    shape = parts[0].shape
+    for axis in _axes_after(front, shape):
+        if output.shape == (*shape[:axis], len(parts), *shape[axis:]):
+            assembly.emit("PACK", parts, output, values_count=len(parts), axis=axis)
+            return True
+    return False
+
+
+def _concatenate(assembly: Assembly, parts: list[Tensor], front: int, output: Tensor) -> None:
+    """Define `output` as a CONCATENATION of the parts, reshaped if necessary."""
+    axis, shape = _joined_at(parts, front, output.shape)
+    if shape == output.shape:
+        assembly.emit("CONCATENATION", parts, output, axis=axis)
+    else:
+        assembly.reshape_to(_joined(assembly, parts, front, output), output)
+
+
+def _joined(assembly: Assembly, parts: list[Tensor], front: int, output: Tensor) -> Tensor:
+    """A new tensor, a CONCATENATION of the parts along an axis after `front` elements."""
+    axis, shape = _joined_at(parts, front, output.shape)
+    made = assembly.tensor(name_below(output.name, "heads"), shape, output)
+    return assembly.emit("CONCATENATION", parts, made, axis=axis)
+
+
+def _joined_at(parts: list[Tensor], front: int, target: Shape) -> tuple[int, Shape]:
+    """The axis of a CONCATENATION and its result's shape: the target, if any axis gives it."""
+    shape = parts[0].shape
+    axes = _axes_after(front, shape)
+    shapes = {axis: with_axis(shape, axis, shape[axis] * len(parts)) for axis in axes}
+    axis = next((axis for axis in axes if shapes[axis] == target), axes[-1])
+    return axis, shapes[axis]
+
+
+def _axes_after(front: int, shape: Shape) -> list[int]:
+    """Axes with `front` elements before them, along which parts can be joined."""
+    return [axis for axis in range(len(shape)) if math.prod(shape[:axis]) == front]

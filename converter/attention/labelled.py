@@ -1,0 +1,178 @@
+"""A tensor with the layout of heads in it, and the base class of the rules that pass the layout on.
+
+    result  [1,(N),T,S]  --Rule.operands-->  operands  [1,(N),T,H] and [1,1,S,H]     up: where the heads lie
+    pieces  [1,1,T,H]    --Rule.emit----->   result    [1,1,T,S] of one head         down: its own operator
+
+The head axis is explained in docs/head-axis.md.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from edge_opt.attention import factors as fx
+from edge_opt.attention.assembly import Assembly
+from edge_opt.attention.factors import Factored
+from edge_opt.base.words import name_below
+from edge_opt.ir import Operator, Quantization, Shape, Tensor
+from edge_opt.ir.refusal import RefusedError
+
+
+class Labelled(NamedTuple):
+    """A tensor, and the layout of heads in it.
+
+    With `keep`, a head's tensors keep axes that hold only heads, at size 1.
+    """
+
+    tensor: Tensor
+    factored: Factored
+    keep: bool = True
+
+    @property
+    def operator(self) -> Operator:
+        """The operator that defines the tensor."""
+        assert self.tensor.producer is not None
+        return self.tensor.producer
+
+    @property
+    def pieces(self) -> int:
+        """Number of different pieces that heads see."""
+        return fx.piece_count(self.factored)
+
+    @property
+    def piece_shape(self) -> Shape:
+        """Shape of one head's piece."""
+        return fx.piece_shape(self.factored, keep=self.keep)
+
+    @property
+    def full_shape(self) -> Shape:
+        """Shape of one head's piece with all axes."""
+        return fx.piece_shape(self.factored, keep=True)
+
+    def refusal(self, text: str) -> RefusedError:
+        """The error that names this tensor and the operator that makes it."""
+        return RefusedError(text, self.tensor.producer, self.tensor)
+
+    def piece_quantization(self) -> Quantization | None:
+        """Quantization of one head's piece: several scales stay with their axis.
+
+        Raises:
+            RefusedError: the scales, or a tensor with scales that is not a constant, would have to be cut.
+        """
+        own = self.tensor.quantization
+        if own is None or self.piece_shape == self.tensor.shape:
+            return own
+        if not own.is_per_axis and not own.is_blockwise:
+            return own
+        axis = own.dimension
+        is_along_axis = self.tensor.shape[axis : axis + 1] == (len(own.scale),)
+        if own.is_blockwise or not self.tensor.has_numbers or not is_along_axis:
+            raise RefusedError("a tensor with several scales cannot be cut", None, self.tensor)
+        if fx.tells_heads(self.factored[axis]):
+            raise RefusedError("the heads lie on the axis of the scales", None, self.tensor)
+        return own.along(fx.piece_axes(self.factored, keep=self.keep).index(axis))
+
+
+Factors = dict[int, Factored]
+Operands = dict[int, Labelled]
+"""The inputs that carry data, by index; other inputs are settings such as axes and sizes."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneHead:
+    """Everything that a rule needs to make an operator for one head.
+
+    `of` is the whole result, `make` makes the head's part of an operand, `suffix` is added to names of results.
+    """
+
+    assembly: Assembly
+    of: Labelled
+    operands: Operands
+    head: int
+    make: Callable[[Labelled], Tensor]
+    suffix: str
+
+    def piece(self, index: int) -> Tensor:
+        """The head's part of an operand."""
+        return self.make(self.operands[index])
+
+    def full(self, index: int) -> Tensor:
+        """The head's part of an operand with all axes, those of the heads at size 1."""
+        return self.reshaped(self.piece(index), self.operands[index].full_shape)
+
+    def clone(self, inputs: Mapping[int, Tensor], shape: Shape, **options: object) -> Tensor:
+        """A copy of the operator with other inputs and options, and with all its results cut like `shape`."""
+        operator = self.of.operator
+        table = operator.options
+        if options and table is not None:
+            table = table.copy()
+            for name, value in options.items():
+                table.set(name, value)
+        read = [inputs.get(index, tensor) for index, tensor in enumerate(operator.inputs)]
+        shapes = [self._cut_like(output.shape, shape) for output in operator.outputs]
+        made = self.assembly.again(operator, read, self.suffix, shapes, table)
+        return made[operator.outputs.index(self.of.tensor)]
+
+    def _cut_like(self, other: Shape, shape: Shape) -> Shape:
+        """The shape of another result when this one becomes `shape`: the same axes are cut."""
+        whole = self.of.tensor.shape
+        if other == whole:
+            return shape
+        sizes = zip(other, whole, shape, strict=True)
+        return tuple(piece if size == own else size for size, own, piece in sizes)
+
+    def integers(self, word: str, values: object) -> Tensor:
+        """An int32 operand such as axes or sizes."""
+        return self.assembly.integers(name_below(self.of.tensor.name, word), values)
+
+    def reshaped(self, source: Tensor, shape: Shape) -> Tensor:
+        """`source`, reshaped to `shape` if necessary."""
+        return self.assembly.reshaped(source, shape, name_below(self.of.tensor.name, self.suffix))
+
+
+def reads_each_scale(operator: Operator, tensor: Tensor) -> bool:
+    """True if the operator is known to read each scale of an operand: DEQUANTIZE, and BATCH_MATMUL of its columns."""
+    if operator.name != "BATCH_MATMUL":
+        return operator.name == "DEQUANTIZE"
+    own = tensor.quantization
+    if tensor is not operator.inputs[1] or own is None:
+        return False
+    return own.dimension == len(tensor.shape) - (2 if operator.option("adj_y") else 1)
+
+
+class Rule(ABC):
+    """How the head label passes through an operator, whose shapes have been checked."""
+
+    drops_axes = False
+    """True if operands may lack the heads' axes, since no option of the operator counts axes."""
+
+    @abstractmethod
+    def operands(self, of: Labelled) -> Factors:
+        """Factors of the operands, given the factors of one result.
+
+        Raises:
+            RefusedError: the label does not pass.
+        """
+
+    def passed_on(self, of: Labelled, head: int) -> int | None:
+        """The operand that one head's result is a RESHAPE of; None if the operator itself is needed."""
+        return None
+
+    def is_read_whole(self, of: Labelled, operand: Labelled) -> bool:
+        """True if every head reads the whole operand."""
+        return False
+
+    def made(self, one: OneHead) -> Tensor:
+        """Make the operator for one head; its result may still have to be reshaped."""
+        read: dict[int, Tensor] = {}
+        for index, operand in one.operands.items():
+            if not self.is_read_whole(one.of, operand):
+                read[index] = one.piece(index) if self.drops_axes else one.full(index)
+        return one.clone(read, one.of.piece_shape if self.drops_axes else one.of.full_shape)
+
+    def emit(self, one: OneHead) -> Tensor:
+        """Make the result for one head."""
+        operand = self.passed_on(one.of, one.head)
+        result = self.made(one) if operand is None else one.piece(operand)
+        return one.reshaped(result, one.of.piece_shape)
