@@ -114,6 +114,8 @@ def has_known_axes(operator: Operator, inputs: Sequence[Tensor | None] | None = 
 
 def moved_axes(operator: Operator, tensor: Tensor) -> AxisMap | None:
     """Where the axes of an operand lie in the operator's results; None if unknown."""
+    if operator.shape_error:
+        return None
     effect = KINDS[operator.name].effect
     # One of many tensors that are joined lies on the same axes whatever the others are.
     if not has_known_axes(operator, [tensor] if effect is Effect.JOINING else None):
