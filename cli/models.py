@@ -118,7 +118,7 @@ def compare(
     """Run two models on the same inputs; exit 1 if they differ."""
     from edge_opt.cli.show_models import show_comparison
     from edge_opt.comparison.compare import compare
-    from edge_opt.npu.emulator import compare_on_npu
+    from edge_opt.npu.comparing import compare_on_npu
 
     demands: dict[str, Any] = {"signatures": signatures, "seed": seed, "atol": atol, "rtol": rtol}
     with output.bar(wanted=not quiet) as progress:

@@ -33,7 +33,8 @@ def _columns(figures: Figures) -> tuple[str, ...]:
     """The values of `_FIGURES`."""
     moved = (figures.spill, figures.fill, figures.ddr_read, figures.ddr_written)
     time = "-" if figures.time is None else f"{figures.time.us / 1000:.3f}"
-    return (f"{figures.taken}/{figures.operators}", time, *map(size, moved))
+    sizes = ["-" if count is None else size(count) for count in moved]
+    return (f"{figures.taken}/{figures.operators}", time, *sizes)
 
 
 def _ratio(time: TimeEstimate | None, first: TimeEstimate | None) -> str:

@@ -228,4 +228,4 @@ def test_a_sliding_checkpoint_is_a_sentence(cause: str, kind: type[Exception], m
     monkeypatch.setattr(pipeline, "ProcessPoolExecutor", lambda *_: nullcontext(ThreadPoolExecutor()))
     monkeypatch.setattr(pipeline, "prepare", lambda *_, **__: Prepared(rotated=False, note=""))
     with pytest.raises(kind, match=r"every layer|other"):
-        pipeline.export(Job("export", "", {"model": "none"}, options={"rotate": False}), lambda *_: None)
+        pipeline.export(Job("export", "", {"checkpoint": "none"}, options={"rotate": False}), lambda *_: None)

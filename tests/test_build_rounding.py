@@ -165,7 +165,7 @@ def rounded(folder: Path, monkeypatch: Patch, source: Path, **options: Any) -> t
     output = folder / f"rounded{len([*folder.iterdir()])}"
     output.mkdir()
     given = {"ratio": 1.05, "plan": None, "rotate": True, **options}
-    inputs = {"model": str(source), "prompts": str(prompts)}
+    inputs = {"checkpoint": str(source), "prompts": str(prompts)}
     return output, rounding.round_weights(Job("round", str(output), inputs, options=given), lambda *_: None)
 
 

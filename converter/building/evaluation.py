@@ -25,10 +25,9 @@ from edge_opt.building.source import Kind, look_at
 from edge_opt.building.stages import Job, StageFailedError
 from edge_opt.ir import DType, Operator, Tensor
 from edge_opt.ir.opening import Opened
-from edge_opt.npu.emulator import check_emulator
-from edge_opt.npu.hexagon import Compiler
+from edge_opt.npu.compiler import Compiler
 from edge_opt.npu.scoring import Closeness, Text, read
-from edge_opt.npu.sdk import find_libraries
+from edge_opt.npu.vendors import backend_of
 
 Part = tuple[str, str]
 """A prompt in two parts: one that is read, and one that is scored."""
@@ -152,13 +151,16 @@ def evaluate(
                 f"{path} is a {kind}: give the checkpoint first, and bundles made from it after it"
             )
     check_runtimes(bundles=on == "cpu")
-    stage, libraries = CPU, None
+    stage = CPU
+    libraries = None
     if on == "cpu":
         options = {"parts": in_turn(texts, *map(Path, given))}
     else:
-        stage, libraries = NPU, str(find_libraries(compiler.sdk))
+        stage = NPU
         options = emulation(texts, tokens, compiler)
-        check_emulator(compiler)
+        backend = backend_of(compiler.chip)
+        backend.check_emulator(compiler)
+        libraries = str(backend.libraries(compiler))
     with tempfile.TemporaryDirectory(prefix="edge-opt-") as name:
         inputs = {name: str(path.resolve()) for name, path in paths.items()}
         job = Job(stage, name, inputs, options=options, libraries=libraries)
@@ -368,7 +370,7 @@ def emulate(job: Job, progress: Progress) -> dict[str, Any]:
     (name, folder), *bundles = job.inputs.items()
     options = job.options
     compiler = Compiler(options["chip"], tuple(options["flags"]), job.libraries)
-    check_emulator(compiler)
+    backend_of(compiler.chip).check_emulator(compiler)
     checkpoint = Checkpoint(folder)
     texts = [checkpoint.text(text, options["tokens"]) for text in options["texts"]]
     expected = np.concatenate([checkpoint.logits(text).numpy() for text in texts])

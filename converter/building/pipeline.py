@@ -28,8 +28,8 @@ from edge_opt.building.source import SETTING, plan_caches
 from edge_opt.building.stages import SUPPORTED, Job
 from edge_opt.integrations.npu_export import npu_optimize
 from edge_opt.ir.opening import MAIN_SECTION, Opened
-from edge_opt.npu.hexagon import first_complaint
-from edge_opt.npu.sdk import CompilerFailedError
+from edge_opt.npu.compiler import Compiler, CompilerFailedError, first_complaint
+from edge_opt.npu.vendors import vendor_backend
 from edge_opt.schema.litertlm import ASSUMED_WINDOW, read_bundle, section_of
 from edge_opt.soundness import power_of_two
 from edge_opt.targets import Target
@@ -139,10 +139,12 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
     rotated = Path(tempfile.gettempdir(), "rotated")
     # In a process of its own: litert-torch's composites for norms need transformers' models not loaded before.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        preparing = pool.submit(prepare, Path(job.inputs["model"]), rotated, rotate=job.options["rotate"])
+        preparing = pool.submit(
+            prepare, Path(job.inputs["checkpoint"]), rotated, rotate=job.options["rotate"]
+        )
         config, stages = _config(job), _lib("stages")  # loads packages, which takes as long
         prepared = preparing.result()
-    config.model_id = str(rotated) if prepared.rotated else job.inputs["model"]
+    config.model_id = str(rotated) if prepared.rotated else job.inputs["checkpoint"]
     try:
         stages.npu_export(config, job.output)
     except KeyError as error:
@@ -258,8 +260,16 @@ def optimize(job: Job, progress: Progress) -> dict[str, Any]:
 
 
 def compile_bundle(job: Job, _: Progress) -> dict[str, Any]:
-    """Compile the bundle for the NPU; CompilerFailedError with the compiler's message."""
-    config, configs = _config(job), job.options["compile_configs"] or None
+    """Compile the bundle for the NPU; CompilerFailedError with the compiler's message.
+
+    Raises:
+        CompilerMissingError: the vendor's libraries are not on this machine.
+    """
+    config = _config(job)
+    configs = job.options["compile_configs"] or None
+    backend = vendor_backend(config.backend)
+    if backend is not None:
+        backend.check_installed(Compiler(config.soc_model, sdk=job.libraries))
     with tempfile.TemporaryDirectory() as folder:
         try:
             _lib("stages").npu_compile(

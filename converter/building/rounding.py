@@ -82,7 +82,8 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
     Raises:
         UsageError: the family's products are unknown, the prompts have too few tokens, or the plan is of another model.
     """
-    source, output = Path(job.inputs["model"]), Path(job.output)
+    source = Path(job.inputs["checkpoint"])
+    output = Path(job.output)
     torch = importlib.import_module("torch")
     model = load(source)
     check_family(model)

@@ -29,10 +29,9 @@ from edge_opt.base import processes
 from edge_opt.base.errors import EdgeOptError, OutputError, UsageError
 from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress
-from edge_opt.npu.sdk import search_path
+from edge_opt.base.work import MODEL
+from edge_opt.npu.compiler import search_path
 
-MODEL = "model.litertlm"
-"""File name of a stage's bundle, in the stage's folder."""
 INSTALL = "pip install '.[build]' in a checkout of edge-opt"
 """How to install the stages' tools."""
 SUPPORTED = "0.10"
@@ -48,7 +47,6 @@ _NOT_RUN = {"__pycache__", "cli", "testdata"}
 """Folders of the package that do not affect stages."""
 _OF_COMPILER = ("optimize", "emulate", "compile")
 """Stages that use the vendor's libraries."""
-_COMPILING = "lib*Htp*.so"  # the libraries that Qualcomm's results depend on
 _LOOK_SECONDS = 0.3
 # `stage 3/7`, as our stages and litert-torch's calibration print; not the progress bars of loading and saving.
 _STEP = re.compile(rb"^[^|/\n]* (\d+)/(\d+)\s*$", re.MULTILINE)
@@ -244,7 +242,7 @@ class Stages:
 
     folder: Path
     versions: Mapping[str, str]
-    libraries: Path | None
+    libraries: Input | None
     progress: Progress
     on_stage: Callable[[StageReport], None] | None
     done: list[StageReport]
@@ -276,15 +274,17 @@ class Stages:
         """Return a stage's result: an earlier run's if inputs, options, libraries and versions are the same, or new."""
         libraries = self.libraries if name in _OF_COMPILER else None
         digests = {role: given.digest for role, given in inputs.items()}
-        compiler = libraries and digest_of(sorted(libraries.glob(_COMPILING)), libraries)
+        compiler = None if libraries is None else libraries.digest
         values = json.dumps([name, digests, options, compiler, self.versions], sort_keys=True)
-        key, folder = hashlib.sha256(values.encode()).hexdigest(), self.folder / name
+        key = hashlib.sha256(values.encode()).hexdigest()
+        folder = self.folder / name
         kept = _kept(folder, key)
         if kept is not None:
             return kept
         partial = str(folder.with_suffix(_PARTIAL).resolve())
         paths = {role: str(given.path.resolve()) for role, given in inputs.items()}
-        job = Job(name, partial, paths, self.config, options, str(libraries) if libraries else None)
+        needed = None if libraries is None else str(libraries.path)
+        job = Job(name, partial, paths, self.config, options, needed)
         try:
             return self._made(job, key)
         except (EdgeOptError, OSError) as error:

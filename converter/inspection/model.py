@@ -10,12 +10,13 @@ from edge_opt.attention.block import NotABlock
 from edge_opt.attention.find import find_blocks, find_mask
 from edge_opt.base.record import Record
 from edge_opt.base.words import many, shortened
+from edge_opt.base.work import made_from
 from edge_opt.conversion import convert
 from edge_opt.conversion.models import choose_parts, close_inputs, find_unsound
 from edge_opt.inspection.caches import Caches, find_caches
 from edge_opt.ir import Buffer, Constants, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.composites import COMPOSITE, Composite, composites
-from edge_opt.ir.opening import ModelLike, Opened, is_compiled, made_from, readable, weights_outside
+from edge_opt.ir.opening import ModelLike, Opened, is_compiled, readable, weights_outside
 from edge_opt.passes import PASSES, Context, Site, Status, run_pass
 from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.shapes.inference import ShapeReport, shape_report
