@@ -89,7 +89,8 @@ TargetOption = Annotated[
     str | None, option("A name from `edge-opt targets`, a chip such as SM8750, or a .toml file.", "<TARGET>")
 ]
 SdkOption = Annotated[
-    Path | None, option("The vendor's libraries; for Qualcomm also EDGE_OPT_QNN, QNN_SDK_ROOT.", "<DIR>")
+    Path | None,
+    option("The vendor's libraries. Default: EDGE_OPT_QNN, QNN_SDK_ROOT or EDGE_OPT_NEUROPILOT.", "<DIR>"),
 ]
 ChipOption = Annotated[str | None, option("The chip: SM8750, SM8850, ...", "<CHIP>", "--soc", "--chip")]
 SignaturesOption = Annotated[

@@ -130,7 +130,7 @@ def profile(
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> int:
-    """Report estimated time and memory traffic on a Hexagon NPU."""
+    """Report the compiler's figures for an NPU: operators that it takes, time and memory traffic."""
     from edge_opt.cli.show_phones import show_profiles
     from edge_opt.npu import profile
 
@@ -161,7 +161,7 @@ def tune(
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> int:
-    """Find the fastest form of a signature for a Hexagon NPU."""
+    """Find the fastest form of a signature for an NPU whose compiler estimates time."""
     from edge_opt.base.atomic import resolve_target
     from edge_opt.cli.show_phones import show_tuning
     from edge_opt.npu import tune, tuned_target, write_target
