@@ -72,7 +72,9 @@ class Place:
             return None
         spread = 0 if name == "gemma" else self.spread
         chance = math.log(self.chances[name])
-        return Text(before, scored), [chance + spread * (-1) ** at for at in range(len(scored))]
+        return evaluation.Said(
+            Text(before, scored), [chance + spread * (-1) ** at for at in range(len(scored))]
+        )
 
     def evaluate(self, *bundles: Path, **options: Any) -> Evaluation:
         return evaluation.evaluate(self.reference, bundles or [self.good, self.bad], self.prompts, **options)
