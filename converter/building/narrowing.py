@@ -98,9 +98,9 @@ def _weights_of(model: Model) -> Iterator[tuple[Subgraph, Tensor]]:
 
 
 def _is_weights(reader: Operator, weights: Tensor) -> bool:
-    return reader.name == "FULLY_CONNECTED" and [
-        at for at, one in enumerate(reader.inputs) if one is weights
-    ] == [1]
+    return (
+        reader.name == "FULLY_CONNECTED" and reader.inputs[1] is weights and reader.inputs.count(weights) == 1
+    )
 
 
 def _signs(codes: Codes) -> bytes:

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from inspect import signature
@@ -21,7 +21,7 @@ import numpy as np
 from edge_opt.base.errors import EdgeOptError, UsageError, unknown
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress
-from edge_opt.building.prompts import check_lengths, plan, read_prompts, wording_of
+from edge_opt.building.prompts import Wording, check_lengths, plan, read_prompts, wording_of
 from edge_opt.building.rotation import prepare
 from edge_opt.building.sections import keep_sections
 from edge_opt.building.source import SETTING, plan_caches
@@ -58,6 +58,7 @@ _DEFAULTS = {"disable_aux_compilation": True, "rotate": True}
 """Our defaults. litert-torch also compiles the auxiliary model's masks; LiteRT-LM makes its own. For `rotate`, see
 `rotation`."""
 _WHOLE = "full_attention"
+_PREFILL = "prefill_"
 _LARGEST_CODE = 32767  # of int16; a symmetric range's scale is the range divided by it
 
 
@@ -71,16 +72,11 @@ def _config(job: Job) -> Any:
 
 def configure(job: Job, _: Progress) -> dict[str, Any]:
     """Resolve the settings from defaults, vendor and user; UsageError for an unknown or invalid one."""
-    stages, settings, model = _lib("stages"), job.options["settings"], Path(job.inputs["model"])
-    make = stages.NpuPipelineConfig
+    settings = job.options["settings"]
+    model = Path(job.inputs["model"])
+    make = _lib("stages").NpuPipelineConfig
     vendor = _lib("configs.vendor_configs").VENDOR_CONFIGS.get(job.options["vendor"], {})
-    used = {
-        name: {*signature(getattr(stages, f"{short}_func")).parameters} for name, short in _STAGES.items()
-    }
-    # The exporter's own settings for calibration and quantization have no effect here.
-    used["quantize"].remove("quantization_recipe")
-    used["export"] -= used["calibrate"] | used["quantize"]
-    used["export"].add("rotate")
+    used = _used_settings()
     defaults = make(model_id="", backend="", soc_model="").to_dict() | _DEFAULTS
     _check_settings(settings, sorted({*defaults, *vendor}.union(*used.values())), defaults)
     fixed = {"backend": job.options["vendor"], "soc_model": job.options["chip"], "model_id": str(model)}
@@ -88,30 +84,55 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
     caches = job.options["caches"]
     if model.is_dir():
         check_lengths(config.prefill_lengths, config.cache_length)
-        described = importlib.import_module("transformers").AutoConfig.from_pretrained(model)
-        shortest = min(getattr(config, "cache_lengths", None) or [config.cache_length])
-        text, chosen = described.get_text_config().to_dict(), getattr(config, SETTING, None)
-        whole = settings.get(SETTING, 0) is None
-        caches = plan_caches(text, config.prefill_lengths, shortest, chosen, whole=whole)
+        caches = _planned_caches(config, model, whole=settings.get(SETTING, 0) is None)
         setattr(config, SETTING, caches["ring"])
         if "prompts" in job.inputs:
             # Fail before the export: the bundle's tokenizer gives the same counts to within a token or two.
-            prompts, room = read_prompts(Path(job.inputs["prompts"])), config.max_calibration_decode_steps
-            plan(prompts, wording_of(model).count, config.prefill_lengths, config.cache_length, room)
+            _planned_prompts(job, model, config, config.prefill_lengths)
     else:
         config.cache_length = job.options["cache"]
         if SETTING in settings:
             raise UsageError(f"--set {SETTING}: the bundle has its caches already, leave it out")
     config.print_summary()
-    known = {
-        stage: {
-            name: value
-            for name in sorted(names - {"model"})
-            if (value := getattr(config, _RENAMED.get(name, name), None)) is not None
-        }
-        for stage, names in used.items()
-    }
+    known = {stage: _known_values(config, names) for stage, names in used.items()}
     return {"config": config.to_dict(), "settings": known, "caches": caches}
+
+
+def _used_settings() -> dict[str, set[str]]:
+    """Names of the settings that each stage of the pipeline reads."""
+    stages = _lib("stages")
+    used = {
+        name: {*signature(getattr(stages, f"{short}_func")).parameters} for name, short in _STAGES.items()
+    }
+    # The exporter's own settings for calibration and quantization have no effect here.
+    used["quantize"].remove("quantization_recipe")
+    used["export"] -= used["calibrate"] | used["quantize"]
+    used["export"].add("rotate")
+    return used
+
+
+def _known_values(config: Any, names: set[str]) -> dict[str, Any]:
+    """The values of settings, without those that are None."""
+    values = {name: getattr(config, _RENAMED.get(name, name), None) for name in sorted(names - {"model"})}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _planned_caches(config: Any, checkpoint: Path, *, whole: bool) -> dict[str, Any]:
+    """The lengths of a checkpoint's caches, see `plan_caches`."""
+    described = importlib.import_module("transformers").AutoConfig.from_pretrained(checkpoint)
+    text = described.get_text_config().to_dict()
+    shortest = min(getattr(config, "cache_lengths", None) or [config.cache_length])
+    return plan_caches(text, config.prefill_lengths, shortest, getattr(config, SETTING, None), whole=whole)
+
+
+def _planned_prompts(
+    job: Job, model: Path, config: Any, lengths: Sequence[int]
+) -> tuple[Wording, list[Any], list[str]]:
+    """The wording of a model, the prompts to calibrate with, and notes on them; see `plan`."""
+    wording = wording_of(model)
+    prompts = read_prompts(Path(job.inputs["prompts"]))
+    room = config.max_calibration_decode_steps
+    return wording, *plan(prompts, wording.count, lengths, config.cache_length, room)
 
 
 def _check_settings(given: Mapping[str, Any], names: Sequence[str], defaults: Mapping[str, Any]) -> None:
@@ -142,7 +163,9 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
         preparing = pool.submit(
             prepare, Path(job.inputs["checkpoint"]), rotated, rotate=job.options["rotate"]
         )
-        config, stages = _config(job), _lib("stages")  # loads packages, which takes as long
+        # This loads packages, which takes as long.
+        config = _config(job)
+        stages = _lib("stages")
         prepared = preparing.result()
     config.model_id = str(rotated) if prepared.rotated else job.inputs["checkpoint"]
     try:
@@ -183,13 +206,14 @@ def write_window(path: Path, window: int) -> None:
 
 def calibrate(job: Job, _: Progress) -> dict[str, Any]:
     """Find every tensor's range on the prompts; UsageError if they are too short or an entry point never runs."""
-    config, model = _config(job), Path(job.inputs["model"])
+    config = _config(job)
+    model = Path(job.inputs["model"])
     signatures = [signature.key for signature in Opened(model).main().model.signatures]
-    lengths = [int(match[1]) for name in signatures if (match := re.fullmatch(r"prefill_(\d+)", name))]
+    lengths = [
+        int(name.removeprefix(_PREFILL)) for name in signatures if re.fullmatch(rf"{_PREFILL}\d+", name)
+    ]
     check_lengths(lengths, config.cache_length)
-    wording, prompts = wording_of(model), read_prompts(Path(job.inputs["prompts"]))
-    room = config.max_calibration_decode_steps
-    planned, notes = plan(prompts, wording.count, lengths, config.cache_length, room)
+    wording, planned, notes = _planned_prompts(job, model, config, lengths)
     interpreters: Any = importlib.import_module("ai_edge_quantizer.utils.tfl_interpreter_utils")
     # The quantizer asks for 16 threads; those without a core of their own lose time waiting for each other.
     create = partial(interpreters.create_tfl_interpreter, num_threads=len(os.sched_getaffinity(0)))
@@ -207,11 +231,15 @@ def check_all_ran(signatures: Sequence[str], ranges: Path) -> None:
     """Raise UsageError if calibration skipped an entry point."""
     file = next(ranges.glob(f"*{MAIN_SECTION}*.json"))
     tensors = json.loads(file.read_text(encoding="utf-8"))["model_qsvs"]
-    idle = [key for key in signatures if not any(name.startswith(f"{key}_") for name in tensors)]
+    idle = [key for key in signatures if not _starts_any(f"{key}_", tensors)]
     if idle:
         raise UsageError(
             f"litert-torch's calibration does not run {', '.join(idle)}, so its ranges are unknown: export without it"
         )
+
+
+def _starts_any(prefix: str, names: Iterable[str]) -> bool:
+    return any(name.startswith(prefix) for name in names)
 
 
 def widen_sums(model: Path, ranges: Path) -> None:
@@ -219,21 +247,26 @@ def widen_sums(model: Path, ranges: Path) -> None:
 
     For example, the auxiliary model's mask for a ring buffer of 512 adds 1 to positions up to 511.
     """
-    sums = {
-        operator.output.name
-        for part in Opened(model).parts
-        for graph in part.model.subgraphs
-        for operator in graph.operators
-        if operator.name == "ADD" and operator.input(0).shape != operator.input(1).shape
-    }
+    sums = _broadcasting_sums(model)
     for file in ranges.glob("*.json"):
         content = json.loads(file.read_text(encoding="utf-8"))
-        for range_ in (one for name, one in content.get("model_qsvs", {}).items() if name in sums):
-            ends = np.array([range_["min"], range_["max"]], np.float64)
+        known = content.get("model_qsvs", {})
+        for name in sums & known.keys():
+            ends = np.array([known[name]["min"], known[name]["max"]], np.float64)
             reach = np.abs(ends).max()
             if reach > 0 and power_of_two(reach / _LARGEST_CODE):
-                range_["min"], range_["max"] = (1.01 * ends).tolist()
+                known[name]["min"], known[name]["max"] = (1.01 * ends).tolist()
         file.write_text(json.dumps(content), encoding="utf-8")
+
+
+def _broadcasting_sums(model: Path) -> set[str]:
+    """Names of the results of all ADDs of different shapes."""
+    names: set[str] = set()
+    for part in Opened(model).parts:
+        for graph in part.model.subgraphs:
+            sums = [operator for operator in graph.operators if operator.name == "ADD"]
+            names |= {one.output.name for one in sums if one.input(0).shape != one.input(1).shape}
+    return names
 
 
 def quantize(job: Job, _: Progress) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import importlib
 import pickle
 import re
 import shutil
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +33,10 @@ _NORMS = {
 """Norms of a layer, and the products that read each one's result."""
 _WRITES = re.compile(_LAYER + r"(?:self_attn\.o_proj|mlp\.down_proj)\.(?:weight|bias)")
 _OTHERS = re.compile(_LAYER + r"self_attn\.(?:(?:q|k|v|qkv)_proj\.bias|[qk]_norm\.weight)")
-_EMBEDDING, NORM, _HEAD = _ENDS = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
+_EMBEDDING = "model.embed_tokens.weight"
+NORM = "model.norm.weight"
+"""The final norm's weights."""
+_HEAD = "lm_head.weight"
 _TEXTS = {".json", ".model", ".jinja", ".txt"}
 _TOKENS = 64
 _ROWS_AT_ONCE = 8192
@@ -118,7 +122,9 @@ def load(source: Path) -> Any:
             generation settings.
         EdgeOptError: memory ran out.
     """
-    torch, transformers, safetensors = map(importlib.import_module, ("torch", "transformers", "safetensors"))
+    torch = importlib.import_module("torch")
+    transformers = importlib.import_module("transformers")
+    safetensors = importlib.import_module("safetensors")
     try:
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
             source, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
@@ -170,11 +176,9 @@ def _obstacle(torch: Any, model: Any) -> str:
     known = (*_NORMS.values(), _WRITES, _OTHERS, re.compile(_LAYER + f"(?:{'|'.join(_NORMS)})\\.weight"))
     norms = {NORM}
     for name in weights:
-        if name not in _ENDS and not any(one.fullmatch(name) for one in known):
+        if name not in (_EMBEDDING, NORM, _HEAD) and not any(one.fullmatch(name) for one in known):
             return f"edge-opt has no rule for '{name}'"
-        for norm, readers in _NORMS.items():
-            if match := readers.fullmatch(name):
-                norms.add(f"{match[1]}{norm}.weight")
+        norms |= {*_norm_before(name)}
     for name in (_EMBEDDING, _HEAD):
         if name not in weights:
             return f"'{name}' is missing"
@@ -183,6 +187,18 @@ def _obstacle(torch: Any, model: Any) -> str:
         if name not in weights or not _is_rms_norm(torch, model, norm):
             return f"'{norm}' does not compute `weight * x / rms(x)`, the only norm that a rotation preserves"
     return ""
+
+
+def _norm_before(name: str) -> list[str]:
+    """The weights of the layer's norm whose result a product reads, by the name of the product's weights; or none."""
+    if name == _HEAD:
+        return [NORM]
+    found: list[str] = []
+    for norm, readers in _NORMS.items():
+        match = readers.fullmatch(name)
+        if match is not None:
+            found.append(f"{match[1]}{norm}.weight")
+    return found
 
 
 def _is_rms_norm(torch: Any, model: Any, name: str) -> bool:
@@ -201,14 +217,10 @@ def _rotate_weights(state: dict[str, Any], turn: Any) -> None:
             weight.copy_(turn.T @ weight.double())
         elif name == _EMBEDDING:
             _turn_rows(weight, turn)
-        elif name == _HEAD:
-            _turn_rows(weight, state[NORM].double()[:, None] * turn)
-        for norm, readers in _NORMS.items():
-            if match := readers.fullmatch(name):
-                _turn_rows(weight, state[f"{match[1]}{norm}.weight"].double()[:, None] * turn)
-    for name, weight in state.items():
-        if name == NORM or name.endswith(tuple(f"{norm}.weight" for norm in _NORMS)):
-            weight.fill_(1)
+        for norm in _norm_before(name):
+            _turn_rows(weight, state[norm].double()[:, None] * turn)
+    for name in set(chain.from_iterable(map(_norm_before, state))):
+        state[name].fill_(1)
 
 
 def _turn_rows(weight: Any, turn: Any) -> None:

@@ -72,9 +72,11 @@ def look_at(path: Path) -> Given:
         )
     longest = max(one.positions for one in caches.caches)
     names = {one.name for one in caches.caches}
-    inputs = [entry for signature in model.signatures for entry in signature.inputs.items()]
-    quantized = any(tensor.dtype in (DType.INT8, DType.INT16) for name, tensor in inputs if name in names)
-    return Given(path, Kind.QUANTIZED if quantized else Kind.FLOAT, (path,), caches, longest)
+    types: set[DType] = set()
+    for signature in model.signatures:
+        types |= {tensor.dtype for name, tensor in signature.inputs.items() if name in names}
+    is_quantized = not types.isdisjoint({DType.INT8, DType.INT16})
+    return Given(path, Kind.QUANTIZED if is_quantized else Kind.FLOAT, (path,), caches, longest)
 
 
 def _checkpoint(path: Path) -> Given:
@@ -93,13 +95,13 @@ def _checkpoint(path: Path) -> Given:
         )
     if not any((path / name).is_file() for name in _TOKENIZERS):
         raise UsageError(f"{path} has no {_TOKENIZERS[0]} or {_TOKENIZERS[1]}: copy it from the base model")
-    files = tuple(sorted(file for file in path.iterdir() if file.suffix in _PARTS and file.is_file()))
+    files = sorted(file for file in path.iterdir() if file.suffix in _PARTS and file.is_file())
     for file in files:
         if file.name.endswith(_INDEX):
             _check_index(file)
     if not any(file.suffix in _WEIGHTS for file in files):
         raise UsageError(f"{path} has no weights (*.safetensors)")
-    return Given(path, Kind.CHECKPOINT, files)
+    return Given(path, Kind.CHECKPOINT, tuple(files))
 
 
 def _check_index(path: Path) -> None:
@@ -133,7 +135,9 @@ def plan_caches(
     kinds = config.get("layer_types") or ()
     sliding = sum(kind == "sliding_attention" for kind in kinds)
     window = (config.get("sliding_window") or 0) if sliding else 0
-    longest, ring, notes = max(prefill), chosen, []
+    longest = max(prefill)
+    ring = chosen
+    notes: list[str] = []
     least = -(-max(window, longest) // _STEP) * _STEP
     if chosen is None and window and sliding < len(kinds) and least < cache and not whole:
         ring = least

@@ -36,7 +36,8 @@ INSTALL = "pip install '.[build]' in a checkout of edge-opt"
 """How to install the stages' tools."""
 SUPPORTED = "0.10"
 """The supported version of litert-torch, whose NPU pipeline is experimental; the extra `build` requires it."""
-_MARK, _TOLD = "edge-opt-build", "stage.json"
+_MARK = "edge-opt-build"
+_TOLD = "stage.json"
 _PARTIAL = ".partial"
 """Suffix of folders that a killed build may leave, and the next one deletes."""
 # litert-torch imports tensorflow without requiring it.
@@ -50,7 +51,8 @@ _OF_COMPILER = ("optimize", "emulate", "compile")
 _LOOK_SECONDS = 0.3
 # `stage 3/7`, as our stages and litert-torch's calibration print; not the progress bars of loading and saving.
 _STEP = re.compile(rb"^[^|/\n]* (\d+)/(\d+)\s*$", re.MULTILINE)
-_TAIL, _ALMOST_FULL = 1 << 16, 1 << 20
+_TAIL = 1 << 16
+_ALMOST_FULL = 1 << 20
 _KINDS: dict[int, type[EdgeOptError]] = {2: UsageError, 5: OutputError}
 
 
@@ -191,7 +193,9 @@ def carry_out(job: Job, log: Path, progress: Progress) -> tuple[dict[str, Any], 
         _PARTIAL, dir=log.parent.resolve(), ignore_cleanup_errors=True
     ) as folder:
         scratch = Path(folder)
-        order, outcome, temporary = (scratch / name for name in ("job.json", "outcome.json", "tmp"))
+        order = scratch / "job.json"
+        outcome = scratch / "outcome.json"
+        temporary = scratch / "tmp"
         order.write_text(json.dumps(asdict(job)), encoding="utf-8")
         temporary.mkdir()
         variables = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": str(temporary)}
@@ -288,10 +292,10 @@ class Stages:
         try:
             return self._made(job, key)
         except (EdgeOptError, OSError) as error:
-            kind, cause = type(error), str(error)
+            log = folder.with_suffix(".log")
             if isinstance(error, OSError):
-                kind, cause = OutputError, error.strerror or cause
-            raise kind(f"stage '{name}': {cause}; its log is {folder.with_suffix('.log')}") from error
+                raise OutputError(f"stage '{name}': {error.strerror or error}; its log is {log}") from error
+            raise type(error)(f"stage '{name}': {error}; its log is {log}") from error
 
     def _progress(self, stage: str, done: int, total: int) -> None:
         """Show progress; an error, which ends the stage, if it is to end."""
@@ -301,7 +305,8 @@ class Stages:
 
     def _made(self, job: Job, key: str) -> StageReport:
         """Run a stage in an empty folder, renamed once it is complete."""
-        partial, folder = Path(job.output), self.folder / job.stage
+        partial = Path(job.output)
+        folder = self.folder / job.stage
         partial.mkdir()
         started = time.perf_counter()
         self._progress(job.stage, 0, 1)
