@@ -33,7 +33,7 @@ def expert(text: str, metavar: str | None, *names: str, **how: Any) -> Any:
 
 def split_names(values: list[str] | None) -> list[str] | None:
     """`--skip a,b --skip c` -> [a, b, c]; None if the option was not given."""
-    names = [name.strip() for value in values or () for name in value.split(",") if name.strip()]
+    names = [name.strip() for name in ",".join(values or ()).split(",") if name.strip()]
     if values and not names:
         raise typer.BadParameter("no name is given: give one, or leave the option out")
     return names or None

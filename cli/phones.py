@@ -130,11 +130,12 @@ def profile(
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> int:
-    """Report the compiler's figures for an NPU: operators that it takes, time and memory traffic."""
+    """Report estimated time and memory traffic on an NPU."""
     from edge_opt.cli.show_phones import show_profiles
-    from edge_opt.npu import profile
+    from edge_opt.npu import Profile, profile
 
-    compiler, profiles = options.compiler_of(sdk, chip, flags), []
+    compiler = options.compiler_of(sdk, chip, flags)
+    profiles: list[Profile] = []
     with output.bar(wanted=not quiet) as progress:
         for place, path in enumerate(models):
             if progress is not None:
@@ -161,7 +162,7 @@ def tune(
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> int:
-    """Find the fastest form of a signature for an NPU whose compiler estimates time."""
+    """Find the fastest form of a signature for an NPU."""
     from edge_opt.base.atomic import resolve_target
     from edge_opt.cli.show_phones import show_tuning
     from edge_opt.npu import tune, tuned_target, write_target

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 from edge_opt.base.words import one_line
@@ -26,7 +26,8 @@ class Example:
     def lines(self, operators: Sequence[Operator]) -> list[str]:
         """One version in the text form, with only the first of several equal heads."""
         lines = [operator_text(operator, self.name) for operator in operators]
-        if hidden := repeats([operator.name for operator in operators]):
+        hidden = repeats([operator.name for operator in operators])
+        if hidden:
             note = f"... {len(hidden)} more like these {hidden.step} ..."
             lines[hidden.start : hidden.stop] = [note]
         return lines
@@ -58,11 +59,11 @@ class Example:
 
     def to_dict(self) -> dict[str, Any]:
         """Both versions in the text form."""
-        before, after = (
-            [operator_text(operator, self.name) for operator in operators]
-            for operators in (self.before, self.after)
-        )
-        return {"signature": self.signature, "before": before, "after": after}
+        return {
+            "signature": self.signature,
+            "before": [operator_text(operator, self.name) for operator in self.before],
+            "after": [operator_text(operator, self.name) for operator in self.after],
+        }
 
 
 def find_example(result: ConversionResult) -> Example | None:
@@ -71,20 +72,21 @@ def find_example(result: ConversionResult) -> Example | None:
     `before` has all operators above the block's results that any rewrite removed, `after` those between the same
     tensors in the converted model.
     """
-    replaced = [operator for site in result.converted for operator in site.replaced]
-    # A tensor that several rewrites redefined belongs to the first one's operator.
-    makers = {tensor: operator for operator in reversed(replaced) for tensor in operator.outputs}
+    makers: dict[Tensor, Operator] = {}
+    for operator in chain.from_iterable(site.replaced for site in result.converted):
+        for tensor in operator.outputs:
+            makers.setdefault(tensor, operator)  # one that several rewrites redefined belongs to the first
     numbers = count()
     names: dict[Tensor, str] = defaultdict(lambda: f"%{next(numbers)}")
     for signature in [] if result.model is None else result.model.signatures:
-        for arguments in (signature.outputs, signature.inputs):
-            names |= {tensor: f"%{label}" for label, tensor in arguments.items()}
+        for label, tensor in chain(signature.outputs.items(), signature.inputs.items()):
+            names[tensor] = f"%{label}"
 
     def above(operator: Operator) -> Iterable[Operator]:
         return [makers[tensor] for tensor in operator.inputs if tensor in makers]
 
     for site in sorted(result.converted, key=lambda site: (site.heads or 0) < 2):
-        made = [tensor for operator in site.replaced for tensor in operator.outputs]
+        made = chain.from_iterable(operator.outputs for operator in site.replaced)
         results = [tensor for tensor in made if tensor.producer is not None]
         before = topological(walked([makers[tensor] for tensor in results], above))
         after = backward_slice(results, reads(before))[0]
@@ -101,7 +103,8 @@ def repeats(kinds: Sequence[str], at_least: int = 4) -> range:
 
     The first occurrence is not included. The step of the range is the length of the sequence.
     """
-    best, covered = range(0), 0
+    best = range(0)
+    covered = 0
     for period in range(at_least, len(kinds) // 2 + 1):
         same = 0
         for end in range(period, len(kinds)):
@@ -110,7 +113,8 @@ def repeats(kinds: Sequence[str], at_least: int = 4) -> range:
             gain = hidden + period - covered
             # In a tie the last range, which ends with a head.
             if hidden and (gain > 0 or (gain == 0 and period == best.step)):
-                best, covered = range(end + 1 - hidden, end + 1, period), hidden + period
+                best = range(end + 1 - hidden, end + 1, period)
+                covered = hidden + period
     return best
 
 

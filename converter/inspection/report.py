@@ -27,6 +27,7 @@ from edge_opt.conversion.result import entry_points, headline, proof, unsound
 from edge_opt.conversion.run import GENERIC
 from edge_opt.inspection.picture import Example, find_example
 from edge_opt.ir.composites import composites
+from edge_opt.passes import Site
 from edge_opt.targets import TargetLike, lint, load_target
 
 FORMATS = (".json", ".md", ".html")
@@ -65,11 +66,7 @@ class Report(Record):
         """Sections of the Markdown and HTML formats, in order."""
         result = self.result
         heads = ("pass", "signature", "site", "heads", "verdict", "reason, or result of verification")
-        sites: Table = [
-            (one.pass_name, one.signature, str(one.index), str(one.heads or ""), str(one.status), why)
-            for one in result.sites
-            for why in [one.reason or proof(one)]
-        ]
+        sites: Table = [*map(_site_row, result.sites)]
         yield "Signatures", entry_points(result)
         yield "Sites", [heads, *sites] if sites else "No pass applies to this model."
         if result.whole:
@@ -109,6 +106,11 @@ class Report(Record):
         check_report_path(path, overwrite=overwrite)
         text = self.render(Path(path).suffix.lower())
         write_whole(path, text.encode(errors="backslashreplace"), overwrite=overwrite)
+
+
+def _site_row(site: Site) -> tuple[str, ...]:
+    why = site.reason or proof(site)
+    return (site.pass_name, site.signature, str(site.index), str(site.heads or ""), str(site.status), why)
 
 
 def check_report_path(path: AnyPath, *, overwrite: bool, others: Iterable[AnyPath | None] = ()) -> None:
