@@ -1,6 +1,5 @@
 """Evaluates bundles against the checkpoint that they were made from, on text not used for calibration."""
 
-import importlib
 import math
 import multiprocessing
 import os
@@ -282,7 +281,8 @@ def _worst_error(likelihoods: Mapping[str, Sequence[float]], reference: str) -> 
 @lru_cache(maxsize=1)
 def _loaded(bundle: str) -> tuple[Any, int]:
     """LiteRT-LM's NPU executor on CPU kernels, with SOFTMAX in float, see `float_softmax`; and the cache's length."""
-    lm = importlib.import_module("litert_lm")
+    import litert_lm as lm
+
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, Path(bundle).name)
         float_softmax(bundle, copy)
@@ -356,10 +356,11 @@ class Checkpoint:
     """A Hugging Face checkpoint in float32."""
 
     def __init__(self, folder: str) -> None:
-        self._torch: Any = importlib.import_module("torch")
-        transformers = importlib.import_module("transformers")
+        import torch
+        import transformers
+
         self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
-        loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=self._torch.float32)
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self._model: Any = loaded.eval()
 
     def say(self, part: Part, texts: Mapping[str, Text]) -> list[float]:
@@ -381,8 +382,10 @@ class Checkpoint:
 
     def logits(self, text: Text) -> Any:
         """Float logits `[scored, vocabulary]` that predict each of the scored tokens."""
-        ids = self._torch.tensor([[*text.before, *text.scored]])
-        with self._torch.no_grad():
+        import torch
+
+        ids = torch.tensor([[*text.before, *text.scored]])
+        with torch.no_grad():
             logits = self._model(input_ids=ids, logits_to_keep=len(text.scored) + 1).logits
         return logits[0, :-1].float()
 

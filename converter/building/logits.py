@@ -9,7 +9,6 @@ small model reads. It is cut by rows, which is exact, and the weights of the sec
 Tokenizers number frequent tokens first.
 """
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,8 +36,9 @@ def moments_of(checkpoint: Path, prompts: Path, progress: Progress, *, rotated: 
     If `rotated`, of the product in the checkpoint as `rotation.prepare` writes it: inputs x become x Q, with ones as
     the final norm's weights.
     """
-    torch = importlib.import_module("torch")
-    transformers = importlib.import_module("transformers")
+    import torch
+    import transformers
+
     wording = wording_of(checkpoint)
     texts = [wording.tokenizer.tokenize(wording.text(prompt)) for prompt in read_prompts(prompts)]
     tokens = sum(map(len, texts))

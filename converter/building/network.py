@@ -3,7 +3,6 @@
 Needs torch and transformers; runs in the process of a stage.
 """
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -92,7 +91,6 @@ class Network:
     """A model layer by layer, with the texts to round for and those to judge by."""
 
     def __init__(self, model: Any, read: Sequence[Any], judged: Any) -> None:
-        self._torch = importlib.import_module("torch")
         self._model = model
         self._layers = list(model.model.layers)
         self.products = [_products(number, layer) for number, layer in enumerate(self._layers)]
@@ -154,7 +152,7 @@ class Network:
                 rounder = Rounder(moments[product.name])
                 for name, module in product.modules.items():
                     grids[name] = _rounded(rounder, rows_of(module))
-                    module.weight.copy_(self._torch.from_numpy(grids[name].values()))
+                    set_rows(module, grids[name].values())
             if chosen:
                 read = before
                 self._move(layer, read)
@@ -172,13 +170,15 @@ class Network:
         head = self._model.lm_head.weight
         if len(head) <= KEPT_ROWS:
             return 0.0
+        import torch
+
         rounder = Rounder(self._normed_moments(read))
         states = self._model.model.norm(judged.hidden)[:, ::_EVERY]
         logits = [states @ head[:KEPT_ROWS].T]
         for block in head[KEPT_ROWS:].split(ROWS_AT_ONCE):
             rounded = rounder.rounded(np.asarray(block.detach().numpy(), np.float32))
-            logits.append(states @ self._torch.from_numpy(rounded.values()).T)
-        return self._divergence(self._torch.cat(logits, -1))
+            logits.append(states @ torch.from_numpy(rounded.values()).T)
+        return self._divergence(torch.cat(logits, -1))
 
     def _text(self, tokens: Any) -> Text:
         """A text in front of the first layer, with what the model gives to each layer; no layer runs for it."""
@@ -227,14 +227,14 @@ class Network:
     @contextmanager
     def _instead(self, product: Product, change: Callable[[Floats], Floats]) -> Iterator[None]:
         """Other weights for the duration: those that `change` makes of them."""
-        kept = {name: module.weight.data for name, module in product.modules.items()}
-        for module in product.modules.values():
-            module.weight.data = self._torch.from_numpy(change(rows_of(module)))
+        kept = {name: rows_of(module).copy() for name, module in product.modules.items()}
+        for name, module in product.modules.items():
+            set_rows(module, change(kept[name]))
         try:
             yield
         finally:
             for name, module in product.modules.items():
-                module.weight.data = kept[name]
+                set_rows(module, kept[name])
 
 
 def _products(number: int, layer: Any) -> list[Product]:
@@ -250,6 +250,13 @@ def _products(number: int, layer: Any) -> list[Product]:
 def rows_of(module: Any) -> Floats:
     """The weights of a linear module, `[rows, columns]`."""
     return np.asarray(module.weight.detach().numpy(), np.float32)
+
+
+def set_rows(module: Any, rows: Floats) -> None:
+    """Overwrite the weights of a linear module."""
+    import torch
+
+    module.weight.copy_(torch.from_numpy(rows))
 
 
 def _without_outliers(states: Any) -> Any:

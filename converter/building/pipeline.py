@@ -119,7 +119,9 @@ def _known_values(config: Any, names: set[str]) -> dict[str, Any]:
 
 def _planned_caches(config: Any, checkpoint: Path, *, whole: bool) -> dict[str, Any]:
     """The lengths of a checkpoint's caches, see `plan_caches`."""
-    described = importlib.import_module("transformers").AutoConfig.from_pretrained(checkpoint)
+    from transformers import AutoConfig
+
+    described = AutoConfig.from_pretrained(checkpoint)
     text = described.get_text_config().to_dict()
     shortest = min(getattr(config, "cache_lengths", None) or [config.cache_length])
     return plan_caches(text, config.prefill_lengths, shortest, getattr(config, SETTING, None), whole=whole)
@@ -188,6 +190,8 @@ def write_window(path: Path, window: int) -> None:
     Raises:
         EdgeOptError: there is no executor metadata; LiteRT-LM would assume another window.
     """
+    from litert_lm_builder.runtime.proto.executor_metadata_pb2 import ExecutorMetadata
+
     bundle = read_bundle(path)
     index = section_of(bundle)
     if index is None:
@@ -195,9 +199,8 @@ def write_window(path: Path, window: int) -> None:
             f"the exported bundle has no executor metadata, without which LiteRT-LM assumes a window of "
             f"{ASSUMED_WINDOW} instead of {window}: use litert-torch {SUPPORTED}"
         )
-    metadata = importlib.import_module("litert_lm_builder.runtime.proto.executor_metadata_pb2")
     content = bundle.content(index)
-    values = metadata.ExecutorMetadata.FromString(content.read(0, content.size))
+    values = ExecutorMetadata.FromString(content.read(0, content.size))
     values.llm_executor_metadata.attention_mask_settings.sliding_window_size = window
     written = path.with_name(f"{path.stem}_window{path.suffix}")
     bundle.write({index: values.SerializeToString(deterministic=True)}, written)
@@ -214,7 +217,8 @@ def calibrate(job: Job, _: Progress) -> dict[str, Any]:
     ]
     check_lengths(lengths, config.cache_length)
     wording, planned, notes = _planned_prompts(job, model, config, lengths)
-    interpreters: Any = importlib.import_module("ai_edge_quantizer.utils.tfl_interpreter_utils")
+    from ai_edge_quantizer.utils import tfl_interpreter_utils as interpreters
+
     # The quantizer asks for 16 threads; those without a core of their own lose time waiting for each other.
     create = partial(interpreters.create_tfl_interpreter, num_threads=len(os.sched_getaffinity(0)))
     interpreters.create_tfl_interpreter = create

@@ -164,10 +164,11 @@ class Wording:
         """The prompt as the model reads it, up to its answer; UsageError if the template fails."""
         if self.template is None:
             return text_of(prompt)
-        render = importlib.import_module("transformers.utils.chat_template_utils").render_jinja_template
+        from transformers.utils.chat_template_utils import render_jinja_template
+
         special = getattr(self.tokenizer.tx_tokenizer, "special_tokens_map", {})
         try:
-            texts, _ = render(
+            texts, _ = render_jinja_template(
                 [_turns(prompt)], chat_template=self.template, add_generation_prompt=True, **special
             )
         except Exception as error:  # a template may raise anything

@@ -12,7 +12,6 @@ rotated: every weight must be listed here, every norm must compute `weight * x /
 must be the same before and after.
 """
 
-import importlib
 import pickle
 import re
 import shutil
@@ -82,16 +81,17 @@ def rotate_stream(model: Any, *, least_gain: float = _GAIN) -> Prepared:
     The model is not rotated if a weight or a norm rules it out, if its function would change, or if the largest number
     in the stream shrinks by less than `least_gain`.
     """
-    torch = importlib.import_module("torch")
-    obstacle = _obstacle(torch, model)
+    import torch
+
+    obstacle = _obstacle(model)
     if obstacle:
         return _left(obstacle)
-    before, largest = _run(torch, model)
+    before, largest = _run(model)
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     model.config.tie_word_embeddings = False
     with torch.no_grad():
         _rotate_weights(model.state_dict(), torch.tensor(orthogonal(model.config.hidden_size)))
-    after, smaller = _run(torch, model)
+    after, smaller = _run(model)
     difference = float((after - before).abs().max() / before.abs().max())
     if not difference <= _SAME:  # NaN, too
         return _left(f"its logits would change by {difference:.2%} of the largest one", spoiled=True)
@@ -122,9 +122,10 @@ def load(source: Path) -> Any:
             generation settings.
         EdgeOptError: memory ran out.
     """
-    torch = importlib.import_module("torch")
-    transformers = importlib.import_module("transformers")
-    safetensors = importlib.import_module("safetensors")
+    import safetensors
+    import torch
+    import transformers
+
     try:
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
             source, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
@@ -170,7 +171,7 @@ def orthogonal(width: int) -> NDArray[np.float64]:
     return np.kron(hadamard, cosines)
 
 
-def _obstacle(torch: Any, model: Any) -> str:
+def _obstacle(model: Any) -> str:
     """Why a model cannot be rotated: a weight or norm of another kind; empty if all are known."""
     weights = model.state_dict()
     known = (*_NORMS.values(), _WRITES, _OTHERS, re.compile(_LAYER + f"(?:{'|'.join(_NORMS)})\\.weight"))
@@ -184,7 +185,7 @@ def _obstacle(torch: Any, model: Any) -> str:
             return f"'{name}' is missing"
     for name in sorted(norms):
         norm = name.removesuffix(".weight")
-        if name not in weights or not _is_rms_norm(torch, model, norm):
+        if name not in weights or not _is_rms_norm(model, norm):
             return f"'{norm}' does not compute `weight * x / rms(x)`, the only norm that a rotation preserves"
     return ""
 
@@ -201,8 +202,10 @@ def _norm_before(name: str) -> list[str]:
     return found
 
 
-def _is_rms_norm(torch: Any, model: Any, name: str) -> bool:
+def _is_rms_norm(model: Any, name: str) -> bool:
     """True if a norm computes `weight * x / rms(x)`; x has a mean, which a LayerNorm would subtract."""
+    import torch
+
     norm = model.get_submodule(name)
     x = torch.linspace(1e3, 9e3, model.config.hidden_size)  # large, so that epsilon does not matter
     with torch.no_grad():
@@ -229,8 +232,10 @@ def _turn_rows(weight: Any, turn: Any) -> None:
         rows.copy_(rows.double() @ turn)
 
 
-def _run(torch: Any, model: Any) -> tuple[Any, float]:
+def _run(model: Any) -> tuple[Any, float]:
     """Logits for tokens from across the vocabulary, and the residual stream's largest number between layers."""
+    import torch
+
     ids = torch.linspace(0, model.config.vocab_size - 1, _TOKENS).long()[None]
     with torch.no_grad():
         answer = model(ids, output_hidden_states=True)

@@ -7,7 +7,6 @@ These divergences add up, so the products with the least harm for their size are
 of a product's output that rounding destroys does not predict the harm: in Qwen2.5-Coder-0.5B, 3 of 96 have 45 % of it.
 """
 
-import importlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from edge_opt.base.errors import UsageError
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress, listed, many
 from edge_opt.building.gptq import TOP, Floats, Grid
-from edge_opt.building.network import NAMES, Network, Product, check_family, last_part, rows_of
+from edge_opt.building.network import NAMES, Network, Product, check_family, last_part, rows_of, set_rows
 from edge_opt.building.prompts import read_prompts, wording_of
 from edge_opt.building.rotation import load, rotate_stream, save
 from edge_opt.building.stages import Job
@@ -80,7 +79,8 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
     source = Path(job.inputs["checkpoint"])
     output = Path(job.output)
     given = job.options["plan"]
-    torch = importlib.import_module("torch")
+    import torch
+
     model = load(source)
     check_family(model)
     read, judged = _texts(source, Path(job.inputs["prompts"]))
@@ -114,7 +114,8 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
 
 def _texts(checkpoint: Path, prompts: Path) -> tuple[list[Any], Any]:
     """Tokens of each text to round for, `[1, T]`, and of those to judge by, `[B, T]`."""
-    torch = importlib.import_module("torch")
+    import torch
+
     wording = wording_of(checkpoint)
     read: list[Any] = []
     judged: list[Any] = []
@@ -194,7 +195,7 @@ def grids_of(model: Any) -> dict[str, Grid]:
     if 2 * len(found) < len(modules):
         return {}  # a few products of zeros, maybe
     for path, grid in found.items():
-        modules[path].weight.copy_(importlib.import_module("torch").from_numpy(grid.values()))
+        set_rows(modules[path], grid.values())
     return found
 
 
@@ -233,6 +234,8 @@ def _described(choice: Choice) -> str:
 
 
 def _write_codes(path: Path, model: Any, grids: Mapping[str, Grid], moments: Floats) -> None:
+    from safetensors.numpy import save_file
+
     arrays: dict[str, Any] = {_LOGITS: moments}
     for name, grid in grids.items():
         arrays[f"{name}.codes"] = grid.codes
@@ -240,7 +243,7 @@ def _write_codes(path: Path, model: Any, grids: Mapping[str, Grid], moments: Flo
         bias = model.get_submodule(name).bias
         if bias is not None:
             arrays[f"{name}.bias"] = np.asarray(bias.detach().numpy(), np.float32)
-    importlib.import_module("safetensors.numpy").save_file(arrays, path)
+    save_file(arrays, path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +260,9 @@ class Rounded:
 
 def read_rounded(folder: Path) -> Rounded:
     """Read what the stage wrote."""
-    arrays = importlib.import_module("safetensors.numpy").load_file(folder / _CODES)
+    from safetensors.numpy import load_file
+
+    arrays = load_file(folder / _CODES)
     moments = arrays.pop(_LOGITS)
     grids: dict[str, Grid] = {}
     biases: dict[str, Floats] = {}
