@@ -54,9 +54,9 @@ def find_caches(model: Model, bundle: Bundle | None = None) -> Caches:
         for info in signature.inputs:
             axis = axes.get(info.name)
             if axis is not None:
-                found[info.name] = (axis, info.shape[axis])
-    longest = max((size for _, size in found.values()), default=0)
-    caches = tuple(Cache(name, axis, size, size < longest) for name, (axis, size) in found.items())
+                found[info.name] = (info.shape[axis], axis)
+    longest = max(found.values(), default=(0, 0))[0]
+    caches = tuple(Cache(name, axis, size, size < longest) for name, (size, axis) in found.items())
     window = None if metadata is None else metadata.window
     is_silent = bundle is not None and window is None
     if not caches or not is_silent or not _slides(model):

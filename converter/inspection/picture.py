@@ -25,45 +25,62 @@ class Example:
 
     def lines(self, operators: Sequence[Operator]) -> list[str]:
         """One version in the text form, with only the first of several equal heads."""
-        lines = [operator_text(operator, self.name) for operator in operators]
-        hidden = repeats([operator.name for operator in operators])
+        lines = self._texts(operators)
+        hidden = _hidden(operators)
         if hidden:
             note = f"... {len(hidden)} more like these {hidden.step} ..."
             lines[hidden.start : hidden.stop] = [note]
         return lines
 
+    def _texts(self, operators: Sequence[Operator]) -> list[str]:
+        return [operator_text(operator, self.name) for operator in operators]
+
     def mermaid(self, operators: Sequence[Operator]) -> str:
         """One version as a Mermaid graph, with one box for the repetitions of a head."""
-        hidden = repeats([operator.name for operator in operators])
-        boxes: list[str] = []
-        edges: dict[str, None] = {}
-        made: dict[Tensor, int] = {}
+        hidden = _hidden(operators)
+        drawing = _Drawing(self.name)
         for place, operator in enumerate(operators):
-            is_hidden = hidden.start <= place < hidden.stop
-            if not is_hidden or place == hidden.start:
-                sources = [tensor for tensor in operator.inputs if tensor and not tensor.is_constant]
-                title = composite_name(operator) or operator.name
-                if is_hidden:  # inputs of all heads are drawn at the first one
-                    sources = [tensor for tensor in sources if tensor in made]
-                    title = f"{len(hidden)} more like it"
-                for tensor in sources:
-                    if tensor not in made:
-                        made[tensor] = len(boxes)
-                        boxes.append(f'(["{_entities(self.name(tensor))}"])')
-                for tensor in sources:
-                    shape = list(tensor.shape_signature or tensor.shape)
-                    edges[f'  n{made[tensor]} --> |"{shape}"| n{len(boxes)}'] = None
-                boxes.append(f'["{_entities(title)}"]')
-            made |= dict.fromkeys(operator.outputs, len(boxes) - 1)
-        return "\n".join(["graph TB", *(f"  n{place}{box}" for place, box in enumerate(boxes)), *edges])
+            sources = [tensor for tensor in operator.inputs if tensor and not tensor.is_constant]
+            if place not in range(hidden.start, hidden.stop):
+                drawing.draw(composite_name(operator) or operator.name, sources)
+            elif place == hidden.start:  # inputs of all heads are drawn at the first one
+                drawing.draw(f"{len(hidden)} more like it", [*filter(drawing.made.__contains__, sources)])
+            drawing.made |= dict.fromkeys(operator.outputs, len(drawing.boxes) - 1)
+        return drawing.text()
 
     def to_dict(self) -> dict[str, Any]:
         """Both versions in the text form."""
         return {
             "signature": self.signature,
-            "before": [operator_text(operator, self.name) for operator in self.before],
-            "after": [operator_text(operator, self.name) for operator in self.after],
+            "before": self._texts(self.before),
+            "after": self._texts(self.after),
         }
+
+
+class _Drawing:
+    """A Mermaid graph in the making; `made` has the number of the box that each tensor comes from."""
+
+    def __init__(self, name: Callable[[Tensor], str]) -> None:
+        self._name = name
+        self._edges: dict[str, None] = {}
+        self.boxes: list[str] = []
+        self.made: dict[Tensor, int] = {}
+
+    def draw(self, title: str, sources: Sequence[Tensor]) -> None:
+        """Add a box with an edge from each of its sources, which get boxes of their own if nothing made them."""
+        for tensor in sources:
+            if tensor not in self.made:
+                self.made[tensor] = len(self.boxes)
+                self.boxes.append(f'(["{_entities(self._name(tensor))}"])')
+        for tensor in sources:
+            shape = list(tensor.shape_signature or tensor.shape)
+            self._edges[f'  n{self.made[tensor]} --> |"{shape}"| n{len(self.boxes)}'] = None
+        self.boxes.append(f'["{_entities(title)}"]')
+
+    def text(self) -> str:
+        """The graph."""
+        boxes = [f"  n{number}{box}" for number, box in enumerate(self.boxes)]
+        return "\n".join(["graph TB", *boxes, *self._edges])
 
 
 def find_example(result: ConversionResult) -> Example | None:
@@ -96,6 +113,11 @@ def find_example(result: ConversionResult) -> Example | None:
             ordered = [operator for operator in graph.operators if operator in after]
             return Example(site.signature, before, ordered, names.__getitem__)
     return None
+
+
+def _hidden(operators: Sequence[Operator]) -> range:
+    """The repetitions of a head, see `repeats`."""
+    return repeats([operator.name for operator in operators])
 
 
 def repeats(kinds: Sequence[str], at_least: int = 4) -> range:

@@ -26,6 +26,7 @@ from edge_opt.conversion import ConversionResult
 from edge_opt.conversion.result import entry_points, headline, proof, unsound
 from edge_opt.conversion.run import GENERIC
 from edge_opt.inspection.picture import Example, find_example
+from edge_opt.ir import Operator
 from edge_opt.ir.composites import composites
 from edge_opt.passes import Site
 from edge_opt.targets import TargetLike, lint, load_target
@@ -122,7 +123,7 @@ def check_report_path(path: AnyPath, *, overwrite: bool, others: Iterable[AnyPat
     if Path(path).suffix.lower() not in FORMATS:
         raise UsageError(f"report {path}: the ending must be one of {', '.join(FORMATS)}")
     target = resolve_target(path, overwrite=overwrite)
-    if target in (Path(other).resolve() for other in others if other is not None):
+    if target in [Path(other).resolve() for other in others if other is not None]:
         raise UsageError(f"report {path} is a file that this run reads or writes: give another name")
 
 
@@ -157,15 +158,25 @@ def to_markdown(title: str, summary: str, sections: Iterable[tuple[str, Part]], 
         if isinstance(part, str):
             parts.append(_text(part))
         elif isinstance(part, Example):
-            for word, operators in (("before", part.before), ("after", part.after)):
-                contents = [f"{many(len(operators), 'operator')} {word}", *map(str, composites(operators))]
-                listed = (f"    {one_line(line)}" for line in part.lines(operators))
-                graph = f"```mermaid\n{part.mermaid(operators)}\n```" if drawn else "\n".join(listed)
-                parts += [f"{_text(', '.join(contents))}:", graph]
+            parts += _block(part, "before", part.before, drawn=drawn)
+            parts += _block(part, "after", part.after, drawn=drawn)
         else:
-            head, *body = (f"| {' | '.join(map(_text, row))} |" for row in part)
+            head, *body = map(_row, part)
             parts.append("\n".join([head, "|" + " --- |" * len(part[0]), *body]))
     return "\n\n".join(parts) + "\n"
+
+
+def _block(part: Example, word: str, operators: Sequence[Operator], *, drawn: bool) -> list[str]:
+    """One version of a block: what it holds, then the graph or the operators."""
+    contents = [f"{many(len(operators), 'operator')} {word}", *map(str, composites(operators))]
+    heading = f"{_text(', '.join(contents))}:"
+    if drawn:
+        return [heading, f"```mermaid\n{part.mermaid(operators)}\n```"]
+    return [heading, "\n".join(f"    {one_line(line)}" for line in part.lines(operators))]
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(map(_text, cells))} |"
 
 
 def _text(text: str) -> str:
@@ -178,9 +189,9 @@ def to_html(title: str, summary: str, sections: Iterable[tuple[str, Part]]) -> s
     """Render the report as a page; each section has a title and one part."""
     from markdown_it import MarkdownIt  # noqa: PLC0415 - not needed for other formats
 
-    frame, style = (
-        resources.files(__package__).joinpath(f"page.{kind}").read_text() for kind in ("html", "css")
-    )
+    page = resources.files(__package__)
+    frame = (page / "page.html").read_text()
+    style = (page / "page.css").read_text()
     text = to_markdown(title, summary, sections, drawn=False)
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
     return Template(frame).substitute(title=html.escape(one_line(title)), style=style, body=body)

@@ -176,7 +176,8 @@ def _gains(
         if name in rewritten:
             is_kept, why = _judged(old, new, repairs=name in repaired)
         else:
-            is_kept, why = False, "nothing was rewritten"
+            is_kept = False
+            why = "nothing was rewritten"
         yield Gain(name, old.figures, new.figures, "converted" if is_kept else "exported", why)
 
 
