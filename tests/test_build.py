@@ -100,7 +100,7 @@ def test_layers_in_4_bits_are_rounded_before_the_export_and_stored_behind_the_qu
     stages, result = place.build(weights="4")
     assert stages.ran == [ALL[0], "round", *ALL[1:4], "narrow", *ALL[4:]]
     assert stages.jobs["round"].options == {"ratio": 1.05, "plan": None, "rotate": True}
-    assert stages.jobs["export"].inputs["checkpoint"] == str(place.work / "round" / "checkpoint")
+    assert stages.jobs["export"].inputs["base"] == str(place.work / "round" / "checkpoint")
     assert stages.jobs["export"].options["rotate"] is False, "the rounded checkpoint is"
     assert stages.jobs["narrow"].inputs["rounded"] == str(place.work / "round")
     assert result.output is not None

@@ -210,7 +210,7 @@ def test_an_interrupt_ends_all_parallel_stages(tmp_path: Path, monkeypatch: Patc
     def interrupted() -> None:
         with run.threads() as threads:
             for name in ("evaluate", "compile"):
-                threads.submit(run.result, name, {})
+                threads.submit(run.result, stages.Stage(name), {})
             running.wait(10)
             raise KeyboardInterrupt
 

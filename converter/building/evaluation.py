@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,6 +21,7 @@ from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress, many
 from edge_opt.building import stages
 from edge_opt.building.prompts import read_prompts, text_of
+from edge_opt.building.recipe import EMULATE, EVALUATE
 from edge_opt.building.source import Kind, look_at
 from edge_opt.building.stages import Job, StageFailedError
 from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
@@ -31,9 +33,6 @@ from edge_opt.npu.vendors import backend_of
 Part = tuple[str, str]
 """A prompt in two parts: one that is read, and one that is scored."""
 
-CPU = "evaluate"
-NPU = "emulate"
-"""The stages that score a checkpoint and its bundles: in LiteRT-LM on CPU kernels, and in the NPU's emulator."""
 ERROR = 0.01
 """Standard error of the perplexity ratio at which scoring stops."""
 TOKENS = 20
@@ -156,18 +155,18 @@ def evaluate(
             )
         inputs[os.fspath(path)] = str(Path(path).resolve())
     check_runtimes(bundles=on == "cpu")
-    stage = CPU
+    stage = EVALUATE
     libraries = None
     if on == "cpu":
         options = {"parts": in_turn(texts, *map(Path, given))}
     else:
-        stage = NPU
+        stage = EMULATE
         options = emulation(texts, tokens, compiler)
         backend = backend_of(compiler.chip)
         backend.check_emulator(compiler)
         libraries = str(backend.libraries(compiler))
     with tempfile.TemporaryDirectory(prefix="edge-opt-") as name:
-        job = Job(stage, name, inputs, options=options, libraries=libraries)
+        job = Job(stage.name, name, inputs, options=options, libraries=libraries)
         values, _ = stages.carry_out(job, Path(name) / "log", progress or (lambda *_: None))
     return from_dict(Evaluation, values)
 
@@ -406,7 +405,7 @@ def emulate(job: Job, progress: Progress) -> dict[str, Any]:
     texts = [checkpoint.text(text, options["tokens"]) for text in options["texts"]]
     expected = np.concatenate([checkpoint.logits(text).numpy() for text in texts])
     del checkpoint
-    tokens = [token for text in texts for token in text.scored]
+    tokens = [*chain.from_iterable(text.scored for text in texts)]
     itself = Closeness.of(expected, expected, tokens)
     scores = [ModelScore.of(reference, itself, itself)]
     for bundle in bundles:

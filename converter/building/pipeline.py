@@ -73,7 +73,7 @@ def _config(job: Job) -> Any:
 def configure(job: Job, _: Progress) -> dict[str, Any]:
     """Resolve the settings from defaults, vendor and user; UsageError for an unknown or invalid one."""
     settings = job.options["settings"]
-    model = Path(job.inputs["model"])
+    model = Path(job.inputs["source"])
     make = _lib("stages").NpuPipelineConfig
     vendor = _lib("configs.vendor_configs").VENDOR_CONFIGS.get(job.options["vendor"], {})
     used = _used_settings()
@@ -162,14 +162,12 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
     rotated = Path(tempfile.gettempdir(), "rotated")
     # In a process of its own: litert-torch's composites for norms need transformers' models not loaded before.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        preparing = pool.submit(
-            prepare, Path(job.inputs["checkpoint"]), rotated, rotate=job.options["rotate"]
-        )
+        preparing = pool.submit(prepare, Path(job.inputs["base"]), rotated, rotate=job.options["rotate"])
         # This loads packages, which takes as long.
         config = _config(job)
         stages = _lib("stages")
         prepared = preparing.result()
-    config.model_id = str(rotated) if prepared.rotated else job.inputs["checkpoint"]
+    config.model_id = str(rotated) if prepared.rotated else job.inputs["base"]
     try:
         stages.npu_export(config, job.output)
     except KeyError as error:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +18,20 @@ from edge_opt.base.work import work_folder
 from edge_opt.building import evaluation, stages
 from edge_opt.building.evaluation import Evaluation
 from edge_opt.building.prompts import read_prompts
-from edge_opt.building.recipe import WEIGHTS, options_of, recipe, run_recipe
+from edge_opt.building.recipe import (
+    COMPILE,
+    CONFIGURE,
+    EMULATE,
+    EVALUATE,
+    OPTIMIZE,
+    SOURCES,
+    WEIGHTS,
+    recipe,
+    run_recipe,
+)
 from edge_opt.building.sections import faults
 from edge_opt.building.source import Given, Kind, look_at
-from edge_opt.building.stages import BuildCheckError, Input, StageReport, Stages
+from edge_opt.building.stages import BuildCheckError, Input, Stage, StageReport, Stages
 from edge_opt.conversion.models import find_unsound
 from edge_opt.ir.opening import Opened
 from edge_opt.npu.compiler import Compiler, CompilerMissingError
@@ -135,7 +146,7 @@ def build(
     facts = _target(vendor, chip, target)
     libraries = _libraries(vendor, Compiler(chip, sdk=sdk))
     lengths = _lengths(given, prefill, cache)
-    steps = recipe(given, weights, narrow_weights=vendor == _NARROW_WEIGHTS)
+    steps = recipe(given.kind, weights, narrow_weights=vendor == _NARROW_WEIGHTS)
     limit = _limit(max_perplexity_ratio, weights)
     rounding = {"ratio": limit, "plan": _plan(plan, weights)}
     texts = _texts(given, prompts, held_out, evaluate=evaluate)
@@ -145,28 +156,26 @@ def build(
     with stages.taken(folder), _finishing(result, began):
         run = Stages(folder, versions, libraries, progress or (lambda *_: None), on_stage, result.stages)
         origin = Input(given.path, stages.digest_of(given.files, given.files[0].parent))
-        calibration = _written(texts.calibration, folder)
-        _configure(run, result, given, origin, calibration, {**(settings or {}), **lengths})
-        options = options_of(result.settings, result.caches["window"], rounding, steps)
-        quantized = run_recipe(steps, run, given.kind, origin, calibration, options)
-        _check_sound(quantized["model"].path)
+        run.files = dict.fromkeys(SOURCES[given.kind], origin) | _written(texts.calibration, folder)
+        _configure(run, result, given, {**(settings or {}), **lengths})
+        quantized = run_recipe(run, steps, result.settings, result.caches["window"], rounding)
+        _check_sound(quantized.path)
         compiling = result.settings["compile"]
-        optimized = run.run("optimize", {**compiling, "target": facts.to_dict()}, **quantized)
+        optimized = run.run(OPTIMIZE, {**compiling, "target": facts.to_dict()})
         result.optimized = optimized.values
         result.converted = str(optimized.bundle.path)
         if evaluate:
             result.evaluation = Evaluation([], 0, note=texts.note)
-        scores: dict[str, Mapping[str, Any]] = {}
+        scores: list[tuple[Stage, Mapping[str, Any]]] = []
         if texts.scored:
             parts = evaluation.in_turn(texts.scored, optimized.bundle.path)
-            scores[evaluation.CPU] = {"parts": parts, "runtimes": runtimes}
+            scores.append((EVALUATE, {"parts": parts, "runtimes": runtimes}))
         if texts.scored and npu_tokens and _emulates(vendor, libraries):
-            scores[evaluation.NPU] = evaluation.emulation(texts.scored, npu_tokens, Compiler(chip))
+            scores.append((EMULATE, evaluation.emulation(texts.scored, npu_tokens, Compiler(chip))))
         configs = {"compile_configs": result.optimized["compile_configs"]}
         with run.threads() as threads:
-            compiled = threads.submit(run.result, "compile", {**compiling, **configs}, model=optimized.bundle)
-            models = {"checkpoint": origin, "converted": optimized.bundle}
-            scoring = {name: threads.submit(run.result, name, its, **models) for name, its in scores.items()}
+            compiled = threads.submit(run.result, COMPILE, {**compiling, **configs})
+            scoring = {one.name: threads.submit(run.result, one, its) for one, its in scores}
             # The compiler ends first, and its failure ends the others.
             bundle = run.add(compiled.result()).bundle.path
             if scoring:
@@ -193,27 +202,14 @@ def _finishing(result: BuildResult, began: float) -> Iterator[None]:
         result.seconds = round(time.perf_counter() - began, 3)
 
 
-def _configure(
-    run: Stages,
-    result: BuildResult,
-    given: Given,
-    origin: Input,
-    prompts: Mapping[str, Input],
-    settings: Mapping[str, Any],
-) -> None:
+def _configure(run: Stages, result: BuildResult, given: Given, settings: Mapping[str, Any]) -> None:
     """Resolve the pipeline's settings, and the lengths of caches."""
     caches = {"window": given.caches.window, "ring": None, "notes": given.caches.lines()}
-    options = {
-        "vendor": result.vendor,
-        "chip": result.chip,
-        "settings": settings,
-        "cache": given.cache,
-        "caches": caches,
-    }
-    configured = run.run("configure", options, model=origin, **prompts).values
-    run.config = configured["config"]
-    result.settings = configured["settings"]
-    result.caches = configured["caches"]
+    chip = {"vendor": result.vendor, "chip": result.chip}
+    configured = run.run(CONFIGURE, {**chip, "settings": settings, "cache": given.cache, "caches": caches})
+    run.config = configured.values["config"]
+    result.settings = configured.values["settings"]
+    result.caches = configured.values["caches"]
 
 
 def _check_sound(path: Path) -> None:
@@ -227,7 +223,7 @@ def _chip_of(name: str) -> tuple[str, str]:
     """The vendor of a chip, as litert-torch's pipeline names it, and the chip; UsageError for an unknown chip."""
     found = find_chip(name)
     if found is None:
-        error = unknown("chip", name.strip(), [chip for chips in VENDORS.values() for chip in chips])
+        error = unknown("chip", name.strip(), chain.from_iterable(VENDORS.values()))
         raise UsageError(f"{error}; `adb shell getprop ro.soc.model` asks a phone for its chip")
     return found
 
@@ -345,17 +341,17 @@ def _evaluated(
     run: Stages, result: BuildResult, scoring: Mapping[str, Future[StageReport]], note: str
 ) -> Evaluation:
     """Wait for the scores in LiteRT-LM and in the NPU's emulator; a note says why if the emulator fails."""
-    report = run.add(scoring[evaluation.CPU].result())
+    report = run.add(scoring[EVALUATE.name].result())
     found = replace(from_dict(Evaluation, report.values), note=note)
     if not found.within(WORST_RATIO):
         result.warnings.append(
             f"Perplexity is {found.models[-1].ratio:.2f} times the checkpoint's, more than {WORST_RATIO}: check "
             f"answers before releasing the bundle; changed settings may be the cause"
         )
-    if evaluation.NPU not in scoring:
+    if EMULATE.name not in scoring:
         return found
     try:
-        report = run.add(scoring[evaluation.NPU].result())
+        report = run.add(scoring[EMULATE.name].result())
     except EdgeOptError as error:
         return replace(found, note=f"{note}. Not evaluated in the NPU's emulator: {error}")
     score = from_dict(Evaluation, report.values).models[-1]

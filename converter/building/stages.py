@@ -23,6 +23,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from threading import Event
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from edge_opt.base import processes
@@ -46,8 +47,6 @@ _PACKAGES = (
 )
 _NOT_RUN = {"__pycache__", "cli", "testdata"}
 """Folders of the package that do not affect stages."""
-_OF_COMPILER = ("optimize", "emulate", "compile")
-"""Stages that use the vendor's libraries."""
 _LOOK_SECONDS = 0.3
 # `stage 3/7`, as our stages and litert-torch's calibration print; not the progress bars of loading and saving.
 _STEP = re.compile(rb"^[^|/\n]* (\d+)/(\d+)\s*$", re.MULTILINE)
@@ -93,6 +92,18 @@ class Input(NamedTuple):
 
     path: Path
     digest: str
+
+
+class Stage(NamedTuple):
+    """A stage: the roles of the files that it reads if they exist, and the places in its folder of those that it makes.
+
+    `compiles` is true if it uses the vendor's libraries.
+    """
+
+    name: str
+    reads: tuple[str, ...] = ()
+    makes: Mapping[str, str] = MappingProxyType({})
+    compiles: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +252,8 @@ def _answer(status: int, outcome: Path) -> tuple[dict[str, Any], int]:
 class Stages:
     """The stages of one build, in a locked work folder, see `taken`.
 
-    `config` is the pipeline's, once it is resolved. `ended` is set if stages that still run are to end.
+    `files` has their results by role. `config` is the pipeline's, once it is resolved. `ended` is set if stages that
+    still run are to end.
     """
 
     folder: Path
@@ -250,12 +262,16 @@ class Stages:
     progress: Progress
     on_stage: Callable[[StageReport], None] | None
     done: list[StageReport]
+    files: dict[str, Input] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     ended: Event = field(default_factory=Event)
 
-    def run(self, name: str, options: Mapping[str, Any], **inputs: Input) -> StageReport:
-        """Add a stage's result to `done`, see `result`, and return it."""
-        return self.add(self.result(name, options, **inputs))
+    def run(self, stage: Stage, options: Mapping[str, Any]) -> StageReport:
+        """Add a stage's result to `done` and `files`, see `result`, and return it."""
+        report = self.add(self.result(stage, options))
+        for role, place in stage.makes.items():
+            self.files[role] = Input(report.folder / place, report.digest)
+        return report
 
     def add(self, report: StageReport) -> StageReport:
         """Add a result to `done`, and return it."""
@@ -274,9 +290,11 @@ class Stages:
                 self.ended.set()
                 raise
 
-    def result(self, name: str, options: Mapping[str, Any], **inputs: Input) -> StageReport:
+    def result(self, stage: Stage, options: Mapping[str, Any]) -> StageReport:
         """Return a stage's result: an earlier run's if inputs, options, libraries and versions are the same, or new."""
-        libraries = self.libraries if name in _OF_COMPILER else None
+        name = stage.name
+        libraries = self.libraries if stage.compiles else None
+        inputs = {role: self.files[role] for role in stage.reads if role in self.files}
         digests = {role: given.digest for role, given in inputs.items()}
         compiler = None if libraries is None else libraries.digest
         values = json.dumps([name, digests, options, compiler, self.versions], sort_keys=True)
