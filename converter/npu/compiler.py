@@ -156,7 +156,8 @@ class Backend(ABC):
 
     `manufacturer` is the vendor as LiteRT's tool names it, `compiler` the compiler in messages. `library` is a file in
     the folder of its libraries, `needs` what messages call them, `how_to_get` where they come from, `variables` the
-    environment variables that name their folder, and `results_from` the files in it that results depend on.
+    environment variables that name their folder, and `results_from` the files in it that results depend on. `estimates`
+    and `emulates` are true if it estimates time and if compiled graphs can run here.
     """
 
     manufacturer: ClassVar[str]
@@ -198,11 +199,6 @@ class Backend(ABC):
     def pipeline_flags(self, flags: Sequence[str], *, shares_weights: bool) -> list[str]:
         """The flags with which litert-torch's pipeline will compile, from those that it is configured with."""
         return [*flags]
-
-    def check_estimates(self, purpose: str) -> None:
-        """Raise UsageError if the compiler estimates no time; the message says what it is needed for."""
-        if not self.estimates:
-            raise UsageError(f"no estimate for {self.manufacturer}: {purpose}")
 
     def check_emulator(self, compiler: Compiler) -> None:
         """Raise CompilerMissingError unless compiled graphs can run here; the message says what is needed."""

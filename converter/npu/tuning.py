@@ -156,7 +156,11 @@ def _estimating(base: Target, compiler: Compiler) -> Backend:
     chips = backend_of(compiler.chip)
     backend = target_backend(base.compiler) or chips
     for one in (backend, chips):
-        one.check_estimates(f"forms are ranked by estimated time, so give {BASE} and a chip of Qualcomm")
+        if not one.estimates:
+            raise UsageError(
+                f"no estimate for {one.manufacturer}: forms are ranked by estimated time, so give {BASE} and a chip "
+                f"of Qualcomm"
+            )
     if backend is not chips:
         raise UsageError(f"target '{base.name}' is not for the NPU of {compiler.chip}: give another chip")
     return backend
