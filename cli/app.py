@@ -90,7 +90,8 @@ def _version(wanted: bool) -> None:
 def edge_opt(
     *,
     version: Annotated[
-        bool, typer.Option("-V", "--version", callback=_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option("-V", "--version", callback=_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     """Rewrite the attention of .tflite language models for NPUs, and verify each rewrite."""
@@ -112,7 +113,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             result = getattr(error, "result", None)
             known = {} if result is None else result.to_dict()
             message = sentence.removeprefix("error: ")
-            known["error"] = {"type": type(error).__name__, "message": message, "exit_code": code}
+            known["error"] = {
+                "type": type(error).__name__,
+                "message": message,
+                "exit_code": code,
+            }
             with suppress(BrokenPipeError, EdgeOptError):
                 output.say_json(known)
         output.complain(f"{PROGRAM}: {sentence}")

@@ -14,21 +14,26 @@ def convert(
     out: Annotated[Path | None, argument("Output file, same as -o.", "OUT")] = None,
     *,
     destination: Annotated[
-        Path | None, option("Output file. Default: NAME.opt.tflite beside IN.", "<OUT>", "-o", "--output")
+        Path | None,
+        option("Output file. Default: NAME.opt.tflite beside IN.", "<OUT>", "-o", "--output"),
     ] = None,
     target: options.TargetOption = None,
     reports: Annotated[
-        list[Path] | None, option("Write a report: .json, .md or .html; repeatable.", "<FILE>", "--report")
+        list[Path] | None,
+        option("Write a report: .json, .md or .html; repeatable.", "<FILE>", "--report"),
     ] = None,
     verify: Annotated[
-        options.Verify, option("regions: every rewrite; full: also the whole models; none: nothing.")
+        options.Verify,
+        option("regions: every rewrite; full: also the whole models; none: nothing."),
     ] = "regions",
     dry_run: Annotated[bool, option("Do everything except write.", None, "--dry-run")] = False,
     require_all: Annotated[
-        bool, option("If a site is skipped, write nothing and exit 1.", None, "--require-all")
+        bool,
+        option("If a site is skipped, write nothing and exit 1.", None, "--require-all"),
     ] = False,
     skip: Annotated[
-        list[str] | None, expert("Skip these passes.", "<PASS>", callback=options.split_names)
+        list[str] | None,
+        expert("Skip these passes.", "<PASS>", callback=options.split_names),
     ] = None,
     signatures: options.SignaturesOption = None,
     shapes: options.ShapeOption = None,
@@ -94,7 +99,11 @@ def inspect(
     found = inspect(source, target=target, shapes=read_shapes(shapes), infer=infer)
     if node_data is not None:
         resolve_target(node_data, overwrite=overwrite, inputs=[found.file])
-        write_whole(node_data, f"{json.dumps(found.node_data, indent=2)}\n".encode(), overwrite=overwrite)
+        write_whole(
+            node_data,
+            f"{json.dumps(found.node_data, indent=2)}\n".encode(),
+            overwrite=overwrite,
+        )
     output.answer(found, show_inspection, as_json=as_json)
     return 1 if found.inferred is not None and found.inferred.disagreements else 0
 
@@ -104,7 +113,8 @@ def compare(
     b: Annotated[Path, argument("The model to compare with it.", "B")],
     *,
     on: Annotated[
-        options.Place, option("LiteRT's default or reference kernels, or Qualcomm's emulator.")
+        options.Place,
+        option("LiteRT's default or reference kernels, or Qualcomm's emulator."),
     ] = "cpu",
     atol: Annotated[float, option("Equal means |a-b| <= atol + rtol*|a|.", "<X>", min=0)] = 0.0,
     rtol: Annotated[float, option("See --atol.", "<X>", min=0)] = 0.0,
@@ -146,7 +156,12 @@ def record(
     *,
     destination: Annotated[
         Path | None,
-        option("Output file. Default: NAME.golden.npz beside IN.", "<FILE.npz>", "-o", "--output"),
+        option(
+            "Output file. Default: NAME.golden.npz beside IN.",
+            "<FILE.npz>",
+            "-o",
+            "--output",
+        ),
     ] = None,
     signatures: options.SignaturesOption = None,
     overwrite: options.ForceOption = False,

@@ -25,7 +25,10 @@ from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.soundness import sentences
 
 _OPERATORS_SHOWN = 4
-MODELS = {"demo_gemma3.tflite": "float32", "demo_gemma3_a16w8.tflite": "int16 activations, int8 weights"}
+MODELS = {
+    "demo_gemma3.tflite": "float32",
+    "demo_gemma3_a16w8.tflite": "int16 activations, int8 weights",
+}
 
 
 def show_conversion(result: ConversionResult, reports: Sequence[Path] = (), *, demo: bool = False) -> None:
@@ -150,7 +153,10 @@ def _signature_lines(name: str, content: SignatureContent | None) -> list[str]:
     if content is None:
         return [name]
     counts = ", ".join(f"{operator} {count}" for operator, count in content.operator_counts.items())
-    return [f"{name}: {counts or 'no operators'}", *(f"  {one.count} x {one}" for one in content.composites)]
+    return [
+        f"{name}: {counts or 'no operators'}",
+        *(f"  {one.count} x {one}" for one in content.composites),
+    ]
 
 
 def _site_lines(found: Inspection, signature: str) -> Iterator[str]:

@@ -104,7 +104,10 @@ def evaluation_lines(evaluation: Evaluation) -> list[str]:
     if all(model.kl is None for model in evaluation.models):
         rows = [row[:4] for row in rows]
     skipped = f"; {evaluation.skipped} skipped, longer than the cache" if evaluation.skipped else ""
-    return [*output.table(rows), f"Scored on {evaluation.prompts} held-out prompts{skipped}."]
+    return [
+        *output.table(rows),
+        f"Scored on {evaluation.prompts} held-out prompts{skipped}.",
+    ]
 
 
 def _score_row(model: ModelScore) -> tuple[str, ...]:

@@ -201,7 +201,11 @@ def hold_out(prompts: Sequence[Any]) -> tuple[list[str], list[Any], str]:
         note = "every fifth prompt is too short to be cut in two; give longer ones"
     else:
         note = f"Held out for evaluation: {len(texts)} of {len(prompts)} prompts, every fifth"
-        return texts, [prompt for at, prompt in enumerate(different.values()) if at % _SHARE], note
+        return (
+            texts,
+            [prompt for at, prompt in enumerate(different.values()) if at % _SHARE],
+            note,
+        )
     return [], [*prompts], f"Not evaluated: {note}, or --held-out FILE.jsonl"
 
 
@@ -235,7 +239,12 @@ def emulation(texts: Sequence[str], tokens: int, compiler: Compiler) -> dict[str
     count = min(_PROMPTS, max(1, tokens // 2))
     some = texts[:: -(-len(texts) // count)]
     each = -(-tokens // len(some))
-    return {"texts": some, "tokens": each, "chip": compiler.chip, "flags": [*compiler.flags]}
+    return {
+        "texts": some,
+        "tokens": each,
+        "chip": compiler.chip,
+        "flags": [*compiler.flags],
+    }
 
 
 def score(job: Job, progress: Progress) -> dict[str, Any]:
@@ -370,7 +379,10 @@ class Checkpoint:
         """
         before, scored = (tuple(self._tokenizer(one, add_special_tokens=False)["input_ids"]) for one in part)
         for name, text in texts.items():
-            if (text.before[-len(before) :], text.scored) != (before, scored):  # BOS may be in front
+            if (text.before[-len(before) :], text.scored) != (
+                before,
+                scored,
+            ):  # BOS may be in front
                 raise UsageError(
                     f"the checkpoint's vocabulary differs from bundle {name}'s: a held-out prompt's two parts have "
                     f"{len(before)} and {len(scored)} tokens, in the bundle {len(text.before)} and "

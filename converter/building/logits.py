@@ -153,7 +153,12 @@ def _cut(model: Model, product: Operator, parts: Sequence[Tensor]) -> None:
             graph.add_tensor(part)
         shape = (*whole.shape[:-1], part.shape[0])
         output = graph.add_tensor(
-            Tensor(f"{whole.name}/{part.shape[0]}", shape, whole.dtype, quantization=whole.quantization)
+            Tensor(
+                f"{whole.name}/{part.shape[0]}",
+                shape,
+                whole.dtype,
+                quantization=whole.quantization,
+            )
         )
         inputs = [product.input(0), part, *product.inputs[2:]]
         new.append(Operator(product.code, inputs, [output], product.options))

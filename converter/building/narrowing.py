@@ -122,7 +122,11 @@ def _replace(graph: Subgraph, weights: Tensor, narrowed: Tensor, bias: Floats | 
     for reader in weights.consumers:
         stored = reader.inputs[2] if len(reader.inputs) > 2 else None
         if stored is not None and stored.is_quantized:
-            graph.set_input(reader, 2, graph.add_tensor(_bias_codes(stored, bias, reader.input(0), narrowed)))
+            graph.set_input(
+                reader,
+                2,
+                graph.add_tensor(_bias_codes(stored, bias, reader.input(0), narrowed)),
+            )
     graph.replace_uses(weights, narrowed)
 
 

@@ -36,8 +36,16 @@ from edge_opt.targets import Target
 
 _EXPORT = "litert_torch.generative.export_hf"
 # Arguments of stages that have another name in the configuration.
-_RENAMED = {"quantization_recipe": "weight_quantization_recipe", "kv_cache_max_len": "cache_length"}
-_STAGES = {"export": "export", "calibrate": "calib", "quantize": "quant", "compile": "compile"}
+_RENAMED = {
+    "quantization_recipe": "weight_quantization_recipe",
+    "kv_cache_max_len": "cache_length",
+}
+_STAGES = {
+    "export": "export",
+    "calibrate": "calib",
+    "quantize": "quant",
+    "compile": "compile",
+}
 # Settings that cannot be set, and why.
 _FIXED = {
     "model_id": "it follows from the input",
@@ -79,7 +87,11 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
     used = _used_settings()
     defaults = make(model_id="", backend="", soc_model="").to_dict() | _DEFAULTS
     _check_settings(settings, sorted({*defaults, *vendor}.union(*used.values())), defaults)
-    fixed = {"backend": job.options["vendor"], "soc_model": job.options["chip"], "model_id": str(model)}
+    fixed = {
+        "backend": job.options["vendor"],
+        "soc_model": job.options["chip"],
+        "model_id": str(model),
+    }
     config = make.from_dict({**_DEFAULTS, **vendor, **settings, **fixed})
     caches = job.options["caches"]
     if model.is_dir():
@@ -308,7 +320,11 @@ def compile_bundle(job: Job, _: Progress) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         try:
             _lib("stages").npu_compile(
-                config, job.inputs["model"], str(job.model), intermediate_dir=folder, compile_configs=configs
+                config,
+                job.inputs["model"],
+                str(job.model),
+                intermediate_dir=folder,
+                compile_configs=configs,
             )
         except ValueError as error:
             # LiteRT leaves the compiler's output in a temporary file.

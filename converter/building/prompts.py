@@ -80,7 +80,11 @@ def check_lengths(lengths: Sequence[int], cache: int) -> None:
 
 
 def plan(
-    prompts: Sequence[Any], count: Callable[[Any], int], lengths: Sequence[int], cache: int, room: int = 0
+    prompts: Sequence[Any],
+    count: Callable[[Any], int],
+    lengths: Sequence[int],
+    cache: int,
+    room: int = 0,
 ) -> tuple[list[Any], list[str]]:
     """Keep the prompts that fit into the cache, and add longer ones joined from the given prompts if needed.
 
@@ -169,7 +173,10 @@ class Wording:
         special = getattr(self.tokenizer.tx_tokenizer, "special_tokens_map", {})
         try:
             texts, _ = render_jinja_template(
-                [_turns(prompt)], chat_template=self.template, add_generation_prompt=True, **special
+                [_turns(prompt)],
+                chat_template=self.template,
+                add_generation_prompt=True,
+                **special,
             )
         except Exception as error:  # a template may raise anything
             raise UsageError(
@@ -192,7 +199,10 @@ def wording_of(model: Path) -> Wording:
     unpack = importlib.import_module(f"{_CALIBRATION}.litertlm_bundle.litertlm_bundle").unpack_litertlm
     with tempfile.TemporaryDirectory() as folder:
         found = unpack(str(model), folder)
-        words = {"spm_model_path": "SP_Tokenizer", "tokenizer_json_path": "tokenizer_json_path"}
+        words = {
+            "spm_model_path": "SP_Tokenizer",
+            "tokenizer_json_path": "tokenizer_json_path",
+        }
         files = {name: found[key] for name, key in words.items() if key in found}
         if not files:
             raise UsageError(

@@ -69,7 +69,11 @@ def run_recipe(
         **settings,
         "round": {**rounding, "rotate": rotate},
         # A checkpoint that is rounded is rotated by then.
-        "export": {**settings["export"], "window": window, "rotate": rotate and _ROUND not in stages},
+        "export": {
+            **settings["export"],
+            "window": window,
+            "rotate": rotate and _ROUND not in stages,
+        },
     }
     for stage in stages:
         report = run.run(stage, options[stage.name])

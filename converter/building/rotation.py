@@ -128,10 +128,18 @@ def load(source: Path) -> Any:
 
     try:
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
-            source, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+            source,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
     # The last three are torch's for damaged .bin files.
-    except (safetensors.SafetensorError, pickle.UnpicklingError, EOFError, RuntimeError) as error:
+    except (
+        safetensors.SafetensorError,
+        pickle.UnpicklingError,
+        EOFError,
+        RuntimeError,
+    ) as error:
         cause, _, _ = (str(error) or "they are empty").partition("\n")
         if "allocate memory" in cause:
             raise EdgeOptError(
@@ -174,7 +182,12 @@ def orthogonal(width: int) -> NDArray[np.float64]:
 def _obstacle(model: Any) -> str:
     """Why a model cannot be rotated: a weight or norm of another kind; empty if all are known."""
     weights = model.state_dict()
-    known = (*_NORMS.values(), _WRITES, _OTHERS, re.compile(_LAYER + f"(?:{'|'.join(_NORMS)})\\.weight"))
+    known = (
+        *_NORMS.values(),
+        _WRITES,
+        _OTHERS,
+        re.compile(_LAYER + f"(?:{'|'.join(_NORMS)})\\.weight"),
+    )
     norms = {NORM}
     for name in weights:
         if name not in (_EMBEDDING, NORM, _HEAD) and not any(one.fullmatch(name) for one in known):

@@ -20,7 +20,15 @@ from edge_opt.base.errors import UsageError
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress, listed, many
 from edge_opt.building.gptq import TOP, Floats, Grid
-from edge_opt.building.network import NAMES, Network, Product, check_family, last_part, rows_of, set_rows
+from edge_opt.building.network import (
+    NAMES,
+    Network,
+    Product,
+    check_family,
+    last_part,
+    rows_of,
+    set_rows,
+)
 from edge_opt.building.prompts import read_prompts, wording_of
 from edge_opt.building.rotation import load, rotate_stream, save
 from edge_opt.building.stages import Job

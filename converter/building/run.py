@@ -154,7 +154,14 @@ def build(
     runtimes = evaluation.check_runtimes() if texts.scored else {}
     result = BuildResult(str(source), given.kind, chip, vendor, str(folder), versions=versions)
     with stages.taken(folder), _finishing(result, began):
-        run = Stages(folder, versions, libraries, progress or (lambda *_: None), on_stage, result.stages)
+        run = Stages(
+            folder,
+            versions,
+            libraries,
+            progress or (lambda *_: None),
+            on_stage,
+            result.stages,
+        )
         origin = Input(given.path, stages.digest_of(given.files, given.files[0].parent))
         run.files = dict.fromkeys(SOURCES[given.kind], origin) | _written(texts.calibration, folder)
         _configure(run, result, given, {**(settings or {}), **lengths})

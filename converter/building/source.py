@@ -109,14 +109,26 @@ def _check_index(path: Path) -> None:
     try:
         names = json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()
         outside = [name for name in names if not name or Path(name).name != name]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     if outside:
         raise UsageError(f"{path} names {outside[0]!r:.80}, which is not a file of the checkpoint's folder")
 
 
 def plan_caches(
-    config: Mapping[str, Any], prefill: Sequence[int], cache: int, chosen: int | None, *, whole: bool
+    config: Mapping[str, Any],
+    prefill: Sequence[int],
+    cache: int,
+    chosen: int | None,
+    *,
+    whole: bool,
 ) -> dict[str, Any]:
     """The `window` of a checkpoint's sliding layers, the length of their `ring` buffers, and `notes` for the user.
 

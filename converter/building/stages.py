@@ -209,7 +209,11 @@ def carry_out(job: Job, log: Path, progress: Progress) -> tuple[dict[str, Any], 
         temporary = scratch / "tmp"
         order.write_text(json.dumps(asdict(job)), encoding="utf-8")
         temporary.mkdir()
-        variables = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": str(temporary)}
+        variables = {
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONUNBUFFERED": "1",
+            "TMPDIR": str(temporary),
+        }
         if job.libraries is not None:
             variables["LD_LIBRARY_PATH"] = search_path(Path(job.libraries), scratch=scratch)
         with log.open("wb") as out:

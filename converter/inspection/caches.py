@@ -9,7 +9,12 @@ from edge_opt.base.words import many
 from edge_opt.ir import Model
 from edge_opt.runtime.description import describe
 from edge_opt.runtime.tensors import growing_axes
-from edge_opt.schema.litertlm import ASSUMED_WINDOW, Bundle, ExecutorMetadata, read_executor_metadata
+from edge_opt.schema.litertlm import (
+    ASSUMED_WINDOW,
+    Bundle,
+    ExecutorMetadata,
+    read_executor_metadata,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,7 +274,15 @@ def _node_data(sites: Iterable[Site], makers: Mapping[str, tuple[str, str]]) -> 
             named = [site.operator]
             text = f"{site.status} ({name}): {site.reason}"
         for graph, node in (makers[tensor] for tensor in named if tensor in makers):
-            data = {"name": "edge-opt", "results": {}, "showExpandedSummaryOnGroupNode": True}
-            result = {"value": text, "bgColor": _COLOURS[site.status], "textColor": "#111111"}
+            data = {
+                "name": "edge-opt",
+                "results": {},
+                "showExpandedSummaryOnGroupNode": True,
+            }
+            result = {
+                "value": text,
+                "bgColor": _COLOURS[site.status],
+                "textColor": "#111111",
+            }
             overlay.setdefault(graph, data)["results"].setdefault(node, result)
     return overlay

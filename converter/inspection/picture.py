@@ -44,7 +44,10 @@ class Example:
             if place not in range(hidden.start, hidden.stop):
                 drawing.draw(composite_name(operator) or operator.name, sources)
             elif place == hidden.start:  # inputs of all heads are drawn at the first one
-                drawing.draw(f"{len(hidden)} more like it", [*filter(drawing.made.__contains__, sources)])
+                drawing.draw(
+                    f"{len(hidden)} more like it",
+                    [*filter(drawing.made.__contains__, sources)],
+                )
             drawing.made |= dict.fromkeys(operator.outputs, len(drawing.boxes) - 1)
         return drawing.text()
 

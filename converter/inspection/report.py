@@ -66,18 +66,31 @@ class Report(Record):
     def sections(self) -> Iterator[tuple[str, Part]]:
         """Sections of the Markdown and HTML formats, in order."""
         result = self.result
-        heads = ("pass", "signature", "site", "heads", "verdict", "reason, or result of verification")
+        heads = (
+            "pass",
+            "signature",
+            "site",
+            "heads",
+            "verdict",
+            "reason, or result of verification",
+        )
         sites: Table = [*map(_site_row, result.sites)]
         yield "Signatures", entry_points(result)
         yield "Sites", [heads, *sites] if sites else "No pass applies to this model."
         if result.whole:
             rows = [(one.name, one.outcome, str(one.allowance)) for one in result.whole]
-            yield "The whole models, before and after", [("signature", "found", "required"), *rows]
+            yield (
+                "The whole models, before and after",
+                [("signature", "found", "required"), *rows],
+            )
         findings: Table = [("severity", "finding"), *self.lint]
         yield f"Findings for {result.target}", findings if self.lint else _NO_LINT
         if self.example is not None:
             yield f"One block of {self.example.signature}", self.example
-        yield "Origin", [("", ""), *self.origin.items(), ("time", f"{result.seconds:.1f} s")]
+        yield (
+            "Origin",
+            [("", ""), *self.origin.items(), ("time", f"{result.seconds:.1f} s")],
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON values: those of `convert --json`, plus origin, summary, findings and example."""
@@ -111,7 +124,14 @@ class Report(Record):
 
 def _site_row(site: Site) -> tuple[str, ...]:
     why = site.reason or proof(site)
-    return (site.pass_name, site.signature, str(site.index), str(site.heads or ""), str(site.status), why)
+    return (
+        site.pass_name,
+        site.signature,
+        str(site.index),
+        str(site.heads or ""),
+        str(site.status),
+        why,
+    )
 
 
 def check_report_path(path: AnyPath, *, overwrite: bool, others: Iterable[AnyPath | None] = ()) -> None:
@@ -168,7 +188,10 @@ def to_markdown(title: str, summary: str, sections: Iterable[tuple[str, Part]], 
 
 def _block(part: Example, word: str, operators: Sequence[Operator], *, drawn: bool) -> list[str]:
     """One version of a block: what it holds, then the graph or the operators."""
-    contents = [f"{many(len(operators), 'operator')} {word}", *map(str, composites(operators))]
+    contents = [
+        f"{many(len(operators), 'operator')} {word}",
+        *map(str, composites(operators)),
+    ]
     heading = f"{_text(', '.join(contents))}:"
     if drawn:
         return [heading, f"```mermaid\n{part.mermaid(operators)}\n```"]

@@ -115,7 +115,14 @@ def npu_optimize(
     tell = progress or (lambda *_: None)
     auxiliary = None if exported is None else Opened(exported).find(AUXILIARY_SECTION)
     graphs = {} if auxiliary is None else dict(auxiliary.model.entry_points())
-    run = partial(convert, input_litertlm, output_litertlm, target=facts, progress=progress, exported=graphs)
+    run = partial(
+        convert,
+        input_litertlm,
+        output_litertlm,
+        target=facts,
+        progress=progress,
+        exported=graphs,
+    )
     with compiling_threads(_COMPILERS) as threads:
         exports = _measuring(compiler, input_litertlm, threads)
         result = run(overwrite=replacing)

@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from edge_opt.base.words import Progress
-from edge_opt.comparison.findings import ComparisonReport, OutputComparison, SignatureComparison, name_of
+from edge_opt.comparison.findings import (
+    ComparisonReport,
+    OutputComparison,
+    SignatureComparison,
+    name_of,
+)
 from edge_opt.comparison.pairing import Both, Pair, both_open, checked_numbers
 from edge_opt.ir.opening import ModelLike
 from edge_opt.npu.compiler import Compiler, CompilerFailedError
@@ -85,7 +90,10 @@ def _emulated(both: Both, pair: Pair, compiler: Compiler) -> SignatureComparison
             a = measure(reference, npu[0][of_a.name], quantized_a=of_a, quantized_b=of_a)
             b = measure(reference, npu[-1][of_b.name], quantized_a=of_a, quantized_b=of_b)
             distances[of_a.name] = (a.snr_db, b.snr_db)
-    return replace(found, outputs=tuple(replace(one, db=distances.get(one.name)) for one in found.outputs))
+    return replace(
+        found,
+        outputs=tuple(replace(one, db=distances.get(one.name)) for one in found.outputs),
+    )
 
 
 def _warning(compared: SignatureComparison) -> str:

@@ -7,7 +7,12 @@ read separately: in one pipe their lines would mix. Our probe writes a file.
 import re
 from dataclasses import dataclass, field
 
-from edge_opt.npu.compiler import CompilerFailedError, TimeEstimate, operator_counts, reason_of
+from edge_opt.npu.compiler import (
+    CompilerFailedError,
+    TimeEstimate,
+    operator_counts,
+    reason_of,
+)
 
 _FIGURES = {
     "spill": "spill_bytes",

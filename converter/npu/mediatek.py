@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edge_opt.npu.compiler import Backend, Compiler, Figures, operator_counts, scratch_folder
+from edge_opt.npu.compiler import (
+    Backend,
+    Compiler,
+    Figures,
+    operator_counts,
+    scratch_folder,
+)
 
 _VERSION_FLAG = "--mediatek_sdk_version_type"
 # litert/python/aot/vendors/mediatek/target.py: chips whose NPU needs version 9 of the SDK; others take version 8.
@@ -49,7 +55,11 @@ class MediaTek(Backend):
         if done.returncode:
             self.fail(done.returncode, done.stdout, done.stderr)
         return Figures(
-            signature, **operator_counts(done.stderr), time=None, note=self.note(compiler.chip), qnn=""
+            signature,
+            **operator_counts(done.stderr),
+            time=None,
+            note=self.note(compiler.chip),
+            qnn="",
         )
 
 

@@ -13,7 +13,13 @@ from edge_opt.base.record import Record
 from edge_opt.base.words import Progress
 from edge_opt.ir import Model, save
 from edge_opt.ir.opening import Opened
-from edge_opt.npu.compiler import Compiler, CompilerFailedError, Figures, cut_entry_point, scratch_folder
+from edge_opt.npu.compiler import (
+    Compiler,
+    CompilerFailedError,
+    Figures,
+    cut_entry_point,
+    scratch_folder,
+)
 from edge_opt.npu.vendors import backend_of
 
 

@@ -214,9 +214,15 @@ def variants(attention: Block, base: Target) -> Iterator[tuple[str, Changes]]:
     if attention.head_size < (base.norm_per_head_from or _ALWAYS):
         yield f"{best}, a norm for each head", {**above, "norm_per_head_from": _ALWAYS}
     else:
-        yield f"{best}, one norm for all", {**above, "norm_per_head_from": attention.head_size + 1}
+        yield (
+            f"{best}, one norm for all",
+            {**above, "norm_per_head_from": attention.head_size + 1},
+        )
     place = "after" if base.mask_before_join else "before"
-    yield f"{best}, the mask {place} the join", {**above, "mask_before_join": not base.mask_before_join}
+    yield (
+        f"{best}, the mask {place} the join",
+        {**above, "mask_before_join": not base.mask_before_join},
+    )
     rows = attention.query_length
     for size in dict.fromkeys((rows // _TILES, *_SMALL_TILES)):
         if _LEAST_ROWS <= size < rows and rows % size == 0:
