@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edge_opt.base.errors import UsageError, unknown
-from edge_opt.base.work import MODEL
+from edge_opt.base.work import MODEL, QUANTIZE
 from edge_opt.building.rounding import CHECKPOINT
 from edge_opt.building.source import Kind
 from edge_opt.building.stages import Input, Stage, Stages
@@ -20,7 +20,7 @@ CONFIGURE = Stage("configure", ("source", "prompts"))
 _ROUND = Stage("round", ("checkpoint", "prompts"), {"base": CHECKPOINT, "rounded": "."})
 _EXPORT = Stage("export", ("base",), {"model": MODEL, "exported": MODEL})
 _CALIBRATE = Stage("calibrate", ("model", "prompts"), {"ranges": "."})
-_QUANTIZE = Stage("quantize", ("model", "ranges"), {"model": MODEL})
+_QUANTIZE = Stage(QUANTIZE, ("model", "ranges"), {"model": MODEL})
 _NARROW_LOGITS = Stage("narrow", ("model", "checkpoint", "prompts"), {"model": MODEL})
 _NARROW_ROUNDED = Stage("narrow", ("model", "rounded"), {"model": MODEL})
 OPTIMIZE = Stage("optimize", ("model", "exported"), {"model": MODEL, "converted": MODEL}, compiles=True)

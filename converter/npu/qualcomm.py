@@ -85,14 +85,6 @@ class Qualcomm(Backend):
             kept.append(f"{_SHARING_FLAG}=true")
         return kept
 
-    def no_probe(self) -> str:
-        """Why there is no probe, and so no time estimate and no emulator; empty if there is one."""
-        try:
-            probe.build_probe()
-        except CompilerMissingError as error:
-            return str(error)
-        return ""
-
     def check_emulator(self, compiler: Compiler) -> None:
         """Raise CompilerMissingError if the libraries or the probe are missing."""
         self.libraries(compiler)
@@ -112,7 +104,12 @@ class Qualcomm(Backend):
             UsageError: the compiler does not know the chip.
         """
         libraries = self.libraries(compiler)
-        no_probe = self.no_probe()
+        searched = [libraries]
+        no_probe = ""
+        try:
+            searched.insert(0, probe.build_probe())
+        except CompilerMissingError as error:
+            no_probe = str(error)
         with scratch_folder() as scratch:
             log = scratch / "probe"
             variables = {
@@ -121,7 +118,6 @@ class Qualcomm(Backend):
             }
             if folders is not None:
                 variables["EDGE_OPT_PROBE_RUN"] = str(folders)
-            searched = [libraries] if no_probe else [probe.build_probe(), libraries]
             done = self.run_tool(path, compiler, searched, scratch, variables)
             heard = log.read_text(errors="replace") if log.exists() else ""
         if done.returncode and _UNKNOWN_CHIP in done.stderr:
