@@ -49,6 +49,7 @@ _FEWEST = 10
 """Fewest prompts for holding some out."""
 _SHARE = 5
 """One prompt in this many is held out."""
+_NOT_EVALUATED = "Not evaluated: {}, or --held-out FILE.jsonl"
 _INSTALL_LM = "pip install '.[lm]' in a checkout of edge-opt (with evaluate=False, a build does not need it)"
 
 
@@ -190,23 +191,30 @@ def read_texts(path: Path, calibrated: Sequence[Any] = ()) -> list[str]:
     return texts
 
 
-def hold_out(prompts: Sequence[Any]) -> tuple[list[str], list[Any], str]:
-    """Every fifth prompt's text, the others to calibrate with, each once (all if none is held out), and a note."""
+class Texts(NamedTuple):
+    """Texts to evaluate on, if any, prompts to calibrate with, and a note on the texts."""
+
+    scored: list[str]
+    calibration: list[Any]
+    note: str
+
+
+def hold_out(prompts: Sequence[Any]) -> Texts:
+    """Hold out every fifth prompt, each once, and calibrate with the others; with all if none is held out."""
     different = {text_of(prompt).strip(): prompt for prompt in prompts}
-    texts = [*filter(cut, [*different][::_SHARE])]
     if len(different) < _FEWEST:
         given = many(len(different), "different prompt")
-        note = f"{given} given, but at least {_FEWEST} are needed to hold some out; give more"
-    elif not texts:
-        note = "every fifth prompt is too short to be cut in two; give longer ones"
-    else:
-        note = f"Held out for evaluation: {len(texts)} of {len(prompts)} prompts, every fifth"
-        return (
-            texts,
-            [prompt for at, prompt in enumerate(different.values()) if at % _SHARE],
-            note,
-        )
-    return [], [*prompts], f"Not evaluated: {note}, or --held-out FILE.jsonl"
+        why = f"{given} given, but at least {_FEWEST} are needed to hold some out; give more"
+        return Texts([], [*prompts], _NOT_EVALUATED.format(why))
+    held = [*different][::_SHARE]
+    texts = [*filter(cut, held)]
+    if not texts:
+        why = "every fifth prompt is too short to be cut in two; give longer ones"
+        return Texts([], [*prompts], _NOT_EVALUATED.format(why))
+    for text in held:
+        del different[text]
+    note = f"Held out for evaluation: {len(texts)} of {len(prompts)} prompts, every fifth"
+    return Texts(texts, [*different.values()], note)
 
 
 def cut(text: str) -> Part | None:

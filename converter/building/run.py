@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from edge_opt.base.atomic import AnyPath, replacing, resolve_target
 from edge_opt.base.errors import EdgeOptError, UsageError, unknown
@@ -16,7 +16,7 @@ from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress
 from edge_opt.base.work import work_folder
 from edge_opt.building import evaluation, stages
-from edge_opt.building.evaluation import Evaluation
+from edge_opt.building.evaluation import Evaluation, Texts
 from edge_opt.building.prompts import read_prompts
 from edge_opt.building.recipe import (
     COMPILE,
@@ -35,7 +35,7 @@ from edge_opt.building.stages import BuildCheckError, Input, Stage, StageReport,
 from edge_opt.conversion.models import find_unsound
 from edge_opt.ir.opening import Opened
 from edge_opt.npu.compiler import Compiler, CompilerMissingError
-from edge_opt.npu.vendors import vendor_backend
+from edge_opt.npu.vendors import backend_of, vendor_backend
 from edge_opt.schema.data import Data, Source
 from edge_opt.schema.litertlm import SUFFIX
 from edge_opt.soundness import sentences
@@ -177,7 +177,8 @@ def build(
         if texts.scored:
             parts = evaluation.in_turn(texts.scored, optimized.bundle.path)
             scores.append((EVALUATE, {"parts": parts, "runtimes": runtimes}))
-        if texts.scored and npu_tokens and _emulates(vendor, libraries):
+        emulates = libraries is not None and backend_of(chip).emulates
+        if texts.scored and npu_tokens and emulates:
             scores.append((EMULATE, evaluation.emulation(texts.scored, npu_tokens, Compiler(chip))))
         configs = {"compile_configs": result.optimized["compile_configs"]}
         with run.threads() as threads:
@@ -251,11 +252,6 @@ def _libraries(vendor: str, compiler: Compiler) -> Input | None:
     return Input(folder, stages.digest_of(sorted(folder.glob(backend.results_from)), folder))
 
 
-def _emulates(vendor: str, libraries: Input | None) -> bool:
-    backend = vendor_backend(vendor)
-    return libraries is not None and backend is not None and backend.emulates
-
-
 def _check_output(output: Path, source: Path, work: Path, *, overwrite: bool) -> None:
     if output.suffix != SUFFIX:
         raise UsageError(f"{output} must end in {SUFFIX}, as LiteRT-LM's bundles do")
@@ -309,14 +305,6 @@ def _plan(path: AnyPath | None, weights: str) -> dict[str, Any] | None:
     return values
 
 
-class Texts(NamedTuple):
-    """Texts to evaluate on, if any, prompts to calibrate with, and a note on the texts."""
-
-    scored: list[str]
-    calibration: list[Any]
-    note: str
-
-
 def _texts(given: Given, prompts: AnyPath | None, held_out: AnyPath | None, *, evaluate: bool) -> Texts:
     """Read the prompts, and hold some out for evaluation unless `held_out` has others."""
     if given.kind is Kind.QUANTIZED and prompts is not None:
@@ -332,7 +320,7 @@ def _texts(given: Given, prompts: AnyPath | None, held_out: AnyPath | None, *, e
         return Texts(evaluation.read_texts(Path(held_out), every), every, f"Evaluated on {held_out}")
     if given.kind is not Kind.CHECKPOINT or not evaluate:
         return Texts([], every, _NO_REFERENCE)
-    return Texts(*evaluation.hold_out(every))
+    return evaluation.hold_out(every)
 
 
 def _written(prompts: list[Any], folder: Path) -> dict[str, Input]:
