@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from itertools import chain
 
 from edge_opt.base.record import Record
 from edge_opt.base.words import many
@@ -71,8 +70,11 @@ def find_caches(model: Model, bundle: Bundle | None = None) -> Caches:
 
 def _slides(model: Model) -> bool:
     """True if an input is the mask of sliding layers."""
-    inputs = chain.from_iterable(signature.inputs for signature in model.signatures)
-    return any("mask" in name and "local" in name for name in inputs)
+    for signature in model.signatures:
+        for name in signature.inputs:
+            if "mask" in name and "local" in name:
+                return True
+    return False
 
 
 def _assumed(caches: tuple[Cache, ...], metadata: ExecutorMetadata | None) -> str:

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 from edge_opt.attention.block import NotABlock
@@ -221,8 +220,10 @@ def _mask(softmax: Operator, arguments: Mapping[Tensor, str]) -> str | None:
 
 def _with_open_composites(model: Model) -> Model:
     """Inline composites as a conversion does: a matmul's composite may exclude operators that fold heads into rows."""
-    operators = chain.from_iterable(graph.operators for graph in model.subgraphs)
-    if all(operator.name != COMPOSITE for operator in operators):
+    names: set[str] = set()
+    for graph in model.subgraphs:
+        names |= {operator.name for operator in graph.operators}
+    if COMPOSITE not in names:
         return model
     model = deepcopy(model)
     target = load_target("generic")
@@ -236,11 +237,12 @@ def _weights(graphs: Iterable[Subgraph]) -> dict[str, int]:
     """Bytes of constants by element type, shared buffers counted once."""
     counted: set[Buffer | None] = set()
     total: Counter[str] = Counter()
-    for tensor in chain.from_iterable(graph.tensors for graph in graphs):
-        buffer = tensor.buffer
-        if tensor.is_constant and buffer not in counted:
-            counted.add(buffer)
-            total[tensor.dtype.name] += buffer.data.length if buffer and buffer.data else 0
+    for graph in graphs:
+        for tensor in graph.tensors:
+            buffer = tensor.buffer
+            if tensor.is_constant and buffer not in counted:
+                counted.add(buffer)
+                total[tensor.dtype.name] += buffer.data.length if buffer and buffer.data else 0
     return dict(total.most_common())
 
 

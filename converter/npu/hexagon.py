@@ -104,7 +104,10 @@ class Outcome:
     def time(self, chip: str) -> tuple[TimeEstimate | None, str]:
         """The estimate for this chip, summed over all partitions; or None and the reason."""
         if self._is_profiled():
-            sums = {name: sum(graph[event] for graph in self.events) for event, name in _EVENTS.items()}
+            sums = dict.fromkeys(_EVENTS.values(), 0)
+            for graph in self.events:
+                for event, name in _EVENTS.items():
+                    sums[name] += graph[event]
             return TimeEstimate(chip, **sums), ""
         if self.no_probe:
             return None, self.no_probe
