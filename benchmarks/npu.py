@@ -22,9 +22,10 @@ from typing import Any
 
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.ir import Model, load, save
-from edge_opt.npu import TimeEstimate, Trial
-from edge_opt.npu.hexagon import Compiler, cut_entry_point
+from edge_opt.npu import Compiler, TimeEstimate, Trial
+from edge_opt.npu.compiler import cut_entry_point
 from edge_opt.npu.tuning import applied, largest_attention, try_form, variants
+from edge_opt.npu.vendors import backend_of
 from edge_opt.targets import Target, load_target
 
 # litert_torch.generative.export_hf.experimental.npu_export compiles with these.
@@ -94,12 +95,13 @@ def measured(
 ) -> Iterator[Row]:
     """A row for every entry point of a model."""
     model, target = load(path), load_target("qualcomm-htp")
-    compiler = Compiler(options.chip, EXPORTERS_FLAGS, options.sdk).judge()
+    compiler = Compiler(options.chip, EXPORTERS_FLAGS, options.sdk)
+    judge = backend_of(options.chip).judge(compiler)
     for signature, _ in model.entry_points():
         alone = folder / f"{path.stem}.{signature}.tflite"
         save(cut_entry_point(model, signature), alone)
         waiting = {
-            form: running.submit(try_form, str(alone), facts, compiler)
+            form: running.submit(try_form, str(alone), facts, judge)
             for form, facts in candidates(model, signature, target, forms=options.forms)
         }
         trials = tuple(told(Trial(form, future.result())) for form, future in waiting.items())

@@ -11,6 +11,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from typing import Annotated, Any
 
 import typer
@@ -19,7 +20,9 @@ from edge_opt.base.errors import TRACEBACK, EdgeOptError
 from edge_opt.cli import models, output, phones
 
 PROGRAM = "edge-opt"
-EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
 _ARGUMENT = re.compile(r"(?<![\w'-])(\w+)=('[^']*'|[\w./…]+)")
 # The base class of typer's usage errors is public only as a base of BadParameter.
 _ParseError = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -87,7 +90,8 @@ def _version(wanted: bool) -> None:
 def edge_opt(
     *,
     version: Annotated[
-        bool, typer.Option("-V", "--version", callback=_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option("-V", "--version", callback=_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     """Rewrite the attention of .tflite language models for NPUs, and verify each rewrite."""
@@ -105,10 +109,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_BROKEN_PIPE
     except (Exception, KeyboardInterrupt) as error:
         code, sentence = _ending(error, received)
-        if "--json" in (given[: given.index("--")] if "--" in given else given):
-            result, message = getattr(error, "result", None), sentence.removeprefix("error: ")
+        if "--json" in takewhile(lambda word: word != "--", given):
+            result = getattr(error, "result", None)
             known = {} if result is None else result.to_dict()
-            known["error"] = {"type": type(error).__name__, "message": message, "exit_code": code}
+            message = sentence.removeprefix("error: ")
+            known["error"] = {
+                "type": type(error).__name__,
+                "message": message,
+                "exit_code": code,
+            }
             with suppress(BrokenPipeError, EdgeOptError):
                 output.say_json(known)
         output.complain(f"{PROGRAM}: {sentence}")
@@ -174,14 +183,18 @@ def _ending(error: BaseException, received: Sequence[signal.Signals]) -> tuple[i
 
 def in_options(text: str) -> str:
     """Replace a message's arguments by options: `verify='none'` -> `--verify none`, `overwrite=True` -> `--force`."""
-    pending, names = [typer.main.get_command(app)], dict[str, str]()
+    names: dict[str, str] = {}
+    pending = [typer.main.get_command(app)]
     for command in pending:
         pending += getattr(command, "commands", {}).values()
-        options = [one for one in command.params if one.param_type_name == "option"]
-        names |= {str(one.name): next(word for word in one.opts if word[:2] == "--") for one in options}
+        for parameter in command.params:
+            long = [word for word in parameter.opts if word.startswith("--")]
+            if long:
+                names[str(parameter.name)] = long[0]
 
     def option(match: re.Match[str]) -> str:
-        name, value = names.get(match[1]), match[2].strip("'")
+        name = names.get(match[1])
+        value = match[2].strip("'")
         if name is None:
             return match[0]
         if value == "False":

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-from edge_opt.base.errors import UsageError, unknown
+from edge_opt.base.errors import EdgeOptError, UsageError, unknown
 from edge_opt.cli import options, output
 from edge_opt.cli.options import argument, expert, option, read_shapes
 
@@ -14,21 +14,26 @@ def convert(
     out: Annotated[Path | None, argument("Output file, same as -o.", "OUT")] = None,
     *,
     destination: Annotated[
-        Path | None, option("Output file. Default: NAME.opt.tflite beside IN.", "<OUT>", "-o", "--output")
+        Path | None,
+        option("Output file. Default: NAME.opt.tflite beside IN.", "<OUT>", "-o", "--output"),
     ] = None,
     target: options.TargetOption = None,
     reports: Annotated[
-        list[Path] | None, option("Write a report: .json, .md or .html; repeatable.", "<FILE>", "--report")
+        list[Path] | None,
+        option("Write a report: .json, .md or .html; repeatable.", "<FILE>", "--report"),
     ] = None,
     verify: Annotated[
-        options.Verify, option("regions: every rewrite; full: also the whole models; none: nothing.")
+        options.Verify,
+        option("regions: every rewrite; full: also the whole models; none: nothing."),
     ] = "regions",
     dry_run: Annotated[bool, option("Do everything except write.", None, "--dry-run")] = False,
     require_all: Annotated[
-        bool, option("If a site is skipped, write nothing and exit 1.", None, "--require-all")
+        bool,
+        option("If a site is skipped, write nothing and exit 1.", None, "--require-all"),
     ] = False,
     skip: Annotated[
-        list[str] | None, expert("Skip these passes.", "<PASS>", callback=options.split_names)
+        list[str] | None,
+        expert("Skip these passes.", "<PASS>", callback=options.split_names),
     ] = None,
     signatures: options.SignaturesOption = None,
     shapes: options.ShapeOption = None,
@@ -47,7 +52,9 @@ def convert(
 
     if out is not None and destination is not None:
         raise UsageError("the output is given twice: leave out OUT or -o")
-    destination, reports, failure = destination or out, reports or [], None
+    destination = destination or out
+    reports = reports or []
+    failure: EdgeOptError | None = None
     for number, path in enumerate(reports):
         check_report_path(path, overwrite=overwrite, others=(source, destination, *reports[:number]))
     try:
@@ -68,7 +75,8 @@ def convert(
                 progress=progress,
             )
     except (SitesSkippedError, DifferenceFoundError) as error:
-        result, failure = error.result, error
+        result = error.result
+        failure = error
     for path in reports:
         conversion_report(result, target=target).write(path, overwrite=overwrite)
     if failure is not None:
@@ -95,7 +103,11 @@ def inspect(
     found = inspect(source, target=target, shapes=read_shapes(shapes), infer=infer)
     if node_data is not None:
         resolve_target(node_data, overwrite=overwrite, inputs=[found.file])
-        write_whole(node_data, f"{json.dumps(found.node_data, indent=2)}\n".encode(), overwrite=overwrite)
+        write_whole(
+            node_data,
+            f"{json.dumps(found.node_data, indent=2)}\n".encode(),
+            overwrite=overwrite,
+        )
     output.answer(found, show_inspection, as_json=as_json)
     return 1 if found.inferred is not None and found.inferred.disagreements else 0
 
@@ -105,7 +117,8 @@ def compare(
     b: Annotated[Path, argument("The model to compare with it.", "B")],
     *,
     on: Annotated[
-        options.Place, option("LiteRT's default or reference kernels, or Qualcomm's emulator.")
+        options.Place,
+        option("LiteRT's default or reference kernels, or Qualcomm's emulator."),
     ] = "cpu",
     atol: Annotated[float, option("Equal means |a-b| <= atol + rtol*|a|.", "<X>", min=0)] = 0.0,
     rtol: Annotated[float, option("See --atol.", "<X>", min=0)] = 0.0,
@@ -122,18 +135,22 @@ def compare(
     """Run two models on the same inputs; exit 1 if they differ."""
     from edge_opt.cli.show_models import show_comparison
     from edge_opt.comparison.compare import compare
-    from edge_opt.npu.emulator import compare_on_npu
+    from edge_opt.npu.comparing import compare_on_npu
 
-    demands: dict[str, Any] = {"signatures": signatures, "seed": seed, "atol": atol, "rtol": rtol}
     with output.bar(wanted=not quiet) as progress:
+        demands: dict[str, Any] = {
+            "signatures": signatures,
+            "seed": seed,
+            "atol": atol,
+            "rtol": rtol,
+            "progress": progress,
+        }
         if on == "npu":
             options.check_meaning(on, shape=shapes, generate=generate)
-            compiler = options.compiler_of(sdk, chip, flags)
-            report = compare_on_npu(a, b, compiler, **demands, progress=progress)
+            report = compare_on_npu(a, b, options.compiler_of(sdk, chip, flags), **demands)
         else:
             options.check_meaning(on, sdk=sdk, soc=chip, flag=flags)
-            sizes = read_shapes(shapes)
-            report = compare(a, b, on=on, **demands, shapes=sizes, generate=generate, progress=progress)
+            report = compare(a, b, on=on, shapes=read_shapes(shapes), generate=generate, **demands)
     output.answer(report, show_comparison, as_json=as_json, quiet=quiet)
     return 0 if report else 1
 
@@ -143,7 +160,12 @@ def record(
     *,
     destination: Annotated[
         Path | None,
-        option("Output file. Default: NAME.golden.npz beside IN.", "<FILE.npz>", "-o", "--output"),
+        option(
+            "Output file. Default: NAME.golden.npz beside IN.",
+            "<FILE.npz>",
+            "-o",
+            "--output",
+        ),
     ] = None,
     signatures: options.SignaturesOption = None,
     overwrite: options.ForceOption = False,
@@ -202,15 +224,23 @@ def passes(
     if name is not None and name not in PASSES:
         raise unknown("pass", name, PASSES)
     chosen = list(PASSES.values()) if name is None else [PASSES[name]]
-    names = ("name", "demand", "summary", "identity")
-    rows = [(one.name, one.check.words, one.summary, str(getdoc(type(one)))) for one in chosen]
+    listed = [
+        {
+            "name": one.name,
+            "demand": one.check.words,
+            "summary": one.summary,
+            "identity": str(getdoc(type(one))),
+        }
+        for one in chosen
+    ]
     if name is None:
-        lines = output.table([("pass", "results", "what it does"), *(row[:3] for row in rows)], left=3)
+        rows = [(one["name"], one["demand"], one["summary"]) for one in listed]
+        lines = output.table([("pass", "results", "what it does"), *rows], left=3)
     else:
-        _, demand, summary, identity = rows[0]
-        lines = [f"{name} {summary}.", "", *identity.splitlines(), "", f"Results must be {demand}."]
-    listed = {"passes": [dict(zip(names, row, strict=True)) for row in rows]}
-    output.answer(listed, lambda _: output.say(*lines), as_json=as_json)
+        shown = listed[0]
+        lines = [f"{name} {shown['summary']}.", "", *shown["identity"].splitlines()]
+        lines += ["", f"Results must be {shown['demand']}."]
+    output.answer({"passes": listed}, lambda _: output.say(*lines), as_json=as_json)
 
 
 def targets(
@@ -222,7 +252,11 @@ def targets(
     from edge_opt.targets import load_target, target_names
     from edge_opt.targets.target import to_toml
 
-    chosen = [load_target(one) for one in (target_names() if name is None else [name])]
-    rows = [("target", "form", "what it is"), *((one.name, one.form, one.summary) for one in chosen)]
-    lines = output.table(rows, left=3) if name is None else to_toml(chosen[0]).splitlines()
+    names = target_names() if name is None else [name]
+    chosen = [load_target(one) for one in names]
+    if name is None:
+        rows = [(one.name, one.form, one.summary) for one in chosen]
+        lines = output.table([("target", "form", "what it is"), *rows], left=3)
+    else:
+        lines = to_toml(chosen[0]).splitlines()
     output.answer({"targets": chosen}, lambda _: output.say(*lines), as_json=as_json)

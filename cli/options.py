@@ -33,7 +33,7 @@ def expert(text: str, metavar: str | None, *names: str, **how: Any) -> Any:
 
 def split_names(values: list[str] | None) -> list[str] | None:
     """`--skip a,b --skip c` -> [a, b, c]; None if the option was not given."""
-    names = [name.strip() for value in values or () for name in value.split(",") if name.strip()]
+    names = [name.strip() for name in ",".join(values or ()).split(",") if name.strip()]
     if values and not names:
         raise typer.BadParameter("no name is given: give one, or leave the option out")
     return names or None
@@ -86,19 +86,33 @@ JsonOption = Annotated[bool, option("Print one JSON object.", None, "--json")]
 QuietOption = Annotated[bool, option("Print errors only.", None, "-q", "--quiet")]
 ForceOption = Annotated[bool, option("Replace existing files.", None, "--force")]
 TargetOption = Annotated[
-    str | None, option("A name from `edge-opt targets`, a chip such as SM8750, or a .toml file.", "<TARGET>")
+    str | None,
+    option(
+        "A name from `edge-opt targets`, a chip such as SM8750, or a .toml file.",
+        "<TARGET>",
+    ),
 ]
 SdkOption = Annotated[
-    Path | None, option("The vendor's libraries; for Qualcomm also EDGE_OPT_QNN, QNN_SDK_ROOT.", "<DIR>")
+    Path | None,
+    option(
+        "The vendor's libraries. Default: EDGE_OPT_QNN, QNN_SDK_ROOT or EDGE_OPT_NEUROPILOT.",
+        "<DIR>",
+    ),
 ]
 ChipOption = Annotated[str | None, option("The chip: SM8750, SM8850, ...", "<CHIP>", "--soc", "--chip")]
 SignaturesOption = Annotated[
-    list[str] | None, expert("Only these signatures; * matches any text.", "<A,B>", callback=split_names)
+    list[str] | None,
+    expert("Only these signatures; * matches any text.", "<A,B>", callback=split_names),
 ]
 ShapeOption = Annotated[
     list[str] | None,
-    expert("Static shape for an input with open lengths; repeatable.", "<NAME=1,128,640>", "--shape"),
+    expert(
+        "Static shape for an input with open lengths; repeatable.",
+        "<NAME=1,128,640>",
+        "--shape",
+    ),
 ]
 FlagOption = Annotated[
-    list[str] | None, expert("A flag for the NPU's compiler; repeatable.", "<FLAG>", "--flag")
+    list[str] | None,
+    expert("A flag for the NPU's compiler; repeatable.", "<FLAG>", "--flag"),
 ]

@@ -16,8 +16,10 @@ from edge_opt.base.words import Progress, cut, one_line
 
 EXIT_BUG = 70
 """The exit code for a bug in edge-opt."""
-GOOD, BAD = "32", "1;31"
-"""The colours of verdicts."""
+GOOD = "32"
+"""The colour of a good verdict."""
+BAD = "1;31"
+"""The colour of a bad verdict."""
 Found = TypeVar("Found")
 
 
@@ -87,11 +89,11 @@ def bar(*, wanted: bool = True) -> Iterator[Progress | None]:
 
 def table(rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:
     """Align rows in columns; all but the first `left` columns are right-aligned."""
-    cells = [[cut(one_line(cell)) for cell in row] for row in rows]
     columns = []
-    for place, column in enumerate(zip(*cells, strict=True)):
-        width = max(map(len, column))
-        columns.append([cell.ljust(width) if place < left else cell.rjust(width) for cell in column])
+    for place, column in enumerate(zip(*rows, strict=True)):
+        cells = [cut(one_line(cell)) for cell in column]
+        width = max(map(len, cells))
+        columns.append([cell.ljust(width) if place < left else cell.rjust(width) for cell in cells])
     return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
 
 

@@ -22,28 +22,37 @@ def build(
     max_perplexity_ratio: Annotated[
         float | None,
         option(
-            "Fail above X times the checkpoint's perplexity. Default with --weights 4: 1.05.", "<X>", min=1
+            "Fail above X times the checkpoint's perplexity. Default with --weights 4: 1.05.",
+            "<X>",
+            min=1,
         ),
     ] = None,
     plan: Annotated[
         Path | None,
-        expert("With --weights 4: the bits of each product, from an earlier build.", "<plan.json>"),
+        expert(
+            "With --weights 4: the bits of each product, from an earlier build.",
+            "<plan.json>",
+        ),
     ] = None,
     evaluate: Annotated[
-        bool, option("Compare perplexity with the checkpoint's.", None, "--evaluate/--no-evaluate")
+        bool,
+        option("Compare perplexity with the checkpoint's.", None, "--evaluate/--no-evaluate"),
     ] = True,
     target: options.TargetOption = None,
     held_out: Annotated[
-        Path | None, expert("Evaluation prompts. Default: every fifth of --prompts.", "<FILE.jsonl>")
+        Path | None,
+        expert("Evaluation prompts. Default: every fifth of --prompts.", "<FILE.jsonl>"),
     ] = None,
     npu_tokens: Annotated[
-        int, expert("Tokens to score in the NPU's emulator, if available; 0 for none.", "<N>", min=0)
+        int,
+        expert("Tokens to score in the NPU's emulator, if available; 0 for none.", "<N>", min=0),
     ] = 4,
     work: Annotated[
         Path | None, expert("Folder for intermediate results. Default: OUT.work.", "<DIR>")
     ] = None,
     settings: Annotated[
-        list[str] | None, expert("A setting of litert-torch's pipeline; repeatable.", "<KEY=VALUE>", "--set")
+        list[str] | None,
+        expert("A setting of litert-torch's pipeline; repeatable.", "<KEY=VALUE>", "--set"),
     ] = None,
     overwrite: options.ForceOption = False,
     as_json: options.JsonOption = False,
@@ -86,14 +95,19 @@ def evaluate(
     prompts: Annotated[Path, option("Prompts that calibration did not use, as JSON lines.", "<FILE.jsonl>")],
     on: Annotated[Literal["cpu", "npu"], option("LiteRT-LM on CPU kernels, or Qualcomm's emulator.")] = "cpu",
     tokens: Annotated[
-        int | None, option("On the NPU: tokens to score, many seconds each. Default: 20.", "<N>", min=1)
+        int | None,
+        option("On the NPU: tokens to score, many seconds each. Default: 20.", "<N>", min=1),
     ] = None,
     sdk: options.SdkOption = None,
     chip: options.ChipOption = None,
     flags: options.FlagOption = None,
     max_perplexity_ratio: Annotated[
         float | None,
-        option("Exit 1 if a bundle's perplexity is more than X times the reference's.", "<X>", min=0),
+        option(
+            "Exit 1 if a bundle's perplexity is more than X times the reference's.",
+            "<X>",
+            min=0,
+        ),
     ] = None,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
@@ -114,7 +128,12 @@ def evaluate(
             compiler=options.compiler_of(sdk, chip, flags),
             progress=progress,
         )
-    output.answer(scores, lambda _: output.say(*evaluation_lines(scores)), as_json=as_json, quiet=quiet)
+    output.answer(
+        scores,
+        lambda _: output.say(*evaluation_lines(scores)),
+        as_json=as_json,
+        quiet=quiet,
+    )
     if max_perplexity_ratio is None or scores.within(max_perplexity_ratio):
         return 0
     output.complain(f"a bundle's perplexity is more than {max_perplexity_ratio:g} times the reference's")
@@ -130,17 +149,23 @@ def profile(
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> int:
-    """Report estimated time and memory traffic on a Hexagon NPU."""
+    """Report estimated time and memory traffic on an NPU."""
     from edge_opt.cli.show_phones import show_profiles
-    from edge_opt.npu import profile
+    from edge_opt.npu import Profile, profile
 
-    compiler, profiles = options.compiler_of(sdk, chip, flags), []
+    compiler = options.compiler_of(sdk, chip, flags)
+    profiles: list[Profile] = []
     with output.bar(wanted=not quiet) as progress:
         for place, path in enumerate(models):
             if progress is not None:
                 progress("compiling", place, len(models))
             profiles.append(profile(path, compiler))
-    output.answer({"profiles": profiles}, lambda _: show_profiles(profiles), as_json=as_json, quiet=quiet)
+    output.answer(
+        {"profiles": profiles},
+        lambda _: show_profiles(profiles),
+        as_json=as_json,
+        quiet=quiet,
+    )
     return 0
 
 
@@ -149,10 +174,12 @@ def tune(
     *,
     target: options.TargetOption = "qualcomm-htp",
     destination: Annotated[
-        Path | None, option("Write a target file with the fastest form.", "<OUT.toml>", "-o", "--output")
+        Path | None,
+        option("Write a target file with the fastest form.", "<OUT.toml>", "-o", "--output"),
     ] = None,
     signature: Annotated[
-        str | None, option("Signature to tune for. Default: largest attention.", "<A>", "--signatures")
+        str | None,
+        option("Signature to tune for. Default: largest attention.", "<A>", "--signatures"),
     ] = None,
     overwrite: options.ForceOption = False,
     sdk: options.SdkOption = None,
@@ -161,7 +188,7 @@ def tune(
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> int:
-    """Find the fastest form of a signature for a Hexagon NPU."""
+    """Find the fastest form of a signature for an NPU."""
     from edge_opt.base.atomic import resolve_target
     from edge_opt.cli.show_phones import show_tuning
     from edge_opt.npu import tune, tuned_target, write_target
@@ -179,6 +206,9 @@ def tune(
         )
     if destination is not None:
         write_target(tuned_target(tuning, destination.stem), destination, overwrite=overwrite)
-    found = {**tuning.to_dict(), "written": None if destination is None else str(destination)}
+    found = {
+        **tuning.to_dict(),
+        "written": None if destination is None else str(destination),
+    }
     output.answer(found, lambda _: show_tuning(tuning, destination), as_json=as_json, quiet=quiet)
     return 0

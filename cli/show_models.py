@@ -4,6 +4,7 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 
 from edge_opt.base.atomic import resolve_target, write_whole
@@ -18,12 +19,16 @@ from edge_opt.conversion.run import GENERIC, default_output
 from edge_opt.inspection import Inspection, find_example
 from edge_opt.inspection.caches import find_caches
 from edge_opt.inspection.model import SignatureContent
+from edge_opt.ir import DType, Model
 from edge_opt.passes import Status, Verdict
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.soundness import sentences
 
 _OPERATORS_SHOWN = 4
-MODELS = {"demo_gemma3.tflite": "float32", "demo_gemma3_a16w8.tflite": "int16 activations, int8 weights"}
+MODELS = {
+    "demo_gemma3.tflite": "float32",
+    "demo_gemma3_a16w8.tflite": "int16 activations, int8 weights",
+}
 
 
 def show_conversion(result: ConversionResult, reports: Sequence[Path] = (), *, demo: bool = False) -> None:
@@ -40,15 +45,22 @@ def show_conversion(result: ConversionResult, reports: Sequence[Path] = (), *, d
     verdict, *others = result.summary().splitlines()
     output.say(verdict, colour=output.BAD if result.skipped else output.GOOD)
     output.say(*others)
-    if result.target == GENERIC and result.model is not None and not demo:
-        inputs = (tensor for signature in result.model.signatures for tensor in signature.inputs.values())
-        # Exports for NPUs have int16 activations, or caches with a separate output for the new part.
-        if find_caches(result.model).caches or any(tensor.dtype.name == "INT16" for tensor in inputs):
-            output.say(
-                "This looks like an export for an NPU. It may run faster if converted for that NPU: --target TARGET",
-                "(see `edge-opt targets`) or a chip, such as --target SM8750.",
-            )
+    if result.target == GENERIC and not demo and _looks_exported_for_an_npu(result.model):
+        output.say(
+            "This looks like an export for an NPU. It may run faster if converted for that NPU: --target TARGET",
+            "(see `edge-opt targets`) or a chip, such as --target SM8750.",
+        )
     output.say(*(f"Report: {path}" for path in reports))
+
+
+def _looks_exported_for_an_npu(model: Model | None) -> bool:
+    """True if it has int16 activations, or caches with a separate output for the new part."""
+    if model is None:
+        return False
+    if find_caches(model).caches:
+        return True
+    inputs = chain.from_iterable(signature.inputs.values() for signature in model.signatures)
+    return any(tensor.dtype is DType.INT16 for tensor in inputs)
 
 
 def show_comparison(report: ComparisonReport) -> None:
@@ -98,9 +110,10 @@ def show_inspection(found: Inspection) -> None:
         instead = found.made_from or "the bundle that it was made from"
         output.say(f"Compiled for an NPU, so it cannot be rewritten: inspect {instead}.", "")
     heads = ("signature", "operators", "inputs", "outputs", "attention")
-    output.say(*output.table([heads, *_signature_rows(found)]))
+    output.say(*output.table([heads, *(_signature_row(found, one) for one in found.signatures)]))
     contents = {signature.name: signature for signature in found.signatures}
-    for name in dict.fromkeys([*contents, *(site.signature for site in found.sites)]):
+    others = dict.fromkeys(site.signature for site in found.sites)
+    for name in {**contents, **others}:
         output.say("", *_signature_lines(name, contents.get(name)), *_site_lines(found, name))
     if found.notes:
         output.say("", *(f"Note: {text}" for text in found.notes))
@@ -122,13 +135,17 @@ def show_inspection(found: Inspection) -> None:
         output.say(f"{inferred}, {verdict}", colour=output.BAD if bad else output.GOOD)
 
 
-def _signature_rows(found: Inspection) -> Iterator[tuple[str, ...]]:
-    for signature in found.signatures:
-        forms = Counter[str](block.form for block in found.attention if block.signature == signature.name)
-        forms["not understood"] += signature.attention_unmatched
-        parts = [f"{count} {form}" for form, count in forms.items() if count]
-        counts = (signature.operators, len(signature.inputs), len(signature.outputs))
-        yield (signature.name, *map(str, counts), ", ".join(parts) or "none")
+def _signature_row(found: Inspection, signature: SignatureContent) -> tuple[str, ...]:
+    forms = Counter[str](block.form for block in found.attention if block.signature == signature.name)
+    forms["not understood"] += signature.attention_unmatched
+    parts = [f"{count} {form}" for form, count in forms.items() if count]
+    return (
+        signature.name,
+        str(signature.operators),
+        str(len(signature.inputs)),
+        str(len(signature.outputs)),
+        ", ".join(parts) or "none",
+    )
 
 
 def _signature_lines(name: str, content: SignatureContent | None) -> list[str]:
@@ -136,22 +153,32 @@ def _signature_lines(name: str, content: SignatureContent | None) -> list[str]:
     if content is None:
         return [name]
     counts = ", ".join(f"{operator} {count}" for operator, count in content.operator_counts.items())
-    return [f"{name}: {counts or 'no operators'}", *(f"  {one.count} x {one}" for one in content.composites)]
+    return [
+        f"{name}: {counts or 'no operators'}",
+        *(f"  {one.count} x {one}" for one in content.composites),
+    ]
 
 
 def _site_lines(found: Inspection, signature: str) -> Iterator[str]:
     """The sites of a signature; equal sites share a line, since layers repeat."""
-    groups: defaultdict[tuple[str, str], list[Verdict]] = defaultdict(list)
     blocks = {block.softmax: block for block in found.attention if block.signature == signature}
-    for site in (site for site in found.sites if site.signature == signature):
-        block = blocks.get(site.operator) if site.pass_name == MhaToSha.name else None
-        verdict = site.status if site.status is Status.SETTLED else f"would be {site.status}"
-        detail = f" ({site.note})" if site.note else f": {site.reason}" if site.reason else ""
-        groups[str(block or site.pass_name), f"{verdict}{detail}"].append(site)
+    groups: defaultdict[tuple[str, str], list[Verdict]] = defaultdict(list)
+    for site in found.sites:
+        if site.signature == signature:
+            block = blocks.get(site.operator) if site.pass_name == MhaToSha.name else None
+            groups[str(block or site.pass_name), _expected(site)].append(site)
     for (what, verdict), group in groups.items():
         numbers = listed(f"#{one.index}" for one in group)
         where = "" if group[0].operator in blocks else f", at '{shortened(group[0].operator)}'"
         yield f"  {numbers} {what}{where}: {verdict}"
+
+
+def _expected(site: Verdict) -> str:
+    """What a conversion would do with a site, and why."""
+    verdict = site.status if site.status is Status.SETTLED else f"would be {site.status}"
+    if site.note:
+        return f"{verdict} ({site.note})"
+    return f"{verdict}: {site.reason}" if site.reason else verdict
 
 
 def run_demo(folder: Path | None, *, overwrite: bool) -> int:
@@ -169,10 +196,12 @@ def run_demo(folder: Path | None, *, overwrite: bool) -> int:
 
 
 def _demo_in(folder: Path, where: str, *, overwrite: bool) -> int:
-    results, reports = [], []
+    results: list[ConversionResult] = []
+    reports: list[ComparisonReport] = []
     for name, about in MODELS.items():
         output.say(f"== {name}: a tiny Gemma3 with random weights, {about}")
-        source, content = folder / name, (resources.files("edge_opt.testdata") / name).read_bytes()
+        source = folder / name
+        content = (resources.files("edge_opt.testdata") / name).read_bytes()
         write_whole(source, content, overwrite=overwrite)
         results.append(convert(source, overwrite=overwrite))
         show_conversion(results[-1], demo=True)
@@ -180,7 +209,8 @@ def _demo_in(folder: Path, where: str, *, overwrite: bool) -> int:
         output.say("")
         show_comparison(reports[-1])
         output.say("")
-    if example := find_example(results[0]):
+    example = find_example(results[0])
+    if example is not None:
         output.say(f"== an attention block of {example.signature}, before", "")
         output.say(*example.lines(example.before), "", "== after: single heads, joined", "")
         output.say(*example.lines(example.after), "")

@@ -1,12 +1,12 @@
 """Prints the progress and result of `build`, and the tables of `evaluate`, `profile` and `tune`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from edge_opt.base.words import size
 from edge_opt.building import BuildResult, StageReport
-from edge_opt.building.evaluation import Evaluation
+from edge_opt.building.evaluation import Evaluation, ModelScore
 from edge_opt.cli import output
 from edge_opt.npu import Figures, Profile, TimeEstimate, Tuning
 
@@ -17,8 +17,8 @@ _MINUTE = 60
 def show_profiles(profiles: Sequence[Profile]) -> None:
     """Print a table of signatures for each model."""
     first = profiles[0]
-    versions = ", ".join(f"{name} {text}" for name, text in first.versions.items())
-    output.say(f"{first.chip}, {versions}; flags: {' '.join(first.flags) or 'the defaults of the compiler'}")
+    flags = " ".join(first.flags) or "the defaults of the compiler"
+    output.say(f"{first.chip}, {_versions(first.versions)}; flags: {flags}")
     base = {one.signature: one.time for one in first.signatures}
     for entry in profiles:
         rows = [
@@ -26,14 +26,22 @@ def show_profiles(profiles: Sequence[Profile]) -> None:
             for one in entry.signatures
         ]
         output.say("", entry.model, *output.table([("signature", *_FIGURES, "x first"), *rows]))
-    output.say("", *dict.fromkeys(note for entry in profiles for note in entry.notes))
+    notes: dict[str, None] = {}
+    for entry in profiles:
+        notes |= dict.fromkeys(entry.notes)
+    output.say("", *notes)
+
+
+def _versions(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {text}" for name, text in versions.items())
 
 
 def _columns(figures: Figures) -> tuple[str, ...]:
     """The values of `_FIGURES`."""
     moved = (figures.spill, figures.fill, figures.ddr_read, figures.ddr_written)
     time = "-" if figures.time is None else f"{figures.time.us / 1000:.3f}"
-    return (f"{figures.taken}/{figures.operators}", time, *map(size, moved))
+    sizes = ["-" if count is None else size(count) for count in moved]
+    return (f"{figures.taken}/{figures.operators}", time, *sizes)
 
 
 def _ratio(time: TimeEstimate | None, first: TimeEstimate | None) -> str:
@@ -42,13 +50,19 @@ def _ratio(time: TimeEstimate | None, first: TimeEstimate | None) -> str:
 
 def show_tuning(tuning: Tuning, destination: Path | None) -> None:
     """Print the trials, best first, the failed ones with reasons, and the winner."""
-    versions = ", ".join(f"{name} {text}" for name, text in tuning.versions.items())
-    output.say(f"{tuning.chip}, {versions}; {tuning.signature}, best first", "")
-    measured = [(one.form, one.measured) for one in tuning.trials]
-    rows = [(form, *_columns(one.figures)) for form, one in measured if one.figures is not None]
-    output.say(*output.table([("form", *_FIGURES), *rows]) if rows else ())
+    output.say(f"{tuning.chip}, {_versions(tuning.versions)}; {tuning.signature}, best first", "")
+    rows: list[tuple[str, ...]] = []
+    skipped: list[str] = []
+    for trial in tuning.trials:
+        figures = trial.measured.figures
+        if figures is None:
+            skipped.append(f"  skipped, {trial.form}: {trial.measured.failure}")
+        else:
+            rows.append((trial.form, *_columns(figures)))
+    if rows:
+        output.say(*output.table([("form", *_FIGURES), *rows]))
     output.say("", *(f"  {note}" for note in tuning.notes))
-    output.say(*(f"  skipped, {form}: {one.failure}" for form, one in measured if one.failure))
+    output.say(*skipped)
     best = "No winner" if tuning.winner is None else f"Best: {tuning.winner.form}"
     output.say(f"{best}, {tuning.checked}.")
     if destination is not None:
@@ -57,9 +71,8 @@ def show_tuning(tuning: Tuning, destination: Path | None) -> None:
 
 def show_stage(report: StageReport) -> None:
     """Print a stage's time and memory (or "reused"), and its outcomes and notes, on standard error."""
-    spent, memory = "reused", ""
-    if report.made_now:
-        spent, memory = _time(report.seconds), f"  {size(report.peak_bytes)} of memory"
+    spent = _time(report.seconds) if report.made_now else "reused"
+    memory = f"  {size(report.peak_bytes)} of memory" if report.made_now else ""
     output.complain(f"{report.name:<10}{spent:>8}  {size(report.bytes):>10}{memory}")
     for note in report.notes:
         output.complain(f"  {note}")
@@ -86,23 +99,27 @@ def show_build(result: BuildResult) -> None:
 
 def evaluation_lines(evaluation: Evaluation) -> list[str]:
     """A row for each model, then the amount of text scored."""
-    models = evaluation.models
-    rows = [
-        (
-            f"{model.source}, in the NPU's emulator" if model.on_npu else model.source,
-            str(model.tokens),
-            _number(model.perplexity, "{:.2f}", "no number"),
-            _number(model.ratio, "{:.3f}") + _number(model.ratio_error or None, " ± {:.3f}", ""),
-            _number(model.top1_agreement and 100 * model.top1_agreement, "{:.1f} %"),
-            _number(model.kl, "{:.4f}"),
-        )
-        for model in models
-    ]
     heads = ("", "tokens", "perplexity", "x reference", "top-1 agreement", "mean KL")
-    shown = 4 if all(model.kl is None for model in models) else len(heads)
+    rows = [heads, *map(_score_row, evaluation.models)]
+    if all(model.kl is None for model in evaluation.models):
+        rows = [row[:4] for row in rows]
     skipped = f"; {evaluation.skipped} skipped, longer than the cache" if evaluation.skipped else ""
-    scored = f"Scored on {evaluation.prompts} held-out prompts{skipped}."
-    return [*output.table([row[:shown] for row in (heads, *rows)]), scored]
+    return [
+        *output.table(rows),
+        f"Scored on {evaluation.prompts} held-out prompts{skipped}.",
+    ]
+
+
+def _score_row(model: ModelScore) -> tuple[str, ...]:
+    agreement = None if model.top1_agreement is None else 100 * model.top1_agreement
+    return (
+        f"{model.source}, in the NPU's emulator" if model.on_npu else model.source,
+        str(model.tokens),
+        _number(model.perplexity, "{:.2f}", "no number"),
+        _number(model.ratio, "{:.3f}") + _number(model.ratio_error or None, " ± {:.3f}", ""),
+        _number(agreement, "{:.1f} %"),
+        _number(model.kl, "{:.4f}"),
+    )
 
 
 def _number(value: float | None, text: str, otherwise: str = "-") -> str:

@@ -11,7 +11,7 @@ from edge_opt.comparison.findings import ComparisonReport
 from edge_opt.comparison.golden import check
 from edge_opt.comparison.golden import record as record_golden
 from edge_opt.ir.opening import ModelLike
-from edge_opt.npu.emulator import compare_on_npu
+from edge_opt.npu.comparing import compare_on_npu
 
 __all__ = ["assert_equivalent", "assert_golden", "record_golden"]
 

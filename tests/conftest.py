@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 from cli_runs import NO_ATTENTION, written
-from pretend_npu import Compilers, pretend
+from pretend_npu import SDK_VARIABLES, Compilers, pretend
 from pretend_stages import Place
 
-from edge_opt.npu.sdk import SDK_VARIABLES
 from edge_opt.runtime import runner
 from edge_opt.runtime.runner import ChildProcess, Worker
 from edge_opt.verification.examine import Verifier

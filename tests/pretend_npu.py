@@ -11,13 +11,22 @@ from typing import Any
 
 import pytest
 
-from edge_opt.npu.hexagon import Figures, TimeEstimate
-from edge_opt.npu.sdk import SDK_VARIABLES, CompilerMissingError
+from edge_opt.npu import CompilerMissingError, Figures, TimeEstimate
+from edge_opt.npu.mediatek import MediaTek
+from edge_opt.npu.qualcomm import Qualcomm
 
 TAKEN = "Partitioned subgraph<0>, selected 2 ops, from a total of 2 ops. resulted in 1 partitions."
 FIGURES = "spill_bytes=0\nfill_bytes=0\nwrite_total_bytes=16\nread_total_bytes=40\nfinalize_runlist: in_runlist=3, x\n"
 EVENTS = {2017: 1, 2019: 1200, 2020: 900, 2021: 1400}
 EVENTS_OF_US = (2019, 2020, 2021)
+SDK_VARIABLES = (*Qualcomm.variables, *MediaTek.variables)
+
+PLACES = {
+    "lib/x86_64-linux-clang": ("libQnnHtp.so", "libQnnSystem.so"),
+    "v8_0_10/host/lib": ("libneuron_adapter.so",),
+    "v9_0_3/host/lib": ("libneuron_adapter.so",),
+}
+"""Libraries of each vendor's SDK."""
 
 Compilers = Callable[[str], Path]
 """Puts a program in the place of LiteRT's tool; the folder to give as --sdk."""
@@ -101,15 +110,16 @@ def say(*lines: str) -> str:
 
 def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> Path:
     """Put a program in the tool's place; the folder to give as --sdk."""
-    libraries = tmp_path / "sdk" / "lib" / "x86_64-linux-clang"
-    libraries.mkdir(parents=True, exist_ok=True)
-    for name in ("libQnnHtp.so", "libQnnSystem.so"):
-        (libraries / name).touch()
+    for place, names in PLACES.items():
+        libraries = tmp_path / "sdk" / place
+        libraries.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            (libraries / name).touch()
     tool = tmp_path / "apply_plugin_main"
     tool.write_text(f"#!{sys.executable}\n{dedent(program)}", encoding="utf-8")
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr("edge_opt.npu.sdk._find_tool", lambda: (tool, tmp_path))
-    monkeypatch.setattr("edge_opt.npu.sdk.build_probe", lambda: tmp_path)
+    monkeypatch.setattr("edge_opt.npu.compiler.find_tool", lambda _: (tool, tmp_path))
+    monkeypatch.setattr("edge_opt.npu.probe.build_probe", lambda: tmp_path)
     return tmp_path / "sdk"
 
 
@@ -119,10 +129,10 @@ def without_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> Path:
         raise CompilerMissingError("no C compiler")
 
-    monkeypatch.setattr("edge_opt.npu.sdk.build_probe", missing)
+    monkeypatch.setattr("edge_opt.npu.probe.build_probe", missing)
 
 
 def require_qnn() -> None:
     """Skip what needs Qualcomm's libraries where they are not installed."""
-    if not any(os.environ.get(name) for name in SDK_VARIABLES):
-        pytest.skip(f"Qualcomm's libraries are not installed: set {' or '.join(SDK_VARIABLES)}")
+    if not any(os.environ.get(name) for name in Qualcomm.variables):
+        pytest.skip(f"Qualcomm's libraries are not installed: set {' or '.join(Qualcomm.variables)}")

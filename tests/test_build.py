@@ -41,7 +41,7 @@ from edge_opt.conversion import convert
 from edge_opt.inspection import inspect
 from edge_opt.ir import to_bytes
 from edge_opt.npu import CompilerMissingError
-from edge_opt.npu.sdk import SDK_VARIABLES
+from edge_opt.npu.qualcomm import Qualcomm
 from edge_opt.targets import load_target
 
 ALL = ["configure", "export", "calibrate", "quantize", "optimize", "compile"]
@@ -100,7 +100,7 @@ def test_layers_in_4_bits_are_rounded_before_the_export_and_stored_behind_the_qu
     stages, result = place.build(weights="4")
     assert stages.ran == [ALL[0], "round", *ALL[1:4], "narrow", *ALL[4:]]
     assert stages.jobs["round"].options == {"ratio": 1.05, "plan": None, "rotate": True}
-    assert stages.jobs["export"].inputs["model"] == str(place.work / "round" / "checkpoint")
+    assert stages.jobs["export"].inputs["base"] == str(place.work / "round" / "checkpoint")
     assert stages.jobs["export"].options["rotate"] is False, "the rounded checkpoint is"
     assert stages.jobs["narrow"].inputs["rounded"] == str(place.work / "round")
     assert result.output is not None
@@ -191,7 +191,11 @@ def test_other_vendors_compilers_leave_the_bundle(place: Place, chip: str, vendo
     assert str(caught.value).endswith(f"the bundle before compilation is {kept}")
     _, result = place.build(soc=chip, sdk=None)
     assert result.converted == str(kept)
-    with pytest.raises(UsageError, match=rf"leave it out, litert-torch finds those of {vendor}"):
+    refused = {
+        "mediatek": "holds no libneuron_adapter.so",
+        "google_tensor": "not for google_tensor: leave it out",
+    }
+    with pytest.raises(UsageError, match=refused[vendor]):
         place.build(soc=chip)
 
 
@@ -202,7 +206,7 @@ def test_litert_s_package_of_qualcomms_libraries_is_found(place: Place, monkeypa
     monkeypatch.setitem(sys.modules, package.__name__, package)
     stages, _ = place.build(sdk=None)
     assert stages.jobs["compile"].libraries == str(place.sdk)
-    monkeypatch.setenv(SDK_VARIABLES[0], str(place.checkpoint))
+    monkeypatch.setenv(Qualcomm.variables[0], str(place.checkpoint))
     with pytest.raises(CompilerMissingError, match=r"holds no libQnnHtp\.so"):
         place.build(sdk=None)
 

@@ -12,6 +12,7 @@ import time
 import tomllib
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent, indent
 from threading import Barrier
@@ -28,7 +29,7 @@ from edge_opt.base.words import Progress
 from edge_opt.building import StageFailedError, pipeline, stages
 from edge_opt.building.evaluation import check_runtimes
 from edge_opt.building.stages import Job
-from edge_opt.npu import CompilerFailedError
+from edge_opt.npu import CompilerFailedError, CompilerMissingError
 
 ROOT = Path(__file__).parent.parent
 NO_SETTING = "from edge_opt.base.errors import UsageError\nraise UsageError('no such setting')"
@@ -209,7 +210,7 @@ def test_an_interrupt_ends_all_parallel_stages(tmp_path: Path, monkeypatch: Patc
     def interrupted() -> None:
         with run.threads() as threads:
             for name in ("evaluate", "compile"):
-                threads.submit(run.result, name, {})
+                threads.submit(run.result, stages.Stage(name), {})
             running.wait(10)
             raise KeyboardInterrupt
 
@@ -225,10 +226,14 @@ def test_a_failing_compilers_first_complaint_is_told(place: Place, monkeypatch: 
         raise ValueError("apply_plugin failed to apply plugin. See /tmp/tmp1.error for details.")
 
     monkeypatch.setattr(tempfile, "tempdir", str(place.folder))
-    pretend = SimpleNamespace(npu_compile=npu_compile, NpuPipelineConfig=SimpleNamespace(from_dict=dict))
+    make = SimpleNamespace(from_dict=lambda values: SimpleNamespace(**values))
+    pretend = SimpleNamespace(npu_compile=npu_compile, NpuPipelineConfig=make)
     monkeypatch.setattr(pipeline, "_lib", lambda _: pretend)
-    job = Job("compile", str(place.folder), {"model": "m"}, {}, {"compile_configs": {}})
+    job = Job("compile", str(place.folder), {"model": "m"}, {"backend": "google"}, {"compile_configs": {}})
     with pytest.raises(CompilerFailedError, match=r"^no room for the weights$"):
+        pipeline.compile_bundle(job, lambda *_: None)
+    job = replace(job, config={"backend": "mediatek", "soc_model": "MT6993"})
+    with pytest.raises(CompilerMissingError, match=r"^MediaTek's compiler needs libneuron_adapter\.so"):
         pipeline.compile_bundle(job, lambda *_: None)
 
 

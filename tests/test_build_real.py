@@ -173,7 +173,7 @@ def configured(**options: Any) -> dict[str, Any]:
     with TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text('{"model_type": "gemma3_text", "sliding_window": 512}')
         model = "float.litertlm" if "cache" in options else folder
-        job = Job("configure", "", {"model": model}, options=told | options)
+        job = Job("configure", "", {"source": model}, options=told | options)
         return pipeline.configure(job, lambda *_: None)
 
 
@@ -228,4 +228,4 @@ def test_a_sliding_checkpoint_is_a_sentence(cause: str, kind: type[Exception], m
     monkeypatch.setattr(pipeline, "ProcessPoolExecutor", lambda *_: nullcontext(ThreadPoolExecutor()))
     monkeypatch.setattr(pipeline, "prepare", lambda *_, **__: Prepared(rotated=False, note=""))
     with pytest.raises(kind, match=r"every layer|other"):
-        pipeline.export(Job("export", "", {"model": "none"}, options={"rotate": False}), lambda *_: None)
+        pipeline.export(Job("export", "", {"base": "none"}, options={"rotate": False}), lambda *_: None)

@@ -16,7 +16,8 @@ from edge_opt.base.errors import EdgeOptError, UsageError
 from edge_opt.building import rounding
 from edge_opt.building.gptq import Grid
 from edge_opt.building.narrowing import narrow_layers
-from edge_opt.building.rounding import CHECKPOINT, PLAN, PRODUCTS, Choice, check_family, choose, read_rounded
+from edge_opt.building.network import PRODUCTS, check_family
+from edge_opt.building.rounding import CHECKPOINT, PLAN, Choice, choose, read_rounded
 from edge_opt.building.stages import Job
 from edge_opt.ir import DType, Model, to_bytes
 
@@ -165,7 +166,7 @@ def rounded(folder: Path, monkeypatch: Patch, source: Path, **options: Any) -> t
     output = folder / f"rounded{len([*folder.iterdir()])}"
     output.mkdir()
     given = {"ratio": 1.05, "plan": None, "rotate": True, **options}
-    inputs = {"model": str(source), "prompts": str(prompts)}
+    inputs = {"checkpoint": str(source), "prompts": str(prompts)}
     return output, rounding.round_weights(Job("round", str(output), inputs, options=given), lambda *_: None)
 
 

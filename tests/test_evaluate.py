@@ -23,6 +23,7 @@ from edge_opt.building.evaluation import Checkpoint, Evaluation, ModelScore, cut
 from edge_opt.building.stages import Job, StageFailedError
 from edge_opt.ir import save
 from edge_opt.ir.opening import Opened
+from edge_opt.npu.qualcomm import Qualcomm
 from edge_opt.npu.scoring import Closeness, Text
 
 SOFTMAX = """
@@ -71,7 +72,9 @@ class Place:
             return None
         spread = 0 if name == "gemma" else self.spread
         chance = math.log(self.chances[name])
-        return Text(before, scored), [chance + spread * (-1) ** at for at in range(len(scored))]
+        return evaluation.Said(
+            Text(before, scored), [chance + spread * (-1) ** at for at in range(len(scored))]
+        )
 
     def evaluate(self, *bundles: Path, **options: Any) -> Evaluation:
         return evaluation.evaluate(self.reference, bundles or [self.good, self.bad], self.prompts, **options)
@@ -292,7 +295,7 @@ def test_cpu_kernels_score_a_bundle_with_softmax_in_float_and_the_emulator_as_it
         "logits": lambda _: SimpleNamespace(numpy=lambda: np.zeros((1, 4))),
     }
     monkeypatch.setattr(evaluation, "Checkpoint", lambda _: SimpleNamespace(**answers))
-    monkeypatch.setattr(evaluation, "check_emulator", lambda _: None)
+    monkeypatch.setattr(Qualcomm, "check_emulator", lambda *_: None)
     monkeypatch.setattr(evaluation, "read", read)
     options = {"chip": "SM8750", "flags": [], "texts": ["one two"], "tokens": 1}
     inputs = {"checkpoint": "gemma", "bundle": bundle}

@@ -16,9 +16,9 @@ from text_parser import parse
 from edge_opt.comparison.findings import ComparisonReport
 from edge_opt.conversion import convert
 from edge_opt.ir import Constants, DType, Model, load, save, to_bytes
-from edge_opt.npu import CompilerMissingError, compare_on_npu
-from edge_opt.npu.emulator import emulating
-from edge_opt.npu.hexagon import Compiler, cut_entry_point
+from edge_opt.npu import Compiler, CompilerMissingError, compare_on_npu
+from edge_opt.npu.compiler import cut_entry_point
+from edge_opt.npu.qualcomm import Qualcomm
 from edge_opt.testing import assert_equivalent
 
 FINALIZED = ("interface\tknown\t2.40.0\t5.51.0", "finalized\tg\t0")
@@ -105,7 +105,7 @@ def test_what_goes_wrong_in_compiler_or_emulator_is_a_verdict_in_one_sentence(
 
 def test_a_graph_that_is_given_up_while_it_is_compiled_holds_nobody(model: Path, compiler: Compilers) -> None:
     started, slow = time.monotonic(), "import time; time.sleep(1)\n" + dedent(emulator())
-    with pytest.raises(KeyError), emulating(load(model), "main", Compiler(sdk=compiler(slow))):
+    with pytest.raises(KeyError), Qualcomm().emulating(load(model), "main", Compiler(sdk=compiler(slow))):
         raise KeyError
     assert time.monotonic() - started < 30, "it waited for folders that nobody names any more"
 

@@ -16,8 +16,8 @@ from pretend_stages import at_once, checkpoint
 from edge_opt import evaluate
 from edge_opt.base.errors import UsageError
 from edge_opt.building import evaluation, stages
-from edge_opt.npu import CompilerFailedError
-from edge_opt.npu.hexagon import Compiler
+from edge_opt.npu import Compiler, CompilerFailedError
+from edge_opt.npu.qualcomm import Qualcomm
 from edge_opt.npu.scoring import Closeness, Text, read
 
 LONG = Text((3, 14, 15, 92, 65, 35, 89, 79, 32), (38, 46, 26))
@@ -126,8 +126,8 @@ def test_the_command_has_a_row_for_cpu_and_npu(
 def test_prompts_are_spread_over_those_given_and_another_vocabulary_is_refused(
     gemma: Path, tmp_path: Path, monkeypatch: Patch, pretended: Pretended
 ) -> None:
-    monkeypatch.setattr(evaluation, "check_emulator", lambda _: None)
-    monkeypatch.setattr(evaluation, "find_libraries", lambda _: None)
+    for check in ("check_emulator", "libraries"):
+        monkeypatch.setattr(Qualcomm, check, lambda *_: None)
     monkeypatch.setattr(evaluation, "read", lambda name, texts, *_: read(name, texts))
     prompts = tmp_path / "held.jsonl"
     prompts.write_text("".join(f'"a prompt {number}"\n' for number in range(12)))

@@ -40,12 +40,15 @@ class Stage:
 
     def __call__(self, *runs: Sequence[object], **options: Any) -> Optimized:
         """Run it; without `runs` there is no compiler. Other fields than options are of the configuration."""
-        told = {name: options.pop(name) for name in ("target",) if name in options}
+        told = {name: options.pop(name) for name in ("target", "sdk") if name in options}
         if runs:
-            self._monkeypatch.setattr(npu_export, "_COMPILERS", 1)  # runs are answered in order
-            program = compiling([one for every in runs for one in every])
-            told["sdk"] = pretend(self.folder, self._monkeypatch, program)
+            told["sdk"] = self.pretend(compiling([one for every in runs for one in every]))
         return npu_optimize(config(**options), self.quantized, self.out, **told)
+
+    def pretend(self, program: str) -> Path:
+        """Put a program in the compiler's place; its runs are in order."""
+        self._monkeypatch.setattr(npu_export, "_COMPILERS", 1)
+        return pretend(self.folder, self._monkeypatch, program)
 
     def grown(self) -> list[bool]:
         """Of both entry points, whether there are more operators than before."""
@@ -143,8 +146,16 @@ def test_it_is_judged_with_the_flags_that_npu_compile_will_give(stage: Stage) ->
     ("fields", "target", "reason"),
     [
         ({}, "qualcomm-htp", "needs Qualcomm's QNN libraries: give the folder"),
-        ({"backend": "mediatek", "soc_model": "mt6993"}, "mediatek", "not that of 'mediatek'"),
-        ({"backend": "GOOGLE", "soc_model": "Tensor_G5"}, "google-tensor", "not that of 'GOOGLE'"),
+        (
+            {"backend": "mediatek", "soc_model": "mt6993"},
+            "mediatek",
+            "needs libneuron_adapter.so of MediaTek's NeuroPilot SDK: run `pip install",
+        ),
+        (
+            {"backend": "GOOGLE", "soc_model": "Tensor_G5"},
+            "google-tensor",
+            "cannot run the compiler of 'GOOGLE'",
+        ),
     ],
 )
 def test_where_nothing_can_be_measured_what_was_converted_is_kept_and_that_is_said(

@@ -12,7 +12,7 @@ import pytest
 
 from edge_opt.npu import CompilerMissingError
 from edge_opt.npu.hexagon import Outcome
-from edge_opt.npu.sdk import LIBRARY, build_probe
+from edge_opt.npu.probe import LIBRARY, build_probe
 
 FAKE = Path(__file__).with_name("fake_qnn.c")
 COMPILER = shutil.which("cc")

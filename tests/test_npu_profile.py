@@ -16,10 +16,11 @@ from pretend_npu import EVENTS, FIGURES, TAKEN, Compilers, compiling, without_pr
 
 from edge_opt.base.errors import UsageError
 from edge_opt.ir import load
-from edge_opt.npu import CompilerFailedError, CompilerMissingError, Figures, TimeEstimate, profile
-from edge_opt.npu.hexagon import Compiler, Outcome, first_complaint
+from edge_opt.npu import Compiler, CompilerFailedError, CompilerMissingError, Figures, TimeEstimate, profile
+from edge_opt.npu.compiler import first_complaint
+from edge_opt.npu.hexagon import Outcome
 from edge_opt.npu.profiling import measure
-from edge_opt.npu.sdk import SDK_VARIABLES, find_libraries
+from edge_opt.npu.qualcomm import Qualcomm
 
 PARTITION = """\
   0.0ms [ ERROR ]   <E> unexpected GraphHtpSettings option 66
@@ -29,6 +30,10 @@ PARTITION = """\
   0.0ms [  INFO ]  read_total_bytes={}
   0.0ms [  INFO ]  finalize_runlist: in_runlist={}, runlist = 1 + 2 vec
 """
+
+
+def find_libraries(sdk: Path | None = None) -> Path:
+    return Qualcomm().libraries(Compiler(sdk=sdk))
 
 
 HEARD = "".join(["finalized\tg\t0\n", *(f"event\t{kind}\t{value}\n" for kind, value in EVENTS.items())])
@@ -89,7 +94,7 @@ def test_the_libraries_are_found_by_environment_and_without_them_the_error_says_
     tmp_path: Path, model: Path, compiler: Compilers, capsys: Captured, monkeypatch: Patch
 ) -> None:
     with pytest.raises(CompilerMissingError, match=r"pip download .*sdk=DIR or in EDGE_OPT_QNN"):
-        find_libraries(None)
+        find_libraries()
     with pytest.raises(CompilerMissingError, match=r"holds no libQnnHtp\.so"):
         find_libraries(tmp_path)
     with pytest.raises(CompilerMissingError, match=r"folder \S+missing does not exist: give the folder of"):
@@ -100,10 +105,10 @@ def test_the_libraries_are_found_by_environment_and_without_them_the_error_says_
         shown = run(capsys, "profile", model, f"--flag={flag}", "-q")
         assert f"'{flag}' is not a compiler flag" in shown.failed_in_one_sentence(2)
     sdk = compiler("")
-    for variable in SDK_VARIABLES:
+    for variable in Qualcomm.variables:
         with monkeypatch.context() as patch:
             patch.setenv(variable, str(sdk))
-            assert find_libraries(None) == sdk / "lib" / "x86_64-linux-clang"
+            assert find_libraries() == sdk / "lib" / "x86_64-linux-clang"
 
 
 @pytest.mark.parametrize(

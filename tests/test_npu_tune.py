@@ -22,8 +22,7 @@ from edge_opt.base.errors import UsageError
 from edge_opt.base.processes import _running
 from edge_opt.conversion import convert
 from edge_opt.ir import Model, load, save
-from edge_opt.npu import Figures, Measured, Tuning, profiling, tune, tuned_target, write_target
-from edge_opt.npu.hexagon import Compiler
+from edge_opt.npu import Compiler, Figures, Measured, Tuning, profiling, tune, tuned_target, write_target
 from edge_opt.npu.tuning import Trial, applied, largest_attention, rewritten, variants
 from edge_opt.targets import Target, load_target
 
@@ -67,7 +66,8 @@ def tuned(answers: dict[int, Figures], path: Path, **options: Any) -> Tuning:
     with (
         patch("edge_opt.npu.tuning.measure", measure),
         patch("edge_opt.npu.tuning.compare_on_npu", compare),
-        patch("edge_opt.npu.tuning.find_sdk", lambda _: SimpleNamespace(no_probe="")),
+        patch("edge_opt.npu.qualcomm.Qualcomm.check_installed"),
+        patch("edge_opt.npu.qualcomm.Qualcomm.check_emulator"),
     ):
         return tune(path, **{"jobs": 2, **options})
 

@@ -12,7 +12,7 @@ from edge_opt.base.errors import ModelFormatError
 from edge_opt.inspection import inspect
 from edge_opt.ir import to_bytes
 from edge_opt.ir.opening import weights_outside
-from edge_opt.npu.hexagon import cut_entry_point
+from edge_opt.npu.compiler import cut_entry_point
 from edge_opt.schema.table import new_table
 
 GRAPH = """

@@ -1,6 +1,5 @@
 """Evaluates bundles against the checkpoint that they were made from, on text not used for calibration."""
 
-import importlib
 import math
 import multiprocessing
 import os
@@ -10,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -21,32 +21,35 @@ from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress, many
 from edge_opt.building import stages
 from edge_opt.building.prompts import read_prompts, text_of
+from edge_opt.building.recipe import EMULATE, EVALUATE
 from edge_opt.building.source import Kind, look_at
 from edge_opt.building.stages import Job, StageFailedError
-from edge_opt.ir import DType, Operator, Tensor
+from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.opening import Opened
-from edge_opt.npu.emulator import check_emulator
-from edge_opt.npu.hexagon import Compiler
+from edge_opt.npu.compiler import Compiler
 from edge_opt.npu.scoring import Closeness, Text, read
-from edge_opt.npu.sdk import find_libraries
+from edge_opt.npu.vendors import backend_of
 
 Part = tuple[str, str]
 """A prompt in two parts: one that is read, and one that is scored."""
 
-CPU, NPU = "evaluate", "emulate"
-"""The stages that score a checkpoint and its bundles: in LiteRT-LM on CPU kernels, and in the NPU's emulator."""
 ERROR = 0.01
 """Standard error of the perplexity ratio at which scoring stops."""
 TOKENS = 20
 """Default number of tokens to score in the emulator: each takes many seconds."""
 _BATCH = 4  # prompts scored before the error is looked at again
-_PROMPTS, _MOST_READ = 5, 120
-_LONG, _JOINT = 2.25, "\n\n"
+_PROMPTS = 5
+_MOST_READ = 120
+_JOINT = "\n\n"
+_LONG = 2.25
 """Characters of a long prompt per cache position: over half as many tokens, in most texts."""
 _MOST_SCORED = 512
 """Most characters to score per prompt: each token is one decode step."""
-_FEWEST, _SHARE = 10, 5
-"""Fewest prompts for holding some out; one in this many is held out."""
+_FEWEST = 10
+"""Fewest prompts for holding some out."""
+_SHARE = 5
+"""One prompt in this many is held out."""
+_NOT_EVALUATED = "Not evaluated: {}, or --held-out FILE.jsonl"
 _INSTALL_LM = "pip install '.[lm]' in a checkout of edge-opt (with evaluate=False, a build does not need it)"
 
 
@@ -141,27 +144,30 @@ def evaluate(
         StageFailedError: a model failed to run.
     """
     given = [bundles] if isinstance(bundles, str | os.PathLike) else [*bundles]
-    paths = {os.fspath(path): Path(path) for path in (reference, *given)}
     texts = read_texts(Path(prompts))
     if not given:
         raise UsageError("no bundle to evaluate: give one after the checkpoint")
-    for place, path in enumerate(map(Path, (reference, *given))):
-        kind = look_at(path).kind
-        if (kind is Kind.CHECKPOINT) != (place == 0):
+    inputs: dict[str, str] = {}
+    for path in (reference, *given):
+        kind = look_at(Path(path)).kind
+        if (kind is Kind.CHECKPOINT) is bool(inputs):
             raise UsageError(
                 f"{path} is a {kind}: give the checkpoint first, and bundles made from it after it"
             )
+        inputs[os.fspath(path)] = str(Path(path).resolve())
     check_runtimes(bundles=on == "cpu")
-    stage, libraries = CPU, None
+    stage = EVALUATE
+    libraries = None
     if on == "cpu":
         options = {"parts": in_turn(texts, *map(Path, given))}
     else:
-        stage, libraries = NPU, str(find_libraries(compiler.sdk))
+        stage = EMULATE
         options = emulation(texts, tokens, compiler)
-        check_emulator(compiler)
+        backend = backend_of(compiler.chip)
+        backend.check_emulator(compiler)
+        libraries = str(backend.libraries(compiler))
     with tempfile.TemporaryDirectory(prefix="edge-opt-") as name:
-        inputs = {name: str(path.resolve()) for name, path in paths.items()}
-        job = Job(stage, name, inputs, options=options, libraries=libraries)
+        job = Job(stage.name, name, inputs, options=options, libraries=libraries)
         values, _ = stages.carry_out(job, Path(name) / "log", progress or (lambda *_: None))
     return from_dict(Evaluation, values)
 
@@ -185,19 +191,30 @@ def read_texts(path: Path, calibrated: Sequence[Any] = ()) -> list[str]:
     return texts
 
 
-def hold_out(prompts: Sequence[Any]) -> tuple[list[str], list[Any], str]:
-    """Every fifth prompt's text, the others to calibrate with, each once (all if none is held out), and a note."""
+class Texts(NamedTuple):
+    """Texts to evaluate on, if any, prompts to calibrate with, and a note on the texts."""
+
+    scored: list[str]
+    calibration: list[Any]
+    note: str
+
+
+def hold_out(prompts: Sequence[Any]) -> Texts:
+    """Hold out every fifth prompt, each once, and calibrate with the others; with all if none is held out."""
     different = {text_of(prompt).strip(): prompt for prompt in prompts}
-    texts = [*filter(cut, [*different][::_SHARE])]
     if len(different) < _FEWEST:
         given = many(len(different), "different prompt")
-        note = f"{given} given, but at least {_FEWEST} are needed to hold some out; give more"
-    elif not texts:
-        note = "every fifth prompt is too short to be cut in two; give longer ones"
-    else:
-        note = f"Held out for evaluation: {len(texts)} of {len(prompts)} prompts, every fifth"
-        return texts, [prompt for at, prompt in enumerate(different.values()) if at % _SHARE], note
-    return [], [*prompts], f"Not evaluated: {note}, or --held-out FILE.jsonl"
+        why = f"{given} given, but at least {_FEWEST} are needed to hold some out; give more"
+        return Texts([], [*prompts], _NOT_EVALUATED.format(why))
+    held = [*different][::_SHARE]
+    texts = [*filter(cut, held)]
+    if not texts:
+        why = "every fifth prompt is too short to be cut in two; give longer ones"
+        return Texts([], [*prompts], _NOT_EVALUATED.format(why))
+    for text in held:
+        del different[text]
+    note = f"Held out for evaluation: {len(texts)} of {len(prompts)} prompts, every fifth"
+    return Texts(texts, [*different.values()], note)
 
 
 def cut(text: str) -> Part | None:
@@ -230,43 +247,58 @@ def emulation(texts: Sequence[str], tokens: int, compiler: Compiler) -> dict[str
     count = min(_PROMPTS, max(1, tokens // 2))
     some = texts[:: -(-len(texts) // count)]
     each = -(-tokens // len(some))
-    return {"texts": some, "tokens": each, "chip": compiler.chip, "flags": [*compiler.flags]}
+    return {
+        "texts": some,
+        "tokens": each,
+        "chip": compiler.chip,
+        "flags": [*compiler.flags],
+    }
 
 
 def score(job: Job, progress: Progress) -> dict[str, Any]:
     """Score prompts of `parts` in LiteRT-LM until the ratio is precise enough; a bundle's prompts run in parallel."""
-    (name, folder), *bundles = job.inputs.items()
-    checkpoint, parts = Checkpoint(folder), job.options["parts"]
+    reference, *bundles = job.inputs
+    checkpoint = Checkpoint(job.inputs[reference])
+    parts = job.options["parts"]
     likelihoods: dict[str, list[float]] = {name: [] for name in job.inputs}
-    done, skipped, error = 0, 0, math.inf
-    cores, context = len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(cores, context) as pool:
-        while done < len(parts) and not error <= ERROR:
-            batch = parts[done : done + _BATCH]
-            asked = [pool.map(partial(say, path), batch) for _, path in bundles]
-            for part, *answers in zip(batch, *asked, strict=True):
-                progress(job.stage, done, min(done // _BATCH * _BATCH + _BATCH, len(parts)))
-                done += 1
+    skipped = 0
+    scored = 0
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")) as pool:
+        for start in range(0, len(parts), _BATCH):
+            batch = parts[start : start + _BATCH]
+            asked = [pool.map(partial(say, job.inputs[name]), batch) for name in bundles]
+            for place, (part, *answers) in enumerate(zip(batch, *asked, strict=True), start):
+                progress(job.stage, place, min(start + _BATCH, len(parts)))
                 if None in answers:
                     skipped += 1
                     continue
-                said = dict(zip((one for one, _ in bundles), answers, strict=True))
-                likelihoods[name] += checkpoint.say(part, {one: text for one, (text, _) in said.items()})
-                for one, (_, own) in said.items():
-                    likelihoods[one] += own
-            if likelihoods[name]:
-                error = max(ratio_of(likelihoods[one], likelihoods[name])[1] for one, _ in bundles)
-    if done == skipped:
+                scored += 1
+                texts: dict[str, Text] = {}
+                for name, answer in zip(bundles, answers, strict=True):
+                    texts[name] = answer.text
+                    likelihoods[name] += answer.likelihoods
+                likelihoods[reference] += checkpoint.say(part, texts)
+            if scored and _worst_error(likelihoods, reference) <= ERROR:
+                break
+    if not scored:
         raise UsageError("every held-out prompt is longer than the bundle's cache: give shorter ones")
-    closeness = {one: Closeness([], [], own) for one, own in likelihoods.items()}
-    scores = [ModelScore.of(one, close, closeness[name]) for one, close in closeness.items()]
-    return asdict(Evaluation(scores, done - skipped, skipped))
+    closeness = {name: Closeness([], [], own) for name, own in likelihoods.items()}
+    scores = [ModelScore.of(name, own, closeness[reference]) for name, own in closeness.items()]
+    return asdict(Evaluation(scores, scored, skipped))
+
+
+def _worst_error(likelihoods: Mapping[str, Sequence[float]], reference: str) -> float:
+    """The largest standard error of a bundle's ratio to the reference."""
+    expected = likelihoods[reference]
+    errors = [ratio_of(own, expected)[1] for name, own in likelihoods.items() if name != reference]
+    return max(errors)
 
 
 @lru_cache(maxsize=1)
 def _loaded(bundle: str) -> tuple[Any, int]:
     """LiteRT-LM's NPU executor on CPU kernels, with SOFTMAX in float, see `float_softmax`; and the cache's length."""
-    lm = importlib.import_module("litert_lm")
+    import litert_lm as lm
+
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, Path(bundle).name)
         float_softmax(bundle, copy)
@@ -274,10 +306,17 @@ def _loaded(bundle: str) -> tuple[Any, int]:
     return engine, lm.ModelInfo(bundle).max_context_tokens
 
 
-def say(bundle: str, part: Part) -> tuple[Text, list[float]] | None:
-    """Score the second part after the first: the bundle's tokens, and the log-likelihoods of those scored.
+class Said(NamedTuple):
+    """A prompt as a bundle's tokens, and the log-likelihoods of those scored."""
 
-    Returns None if they do not fit into the cache. A process keeps the last bundle loaded.
+    text: Text
+    likelihoods: list[float]
+
+
+def say(bundle: str, part: Part) -> Said | None:
+    """Score the second part after the first; None if they do not fit into the cache.
+
+    A process keeps the last bundle loaded.
     """
     try:
         engine, room = _loaded(bundle)
@@ -285,13 +324,14 @@ def say(bundle: str, part: Part) -> tuple[Text, list[float]] | None:
         before, scored = (tuple(engine.tokenize(text)) for text in part)
         if 1 + len(before) + len(scored) >= room:
             return None
-        begin = () if engine.bos_token_id is None else (engine.bos_token_id,)
+        if engine.bos_token_id is not None:
+            before = (engine.bos_token_id, *before)
         with engine.create_session(apply_prompt_template=False) as session:
             session.run_prefill([part[0]])
             likelihoods = session.run_text_scoring([part[1]]).token_scores[0]
     except Exception as error:  # LiteRT-LM's
         raise StageFailedError(f"{Path(bundle).name} did not run: {error}") from error
-    return Text((*begin, *before), scored), [*likelihoods]
+    return Said(Text(before, scored), [*likelihoods])
 
 
 def float_softmax(bundle: AnyPath, output: AnyPath) -> None:
@@ -302,34 +342,41 @@ def float_softmax(bundle: AnyPath, output: AnyPath) -> None:
     """
     opened = Opened(bundle)
     part = opened.main()
-    new = part.model.new_operator
     for graph in part.model.subgraphs:
         operators: list[Operator] = []
         for operator in graph.operators:
-            if operator.name != "SOFTMAX" or operator.input(0).dtype is DType.FLOAT32:
+            if operator.name == "SOFTMAX" and operator.input(0).dtype is not DType.FLOAT32:
+                operators += _in_float(part.model, graph, operator)
+            else:
                 operators.append(operator)
-                continue
-            ends = operator.input(0), operator.output
-            floats = (Tensor(f"{one.name}/float", one.shape, DType.FLOAT32) for one in ends)
-            given, made = map(graph.add_tensor, floats)
-            operators += [
-                new("DEQUANTIZE", [ends[0]], [given]),
-                new("SOFTMAX", [given], [made], beta=operator.option("beta")),
-                new("QUANTIZE", [made], [ends[1]]),
-            ]
         graph.arrange(operators)
     part.changed = True
     opened.save(output)
+
+
+def _in_float(model: Model, graph: Subgraph, softmax: Operator) -> list[Operator]:
+    """A SOFTMAX in float, between DEQUANTIZE and QUANTIZE; their tensors are added to the graph."""
+    logits = softmax.input(0)
+    given, made = (
+        graph.add_tensor(Tensor(f"{one.name}/float", one.shape, DType.FLOAT32))
+        for one in (logits, softmax.output)
+    )
+    return [
+        model.new_operator("DEQUANTIZE", [logits], [given]),
+        model.new_operator("SOFTMAX", [given], [made], beta=softmax.option("beta")),
+        model.new_operator("QUANTIZE", [made], [softmax.output]),
+    ]
 
 
 class Checkpoint:
     """A Hugging Face checkpoint in float32."""
 
     def __init__(self, folder: str) -> None:
-        self._torch: Any = importlib.import_module("torch")
-        transformers = importlib.import_module("transformers")
+        import torch
+        import transformers
+
         self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
-        loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=self._torch.float32)
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self._model: Any = loaded.eval()
 
     def say(self, part: Part, texts: Mapping[str, Text]) -> list[float]:
@@ -340,19 +387,24 @@ class Checkpoint:
         """
         before, scored = (tuple(self._tokenizer(one, add_special_tokens=False)["input_ids"]) for one in part)
         for name, text in texts.items():
-            if (text.before[-len(before) :], text.scored) != (before, scored):  # BOS may be in front
+            if (text.before[-len(before) :], text.scored) != (
+                before,
+                scored,
+            ):  # BOS may be in front
                 raise UsageError(
                     f"the checkpoint's vocabulary differs from bundle {name}'s: a held-out prompt's two parts have "
                     f"{len(before)} and {len(scored)} tokens, in the bundle {len(text.before)} and "
                     f"{len(text.scored)}; give the checkpoint that the bundle was made from"
                 )
-        rows = self.logits(next(iter(texts.values()))).log_softmax(-1)
+        rows = self.logits(text).log_softmax(-1)
         return [float(row[token]) for row, token in zip(rows, scored, strict=True)]
 
     def logits(self, text: Text) -> Any:
         """Float logits `[scored, vocabulary]` that predict each of the scored tokens."""
-        ids = self._torch.tensor([[*text.before, *text.scored]])
-        with self._torch.no_grad():
+        import torch
+
+        ids = torch.tensor([[*text.before, *text.scored]])
+        with torch.no_grad():
             logits = self._model(input_ids=ids, logits_to_keep=len(text.scored) + 1).logits
         return logits[0, :-1].float()
 
@@ -365,18 +417,19 @@ class Checkpoint:
 
 def emulate(job: Job, progress: Progress) -> dict[str, Any]:
     """Score `tokens` tokens of each of `texts`, on CPU kernels and in the NPU's emulator."""
-    (name, folder), *bundles = job.inputs.items()
+    reference, *bundles = job.inputs
     options = job.options
     compiler = Compiler(options["chip"], tuple(options["flags"]), job.libraries)
-    check_emulator(compiler)
-    checkpoint = Checkpoint(folder)
+    backend_of(compiler.chip).check_emulator(compiler)
+    checkpoint = Checkpoint(job.inputs[reference])
     texts = [checkpoint.text(text, options["tokens"]) for text in options["texts"]]
     expected = np.concatenate([checkpoint.logits(text).numpy() for text in texts])
     del checkpoint
-    tokens = [token for text in texts for token in text.scored]
+    tokens = [*chain.from_iterable(text.scored for text in texts)]
     itself = Closeness.of(expected, expected, tokens)
-    scores = [ModelScore.of(name, itself, itself)]
-    for bundle, path in bundles:
+    scores = [ModelScore.of(reference, itself, itself)]
+    for bundle in bundles:
+        path = job.inputs[bundle]
         with tempfile.TemporaryDirectory() as place:
             copy = Path(place, Path(path).name)
             float_softmax(path, copy)
@@ -387,6 +440,7 @@ def emulate(job: Job, progress: Progress) -> dict[str, Any]:
                 f"give the checkpoint that the bundle was made from"
             )
         npu = np.concatenate(read(path, texts, compiler, partial(progress, job.stage)))
-        for found, on_npu in ((cpu, False), (npu, True)):
-            scores.append(ModelScore.of(bundle, Closeness.of(expected, found, tokens), itself, on_npu=on_npu))
+        for logits in (cpu, npu):
+            close = Closeness.of(expected, logits, tokens)
+            scores.append(ModelScore.of(bundle, close, itself, on_npu=logits is npu))
     return asdict(Evaluation(scores, len(texts)))

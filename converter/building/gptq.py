@@ -4,6 +4,7 @@ Columns are rounded one by one, and later columns compensate for each column's e
 product's inputs (Frantar et al. 2022, https://arxiv.org/abs/2210.17323). Rows are independent of each other.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,13 @@ class Grid:
 
     codes: Codes
     scales: Floats
+
+    @classmethod
+    def joined(cls, blocks: Sequence["Grid"]) -> "Grid":
+        """The rows of several grids, in their order."""
+        codes = np.concatenate([one.codes for one in blocks])
+        scales = np.concatenate([one.scales for one in blocks])
+        return cls(codes, scales)
 
     def values(self) -> Floats:
         """The rounded weights."""

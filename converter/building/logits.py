@@ -9,7 +9,6 @@ small model reads. It is cut by rows, which is exact, and the weights of the sec
 Tokenizers number frequent tokens first.
 """
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,9 @@ def moments_of(checkpoint: Path, prompts: Path, progress: Progress, *, rotated: 
     If `rotated`, of the product in the checkpoint as `rotation.prepare` writes it: inputs x become x Q, with ones as
     the final norm's weights.
     """
-    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    import torch
+    import transformers
+
     wording = wording_of(checkpoint)
     texts = [wording.tokenizer.tokenize(wording.text(prompt)) for prompt in read_prompts(prompts)]
     tokens = sum(map(len, texts))
@@ -91,11 +92,14 @@ def narrow_logits(model: Model, moments: Floats, progress: Progress, kept: int =
 def _product(outputs: dict[str, Tensor]) -> Operator | None:
     """The nearest FULLY_CONNECTED above the logits, if its weights are int8 constants and it has no bias."""
     tensor = outputs.get("logits")
-    while tensor is not None and (operator := tensor.producer) is not None:
+    while tensor is not None and tensor.producer is not None:
+        operator = tensor.producer
         if operator.name == "FULLY_CONNECTED":
-            weights, bias = operator.input(1), operator.inputs[2:]
-            fits = weights.is_constant and weights.dtype is DType.INT8 and not any(bias)
-            return operator if fits else None
+            weights = operator.input(1)
+            is_narrowable = (
+                weights.is_constant and weights.dtype is DType.INT8 and not any(operator.inputs[2:])
+            )
+            return operator if is_narrowable else None
         above = [one for one in operator.inputs if one is not None and not one.is_constant]
         tensor = above[0] if len(above) == 1 else None
     return None
@@ -120,8 +124,7 @@ def _parts(weights: Tensor, moments: Floats, kept: int, progress: Progress) -> l
         progress("narrowing", start - kept, len(codes) - kept)
         rows = slice(start, start + ROWS_AT_ONCE)
         grids.append(rounder.rounded(codes[rows].astype(np.float32) * scales[rows, None]))
-    rest = Grid(np.concatenate([one.codes for one in grids]), np.concatenate([one.scales for one in grids]))
-    return [frequent, four_bits(f"{weights.name}/rest", rest)]
+    return [frequent, four_bits(f"{weights.name}/rest", Grid.joined(grids))]
 
 
 def four_bits(name: str, grid: Grid) -> Tensor:
@@ -141,17 +144,24 @@ def by_row(scales: Floats) -> Quantization:
 
 def _cut(model: Model, product: Operator, parts: Sequence[Tensor]) -> None:
     """Replace a product by one for each part, and a CONCATENATION."""
-    graph, whole = product.subgraph, product.output
+    graph = product.subgraph
+    whole = product.output
     assert graph is not None
-    new, joined = [], []
+    new: list[Operator] = []
     for part in parts:
         if not graph.lists(part):  # already there if products in one graph share weights
             graph.add_tensor(part)
         shape = (*whole.shape[:-1], part.shape[0])
-        output = Tensor(f"{whole.name}/{part.shape[0]}", shape, whole.dtype, quantization=whole.quantization)
-        joined.append(graph.add_tensor(output))
-        new.append(
-            Operator(product.code, [product.input(0), part, *product.inputs[2:]], [output], product.options)
+        output = graph.add_tensor(
+            Tensor(
+                f"{whole.name}/{part.shape[0]}",
+                shape,
+                whole.dtype,
+                quantization=whole.quantization,
+            )
         )
+        inputs = [product.input(0), part, *product.inputs[2:]]
+        new.append(Operator(product.code, inputs, [output], product.options))
+    joined = [operator.output for operator in new]
     new.append(model.new_operator("CONCATENATION", joined, [whole], axis=len(whole.shape) - 1))
     graph.replace([product], dict.fromkeys(new, graph.after(product)))

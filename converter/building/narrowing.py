@@ -98,9 +98,9 @@ def _weights_of(model: Model) -> Iterator[tuple[Subgraph, Tensor]]:
 
 
 def _is_weights(reader: Operator, weights: Tensor) -> bool:
-    return reader.name == "FULLY_CONNECTED" and [
-        at for at, one in enumerate(reader.inputs) if one is weights
-    ] == [1]
+    return (
+        reader.name == "FULLY_CONNECTED" and reader.inputs[1] is weights and reader.inputs.count(weights) == 1
+    )
 
 
 def _signs(codes: Codes) -> bytes:
@@ -122,7 +122,11 @@ def _replace(graph: Subgraph, weights: Tensor, narrowed: Tensor, bias: Floats | 
     for reader in weights.consumers:
         stored = reader.inputs[2] if len(reader.inputs) > 2 else None
         if stored is not None and stored.is_quantized:
-            graph.set_input(reader, 2, graph.add_tensor(_bias_codes(stored, bias, reader.input(0), narrowed)))
+            graph.set_input(
+                reader,
+                2,
+                graph.add_tensor(_bias_codes(stored, bias, reader.input(0), narrowed)),
+            )
     graph.replace_uses(weights, narrowed)
 
 

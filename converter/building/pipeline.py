@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from inspect import signature
@@ -21,23 +21,31 @@ import numpy as np
 from edge_opt.base.errors import EdgeOptError, UsageError, unknown
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress
-from edge_opt.building.prompts import check_lengths, plan, read_prompts, wording_of
+from edge_opt.building.prompts import Wording, check_lengths, plan, read_prompts, wording_of
 from edge_opt.building.rotation import prepare
 from edge_opt.building.sections import keep_sections
 from edge_opt.building.source import SETTING, plan_caches
 from edge_opt.building.stages import SUPPORTED, Job
 from edge_opt.integrations.npu_export import npu_optimize
 from edge_opt.ir.opening import MAIN_SECTION, Opened
-from edge_opt.npu.hexagon import first_complaint
-from edge_opt.npu.sdk import CompilerFailedError
+from edge_opt.npu.compiler import Compiler, CompilerFailedError, first_complaint
+from edge_opt.npu.vendors import vendor_backend
 from edge_opt.schema.litertlm import ASSUMED_WINDOW, read_bundle, section_of
 from edge_opt.soundness import power_of_two
 from edge_opt.targets import Target
 
 _EXPORT = "litert_torch.generative.export_hf"
 # Arguments of stages that have another name in the configuration.
-_RENAMED = {"quantization_recipe": "weight_quantization_recipe", "kv_cache_max_len": "cache_length"}
-_STAGES = {"export": "export", "calibrate": "calib", "quantize": "quant", "compile": "compile"}
+_RENAMED = {
+    "quantization_recipe": "weight_quantization_recipe",
+    "kv_cache_max_len": "cache_length",
+}
+_STAGES = {
+    "export": "export",
+    "calibrate": "calib",
+    "quantize": "quant",
+    "compile": "compile",
+}
 # Settings that cannot be set, and why.
 _FIXED = {
     "model_id": "it follows from the input",
@@ -58,6 +66,7 @@ _DEFAULTS = {"disable_aux_compilation": True, "rotate": True}
 """Our defaults. litert-torch also compiles the auxiliary model's masks; LiteRT-LM makes its own. For `rotate`, see
 `rotation`."""
 _WHOLE = "full_attention"
+_PREFILL = "prefill_"
 _LARGEST_CODE = 32767  # of int16; a symmetric range's scale is the range divided by it
 
 
@@ -71,9 +80,39 @@ def _config(job: Job) -> Any:
 
 def configure(job: Job, _: Progress) -> dict[str, Any]:
     """Resolve the settings from defaults, vendor and user; UsageError for an unknown or invalid one."""
-    stages, settings, model = _lib("stages"), job.options["settings"], Path(job.inputs["model"])
-    make = stages.NpuPipelineConfig
+    settings = job.options["settings"]
+    model = Path(job.inputs["source"])
+    make = _lib("stages").NpuPipelineConfig
     vendor = _lib("configs.vendor_configs").VENDOR_CONFIGS.get(job.options["vendor"], {})
+    used = _used_settings()
+    defaults = make(model_id="", backend="", soc_model="").to_dict() | _DEFAULTS
+    _check_settings(settings, sorted({*defaults, *vendor}.union(*used.values())), defaults)
+    fixed = {
+        "backend": job.options["vendor"],
+        "soc_model": job.options["chip"],
+        "model_id": str(model),
+    }
+    config = make.from_dict({**_DEFAULTS, **vendor, **settings, **fixed})
+    caches = job.options["caches"]
+    if model.is_dir():
+        check_lengths(config.prefill_lengths, config.cache_length)
+        caches = _planned_caches(config, model, whole=settings.get(SETTING, 0) is None)
+        setattr(config, SETTING, caches["ring"])
+        if "prompts" in job.inputs:
+            # Fail before the export: the bundle's tokenizer gives the same counts to within a token or two.
+            _planned_prompts(job, model, config, config.prefill_lengths)
+    else:
+        config.cache_length = job.options["cache"]
+        if SETTING in settings:
+            raise UsageError(f"--set {SETTING}: the bundle has its caches already, leave it out")
+    config.print_summary()
+    known = {stage: _known_values(config, names) for stage, names in used.items()}
+    return {"config": config.to_dict(), "settings": known, "caches": caches}
+
+
+def _used_settings() -> dict[str, set[str]]:
+    """Names of the settings that each stage of the pipeline reads."""
+    stages = _lib("stages")
     used = {
         name: {*signature(getattr(stages, f"{short}_func")).parameters} for name, short in _STAGES.items()
     }
@@ -81,37 +120,33 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
     used["quantize"].remove("quantization_recipe")
     used["export"] -= used["calibrate"] | used["quantize"]
     used["export"].add("rotate")
-    defaults = make(model_id="", backend="", soc_model="").to_dict() | _DEFAULTS
-    _check_settings(settings, sorted({*defaults, *vendor}.union(*used.values())), defaults)
-    fixed = {"backend": job.options["vendor"], "soc_model": job.options["chip"], "model_id": str(model)}
-    config = make.from_dict({**_DEFAULTS, **vendor, **settings, **fixed})
-    caches = job.options["caches"]
-    if model.is_dir():
-        check_lengths(config.prefill_lengths, config.cache_length)
-        described = importlib.import_module("transformers").AutoConfig.from_pretrained(model)
-        shortest = min(getattr(config, "cache_lengths", None) or [config.cache_length])
-        text, chosen = described.get_text_config().to_dict(), getattr(config, SETTING, None)
-        whole = settings.get(SETTING, 0) is None
-        caches = plan_caches(text, config.prefill_lengths, shortest, chosen, whole=whole)
-        setattr(config, SETTING, caches["ring"])
-        if "prompts" in job.inputs:
-            # Fail before the export: the bundle's tokenizer gives the same counts to within a token or two.
-            prompts, room = read_prompts(Path(job.inputs["prompts"])), config.max_calibration_decode_steps
-            plan(prompts, wording_of(model).count, config.prefill_lengths, config.cache_length, room)
-    else:
-        config.cache_length = job.options["cache"]
-        if SETTING in settings:
-            raise UsageError(f"--set {SETTING}: the bundle has its caches already, leave it out")
-    config.print_summary()
-    known = {
-        stage: {
-            name: value
-            for name in sorted(names - {"model"})
-            if (value := getattr(config, _RENAMED.get(name, name), None)) is not None
-        }
-        for stage, names in used.items()
-    }
-    return {"config": config.to_dict(), "settings": known, "caches": caches}
+    return used
+
+
+def _known_values(config: Any, names: set[str]) -> dict[str, Any]:
+    """The values of settings, without those that are None."""
+    values = {name: getattr(config, _RENAMED.get(name, name), None) for name in sorted(names - {"model"})}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _planned_caches(config: Any, checkpoint: Path, *, whole: bool) -> dict[str, Any]:
+    """The lengths of a checkpoint's caches, see `plan_caches`."""
+    from transformers import AutoConfig
+
+    described = AutoConfig.from_pretrained(checkpoint)
+    text = described.get_text_config().to_dict()
+    shortest = min(getattr(config, "cache_lengths", None) or [config.cache_length])
+    return plan_caches(text, config.prefill_lengths, shortest, getattr(config, SETTING, None), whole=whole)
+
+
+def _planned_prompts(
+    job: Job, model: Path, config: Any, lengths: Sequence[int]
+) -> tuple[Wording, list[Any], list[str]]:
+    """The wording of a model, the prompts to calibrate with, and notes on them; see `plan`."""
+    wording = wording_of(model)
+    prompts = read_prompts(Path(job.inputs["prompts"]))
+    room = config.max_calibration_decode_steps
+    return wording, *plan(prompts, wording.count, lengths, config.cache_length, room)
 
 
 def _check_settings(given: Mapping[str, Any], names: Sequence[str], defaults: Mapping[str, Any]) -> None:
@@ -139,10 +174,12 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
     rotated = Path(tempfile.gettempdir(), "rotated")
     # In a process of its own: litert-torch's composites for norms need transformers' models not loaded before.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        preparing = pool.submit(prepare, Path(job.inputs["model"]), rotated, rotate=job.options["rotate"])
-        config, stages = _config(job), _lib("stages")  # loads packages, which takes as long
+        preparing = pool.submit(prepare, Path(job.inputs["base"]), rotated, rotate=job.options["rotate"])
+        # This loads packages, which takes as long.
+        config = _config(job)
+        stages = _lib("stages")
         prepared = preparing.result()
-    config.model_id = str(rotated) if prepared.rotated else job.inputs["model"]
+    config.model_id = str(rotated) if prepared.rotated else job.inputs["base"]
     try:
         stages.npu_export(config, job.output)
     except KeyError as error:
@@ -163,6 +200,8 @@ def write_window(path: Path, window: int) -> None:
     Raises:
         EdgeOptError: there is no executor metadata; LiteRT-LM would assume another window.
     """
+    from litert_lm_builder.runtime.proto.executor_metadata_pb2 import ExecutorMetadata
+
     bundle = read_bundle(path)
     index = section_of(bundle)
     if index is None:
@@ -170,9 +209,8 @@ def write_window(path: Path, window: int) -> None:
             f"the exported bundle has no executor metadata, without which LiteRT-LM assumes a window of "
             f"{ASSUMED_WINDOW} instead of {window}: use litert-torch {SUPPORTED}"
         )
-    metadata = importlib.import_module("litert_lm_builder.runtime.proto.executor_metadata_pb2")
     content = bundle.content(index)
-    values = metadata.ExecutorMetadata.FromString(content.read(0, content.size))
+    values = ExecutorMetadata.FromString(content.read(0, content.size))
     values.llm_executor_metadata.attention_mask_settings.sliding_window_size = window
     written = path.with_name(f"{path.stem}_window{path.suffix}")
     bundle.write({index: values.SerializeToString(deterministic=True)}, written)
@@ -181,14 +219,16 @@ def write_window(path: Path, window: int) -> None:
 
 def calibrate(job: Job, _: Progress) -> dict[str, Any]:
     """Find every tensor's range on the prompts; UsageError if they are too short or an entry point never runs."""
-    config, model = _config(job), Path(job.inputs["model"])
+    config = _config(job)
+    model = Path(job.inputs["model"])
     signatures = [signature.key for signature in Opened(model).main().model.signatures]
-    lengths = [int(match[1]) for name in signatures if (match := re.fullmatch(r"prefill_(\d+)", name))]
+    lengths = [
+        int(name.removeprefix(_PREFILL)) for name in signatures if re.fullmatch(rf"{_PREFILL}\d+", name)
+    ]
     check_lengths(lengths, config.cache_length)
-    wording, prompts = wording_of(model), read_prompts(Path(job.inputs["prompts"]))
-    room = config.max_calibration_decode_steps
-    planned, notes = plan(prompts, wording.count, lengths, config.cache_length, room)
-    interpreters: Any = importlib.import_module("ai_edge_quantizer.utils.tfl_interpreter_utils")
+    wording, planned, notes = _planned_prompts(job, model, config, lengths)
+    from ai_edge_quantizer.utils import tfl_interpreter_utils as interpreters
+
     # The quantizer asks for 16 threads; those without a core of their own lose time waiting for each other.
     create = partial(interpreters.create_tfl_interpreter, num_threads=len(os.sched_getaffinity(0)))
     interpreters.create_tfl_interpreter = create
@@ -205,11 +245,15 @@ def check_all_ran(signatures: Sequence[str], ranges: Path) -> None:
     """Raise UsageError if calibration skipped an entry point."""
     file = next(ranges.glob(f"*{MAIN_SECTION}*.json"))
     tensors = json.loads(file.read_text(encoding="utf-8"))["model_qsvs"]
-    idle = [key for key in signatures if not any(name.startswith(f"{key}_") for name in tensors)]
+    idle = [key for key in signatures if not _starts_any(f"{key}_", tensors)]
     if idle:
         raise UsageError(
             f"litert-torch's calibration does not run {', '.join(idle)}, so its ranges are unknown: export without it"
         )
+
+
+def _starts_any(prefix: str, names: Iterable[str]) -> bool:
+    return any(name.startswith(prefix) for name in names)
 
 
 def widen_sums(model: Path, ranges: Path) -> None:
@@ -217,21 +261,26 @@ def widen_sums(model: Path, ranges: Path) -> None:
 
     For example, the auxiliary model's mask for a ring buffer of 512 adds 1 to positions up to 511.
     """
-    sums = {
-        operator.output.name
-        for part in Opened(model).parts
-        for graph in part.model.subgraphs
-        for operator in graph.operators
-        if operator.name == "ADD" and operator.input(0).shape != operator.input(1).shape
-    }
+    sums = _broadcasting_sums(model)
     for file in ranges.glob("*.json"):
         content = json.loads(file.read_text(encoding="utf-8"))
-        for range_ in (one for name, one in content.get("model_qsvs", {}).items() if name in sums):
-            ends = np.array([range_["min"], range_["max"]], np.float64)
+        known = content.get("model_qsvs", {})
+        for name in sums & known.keys():
+            ends = np.array([known[name]["min"], known[name]["max"]], np.float64)
             reach = np.abs(ends).max()
             if reach > 0 and power_of_two(reach / _LARGEST_CODE):
-                range_["min"], range_["max"] = (1.01 * ends).tolist()
+                known[name]["min"], known[name]["max"] = (1.01 * ends).tolist()
         file.write_text(json.dumps(content), encoding="utf-8")
+
+
+def _broadcasting_sums(model: Path) -> set[str]:
+    """Names of the results of all ADDs of different shapes."""
+    names: set[str] = set()
+    for part in Opened(model).parts:
+        for graph in part.model.subgraphs:
+            sums = [operator for operator in graph.operators if operator.name == "ADD"]
+            names |= {one.output.name for one in sums if one.input(0).shape != one.input(1).shape}
+    return names
 
 
 def quantize(job: Job, _: Progress) -> dict[str, Any]:
@@ -258,12 +307,24 @@ def optimize(job: Job, progress: Progress) -> dict[str, Any]:
 
 
 def compile_bundle(job: Job, _: Progress) -> dict[str, Any]:
-    """Compile the bundle for the NPU; CompilerFailedError with the compiler's message."""
-    config, configs = _config(job), job.options["compile_configs"] or None
+    """Compile the bundle for the NPU; CompilerFailedError with the compiler's message.
+
+    Raises:
+        CompilerMissingError: the vendor's libraries are not on this machine.
+    """
+    config = _config(job)
+    configs = job.options["compile_configs"] or None
+    backend = vendor_backend(config.backend)
+    if backend is not None:
+        backend.check_installed(Compiler(config.soc_model, sdk=job.libraries))
     with tempfile.TemporaryDirectory() as folder:
         try:
             _lib("stages").npu_compile(
-                config, job.inputs["model"], str(job.model), intermediate_dir=folder, compile_configs=configs
+                config,
+                job.inputs["model"],
+                str(job.model),
+                intermediate_dir=folder,
+                compile_configs=configs,
             )
         except ValueError as error:
             # LiteRT leaves the compiler's output in a temporary file.

@@ -60,10 +60,11 @@ def text_of(prompt: Any) -> str:
 def _turns(prompt: Any) -> list[dict[str, str]]:
     """The turns of a conversation; plain text is one user turn."""
     if isinstance(prompt, dict):
-        told = [prompt[key] for key in _TEXTS if isinstance(prompt.get(key), str)]
-        if not told and isinstance(turns := prompt.get("messages"), list):
+        texts = [prompt[key] for key in _TEXTS if isinstance(prompt.get(key), str)]
+        turns = prompt.get("messages")
+        if not texts and isinstance(turns, list):
             return [one for one in turns if isinstance(one, dict) and isinstance(one.get("content"), str)]
-        prompt = told[0] if told else None
+        prompt = texts[0] if texts else None
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else []
 
 
@@ -79,7 +80,11 @@ def check_lengths(lengths: Sequence[int], cache: int) -> None:
 
 
 def plan(
-    prompts: Sequence[Any], count: Callable[[Any], int], lengths: Sequence[int], cache: int, room: int = 0
+    prompts: Sequence[Any],
+    count: Callable[[Any], int],
+    lengths: Sequence[int],
+    cache: int,
+    room: int = 0,
 ) -> tuple[list[Any], list[str]]:
     """Keep the prompts that fit into the cache, and add longer ones joined from the given prompts if needed.
 
@@ -89,14 +94,21 @@ def plan(
     for generated tokens, and must run a prefill of each length in `lengths` on a filled cache; UsageError if there is
     too little text.
     """
-    counted = [(prompt, count(prompt)) for prompt in prompts]
-    kept = [(prompt, tokens) for prompt, tokens in counted if _fits(tokens, lengths, cache)]
-    longest, joined, notes = max((tokens for _, tokens in kept), default=0), [], []
-    if len(kept) < len(counted):
-        left = many(len(counted) - len(kept), "prompt")
+    kept: list[Any] = []
+    sizes: list[int] = []
+    for prompt in prompts:
+        tokens = count(prompt)
+        if _fits(tokens, lengths, cache):
+            kept.append(prompt)
+            sizes.append(tokens)
+    longest = max(sizes, default=0)
+    joined: list[str] = []
+    notes: list[str] = []
+    if len(kept) < len(prompts):
+        left = many(len(prompts) - len(kept), "prompt")
         notes.append(f"Skipped {left} with more tokens than fit into a cache of {cache}")
     for least, most in _needs(lengths, cache, room):
-        if any(least <= tokens <= most for _, tokens in kept):
+        if any(least <= tokens <= most for tokens in sizes):
             continue
         text = _joined(prompts, count, most)
         tokens = count(text)
@@ -106,14 +118,15 @@ def plan(
                 f"{', '.join(map(str, lengths))}: {tokens} tokens in all, {least - tokens} are missing; give more or "
                 f"longer prompts, or a shorter cache=..."
             )
-        kept.append((text, tokens))
+        kept.append(text)
+        sizes.append(tokens)
         joined.append(str(tokens))
     if joined:
         notes.append(
             f"Joined from your prompts, of which the longest has {longest} tokens: {many(len(joined), 'prompt')} of "
             f"{' and '.join(joined)} tokens, so that a prefill runs on a filled cache"
         )
-    return [prompt for prompt, _ in kept], notes
+    return kept, notes
 
 
 def _needs(lengths: Sequence[int], cache: int, room: int) -> Iterator[tuple[int, int]]:
@@ -135,7 +148,8 @@ def _fits(tokens: int, lengths: Sequence[int], cache: int) -> bool:
 
 def _joined(prompts: Sequence[Any], count: Callable[[Any], int], most: int) -> str:
     """Join the prompts, each once, and cut the text to at most `most` tokens."""
-    whole, longest = _JOINT.join(dict.fromkeys(map(text_of, prompts))), most
+    whole = _JOINT.join(dict.fromkeys(map(text_of, prompts)))
+    longest = most
     # Counting a whole text may take long: most have some four characters a token.
     while longest < len(whole) and count(whole[:longest]) <= most:
         longest *= 2
@@ -154,11 +168,15 @@ class Wording:
         """The prompt as the model reads it, up to its answer; UsageError if the template fails."""
         if self.template is None:
             return text_of(prompt)
-        render = importlib.import_module("transformers.utils.chat_template_utils").render_jinja_template
+        from transformers.utils.chat_template_utils import render_jinja_template
+
         special = getattr(self.tokenizer.tx_tokenizer, "special_tokens_map", {})
         try:
-            texts, _ = render(
-                [_turns(prompt)], chat_template=self.template, add_generation_prompt=True, **special
+            texts, _ = render_jinja_template(
+                [_turns(prompt)],
+                chat_template=self.template,
+                add_generation_prompt=True,
+                **special,
             )
         except Exception as error:  # a template may raise anything
             raise UsageError(
@@ -181,7 +199,10 @@ def wording_of(model: Path) -> Wording:
     unpack = importlib.import_module(f"{_CALIBRATION}.litertlm_bundle.litertlm_bundle").unpack_litertlm
     with tempfile.TemporaryDirectory() as folder:
         found = unpack(str(model), folder)
-        words = {"spm_model_path": "SP_Tokenizer", "tokenizer_json_path": "tokenizer_json_path"}
+        words = {
+            "spm_model_path": "SP_Tokenizer",
+            "tokenizer_json_path": "tokenizer_json_path",
+        }
         files = {name: found[key] for name, key in words.items() if key in found}
         if not files:
             raise UsageError(

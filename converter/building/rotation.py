@@ -12,10 +12,10 @@ rotated: every weight must be listed here, every norm must compute `weight * x /
 must be the same before and after.
 """
 
-import importlib
 import pickle
 import re
 import shutil
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +32,10 @@ _NORMS = {
 """Norms of a layer, and the products that read each one's result."""
 _WRITES = re.compile(_LAYER + r"(?:self_attn\.o_proj|mlp\.down_proj)\.(?:weight|bias)")
 _OTHERS = re.compile(_LAYER + r"self_attn\.(?:(?:q|k|v|qkv)_proj\.bias|[qk]_norm\.weight)")
-_EMBEDDING, NORM, _HEAD = _ENDS = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
+_EMBEDDING = "model.embed_tokens.weight"
+NORM = "model.norm.weight"
+"""The final norm's weights."""
+_HEAD = "lm_head.weight"
 _TEXTS = {".json", ".model", ".jinja", ".txt"}
 _TOKENS = 64
 _ROWS_AT_ONCE = 8192
@@ -78,16 +81,17 @@ def rotate_stream(model: Any, *, least_gain: float = _GAIN) -> Prepared:
     The model is not rotated if a weight or a norm rules it out, if its function would change, or if the largest number
     in the stream shrinks by less than `least_gain`.
     """
-    torch = importlib.import_module("torch")
-    obstacle = _obstacle(torch, model)
+    import torch
+
+    obstacle = _obstacle(model)
     if obstacle:
         return _left(obstacle)
-    before, largest = _run(torch, model)
+    before, largest = _run(model)
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     model.config.tie_word_embeddings = False
     with torch.no_grad():
         _rotate_weights(model.state_dict(), torch.tensor(orthogonal(model.config.hidden_size)))
-    after, smaller = _run(torch, model)
+    after, smaller = _run(model)
     difference = float((after - before).abs().max() / before.abs().max())
     if not difference <= _SAME:  # NaN, too
         return _left(f"its logits would change by {difference:.2%} of the largest one", spoiled=True)
@@ -118,13 +122,24 @@ def load(source: Path) -> Any:
             generation settings.
         EdgeOptError: memory ran out.
     """
-    torch, transformers, safetensors = map(importlib.import_module, ("torch", "transformers", "safetensors"))
+    import safetensors
+    import torch
+    import transformers
+
     try:
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
-            source, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+            source,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
     # The last three are torch's for damaged .bin files.
-    except (safetensors.SafetensorError, pickle.UnpicklingError, EOFError, RuntimeError) as error:
+    except (
+        safetensors.SafetensorError,
+        pickle.UnpicklingError,
+        EOFError,
+        RuntimeError,
+    ) as error:
         cause, _, _ = (str(error) or "they are empty").partition("\n")
         if "allocate memory" in cause:
             raise EdgeOptError(
@@ -164,29 +179,46 @@ def orthogonal(width: int) -> NDArray[np.float64]:
     return np.kron(hadamard, cosines)
 
 
-def _obstacle(torch: Any, model: Any) -> str:
+def _obstacle(model: Any) -> str:
     """Why a model cannot be rotated: a weight or norm of another kind; empty if all are known."""
     weights = model.state_dict()
-    known = (*_NORMS.values(), _WRITES, _OTHERS, re.compile(_LAYER + f"(?:{'|'.join(_NORMS)})\\.weight"))
+    known = (
+        *_NORMS.values(),
+        _WRITES,
+        _OTHERS,
+        re.compile(_LAYER + f"(?:{'|'.join(_NORMS)})\\.weight"),
+    )
     norms = {NORM}
     for name in weights:
-        if name not in _ENDS and not any(one.fullmatch(name) for one in known):
+        if name not in (_EMBEDDING, NORM, _HEAD) and not any(one.fullmatch(name) for one in known):
             return f"edge-opt has no rule for '{name}'"
-        for norm, readers in _NORMS.items():
-            if match := readers.fullmatch(name):
-                norms.add(f"{match[1]}{norm}.weight")
+        norms |= {*_norm_before(name)}
     for name in (_EMBEDDING, _HEAD):
         if name not in weights:
             return f"'{name}' is missing"
     for name in sorted(norms):
         norm = name.removesuffix(".weight")
-        if name not in weights or not _is_rms_norm(torch, model, norm):
+        if name not in weights or not _is_rms_norm(model, norm):
             return f"'{norm}' does not compute `weight * x / rms(x)`, the only norm that a rotation preserves"
     return ""
 
 
-def _is_rms_norm(torch: Any, model: Any, name: str) -> bool:
+def _norm_before(name: str) -> list[str]:
+    """The weights of the layer's norm whose result a product reads, by the name of the product's weights; or none."""
+    if name == _HEAD:
+        return [NORM]
+    found: list[str] = []
+    for norm, readers in _NORMS.items():
+        match = readers.fullmatch(name)
+        if match is not None:
+            found.append(f"{match[1]}{norm}.weight")
+    return found
+
+
+def _is_rms_norm(model: Any, name: str) -> bool:
     """True if a norm computes `weight * x / rms(x)`; x has a mean, which a LayerNorm would subtract."""
+    import torch
+
     norm = model.get_submodule(name)
     x = torch.linspace(1e3, 9e3, model.config.hidden_size)  # large, so that epsilon does not matter
     with torch.no_grad():
@@ -201,14 +233,10 @@ def _rotate_weights(state: dict[str, Any], turn: Any) -> None:
             weight.copy_(turn.T @ weight.double())
         elif name == _EMBEDDING:
             _turn_rows(weight, turn)
-        elif name == _HEAD:
-            _turn_rows(weight, state[NORM].double()[:, None] * turn)
-        for norm, readers in _NORMS.items():
-            if match := readers.fullmatch(name):
-                _turn_rows(weight, state[f"{match[1]}{norm}.weight"].double()[:, None] * turn)
-    for name, weight in state.items():
-        if name == NORM or name.endswith(tuple(f"{norm}.weight" for norm in _NORMS)):
-            weight.fill_(1)
+        for norm in _norm_before(name):
+            _turn_rows(weight, state[norm].double()[:, None] * turn)
+    for name in set(chain.from_iterable(map(_norm_before, state))):
+        state[name].fill_(1)
 
 
 def _turn_rows(weight: Any, turn: Any) -> None:
@@ -217,8 +245,10 @@ def _turn_rows(weight: Any, turn: Any) -> None:
         rows.copy_(rows.double() @ turn)
 
 
-def _run(torch: Any, model: Any) -> tuple[Any, float]:
+def _run(model: Any) -> tuple[Any, float]:
     """Logits for tokens from across the vocabulary, and the residual stream's largest number between layers."""
+    import torch
+
     ids = torch.linspace(0, model.config.vocab_size - 1, _TOKENS).long()[None]
     with torch.no_grad():
         answer = model(ids, output_hidden_states=True)

@@ -1,14 +1,12 @@
 """Builds a bundle stage by stage; stages whose result is in the work folder are skipped."""
 
-import importlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +14,40 @@ from edge_opt.base.atomic import AnyPath, replacing, resolve_target
 from edge_opt.base.errors import EdgeOptError, UsageError, unknown
 from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress
+from edge_opt.base.work import work_folder
 from edge_opt.building import evaluation, stages
-from edge_opt.building.evaluation import Evaluation
+from edge_opt.building.evaluation import Evaluation, Texts
 from edge_opt.building.prompts import read_prompts
-from edge_opt.building.rounding import CHECKPOINT
+from edge_opt.building.recipe import (
+    COMPILE,
+    CONFIGURE,
+    EMULATE,
+    EVALUATE,
+    OPTIMIZE,
+    SOURCES,
+    WEIGHTS,
+    recipe,
+    run_recipe,
+)
 from edge_opt.building.sections import faults
 from edge_opt.building.source import Given, Kind, look_at
-from edge_opt.building.stages import BuildCheckError, Input, StageFailedError, StageReport, Stages
+from edge_opt.building.stages import BuildCheckError, Input, Stage, StageReport, Stages
 from edge_opt.conversion.models import find_unsound
-from edge_opt.ir.opening import WORK, Opened
-from edge_opt.npu.hexagon import Compiler
-from edge_opt.npu.sdk import SDK_VARIABLES, find_libraries
+from edge_opt.ir.opening import Opened
+from edge_opt.npu.compiler import Compiler, CompilerMissingError
+from edge_opt.npu.vendors import backend_of, vendor_backend
 from edge_opt.schema.data import Data, Source
 from edge_opt.schema.litertlm import SUFFIX
 from edge_opt.soundness import sentences
 from edge_opt.targets import Target, load_target
 from edge_opt.targets.chips import TARGETS, VENDORS, find_chip
 
-WEIGHTS = ("8", "4-logits", "4")
-"""Supported bits of weights: all at 8; those of the logits at 4 except for frequent tokens; and also as many of the
-layers' weights as quality allows."""
 WORST_RATIO = 1.05
 """Perplexity relative to the checkpoint's above which a build warns, or fails if the layers' weights are in 4 bits."""
 WORST_KL = 0.5
 """Mean KL divergence from the checkpoint in the NPU's emulator, in nats, above which a build warns."""
-_QUALCOMM, _PACKAGE = "qualcomm", "ai_edge_litert_sdk_qualcomm"
+_NARROW_WEIGHTS = "qualcomm"
+"""The vendor whose compiler takes 4-bit weights as they are stored here."""
 _NO_REFERENCE = "Not evaluated: there is no checkpoint; `edge-opt evaluate` compares a bundle with one"
 
 
@@ -99,8 +106,8 @@ def build(
         output: the .litertlm to write.
         soc: the chip, e.g. SM8750.
         prompts: JSON lines to calibrate with; required unless the source is quantized.
-        sdk: folder with Qualcomm's libraries; if None, from EDGE_OPT_QNN or QNN_SDK_ROOT, or LiteRT's package of
-            them. litert-torch finds other vendors' compilers.
+        sdk: folder with the vendor's libraries, as for `edge_opt.npu.Compiler`. Without MediaTek's, the build ends at
+            the compiler, and the next run continues there. litert-torch finds other vendors' compilers.
         prefill: prefill lengths; None for 128.
         cache: cache length; None for 1280.
         weights: bits of the weights: "8" for all, or "4-logits" for 4-bit logits weights except for frequent tokens:
@@ -125,56 +132,62 @@ def build(
 
     Raises:
         UsageError: an argument is invalid, or a package is missing.
-        CompilerMissingError: Qualcomm's compiler is missing.
+        CompilerMissingError: the vendor's compiler is missing.
         StageFailedError: a tool failed.
         BuildCheckError: the quantized bundle is broken, or the compiled one is invalid.
         OutputError: the disk is full, or the output cannot be written.
     """
-    began, output = time.perf_counter(), Path(output)
-    folder = output.with_suffix(WORK) if work is None else Path(work)
+    began = time.perf_counter()
+    output = Path(output)
+    folder = work_folder(output) if work is None else Path(work)
     _check_output(output, Path(source), folder, overwrite=overwrite)
     vendor, chip = _chip_of(soc)
-    given, facts = look_at(Path(source)), _target(vendor, chip, target)
-    libraries = _find_compiler(vendor, sdk)
-    chosen = {**(settings or {}), **_lengths(given, prefill, cache)}
-    _check_weights(weights, given, vendor)
-    limit = WORST_RATIO if weights == WEIGHTS[2] and max_perplexity_ratio is None else max_perplexity_ratio
-    if limit is not None and not limit >= 1:
-        raise UsageError(f"max_perplexity_ratio={limit:g} is below the checkpoint's own: give 1 or more")
+    given = look_at(Path(source))
+    facts = _target(vendor, chip, target)
+    libraries = _libraries(vendor, Compiler(chip, sdk=sdk))
+    lengths = _lengths(given, prefill, cache)
+    steps = recipe(given.kind, weights, narrow_weights=vendor == _NARROW_WEIGHTS)
+    limit = _limit(max_perplexity_ratio, weights)
     rounding = {"ratio": limit, "plan": _plan(plan, weights)}
-    texts, calibration, note = _texts(given, prompts, held_out, evaluate=evaluate)
-    versions, runtimes = stages.tool_versions(), evaluation.check_runtimes() if texts else {}
+    texts = _texts(given, prompts, held_out, evaluate=evaluate)
+    versions = stages.tool_versions()
+    runtimes = evaluation.check_runtimes() if texts.scored else {}
     result = BuildResult(str(source), given.kind, chip, vendor, str(folder), versions=versions)
     with stages.taken(folder), _finishing(result, began):
-        run = Stages(folder, versions, libraries, progress or (lambda *_: None), on_stage, result.stages)
+        run = Stages(
+            folder,
+            versions,
+            libraries,
+            progress or (lambda *_: None),
+            on_stage,
+            result.stages,
+        )
         origin = Input(given.path, stages.digest_of(given.files, given.files[0].parent))
-        text = _written(calibration, folder)
-        caches = {"window": given.caches.window, "ring": None, "notes": given.caches.lines()}
-        options = {"vendor": vendor, "chip": chip, "settings": chosen, "cache": given.cache, "caches": caches}
-        configured = run.run("configure", options, model=origin, **text).values
-        run.config, result.settings = configured["config"], configured["settings"]
-        result.caches = configured["caches"]
-        models = _quantized(run, result, origin, text, weights, rounding)
-        optimizing = {**result.settings["compile"], "target": facts.to_dict()}
-        optimized = run.run("optimize", optimizing, **models)
-        result.optimized, result.converted = optimized.values, str(optimized.bundle.path)
+        run.files = dict.fromkeys(SOURCES[given.kind], origin) | _written(texts.calibration, folder)
+        _configure(run, result, given, {**(settings or {}), **lengths})
+        quantized = run_recipe(run, steps, result.settings, result.caches["window"], rounding)
+        _check_sound(quantized.path)
+        compiling = result.settings["compile"]
+        optimized = run.run(OPTIMIZE, {**compiling, "target": facts.to_dict()})
+        result.optimized = optimized.values
+        result.converted = str(optimized.bundle.path)
         if evaluate:
-            result.evaluation = Evaluation([], 0, note=note)
-        scores: dict[str, Any] = {}
-        if texts and npu_tokens and libraries is not None:
-            scores[evaluation.NPU] = evaluation.emulation(texts, npu_tokens, Compiler(chip))
-        if texts:
-            scored = evaluation.in_turn(texts, optimized.bundle.path)
-            scores[evaluation.CPU] = {"parts": scored, "runtimes": runtimes}
-        compiling = {**result.settings["compile"], "compile_configs": result.optimized["compile_configs"]}
+            result.evaluation = Evaluation([], 0, note=texts.note)
+        scores: list[tuple[Stage, Mapping[str, Any]]] = []
+        if texts.scored:
+            parts = evaluation.in_turn(texts.scored, optimized.bundle.path)
+            scores.append((EVALUATE, {"parts": parts, "runtimes": runtimes}))
+        emulates = libraries is not None and backend_of(chip).emulates
+        if texts.scored and npu_tokens and emulates:
+            scores.append((EMULATE, evaluation.emulation(texts.scored, npu_tokens, Compiler(chip))))
+        configs = {"compile_configs": result.optimized["compile_configs"]}
         with run.threads() as threads:
-            compiled = threads.submit(run.result, "compile", compiling, model=optimized.bundle)
-            models = {"checkpoint": origin, "converted": optimized.bundle}
-            scoring = {name: threads.submit(run.result, name, its, **models) for name, its in scores.items()}
+            compiled = threads.submit(run.result, COMPILE, {**compiling, **configs})
+            scoring = {one.name: threads.submit(run.result, one, its) for one, its in scores}
             # The compiler ends first, and its failure ends the others.
             bundle = run.add(compiled.result()).bundle.path
             if scoring:
-                result.evaluation = _evaluated(run, result, scoring, note)
+                result.evaluation = _evaluated(run, result, scoring, texts.note)
         _check_quality(result, limit, bundle)
         _deliver(bundle, result, output, overwrite=overwrite)
     return result
@@ -187,7 +200,7 @@ def _finishing(result: BuildResult, began: float) -> Iterator[None]:
         yield
     except EdgeOptError as error:
         error.result = result
-        if isinstance(error, StageFailedError) and result.converted:
+        if result.converted and not isinstance(error, BuildCheckError):
             error.args = (f"{error}; the bundle before compilation is {result.converted}",)
         raise
     except KeyboardInterrupt as error:
@@ -197,26 +210,46 @@ def _finishing(result: BuildResult, began: float) -> Iterator[None]:
         result.seconds = round(time.perf_counter() - began, 3)
 
 
+def _configure(run: Stages, result: BuildResult, given: Given, settings: Mapping[str, Any]) -> None:
+    """Resolve the pipeline's settings, and the lengths of caches."""
+    caches = {"window": given.caches.window, "ring": None, "notes": given.caches.lines()}
+    chip = {"vendor": result.vendor, "chip": result.chip}
+    configured = run.run(CONFIGURE, {**chip, "settings": settings, "cache": given.cache, "caches": caches})
+    run.config = configured.values["config"]
+    result.settings = configured.values["settings"]
+    result.caches = configured.values["caches"]
+
+
+def _check_sound(path: Path) -> None:
+    """Raise BuildCheckError for broken quantization: if calibration missed a part, the bundle may ignore its cache."""
+    broken = sentences(find_unsound(Opened(path)))
+    if broken:
+        raise BuildCheckError(f"{path} is broken, no bundle was written: {broken[0]}")
+
+
 def _chip_of(name: str) -> tuple[str, str]:
     """The vendor of a chip, as litert-torch's pipeline names it, and the chip; UsageError for an unknown chip."""
     found = find_chip(name)
     if found is None:
-        error = unknown("chip", name.strip(), [chip for chips in VENDORS.values() for chip in chips])
+        error = unknown("chip", name.strip(), chain.from_iterable(VENDORS.values()))
         raise UsageError(f"{error}; `adb shell getprop ro.soc.model` asks a phone for its chip")
     return found
 
 
-def _find_compiler(vendor: str, sdk: AnyPath | None) -> Path | None:
-    """The folder with Qualcomm's libraries for this machine; None for vendors whose libraries litert-torch finds."""
-    if vendor != _QUALCOMM:
-        if sdk is not None:
-            raise UsageError(
-                f"sdk=... is for Qualcomm's libraries: leave it out, litert-torch finds those of {vendor}"
-            )
+def _libraries(vendor: str, compiler: Compiler) -> Input | None:
+    """The folder with the vendor's libraries; None if litert-torch finds them, or they are needed only at the end."""
+    backend = vendor_backend(vendor)
+    if backend is None:
+        if compiler.sdk is not None:
+            raise UsageError(f"sdk=... is not for {vendor}: leave it out, litert-torch finds its libraries")
         return None
-    if sdk is None and find_spec(_PACKAGE) is not None and not any(map(os.environ.get, SDK_VARIABLES)):
-        sdk = importlib.import_module(_PACKAGE).path_to_sdk_libs()
-    return find_libraries(sdk)
+    try:
+        folder = backend.libraries(compiler)
+    except CompilerMissingError:
+        if compiler.sdk is None and not backend.estimates:
+            return None  # nothing but the last stage needs them
+        raise
+    return Input(folder, stages.digest_of(sorted(folder.glob(backend.results_from)), folder))
 
 
 def _check_output(output: Path, source: Path, work: Path, *, overwrite: bool) -> None:
@@ -235,17 +268,24 @@ def _target(vendor: str, chip: str, target: str | None) -> Target:
 
 
 def _lengths(given: Given, prefill: Sequence[int] | None, cache: int | None) -> dict[str, Any]:
-    if (prefill or cache) and given.kind is not Kind.CHECKPOINT:
+    """The pipeline's settings for lengths that are given."""
+    lengths: dict[str, Any] = {}
+    if prefill:
+        lengths["prefill_lengths"] = [*prefill]
+    if cache:
+        lengths["cache_length"] = cache
+    if lengths and given.kind is not Kind.CHECKPOINT:
         raise UsageError(f"{given.path} has fixed lengths: leave out prefill=... and cache=...")
-    lengths = {"prefill_lengths": prefill and [*prefill], "cache_length": cache}
-    return {name: value for name, value in lengths.items() if value}
+    return lengths
 
 
-def _check_weights(weights: str, given: Given, vendor: str) -> None:
-    if weights not in WEIGHTS:
-        raise unknown("weights", weights, WEIGHTS)
-    if weights != WEIGHTS[0] and (given.kind is not Kind.CHECKPOINT or vendor != _QUALCOMM):
-        raise UsageError(f"weights='{weights}' needs a checkpoint and a Qualcomm NPU: use weights='8'")
+def _limit(ratio: float | None, weights: str) -> float | None:
+    """The perplexity ratio above which the build fails."""
+    if ratio is None and weights == WEIGHTS[2]:
+        return WORST_RATIO
+    if ratio is not None and not ratio >= 1:
+        raise UsageError(f"max_perplexity_ratio={ratio:g} is below the checkpoint's own: give 1 or more")
+    return ratio
 
 
 def _plan(path: AnyPath | None, weights: str) -> dict[str, Any] | None:
@@ -265,10 +305,8 @@ def _plan(path: AnyPath | None, weights: str) -> dict[str, Any] | None:
     return values
 
 
-def _texts(
-    given: Given, prompts: AnyPath | None, held_out: AnyPath | None, *, evaluate: bool
-) -> tuple[list[str], list[Any], str]:
-    """The texts to evaluate on, if any, the prompts to calibrate with, and a note on the texts."""
+def _texts(given: Given, prompts: AnyPath | None, held_out: AnyPath | None, *, evaluate: bool) -> Texts:
+    """Read the prompts, and hold some out for evaluation unless `held_out` has others."""
     if given.kind is Kind.QUANTIZED and prompts is not None:
         raise UsageError(f"{given.path} is quantized already: leave out prompts=...")
     if given.kind is not Kind.QUANTIZED and prompts is None:
@@ -279,9 +317,9 @@ def _texts(
     if held_out is not None and given.kind is not Kind.CHECKPOINT:
         raise UsageError(f"held_out=... needs a checkpoint to compare with, and {given.path} is a bundle")
     if held_out is not None:
-        return evaluation.read_texts(Path(held_out), every), every, f"Evaluated on {held_out}"
+        return Texts(evaluation.read_texts(Path(held_out), every), every, f"Evaluated on {held_out}")
     if given.kind is not Kind.CHECKPOINT or not evaluate:
-        return [], every, _NO_REFERENCE
+        return Texts([], every, _NO_REFERENCE)
     return evaluation.hold_out(every)
 
 
@@ -294,58 +332,21 @@ def _written(prompts: list[Any], folder: Path) -> dict[str, Input]:
     return {"prompts": Input(path, stages.digest_of([path], folder))}
 
 
-def _quantized(
-    run: Stages,
-    result: BuildResult,
-    origin: Input,
-    text: dict[str, Input],
-    weights: str,
-    rounding: Mapping[str, Any],
-) -> dict[str, Input]:
-    """Run the stages up to quantization, if needed; return the quantized `model` and the float `exported`, if any."""
-    settings, model, rotated = result.settings, origin, False
-    sources = {"checkpoint": origin, **text}
-    if result.kind == Kind.CHECKPOINT:
-        exporting = {**settings["export"], "window": result.caches["window"]}
-        checkpoint = origin
-        if weights == WEIGHTS[2]:
-            rounded = run.run("round", {**rounding, "rotate": exporting["rotate"]}, model=origin, **text)
-            checkpoint = Input(rounded.folder / CHECKPOINT, rounded.digest)
-            sources = {"rounded": Input(rounded.folder, rounded.digest)}
-            exporting["rotate"] = False  # the rounded checkpoint is rotated already
-        exported = run.run("export", exporting, model=checkpoint)
-        model, rotated = exported.bundle, exported.values["rotated"]
-    models = {"model": model}
-    if result.kind != Kind.QUANTIZED:
-        calibrated = run.run("calibrate", settings["calibrate"], model=model, **text)
-        ranges = Input(calibrated.folder, calibrated.digest)
-        quantized = run.run("quantize", settings["quantize"], model=model, ranges=ranges)
-        if weights != WEIGHTS[0]:
-            quantized = run.run("narrow", {"rotated": rotated}, model=quantized.bundle, **sources)
-        models = {"exported": model, "model": quantized.bundle}
-    path = models["model"].path
-    # If calibration missed a part, the bundle may ignore its cache.
-    broken = sentences(find_unsound(Opened(path)))
-    if broken:
-        raise BuildCheckError(f"{path} is broken, no bundle was written: {broken[0]}")
-    return models
-
-
 def _evaluated(
     run: Stages, result: BuildResult, scoring: Mapping[str, Future[StageReport]], note: str
 ) -> Evaluation:
     """Wait for the scores in LiteRT-LM and in the NPU's emulator; a note says why if the emulator fails."""
-    report = run.add(scoring[evaluation.CPU].result())
+    report = run.add(scoring[EVALUATE.name].result())
     found = replace(from_dict(Evaluation, report.values), note=note)
     if not found.within(WORST_RATIO):
         result.warnings.append(
             f"Perplexity is {found.models[-1].ratio:.2f} times the checkpoint's, more than {WORST_RATIO}: check "
             f"answers before releasing the bundle; changed settings may be the cause"
         )
-    if evaluation.NPU not in scoring:
+    if EMULATE.name not in scoring:
         return found
     try:
-        report = run.add(scoring[evaluation.NPU].result())
+        report = run.add(scoring[EMULATE.name].result())
     except EdgeOptError as error:
         return replace(found, note=f"{note}. Not evaluated in the NPU's emulator: {error}")
     score = from_dict(Evaluation, report.values).models[-1]
@@ -369,7 +370,8 @@ def _check_quality(result: BuildResult, limit: float | None, compiled: Path) -> 
             f"`edge-opt evaluate`"
         )
         return
-    ratio, error = models[1].ratio, models[1].ratio_error
+    ratio = models[1].ratio
+    error = models[1].ratio_error
     assert ratio is not None
     assert error is not None
     if not ratio - error <= limit:  # NaN, too

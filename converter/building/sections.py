@@ -2,14 +2,15 @@
 
 import re
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
-from edge_opt.ir import Model, load
+from edge_opt.ir import Model, Tensor, load
 from edge_opt.ir.opening import CALL, MAIN_SECTION, is_compiled
 from edge_opt.schema.data import Source
 from edge_opt.schema.litertlm import Bundle, Section, is_bundle, read_bundle
 from edge_opt.schema.reader import read_model
-from edge_opt.schema.table import ENUMS
+from edge_opt.schema.table import ENUMS, Table
 
 _KINDS = {number: kind for kind, number in ENUMS["AnySectionDataType"].items()}
 _CHUNK = 1 << 20
@@ -47,16 +48,17 @@ def keep_sections(before: Path, after: Path) -> list[str]:
 
     Rewrites `after` as `before` with the stage's models, so order, metadata and other sections are kept.
     """
-    whole, written = read_bundle(before), read_bundle(after)
+    whole = read_bundle(before)
+    written = read_bundle(after)
     places = {key: index for index, key in enumerate(_keys(written))}
-    kept = [(section, places.get(key)) for section, key in zip(whole.sections, _keys(whole), strict=True)]
-    lost = [name(section) for section, place in kept if place is None]
+    lost: list[str] = []
+    models: dict[int, Table] = {}
+    for index, (section, key) in enumerate(zip(whole.sections, _keys(whole), strict=True)):
+        if key not in places:
+            lost.append(name(section))
+        elif section.is_model:
+            models[index] = read_model(written.content(places[key]))
     if lost:
-        models = {
-            index: read_model(written.content(place))
-            for index, (section, place) in enumerate(kept)
-            if section.is_model and place is not None
-        }
         made = after.with_name(f"{after.stem}_whole{after.suffix}")
         whole.write(models, made, overwrite=True)
         made.replace(after)
@@ -69,17 +71,22 @@ def faults(before: Path, after: Path) -> list[str]:
     The prefill/decode model must be one NPU call per signature. Any other model must be unchanged, or compiled with the
     same signatures. All other sections must have the same bytes in the same order.
     """
-    old, new = read_bundle(before), read_bundle(after)
+    old = read_bundle(before)
+    new = read_bundle(after)
     if _keys(old) != _keys(new):
-        was, now = (", ".join(map(name, bundle.sections)) for bundle in (old, new))
-        return [f"its sections are {now}, expected {was}"]
-    sentences = []
+        return [f"its sections are {_names(new)}, expected {_names(old)}"]
+    sentences: list[str] = []
     for index, section in enumerate(old.sections):
-        contents, main = (old.content(index), new.content(index)), section.model_type == MAIN_SECTION
-        if main or not _same(*contents):
-            wrong = _model_faults(*map(load, contents), main=main) if section.is_model else ["has changed"]
-            sentences += [f"its {name(section)} {fault}" for fault in wrong]
+        wrong = _section_faults(section, old.content(index), new.content(index))
+        sentences += [f"its {name(section)} {fault}" for fault in wrong]
     return sentences
+
+
+def _section_faults(section: Section, before: Source, after: Source) -> list[str]:
+    is_main = section.model_type == MAIN_SECTION
+    if not is_main and _same(before, after):
+        return []
+    return _model_faults(load(before), load(after), main=is_main) if section.is_model else ["has changed"]
 
 
 def _model_faults(before: Model, after: Model, *, main: bool) -> list[str]:
@@ -87,7 +94,7 @@ def _model_faults(before: Model, after: Model, *, main: bool) -> list[str]:
         return ["model's signatures have changed"]
     if not main:
         return [] if is_compiled(after) else ["model differs and is not compiled"]
-    wrong = []
+    wrong: list[str] = []
     for key, graph in after.entry_points():
         left = [operator.name for operator in graph.operators if operator.code.custom_code != CALL]
         if left or len(graph) != 1:
@@ -97,13 +104,17 @@ def _model_faults(before: Model, after: Model, *, main: bool) -> list[str]:
     return wrong
 
 
-def _interface(model: Model) -> list[object]:
+def _interface(model: Model) -> dict[str, object]:
     """Names, types and shapes of every signature's inputs and outputs."""
-    return [
-        (signature.key, {(key, one.dtype, tuple(one.shape)) for key, one in side.items()})
-        for signature in sorted(model.signatures, key=lambda one: one.key)
-        for side in (signature.inputs, signature.outputs)
-    ]
+    return {one.key: (_ends(one.inputs), _ends(one.outputs)) for one in model.signatures}
+
+
+def _ends(named: Mapping[str, Tensor]) -> object:
+    return {(key, tensor.dtype, tuple(tensor.shape)) for key, tensor in named.items()}
+
+
+def _names(bundle: Bundle) -> str:
+    return ", ".join(map(name, bundle.sections))
 
 
 def name(section: Section) -> str:
@@ -118,5 +129,10 @@ def _keys(bundle: Bundle) -> list[tuple[int, str, int]]:
 
 
 def _same(a: Source, b: Source) -> bool:
-    pieces = ((at, min(_CHUNK, a.size - at)) for at in range(0, a.size, _CHUNK))
-    return a.size == b.size and all(a.read(*piece) == b.read(*piece) for piece in pieces)
+    if a.size != b.size:
+        return False
+    for at in range(0, a.size, _CHUNK):
+        size = min(_CHUNK, a.size - at)
+        if a.read(at, size) != b.read(at, size):
+            return False
+    return True

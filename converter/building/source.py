@@ -72,9 +72,11 @@ def look_at(path: Path) -> Given:
         )
     longest = max(one.positions for one in caches.caches)
     names = {one.name for one in caches.caches}
-    inputs = [entry for signature in model.signatures for entry in signature.inputs.items()]
-    quantized = any(tensor.dtype in (DType.INT8, DType.INT16) for name, tensor in inputs if name in names)
-    return Given(path, Kind.QUANTIZED if quantized else Kind.FLOAT, (path,), caches, longest)
+    types: set[DType] = set()
+    for signature in model.signatures:
+        types |= {tensor.dtype for name, tensor in signature.inputs.items() if name in names}
+    is_quantized = not types.isdisjoint({DType.INT8, DType.INT16})
+    return Given(path, Kind.QUANTIZED if is_quantized else Kind.FLOAT, (path,), caches, longest)
 
 
 def _checkpoint(path: Path) -> Given:
@@ -93,13 +95,13 @@ def _checkpoint(path: Path) -> Given:
         )
     if not any((path / name).is_file() for name in _TOKENIZERS):
         raise UsageError(f"{path} has no {_TOKENIZERS[0]} or {_TOKENIZERS[1]}: copy it from the base model")
-    files = tuple(sorted(file for file in path.iterdir() if file.suffix in _PARTS and file.is_file()))
+    files = sorted(file for file in path.iterdir() if file.suffix in _PARTS and file.is_file())
     for file in files:
         if file.name.endswith(_INDEX):
             _check_index(file)
     if not any(file.suffix in _WEIGHTS for file in files):
         raise UsageError(f"{path} has no weights (*.safetensors)")
-    return Given(path, Kind.CHECKPOINT, files)
+    return Given(path, Kind.CHECKPOINT, tuple(files))
 
 
 def _check_index(path: Path) -> None:
@@ -107,14 +109,26 @@ def _check_index(path: Path) -> None:
     try:
         names = json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()
         outside = [name for name in names if not name or Path(name).name != name]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     if outside:
         raise UsageError(f"{path} names {outside[0]!r:.80}, which is not a file of the checkpoint's folder")
 
 
 def plan_caches(
-    config: Mapping[str, Any], prefill: Sequence[int], cache: int, chosen: int | None, *, whole: bool
+    config: Mapping[str, Any],
+    prefill: Sequence[int],
+    cache: int,
+    chosen: int | None,
+    *,
+    whole: bool,
 ) -> dict[str, Any]:
     """The `window` of a checkpoint's sliding layers, the length of their `ring` buffers, and `notes` for the user.
 
@@ -133,7 +147,9 @@ def plan_caches(
     kinds = config.get("layer_types") or ()
     sliding = sum(kind == "sliding_attention" for kind in kinds)
     window = (config.get("sliding_window") or 0) if sliding else 0
-    longest, ring, notes = max(prefill), chosen, []
+    longest = max(prefill)
+    ring = chosen
+    notes: list[str] = []
     least = -(-max(window, longest) // _STEP) * _STEP
     if chosen is None and window and sliding < len(kinds) and least < cache and not whole:
         ring = least

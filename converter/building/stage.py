@@ -27,8 +27,8 @@ STAGES: dict[str, Callable[[Job, Progress], dict[str, Any]]] = {
     "quantize": pipeline.quantize,
     "narrow": narrowing.narrow,
     "optimize": pipeline.optimize,
-    evaluation.CPU: evaluation.score,
-    evaluation.NPU: evaluation.emulate,
+    "evaluate": evaluation.score,
+    "emulate": evaluation.emulate,
     "compile": pipeline.compile_bundle,
 }
 

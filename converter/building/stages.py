@@ -23,21 +23,22 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from threading import Event
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from edge_opt.base import processes
 from edge_opt.base.errors import EdgeOptError, OutputError, UsageError
 from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress
-from edge_opt.npu.sdk import search_path
+from edge_opt.base.work import MODEL
+from edge_opt.npu.compiler import search_path
 
-MODEL = "model.litertlm"
-"""File name of a stage's bundle, in the stage's folder."""
 INSTALL = "pip install '.[build]' in a checkout of edge-opt"
 """How to install the stages' tools."""
 SUPPORTED = "0.10"
 """The supported version of litert-torch, whose NPU pipeline is experimental; the extra `build` requires it."""
-_MARK, _TOLD = "edge-opt-build", "stage.json"
+_MARK = "edge-opt-build"
+_TOLD = "stage.json"
 _PARTIAL = ".partial"
 """Suffix of folders that a killed build may leave, and the next one deletes."""
 # litert-torch imports tensorflow without requiring it.
@@ -46,13 +47,11 @@ _PACKAGES = (
 )
 _NOT_RUN = {"__pycache__", "cli", "testdata"}
 """Folders of the package that do not affect stages."""
-_OF_COMPILER = ("optimize", "emulate", "compile")
-"""Stages that use the vendor's libraries."""
-_COMPILING = "lib*Htp*.so"  # the libraries that Qualcomm's results depend on
 _LOOK_SECONDS = 0.3
 # `stage 3/7`, as our stages and litert-torch's calibration print; not the progress bars of loading and saving.
 _STEP = re.compile(rb"^[^|/\n]* (\d+)/(\d+)\s*$", re.MULTILINE)
-_TAIL, _ALMOST_FULL = 1 << 16, 1 << 20
+_TAIL = 1 << 16
+_ALMOST_FULL = 1 << 20
 _KINDS: dict[int, type[EdgeOptError]] = {2: UsageError, 5: OutputError}
 
 
@@ -93,6 +92,18 @@ class Input(NamedTuple):
 
     path: Path
     digest: str
+
+
+class Stage(NamedTuple):
+    """A stage: the roles of the files that it reads if they exist, and the places in its folder of those that it makes.
+
+    `compiles` is true if it uses the vendor's libraries.
+    """
+
+    name: str
+    reads: tuple[str, ...] = ()
+    makes: Mapping[str, str] = MappingProxyType({})
+    compiles: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,10 +204,16 @@ def carry_out(job: Job, log: Path, progress: Progress) -> tuple[dict[str, Any], 
         _PARTIAL, dir=log.parent.resolve(), ignore_cleanup_errors=True
     ) as folder:
         scratch = Path(folder)
-        order, outcome, temporary = (scratch / name for name in ("job.json", "outcome.json", "tmp"))
+        order = scratch / "job.json"
+        outcome = scratch / "outcome.json"
+        temporary = scratch / "tmp"
         order.write_text(json.dumps(asdict(job)), encoding="utf-8")
         temporary.mkdir()
-        variables = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": str(temporary)}
+        variables = {
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONUNBUFFERED": "1",
+            "TMPDIR": str(temporary),
+        }
         if job.libraries is not None:
             variables["LD_LIBRARY_PATH"] = search_path(Path(job.libraries), scratch=scratch)
         with log.open("wb") as out:
@@ -239,21 +256,26 @@ def _answer(status: int, outcome: Path) -> tuple[dict[str, Any], int]:
 class Stages:
     """The stages of one build, in a locked work folder, see `taken`.
 
-    `config` is the pipeline's, once it is resolved. `ended` is set if stages that still run are to end.
+    `files` has their results by role. `config` is the pipeline's, once it is resolved. `ended` is set if stages that
+    still run are to end.
     """
 
     folder: Path
     versions: Mapping[str, str]
-    libraries: Path | None
+    libraries: Input | None
     progress: Progress
     on_stage: Callable[[StageReport], None] | None
     done: list[StageReport]
+    files: dict[str, Input] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     ended: Event = field(default_factory=Event)
 
-    def run(self, name: str, options: Mapping[str, Any], **inputs: Input) -> StageReport:
-        """Add a stage's result to `done`, see `result`, and return it."""
-        return self.add(self.result(name, options, **inputs))
+    def run(self, stage: Stage, options: Mapping[str, Any]) -> StageReport:
+        """Add a stage's result to `done` and `files`, see `result`, and return it."""
+        report = self.add(self.result(stage, options))
+        for role, place in stage.makes.items():
+            self.files[role] = Input(report.folder / place, report.digest)
+        return report
 
     def add(self, report: StageReport) -> StageReport:
         """Add a result to `done`, and return it."""
@@ -272,26 +294,30 @@ class Stages:
                 self.ended.set()
                 raise
 
-    def result(self, name: str, options: Mapping[str, Any], **inputs: Input) -> StageReport:
+    def result(self, stage: Stage, options: Mapping[str, Any]) -> StageReport:
         """Return a stage's result: an earlier run's if inputs, options, libraries and versions are the same, or new."""
-        libraries = self.libraries if name in _OF_COMPILER else None
+        name = stage.name
+        libraries = self.libraries if stage.compiles else None
+        inputs = {role: self.files[role] for role in stage.reads if role in self.files}
         digests = {role: given.digest for role, given in inputs.items()}
-        compiler = libraries and digest_of(sorted(libraries.glob(_COMPILING)), libraries)
+        compiler = None if libraries is None else libraries.digest
         values = json.dumps([name, digests, options, compiler, self.versions], sort_keys=True)
-        key, folder = hashlib.sha256(values.encode()).hexdigest(), self.folder / name
+        key = hashlib.sha256(values.encode()).hexdigest()
+        folder = self.folder / name
         kept = _kept(folder, key)
         if kept is not None:
             return kept
         partial = str(folder.with_suffix(_PARTIAL).resolve())
         paths = {role: str(given.path.resolve()) for role, given in inputs.items()}
-        job = Job(name, partial, paths, self.config, options, str(libraries) if libraries else None)
+        needed = None if libraries is None else str(libraries.path)
+        job = Job(name, partial, paths, self.config, options, needed)
         try:
             return self._made(job, key)
         except (EdgeOptError, OSError) as error:
-            kind, cause = type(error), str(error)
+            log = folder.with_suffix(".log")
             if isinstance(error, OSError):
-                kind, cause = OutputError, error.strerror or cause
-            raise kind(f"stage '{name}': {cause}; its log is {folder.with_suffix('.log')}") from error
+                raise OutputError(f"stage '{name}': {error.strerror or error}; its log is {log}") from error
+            raise type(error)(f"stage '{name}': {error}; its log is {log}") from error
 
     def _progress(self, stage: str, done: int, total: int) -> None:
         """Show progress; an error, which ends the stage, if it is to end."""
@@ -301,7 +327,8 @@ class Stages:
 
     def _made(self, job: Job, key: str) -> StageReport:
         """Run a stage in an empty folder, renamed once it is complete."""
-        partial, folder = Path(job.output), self.folder / job.stage
+        partial = Path(job.output)
+        folder = self.folder / job.stage
         partial.mkdir()
         started = time.perf_counter()
         self._progress(job.stage, 0, 1)

@@ -4,4 +4,11 @@ from edge_opt.inspection.model import Inspection, inspect
 from edge_opt.inspection.picture import find_example
 from edge_opt.inspection.report import Report, check_report_path, conversion_report
 
-__all__ = ["Inspection", "Report", "check_report_path", "conversion_report", "find_example", "inspect"]
+__all__ = [
+    "Inspection",
+    "Report",
+    "check_report_path",
+    "conversion_report",
+    "find_example",
+    "inspect",
+]

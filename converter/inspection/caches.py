@@ -8,7 +8,12 @@ from edge_opt.base.words import many
 from edge_opt.ir import Model
 from edge_opt.runtime.description import describe
 from edge_opt.runtime.tensors import growing_axes
-from edge_opt.schema.litertlm import ASSUMED_WINDOW, Bundle, ExecutorMetadata, read_executor_metadata
+from edge_opt.schema.litertlm import (
+    ASSUMED_WINDOW,
+    Bundle,
+    ExecutorMetadata,
+    read_executor_metadata,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +38,12 @@ class Caches(Record):
         """The caches as lines of text."""
         if not self.caches:
             return []
-        lengths = Counter((cache.positions, cache.ring) for cache in self.caches)
-        counts = ", ".join(
-            f"{many(n, 'ring buffer') if ring else n} with {s}" for (s, ring), n in lengths.items()
-        )
+        counts = Counter((cache.positions, cache.ring) for cache in self.caches)
+        lengths: list[str] = []
+        for (positions, is_ring), count in counts.items():
+            lengths.append(f"{many(count, 'ring buffer') if is_ring else count} with {positions}")
         seen = "" if self.window is None else f"; sliding layers see {self.window} positions"
-        return [f"caches: {counts} positions{seen}", *self.notes]
+        return [f"caches: {', '.join(lengths)} positions{seen}", *self.notes]
 
 
 def find_caches(model: Model, bundle: Bundle | None = None) -> Caches:
@@ -49,16 +54,27 @@ def find_caches(model: Model, bundle: Bundle | None = None) -> Caches:
     metadata = read_executor_metadata(bundle)
     found: dict[str, tuple[int, int]] = {}
     for signature in describe(model).values():
-        shapes = {info.name: info.shape for info in signature.inputs}
-        known = {name: axis for name, axis in growing_axes(signature).items() if axis is not None}
-        found |= {name: (axis, shapes[name][axis]) for name, axis in known.items()}
-    longest = max((size for _, size in found.values()), default=0)
-    caches = tuple(Cache(name, axis, size, size < longest) for name, (axis, size) in found.items())
-    inputs = [name for signature in model.signatures for name in signature.inputs]
-    slides = any("mask" in name and "local" in name for name in inputs)
-    window = metadata and metadata.window
-    unsaid = slides and bool(caches) and bundle is not None and window is None
-    return Caches(caches, window, (_assumed(caches, metadata),) if unsaid else ())
+        axes = growing_axes(signature)
+        for info in signature.inputs:
+            axis = axes.get(info.name)
+            if axis is not None:
+                found[info.name] = (info.shape[axis], axis)
+    longest = max(found.values(), default=(0, 0))[0]
+    caches = tuple(Cache(name, axis, size, size < longest) for name, (size, axis) in found.items())
+    window = None if metadata is None else metadata.window
+    is_silent = bundle is not None and window is None
+    if not caches or not is_silent or not _slides(model):
+        return Caches(caches, window)
+    return Caches(caches, window, (_assumed(caches, metadata),))
+
+
+def _slides(model: Model) -> bool:
+    """True if an input is the mask of sliding layers."""
+    for signature in model.signatures:
+        for name in signature.inputs:
+            if "mask" in name and "local" in name:
+                return True
+    return False
 
 
 def _assumed(caches: tuple[Cache, ...], metadata: ExecutorMetadata | None) -> str:

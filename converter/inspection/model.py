@@ -11,12 +11,13 @@ from edge_opt.attention.block import NotABlock
 from edge_opt.attention.find import find_blocks
 from edge_opt.base.record import Record
 from edge_opt.base.words import many, shortened
+from edge_opt.base.work import made_from
 from edge_opt.conversion import convert
 from edge_opt.conversion.models import choose_parts, close_inputs, find_unsound
 from edge_opt.inspection.caches import Caches, find_caches
 from edge_opt.ir import Buffer, Constants, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.composites import COMPOSITE, Composite, composites
-from edge_opt.ir.opening import ModelLike, Opened, is_compiled, made_from, readable, weights_outside
+from edge_opt.ir.opening import ModelLike, Opened, is_compiled, readable, weights_outside
 from edge_opt.passes import PASSES, Context, Status, Verdict, run_pass
 from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.shapes.inference import ShapeReport, shape_report
@@ -39,9 +40,16 @@ class AttentionBlock(Record):
     softmax: str
 
     def __str__(self) -> str:
-        rows, *lengths = ("?" if size < 0 else str(size) for size in (self.query_length, *self.key_lengths))
-        sizes = f"N={self.heads} K={self.kv_heads} H={self.head_size} T={rows}, {' + '.join(lengths)} keys"
-        return f"{self.form}: {sizes}, {f'mask {shortened(self.mask)}' if self.mask else 'no mask'}"
+        keys = " + ".join(map(_length, self.key_lengths))
+        sizes = (
+            f"N={self.heads} K={self.kv_heads} H={self.head_size} T={_length(self.query_length)}, {keys} keys"
+        )
+        mask = f"mask {shortened(self.mask)}" if self.mask else "no mask"
+        return f"{self.form}: {sizes}, {mask}"
+
+
+def _length(size: int) -> str:
+    return "?" if size < 0 else str(size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +167,22 @@ def inspect(
 
 
 def _content(model: Model, name: str, graph: Subgraph, unmatched: int) -> SignatureContent:
-    counts = dict(Counter(operator.name for operator in graph.operators).most_common())
-    inputs, results = (
-        tuple(Argument(label, t.shape_signature or t.shape, t.dtype.name) for label, t in named.items())
-        for named in model.arguments(name)[1:]
+    _, inputs, outputs = model.arguments(name)
+    return SignatureContent(
+        name,
+        operators=len(graph.operators),
+        operator_counts=dict(Counter(operator.name for operator in graph.operators).most_common()),
+        inputs=_listed(inputs),
+        outputs=_listed(outputs),
+        composites=tuple(composites(graph.operators)),
+        attention_unmatched=unmatched,
     )
-    found = tuple(composites(graph.operators))
-    return SignatureContent(name, len(graph.operators), counts, inputs, results, found, unmatched)
+
+
+def _listed(named: Mapping[str, Tensor]) -> tuple[Argument, ...]:
+    return tuple(
+        Argument(name, one.shape_signature or one.shape, one.dtype.name) for name, one in named.items()
+    )
 
 
 def _attention(model: Model, name: str, graph: Subgraph) -> Iterator[AttentionBlock | None]:
@@ -173,19 +190,27 @@ def _attention(model: Model, name: str, graph: Subgraph) -> Iterator[AttentionBl
     labels = {tensor: label for label, tensor in model.arguments(name)[1].items()}
     for match in find_blocks(graph):
         if not isinstance(match, NotABlock):
-            form = "multi-head" if match.heads > 1 else "single-head"
-            sizes = match.heads, match.kv_heads, match.head_size, match.query_length, match.key_lengths
-            softmax = match.softmax.outputs[0].name
-            yield AttentionBlock(name, form, *sizes, _mask(match.softmax, labels), softmax)
+            yield AttentionBlock(
+                signature=name,
+                form="multi-head" if match.heads > 1 else "single-head",
+                heads=match.heads,
+                kv_heads=match.kv_heads,
+                head_size=match.head_size,
+                query_length=match.query_length,
+                key_lengths=match.key_lengths,
+                mask=_mask(match.softmax, labels),
+                softmax=match.softmax.outputs[0].name,
+            )
         elif match.is_attention:
             yield None
 
 
 def _mask(softmax: Operator, arguments: Mapping[Tensor, str]) -> str | None:
     """Name of the only input that the mask is made from, or else of the mask's tensor; None without a mask."""
-    mask = tensor = find_mask(softmax)
-    if mask is None or tensor is None:
+    mask = find_mask(softmax)
+    if mask is None:
         return None
+    tensor = mask
     while tensor.producer is not None:
         sources = {one for one in tensor.producer.inputs if one is not None and not one.is_constant}
         if len(sources) != 1:
@@ -196,10 +221,14 @@ def _mask(softmax: Operator, arguments: Mapping[Tensor, str]) -> str | None:
 
 def _with_open_composites(model: Model) -> Model:
     """Inline composites as a conversion does: a matmul's composite may exclude operators that fold heads into rows."""
-    if all(operator.name != COMPOSITE for graph in model.subgraphs for operator in graph.operators):
+    names: set[str] = set()
+    for graph in model.subgraphs:
+        names |= {operator.name for operator in graph.operators}
+    if COMPOSITE not in names:
         return model
     model = deepcopy(model)
-    target, constants = load_target("generic"), Constants(model)
+    target = load_target("generic")
+    constants = Constants(model)
     for key, graph in model.entry_points():
         run_pass(PASSES[InlineComposites.name], Context(model, graph, key, target, constants))
     return model
@@ -207,12 +236,14 @@ def _with_open_composites(model: Model) -> Model:
 
 def _weights(graphs: Iterable[Subgraph]) -> dict[str, int]:
     """Bytes of constants by element type, shared buffers counted once."""
-    first: dict[Buffer | None, Tensor] = {}
-    for tensor in (tensor for graph in graphs for tensor in graph.tensors if tensor.is_constant):
-        first.setdefault(tensor.buffer, tensor)
+    counted: set[Buffer | None] = set()
     total: Counter[str] = Counter()
-    for buffer, tensor in first.items():
-        total[tensor.dtype.name] += buffer.data.length if buffer and buffer.data else 0
+    for graph in graphs:
+        for tensor in graph.tensors:
+            buffer = tensor.buffer
+            if tensor.is_constant and buffer not in counted:
+                counted.add(buffer)
+                total[tensor.dtype.name] += buffer.data.length if buffer and buffer.data else 0
     return dict(total.most_common())
 
 
@@ -226,12 +257,12 @@ _COLOURS = {
 
 def _makers(model: Model) -> dict[str, tuple[str, str]]:
     """Tensor name -> graph and index of the operator that produces it."""
-    return {
-        tensor.name: (graph.name, str(place))
-        for graph in reversed(model.subgraphs)
-        for place, operator in enumerate(graph.operators)
-        for tensor in operator.outputs
-    }
+    makers: dict[str, tuple[str, str]] = {}
+    for graph in model.subgraphs:
+        for place, operator in enumerate(graph.operators):
+            for tensor in operator.outputs:
+                makers.setdefault(tensor.name, (graph.name, str(place)))
+    return makers
 
 
 def _node_data(sites: Iterable[Verdict], makers: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
@@ -246,7 +277,15 @@ def _node_data(sites: Iterable[Verdict], makers: Mapping[str, tuple[str, str]]) 
             named = [site.operator]
             text = f"{site.status} ({name}): {site.reason}"
         for graph, node in (makers[tensor] for tensor in named if tensor in makers):
-            data = {"name": "edge-opt", "results": {}, "showExpandedSummaryOnGroupNode": True}
-            result = {"value": text, "bgColor": _COLOURS[site.status], "textColor": "#111111"}
+            data = {
+                "name": "edge-opt",
+                "results": {},
+                "showExpandedSummaryOnGroupNode": True,
+            }
+            result = {
+                "value": text,
+                "bgColor": _COLOURS[site.status],
+                "textColor": "#111111",
+            }
             overlay.setdefault(graph, data)["results"].setdefault(node, result)
     return overlay

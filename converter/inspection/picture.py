@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 from edge_opt.base.words import one_line
@@ -25,44 +25,65 @@ class Example:
 
     def lines(self, operators: Sequence[Operator]) -> list[str]:
         """One version in the text form, with only the first of several equal heads."""
-        lines = [operator_text(operator, self.name) for operator in operators]
-        if hidden := repeats([operator.name for operator in operators]):
+        lines = self._texts(operators)
+        hidden = _hidden(operators)
+        if hidden:
             note = f"... {len(hidden)} more like these {hidden.step} ..."
             lines[hidden.start : hidden.stop] = [note]
         return lines
 
+    def _texts(self, operators: Sequence[Operator]) -> list[str]:
+        return [operator_text(operator, self.name) for operator in operators]
+
     def mermaid(self, operators: Sequence[Operator]) -> str:
         """One version as a Mermaid graph, with one box for the repetitions of a head."""
-        hidden = repeats([operator.name for operator in operators])
-        boxes: list[str] = []
-        edges: dict[str, None] = {}
-        made: dict[Tensor, int] = {}
+        hidden = _hidden(operators)
+        drawing = _Drawing(self.name)
         for place, operator in enumerate(operators):
-            is_hidden = hidden.start <= place < hidden.stop
-            if not is_hidden or place == hidden.start:
-                sources = [tensor for tensor in operator.inputs if tensor and not tensor.is_constant]
-                title = composite_name(operator) or operator.name
-                if is_hidden:  # inputs of all heads are drawn at the first one
-                    sources = [tensor for tensor in sources if tensor in made]
-                    title = f"{len(hidden)} more like it"
-                for tensor in sources:
-                    if tensor not in made:
-                        made[tensor] = len(boxes)
-                        boxes.append(f'(["{_entities(self.name(tensor))}"])')
-                for tensor in sources:
-                    shape = list(tensor.shape_signature or tensor.shape)
-                    edges[f'  n{made[tensor]} --> |"{shape}"| n{len(boxes)}'] = None
-                boxes.append(f'["{_entities(title)}"]')
-            made |= dict.fromkeys(operator.outputs, len(boxes) - 1)
-        return "\n".join(["graph TB", *(f"  n{place}{box}" for place, box in enumerate(boxes)), *edges])
+            sources = [tensor for tensor in operator.inputs if tensor and not tensor.is_constant]
+            if place not in range(hidden.start, hidden.stop):
+                drawing.draw(composite_name(operator) or operator.name, sources)
+            elif place == hidden.start:  # inputs of all heads are drawn at the first one
+                drawing.draw(
+                    f"{len(hidden)} more like it",
+                    [*filter(drawing.made.__contains__, sources)],
+                )
+            drawing.made |= dict.fromkeys(operator.outputs, len(drawing.boxes) - 1)
+        return drawing.text()
 
     def to_dict(self) -> dict[str, Any]:
         """Both versions in the text form."""
-        before, after = (
-            [operator_text(operator, self.name) for operator in operators]
-            for operators in (self.before, self.after)
-        )
-        return {"signature": self.signature, "before": before, "after": after}
+        return {
+            "signature": self.signature,
+            "before": self._texts(self.before),
+            "after": self._texts(self.after),
+        }
+
+
+class _Drawing:
+    """A Mermaid graph in the making; `made` has the number of the box that each tensor comes from."""
+
+    def __init__(self, name: Callable[[Tensor], str]) -> None:
+        self._name = name
+        self._edges: dict[str, None] = {}
+        self.boxes: list[str] = []
+        self.made: dict[Tensor, int] = {}
+
+    def draw(self, title: str, sources: Sequence[Tensor]) -> None:
+        """Add a box with an edge from each of its sources, which get boxes of their own if nothing made them."""
+        for tensor in sources:
+            if tensor not in self.made:
+                self.made[tensor] = len(self.boxes)
+                self.boxes.append(f'(["{_entities(self._name(tensor))}"])')
+        for tensor in sources:
+            shape = list(tensor.shape_signature or tensor.shape)
+            self._edges[f'  n{self.made[tensor]} --> |"{shape}"| n{len(self.boxes)}'] = None
+        self.boxes.append(f'["{_entities(title)}"]')
+
+    def text(self) -> str:
+        """The graph."""
+        boxes = [f"  n{number}{box}" for number, box in enumerate(self.boxes)]
+        return "\n".join(["graph TB", *boxes, *self._edges])
 
 
 def find_example(result: ConversionResult) -> Example | None:
@@ -71,20 +92,21 @@ def find_example(result: ConversionResult) -> Example | None:
     `before` has all operators above the block's results that any rewrite removed, `after` those between the same
     tensors in the converted model.
     """
-    replaced = [operator for site in result.converted for operator in site.replaced]
-    # A tensor that several rewrites redefined belongs to the first one's operator.
-    makers = {tensor: operator for operator in reversed(replaced) for tensor in operator.outputs}
+    makers: dict[Tensor, Operator] = {}
+    for operator in chain.from_iterable(site.replaced for site in result.converted):
+        for tensor in operator.outputs:
+            makers.setdefault(tensor, operator)  # one that several rewrites redefined belongs to the first
     numbers = count()
     names: dict[Tensor, str] = defaultdict(lambda: f"%{next(numbers)}")
     for signature in [] if result.model is None else result.model.signatures:
-        for arguments in (signature.outputs, signature.inputs):
-            names |= {tensor: f"%{label}" for label, tensor in arguments.items()}
+        for label, tensor in chain(signature.outputs.items(), signature.inputs.items()):
+            names[tensor] = f"%{label}"
 
     def above(operator: Operator) -> Iterable[Operator]:
         return [makers[tensor] for tensor in operator.inputs if tensor in makers]
 
     for site in sorted(result.converted, key=lambda site: (site.heads or 0) < 2):
-        made = [tensor for operator in site.replaced for tensor in operator.outputs]
+        made = chain.from_iterable(operator.outputs for operator in site.replaced)
         results = [tensor for tensor in made if tensor.producer is not None]
         before = topological(walked([makers[tensor] for tensor in results], above))
         after = backward_slice(results, reads(before))[0]
@@ -96,12 +118,18 @@ def find_example(result: ConversionResult) -> Example | None:
     return None
 
 
+def _hidden(operators: Sequence[Operator]) -> range:
+    """The repetitions of a head, see `repeats`."""
+    return repeats([operator.name for operator in operators])
+
+
 def repeats(kinds: Sequence[str], at_least: int = 4) -> range:
     """Starts of the repetitions of a sequence of `at_least` items, chosen to cover as many items as possible.
 
     The first occurrence is not included. The step of the range is the length of the sequence.
     """
-    best, covered = range(0), 0
+    best = range(0)
+    covered = 0
     for period in range(at_least, len(kinds) // 2 + 1):
         same = 0
         for end in range(period, len(kinds)):
@@ -110,7 +138,8 @@ def repeats(kinds: Sequence[str], at_least: int = 4) -> range:
             gain = hidden + period - covered
             # In a tie the last range, which ends with a head.
             if hidden and (gain > 0 or (gain == 0 and period == best.step)):
-                best, covered = range(end + 1 - hidden, end + 1, period), hidden + period
+                best = range(end + 1 - hidden, end + 1, period)
+                covered = hidden + period
     return best
 
 

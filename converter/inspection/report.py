@@ -26,7 +26,9 @@ from edge_opt.conversion import ConversionResult
 from edge_opt.conversion.result import entry_points, headline, proof, unsound
 from edge_opt.conversion.run import GENERIC
 from edge_opt.inspection.picture import Example, find_example
+from edge_opt.ir import Operator
 from edge_opt.ir.composites import composites
+from edge_opt.passes import Verdict
 from edge_opt.targets import TargetLike, lint, load_target
 
 FORMATS = (".json", ".md", ".html")
@@ -64,22 +66,31 @@ class Report(Record):
     def sections(self) -> Iterator[tuple[str, Part]]:
         """Sections of the Markdown and HTML formats, in order."""
         result = self.result
-        heads = ("pass", "signature", "site", "heads", "verdict", "reason, or result of verification")
-        sites: Table = [
-            (one.pass_name, one.signature, str(one.index), str(one.heads or ""), str(one.status), why)
-            for one in result.sites
-            for why in [one.reason or proof(one)]
-        ]
+        heads = (
+            "pass",
+            "signature",
+            "site",
+            "heads",
+            "verdict",
+            "reason, or result of verification",
+        )
+        sites: Table = [*map(_site_row, result.sites)]
         yield "Signatures", entry_points(result)
         yield "Sites", [heads, *sites] if sites else "No pass applies to this model."
         if result.whole:
             rows = [(one.name, one.outcome, str(one.allowance)) for one in result.whole]
-            yield "The whole models, before and after", [("signature", "found", "required"), *rows]
+            yield (
+                "The whole models, before and after",
+                [("signature", "found", "required"), *rows],
+            )
         findings: Table = [("severity", "finding"), *self.lint]
         yield f"Findings for {result.target}", findings if self.lint else _NO_LINT
         if self.example is not None:
             yield f"One block of {self.example.signature}", self.example
-        yield "Origin", [("", ""), *self.origin.items(), ("time", f"{result.seconds:.1f} s")]
+        yield (
+            "Origin",
+            [("", ""), *self.origin.items(), ("time", f"{result.seconds:.1f} s")],
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON values: those of `convert --json`, plus origin, summary, findings and example."""
@@ -111,6 +122,18 @@ class Report(Record):
         write_whole(path, text.encode(errors="backslashreplace"), overwrite=overwrite)
 
 
+def _site_row(site: Verdict) -> tuple[str, ...]:
+    why = site.reason or proof(site)
+    return (
+        site.pass_name,
+        site.signature,
+        str(site.index),
+        str(site.heads or ""),
+        str(site.status),
+        why,
+    )
+
+
 def check_report_path(path: AnyPath, *, overwrite: bool, others: Iterable[AnyPath | None] = ()) -> None:
     """Check before a conversion that a report can be written to `path`.
 
@@ -120,7 +143,7 @@ def check_report_path(path: AnyPath, *, overwrite: bool, others: Iterable[AnyPat
     if Path(path).suffix.lower() not in FORMATS:
         raise UsageError(f"report {path}: the ending must be one of {', '.join(FORMATS)}")
     target = resolve_target(path, overwrite=overwrite)
-    if target in (Path(other).resolve() for other in others if other is not None):
+    if target in [Path(other).resolve() for other in others if other is not None]:
         raise UsageError(f"report {path} is a file that this run reads or writes: give another name")
 
 
@@ -155,15 +178,28 @@ def to_markdown(title: str, summary: str, sections: Iterable[tuple[str, Part]], 
         if isinstance(part, str):
             parts.append(_text(part))
         elif isinstance(part, Example):
-            for word, operators in (("before", part.before), ("after", part.after)):
-                contents = [f"{many(len(operators), 'operator')} {word}", *map(str, composites(operators))]
-                listed = (f"    {one_line(line)}" for line in part.lines(operators))
-                graph = f"```mermaid\n{part.mermaid(operators)}\n```" if drawn else "\n".join(listed)
-                parts += [f"{_text(', '.join(contents))}:", graph]
+            parts += _block(part, "before", part.before, drawn=drawn)
+            parts += _block(part, "after", part.after, drawn=drawn)
         else:
-            head, *body = (f"| {' | '.join(map(_text, row))} |" for row in part)
+            head, *body = map(_row, part)
             parts.append("\n".join([head, "|" + " --- |" * len(part[0]), *body]))
     return "\n\n".join(parts) + "\n"
+
+
+def _block(part: Example, word: str, operators: Sequence[Operator], *, drawn: bool) -> list[str]:
+    """One version of a block: what it holds, then the graph or the operators."""
+    contents = [
+        f"{many(len(operators), 'operator')} {word}",
+        *map(str, composites(operators)),
+    ]
+    heading = f"{_text(', '.join(contents))}:"
+    if drawn:
+        return [heading, f"```mermaid\n{part.mermaid(operators)}\n```"]
+    return [heading, "\n".join(f"    {one_line(line)}" for line in part.lines(operators))]
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(map(_text, cells))} |"
 
 
 def _text(text: str) -> str:
@@ -176,9 +212,9 @@ def to_html(title: str, summary: str, sections: Iterable[tuple[str, Part]]) -> s
     """Render the report as a page; each section has a title and one part."""
     from markdown_it import MarkdownIt  # noqa: PLC0415 - not needed for other formats
 
-    frame, style = (
-        resources.files(__package__).joinpath(f"page.{kind}").read_text() for kind in ("html", "css")
-    )
+    page = resources.files(__package__)
+    frame = (page / "page.html").read_text()
+    style = (page / "page.css").read_text()
     text = to_markdown(title, summary, sections, drawn=False)
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
     return Template(frame).substitute(title=html.escape(one_line(title)), style=style, body=body)

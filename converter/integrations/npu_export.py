@@ -25,16 +25,13 @@ from edge_opt.base.record import Record
 from edge_opt.base.words import Progress
 from edge_opt.conversion import ConversionResult, convert
 from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, Opened
-from edge_opt.npu.hexagon import Compiler, Figures, compiling_threads
+from edge_opt.npu.compiler import Compiler, CompilerMissingError, Figures, compiling_threads
 from edge_opt.npu.profiling import Measured, gathered, measure
-from edge_opt.npu.sdk import CompilerMissingError, find_sdk
+from edge_opt.npu.vendors import vendor_backend
 from edge_opt.passes import PASSES
 from edge_opt.targets import TargetLike, load_target
-from edge_opt.targets.chips import CHIPS, TARGETS
+from edge_opt.targets.chips import TARGETS
 
-_QUALCOMM = "qualcomm"
-_SHARING = "--qualcomm_enable_weight_sharing"
-_LOG_LEVEL = "--qualcomm_log_level"  # figures are read from the log
 _COMPILERS = 2  # at once; each uses one core, and beside the first ones the conversion another
 _CONFIGS = "litert_lm_npu_compiler.litert_lm_npu_compiler_configs"
 
@@ -87,16 +84,17 @@ def npu_optimize(
 ) -> Optimized:
     """Convert a quantized bundle for the NPU of `cfg`, verify it, and keep the better version of each entry point.
 
-    For Qualcomm's NPUs, each entry point of the prefill/decode model is compiled as exported and as converted, with the
-    flags that `npu_compile` will use, and is kept as exported unless the converted one is faster or more accurate.
+    Each entry point of the prefill/decode model is compiled as exported and as converted, with the flags that
+    `npu_compile` will use, and is kept as exported unless the converted one is faster or more accurate. If the vendor's
+    compiler has no estimate, it is kept as exported only if the converted one compiles worse.
 
     Args:
         cfg: litert-torch's `NpuPipelineConfig`: reads `backend` and `soc_model` and, if present, `overwrite`,
             `compile_configs`, `model_name` and `disable_weight_sharing`, as `npu_compile` does.
         input_litertlm: the bundle that `npu_quantize` wrote.
         output_litertlm: where to write.
-        sdk: folder with the vendor's libraries; if None, from EDGE_OPT_QNN or QNN_SDK_ROOT. Without libraries, nothing
-            is measured, every conversion is kept, and `notes` say so.
+        sdk: folder with the vendor's libraries, as for `edge_opt.npu.Compiler`. Without libraries, nothing is measured,
+            every conversion is kept, and `notes` say so.
         target: a target's name or file, or a `Target`; the one for `cfg.backend` if None.
         exported: the float bundle that `npu_export` wrote, which gives RoPE tables exact frequencies.
         overwrite: replace an existing output; as in `cfg` if None.
@@ -109,47 +107,58 @@ def npu_optimize(
     vendor = cfg.backend.strip().lower()
     if target is None and vendor not in TARGETS:
         raise UsageError(f"vendor '{cfg.backend}' has no target, {did_you_mean(vendor, TARGETS)}")
-    facts, configs = load_target(TARGETS[vendor] if target is None else target), _compile_configs(cfg)
-    compiler, notes = _compiler(cfg, configs, sdk)
+    facts = load_target(TARGETS[vendor] if target is None else target)
+    configs = _compile_configs(cfg)
+    compiler, notes = _compiler(cfg, vendor, configs, sdk)
     replacing = bool(getattr(cfg, "overwrite", False)) if overwrite is None else overwrite
     resolve_target(output_litertlm, overwrite=replacing)
     tell = progress or (lambda *_: None)
     auxiliary = None if exported is None else Opened(exported).find(AUXILIARY_SECTION)
     graphs = {} if auxiliary is None else dict(auxiliary.model.entry_points())
-    run = partial(convert, input_litertlm, output_litertlm, target=facts, progress=progress, exported=graphs)
+    run = partial(
+        convert,
+        input_litertlm,
+        output_litertlm,
+        target=facts,
+        progress=progress,
+        exported=graphs,
+    )
     with compiling_threads(_COMPILERS) as threads:
         exports = _measuring(compiler, input_litertlm, threads)
         result = run(overwrite=replacing)
         before = gathered(exports, "compiling as exported", tell)
         after = gathered(_measuring(compiler, output_litertlm, threads), "compiling as converted", tell)
-    found = tuple(_gains(result, before, after))
-    exported_only = {gain.signature for gain in found if gain.kept == "exported"}
+    gains = tuple(_gains(result, before, after))
+    exported_only = {gain.signature for gain in gains if gain.kept == "exported"}
     if any(site.signature in exported_only for site in result.converted):
         kept = [entry.name for entry in result.signatures if entry.name not in exported_only]
         result = run(overwrite=True, signatures=kept)
-    return Optimized(result, found, configs, notes)
+    return Optimized(result, gains, configs, notes)
 
 
 def _compiler(
-    cfg: Any, configs: Mapping[str, Any], sdk: AnyPath | None
+    cfg: Any, vendor: str, configs: Mapping[str, Any], sdk: AnyPath | None
 ) -> tuple[Compiler | None, tuple[str, ...]]:
     """A compiler with the settings that `npu_compile` will use, None if none can run here; and notes about it."""
-    is_ours = cfg.backend.strip().lower() == _QUALCOMM
+    backend = vendor_backend(vendor)
+    if backend is None:
+        return None, (_unmeasured(f"edge-opt cannot run the compiler of '{cfg.backend}'"),)
+    configured = configs[MAIN_SECTION].get("flags", ())
+    shares_weights = not getattr(cfg, "disable_weight_sharing", False)
+    flags = backend.pipeline_flags(configured, shares_weights=shares_weights)
+    compiler = Compiler(cfg.soc_model.strip().upper(), tuple(flags), sdk)
     try:
-        if not is_ours:
-            raise CompilerMissingError(f"edge-opt runs Qualcomm's compiler, not that of '{cfg.backend}'")
-        find_sdk(sdk)
+        backend.check_installed(compiler)
     except CompilerMissingError as error:
-        if is_ours and sdk is not None:
+        if sdk is not None:
             raise
-        return None, (f"every conversion is kept, because none could be measured: {error}",)
-    flags = [flag for flag in configs[MAIN_SECTION].get("flags", ()) if not flag.startswith(_LOG_LEVEL)]
-    shares = not getattr(cfg, "disable_weight_sharing", False)
-    if shares and not any(flag.startswith(_SHARING) for flag in flags):
-        flags.append(f"{_SHARING}=true")
-    chip = cfg.soc_model.strip().upper()
-    note = CHIPS[chip].note if chip in CHIPS else ""
-    return Compiler(chip, tuple(flags), sdk).judge(), (note,) if note else ()
+        return None, (_unmeasured(str(error)),)
+    note = backend.note(compiler.chip)
+    return backend.judge(compiler), (note,) if note else ()
+
+
+def _unmeasured(why: str) -> str:
+    return f"every conversion is kept, because none could be measured: {why}"
 
 
 def _measuring(compiler: Compiler | None, path: AnyPath, threads: Executor) -> dict[str, Future[Measured]]:
@@ -169,21 +178,30 @@ def _gains(
     for name in (entry.name for entry in result.signatures):
         if name.startswith(f"{AUXILIARY_SECTION}/"):
             continue
-        old, new = before.get(name, Measured(name)), after.get(name, Measured(name))
-        converted, why = True, "not measured"
-        if name not in rewritten:
-            converted, why = False, "nothing was rewritten"
-        elif old.figures is not None and new.figures is not None:
-            converted, why = old.figures.gain(new.figures)
-            if not converted and name in repaired:
-                converted, why = True, f"more accurate, although not faster; {why}"
-        elif old.figures is not None:
-            converted, why = False, f"the converted one does not compile: {new.failure}"
-        elif new.figures is not None:
-            why = f"the exported one does not compile: {old.failure}"
-        elif new.failure:
-            why = f"not measured, because neither compiles: {new.failure}"
-        yield Gain(name, old.figures, new.figures, "converted" if converted else "exported", why)
+        old = before.get(name, Measured(name))
+        new = after.get(name, Measured(name))
+        if name in rewritten:
+            is_kept, why = _judged(old, new, repairs=name in repaired)
+        else:
+            is_kept = False
+            why = "nothing was rewritten"
+        yield Gain(name, old.figures, new.figures, "converted" if is_kept else "exported", why)
+
+
+def _judged(old: Measured, new: Measured, *, repairs: bool) -> tuple[bool, str]:
+    """Whether to keep an entry point as converted, and why."""
+    if old.figures is not None and new.figures is not None:
+        is_better, why = old.figures.gain(new.figures)
+        if repairs and not is_better:
+            return True, f"more accurate, although not faster; {why}"
+        return is_better, why
+    if old.figures is not None:
+        return False, f"the converted one does not compile: {new.failure}"
+    if new.figures is not None:
+        return True, f"the exported one does not compile: {old.failure}"
+    if new.failure:
+        return True, f"not measured, because neither compiles: {new.failure}"
+    return True, "not measured"
 
 
 def _compile_configs(cfg: Any) -> dict[str, Any]:
@@ -192,15 +210,8 @@ def _compile_configs(cfg: Any) -> dict[str, Any]:
     If a `cfg` of litert-torch has none, these are the pipeline's defaults for the vendor: without them, no other model
     would be compiled.
     """
-    given = getattr(cfg, "compile_configs", None) or {}
-    package, found, _ = type(cfg).__module__.partition(".npu_export")
     try:
-        if isinstance(given, str):
-            given = json.loads(given if given.startswith("{") else Path(given).read_text(encoding="utf-8"))
-        elif not given and found:
-            own, model = importlib.import_module(f"{package}.{_CONFIGS}"), getattr(cfg, "model_name", None)
-            given = own.MODEL_SPECIFIC_DEFAULTS.get((cfg.backend, model)) or {}
-            given = given or own.GENERIC_DEFAULT_CONFIGS.get(cfg.backend, {})
+        given = _configured(cfg)
     except (OSError, ValueError) as error:
         raise UsageError(
             f"cfg.compile_configs must be a dict, a JSON object or the path of a JSON file: {error}"
@@ -208,7 +219,22 @@ def _compile_configs(cfg: Any) -> dict[str, Any]:
     except (ImportError, AttributeError) as error:
         where = f"litert-torch's compiler settings were not found ({error})"
         raise UsageError(f"{where}: set cfg.compile_configs") from error
-    return {
-        kind: deepcopy(entry) if isinstance(entry, dict) else {"compile": True, "flags": [*entry]}
-        for kind, entry in {MAIN_SECTION: [], **given}.items()
-    }
+    configs: dict[str, Any] = {}
+    for kind, entry in {MAIN_SECTION: [], **given}.items():
+        configs[kind] = deepcopy(entry) if isinstance(entry, dict) else {"compile": True, "flags": [*entry]}
+    return configs
+
+
+def _configured(cfg: Any) -> Any:
+    """The configs that `cfg` has, holds as JSON text or names as a file; or else the pipeline's defaults."""
+    given = getattr(cfg, "compile_configs", None) or {}
+    if isinstance(given, str):
+        text = given if given.startswith("{") else Path(given).read_text(encoding="utf-8")
+        given = json.loads(text)
+    package, is_theirs, _ = type(cfg).__module__.partition(".npu_export")
+    if given or not is_theirs:
+        return given
+    own = importlib.import_module(f"{package}.{_CONFIGS}")
+    model = getattr(cfg, "model_name", None)
+    specific = own.MODEL_SPECIFIC_DEFAULTS.get((cfg.backend, model))
+    return specific or own.GENERIC_DEFAULT_CONFIGS.get(cfg.backend, {})

@@ -15,6 +15,7 @@ from typing import Any, Protocol, Unpack, runtime_checkable
 
 from edge_opt.base.errors import ModelFormatError, UsageError, unknown
 from edge_opt.base.words import listed
+from edge_opt.base.work import made_from
 from edge_opt.ir.graph import used_tensors
 from edge_opt.ir.model import Model, checked_tables, from_tables, to_bytes
 from edge_opt.schema.data import Data, Source
@@ -220,20 +221,11 @@ def _models(bundle: Bundle) -> list[Part]:
 
 CALL = "DISPATCH_OP"
 """LiteRT's custom operator for one call of the NPU."""
-WORK = ".work"
-"""Suffix of the folder beside a bundle where `edge-opt build` keeps its stages' results."""
 
 
 def is_compiled(model: Model) -> bool:
     """True if any operator calls an NPU."""
     return any(op.code.custom_code == CALL for graph in model.subgraphs for op in graph.operators)
-
-
-def made_from(path: str | os.PathLike[str] | None) -> Path | None:
-    """The quantized bundle in the work folder beside a compiled one, or None."""
-    path = None if path is None else Path(path)
-    quantized = path and path.with_suffix(WORK) / "quantize" / f"model{path.suffix}"
-    return quantized if quantized and quantized.is_file() else None
 
 
 def weights_outside(model: Model) -> dict[str, int]:

@@ -1,12 +1,17 @@
 """NPU estimates: compile a model with the vendor's compiler, and rank its forms by the compiler's figures.
 
-Never changes a model, and contains no vendor code.
+Never changes a model, and contains no vendor code. Each vendor's compiler is one module, listed in `vendors`.
 """
 
-from edge_opt.npu.emulator import compare_on_npu
-from edge_opt.npu.hexagon import Compiler, Figures, TimeEstimate
+from edge_opt.npu.comparing import compare_on_npu
+from edge_opt.npu.compiler import (
+    Compiler,
+    CompilerFailedError,
+    CompilerMissingError,
+    Figures,
+    TimeEstimate,
+)
 from edge_opt.npu.profiling import Measured, Profile, profile
-from edge_opt.npu.sdk import CompilerFailedError, CompilerMissingError
 from edge_opt.npu.tuning import Trial, Tuning, tune, tuned_target
 from edge_opt.targets.target import write_target
 

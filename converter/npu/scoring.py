@@ -7,6 +7,7 @@ token, compared with a reference's.
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import count
 
 import numpy as np
 
@@ -14,12 +15,11 @@ from edge_opt.base.atomic import AnyPath
 from edge_opt.comparison.findings import name_of
 from edge_opt.comparison.generate import find_parts, plan_loop
 from edge_opt.ir import load
-from edge_opt.npu.emulator import emulating
-from edge_opt.npu.hexagon import Compiler
-from edge_opt.npu.sdk import CompilerFailedError
+from edge_opt.npu.compiler import Compiler, CompilerFailedError, Emulation
+from edge_opt.npu.vendors import backend_of
 from edge_opt.runtime import loop as steps
 from edge_opt.runtime.description import describe
-from edge_opt.runtime.loop import Call
+from edge_opt.runtime.loop import Call, Loop
 from edge_opt.runtime.metrics import log_softmax
 from edge_opt.runtime.protocol import Array, Arrays
 from edge_opt.runtime.runner import Worker
@@ -54,29 +54,27 @@ def read(
         CompilerFailedError: an entry point does not compile, or does not run.
         RuntimeFailed: a model does not run on the CPU.
     """
-    title, done = name_of(bundle, "bundle"), 0
+    title = name_of(bundle, "bundle")
     with ExitStack() as stack:
         worker = stack.enter_context(Worker())
         parts = find_parts(bundle)
         files = {role: stack.enter_context(part.file()) for role, part in parts.items()}
         described = {role: [*describe(part.model).values()] for role, part in parts.items()}
-        loops = [
-            replace(plan_loop(title, described, len(text.scored), 0, (text.before,)), follow=text.scored)
-            for text in texts
-        ]
+        loops: list[Loop] = []
+        for text in texts:
+            loop = plan_loop(title, described, len(text.scored), 0, (text.before,))
+            loops.append(replace(loop, follow=text.scored))
         if compiler is None:
             return [loop.logits.reals(worker.generate(files, loop)[1][:, 0]) for loop in loops]
-        runs = sum(-(-(len(loop.prompt[0]) - 1) // loop.rows) + loop.count for loop in loops)
-        prefilled = [loop for loop in loops if len(loop.prompt[0]) > 1]
-        calls = [call for loop in prefilled for call in loop.prefill] + [*loops[0].decode]
+        emulating = backend_of(compiler.chip).emulating
         model = load(files[MAIN])
-        emulators = {
-            name: stack.enter_context(emulating(model, name, compiler))
-            for name in dict.fromkeys(call.signature.name for call in calls if call.model == MAIN)
-        }
+        emulators: dict[str, Emulation] = {}
+        for name in _called(loops):
+            emulators[name] = stack.enter_context(emulating(model, name, compiler))
+        total = sum(map(_runs, loops))
+        done = count(1)
 
         def invoke(call: Call, inputs: Arrays) -> Arrays:
-            nonlocal done
             name = call.signature.name
             if call.model != MAIN:
                 return worker.run(files[call.model], name, inputs)
@@ -84,12 +82,26 @@ def read(
                 outputs = emulators[name].run(inputs)
             except CompilerFailedError as error:
                 raise CompilerFailedError(f"{title}, {name}: {error}") from error
-            done += 1
-            progress(done, runs)
+            progress(next(done), total)
             return outputs
 
-        progress(0, runs)
+        progress(0, total)
         return [loop.logits.reals(steps.run(loop, invoke)[1][:, 0]) for loop in loops]
+
+
+def _called(loops: Sequence[Loop]) -> list[str]:
+    """Entry points of the prefill/decode model that reading the texts calls."""
+    calls = [*loops[0].decode]
+    for loop in loops:
+        if len(loop.prompt[0]) > 1:
+            calls += loop.prefill
+    return list(dict.fromkeys(call.signature.name for call in calls if call.model == MAIN))
+
+
+def _runs(loop: Loop) -> int:
+    """Runs of the prefill/decode model that reading a text takes."""
+    prefills = -(-(len(loop.prompt[0]) - 1) // loop.rows)
+    return prefills + loop.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +119,8 @@ class Closeness:
     @classmethod
     def of(cls, reference: Array, logits: Array, tokens: Sequence[int]) -> "Closeness":
         """Compare rows of logits, one row for each token."""
-        theirs, own = log_softmax(reference.astype(np.float64)), log_softmax(logits.astype(np.float64))
+        theirs = log_softmax(reference.astype(np.float64))
+        own = log_softmax(logits.astype(np.float64))
         return cls(
             (np.exp(theirs) * (theirs - own)).sum(axis=1).tolist(),
             (theirs.argmax(axis=1) == own.argmax(axis=1)).tolist(),

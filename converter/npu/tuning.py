@@ -1,7 +1,6 @@
 """Rewrite a signature in every form, compile and rank the forms, and make a target from the best."""
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import ExitStack
@@ -20,15 +19,23 @@ from edge_opt.conversion import convert
 from edge_opt.ir import Model, load, save
 from edge_opt.ir.opening import Opened
 from edge_opt.ir.text import subgraph_text
-from edge_opt.npu.emulator import compare_on_npu
-from edge_opt.npu.hexagon import Compiler, compiling_threads, cut_entry_point
+from edge_opt.npu.comparing import compare_on_npu
+from edge_opt.npu.compiler import (
+    Backend,
+    Compiler,
+    CompilerMissingError,
+    compiling_threads,
+    cut_entry_point,
+    scratch_folder,
+)
 from edge_opt.npu.profiling import Measured, gathered, measure, versions
-from edge_opt.npu.sdk import find_sdk
+from edge_opt.npu.vendors import backend_of, target_backend
 from edge_opt.targets import Target, TargetLike, load_target, target_names
 
 BASE = "qualcomm-htp"
-"""The target whose compiler runs on this machine."""
-_TILES, _LEAST_ROWS = 4, 2
+"""The default target to tune."""
+_TILES = 4
+_LEAST_ROWS = 2
 _SMALL_TILES = (128, 64)
 _ALWAYS = 1  # a minimum head size that every attention block has
 Changes = Mapping[str, Any] | None
@@ -81,14 +88,14 @@ def tune(
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Tuning:
-    """Try every form on one signature of a model, for a Hexagon NPU. The file is not changed.
+    """Try every form on one signature of a model, for an NPU whose compiler estimates time. The file is not changed.
 
     Trials are ranked by the compiler's time estimate, then by bytes. The best trial's outputs are checked in the
     emulator: if they are not bit-identical to the export's, the next trial is taken.
 
     Args:
         path: a .tflite model as exported, or a bundle (its prefill/decode model is used).
-        target: the target to vary: qualcomm-htp, or your own target (or its file).
+        target: the target to vary, which names the compiler: qualcomm-htp, or your own target (or its file).
         compiler: settings of the NPU's compiler.
         signature: the entry point to tune for; default: the one with the largest attention block.
         jobs: number of parallel trials; default: the number of idle cores.
@@ -97,32 +104,34 @@ def tune(
         progress: called with (stage, done, total).
 
     Raises:
-        UsageError: the target is for another NPU, or the signature does not exist or has no multi-head attention.
+        UsageError: the compiler has no estimates, or is not that of the target; or the signature does not exist or has
+            no multi-head attention.
         CompilerMissingError: the compiler, or a library that it needs, is not installed.
         ModelFormatError: the file is not a model.
     """
-    base, tell = load_target(target), progress or (lambda *_: None)
-    if base.name != BASE and base.name in target_names():
-        raise UsageError(
-            f"edge-opt cannot run the compiler of target '{base.name}': give {BASE}, or your own target file"
-        )
-    no_probe = find_sdk(compiler.sdk).no_probe
+    base = load_target(target)
+    tell = progress or (lambda *_: None)
+    backend = _estimating(base, compiler)
+    backend.check_installed(compiler)
     model = Opened(path).main().model
     name, attention = largest_attention(model, signature)
     forms = _forms(model, name, attention, base)
     targets = {form: applied(base, changes) for form, changes in forms.items()}
     with ExitStack() as stack:
-        exported = f"{stack.enter_context(tempfile.TemporaryDirectory(prefix='edge-opt-'))}/exported.tflite"
+        exported = f"{stack.enter_context(scratch_folder())}/exported.tflite"
         save(cut_entry_point(model, name), exported)
-        idle = max(1, round((os.cpu_count() or 1) - os.getloadavg()[0]))
-        running = executor or stack.enter_context(compiling_threads(jobs or idle))
-        judge = compiler.judge()
+        running = executor or stack.enter_context(compiling_threads(jobs or _idle_cores()))
+        judge = backend.judge(compiler)
         waiting = {form: running.submit(try_form, exported, one, judge) for form, one in targets.items()}
-        results = gathered(waiting, "compiling", tell).items()
-        trials = sorted((Trial(*each) for each in results), key=lambda trial: trial.measured.rank)
-        unchecked = no_probe and f"outputs not checked: {no_probe}"
-        checked = unchecked or _check(trials, exported, targets, compiler, tell)
-    trials.sort(key=lambda trial: trial.measured.rank)
+        found = gathered(waiting, "compiling", tell)
+        trials = sorted((Trial(form, measured) for form, measured in found.items()), key=_rank)
+        try:
+            backend.check_emulator(compiler)
+        except CompilerMissingError as error:
+            checked = f"outputs not checked: {error}"
+        else:
+            checked = _check(trials, exported, targets, compiler, tell)
+    trials.sort(key=_rank)
     figures = [trial.measured.figures for trial in trials if trial.measured.figures is not None]
     return Tuning(
         model=os.fspath(path),
@@ -138,6 +147,33 @@ def tune(
     )
 
 
+def _estimating(base: Target, compiler: Compiler) -> Backend:
+    """The compiler that the target names, or else the chip's; UsageError if it has no estimates or they differ."""
+    if base.compiler is None and base.name in target_names():
+        raise UsageError(
+            f"edge-opt cannot run the compiler of target '{base.name}': give {BASE}, or your own target file"
+        )
+    chips = backend_of(compiler.chip)
+    backend = target_backend(base.compiler) or chips
+    for one in (backend, chips):
+        if not one.estimates:
+            raise UsageError(
+                f"no estimate for {one.manufacturer}: forms are ranked by estimated time, so give {BASE} and a chip "
+                f"of Qualcomm"
+            )
+    if backend is not chips:
+        raise UsageError(f"target '{base.name}' is not for the NPU of {compiler.chip}: give another chip")
+    return backend
+
+
+def _rank(trial: Trial) -> tuple[float, ...]:
+    return trial.measured.rank
+
+
+def _idle_cores() -> int:
+    return max(1, round((os.cpu_count() or 1) - os.getloadavg()[0]))
+
+
 def largest_attention(model: Model, signature: str | None = None) -> tuple[str, Block]:
     """Return an entry point's name and its largest multi-head attention block; default: the largest of all.
 
@@ -145,12 +181,10 @@ def largest_attention(model: Model, signature: str | None = None) -> tuple[str, 
         UsageError: the entry point does not exist, or has no multi-head attention.
     """
     graphs = dict(model.entry_points())
-    found = [
-        (name, match)
-        for name in match_names("signature", "*" if signature is None else signature, graphs)
-        for match in find_blocks(graphs[name])
-        if isinstance(match, Block) and match.heads > 1
-    ]
+    found: list[tuple[str, Block]] = []
+    for name in match_names("signature", "*" if signature is None else signature, graphs):
+        blocks = [match for match in find_blocks(graphs[name]) if isinstance(match, Block)]
+        found += [(name, block) for block in blocks if block.heads > 1]
     if not found:
         place = "the model" if signature is None else f"signature '{signature}'"
         raise UsageError(f"{place} has no multi-head attention to tune for: see `edge-opt inspect`")
@@ -175,13 +209,20 @@ def variants(attention: Block, base: Target) -> Iterator[tuple[str, Changes]]:
     yield "as exported, the mask before the join", {"mask_before_join": True}
     for form in FORMS:
         yield form, {"form": form, "rows_per_tile": None}
-    best, above = "split-above", {"form": "split-above", "rows_per_tile": None}
-    norms, least = "one norm for all", attention.head_size + 1
+    best = "split-above"
+    above = {"form": best, "rows_per_tile": None}
     if attention.head_size < (base.norm_per_head_from or _ALWAYS):
-        norms, least = "a norm for each head", _ALWAYS
-    yield f"{best}, {norms}", {**above, "norm_per_head_from": least}
+        yield f"{best}, a norm for each head", {**above, "norm_per_head_from": _ALWAYS}
+    else:
+        yield (
+            f"{best}, one norm for all",
+            {**above, "norm_per_head_from": attention.head_size + 1},
+        )
     place = "after" if base.mask_before_join else "before"
-    yield f"{best}, the mask {place} the join", {**above, "mask_before_join": not base.mask_before_join}
+    yield (
+        f"{best}, the mask {place} the join",
+        {**above, "mask_before_join": not base.mask_before_join},
+    )
     rows = attention.query_length
     for size in dict.fromkeys((rows // _TILES, *_SMALL_TILES)):
         if _LEAST_ROWS <= size < rows and rows % size == 0:
@@ -240,11 +281,32 @@ def tuned_target(tuning: Tuning, name: str | None = None) -> Target:
     Raises:
         UsageError: there is no winner.
     """
-    base, signature = tuning.target, tuning.signature
+    base = tuning.target
     if tuning.winner is None:
         raise UsageError(
             f"no form of target '{base.name}' compiles and gives the export's outputs: there is no target to write"
         )
+    changed = _changed(tuning)
+    where = f"{Path(tuning.model).name}, {tuning.signature}"
+    target = replace(
+        base,
+        **changed,
+        name=name or f"{base.name}-tuned",
+        summary=f"{base.name} as tuned for {tuning.chip} on {where}: {tuning.winner.form}",
+        versions={**tuning.versions, "chip": tuning.chip},
+    )
+    sources: dict[str, str] = {}
+    for fact in target.stated():
+        source = f"measured with `edge-opt tune` on {where}" if fact in changed else base.sources.get(fact)
+        if source:
+            sources[fact] = source
+    return replace(target, sources=sources)
+
+
+def _changed(tuning: Tuning) -> dict[str, Any]:
+    """The facts of the target that the winner changes, where they belong: a form may be for long contexts only."""
+    base = tuning.target
+    signature = tuning.signature
     changed: dict[str, Any] = dict(tuning.changes or {})
     if "form" not in changed:
         patterns = tuple(one for one in base.split_signatures if not fnmatchcase(signature, one))
@@ -256,14 +318,4 @@ def tuned_target(tuning: Tuning, name: str | None = None) -> Target:
             form = {key: changed.pop(key) for key in ("form", "rows_per_tile")}
             changed["long_context"] = {key: value for key, value in form.items() if value is not None}
     changed["split_signatures"] = patterns
-    where = f"{Path(tuning.model).name}, {signature}"
-    target = replace(
-        base,
-        **changed,
-        name=name or f"{base.name}-tuned",
-        summary=f"{base.name} as tuned for {tuning.chip} on {where}: {tuning.winner.form}",
-        versions={**tuning.versions, "chip": tuning.chip},
-    )
-    source = f"measured with `edge-opt tune` on {where}"
-    sources = {key: source if key in changed else base.sources.get(key) for key in target.stated()}
-    return replace(target, sources={key: text for key, text in sources.items() if text})
+    return changed

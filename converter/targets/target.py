@@ -66,6 +66,9 @@ class Target:
         external_weights: False if it reads only weights inside the flatbuffer; they are written there, under 2 GB.
         new_operator_codes: False if it reads an operator's kind from `deprecated_builtin_code`; it is written there.
 
+    Compiling:
+        compiler: vendor of the compiler that edge-opt runs for it: `qualcomm`, `mediatek`.
+
     Origin:
         sources: the source of each fact.
         versions: the tools that it was measured with.
@@ -96,6 +99,7 @@ class Target:
     signatures: bool | None = None
     external_weights: bool | None = None
     new_operator_codes: bool | None = None
+    compiler: str | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
 

@@ -1,0 +1,82 @@
+"""A build's stages as data: which ones run for an input, what each reads, and what it makes.
+
+checkpoint, base --round--> base, rounded     base --export--> model, exported     model --calibrate--> ranges
+model --quantize--> model --narrow--> model --optimize--> model, converted --compile--> the bundle for the NPU
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from edge_opt.base.errors import UsageError, unknown
+from edge_opt.base.work import MODEL, QUANTIZE
+from edge_opt.building.rounding import CHECKPOINT
+from edge_opt.building.source import Kind
+from edge_opt.building.stages import Input, Stage, Stages
+
+WEIGHTS = ("8", "4-logits", "4")
+"""Supported bits of weights: all at 8; those of the logits at 4 except for frequent tokens; and also as many of the
+layers' weights as quality allows."""
+CONFIGURE = Stage("configure", ("source", "prompts"))
+_ROUND = Stage("round", ("checkpoint", "prompts"), {"base": CHECKPOINT, "rounded": "."})
+_EXPORT = Stage("export", ("base",), {"model": MODEL, "exported": MODEL})
+_CALIBRATE = Stage("calibrate", ("model", "prompts"), {"ranges": "."})
+_QUANTIZE = Stage(QUANTIZE, ("model", "ranges"), {"model": MODEL})
+_NARROW_LOGITS = Stage("narrow", ("model", "checkpoint", "prompts"), {"model": MODEL})
+_NARROW_ROUNDED = Stage("narrow", ("model", "rounded"), {"model": MODEL})
+OPTIMIZE = Stage("optimize", ("model", "exported"), {"model": MODEL, "converted": MODEL}, compiles=True)
+EVALUATE = Stage("evaluate", ("checkpoint", "converted"))
+"""Scores checkpoint and bundle, in LiteRT-LM on CPU kernels."""
+EMULATE = Stage("emulate", ("checkpoint", "converted"), compiles=True)
+"""Scores checkpoint and bundle, in the NPU's emulator."""
+COMPILE = Stage("compile", ("model",), compiles=True)
+
+RECIPES = {
+    (Kind.CHECKPOINT, "8"): (_EXPORT, _CALIBRATE, _QUANTIZE),
+    (Kind.CHECKPOINT, "4-logits"): (_EXPORT, _CALIBRATE, _QUANTIZE, _NARROW_LOGITS),
+    (Kind.CHECKPOINT, "4"): (_ROUND, _EXPORT, _CALIBRATE, _QUANTIZE, _NARROW_ROUNDED),
+    (Kind.FLOAT, "8"): (_CALIBRATE, _QUANTIZE),
+    (Kind.QUANTIZED, "8"): (),
+}
+"""The stages that make a quantized bundle of each kind of input, by the width of weights."""
+SOURCES = {
+    Kind.CHECKPOINT: ("source", "checkpoint", "base"),
+    Kind.FLOAT: ("source", "model", "exported"),
+    Kind.QUANTIZED: ("source", "model"),
+}
+"""The roles of the input."""
+
+
+def recipe(kind: Kind, weights: str, *, narrow_weights: bool) -> tuple[Stage, ...]:
+    """The stages for an input; UsageError if there are none for these weights, or not for this NPU."""
+    if weights not in WEIGHTS:
+        raise unknown("weights", weights, WEIGHTS)
+    stages = RECIPES.get((kind, weights))
+    if stages is None or (weights != "8" and not narrow_weights):
+        raise UsageError(f"weights='{weights}' needs a checkpoint and a Qualcomm NPU: use weights='8'")
+    return stages
+
+
+def run_recipe(
+    run: Stages,
+    stages: tuple[Stage, ...],
+    settings: Mapping[str, Mapping[str, Any]],
+    window: int | None,
+    rounding: Mapping[str, Any],
+) -> Input:
+    """Run the stages with the pipeline's settings, and return the quantized bundle."""
+    rotate = settings["export"]["rotate"]
+    options: dict[str, Mapping[str, Any]] = {
+        **settings,
+        "round": {**rounding, "rotate": rotate},
+        # A checkpoint that is rounded is rotated by then.
+        "export": {
+            **settings["export"],
+            "window": window,
+            "rotate": rotate and _ROUND not in stages,
+        },
+    }
+    for stage in stages:
+        report = run.run(stage, options[stage.name])
+        if stage is _EXPORT:
+            options["narrow"] = {"rotated": report.values["rotated"]}
+    return run.files["model"]

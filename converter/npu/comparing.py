@@ -1,0 +1,117 @@
+"""Compares two models as an NPU computes them: both are compiled, and run in the compiler's emulator.
+
+The NPU's error is measured against the first model on the CPU; a large one is a warning, not part of the verdict.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from edge_opt.base.words import Progress
+from edge_opt.comparison.findings import (
+    ComparisonReport,
+    OutputComparison,
+    SignatureComparison,
+    name_of,
+)
+from edge_opt.comparison.pairing import Both, Pair, both_open, checked_numbers
+from edge_opt.ir.opening import ModelLike
+from edge_opt.npu.compiler import Compiler, CompilerFailedError
+from edge_opt.npu.vendors import backend_of
+from edge_opt.runtime.inputs import array_of
+from edge_opt.runtime.metrics import measure
+from edge_opt.runtime.protocol import Arrays
+
+_NEAR_DB = 20.0  # warn below this signal-to-noise ratio against the CPU
+
+
+def compare_on_npu(
+    a: ModelLike,
+    b: ModelLike,
+    compiler: Compiler = Compiler(),
+    *,
+    signatures: Sequence[str] | None = None,
+    seed: int = 0,
+    atol: float = 0.0,
+    rtol: float = 0.0,
+    progress: Progress | None = None,
+) -> ComparisonReport:
+    """Compile both models for an NPU, run them in the compiler's emulator, and compare their outputs.
+
+    If outputs are far from the CPU's, the report's `remarks` say so; this does not affect whether the models are equal.
+    Other arguments mean the same as in `edge_opt.compare`.
+
+    Raises:
+        CompilerMissingError: the compiler, its libraries or a C compiler is missing, or it has no emulator.
+        UsageError: a signature does not exist, or edge-opt cannot run the compiler for the chip.
+        ModelFormatError: a model cannot be read.
+    """
+    backend_of(compiler.chip).check_emulator(compiler)
+    begun = ComparisonReport(name_of(a, "a"), name_of(b, "b"), "npu", *checked_numbers(seed, atol, rtol))
+    with both_open(a, b, begun, signatures=signatures, progress=progress) as both:
+        report = both.compared(
+            lambda session: [_emulated(both, pair, compiler) for pair in session.pairs.values()]
+        )
+        stateful = [name for name, pair in both.pairs.items() if pair.signature.keeps_state]
+    remarks = [*filter(None, map(_warning, report.signatures))]
+    remarks.append(", ".join([f"compiled for {compiler.chip}", *compiler.flags]))
+    remarks += report.remarks
+    if stateful:
+        remarks.append(f"state is not carried over here, each signature ran once: {', '.join(stateful)}")
+    return replace(report, remarks=tuple(remarks))
+
+
+def _emulated(both: Both, pair: Pair, compiler: Compiler) -> SignatureComparison:
+    """Run both entry points on the CPU and in the emulator; a model compared with itself runs once."""
+    name = pair.signature.name
+    emulating = backend_of(compiler.chip).emulating
+    sides = "a" if both.begun.a == both.begun.b else "ab"
+    cpu: list[Arrays] = []
+    npu: list[Arrays] = []
+    for side, model, file, planned in zip(
+        sides, both.models, both.files, pair.plans(both.begun.seed), strict=False
+    ):
+        cpu += both.worker.run_calls(file, [(name, planned)])
+        inputs = {one.info.name: array_of(one) for one in planned}
+        try:
+            with emulating(model, name, compiler) as emulator:
+                outputs = emulator.run(inputs)
+        except CompilerFailedError as error:
+            return SignatureComparison(name, reason=f"{side}: {error}")
+        # Outputs that are an input or a constant are not compiled; they are the CPU's.
+        for key, tensor in model.arguments(name)[2].items():
+            if tensor.producer is None:
+                outputs.setdefault(key, cpu[-1][key])
+        npu.append(outputs)
+    found = both.measure_all(pair, [(npu[0], {**npu[-1]})])
+    distances: dict[str, tuple[float, float]] = {}
+    for of_a, of_b in pair.outputs:
+        if of_a.shape == of_b.shape:
+            reference = cpu[0][of_a.name]
+            a = measure(reference, npu[0][of_a.name], quantized_a=of_a, quantized_b=of_a)
+            b = measure(reference, npu[-1][of_b.name], quantized_a=of_a, quantized_b=of_b)
+            distances[of_a.name] = (a.snr_db, b.snr_db)
+    return replace(
+        found,
+        outputs=tuple(replace(one, db=distances.get(one.name)) for one in found.outputs),
+    )
+
+
+def _warning(compared: SignatureComparison) -> str:
+    """Return a warning if an output is far from the CPU's, else an empty string."""
+    measured = [output for output in compared.outputs if output.db is not None]
+    if not measured:
+        return ""
+    worst = min(measured, key=_least_db)
+    if _least_db(worst) >= _NEAR_DB:
+        return ""
+    assert worst.db is not None
+    a, b = worst.db
+    return (
+        f"warning: signature '{compared.name}', output '{worst.name}': a is {a:.1f} dB and b {b:.1f} dB from the "
+        "CPU's kernels: the NPU's arithmetic is different; this is not a difference between a and b"
+    )
+
+
+def _least_db(output: OutputComparison) -> float:
+    assert output.db is not None
+    return min(output.db)

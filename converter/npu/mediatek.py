@@ -1,0 +1,67 @@
+"""MediaTek's compiler: it takes operators and compiles them; it has no time estimate and no emulator.
+
+Neither it nor a phone was at hand: operators and chips are those of LiteRT's plugin, its library was a stand-in.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from edge_opt.npu.compiler import (
+    Backend,
+    Compiler,
+    Figures,
+    operator_counts,
+    scratch_folder,
+)
+
+_VERSION_FLAG = "--mediatek_sdk_version_type"
+# litert/python/aot/vendors/mediatek/target.py: chips whose NPU needs version 9 of the SDK; others take version 8.
+_VERSION_9 = ("MT6993",)
+
+
+class MediaTek(Backend):
+    """MediaTek's compiler, with the libraries of the NeuroPilot SDK."""
+
+    manufacturer = "MediaTek"
+    compiler = "MediaTek's compiler"
+    library = "libneuron_adapter.so"
+    needs = "libneuron_adapter.so of MediaTek's NeuroPilot SDK"
+    how_to_get = (
+        "run `pip install ai-edge-litert-sdk-mediatek` on x86-64 Linux, or give the SDK's folder with sdk=DIR or in "
+        "EDGE_OPT_NEUROPILOT"
+    )
+    variables = ("EDGE_OPT_NEUROPILOT",)
+    results_from = "lib*.so"
+
+    def places(self, chip: str) -> Sequence[str]:
+        """The SDK has a folder for each version."""
+        return (f"v{_version(chip)}_*/host/lib", "host/lib", ".")
+
+    def package_arguments(self, chip: str) -> Sequence[str]:
+        """The version that the chip needs."""
+        return (f"v{_version(chip)}",)
+
+    def measure(self, path: Path, signature: str, compiler: Compiler) -> Figures:
+        """Compile; there are only figures of operators and partitions."""
+        libraries = self.libraries(compiler)
+        flags = compiler.flags
+        if not compiler.has_flag(_VERSION_FLAG):
+            flags = (*flags, f"{_VERSION_FLAG}=version{_version(compiler.chip)}")
+        # The plugin knows chips by their names in lower case only.
+        settings = replace(compiler, chip=compiler.chip.lower(), flags=flags)
+        with scratch_folder() as scratch:
+            done = self.run_tool(path, settings, [libraries], scratch)
+        if done.returncode:
+            self.fail(done.returncode, done.stdout, done.stderr)
+        return Figures(
+            signature,
+            **operator_counts(done.stderr),
+            time=None,
+            note=self.note(compiler.chip),
+            qnn="",
+        )
+
+
+def _version(chip: str) -> int:
+    return 9 if chip.upper() in _VERSION_9 else 8
