@@ -26,7 +26,12 @@ PRODUCTS = {
 """The products of a layer, by the names of their weights; those of one entry read the same input."""
 NAMES = frozenset(chain.from_iterable(PRODUCTS.values()))
 """The last part of the name of each matrix of weights in a layer."""
-_EVERY = 3  # positions whose logits are compared: those of all would cost as much as the layers
+_COMPARED = slice(2, None, 3)
+"""Positions whose logits are compared: those of all would cost as much as the layers.
+
+The first position is not among them. 4 bits harm its massive activations most, and it predicts the second token of a
+template: in Qwen2.5-Coder-0.5B, `down` of layer 0 has 0.64 nats there, and 0.013 on average behind it.
+"""
 
 
 class Product(NamedTuple):
@@ -97,7 +102,7 @@ class Network:
         """The products of each layer."""
         self._read = [self._text(tokens) for tokens in read]
         self._judged = self._text(judged)
-        self._expected = model(judged).logits[:, ::_EVERY].log_softmax(-1)
+        self._expected = model(judged).logits[:, _COMPARED].log_softmax(-1)
         if not abs(self.harm()) < 1e-4:
             raise UsageError(_unknown("the way it computes its logits"))
 
@@ -106,7 +111,7 @@ class Network:
         moved = replace(text or self._judged)
         for number in range(start, len(self._layers)):
             self._move(number, [moved])
-        states = self._model.model.norm(moved.hidden)[:, ::_EVERY]
+        states = self._model.model.norm(moved.hidden)[:, _COMPARED]
         return self._divergence(self._model.lm_head(states))
 
     def _divergence(self, logits: Any) -> float:
@@ -173,7 +178,7 @@ class Network:
         import torch
 
         rounder = Rounder(self._normed_moments(read))
-        states = self._model.model.norm(judged.hidden)[:, ::_EVERY]
+        states = self._model.model.norm(judged.hidden)[:, _COMPARED]
         logits = [states @ head[:KEPT_ROWS].T]
         for block in head[KEPT_ROWS:].split(ROWS_AT_ONCE):
             rounded = rounder.rounded(np.asarray(block.detach().numpy(), np.float32))
