@@ -57,7 +57,7 @@ def test_no_submodule_hides_a_public_function() -> None:
 def test_help_shows_every_option_of_convert_with_its_type_and_default_and_explains_it() -> None:
     shown = inspect.signature(edge_opt.convert).parameters
     options = {name: entry for name, entry in shown.items() if entry.kind is entry.KEYWORD_ONLY}
-    assert len(options) == 11
+    assert len(options) == 13
     assert all(entry.annotation is not entry.empty for entry in options.values())
     arguments = str(edge_opt.convert.__doc__).partition("Args:")[2].partition("Raises:")[0]
     assert set(re.findall(r"^ {8}(\w+): ", arguments, re.MULTILINE)) == set(shown)

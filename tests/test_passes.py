@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from toy_passes import CHAIN, Double, fresh, graph_of, op, replacing
 
 from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Tensor, same_type, to_bytes
 from edge_opt.ir.graph import Buffer
-from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.refusal import MEANINGS, Reason, RefusedError, Why
 from edge_opt.ir.text import to_text
 from edge_opt.passes import Context, Rewrite, Site, Status, Within, run_pass
 from edge_opt.passes.merging import merge_equal
@@ -23,6 +24,8 @@ from edge_opt.targets import Target, load_target
 from edge_opt.verification.audit import Audit, UnverifiedChangeError
 from edge_opt.verification.frame import check_frame
 from edge_opt.verification.rewrite import remove_dead
+
+CONVERTER = Path(__file__).parent.parent / "converter"
 
 
 def test_every_site_gets_a_verdict_in_execution_order() -> None:
@@ -51,7 +54,7 @@ def test_a_failed_proof_rolls_back_that_site_alone() -> None:
 
 
 def refuse(*_: object) -> Rewrite:
-    raise RefusedError("no", None, None, "yes", "no")
+    raise RefusedError(Why.PATTERN, "no", None, None, "yes", "no")
 
 
 def of_another_shape(context: Context, first: Operator, last: Operator) -> Rewrite:
@@ -137,7 +140,7 @@ def test_a_new_scale_is_reverted_though_the_proof_holds(scale: float, status: st
 def test_a_place_of_open_lengths_is_never_settled() -> None:
     class Settled(Double):
         def sites(self, context: Context) -> Iterable[Site]:
-            return [Site(context.subgraph.operators[0], reason="why", is_settled=True)]
+            return [Site(context.subgraph.operators[0], reason=Reason(Why.NO_GAIN, "why"), is_settled=True)]
 
     _, (closed,) = convert_text(CHAIN, Settled())
     _, (opened,) = convert_text(CHAIN.replace("[4]", "[?]"), Settled())
@@ -151,7 +154,7 @@ def test_reports_say_everything_as_plain_data() -> None:
     proof = report.pop("proof")
     names = {"pass": "double", "signature": "main", "operator": "b", "index": 0, "status": "converted"}
     assert report.pop("failed") == []
-    assert report == names | dict.fromkeys(("reason", "note", "heads", "kv_heads"))
+    assert report == names | dict.fromkeys(("reason", "why", "note", "heads", "kv_heads"))
     given = {"demand": "relative 0.5", "bitwise": True, "max_abs": 0.0, "note": None}
     assert proof | given == proof
 
@@ -418,7 +421,7 @@ def test_a_pass_that_changes_more_is_stopped(
 
     def make(context: Context, first: Operator, last: Operator) -> Rewrite:
         if first.output.name != "a":
-            raise RefusedError("only the first")
+            raise RefusedError(Why.PATTERN, "only the first")
         rewrite = Double.replaced(context, first, last)
         harm(context, first)
         return rewrite
@@ -459,3 +462,10 @@ def test_options_that_are_changed_after_the_proof_are_noticed() -> None:
         with pytest.raises(UnverifiedChangeError, match=OTHER):
             audit.check()
         table.set(name, before)
+
+
+def test_every_kind_of_reason_has_a_meaning_and_is_given_somewhere() -> None:
+    assert set(MEANINGS) == set(Why)
+    sources = [path for path in CONVERTER.rglob("*.py") if path.name != "refusal.py"]
+    given = {name for path in sources for name in re.findall(r"\bWhy\.([A-Z_]+)", path.read_text())}
+    assert given == {kind.name for kind in Why}

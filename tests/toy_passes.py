@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from text_parser import parse
 
 from edge_opt.ir import DType, Model, Operator, Tensor
+from edge_opt.ir.refusal import Reason, Why
 from edge_opt.passes import Context, Pass, Rewrite, Site, Within
 
 CHAIN = """\
@@ -53,7 +54,7 @@ class Double(Pass):
             if last.name == "NEG" and first is not None and first.name == "ABS":
                 yield Site(last, lambda first=first, last=last: self._make(context, first, last))  # type: ignore[misc]
             elif last.name == "EXP":
-                yield Site(last, reason="not a NEG")
+                yield Site(last, reason=Reason(Why.PATTERN, "not a NEG"))
 
     @staticmethod
     def replaced(context: Context, first: Operator, last: Operator) -> Rewrite:

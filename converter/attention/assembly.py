@@ -11,7 +11,7 @@ import numpy as np
 
 from edge_opt.base.words import name_below
 from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Shape, Tensor
-from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.ir.walk import needed_for
 from edge_opt.schema.table import Table, new_table
 from edge_opt.shapes.rules import small_value
@@ -43,7 +43,9 @@ class Assembly:
         """
         own = quantization or like.quantization
         if own is not None and own.is_per_axis and shape != like.shape:
-            raise RefusedError("a tensor with several scales cannot be cut or reshaped", None, like)
+            raise RefusedError(
+                Why.QUANTIZATION, "a tensor with several scales cannot be cut or reshaped", None, like
+            )
         unique = name
         count = 1
         while unique in self._names:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from edge_opt.ir import Operator, Shape, Tensor
 from edge_opt.ir.operators import KINDS, Effect
-from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.shapes.rules import small_value
 
 Places: TypeAlias = Sequence[int | None]
@@ -30,7 +30,7 @@ def integers(operator: Operator, index: int) -> list[int]:
     tensor = operator.inputs[index]
     value = small_value(tensor)
     if value is None:
-        raise RefusedError("an operand with axes or sizes must be constant", operator, tensor)
+        raise RefusedError(Why.OPERATOR, "an operand with axes or sizes must be constant", operator, tensor)
     return [int(number) for number in value.ravel()]
 
 
@@ -43,7 +43,7 @@ def transposed(operator: Operator) -> Places:
     """The places of a TRANSPOSE's axes; raises RefusedError if they are unknown."""
     order = integers(operator, 1)
     if sorted(order) != list(range(len(order))):
-        raise RefusedError("its order is not a permutation of the axes", operator)
+        raise RefusedError(Why.OPERATOR, "its order is not a permutation of the axes", operator)
     return list(map(order.index, range(len(order))))
 
 
@@ -77,7 +77,7 @@ def multiplied(product: Operator, side: int) -> Places:
     rank = len(product.outputs[0].shape)
     last = len(operand.shape) - 1
     if last < 1:
-        raise RefusedError("the recorded shapes are inconsistent", product, operand)
+        raise RefusedError(Why.INVALID_MODEL, "the recorded shapes are inconsistent", product, operand)
     summed = contracted_axis(product, side)
     places: list[int | None] = [*aligned(operand, rank)]
     places[summed] = None

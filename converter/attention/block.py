@@ -12,7 +12,7 @@ from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import OperandFactors, Trace, ValueProducts, trace_heads
 from edge_opt.ir import Operator, Tensor
-from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.refusal import Reason, RefusedError, Why
 from edge_opt.shapes.dimension import with_axis
 
 
@@ -83,7 +83,7 @@ class NotABlock:
     """A SOFTMAX that is not attention, or in an unknown form; `reason` is the condition that failed."""
 
     softmax: Operator
-    reason: str
+    reason: Reason
     is_attention: bool = True
 
 
@@ -115,8 +115,12 @@ def row_tiles(block: Block, count: int) -> Block:
     """
     if count * block.heads > _MOST_PIECES:
         found = f"{count * block.heads:,}"
-        raise RefusedError(f"more than {_MOST_PIECES:,} tiles are not made", block.softmax, None, "", found)
-    refusal = RefusedError("no axis of the result is the queries' sequence", block.softmax, block.output)
+        raise RefusedError(
+            Why.LIMIT, f"more than {_MOST_PIECES:,} tiles are not made", block.softmax, None, "", found
+        )
+    refusal = RefusedError(
+        Why.HEADS, "no axis of the result is the queries' sequence", block.softmax, block.output
+    )
     for factored in _with_rows(block, count):
         try:
             trace = trace_heads(Labelled(block.output, factored), block.products, block.operands)

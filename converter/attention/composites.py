@@ -13,7 +13,7 @@ from edge_opt.attention.labels import OperandFactors
 from edge_opt.base.words import name_below
 from edge_opt.ir import Constants, Model, Subgraph, Tensor, topological
 from edge_opt.ir.composites import BODY, body_of, checked_body
-from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.ir.walk import backward_slice, reads, repeated
 
 
@@ -34,7 +34,7 @@ class Composite(Rule):
     def operands(self, of: Labelled) -> Factors:
         body = checked_body(self._model, of.operator)
         if len(body.outputs) != 1:
-            raise RefusedError("the composite has several results", of.operator)
+            raise RefusedError(Why.OPERATOR, "the composite has several results", of.operator)
         labels: dict[Tensor, Factored] = {}
         for inner in self._inner.upwards([Labelled(body.outputs[0], of.factored)]):
             own = fx.canonical(inner.factored)
@@ -44,7 +44,7 @@ class Composite(Rule):
         cut = {tensor for tensor, own in labels.items() if fx.piece_count(own) > 1}
         shared = labels.keys() - cut
         if not cut.isdisjoint(backward_slice(shared)[1]):
-            raise RefusedError("the body of a composite mixes heads", of.operator)
+            raise RefusedError(Why.HEADS, "the body of a composite mixes heads", of.operator)
         inputs = enumerate(body.inputs)
         return {place: labels.get(tensor, fx.plain(tensor.shape)) for place, tensor in inputs}
 
@@ -56,7 +56,9 @@ class Composite(Rule):
         if tensor.is_constant or (tensor.quantization is not None and tensor.quantization.is_per_axis):
             raise inner.refusal("the body of a composite is not the same for all heads")
         if tensor not in body.inputs and self._inner.is_end(inner):
-            missing = RefusedError("no rule for an operator in the body of a composite", tensor.producer)
+            missing = RefusedError(
+                Why.OPERATOR, "no rule for an operator in the body of a composite", tensor.producer
+            )
             raise self._inner.refusal(inner) or missing
 
     def made(self, one: OneHead) -> Tensor:

@@ -29,7 +29,7 @@ from edge_opt.attention.pairs import Pair, pairs_among
 from edge_opt.attention.rules import MOVEMENT, is_product
 from edge_opt.ir import Operator, Subgraph, Tensor
 from edge_opt.ir.operators import KINDS, Effect, operators_that
-from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.ir.walk import chain_up, producers, walked
 from edge_opt.shapes.inference import doubted
 
@@ -70,7 +70,7 @@ def _matches(subgraph: Subgraph, pairs: Sequence[Pair]) -> dict[Operator, Match]
         try:
             match = _match(anchor, operands)
         except RefusedError as refused:
-            match = NotABlock(anchor, str(refused))
+            match = NotABlock(anchor, refused.reason)
         if isinstance(match, Block):
             if match.heads == 1 and inside.issuperset(match.products):
                 continue
@@ -82,19 +82,19 @@ def _matches(subgraph: Subgraph, pairs: Sequence[Pair]) -> dict[Operator, Match]
 def _match(softmax: Operator, operands: OperandFactors) -> Match:
     """The match of a SOFTMAX; raises RefusedError if it is attention of an unknown form."""
     if softmax.shape_error:
-        raise RefusedError("the recorded shapes are inconsistent", softmax)
+        raise RefusedError(Why.INVALID_MODEL, "the recorded shapes are inconsistent", softmax)
     below = value_products(softmax)
     above = products_above(producers(softmax))
     if not below.products:
         return _without_values(softmax, below, above)
     for product in below.products:
         if 0 in product.outputs[0].shape:
-            raise RefusedError("an empty tensor", product)
+            raise RefusedError(Why.PATTERN, "an empty tensor", product)
     if not above.products:
         return _without_scores(softmax, above)
     for operator in (softmax, *below.products, *above.products):
         if any(tensor.is_dynamic for tensor in operator.outputs):
-            raise RefusedError("a dimension is known only at run time", softmax)
+            raise RefusedError(Why.OPEN_LENGTHS, "a dimension is known only at run time", softmax)
     return _block(HeadSearch(softmax, below.products, above.products, operands))
 
 
@@ -102,9 +102,11 @@ def _without_values(softmax: Operator, below: Below, above: Above) -> NotABlock:
     """The match of a SOFTMAX before no value product; raises RefusedError if there may be one."""
     blocker = below.blocker
     if blocker is not None and is_opaque(blocker):
-        raise RefusedError("an operator with unknown effects reads the probabilities", blocker)
+        raise RefusedError(Why.OPERATOR, "an operator with unknown effects reads the probabilities", blocker)
     if blocker is not None and above.products:
-        raise RefusedError("the probabilities cannot be followed through this operator", blocker)
+        raise RefusedError(
+            Why.OPERATOR, "the probabilities cannot be followed through this operator", blocker
+        )
     return _no_attention(softmax, "no product with values follows this SOFTMAX", blocker)
 
 
@@ -112,13 +114,13 @@ def _without_scores(softmax: Operator, above: Above) -> NotABlock:
     """The match of a SOFTMAX behind no product of queries and keys; raises RefusedError if there may be one."""
     end = above.ends[0] if above.ends else None
     if any(operator.name not in _PROJECTIONS for operator in above.ends):
-        raise RefusedError("the scores cannot be followed through this operator", end)
+        raise RefusedError(Why.OPERATOR, "the scores cannot be followed through this operator", end)
     return _no_attention(softmax, "no product of queries and keys leads to this SOFTMAX", end)
 
 
 def _no_attention(softmax: Operator, text: str, end: Operator | None) -> NotABlock:
-    reason = RefusedError(f"{text}: not attention", end)
-    return NotABlock(softmax, str(reason), is_attention=False)
+    refusal = RefusedError(Why.NOT_ATTENTION, f"{text}: not attention", end)
+    return NotABlock(softmax, refusal.reason, is_attention=False)
 
 
 def _block(search: HeadSearch) -> Block:
@@ -130,7 +132,7 @@ def _block(search: HeadSearch) -> Block:
         trace = Trace()
     elif merged.pieces > MOST_HEADS:
         text = f"more than {MOST_HEADS:,} heads are not split"
-        raise RefusedError(text, softmax, None, "", f"{merged.pieces:,}")
+        raise RefusedError(Why.LIMIT, text, softmax, None, "", f"{merged.pieces:,}")
     else:
         trace = trace_heads(merged, search.values, search.operands)
     if trace.refusal is not None and not trace.logits.keys() >= {*search.scores}:

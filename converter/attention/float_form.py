@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edge_opt.attention.rules import MOVEMENT
 from edge_opt.ir import Buffer, DType, Operator, Shape, Tensor
-from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.schema.data import Data
 from edge_opt.shapes.folding import NUMBERS
 from edge_opt.shapes.inference import check_operators
@@ -117,19 +117,21 @@ def is_code(tensor: Tensor) -> bool:
 def _check(operator: Operator) -> None:
     """Raise RefusedError unless the operator can be evaluated, and its recorded shapes are right."""
     if not can_compute(operator):
-        raise RefusedError("positions cannot be followed through this operator", operator)
+        raise RefusedError(Why.OPERATOR, "positions cannot be followed through this operator", operator)
     if operator.options is not None and operator.options.fields.get("fused_activation_function"):
-        raise RefusedError("an activation is fused into it", operator)
+        raise RefusedError(Why.OPERATOR, "an activation is fused into it", operator)
     for tensor in operator.outputs:
         if tensor.is_dynamic:
-            raise RefusedError("its shape is known only at run time", operator)
+            raise RefusedError(Why.OPEN_LENGTHS, "its shape is known only at run time", operator)
         if is_code(tensor) and (tensor.dtype.numpy is None or tensor.dtype.numpy.kind not in "iu"):
-            raise RefusedError(f"codes of type {tensor.dtype} cannot be evaluated", operator, tensor)
+            raise RefusedError(
+                Why.QUANTIZATION, f"codes of type {tensor.dtype} cannot be evaluated", operator, tensor
+            )
     parameters = operator.inputs[1:] if operator.name in _BY_PARAMETERS else ()
     for operand in operator.inputs:
         must_be_known = operand in parameters or (operand is not None and operand.is_constant)
         if must_be_known and (operand is None or not operand.has_numbers):
-            raise RefusedError("its constants cannot be read", operator)
+            raise RefusedError(Why.OPERATOR, "its constants cannot be read", operator)
     check_operators([operator])
 
 

@@ -22,7 +22,7 @@ from edge_opt.attention.labels import DEEPEST, OperandFactors, ValueProducts
 from edge_opt.attention.rules import is_product
 from edge_opt.ir import Operator, Shape, Tensor
 from edge_opt.ir.operators import Effect, operators_that
-from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.refusal import RefusedError, Why
 
 _JOINING = operators_that(Effect.JOINING)
 
@@ -140,7 +140,7 @@ class HeadSearch:
             output = self._tail[0]
         elif len(self.values) > 1 and math.prod(lead) > 1:
             text = "the probabilities weigh several values, and these products are never summed"
-            raise RefusedError(text, self.softmax)
+            raise RefusedError(Why.PATTERN, text, self.softmax)
         axes = self._heads_of_axis(output) if len(lead) == 1 else _heads_of_axes(lead)
         found = Labelled(output, axes + fx.plain(output.shape[-2:]))
         if found.pieces == 1:
@@ -182,7 +182,9 @@ class HeadSearch:
         product = self._product
         probabilities = self.softmax.outputs[0]
         if math.prod(probabilities.shape[:-2]) > math.prod(product.shape[:-2]):
-            raise RefusedError("the probabilities have more matrices than the value product", self.softmax)
+            raise RefusedError(
+                Why.HEADS, "the probabilities have more matrices than the value product", self.softmax
+            )
         rows = self._of_rows(Factor(product.shape[self._rows], 1))
         for of in self._like_heads(rows):
             raise of.refusal("rows of the value product may belong to several heads")

@@ -16,7 +16,7 @@ from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.factors import Factored
 from edge_opt.base.words import name_below
 from edge_opt.ir import Operator, Quantization, Shape, Tensor
-from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.refusal import RefusedError, Why
 
 
 class Labelled(NamedTuple):
@@ -51,8 +51,8 @@ class Labelled(NamedTuple):
         return fx.piece_shape(self.factored, keep=True)
 
     def refusal(self, text: str) -> RefusedError:
-        """The error that names this tensor and the operator that makes it."""
-        return RefusedError(text, self.tensor.producer, self.tensor)
+        """The error that heads cannot be told here, with this tensor and the operator that makes it."""
+        return RefusedError(Why.HEADS, text, self.tensor.producer, self.tensor)
 
     def piece_quantization(self) -> Quantization | None:
         """Quantization of one head's piece: several scales stay with their axis.
@@ -68,9 +68,11 @@ class Labelled(NamedTuple):
         axis = own.dimension
         is_along_axis = self.tensor.shape[axis : axis + 1] == (len(own.scale),)
         if own.is_blockwise or not self.tensor.has_numbers or not is_along_axis:
-            raise RefusedError("a tensor with several scales cannot be cut", None, self.tensor)
+            raise RefusedError(
+                Why.QUANTIZATION, "a tensor with several scales cannot be cut", None, self.tensor
+            )
         if fx.tells_heads(self.factored[axis]):
-            raise RefusedError("the heads lie on the axis of the scales", None, self.tensor)
+            raise RefusedError(Why.QUANTIZATION, "the heads lie on the axis of the scales", None, self.tensor)
         return own.along(fx.piece_axes(self.factored, keep=self.keep).index(axis))
 
 

@@ -16,7 +16,7 @@ from edge_opt.attention.factors import Factored
 from edge_opt.attention.labelled import Labelled, OneHead, Operands, Rule, reads_each_scale
 from edge_opt.attention.rules import RULES, is_product
 from edge_opt.ir import Operator, Tensor
-from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.ir.walk import walked
 
 DEEPEST = 60
@@ -66,9 +66,11 @@ class OperandFactors:
     def _by_rule(self, of: Labelled) -> Operands:
         operator = of.operator
         if operator.shape_error:
-            raise RefusedError("the recorded shapes are inconsistent", operator)
+            raise RefusedError(Why.INVALID_MODEL, "the recorded shapes are inconsistent", operator)
         if any(tensor and (tensor.is_dynamic or not tensor.has_rank) for tensor in operator.inputs):
-            raise RefusedError("a dimension is known only at run time", operator, operator.outputs[0])
+            raise RefusedError(
+                Why.OPEN_LENGTHS, "a dimension is known only at run time", operator, operator.outputs[0]
+            )
         if operator.name not in self.rules:
             return {}
         operands: Operands = {}
@@ -76,7 +78,9 @@ class OperandFactors:
             operand = Labelled(operator.input(index), factored, of.keep)
             is_cut = operand.piece_quantization() is not operand.tensor.quantization
             if is_cut and not reads_each_scale(operator, operand.tensor):
-                raise RefusedError("a tensor with several scales cannot be cut", operator, operand.tensor)
+                raise RefusedError(
+                    Why.QUANTIZATION, "a tensor with several scales cannot be cut", operator, operand.tensor
+                )
             operands[index] = operand
         return operands
 
@@ -169,9 +173,11 @@ def _check_logits(trace: Trace, merged: Labelled) -> None:
     """Raise RefusedError unless all heads reach each of the logits products."""
     if not trace.logits:
         end = merged.tensor.producer
-        raise trace.refusal or RefusedError("no product of queries and keys carries the heads", end)
+        raise trace.refusal or RefusedError(
+            Why.HEADS, "no product of queries and keys carries the heads", end
+        )
     for product, factored in trace.logits.items():
         count = fx.piece_count(factored)
         if count != merged.pieces:
             text = "not every head reaches the logits"
-            raise RefusedError(text, product, None, str(merged.pieces), str(count))
+            raise RefusedError(Why.HEADS, text, product, None, str(merged.pieces), str(count))

@@ -15,7 +15,7 @@ from edge_opt.attention.axes import Axes, contracted_axis, has_known_axes, moved
 from edge_opt.attention.rules import MOVEMENT, is_weight, multiplies_activations
 from edge_opt.ir import Operator, Shape, Tensor
 from edge_opt.ir.operators import KINDS, Effect, operators_that
-from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.refusal import Reason, RefusedError, Why
 from edge_opt.ir.walk import look_through, walked
 from edge_opt.shapes.rules import small_value
 
@@ -71,23 +71,23 @@ class Pair(NamedTuple):
         return self.mixed is not None and self.mixed.name in _SUMMING_OPERATORS
 
     @property
-    def reason(self) -> str:
+    def reason(self) -> Reason:
         """Why the pair is not split, for a pair that is in no block."""
-        return str(self._refusal())
+        return self._refusal().reason
 
     def _refusal(self) -> RefusedError:
         if self.is_mixed:
             text = "heads may be mixed here, between two products of activations"
-            return RefusedError(text, self.mixed)
+            return RefusedError(Why.HEADS, text, self.mixed)
         if self.mixed is not None:
             text = "a product of activations cannot be followed through this operator"
-            return RefusedError(text, self.mixed)
+            return RefusedError(Why.OPERATOR, text, self.mixed)
         for product in self.products:
             if product.is_sum:
                 text = "a product of activations is written as MUL and SUM"
-                return RefusedError(text, product.operator)
+                return RefusedError(Why.PATTERN, text, product.operator)
         text = "one product of activations goes into another, as in linear attention, which is not split"
-        return RefusedError(text, self.second.operator)
+        return RefusedError(Why.PATTERN, text, self.second.operator)
 
 
 def product_of(operator: Operator) -> Product | None:

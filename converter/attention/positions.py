@@ -32,7 +32,7 @@ from edge_opt.attention.float_form import (
 from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import OperandFactors
 from edge_opt.ir import DType, Operator, Subgraph, Tensor
-from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.ir.walk import backward_slice, only_reader
 
 _HALF_A_STEP = 0.501  # quantizers divide in float32
@@ -86,7 +86,7 @@ class Rotary:
             if found:
                 return found
         text = "its entries do not depend on one position each, in order along one axis"
-        raise RefusedError(text, self.operators[-1], self.result)
+        raise RefusedError(Why.POSITIONS, text, self.operators[-1], self.result)
 
     def _axes_above(self, axis: int) -> dict[Tensor, int]:
         """The axis of the positions in all tensors above the result, where it is `axis`; empty if it is another."""

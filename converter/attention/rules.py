@@ -16,7 +16,7 @@ from edge_opt.attention.factors import Axis, Factored
 from edge_opt.attention.labelled import Factors, Labelled, OneHead, Rule
 from edge_opt.ir import Operator, Shape, Tensor
 from edge_opt.ir.operators import Effect, operators_that
-from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.ir.walk import producers, reads, walked
 from edge_opt.shapes.dimension import with_axis
 
@@ -38,7 +38,9 @@ class ByAxes(Rule):
             source = of.operator.input(index)
             beyond = any(place is not None and not 0 <= place < len(of.factored) for place in places)
             if beyond or len(places) != len(source.shape):
-                raise RefusedError("the recorded shapes are inconsistent", of.operator, source)
+                raise RefusedError(
+                    Why.INVALID_MODEL, "the recorded shapes are inconsistent", of.operator, source
+                )
             sizes = zip(source.shape, places, strict=True)
             factors[index] = tuple(self._axis(of, source, *pair) for pair in sizes)
         return factors
@@ -53,7 +55,7 @@ class ByAxes(Rule):
         if self.drops_axes:
             return fx.repeated(whole)
         if fx.tells_heads(whole):
-            raise RefusedError("an axis of heads changes its length", of.operator, source)
+            raise RefusedError(Why.HEADS, "an axis of heads changes its length", of.operator, source)
         return fx.plain_axis(size)
 
 
@@ -75,7 +77,9 @@ def _aligned(of: Labelled) -> dict[int, Places]:
     """SELECT does not broadcast; its rank-1 condition selects whole rows, which no label survives."""
     operator = of.operator
     if operator.name == "SELECT" and operator.input(0).shape not in ((), of.tensor.shape):
-        raise RefusedError("SELECT's condition must have the result's shape", operator, operator.input(0))
+        raise RefusedError(
+            Why.HEADS, "SELECT's condition must have the result's shape", operator, operator.input(0)
+        )
     given = enumerate(operator.inputs)
     return {index: aligned(tensor, len(of.factored)) for index, tensor in given if tensor is not None}
 
@@ -92,7 +96,7 @@ def _along_rows(of: Labelled) -> dict[int, Places]:
     """SOFTMAX and LOG_SOFTMAX: per row, so rows of different heads never mix."""
     if fx.tells_heads(of.factored[-1]):
         text = "the heads lie on the axis of the softmax"
-        raise RefusedError(text, of.operator, actual=fx.to_text(of.factored))
+        raise RefusedError(Why.HEADS, text, of.operator, actual=fx.to_text(of.factored))
     return {0: range(len(of.factored))}
 
 
@@ -161,12 +165,14 @@ def _begins(operator: Operator) -> list[int]:
     begins = integers(operator, 1)
     source = operator.input(0)
     if not len(operator.outputs[0].shape) == len(source.shape) == len(begins):
-        raise RefusedError("a slice must keep the rank", operator, source)
+        raise RefusedError(Why.OPERATOR, "a slice must keep the rank", operator, source)
     if operator.name == "SLICE":
         return begins
     masks = ("ellipsis_mask", "new_axis_mask", "shrink_axis_mask", "offset")
     if set(integers(operator, 3)) != {1} or any(map(operator.option, masks)):
-        raise RefusedError("a STRIDED_SLICE can be followed only if it takes plain ranges", operator)
+        raise RefusedError(
+            Why.OPERATOR, "a STRIDED_SLICE can be followed only if it takes plain ranges", operator
+        )
     is_open = int(operator.option("begin_mask"))
     for axis, size in enumerate(source.shape):
         begin = 0 if is_open >> axis & 1 else begins[axis]
@@ -185,7 +191,9 @@ class Regroup(Rule):
         grouped = fx.regroup(of.factored, source.shape)
         if grouped is None:
             expected = f"a shape that {fx.to_text(of.factored)} refines"
-            raise RefusedError("the operator cuts heads apart", of.operator, source, expected, source.shape)
+            raise RefusedError(
+                Why.HEADS, "the operator cuts heads apart", of.operator, source, expected, source.shape
+            )
         return {0: grouped}
 
     def passed_on(self, of: Labelled, head: int) -> int | None:
@@ -204,7 +212,7 @@ class Joining(Rule):
         places = range(len(of.operator.inputs))
         cut = self._cut(of)
         if cut is None and fx.tells_heads(whole):
-            raise RefusedError("the joined parts are not the heads", of.operator)
+            raise RefusedError(Why.HEADS, "the joined parts are not the heads", of.operator)
         if of.operator.name == "PACK":
             return dict.fromkeys(places, with_axis(of.factored, axis))
         if cut is not None:
@@ -220,7 +228,7 @@ class Joining(Rule):
         """The layout of a part that is joined along an axis without heads."""
         part = of.operator.input(index)
         if axis >= len(part.shape):
-            raise RefusedError("the recorded shapes are inconsistent", of.operator)
+            raise RefusedError(Why.INVALID_MODEL, "the recorded shapes are inconsistent", of.operator)
         return with_axis(of.factored, axis, fx.plain_axis(part.shape[axis]))
 
     def _cut(self, of: Labelled) -> fx.Cut | None:
@@ -264,7 +272,7 @@ class Broadcast(Rule):
         if cut is not None:
             return cut.rest or fx.repeated(axis)
         if fx.tells_heads(axis):
-            raise RefusedError("the repeat cuts heads apart", of.operator, source)
+            raise RefusedError(Why.HEADS, "the repeat cuts heads apart", of.operator, source)
         return fx.plain_axis(size)
 
     def passed_on(self, of: Labelled, head: int) -> int | None:
@@ -293,7 +301,7 @@ class FullyConnected(Rule):
         contracted = fx.plain(operator.input(1).shape[1:])
         left = fx.regroup((*rows, *contracted), operator.input(0).shape)
         if left is None:
-            raise RefusedError("the operator cuts heads apart", operator, operator.input(0))
+            raise RefusedError(Why.HEADS, "the operator cuts heads apart", operator, operator.input(0))
         operands: Factors = {0: left, 1: (columns, *contracted)}
         if any(operator.inputs[2:]):
             operands[2] = (columns,)

@@ -8,7 +8,7 @@ from typing import Any
 from edge_opt.base.record import Record
 from edge_opt.ir.graph import Operator, Subgraph, same_type
 from edge_opt.ir.model import Model
-from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.ir.text import option_text
 from edge_opt.schema.flexbuffers import read_flexbuffer
 
@@ -43,15 +43,20 @@ def checked_body(model: Model, composite: Operator) -> Subgraph:
     """The body of a composite; RefusedError if its arguments or results differ, or it has state."""
     body = body_of(model, composite)
     if len(body.inputs) != len(composite.inputs) or len(body.outputs) != len(composite.outputs):
-        raise RefusedError("the composite and its body differ in arguments", composite)
+        raise RefusedError(Why.INVALID_MODEL, "the composite and its body differ in arguments", composite)
     kept = next((tensor for tensor in body.tensors if tensor.is_variable), None)
     if kept is not None:
-        raise RefusedError("all calls of the body share a tensor that is kept between runs", composite, kept)
+        raise RefusedError(
+            Why.INVALID_MODEL,
+            "all calls of the body share a tensor that is kept between runs",
+            composite,
+            kept,
+        )
     own = (*body.inputs, *body.outputs)
     outer = (*composite.inputs, *composite.outputs)
     for inside, tensor in zip(own, outer, strict=True):
         if tensor is None or not same_type(inside, tensor):
-            raise RefusedError("a tensor's type differs in the body", composite, tensor)
+            raise RefusedError(Why.INVALID_MODEL, "a tensor's type differs in the body", composite, tensor)
     return body
 
 

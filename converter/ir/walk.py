@@ -11,7 +11,7 @@ from edge_opt.ir.dtypes import DType
 from edge_opt.ir.graph import Operator, Signature, Subgraph, Tensor
 from edge_opt.ir.model import Model
 from edge_opt.ir.operators import SUBGRAPH_FIELDS, Effect, operators_that, subgraph_indices
-from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.schema.table import Table, new_table
 
 _Node = TypeVar("_Node", bound=Hashable)
@@ -204,7 +204,7 @@ def places(
     if effect is not None:
         for other in _spanned(graph, old):
             if other is not effect and other not in removed and not is_pure(other, subgraphs):
-                raise RefusedError("it would change the order of side effects", effect)
+                raise RefusedError(Why.FRAME, "it would change the order of side effects", effect)
     return placing.placed
 
 
@@ -287,7 +287,7 @@ def depth_first(
             order[stack.pop()] = None
             continue
         if operator in opened:
-            raise RefusedError("it is part of a cycle", operator)
+            raise RefusedError(Why.INVALID_MODEL, "it is part of a cycle", operator)
         opened.add(operator)
         stack += reversed(missing)
     return list(order)

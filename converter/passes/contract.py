@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.cleanup import CONTROL_EDGES
+from edge_opt.ir.refusal import Reason, RefusedError, Why
 from edge_opt.ir.walk import still_needed
 from edge_opt.targets import Target
 from edge_opt.verification.audit import Audit
@@ -32,18 +33,16 @@ class Site:
     """A place where a pass could apply: an operator, and facts known beforehand.
 
     `build` makes the rewrite; `others` make rewrites of other forms, by name, to try in turn if that one fails. Without
-    `build` the place is skipped for a `reason`, or, if `is_settled`, needs no rewrite. `is_bug`: the reason is a bug in
-    edge-opt, which should be reported.
+    `build` the place is skipped for a `reason`, or, if `is_settled`, needs no rewrite.
     """
 
     anchor: Operator
     build: Build | None = None
     others: Mapping[str, Build] = field(default_factory=dict)
-    reason: str = ""
+    reason: Reason | None = None
     heads: int | None = None
     kv_heads: int | None = None
     is_settled: bool = False
-    is_bug: bool = False
 
 
 @dataclass(slots=True)
@@ -71,21 +70,20 @@ class Context:
         kept = still_needed(self.subgraph, old, new)
         return Rewrite(self.model, self.subgraph, tuple(old), (*kept, *new), **facts)
 
-    def left_open(self, operators: Iterable[Operator]) -> str:
-        """Why operators with open lengths are skipped, and the options that close them; empty if there are none."""
+    def check_lengths(self, operators: Iterable[Operator]) -> None:
+        """Raise RefusedError if operators have open lengths, with the options that close them."""
         tensors = (tensor for operator in operators for tensor in (*operator.inputs, *operator.outputs))
         if not any(tensor is not None and tensor.is_dynamic for tensor in tensors):
-            return ""
+            return
         options = shape_options(self.model.arguments(self.model.signature_name(self.subgraph))[1])
         remedy = f"give {' '.join(options)}" if options else "they follow from data"
-        return f"lengths are known only at run time: {remedy}"
+        raise RefusedError(Why.OPEN_LENGTHS, f"lengths are known only at run time: {remedy}")
 
-    @property
-    def frozen(self) -> str:
-        """Why this model must not be rewritten; empty if it may be."""
-        if all(entry.name != CONTROL_EDGES for entry in self.model.metadata):
-            return ""
-        return f"the model orders operators by index (metadata {CONTROL_EDGES}), which a rewrite breaks"
+    def check_order(self) -> None:
+        """Raise RefusedError if the model must not be rewritten."""
+        if any(entry.name == CONTROL_EDGES for entry in self.model.metadata):
+            text = f"the model orders operators by index (metadata {CONTROL_EDGES}), which a rewrite breaks"
+            raise RefusedError(Why.FIXED_ORDER, text)
 
 
 def shape_options(inputs: Mapping[str, Tensor]) -> list[str]:

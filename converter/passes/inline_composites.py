@@ -6,7 +6,7 @@ from functools import partial
 from edge_opt.attention.pairs import product_of
 from edge_opt.ir import Model, Operator, Subgraph
 from edge_opt.ir.composites import COMPOSITE, body_of, checked_body
-from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.refusal import Reason, RefusedError, Why
 from edge_opt.ir.walk import repeated, with_called
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.schema.reader import MAX_OBJECTS
@@ -42,7 +42,8 @@ class InlineComposites(Pass):
                 continue
             total += _opened(context.model, body, sizes)
             if total > MAX_OBJECTS:
-                yield Site(operator, reason=f"opening the composites up to here gives {total:,} operators")
+                text = f"opening the composites up to here gives {total:,} operators"
+                yield Site(operator, reason=Reason(Why.LIMIT, text))
             else:
                 yield Site(operator, partial(_build, context, operator))
 
@@ -60,7 +61,9 @@ def _build(context: Context, composite: Operator) -> Rewrite:
     known = {own: tensor for own, tensor in zip(body.inputs, composite.inputs, strict=True) if tensor}
     for result, tensor in zip(body.outputs, composite.outputs, strict=True):
         if result in known:
-            raise RefusedError("a result of the body is an argument, or another result", composite, tensor)
+            raise RefusedError(
+                Why.INVALID_MODEL, "a result of the body is an argument, or another result", composite, tensor
+            )
         known[result] = tensor
     prefix = composite.outputs[0].name
     moved = [repeated(op, known, lambda tensor: f"{prefix}/{tensor.name}") for op in body.operators]

@@ -12,7 +12,7 @@ from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.rules import MOVEMENT
 from edge_opt.base.words import name_below
 from edge_opt.ir import DType, Operator, Quantization, Tensor
-from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.ir.walk import look_through, only_reader
 from edge_opt.passes.codes import code_limits, real_range
 from edge_opt.passes.contract import Context, Pass, Site
@@ -96,32 +96,36 @@ def _build(
 ) -> Rewrite:
     for tensor in (operator.outputs[0] for operator in (select, *path)):
         if only_reader(context.subgraph, tensor) is None:
-            raise RefusedError("another operator reads the masked logits too", select, select.outputs[0])
+            raise RefusedError(
+                Why.SHARED_RESULT, "another operator reads the masked logits too", select, select.outputs[0]
+            )
     condition, *operands = (select.input(i) for i in range(3))
     result = select.outputs[0]
     parameters = select.outputs[0].quantization
     is_integer = result.dtype in _QUANTIZED and parameters is not None and len(parameters.scale) == 1
     if result.dtype is not DType.FLOAT32 and not is_integer:
-        raise RefusedError("logits are neither float32 nor quantized", select, result)
+        raise RefusedError(Why.QUANTIZATION, "logits are neither float32 nor quantized", select, result)
     if select.name == "SELECT" and condition.shape not in ((), result.shape):
-        raise RefusedError("SELECT's condition chooses whole rows", select, condition)
+        raise RefusedError(Why.MASK, "SELECT's condition chooses whole rows", select, condition)
     constants = [_uniform(tensor, parameters if is_integer else None) for tensor in operands]
     masked_when = constants[0] is not None
     masked, logits = operands if masked_when else operands[::-1]
     constant = constants[0 if masked_when else 1]
     if constant is None:
-        raise RefusedError("no operand of the SELECT is a uniform constant", select, masked)
+        raise RefusedError(Why.MASK, "no operand of the SELECT is a uniform constant", select, masked)
     if logits.shape != result.shape:
-        raise RefusedError("the SELECT broadcasts its logits", select, logits, result.shape, logits.shape)
+        raise RefusedError(
+            Why.MASK, "the SELECT broadcasts its logits", select, logits, result.shape, logits.shape
+        )
     if not constant <= _HIDDEN:
         text = "the mask constant is too close to the logits for an ADD to hide them"
-        raise RefusedError(text, select, masked, f"at most {_HIDDEN:g}", f"{constant:g}")
+        raise RefusedError(Why.MASK, text, select, masked, f"at most {_HIDDEN:g}", f"{constant:g}")
     magnitude = magnitudes.of(logits)
     if magnitude.most > -LOWEST_ROW_MAXIMUM:
         text = (
             "another mask may hide some of these logits: rows that only both masks together hide would change"
         )
-        raise RefusedError(text, select, magnitude.source)
+        raise RefusedError(Why.MASK, text, select, magnitude.source)
     site = MaskedSoftmax(select, softmax, path, condition, logits, constant, masked_when)
     make = Assembly(context.model, context.constants)
     return _in_codes(context, site, make) if is_integer else _in_floats(context, site, make)
@@ -141,7 +145,7 @@ def _in_floats(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite
     added = ABSORBING if lowest is None or lowest <= ABSORBING else max(site.constant, lowest)
     if added > _HIDDEN:
         text = f"the mask constant of target '{context.target.name}' is too close to the logits for an ADD to hide them"
-        raise RefusedError(text, site.select, None, f"at most {_HIDDEN:g}", f"{added:g}")
+        raise RefusedError(Why.TARGET, text, site.select, None, f"at most {_HIDDEN:g}", f"{added:g}")
     source, chain, flag, (masked, opened) = _flag(make, site)
     name = site.condition.name
     number = Tensor(name_below(name, "number"), source.shape, DType.FLOAT32)

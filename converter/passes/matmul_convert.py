@@ -6,7 +6,7 @@ from functools import partial
 
 from edge_opt.ir import DType, Operator
 from edge_opt.ir.operators import KINDS
-from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.ir.walk import only_reader
 from edge_opt.passes.codes import code_limits, nearest_codes, real_range
 from edge_opt.passes.contract import Context, Pass, Site
@@ -41,12 +41,14 @@ def _build(context: Context, product: Operator, convert: Operator) -> Rewrite:
     result = convert.outputs[0]
     if only_reader(context.subgraph, between) is None:
         text = "another operator reads the product too, in its own quantization"
-        raise RefusedError(text, product, between)
+        raise RefusedError(Why.SHARED_RESULT, text, product, between)
     operands = [product.input(0).dtype, product.input(1).dtype]
     if {*operands} != {result.dtype} or result.dtype not in (DType.INT8, DType.INT16):
         expected = ", ".join(dtype.name.lower() for dtype in operands)
         actual = result.dtype.name.lower()
-        raise RefusedError("the product must write its operands' type", convert, result, expected, actual)
+        raise RefusedError(
+            Why.QUANTIZATION, "the product must write its operands' type", convert, result, expected, actual
+        )
     before, after = (_one_scale(operator) for operator in (product, convert))
     version = KINDS["BATCH_MATMUL"].version_for(product.input(0).dtype)
     code = context.model.operator_code("BATCH_MATMUL", max(version, product.code.version))
@@ -71,8 +73,10 @@ def _one_scale(operator: Operator) -> float:
     tensor = operator.outputs[0]
     parameters = tensor.quantization
     if parameters is None or len(parameters.scale) != 1 or not parameters.scale[0]:
-        raise RefusedError("product and result need one scale each", operator, tensor)
+        raise RefusedError(Why.QUANTIZATION, "product and result need one scale each", operator, tensor)
     zero_point = int(parameters.zero_point[0])
     if tensor.dtype is DType.INT16 and zero_point:
-        raise RefusedError("int16 needs zero point 0", operator, tensor, "0", str(zero_point))
+        raise RefusedError(
+            Why.QUANTIZATION, "int16 needs zero point 0", operator, tensor, "0", str(zero_point)
+        )
     return float(parameters.scale[0])

@@ -13,7 +13,7 @@ from edge_opt.attention.split import split_heads
 from edge_opt.ir import Operator, Subgraph, Tensor
 from edge_opt.ir.composites import COMPOSITE
 from edge_opt.ir.operators import subgraph_indices
-from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.refusal import Reason, RefusedError, Why
 from edge_opt.ir.walk import called_by
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.targets import Target
@@ -55,8 +55,8 @@ class MhaToSha(Pass):
             if key not in answers:
                 answers[key] = _calls_attention(context, operator, arguments)
             if answers[key]:
-                reason = "attention may be in a graph that it calls, which is not rewritten"
-                yield Site(operator, reason=reason)
+                text = "attention may be in a graph that it calls, which is not rewritten"
+                yield Site(operator, reason=Reason(Why.PATTERN, text))
 
 
 def left_over(context: Context, sites: Iterable[Verdict], before: Container[Operator]) -> Iterator[Verdict]:
@@ -72,13 +72,15 @@ def left_over(context: Context, sites: Iterable[Verdict], before: Container[Oper
     for match in find_blocks(context.subgraph):
         if match.softmax not in before or match.softmax in settled or not _has_several(match):
             continue
+        refusal = RefusedError(Why.HEADS, "several heads are left after the conversion", match.softmax)
         yield Verdict(
             pass_name=MhaToSha.name,
             signature=context.signature,
             index=len(own),
             operator=match.softmax.outputs[0].name,
             status=Status.SKIPPED,
-            reason=str(RefusedError("several heads are left after the conversion", match.softmax)),
+            reason=refusal.reason.text,
+            why=refusal.reason.why,
             anchor=match.softmax,
         )
 
@@ -119,18 +121,19 @@ def _site(context: Context, block: Block) -> Site:
     heads = block.heads
     note = ""
     site = partial(Site, block.softmax, heads=heads, kv_heads=block.kv_heads)
-    if heads > 1 and (reason := context.target.no_gain(context.signature, block)):
-        reason = f"target '{context.target.name}' gains nothing from splitting {reason}"
-        return site(reason=reason, is_settled=True)
+    no_gain = context.target.no_gain(context.signature, block) if heads > 1 else ""
+    if no_gain:
+        text = f"target '{context.target.name}' gains nothing from splitting {no_gain}"
+        return site(reason=Reason(Why.NO_GAIN, text), is_settled=True)
     try:
         tiled = _tiled(target, block)
     except RefusedError as refused:
         if heads == 1:
-            return Site(block.softmax, reason=str(refused))
+            return Site(block.softmax, reason=refused.reason)
         tiled = block
         note = f"rows are not cut: {refused}"
     if heads == 1 and tiled is block:
-        return site(reason="already single-head", is_settled=True)
+        return site(reason=Reason(Why.SINGLE_HEAD, "already single-head"), is_settled=True)
     preferred = target.form
     if heads == 1 or preferred == AS_FOUND:
         preferred = "split" if heads == 1 or block.merged else "unpack"
@@ -147,7 +150,9 @@ def _tiled(target: Target, block: Block) -> Block:
     size = max(size for size in range(1, target.rows_per_tile + 1) if rows % size == 0)
     if 2 * size < target.rows_per_tile:
         text = f"{rows} rows have no equal blocks of {target.rows_per_tile} rows or somewhat fewer"
-        raise RefusedError(text, block.softmax, None, f"{-(-target.rows_per_tile // 2)} or more", str(size))
+        raise RefusedError(
+            Why.TARGET, text, block.softmax, None, f"{-(-target.rows_per_tile // 2)} or more", str(size)
+        )
     return row_tiles(block, rows // size)
 
 
@@ -162,5 +167,7 @@ def _build(context: Context, block: Block, form: Form, note: str) -> Rewrite:
     rewrite = context.rewrite(old, new, note=note, parts=(block.output, block.factored), check=check)
     for operator in rewrite.new if block.heads > 1 else ():
         if operator in block.core and (is_product(operator) or operator.name == "SOFTMAX"):
-            raise RefusedError("another operator reads a result that holds several heads", operator)
+            raise RefusedError(
+                Why.SHARED_RESULT, "another operator reads a result that holds several heads", operator
+            )
     return rewrite

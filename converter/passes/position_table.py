@@ -9,7 +9,7 @@ import numpy as np
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.positions import Rotary, exact_constants, find_rotary
 from edge_opt.ir import DType, Tensor
-from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.passes.codes import nearest_codes, real_range
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.verification.check import Reference, Table
@@ -53,7 +53,7 @@ def _build(context: Context, rotary: Rotary) -> Rewrite:
     axis = rotary.axes[rotary.result]
     parameters = None if result.dtype.is_float else result.quantization
     if result.dtype is not DType.FLOAT32 and (parameters is None or len(parameters.scale) != 1):
-        raise RefusedError("the table needs one scale", rotary.operators[-1], result)
+        raise RefusedError(Why.QUANTIZATION, "the table needs one scale", rotary.operators[-1], result)
     count, note = _counted(context, rotary)
     values = rotary.values(count)
     tolerance = _ROUNDING
@@ -99,11 +99,12 @@ def _counted(context: Context, rotary: Rotary) -> tuple[int, str]:
     count = context.positions
     if not count:
         raise RefusedError(
-            "the number of positions is unknown: neither the model nor its bundle has a cache that gives it"
+            Why.POSITIONS,
+            "the number of positions is unknown: neither the model nor its bundle has a cache that gives it",
         )
     stopped = rotary.last_position(_MOST_POSITIONS)
     if stopped is None:
         text = f"the integers distinguish {_MOST_POSITIONS:,} positions, too many for a table"
-        raise RefusedError(text, rotary.operators[-1], rotary.result)
+        raise RefusedError(Why.LIMIT, text, rotary.operators[-1], rotary.result)
     wrong = f"without this, RoPE is wrong after position {stopped} of {count}"
     return max(count, stopped + 1), wrong if stopped < count - 1 else ""

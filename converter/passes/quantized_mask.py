@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from edge_opt.ir import DType, Operator, Tensor
-from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.passes.codes import nearest_codes
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.verification.rewrite import Rewrite
@@ -82,16 +82,16 @@ def _evaluated(chain: Iterable[Operator], flag: int) -> int:
         elif operator.name == "MUL":
             real *= next(t for t in operator.inputs if t is not None and t.is_constant).real()
             if operator.option("fused_activation_function"):
-                raise RefusedError("the mask is clipped by a fused activation", operator)
+                raise RefusedError(Why.MASK, "the mask is clipped by a fused activation", operator)
         if not np.isfinite(real):
             text = "the mask has a value that no integer represents"
-            raise RefusedError(text, operator, output, "a finite one", str(real))
+            raise RefusedError(Why.MASK, text, operator, output, "a finite one", str(real))
         if output.quantization is not None and output.is_quantized and not output.dtype.is_float:
             if output.quantization.is_per_axis or not output.quantization.scale[0]:
-                raise RefusedError("an integer mask needs one scale", operator, output)
+                raise RefusedError(Why.QUANTIZATION, "an integer mask needs one scale", operator, output)
             if abs(real / float(output.quantization.scale[0])) >= _INT32:
                 text = "the mask has a value that kernels do not clip alike"
-                raise RefusedError(text, operator, output, "less than 2^31 steps", f"{real:g}")
+                raise RefusedError(Why.MASK, text, operator, output, "less than 2^31 steps", f"{real:g}")
             stored = int(nearest_codes(real, output))
             real = output.quantization.real(stored)
     return stored

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from edge_opt.base.errors import TRACEBACK, EdgeOptError
 from edge_opt.ir import Operator
 from edge_opt.ir.cleanup import remove_uncalled
-from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.refusal import Reason, RefusedError, Why
 from edge_opt.passes.contract import Build, Context, Pass, Site
 from edge_opt.passes.merging import merge_equal
 from edge_opt.verification.frame import check_before, check_parameters
@@ -56,7 +56,8 @@ def _sites(chosen: Pass, context: Context) -> Iterator[Site]:
         yield from chosen.sites(context)
     except Exception as error:
         last = context.subgraph.operators[-1]
-        yield Site(last, reason=f"looking for further sites failed: {_bug(error)}", is_bug=True)
+        text = f"looking for further sites failed: {_bug(error)}"
+        yield Site(last, reason=Reason(Why.BUG, text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,29 +65,34 @@ class _Attempt:
     """One try at a site, and what came of it."""
 
     status: Status
-    reason: str = ""
+    reason: Reason | None = None
     rewrite: Rewrite | None = None
     proof: Proof | None = None
-    is_bug: bool = False
     note: str = ""
     failed: tuple[str, ...] = ()
+
+    @property
+    def is_bug(self) -> bool:
+        """True if edge-opt failed."""
+        return self.reason is not None and self.reason.why is Why.BUG
 
 
 def _decide(site: Site, chosen: Pass, context: Context) -> _Attempt:
     """The first rewrite of a site that passes every check; else the failure of the first one."""
-    if not site.is_bug and (left_open := context.left_open([site.anchor])):
-        return _Attempt(Status.SKIPPED, left_open)
-    if site.build is None:
-        status = Status.SETTLED if site.is_settled else Status.SKIPPED
-        return _Attempt(status, site.reason, is_bug=site.is_bug)
-    if context.frozen:
-        return _Attempt(Status.SKIPPED, context.frozen)
+    try:
+        if site.reason is None or site.reason.why is not Why.BUG:
+            context.check_lengths([site.anchor])
+        if site.build is None:
+            return _Attempt(Status.SETTLED if site.is_settled else Status.SKIPPED, site.reason)
+        context.check_order()
+    except RefusedError as refused:
+        return _Attempt(Status.SKIPPED, refused.reason)
     first = attempt = _attempt(site.build, chosen, context)
     failed: list[str] = []
     for form, build in site.others.items():
         if attempt.rewrite is not None or attempt.is_bug:
             break
-        failed.append(attempt.reason)
+        failed.append(str(attempt.reason))
         attempt = _attempt(build, chosen, context)
         attempt = replace(attempt, note=f"in form '{form}', because the target's form failed")
     if attempt.rewrite is None and not attempt.is_bug:
@@ -103,21 +109,20 @@ def _attempt(build: Build, chosen: Pass, context: Context) -> _Attempt:
     proof: Proof | None = None
     try:
         rewrite = build()
-        if left_open := context.left_open((*rewrite.old, *rewrite.added())):
-            raise RefusedError(left_open)
+        context.check_lengths((*rewrite.old, *rewrite.added()))
         status = Status.REVERTED  # unless all checks below pass
         check_before(rewrite, context.target)
         if context.verifier is not None:
             proof = context.verifier.verify(rewrite, rewrite.check or chosen.check)
             if not proof.holds:
                 status = Status.SKIPPED if proof.open else Status.REVERTED
-                raise RefusedError(proof.reason)
+                raise RefusedError(Why.INCONCLUSIVE if proof.open else Why.DIFFERENT, proof.reason)
         # After the verification, which says by how much results differ.
         check_parameters(rewrite)
     except RefusedError as refused:
-        return _Attempt(status, str(refused), proof=proof)
+        return _Attempt(status, refused.reason, proof=proof)
     except Exception as error:
-        return _Attempt(Status.REVERTED, _bug(error), proof=proof, is_bug=True)
+        return _Attempt(Status.REVERTED, Reason(Why.BUG, _bug(error)), proof=proof)
     return _Attempt(Status.CONVERTED, rewrite=rewrite, proof=proof)
 
 
@@ -139,13 +144,13 @@ def _verdict(site: Site, attempt: _Attempt, chosen: Pass, context: Context, inde
         index=index,
         operator=site.anchor.outputs[0].name,
         status=attempt.status,
-        reason=attempt.reason,
+        reason="" if attempt.reason is None else attempt.reason.text,
+        why="" if attempt.reason is None else attempt.reason.why,
         heads=site.heads,
         kv_heads=site.kv_heads,
         proof=attempt.proof,
         note="; ".join(filter(None, notes)),
         failed=attempt.failed,
-        is_bug=attempt.is_bug,
         anchor=site.anchor,
         replaced=() if rewrite is None else rewrite.removed(),
         added=0 if rewrite is None else len(rewrite.added()),

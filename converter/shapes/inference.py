@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 from edge_opt.base.record import Record
 from edge_opt.ir import Model, Operator, Subgraph, Tensor, load
 from edge_opt.ir.operators import KINDS, subgraph_indices
-from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.ir.walk import called_by
 from edge_opt.schema.data import Source
 from edge_opt.shapes.dimension import OPEN, Shape, ShapeError, as_shape, misfit, shape_text
@@ -303,7 +303,9 @@ def check_operators(operators: Iterable[Operator], subgraphs: Sequence[Subgraph]
             recorded = recorded_shape(tensor)
             if step.error or fact.shape not in (None, recorded):
                 text = f"inferred shape {shape_text(fact.shape)}, recorded {shape_text(recorded)}"
-                raise RefusedError(f"{operator.name} '{tensor.name}': {step.error or text}")
+                raise RefusedError(
+                    Why.INVALID_MODEL, f"{operator.name} '{tensor.name}': {step.error or text}"
+                )
 
 
 @contextmanager

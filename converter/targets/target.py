@@ -21,7 +21,7 @@ from edge_opt.base.atomic import write_whole
 from edge_opt.base.errors import UsageError, did_you_mean, unknown
 from edge_opt.ir import DType, Operator
 from edge_opt.ir.composites import COMPOSITE, composite_name
-from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.schema.table import ENUMS
 from edge_opt.targets.chips import TARGETS, VENDORS, find_chip
 
@@ -151,7 +151,7 @@ class Target:
         """
         refused = next(filter(self.refuses, operators), None)
         if refused is not None and not any(map(self.refuses, instead_of)):
-            raise RefusedError(f"target '{self.name}' refuses {refused.name}")
+            raise RefusedError(Why.TARGET, f"target '{self.name}' refuses {refused.name}")
 
 
 def target_names() -> list[str]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.ir import Buffer, Model, Operator, Tensor
-from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.schema.data import Data
 from edge_opt.shapes.inference import check_operators
 
@@ -54,7 +54,7 @@ def _part(tensor: Tensor, shape: tuple[int, ...]) -> Buffer:
     scales = tensor.quantization
     is_cut = scales is not None and scales.is_per_axis and shape[scales.dimension] < len(scales.scale)
     if is_cut or not tensor.has_numbers:
-        raise RefusedError("a constant has no such part")
+        raise RefusedError(Why.INCONCLUSIVE, "a constant has no such part")
     array = tensor.array()
     part = _one_of_each_block(array, shape)
     if array.dtype.kind in "iu" and not tensor.is_quantized:
@@ -82,5 +82,5 @@ def _shorter(size: int) -> int:
     if size < _LONG:
         return size
     if size % FACTOR:
-        raise RefusedError(f"{size} is not a multiple of {FACTOR}")
+        raise RefusedError(Why.INCONCLUSIVE, f"{size} is not a multiple of {FACTOR}")
     return size // FACTOR

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable
 
 from edge_opt.ir import Tensor
-from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.ir.walk import reads, with_called
 from edge_opt.shapes.inference import check_operators
 from edge_opt.targets import Target
@@ -36,17 +36,17 @@ def check_frame(rewrite: Rewrite) -> None:
         if (operator.subgraph is rewrite.subgraph) != (operator in old):
             where = "is no longer in the graph" if operator in old else "is already in the graph"
             name = operator.outputs[0].name
-            raise RefusedError(f"the operator {operator.name} that defines '{name}' {where}")
+            raise RefusedError(Why.FRAME, f"the operator {operator.name} that defines '{name}' {where}")
     for tensor in reads((*rewrite.old, *rewrite.new)):
         if tensor.is_blockwise:
             where = "its scales are named by a place in its own subgraph"
-            raise RefusedError(f"'{tensor.name}' is quantized by blocks: {where}")
+            raise RefusedError(Why.QUANTIZATION, f"'{tensor.name}' is quantized by blocks: {where}")
     defined = _defined(rewrite)
     if not rewrite.changed():
-        raise RefusedError("nothing reads the region's results, so they cannot be verified")
+        raise RefusedError(Why.FRAME, "nothing reads the region's results, so they cannot be verified")
     for tensor in rewrite.outputs():
         if tensor not in defined:
-            raise RefusedError(f"the new region leaves '{tensor.name}' undefined")
+            raise RefusedError(Why.FRAME, f"the new region leaves '{tensor.name}' undefined")
     rewrite.order()
 
 
@@ -56,13 +56,13 @@ def _defined(rewrite: Rewrite) -> Collection[Tensor]:
     own = {tensor for operator in rewrite.old for tensor in operator.outputs}
     for tensor in reads(rewrite.new):
         if tensor not in known and not tensor.is_constant:
-            raise RefusedError(f"the new region reads '{tensor.name}', which the old one did not")
+            raise RefusedError(Why.FRAME, f"the new region reads '{tensor.name}', which the old one did not")
     defined = Counter(tensor for operator in rewrite.new for tensor in operator.outputs)
     for tensor, count in defined.items():
         is_taken = tensor not in own and rewrite.subgraph.lists(tensor)
         if count > 1 or tensor.is_constant or is_taken:
             text = "another operator defines it too, or it is a constant"
-            raise RefusedError(f"the new region must not define '{tensor.name}': {text}")
+            raise RefusedError(Why.FRAME, f"the new region must not define '{tensor.name}': {text}")
     return defined
 
 
@@ -94,7 +94,9 @@ def check_parameters(rewrite: Rewrite) -> None:
             is_new = tensor not in rewrite.chosen and _parameters(tensor) not in known
             if tensor.is_quantized and is_new:
                 where = f"{operator.name} '{tensor.name}'"
-                raise RefusedError(f"{where} has parameters that no tensor of the old region has")
+                raise RefusedError(
+                    Why.QUANTIZATION, f"{where} has parameters that no tensor of the old region has"
+                )
 
 
 def _parameters(tensor: Tensor) -> Hashable:

@@ -8,6 +8,7 @@ from typing import Any
 
 from edge_opt.base.record import Record
 from edge_opt.ir import Operator
+from edge_opt.ir.refusal import Why
 from edge_opt.verification.check import Check
 
 
@@ -62,9 +63,9 @@ class Verdict(Record):
     """What became of one site of a pass.
 
     `index` counts the sites of a pass in a signature; `operator` names the first result of the site's operator, its
-    `anchor`. `reason`: why it was not converted. `note`: what a user should know about a converted site. `failed`: why
-    rewrites that were tried before it failed. `replaced`: the operators that the rewrite removed; `added`: the number
-    that it added. `is_bug`: the reason is a bug in edge-opt. A pickled verdict has no operators.
+    `anchor`. `reason`: why it was not converted; `why`: the kind of that reason (`edge_opt.ir.refusal.Why`). `note`:
+    what a user should know about a converted site. `failed`: why rewrites that were tried before it failed. `replaced`:
+    the operators that the rewrite removed; `added`: the number that it added. A pickled verdict has no operators.
     """
 
     pass_name: str
@@ -73,19 +74,24 @@ class Verdict(Record):
     operator: str
     status: Status
     reason: str = ""
+    why: str = ""
     heads: int | None = None
     kv_heads: int | None = None
     proof: Proof | None = None
     note: str = ""
     failed: tuple[str, ...] = ()
-    is_bug: bool = False
     anchor: Operator | None = field(default=None, repr=False)
     replaced: tuple[Operator, ...] = field(default=(), repr=False)
     added: int = 0
 
-    _left_out = ("anchor", "pass_name", "is_bug", "replaced", "added")
-    _or_null = ("reason", "note")
+    _left_out = ("anchor", "pass_name", "replaced", "added")
+    _or_null = ("reason", "why", "note")
     _only_here = ("anchor", "replaced")
+
+    @property
+    def is_bug(self) -> bool:
+        """True if edge-opt failed here, which should be reported."""
+        return self.why == Why.BUG
 
     def to_dict(self) -> dict[str, Any]:
         """For reports."""

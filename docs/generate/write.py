@@ -12,6 +12,7 @@ from pathlib import Path
 import page_api
 import page_commands
 import page_passes
+import page_reasons
 import page_shapes
 import page_targets
 from outputs import Outputs
@@ -20,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PARTS: dict[str, Callable[[], str]] = {
     "passes": page_passes.table,
+    "reasons": page_reasons.table,
     "pass-sections": page_passes.sections,
     "targets": page_targets.table,
     "target-sections": page_targets.sections,
