@@ -51,7 +51,7 @@ class Labelled(NamedTuple):
         return fx.piece_shape(self.factored, keep=True)
 
     def refusal(self, text: str) -> RefusedError:
-        """The error that heads cannot be told here, with this tensor and the operator that makes it."""
+        """The error that heads are not clear here, with this tensor and the operator that makes it."""
         return RefusedError(Why.HEADS, text, self.tensor.producer, self.tensor)
 
     def piece_quantization(self) -> Quantization | None:

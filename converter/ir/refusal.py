@@ -37,7 +37,7 @@ MEANINGS: dict[Why, tuple[str, str]] = {
     Why.SINGLE_HEAD: ("the block has one head, or one block of rows, already", "nothing to do"),
     Why.NO_GAIN: ("the target gains nothing from a split here", "nothing to do"),
     Why.PATTERN: ("attention of a form that is not split", "export it in another form, or report it"),
-    Why.HEADS: ("the axis of the heads cannot be told, or heads are mixed or cut apart", "report the model"),
+    Why.HEADS: ("the axis of the heads is not clear, or heads are mixed or cut apart", "report the model"),
     Why.OPERATOR: ("an operator has no rule, or operands that are computed", "report the exporter's form"),
     Why.QUANTIZATION: ("scales, zero points or types do not allow it", "quantize with one scale a tensor"),
     Why.MASK: ("the mask cannot become an ADD, or one SELECT", "see below, or skip the pass"),
