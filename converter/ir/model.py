@@ -113,10 +113,9 @@ class Model:
         """A new builtin operator, in no subgraph, of the version that its types need; KeyError for unknown options."""
         kind = KINDS[name]
         fields = None if kind.options is None else new_table(kind.options, **options)
-        data = kind.data_operands(inputs)[:1]
-        types = [tensor.dtype for tensor in (*data, *(outputs if name == "CAST" else ()))]
-        version = kind.version_for(*types, rank=max((len(tensor.shape) for tensor in data), default=0))
-        return Operator(self.operator_code(name, version), inputs, outputs, fields)
+        return Operator(
+            self.operator_code(name, usual_version(name, inputs, outputs)), inputs, outputs, fields
+        )
 
     def signature_name(self, subgraph: Subgraph) -> str:
         """The subgraph's name for users: its signature's key, else its own name."""
@@ -147,6 +146,14 @@ class Model:
     def inputs(self) -> list[tuple[str, dict[str, Tensor]]]:
         """The inputs of every entry point, by the names that callers use."""
         return [(name, self.arguments(name)[1]) for name, _ in self.entry_points()]
+
+
+def usual_version(name: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> int:
+    """The lowest version of a builtin operator for these types and ranks."""
+    kind = KINDS[name]
+    data = kind.data_operands(inputs)[:1]
+    types = [tensor.dtype for tensor in (*data, *(outputs if name == "CAST" else ()))]
+    return kind.version_for(*types, rank=max((len(tensor.shape) for tensor in data), default=0))
 
 
 class Constants:
