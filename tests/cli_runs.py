@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import typer
-from text_parser import parse
 
 from edge_opt.cli import main
 from edge_opt.cli.app import app
 from edge_opt.ir import save
+from edge_opt.ir.parse import parse
 
 DEMO = Path(str(resources.files("edge_opt.testdata") / "demo_gemma3.tflite"))
 QUANTIZED = Path(str(resources.files("edge_opt.testdata") / "demo_gemma3_a16w8.tflite"))

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from bundles import GENERIC, bundle, model_part
 from schema_models import everything, pack, with_data_after, with_options_after
-from text_parser import parse
 
 from edge_opt.ir import Buffer, DType, Model, Operator, Quantization, Subgraph, load, to_bytes
 from edge_opt.ir.operators import subgraph_indices
+from edge_opt.ir.parse import parse
 from edge_opt.ir.walk import cut_out, read_outside, reads
 from edge_opt.schema import Data, Table, new_table, read_model
 

@@ -5,9 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from text_parser import parse
-
 from edge_opt.ir import Constants, Model, load, to_bytes
+from edge_opt.ir.parse import parse
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.passes import PASSES, Context, Demand, Pass, Proof, Prover, Rewrite, Site, run_pass
 from edge_opt.targets import Target, load_target

@@ -11,7 +11,6 @@ from typing import Any
 from unittest.mock import patch
 
 from bundles import GENERIC, bundle, model_part
-from text_parser import parse
 
 from edge_opt.base.words import Progress
 from edge_opt.building import BuildResult, build, evaluation, stages
@@ -19,6 +18,7 @@ from edge_opt.building.evaluation import Evaluation, ModelScore
 from edge_opt.building.stage import STAGES
 from edge_opt.building.stages import Job
 from edge_opt.ir import to_bytes
+from edge_opt.ir.parse import parse
 from edge_opt.npu.scoring import Closeness
 
 KEPT = "prefill_4 kept as converted: 2.0 ms as exported, 1.0 ms as converted"

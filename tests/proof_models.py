@@ -1,9 +1,10 @@
 """The tiny models that the tests of `edge_opt.proof` share: an adder, a projection, an endless loop, a crash."""
 
 import numpy as np
-from text_parser import literal, parse
 
 from edge_opt.ir import Signature, to_tables
+from edge_opt.ir.parse import parse
+from edge_opt.ir.text import literal
 from edge_opt.runtime.tensors import TensorInfo
 from edge_opt.schema import model_bytes
 

@@ -1,8 +1,7 @@
 """Models whose signatures pass state to each other through variables."""
 
-from text_parser import parse
-
 from edge_opt.ir import to_bytes
+from edge_opt.ir.parse import parse
 
 
 def stateful(*signatures: str, variables: int = 1) -> bytes:

@@ -16,7 +16,6 @@ from attention_checks import (
     only_block,
 )
 from pass_runs import refusal, run
-from text_parser import parse
 
 from edge_opt.attention.block import Block, NotABlock, row_tiles
 from edge_opt.attention.find import find_blocks, find_mask
@@ -25,6 +24,7 @@ from edge_opt.attention.rules import Labelled
 from edge_opt.conversion import SitesSkippedError, convert
 from edge_opt.conversion.result import entry_points
 from edge_opt.ir import Constants, Model, Subgraph, to_bytes
+from edge_opt.ir.parse import parse
 from edge_opt.ir.text import to_text
 from edge_opt.passes import Context, Status
 from edge_opt.passes.mha_to_sha import left_over

@@ -9,11 +9,11 @@ from attention_checks import TWO_SOFTMAXES, assert_same_bits, attention_text, co
 from attention_graphs import Case, build, cases
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from text_parser import parse
 
 from edge_opt.attention.block import Block
 from edge_opt.attention.find import find_blocks
 from edge_opt.ir import Model, load, to_bytes
+from edge_opt.ir.parse import parse
 from edge_opt.ir.text import to_text
 from edge_opt.passes import Status
 

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pass_runs import refusal
-from text_parser import parse
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly, cancel_transposes
@@ -22,6 +21,7 @@ from edge_opt.attention.labels import OperandFactors
 from edge_opt.attention.rules import RULES, Labelled
 from edge_opt.attention.split import join_heads
 from edge_opt.ir import Constants, DType, Model, Operator, Subgraph, Tensor, to_bytes
+from edge_opt.ir.parse import parse
 from edge_opt.ir.text import operator_text
 from edge_opt.ir.walk import needed_for, reads
 from edge_opt.runtime.native import Session

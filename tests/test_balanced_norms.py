@@ -5,9 +5,9 @@ from itertools import accumulate
 import pytest
 from cli_runs import Patch
 from pass_runs import convert_text, names, reread
-from text_parser import parse
 
 import edge_opt
+from edge_opt.ir.parse import parse
 from edge_opt.passes import Status
 from edge_opt.passes.balanced_norms import residual_sums
 from edge_opt.proof.regions import RegionProver

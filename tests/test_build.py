@@ -30,7 +30,6 @@ from pretend_stages import (
     bundle_of,
     write,
 )
-from text_parser import parse
 
 from edge_opt.base.errors import ModelFormatError, OutputError, UsageError
 from edge_opt.building import BuildCheckError, StageFailedError
@@ -40,6 +39,7 @@ from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
 from edge_opt.inspection import inspect
 from edge_opt.ir import to_bytes
+from edge_opt.ir.parse import parse
 from edge_opt.npu import CompilerMissingError
 from edge_opt.npu.sdk import SDK_VARIABLES
 from edge_opt.targets import load_target

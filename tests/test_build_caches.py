@@ -8,12 +8,12 @@ from bundles import bundle, model_part
 from cli_runs import Captured, run
 from litert_lm_builder.runtime.proto import executor_metadata_pb2
 from pretend_stages import TOKENIZER
-from text_parser import parse
 
 from edge_opt.base.errors import ModelFormatError, UsageError
 from edge_opt.building.source import plan_caches
 from edge_opt.inspection import inspect
 from edge_opt.ir import to_bytes
+from edge_opt.ir.parse import parse
 from edge_opt.schema.litertlm import read_bundle, read_executor_metadata
 
 

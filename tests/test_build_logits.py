@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from cli_runs import Patch
-from text_parser import parse
 
 from edge_opt.base.errors import UsageError
 from edge_opt.building import logits as logits_module
@@ -16,6 +15,7 @@ from edge_opt.building.gptq import Rounder
 from edge_opt.building.logits import moments_of, narrow_logits
 from edge_opt.building.rotation import prepare
 from edge_opt.ir import Model, to_bytes
+from edge_opt.ir.parse import parse
 
 HIDDEN, ROWS, KEPT = 33, 97, 40
 RNG = np.random.default_rng(5)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from cli_runs import Patch
-from text_parser import parse
 
 from edge_opt.base.errors import EdgeOptError, UsageError
 from edge_opt.building import rounding
@@ -19,6 +18,7 @@ from edge_opt.building.narrowing import narrow_layers
 from edge_opt.building.rounding import CHECKPOINT, PLAN, PRODUCTS, Choice, check_family, choose, read_rounded
 from edge_opt.building.stages import Job
 from edge_opt.ir import DType, Model, to_bytes
+from edge_opt.ir.parse import parse
 
 ROWS, COLUMNS = 12, 16
 RNG = np.random.default_rng(3)

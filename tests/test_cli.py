@@ -16,7 +16,6 @@ import pytest
 from attention_checks import attention_text
 from cli_runs import DEMO, NO_ATTENTION, SENTENCE, Captured, Patch, commands, run, run_apart, written
 from syrupy.assertion import SnapshotAssertion
-from text_parser import parse
 
 import edge_opt
 from edge_opt import cli, inspection
@@ -27,6 +26,7 @@ from edge_opt.cli.app import in_options
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
 from edge_opt.ir import save
+from edge_opt.ir.parse import parse
 from edge_opt.npu import tune
 from edge_opt.passes import PASSES
 from edge_opt.targets import load_target, target_names

@@ -12,7 +12,6 @@ import proof_models as models
 import pytest
 from cli_runs import DEMO, QUANTIZED, Captured, Patch, run, written
 from stateful_models import moving, reading, stateful, writing
-from text_parser import literal, parse
 
 from edge_opt import convert, load
 from edge_opt.base.errors import UsageError
@@ -22,6 +21,8 @@ from edge_opt.comparison.findings import FirstDifference
 from edge_opt.comparison.golden import check, record
 from edge_opt.comparison.sessions import orders
 from edge_opt.ir import Constants, DType, Model, to_bytes
+from edge_opt.ir.parse import parse
+from edge_opt.ir.text import literal
 from edge_opt.runtime.description import describe
 from edge_opt.runtime.protocol import RuntimeCrashed
 from edge_opt.runtime.runner import Worker

@@ -11,13 +11,13 @@ from bundles import bundle, model_part
 from cli_runs import Captured, run
 from generation_models import ROWS, export
 from proof_models import tensor
-from text_parser import parse
 
 from edge_opt import compare, load
 from edge_opt.base.errors import UsageError
 from edge_opt.comparison.findings import GenerationComparison
 from edge_opt.comparison.generate import plan_loop
 from edge_opt.ir import to_bytes
+from edge_opt.ir.parse import parse
 from edge_opt.runtime.loop import Loop
 from edge_opt.runtime.protocol import RuntimeRefused
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo

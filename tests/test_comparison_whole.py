@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from bundles import bundle, model_part
 from cli_runs import DEMO, QUANTIZED, Captured, Patch, run
-from text_parser import parse
 
 from edge_opt import convert, load
 from edge_opt.comparison.whole import Allowance, allowances
 from edge_opt.conversion import ConversionResult, DifferenceFoundError
 from edge_opt.inspection import conversion_report
 from edge_opt.ir import Model, Operator, Quantization, Tensor, save, to_bytes
+from edge_opt.ir.parse import parse
 from edge_opt.ir.walk import replaced
 from edge_opt.passes import Demand, Proof, Rewrite, Site, mha_to_sha
 from edge_opt.proof.regions import RegionProver

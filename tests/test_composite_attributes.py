@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from cli_runs import DEMO, Captured, run
 from flatbuffers import flexbuffers
-from text_parser import parse
 
 from edge_opt.inspection import inspect
 from edge_opt.ir.composites import composites
-from edge_opt.ir.text import to_text
+from edge_opt.ir.parse import parse
+from edge_opt.ir.text import graphs_text as to_text
 from edge_opt.schema.flexbuffers import read_flexbuffer
 
 # As litert-torch fills them: odml.sdpa_transposed, odml.rope, odml.swiglu; then every other kind that is read.

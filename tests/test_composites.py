@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from flatbuffers import flexbuffers
 from pass_runs import INLINING, count, names, statuses
-from text_parser import parse
 
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import ConversionResult, convert
 from edge_opt.ir import Model, to_bytes
+from edge_opt.ir.parse import parse
 from edge_opt.passes import Status
 from edge_opt.schema.table import new_table
 from edge_opt.targets import Target

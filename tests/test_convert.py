@@ -11,13 +11,13 @@ from ai_edge_litert.interpreter import Interpreter
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, Patch, written
 from pass_runs import SELECT_PAGE
 from schema_models import plain, unpack, values
-from text_parser import parse
 
 from edge_opt.base.errors import UsageError
 from edge_opt.conversion import ConversionResult, SitesSkippedError, convert
 from edge_opt.conversion.result import check_requirements
 from edge_opt.conversion.run import default_output
 from edge_opt.ir import Buffer, Metadata, Model, cleanup, load, save, to_bytes, to_tables
+from edge_opt.ir.parse import parse
 from edge_opt.ir.text import subgraph_text, to_text
 from edge_opt.passes import Demand, Proof, Site, Status
 from edge_opt.passes.contract import Ran

@@ -15,7 +15,6 @@ import pytest
 from ai_edge_litert.interpreter import Interpreter
 from cli_runs import Captured, run
 from pretend_stages import COMPILED, QUANTIZED, at_once, checkpoint, write
-from text_parser import parse
 
 from edge_opt.base.errors import EdgeOptError, UsageError
 from edge_opt.building import evaluation, stages
@@ -23,6 +22,7 @@ from edge_opt.building.evaluation import Checkpoint, Evaluation, ModelScore, cut
 from edge_opt.building.stages import Job, StageFailedError
 from edge_opt.ir import save
 from edge_opt.ir.opening import Opened
+from edge_opt.ir.parse import parse
 from edge_opt.npu.scoring import Closeness, Text
 
 SOFTMAX = """

@@ -7,8 +7,8 @@ import pytest
 from fault_graphs import JOINED_LOGITS, PARAMETERS, attention
 from mutations import KINDS, mutants, sampled, survives_checks
 from pass_runs import TESTDATA, rewrites_of
-from text_parser import parse
 
+from edge_opt.ir.parse import parse
 from edge_opt.passes import PASSES
 from edge_opt.passes.rewrite import Rewrite
 from edge_opt.proof.regions import RegionProver

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from attention_checks import MERGED, attention_text
 from growth_shapes import SHAPES, visits
-from text_parser import parse
 
 import edge_opt
 from edge_opt.attention.find import find_blocks, find_mask
 from edge_opt.attention.positions import find_rotary
 from edge_opt.conversion import ConversionResult, convert
 from edge_opt.ir import Model, Subgraph, load, to_bytes
+from edge_opt.ir.parse import parse
 from edge_opt.passes import Status
 from edge_opt.schema import new_table
 

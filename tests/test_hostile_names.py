@@ -16,10 +16,10 @@ import pytest
 from attention_checks import attention_text
 from bundles import bundle, model_part
 from cli_runs import Captured, run
-from text_parser import parse
 
 from edge_opt.base.words import one_line
 from edge_opt.ir import Model, load, to_bytes, to_tables
+from edge_opt.ir.parse import parse
 from edge_opt.schema import model_bytes, new_table
 
 NAMES = [

@@ -12,12 +12,12 @@ from attention_checks import masked_text
 from bundles import bundle, model_part
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, Captured, run, state, written
 from pass_runs import SELECT_PAGE
-from text_parser import parse
 
 from edge_opt import convert, load
 from edge_opt.cli.show_models import show_inspection
 from edge_opt.inspection import Inspection, inspect
 from edge_opt.ir import to_bytes
+from edge_opt.ir.parse import parse
 
 
 @cache

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from schema_models import int32s, pack, tfl, unpack
 from syrupy.assertion import SnapshotAssertion
-from text_parser import parse
 
 from edge_opt.attention.rules import RULES
 from edge_opt.base.errors import ModelFormatError
 from edge_opt.ir import DType, Model, Signature, Subgraph, Tensor, load, to_bytes, to_tables
 from edge_opt.ir.checks import DEEPEST
 from edge_opt.ir.operators import BUILTIN_OPERATORS, KINDS, SUBGRAPH_FIELDS
+from edge_opt.ir.parse import parse
 from edge_opt.schema import TABLES, model_bytes
 
 Change = Callable[[Any], object]

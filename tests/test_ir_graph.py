@@ -8,13 +8,13 @@ import pytest
 from ai_edge_litert.interpreter import Interpreter
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_parser import parse
 
 from edge_opt import ir
 from edge_opt.ir import DType, Model, Operator, OperatorCode, Subgraph, Tensor, load, to_bytes, topological
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.ir.dtypes import Quantization
 from edge_opt.ir.operators import BUILTIN_OPERATORS
+from edge_opt.ir.parse import parse
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.text import to_text
 from edge_opt.ir.walk import cut_signature, producers, reads, replaced, still_needed, walked

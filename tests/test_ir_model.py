@@ -10,11 +10,11 @@ from ai_edge_litert.interpreter import Interpreter
 from ai_edge_litert.tools import flatbuffer_utils
 from cli_runs import DEMO, QUANTIZED, Captured, run
 from schema_models import everything, pack, plain, tfl, unpack, values
-from text_parser import parse
 
 from edge_opt import ir
 from edge_opt.ir import Constants, DType, Model, Operator, Tensor, load, to_bytes, to_tables
 from edge_opt.ir.cleanup import Part, name_apart, parts_in_use, remove_unused
+from edge_opt.ir.parse import parse
 from edge_opt.ir.text import to_text
 from edge_opt.schema import Data, model_bytes, new_table, read_model
 

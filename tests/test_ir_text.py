@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from text_parser import TextFormError, parse
 
 from edge_opt.ir import DType, Metadata, Model, Operator, Tensor, load, to_bytes
 from edge_opt.ir.graph import Buffer
+from edge_opt.ir.parse import TextFormError, parse
 from edge_opt.ir.text import subgraph_text, to_text
 from edge_opt.schema import Data
 

@@ -9,13 +9,13 @@ import pytest
 from bundles import BLOCK, GENERIC, bundle, model_part, schema, started
 from cli_runs import DEMO, Captured, run
 from schema_models import plain
-from text_parser import parse
 
 from edge_opt.base.errors import ModelFormatError, UsageError
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
 from edge_opt.ir import load, to_bytes
 from edge_opt.ir.opening import Opened
+from edge_opt.ir.parse import parse
 from edge_opt.schema import new_table
 from edge_opt.schema.litertlm import Bundle, is_bundle, read_bundle
 from edge_opt.schema.writer import table_bytes

@@ -5,8 +5,8 @@ import re
 import pytest
 from fault_graphs import JOINED_LOGITS
 from pass_runs import convert_text, names, only, reread, run
-from text_parser import parse
 
+from edge_opt.ir.parse import parse
 from edge_opt.ir.text import to_text
 from edge_opt.passes import Status
 from edge_opt.proof.regions import RegionProver

@@ -7,10 +7,10 @@ import pytest
 from cli_runs import Patch
 from pass_runs import SELECT_PAGE, Says, convert_text, names, only, reread, rewrites_of, run, statuses
 from syrupy.assertion import SnapshotAssertion
-from text_parser import parse
 
 from edge_opt.ir import Model, Quantization, to_bytes
-from edge_opt.ir.text import to_text
+from edge_opt.ir.parse import parse
+from edge_opt.ir.text import graphs_text as to_text
 from edge_opt.passes import Site, magnitude, mask_to_add
 from edge_opt.passes.mask_to_add import ABSORBING
 from edge_opt.proof.regions import RegionProver

@@ -11,11 +11,11 @@ import pytest
 from attention_checks import assert_same_bits, attention_text, convert, masked_text, of_one_head
 from pass_runs import TESTDATA, tiles
 from syrupy.assertion import SnapshotAssertion
-from text_parser import parse
 
 from edge_opt.conversion import convert as convert_model
 from edge_opt.ir import DType, Model, to_bytes
-from edge_opt.ir.text import to_text
+from edge_opt.ir.parse import parse
+from edge_opt.ir.text import graphs_text as to_text
 from edge_opt.passes import Status
 from edge_opt.targets import Target, load_target
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, Captured, Patch, run
 from pretend_npu import Compilers, emulator, require_qnn, say, without_probe
-from text_parser import parse
 
 from edge_opt.comparison.findings import ComparisonReport
 from edge_opt.conversion import convert
 from edge_opt.ir import Constants, DType, Model, load, save, to_bytes
+from edge_opt.ir.parse import parse
 from edge_opt.npu import CompilerMissingError, compare_on_npu
 from edge_opt.npu.emulator import emulating
 from edge_opt.npu.hexagon import Compiler, cut_entry_point

@@ -14,7 +14,6 @@ import pytest
 from cli_runs import DEMO, QUANTIZED, Captured, Patch, run
 from fault_graphs import Size, attention
 from pretend_npu import figures, pretend, require_qnn
-from text_parser import parse
 
 from edge_opt.attention.block import Block
 from edge_opt.attention.find import find_blocks
@@ -22,6 +21,7 @@ from edge_opt.base.errors import UsageError
 from edge_opt.base.processes import _running
 from edge_opt.conversion import convert
 from edge_opt.ir import Model, load, save
+from edge_opt.ir.parse import parse
 from edge_opt.npu import Figures, Measured, Tuning, profiling, tune, tuned_target, write_target
 from edge_opt.npu.hexagon import Compiler
 from edge_opt.npu.tuning import Trial, applied, largest_attention, rewritten, variants

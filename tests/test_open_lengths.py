@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from attention_checks import attention_text
 from cli_runs import Captured, run
-from text_parser import parse
 
 from edge_opt.base.errors import UsageError
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
 from edge_opt.inspection import inspect
 from edge_opt.ir import load, to_bytes
+from edge_opt.ir.parse import parse
 from edge_opt.passes import Status
 from edge_opt.passes.ledger import UnverifiedChangeError
 from edge_opt.runtime.description import describe

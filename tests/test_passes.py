@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from pass_runs import Says, convert_text, refusal, run, statuses
-from text_parser import parse
 from toy_passes import CHAIN, Double, fresh, graph_of, op, replacing
 
 from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Tensor, same_type, to_bytes
 from edge_opt.ir.graph import Buffer
+from edge_opt.ir.parse import parse
 from edge_opt.ir.refusal import RefusedError
-from edge_opt.ir.text import to_text
+from edge_opt.ir.text import graphs_text as to_text
 from edge_opt.passes import Context, Demand, Rewrite, Site, Status, run_pass
 from edge_opt.passes.ledger import Ledger, UnverifiedChangeError
 from edge_opt.passes.rewrite import remove_dead

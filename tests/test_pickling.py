@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from attention_checks import attention_text
-from text_parser import parse
 from toy_passes import CHAIN
 
 import edge_opt
@@ -23,6 +22,7 @@ from edge_opt.base.errors import EdgeOptError
 from edge_opt.base.record import Record, to_json
 from edge_opt.conversion import SitesSkippedError, convert
 from edge_opt.ir import Model, Operator, Tensor, to_bytes
+from edge_opt.ir.parse import parse
 
 BESIDE = ("testdata", "tests", "benchmarks", "docs", "examples", "__main__")
 

@@ -8,11 +8,11 @@ from ai_edge_litert.interpreter import Interpreter
 from bundles import bundle, model_part
 from numpy.typing import NDArray
 from pass_runs import TESTDATA, but, rewrites_of
-from text_parser import parse
 
 from edge_opt import convert, inspect
 from edge_opt.attention.positions import _COMPUTES, find_rotary
 from edge_opt.ir import Buffer, Model, load, to_bytes
+from edge_opt.ir.parse import parse
 from edge_opt.passes import Demand, Proof, Site, Status
 from edge_opt.proof.regions import RegionProver
 from edge_opt.schema.data import Data

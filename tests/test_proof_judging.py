@@ -1,8 +1,8 @@
 """What figures mean: given what two versions of a region came to, whether that will do, and in which words."""
 
 import pytest
-from text_parser import parse
 
+from edge_opt.ir.parse import parse
 from edge_opt.passes import Demand, Proof
 from edge_opt.passes.contract import Ran
 from edge_opt.proof.examination import Question, judge

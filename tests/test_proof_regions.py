@@ -10,13 +10,14 @@ from attention_checks import attention_text
 from fault_graphs import Size, attention
 from mutations import Mutant, constant, mutants, sampled, survives_checks
 from pass_runs import refusal, rewrites_of, run
-from text_parser import literal, parse
 from toy_passes import replacing
 
 from edge_opt.base.errors import ModelFormatError
 from edge_opt.conversion import convert
 from edge_opt.conversion import result as words
 from edge_opt.ir import Operator, to_bytes
+from edge_opt.ir.parse import parse
+from edge_opt.ir.text import literal
 from edge_opt.passes import Demand, Proof, Status
 from edge_opt.passes.contract import Ran
 from edge_opt.passes.rewrite import Rewrite

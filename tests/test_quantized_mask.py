@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from pass_runs import Says, convert_text, names, only, reread, run, statuses
 from syrupy.assertion import SnapshotAssertion
-from text_parser import parse
 
-from edge_opt.ir.text import to_text
+from edge_opt.ir.parse import parse
+from edge_opt.ir.text import graphs_text as to_text
 from edge_opt.proof.regions import RegionProver
 
 SHAPE = "[1,1,4,6]"

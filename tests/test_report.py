@@ -15,13 +15,13 @@ import pytest
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, Captured, run, state, written
 from pass_runs import SELECT_PAGE, but
 from syrupy.assertion import SnapshotAssertion
-from text_parser import parse
 
 from edge_opt import EdgeOptError, convert, load
 from edge_opt.inspection import Report, conversion_report, find_example
 from edge_opt.inspection.picture import Example, repeats
 from edge_opt.inspection.report import to_html
 from edge_opt.ir import to_bytes
+from edge_opt.ir.parse import parse
 from edge_opt.passes import Status
 from edge_opt.targets import TargetLike, load_target
 

@@ -5,9 +5,9 @@ import re
 import numpy as np
 import proof_models as models
 import pytest
-from text_parser import parse
 
 from edge_opt.comparison.compare import compare
+from edge_opt.ir.parse import parse
 from edge_opt.runtime.description import describe
 from edge_opt.runtime.inputs import VARIANTS, array_of, plan
 from edge_opt.runtime.inputs import pair as twins

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from shapes_referee import T, compare_all, one_operator
 from syrupy.assertion import SnapshotAssertion
-from text_parser import parse
 
 from edge_opt import ir
+from edge_opt.ir.parse import parse
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import new_table

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from bundles import GENERIC, bundle, model_part
 from cli_runs import DEMO, QUANTIZED, Captured, run
-from text_parser import parse
 
 from edge_opt import load
 from edge_opt.inspection import inspect
 from edge_opt.ir import Buffer, DType, Model, Quantization, Tensor, to_bytes
+from edge_opt.ir.parse import parse
 from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeRefused
 from edge_opt.runtime.runner import Worker
 from edge_opt.schema import Data, new_table

@@ -4,9 +4,9 @@ import pytest
 from attention_checks import assert_same_bits, attention_text, convert
 from pass_runs import Says, refusal, run
 from syrupy.assertion import SnapshotAssertion
-from text_parser import parse
 
 from edge_opt.ir import Model, Operator, load, to_bytes
+from edge_opt.ir.parse import parse
 from edge_opt.ir.text import subgraph_text, to_text
 from edge_opt.passes import Status
 from edge_opt.shapes.inference import check_operators

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from attention_checks import attention_text, masked_text, of_one_head, only_block
 from pass_runs import TESTDATA, tiles
-from text_parser import parse
 
 from edge_opt.attention.block import logits_bytes
 from edge_opt.base.errors import UsageError
 from edge_opt.conversion import convert
 from edge_opt.ir import load, save
 from edge_opt.ir.cleanup import external_weights, new_codes
-from edge_opt.ir.text import to_text
+from edge_opt.ir.parse import parse
+from edge_opt.ir.text import graphs_text as to_text
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import new_table
 from edge_opt.targets import Target, lint, load_target, target_names

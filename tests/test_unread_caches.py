@@ -5,12 +5,12 @@ from pathlib import Path
 import fuzz
 import pytest
 from bundles import bundle, model_part
-from text_parser import parse
 
 import edge_opt
 from edge_opt.comparison.golden import check, record
 from edge_opt.inspection.report import conversion_report
 from edge_opt.ir import DType, Model, Tensor, to_bytes
+from edge_opt.ir.parse import parse
 from edge_opt.passes.unread_caches import unread_caches
 
 LAST_LAYER = """

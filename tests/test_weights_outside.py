@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from bundles import bundle, model_part
 from cli_runs import Captured, run
-from text_parser import parse
 
 from edge_opt import convert, load
 from edge_opt.base.errors import ModelFormatError
 from edge_opt.inspection import inspect
 from edge_opt.ir import to_bytes
 from edge_opt.ir.opening import weights_outside
+from edge_opt.ir.parse import parse
 from edge_opt.npu.hexagon import cut_entry_point
 from edge_opt.schema.table import new_table
 

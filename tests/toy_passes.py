@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Iterable
 
-from text_parser import parse
-
 from edge_opt.ir import DType, Model, Operator, Tensor
+from edge_opt.ir.parse import parse
 from edge_opt.passes import Context, Demand, Pass, Rewrite, Site
 
 CHAIN = """\

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 
 from edge_opt.ir.dtypes import DType
-from edge_opt.ir.graph import Buffer, Subgraph, Tensor
+from edge_opt.ir.graph import Buffer, OperatorCode, Subgraph, Tensor
 from edge_opt.ir.model import Model
 from edge_opt.schema.data import Data, Source
 from edge_opt.schema.table import NUMPY_TYPES, UNIONS, FieldSpec, Table, new_table, vector
@@ -42,7 +42,7 @@ _POSITIONS: Final = {
 _TRAILING: Final = FieldSpec("Model", "trailing", -1, "[uint8]", None, "scalars", "uint8", "I", 4)
 
 Path = tuple[str | int, ...]
-_Item = TypeVar("_Item", Tensor, Buffer)
+_Item = TypeVar("_Item", Tensor, Buffer, OperatorCode)
 
 
 class Omitted(Data):
@@ -80,6 +80,18 @@ def place_buffers(model: Model, places: Sequence[int], count: int) -> None:
     model.buffers = [Buffer() if one is None else one for one in placed]
 
 
+def place_codes(model: Model, places: Sequence[int], count: int) -> None:
+    """The same for the operator codes of a model."""
+    placed, kept = _placed(model.operator_codes, places, count)
+    for graph in model.subgraphs:
+        for operator in graph.operators:
+            operator.code = kept[operator.code]
+    # Equal codes are one, so each place without one gets a version that no code has.
+    model.operator_codes = [
+        OperatorCode(0, -1 - place) if one is None else one for place, one in enumerate(placed)
+    ]
+
+
 def _placed(
     items: Sequence[_Item], places: Sequence[int], count: int
 ) -> tuple[list[_Item | None], dict[_Item, _Item]]:
@@ -114,19 +126,19 @@ class Target(NamedTuple):
 
     table: Table
     field: FieldSpec
-    index: int | None = None
+    element: int | None = None
 
     def get(self) -> Any:
         """The value; None if the field is absent."""
         value = self.table.fields.get(self.field.name)
-        return value if self.index is None or value is None else value[self.index]
+        return value if self.element is None or value is None else value[self.element]
 
     def set(self, value: Any) -> None:
         """Give the field a value that was read; ValueError if the value does not fit."""
         fitting = self._fitting(value)
         fields = self.table.fields
-        if self.index is not None:
-            fields[self.field.name][self.index] = fitting
+        if self.element is not None:
+            fields[self.field.name][self.element] = fitting
         elif self.field.kind == "union":
             self.table.set(self.field.name, fitting)
         elif fitting is None:
@@ -135,14 +147,16 @@ class Target(NamedTuple):
             fields[self.field.name] = fitting
 
     def _fitting(self, value: Any) -> Any:
-        if value is None and self.index is None:
+        if value is None and self.element is None:
             return None
         if isinstance(value, Shared):
             other = value.target
-            is_like = other.field.type == self.field.type and (other.index is None) == (self.index is None)
+            is_like = other.field.type == self.field.type and (other.element is None) == (
+                self.element is None
+            )
             if is_like and other.get() is not None:
                 return other.get()
-        elif self.index is None:
+        elif self.element is None:
             made = fitting(self.field, value)
             if made is not None:
                 return made

@@ -29,6 +29,7 @@ from edge_opt.ir.fields import (
     field_of,
     lay_out_text,
     place_buffers,
+    place_codes,
     place_tensors,
 )
 from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Signature, Subgraph, Tensor
@@ -46,7 +47,15 @@ _TOKEN = re.compile(
     rf"""|(?P<name>'[^'\n]*'|{_STRING}|[A-Za-z_][A-Za-z0-9_]*)|(?P<sign>->|\.\.\.|.)|(?P<end>\Z)"""
 )
 # What invalid values raise, in numpy, in flatbuffers, or here.
-_MISFIT = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError, struct.error)
+MISFIT: Final = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
 
 _Item = TypeVar("_Item")
 Named = dict[str, Tensor]
@@ -67,7 +76,7 @@ def parse(text: str) -> Model:
         return reading.whole()
     except ModelFormatError as error:
         raise TextFormError(f"{reading.place()}: the model is invalid: {error}") from error
-    except _MISFIT as error:
+    except MISFIT as error:
         text = str(error.args[0]) if error.args else type(error).__name__
         raise TextFormError(f"{reading.place()}: {text}") from error
 
@@ -355,10 +364,11 @@ class Reading:
         field = None if options is None else options.spec.by_name.get(name)
         if options is None or field is None:
             raise ValueError(f"{name} is not an option")
-        if name != "composite_attributes":
-            Target(options, field).set(value)
-        elif isinstance(value, dict):  # a text stands for bytes that cannot be read
-            options.set(name, list(flexbuffers.Dumps(value)))
+        if name == "composite_attributes" and isinstance(value, str):
+            return  # stands for bytes that are no attributes
+        if name == "composite_attributes" and isinstance(value, dict):
+            value = bytes(flexbuffers.Dumps(value))
+        Target(options, field).set(value)
 
     def _constant(self, graph: Subgraph, name: str = "") -> Tensor:
         dtype = self._dtype()
@@ -430,7 +440,7 @@ class Reading:
 
     def _place(self) -> None:
         """`place subgraphs[0].tensors of 5: [0:3, 4]`."""
-        kind = self._next("buffers", "subgraphs")
+        kind = self._next("buffers", "operator_codes", "subgraphs")
         graph = None
         if kind == "subgraphs":
             (index,) = self._indices(len(self.model.subgraphs))
@@ -443,10 +453,12 @@ class Reading:
             raise ValueError(f"{count} places, at most {MAX_OBJECTS} are read")
         self._next(":")
         places = self._indices(count, most=MAX_OBJECTS)
-        if graph is None:
+        if graph is not None:
+            place_tensors(graph, places, count)
+        elif kind == "buffers":
             place_buffers(self.model, places, count)
         else:
-            place_tensors(graph, places, count)
+            place_codes(self.model, places, count)
 
     def _indices(self, count: int, most: int = 0) -> list[int]:
         """`[0, 4:6]`, each below `count`, `most` or `count` in all."""
@@ -472,7 +484,7 @@ class Reading:
             if self._sees("["):
                 items = [self._list(target) for target in targets]
                 indices = self._indices(min(map(len, items)))
-                targets = [target._replace(index=index) for target in targets for index in indices]
+                targets = [target._replace(element=index) for target in targets for index in indices]
             if not self._takes("."):
                 return targets
             tables = []
@@ -540,7 +552,7 @@ def _known(tensors: Named, name: str) -> Tensor:
 def _stored(dtype: DType) -> np.dtype[Any]:
     """The numpy type of numbers in a text; ValueError if there is none."""
     stored = dtype.numpy
-    if stored is None or stored.kind == "c":
+    if stored is None or dtype.is_complex:
         raise ValueError(f"numbers of {dtype} cannot be written: write {{...}} and give the buffer's bytes")
     return stored
 

@@ -1,4 +1,4 @@
-"""Prints a model as text that `edge_opt.ir.parse` reads back: one line for each operator, shapes and constants in place.
+"""Prints a model as text, which `edge_opt.ir.parse` reads: one line for each operator, shapes and constants in place.
 
     signature decode = #0 (query=%q) -> (output=%out)
     subgraph main (%q: float32[1,1,4,8], %k: float32[1,1,16,8]) {
@@ -9,15 +9,15 @@
     }
 
 Constants are printed inline: `int32(2)` a scalar, `int32{0, 2, 1, 3}` a vector, `float32[2,3]{...}` any shape row by
-row, `float32[1,16]{splat 0.5}` one repeated value, `float32[64,64]{seed 7}` the random numbers of a seed; others of more
-than 64 elements are omitted. Names that are not plain words are in double quotes. Quantization follows the type:
+row, `float32[1,16]{splat 0.5}` one repeated value, `float32[64,64]{seed 7}` the random numbers of a seed; others of
+more than 64 elements are omitted. Names that are not plain words are in double quotes. Quantization follows the type:
 `int16[1,4] q(0.001, 0)`, per axis `int8[2,4] q([0.1, 0.2], [0, 0], axis 0)`, with more than eight scales
-`q(640 scales, axis 0)`. Tensors that no operator defines are listed before the operators as `variable`, or as `unset` if
-they are not state; so are constants that a graph returns, as `constant %name = int32(2)`. `print(graph)` prints a
+`q(640 scales, axis 0)`. Tensors that no operator defines are listed before the operators as `variable`, or as `unset`
+if they are not state; so is a constant that the graph returns, as `constant %name = int32(2)`. `print(graph)` prints a
 subgraph in this form.
 
-Everything else in the file follows in a `file` section, which `edge_opt.ir.fields` documents, unless it is what
-`edge_opt.ir.parse` gives a text without one.
+Whatever else the file holds follows in a `file` section, which `edge_opt.ir.fields` documents. What `edge_opt.ir.parse`
+assumes for a text without one is not printed.
 """
 
 import json
@@ -27,24 +27,26 @@ from collections.abc import Callable
 from typing import Any, Final, Literal
 
 import numpy as np
+from flatbuffers import flexbuffers
 from numpy.typing import NDArray
 
+from edge_opt.ir.dtypes import DType
 from edge_opt.ir.fields import (
     MOST_BYTES,
     Differences,
     indices_text,
     number_text,
     place_buffers,
+    place_codes,
     place_tensors,
     string_text,
     value_text,
 )
-from edge_opt.ir.graph import Operator, Subgraph, Tensor, used_tensors
+from edge_opt.ir.graph import Operator, OperatorCode, Subgraph, Tensor, used_tensors
 from edge_opt.ir.model import Model, checked_tables, from_tables, to_tables
 from edge_opt.ir.operators import KINDS
-from edge_opt.ir.parse import Named, Reading, random_numbers
+from edge_opt.ir.parse import MISFIT, Named, Reading, random_numbers
 from edge_opt.schema.flexbuffers import read_flexbuffer
-from edge_opt.schema.table import Table
 
 _MOST_PRINTED: Final = 64
 _MOST_LOOKED_AT: Final = 1 << 16
@@ -90,22 +92,31 @@ def _arguments(tensors: dict[str, Tensor], names: dict[Tensor, str]) -> str:
 
 
 def _places(reading: Reading, whole: Model) -> list[str]:
-    """Place the tensors and buffers of a model's text as in the model; the statements that say so."""
+    """Place what was read from a model's graphs as it is in the model; the statements that say so."""
+    drawn = reading.model
     statements: list[str] = []
+    codes = {code: index for index, code in enumerate(whole.operator_codes)}
     buffers = {buffer: index for index, buffer in enumerate(whole.buffers)}
-    buffer_places = {reading.model.buffers[0]: 0}
-    for number, (drawn, graph) in enumerate(zip(reading.model.subgraphs, whole.subgraphs, strict=True)):
-        originals = _originals(drawn, reading.names[number], graph)
+    code_places: dict[OperatorCode, int] = {}
+    buffer_places = {drawn.buffers[0]: 0}
+    for number, graph in enumerate(whole.subgraphs):
+        read = drawn.subgraphs[number]
+        originals = _originals(read, reading.names[number], graph)
         indices = {tensor: index for index, tensor in enumerate(graph.tensors)}
         for tensor, original in originals.items():
             if tensor.buffer is not None and original.buffer is not None:
                 buffer_places[tensor.buffer] = buffers[original.buffer]
-        places = [indices[originals[tensor]] for tensor in drawn.tensors]
-        statements += _place(f"subgraphs[{number}].tensors", places, len(graph.tensors))
-        place_tensors(drawn, places, len(graph.tensors))
-    places = [buffer_places[buffer] for buffer in reading.model.buffers]
+        for operator, written in zip(read.operators, graph.operators, strict=True):
+            code_places.setdefault(operator.code, codes[written.code])
+        places = [indices[originals[tensor]] for tensor in read.tensors]
+        statements += _place(f"subgraphs[{number}].tensors", places, len(indices))
+        place_tensors(read, places, len(indices))
+    places = [code_places[code] for code in drawn.operator_codes]
+    statements += _place("operator_codes", places, len(whole.operator_codes))
+    place_codes(drawn, places, len(whole.operator_codes))
+    places = [buffer_places[buffer] for buffer in drawn.buffers]
     count = max(len(buffers), 1)
-    place_buffers(reading.model, places, count)
+    place_buffers(drawn, places, count)
     return [*statements, *_place("buffers", places, count)]
 
 
@@ -120,9 +131,8 @@ def _originals(drawn: Subgraph, named: Named, graph: Subgraph) -> dict[Tensor, T
     by_name = {name: tensor for tensor, name in _names(graph).items()}
     found = {tensor: by_name[name] for name, tensor in named.items()}
     for read, operator in zip(drawn.operators, graph.operators, strict=True):
-        for tensor, original in zip(read.inputs, operator.inputs, strict=True):
-            if tensor is not None and original is not None:
-                found[tensor] = original
+        inputs = zip(read.inputs, operator.inputs, strict=True)
+        found |= {tensor: original for tensor, original in inputs if tensor and original}
     return found
 
 
@@ -191,10 +201,7 @@ def _operator(operator: Operator, argument: Callable[[Tensor], str], named: Call
     code = operator.name
     if code == "CUSTOM":
         code = f"CUSTOM {string_text(operator.code.custom_code or '')} "
-    usual = KINDS[operator.code.name].options
-    options = operator.options
-    is_usual = options is not None and options.name == usual
-    return f"{outputs}{code}({arguments}){_options(options) if is_usual else ''}"
+    return f"{outputs}{code}({arguments}){_options(operator)}"
 
 
 def _type(tensor: Tensor) -> str:
@@ -220,41 +227,52 @@ def _braced(array: NDArray[np.generic]) -> str:
 
 def _constant(tensor: Tensor) -> str:
     shape = f"[{','.join(map(str, tensor.shape))}]"
-    text = f"{shape}{_numbers(tensor)}"
-    if tensor.has_numbers and tensor.elements <= _MOST_PRINTED and tensor.array().dtype.kind != "c":
+    seeded = _SEEDED.match(tensor.name)
+    is_looked_at = tensor.elements <= _MOST_LOOKED_AT or seeded is not None
+    text = f"{shape}{{...}}"
+    if is_looked_at and tensor.has_numbers and not tensor.dtype.is_complex:
         values = tensor.array()
-        text = f"{shape if len(tensor.shape) > 1 else ''}{_braced(values)}"
         if not tensor.shape:
             text = f"({number_text(values[()])})"
+        elif values.size <= _MOST_PRINTED:
+            text = f"{shape if len(tensor.shape) > 1 else ''}{_braced(values)}"
+        elif values.tobytes() == values.ravel()[:1].tobytes() * values.size:
+            text = f"{shape}{{splat {number_text(values.ravel()[0])}}}"
+        elif seeded is not None and _is_of_seed(int(seeded[1]), tensor.dtype, values):
+            text = f"{shape}{{seed {int(seeded[1])}}}"
     return f"{tensor.dtype}{text}{_quantization(tensor)}"
 
 
-def _numbers(tensor: Tensor) -> str:
-    """Many numbers in short, if possible."""
-    if not tensor.has_numbers or tensor.array().dtype.kind == "c":
-        return "{...}"
-    if tensor.elements <= _MOST_LOOKED_AT:
-        values = tensor.array().ravel()
-        if values.tobytes() == values[:1].tobytes() * len(values):
-            return f"{{splat {number_text(values[0])}}}"
-    seeded = _SEEDED.match(tensor.name)
-    if seeded is not None and tensor.array().nbytes <= MOST_BYTES:
-        made = random_numbers(int(seeded[1]), tensor.dtype, tensor.elements)
-        if made.tobytes() == tensor.array().tobytes():
-            return f"{{seed {int(seeded[1])}}}"
-    return "{...}"
+def _is_of_seed(seed: int, dtype: DType, values: NDArray[np.generic]) -> bool:
+    """Whether these are the numbers of a seed, which the name of a constant promises."""
+    return (
+        values.nbytes <= MOST_BYTES and random_numbers(seed, dtype, values.size).tobytes() == values.tobytes()
+    )
 
 
-def _options(table: Table) -> str:
+def _options(operator: Operator) -> str:
+    table = operator.options
+    if table is None or table.name != KINDS[operator.code.name].options:
+        return ""
     present = [name for name in table.spec.by_name if name in table.fields]
     texts: list[str] = []
     for name in present:
         value = table.fields[name]
         if name == "composite_attributes":
-            texts.append(f"{name}: {option_text(read_flexbuffer(value))}")
+            texts.append(f"{name}: {_attributes(value)}")
         elif isinstance(value, np.ndarray) or value != table.spec.defaults[name]:
             texts.append(f"{name}: {value_text(table.spec.by_name[name], value)}")
     return f" {{{', '.join(texts)}}}" if texts else ""
+
+
+def _attributes(content: NDArray[np.uint8]) -> str:
+    """A composite's attributes; bytes that are none, or that cannot be written again, as a text about them."""
+    value = read_flexbuffer(bytes(content))
+    try:
+        flexbuffers.Dumps(value)
+    except MISFIT:
+        value = str(value)
+    return option_text(value if isinstance(value, dict) else str(value))
 
 
 def option_text(value: Any) -> str:
