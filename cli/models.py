@@ -80,10 +80,16 @@ def inspect(
     shapes: options.ShapeOption = None,
     infer: Annotated[bool, option("Also infer all shapes; exit 1 if any differs.", None, "--shapes")] = False,
     node_data: Annotated[Path | None, option("Write an overlay for Model Explorer.", "<FILE.json>")] = None,
+    as_text: Annotated[bool, option("Print the whole model as text instead.", None, "--text")] = False,
     overwrite: options.ForceOption = False,
     as_json: options.JsonOption = False,
 ) -> int:
     """Show what is in a model, and what a conversion would change."""
+    if as_text:
+        if as_json or infer or shapes or target is not None or node_data is not None:
+            raise UsageError("--text prints the model as it is: leave out the other options")
+        _show_text(source)
+        return 0
     from edge_opt.base.atomic import resolve_target, write_whole
     from edge_opt.cli.show_models import show_inspection
     from edge_opt.inspection import inspect
@@ -94,6 +100,15 @@ def inspect(
         write_whole(node_data, f"{json.dumps(found.node_data, indent=2)}\n".encode(), overwrite=overwrite)
     output.answer(found, show_inspection, as_json=as_json)
     return 1 if found.inferred is not None and found.inferred.disagreements else 0
+
+
+def _show_text(source: Path) -> None:
+    """Print a model in the text form; of a bundle, the prefill/decode model or the one that is named."""
+    from edge_opt.ir import to_text
+    from edge_opt.ir.opening import Opened
+
+    model = Opened(source).main(compiled=True).model
+    output.say(*to_text(model).splitlines())
 
 
 def compare(

@@ -92,7 +92,7 @@ def test_damaged_bytes_end_in_values_or_in_that_text() -> None:
 
 
 COMPOSITE = """subgraph main (%x: float32[2]) {
-  %y: float32[2] = STABLEHLO_COMPOSITE(%x) {name: 'odml.rope', composite_attributes: ATTRIBUTES}
+  %y: float32[2] = STABLEHLO_COMPOSITE(%x) {name: 'odml.rope', decomposition_subgraph_index: 1, ATTRIBUTES}
   return %y
 }
 subgraph body (%x: float32[2]) {
@@ -102,11 +102,11 @@ subgraph body (%x: float32[2]) {
 
 
 def test_the_text_form_shows_attributes_and_counts_bytes_that_are_none() -> None:
-    text = COMPOSITE.replace("ATTRIBUTES", "{kind: 'gelu', lengths: [1, 2], on: true, scale: 0.5}")
+    text = COMPOSITE.replace("ATTRIBUTES", "composite_attributes: {kind: 'gelu', lengths: [1, 2], on: true, scale: 0.5}")
     assert to_text(parse(text)) == text
     unread = "'<2 bytes, not a FlexBuffer (buffer is too small)>'"
     for written, shown in (("composite_attributes: [1, 2]", unread), ("", "{}")):
-        model = parse(COMPOSITE.replace("composite_attributes: ATTRIBUTES", written).replace(", }", "}"))
+        model = parse(COMPOSITE.replace("ATTRIBUTES", written).replace(", }", "}"))
         assert [str(one) for one in composites(model.subgraphs[0].operators)] == [f"odml.rope {shown}"]
         assert not written or f"composite_attributes: {unread}" in to_text(model)
 

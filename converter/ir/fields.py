@@ -382,7 +382,7 @@ def value_text(field: FieldSpec, value: Any) -> str:
     numbers = vector(field.element, np.atleast_1d(value))
     if field.kind == "scalar":
         return number_text(numbers[0])
-    if field.element == "uint8" or len(numbers) > _MOST_LISTED or not np.isfinite(numbers).all():
+    if field.element == "uint8" or len(numbers) > _MOST_LISTED or np.isnan(numbers).any():
         return _encoded(numbers.tobytes())
     return f"[{', '.join(map(number_text, numbers))}]"
 
@@ -395,8 +395,9 @@ def number_text(value: Any) -> str:
 
 
 def string_text(value: str) -> str:
-    """Quote with single quotes, or as JSON if the value contains a single quote or is not printable."""
-    return f"'{value}'" if value.isprintable() and "'" not in value else json.dumps(value)
+    """Quote with single quotes, or as JSON if the value has a single quote or more than printable ASCII characters."""
+    is_plain = value.isascii() and value.isprintable() and "'" not in value
+    return f"'{value}'" if is_plain else json.dumps(value)
 
 
 def _encoded(content: bytes) -> str:

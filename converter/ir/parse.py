@@ -17,8 +17,9 @@ import numpy as np
 from flatbuffers import flexbuffers
 from numpy.typing import NDArray
 
-from edge_opt.base.errors import EdgeOptError, ModelFormatError
+from edge_opt.base.errors import ModelFormatError
 from edge_opt.base.words import shortened
+from edge_opt.ir.checks import check_model
 from edge_opt.ir.dtypes import DType, Quantization
 from edge_opt.ir.fields import (
     MOST_BYTES,
@@ -61,24 +62,27 @@ _Item = TypeVar("_Item")
 Named = dict[str, Tensor]
 
 
-class TextFormError(EdgeOptError):
+class TextFormError(ModelFormatError):
     """The text is not a model; the message names the line."""
 
 
 def parse(text: str) -> Model:
-    """The model that a text describes. Without a `file` section, it is not checked before it is written.
+    """The model that a text describes.
 
     Raises:
-        TextFormError: the text is not a model, constants have only a digest, or all take more than 1 GiB.
+        TextFormError: the text is not a model, a constant has only a digest, or all constants take more than 1 GiB.
     """
     reading = Reading(text)
     try:
-        return reading.whole()
+        with np.errstate(over="raise"):
+            return reading.whole()
+    except TextFormError:
+        raise
+    except MISFIT as error:
+        reason = error.args[0] if error.args else type(error).__name__
+        raise TextFormError(f"{reading.place()}: {reason}") from error
     except ModelFormatError as error:
         raise TextFormError(f"{reading.place()}: the model is invalid: {error}") from error
-    except MISFIT as error:
-        text = str(error.args[0]) if error.args else type(error).__name__
-        raise TextFormError(f"{reading.place()}: {text}") from error
 
 
 def random_numbers(seed: int, dtype: DType, count: int) -> NDArray[np.generic]:
@@ -207,10 +211,13 @@ class Reading:
             TextFormError: the numbers of a constant are not in the text.
         """
         self.graphs()
-        if self._takes("file"):
-            self._file()
+        root = self._file() if self._takes("file") else None
         if not self._sees("end"):
             raise ValueError("expected signature, subgraph or file")
+        if root is None:
+            check_model(self.model.subgraphs, self.model.signatures)
+        else:
+            self.model = from_tables(root)
         for graph in self.model.subgraphs:
             for tensor in graph.tensors:
                 _check_numbers(tensor)
@@ -428,7 +435,8 @@ class Reading:
 
     # The `file` section
 
-    def _file(self) -> None:
+    def _file(self) -> Table:
+        """The tables of the whole file."""
         self._next("{")
         while self._takes("place"):
             self._place()
@@ -436,7 +444,7 @@ class Reading:
         while not self._takes("}"):
             self._statement(root)
         lay_out_text(root)
-        self.model = from_tables(root)
+        return root
 
     def _place(self) -> None:
         """`place subgraphs[0].tensors of 5: [0:3, 4]`."""
