@@ -363,7 +363,7 @@ PATHS = [
     ("buffers[0].data: base64 'A'", "."),
     ("buffers.data: none", "buffers is not a table here"),
     ("version[0]: 1", "version is not a list of tables here"),
-    ("buffers[0]: none", r"buffers is .Buffer., which"),
+    ("buffers[0]: none", "buffers is Buffer, which"),
     ("subgraphs[0].tensors[0:1].name: each ['a', 'b']", "2 values for 1 fields"),
     ("subgraphs[0].tensors[0].name: same description", "name is string, which"),
     (

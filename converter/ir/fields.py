@@ -32,7 +32,6 @@ from edge_opt.schema.writer import lay_out
 MOST_BYTES: Final = 1 << 30
 """Constants of a text may take this many bytes, expanded, and reach this far in the file."""
 
-
 _MOST_LISTED: Final = 64
 _STORED: Final = {"Buffer": "data", "Operator": "custom_options", "Model": "trailing"}
 # Names in the text of what a table does not have as a field.
@@ -128,6 +127,11 @@ class Target(NamedTuple):
     field: FieldSpec
     element: int | None = None
 
+    @property
+    def type(self) -> str:
+        """The value's type, as in schema.fbs."""
+        return self.field.type if self.element is None else self.field.element
+
     def get(self) -> Any:
         """The value; None if the field is absent."""
         value = self.table.fields.get(self.field.name)
@@ -150,17 +154,13 @@ class Target(NamedTuple):
         if value is None and self.element is None:
             return None
         if isinstance(value, Shared):
-            other = value.target
-            is_like = other.field.type == self.field.type and (other.element is None) == (
-                self.element is None
-            )
-            if is_like and other.get() is not None:
-                return other.get()
+            if value.target.type == self.type and value.target.get() is not None:
+                return value.target.get()
         elif self.element is None:
             made = fitting(self.field, value)
             if made is not None:
                 return made
-        raise ValueError(f"{self.field.name} is {self.field.type}, which this value does not fit")
+        raise ValueError(f"{self.field.name} is {self.type}, which this value does not fit")
 
 
 def field_of(table: Table, name: str) -> FieldSpec:
@@ -177,7 +177,8 @@ def field_of(table: Table, name: str) -> FieldSpec:
 
 def fitting(field: FieldSpec, value: Any) -> Any:
     """A value from a text as the field holds it, or None if it does not fit; OverflowError if it is too large."""
-    element, kind = field.element, field.kind
+    element = field.element
+    kind = field.kind
     if kind == "string":
         return value if isinstance(value, str) else None
     if kind == "scalar":
@@ -293,21 +294,21 @@ class Differences:
         return [_statement(found) for _, found in [*owners_first, *self._shared.items()]]
 
     def _note(self, path: Path, text: str, *, shared: bool = False) -> None:
-        last = max((place for place, part in enumerate(path) if isinstance(part, int)), default=len(path))
+        last = _last_index(path)
         column = (*path[:last], *path[last + 1 :], last)
-        (self._shared if shared else self._values).setdefault(column, {})[path] = text
+        columns = self._shared if shared else self._values
+        columns.setdefault(column, {})[path] = text
 
     def _compare_tables(self, path: Path, drawn: Table, file: Table) -> None:
-        types_of_unions: set[str] = set()
+        set_with_a_value: set[str] = set()
         for field in file.spec.fields:
-            is_set = field.kind == "union" and (field.name in file.fields or field.name in drawn.fields)
-            if is_set:
-                types_of_unions.add(f"{field.name}_type")
+            name = field.name
+            if field.kind == "union" and (name in file.fields or name in drawn.fields):
+                set_with_a_value.add(f"{name}_type")
         for field in file.spec.fields:
-            # A union's type is set with its value.
-            if field.name not in types_of_unions:
-                path_of_field = (*path, field.name)
-                self._compare(path_of_field, field, drawn.fields.get(field.name), file.fields.get(field.name))
+            name = field.name
+            if name not in set_with_a_value:
+                self._compare((*path, name), field, drawn.fields.get(name), file.fields.get(name))
 
     def _compare(self, path: Path, field: FieldSpec | None, drawn: Any, file: Any) -> None:
         """One value; `field` is None for an element of a list."""
@@ -355,10 +356,7 @@ class Differences:
         """Positions of all weights, if they come from a file, whose order and alignment a copy keeps."""
         data = [one for _, one in self._data]
         sources = {one.source for one in data}
-        is_new = all(
-            not one.offset and one.external is None and one.length == one.source.size for one in data
-        )
-        if is_new and len(sources) == len(data):
+        if all(map(_is_new, data)) and len(sources) == len(data):
             return
         positions = {piece.data.key: piece.at for piece in lay_out(root)}
         is_outside = any(one.external for one in data)
@@ -366,6 +364,10 @@ class Differences:
             after = is_outside if one.external is None else one.external
             owner = path[:-1]
             self._note((*owner, "after" if after and owner else "at"), str(positions[one.key]))
+
+
+def _is_new(data: Data) -> bool:
+    return data.offset == 0 and data.external is None and data.length == data.source.size
 
 
 def _is_same(field: FieldSpec, drawn: Any, file: Any) -> bool:
@@ -407,13 +409,18 @@ def _encoded(content: bytes) -> str:
 def _statement(found: dict[Path, str]) -> str:
     """One line for fields of one name in several tables: one value for all, or one for each."""
     path = next(iter(found))
-    last = max((place for place, part in enumerate(path) if isinstance(part, int)), default=None)
+    last = _last_index(path)
     values = list(found.values())
     text = values[0] if len(set(values)) == 1 else f"each [{', '.join(values)}]"
-    if last is None:
+    if last == len(path):
         return f"{path_text(path)}: {text}"
     indices = [int(one[last]) for one in found]
     return f"{path_text(path[:last])}{indices_text(indices)}{path_text(('', *path[last + 1 :]))}: {text}"
+
+
+def _last_index(path: Path) -> int:
+    """The place of a path's last index, or its length."""
+    return max((place for place, part in enumerate(path) if isinstance(part, int)), default=len(path))
 
 
 def path_text(path: Path) -> str:
@@ -432,4 +439,9 @@ def indices_text(indices: Sequence[int]) -> str:
             runs[-1][1] += 1
         else:
             runs.append([index, index + 1])
-    return f"[{', '.join(f'{a}:{b}' if b > a + 1 else str(a) for a, b in runs)}]"
+    return f"[{', '.join(map(_run_text, runs))}]"
+
+
+def _run_text(run: Sequence[int]) -> str:
+    begin, end = run
+    return str(begin) if end == begin + 1 else f"{begin}:{end}"

@@ -41,6 +41,8 @@ from edge_opt.schema.reader import MAX_OBJECTS
 from edge_opt.schema.table import Table, new_table
 
 _DEEPEST: Final = 8  # nested values
+_PIECE: Final = 1 << 16
+_NO_SHAPE: Final = "expected a shape in front of the numbers"
 _STRING = r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"'
 _TOKEN = re.compile(
     rf"""(?P<space>(?:\s+|\#(?![0-9])[^\n]*)+)|(?P<tensor>%(?:{_STRING}|[A-Za-z0-9_./]+))"""
@@ -93,17 +95,22 @@ def random_numbers(seed: int, dtype: DType, count: int) -> NDArray[np.generic]:
     """
     stored = _stored(dtype)
     generator = np.random.PCG64(seed)
-    words_needed = count if stored.kind in "fb" else -(-count * stored.itemsize // 8)
-    words = np.asarray(generator.random_raw(words_needed), "<u8").reshape(words_needed)
-    if stored.kind == "f":
-        return ((words >> np.uint64(40)) * 2.0**-23 - 1).astype(stored)
-    if stored.kind == "b":
-        return (words & np.uint64(1)).astype(stored)
-    return words.view(stored)[:count]
+    numbers = np.empty(count, stored)
+    for begin in range(0, count, _PIECE):
+        piece = numbers[begin : begin + _PIECE]
+        needed = len(piece) if stored.kind in "fb" else -(-piece.nbytes // 8)
+        words = np.asarray(generator.random_raw(needed), "<u8").reshape(needed)
+        if stored.kind == "f":
+            piece[:] = (words >> np.uint64(40)) * 2.0**-23 - 1
+        elif stored.kind == "b":
+            piece[:] = words & np.uint64(1)
+        else:
+            piece[:] = words.view(stored)[: len(piece)]
+    return numbers
 
 
 class Reading:
-    """A text as it is read: `model` so far, the tensors of each subgraph by name, constants without numbers."""
+    """A text as it is read: the `model` so far, and `names`, the tensors of each subgraph by their printed names."""
 
     def __init__(self, text: str) -> None:
         self.model = Model()
@@ -112,8 +119,10 @@ class Reading:
         self._bytes = 0
         self._depth = 0
         self._codes: set[OperatorCode] = set()
-        self._at = self._end = 0
-        self._kind = self._token = ""
+        self._at = 0
+        self._end = 0
+        self._kind = ""
+        self._token = ""
         self._advance()
 
     # Tokens
@@ -382,8 +391,8 @@ class Reading:
         shape = self._shape()[0] if self._sees("[") else None
         usual = f"const_{len(graph.tensors)}"
         if self._takes("("):
-            data = self._listed(dtype, ())
             shape = ()
+            data = self._listed(dtype, shape)
             self._next(")")
         else:
             self._next("{")
@@ -401,7 +410,7 @@ class Reading:
                 shape = (data.length // _stored(dtype).itemsize,) if shape is None else shape
             self._next("}")
         if shape is None:
-            raise ValueError("expected a shape in front of the numbers")
+            raise ValueError(_NO_SHAPE)
         buffer = Buffer(data)
         made = Tensor(name or usual, shape, dtype, quantization=self._parameters(), buffer=buffer)
         self.model.buffers.append(buffer)
@@ -410,7 +419,7 @@ class Reading:
     def _count(self, dtype: DType, shape: tuple[int, ...] | None) -> int:
         """The number of elements of a constant that the text does not list."""
         if shape is None or any(size < 0 for size in shape):
-            raise ValueError("expected a shape in front of the numbers")
+            raise ValueError(_NO_SHAPE)
         count = math.prod(shape)
         self._spend(count * _stored(dtype).itemsize)
         return count
