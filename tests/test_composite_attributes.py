@@ -9,9 +9,10 @@ from cli_runs import DEMO, Captured, run
 from flatbuffers import flexbuffers
 
 from edge_opt.inspection import inspect
+from edge_opt.ir import to_bytes
 from edge_opt.ir.composites import composites
-from edge_opt.ir.parse import parse
-from edge_opt.ir.text import graphs_text as to_text
+from edge_opt.ir.parse import TextFormError, parse
+from edge_opt.ir.text import to_text
 from edge_opt.schema.flexbuffers import read_flexbuffer
 
 # As litert-torch fills them: odml.sdpa_transposed, odml.rope, odml.swiglu; then every other kind that is read.
@@ -102,13 +103,33 @@ subgraph body (%x: float32[2]) {
 
 
 def test_the_text_form_shows_attributes_and_counts_bytes_that_are_none() -> None:
-    text = COMPOSITE.replace("ATTRIBUTES", "composite_attributes: {kind: 'a', lengths: [1, 2], on: true, scale: 0.5}")
+    text = COMPOSITE.replace(
+        "ATTRIBUTES", "composite_attributes: {kind: 'a', lengths: [1, 2], on: true, scale: 0.5}"
+    )
     assert to_text(parse(text)) == text
     unread = "'<2 bytes, not a FlexBuffer (buffer is too small)>'"
     for written, shown in (("composite_attributes: [1, 2]", unread), ("", "{}")):
         model = parse(COMPOSITE.replace("ATTRIBUTES", written).replace(", }", "}"))
         assert [str(one) for one in composites(model.subgraphs[0].operators)] == [f"odml.rope {shown}"]
         assert not written or f"composite_attributes: {unread}" in to_text(model)
+
+
+def large() -> bytes:
+    builder = flexbuffers.Builder()
+    with builder.Map():
+        builder.UInt("large", 2**64 - 1)
+    return bytes(builder.Finish())
+
+
+UNWRITABLE = [*map(flexbuffers.Dumps, ([1, 2], 7, {"a": {"b": 1}}, {"none": None})), large()]
+
+
+@pytest.mark.parametrize("content", UNWRITABLE)
+def test_attributes_that_the_text_form_cannot_write_are_kept_as_bytes(content: bytes) -> None:
+    model = parse(COMPOSITE.replace("ATTRIBUTES", f"composite_attributes: {list(content)}"))
+    assert to_bytes(parse(to_text(model))) == to_bytes(model)
+    with pytest.raises(TextFormError, match="line 2, "):
+        parse(COMPOSITE.replace("ATTRIBUTES", "composite_attributes: {large: 99999999999999999999999}"))
 
 
 def test_inspect_shows_them_as_they_were_written(capsys: Captured) -> None:

@@ -234,6 +234,7 @@ def test_a_graph_and_a_type_print_as_text() -> None:
     assert f"{DType.FLOAT32} {DType.INT4!s}" == "float32 int4"
 
 
+SCALES = "[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9], [0, 0, 0, 0, 0, 0, 0, 0, 0]"
 GRAPHS = """\
 signature a = #0 (x=%x) -> (y=%y)
 signature b = #0 (x=%x) -> (y=%c)
@@ -242,14 +243,14 @@ subgraph main (%x: int8[2,4] q(0.5, 0), %z: float32[?]) {
   unset %scratch: float32[2]
   constant %c = float32{1.0, 2.0}
   %y: int8[2,4] q(0.5, 0) = RESHAPE(%x, int32{2, 4}) {new_shape: [2, 4]}
-  %w: float32[2] = CUSTOM 'Mine' (%c, int32{2, 4}, int8[8]{splat 1}, int8[9,1]{splat 1} q(SCALES, axis 0), %v, %scratch)
+  %w: float32[2] = CUSTOM 'Mine' (%c, int32{2, 4}, ONES, ONES, int8[9,1]{splat 1} q(SCALES, axis 0), %v, %scratch)
   %s: float32[2] = WHILE(%w) {cond_subgraph_index: 1, body_subgraph_index: 1}
   return %y, %c, %s
 }
 subgraph body (%x: float32[2]) {
   return %x
 }
-""".replace("SCALES", "[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9], [0, 0, 0, 0, 0, 0, 0, 0, 0]")  # fmt: skip
+""".replace("SCALES", SCALES).replace("ONES", "int8[8]{splat 1}")
 
 
 def everything() -> Model:
@@ -267,7 +268,9 @@ def everything() -> Model:
     y.quantization = x.quantization  # one object
     graph.set_input(custom, 1, sizes)  # one constant of two readers, and one of none
     again.name = "unread"
-    z.quantization = Quantization(new_table("QuantizationParameters", min=[-1.5], max=[np.inf]))
+    custom.input(3).buffer = scaled.buffer  # two constants of the same bytes
+    odd = np.array([0x7FC00001], np.uint32).view(np.float32)  # NaN has many forms
+    z.quantization = Quantization(new_table("QuantizationParameters", min=[-np.inf], max=odd))
     z.shape, z.shape_signature = (7,), (-1,)
     parts = [new_table("DimensionMetadata", dense_size=4), new_table("DimensionMetadata", format=1)]
     parts[1].set("array_segments", new_table("Uint8Vector", values=[0, 2]))
@@ -275,6 +278,7 @@ def everything() -> Model:
     details = new_table("BlockwiseQuantization", scales=1, block_size=32)
     scaled.quantization = Quantization(new_table("QuantizationParameters", details=details))
     custom.table = new_table("Operator", custom_options=list(b"abc"), mutating_variable_inputs=[False, True])
+    custom.options = new_table("AddOptions", fused_activation_function=1)  # of no meaning, and kept
     custom.intermediates = (graph.add_tensor(Tensor("between", (1,), DType.INT16)),)
     reshape.code = OperatorCode(reshape.code.builtin, 2)
     reshape.options = None
@@ -288,6 +292,34 @@ def test_the_rest_of_the_file_is_a_section_of_its_own(snapshot: SnapshotAssertio
     assert to_text(parse(text)) == text
     assert gives_its_bytes(everything())
     assert gives_its_bytes(load(to_bytes(everything()))), "with positions"
+
+
+def test_positions_behind_the_flatbuffer_and_bytes_behind_everything_are_given_back() -> None:
+    model = load(to_bytes(everything()))
+    for buffer in model.buffers[1:3]:
+        assert buffer.data is not None
+        buffer.data.external = True
+    assert model.table is not None
+    model.table.trailing = Data(b"a zip archive")
+    model.metadata.append(Metadata("long", Buffer(Data(bytes(100)))))
+    text = to_text(model)
+    assert "trailing: base64 'YSB6" in text
+    assert "].after: " in text
+    assert gives_its_bytes(model)
+    assert gives_its_bytes(load(to_bytes(model)))
+
+
+def test_a_digest_is_refused_also_where_the_file_has_its_position() -> None:
+    model = load(to_bytes(reading(DType.INT32, (300,), np.arange(300, dtype=np.int32))))
+    assert "].at: " in to_text(model)
+    with pytest.raises(TextFormError, match="line 2: the numbers of constant 'c'"):
+        parse(to_text(model))
+
+
+def test_an_operator_has_the_version_that_its_types_need() -> None:
+    text = body("%y: int8[4] q(0.5, 0) = ADD(%x, %x)", given="%x: int8[4] q(0.5, 0)")
+    assert only(text).code.version == 2
+    assert to_text(parse(text)) == text
 
 
 @pytest.mark.parametrize("path", sorted(TESTDATA.glob("*.tflite")), ids=lambda path: path.stem)
@@ -361,6 +393,7 @@ PATHS = [
     ("buffers[7].data: base64 'AA=='", r"\[7:8\] is not within the 1 that there are"),
     ("buffers[0:1000000000000].data: none", "is not within the 1"),
     ("buffers[0].data: base64 'A'", "."),
+    ("buffers[0, 0].data: none", "more than 1 places"),
     ("buffers.data: none", "buffers is not a table here"),
     ("version[0]: 1", "version is not a list of tables here"),
     ("buffers[0]: none", "buffers is Buffer, which"),

@@ -355,8 +355,7 @@ class Differences:
     def _note_positions(self, root: Table) -> None:
         """Positions of all weights, if they come from a file, whose order and alignment a copy keeps."""
         data = [one for _, one in self._data]
-        sources = {one.source for one in data}
-        if all(map(_is_new, data)) and len(sources) == len(data):
+        if all(map(_is_new, data)):
             return
         positions = {piece.data.key: piece.at for piece in lay_out(root)}
         is_outside = any(one.external for one in data)

@@ -55,6 +55,7 @@ MISFIT: Final = (
     AssertionError,
     AttributeError,
     LookupError,
+    RuntimeError,
     TypeError,
     ValueError,
     struct.error,
