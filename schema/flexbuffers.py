@@ -1,4 +1,4 @@
-"""Reads a FlexBuffer, the self-describing format of composites' attributes, from an untrusted file.
+"""Reads and writes a FlexBuffer, the self-describing format of composites' attributes, from an untrusted file.
 
 Only top-level values are read: values may contain themselves, so nothing nested is followed.
 """
@@ -35,6 +35,14 @@ def read_flexbuffer(content: bytes) -> Any:
         return {key.AsKey: _value(value) for key, value in zip(keys, values, strict=True)}
     except _DAMAGE as error:
         return f"<{len(content)} bytes, not a FlexBuffer ({error})>"
+
+
+def write_flexbuffer(value: Any) -> bytes:
+    """The FlexBuffer of a dict of attributes; ValueError if they do not fit the format."""
+    try:
+        return bytes(flexbuffers.Dumps(value))
+    except (RuntimeError, *_DAMAGE) as error:  # a map that an invalid value left half done is a RuntimeError
+        raise ValueError(f"attributes do not fit a FlexBuffer: {error}") from error
 
 
 def _items(vector: Any) -> list[Any]:

@@ -77,11 +77,16 @@ def crashing() -> bytes:
 
 def recursive() -> bytes:
     """An IF whose branch is a subgraph with an IF whose branch is that subgraph: the runtime's stack overflows."""
-    branches = "{then_subgraph_index: 1, else_subgraph_index: 1}"
-    return written(f"""
-        subgraph main (%c: bool[1], %x: float32[1]) {{ %z: float32[1] = IF(%c, %x) {branches} return %z }}
-        subgraph main (%x: float32[1]) {{ %z: float32[1] = IF(bool{{true}}, %x) {branches} return %z }}
+    to_one = "{then_subgraph_index: 1, else_subgraph_index: 1}"
+    to_two = "{then_subgraph_index: 2, else_subgraph_index: 2}"
+    model = parse(f"""
+        signature main = #0 (c=%c, x=%x) -> (z=%z)
+        subgraph main (%c: bool[1], %x: float32[1]) {{ %z: float32[1] = IF(%c, %x) {to_one} return %z }}
+        subgraph main (%x: float32[1]) {{ %z: float32[1] = IF(bool{{true}}, %x) {to_two} return %z }}
+        subgraph last (%x: float32[1]) {{ return %x }}
     """)
+    model.subgraphs[1].operators[0].options = model.subgraphs[0].operators[0].options
+    return model_bytes(to_tables(model))
 
 
 def greedy() -> bytes:

@@ -9,12 +9,10 @@ import base64
 import json
 import math
 import re
-import struct
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import numpy as np
-from flatbuffers import flexbuffers
 from numpy.typing import NDArray
 
 from edge_opt.base.errors import ModelFormatError
@@ -37,6 +35,7 @@ from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Signature, Subgrap
 from edge_opt.ir.model import Model, from_tables, to_tables, usual_version
 from edge_opt.ir.operators import BUILTIN_OPERATORS, KINDS
 from edge_opt.schema.data import Data
+from edge_opt.schema.flexbuffers import write_flexbuffer
 from edge_opt.schema.reader import MAX_OBJECTS
 from edge_opt.schema.table import Table, new_table
 
@@ -49,17 +48,8 @@ _TOKEN = re.compile(
     r"""|(?P<number>-?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+|inf\b|nan\b))"""
     rf"""|(?P<name>'[^'\n]*'|{_STRING}|[A-Za-z_][A-Za-z0-9_]*)|(?P<sign>->|\.\.\.|.)|(?P<end>\Z)"""
 )
-# What invalid values raise, in numpy, in flatbuffers, or here.
-MISFIT: Final = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    struct.error,
-)
+# What values that do not fit raise, here and in numpy.
+_MISFIT: Final = (ArithmeticError, LookupError, TypeError, ValueError)
 
 _Item = TypeVar("_Item")
 Named = dict[str, Tensor]
@@ -81,7 +71,7 @@ def parse(text: str) -> Model:
             return reading.whole()
     except TextFormError:
         raise
-    except MISFIT as error:
+    except _MISFIT as error:
         reason = error.args[0] if error.args else type(error).__name__
         raise TextFormError(f"{reading.place()}: {reason}") from error
     except ModelFormatError as error:
@@ -384,7 +374,7 @@ class Reading:
         if name == "composite_attributes" and isinstance(value, str):
             return  # stands for bytes that are no attributes
         if name == "composite_attributes" and isinstance(value, dict):
-            value = bytes(flexbuffers.Dumps(value))
+            value = write_flexbuffer(value)
         Target(options, field).set(value)
 
     def _constant(self, graph: Subgraph, name: str = "") -> Tensor:

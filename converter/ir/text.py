@@ -27,7 +27,6 @@ from collections.abc import Callable
 from typing import Any, Final, Literal
 
 import numpy as np
-from flatbuffers import flexbuffers
 from numpy.typing import NDArray
 
 from edge_opt.ir.dtypes import DType
@@ -45,8 +44,8 @@ from edge_opt.ir.fields import (
 from edge_opt.ir.graph import Operator, OperatorCode, Subgraph, Tensor, used_tensors
 from edge_opt.ir.model import Model, checked_tables, from_tables, to_tables
 from edge_opt.ir.operators import KINDS
-from edge_opt.ir.parse import MISFIT, Named, Reading, random_numbers
-from edge_opt.schema.flexbuffers import read_flexbuffer
+from edge_opt.ir.parse import Named, Reading, random_numbers
+from edge_opt.schema.flexbuffers import read_flexbuffer, write_flexbuffer
 
 _MOST_PRINTED: Final = 64
 _MOST_LOOKED_AT: Final = 1 << 16
@@ -269,8 +268,8 @@ def _attributes(content: NDArray[np.uint8]) -> str:
     """A composite's attributes; bytes that are none, or that cannot be written again, as a text about them."""
     value = read_flexbuffer(bytes(content))
     try:
-        flexbuffers.Dumps(value)
-    except MISFIT:
+        write_flexbuffer(value)
+    except ValueError:
         value = str(value)
     return option_text(value if isinstance(value, dict) else str(value))
 
