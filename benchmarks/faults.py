@@ -24,8 +24,8 @@ from collections.abc import Iterator
 from fault_graphs import Size, attention
 from mutations import Mutant, sampled, survives_checks
 from pass_runs import rewrites_of
-from text_parser import parse
 
+from edge_opt.ir.parse import parse
 from edge_opt.passes import Exact
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.proof import examination

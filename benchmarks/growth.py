@@ -23,12 +23,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from growth_shapes import SHAPES, visits
-from text_parser import parse
 
 from edge_opt.attention.find import find_blocks
 from edge_opt.conversion import convert
 from edge_opt.inspection import inspect
 from edge_opt.ir import load, save, to_bytes
+from edge_opt.ir.parse import parse
 from edge_opt.passes import PASSES
 from edge_opt.passes.mha_to_sha import MhaToSha
 

@@ -1,4 +1,4 @@
-"""Reads a FlexBuffer, the self-describing format of composites' attributes, from an untrusted file.
+"""Reads and writes a FlexBuffer, the self-describing format of composites' attributes, from an untrusted file.
 
 Only top-level values are read: values may contain themselves, so nothing nested is followed.
 """
@@ -13,7 +13,15 @@ from flatbuffers import flexbuffers
 _MOST_BYTES: Final = 16 << 10
 _MOST_VALUES: Final = 256
 
-_DAMAGE = (struct.error, ValueError, LookupError, TypeError, AssertionError, OverflowError, ZeroDivisionError)
+_DAMAGE = (
+    struct.error,
+    ValueError,
+    LookupError,
+    TypeError,
+    AssertionError,
+    OverflowError,
+    ZeroDivisionError,
+)
 """The exceptions that `flatbuffers.flexbuffers` raises on invalid bytes."""
 
 
@@ -38,6 +46,17 @@ def read_flexbuffer(content: bytes) -> Any:
         return f"<{len(content)} bytes, not a FlexBuffer ({error})>"
 
 
+def write_flexbuffer(value: Any) -> bytes:
+    """The FlexBuffer of a dict of attributes; ValueError if they do not fit the format."""
+    try:
+        return bytes(flexbuffers.Dumps(value))
+    except (
+        RuntimeError,
+        *_DAMAGE,
+    ) as error:  # a map that an invalid value left half done is a RuntimeError
+        raise ValueError(f"attributes do not fit a FlexBuffer: {error}") from error
+
+
 def _items(vector: Any) -> list[Any]:
     if len(vector) > _MOST_VALUES:
         raise ValueError(f"more than {_MOST_VALUES} values")
@@ -50,7 +69,13 @@ def _value(reference: Any, *, nested: bool = False) -> Any:
         with np.errstate(over="ignore"):
             single = np.float32(value)
         return float(str(single)) if float(single) == value else value
-    if reference.IsNull or reference.IsBool or reference.IsInt or reference.IsString or reference.IsKey:
+    if (
+        reference.IsNull
+        or reference.IsBool
+        or reference.IsInt
+        or reference.IsString
+        or reference.IsKey
+    ):
         return reference.Value
     if not nested and (reference.IsTypedVector or reference.IsVector) and not reference.IsMap:
         vector = reference.AsTypedVector if reference.IsTypedVector else reference.AsVector

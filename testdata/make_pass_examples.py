@@ -12,7 +12,7 @@ from pathlib import Path
 from edge_opt import convert
 from edge_opt.inspection import find_example
 from edge_opt.ir import Model, Operator, Tensor, load
-from edge_opt.ir.text import to_text
+from edge_opt.ir.text import graphs_text
 from edge_opt.ir.walk import cut_out, producers
 from edge_opt.passes import PASSES
 
@@ -39,7 +39,7 @@ def main(folder: Path) -> None:
         shown = region(model, [*products, *example.before])
         for tensor, known in zip(shown.subgraphs[0].inputs, inputs, strict=True):
             tensor.name = known
-        target.write_text(to_text(shown), encoding="utf-8")
+        target.write_text(graphs_text(shown), encoding="utf-8")
         print(target)
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import typer
-from text_parser import parse
 
 from edge_opt.cli import main
 from edge_opt.cli.app import app
 from edge_opt.ir import save
+from edge_opt.ir.parse import parse
 
 DEMO = Path(str(resources.files("edge_opt.testdata") / "demo_gemma3.tflite"))
 QUANTIZED = Path(str(resources.files("edge_opt.testdata") / "demo_gemma3_a16w8.tflite"))
@@ -76,7 +76,9 @@ def run(capsys: Captured, *arguments: object) -> Ran:
 def run_apart(*arguments: object, **options: Any) -> Ran:
     """One command in a process of its own, with pipes instead of a terminal."""
     command = [sys.executable, "-m", "edge_opt", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, **options)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=120, **options
+    )
     return Ran(done.returncode, done.stdout, done.stderr)
 
 

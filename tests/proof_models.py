@@ -1,14 +1,17 @@
 """The tiny models that the tests of `edge_opt.proof` share: an adder, a projection, an endless loop, a crash."""
 
 import numpy as np
-from text_parser import literal, parse
 
 from edge_opt.ir import Signature, to_tables
+from edge_opt.ir.parse import parse
+from edge_opt.ir.text import literal
 from edge_opt.runtime.tensors import TensorInfo
 from edge_opt.schema import model_bytes
 
 
-def tensor(name: str, *shape: int, dtype: str = "float32", scale: float = 0, zero: int = 0) -> TensorInfo:
+def tensor(
+    name: str, *shape: int, dtype: str = "float32", scale: float = 0, zero: int = 0
+) -> TensorInfo:
     """What the runtime says of an input or output; without a scale it is not quantized."""
     scales, zeros = ((scale,), (zero,)) if scale else ((), ())
     return TensorInfo(name, name, shape, shape, dtype, scales, zeros)
@@ -19,12 +22,16 @@ def written(text: str, key: str = "main") -> bytes:
     model = parse(text)
     graph = model.subgraphs[0]
     if key:
-        inputs, outputs = ({tensor.name: tensor for tensor in side} for side in (graph.inputs, graph.outputs))
+        inputs, outputs = (
+            {tensor.name: tensor for tensor in side} for side in (graph.inputs, graph.outputs)
+        )
         model.signatures.append(Signature(key, graph, inputs, outputs))
     return model_bytes(to_tables(model))
 
 
-def adder(*, key: str = "main", shape: tuple[int, ...] = (2, 4), other: tuple[int, ...] = ()) -> bytes:
+def adder(
+    *, key: str = "main", shape: tuple[int, ...] = (2, 4), other: tuple[int, ...] = ()
+) -> bytes:
     """z = x + y; a different shape of y makes the runtime refuse where the two do not broadcast."""
     x, y = (f"float32[{','.join(map(str, sizes))}]" for sizes in (shape, other or shape))
     return written(f"subgraph main (%x: {x}, %y: {y}) {{ %z: {x} = ADD(%x, %y) return %z }}", key)
@@ -34,7 +41,12 @@ WEIGHT = np.random.default_rng(0).standard_normal((12, 5)).astype(np.float32)
 
 
 def projection(
-    weight: np.ndarray = WEIGHT, *, key: str = "main", name: str = "logits", off: float = 0, unit: int = 7
+    weight: np.ndarray = WEIGHT,
+    *,
+    key: str = "main",
+    name: str = "logits",
+    off: float = 0,
+    unit: int = 7,
 ) -> bytes:
     """`name` [3, n] = embeddings [3, k] x weight [n, k]^T, as FULLY_CONNECTED; the weights of one unit may be off."""
     rows, (units, depth), weight = 3, weight.shape, weight.copy()
@@ -51,7 +63,9 @@ def projection(
 def requantized(*, scale: float = 0.5) -> bytes:
     """An int8 tensor through one QUANTIZE."""
     kind = f"int8[1,64] q({scale}, 0)"
-    return written(f"subgraph main (%x: int8[1,64] q(0.5, 0)) {{ %z: {kind} = QUANTIZE(%x) return %z }}")
+    return written(
+        f"subgraph main (%x: int8[1,64] q(0.5, 0)) {{ %z: {kind} = QUANTIZE(%x) return %z }}"
+    )
 
 
 def endless() -> bytes:
@@ -76,11 +90,16 @@ def crashing() -> bytes:
 
 def recursive() -> bytes:
     """An IF whose branch is a subgraph with an IF whose branch is that subgraph: the runtime's stack overflows."""
-    branches = "{then_subgraph_index: 1, else_subgraph_index: 1}"
-    return written(f"""
-        subgraph main (%c: bool[1], %x: float32[1]) {{ %z: float32[1] = IF(%c, %x) {branches} return %z }}
-        subgraph main (%x: float32[1]) {{ %z: float32[1] = IF(bool{{true}}, %x) {branches} return %z }}
+    to_one = "{then_subgraph_index: 1, else_subgraph_index: 1}"
+    to_two = "{then_subgraph_index: 2, else_subgraph_index: 2}"
+    model = parse(f"""
+        signature main = #0 (c=%c, x=%x) -> (z=%z)
+        subgraph main (%c: bool[1], %x: float32[1]) {{ %z: float32[1] = IF(%c, %x) {to_one} return %z }}
+        subgraph main (%x: float32[1]) {{ %z: float32[1] = IF(bool{{true}}, %x) {to_two} return %z }}
+        subgraph last (%x: float32[1]) {{ return %x }}
     """)
+    model.subgraphs[1].operators[0].options = model.subgraphs[0].operators[0].options
+    return model_bytes(to_tables(model))
 
 
 def greedy() -> bytes:

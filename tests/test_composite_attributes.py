@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from cli_runs import DEMO, Captured, run
 from flatbuffers import flexbuffers
-from text_parser import parse
 
 from edge_opt.inspection import inspect
+from edge_opt.ir import to_bytes
 from edge_opt.ir.composites import composites
+from edge_opt.ir.parse import TextFormError, parse
 from edge_opt.ir.text import to_text
 from edge_opt.schema.flexbuffers import read_flexbuffer
 
@@ -31,7 +32,11 @@ ITSELF = bytes([1, 0, 40, 2, 40, 1])
 def typed_vectors() -> bytes:
     builder = flexbuffers.Builder()
     with builder.Map():
-        for key, elements in (("bools", [True, False]), ("floats", [0.5, 0.1]), ("ints", [-1, 300, 70000])):
+        for key, elements in (
+            ("bools", [True, False]),
+            ("floats", [0.5, 0.1]),
+            ("ints", [-1, 300, 70000]),
+        ):
             builder.Key(key)
             builder.TypedVectorFromElements(elements)
         builder.IndirectInt("far", -5)
@@ -76,7 +81,9 @@ def test_nothing_nested_is_followed(content: bytes) -> None:
         (flexbuffers.Dumps("x" * 20000), "at most 16384 are read"),
     ],
 )
-def test_what_is_not_a_flexbuffer_or_too_large_is_a_text_that_says_so(content: bytes, reason: str) -> None:
+def test_what_is_not_a_flexbuffer_or_too_large_is_a_text_that_says_so(
+    content: bytes, reason: str
+) -> None:
     assert reason in read_flexbuffer(content)
 
 
@@ -85,14 +92,16 @@ def test_damaged_bytes_end_in_values_or_in_that_text() -> None:
     for _ in range(20_000):
         content = bytearray(dice.choice(CONTENTS))
         for _ in range(dice.randint(1, 4)):
-            content[dice.randrange(len(content))] = dice.choice((0, 1, 127, 255, dice.randrange(256)))
+            content[dice.randrange(len(content))] = dice.choice(
+                (0, 1, 127, 255, dice.randrange(256))
+            )
         del content[len(content) - dice.choice((0, 0, 0, dice.randrange(len(content)))) :]
         refused += "bytes, not a FlexBuffer" in str(read_flexbuffer(bytes(content)))
     assert 200 < refused < 19_000
 
 
 COMPOSITE = """subgraph main (%x: float32[2]) {
-  %y: float32[2] = STABLEHLO_COMPOSITE(%x) {name: 'odml.rope', composite_attributes: ATTRIBUTES}
+  %y: float32[2] = STABLEHLO_COMPOSITE(%x) {name: 'odml.rope', decomposition_subgraph_index: 1, ATTRIBUTES}
   return %y
 }
 subgraph body (%x: float32[2]) {
@@ -102,13 +111,39 @@ subgraph body (%x: float32[2]) {
 
 
 def test_the_text_form_shows_attributes_and_counts_bytes_that_are_none() -> None:
-    text = COMPOSITE.replace("ATTRIBUTES", "{kind: 'gelu', lengths: [1, 2], on: true, scale: 0.5}")
+    text = COMPOSITE.replace(
+        "ATTRIBUTES", "composite_attributes: {kind: 'a', lengths: [1, 2], on: true, scale: 0.5}"
+    )
     assert to_text(parse(text)) == text
     unread = "'<2 bytes, not a FlexBuffer (buffer is too small)>'"
     for written, shown in (("composite_attributes: [1, 2]", unread), ("", "{}")):
-        model = parse(COMPOSITE.replace("composite_attributes: ATTRIBUTES", written).replace(", }", "}"))
-        assert [str(one) for one in composites(model.subgraphs[0].operators)] == [f"odml.rope {shown}"]
+        model = parse(COMPOSITE.replace("ATTRIBUTES", written).replace(", }", "}"))
+        assert [str(one) for one in composites(model.subgraphs[0].operators)] == [
+            f"odml.rope {shown}"
+        ]
         assert not written or f"composite_attributes: {unread}" in to_text(model)
+
+
+def large() -> bytes:
+    builder = flexbuffers.Builder()
+    with builder.Map():
+        builder.UInt("large", 2**64 - 1)
+    return bytes(builder.Finish())
+
+
+UNWRITABLE = [*map(flexbuffers.Dumps, ([1, 2], 7, {"a": {"b": 1}}, {"none": None})), large()]
+
+
+@pytest.mark.parametrize("content", UNWRITABLE)
+def test_attributes_that_the_text_form_cannot_write_are_kept_as_bytes(content: bytes) -> None:
+    model = parse(COMPOSITE.replace("ATTRIBUTES", f"composite_attributes: {list(content)}"))
+    assert to_bytes(parse(to_text(model))) == to_bytes(model)
+    with pytest.raises(TextFormError, match="line 2, "):
+        parse(
+            COMPOSITE.replace(
+                "ATTRIBUTES", "composite_attributes: {large: 99999999999999999999999}"
+            )
+        )
 
 
 def test_inspect_shows_them_as_they_were_written(capsys: Captured) -> None:

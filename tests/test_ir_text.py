@@ -1,16 +1,29 @@
-"""The text form: what is printed reads back as the same model, and what is no model is refused by line."""
+"""The text form: what is printed gives the same bytes again, and what is no model is refused by line."""
 
+import hashlib
+import re
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
-from text_parser import TextFormError, parse
+from attention_graphs import Case, build, cases
+from cli_runs import Captured, run
+from fuzz_seeds import handmade
+from hypothesis import Phase, given, settings
+from syrupy.assertion import SnapshotAssertion
 
-from edge_opt.ir import DType, Metadata, Model, Operator, Tensor, load, to_bytes
-from edge_opt.ir.graph import Buffer
-from edge_opt.ir.text import subgraph_text, to_text
+from edge_opt.base.errors import ModelFormatError
+from edge_opt.conversion import convert
+from edge_opt.ir import DType, Metadata, Model, Operator, Quantization, Tensor, load, to_bytes
+from edge_opt.ir.graph import Buffer, OperatorCode
+from edge_opt.ir.parse import TextFormError, parse, random_numbers
+from edge_opt.ir.text import graphs_text, subgraph_text, to_text
 from edge_opt.schema import Data
+from edge_opt.schema.table import new_table
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
 
@@ -74,7 +87,9 @@ LINES = body(
         LINES,
         'subgraph "odml.rms_norm.impl_0" () {\n  return \n}\n',
         'signature "serving default" = #0 ("input:0"=%x) -> ()\n' + body(result="%x"),
-        "signature b = #1 (x=%x) -> ()\n" + body(result="%x") + body(given="%x: int8[1]", result="%x"),
+        "signature b = #1 (x=%x) -> ()\n"
+        + body(result="%x")
+        + body(given="%x: int8[1]", result="%x"),
     ],
 )
 def test_what_is_printed_reads_back_and_prints_the_same(text: str) -> None:
@@ -84,7 +99,9 @@ def test_what_is_printed_reads_back_and_prints_the_same(text: str) -> None:
 @pytest.mark.parametrize("path", sorted(TESTDATA.glob("*.txt")), ids=lambda path: path.stem)
 def test_the_reference_graphs_are_in_the_form_that_is_printed(path: Path) -> None:
     text = path.read_text()
-    assert to_text(parse(text)) == "".join(line for line in text.splitlines(True) if not line.startswith("#"))
+    assert to_text(parse(text)) == "".join(
+        line for line in text.splitlines(True) if not line.startswith("#")
+    )
     loose = "# a comment\n" + SMALL.replace(" = ", "\n=\n#\n").replace(", ", " , # and\n ")
     assert to_text(parse(loose)) == SMALL
 
@@ -116,7 +133,9 @@ def reading(dtype: DType, shape: tuple[int, ...], values: np.ndarray) -> Model:
     """A model whose operator reads a constant of these bytes."""
     model = parse(body("%y: float32[4] = ABS(%x)"))
     (graph,) = model.subgraphs
-    graph.set_input(graph.operators[0], 0, Tensor("c", shape, dtype, buffer=Buffer(Data(values.tobytes()))))
+    graph.set_input(
+        graph.operators[0], 0, Tensor("c", shape, dtype, buffer=Buffer(Data(values.tobytes())))
+    )
     return model
 
 
@@ -124,16 +143,87 @@ def reading(dtype: DType, shape: tuple[int, ...], values: np.ndarray) -> Model:
     ("dtype", "values", "printed"),
     [
         (DType.INT32, np.arange(100, dtype=np.int32), "int32[100]{...}"),
-        (DType.INT32, np.zeros(1 << 17, np.int32), "int32[131072]{...}"),
+        (DType.FLOAT32, np.append(np.zeros(99, np.float32), np.float32(-0.0)), "float32[100]{...}"),
         (DType.INT4, np.zeros(2, np.uint8), "int4[4]{...}"),
+        (DType.COMPLEX64, np.ones(2, np.complex64), "complex64[2]{...}"),
         (DType.STRING, np.zeros(9, np.uint8), "string[1]{...}"),
     ],
 )
-def test_large_and_packed_constants_are_only_shown(dtype: DType, values: np.ndarray, printed: str) -> None:
-    text = to_text(reading(dtype, (int(printed.split("[")[1].split("]", maxsplit=1)[0]),), values))
+def test_the_bytes_of_a_constant_follow_the_graphs(
+    dtype: DType, values: np.ndarray, printed: str
+) -> None:
+    model = reading(dtype, (int(printed.split("[")[1].split("]", maxsplit=1)[0]),), values)
+    text = to_text(model)
     assert f"ABS({printed})" in text
-    with pytest.raises(TextFormError, match="line 2: "):
+    assert gives_its_bytes(model)
+    graphs = graphs_text(model)
+    assert text.startswith(graphs + "file {\n")
+    with pytest.raises(TextFormError, match=f"^line 2: the numbers of constant 'const_2' .{dtype}"):
+        parse(graphs)
+
+
+def gives_its_bytes(model: Model) -> bool:
+    text = to_text(model, constants="full")
+    return text.isascii() and to_bytes(parse(text)) == to_bytes(model)
+
+
+def test_large_constants_are_a_digest_that_is_refused_by_name() -> None:
+    values = np.arange(300, dtype=np.int32)
+    model = reading(DType.INT32, (300,), values)
+    (constant,) = {model.subgraphs[0].operators[0].inputs[0]}
+    assert constant is not None
+    constant.name = "weights"
+    text = to_text(model)
+    assert f"buffers[1].data: digest('{hashlib.sha256(values).hexdigest()[:16]}', 1200)" in text
+    message = r"line 2: the numbers of constant 'weights' \(int32\[300\]\) are not in the text: print it with"
+    with pytest.raises(TextFormError, match=message):
         parse(text)
+    assert gives_its_bytes(model)
+    model.metadata.append(Metadata("long", Buffer(Data(bytes(2000)))))
+    with pytest.raises(
+        TextFormError,
+        match=r"^line \d+, at .*: the bytes of data are not in the text, only a digest",
+    ):
+        parse(to_text(model))
+
+
+SEEDED = """\
+subgraph main (%x: float32[4]) {
+  %y: TYPE[SIZE] = ABS(TYPE[SIZE]{seed 7})
+  return %y
+}
+"""
+SEEDS = {
+    "float32": (70, "c7d814fb8e541380"),
+    "float16": (70, "6d91c46393c72484"),
+    "float64": (70, "f36cfd7137009e4c"),
+    "int8": (77, "70eb70b6a224969e"),
+    "uint16": (77, "3ab789490ba46bf4"),
+    "int64": (70, "3a7aad4d2463bfed"),
+    "bool": (77, "2f52fb270fff17e3"),
+}
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_a_seed_gives_the_same_numbers_on_every_machine(name: str) -> None:
+    size, digest = SEEDS[name]
+    text = SEEDED.replace("TYPE", name).replace("SIZE", str(size))
+    values = only(text).input(0).array()
+    assert hashlib.sha256(values).hexdigest()[:16] == digest
+    assert to_text(parse(text)) == text, "recognised by its name, and checked"
+    model = parse(text)
+    buffer = model.subgraphs[0].operators[0].input(0).buffer
+    assert buffer is not None
+    buffer.data = Data(np.roll(values, 1).tobytes())
+    assert "{...}" in to_text(model), "a name alone is no proof"
+    assert gives_its_bytes(model)
+
+
+def test_seeded_floats_are_between_minus_one_and_one() -> None:
+    values = random_numbers(1, DType.FLOAT32, 1 << 16)
+    assert -1 <= values.min() < -0.999
+    assert 0.999 < values.max() < 1
+    assert abs(float(values.mean())) < 0.01
 
 
 def test_tensors_of_one_name_are_told_apart() -> None:
@@ -142,13 +232,262 @@ def test_tensors_of_one_name_are_told_apart() -> None:
     scaled.name = "q"
     assert '%"q~2": float32[1,1,4,8] = MUL(%q, float32(0.5))' in to_text(model)
     assert to_text(parse(to_text(model))) == to_text(model)
+    assert gives_its_bytes(model)
     model.signatures[0].outputs["odd"] = Tensor("odd", (1,), DType.FLOAT32)
-    assert "odd=%odd)" in to_text(model), "which a signature alone names"
+    assert "odd=%odd)" in graphs_text(model), "which a signature alone names"
 
 
 def test_a_graph_and_a_type_print_as_text() -> None:
     model = parse(SMALL)
     assert str(model.subgraphs[0]) == subgraph_text(model.subgraphs[0]) == SMALL.split("\n", 1)[1]
     assert f"{DType.FLOAT32} {DType.INT4!s}" == "float32 int4"
-    model.metadata.append(Metadata("note", Buffer(Data(b"x"))))
-    assert to_text(model) == SMALL, "nothing is printed of metadata"
+
+
+SCALES = "[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9], [0, 0, 0, 0, 0, 0, 0, 0, 0]"
+GRAPHS = """\
+signature a = #0 (x=%x) -> (y=%y)
+signature b = #0 (x=%x) -> (y=%c)
+subgraph main (%x: int8[2,4] q(0.5, 0), %z: float32[?]) {
+  variable %v: float32[4]
+  unset %scratch: float32[2]
+  constant %c = float32{1.0, 2.0}
+  %y: int8[2,4] q(0.5, 0) = RESHAPE(%x, int32{2, 4}) {new_shape: [2, 4]}
+  %w: float32[2] = CUSTOM 'Mine' (%c, int32{2, 4}, ONES, ONES, int8[9,1]{splat 1} q(SCALES, axis 0), %v, %scratch)
+  %s: float32[2] = WHILE(%w) {cond_subgraph_index: 1, body_subgraph_index: 1}
+  return %y, %c, %s
+}
+subgraph body (%x: float32[2]) {
+  return %x
+}
+""".replace("SCALES", SCALES).replace("ONES", "int8[8]{splat 1}")
+
+
+def everything() -> Model:
+    """A model with something of everything that only a `file` section says."""
+    model = parse(GRAPHS)
+    graph = model.subgraphs[0]
+    x, z = graph.inputs
+    reshape, custom, _ = graph.operators
+    y = reshape.output
+    sizes = reshape.input(1)
+    again = custom.input(1)
+    scaled = custom.input(2)
+    model.table = new_table("Model", version=3, description="by \u00e9")
+    model.metadata.append(Metadata("note", Buffer(Data(b"1.0"))))
+    y.quantization = x.quantization  # one object
+    graph.set_input(custom, 1, sizes)  # one constant of two readers, and one of none
+    again.name = "unread"
+    custom.input(3).buffer = scaled.buffer  # two constants of the same bytes
+    odd = np.array([0x7FC00001], np.uint32).view(np.float32)  # NaN has many forms
+    z.quantization = Quantization(new_table("QuantizationParameters", min=[-np.inf], max=odd))
+    z.shape, z.shape_signature = (7,), (-1,)
+    parts = [new_table("DimensionMetadata", dense_size=4), new_table("DimensionMetadata", format=1)]
+    parts[1].set("array_segments", new_table("Uint8Vector", values=[0, 2]))
+    z.table = new_table("Tensor", sparsity=new_table("SparsityParameters", dim_metadata=parts))
+    details = new_table("BlockwiseQuantization", scales=1, block_size=32)
+    scaled.quantization = Quantization(new_table("QuantizationParameters", details=details))
+    custom.table = new_table(
+        "Operator", custom_options=list(b"abc"), mutating_variable_inputs=[False, True]
+    )
+    custom.options = new_table("AddOptions", fused_activation_function=1)  # of no meaning, and kept
+    custom.intermediates = (graph.add_tensor(Tensor("between", (1,), DType.INT16)),)
+    reshape.code = OperatorCode(reshape.code.builtin, 2)
+    reshape.options = None
+    model.subgraphs[1].name = ""
+    return model
+
+
+def test_the_rest_of_the_file_is_a_section_of_its_own(snapshot: SnapshotAssertion) -> None:
+    text = to_text(everything())
+    assert text == snapshot
+    assert to_text(parse(text)) == text
+    assert gives_its_bytes(everything())
+    assert gives_its_bytes(load(to_bytes(everything()))), "with positions"
+
+
+def test_positions_behind_the_flatbuffer_and_bytes_behind_everything_are_given_back() -> None:
+    model = load(to_bytes(everything()))
+    for buffer in model.buffers[1:3]:
+        assert buffer.data is not None
+        buffer.data.external = True
+    assert model.table is not None
+    model.table.trailing = Data(b"a zip archive")
+    model.metadata.append(Metadata("long", Buffer(Data(bytes(100)))))
+    text = to_text(model)
+    assert "trailing: base64 'YSB6" in text
+    assert "].after: " in text
+    assert gives_its_bytes(model)
+    assert gives_its_bytes(load(to_bytes(model)))
+
+
+def test_a_digest_is_refused_also_where_the_file_has_its_position() -> None:
+    model = load(to_bytes(reading(DType.INT32, (300,), np.arange(300, dtype=np.int32))))
+    assert "].at: " in to_text(model)
+    with pytest.raises(TextFormError, match="line 2: the numbers of constant 'c'"):
+        parse(to_text(model))
+
+
+def test_an_operator_has_the_version_that_its_types_need() -> None:
+    text = body("%y: int8[4] q(0.5, 0) = ADD(%x, %x)", given="%x: int8[4] q(0.5, 0)")
+    assert only(text).code.version == 2
+    assert to_text(parse(text)) == text
+
+
+@pytest.mark.parametrize("path", sorted(TESTDATA.glob("*.tflite")), ids=lambda path: path.stem)
+def test_an_exported_model_and_what_it_is_converted_to_are_given_back(path: Path) -> None:
+    assert gives_its_bytes(load(path))
+    model = load(path)
+    convert(model, target="qualcomm-htp", verify="none")
+    assert gives_its_bytes(model)
+    assert gives_its_bytes(load(to_bytes(model)))
+
+
+def test_models_that_were_made_to_be_odd_are_given_back() -> None:
+    count = 0
+    for seed in handmade():
+        with suppress(ModelFormatError):
+            assert gives_its_bytes(load(seed.content)), seed.name
+            count += 1
+    assert count > 5
+
+
+@settings(max_examples=25, derandomize=True, deadline=None, database=None, phases=[Phase.generate])
+@given(cases())
+def test_random_attention_is_given_back_before_and_after_it_is_split(case: Case) -> None:
+    model = build(case)
+    assert gives_its_bytes(model)
+    convert(model, verify="none")
+    assert gives_its_bytes(model)
+
+
+MANY = "float32[1048576,1048576]"
+REFUSED = [
+    ("subgraph main (", "line 1, at the end: expected tensor"),
+    (
+        "",
+        "line 1, at the end: the model is invalid: Model.subgraphs: expected at least one subgraph",
+    ),
+    ("graph main", "line 1, at 'graph': expected signature, subgraph or file"),
+    (body("%y: float32[4] = ABS(%q)"), "line 2, at .*: %q is not defined"),
+    (body("%x: float32[4] = ABS(%x)"), "line 2, at .*: %x is defined twice"),
+    (body("%y: float32[4] = ABSURD(%x)"), "line 2, at .*: ABSURD is not an operator"),
+    (body("%y: float99[4] = ABS(%x)"), "line 2, at .*: float99 is not a type"),
+    (body("%y: float32[4] = ABS(%x) {sign: 1}"), "line 2, at .*: sign is not an option"),
+    (
+        body("%y: float32[4] = SOFTMAX(%x) {beta: 'a'}"),
+        "line 2, at .*: beta is float32, which this value does not",
+    ),
+    (
+        body("%y: float32[4] = ADD(%x, float32[3]{1.0, 2.0})"),
+        "line 2, at .*: 2 numbers for 3 elements",
+    ),
+    (body("%y: float32[4] = ADD(%x, float32(1e39))"), "line 2, at .*: overflow"),
+    (body("%y: float32[4] = ADD(%x, int8(128))"), "line 2, at .*: .*out of bounds"),
+    (body("%y: float32[4] = ADD(%x, int4{1})"), "line 2, at .*: numbers of int4 cannot be written"),
+    (
+        body("%y: float32[4] = ADD(%x, float32{splat 1})"),
+        "line 2, at .*: expected a shape in front",
+    ),
+    (
+        body(f"%y: float32[4] = ADD(%x, {MANY}{{splat 1}})"),
+        "line 2, at .*: constants take 4398046511104 bytes, at most",
+    ),
+    (
+        body(f"%y: float32[4] = ADD(%x, {MANY}{{seed 1}})"),
+        "line 2, at .*: constants take 4398046511104 bytes, at most",
+    ),
+    (
+        body("%y: float32[4] = ABS(%x) {a: " + "[" * 5000),
+        "line 2, at .*: values are nested over 8 deep",
+    ),
+    (
+        body("%y: float32[4] = ABS(%x, %x)"),
+        "line 5, .*: the model is invalid: .*has 2 inputs",
+    ),
+    (
+        "signature a = #1 () -> ()\n" + body(result="%x"),
+        "line 5, .*: signature 'a': there is no subgraph #1",
+    ),
+]
+PATHS = [
+    ("version: 3 3", "expected name"),
+    ("colour: 3", "Model has no field colour"),
+    ("version: 'three'", "version is uint32, which this value does not fit"),
+    ("version: 4294967296", "out of bounds"),
+    ("description: {}", "description is string, which"),
+    ("metadata: [{}, 1]", "metadata is .Metadata., which"),
+    ("buffers[7].data: base64 'AA=='", r"\[7:8\] is not within the 1 that there are"),
+    ("buffers[0:1000000000000].data: none", "is not within the 1"),
+    ("buffers[0].data: base64 'A'", "."),
+    ("buffers[0, 0].data: none", "more than 1 places"),
+    ("buffers.data: none", "buffers is not a table here"),
+    ("version[0]: 1", "version is not a list of tables here"),
+    ("buffers[0]: none", "buffers is Buffer, which"),
+    ("subgraphs[0].tensors[0:1].name: each ['a', 'b']", "2 values for 1 fields"),
+    ("subgraphs[0].tensors[0].name: same description", "name is string, which"),
+    (
+        "subgraphs[0].tensors[0].quantization: same subgraphs[0]",
+        "quantization is QuantizationParameters, which",
+    ),
+    (
+        "subgraphs[0].tensors[0].quantization: {} subgraphs[0].tensors[0].quantization.details: X {}",
+        "details is Q",
+    ),
+    ("place buffers of 1000000000: []", "1000000000 places, at most 500000"),
+    ("place buffers of 1: [0, 0]", "2 places for 1"),
+    ("place subgraphs[0:1].tensors of 1: [1]", "is not within the 1"),
+    ("trailing: base64 'AAAA' at: 2000000000", "bytes at 2000000003, at most 1073741824"),
+    (
+        "buffers: [{}, {}] buffers[0:2].data: base64 'AAAA' buffers[0:2].at: 8",
+        "bytes at 8 overlap those before",
+    ),
+    ("trailing: digest('00', 9)", "the bytes of trailing are not in the text"),
+    ("subgraphs[0].tensors[0].buffer: 9", "the model is invalid: .*buffer 9 does not exist"),
+    ("subgraphs[0].tensors[0].type: 99", "the model is invalid: .*type 99"),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [*REFUSED, *((body(result="%x") + f"file {{ {one} }}", text) for one, text in PATHS)],
+)
+def test_what_is_no_model_is_refused_by_line(text: str, message: str) -> None:
+    with pytest.raises(
+        TextFormError, match=f"(?s)^line [0-9]+.*{message}" if message[0] != "l" else message
+    ) as caught:
+        parse(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_broken_texts_are_refused_without_a_traceback() -> None:
+    dice = Random(0)
+    texts = [to_text(everything()), to_text(load(to_bytes(everything()))), LINES]
+    words = re.findall(r"'[^'\n]*'|%?\w+|\s+|.", " ".join(texts))
+    counts = Counter[bool]()
+    for _ in range(1500):
+        broken = re.findall(r"'[^'\n]*'|%?\w+|\s+|.", dice.choice(texts))
+        for _ in range(dice.randint(1, 3)):
+            place = dice.randrange(len(broken))
+            broken[place : place + dice.randint(0, 2)] = [dice.choice(words)]
+        model = None
+        with suppress(TextFormError):
+            model = parse("".join(broken))
+        assert model is None or gives_its_bytes(model)
+        counts[model is None] += 1
+    assert min(counts.values()) > 50
+
+
+def test_inspect_prints_a_model_as_text(capsys: Captured, tmp_path: Path) -> None:
+    model = parse(SMALL)
+    model.subgraphs[0].inputs[0].name = "\x1b[31m\u202ered\n"
+    model.signatures[0].key = "\x1b]8;;"
+    path = tmp_path / "hostile.tflite"
+    model.save(path)
+    ran = run(capsys, "inspect", "--text", path)
+    assert ran.out == to_text(load(path))
+    assert ran.out.isascii()
+    assert not set(map(chr, range(32))).intersection(ran.out) - {"\n"}
+    for more in ("--json", "--shapes", "--target=generic"):
+        refused = run(capsys, "inspect", "--text", path, more)
+        assert refused.code == 2
+        assert "leave out the other options" in refused.err

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from attention_checks import attention_text
-from text_parser import parse
 from toy_passes import CHAIN
 
 import edge_opt
@@ -24,6 +23,7 @@ from edge_opt.base.errors import EdgeOptError
 from edge_opt.base.record import Record, to_json
 from edge_opt.conversion import SitesSkippedError, convert
 from edge_opt.ir import Model, Operator, Tensor, to_bytes
+from edge_opt.ir.parse import parse
 
 BESIDE = ("testdata", "tests", "benchmarks", "docs", "examples", "__main__")
 
@@ -40,7 +40,8 @@ def kinds(of: type[Any]) -> list[type[Any]]:
     return [
         kind
         for kind in found
-        if getattr(importlib.import_module(kind.__module__), kind.__name__) is kind and not isabstract(kind)
+        if getattr(importlib.import_module(kind.__module__), kind.__name__) is kind
+        and not isabstract(kind)
     ]
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from bundles import bundle, model_part
 from cli_runs import Captured, run
-from text_parser import parse
 
 from edge_opt import convert, load
 from edge_opt.base.errors import ModelFormatError
 from edge_opt.inspection import inspect
 from edge_opt.ir import to_bytes
 from edge_opt.ir.opening import weights_outside
+from edge_opt.ir.parse import parse
 from edge_opt.npu.compiler import cut_entry_point
 from edge_opt.schema.table import new_table
 
@@ -33,7 +33,9 @@ def path(tmp_path: Path) -> Path:
     weight.table = new_table("Tensor", has_rank=True, name=weight.name, external_buffer=7)
     place = new_table("ExternalBuffer", id=7, group=0, length=128, packing="raw")
     group = new_table("ExternalBufferGroup", name="weights.bin")
-    model.table = new_table("Model", version=3, external_buffer_groups=[group], external_buffers=[place])
+    model.table = new_table(
+        "Model", version=3, external_buffer_groups=[group], external_buffers=[place]
+    )
     path = tmp_path / "model.tflite"
     path.write_bytes(to_bytes(model))
     return path

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Iterable
 
-from text_parser import parse
-
 from edge_opt.ir import DType, Model, Operator, Tensor
+from edge_opt.ir.parse import parse
 from edge_opt.ir.refusal import Reason, Why
 from edge_opt.passes import Context, Pass, Rewrite, Site, Within
 
@@ -45,7 +44,9 @@ class Double(Pass):
     summary = "for tests"
     check = Within(0.5)
 
-    def __init__(self, make: Callable[[Context, Operator, Operator], Rewrite] | None = None) -> None:
+    def __init__(
+        self, make: Callable[[Context, Operator, Operator], Rewrite] | None = None
+    ) -> None:
         self._make = make or self.replaced
 
     def sites(self, context: Context) -> Iterable[Site]:

@@ -53,6 +53,11 @@ class DType(int, Enum):
         return self in _FLOATS
 
     @property
+    def is_complex(self) -> bool:
+        """True for pairs of floats, which the text form does not print."""
+        return self in {DType.COMPLEX64, DType.COMPLEX128}
+
+    @property
     def numpy(self) -> np.dtype[Any] | None:
         """The numpy type with the same bytes; None if there is none (strings, packed types, bfloat16, 8-bit floats)."""
         return _NUMPY.get(self)
@@ -93,7 +98,9 @@ class Quantization:
         self.table = table
         self.scale: NDArray[np.float32] = np.empty(0, np.float32) if scale is None else scale
         self.zero_point: NDArray[np.int64] = (
-            np.zeros(len(self.scale), np.int64) if zero_point is None or not len(zero_point) else zero_point
+            np.zeros(len(self.scale), np.int64)
+            if zero_point is None or not len(zero_point)
+            else zero_point
         )
         self.dimension: int = table.get("quantized_dimension")
 

@@ -1,4 +1,4 @@
-"""Prints a model as text: one line for each operator, shapes and constants in place.
+"""Prints a model as text, which `edge_opt.ir.parse` reads: one line for each operator, shapes and constants in place.
 
     signature decode = #0 (query=%q) -> (output=%out)
     subgraph main (%q: float32[1,1,4,8], %k: float32[1,1,16,8]) {
@@ -9,99 +9,218 @@
     }
 
 Constants are printed inline: `int32(2)` a scalar, `int32{0, 2, 1, 3}` a vector, `float32[2,3]{...}` any shape row by
-row, `float32[1,16]{splat 0.5}` one repeated value; others of more than 64 elements are omitted. Names that are not
-plain words are in double quotes. Quantization follows the type: `int16[1,4] q(0.001, 0)`, per axis
-`int8[2,4] q([0.1, 0.2], [0, 0], axis 0)`, with more than eight scales `q(640 scales, axis 0)`. Tensors that no
-operator defines are listed before the operators as `variable`, or as `unset` if they are not state. `print(graph)`
-prints a subgraph in this form.
+row, `float32[1,16]{splat 0.5}` one repeated value, `float32[64,64]{seed 7}` the random numbers of a seed; others of
+more than 64 elements are omitted. Names that are not plain words are in double quotes. Quantization follows the type:
+`int16[1,4] q(0.001, 0)`, per axis `int8[2,4] q([0.1, 0.2], [0, 0], axis 0)`, with more than eight scales
+`q(640 scales, axis 0)`. Tensors that no operator defines are listed before the operators as `variable`, or as `unset`
+if they are not state; so is a constant that the graph returns, as `constant %name = int32(2)`. `print(graph)` prints a
+subgraph in this form.
+
+Whatever else the file holds follows in a `file` section, which `edge_opt.ir.fields` documents. What `edge_opt.ir.parse`
+assumes for a text without one is not printed.
 """
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from edge_opt.ir.graph import Operator, Subgraph, Tensor, used_tensors
-from edge_opt.ir.model import Model
-from edge_opt.schema.flexbuffers import read_flexbuffer
-from edge_opt.schema.table import Table
+from edge_opt.ir.dtypes import DType
+from edge_opt.ir.fields import (
+    MOST_BYTES,
+    Differences,
+    indices_text,
+    number_text,
+    place_buffers,
+    place_codes,
+    place_tensors,
+    string_text,
+    value_text,
+)
+from edge_opt.ir.graph import Operator, OperatorCode, Subgraph, Tensor, used_tensors
+from edge_opt.ir.model import Model, checked_tables, from_tables, to_tables
+from edge_opt.ir.operators import KINDS
+from edge_opt.ir.parse import Named, Reading, random_numbers
+from edge_opt.schema.flexbuffers import read_flexbuffer, write_flexbuffer
 
-_MOST_PRINTED = 64
-_MOST_LOOKED_AT = 1 << 16
+_MOST_PRINTED: Final = 64
+_MOST_LOOKED_AT: Final = 1 << 16
+_MOST_BYTES: Final = {"short": 1 << 10, "full": 16 << 20}
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_./]+\Z")
 _PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_SEEDED = re.compile(r"seed_([0-9]{1,18})\Z")
 
 
-def to_text(model: Model) -> str:
-    """The model as text."""
+def to_text(model: Model, *, constants: Literal["short", "full"] = "short") -> str:
+    """The model as text. `parse` gives a model of the same bytes, unless a constant is printed as a digest.
+
+    These are constants of more than 64 different elements in over 1 KiB; with `full`, in over 16 MiB.
+
+    Raises:
+        ModelFormatError: the model is invalid.
+    """
+    tables = checked_tables(model)
+    whole = from_tables(tables)
+    text = graphs_text(whole)
+    reading = Reading(text)
+    reading.graphs()
+    lines = _places(reading, whole)
+    lines += Differences(to_tables(reading.model), tables, _MOST_BYTES[constants]).lines()
+    statements = "".join(f"  {line}\n" for line in lines)
+    return f"{text}file {{\n{statements}}}\n" if lines else text
+
+
+def graphs_text(model: Model) -> str:
+    """The signatures and subgraphs alone, also of an invalid model."""
     lines: list[str] = []
     for signature in model.signatures:
         names = _names(signature.subgraph)
-        inputs, outputs = (
-            ", ".join(f"{_word(name)}={names[tensor]}" for name, tensor in side.items())
-            for side in (signature.inputs, signature.outputs)
-        )
         index = model.subgraphs.index(signature.subgraph)
+        inputs = _arguments(signature.inputs, names)
+        outputs = _arguments(signature.outputs, names)
         lines.append(f"signature {_word(signature.key)} = #{index} ({inputs}) -> ({outputs})\n")
     return "".join([*lines, *map(subgraph_text, model.subgraphs)])
+
+
+def _arguments(tensors: dict[str, Tensor], names: dict[Tensor, str]) -> str:
+    return ", ".join(f"{_word(name)}={_printed(names[tensor])}" for name, tensor in tensors.items())
+
+
+def _places(reading: Reading, whole: Model) -> list[str]:
+    """Place what was read from a model's graphs as it is in the model; the statements that say so."""
+    drawn = reading.model
+    statements: list[str] = []
+    codes = {code: index for index, code in enumerate(whole.operator_codes)}
+    buffers = {buffer: index for index, buffer in enumerate(whole.buffers)}
+    code_places: dict[OperatorCode, int] = {}
+    buffer_places = {drawn.buffers[0]: 0}
+    for number, graph in enumerate(whole.subgraphs):
+        read = drawn.subgraphs[number]
+        originals = _originals(read, reading.names[number], graph)
+        indices = {tensor: index for index, tensor in enumerate(graph.tensors)}
+        for tensor, original in originals.items():
+            if tensor.buffer is not None and original.buffer is not None:
+                buffer_places[tensor.buffer] = buffers[original.buffer]
+        for operator, written in zip(read.operators, graph.operators, strict=True):
+            code_places.setdefault(operator.code, codes[written.code])
+        places = [indices[originals[tensor]] for tensor in read.tensors]
+        statements += _place(f"subgraphs[{number}].tensors", places, len(indices))
+        place_tensors(read, places, len(indices))
+    places = [code_places[code] for code in drawn.operator_codes]
+    statements += _place("operator_codes", places, len(whole.operator_codes))
+    place_codes(drawn, places, len(whole.operator_codes))
+    places = [buffer_places[buffer] for buffer in drawn.buffers]
+    count = max(len(buffers), 1)
+    place_buffers(drawn, places, count)
+    return [*statements, *_place("buffers", places, count)]
+
+
+def _place(items: str, places: list[int], count: int) -> list[str]:
+    if places == list(range(count)):
+        return []
+    return [f"place {items} of {count}: {indices_text(places)}"]
+
+
+def _originals(drawn: Subgraph, named: Named, graph: Subgraph) -> dict[Tensor, Tensor]:
+    """The graph's tensor for each tensor that was read from its text."""
+    by_name = {name: tensor for tensor, name in _names(graph).items()}
+    found = {tensor: by_name[name] for name, tensor in named.items()}
+    for read, operator in zip(drawn.operators, graph.operators, strict=True):
+        inputs = zip(read.inputs, operator.inputs, strict=True)
+        found |= {tensor: original for tensor, original in inputs if tensor and original}
+    return found
 
 
 def _word(name: str) -> str:
     return name if _PLAIN_WORD.match(name) else json.dumps(name)
 
 
+def _printed(name: str) -> str:
+    return f"%{name}" if _PLAIN_NAME.match(name) else f"%{json.dumps(name)}"
+
+
 def _names(subgraph: Subgraph) -> dict[Tensor, str]:
-    """Printed names of a subgraph's tensors; repeated names get a number."""
-    sides = (side for one in subgraph.signatures for side in (one.inputs, one.outputs))
-    named = (tensor for side in sides for tensor in side.values())
+    """Names of a subgraph's tensors in its text; repeated names get a number."""
     names: dict[Tensor, str] = {}
     taken: set[str] = set()
-    for tensor in dict.fromkeys([*used_tensors(subgraph), *named]):
-        name, count = tensor.name, 1
+    counts = Counter[str]()
+    for tensor in dict.fromkeys([*used_tensors(subgraph), *_signature_tensors(subgraph)]):
+        name = tensor.name
         while name in taken:
-            count += 1
-            name = f"{tensor.name}~{count}"
+            counts[tensor.name] += 1
+            name = f"{tensor.name}~{counts[tensor.name] + 1}"
         taken.add(name)
-        names[tensor] = f"%{name}" if _PLAIN_NAME.match(name) else f"%{json.dumps(name)}"
+        names[tensor] = name
     return names
+
+
+def _signature_tensors(subgraph: Subgraph) -> list[Tensor]:
+    sides = (side for one in subgraph.signatures for side in (one.inputs, one.outputs))
+    return [tensor for side in sides for tensor in side.values()]
 
 
 def subgraph_text(subgraph: Subgraph) -> str:
     """One subgraph as text."""
-    names = _names(subgraph)
-    inputs = ", ".join(f"{names[tensor]}: {_type(tensor)}" for tensor in subgraph.inputs)
+    names = {tensor: _printed(name) for tensor, name in _names(subgraph).items()}
+    named = {*subgraph.inputs, *subgraph.outputs, *_signature_tensors(subgraph)}
+    for operator in subgraph.operators:
+        named.update(operator.intermediates)
+
+    def argument(tensor: Tensor) -> str:
+        return _constant(tensor) if tensor.is_constant and tensor not in named else names[tensor]
+
+    inputs = ", ".join(
+        f"{names[tensor]}: {_type(tensor)}" for tensor in dict.fromkeys(subgraph.inputs)
+    )
     lines = [f"subgraph {_word(subgraph.name or 'main')} ({inputs}) {{"]
+    given = {*subgraph.inputs}
     for tensor, name in names.items():
-        if tensor not in subgraph.inputs and tensor.producer is None and not tensor.is_constant:
-            lines.append(f"  {'variable' if tensor.is_variable else 'unset'} {name}: {_type(tensor)}")
-    lines += [f"  {operator_text(operator, names.__getitem__)}" for operator in subgraph.operators]
+        if tensor in given or tensor.producer is not None:
+            continue
+        if not tensor.is_constant:
+            lines.append(
+                f"  {'variable' if tensor.is_variable else 'unset'} {name}: {_type(tensor)}"
+            )
+        elif tensor in named:
+            lines.append(f"  constant {name} = {_constant(tensor)}")
+    lines += [
+        f"  {_operator(operator, argument, names.__getitem__)}" for operator in subgraph.operators
+    ]
     results = ", ".join(names[tensor] for tensor in subgraph.outputs)
     return "\n".join([*lines, f"  return {results}", "}\n"])
 
 
-def operator_text(operator: Operator, named: Callable[[Tensor], str] = lambda one: f"%{one.name}") -> str:
+def operator_text(
+    operator: Operator, named: Callable[[Tensor], str] = lambda one: f"%{one.name}"
+) -> str:
     """One operator as a line of the text form; `named` gives a tensor's printed name."""
+    return _operator(operator, lambda one: _constant(one) if one.is_constant else named(one), named)
 
-    def argument(tensor: Tensor | None) -> str:
-        if tensor is None:
-            return "none"
-        return _constant(tensor) if tensor.is_constant else named(tensor)
 
-    arguments = ", ".join(map(argument, operator.inputs))
+def _operator(
+    operator: Operator, argument: Callable[[Tensor], str], named: Callable[[Tensor], str]
+) -> str:
+    arguments = ", ".join(
+        "none" if tensor is None else argument(tensor) for tensor in operator.inputs
+    )
     outputs = ", ".join(f"{named(t)}: {_type(t)}" for t in operator.outputs)
     outputs += " = " if outputs else ""
     code = operator.name
     if code == "CUSTOM":
-        code = f"CUSTOM {_string(operator.code.custom_code or '')} "
-    return f"{outputs}{code}({arguments}){_options(operator.options)}"
+        code = f"CUSTOM {string_text(operator.code.custom_code or '')} "
+    return f"{outputs}{code}({arguments}){_options(operator)}"
 
 
 def _type(tensor: Tensor) -> str:
     sizes = list(map(str, tensor.shape))
     if tensor.shape_signature is not None and len(tensor.shape_signature) == len(sizes):
-        sizes = ["?" if s == -1 else size for s, size in zip(tensor.shape_signature, sizes, strict=True)]
+        sizes = [
+            "?" if s == -1 else size for s, size in zip(tensor.shape_signature, sizes, strict=True)
+        ]
     return f"{tensor.dtype}[{','.join(sizes)}]{_quantization(tensor)}"
 
 
@@ -109,51 +228,76 @@ def _quantization(tensor: Tensor) -> str:
     return f" {tensor.quantization}" if tensor.is_quantized else ""
 
 
-def _number(value: Any) -> str:
-    if isinstance(value, bool | np.bool_):
-        return "true" if value else "false"
-    # str of a numpy scalar is the shortest text that reads back as the same number of that type.
-    return str(value)
+def literal(values: Any) -> str:
+    """A constant of these numbers, all of them, in the text form."""
+    array = np.asarray(values)
+    return f"{array.dtype}[{','.join(map(str, array.shape))}]{_braced(array)}"
+
+
+def _braced(array: NDArray[np.generic]) -> str:
+    return f"{{{', '.join(map(number_text, array.ravel()))}}}"
 
 
 def _constant(tensor: Tensor) -> str:
     shape = f"[{','.join(map(str, tensor.shape))}]"
-    values = tensor.array().ravel() if tensor.has_numbers and tensor.elements <= _MOST_LOOKED_AT else None
+    seeded = _SEEDED.match(tensor.name)
+    is_looked_at = tensor.elements <= _MOST_LOOKED_AT or seeded is not None
     text = f"{shape}{{...}}"
-    if values is not None and len(values) <= _MOST_PRINTED:
-        numbers = ", ".join(map(_number, values))
-        text = f"{shape if len(tensor.shape) > 1 else ''}{{{numbers}}}" if tensor.shape else f"({numbers})"
-    elif values is not None and (values == values[0]).all():
-        text = f"{shape}{{splat {_number(values[0])}}}"
+    if is_looked_at and tensor.has_numbers and not tensor.dtype.is_complex:
+        values = tensor.array()
+        if not tensor.shape:
+            text = f"({number_text(values[()])})"
+        elif values.size <= _MOST_PRINTED:
+            text = f"{shape if len(tensor.shape) > 1 else ''}{_braced(values)}"
+        elif values.tobytes() == values.ravel()[:1].tobytes() * values.size:
+            text = f"{shape}{{splat {number_text(values.ravel()[0])}}}"
+        elif seeded is not None and _is_of_seed(int(seeded[1]), tensor.dtype, values):
+            text = f"{shape}{{seed {int(seeded[1])}}}"
     return f"{tensor.dtype}{text}{_quantization(tensor)}"
 
 
-def _options(table: Table | None) -> str:
-    if table is None:
+def _is_of_seed(seed: int, dtype: DType, values: NDArray[np.generic]) -> bool:
+    """Whether these are the numbers of a seed, which the name of a constant promises."""
+    return (
+        values.nbytes <= MOST_BYTES
+        and random_numbers(seed, dtype, values.size).tobytes() == values.tobytes()
+    )
+
+
+def _options(operator: Operator) -> str:
+    table = operator.options
+    if table is None or table.name != KINDS[operator.code.name].options:
         return ""
-    present = [(name, table.fields[name]) for name in table.spec.by_name if name in table.fields]
-    texts = [
-        f"{name}: {option_text(read_flexbuffer(value) if name == 'composite_attributes' else value)}"
-        for name, value in present
-        if isinstance(value, np.ndarray) or value != table.spec.defaults[name]
-    ]
+    present = [name for name in table.spec.by_name if name in table.fields]
+    texts: list[str] = []
+    for name in present:
+        value = table.fields[name]
+        if name == "composite_attributes":
+            texts.append(f"{name}: {_attributes(value)}")
+        elif isinstance(value, np.ndarray) or value != table.spec.defaults[name]:
+            texts.append(f"{name}: {value_text(table.spec.by_name[name], value)}")
     return f" {{{', '.join(texts)}}}" if texts else ""
 
 
+def _attributes(content: NDArray[np.uint8]) -> str:
+    """A composite's attributes; bytes that are none, or that cannot be written again, as a text about them."""
+    value = read_flexbuffer(bytes(content))
+    try:
+        write_flexbuffer(value)
+    except ValueError:
+        value = str(value)
+    return option_text(value if isinstance(value, dict) else str(value))
+
+
 def option_text(value: Any) -> str:
-    """The value of an option: `{epsilon: 1e-06}`, `[1, 2]`, `'RELU'`, `true`."""
+    """An attribute's value: `{epsilon: 1e-06}`, `[1, 2]`, `'RELU'`, `true`."""
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{_word(key)}: {option_text(item)}' for key, item in value.items())}}}"
-    if isinstance(value, np.ndarray | list):
+        return (
+            f"{{{', '.join(f'{_word(key)}: {option_text(item)}' for key, item in value.items())}}}"
+        )
+    if isinstance(value, list):
         return f"[{', '.join(map(option_text, value))}]"
-    if isinstance(value, Table):
-        return f"<{value.spec.name}>"
-    return _string(value) if isinstance(value, str) else _number(value)
-
-
-def _string(value: str) -> str:
-    """Quote with single quotes, or as JSON if the value contains a single quote or is not printable."""
-    return f"'{value}'" if value.isprintable() and "'" not in value else json.dumps(value)
+    return string_text(value) if isinstance(value, str) else number_text(value)
 
 
 # For `print(graph)`; `edge_opt.ir.graph` cannot import this module.

@@ -1,7 +1,16 @@
 """Graph traversal (producers, readers, slices), execution orders, and copies of regions."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
@@ -45,7 +54,9 @@ def producers(operator: Operator) -> list[Operator]:
 def reads(operators: Sequence[Operator]) -> tuple[Tensor, ...]:
     """Tensors that the operators read but do not define, each once, in the order of first use."""
     defined = {tensor for operator in operators for tensor in operator.outputs}
-    read = dict.fromkeys(tensor for operator in operators for tensor in operator.inputs if tensor is not None)
+    read = dict.fromkeys(
+        tensor for operator in operators for tensor in operator.inputs if tensor is not None
+    )
     return tuple(tensor for tensor in read if tensor not in defined)
 
 
@@ -118,7 +129,9 @@ def needed_for(
     return needed[::-1]
 
 
-def still_needed(subgraph: Subgraph, old: Sequence[Operator], new: Sequence[Operator]) -> list[Operator]:
+def still_needed(
+    subgraph: Subgraph, old: Sequence[Operator], new: Sequence[Operator]
+) -> list[Operator]:
     """The `old` operators (in execution order) that must stay when `new` ones replace the others.
 
     Their results are needed by the graph's caller, by operators outside `old`, or by `new` ones, directly or
@@ -224,7 +237,9 @@ class _Placing:
     def readers(self) -> list[Operator]:
         """The operators up to the end that read results of new ones, in execution order."""
         found = {reader: None for tensor in self.makers for reader in tensor.readers}
-        before = [one for one in found if one not in self.removed and self.graph.place(one) <= self.end]
+        before = [
+            one for one in found if one not in self.removed and self.graph.place(one) <= self.end
+        ]
         return sorted(before, key=self.graph.place)
 
     def put(self, operators: Sequence[Operator], before: Operator | None, place: int) -> None:
@@ -233,7 +248,11 @@ class _Placing:
         def above(operator: Operator) -> Iterator[Operator]:
             for tensor in operator.inputs:
                 source = None if tensor is None else self.makers.get(tensor, tensor.producer)
-                if source is not None and source not in self.placed and self._is_after(source, place):
+                if (
+                    source is not None
+                    and source not in self.placed
+                    and self._is_after(source, place)
+                ):
                     yield source
 
         starts = [operator for operator in operators if operator not in self.placed]
@@ -301,7 +320,10 @@ def cut_out(
     places = {model.subgraphs.index(graph): place for place, graph in enumerate(called, 1)}
 
     def add(
-        name: str, operators: Sequence[Operator], inputs: Iterable[Tensor], outputs: Iterable[Tensor]
+        name: str,
+        operators: Sequence[Operator],
+        inputs: Iterable[Tensor],
+        outputs: Iterable[Tensor],
     ) -> None:
         graph = Subgraph(name)
         region.subgraphs.append(graph)
@@ -372,7 +394,9 @@ def own_fields(operator: Operator) -> Table | None:
     return new_table("Operator", **own) if own else None
 
 
-def repeated(operator: Operator, copies: dict[Tensor, Tensor], name: Callable[[Tensor], str]) -> Operator:
+def repeated(
+    operator: Operator, copies: dict[Tensor, Tensor], name: Callable[[Tensor], str]
+) -> Operator:
     """A copy of the operator, in no subgraph, on `copies` of its tensors; missing copies are added."""
 
     def local(tensor: Tensor) -> Tensor:
