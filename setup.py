@@ -18,7 +18,9 @@ class BuildWithoutScripts(build_py):
     def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
         """The modules of a package, as (package, module, file)."""
         found: list[tuple[str, str, str]] = super().find_package_modules(package, package_dir)
-        return [module for module in found if package != "edge_opt.testdata" or module[1] == "__init__"]
+        return [
+            module for module in found if package != "edge_opt.testdata" or module[1] == "__init__"
+        ]
 
 
 def long_description() -> str:

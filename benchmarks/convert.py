@@ -202,7 +202,10 @@ def report(rows: list[Row], imported: int) -> str:
 
 def made(folder: Path) -> list[Path]:
     """The architectures of Gemma3-270M and 1B with random weights, exported and quantized as users do."""
-    targets = [folder / name for name in ("gemma3_270m.tflite", "gemma3_1b.tflite", "gemma3_1b_a16w8.tflite")]
+    targets = [
+        folder / name
+        for name in ("gemma3_270m.tflite", "gemma3_1b.tflite", "gemma3_1b_a16w8.tflite")
+    ]
     if all(target.exists() for target in targets):
         return targets
     sys.path.insert(0, str(ROOT / "testdata"))
@@ -255,7 +258,11 @@ def main() -> int:
             rows += benchmark(model, Path(folder), options)
     within = not any(misses(row, imported) for row in rows)
     if options.json:
-        print(json.dumps({"rows": [asdict(row) for row in rows], "import": imported, "within": within}))
+        print(
+            json.dumps(
+                {"rows": [asdict(row) for row in rows], "import": imported, "within": within}
+            )
+        )
     else:
         print(report(rows, imported))
     return 0 if within else 1

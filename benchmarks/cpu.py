@@ -73,7 +73,10 @@ def main() -> None:
     print(f"{'signature':14} threads  before ms   after ms  fastest   median    pairs  cpu time")
     for signature in given.signatures.split(","):
         for threads in given.threads.split(","):
-            print(compare((given.before, given.after), signature, int(threads), given.runs), flush=True)
+            print(
+                compare((given.before, given.after), signature, int(threads), given.runs),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

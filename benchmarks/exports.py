@@ -43,7 +43,9 @@ def make(module: str, python: str, folder: Path) -> list[str]:
     found = [line.split()[0] for line in lines]
     missing = [name for name in found if not (folder / f"{name}.tflite").exists()]
     if missing:
-        subprocess.run([python, script, str(folder), "--from", module, "--only", *missing], check=False)
+        subprocess.run(
+            [python, script, str(folder), "--from", module, "--only", *missing], check=False
+        )
     return [name for name in found if not (folder / f"{name}.tflite").exists()]
 
 

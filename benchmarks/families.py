@@ -99,7 +99,8 @@ def _closed(path: Path) -> dict[str, tuple[int, ...]]:
 
     return {
         f"{signature}/{name}": tuple(
-            size(axis, name, signature) if own < 0 else own for axis, own in enumerate(tensor.shape_signature)
+            size(axis, name, signature) if own < 0 else own
+            for axis, own in enumerate(tensor.shape_signature)
         )
         for signature, inputs in load(path).inputs()
         for name, tensor in inputs.items()
@@ -110,7 +111,9 @@ def _closed(path: Path) -> dict[str, tuple[int, ...]]:
 def not_exported(log: Path, special: str) -> Row:
     """The row of a family that has a log and no model."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    said = next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1] if lines else "")
+    said = next(
+        (line for line in reversed(lines) if _ERROR.match(line)), lines[-1] if lines else ""
+    )
     said = re.sub(r"/\S+/", "", said)  # folders are those of one machine
     return dict.fromkeys(_COLUMNS, "") | {
         "family": log.stem, "special": special, "left": f"not exported: {said[:200]}"
@@ -131,7 +134,12 @@ def contradictions(rows: list[Row]) -> list[str]:
 def _floats(path: Path) -> str:
     """The type of most floats that a model computes."""
     graphs = [graph for _, graph in edge_opt.load(path).entry_points()]
-    kinds = (tensor.dtype for graph in graphs for operator in graph.operators for tensor in operator.outputs)
+    kinds = (
+        tensor.dtype
+        for graph in graphs
+        for operator in graph.operators
+        for tensor in operator.outputs
+    )
     return Counter(kind.name.lower() for kind in kinds if kind.is_float).most_common(1)[0][0]
 
 
@@ -141,9 +149,13 @@ def several_heads(path: Path) -> str:
     for _, graph in edge_opt.load(path).entry_points():
         for operator in graph.operators:
             product = operator.name in ("BATCH_MATMUL", "FULLY_CONNECTED")
-            computed = product and not operator.input(1).is_constant and not operator.input(0).is_constant
+            computed = (
+                product and not operator.input(1).is_constant and not operator.input(0).is_constant
+            )
             shape = operator.outputs[0].shape
-            if (computed or operator.name in ("SOFTMAX", "LOG_SOFTMAX")) and math.prod(shape[:-2]) > 1:
+            if (computed or operator.name in ("SOFTMAX", "LOG_SOFTMAX")) and math.prod(
+                shape[:-2]
+            ) > 1:
                 found[f"{operator.name} {list(shape)}"] += 1
     return _counted(found)
 
@@ -185,7 +197,9 @@ def _without_folder(message: object, path: Path) -> str:
 def summary(rows: list[Row]) -> str:
     """The table in a sentence."""
     rows = [row for row in rows if row["types"]]
-    blocks, converted = (sum(int(row[column] or 0) for row in rows) for column in ("blocks", "converted"))
+    blocks, converted = (
+        sum(int(row[column] or 0) for row in rows) for column in ("blocks", "converted")
+    )
     whole = sum(row["whole_xnnpack"] == row["whole_reference"] == _EXACT for row in rows)
     return (
         f"{len(rows)} models, {converted} of {blocks} multi-head blocks converted; {whole} models bit for bit equal as "
@@ -210,7 +224,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=_ROOT / "docs" / "research" / "families.csv")
     parser.add_argument("--only", nargs="+", metavar="MODEL", help="files' names, without .tflite")
     arguments = parser.parse_args()
-    specials = {family: row["special"] for (family, _), row in _known(arguments.out).items()} | _specials()
+    specials = {
+        family: row["special"] for (family, _), row in _known(arguments.out).items()
+    } | _specials()
     logs = [p for p in arguments.folder.glob("*.log") if not p.with_suffix(".tflite").exists()]
     models = [p for p in arguments.folder.glob("*.tflite") if ".auxiliary" not in p.name]
     with tempfile.TemporaryDirectory() as folder:
@@ -218,7 +234,9 @@ def main() -> int:
             if arguments.only is None or path.stem in arguments.only:
                 special = specials.get(path.stem.partition(".")[0], "")
                 unmade = path.suffix == ".log"
-                row = not_exported(path, special) if unmade else measure(path, special, Path(folder))
+                row = (
+                    not_exported(path, special) if unmade else measure(path, special, Path(folder))
+                )
                 print(", ".join(value for value in row.values() if value), flush=True)
                 _record(row, arguments.out)
     rows = list(_known(arguments.out).values())

@@ -47,7 +47,10 @@ def main() -> int:
     if options.only is not None:
         return _again(options)
     run = Run(options)
-    for sign in (signal.SIGINT, signal.SIGTERM):  # in the background, a shell lets the first be ignored
+    for sign in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # in the background, a shell lets the first be ignored
         signal.signal(sign, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
         run.go()
@@ -66,10 +69,16 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--models", type=Path, nargs="*", default=[], help="folders with models to make mutants of"
     )
-    parser.add_argument("--convert-one-in", type=int, default=16, help="default: 16; 1 converts all")
-    parser.add_argument("--structured", type=float, default=0.4, help="share of changed tables, default 0.4")
+    parser.add_argument(
+        "--convert-one-in", type=int, default=16, help="default: 16; 1 converts all"
+    )
+    parser.add_argument(
+        "--structured", type=float, default=0.4, help="share of changed tables, default 0.4"
+    )
     parser.add_argument("--save", type=Path, help="folder for the first mutant of each finding")
-    parser.add_argument("--only", type=int, help="examine this one mutant here, and show what happens")
+    parser.add_argument(
+        "--only", type=int, help="examine this one mutant here, and show what happens"
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -98,7 +107,9 @@ class Run:
             while following < end and time.monotonic() < deadline:
                 following = self._one_child(file.name, position, following, end, deadline)
 
-    def _one_child(self, name: str, position: mmap.mmap, first: int, end: int, deadline: float) -> int:
+    def _one_child(
+        self, name: str, position: mmap.mmap, first: int, end: int, deadline: float
+    ) -> int:
         """Feed one child; returns the number of the mutant to go on with."""
         command = [
             sys.executable,
@@ -139,7 +150,11 @@ class Run:
             self.seconds = time.monotonic() - self.started
             rest = self._take(rest + (lines.read() or b""))
             if ended:
-                return None if child.returncode == 0 else f"the process ended with status {child.returncode}"
+                return (
+                    None
+                    if child.returncode == 0
+                    else f"the process ended with status {child.returncode}"
+                )
             now = time.monotonic()
             if now > deadline:
                 child.kill()
@@ -179,10 +194,16 @@ class Run:
     def summary(self) -> str:
         """The figures, one a line."""
         total = sum(self.outcomes.values())
-        lines = [f"{total} mutants of {self.seeds} models in {self.seconds:.0f} s (seed {self.options.seed})"]
+        lines = [
+            f"{total} mutants of {self.seeds} models in {self.seconds:.0f} s (seed {self.options.seed})"
+        ]
         lines += [f"  {count:>9} {outcome}" for outcome, count in sorted(self.outcomes.items())]
-        lines.append(f"  slowest: mutant {self.slowest[1]}, {self.slowest[0]:.2f} s of processor time")
-        lines.append(f"  the process grew by {self.growth >> 20} MiB over its size before the first mutant")
+        lines.append(
+            f"  slowest: mutant {self.slowest[1]}, {self.slowest[0]:.2f} s of processor time"
+        )
+        lines.append(
+            f"  the process grew by {self.growth >> 20} MiB over its size before the first mutant"
+        )
         lines.append(f"  {len(self.findings)} kinds of findings")
         for kind, report in self.findings.items():
             lines.append(f"    {report['times']} times, first by mutant {report['number']}: {kind}")
@@ -198,7 +219,9 @@ def _seeds(options: argparse.Namespace) -> list[Any]:
     from edge_opt.ir.opening import check_not_compiled  # noqa: PLC0415
 
     made = handmade()
-    for path in sorted(path for folder in options.models for path in Path(folder).rglob("*.tflite")):
+    for path in sorted(
+        path for folder in options.models for path in Path(folder).rglob("*.tflite")
+    ):
         try:
             model = load(path)
             check_not_compiled(model, path)
@@ -258,9 +281,13 @@ def _report(channel: TextIO, **fields: Any) -> None:
 def _kind(error: Exception) -> str:
     """Equal for what is likely one bug: the exception's type and the line of ours that it came from."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if "fuzz" not in frame.filename and frame.filename.endswith(".py")]
+    ours = [
+        frame for frame in frames if "fuzz" not in frame.filename and frame.filename.endswith(".py")
+    ]
     own = [
-        frame for frame in ours if any(part in frame.filename for part in ("converter", "schema", "edge_opt"))
+        frame
+        for frame in ours
+        if any(part in frame.filename for part in ("converter", "schema", "edge_opt"))
     ]
     last = (own or ours or list(frames))[-1]
     place = "/".join(Path(last.filename).parts[-2:])

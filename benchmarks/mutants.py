@@ -95,7 +95,16 @@ class Bench:
     def __init__(self, folder: Path, tests: Iterable[str], wider: Iterable[str]) -> None:
         self.folder = folder
         self._wider = tuple(wider)
-        for name in ("tests", "testdata", "docs", "examples", "converter", "schema", "cli", "pyproject.toml"):
+        for name in (
+            "tests",
+            "testdata",
+            "docs",
+            "examples",
+            "converter",
+            "schema",
+            "cli",
+            "pyproject.toml",
+        ):
             source = ROOT / name
             (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
         self.package = folder / "src" / "edge_opt"
@@ -127,7 +136,9 @@ class Bench:
             with suppress(coverage.exceptions.DataError):  # a child that was killed while it wrote
                 of_child.read()
                 self._data.update(of_child)
-        self._every = {context.rpartition("|")[0] for context in self._data.measured_contexts()} - {""}
+        self._every = {context.rpartition("|")[0] for context in self._data.measured_contexts()} - {
+            ""
+        }
         self._seconds = {
             f"{case.get('classname')}.{case.get('name')}": float(case.get("time") or 0)
             for case in ET.parse(folder / "tests.xml").iter("testcase")  # noqa: S314 - our own
@@ -149,7 +160,8 @@ class Bench:
         known = [
             (self._seconds[key], test)
             for test in self._every
-            if (key := _key(test)) in self._seconds and (test in named or test.partition("::")[0] in files)
+            if (key := _key(test)) in self._seconds
+            and (test in named or test.partition("::")[0] in files)
         ]
         return [test for _, test in sorted(known)]
 
@@ -160,7 +172,9 @@ class Bench:
     def kills(self, mutant: Mutant) -> bool:
         """Whether one of its tests fails with the mutant in place."""
         tests = self.tests_of(mutant)
-        quick = [test for at, test in enumerate(tests) if self.seconds(tests[: at + 1]) < 1] or tests[:1]
+        quick = [
+            test for at, test in enumerate(tests) if self.seconds(tests[: at + 1]) < 1
+        ] or tests[:1]
         _forget(mutant.path)
         try:
             with use_mutation(mutant.path, get_operator(mutant.operator)(), mutant.occurrence):
@@ -200,7 +214,11 @@ def _fails(tests: list[str], seconds: float) -> bool:
         for descriptor in (0, 1, 2):
             os.dup2(nowhere, descriptor)
         os._exit(
-            int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:cov", "-m", "not slow", *tests]))
+            int(
+                pytest.main(
+                    ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:cov", "-m", "not slow", *tests]
+                )
+            )
             & 0xFF
         )
     until = time.monotonic() + 10 * seconds
@@ -226,7 +244,9 @@ def mutants(folder: Path) -> Iterator[Mutant]:
                     continue
                 own = range(spec.start_pos[0], spec.end_pos[0] + 1)
                 lines = [lines for lines in statements if own.start in lines]
-                yield Mutant(path, spec.operator_name, spec.occurrence, min(lines, key=len, default=own))
+                yield Mutant(
+                    path, spec.operator_name, spec.occurrence, min(lines, key=len, default=own)
+                )
 
 
 def _statements(tree: ast.AST) -> Iterator[range]:
@@ -235,7 +255,8 @@ def _statements(tree: ast.AST) -> Iterator[range]:
         if isinstance(node, ast.stmt):
             body = getattr(node, "body", None)
             yield range(
-                node.lineno, max(body[0].lineno, node.lineno + 1) if body else (node.end_lineno or 0) + 1
+                node.lineno,
+                max(body[0].lineno, node.lineno + 1) if body else (node.end_lineno or 0) + 1,
             )
 
 
@@ -247,7 +268,8 @@ def _inert(tree: ast.AST) -> Iterator[tuple[int, int]]:
             for inner in ast.walk(value):
                 if isinstance(inner, ast.expr):
                     yield from (
-                        (inner.lineno, at) for at in range(inner.col_offset, inner.end_col_offset or 0)
+                        (inner.lineno, at)
+                        for at in range(inner.col_offset, inner.end_col_offset or 0)
                     )
 
 
@@ -262,7 +284,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100, help="mutants of each folder")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tests", nargs="*", default=["tests"], help="what to choose from")
-    parser.add_argument("--wider", nargs="*", default=[], help="files that what survives those meets as well")
+    parser.add_argument(
+        "--wider", nargs="*", default=[], help="files that what survives those meets as well"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="edge-opt-mutants-") as scratch:
         bench = Bench(Path(scratch), options.tests, options.wider)
@@ -281,7 +305,10 @@ def main() -> None:
                     reached = len(bench.tests_of(mutant))
                     print(f"{folder}: survived {mutant} ({reached} tests reach it)", flush=True)
             found = results[folder]
-            print(f"{folder}: {sum(found)} of {len(found)} killed, drawn from {len(drawn)}", flush=True)
+            print(
+                f"{folder}: {sum(found)} of {len(found)} killed, drawn from {len(drawn)}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

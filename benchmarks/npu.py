@@ -67,7 +67,12 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json`."""
-        told = {"model": self.model, "signature": self.signature, "ratio": self.ratio, "bar": self.bar}
+        told = {
+            "model": self.model,
+            "signature": self.signature,
+            "ratio": self.ratio,
+            "bar": self.bar,
+        }
         return {**told, "trials": [trial.to_dict() for trial in self.trials]}
 
 
@@ -86,7 +91,9 @@ def candidates(
     if forms:
         _, attention = largest_attention(model, signature)
         yield from (
-            (form, applied(target, changes)) for form, changes in variants(attention, target) if changes
+            (form, applied(target, changes))
+            for form, changes in variants(attention, target)
+            if changes
         )
 
 
@@ -117,7 +124,9 @@ def told(trial: Trial) -> Trial:
 
 def report(rows: Sequence[Row]) -> str:
     """The table, one entry point a line, then what else was tried, best first."""
-    lines = [f"{'model':16}{'signature':14}{'as exported, ms':>24}{'ours, ms':>24}{'ratio':>8}{'bar':>7}"]
+    lines = [
+        f"{'model':16}{'signature':14}{'as exported, ms':>24}{'ours, ms':>24}{'ratio':>8}{'bar':>7}"
+    ]
     for row in rows:
         ratio = "-" if row.ratio is None else f"{row.ratio:.3f}"
         times = f"{_time(row.time(EXPORTED)):>24}{_time(row.time(OURS)):>24}"
@@ -139,7 +148,11 @@ def _microseconds(trial: Trial) -> float:
 
 
 def _time(time: TimeEstimate | None) -> str:
-    return "" if time is None else f"{time.us / 1e3:.3f} [{time.us_low / 1e3:.2f} {time.us_high / 1e3:.2f}]"
+    return (
+        ""
+        if time is None
+        else f"{time.us / 1e3:.3f} [{time.us_low / 1e3:.2f} {time.us_high / 1e3:.2f}]"
+    )
 
 
 def main() -> int:
@@ -149,9 +162,13 @@ def main() -> int:
     )
     parser.add_argument("paths", type=Path, nargs="*", metavar="MODEL.tflite")
     parser.add_argument("--models", type=Path, metavar="FOLDER", help="all .tflite models there")
-    parser.add_argument("--sdk", metavar="FOLDER", help="Qualcomm's libraries; default: EDGE_OPT_QNN")
+    parser.add_argument(
+        "--sdk", metavar="FOLDER", help="Qualcomm's libraries; default: EDGE_OPT_QNN"
+    )
     parser.add_argument("--chip", default="SM8850", help="default: %(default)s")
-    parser.add_argument("--forms", action="store_true", help="every form that `tune` would try, too")
+    parser.add_argument(
+        "--forms", action="store_true", help="every form that `tune` would try, too"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="compilations at a time; default: 1")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

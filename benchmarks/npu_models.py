@@ -130,7 +130,9 @@ def prompts(folder: Path, shape: Shape) -> None:
     For each prefill one is shorter and one goes on beyond it, one nearly fills the cache: a word is a token.
     """
     folder.mkdir(exist_ok=True)
-    reaching = [half * length // 2 for length in (shape.prefill, *shape.prefills) for half in (1, 3)]
+    reaching = [
+        half * length // 2 for length in (shape.prefill, *shape.prefills) for half in (1, 3)
+    ]
     lines = (
         " ".join(f"w{(7 * line + 13 * word) % 400 + 4}" for word in range(words))
         for line, words in enumerate([*reaching, 7 * shape.cache // 8])
@@ -172,7 +174,9 @@ def make(name: str, folder: Path) -> None:
 def calibrate_and_quantize(stages: Any, config: Any, bundle: str, scratch: Path) -> Path:
     """The quantized model that holds prefill and decode."""
     ranges, quantized = scratch / "calibrated", scratch / "quantized.litertlm"
-    stage(ranges, lambda to: stages.npu_calibrate(config, bundle, str(scratch / "prompts"), str(to)))
+    stage(
+        ranges, lambda to: stages.npu_calibrate(config, bundle, str(scratch / "prompts"), str(to))
+    )
     stages.npu_quantize(config, bundle, str(quantized), str(ranges))
     return Path(f"{quantized}.intermediate.tflite")
 
@@ -203,9 +207,13 @@ def main() -> int:
         return 0
     unknown = sorted({name.removesuffix(FLOAT) for name in options.names} - set(SHAPES))
     if options.folder is None or unknown:
-        parser.error(f"no such model: {', '.join(unknown)}" if unknown else "name the folder to write to")
+        parser.error(
+            f"no such model: {', '.join(unknown)}" if unknown else "name the folder to write to"
+        )
     options.folder.mkdir(parents=True, exist_ok=True)
-    missing = [name for name in options.names or SHAPES if not (options.folder / f"{name}.tflite").exists()]
+    missing = [
+        name for name in options.names or SHAPES if not (options.folder / f"{name}.tflite").exists()
+    ]
     if options.here:
         for name in missing:
             make(name, options.folder)

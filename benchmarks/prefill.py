@@ -77,7 +77,9 @@ def measure(model: Path, baseline: int) -> Measured:
     sites = [site for site in said["sites"] if (site["heads"] or 0) > 1]
     converted = sum(site["status"] == "converted" for site in sites)
     bar = 1.25 * copy + 2 + 2 * seconds
-    return Measured(model.name, copy, ran.seconds, seconds, bar, ran.peak - baseline, converted, len(sites))
+    return Measured(
+        model.name, copy, ran.seconds, seconds, bar, ran.peak - baseline, converted, len(sites)
+    )
 
 
 def main() -> int:

@@ -27,7 +27,9 @@ class Run:
     complaint: str
 
 
-def run(command: list[str], *, most_bytes: int | None = None, most_seconds: float | None = None) -> Run:
+def run(
+    command: list[str], *, most_bytes: int | None = None, most_seconds: float | None = None
+) -> Run:
     """Run it to its end, or until it has used up its time; `most_bytes` limits each process's private memory."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         started = time.perf_counter()
@@ -90,7 +92,9 @@ def _together(pids: list[int]) -> int:
             lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         except OSError:
             continue
-        sizes = {line.partition(":")[0]: line.split()[1] for line in lines if line.startswith("Rss")}
+        sizes = {
+            line.partition(":")[0]: line.split()[1] for line in lines if line.startswith("Rss")
+        }
         private += int(sizes.get("RssAnon", 0)) + int(sizes.get("RssShmem", 0))
         shared = max(shared, int(sizes.get("RssFile", 0)))
     return (private + shared) << 10

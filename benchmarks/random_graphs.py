@@ -44,7 +44,9 @@ from edge_opt.runtime.protocol import Arrays
 from edge_opt.targets import Target
 from edge_opt.verification.examine import Verifier
 
-_PROVED = 500  # graphs after which the verifier starts anew, because it remembers all that it proved
+_PROVED = (
+    500  # graphs after which the verifier starts anew, because it remembers all that it proved
+)
 _LARGE = 30
 KERNELS = ("xnnpack", "reference")
 
@@ -80,7 +82,9 @@ def convert(model: Model, target: Target, verifier: Verifier | None) -> list[Ver
             if isinstance(chosen.check, Exact):
                 operators = set(graph.operators)
                 reports += run_pass(chosen, context)
-                reports += left_over(context, reports, operators) if chosen.name == MhaToSha.name else []
+                reports += (
+                    left_over(context, reports, operators) if chosen.name == MhaToSha.name else []
+                )
     remove_unused(model, usage)
     return reports
 
@@ -182,7 +186,9 @@ def preserving_all(model: bytes, values: Arrays) -> Arrays:
 def _same(one: np.ndarray, other: np.ndarray) -> bool:
     if (one.shape, one.dtype) != (other.shape, other.dtype):
         return False
-    numbers = ~(np.isnan(one) & np.isnan(other)) if one.dtype.kind == "f" else np.ones(one.shape, bool)
+    numbers = (
+        ~(np.isnan(one) & np.isnan(other)) if one.dtype.kind == "f" else np.ones(one.shape, bool)
+    )
     return one[numbers].tobytes() == other[numbers].tobytes()
 
 
@@ -203,7 +209,10 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first graph to run")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
     parser.add_argument(
-        "--prove-one-in", type=int, default=1, help="the others are converted without proofs; default: 1"
+        "--prove-one-in",
+        type=int,
+        default=1,
+        help="the others are converted without proofs; default: 1",
     )
     options = parser.parse_args()
     told: Counter[str] = Counter()
@@ -238,14 +247,19 @@ def main() -> int:
         if not any(site.pass_name == MhaToSha.name for site in skipped):
             wrongs += several_heads(model, case)
         for where in wrongs:
-            print(f"WRONG: graph {number} of seed {options.seed}, form {form}: {where}\n  {case}", flush=True)
+            print(
+                f"WRONG: graph {number} of seed {options.seed}, form {form}: {where}\n  {case}",
+                flush=True,
+            )
             wrong.append(number)
         done += 1
         if done % 100 == 0:
             print(f"{done} graphs, {len(set(wrong))} wrong", file=sys.stderr, flush=True)
     verifier.__exit__()
     seconds = time.monotonic() - started
-    print(f"{done} graphs, {len(set(wrong))} wrong, {faults} the interpreter's fault; {seconds:.0f} s")
+    print(
+        f"{done} graphs, {len(set(wrong))} wrong, {faults} the interpreter's fault; {seconds:.0f} s"
+    )
     for text, count in told.most_common():
         print(f"{count:7}  {text}")
     return int(bool(wrong))

@@ -61,7 +61,10 @@ def pair(draw: random.Random) -> tuple[bytes, bytes]:
     variables = draw.randint(1, 3)
     bodies = [body(draw, variables) for _ in range(draw.randint(1, 4))]
     places = [
-        (at, row) for at, lines in enumerate(bodies) for row, line in enumerate(lines) if "FACTOR" in line
+        (at, row)
+        for at, lines in enumerate(bodies)
+        for row, line in enumerate(lines)
+        if "FACTOR" in line
     ]
     changed = draw.choice([*places, None])
     models = []
@@ -69,7 +72,8 @@ def pair(draw: random.Random) -> tuple[bytes, bytes]:
         texts = []
         for at, lines in enumerate(bodies):
             rows = [
-                line.replace("FACTOR", "3.0" if (at, row) == odd else "1.0") for row, line in enumerate(lines)
+                line.replace("FACTOR", "3.0" if (at, row) == odd else "1.0")
+                for row, line in enumerate(lines)
             ]
             texts.append("\n".join(f"  {line}" for line in rows))
         models.append(stateful(*texts, variables=variables))
@@ -104,13 +108,20 @@ def main() -> int:
             one, other = pair(draw)
             expected = differs(one, other, draw)
             path = record(one, Path(folder, "golden.npz"), atol=0, rtol=0, overwrite=True)
-            found = {"compare": not compare(one, other, locate=False), "golden": not check(other, path)}
+            found = {
+                "compare": not compare(one, other, locate=False),
+                "golden": not check(other, path),
+            }
             for name, is_different in found.items():
                 if is_different != expected:
                     told["wrong"] += 1
-                    print(f"WRONG: pair {number} of seed {options.seed}, {name}: different is {is_different}")
+                    print(
+                        f"WRONG: pair {number} of seed {options.seed}, {name}: different is {is_different}"
+                    )
             told["different" if expected else "equal"] += 1
-    print(f"{options.count} pairs: {', '.join(f'{count} {kind}' for kind, count in sorted(told.items()))}")
+    print(
+        f"{options.count} pairs: {', '.join(f'{count} {kind}' for kind, count in sorted(told.items()))}"
+    )
     return int(told["wrong"] > 0)
 
 

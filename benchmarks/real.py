@@ -26,7 +26,9 @@ _SIDE_BY_SIDE = {"evaluate", "emulate", "compile"}
 def stage_line(stage: StageReport) -> str:
     """Seconds, memory of the largest process and size of a stage's result."""
     peak = stage.peak_bytes / _GIBI
-    return f"  {stage.name:10} {stage.seconds:8.1f} s {peak:7.2f} GiB {stage.bytes / _MEBI:8.1f} MiB"
+    return (
+        f"  {stage.name:10} {stage.seconds:8.1f} s {peak:7.2f} GiB {stage.bytes / _MEBI:8.1f} MiB"
+    )
 
 
 def times(result: BuildResult) -> Iterator[tuple[str, float, float]]:
@@ -50,7 +52,9 @@ def row(weights: str, result: BuildResult) -> dict[str, Any]:
     models = evaluation.models
     return {
         "weights": weights,
-        "estimated_ms": {name: {"exported": old, "delivered": new} for name, old, new in times(result)},
+        "estimated_ms": {
+            name: {"exported": old, "delivered": new} for name, old, new in times(result)
+        },
         "bundle_mib": delivered / _MEBI,
         # The checkpoint is the first; behind the bundle on CPU kernels, it may be scored in the emulator, too.
         "perplexity_ratio": models[1].ratio if models else None,

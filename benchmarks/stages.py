@@ -110,12 +110,16 @@ def main() -> int:
     if options.json:
         print(json.dumps({"wall": clock.wall, "processor": clock.processor, "total": total}))
         return 0
-    print(f"{options.model.name}: {len(result.converted)} of {len(result.sites)} sites, {total:.2f} s")
+    print(
+        f"{options.model.name}: {len(result.converted)} of {len(result.sites)} sites, {total:.2f} s"
+    )
     print(f"{'stage':32}{'wall':>9}{'of all':>8}{'processor':>12}")
     for stage in ["load the library", *STAGES, "everything else"]:
         if clock.wall[stage]:
             share = clock.wall[stage] / total
-            print(f"{stage:32}{clock.wall[stage]:7.3f} s{share:7.0%}{clock.processor[stage]:10.3f} s")
+            print(
+                f"{stage:32}{clock.wall[stage]:7.3f} s{share:7.0%}{clock.processor[stage]:10.3f} s"
+            )
     return 0
 
 

@@ -53,8 +53,12 @@ def help_groups(command: Any, context: Any) -> dict[str, list[tuple[str, str]]]:
     for parameter in command.get_params(context):
         name, text = parameter.get_help_record(context)
         is_argument = parameter.param_type_name == "argument"
-        title = getattr(parameter, "rich_help_panel", None) or ("Arguments" if is_argument else "Options")
-        groups.setdefault(title, []).append((name.partition(" <")[0] if is_argument else name, text))
+        title = getattr(parameter, "rich_help_panel", None) or (
+            "Arguments" if is_argument else "Options"
+        )
+        groups.setdefault(title, []).append(
+            (name.partition(" <")[0] if is_argument else name, text)
+        )
     return groups
 
 
@@ -72,7 +76,9 @@ for _command in (
     *(models.demo, models.passes, models.targets),
 ):
     app.command(cls=_Command)(_command)
-golden = typer.Typer(cls=_Group, help="Record a model's outputs in a small file, and check them in CI.")
+golden = typer.Typer(
+    cls=_Group, help="Record a model's outputs in a small file, and check them in CI."
+)
 golden.command(cls=_Command)(models.record)
 golden.command(cls=_Command)(models.check)
 app.add_typer(golden, name="golden")
@@ -91,7 +97,9 @@ def edge_opt(
     *,
     version: Annotated[
         bool,
-        typer.Option("-V", "--version", callback=_version, is_eager=True, help="Print the version."),
+        typer.Option(
+            "-V", "--version", callback=_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Rewrite the attention of .tflite language models for NPUs, and verify each rewrite."""
@@ -133,7 +141,11 @@ def _signals_as_interrupts(received: list[signal.Signals]) -> Iterator[None]:
         raise KeyboardInterrupt
 
     is_main = threading.current_thread() is threading.main_thread()
-    ours = [n for n in (signal.SIGTERM, signal.SIGHUP) if is_main and signal.getsignal(n) is signal.SIG_DFL]
+    ours = [
+        n
+        for n in (signal.SIGTERM, signal.SIGHUP)
+        if is_main and signal.getsignal(n) is signal.SIG_DFL
+    ]
     for number in ours:
         signal.signal(number, interrupt)
     try:

@@ -37,7 +37,9 @@ def convert(
     ] = None,
     signatures: options.SignaturesOption = None,
     shapes: options.ShapeOption = None,
-    all_models: Annotated[bool, expert("In a bundle, rewrite every model.", None, "--all-models")] = False,
+    all_models: Annotated[
+        bool, expert("In a bundle, rewrite every model.", None, "--all-models")
+    ] = False,
     dump: Annotated[
         Path | None, expert("Write texts before and after each pass.", "<FOLDER>", "--dump")
     ] = None,
@@ -56,7 +58,9 @@ def convert(
     reports = reports or []
     failure: EdgeOptError | None = None
     for number, path in enumerate(reports):
-        check_report_path(path, overwrite=overwrite, others=(source, destination, *reports[:number]))
+        check_report_path(
+            path, overwrite=overwrite, others=(source, destination, *reports[:number])
+        )
     try:
         with output.bar(wanted=not quiet) as progress:
             result = convert(
@@ -81,7 +85,9 @@ def convert(
         conversion_report(result, target=target).write(path, overwrite=overwrite)
     if failure is not None:
         raise failure
-    output.answer(result, lambda found: show_conversion(found, reports), as_json=as_json, quiet=quiet)
+    output.answer(
+        result, lambda found: show_conversion(found, reports), as_json=as_json, quiet=quiet
+    )
     return output.EXIT_BUG if any(site.is_bug for site in result.sites) else 0
 
 
@@ -90,8 +96,12 @@ def inspect(
     *,
     target: options.TargetOption = None,
     shapes: options.ShapeOption = None,
-    infer: Annotated[bool, option("Also infer all shapes; exit 1 if any differs.", None, "--shapes")] = False,
-    node_data: Annotated[Path | None, option("Write an overlay for Model Explorer.", "<FILE.json>")] = None,
+    infer: Annotated[
+        bool, option("Also infer all shapes; exit 1 if any differs.", None, "--shapes")
+    ] = False,
+    node_data: Annotated[
+        Path | None, option("Write an overlay for Model Explorer.", "<FILE.json>")
+    ] = None,
     overwrite: options.ForceOption = False,
     as_json: options.JsonOption = False,
 ) -> int:
@@ -122,7 +132,9 @@ def compare(
     ] = "cpu",
     atol: Annotated[float, option("Equal means |a-b| <= atol + rtol*|a|.", "<X>", min=0)] = 0.0,
     rtol: Annotated[float, option("See --atol.", "<X>", min=0)] = 0.0,
-    generate: Annotated[int | None, option("Also generate and compare tokens.", "<N>", min=1)] = None,
+    generate: Annotated[
+        int | None, option("Also generate and compare tokens.", "<N>", min=1)
+    ] = None,
     seed: Annotated[int, expert("Seed of the inputs.", "<N>", min=0)] = 0,
     signatures: options.SignaturesOption = None,
     shapes: options.ShapeOption = None,
@@ -194,7 +206,9 @@ def check(
     from edge_opt.comparison.golden import check
 
     if model.suffix == ".npz" != golden.suffix:
-        raise UsageError(f"{model} holds recorded outputs: give the model first, then the recorded outputs")
+        raise UsageError(
+            f"{model} holds recorded outputs: give the model first, then the recorded outputs"
+        )
     report = check(model, golden)
     output.answer(report, show_comparison, as_json=as_json, quiet=quiet)
     return 0 if report else 1

@@ -66,7 +66,9 @@ def read_settings(values: Iterable[str] | None) -> dict[str, Any]:
     return settings
 
 
-def compiler_of(sdk: Path | None, chip: str | None, flags: Sequence[str] | None = None) -> "Compiler":
+def compiler_of(
+    sdk: Path | None, chip: str | None, flags: Sequence[str] | None = None
+) -> "Compiler":
     """The NPU's compiler with these settings."""
     from edge_opt.npu import Compiler
     from edge_opt.targets.chips import DEFAULT_CHIP
@@ -99,7 +101,9 @@ SdkOption = Annotated[
         "<DIR>",
     ),
 ]
-ChipOption = Annotated[str | None, option("The chip: SM8750, SM8850, ...", "<CHIP>", "--soc", "--chip")]
+ChipOption = Annotated[
+    str | None, option("The chip: SM8750, SM8850, ...", "<CHIP>", "--soc", "--chip")
+]
 SignaturesOption = Annotated[
     list[str] | None,
     expert("Only these signatures; * matches any text.", "<A,B>", callback=split_names),

@@ -38,7 +38,9 @@ def say(*lines: str, colour: str = "") -> None:
     write(f"\x1b[{colour}m{text}\x1b[0m" if coloured else text)
 
 
-def answer(found: Found, show: Callable[[Found], None], *, as_json: bool, quiet: bool = False) -> None:
+def answer(
+    found: Found, show: Callable[[Found], None], *, as_json: bool, quiet: bool = False
+) -> None:
     """Print a command's result as JSON, or else with `show` unless `quiet`."""
     if as_json:
         say_json(found)
@@ -50,7 +52,9 @@ def say_json(value: Any) -> None:
     """Print a value as one JSON object; NaN and infinities become null."""
     from edge_opt.base.record import to_json
 
-    text = json.dumps(to_json(value), indent=2, allow_nan=False)  # of ASCII, in which only DEL is not escaped
+    text = json.dumps(
+        to_json(value), indent=2, allow_nan=False
+    )  # of ASCII, in which only DEL is not escaped
     write(text.replace("\x7f", "\\u007f") + "\n")
 
 

@@ -8,17 +8,25 @@ from edge_opt.cli.options import argument, expert, option, read_settings
 
 
 def build(
-    source: Annotated[Path, argument("A Hugging Face folder, or a .litertlm from litert-torch.", "IN")],
+    source: Annotated[
+        Path, argument("A Hugging Face folder, or a .litertlm from litert-torch.", "IN")
+    ],
     *,
-    destination: Annotated[Path, option("The bundle for the NPU.", "<OUT.litertlm>", "-o", "--output")],
+    destination: Annotated[
+        Path, option("The bundle for the NPU.", "<OUT.litertlm>", "-o", "--output")
+    ],
     soc: Annotated[str, option("The phone's chip: SM8750, ...", "<CHIP>", "--soc", "--chip")],
-    prompts: Annotated[Path | None, option("Calibration prompts, as JSON lines.", "<FILE.jsonl>")] = None,
+    prompts: Annotated[
+        Path | None, option("Calibration prompts, as JSON lines.", "<FILE.jsonl>")
+    ] = None,
     sdk: options.SdkOption = None,
     prefill: Annotated[
         list[int] | None, option("Prefill length; repeatable. Default: 128.", "<N>", min=1)
     ] = None,
     cache: Annotated[int | None, option("Cache length. Default: 1280.", "<N>", min=1)] = None,
-    weights: Annotated[str, option("Bits of the weights; fewer generate faster.", "<8|4-logits|4>")] = "8",
+    weights: Annotated[
+        str, option("Bits of the weights; fewer generate faster.", "<8|4-logits|4>")
+    ] = "8",
     max_perplexity_ratio: Annotated[
         float | None,
         option(
@@ -89,11 +97,17 @@ def build(
 
 
 def evaluate(
-    reference: Annotated[Path, argument("The checkpoint that the bundles were made from.", "REFERENCE")],
+    reference: Annotated[
+        Path, argument("The checkpoint that the bundles were made from.", "REFERENCE")
+    ],
     bundles: Annotated[list[Path], argument("NPU bundles that are not compiled yet.", "BUNDLE")],
     *,
-    prompts: Annotated[Path, option("Prompts that calibration did not use, as JSON lines.", "<FILE.jsonl>")],
-    on: Annotated[Literal["cpu", "npu"], option("LiteRT-LM on CPU kernels, or Qualcomm's emulator.")] = "cpu",
+    prompts: Annotated[
+        Path, option("Prompts that calibration did not use, as JSON lines.", "<FILE.jsonl>")
+    ],
+    on: Annotated[
+        Literal["cpu", "npu"], option("LiteRT-LM on CPU kernels, or Qualcomm's emulator.")
+    ] = "cpu",
     tokens: Annotated[
         int | None,
         option("On the NPU: tokens to score, many seconds each. Default: 20.", "<N>", min=1),
@@ -136,12 +150,16 @@ def evaluate(
     )
     if max_perplexity_ratio is None or scores.within(max_perplexity_ratio):
         return 0
-    output.complain(f"a bundle's perplexity is more than {max_perplexity_ratio:g} times the reference's")
+    output.complain(
+        f"a bundle's perplexity is more than {max_perplexity_ratio:g} times the reference's"
+    )
     return 1
 
 
 def profile(
-    models: Annotated[list[Path], argument("Models or bundles, for example before and after.", "IN")],
+    models: Annotated[
+        list[Path], argument("Models or bundles, for example before and after.", "IN")
+    ],
     *,
     sdk: options.SdkOption = None,
     chip: options.ChipOption = None,
@@ -184,7 +202,9 @@ def tune(
     overwrite: options.ForceOption = False,
     sdk: options.SdkOption = None,
     chip: options.ChipOption = None,
-    jobs: Annotated[int | None, expert("Parallel trials. Default: one per free core.", "<N>", min=1)] = None,
+    jobs: Annotated[
+        int | None, expert("Parallel trials. Default: one per free core.", "<N>", min=1)
+    ] = None,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> int:

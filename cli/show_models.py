@@ -31,7 +31,9 @@ MODELS = {
 }
 
 
-def show_conversion(result: ConversionResult, reports: Sequence[Path] = (), *, demo: bool = False) -> None:
+def show_conversion(
+    result: ConversionResult, reports: Sequence[Path] = (), *, demo: bool = False
+) -> None:
     """Print a conversion's result; in the `demo`, without folders and advice."""
 
     def described(path: str | None) -> str:
@@ -125,7 +127,9 @@ def show_inspection(found: Inspection) -> None:
         output.say("", "Broken quantization:", colour=output.BAD)
         output.say(*(f"  {text}" for text in sentences(found.soundness)))
     if found.target is not None:
-        lint = dict.fromkeys(f"{found.target}, {finding.severity}: {finding}" for finding in found.lint)
+        lint = dict.fromkeys(
+            f"{found.target}, {finding.severity}: {finding}" for finding in found.lint
+        )
         output.say("", *lint or [f"{found.target}: no known problems."])
     if found.inferred is not None:
         bad = found.inferred.disagreements
@@ -136,7 +140,9 @@ def show_inspection(found: Inspection) -> None:
 
 
 def _signature_row(found: Inspection, signature: SignatureContent) -> tuple[str, ...]:
-    forms = Counter[str](block.form for block in found.attention if block.signature == signature.name)
+    forms = Counter[str](
+        block.form for block in found.attention if block.signature == signature.name
+    )
     forms["not understood"] += signature.attention_unmatched
     parts = [f"{count} {form}" for form, count in forms.items() if count]
     return (
@@ -185,11 +191,15 @@ def run_demo(folder: Path | None, *, overwrite: bool) -> int:
     """Convert both models and compare the outputs; return 1 if they differ."""
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="edge-opt-demo-") as scratch:
-            return _demo_in(Path(scratch), "`edge-opt demo DIR` keeps the models in DIR", overwrite=True)
+            return _demo_in(
+                Path(scratch), "`edge-opt demo DIR` keeps the models in DIR", overwrite=True
+            )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"folder {folder} cannot be created: {error.strerror}, give another") from error
+        raise OutputError(
+            f"folder {folder} cannot be created: {error.strerror}, give another"
+        ) from error
     for path in (*map(Path, MODELS), *map(default_output, MODELS)):
         resolve_target(folder / path, overwrite=overwrite)
     return _demo_in(folder, f"The models are in {folder}", overwrite=overwrite)

@@ -66,7 +66,9 @@ def show_tuning(tuning: Tuning, destination: Path | None) -> None:
     best = "No winner" if tuning.winner is None else f"Best: {tuning.winner.form}"
     output.say(f"{best}, {tuning.checked}.")
     if destination is not None:
-        output.say(f"Written to {destination}; next: edge-opt convert {tuning.model} --target {destination}")
+        output.say(
+            f"Written to {destination}; next: edge-opt convert {tuning.model} --target {destination}"
+        )
 
 
 def show_stage(report: StageReport) -> None:
@@ -94,7 +96,9 @@ def show_build(result: BuildResult) -> None:
     written = Path(str(result.output))
     file = f"{written} ({size(written.stat().st_size)})"
     output.say(f"{file} for {result.chip} ({result.vendor}), in {_time(result.seconds)}.")
-    output.say(f"The uncompiled bundle, {result.converted}, also runs on this machine (page Run on Android).")
+    output.say(
+        f"The uncompiled bundle, {result.converted}, also runs on this machine (page Run on Android)."
+    )
 
 
 def evaluation_lines(evaluation: Evaluation) -> list[str]:

@@ -65,12 +65,18 @@ _DEAD: Final = 1.01e-9
 _RETYPED = frozenset({"QUANTIZE", "DEQUANTIZE"})
 _REARRANGING = operators_that(Effect.REARRANGING, Effect.REPEATING, Effect.CUTTING) | _RETYPED
 _SCALED = _REARRANGING | operators_that(Effect.JOINING) | ELEMENTWISE
-_AGAIN = "calibrate again on inputs that fill it: for a cache, on prompts much longer than one prefill"
+_AGAIN = (
+    "calibrate again on inputs that fill it: for a cache, on prompts much longer than one prefill"
+)
 _UNMASKED = "quantize again with a mask of -100, which hides as much"
 _NARROWER = "calibrate again: no product of these operands fills the range"
 _FILLED = "calibrate again on inputs that give it values"
-_ROW_OF_ZEROS = "quantize again with a scale above 0 for rows or blocks of zeros, or in larger blocks"
-_ALIGNED = "quantize again with one range for each cache, as litert-torch's align_kv_cache_params sets"
+_ROW_OF_ZEROS = (
+    "quantize again with a scale above 0 for rows or blocks of zeros, or in larger blocks"
+)
+_ALIGNED = (
+    "quantize again with one range for each cache, as litert-torch's align_kv_cache_params sets"
+)
 _WIDER = "quantize again with a range of this tensor that is 1 % wider"
 _ENDS: Final = {
     DType.INT4: (-8, 7), DType.INT8: (-128, 127), DType.UINT8: (0, 255), DType.INT16: (-32768, 32767)
@@ -100,21 +106,27 @@ def broken_ranges(model: Model, model_type: str = "") -> Iterator[Unsound]:
     labels = {tensor: label for arguments in named for label, tensor in arguments.items()}
     for graph in model.subgraphs:
         for tensor, (rule, message, remedy) in (*_scales(graph), *_ranges(graph, labels)):
-            yield Unsound(rule, entries.get(graph, graph.name), tensor.name, message, remedy, model_type)
+            yield Unsound(
+                rule, entries.get(graph, graph.name), tensor.name, message, remedy, model_type
+            )
 
 
 def _ranges(graph: Subgraph, labels: Mapping[Tensor, str]) -> Iterator[tuple[Tensor, _Problem]]:
     """The first problem of each operator's result."""
     for operator in graph.operators:
         look = _LOOKS.get(operator.name)
-        found = next(look(operator, labels), None) if look is not None and operator.outputs else None
+        found = (
+            next(look(operator, labels), None) if look is not None and operator.outputs else None
+        )
         if found is not None:
             yield operator.outputs[0], found
 
 
 def _scales(graph: Subgraph) -> Iterator[tuple[Tensor, _Problem]]:
     """Integers whose scale is 0, denormal, negative, infinite or NaN."""
-    used = (tensor for operator in graph.operators for tensor in (*operator.inputs, *operator.outputs))
+    used = (
+        tensor for operator in graph.operators for tensor in (*operator.inputs, *operator.outputs)
+    )
     for tensor in dict.fromkeys(used):
         if tensor is None or tensor.dtype.is_float:
             continue
@@ -123,7 +135,10 @@ def _scales(graph: Subgraph) -> Iterator[tuple[Tensor, _Problem]]:
         if wrong.size:
             text = f"has a scale of {wrong[0]:.3g} ({wrong.size} of {scales.size} are not normal numbers above 0)"
             remedy = _ROW_OF_ZEROS if tensor.is_constant else _FILLED
-            yield tensor, ("unusable-scale", f"{text}: XNNPACK refuses the model or crashes", remedy)
+            yield (
+                tensor,
+                ("unusable-scale", f"{text}: XNNPACK refuses the model or crashes", remedy),
+            )
 
 
 def _scales_of(tensor: Tensor, graph: Subgraph) -> NDArray[np.generic]:
@@ -143,7 +158,11 @@ def _product(operator: Operator, labels: Mapping[Tensor, str]) -> Iterator[_Prob
     if result.largest < _SMALLEST_SHARE * left.largest * right.largest:
         numbers = f"numbers up to {left.largest:.2g} and {right.largest:.2g}"
         text = f"ends at {result.largest:.2g}, but is a product of {numbers}"
-        yield ("range-too-narrow", f"{text}: {_named(operator.inputs[1], labels)} has no effect", _AGAIN)
+        yield (
+            "range-too-narrow",
+            f"{text}: {_named(operator.inputs[1], labels)} has no effect",
+            _AGAIN,
+        )
     most = _most(operator)
     dead = next((tensor for tensor in operator.inputs[:2] if _range(tensor).largest <= _DEAD), None)
     if _is_always_0(operator) and (dead is None or not dead.is_constant):  # weights of 0 are right
@@ -151,7 +170,11 @@ def _product(operator: Operator, labels: Mapping[Tensor, str]) -> Iterator[_Prob
         if dead is None:
             yield ("range-too-wide", text, _UNMASKED if _is_masked(operator) else _NARROWER)
         else:
-            yield ("range-too-wide", f"{text}, as {_named(dead, labels)} was during calibration", _AGAIN)
+            yield (
+                "range-too-wide",
+                f"{text}, as {_named(dead, labels)} was during calibration",
+                _AGAIN,
+            )
 
 
 def _most(product: Operator) -> float:
@@ -273,7 +296,12 @@ _LOOKS: Final[dict[str, Callable[[Operator, Mapping[Tensor, str]], Iterator[_Pro
 
 def _range(tensor: Tensor | None) -> _Range:
     parameters = None if tensor is None or tensor.is_blockwise else tensor.quantization
-    if tensor is None or parameters is None or not parameters.is_affine or tensor.dtype not in _ENDS:
+    if (
+        tensor is None
+        or parameters is None
+        or not parameters.is_affine
+        or tensor.dtype not in _ENDS
+    ):
         return _Range()
     step = float(parameters.scale.max())
     centre = int(parameters.zero_point[0])
@@ -283,7 +311,9 @@ def _range(tensor: Tensor | None) -> _Range:
 
 def _named(tensor: Tensor | None, labels: Mapping[Tensor, str]) -> str:
     """The signature's name of a tensor, or of the one that it rearranges."""
-    return next((f"'{labels[origin]}'" for origin in _origins(tensor) if origin in labels), "its operand")
+    return next(
+        (f"'{labels[origin]}'" for origin in _origins(tensor) if origin in labels), "its operand"
+    )
 
 
 def _origins(tensor: Tensor | None) -> Iterator[Tensor]:
@@ -325,7 +355,9 @@ def unequal_caches(models: Iterable[tuple[str, Model]]) -> Iterator[Unsound]:
                 small, large = sorted([_range(use.tensor).step, _range(first.tensor).step])
                 factor = f" (a factor of {large / small:.3g})" if small > 0 and large > 0 else ""
                 text = f"is a cache that {use}, but {first}{factor}: its bytes are handed over and mean other numbers"
-                yield Unsound("unequal-caches", use.signature, use.tensor.name, text, _ALIGNED, use.model)
+                yield Unsound(
+                    "unequal-caches", use.signature, use.tensor.name, text, _ALIGNED, use.model
+                )
 
 
 def _caches(models: Iterable[tuple[str, Model]]) -> dict[str, list[_Use]]:
@@ -335,7 +367,9 @@ def _caches(models: Iterable[tuple[str, Model]]) -> dict[str, list[_Use]]:
         for signature, _ in model.entry_points():
             _, inputs, outputs = model.arguments(signature)
             read = [(name, tensor, "reads") for name, tensor in inputs.items() if tensor.consumers]
-            written = [(name, tensor, "writes") for name, tensor in outputs.items() if tensor.producer]
+            written = [
+                (name, tensor, "writes") for name, tensor in outputs.items() if tensor.producer
+            ]
             for name, tensor, verb in (*read, *written):
                 cache = cache_of(tensor_info(tensor, name))
                 if cache:

@@ -23,7 +23,12 @@ from edge_opt.runtime.inputs import array_of, converted, plan
 from edge_opt.runtime.runner import Worker
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "testdata"))
-from quantize_model import LIBRARY_RECIPES, NPU_RECIPES, extremes, quantize  # a script of this checkout
+from quantize_model import (
+    LIBRARY_RECIPES,
+    NPU_RECIPES,
+    extremes,
+    quantize,
+)  # a script of this checkout
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Inputs = dict[str, Array]
@@ -35,13 +40,16 @@ def inputs_of(model: Path, seeds: range) -> dict[str, list[Inputs]]:
     """For each signature, inputs as its callers would give them."""
     return {
         signature.name: [
-            {made.info.name: array_of(made) for made in plan(signature, seed=seed)} for seed in seeds
+            {made.info.name: array_of(made) for made in plan(signature, seed=seed)}
+            for seed in seeds
         ]
         for signature in describe(edge_opt.load(model)).values()
     }
 
 
-def make_both(model: Path, folder: Path, recipe: str, data: dict[str, list[Inputs]], calibrate: Any) -> None:
+def make_both(
+    model: Path, folder: Path, recipe: str, data: dict[str, list[Inputs]], calibrate: Any
+) -> None:
     """The two orders, from the same data."""
     split, quantized = folder / "split.tflite", folder / "quantized.tflite"
     edge_opt.convert(model, split, overwrite=True)
@@ -67,7 +75,8 @@ def judge(
         pairs: dict[str, list[tuple[Array, Array]]] = {info.name: [] for info in signature.outputs}
         for inputs in data[signature.name]:
             coded = {
-                info.name: converted(inputs[info.name], info, takes[info.name]) for info in signature.inputs
+                info.name: converted(inputs[info.name], info, takes[info.name])
+                for info in signature.inputs
             }
             reference = worker.run(model, signature.name, inputs)
             results = worker.run(other, signature.name, coded)
@@ -97,14 +106,20 @@ def scales(model: Path) -> int:
         operator.inputs[0].quantization.scale[0]
         for _, graph in edge_opt.load(model).entry_points()
         for operator in graph.operators
-        if operator.name == "SOFTMAX" and operator.inputs[0] is not None and operator.inputs[0].quantization
+        if operator.name == "SOFTMAX"
+        and operator.inputs[0] is not None
+        and operator.inputs[0].quantization
     }
     return len(found)
 
 
-def report(worker: Worker, model: Path, folder: Path, data: dict[str, list[Inputs]]) -> dict[str, Any]:
+def report(
+    worker: Worker, model: Path, folder: Path, data: dict[str, list[Inputs]]
+) -> dict[str, Any]:
     """Both orders against the float model, and what splitting last did to the quantized one."""
-    same = edge_opt.compare(folder / "quantized.tflite", folder / f"{ORDERS[1]}.tflite", locate=False)
+    same = edge_opt.compare(
+        folder / "quantized.tflite", folder / f"{ORDERS[1]}.tflite", locate=False
+    )
     made: dict[str, Any] = {"splitting_last_is_bitwise": same.bitwise}
     for order in ORDERS:
         path = folder / f"{order}.tflite"
@@ -131,10 +146,14 @@ def main() -> int:
     )
     parser.add_argument("model", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--recipe", default="a16w8", choices=sorted([*NPU_RECIPES, *LIBRARY_RECIPES]))
+    parser.add_argument(
+        "--recipe", default="a16w8", choices=sorted([*NPU_RECIPES, *LIBRARY_RECIPES])
+    )
     parser.add_argument("--samples", type=int, default=4, help="inputs for the calibration")
     parser.add_argument("--judged", type=int, default=16, help="inputs for judging")
-    parser.add_argument("--average", action="store_true", help="ranges as `Quantizer.calibrate` makes them")
+    parser.add_argument(
+        "--average", action="store_true", help="ranges as `Quantizer.calibrate` makes them"
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,17 @@ class Source:
     It may also be a section of a file that begins at byte `base`; offsets count from there.
     """
 
-    __slots__ = ("__weakref__", "_finalizer", "_near", "_stat", "base", "content", "fd", "path", "size")
+    __slots__ = (
+        "__weakref__",
+        "_finalizer",
+        "_near",
+        "_stat",
+        "base",
+        "content",
+        "fd",
+        "path",
+        "size",
+    )
 
     def __init__(
         self,
@@ -100,7 +110,9 @@ class Source:
         if self.content is not None:
             return self.content[offset : offset + length]
         if self.fd is None:
-            raise ModelFormatError(f"{self.name} was closed: keep it open while its weights are needed")
+            raise ModelFormatError(
+                f"{self.name} was closed: keep it open while its weights are needed"
+            )
         if length > _NEAR // 2:
             return self._read(self.fd, offset, length)
         # Tables that lie side by side are read at once. Another thread may replace `_near` meanwhile.
@@ -121,7 +133,9 @@ class Source:
     def _read(self, fd: int, offset: int, length: int) -> bytes:
         content = b""
         while len(content) < length:  # one call reads at most 2 GB
-            content += self._checked(partial(os.pread, fd, length - len(content)), offset + len(content))
+            content += self._checked(
+                partial(os.pread, fd, length - len(content)), offset + len(content)
+            )
         return content
 
     def _checked(self, read: Callable[[int], _Read], offset: int) -> _Read:
@@ -160,7 +174,11 @@ class Data:
     __slots__ = ("external", "length", "offset", "source")
 
     def __init__(
-        self, source: bytes | Source, offset: int = 0, length: int | None = None, external: bool | None = None
+        self,
+        source: bytes | Source,
+        offset: int = 0,
+        length: int | None = None,
+        external: bool | None = None,
     ) -> None:
         self.source = Source(source) if isinstance(source, bytes) else source
         self.length = self.source.size - offset if length is None else length

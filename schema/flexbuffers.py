@@ -13,7 +13,15 @@ from flatbuffers import flexbuffers
 _MOST_BYTES: Final = 16 << 10
 _MOST_VALUES: Final = 256
 
-_DAMAGE = (struct.error, ValueError, LookupError, TypeError, AssertionError, OverflowError, ZeroDivisionError)
+_DAMAGE = (
+    struct.error,
+    ValueError,
+    LookupError,
+    TypeError,
+    AssertionError,
+    OverflowError,
+    ZeroDivisionError,
+)
 """The exceptions that `flatbuffers.flexbuffers` raises on invalid bytes."""
 
 
@@ -50,7 +58,13 @@ def _value(reference: Any, *, nested: bool = False) -> Any:
         with np.errstate(over="ignore"):
             single = np.float32(value)
         return float(str(single)) if float(single) == value else value
-    if reference.IsNull or reference.IsBool or reference.IsInt or reference.IsString or reference.IsKey:
+    if (
+        reference.IsNull
+        or reference.IsBool
+        or reference.IsInt
+        or reference.IsString
+        or reference.IsKey
+    ):
         return reference.Value
     if not nested and (reference.IsTypedVector or reference.IsVector) and not reference.IsMap:
         vector = reference.AsTypedVector if reference.IsTypedVector else reference.AsVector

@@ -54,7 +54,11 @@ class Section(NamedTuple):
     @property
     def model_type(self) -> str:
         """The role of a model, e.g. `prefill_decode`; empty for other sections."""
-        return self.items.get("model_type", "").lower().removeprefix("tf_lite_") if self.is_model else ""
+        return (
+            self.items.get("model_type", "").lower().removeprefix("tf_lite_")
+            if self.is_model
+            else ""
+        )
 
 
 class Bundle:
@@ -93,7 +97,11 @@ class Bundle:
         keys = [item.get("key") or "" for item in items]
         # Not of the sections: of several values with one key, these hold the last.
         kinds = [item.get("value") for item in items if item.get("key") == "model_type"]
-        return [*self._about, *keys, *(str(kind.get("value")) for kind in kinds if kind is not None)]
+        return [
+            *self._about,
+            *keys,
+            *(str(kind.get("value")) for kind in kinds if kind is not None),
+        ]
 
     def drop_loose(self) -> None:
         """Leave the `loose` entries out of the header that `write` writes."""
@@ -117,14 +125,19 @@ class Bundle:
         return Source(None, path=self.source.path, fd=fd, base=begin, size=end - begin)
 
     def write(
-        self, contents: Mapping[int, Table | bytes], path: str | os.PathLike[str], **how: Unpack[Writing]
+        self,
+        contents: Mapping[int, Table | bytes],
+        path: str | os.PathLike[str],
+        **how: Unpack[Writing],
     ) -> None:
         """Write the bundle with some sections replaced, by index: models by root tables; raises as `write_pieces`."""
         old = [section[:2] for section in self.sections]
         places = [*old]
         pieces = [Piece(0, Data(bytes(max(len(self._header), len(self._moved(old))))))]
         # Sections keep their order in the file.
-        for index, (begin, stop, *_) in sorted(enumerate(self.sections), key=lambda pair: pair[1][:2]):
+        for index, (begin, stop, *_) in sorted(
+            enumerate(self.sections), key=lambda pair: pair[1][:2]
+        ):
             content = contents.get(index)
             at = -(-pieces[-1].end // ALIGNMENT) * ALIGNMENT
             if isinstance(content, Table):
@@ -136,7 +149,9 @@ class Bundle:
         pieces[0] = Piece(0, Data(self._header if places == old else self._moved(places)))
         end = max(section.end for section in self.sections)
         trailing = Data(self.source, end)
-        if trailing.length >= ALIGNMENT or trailing.view().any():  # zeros up to a boundary are padding
+        if (
+            trailing.length >= ALIGNMENT or trailing.view().any()
+        ):  # zeros up to a boundary are padding
             pieces.append(Piece(max(pieces[-1].end, trailing.offset), trailing))
         write_pieces(pieces, path, SUFFIX, **how)
 

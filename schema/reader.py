@@ -100,7 +100,9 @@ class Reader:
         (offset,) = _u32(self.source.read(0, 4))
         entry = FieldSpec(table, "", 0, table, None, "table", table, "I", 4)
         if offset < 4 + len(IDENTIFIER):
-            self._fail(entry, f"the root table's offset is {offset}, but it cannot lie in the header", 0)
+            self._fail(
+                entry, f"the root table's offset is {offset}, but it cannot lie in the header", 0
+            )
         root: Table = self._once((table, offset), self._table, TABLES[table], offset, entry)
         return root
 
@@ -122,7 +124,9 @@ class Reader:
         if self._objects_left < 0:
             limit = f"more than {self._allowed} tables, vectors and strings (large ones count as several)"
             trusted = f"if it is trusted, set the environment variable {MAX_OBJECTS_VARIABLE}"
-            raise ModelFormatError(f"{self.source.name} has {limit}: {trusted} to {4 * self._allowed}")
+            raise ModelFormatError(
+                f"{self.source.name} has {limit}: {trusted} to {4 * self._allowed}"
+            )
 
     def _once(self, key: tuple[object, int], read: Callable[..., Any], *place: Any) -> Any:
         """Read an object once; each reference to it counts as it would without sharing."""
@@ -158,7 +162,9 @@ class Reader:
             self._fail(field, f"the vtable of {spec.name} lies outside the file", position)
         length, size = _u16_u16(self.source.read(vtable, 4))
         if length < 4 or length % 2 or vtable + length > self._end or size < 4:
-            self._fail(field, f"the vtable of {spec.name} has impossible sizes {length} and {size}", vtable)
+            self._fail(
+                field, f"the vtable of {spec.name} has impossible sizes {length} and {size}", vtable
+            )
         self._spend(field, 0, vtable + length, 1 + length // _VTABLE_PER_OBJECT)
         offsets = iter_unpack("<H", self.source.read(vtable + 4, length - 4))
         found: list[tuple[int, FieldSpec]] = []
@@ -197,11 +203,19 @@ class Reader:
                 refuse_newer(field.table, field.name, f"{element} has no member {code}", at)
             element = UNIONS[element][code]
         if target < at + 4 or target > self._end - 4:
-            self._fail(field, f"points to byte {target}, outside the file of {self.source.size} bytes", at)
+            self._fail(
+                field, f"points to byte {target}, outside the file of {self.source.size} bytes", at
+            )
         if kind in ("table", "union"):
             return self._once((element, target), self._table, TABLES[element], target, field)
         key = "data" if field.table == "Buffer" else field.type
-        read = self._text if kind == "string" else self._scalars if kind == "scalars" else self._children
+        read = (
+            self._text
+            if kind == "string"
+            else self._scalars
+            if kind == "scalars"
+            else self._children
+        )
         return self._once((key, target), read, field, target)
 
     def _size(self, field: FieldSpec, target: int, width: int) -> int:
@@ -276,7 +290,9 @@ def _what_else(start: bytes) -> str:
     if len(start) < 8:
         return f"it has only {len(start)} bytes, export or download it again"
     if start == b"LITERTLM":
-        return "it is a .litertlm bundle: name a model inside it, load(path, model='prefill_decode')"
+        return (
+            "it is a .litertlm bundle: name a model inside it, load(path, model='prefill_decode')"
+        )
     if start.startswith(b"PK") or start[4:] == b"PK\3\4":
         return "it is a zip archive (a .task bundle?): unzip it, and give the TFLite model inside"
     if start == b"version ":

@@ -78,13 +78,24 @@ def _field(table: str, name: str, slot: int, type_name: str, default: Default) -
     kind = "scalar" if element in SCALAR_CODES else "union" if element in UNIONS else "table"
     kind = ("string" if element == "string" else kind) + ("" if element == type_name else "s")
     code = SCALAR_CODES[element] if kind == "scalar" else "I"
-    return FieldSpec(table, name, slot, type_name, default, kind, element, code, struct.calcsize(f"<{code}"))
+    return FieldSpec(
+        table, name, slot, type_name, default, kind, element, code, struct.calcsize(f"<{code}")
+    )
 
 
 class TableSpec:
     """One table: its name, its fields in slot order, and the value of each field when it is absent."""
 
-    __slots__ = ("by_name", "by_slot", "default_keys", "defaults", "fields", "largest_first", "name", "slots")
+    __slots__ = (
+        "by_name",
+        "by_slot",
+        "default_keys",
+        "defaults",
+        "fields",
+        "largest_first",
+        "name",
+        "slots",
+    )
 
     def __init__(self, name: str, slots: int, rows: Sequence[Row]) -> None:
         """`rows`: field, slot, type as in schema.fbs, and default."""
@@ -100,7 +111,9 @@ class TableSpec:
         self.default_keys = {name: repr(default) for name, default in self.defaults.items()}
 
 
-TABLES: Final = {name: TableSpec(name, slots, rows) for name, (slots, rows) in _CONTENT["tables"].items()}
+TABLES: Final = {
+    name: TableSpec(name, slots, rows) for name, (slots, rows) in _CONTENT["tables"].items()
+}
 """Table -> its fields."""
 
 # Table -> the field for bytes inside the flatbuffer, and the offset and size fields for bytes after it.
@@ -110,7 +123,9 @@ STORED_AFTER: Final = {
 }
 
 
-NUMPY_TYPES: dict[str, np.dtype[Any]] = {name: np.dtype(f"<{code}") for name, code in SCALAR_CODES.items()}
+NUMPY_TYPES: dict[str, np.dtype[Any]] = {
+    name: np.dtype(f"<{code}") for name, code in SCALAR_CODES.items()
+}
 
 
 def _codes_of(members: Mapping[int, str]) -> dict[str, int]:
@@ -158,7 +173,9 @@ class Table:
         listed = field.kind == "scalars" and isinstance(value, list | tuple)
         values = {name: vector(field.element, value) if listed else value}
         if field.kind == "union":
-            values[f"{name}_type"] = None if value is None else _MEMBER_CODES[field.element][value.spec.name]
+            values[f"{name}_type"] = (
+                None if value is None else _MEMBER_CODES[field.element][value.spec.name]
+            )
         for key, one in values.items():
             if one is None:
                 self.fields.pop(key, None)
@@ -168,7 +185,11 @@ class Table:
     def key(self, without: Collection[str] = ()) -> Hashable:
         """Equal for tables of one type with equal contents, in all fields but those `without`; a default is absent."""
         defaults = self.spec.default_keys
-        fields = [(name, _key(value)) for name, value in sorted(self.fields.items()) if name not in without]
+        fields = [
+            (name, _key(value))
+            for name, value in sorted(self.fields.items())
+            if name not in without
+        ]
         return (self.name, *(field for field in fields if field[1] != defaults[field[0]]))
 
     def copy(self) -> "Table":
@@ -199,7 +220,11 @@ def _key(value: Any) -> Hashable:
 
 def content_key(array: np.ndarray[Any, Any]) -> bytes:
     """Equal for equal bytes; short for long ones."""
-    return array.tobytes() if array.nbytes <= _SHORT else sha256(np.ascontiguousarray(array).data).digest()
+    return (
+        array.tobytes()
+        if array.nbytes <= _SHORT
+        else sha256(np.ascontiguousarray(array).data).digest()
+    )
 
 
 def new_table(table: str, /, **fields: Any) -> Table:

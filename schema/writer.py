@@ -60,7 +60,9 @@ class _TableBuilder:
         try:
             self._builder.Finish(self._table(root, root.name), file_identifier=identifier)
         except BuilderSizeError:
-            message = "the tables take over 2 GB, which a flatbuffer cannot hold: remove some of them"
+            message = (
+                "the tables take over 2 GB, which a flatbuffer cannot hold: remove some of them"
+            )
             raise ModelFormatError(message) from None
         content: bytearray = self._builder.Output()
         # A builder writes back to front: until the end, positions count from there.
@@ -82,7 +84,9 @@ class _TableBuilder:
         spec = table.spec
         builder = self._builder
         for name in table.fields.keys() - spec.by_name.keys():
-            raise ModelFormatError("is not a field of this table: remove it", table=spec.name, field=name)
+            raise ModelFormatError(
+                "is not a field of this table: remove it", table=spec.name, field=name
+            )
         fields, data, hole = self._placed(table)
         present = [field for field in spec.largest_first if field.name in fields]
         places: dict[str, int] = {}
@@ -102,7 +106,9 @@ class _TableBuilder:
                     builder.PrependUint32(0)
                 builder.Slot(field.slot)
                 if field.name == hole and data is not None:
-                    self.holes.append(_Hole(builder.Offset(), data, external=field.kind == "scalar"))
+                    self.holes.append(
+                        _Hole(builder.Offset(), data, external=field.kind == "scalar")
+                    )
             position: int = builder.EndObject()
         except _MISFIT as error:
             assert field is not None
@@ -134,7 +140,9 @@ class _TableBuilder:
         if field.kind == "tables":
             return self._once(field.type, id(value), lambda: self._tables(element, value))
         if field.table == "Buffer" or value.dtype != NUMPY_TYPES[element] or value.ndim != 1:
-            raise TypeError("expected Data" if field.table == "Buffer" else f"expected a vector of {element}")
+            raise TypeError(
+                "expected Data" if field.table == "Buffer" else f"expected a vector of {element}"
+            )
         return self._once(field.type, value.tobytes(), lambda: builder.CreateNumpyVector(value))
 
     def _tables(self, kind: str, tables: Any) -> int:
@@ -200,7 +208,9 @@ def write_pieces(
 def check_suffix(path: str | os.PathLike[str], suffix: str) -> None:
     """Raise UsageError if the path has another format's suffix."""
     if Path(path).suffix.lower() in SUFFIXES - {suffix}:
-        raise UsageError(f"{os.fspath(path)} cannot be written: the result is a {suffix}, use its suffix")
+        raise UsageError(
+            f"{os.fspath(path)} cannot be written: the result is a {suffix}, use its suffix"
+        )
 
 
 def model_bytes(root: Table) -> bytes:
@@ -254,7 +264,9 @@ def _pieces(root: Table, *, inside: bool) -> list[Piece]:
     for at, data, external in builder.holes:
         position = positions[external, data.key]
         width = 8 if external else 4
-        tables[at : at + width] = (position if external else position - 4 - at).to_bytes(width, "little")
+        tables[at : at + width] = (position if external else position - 4 - at).to_bytes(
+            width, "little"
+        )
     return [Piece(0, Data(bytes(tables))), *pieces]
 
 

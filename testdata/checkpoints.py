@@ -80,7 +80,12 @@ def _gemma4(s: Sizes) -> dict[str, Any]:
 
 def _gemma4_shared(s: Sizes) -> dict[str, Any]:
     """The small Gemma4: per-layer embeddings, and the last two layers read an earlier layer's cache."""
-    vision = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 12}
+    vision = {
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+    }
     shared = {
         "hidden_size_per_layer_input": 12,
         "vocab_size_per_layer_input": s.vocab,
@@ -98,7 +103,9 @@ def _qwen3_5(s: Sizes) -> dict[str, Any]:
     return {
         **with_head_size(s),
         **{f"linear_{k}": v for k, v in linear.items()},
-        "layer_types": ["full_attention" if i % 2 == 0 else "linear_attention" for i in range(s.layers)],
+        "layer_types": [
+            "full_attention" if i % 2 == 0 else "linear_attention" for i in range(s.layers)
+        ],
     }
 
 
@@ -111,7 +118,9 @@ def _gemma3n(s: Sizes) -> dict[str, Any]:
         "laurel_rank": 8,
         "num_kv_shared_layers": 2,
         "sliding_window": s.window,
-        "layer_types": ["full_attention" if i % 2 else "sliding_attention" for i in range(s.layers)],
+        "layer_types": [
+            "full_attention" if i % 2 else "sliding_attention" for i in range(s.layers)
+        ],
         "activation_sparsity_pattern": [0.0] * s.layers,
     }
 
@@ -143,7 +152,11 @@ def tower(s: Sizes) -> dict[str, Any]:
 def _paligemma(s: Sizes) -> dict[str, Any]:
     text = {"model_type": "gemma", **with_head_size(s)}
     own = {"image_token_id": s.vocab - 1, "projection_dim": s.hidden, "hidden_size": s.hidden}
-    return {"text_config": text, "vision_config": {**tower(s), "model_type": "siglip_vision_model"}, **own}
+    return {
+        "text_config": text,
+        "vision_config": {**tower(s), "model_type": "siglip_vision_model"},
+        **own,
+    }
 
 
 def _lfm2_vl(s: Sizes) -> dict[str, Any]:
@@ -170,7 +183,11 @@ ARCHITECTURES: Mapping[str, tuple[str, str, Callable[[Sizes], dict[str, Any]]]] 
     "gemma3n": ("Gemma3nTextConfig", "Gemma3nForCausalLM", _gemma3n),
     "gemma4": ("Gemma4TextConfig", "Gemma4ForCausalLM", _gemma4),
     "gemma4_shared": ("Gemma4Config", "Gemma4ForConditionalGeneration", _gemma4_shared),
-    "gemma4_unified": ("Gemma4UnifiedConfig", "Gemma4UnifiedForConditionalGeneration", _gemma4_unified),
+    "gemma4_unified": (
+        "Gemma4UnifiedConfig",
+        "Gemma4UnifiedForConditionalGeneration",
+        _gemma4_unified,
+    ),
     "lfm2": ("Lfm2Config", "Lfm2ForCausalLM", _lfm2),
     "lfm2_vl": ("Lfm2VlConfig", "Lfm2VlForConditionalGeneration", _lfm2_vl),
     "llama": ("LlamaConfig", "LlamaForCausalLM", with_head_size),
@@ -203,19 +220,34 @@ def save_model(
     configuration = getattr(transformers, config_class)(**config)
     model = getattr(transformers, model_class)(configuration).eval()
     with torch.no_grad():  # the padding row is zero, and a zero row has no quantization scale
-        for table in (module for module in model.modules() if isinstance(module, torch.nn.Embedding)):
+        for table in (
+            module for module in model.modules() if isinstance(module, torch.nn.Embedding)
+        ):
             if table.padding_idx is not None:
                 table.weight[table.padding_idx] = table.weight[7]
     model.save_pretrained(folder)
     package = lib(type(model).__module__.rpartition(".")[0])
     for name in [name for name, value in vars(package).items() if isinstance(value, type)]:
-        delattr(package, name)  # looked up again, so that the exporter finds the classes that it puts there
-    special = {"pad_token": "<pad>", "eos_token": "<eos>", "bos_token": "<bos>", "unk_token": "<unk>"}
-    words = {word: i for i, word in enumerate([*special.values(), *(f"w{i}" for i in range(4, vocab))])}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token=special["unk_token"]))
+        delattr(
+            package, name
+        )  # looked up again, so that the exporter finds the classes that it puts there
+    special = {
+        "pad_token": "<pad>",
+        "eos_token": "<eos>",
+        "bos_token": "<bos>",
+        "unk_token": "<unk>",
+    }
+    words = {
+        word: i for i, word in enumerate([*special.values(), *(f"w{i}" for i in range(4, vocab))])
+    }
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel(words, unk_token=special["unk_token"])
+    )
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     special |= {"eoi_token": "w4", "eoa_token": "w5"}  # of a picture, of sound
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(
+        folder
+    )
 
 
 def export(checkpoint: Path, tasks: Sequence[str], scratch: Path, **options: Any) -> None:
@@ -223,7 +255,12 @@ def export(checkpoint: Path, tasks: Sequence[str], scratch: Path, **options: Any
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     hf = "litert_torch.generative.export_hf"
     steps, run = lib(f"{hf}.core.export_lib"), lib(f"{hf}.export").run_export_tasks
-    settings = {"bundle_litert_lm": False, "keep_temporary_files": True, "quantization_recipe": "", **options}
+    settings = {
+        "bundle_litert_lm": False,
+        "keep_temporary_files": True,
+        "quantization_recipe": "",
+        **options,
+    }
     config = lib(f"{hf}.core.exportable_module_config").ExportableModuleConfig(
         model=str(checkpoint), output_dir=str(scratch), work_dir=str(scratch), **settings
     )
@@ -244,7 +281,9 @@ class HuggingFace:
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
             folder = Path(scratch)
             save_checkpoint(self.architecture, self.sizes, folder / "hf")
-            tasks = ["export_text_prefill_decode_model"] + ["export_auxiliary_model"] * self.auxiliary
+            tasks = ["export_text_prefill_decode_model"] + [
+                "export_auxiliary_model"
+            ] * self.auxiliary
             export(folder / "hf", tasks, folder, **self._options())
             shutil.move(folder / "model.tflite", target)
             if self.auxiliary:

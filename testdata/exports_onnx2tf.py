@@ -29,7 +29,9 @@ def through_onnx(
     torch.manual_seed(0)
     for parameter in model.parameters():
         if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, 0.0, 0.2)  # as small as usual every softmax is all but uniform
+            torch.nn.init.normal_(
+                parameter, 0.0, 0.2
+            )  # as small as usual every softmax is all but uniform
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         file = Path(folder) / "model.onnx"
         torch.onnx.export(
@@ -67,7 +69,11 @@ def hugging_face_on(shape: tuple[int, ...] | None, config: str, model: str, **op
                 self.inner = inner
 
             def forward(self, x: Any) -> Any:
-                caches = {"use_cache": False} if hasattr(inner.config, "use_cache") and shape is None else {}
+                caches = (
+                    {"use_cache": False}
+                    if hasattr(inner.config, "use_cache") and shape is None
+                    else {}
+                )
                 return self.inner(x, **caches)[0]
 
         x = torch.ones((1, LENGTH), dtype=torch.int64) if shape is None else torch.randn(shape)
@@ -250,7 +256,9 @@ def _linear_attention(torch: Any, layers: Any, x: Any) -> Any:
 def _talking_heads(torch: Any, layers: Any, x: Any) -> Any:
     """Scores and probabilities are mixed over the heads by a matrix: these heads are not independent."""
     q, k, v = (_heads(layer(x)) for layer in layers[:3])
-    scores = layers[4]((q @ k.transpose(-1, -2) * HEAD_SIZE**-0.5).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+    scores = layers[4]((q @ k.transpose(-1, -2) * HEAD_SIZE**-0.5).permute(0, 2, 3, 1)).permute(
+        0, 3, 1, 2
+    )
     p = layers[5](scores.softmax(-1).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
     return layers[3](_merged(p @ v))
 

@@ -39,7 +39,8 @@ def _stand_in(shapes: Shapes) -> Any:
     torch = lib("torch")
     kinds = {"image_position_ids": torch.int64}
     given = {
-        name: torch.ones(tuple(shape), dtype=kinds.get(name, torch.float32)) for name, shape in shapes.items()
+        name: torch.ones(tuple(shape), dtype=kinds.get(name, torch.float32))
+        for name, shape in shapes.items()
     }
 
     def processor(*_: Any, **__: Any) -> _Inputs:
@@ -71,7 +72,9 @@ class Exported:
             shutil.move(folder / self.writes, target)
 
 
-def _vision(config: str, model: str, settings: Mapping[str, Any], inputs: Shapes, **extra: Any) -> Make:
+def _vision(
+    config: str, model: str, settings: Mapping[str, Any], inputs: Shapes, **extra: Any
+) -> Make:
     options = {"task": "image_text_to_text", "export_vision_encoder": True, "extra_kwargs": extra}
     step = "export_vision_encoder_models"
     return Exported((config, model, settings), step, "vision_encoder.tflite", options, inputs)
@@ -79,7 +82,9 @@ def _vision(config: str, model: str, settings: Mapping[str, Any], inputs: Shapes
 
 def _speech(config: str, model: str, settings: Mapping[str, Any], inputs: Shapes) -> Make:
     options = {"task": "automatic_speech_recognition"}
-    return Exported((config, model, settings), "export_asr_models", "asr_model.tflite", options, inputs)
+    return Exported(
+        (config, model, settings), "export_asr_models", "asr_model.tflite", options, inputs
+    )
 
 
 _TEXT, _TOWER = with_head_size(_SIZES), tower(_SIZES)
@@ -110,7 +115,12 @@ _GEMMA4 = {
 _PATCHES = {"pixel_values": (1, 36, 48), "image_position_ids": (1, 36, 2)}
 _UNIFIED = {
     "text_config": {**_TEXT, "global_head_dim": 40, "sliding_window": 26},
-    "vision_config": {"patch_size": 4, "mm_embed_dim": 24, "mm_posemb_size": 40, "output_proj_dims": 24},
+    "vision_config": {
+        "patch_size": 4,
+        "mm_embed_dim": 24,
+        "mm_posemb_size": 40,
+        "output_proj_dims": 24,
+    },
     "audio_config": {"audio_embed_dim": 24},
 }
 _WHISPER = {

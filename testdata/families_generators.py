@@ -79,7 +79,10 @@ class Diffusers:
         """Write `target`."""
         torch = lib("torch")
         torch.manual_seed(0)
-        inner, names = getattr(lib("diffusers"), self.model)(**self.config).eval(), tuple(self.shapes)
+        inner, names = (
+            getattr(lib("diffusers"), self.model)(**self.config).eval(),
+            tuple(self.shapes),
+        )
 
         def forward(_: Any, *inputs: Any) -> Any:
             return inner(**dict(zip(names, inputs, strict=True)), return_dict=False)[0]
@@ -139,7 +142,9 @@ def _codec(place: str) -> Any:
     Without the way back, which is not exported, and which transformers 5.23 does not let the exporter's class make.
     """
     module = lib(f"{place}.tokenizer_v2.modeling_qwen3_tts_tokenizer_v2")
-    module.Qwen3TTSTokenizerV2Encoder = SimpleNamespace(_from_config=lambda _: lib("torch").nn.Identity())
+    module.Qwen3TTSTokenizerV2Encoder = SimpleNamespace(
+        _from_config=lambda _: lib("torch").nn.Identity()
+    )
     config = lib(f"{place}.tokenizer_v2.configuration_qwen3_tts_tokenizer_v2").Qwen3TTSTokenizerV2Config(
         decoder_config={
             "codebook_size": 64, "codebook_dim": 32, "hidden_size": 72, "latent_dim": 72, "num_attention_heads": 4,
@@ -166,17 +171,32 @@ def _talker(folder: Path, module: Any) -> None:
         "lm_head.weight": "codec_head.weight",
         "model.embed_tokens.weight": "model.codec_embedding.weight",
     }
-    tensors = {f"talker.{names.get(name, name)}": torch.clone(value) for name, value in state.items()}
+    tensors = {
+        f"talker.{names.get(name, name)}": torch.clone(value) for name, value in state.items()
+    }
     pad = torch.zeros(3072 - 320, 1024)
     tensors["talker.codec_head.weight"] = torch.cat([tensors["talker.codec_head.weight"], pad])
     lib("safetensors.torch").save_file(tensors, folder / "model.safetensors")
 
 
-_BONSAI, _KLEIN = ("bonsai_flux2.bonsai_flux2", "BonsaiFlux2"), ("flux2_klein.flux2_klein", "Flux2Klein")
+_BONSAI, _KLEIN = (
+    ("bonsai_flux2.bonsai_flux2", "BonsaiFlux2"),
+    ("flux2_klein.flux2_klein", "Flux2Klein"),
+)
 _SHARED = {"in_channels": 16, "num_layers": 2, "num_single_layers": 2, "attention_head_dim": 20,
            "num_attention_heads": 4}  # fmt: skip
-_FLUX1 = {**_SHARED, "joint_attention_dim": 56, "pooled_projection_dim": 24, "axes_dims_rope": (4, 8, 8)}
-_FLUX2 = {**_SHARED, "joint_attention_dim": 56, "timestep_guidance_channels": 32, "axes_dims_rope": _ROPE}
+_FLUX1 = {
+    **_SHARED,
+    "joint_attention_dim": 56,
+    "pooled_projection_dim": 24,
+    "axes_dims_rope": (4, 8, 8),
+}
+_FLUX2 = {
+    **_SHARED,
+    "joint_attention_dim": 56,
+    "timestep_guidance_channels": 32,
+    "axes_dims_rope": _ROPE,
+}
 _INPUTS = {"hidden_states": (1, 16, 16), "encoder_hidden_states": (1, 14, 56), "timestep": (1,)}
 
 FAMILIES: list[tuple[str, str, Make]] = [

@@ -28,7 +28,9 @@ def block(
         module = type("Block", (torch.nn.Module,), {"forward": forward})()
         for name, shape in weights.items():
             setattr(module, name, torch.nn.Parameter(torch.randn(shape) * 0.2))
-        inputs = tuple(torch.ones(tuple(shape), dtype=getattr(torch, kind)) for kind, shape in shapes)
+        inputs = tuple(
+            torch.ones(tuple(shape), dtype=getattr(torch, kind)) for kind, shape in shapes
+        )
         module = module.eval().to(getattr(torch, dtype))
         lib("litert_torch").convert(module, inputs).export(str(target))
 
@@ -59,7 +61,9 @@ def _lora(m: Any, x: Any) -> Any:
 
 
 def _lora_inputs(m: Any, x: Any, qa: Any, qb: Any, va: Any, vb: Any) -> Any:
-    return _attend(_heads(x @ m.q + x @ qa @ qb), _heads(x @ m.k), _heads(x @ m.v + x @ va @ vb)) @ m.o
+    return (
+        _attend(_heads(x @ m.q + x @ qa @ qb), _heads(x @ m.k), _heads(x @ m.v + x @ va @ vb)) @ m.o
+    )
 
 
 def _absorbed(m: Any, x: Any, latent: Any, rope: Any) -> Any:
@@ -67,7 +71,9 @@ def _absorbed(m: Any, x: Any, latent: Any, rope: Any) -> Any:
     einsum = lib("torch").einsum
     q = (x @ m.q).unflatten(-1, (4, 20))
     to_latent = einsum("bthd,hdc->bthc", q[..., :12], m.up_k)
-    scores = einsum("bthc,bsc->bhts", to_latent, latent) + einsum("bthr,bsr->bhts", q[..., 12:], rope)
+    scores = einsum("bthc,bsc->bhts", to_latent, latent) + einsum(
+        "bthr,bsr->bhts", q[..., 12:], rope
+    )
     out = einsum("bhts,bsc->bthc", (scores * 20**-0.5).softmax(-1), latent)
     return einsum("bthc,hcv->bthv", out, m.up_v).flatten(2) @ m.o
 

@@ -35,7 +35,12 @@ class Weights:
         """Draw the same random weights each time."""
         self.tf = lib("tensorflow")
         wide = HEADS * HEAD_SIZE
-        shapes = {"q": (HIDDEN, wide), "k": (HIDDEN, wide), "v": (HIDDEN, wide), "o": (wide, HIDDEN)}
+        shapes = {
+            "q": (HIDDEN, wide),
+            "k": (HIDDEN, wide),
+            "v": (HIDDEN, wide),
+            "o": (wide, HIDDEN),
+        }
         self.weights = {
             name: self.tf.Variable(self.tf.random.stateless_normal(shape, (7, seed)))
             for seed, (name, shape) in enumerate(shapes.items())
@@ -58,16 +63,22 @@ class Weights:
         return self.output(self.tf.transpose(y, (0, 2, 1, 3)))
 
 
-def _save_signature(target: Path, owner: Any, call: Callable[..., Any], specs: Sequence[Spec]) -> None:
+def _save_signature(
+    target: Path, owner: Any, call: Callable[..., Any], specs: Sequence[Spec]
+) -> None:
     """Convert `call` through a saved model that holds `owner`'s variables; its one signature has fixed shapes."""
     tf = lib("tensorflow")
     module = tf.Module()
     module.owner = owner
-    inputs = [tf.TensorSpec(shape, getattr(tf, kind), f"x{i}") for i, (kind, shape) in enumerate(specs)]
+    inputs = [
+        tf.TensorSpec(shape, getattr(tf, kind), f"x{i}") for i, (kind, shape) in enumerate(specs)
+    ]
 
     def outputs(*tensors: Any) -> dict[str, Any]:
         made = call(*tensors)
-        return {f"y{i}": y for i, y in enumerate(made if isinstance(made, tuple | list) else (made,))}
+        return {
+            f"y{i}": y for i, y in enumerate(made if isinstance(made, tuple | list) else (made,))
+        }
 
     signature = tf.function(outputs, autograph=False).get_concrete_function(*inputs)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
@@ -167,7 +178,9 @@ def _keras_causal(layers: Any, x: Any) -> Any:
 
 def _keras_mask(layers: Any, x: Any, mask: Any) -> Any:
     for _ in range(2):
-        x += layers.MultiHeadAttention(HEADS, HEAD_SIZE)(x, x, attention_mask=mask, use_causal_mask=True)
+        x += layers.MultiHeadAttention(HEADS, HEAD_SIZE)(
+            x, x, attention_mask=mask, use_causal_mask=True
+        )
     return x
 
 
@@ -199,7 +212,10 @@ def jax_block(build: Callable[..., Any], *specs: Spec, signature: bool = True) -
         if signature:
             _save_signature(target, [], converted, specs)
             return
-        inputs = [tf.TensorSpec(shape, getattr(tf, kind), f"x{i}") for i, (kind, shape) in enumerate(specs)]
+        inputs = [
+            tf.TensorSpec(shape, getattr(tf, kind), f"x{i}")
+            for i, (kind, shape) in enumerate(specs)
+        ]
         function = tf.function(converted, autograph=False).get_concrete_function(*inputs)
         _save(target, tf.lite.TFLiteConverter.from_concrete_functions([function]))
 

@@ -35,7 +35,9 @@ def torch_block(forward: Forward, shapes: Shapes, kv_heads: int = 4) -> Make:
         layer = nn.TransformerEncoderLayer(HIDDEN, 4, 104, batch_first=True)
         module.encoder = nn.TransformerEncoder(layer, 2)
         kinds = {name: torch.bool if name.startswith("mask") else torch.float32 for name in shapes}
-        inputs = tuple(torch.ones(tuple(shape), dtype=kinds[name]) for name, shape in shapes.items())
+        inputs = tuple(
+            torch.ones(tuple(shape), dtype=kinds[name]) for name, shape in shapes.items()
+        )
         lib("litert_torch").convert(module.eval(), inputs).export(str(target))
 
     return make
@@ -203,9 +205,12 @@ def transformer(
         module = type("Whole", (torch.nn.Module,), {"forward": forward})()
         module.inner = inner
         kinds = {
-            name: torch.float32 if "_features" in name or "pixel" in name else torch.int64 for name in shapes
+            name: torch.float32 if "_features" in name or "pixel" in name else torch.int64
+            for name in shapes
         }
-        inputs = tuple(torch.ones(tuple(shape), dtype=kinds[name]) for name, shape in shapes.items())
+        inputs = tuple(
+            torch.ones(tuple(shape), dtype=kinds[name]) for name, shape in shapes.items()
+        )
         lib("litert_torch").convert(module.eval(), inputs, strict_export=False).export(str(target))
 
     return make

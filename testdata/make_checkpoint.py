@@ -38,10 +38,16 @@ WORDS = (60, 250, 900, 1150, 2000)
 def make(folder: Path, architecture: str = "gemma3", longest: int = 8192, **sizes: int) -> Path:
     """Write the checkpoint, and the prompts beside it; returns those."""
     told = Sizes(**{**SIZES, **sizes})
-    kinds = ["full_attention" if layer % 3 == 2 else "sliding_attention" for layer in range(told.layers)]
+    kinds = [
+        "full_attention" if layer % 3 == 2 else "sliding_attention" for layer in range(told.layers)
+    ]
     config = {"max_position_embeddings": longest, "initializer_range": 0.006}
     save_checkpoint(
-        architecture, told, folder, **config, **({"layer_types": kinds} if "gemma" in architecture else {})
+        architecture,
+        told,
+        folder,
+        **config,
+        **({"layer_types": kinds} if "gemma" in architecture else {}),
     )
     most = min(KNOWN, told.vocab - FIRST)
     lines = (
@@ -76,7 +82,9 @@ def main() -> None:
     parser.add_argument("--train", type=int, metavar="STEPS")
     parser.add_argument("--longest", type=int, default=8192)
     parser.add_argument("--architecture", default="gemma3")
-    options = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
+    options = {
+        name: value for name, value in vars(parser.parse_args()).items() if value is not None
+    }
     if "train" not in options:
         print(make(**options))
     elif options.pop("architecture") == "gemma3":

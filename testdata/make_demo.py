@@ -15,7 +15,16 @@ from quantize_model import quantize
 
 # Three layers: local, global, local. Small in every direction, so that the package stays small.
 SIZES = Sizes(
-    layers=3, heads=4, kv_heads=1, head_size=16, hidden=64, ffn=80, vocab=64, prefill=8, cache=32, window=16
+    layers=3,
+    heads=4,
+    kv_heads=1,
+    head_size=16,
+    hidden=64,
+    ffn=80,
+    vocab=64,
+    prefill=8,
+    cache=32,
+    window=16,
 )
 NAME = "demo_gemma3"
 RECIPE = "a16w8"

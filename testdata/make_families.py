@@ -36,7 +36,13 @@ class Family:
 
 # --- litert-torch, today's route: a transformers checkpoint through export_hf ---
 
-_K1, _K2, _KN, _N8, _DEEP = Sizes(kv_heads=1), Sizes(), Sizes(kv_heads=4), Sizes(heads=8), Sizes(layers=4)
+_K1, _K2, _KN, _N8, _DEEP = (
+    Sizes(kv_heads=1),
+    Sizes(),
+    Sizes(kv_heads=4),
+    Sizes(heads=8),
+    Sizes(layers=4),
+)
 _BLOCKS = Sizes(head_size=24, hidden=96, ffn=160)
 _RING = {"sliding_window_ring_buffer_size": 32}
 _ONE = {"split_cache": False}
@@ -128,7 +134,9 @@ def shrink(config: Any, sizes: Sizes, heads_of_layer: Sequence[tuple[int, int]])
     config.num_layers = len(heads_of_layer)
     if config.embedding_scale is not None:
         config.embedding_scale = sizes.hidden**0.5
-    blocks = config.block_configs if isinstance(config.block_configs, list) else [config.block_configs]
+    blocks = (
+        config.block_configs if isinstance(config.block_configs, list) else [config.block_configs]
+    )
     if len(blocks) > 1:
         config.block_configs = blocks = blocks[: len(heads_of_layer)]
     for block, (heads, kv_heads) in zip(blocks, heads_of_layer, strict=False):
@@ -163,7 +171,9 @@ class Reauthored:
         model = fill(getattr(example, model_class)(config, mask_cache_size=mask_size))
         cache = lib(f"{generative}.layers.kv_cache")
         export_config = lib(f"{generative}.utilities.export_config").ExportConfig(
-            kvcache_layout=cache.KV_LAYOUT_TRANSPOSED if self.transposed else cache.KV_LAYOUT_DEFAULT,
+            kvcache_layout=cache.KV_LAYOUT_TRANSPOSED
+            if self.transposed
+            else cache.KV_LAYOUT_DEFAULT,
             mask_as_input=self.mask_input,
             decode_batch_size=self.decode_batch,
         )
@@ -189,7 +199,10 @@ def embedding_gemma(kv_heads: int, *, composites: bool) -> Make:
     """EmbeddingGemma, an encoder without cache: five local layers and a global one, as its class demands."""
 
     def make(target: Path) -> None:
-        torch, example = lib("torch"), lib("litert_torch.generative.examples.embedding_gemma.embedding_gemma")
+        torch, example = (
+            lib("torch"),
+            lib("litert_torch.generative.examples.embedding_gemma.embedding_gemma"),
+        )
         config = shrink(example.get_model_config(), Sizes(), [(4, kv_heads)] * 6)
         config.dense_intermediate_size, config.enable_hlfb = 88, composites
         tokens = torch.ones((1, Sizes().prefill), dtype=torch.int64)
@@ -241,15 +254,22 @@ _REAUTHORED: list[tuple[str, str, Reauthored]] = [
 def all_families() -> list[Family]:
     """The families above, and the FAMILIES of every module families_*.py beside this script."""
     families = [
-        Family(name, about, HuggingFace(architecture, sizes, options, auxiliary=name == "gemma3_k1"))
+        Family(
+            name, about, HuggingFace(architecture, sizes, options, auxiliary=name == "gemma3_k1")
+        )
         for name, about, architecture, sizes, options in _HUGGING_FACE
     ]
     families += [Family(f"old_{name}", about, maker) for name, about, maker in _REAUTHORED]
     families += [
-        Family(f"encoder_k{k}", "EmbeddingGemma", embedding_gemma(k, composites=False)) for k in (1, 2, 4)
+        Family(f"encoder_k{k}", "EmbeddingGemma", embedding_gemma(k, composites=False))
+        for k in (1, 2, 4)
     ]
     families.append(
-        Family("encoder_sdpa", "EmbeddingGemma, the SDPA composite", embedding_gemma(2, composites=True))
+        Family(
+            "encoder_sdpa",
+            "EmbeddingGemma, the SDPA composite",
+            embedding_gemma(2, composites=True),
+        )
     )
     for module in sorted(Path(__file__).parent.glob("families_*.py")):
         families += [Family(*row) for row in lib(module.stem).FAMILIES]
@@ -259,12 +279,21 @@ def all_families() -> list[Family]:
 def make_in_child(family: Family, out: Path, module: str | None) -> bool:
     """Run this script for one family; True if it wrote the model."""
     target, start = out / f"{family.name}.tflite", time.monotonic()
-    command = [sys.executable, str(Path(__file__).resolve()), str(out), "--only", family.name, "--here"]
+    command = [
+        sys.executable,
+        str(Path(__file__).resolve()),
+        str(out),
+        "--only",
+        family.name,
+        "--here",
+    ]
     command += ["--from", module] if module else []
     with target.with_suffix(".log").open("w") as log:
         code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
     outcome = (
-        f"{target.stat().st_size:,} bytes" if code == 0 else f"FAILED with exit code {code}, see {log.name}"
+        f"{target.stat().st_size:,} bytes"
+        if code == 0
+        else f"FAILED with exit code {code}, see {log.name}"
     )
     print(f"{family.name:24} {time.monotonic() - start:5.0f} s  {outcome}", flush=True)
     return code == 0
@@ -277,13 +306,19 @@ def main() -> int:
     )
     modules = sorted(path.stem for path in Path(__file__).parent.glob("exports_*.py"))
     parser.add_argument("out", type=Path, nargs="?", default=Path())
-    parser.add_argument("--from", choices=modules, dest="module", help="another exporter's families")
+    parser.add_argument(
+        "--from", choices=modules, dest="module", help="another exporter's families"
+    )
     parser.add_argument("--only", nargs="+", metavar="NAME")
     parser.add_argument("--list", action="store_true", help="print the table and stop")
-    parser.add_argument("--here", action="store_true", help="in this process, chatter and tracebacks shown")
+    parser.add_argument(
+        "--here", action="store_true", help="in this process, chatter and tracebacks shown"
+    )
     arguments = parser.parse_args()
     families = (
-        [Family(*row) for row in lib(arguments.module).FAMILIES] if arguments.module else all_families()
+        [Family(*row) for row in lib(arguments.module).FAMILIES]
+        if arguments.module
+        else all_families()
     )
     unknown = set(arguments.only or ()) - {family.name for family in families}
     if unknown:

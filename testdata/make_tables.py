@@ -29,7 +29,10 @@ DEPRECATED: dict[str, list[Row]] = {
 }
 
 # flatc's camelCase drops the underscore before a digit; these are the names that had one.
-_DIGIT_NAMES = {"builtinOptions2": "builtin_options_2", "builtinOptions2Type": "builtin_options_2_type"}
+_DIGIT_NAMES = {
+    "builtinOptions2": "builtin_options_2",
+    "builtinOptions2Type": "builtin_options_2_type",
+}
 
 
 class _Recorder:
@@ -59,7 +62,9 @@ def _record(function: str, *arguments: Any) -> tuple[str, tuple[Any, ...]]:
 
 def enum_members(name: str) -> dict[str, int]:
     """The members of an enum class of the bindings, in declaration order."""
-    return {key: value for key, value in vars(getattr(bindings, name)).items() if isinstance(value, int)}
+    return {
+        key: value for key, value in vars(getattr(bindings, name)).items() if isinstance(value, int)
+    }
 
 
 def _classes() -> list[str]:
@@ -68,7 +73,9 @@ def _classes() -> list[str]:
 
 def read_enums() -> dict[str, dict[str, int]]:
     """Every enum that is not a union's discriminator."""
-    plain = [name for name in _classes() if _is_enum(name) and not hasattr(bindings, f"{name}Creator")]
+    plain = [
+        name for name in _classes() if _is_enum(name) and not hasattr(bindings, f"{name}Creator")
+    ]
     return {name: enum_members(name) for name in plain}
 
 
@@ -80,7 +87,9 @@ def _is_enum(name: str) -> bool:
 def read_unions() -> dict[str, list[str]]:
     """Union name -> its tables, in the order of their discriminators from 1 on."""
     found = {}
-    for name in (name for name in _classes() if _is_enum(name) and hasattr(bindings, f"{name}Creator")):
+    for name in (
+        name for name in _classes() if _is_enum(name) and hasattr(bindings, f"{name}Creator")
+    ):
         _, *members = enum_members(name).items()
         if [code for _, code in members] != list(range(1, len(members) + 1)):
             raise ValueError(f"union {name}: its discriminators have gaps")
@@ -107,7 +116,9 @@ def _vector_type(table: str, parameter: str, annotation: str) -> str:
     return f"[{_scalar_name(names[names.index('StartVector') + 1])}]"
 
 
-def _field_type(table: str, parameter: str, prepend: str, annotation: str, unions: dict[str, str]) -> str:
+def _field_type(
+    table: str, parameter: str, prepend: str, annotation: str, unions: dict[str, str]
+) -> str:
     if "UOffsetT" not in prepend:
         return _scalar_name(prepend)
     if parameter in unions:
@@ -129,7 +140,9 @@ def _default(type_name: str, value: Any) -> Default:
 def read_table(table: str) -> tuple[int, list[Row]]:
     """Number of slots and the rows `(field, slot, type, default)` of one table."""
     objects = getattr(bindings, f"{table}T")
-    annotations = dict(re.findall(r"self\.(\w+) = \1  # type: (.*)", inspect.getsource(objects.__init__)))
+    annotations = dict(
+        re.findall(r"self\.(\w+) = \1  # type: (.*)", inspect.getsource(objects.__init__))
+    )
     unpack = inspect.getsource(objects._UnPack)  # noqa: SLF001 - the only place that names a field's union
     unions = dict(re.findall(r"self\.(\w+) = (\w+)Creator\(", unpack))
     slots = _record(f"{table}Start")[1][0]
@@ -142,7 +155,9 @@ def read_table(table: str) -> tuple[int, list[Row]]:
     rows += DEPRECATED.get(table, [])
     # A gap is a field that has become deprecated since: add it to DEPRECATED.
     if sorted(slot for _, slot, _, _ in rows) != [*range(slots)]:
-        raise ValueError(f"table {table}: {slots} slots, but fields at {sorted(row[1] for row in rows)}")
+        raise ValueError(
+            f"table {table}: {slots} slots, but fields at {sorted(row[1] for row in rows)}"
+        )
     return slots, sorted(rows, key=lambda row: row[1])
 
 
@@ -152,7 +167,10 @@ def read_tables() -> dict[str, tuple[int, list[Row]]]:
 
 
 def _block(name: str, entries: Mapping[str, object]) -> str:
-    lines = [textwrap.fill(f"{json.dumps(key)}: {json.dumps(value)}", 118) for key, value in entries.items()]
+    lines = [
+        textwrap.fill(f"{json.dumps(key)}: {json.dumps(value)}", 118)
+        for key, value in entries.items()
+    ]
     return f"{json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n}"
 
 

@@ -123,8 +123,8 @@ def quantize(
     recipe: str,
     samples: int = 1,
     data: dict[str, list[dict[str, Array]]] | None = None,
-    calibrate: Callable[[Any, dict[str, list[dict[str, Array]]]], Any] = lambda tool, data: tool.calibrate(
-        data
+    calibrate: Callable[[Any, dict[str, list[dict[str, Array]]]], Any] = lambda tool, data: (
+        tool.calibrate(data)
     ),
 ) -> None:
     """Write `out`, the model quantized by a recipe of NPU_RECIPES or LIBRARY_RECIPES.
@@ -166,7 +166,9 @@ def narrow_caches(path: Path) -> None:
     """Keep int16 caches in int8: a QUANTIZE behind each cache that is read, and two behind new keys and values."""
     ir = lib("edge_opt.ir")
     model = ir.load(path)
-    code = next(one.code for graph in model.subgraphs for one in graph.operators if one.name == "QUANTIZE")
+    code = next(
+        one.code for graph in model.subgraphs for one in graph.operators if one.name == "QUANTIZE"
+    )
 
     def like(tensor: Any, name: str, *, narrow: bool) -> Any:
         scale = float(tensor.quantization.scale[0]) * (258 if narrow else 1)  # 32767 / 127
@@ -177,7 +179,11 @@ def narrow_caches(path: Path) -> None:
         graph, front, behind = signature.subgraph, [], {}
         for names, listed in ((signature.inputs, graph.inputs), (signature.outputs, graph.outputs)):
             for name, tensor in names.items():
-                if not name.startswith("kv_") or tensor.dtype is not ir.DType.INT16 or not tensor.consumers:
+                if (
+                    not name.startswith("kv_")
+                    or tensor.dtype is not ir.DType.INT16
+                    or not tensor.consumers
+                ):
                     continue
                 narrow = graph.add_tensor(like(tensor, f"{tensor.name}/narrow", narrow=True))
                 if tensor.producer is None:
@@ -196,9 +202,20 @@ def narrow_caches(path: Path) -> None:
 
 def quantize_in_child(model: Path, out: Path, recipe: str, samples: int) -> bool:
     """Quantize in a process of its own, for calibration runs the model and may crash; True if it was written."""
-    command = [sys.executable, str(Path(__file__).resolve()), recipe, str(model), "--out", str(out.parent)]
+    command = [
+        sys.executable,
+        str(Path(__file__).resolve()),
+        recipe,
+        str(model),
+        "--out",
+        str(out.parent),
+    ]
     result = subprocess.run(
-        [*command, "--samples", str(samples)], capture_output=True, text=True, errors="replace", check=False
+        [*command, "--samples", str(samples)],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
     )
     if result.returncode == 0:
         print(f"{model.name}: {out.name}, {out.stat().st_size:,} bytes", flush=True)
@@ -215,7 +232,9 @@ def main() -> int:
     )
     parser.add_argument("recipe", choices=sorted([*NPU_RECIPES, *LIBRARY_RECIPES]))
     parser.add_argument("models", type=Path, nargs="+", metavar="MODEL.tflite")
-    parser.add_argument("--out", type=Path, help="folder of the results; default: beside each model")
+    parser.add_argument(
+        "--out", type=Path, help="folder of the results; default: beside each model"
+    )
     parser.add_argument("--samples", type=int, default=1)
     arguments = parser.parse_args()
     jobs = [
@@ -225,7 +244,9 @@ def main() -> int:
     if len(jobs) == 1:
         quantize(*jobs[0], arguments.recipe, arguments.samples)
         return 0
-    made = [quantize_in_child(model, out, arguments.recipe, arguments.samples) for model, out in jobs]
+    made = [
+        quantize_in_child(model, out, arguments.recipe, arguments.samples) for model, out in jobs
+    ]
     return 0 if all(made) else 1
 
 

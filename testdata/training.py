@@ -65,11 +65,16 @@ def train_tokenizer(texts: Sequence[str], vocab: int, folder: Path) -> Any:
     made.decoder = tokenizers.decoders.ByteLevel()
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=vocab, special_tokens=list(SPECIAL), initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocab,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     made.train_from_iterator(texts, trainer)
     names = dict(zip(("pad_token", "eos_token", "bos_token", "unk_token"), SPECIAL, strict=True))
-    lib("transformers").PreTrainedTokenizerFast(tokenizer_object=made, **names).save_pretrained(folder)
+    lib("transformers").PreTrainedTokenizerFast(tokenizer_object=made, **names).save_pretrained(
+        folder
+    )
     return made
 
 
@@ -108,7 +113,11 @@ def train(model: Any, texts: Sequence[str], tokenizer: Any, *, length: int, step
     """Train in place with AdamW; prints the loss in nats a token."""
     torch = lib("torch")
     lines = sequences(texts, tokenizer, length, random.Random(0))  # noqa: S311
-    hidden = [weight for name, weight in model.named_parameters() if weight.dim() > 1 and "embed" not in name]
+    hidden = [
+        weight
+        for name, weight in model.named_parameters()
+        if weight.dim() > 1 and "embed" not in name
+    ]
     known = set(map(id, hidden))
     others = [weight for weight in model.parameters() if id(weight) not in known]
     optimizers = [
@@ -133,7 +142,9 @@ def train(model: Any, texts: Sequence[str], tokenizer: Any, *, length: int, step
     model.eval()
 
 
-def prompts(texts: Sequence[str], tokenizer: Any, lengths: Sequence[int], chance: random.Random) -> list[str]:
+def prompts(
+    texts: Sequence[str], tokenizer: Any, lengths: Sequence[int], chance: random.Random
+) -> list[str]:
     """One text of about each length in tokens, from the texts as they follow one another, with marks."""
     whole, found, at = "\n\n".join(texts), [], 0
     for length in lengths:
@@ -143,7 +154,9 @@ def prompts(texts: Sequence[str], tokenizer: Any, lengths: Sequence[int], chance
     return found
 
 
-def make_trained(folder: Path, sizes: Sizes, steps: int, **config: Any) -> tuple[list[str], list[str]]:
+def make_trained(
+    folder: Path, sizes: Sizes, steps: int, **config: Any
+) -> tuple[list[str], list[str]]:
     """Write a trained checkpoint; gives prompts to calibrate with, from the text that it saw, and held-out ones."""
     found = documents()
     apart = held_out(list(found))

@@ -61,7 +61,9 @@ TWO_SOFTMAXES = attention_text(
 """Their difference weighs the values."""
 
 
-def convert(model: Model, form: str, *, rows_per_tile: int | None = None, later: bool = False) -> list[Site]:
+def convert(
+    model: Model, form: str, *, rows_per_tile: int | None = None, later: bool = False
+) -> list[Site]:
     """Split every block of the model by head, and by rows where asked to: in the same go, or `later`.
 
     The reports are those of the last pass.
@@ -103,7 +105,9 @@ def random_inputs(model: Model) -> dict[str, NDArray[Any]]:
     return values
 
 
-def assert_same_bits(before: bytes, after: Model, kernels: Iterable[Any] = ("xnnpack", "reference")) -> None:
+def assert_same_bits(
+    before: bytes, after: Model, kernels: Iterable[Any] = ("xnnpack", "reference")
+) -> None:
     """Both models have the same outputs, and give the same bytes for each on random inputs."""
     inputs, content = random_inputs(after), to_bytes(after)
     for each in kernels:
@@ -111,4 +115,8 @@ def assert_same_bits(before: bytes, after: Model, kernels: Iterable[Any] = ("xnn
         kinds = [[(k, v.dtype, v.shape) for k, v in results.items()] for results in (old, new)]
         assert kinds[0] == kinds[1]
         for name, expected in old.items():
-            assert new[name].tobytes() == expected.tobytes(), (name, each, np.abs(new[name] - expected).max())
+            assert new[name].tobytes() == expected.tobytes(), (
+                name,
+                each,
+                np.abs(new[name] - expected).max(),
+            )

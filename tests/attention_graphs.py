@@ -54,7 +54,9 @@ _CHOICES: dict[str, st.SearchStrategy[Any]] = {
     ),
     "mixing": _choice("none", "none", "none", "none", "none", "logits", "probabilities"),
     "mixing_by": _choice("FULLY_CONNECTED", "BATCH_MATMUL", "sums", "computed"),
-    "escapes": st.one_of(st.just(frozenset()), _some("kv", "logits", "probabilities", "scaled", "tail")),
+    "escapes": st.one_of(
+        st.just(frozenset()), _some("kv", "logits", "probabilities", "scaled", "tail")
+    ),
 }
 
 
@@ -83,13 +85,18 @@ def cases(draw: st.DrawFn, /, **fixed: Any) -> Case:
     """A case; `fixed` pins some of its fields."""
     sizes = ((4, 1), (2, 2), (1, 4), (3, 1), (1, 2), (2, 3), (1, 3), (4, 2), (2, 1))
     groups, kv_heads = draw(st.sampled_from(sizes))
-    chosen = {name: fixed[name] if name in fixed else draw(strategy) for name, strategy in _CHOICES.items()}
+    chosen = {
+        name: fixed[name] if name in fixed else draw(strategy)
+        for name, strategy in _CHOICES.items()
+    }
     return possible(Case(**{"groups": groups, "kv_heads": kv_heads, **chosen, **fixed}))
 
 
 def cases_masked_twice() -> st.SearchStrategy[Case]:
     """Cases whose logits a SELECT masks, most of them after another mask."""
-    return st.sampled_from(list(OTHER_MASKS)).flatmap(lambda other: cases(mask="twice", other=other))
+    return st.sampled_from(list(OTHER_MASKS)).flatmap(
+        lambda other: cases(mask="twice", other=other)
+    )
 
 
 def possible(case: Case) -> Case:
@@ -185,16 +192,22 @@ class _Build:
 
     # Operators
 
-    def new(self, stem: str, shape: tuple[int, ...], dtype: DType, q: Quantization | None) -> Tensor:
+    def new(
+        self, stem: str, shape: tuple[int, ...], dtype: DType, q: Quantization | None
+    ) -> Tensor:
         return self.graph.add_tensor(
             Tensor(f"{stem}_{len(self.graph.tensors)}", shape, dtype, quantization=q)
         )
 
-    def given(self, name: str, shape: tuple[int, ...], dtype: DType, q: Quantization | None = None) -> Tensor:
+    def given(
+        self, name: str, shape: tuple[int, ...], dtype: DType, q: Quantization | None = None
+    ) -> Tensor:
         self.graph.inputs.append(self.new(name, shape, dtype, q))
         return self.graph.inputs[-1]
 
-    def stored(self, values: Any, dtype: DType = DType.FLOAT32, q: Quantization | None = None) -> Tensor:
+    def stored(
+        self, values: Any, dtype: DType = DType.FLOAT32, q: Quantization | None = None
+    ) -> Tensor:
         """A constant; equal ones are one tensor."""
         tensor = self.constants.make("const", np.asarray(values, dtype.numpy), dtype, q)
         return tensor if self.graph.lists(tensor) else self.graph.add_tensor(tensor)
@@ -216,7 +229,8 @@ class _Build:
         if name == "BROADCAST_TO":  # of which the runtime has no version 1
             operator.code = self.model.operator_code(name, 2)
         facts = [
-            Fact(None) if tensor is None else Fact(tensor.shape, small_value(tensor)) for tensor in inputs
+            Fact(None) if tensor is None else Fact(tensor.shape, small_value(tensor))
+            for tensor in inputs
         ]
         ((shape, _),) = infer_operator(operator, facts)
         assert shape is not None
@@ -224,7 +238,9 @@ class _Build:
         return self.graph.append(operator).output
 
     def reshape(self, source: Tensor, *shape: int) -> Tensor:
-        return self.op("RESHAPE", source, self.integers(*shape), new_shape=np.array(shape, np.int32))
+        return self.op(
+            "RESHAPE", source, self.integers(*shape), new_shape=np.array(shape, np.int32)
+        )
 
     def with_one(self, source: Tensor, axis: int) -> Tensor:
         """The tensor with one more axis, of size 1."""
@@ -302,7 +318,9 @@ class _Build:
         scaled = self.scaled(source, "query")
         source = scaled if scaled is source else self.escape(scaled, "scaled")
         by_reshape = t == 1 and case.tail_by_reshape
-        return self.reshape(source, b, n, t, h) if by_reshape else self.transpose(source, 0, 2, 1, 3)
+        return (
+            self.reshape(source, b, n, t, h) if by_reshape else self.transpose(source, 0, 2, 1, 3)
+        )
 
     # Keys and values
 
@@ -311,7 +329,9 @@ class _Build:
         layout = self.case.layout
         if layout == "one":
             at = self.integers(0, 0, 0, 0)
-            made = [self.op("DYNAMIC_UPDATE_SLICE", self.cached(role, plain=True), self.added(role), at)]
+            made = [
+                self.op("DYNAMIC_UPDATE_SLICE", self.cached(role, plain=True), self.added(role), at)
+            ]
             self.outputs.append(made[0])
         else:
             made = [self.cached(role)] if layout != "none" else []
@@ -338,7 +358,11 @@ class _Build:
         if self.layout(role) == "KHT":
             moved = self.transpose(source, 0, 2, 3, 1)
         else:
-            moved = self.reshape(source, b, k, t, h) if 1 in (t, k) else self.transpose(source, 0, 2, 1, 3)
+            moved = (
+                self.reshape(source, b, k, t, h)
+                if 1 in (t, k)
+                else self.transpose(source, 0, 2, 1, 3)
+            )
         if "kv" in self.case.escapes:
             self.outputs.append(moved)
         return moved
@@ -355,7 +379,11 @@ class _Build:
             return self.with_one(tensor, 2)
         if case.product in ("repeat", "flat") and case.groups > 1:
             tensor = self.repeated(tensor)
-        return self.reshape(tensor, case.batch * case.heads, *matrix) if case.product == "flat" else tensor
+        return (
+            self.reshape(tensor, case.batch * case.heads, *matrix)
+            if case.product == "flat"
+            else tensor
+        )
 
     def repeated(self, tensor: Tensor) -> Tensor:
         """`[B, K, ...] -> [B, N, ...]`: head k*G + g is a copy of k."""
@@ -384,8 +412,13 @@ class _Build:
 
     def sum_of_products(self, left: tuple[Tensor, bool], right: tuple[Tensor, bool]) -> Tensor:
         """`[.., M, C, 1] * [.., 1, C, N]`, summed over C."""
-        rows, columns = (self.swap(tensor) if turned else tensor for tensor, turned in (left, right))
-        factors = self.with_one(rows, len(rows.shape)), self.with_one(columns, len(columns.shape) - 2)
+        rows, columns = (
+            self.swap(tensor) if turned else tensor for tensor, turned in (left, right)
+        )
+        factors = (
+            self.with_one(rows, len(rows.shape)),
+            self.with_one(columns, len(columns.shape) - 2),
+        )
         product = self.op("MUL", *factors)
         return self.op("SUM", product, self.integers(len(product.shape) - 2))
 
@@ -408,10 +441,14 @@ class _Build:
         flat = self.reshape(tensor, b, n, t * s)
         if case.mixing_by == "FULLY_CONNECTED":
             turned = self.transpose(self.reshape(tensor, b, n, t, s), 0, 2, 3, 1)
-            sums = self.op("FULLY_CONNECTED", turned, self.stored(mixture), self.absent, keep_num_dims=True)
+            sums = self.op(
+                "FULLY_CONNECTED", turned, self.stored(mixture), self.absent, keep_num_dims=True
+            )
             return self.reshape(self.transpose(sums, 0, 3, 1, 2), *tensor.shape)
         if case.mixing_by == "sums":
-            product = self.op("MUL", self.with_one(flat, 1), self.stored(mixture.reshape(1, n, n, 1)))
+            product = self.op(
+                "MUL", self.with_one(flat, 1), self.stored(mixture.reshape(1, n, n, 1))
+            )
             return self.reshape(self.op("SUM", product, self.integers(2)), *tensor.shape)
         by = (
             self.stored(mixture[None])
@@ -432,7 +469,9 @@ class _Build:
             logits = self.op("SUB", logits, self.op("REDUCE_MAX", logits, last, keep_dims=True))
         powers = self.op("EXP", logits)
         return (
-            powers if how == "exp" else self.op("DIV", powers, self.op("SUM", powers, last, keep_dims=True))
+            powers
+            if how == "exp"
+            else self.op("DIV", powers, self.op("SUM", powers, last, keep_dims=True))
         )
 
     def flipped(self, tensor: Tensor, role: str, *, turned: bool) -> tuple[Tensor, bool]:
@@ -488,7 +527,9 @@ class _Build:
     def mask(self, shape: tuple[int, ...]) -> Tensor:
         """A mask that broadcasts to the logits; layers share it."""
         if shape not in self.masks:
-            self.masks[shape] = self.per_head(shape) if self.case.mask == "per head" else self.fitted(shape)
+            self.masks[shape] = (
+                self.per_head(shape) if self.case.mask == "per head" else self.fitted(shape)
+            )
         return self.masks[shape]
 
     def fitted(self, shape: tuple[int, ...]) -> Tensor:
@@ -508,7 +549,9 @@ class _Build:
         if axis == 1 and (count == 1 or case.mask not in ("tile", "concat")):
             return mask
         if case.mask == "tile":
-            return self.op("TILE", mask, self.integers(*(count if i == axis else 1 for i in range(4))))
+            return self.op(
+                "TILE", mask, self.integers(*(count if i == axis else 1 for i in range(4)))
+            )
         return self.op("CONCATENATION", *[mask] * count, axis=axis)
 
     def per_head(self, shape: tuple[int, ...]) -> Tensor:
@@ -547,7 +590,9 @@ class _Build:
         b, n, t, h = case.batch, case.heads, case.length, case.head_size
         if case.tail == "heads":
             rows = self.swap(product) if case.values_first else product
-            self.outputs.append(rows if rows.shape == (b, n, t, h) else self.reshape(rows, b, n, t, h))
+            self.outputs.append(
+                rows if rows.shape == (b, n, t, h) else self.reshape(rows, b, n, t, h)
+            )
             return self.outputs[-1]
         if case.values_first:
             if product.shape == (b, n, h, t) and case.tail_by_reshape:

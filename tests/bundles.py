@@ -31,7 +31,9 @@ def bundle(parts: Sequence[Part], entries: Mapping[str, str] | None = None) -> b
 
 
 def _pairs(texts: Mapping[str, str]) -> list[Any]:
-    values = ((key, schema.VData.StringValue, schema.StringValueT(text)) for key, text in texts.items())
+    values = (
+        (key, schema.VData.StringValue, schema.StringValueT(text)) for key, text in texts.items()
+    )
     return [schema.KeyValuePairT(*value) for value in values]
 
 

@@ -76,7 +76,9 @@ def run(capsys: Captured, *arguments: object) -> Ran:
 def run_apart(*arguments: object, **options: Any) -> Ran:
     """One command in a process of its own, with pipes instead of a terminal."""
     command = [sys.executable, "-m", "edge_opt", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, **options)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=120, **options
+    )
     return Ran(done.returncode, done.stdout, done.stderr)
 
 

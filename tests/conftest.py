@@ -79,7 +79,9 @@ def _kept_workers() -> Iterator[None]:
     def close(worker: Worker) -> None:
         idle.put(worker)
 
-    if "CHILDREN_COVERED" in os.environ:  # benchmarks/mutants.py asks which test a process belongs to
+    if (
+        "CHILDREN_COVERED" in os.environ
+    ):  # benchmarks/mutants.py asks which test a process belongs to
         yield
         return
     with pytest.MonkeyPatch.context() as patch:

@@ -27,7 +27,9 @@ PROGRAMS = ("edge-opt", *TOOLS)
 _FENCED = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"\n\n((?:    [^\n]*\n|\n)+)")
 _NEEDS = re.compile(r"\s*# needs (.+)$")
-_GENERATED = re.compile(r"^<!-- edge-opt: (?!end).+?^<!-- edge-opt: end -->$", re.MULTILINE | re.DOTALL)
+_GENERATED = re.compile(
+    r"^<!-- edge-opt: (?!end).+?^<!-- edge-opt: end -->$", re.MULTILINE | re.DOTALL
+)
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,18 @@ class Block:
         lines = [line.strip() for line in self.text.replace("\\\n", " ").splitlines()]
         if self.language in ("yaml", "yml"):
             lines = [
-                line.partition("run: ")[2].partition("  #")[0] for line in lines if line.startswith("- run: ")
+                line.partition("run: ")[2].partition("  #")[0]
+                for line in lines
+                if line.startswith("- run: ")
             ]
         elif self.language not in ("", "bash"):
             lines = []
         parts = [part for line in lines if not line.startswith("#") for part in line.split(" && ")]
-        return [command for part in parts if (command := Command.of(part, self.page)).program in PROGRAMS]
+        return [
+            command
+            for part in parts
+            if (command := Command.of(part, self.page)).program in PROGRAMS
+        ]
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,12 @@ _LAYER = """
 
 def attention(dtype: str, size: Size = Size()) -> str:
     """Two layers of grouped-query attention over a split cache, as exporters write them, each with its own mask."""
-    layers = [[_filled(text, number, dtype, size) for text in (_INPUTS, _LAYER)] for number in (1, 2)]
-    inputs, lines = (sep.join(parts) for sep, parts in zip((",", ""), zip(*layers, strict=True), strict=True))
+    layers = [
+        [_filled(text, number, dtype, size) for text in (_INPUTS, _LAYER)] for number in (1, 2)
+    ]
+    inputs, lines = (
+        sep.join(parts) for sep, parts in zip((",", ""), zip(*layers, strict=True), strict=True)
+    )
     return f"subgraph main ({inputs}) {{{lines}\n  return %out1, %out2\n}}\n"
 
 
@@ -76,7 +80,9 @@ def _filled(text: str, layer: int, dtype: str, size: Size) -> str:
     text = re.sub(r"%\w+", rf"\g<0>{layer}", text)
     text = text.replace(f"%mask{layer}", ("%mask_global", "%mask_local")[layer - 1])
     text = re.sub(r"\b[NKTHSURW]\b", lambda found: str(sizes[found[0]]), text)
-    return re.sub(r": (\w+)(\[[\d,]+\])", lambda found: f": {dtype}{found[2]}{roles.get(found[1], '')}", text)
+    return re.sub(
+        r": (\w+)(\[[\d,]+\])", lambda found: f": {dtype}{found[2]}{roles.get(found[1], '')}", text
+    )
 
 
 JOINED_LOGITS = """\

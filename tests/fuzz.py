@@ -36,7 +36,28 @@ STRUCTURED = 0.4
 
 _COPIED_ONE_IN = 16
 _BUNDLE_HEADER = 700
-_EDGES = (0, 1, 2, 3, 4, 7, 8, 16, 31, 64, 127, 128, 255, 256, 1000, 32767, 32768, 65535, 65536, 1 << 24)
+_EDGES = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    7,
+    8,
+    16,
+    31,
+    64,
+    127,
+    128,
+    255,
+    256,
+    1000,
+    32767,
+    32768,
+    65535,
+    65536,
+    1 << 24,
+)
 _BIG = (2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**48, 2**63 - 1, 2**64 - 1)
 INTEGERS = (*_EDGES, *(-edge for edge in _EDGES), *_BIG, -(2**31), -(2**63))
 _FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 1e-30, 3e38, float("nan"), float("inf"), float("-inf"))
@@ -55,7 +76,9 @@ class TooSlowError(Exception):
     """A mutant took longer than `SECONDS` of processor time."""
 
 
-def mutant(seeds: Sequence[Seed], number: int, run: int = 0, share: float = STRUCTURED) -> tuple[str, bytes]:
+def mutant(
+    seeds: Sequence[Seed], number: int, run: int = 0, share: float = STRUCTURED
+) -> tuple[str, bytes]:
     """The name of the seed that mutant `number` of a run is made of, and its bytes; small seeds have more mutants.
 
     `share` is that of those whose tables are changed; of the others, bytes are.
@@ -128,7 +151,9 @@ def _examine(content: bytes, checksum: int, converted_one_in: int) -> str:
     if checksum // _COPIED_ONE_IN % converted_one_in:
         return "matched, not converted"
     sizes = {
-        f"{signature}/{name}": [3 if size < 0 else size for size in tensor.shape_signature or tensor.shape]
+        f"{signature}/{name}": [
+            3 if size < 0 else size for size in tensor.shape_signature or tensor.shape
+        ]
         for signature, inputs in model.inputs()
         for name, tensor in inputs.items()
         if tensor.is_dynamic
@@ -216,7 +241,12 @@ def _change(table: Table, tables: Tables, chance: Random) -> None:
         number = struct.pack("<I", chance.choice(INTEGERS) % (1 << 32))
         longer = content + bytes(chance.choice((1, 3, 4, 64)))
         shorter = content[: chance.randrange(len(content) + 1)]
-        contents = (shorter, longer, number * max(1, len(content) // 4), chance.randbytes(len(content)))
+        contents = (
+            shorter,
+            longer,
+            number * max(1, len(content) // 4),
+            chance.randbytes(len(content)),
+        )
         new = Data(chance.choice(contents), external=chance.choice((None, True, False)))
     elif field.kind == "scalars":
         values = _other_list([] if old is None else old.tolist(), field, tables, chance)
@@ -271,10 +301,18 @@ def _raw(content: bytes, seeds: Sequence[Seed], chance: Random) -> bytes:
         last = _BUNDLE_HEADER  # the rest is in some model's mutants too
     changed = bytearray(content[:last])
     for _ in range(chance.choice((1, 1, 1, 2, 2, 4, 16))):
-        code, width = chance.choice((("<B", 1), ("<B", 1), ("<H", 2), ("<I", 4), ("<I", 4), ("<Q", 8)))
+        code, width = chance.choice(
+            (("<B", 1), ("<B", 1), ("<H", 2), ("<I", 4), ("<I", 4), ("<Q", 8))
+        )
         at = chance.randrange(max(1, len(changed) - width)) & -width
         (old,) = struct.unpack_from(code, changed, at)
-        near = (old ^ 1 << chance.randrange(8 * width), old + 4, old - 4, old * 2, len(changed) - at)
+        near = (
+            old ^ 1 << chance.randrange(8 * width),
+            old + 4,
+            old - 4,
+            old * 2,
+            len(changed) - at,
+        )
         chosen = chance.choice((*near, chance.choice(INTEGERS)))
         struct.pack_into(code, changed, at, chosen % (1 << 8 * width))
     if chance.random() < 0.2:

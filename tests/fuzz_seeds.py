@@ -134,7 +134,12 @@ _TEXTS = {
         }}"""
         for what, width, query, result in (
             ("a scalar query", 8, "%q: float32[] = SUM(%x, int32{0, 1, 2, 3})", "float32[1,2,4,8]"),
-            ("no width", 0, "%q: float32[1,2,4,0] = RESHAPE(%x, int32{1, 2, 4, 0})", "float32[1,2,4,8]"),
+            (
+                "no width",
+                0,
+                "%q: float32[1,2,4,0] = RESHAPE(%x, int32{1, 2, 4, 0})",
+                "float32[1,2,4,8]",
+            ),
             ("a sum that is no scalar", 8, "%q: float32[1,2,4,8] = NEG(%x)", "float32[]"),
         )
     },
@@ -160,7 +165,9 @@ def seed(name: str, content: bytes) -> Seed:
 def handmade() -> list[Seed]:
     """The seeds that the quick tests use: texts, odd tables, variables, and cuts of the bundled models."""
     made = [seed(name, to_bytes(parse(text))) for name, text in _TEXTS.items()]
-    texts = [path for path in sorted(BUNDLED.glob("reference_*.txt")) if "prefill_sha" not in path.name]
+    texts = [
+        path for path in sorted(BUNDLED.glob("reference_*.txt")) if "prefill_sha" not in path.name
+    ]
     made += [seed(path.stem, to_bytes(parse(path.read_text()))) for path in texts]
     made.append(seed("everything", pack(everything())))
     made.append(seed("weights behind", with_data_after(everything(), b"weights" * 9, b"more")))
@@ -169,7 +176,10 @@ def handmade() -> list[Seed]:
     for path in sorted(BUNDLED.glob("*.tflite")):
         made += list(cuts(path))[:1]
     attention = next(seed for seed in made if seed.name == "quantized attention")
-    parts = [model_part("prefill_decode", attention.content), (GENERIC, {"name": "words"}, b"text" * 9)]
+    parts = [
+        model_part("prefill_decode", attention.content),
+        (GENERIC, {"name": "words"}, b"text" * 9),
+    ]
     made.append(Seed("bundle", bundle([*parts, model_part("embedder", made[1].content)]), None))
     return made
 
@@ -188,13 +198,17 @@ def cuts(path: Path) -> Iterator[Seed]:
 def _is_large(operator: Operator) -> bool:
     constants = [tensor for tensor in operator.inputs if tensor is not None and tensor.is_constant]
     sizes = (tensor.dtype.byte_size(tensor.elements) or 0 for tensor in constants)
-    return bool(subgraph_indices(operator.options)) or any(size > _LARGEST_CONSTANT for size in sizes)
+    return bool(subgraph_indices(operator.options)) or any(
+        size > _LARGEST_CONSTANT for size in sizes
+    )
 
 
 def _cut(graph: Subgraph, window: list[Operator]) -> Model:
     inputs = [tensor for tensor in reads(window) if not tensor.is_constant]
     made = [tensor for operator in window for tensor in operator.outputs]
-    return cut_out(Model(), window, inputs, [one for one in made if read_outside(graph, one, window)])
+    return cut_out(
+        Model(), window, inputs, [one for one in made if read_outside(graph, one, window)]
+    )
 
 
 def _odd_tensors() -> Model:

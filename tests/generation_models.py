@@ -79,7 +79,9 @@ subgraph s{rows} ({inputs.format(rows=rows)}, %ck: {_CACHE}, %cv: {_CACHE}, %mas
 def embedder() -> str:
     """Tokens to embeddings."""
     signatures, graphs = "", ""
-    for place, (name, rows) in enumerate({"prefill_embedder_4": ROWS, "decode_embedder": 1}.items()):
+    for place, (name, rows) in enumerate(
+        {"prefill_embedder_4": ROWS, "decode_embedder": 1}.items()
+    ):
         signatures += f"signature {name} = #{place} (token_ids=%t) -> (embeddings=%e)\n"
         graphs += f"""subgraph s{rows} (%t: int32[1,{rows}]) {{
   %e: float32[1,{rows},{WIDTH}] = GATHER({literal(table())}, %t)
@@ -92,7 +94,9 @@ def embedder() -> str:
 def auxiliary() -> str:
     """Cache updates."""
     signatures, graphs = [], []
-    for place, (name, rows) in enumerate({"prefill_cache_update_4": ROWS, "decode_cache_update": 1}.items()):
+    for place, (name, rows) in enumerate(
+        {"prefill_cache_update_4": ROWS, "decode_cache_update": 1}.items()
+    ):
         caches = "kv_cache_k_0=%ck, kv_cache_v_0=%cv, kv_slice_k_0=%new, kv_slice_v_0=%turned, input_pos=%pos"
         updated = "kv_cache_k_0=%keys, kv_cache_v_0=%values"
         signatures.append(f"signature {name} = #{place} ({caches}) -> ({updated})")
@@ -121,5 +125,7 @@ def packed(folder: Path) -> Path:
     """A bundle that reads four tokens at a time into a cache of 16."""
     texts = {"prefill_decode": split(), "embedder": embedder(), "aux": auxiliary()}
     path = folder / "gemma.litertlm"
-    path.write_bytes(bundle([model_part(kind, to_bytes(parse(text))) for kind, text in texts.items()]))
+    path.write_bytes(
+        bundle([model_part(kind, to_bytes(parse(text))) for kind, text in texts.items()])
+    )
     return path

@@ -7,9 +7,7 @@ from types import FrameType
 _QKV = "%q: float32[1,4,6,5], %k: float32[1,4,8,5], %v: float32[1,4,8,5], %mask: float32[1,1,6,8]"
 _LOGITS = "float32[1,4,6,8]"
 _SCORES = f"%l: {_LOGITS} = BATCH_MATMUL(%q, %k) {{adj_y: true}}"
-_CODES = (
-    "%c: float32[1,8] = CAST(%i) %x: int16[1,8] q(0.01, 0) = QUANTIZE(%c) %y0: float32[1,8] = DEQUANTIZE(%x)"
-)
+_CODES = "%c: float32[1,8] = CAST(%i) %x: int16[1,8] q(0.01, 0) = QUANTIZE(%c) %y0: float32[1,8] = DEQUANTIZE(%x)"
 
 
 def _attention(lines: list[str], probabilities: str) -> str:
@@ -36,7 +34,11 @@ def cosines_of_one(count: int) -> str:
 def masks(count: int) -> str:
     """Many masks are added to the logits, one after the other."""
     added = [f"%m{i + 1}: {_LOGITS} = ADD(%m{i}, %mask)" for i in range(count)]
-    lines = [f"%m0: {_LOGITS} = ABS(%l)", *added, f"%p: {_LOGITS} = SOFTMAX(%m{count}) {{beta: 1.0}}"]
+    lines = [
+        f"%m0: {_LOGITS} = ABS(%l)",
+        *added,
+        f"%p: {_LOGITS} = SOFTMAX(%m{count}) {{beta: 1.0}}",
+    ]
     return _attention(lines, "%p")
 
 
@@ -119,7 +121,9 @@ def joined_products(count: int) -> str:
     for i in range(count):
         lines.append(f"%l{i}: {kind} q(0.1, 0) = BATCH_MATMUL(%q, %k) {{adj_y: true}}")
         lines.append(f"%n{i}: {kind} q(0.2, 0) = QUANTIZE(%l{i})")
-    whole = f"%z: int16[1,4,6,{8 * count}] q(0.2, 0) = CONCATENATION({_listed('n', count)}) {{axis: 3}}"
+    whole = (
+        f"%z: int16[1,4,6,{8 * count}] q(0.2, 0) = CONCATENATION({_listed('n', count)}) {{axis: 3}}"
+    )
     given = "%q: int16[1,4,6,5] q(0.01, 0), %k: int16[1,4,8,5] q(0.01, 0)"
     return f"subgraph main ({given}) {{ {' '.join(lines)} {whole} return %z }}"
 

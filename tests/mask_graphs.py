@@ -41,7 +41,11 @@ def inputs_masked_twice(model: Model) -> dict[str, NDArray[Any]]:
     for name, tensor in model.inputs()[0][1].items():
         if name.startswith(("open", "seen", "causal")):
             row, column = np.ogrid[: tensor.shape[-2], : tensor.shape[-1]]
-            shown = column >= 2 + tensor.shape[-2] // 2 if name.startswith("open") else _seen(row, column)
+            shown = (
+                column >= 2 + tensor.shape[-2] // 2
+                if name.startswith("open")
+                else _seen(row, column)
+            )
             low = _LOWEST.get(tensor.dtype, LOW)
             numbers = np.where(shown, 0, low) if name.startswith("causal") else shown
             values[name] = np.broadcast_to(numbers, tensor.shape).astype(values[name].dtype)
@@ -64,12 +68,16 @@ def _table(build: _Build, logits: Tensor, low: float | None = None, more: int = 
     if not build.is_float:
         low = _LOWEST[build.dtype] if low is None else low
     return build.stored(
-        np.where(_seen(row, column), 0, LOW if low is None else low), build.dtype, logits.quantization
+        np.where(_seen(row, column), 0, LOW if low is None else low),
+        build.dtype,
+        logits.quantization,
     )
 
 
 def _added(build: _Build, logits: Tensor, mask: Tensor, name: str = "ADD") -> Tensor:
-    return build.op(name, logits, mask, **(build.add_options if build.is_float or name == "ADD" else {}))
+    return build.op(
+        name, logits, mask, **(build.add_options if build.is_float or name == "ADD" else {})
+    )
 
 
 def _flags(build: _Build, logits: Tensor) -> Tensor:
@@ -80,12 +88,18 @@ def _flags(build: _Build, logits: Tensor) -> Tensor:
 
 def _in_type(build: _Build, logits: Tensor, mask: Tensor) -> Tensor:
     """A mask in floats as the logits are stored."""
-    return mask if build.is_float else build.op("QUANTIZE", mask, dtype=build.dtype, q=logits.quantization)
+    return (
+        mask
+        if build.is_float
+        else build.op("QUANTIZE", mask, dtype=build.dtype, q=logits.quantization)
+    )
 
 
 def _computed(build: _Build, logits: Tensor, name: str, factor: float, then: str = "") -> Tensor:
     mask = build.op("MUL", _flags(build, logits), build.stored(factor))
-    return _added(build, logits, _in_type(build, logits, build.op(then, mask) if then else mask), name)
+    return _added(
+        build, logits, _in_type(build, logits, build.op(then, mask) if then else mask), name
+    )
 
 
 def _bias(build: _Build, logits: Tensor) -> Tensor:
@@ -100,12 +114,16 @@ def _constant(build: _Build, logits: Tensor) -> Tensor:
 def _cut(build: _Build, logits: Tensor) -> Tensor:
     sizes = _mask_shape(build, logits)[-2:]
     table = _table(build, logits, more=3)
-    return _added(build, logits, build.op("SLICE", table, build.integers(0, 0), build.integers(*sizes)))
+    return _added(
+        build, logits, build.op("SLICE", table, build.integers(0, 0), build.integers(*sizes))
+    )
 
 
 def _looked_up(build: _Build, logits: Tensor) -> Tensor:
     rows = _mask_shape(build, logits)[-2]
-    return _added(build, logits, build.op("GATHER", _table(build, logits), build.integers(*range(rows))))
+    return _added(
+        build, logits, build.op("GATHER", _table(build, logits), build.integers(*range(rows)))
+    )
 
 
 def _input(build: _Build, logits: Tensor) -> Tensor:
@@ -115,7 +133,9 @@ def _input(build: _Build, logits: Tensor) -> Tensor:
 
 def _minimum(build: _Build, logits: Tensor) -> Tensor:
     return build.op(
-        "MINIMUM", logits, build.given("causal", _mask_shape(build, logits), build.dtype, logits.quantization)
+        "MINIMUM",
+        logits,
+        build.given("causal", _mask_shape(build, logits), build.dtype, logits.quantization),
     )
 
 
@@ -137,7 +157,9 @@ def _logarithm(build: _Build, logits: Tensor) -> Tensor:
 
 def _chosen(build: _Build, logits: Tensor) -> Tensor:
     seen = build.given("seen", _mask_shape(build, logits), DType.BOOL)
-    low = build.stored(LOW if build.is_float else _LOWEST[build.dtype], build.dtype, logits.quantization)
+    low = build.stored(
+        LOW if build.is_float else _LOWEST[build.dtype], build.dtype, logits.quantization
+    )
     return build.op("SELECT_V2", seen, logits, low, q=logits.quantization)
 
 
@@ -156,18 +178,25 @@ def _in_other_numbers(build: _Build, logits: Tensor) -> Tensor:
                 q=None,
             ),
         )
-    return _added(build, logits, _in_type(build, logits, build.stored(np.where(table.array() == 0, 0, LOW))))
+    return _added(
+        build, logits, _in_type(build, logits, build.stored(np.where(table.array() == 0, 0, LOW)))
+    )
 
 
 def _padded(build: _Build, logits: Tensor) -> Tensor:
     """The last columns are cut off and come back low."""
     *front, columns = logits.shape
     kept = build.op(
-        "SLICE", logits, build.integers(*[0] * len(logits.shape)), build.integers(*front, min(2, columns))
+        "SLICE",
+        logits,
+        build.integers(*[0] * len(logits.shape)),
+        build.integers(*front, min(2, columns)),
     )
     around = np.zeros((len(logits.shape), 2), np.int32)
     around[-1, 1] = max(columns - 2, 0)
-    low = build.stored(LOW if build.is_float else _LOWEST[build.dtype], build.dtype, logits.quantization)
+    low = build.stored(
+        LOW if build.is_float else _LOWEST[build.dtype], build.dtype, logits.quantization
+    )
     return build.op("PADV2", kept, build.stored(around, DType.INT32), low)
 
 

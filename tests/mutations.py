@@ -100,14 +100,21 @@ class _Region:
         """All that reads the result reads another tensor."""
         old = self.result
         return [
-            op.on(lambda t: new if t is old else t) if old in op.inputs and old not in op.outputs else op
+            op.on(lambda t: new if t is old else t)
+            if old in op.inputs and old not in op.outputs
+            else op
             for op in made
         ]
 
 
 def like(tensor: Tensor, name: str | None = None, **changes: Any) -> Tensor:
     """A new tensor of the same type, but for the changes."""
-    fields = {"shape": tensor.shape, "dtype": tensor.dtype, "quantization": tensor.quantization, **changes}
+    fields = {
+        "shape": tensor.shape,
+        "dtype": tensor.dtype,
+        "quantization": tensor.quantization,
+        **changes,
+    }
     return Tensor(name or tensor.name, **fields)
 
 
@@ -131,11 +138,16 @@ def _left_out(region: _Region) -> Iterator[Operators]:
 
 def _another_operand(region: _Region) -> Iterator[Operators]:
     """An input of the region or a result of it that has the same type."""
-    before = [*region.rewrite.inputs(), *(t for op in region.new[: region.place] for t in op.outputs)]
+    before = [
+        *region.rewrite.inputs(),
+        *(t for op in region.new[: region.place] for t in op.outputs),
+    ]
     for index, own in enumerate(region.operator.inputs):
         if own is None or own.is_constant:
             continue
-        others = [t for t in before if t is not own and t.shape == own.shape and t.dtype == own.dtype]
+        others = [
+            t for t in before if t is not own and t.shape == own.shape and t.dtype == own.dtype
+        ]
         for other in dict.fromkeys((others[0], others[-1])) if others else ():
             yield region.reading(index, other)
 
@@ -185,7 +197,9 @@ _OTHERS = {
 
 def _another_kind(region: _Region) -> Iterator[Operators]:
     for name in _OTHERS.get(region.operator.name, ()):
-        yield region.instead(region.rewrite.model.new_operator(name, region.reads_all, [region.result]))
+        yield region.instead(
+            region.rewrite.model.new_operator(name, region.reads_all, [region.result])
+        )
 
 
 def _another_quantization(region: _Region) -> Iterator[Operators]:

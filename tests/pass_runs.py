@@ -42,11 +42,16 @@ class Says:
         """The next verdict."""
         self.asked.append((rewrite, check))
         holds = self.verdicts[0] if len(self.verdicts) == 1 else self.verdicts.pop(0)
-        return Proof(check, holds=holds, bitwise=holds, max_abs=0.0, reason="" if holds else "it differs")
+        return Proof(
+            check, holds=holds, bitwise=holds, max_abs=0.0, reason="" if holds else "it differs"
+        )
 
 
 def run(
-    model: Model, *passes: Pass | str, target: Target | None = None, verifier: RegionVerifier | None = None
+    model: Model,
+    *passes: Pass | str,
+    target: Target | None = None,
+    verifier: RegionVerifier | None = None,
 ) -> list[Verdict]:
     """Run passes over subgraph 0, as a conversion does."""
     graph, facts = model.subgraphs[0], target or load_target("generic")
@@ -60,7 +65,9 @@ def run(
     return reports
 
 
-def rewrites_of(name: str, model: Model, target: Target | None = None, **facts: Any) -> list[Rewrite]:
+def rewrites_of(
+    name: str, model: Model, target: Target | None = None, **facts: Any
+) -> list[Rewrite]:
     """What a pass would do at each of its sites, on subgraph 0; nothing is done."""
     graph = model.subgraphs[0]
     chosen = target or load_target("generic")

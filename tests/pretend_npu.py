@@ -81,7 +81,9 @@ def compiling(answers: list[Any] | dict[str, Any], change: str = "pass") -> str:
 
     None fails. A list has the answers call by call, a dict by chip, "" for any other.
     """
-    return TOOL.format(answers=answers, figures=FIGURES, events=EVENTS, of_us=EVENTS_OF_US, change=change)
+    return TOOL.format(
+        answers=answers, figures=FIGURES, events=EVENTS, of_us=EVENTS_OF_US, change=change
+    )
 
 
 def emulator(change: str = "pass", *, taken: int = 9) -> str:
@@ -95,7 +97,9 @@ def calls(sdk: Path) -> list[list[str]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def figures(us: int | None, *, read: int = 100, taken: int = 9, parts: int = 1, steps: int = 5) -> Figures:
+def figures(
+    us: int | None, *, read: int = 100, taken: int = 9, parts: int = 1, steps: int = 5
+) -> Figures:
     """Of a graph of nine operators; `us` is the estimated time."""
     time = None if us is None else TimeEstimate("SA0", us, us, us, 0)
     counts = (9, taken, parts, 0, 0, read, 0, steps)
@@ -135,4 +139,6 @@ def without_probe(monkeypatch: pytest.MonkeyPatch) -> None:
 def require_qnn() -> None:
     """Skip what needs Qualcomm's libraries where they are not installed."""
     if not any(os.environ.get(name) for name in Qualcomm.variables):
-        pytest.skip(f"Qualcomm's libraries are not installed: set {' or '.join(Qualcomm.variables)}")
+        pytest.skip(
+            f"Qualcomm's libraries are not installed: set {' or '.join(Qualcomm.variables)}"
+        )

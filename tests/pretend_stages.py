@@ -101,7 +101,10 @@ class Stages:
     def configure(self, job: Job) -> dict[str, Any]:
         """Settings as the pipeline's: what each stage takes."""
         taken = {"cache_length": 1280, "rotate": True, **job.options["settings"]}
-        steps, chip = taken.pop("max_calibration_decode_steps", 32), {"soc_model": job.options["chip"]}
+        steps, chip = (
+            taken.pop("max_calibration_decode_steps", 32),
+            {"soc_model": job.options["chip"]},
+        )
         calibrate = {"max_calibration_decode_steps": steps}
         settings = {"export": taken, "calibrate": calibrate, "quantize": {}, "compile": chip}
         return {"config": {**chip, **taken}, "settings": settings, "caches": job.options["caches"]}
@@ -133,14 +136,21 @@ class Stages:
     def evaluate(self, job: Job) -> dict[str, Any]:
         """The checkpoint finds every token as likely as one of 2, the bundle as one of 4."""
         own = [Closeness([], [], [math.log(chance)] * 2) for chance in (0.5, 0.25)]
-        scores = [ModelScore.of(name, one, own[0]) for name, one in zip(job.inputs, own, strict=True)]
+        scores = [
+            ModelScore.of(name, one, own[0]) for name, one in zip(job.inputs, own, strict=True)
+        ]
         return asdict(Evaluation(scores, len(job.options["parts"])))
 
     def emulate(self, job: Job) -> dict[str, Any]:
         """The same on the CPU, and a little worse in the emulator."""
-        own = [Closeness([kl] * 8, [True] * 8, [math.log(0.5) - kl] * 8) for kl in (0.0, 0.1, self.npu_kl)]
+        own = [
+            Closeness([kl] * 8, [True] * 8, [math.log(0.5) - kl] * 8)
+            for kl in (0.0, 0.1, self.npu_kl)
+        ]
         names = [*job.inputs, "converted"]
-        scores = [ModelScore.of(names[at], one, own[0], on_npu=at == 2) for at, one in enumerate(own)]
+        scores = [
+            ModelScore.of(names[at], one, own[0], on_npu=at == 2) for at, one in enumerate(own)
+        ]
         return asdict(Evaluation(scores, 1))
 
     def compile(self, job: Job) -> None:
@@ -171,6 +181,13 @@ class Place:
         self, source: Path | None = None, stages: Stages | None = None, **options: Any
     ) -> tuple[Stages, BuildResult]:
         stages = stages or Stages()
-        defaults = {"soc": "SM8750", "sdk": self.sdk, "prompts": self.prompts, "output": self.output}
+        defaults = {
+            "soc": "SM8750",
+            "sdk": self.sdk,
+            "prompts": self.prompts,
+            "output": self.output,
+        }
         with stages.in_place():
-            return stages, build(source or self.checkpoint, **{**defaults, "overwrite": True, **options})
+            return stages, build(
+                source or self.checkpoint, **{**defaults, "overwrite": True, **options}
+            )

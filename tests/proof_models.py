@@ -8,7 +8,9 @@ from edge_opt.runtime.tensors import TensorInfo
 from edge_opt.schema import model_bytes
 
 
-def tensor(name: str, *shape: int, dtype: str = "float32", scale: float = 0, zero: int = 0) -> TensorInfo:
+def tensor(
+    name: str, *shape: int, dtype: str = "float32", scale: float = 0, zero: int = 0
+) -> TensorInfo:
     """What the runtime says of an input or output; without a scale it is not quantized."""
     scales, zeros = ((scale,), (zero,)) if scale else ((), ())
     return TensorInfo(name, name, shape, shape, dtype, scales, zeros)
@@ -19,12 +21,16 @@ def written(text: str, key: str = "main") -> bytes:
     model = parse(text)
     graph = model.subgraphs[0]
     if key:
-        inputs, outputs = ({tensor.name: tensor for tensor in side} for side in (graph.inputs, graph.outputs))
+        inputs, outputs = (
+            {tensor.name: tensor for tensor in side} for side in (graph.inputs, graph.outputs)
+        )
         model.signatures.append(Signature(key, graph, inputs, outputs))
     return model_bytes(to_tables(model))
 
 
-def adder(*, key: str = "main", shape: tuple[int, ...] = (2, 4), other: tuple[int, ...] = ()) -> bytes:
+def adder(
+    *, key: str = "main", shape: tuple[int, ...] = (2, 4), other: tuple[int, ...] = ()
+) -> bytes:
     """z = x + y; a different shape of y makes the runtime refuse where the two do not broadcast."""
     x, y = (f"float32[{','.join(map(str, sizes))}]" for sizes in (shape, other or shape))
     return written(f"subgraph main (%x: {x}, %y: {y}) {{ %z: {x} = ADD(%x, %y) return %z }}", key)
@@ -34,7 +40,12 @@ WEIGHT = np.random.default_rng(0).standard_normal((12, 5)).astype(np.float32)
 
 
 def projection(
-    weight: np.ndarray = WEIGHT, *, key: str = "main", name: str = "logits", off: float = 0, unit: int = 7
+    weight: np.ndarray = WEIGHT,
+    *,
+    key: str = "main",
+    name: str = "logits",
+    off: float = 0,
+    unit: int = 7,
 ) -> bytes:
     """`name` [3, n] = embeddings [3, k] x weight [n, k]^T, as FULLY_CONNECTED; the weights of one unit may be off."""
     rows, (units, depth), weight = 3, weight.shape, weight.copy()
@@ -51,7 +62,9 @@ def projection(
 def requantized(*, scale: float = 0.5) -> bytes:
     """An int8 tensor through one QUANTIZE."""
     kind = f"int8[1,64] q({scale}, 0)"
-    return written(f"subgraph main (%x: int8[1,64] q(0.5, 0)) {{ %z: {kind} = QUANTIZE(%x) return %z }}")
+    return written(
+        f"subgraph main (%x: int8[1,64] q(0.5, 0)) {{ %z: {kind} = QUANTIZE(%x) return %z }}"
+    )
 
 
 def endless() -> bytes:

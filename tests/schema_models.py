@@ -166,7 +166,9 @@ def as_bindings(item: Any) -> Any:
     """A table as `plain` gives what the bindings read: every field, with where bytes lie that are behind the tables."""
     if isinstance(item, Table):
         unknown = DEPRECATED.get(item.name, ())
-        fields = {name: as_bindings(item.get(name)) for name in item.spec.by_name if name not in unknown}
+        fields = {
+            name: as_bindings(item.get(name)) for name in item.spec.by_name if name not in unknown
+        }
         inside, offset, size = STORED_AFTER.get(item.name, ("", "", ""))
         data = item.get(inside) if inside else None
         if isinstance(data, Data) and data.external:

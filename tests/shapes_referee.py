@@ -37,7 +37,9 @@ def const(value: Any, dtype: str = "INT32") -> T:
     return T(array.shape, dtype, array)
 
 
-def one_operator(name: str, inputs: Sequence[T | None], outputs: Sequence[T], how: Options = None) -> bytes:
+def one_operator(
+    name: str, inputs: Sequence[T | None], outputs: Sequence[T], how: Options = None
+) -> bytes:
     """A model of one operator; the outputs' recorded shapes are what `outputs` says, `[]` unless stated."""
     model, graph = ir.Model(), ir.Subgraph("main")
     model.subgraphs.append(graph)
@@ -50,7 +52,9 @@ def one_operator(name: str, inputs: Sequence[T | None], outputs: Sequence[T], ho
     graph.inputs = [tensor for tensor in read if tensor is not None and not tensor.is_constant]
     graph.outputs = tensors[len(given) :]
     operator = graph.append(model.new_operator(name, read, graph.outputs, **(how or {})))
-    operator.code = model.operator_code(name, max(operator.code.version, 2 if name == "BROADCAST_TO" else 1))
+    operator.code = model.operator_code(
+        name, max(operator.code.version, 2 if name == "BROADCAST_TO" else 1)
+    )
     return ir.to_bytes(model)
 
 
@@ -87,7 +91,9 @@ def only_operator(model: bytes) -> ir.Operator:
 def stored_facts(operator: ir.Operator) -> list[Fact]:
     """The shapes of the operator's inputs, and the values of constant ones."""
     given = operator.inputs
-    return [Fact(t and t.shape, t.array() if t is not None and t.is_constant else None) for t in given]
+    return [
+        Fact(t and t.shape, t.array() if t is not None and t.is_constant else None) for t in given
+    ]
 
 
 def inferred(model: bytes) -> list[Fact] | ShapeError:
@@ -106,16 +112,18 @@ def check_dynamic(model: bytes, results: Sequence[Shape | None]) -> None:
     for shapes in _hidden([fact.shape for fact in facts]):
         for values in ([fact.value for fact in facts], [None] * len(facts)):
             derived = infer_operator(operator, list(map(Fact, shapes, values)))
-            assert all(fits(ours.shape, theirs) for ours, theirs in zip(derived, results, strict=True)), (
-                f"{shapes} give {derived}, which does not cover {results}"
-            )
+            assert all(
+                fits(ours.shape, theirs) for ours, theirs in zip(derived, results, strict=True)
+            ), f"{shapes} give {derived}, which does not cover {results}"
 
 
 def fits(derived: Shape | None, actual: Shape | None) -> bool:
     """Whether the actual shape is one of those that the derived one stands for."""
     if derived is None or actual is None:
         return derived is None
-    return len(derived) == len(actual) and all(a in (-1, b) for a, b in zip(derived, actual, strict=True))
+    return len(derived) == len(actual) and all(
+        a in (-1, b) for a, b in zip(derived, actual, strict=True)
+    )
 
 
 def _hidden(static: list[Shape | None]) -> Iterator[list[Shape | None]]:
@@ -146,9 +154,13 @@ def check(
     results = [T((), outputs)] if isinstance(outputs, str) else outputs
     model = one_operator(name, inputs, results, options)
     expected, derived = runtime_shapes(model), inferred(model)
-    assert accepted is None or accepted == (expected is not None), f"the interpreter says {expected}"
+    assert accepted is None or accepted == (expected is not None), (
+        f"the interpreter says {expected}"
+    )
     if isinstance(derived, ShapeError):
-        assert expected is None or stricter, f"the interpreter derives {expected}, we refuse: {derived}"
+        assert expected is None or stricter, (
+            f"the interpreter derives {expected}, we refuse: {derived}"
+        )
         return
     shapes = [fact.shape for fact in derived]
     assert expected is not None, f"the interpreter refuses, we derive {shapes}"
@@ -178,18 +190,25 @@ def compare_all(model: bytes, recorded: bytes) -> tuple[int, list[str]]:
     We derive from `recorded`, which differs from the interpreter's model in recorded shapes only.
     """
     loaded, runtime = ir.load(recorded), interpreter(model)
-    called = called_by((operator for graph in loaded.subgraphs for operator in graph), loaded.subgraphs)
+    called = called_by(
+        (operator for graph in loaded.subgraphs for operator in graph), loaded.subgraphs
+    )
     for index, graph in enumerate(loaded.subgraphs):
         if graph not in called:
             runtime._interpreter.AllocateTensors(index)
     # The sizes recorded for open dimensions of graph inputs are real ones for the interpreter.
-    recorded_sizes = {tensor: tensor.shape for subgraph in loaded.subgraphs for tensor in subgraph.inputs}
+    recorded_sizes = {
+        tensor: tensor.shape for subgraph in loaded.subgraphs for tensor in subgraph.inputs
+    }
     derived = shape_report(loaded, resize=recorded_sizes).shapes
     wrong, count = [], 0
     for place, subgraph in enumerate(loaded.subgraphs):
         details = {detail["index"]: detail for detail in runtime.get_tensor_details(place)}
         for index, tensor in enumerate(subgraph.tensors):
-            ours, theirs = derived.get(tensor, tensor.shape), tuple(map(int, details[index]["shape"]))
+            ours, theirs = (
+                derived.get(tensor, tensor.shape),
+                tuple(map(int, details[index]["shape"])),
+            )
             count += 1
             if ours != theirs:
                 wrong.append(f"{subgraph.name} {tensor.name}: we {ours}, the interpreter {theirs}")

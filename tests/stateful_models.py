@@ -12,13 +12,16 @@ def stateful(*signatures: str, variables: int = 1) -> bytes:
     """
     names = [f"v{place}" for place in range(variables)]
     handles = "".join(
-        f"  %{name}: resource[] = VAR_HANDLE() {{container: '', shared_name: '{name}'}}\n" for name in names
+        f"  %{name}: resource[] = VAR_HANDLE() {{container: '', shared_name: '{name}'}}\n"
+        for name in names
     )
     graphs, keys = [], []
     for place, body in enumerate(signatures):
         keys.append(f"signature s{place} = #{place} (x=%x) -> (y=%y)\n")
         called = f"  CALL_ONCE() {{init_subgraph_index: {len(signatures)}}}\n" if variables else ""
-        graphs.append(f"subgraph s{place} (%x: float32[4]) {{\n{called}{handles}{body}\n  return %y\n}}\n")
+        graphs.append(
+            f"subgraph s{place} (%x: float32[4]) {{\n{called}{handles}{body}\n  return %y\n}}\n"
+        )
     if not variables:
         return to_bytes(parse("".join(keys + graphs)))
     zeros = "".join(f"  ASSIGN_VARIABLE(%{name}, float32[4]{{splat 0.0}})\n" for name in names)

@@ -29,7 +29,9 @@ def restore() -> None:
 def started(script: str, *arguments: object, **options: Any) -> subprocess.Popen[str]:
     """A script that knows `sys` and `proof_models`, running on its own; what it prints is read from here."""
     command = [sys.executable, "-c", _HEAD + script, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
 
 
 def gone(pid: int, seconds: float = 10) -> bool:

@@ -65,14 +65,20 @@ def test_heads_that_are_folded_into_rows_and_not_merged_are_not_taken_for_one(gr
 
 
 @pytest.mark.parametrize("heads", [1, 4])
-@pytest.mark.parametrize("masked", ["ADD(%c, %mask)", "ADD(%mask, %c)", "SELECT_V2(%open, %c, float32(-9))"])
-def test_the_mask_is_what_is_added_to_scores_or_selects_them_and_no_factor(heads: int, masked: str) -> None:
+@pytest.mark.parametrize(
+    "masked", ["ADD(%c, %mask)", "ADD(%mask, %c)", "SELECT_V2(%open, %c, float32(-9))"]
+)
+def test_the_mask_is_what_is_added_to_scores_or_selects_them_and_no_factor(
+    heads: int, masked: str
+) -> None:
     scores = "float32[1,4,6,8]"
     steps = f"  %s: {scores} = ADD(%one, %l)\n  %c: {scores} = ADD(%s, %one)\n  %m: {scores} = {masked}\n"
     softmax = f"{steps}  %p: {scores} = SOFTMAX(%m) {{beta: 1.0}}"
     inputs = ", %one: float32[1], %open: bool[1,1,6,8], %mask: float32[1,1,6,8]"
     text = attention_text(softmax=softmax, inputs=inputs)
-    mask = find_mask(only_block(parse(text if heads == 4 else of_one_head(text)).subgraphs[0]).softmax)
+    mask = find_mask(
+        only_block(parse(text if heads == 4 else of_one_head(text)).subgraphs[0]).softmax
+    )
     assert mask.name == ("open" if "SELECT" in masked else "mask")
 
 
@@ -98,7 +104,12 @@ def test_rows_of_every_head_are_tiles_of_their_own(lead: str, heads: int) -> Non
     match = segments(lead)
     tiled = row_tiles(match, T)
     assert isinstance(tiled, Block)
-    assert (tiled.pieces, tiled.tiles, tiled.query_length, tiled.key_lengths) == (heads * T, T, 1, (10,))
+    assert (tiled.pieces, tiled.tiles, tiled.query_length, tiled.key_lengths) == (
+        heads * T,
+        T,
+        1,
+        (10,),
+    )
     assert tiled.output.name == "s"
     assert not any(factor.stride for factor in tiled.factored[0])
 
@@ -140,7 +151,9 @@ ONLY_MASKED_BY_HEADS = MASKED_BY_TOKENS.replace(
 )
 
 
-def unmasked(lead: str, rows: int, keys: int, *, projected: bool = False, end: str = "") -> Subgraph:
+def unmasked(
+    lead: str, rows: int, keys: int, *, projected: bool = False, end: str = ""
+) -> Subgraph:
     """Heads of size 5; the queries may come from a projection, and the result may end in another shape."""
     query, shape = f"{lead},{rows},5", f"float32[{lead},{rows},{keys}]"
     return parse(f"""
@@ -172,7 +185,9 @@ def unmasked(lead: str, rows: int, keys: int, *, projected: bool = False, end: s
         "flattened heads",
     ],
 )
-def test_rows_that_only_other_tensors_show_as_heads_or_sequence(graph: Subgraph, reason: str) -> None:
+def test_rows_that_only_other_tensors_show_as_heads_or_sequence(
+    graph: Subgraph, reason: str
+) -> None:
     """Grouped heads of one token without a projection behind them; or all tokens, flattened for a classifier."""
     (match,) = find_blocks(graph)
     assert match.is_attention
@@ -199,7 +214,9 @@ def test_a_sequence_outside_the_heads_is_flattened_with_them_and_no_part_of_them
     """`[1,(4),6,5] -> [1,6,(4),5] -> [1,6*4*5]`, before a classifier: 4 heads, not 24."""
     assert (
         only_block(
-            parse(changed("%r: float32[1,6,20] -> %r: float32[1,120]", "{1, 6, 20} -> {1, 120}")).subgraphs[0]
+            parse(
+                changed("%r: float32[1,6,20] -> %r: float32[1,120]", "{1, 6, 20} -> {1, 120}")
+            ).subgraphs[0]
         ).heads
         == 4
     )
@@ -233,7 +250,10 @@ subgraph main (%c: bool[], {GIVEN}) {{
   return %r
 }}"""
 IN_A_BRANCH = (
-    BRANCHES.replace("CALLING", "IF(%c, %q, %k, %v) {then_subgraph_index: 1, else_subgraph_index: 1}") + PLAIN
+    BRANCHES.replace(
+        "CALLING", "IF(%c, %q, %k, %v) {then_subgraph_index: 1, else_subgraph_index: 1}"
+    )
+    + PLAIN
 )
 IN_A_COMPOSITE = (
     BRANCHES.replace(
@@ -244,7 +264,8 @@ IN_A_COMPOSITE = (
 IN_A_COMPOSITE_OF_A_COMPOSITE = "".join(
     [
         BRANCHES.replace(
-            "CALLING", "STABLEHLO_COMPOSITE(%q, %k, %v) {name: 'a', decomposition_subgraph_index: 1}"
+            "CALLING",
+            "STABLEHLO_COMPOSITE(%q, %k, %v) {name: 'a', decomposition_subgraph_index: 1}",
         ),
         IN_A_COMPOSITE.replace("main (%c: bool[], ", "outer (", 1).replace("index: 1", "index: 2"),
     ]
@@ -456,7 +477,10 @@ SETTLED = {
         "no product of queries and keys leads to this SOFTMAX: not attention, at FULLY_CONNECTED",
     ),
     "a gate": (GATE, "no product with values follows this SOFTMAX: not attention, at MUL"),
-    "one head without a SOFTMAX": (of_one_head(attention_text(softmax=SIGMOID)), "already single-head"),
+    "one head without a SOFTMAX": (
+        of_one_head(attention_text(softmax=SIGMOID)),
+        "already single-head",
+    ),
 }
 
 
@@ -563,13 +587,18 @@ def test_a_product_that_mixes_heads_of_one_token_is_not_taken_for_queries_and_ke
     mixing = "  %m: float32[1,4,8] = BATCH_MATMUL(float32[1,4,4]{splat 0.5}, %l)\n  %p:"
     text = changed("  %p: -> " + mixing, "SOFTMAX(%l) -> SOFTMAX(%m)", text=LATENT)
     *_, site = convert(parse(text), verify="none").skipped
-    assert site.reason == "heads may be mixed here, between two products of activations, at BATCH_MATMUL"
+    assert (
+        site.reason
+        == "heads may be mixed here, between two products of activations, at BATCH_MATMUL"
+    )
 
 
 @pytest.mark.parametrize("text", [IN_A_COMPOSITE, IN_A_COMPOSITE_OF_A_COMPOSITE])
 def test_composites_with_attention_are_opened_however_deep(text: str) -> None:
     model = parse(text)
-    assert {site.status for site in convert(model, verify="none", require_all=True).sites} == {"converted"}
+    assert {site.status for site in convert(model, verify="none", require_all=True).sites} == {
+        "converted"
+    }
     assert all(operator.name != "STABLEHLO_COMPOSITE" for operator in model.subgraphs[0].operators)
 
 
@@ -590,7 +619,9 @@ def test_heads_in_rows_of_computed_fully_connected_weights_are_split_and_the_rou
     weights: str,
 ) -> None:
     """XNNPACK sums a row of a FULLY_CONNECTED in an order that depends on the number of rows."""
-    result = convert(parse(changed(f"SOFTMAX(%l) {{beta: 1.0}} -> {weights}", text=FOLDED_INTO_ROWS)))
+    result = convert(
+        parse(changed(f"SOFTMAX(%l) {{beta: 1.0}} -> {weights}", text=FOLDED_INTO_ROWS))
+    )
     (site,) = result.sites
     assert (site.status, site.heads, site.kv_heads) == ("converted", 4, 1)
     assert "XNNPACK rounds a FULLY_CONNECTED by its number of rows" in site.note
@@ -624,7 +655,9 @@ def test_products_far_behind_each_other_are_a_pair_all_the_same() -> None:
     )
     (site,) = convert(parse(attention_text(softmax=softmax)), verify="none").sites
     assert site.status == "skipped"
-    assert site.reason.startswith("a product of activations cannot be followed through this operator, at ABS")
+    assert site.reason.startswith(
+        "a product of activations cannot be followed through this operator, at ABS"
+    )
 
 
 def test_what_follows_a_softmax_of_no_attention_is_converted() -> None:
@@ -638,7 +671,11 @@ def test_what_follows_a_softmax_of_no_attention_is_converted() -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "reason"),
     [
-        ("o", (1, 4, 5, 6), "an operator with unknown effects reads the probabilities, at BATCH_MATMUL"),
+        (
+            "o",
+            (1, 4, 5, 6),
+            "an operator with unknown effects reads the probabilities, at BATCH_MATMUL",
+        ),
         (
             "p",
             (1, 4, 6, 9),
@@ -646,7 +683,9 @@ def test_what_follows_a_softmax_of_no_attention_is_converted() -> None:
         ),
     ],
 )
-def test_a_wrong_recorded_shape_is_not_believed(name: str, shape: tuple[int, ...], reason: str) -> None:
+def test_a_wrong_recorded_shape_is_not_believed(
+    name: str, shape: tuple[int, ...], reason: str
+) -> None:
     graph = parse(PLAIN).subgraphs[0]
     next(tensor for tensor in graph.tensors if tensor.name == name).shape = shape
     (match,) = find_blocks(graph)
@@ -676,9 +715,14 @@ def test_signatures_that_share_a_subgraph_are_converted_together_and_told_so() -
     result = convert(parse(text), verify="none", signatures="second")
     assert [site.signature for site in result.sites] == ["second"]
     assert [site.signature for site in convert(parse(text), verify="none").sites] == ["first"]
-    found = [(each.name, each.blocks_converted, each.blocks, each.shares) for each in result.signatures]
+    found = [
+        (each.name, each.blocks_converted, each.blocks, each.shares) for each in result.signatures
+    ]
     assert found == [("first", 1, 1, ("second",)), ("second", 1, 1, ("first",))]
-    assert [row[0] for row in entry_points(result)][1:] == ["first (also second)", "second (also first)"]
+    assert [row[0] for row in entry_points(result)][1:] == [
+        "first (also second)",
+        "second (also first)",
+    ]
 
 
 def chained(blocks: int, lead: str) -> Model:
@@ -694,12 +738,18 @@ def chained(blocks: int, lead: str) -> Model:
 
 
 @pytest.mark.parametrize("lead", ["1,4", "4", "2,2", "1,1"])
-def test_the_search_does_not_grow_with_the_blocks_before(lead: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_does_not_grow_with_the_blocks_before(
+    lead: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looked, counts, above = list[Labelled](), [], OperandFactors.above
-    monkeypatch.setattr(OperandFactors, "above", lambda self, of: looked.append(of) or above(self, of))
+    monkeypatch.setattr(
+        OperandFactors, "above", lambda self, of: looked.append(of) or above(self, of)
+    )
     for blocks in (80, 160):
         looked.clear()
-        found = [isinstance(match, Block) for match in find_blocks(chained(blocks, lead).subgraphs[0])]
+        found = [
+            isinstance(match, Block) for match in find_blocks(chained(blocks, lead).subgraphs[0])
+        ]
         assert found == [True] * blocks
         counts.append(len(looked))
     assert counts[1] <= 2.5 * counts[0]

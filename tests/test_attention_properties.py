@@ -43,7 +43,9 @@ def check(case: Case, form: str, *, reference: bool) -> None:
     reports = convert(model, form)
     assert [report.status for report in reports] == [Status.CONVERTED] * case.blocks, reports
     most = case.batch * case.length * max(sum(case.segments), case.head_size)
-    heads = [op for op in model.subgraphs[0].operators if op.name in ("BATCH_MATMUL", "ADD", "SOFTMAX")]
+    heads = [
+        op for op in model.subgraphs[0].operators if op.name in ("BATCH_MATMUL", "ADD", "SOFTMAX")
+    ]
     assert all(operator.output.elements <= most for operator in heads), "one head each"
     softmaxes = case.heads * case.blocks if case.weights == "softmax" else 0
     assert [operator.name for operator in heads].count("SOFTMAX") == softmaxes
@@ -71,7 +73,9 @@ def test_every_block_is_found_and_split_into_heads_that_compute_the_same_bits(
     st.sampled_from((1, 2)),
     st.booleans(),
 )
-def test_heads_cut_into_rows_compute_the_same_bits(form: str, case: Case, rows: int, later: bool) -> None:
+def test_heads_cut_into_rows_compute_the_same_bits(
+    form: str, case: Case, rows: int, later: bool
+) -> None:
     before = to_bytes(build(case))
     model = load(before)
     reports = convert(model, form, rows_per_tile=rows, later=later)
@@ -163,20 +167,27 @@ def several_heads(model: Model) -> list[str]:
         operator
         for operator in model.subgraphs[0].operators
         if operator.name in ("SOFTMAX", "LOG_SOFTMAX")
-        or (operator.name in ("BATCH_MATMUL", "FULLY_CONNECTED") and not operator.input(1).is_constant)
+        or (
+            operator.name in ("BATCH_MATMUL", "FULLY_CONNECTED")
+            and not operator.input(1).is_constant
+        )
     ]
     return [op.name for op in rows if math.prod(op.outputs[0].shape[:-2]) > 1]
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("case", CASES)
-def test_every_block_is_split_to_the_same_bits_and_nothing_of_it_stays(case: str, form: str) -> None:
+def test_every_block_is_split_to_the_same_bits_and_nothing_of_it_stays(
+    case: str, form: str
+) -> None:
     model = parse(CASES[case])
     before = to_bytes(model)
     assert several_heads(model)
     reports = convert(model, form)
     heads = 2 if "chunk" in case else 4
-    assert [(report.status, report.heads) for report in reports] == [(Status.CONVERTED, heads)], reports
+    assert [(report.status, report.heads) for report in reports] == [(Status.CONVERTED, heads)], (
+        reports
+    )
     assert not several_heads(model)
     assert_same_bits(before, model)
     assert all(report.status is Status.SETTLED for report in convert(model, form))

@@ -115,7 +115,9 @@ def for_one_head(
     graph.inputs = [tensor for tensor in reads(made) if not tensor.is_constant]
     graph.outputs = [result]
     model.operator_codes = [new.code for new in made]
-    return computed(graph, model, {tensor.name: numbers[tensor] for tensor in graph.inputs})[0], made
+    return computed(graph, model, {tensor.name: numbers[tensor] for tensor in graph.inputs})[
+        0
+    ], made
 
 
 E = Example
@@ -250,7 +252,9 @@ REFUSED = [
 @pytest.mark.parametrize(("example", "reason"), REFUSED, ids=str)
 def test_what_would_mix_heads_is_refused(example: Example, reason: str) -> None:
     (operator,) = example.model().subgraphs[0].operators
-    assert str(OperandFactors().refusal(Labelled(operator.outputs[0], example.factored()))) == reason
+    assert (
+        str(OperandFactors().refusal(Labelled(operator.outputs[0], example.factored()))) == reason
+    )
 
 
 @st.composite
@@ -263,7 +267,9 @@ def labelled_shapes(draw: st.DrawFn) -> tuple[Factored, int]:
     for size in digits:
         stride //= size
         factors.append(Factor(size, stride))
-    factors += [Factor(size) for size in draw(st.lists(st.sampled_from((1, 2, 3, 4, 6)), max_size=4))]
+    factors += [
+        Factor(size) for size in draw(st.lists(st.sampled_from((1, 2, 3, 4, 6)), max_size=4))
+    ]
     axes: list[list[Factor]] = [[]]
     for factor in draw(st.permutations(factors)):
         if draw(st.booleans()):
@@ -283,7 +289,9 @@ def test_heads_are_put_back_where_they_were(case: tuple[Factored, int], form: st
     model = Model()
     assembly, graph = Assembly(model, Constants(model)), Subgraph("main")
     fed = {f"head_{n}": part(whole, factored, n, keep=form == "split") for n in range(heads)}
-    graph.inputs = [Tensor(name, tuple(values.shape), DType.FLOAT32) for name, values in fed.items()]
+    graph.inputs = [
+        Tensor(name, tuple(values.shape), DType.FLOAT32) for name, values in fed.items()
+    ]
     output = Tensor("whole", tuple(whole.shape), DType.FLOAT32)
     join_heads(assembly, FORMS[form], list(graph.inputs), output, factored)
     for made in assembly.finished(output):
@@ -322,7 +330,11 @@ SWAPPED_A = "%t: float32[2,5,3] = TRANSPOSE(%a, int32{0, 2, 1}) %p: float32[2,3,
         (f"%p: float32[2,3,4] = BATCH_MATMUL(%a, %d) {TRANSPOSED}", "%t", None),
     ],
 )
-def test_a_product_does_transpositions_nobody_else_reads(lines: str, wanted: str, kept: str | None) -> None:
+def test_a_product_does_transpositions_nobody_else_reads(
+    lines: str, wanted: str, kept: str | None
+) -> None:
     graph = parse(f"subgraph main ({INPUTS}) {{ {lines} return {wanted} }}").subgraphs[0]
     left = needed_for(graph.outputs, cancel_transposes(list(graph.operators), graph.outputs))
-    assert list(map(operator_text, left)) == ([kept] if kept else list(map(operator_text, graph.operators)))
+    assert list(map(operator_text, left)) == (
+        [kept] if kept else list(map(operator_text, graph.operators))
+    )

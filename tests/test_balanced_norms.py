@@ -30,7 +30,9 @@ def layers(addition: str = "ADD(%x{0}, %n{0})") -> str:
         weight = f"int16{{{place + 3}, -700, 20000, 32767}} q(0.0001, 0)"
         body = f"decomposition_subgraph_index: {place + 1}, composite_attributes: {{epsilon: 1.0}}"
         options = f"{{name: 'odml.rms_norm', {body}}}"
-        lines.append(f"  %n{place}: int16[1,3,4] q({step}, 0) = STABLEHLO_COMPOSITE(%h, {weight}) {options}")
+        lines.append(
+            f"  %n{place}: int16[1,3,4] q({step}, 0) = STABLEHLO_COMPOSITE(%h, {weight}) {options}"
+        )
         lines.append(f"  %x{place + 1}: int16[1,3,4] q(0.05, 0) = {addition.format(place)}")
     lines += [f"  return %x{len(STEPS)}", "}"]
     return "\n".join(lines) + "".join(BODY.replace("STEP", str(step)) for step in STEPS)
@@ -65,14 +67,18 @@ def test_a_weight_that_was_not_negated_is_seen(verifier: Verifier, monkeypatch: 
     [("return %x4", "return %x4, %n1"), ("odml.rms_norm", "odml.layer_norm"), ("-700", "-32768")],
     ids=["read elsewhere", "another composite", "a weight without a negative"],
 )
-def test_a_norm_that_is_read_elsewhere_or_has_no_negative_is_not_negated(old: str, new: str) -> None:
+def test_a_norm_that_is_read_elsewhere_or_has_no_negative_is_not_negated(
+    old: str, new: str
+) -> None:
     _, reports = convert_text(layers().replace(old, new), "balanced_norms", target=TARGET)
     assert len(reports) == {"return %x4": 1}.get(old, 0)
 
 
 def test_a_norm_that_is_added_to_itself_or_a_factor_is_not_in_a_residual_sum() -> None:
     assert edge_opt.convert(parse(layers(addition="ADD(%n{0}, %n{0})")), target=TARGET).sites == []
-    model, _ = convert_text(layers().replace("ADD(%x0,", "MUL(%x0,"), "balanced_norms", target=TARGET)
+    model, _ = convert_text(
+        layers().replace("ADD(%x0,", "MUL(%x0,"), "balanced_norms", target=TARGET
+    )
     assert [name for name in names(model) if len(name) == 3] == ["MUL", "ADD", "SUB", "ADD"]
 
 

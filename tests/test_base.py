@@ -37,7 +37,9 @@ def write(
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_the_file_appears_when_the_block_ends_well(tmp_path: Path, error: type[BaseException]) -> None:
+def test_the_file_appears_when_the_block_ends_well(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
     path = tmp_path / ("ü" * 120 + ".tflite")  # a long name still has room for the temporary one
     write(path, b"old")
     with pytest.raises(error):
@@ -69,7 +71,9 @@ def test_a_disk_that_refuses_is_an_error(
     assert names(tmp_path) == []
 
 
-def test_an_existing_output_needs_overwrite_also_one_that_was_made_meanwhile(tmp_path: Path) -> None:
+def test_an_existing_output_needs_overwrite_also_one_that_was_made_meanwhile(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "model.tflite"
     with pytest.raises(UsageError, match="meanwhile"), atomic.replacing(path, overwrite=False):
         path.write_bytes(b"old")
@@ -92,7 +96,9 @@ def test_the_output_is_never_the_input_and_a_symlink_is_what_it_points_to(tmp_pa
     assert path.read_bytes() == b"new"
 
 
-def test_new_files_follow_the_umask_replaced_ones_keep_their_mode(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_new_files_follow_the_umask_replaced_ones_keep_their_mode(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     path, synced, fsync = tmp_path / "model.tflite", [], os.fsync
     old = os.umask(0o027)
     try:
@@ -101,7 +107,9 @@ def test_new_files_follow_the_umask_replaced_ones_keep_their_mode(tmp_path: Path
         os.umask(old)
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     path.chmod(0o604)
-    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(stat.S_IFMT(os.fstat(fd).st_mode)) or fsync(fd))
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: synced.append(stat.S_IFMT(os.fstat(fd).st_mode)) or fsync(fd)
+    )
     with atomic.replacing(path, overwrite=True) as target:
         assert stat.S_IMODE(os.fstat(target).st_mode) == 0o600
     assert stat.S_IMODE(path.stat().st_mode) == 0o604
@@ -203,7 +211,10 @@ LAYERS = [
     ("name", "shown"),
     [
         (f"{LAYERS[0]};24", "...Gemma3DecoderLayer_0/Gemma3Attention_self_attn;24"),
-        (f"{LAYERS[1]};;{LAYERS[0]};4", f"...Gemma3TextModel_model/Gemma3DecoderLayer_1/{ATTENTION}"),
+        (
+            f"{LAYERS[1]};;{LAYERS[0]};4",
+            f"...Gemma3TextModel_model/Gemma3DecoderLayer_1/{ATTENTION}",
+        ),
         ("model.layers.3.self_attn/add", "model.layers.3.self_attn/add"),
         ("x" * 100, "..." + "x" * 70),
         ("", ""),
@@ -240,7 +251,9 @@ run(["sh", "-c", "echo $$; echo $$ > " + sys.argv[1] + "; exec sleep 60"])
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of the end of its parent")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells a process of the end of its parent"
+)
 def test_a_compiler_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     told = tmp_path / "pid"
     with started(_COMPILING, told) as parent:

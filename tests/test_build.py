@@ -65,17 +65,23 @@ def test_a_checkpoint_runs_through_every_stage(place: Place) -> None:
     assert stages.ran == ALL
     assert place.output.read_bytes() == bundle_of(COMPILED)
     assert result.output == str(place.output)
-    assert [(stage.name, stage.made_now) for stage in result.stages] == [(name, True) for name in ALL]
+    assert [(stage.name, stage.made_now) for stage in result.stages] == [
+        (name, True) for name in ALL
+    ]
     settings = {"cache_length": 4096, "prefill_lengths": [128, 512], "overwrite": False}
     assert stages.jobs["configure"].options["settings"] == settings
     assert stages.jobs["export"].config == {"soc_model": "SM8750", "rotate": True, **settings}
     assert stages.jobs["optimize"].options["target"] == load_target("qualcomm-htp").to_dict()
-    assert stages.jobs["compile"].options["compile_configs"] == {"prefill_decode": {"compile": True}}
+    assert stages.jobs["compile"].options["compile_configs"] == {
+        "prefill_decode": {"compile": True}
+    }
     libraries = [stages.jobs[stage].libraries for stage in ("quantize", "optimize", "compile")]
     assert libraries == [None, str(place.sdk), str(place.sdk)]
 
 
-def test_a_float_bundle_starts_at_calibration_and_a_quantized_one_at_the_rewriting(place: Place) -> None:
+def test_a_float_bundle_starts_at_calibration_and_a_quantized_one_at_the_rewriting(
+    place: Place,
+) -> None:
     exported = write(place.folder / "float.litertlm", FLOAT)
     stages, result = place.build(exported)
     assert stages.ran == ["configure", "calibrate", "quantize", "optimize", "compile"]
@@ -96,7 +102,9 @@ def test_logits_in_4_bits_are_a_stage_of_their_own_behind_the_quantizer(place: P
     assert stages.jobs["narrow"].options == {"rotated": True}
 
 
-def test_layers_in_4_bits_are_rounded_before_the_export_and_stored_behind_the_quantizer(place: Place) -> None:
+def test_layers_in_4_bits_are_rounded_before_the_export_and_stored_behind_the_quantizer(
+    place: Place,
+) -> None:
     stages, result = place.build(weights="4")
     assert stages.ran == [ALL[0], "round", *ALL[1:4], "narrow", *ALL[4:]]
     assert stages.jobs["round"].options == {"ratio": 1.05, "plan": None, "rotate": True}
@@ -128,7 +136,9 @@ def test_a_bundle_worse_than_allowed_stays_in_the_work_folder(place: Place) -> N
     )
 
 
-def test_a_target_file_is_what_our_stage_converts_for_and_runs_it_again_when_it_changes(place: Place) -> None:
+def test_a_target_file_is_what_our_stage_converts_for_and_runs_it_again_when_it_changes(
+    place: Place,
+) -> None:
     place.build()
     file = place.folder / "mine.toml"
     text = 'name = "mine"\nsummary = "Found by a search."\nform = "unpack"\n'
@@ -141,7 +151,9 @@ def test_a_target_file_is_what_our_stage_converts_for_and_runs_it_again_when_it_
     assert place.build(target="generic")[0].jobs["optimize"].options["target"]["name"] == "generic"
 
 
-def test_the_console_has_stages_warnings_estimates_and_quality(place: Place, capsys: Captured) -> None:
+def test_the_console_has_stages_warnings_estimates_and_quality(
+    place: Place, capsys: Captured
+) -> None:
     many(place, *PROMPTS)
     more = ("--set", "cache_length=64", "--force")
     with Stages().in_place():
@@ -157,30 +169,41 @@ def test_the_console_has_stages_warnings_estimates_and_quality(place: Place, cap
     assert ["converted", "2", "4.00", "2.000", "-", "-"] in rows
     assert ["emulator", "8", "2.44", "1.221", "100.0", "%", "0.2000"] in [row[-7:] for row in rows]
     assert "Held out for evaluation: 3 of 12 prompts, every fifth" in done.out
-    assert f"The uncompiled bundle, {place.work / 'optimize' / 'model.litertlm'}, also runs" in done.out
+    assert (
+        f"The uncompiled bundle, {place.work / 'optimize' / 'model.litertlm'}, also runs"
+        in done.out
+    )
     assert again.err.count("  reused  ") == len(lines)
     for told in (done, again):
         assert f"\n  {KEPT}\n  {NOTE}\ncompile" in told.err
         assert f"\n{KEPT}\n{NOTE}\n" in told.out
         assert "\n  put back: metadata\noptimize" in told.err
-        assert told.out.startswith("Warning: Perplexity is 2.00 times the checkpoint's, more than 1.05")
+        assert told.out.startswith(
+            "Warning: Perplexity is 2.00 times the checkpoint's, more than 1.05"
+        )
     assert {stage["made_now"] for stage in values.json["stages"]} == {False}
     assert values.json["settings"]["export"] == {"cache_length": 64, "rotate": True}
     assert values.err == ""
 
 
-def test_estimates_and_notes_are_printed_before_a_later_stage_fails(place: Place, capsys: Captured) -> None:
+def test_estimates_and_notes_are_printed_before_a_later_stage_fails(
+    place: Place, capsys: Captured
+) -> None:
     with Stages({"compile": failing(StageFailedError("no licence"))}).in_place():
         told = run(capsys, *command(place))
     assert told.code != 0
-    assert told.err.index("1.0 ms as converted") < told.err.index(NOTE) < told.err.index("no licence")
+    assert (
+        told.err.index("1.0 ms as converted") < told.err.index(NOTE) < told.err.index("no licence")
+    )
 
 
 @pytest.mark.parametrize(
     ("chip", "vendor", "target"),
     [("mt6993", "mediatek", "mediatek"), (" tensor_G5", "google_tensor", "google-tensor")],
 )
-def test_other_vendors_compilers_leave_the_bundle(place: Place, chip: str, vendor: str, target: str) -> None:
+def test_other_vendors_compilers_leave_the_bundle(
+    place: Place, chip: str, vendor: str, target: str
+) -> None:
     stages = Stages({"compile": failing(StageFailedError("no SDK"))})
     with pytest.raises(StageFailedError) as caught:
         place.build(stages=stages, soc=chip, sdk=None)
@@ -216,7 +239,9 @@ def test_a_compiled_bundle_is_refused_with_the_one_that_can_be_rewritten(place: 
     known = place.work / "quantize" / "model.litertlm"
     again = partial(place.build, prompts=None, output=place.folder / "again.litertlm")
     for use in (convert, partial(compare, known), again):
-        with pytest.raises(UsageError, match=f"{place.output} is compiled for an NPU already: give {known}"):
+        with pytest.raises(
+            UsageError, match=f"{place.output} is compiled for an NPU already: give {known}"
+        ):
             use(place.output)
     found = inspect(place.output)
     assert (found.compiled, found.made_from) == (True, str(known))
@@ -230,7 +255,9 @@ def test_a_bundle_that_calibration_broke_is_no_result_then_and_later(place: Plac
     broken = QUANTIZED.replace("%y: int16[1,1,4,16] q(0.1, 0)", "%y: int16[1,1,4,16] q(3e-14, 0)")
     for ran in (["configure", "export", "calibrate", "quantize"], []):
         stages = Stages(instead={"quantize": lambda job: write(job.model, broken)})
-        with pytest.raises(BuildCheckError, match=r"is broken, no bundle was written: .*'kv_cache_k_0'"):
+        with pytest.raises(
+            BuildCheckError, match=r"is broken, no bundle was written: .*'kv_cache_k_0'"
+        ):
             place.build(stages=stages)
         assert stages.ran == ran
         assert not place.output.exists()
@@ -251,7 +278,9 @@ BAD_BUNDLES = {
 
 
 @pytest.mark.parametrize("told", BAD_BUNDLES)
-def test_a_compiled_bundle_that_is_not_as_it_has_to_be_is_not_delivered(place: Place, told: str) -> None:
+def test_a_compiled_bundle_that_is_not_as_it_has_to_be_is_not_delivered(
+    place: Place, told: str
+) -> None:
     stages = Stages({"compile": lambda job: job.model.write_bytes(BAD_BUNDLES[told])})
     with pytest.raises(BuildCheckError, match=told) as caught:
         place.build(stages=stages)
@@ -293,7 +322,9 @@ CHANGES: dict[str, tuple[Change, list[str]]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_was_made_of_something_else_is_made_again_and_nothing_more(place: Place, change: str) -> None:
+def test_what_was_made_of_something_else_is_made_again_and_nothing_more(
+    place: Place, change: str
+) -> None:
     """Where a stage made the same bytes as before, those behind it are not run again either."""
     place.build()
     made, again = CHANGES[change]
@@ -409,7 +440,9 @@ BAD: dict[str, Change] = {
 @pytest.mark.parametrize("sentence", BAD)
 def test_bad_input_is_a_sentence_before_anything_runs(place: Place, sentence: str) -> None:
     stages = Stages()
-    with pytest.raises((UsageError, ModelFormatError, OutputError), match=sentence.replace("?", r"\?")):
+    with pytest.raises(
+        (UsageError, ModelFormatError, OutputError), match=sentence.replace("?", r"\?")
+    ):
         place.build(stages=stages, **BAD[sentence](place))
     assert stages.ran == []
 
@@ -443,7 +476,9 @@ def test_every_fifth_prompt_is_held_out_of_the_calibration_to_evaluate_with(plac
     assert ended == [("compile", False), ("evaluate", False), ("emulate", False)]
 
 
-def test_the_emulator_scores_a_few_tokens_where_it_is_here_and_its_failure_is_a_note(place: Place) -> None:
+def test_the_emulator_scores_a_few_tokens_where_it_is_here_and_its_failure_is_a_note(
+    place: Place,
+) -> None:
     many(place, *PROMPTS)
     stages, result = place.build()
     options = stages.jobs["emulate"].options
@@ -453,7 +488,9 @@ def test_the_emulator_scores_a_few_tokens_where_it_is_here_and_its_failure_is_a_
     fails = Stages({"emulate": failing(UsageError("no room"))})
     _, result = place.build(stages=fails, npu_tokens=1)
     assert len(fails.jobs["emulate"].options["texts"]) == 1
-    assert "Not evaluated in the NPU's emulator: stage 'emulate': no room;" in result.evaluation.note
+    assert (
+        "Not evaluated in the NPU's emulator: stage 'emulate': no room;" in result.evaluation.note
+    )
     assert (len(result.evaluation.models), result.output) == (2, str(place.output))
     assert "emulate" not in [stage.name for stage in place.build(npu_tokens=0)[1].stages]
     for kl, warned in ((0.4, False), (0.6, True), (math.nan, True)):
@@ -489,7 +526,10 @@ def test_all_prompts_calibrate_if_none_is_held(
     many(place, *prompts)
     many(place, "some other text", name="held-out.jsonl")
     write(place.folder / "float.litertlm", FLOAT)
-    paths = {name: place.folder / value if isinstance(value, str) else value for name, value in given.items()}
+    paths = {
+        name: place.folder / value if isinstance(value, str) else value
+        for name, value in given.items()
+    }
     stages, result = place.build(**paths)
     assert calibrated_on(stages) == prompts
     assert stages.checked == ("evaluate" in stages.ran) == ("held_out" in given)
@@ -520,6 +560,11 @@ def test_sections_that_a_stage_loses_are_put_back_where_they_were(tmp_path: Path
         (COMPILED.replace("logits=", "logit="), ["its aux model's signatures have changed"]),
     ],
 )
-def test_other_models_are_as_they_were_or_compiled(tmp_path: Path, made: str, told: list[str]) -> None:
+def test_other_models_are_as_they_were_or_compiled(
+    tmp_path: Path, made: str, told: list[str]
+) -> None:
     before, after = (model_part("aux", to_bytes(parse(text))) for text in (QUANTIZED, made))
-    assert faults(write(tmp_path / "a", QUANTIZED, before), write(tmp_path / "b", COMPILED, after)) == told
+    assert (
+        faults(write(tmp_path / "a", QUANTIZED, before), write(tmp_path / "b", COMPILED, after))
+        == told
+    )

@@ -18,7 +18,13 @@ from edge_opt.schema.litertlm import read_bundle, read_executor_metadata
 
 
 def planned(
-    window: int, sliding: int, prefill: list[int], cache: int, chosen: Any = None, *, whole: bool = False
+    window: int,
+    sliding: int,
+    prefill: list[int],
+    cache: int,
+    chosen: Any = None,
+    *,
+    whole: bool = False,
 ) -> Any:
     """The caches of a checkpoint of six layers, of which some see a window."""
     kinds = ["sliding_attention"] * sliding + ["full_attention"] * (6 - sliding)
@@ -62,7 +68,9 @@ def test_the_window_is_that_of_sliding_layers_and_a_long_prefill_is_told_of() ->
     found = planned(512, 5, [512], 4096)
     assert (found["window"], len(found["notes"])) == (512, 1)
     assert "5 of 6 layers see 512 positions back and keep a ring buffer of 512" in found["notes"][0]
-    assert "does not apply the window within one prefill" in planned(512, 5, [1024], 4096)["notes"][1]
+    assert (
+        "does not apply the window within one prefill" in planned(512, 5, [1024], 4096)["notes"][1]
+    )
     assert planned(512, 0, [1024], 4096) == {"window": None, "ring": None, "notes": []}
 
 
@@ -96,7 +104,9 @@ def ringed(folder: Path, told: bytes | None) -> Path:
     return path
 
 
-def test_window_and_caches_are_read_from_executor_metadata_also_when_replaced(tmp_path: Path) -> None:
+def test_window_and_caches_are_read_from_executor_metadata_also_when_replaced(
+    tmp_path: Path,
+) -> None:
     assert read_executor_metadata(read_bundle(ringed(tmp_path, None))) is None
     old, made = read_bundle(ringed(tmp_path, metadata())), tmp_path / "made.litertlm"
     old.write({0: metadata(300)}, made)
@@ -114,9 +124,15 @@ def test_damaged_metadata_is_refused(tmp_path: Path, told: bytes) -> None:
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        (metadata(300), "caches: 1 ring buffer with 8, 1 with 16 positions; sliding layers see 300 pos"),
+        (
+            metadata(300),
+            "caches: 1 ring buffer with 8, 1 with 16 positions; sliding layers see 300 pos",
+        ),
         (metadata(), "LiteRT-LM assumes 8 positions. "),
-        (None, "LiteRT-LM assumes 512 positions, and treats the longer axis of a cache as its positions"),
+        (
+            None,
+            "LiteRT-LM assumes 512 positions, and treats the longer axis of a cache as its positions",
+        ),
     ],
 )
 def test_inspect_says_which_caches_are_rings(

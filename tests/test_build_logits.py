@@ -66,7 +66,9 @@ def test_an_error_is_made_up_for_by_the_columns_that_follow() -> None:
     assert np.abs(narrow).max() <= 7
     nearest = np.clip(np.rint(weights / scales[:, None]), -7, 7)
     wanted = INPUTS @ weights.T
-    errors = [np.square(INPUTS @ (one * scales[:, None]).T - wanted).sum() for one in (narrow, nearest)]
+    errors = [
+        np.square(INPUTS @ (one * scales[:, None]).T - wanted).sum() for one in (narrow, nearest)
+    ]
     assert errors[0] < 0.6 * errors[1]
 
 
@@ -74,7 +76,11 @@ def test_an_error_is_made_up_for_by_the_columns_that_follow() -> None:
     ("found", "kept", "message"),
     [
         (model(), ROWS, "all 97 tokens would stay at 8 bits"),
-        (model("%logits: int16[1,1,97] q(0.05, 0) = ADD(%y, %y)"), KEPT, "4-bit logits need int8 weights"),
+        (
+            model("%logits: int16[1,1,97] q(0.05, 0) = ADD(%y, %y)"),
+            KEPT,
+            "4-bit logits need int8 weights",
+        ),
     ],
 )
 def test_what_cannot_be_narrowed_is_refused(found: Model, kept: int, message: str) -> None:
@@ -88,7 +94,12 @@ def test_moments_are_of_what_the_logits_product_reads(
     tmp_path: Path, monkeypatch: Patch, turned: bool
 ) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 2,
+    }
     config = transformers.LlamaConfig(**sizes, num_key_value_heads=1, head_dim=8, vocab_size=50)
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config).eval()
@@ -101,11 +112,15 @@ def test_moments_are_of_what_the_logits_product_reads(
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(f'"{"x" * 2000}"\n"{"y" * 2001}"\n')
     ids = {"x": [7] * 2000, "y": [*range(40), *[9] * 1961]}
-    wording = SimpleNamespace(tokenizer=SimpleNamespace(tokenize=lambda text: ids[text[0]]), text=str)
+    wording = SimpleNamespace(
+        tokenizer=SimpleNamespace(tokenize=lambda text: ids[text[0]]), text=str
+    )
     monkeypatch.setattr(logits_module, "wording_of", lambda _: wording)
     found = moments_of(tmp_path / "model", prompts, print, rotated=turned)
     inputs: list[Any] = []
-    model.get_output_embeddings().register_forward_pre_hook(lambda _, given: inputs.append(given[0][0]))
+    model.get_output_embeddings().register_forward_pre_hook(
+        lambda _, given: inputs.append(given[0][0])
+    )
     with torch.no_grad():
         for one in ids.values():
             model(torch.tensor([one]))

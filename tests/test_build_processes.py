@@ -36,7 +36,9 @@ NO_SETTING = "from edge_opt.base.errors import UsageError\nraise UsageError('no 
 
 
 def test_the_extra_holds_the_version_that_is_known_here() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     assert f"litert-torch=={stages.SUPPORTED}.*" in extras["build"]
 
 
@@ -175,7 +177,9 @@ def test_a_full_disk_is_the_cause_whatever_a_tool_says(place: Place, monkeypatch
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupt_ends_a_stages_processes(place: Place, monkeypatch: Patch, sign: signal.Signals) -> None:
+def test_an_interrupt_ends_a_stages_processes(
+    place: Place, monkeypatch: Patch, sign: signal.Signals
+) -> None:
     told = place.folder / "pid"
     put_in_place(place, monkeypatch, STARTS_A_PROCESS.format(told=str(told)))
     code = (
@@ -222,18 +226,24 @@ def test_an_interrupt_ends_all_parallel_stages(tmp_path: Path, monkeypatch: Patc
 
 def test_a_failing_compilers_first_complaint_is_told(place: Place, monkeypatch: Patch) -> None:
     def npu_compile(*_: object, **__: object) -> None:
-        (place.folder / "tmp1.error").write_text("fine\n 0.0ms [ ERROR ]   <E> no room for the weights\n")
+        (place.folder / "tmp1.error").write_text(
+            "fine\n 0.0ms [ ERROR ]   <E> no room for the weights\n"
+        )
         raise ValueError("apply_plugin failed to apply plugin. See /tmp/tmp1.error for details.")
 
     monkeypatch.setattr(tempfile, "tempdir", str(place.folder))
     make = SimpleNamespace(from_dict=lambda values: SimpleNamespace(**values))
     pretend = SimpleNamespace(npu_compile=npu_compile, NpuPipelineConfig=make)
     monkeypatch.setattr(pipeline, "_lib", lambda _: pretend)
-    job = Job("compile", str(place.folder), {"model": "m"}, {"backend": "google"}, {"compile_configs": {}})
+    job = Job(
+        "compile", str(place.folder), {"model": "m"}, {"backend": "google"}, {"compile_configs": {}}
+    )
     with pytest.raises(CompilerFailedError, match=r"^no room for the weights$"):
         pipeline.compile_bundle(job, lambda *_: None)
     job = replace(job, config={"backend": "mediatek", "soc_model": "MT6993"})
-    with pytest.raises(CompilerMissingError, match=r"^MediaTek's compiler needs libneuron_adapter\.so"):
+    with pytest.raises(
+        CompilerMissingError, match=r"^MediaTek's compiler needs libneuron_adapter\.so"
+    ):
         pipeline.compile_bundle(job, lambda *_: None)
 
 
@@ -245,7 +255,9 @@ def test_a_failing_compilers_first_complaint_is_told(place: Place, monkeypatch: 
         ({"decode_kv_cache_k_0": 0, "prefill_4_kv_cache_k_0": 0}, ""),
     ],
 )  # fmt: skip
-def test_prompts_that_leave_a_part_out_fail(tmp_path: Path, ranges: dict[str, int], sentence: str) -> None:
+def test_prompts_that_leave_a_part_out_fail(
+    tmp_path: Path, ranges: dict[str, int], sentence: str
+) -> None:
     """The pipeline says nothing, and fails in the next stage."""
     told = json.dumps({"model_qsvs": ranges})
     (tmp_path / "Section3_tf_lite_prefill_decode.tflite.json").write_text(told)
@@ -270,5 +282,7 @@ def test_ranges_of_sums_that_litert_would_abort_on_are_widened(tmp_path: Path) -
 
 def test_a_window_without_metadata_to_hold_it_is_an_error(tmp_path: Path) -> None:
     bundle = write(tmp_path / "m.litertlm", FLOAT, TOKENIZER)
-    with pytest.raises(EdgeOptError, match=r"assumes a window of 512 instead of 128: use litert-torch 0\.10"):
+    with pytest.raises(
+        EdgeOptError, match=r"assumes a window of 512 instead of 128: use litert-torch 0\.10"
+    ):
         pipeline.write_window(bundle, 128)

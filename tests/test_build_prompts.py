@@ -66,7 +66,11 @@ def test_a_prompt_that_does_not_fit_is_skipped_and_joined_ones_are_long_enough()
     ("prompts", "lengths", "words"),
     [
         ([SHORT[0]] * 30, [16], "23 tokens in all, 89 are missing"),
-        (SHORT[:2], [16, 32], "128 tokens and prefills of 16, 32: 43 tokens in all, 69 are missing"),
+        (
+            SHORT[:2],
+            [16, 32],
+            "128 tokens and prefills of 16, 32: 43 tokens in all, 69 are missing",
+        ),
     ],
 )
 def test_too_little_text_is_refused(prompts: list[str], lengths: list[int], words: str) -> None:
@@ -76,7 +80,9 @@ def test_too_little_text_is_refused(prompts: list[str], lengths: list[int], word
 
 @pytest.mark.parametrize("cache", [31, 16])
 def test_a_cache_without_room_for_two_prefills_is_refused(cache: int) -> None:
-    with pytest.raises(UsageError, match=r"no room for two prefills of 16.*cache=32 or more, or a shorter"):
+    with pytest.raises(
+        UsageError, match=r"no room for two prefills of 16.*cache=32 or more, or a shorter"
+    ):
         check_lengths([8, 16], cache)
     check_lengths([8, 16], 32)
 
@@ -110,18 +116,29 @@ def test_prompts_go_through_the_chat_template_and_a_base_model_reads_plain_text(
     pytest.importorskip("litert_torch", reason="litert_torch is not installed (extra build)")
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
-    words = {word: index for index, word in enumerate(["<unk>", "<bos>", "one", "two", "<turn>", "</turn>"])}
+    words = {
+        word: index
+        for index, word in enumerate(["<unk>", "<bos>", "one", "two", "<turn>", "</turn>"])
+    }
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    special = {"additional_special_tokens": ["<turn>", "</turn>"], "unk_token": "<unk>", "bos_token": "<bos>"}
-    whole = transformers.PreTrainedTokenizerFast(tokenizer_object=made, chat_template=turns, **special)
+    special = {
+        "additional_special_tokens": ["<turn>", "</turn>"],
+        "unk_token": "<unk>",
+        "bos_token": "<bos>",
+    }
+    whole = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, chat_template=turns, **special
+    )
     whole.save_pretrained(tmp_path)
     wording = wording_of(tmp_path)
     asked = {"messages": [{"role": "user", "content": "one two"}]}
     assert [wording.text(prompt) for prompt in ("one two", asked)] == [text] * 2
     assert [wording.count(prompt) for prompt in ("one two", {"text": ""})] == [size, size - 2]
     asked["messages"].insert(0, {"role": "system", "content": "be kind"})
-    refused = pytest.raises(UsageError, match="the chat template refuses the prompt 'one two': no system")
+    refused = pytest.raises(
+        UsageError, match="the chat template refuses the prompt 'one two': no system"
+    )
     with refused if turns else nullcontext():
         assert wording.text(asked) == text
     with pytest.raises(UsageError, match=r"float\.litertlm has no tokenizer"):

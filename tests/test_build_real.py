@@ -33,7 +33,12 @@ TESTDATA = Path(__file__).parent.parent / "testdata"
 EXAMPLES = TESTDATA.parent / "examples"
 BETTER = ["position_table", "balanced_norms"]
 """Passes that change answers, for the better."""
-OPTIONS = {"soc": "SM8750", "prefill": [128], "cache": 1024, "settings": {"max_calibration_decode_steps": 4}}
+OPTIONS = {
+    "soc": "SM8750",
+    "prefill": [128],
+    "cache": 1024,
+    "settings": {"max_calibration_decode_steps": 4},
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,7 +59,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def killed(folder: Path, stage: str) -> None:
     """The same build as a command, killed in the middle of a stage."""
-    words = ["build", "gemma", "-o", "gemma.litertlm", "--soc", "SM8750", "--prompts", "gemma.jsonl"]
+    words = [
+        "build",
+        "gemma",
+        "-o",
+        "gemma.litertlm",
+        "--soc",
+        "SM8750",
+        "--prompts",
+        "gemma.jsonl",
+    ]
     words += ["--prefill", "128", "--cache", "1024", "--set", "max_calibration_decode_steps=4"]
     with subprocess.Popen([sys.executable, "-m", "edge_opt", *words], cwd=folder) as command:
         log = folder / "gemma.work" / f"{stage}.log"
@@ -67,16 +81,23 @@ def killed(folder: Path, stage: str) -> None:
 
 def ranges_in(folder: Path) -> dict[str, Any]:
     """The ranges that calibration wrote, by model and tensor."""
-    return {file.name: json.loads(file.read_text())["model_qsvs"] for file in folder.glob("*.tflite.json")}
+    return {
+        file.name: json.loads(file.read_text())["model_qsvs"]
+        for file in folder.glob("*.tflite.json")
+    }
 
 
-def test_a_checkpoint_becomes_a_bundle_although_killed_on_the_way(folder: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_becomes_a_bundle_although_killed_on_the_way(
+    folder: Path, tmp_path: Path
+) -> None:
     killed(folder, "compile")
     work, output = folder / "gemma.work", folder / "gemma.litertlm"
     result = build(folder / "gemma", output, prompts=folder / "gemma.jsonl", **OPTIONS)
     assert [stage.made_now for stage in result.stages] == [False] * 5 + [True]
     assert all((stage.peak_bytes or 0) > 100 << 20 for stage in result.stages[1:])
-    assert result.stages[3].notes == ["Restored sections that litert-torch dropped: ExecutorMetadataProto"]
+    assert result.stages[3].notes == [
+        "Restored sections that litert-torch dropped: ExecutorMetadataProto"
+    ]
     prefill, decode = result.optimized["signatures"]
     assert (prefill["kept"], decode["kept"]) == ("converted", "converted")
     assert "more accurate, although not faster" in decode["why"]
@@ -89,10 +110,16 @@ def test_a_checkpoint_becomes_a_bundle_although_killed_on_the_way(folder: Path, 
     for bundle in (exported, output):
         told = metadata_of(bundle)
         assert told.attention_mask_settings.sliding_window_size == 512
-        lengths = {buffer.decode_input_name: buffer.maximum_sequence_length for buffer in told.state_buffers}
+        lengths = {
+            buffer.decode_input_name: buffer.maximum_sequence_length
+            for buffer in told.state_buffers
+        }
         assert [lengths[f"kv_cache_k_{layer}"] for layer in range(3)] == [512, 512, 1024]
     # Rope in integers stops at the longest prompt of the calibration, and that alone may differ.
-    assert {found.rule for found in inspect(quantized).soundness} <= {"positions-stop", "unread-cache"}
+    assert {found.rule for found in inspect(quantized).soundness} <= {
+        "positions-stop",
+        "unread-cache",
+    }
     assert inspect(converted).soundness == []
     as_quantized = folder / "as_quantized.litertlm"
     convert(quantized, as_quantized, target="qualcomm-htp", skip=BETTER, verify="none")
@@ -101,7 +128,9 @@ def test_a_checkpoint_becomes_a_bundle_although_killed_on_the_way(folder: Path, 
 
     text = folder / "held-out.jsonl"
     text.write_text(json.dumps(" ".join(f"w{(17 * word) % 390 + 4}" for word in range(200))) + "\n")
-    reference, *bundles = evaluate(folder / "gemma", [quantized, as_quantized, converted], text).models
+    reference, *bundles = evaluate(
+        folder / "gemma", [quantized, as_quantized, converted], text
+    ).models
     assert reference.tokens > 50
     assert all(bundle.perplexity < 1.05 * reference.perplexity for bundle in bundles)
     assert bundles[1].perplexity == pytest.approx(bundles[0].perplexity, rel=1e-3)
@@ -111,7 +140,9 @@ def test_a_checkpoint_becomes_a_bundle_although_killed_on_the_way(folder: Path, 
     configured = json.loads((work / "configure" / "stage.json").read_text())["values"]
     inputs = {"model": str(exported), "prompts": str(work / "prompts.jsonl")}
     with patch.object(os, "sched_getaffinity", lambda _: {0}):
-        pipeline.calibrate(Job("calibrate", str(one_core), inputs, configured["config"]), lambda *_: None)
+        pipeline.calibrate(
+            Job("calibrate", str(one_core), inputs, configured["config"]), lambda *_: None
+        )
     assert ranges_in(one_core) == ranges_in(work / "calibrate")
 
 
@@ -119,7 +150,9 @@ def test_norms_of_a_rotated_checkpoint_are_still_composites(folder: Path, tmp_pa
     """Decomposed, they differ on the NPU; CPU kernels show nothing."""
     script, checkpoint = TESTDATA / "make_checkpoint.py", tmp_path / "llama"
     small = ["--layers", "1", "--hidden", "128", "--ffn", "256", "--head-size", "64"]
-    subprocess.run([sys.executable, script, checkpoint, "--architecture", "llama", *small], check=True)
+    subprocess.run(
+        [sys.executable, script, checkpoint, "--architecture", "llama", *small], check=True
+    )
     safetensors = pytest.importorskip("safetensors.torch")
     weights = safetensors.load_file(checkpoint / "model.safetensors")
     weights["model.embed_tokens.weight"][:, 5] *= 1000
@@ -130,7 +163,13 @@ def test_norms_of_a_rotated_checkpoint_are_still_composites(folder: Path, tmp_pa
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build(checkpoint, tmp_path / "out.litertlm", prompts=folder / "gemma.jsonl", on_stage=stop, **OPTIONS)
+        build(
+            checkpoint,
+            tmp_path / "out.litertlm",
+            prompts=folder / "gemma.jsonl",
+            on_stage=stop,
+            **OPTIONS,
+        )
     exported = tmp_path / "out.work" / "export"
     assert sorted(file.name for file in exported.iterdir()) == ["model.litertlm", "stage.json"]
     assert json.loads((exported / "stage.json").read_text())["values"]["rotated"]
@@ -140,7 +179,9 @@ def test_norms_of_a_rotated_checkpoint_are_still_composites(folder: Path, tmp_pa
         assert "RSQRT" not in operators
 
 
-def test_the_notebook_runs(folder: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_notebook_runs(
+    folder: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
+) -> None:
     notebook = json.loads((EXAMPLES / "checkpoint_to_bundle.ipynb").read_text(encoding="utf-8"))
     monkeypatch.chdir(folder)
     names: dict[str, Any] = {"__name__": "notebook"}
@@ -171,7 +212,9 @@ def configured(**options: Any) -> dict[str, Any]:
     """The settings for a Gemma3 of which five layers of six see 512 positions."""
     told = {"vendor": "qualcomm", "chip": "SM8750", "settings": {}, "caches": {}}
     with TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text('{"model_type": "gemma3_text", "sliding_window": 512}')
+        (Path(folder) / "config.json").write_text(
+            '{"model_type": "gemma3_text", "sliding_window": 512}'
+        )
         model = "float.litertlm" if "cache" in options else folder
         job = Job("configure", "", {"source": model}, options=told | options)
         return pipeline.configure(job, lambda *_: None)
@@ -214,18 +257,28 @@ def test_settings_come_from_the_vendor_and_the_command_line_in_that_order() -> N
         ({"settings": {"spm_path": "x"}}, "--set spm_path cannot be set: it follows from the work folder"),
     ],
 )  # fmt: skip
-def test_settings_and_models_that_do_not_exist_are_a_sentence(options: dict[str, Any], sentence: str) -> None:
+def test_settings_and_models_that_do_not_exist_are_a_sentence(
+    options: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(UsageError) as caught:
         configured(**options)
     assert sentence in str(caught.value)
 
 
 @pytest.mark.parametrize(("cause", "kind"), [("full_attention", UsageError), ("other", KeyError)])
-def test_a_sliding_checkpoint_is_a_sentence(cause: str, kind: type[Exception], monkeypatch: Patch) -> None:
+def test_a_sliding_checkpoint_is_a_sentence(
+    cause: str, kind: type[Exception], monkeypatch: Patch
+) -> None:
     """litert-torch asks for angles of layers that do not slide, and transformers has none."""
-    monkeypatch.setattr(pipeline, "_lib", lambda _: SimpleNamespace(npu_export=lambda *_: {}[cause]))
+    monkeypatch.setattr(
+        pipeline, "_lib", lambda _: SimpleNamespace(npu_export=lambda *_: {}[cause])
+    )
     monkeypatch.setattr(pipeline, "_config", lambda _: SimpleNamespace())
-    monkeypatch.setattr(pipeline, "ProcessPoolExecutor", lambda *_: nullcontext(ThreadPoolExecutor()))
+    monkeypatch.setattr(
+        pipeline, "ProcessPoolExecutor", lambda *_: nullcontext(ThreadPoolExecutor())
+    )
     monkeypatch.setattr(pipeline, "prepare", lambda *_, **__: Prepared(rotated=False, note=""))
     with pytest.raises(kind, match=r"every layer|other"):
-        pipeline.export(Job("export", "", {"base": "none"}, options={"rotate": False}), lambda *_: None)
+        pipeline.export(
+            Job("export", "", {"base": "none"}, options={"rotate": False}), lambda *_: None
+        )

@@ -44,7 +44,9 @@ def rotated(
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            weight.copy_(torch.randn_like(weight) * (0.5 if "norm" in name else 0.1) + ("norm" in name))
+            weight.copy_(
+                torch.randn_like(weight) * (0.5 if "norm" in name else 0.1) + ("norm" in name)
+            )
         model.get_input_embeddings().weight[:, 5] *= spike
     before, after = folder / "before", folder / "after"
     model.save_pretrained(before)
@@ -54,9 +56,15 @@ def rotated(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "settings"),
-    [("Llama", {"tie_word_embeddings": True, "attention_bias": True}), ("Qwen3", {}), ("Qwen2", {})],
+    [
+        ("Llama", {"tie_word_embeddings": True, "attention_bias": True}),
+        ("Qwen3", {}),
+        ("Qwen2", {}),
+    ],
 )
-def test_a_checkpoint_with_norms_in_front_is_rotated(tmp_path: Path, family: str, settings: Any) -> None:
+def test_a_checkpoint_with_norms_in_front_is_rotated(
+    tmp_path: Path, family: str, settings: Any
+) -> None:
     done, before, after = rotated(tmp_path, family, 1000, **settings)
     assert done.rotated
     assert done.note.startswith("Rotated the residual stream")
@@ -79,8 +87,16 @@ def test_a_checkpoint_with_norms_in_front_is_rotated(tmp_path: Path, family: str
         ("Gemma", 1000, "'model.layers.0.input_layernorm' does not compute `weight * x / rms(x)`"),
         ("Olmo", 1000, "'model.layers.0.input_layernorm' does not compute `weight * x / rms(x)`"),
         ("Cohere", 1000, "'model.layers.0.input_layernorm' does not compute `weight * x / rms(x)`"),
-        ("Cohere2", 1000, "'model.layers.0.input_layernorm' does not compute `weight * x / rms(x)`"),
-        ("Gemma2", 1000, "edge-opt has no rule for 'model.layers.0.pre_feedforward_layernorm.weight'"),
+        (
+            "Cohere2",
+            1000,
+            "'model.layers.0.input_layernorm' does not compute `weight * x / rms(x)`",
+        ),
+        (
+            "Gemma2",
+            1000,
+            "edge-opt has no rule for 'model.layers.0.pre_feedforward_layernorm.weight'",
+        ),
         ("StableLm", 1000, "edge-opt has no rule for 'model.layers.0.input_layernorm.bias'"),
         ("GPT2", 1000, "edge-opt has no rule for 'transformer.wte.weight'"),
         ("Llama", 1, "its largest number would only change from "),
@@ -90,7 +106,9 @@ def test_a_checkpoint_that_is_not_rotated_stays_and_the_reason_is_told(
     tmp_path: Path, family: str, spike: float, reason: str
 ) -> None:
     settings = (
-        {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2} if family.startswith("Cohere") else {}
+        {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+        if family.startswith("Cohere")
+        else {}
     )
     done, _, after = rotated(tmp_path, family, spike, **settings)
     assert not done.rotated
@@ -183,10 +201,14 @@ def test_memory_and_settings_that_stop_the_loading_are_not_called_damaged(tmp_pa
         UsageError, match=r"transformers cannot load .*got 3\)\): correct its generation_config"
     ):
         prepare(before, tmp_path / "again", rotate=False)
-    cause = "unable to mmap 234662880 bytes from file <model.safetensors>: Cannot allocate memory (12)"
+    cause = (
+        "unable to mmap 234662880 bytes from file <model.safetensors>: Cannot allocate memory (12)"
+    )
     transformers = pytest.importorskip("transformers")
     with (
-        patch.object(transformers.AutoModelForCausalLM, "from_pretrained", side_effect=RuntimeError(cause)),
+        patch.object(
+            transformers.AutoModelForCausalLM, "from_pretrained", side_effect=RuntimeError(cause)
+        ),
         pytest.raises(EdgeOptError, match=r"not enough memory for the weights .*234662880 bytes"),
     ):
         prepare(before, tmp_path / "again", rotate=False)

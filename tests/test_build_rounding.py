@@ -49,7 +49,11 @@ def model(*grids: Grid, bias: str = "") -> Model:
         lines = []
         for place, grid in enumerate(grids):
             codes, scales, zeros = exported(grid)
-            added = bias.format(*(float(scale) * 0.001 for scale in scales.split(", "))) if bias else "none"
+            added = (
+                bias.format(*(float(scale) * 0.001 for scale in scales.split(", ")))
+                if bias
+                else "none"
+            )
             lines.append(
                 f"  %y{place}: int16[1,{ROWS}] q(0.05, 0) = FULLY_CONNECTED(%x, int8[{ROWS},{COLUMNS}]{{{codes}}} "
                 f"q([{scales}], [{zeros}], axis 0), {added}) {{keep_num_dims: true}}\n"
@@ -126,14 +130,20 @@ def test_a_bias_in_codes_takes_the_scales_of_the_narrow_weights() -> None:
 def test_weights_that_are_not_found_by_their_values_are_an_error(change: int) -> None:
     grid = grid_of(4)
     other = Grid(grid.codes, grid.scales * np.float32(1 + change / 100))
-    with pytest.raises(EdgeOptError, match="no weights of layer as they were rounded, the first of 1"):
+    with pytest.raises(
+        EdgeOptError, match="no weights of layer as they were rounded, the first of 1"
+    ):
         narrow_layers(model(grid), {"layer": other}, {})
 
 
 def test_the_least_harmful_products_for_their_size_are_chosen_up_to_what_is_left() -> None:
     harms = {"qkv": (0.01, 100), "o": (0.02, 100), "gate_up": (0.005, 1000), "down": (0.5, 1000)}
     measured = [Choice(0, name, count, 8, kl) for name, (kl, count) in harms.items()]
-    for allowance, narrow in ((0.05, {"qkv", "gate_up", "o"}), (0.028, {"qkv", "gate_up"}), (0.01, set())):
+    for allowance, narrow in (
+        (0.05, {"qkv", "gate_up", "o"}),
+        (0.028, {"qkv", "gate_up"}),
+        (0.01, set()),
+    ):
         plan = choose(measured, 0.002, 0.008, math.exp(allowance))
         assert {one.name for one in plan.products if one.bits == 4} == narrow
 
@@ -143,8 +153,15 @@ TEXTS = [[(7 * start + 3 * place) % 50 for place in range(600)] for start in ran
 
 def checkpoint(folder: Path, **settings: Any) -> Any:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
-    config = transformers.LlamaConfig(**sizes, num_key_value_heads=2, head_dim=8, vocab_size=50, **settings)
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+    }
+    config = transformers.LlamaConfig(
+        **sizes, num_key_value_heads=2, head_dim=8, vocab_size=50, **settings
+    )
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config)
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
@@ -158,16 +175,22 @@ def checkpoint(folder: Path, **settings: Any) -> Any:
     return model.eval()
 
 
-def rounded(folder: Path, monkeypatch: Patch, source: Path, **options: Any) -> tuple[Path, dict[str, Any]]:
+def rounded(
+    folder: Path, monkeypatch: Patch, source: Path, **options: Any
+) -> tuple[Path, dict[str, Any]]:
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(f'"{number}"\n' for number in range(len(TEXTS))))
     tokenize = SimpleNamespace(tokenize=lambda text: TEXTS[int(text)])
-    monkeypatch.setattr(rounding, "wording_of", lambda _: SimpleNamespace(tokenizer=tokenize, text=str))
+    monkeypatch.setattr(
+        rounding, "wording_of", lambda _: SimpleNamespace(tokenizer=tokenize, text=str)
+    )
     output = folder / f"rounded{len([*folder.iterdir()])}"
     output.mkdir()
     given = {"ratio": 1.05, "plan": None, "rotate": True, **options}
     inputs = {"checkpoint": str(source), "prompts": str(prompts)}
-    return output, rounding.round_weights(Job("round", str(output), inputs, options=given), lambda *_: None)
+    return output, rounding.round_weights(
+        Job("round", str(output), inputs, options=given), lambda *_: None
+    )
 
 
 @pytest.mark.slow
@@ -185,7 +208,9 @@ def test_a_rounded_checkpoint_has_the_values_of_its_codes_and_stays_near_the_ori
     assert len(narrow) > 0
     assert len(grids) == sum(len(PRODUCTS[name]) for _, name in narrow)
     for name, grid in grids.items():
-        np.testing.assert_array_equal(made.get_submodule(name).weight.detach().numpy(), grid.values())
+        np.testing.assert_array_equal(
+            made.get_submodule(name).weight.detach().numpy(), grid.values()
+        )
     assert moments.shape == (32, 32)
     assert "products of the layers" in "".join(told["notes"])
     losses = []
@@ -206,7 +231,9 @@ def test_a_plan_that_is_given_is_carried_out_and_a_grid_that_is_there_is_kept(
         for layer in range(2)
         for name in PRODUCTS
     ]
-    with pytest.raises(UsageError, match="the plan has 7 products, and the checkpoint 8 in 2 layers"):
+    with pytest.raises(
+        UsageError, match="the plan has 7 products, and the checkpoint 8 in 2 layers"
+    ):
         rounded(tmp_path, monkeypatch, tmp_path / "model", plan={"products": products[1:]})
     output, _ = rounded(tmp_path, monkeypatch, tmp_path / "model", plan={"products": products})
     kept_plan = json.loads((output / PLAN).read_text())

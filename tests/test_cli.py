@@ -14,7 +14,17 @@ from pathlib import Path
 
 import pytest
 from attention_checks import attention_text
-from cli_runs import DEMO, NO_ATTENTION, SENTENCE, Captured, Patch, commands, run, run_apart, written
+from cli_runs import (
+    DEMO,
+    NO_ATTENTION,
+    SENTENCE,
+    Captured,
+    Patch,
+    commands,
+    run,
+    run_apart,
+    written,
+)
 from syrupy.assertion import SnapshotAssertion
 from text_parser import parse
 
@@ -65,13 +75,17 @@ def test_help_says_what_is_taken(
         ("help help", "--help"),
     ],
 )
-def test_the_command_help_prints_the_same_as_the_option(given: str, same: str, capsys: Captured) -> None:
+def test_the_command_help_prints_the_same_as_the_option(
+    given: str, same: str, capsys: Captured
+) -> None:
     ran = run(capsys, *given.split())
     assert (ran.code, ran.err) == (0, "")
     assert ran == run(capsys, *same.split())
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["convert", "--help"], ["golden", "-h"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["convert", "--help"], ["golden", "-h"]]
+)
 def test_help_loads_neither_the_library_nor_its_dependencies(arguments: list[str]) -> None:
     code = f"import sys, edge_opt.cli; edge_opt.cli.main({arguments}); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -80,7 +94,12 @@ def test_help_loads_neither_the_library_nor_its_dependencies(arguments: list[str
 
 @pytest.mark.parametrize(
     ("command", "function"),
-    [(models.convert, convert), (models.compare, compare), (phones.build, build), (phones.tune, tune)],
+    [
+        (models.convert, convert),
+        (models.compare, compare),
+        (phones.build, build),
+        (phones.tune, tune),
+    ],
 )
 def test_the_defaults_of_the_command_line_are_those_of_the_library(
     command: Callable[..., int], function: Callable[..., object]
@@ -93,9 +112,16 @@ def test_the_defaults_of_the_command_line_are_those_of_the_library(
 
 def test_every_command_has_the_same_words() -> None:
     """`--json` wherever something is answered, `-q` wherever a model is worked on, one text for each option."""
-    words = {name: {w for option in one.params for w in option.opts} for name, one in commands().items()}
+    words = {
+        name: {w for option in one.params for w in option.opts} for name, one in commands().items()
+    }
     assert [name for name in words if "--json" not in words[name]] == ["demo"]
-    assert {name for name in words if "-q" not in words[name]} == {"inspect", "demo", "passes", "targets"}
+    assert {name for name in words if "-q" not in words[name]} == {
+        "inspect",
+        "demo",
+        "passes",
+        "targets",
+    }
     for word in ("--json", "--quiet", "--force", "--report", "--verify", "--sdk", "--shape"):
         helps = {o.help for c in commands().values() for o in c.params if word in o.opts}
         assert len(helps) == 1, word
@@ -110,7 +136,11 @@ def test_version_is_that_of_the_package(capsys: Captured) -> None:
 
 
 def test_the_shell_is_answered_by_typers_own_completion() -> None:
-    asked = {"_EDGE_OPT_COMPLETE": "complete_bash", "COMP_WORDS": "edge-opt conv", "COMP_CWORD": "1"}
+    asked = {
+        "_EDGE_OPT_COMPLETE": "complete_bash",
+        "COMP_WORDS": "edge-opt conv",
+        "COMP_CWORD": "1",
+    }
     ran = run_apart(env={**os.environ, **asked})
     assert ran.out.split() == ["convert"]
 
@@ -144,15 +174,21 @@ def test_the_shell_is_answered_by_typers_own_completion() -> None:
         "golden check g.npz m.tflite",
     ],
 )
-def test_usage_errors_are_one_sentence(line: str, capsys: Captured, snapshot: SnapshotAssertion) -> None:
-    assert run(capsys, *line.replace("DEMO", str(DEMO)).split()).failed_in_one_sentence(2) == snapshot
+def test_usage_errors_are_one_sentence(
+    line: str, capsys: Captured, snapshot: SnapshotAssertion
+) -> None:
+    assert (
+        run(capsys, *line.replace("DEMO", str(DEMO)).split()).failed_in_one_sentence(2) == snapshot
+    )
 
 
 def test_errors_name_the_words_of_who_asked(tmp_path: Path, capsys: Captured) -> None:
     """The library its arguments, the command line its options."""
     destination = tmp_path / "out.tflite"
     destination.touch()
-    assert "pass --force" in run(capsys, "convert", DEMO, "-o", destination).failed_in_one_sentence(2)
+    assert "pass --force" in run(capsys, "convert", DEMO, "-o", destination).failed_in_one_sentence(
+        2
+    )
     with pytest.raises(UsageError, match="overwrite=True"):
         convert(DEMO, destination)
     for text, expected in (
@@ -176,7 +212,9 @@ def test_every_command_and_option_that_a_message_names_exists() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
-    named = {w for text in texts for w in re.findall(r"(?<![\w-])--[a-z][a-z-]+[a-z]\b(?![_=])", text)}
+    named = {
+        w for text in texts for w in re.findall(r"(?<![\w-])--[a-z][a-z-]+[a-z]\b(?![_=])", text)
+    }
     assert named - {"--no"} <= words | of_others | {"--help", "--version"}
     called = {w for text in texts for w in re.findall(r"`edge-opt (\w+)", text)}
     assert called <= {name.split()[0] for name in commands()}
@@ -196,9 +234,14 @@ def test_json_is_one_object_also_for_errors(tmp_path: Path, capsys: Captured) ->
 def in_terminal(*arguments: object, out: bool = False, **wishes: str) -> tuple[int, bytes, bytes]:
     """The exit code of a command, what it wrote to a terminal (standard error, or `out`), and to a pipe."""
     ours, theirs = pty.openpty()
-    plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    plain = {
+        name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")
+    }
     command = [sys.executable, "-m", "edge_opt", *map(str, arguments)]
-    streams = {"stdout": theirs if out else subprocess.PIPE, "stderr": subprocess.PIPE if out else theirs}
+    streams = {
+        "stdout": theirs if out else subprocess.PIPE,
+        "stderr": subprocess.PIPE if out else theirs,
+    }
     done = subprocess.run(command, env={**plain, "TERM": "xterm", **wishes}, check=False, **streams)  # type: ignore[call-overload]
     os.close(theirs)
     drawn = b""
@@ -209,15 +252,23 @@ def in_terminal(*arguments: object, out: bool = False, **wishes: str) -> tuple[i
 
 
 @pytest.mark.parametrize(("options", "shown"), [([], True), (["-q"], False)])
-def test_progress_goes_to_a_terminal_on_stderr(options: list[str], shown: bool, tmp_path: Path) -> None:
-    code, drawn, said = in_terminal("convert", DEMO, tmp_path / "o.tflite", "--verify", "none", *options)
+def test_progress_goes_to_a_terminal_on_stderr(
+    options: list[str], shown: bool, tmp_path: Path
+) -> None:
+    code, drawn, said = in_terminal(
+        "convert", DEMO, tmp_path / "o.tflite", "--verify", "none", *options
+    )
     assert code == 0
     assert b"\x1b" not in said
     assert ((b"rewriting" in drawn), (said != b"")) == (shown, shown)
 
 
-@pytest.mark.parametrize(("env", "hued"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
-def test_a_verdict_has_a_colour_on_a_terminal_that_wants_it(env: dict[str, str], hued: bool) -> None:
+@pytest.mark.parametrize(
+    ("env", "hued"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
+def test_a_verdict_has_a_colour_on_a_terminal_that_wants_it(
+    env: dict[str, str], hued: bool
+) -> None:
     code, said, complained = in_terminal("inspect", DEMO, "--shapes", out=True, **env)
     assert (code, complained) == (0, b"")
     assert b"all match the file" in said
@@ -251,13 +302,17 @@ def test_names_of_a_model_steer_no_terminal(command: str, tmp_path: Path, capsys
     ran = run(capsys, command, path, *others)
     lines = (ran.out + ran.err).splitlines()
     assert "main\\nForged\\x1b[31m\\x9b" in ran.out
-    assert not [line for line in lines if line.startswith("Forged") or {"\x1b", "\x9b", "\x07"} & set(line)]
+    assert not [
+        line for line in lines if line.startswith("Forged") or {"\x1b", "\x9b", "\x07"} & set(line)
+    ]
 
 
 def test_a_name_that_the_terminal_cannot_encode_is_escaped(tmp_path: Path) -> None:
     folder = tmp_path / "\N{GREEK SMALL LETTER ALPHA}"
     folder.mkdir()
-    ran = run_apart("inspect", written(folder, NO_ATTENTION), env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    ran = run_apart(
+        "inspect", written(folder, NO_ATTENTION), env={**os.environ, "PYTHONIOENCODING": "ascii"}
+    )
     assert (ran.code, ran.err) == (0, "")
     assert "\\u03b1" in ran.out
 
@@ -333,18 +388,26 @@ def test_standard_output_that_cannot_be_written_is_exit_5(arguments: list[object
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 5
-    assert done.stderr == f"{SENTENCE}standard output could not be written: No space left on device\n"
+    assert (
+        done.stderr == f"{SENTENCE}standard output could not be written: No space left on device\n"
+    )
 
 
-def test_lists_are_generated_from_the_code_and_take_a_name(tmp_path: Path, capsys: Captured) -> None:
+def test_lists_are_generated_from_the_code_and_take_a_name(
+    tmp_path: Path, capsys: Captured
+) -> None:
     lines = run(capsys, "passes").out.splitlines()
-    assert all(any(name in line and one.summary in line for line in lines) for name, one in PASSES.items())
+    assert all(
+        any(name in line and one.summary in line for line in lines) for name, one in PASSES.items()
+    )
     assert all(name in run(capsys, "targets").out for name in target_names())
     name, chosen = next(iter(PASSES.items()))
     assert run(capsys, "passes", name).out.startswith(f"{name} {chosen.summary}.\n")
     assert [one["name"] for one in run(capsys, "passes", name, "--json").json["passes"]] == [name]
     for wrong in ("", "mask*"):
-        assert f"pass '{wrong}' does not exist" in run(capsys, "passes", wrong).failed_in_one_sentence(2)
+        assert f"pass '{wrong}' does not exist" in run(
+            capsys, "passes", wrong
+        ).failed_in_one_sentence(2)
     (tmp_path / "mine.toml").write_text(run(capsys, "targets", "qualcomm-htp").out)
     assert load_target(str(tmp_path / "mine.toml")) == load_target("qualcomm-htp"), "a target file"
     said = run(capsys, "targets", "qualcomm-htp", "--json").json["targets"]

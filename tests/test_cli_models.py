@@ -24,7 +24,9 @@ from edge_opt.passes.mha_to_sha import MhaToSha
 ROOT = Path(__file__).resolve().parent.parent
 FILES = {f"demo_gemma3{kind}{opt}.tflite" for kind in ("", "_a16w8") for opt in ("", ".opt")}
 CONTENT = DEMO.read_bytes()
-REFUSES_SPLIT = 'name = "picky"\nsummary = "no SPLIT, no UNPACK"\nrefused_operators = ["SPLIT", "UNPACK"]\n'
+REFUSES_SPLIT = (
+    'name = "picky"\nsummary = "no SPLIT, no UNPACK"\nrefused_operators = ["SPLIT", "UNPACK"]\n'
+)
 
 
 @pytest.fixture
@@ -66,7 +68,9 @@ def test_what_is_printed(
     assert (state(demo.parent) == before) is ("--dry-run" in options)
 
 
-def test_require_all_exits_1_and_writes_only_the_report(demo: Path, picky: Path, capsys: Captured) -> None:
+def test_require_all_exits_1_and_writes_only_the_report(
+    demo: Path, picky: Path, capsys: Captured
+) -> None:
     before = state(demo.parent)
     given = ("convert", demo, "--target", picky, "--require-all")
     ran = run(capsys, *given, "--json")
@@ -98,7 +102,9 @@ def test_a_bug_at_a_site_is_exit_70(demo: Path, monkeypatch: Patch, capsys: Capt
     assert "Traceback" in run(capsys, "convert", demo, "--force").err
 
 
-@pytest.mark.parametrize("options", [[], ["--target", "qualcomm-htp", "--shapes"]], ids=["plain", "target"])
+@pytest.mark.parametrize(
+    "options", [[], ["--target", "qualcomm-htp", "--shapes"]], ids=["plain", "target"]
+)
 def test_inspect_prints_what_is_there_and_what_would_be_rewritten(
     options: list[str], demo: Path, capsys: Captured, snapshot: SnapshotAssertion
 ) -> None:
@@ -117,20 +123,29 @@ def test_a_shape_that_the_file_has_wrong_is_exit_1(tmp_path: Path, capsys: Captu
     assert {"tensor": "half", "recorded": [1, 5], "inferred": [1, 4]}.items() <= found[0].items()
 
 
-def test_models_that_differ_are_exit_1(tmp_path: Path, capsys: Captured, snapshot: SnapshotAssertion) -> None:
+def test_models_that_differ_are_exit_1(
+    tmp_path: Path, capsys: Captured, snapshot: SnapshotAssertion
+) -> None:
     other = NO_ATTENTION.replace("float32(0.5)", "float32(0.51)")
     pair = written(tmp_path, NO_ATTENTION, "a.tflite"), written(tmp_path, other, "b.tflite")
     ran = run(capsys, "compare", *pair)
     assert (ran.code, ran.err, ran.out) == (1, "", snapshot)
     ran = run(capsys, "compare", *pair, "--atol", "0.1", "--seed", 3, "--json")
-    assert (ran.code, ran.json["equal"], ran.json["bitwise"], ran.json["seed"]) == (0, True, False, 3)
+    assert (ran.code, ran.json["equal"], ran.json["bitwise"], ran.json["seed"]) == (
+        0,
+        True,
+        False,
+        3,
+    )
     assert run(capsys, "compare", *pair, "--rtol", "0.1").code == 0
     ran = run(capsys, "compare", DEMO, pair[0])
     assert ran.code == 1, "other signatures are a difference"
     assert "prefill_8" in ran.out
 
 
-def test_golden_records_beside_the_model_and_replaces_only_with_force(demo: Path, capsys: Captured) -> None:
+def test_golden_records_beside_the_model_and_replaces_only_with_force(
+    demo: Path, capsys: Captured
+) -> None:
     golden, model = demo.with_name("gemma.golden.npz"), demo
     golden.write_text("precious")
     before = state(demo.parent)
@@ -145,7 +160,9 @@ def test_golden_records_beside_the_model_and_replaces_only_with_force(demo: Path
     assert "Different:" in ran.out
 
 
-@pytest.mark.parametrize("command", ["convert IN", "inspect IN --shapes", "compare IN IN", "compare DEMO IN"])
+@pytest.mark.parametrize(
+    "command", ["convert IN", "inspect IN --shapes", "compare IN IN", "compare DEMO IN"]
+)
 def test_a_file_that_is_no_model_is_exit_3(command: str, tmp_path: Path, capsys: Captured) -> None:
     path = tmp_path / "model.tflite"
     words = [{"IN": str(path), "DEMO": str(DEMO)}.get(word, word) for word in command.split()]
@@ -180,7 +197,9 @@ def test_the_demo_converts_and_compares_both_models(tmp_path: Path, capsys: Capt
     assert (folder / "demo_gemma3.tflite").read_bytes() == DEMO.read_bytes()
 
 
-def test_without_a_folder_nothing_is_left(tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:
+def test_without_a_folder_nothing_is_left(
+    tmp_path: Path, monkeypatch: Patch, capsys: Captured
+) -> None:
     scratch, here = tmp_path / "scratch", tmp_path / "here"
     scratch.mkdir()
     here.mkdir()
@@ -193,12 +212,16 @@ def test_without_a_folder_nothing_is_left(tmp_path: Path, monkeypatch: Patch, ca
     assert not [path for path in scratch.iterdir() if path.name.startswith("edge-opt-demo")]
 
 
-def test_a_folder_that_cannot_be_made_is_exit_5(tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:
+def test_a_folder_that_cannot_be_made_is_exit_5(
+    tmp_path: Path, monkeypatch: Patch, capsys: Captured
+) -> None:
     monkeypatch.setattr(show_models, "_demo_in", lambda *_, **__: 0)
     assert run(capsys, "demo", tmp_path / "new" / "folder").code == 0
     assert (tmp_path / "new" / "folder").is_dir()
     (tmp_path / "file").write_text("")
-    assert "cannot be created" in run(capsys, "demo", tmp_path / "file" / "folder").failed_in_one_sentence(5)
+    assert "cannot be created" in run(
+        capsys, "demo", tmp_path / "file" / "folder"
+    ).failed_in_one_sentence(5)
 
 
 @pytest.mark.slow
@@ -221,11 +244,18 @@ def test_the_script_makes_the_bundled_models(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_model_can_be_quantized_before_and_after_it_is_split(tmp_path: Path) -> None:
     for package in ("litert_torch", "ai_edge_quantizer"):
-        pytest.importorskip(package, reason=f"{package} is not installed (extras torch and quantizer)")
-    script, quiet = ROOT / "examples" / "quantize_both_orders.py", {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        pytest.importorskip(
+            package, reason=f"{package} is not installed (extras torch and quantizer)"
+        )
+    script, quiet = (
+        ROOT / "examples" / "quantize_both_orders.py",
+        {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
     options = ["--recipe", "a16w8", "--samples", "3", "--judged", "3", "--json"]
     command = [sys.executable, script, DEMO, tmp_path, *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=quiet)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=600, check=False, env=quiet
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     assert found["splitting_last_is_bitwise"] is True

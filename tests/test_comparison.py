@@ -39,7 +39,8 @@ def two(first: str, second: str, *, outputs: str = "z") -> bytes:
     kind = "float32[1,4]"
     graph = f"subgraph main (%x: {kind}, %y: {kind}) {{ %z: {kind} = ADD(%x, %y) return %z }}\n"
     keys = (
-        f"signature {key} = #{at} (x=%x, y=%y) -> ({outputs}=%z)\n" for at, key in enumerate((first, second))
+        f"signature {key} = #{at} (x=%x, y=%y) -> ({outputs}=%z)\n"
+        for at, key in enumerate((first, second))
     )
     return models.written("".join(keys) + 2 * graph, key="")
 
@@ -171,10 +172,14 @@ _WRAPPED = """%n: bool[4] = LESS(%i, int32(0))
   %w: int32[4] = ADD(%i, int32(60))
   %s: int32[4] = SELECT_V2(%n, %w, %i)
   %y: float32[4,2] = EMBEDDING_LOOKUP(%s, %t)"""
-_CALLED = "%y: float32[4,2] = STABLEHLO_COMPOSITE(%i, %t) {name: 'e', decomposition_subgraph_index: 1}"
+_CALLED = (
+    "%y: float32[4,2] = STABLEHLO_COMPOSITE(%i, %t) {name: 'e', decomposition_subgraph_index: 1}"
+)
 _BRANCH = """%c: bool[] = LESS(int32(0), int32(1))
   %y: float32[4,2] = IF(%c, %i, %t) {then_subgraph_index: 1, else_subgraph_index: 1}"""
-_CONDITION = "%y: float32[4,2] = IF(%i, int32{0, 1}) {then_subgraph_index: 2, else_subgraph_index: 2}"
+_CONDITION = (
+    "%y: float32[4,2] = IF(%i, int32{0, 1}) {then_subgraph_index: 2, else_subgraph_index: 2}"
+)
 # What the graph does with the index %i and the table %t, and how many entries the index may name.
 LOOKUPS = {
     "gather": ("[3,50,2]", "%y: float32[3,4,2] = GATHER(%t, %i) {axis: 1}", 50),
@@ -266,7 +271,9 @@ def test_swapped_heads_are_found_in_their_block(path: Path, block: int) -> None:
     model = load(path)
     convert(model, verify="none")
     graph = dict(model.entry_points())["decode"]
-    joins = [op for op in graph.operators if op.name == "CONCATENATION" and "head_0" in op.input(0).name]
+    joins = [
+        op for op in graph.operators if op.name == "CONCATENATION" and "head_0" in op.input(0).name
+    ]
     merge = [op for op in joins if len(op.inputs) == 4][block]
     first, second = merge.input(0), merge.input(1)
     graph.set_input(merge, 0, second)
@@ -274,14 +281,18 @@ def test_swapped_heads_are_found_in_their_block(path: Path, block: int) -> None:
     found = located(path, model)
     assert (found.signature, found.reason) == ("decode", "")
     assert f"kv_cache_k_{block}" in "".join(found.equal_before)
-    softmaxes = [sum("SOFTMAX" in line for line in side) for side in (found.operators_a, found.operators_b)]
+    softmaxes = [
+        sum("SOFTMAX" in line for line in side) for side in (found.operators_a, found.operators_b)
+    ]
     assert softmaxes == [1, 4]
     assert found.names[found.short_name] == found.tensor
     assert all(found.short_name in lines[-1] for lines in (found.operators_a, found.operators_b))
 
 
 @pytest.mark.parametrize("wrong", [0, 20, 39])
-def test_tensors_are_looked_at_in_order_as_many_as_fit_into_memory(wrong: int, monkeypatch: Patch) -> None:
+def test_tensors_are_looked_at_in_order_as_many_as_fit_into_memory(
+    wrong: int, monkeypatch: Patch
+) -> None:
     """Each has 32 bytes."""
     looked: list[int] = []
     run_calls = Worker.run_calls
@@ -312,7 +323,9 @@ def test_a_branch_that_differs_early_is_found_between_equal_tensors() -> None:
         lines += [f"  %side: float32[1,8] = ADD(%early, float32({value}))"]
         names = ["early", *(f"t{place}" for place in range(40))]
         lines += [f"  %{after}: float32[1,8] = ABS(%{before})" for before, after in pairwise(names)]
-        return parse(CHAIN.format(lines="\n".join([*lines, "  %y: float32[1,8] = ADD(%t39, %side)"])))
+        return parse(
+            CHAIN.format(lines="\n".join([*lines, "  %y: float32[1,8] = ADD(%t39, %side)"]))
+        )
 
     found = located(model("1.0"), model("3.0"))
     assert found.tensor == "side"
@@ -368,7 +381,9 @@ def test_a_search_that_finds_nothing_or_fails_leaves_the_comparison(monkeypatch:
     assert found.figures is None
 
 
-def test_the_command_shows_both_sides_and_no_list_of_scales(tmp_path: Path, capsys: Captured) -> None:
+def test_the_command_shows_both_sides_and_no_list_of_scales(
+    tmp_path: Path, capsys: Captured
+) -> None:
     scales, zeros = ", ".join(["0.5"] * 9), ", ".join(["0"] * 9)
     weight = f"int8[9,8]{{splat 2}} q([{scales}], [{zeros}], axis 0)"
     lines = f"  %h: float32[1,8] = ABS(%x)\n  %y: float32[1,9] = FULLY_CONNECTED(%h, {weight})"
@@ -405,13 +420,18 @@ STATES = {
 
 
 @pytest.mark.parametrize("case", STATES)
-def test_state_that_one_signature_writes_and_another_reads_is_compared(case: str, tmp_path: Path) -> None:
+def test_state_that_one_signature_writes_and_another_reads_is_compared(
+    case: str, tmp_path: Path
+) -> None:
     bodies, variables, where = STATES[case]
     one, other = (stateful(*bodies(factor), variables=variables) for factor in (1.0, 3.0))
     report = compare(one, other)
     assert [signature.name for signature in report.signatures if not signature.equal] == [where]
     assert report.first_difference.tensor
-    assert "an earlier call, also of another signature, may be the cause" in report.first_difference.reason
+    assert (
+        "an earlier call, also of another signature, may be the cause"
+        in report.first_difference.reason
+    )
     assert any("state is kept between calls" in note for note in report.notes())
     assert compare(one, one).bitwise
     golden = record(one, tmp_path / "g.npz")

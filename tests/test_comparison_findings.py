@@ -12,7 +12,12 @@ from syrupy.assertion import SnapshotAssertion
 
 from edge_opt.comparison import findings
 from edge_opt.comparison.compare import _move
-from edge_opt.comparison.findings import ComparisonReport, FirstDifference, OutputComparison, measured
+from edge_opt.comparison.findings import (
+    ComparisonReport,
+    FirstDifference,
+    OutputComparison,
+    measured,
+)
 from edge_opt.runtime.metrics import Tolerance
 from edge_opt.runtime.tensors import TensorInfo
 from edge_opt.verification.whole import Allowance, WholeSignature
@@ -32,7 +37,9 @@ FAR = output(np.add(A, [[0, 3], [1, 0]]))
 MISSING = OutputComparison(name="z", reason="missing in b")
 
 
-def signature(*outputs: OutputComparison, name: str = "decode", **more: Any) -> findings.SignatureComparison:
+def signature(
+    *outputs: OutputComparison, name: str = "decode", **more: Any
+) -> findings.SignatureComparison:
     return findings.SignatureComparison(name, outputs, **more)
 
 
@@ -47,7 +54,9 @@ def tokens(*b: int) -> findings.GenerationComparison:
     )
 
 
-def test_an_output_says_how_many_elements_differ_and_where_most(snapshot: SnapshotAssertion) -> None:
+def test_an_output_says_how_many_elements_differ_and_where_most(
+    snapshot: SnapshotAssertion,
+) -> None:
     signs = output([[1, 2], [3, -0.0]], [[1, 2], [3, 0.0]])
     found = (SAME, FAR, signs, MISSING, measured(Y, Y, [(A, A[:1])]))
     assert "\n".join(one.sentence() for one in found) == snapshot
@@ -72,14 +81,22 @@ ON_NPU = signature(replace(SAME, db=(40.0, 30.0)), replace(SAME, name="z", db=(5
 REPORTS = {
     "same": (True, True, report(signature(SAME, SAME), generation=tokens(1, 2, 3))),
     "near": (True, False, report(signature(SAME, SAME), signature(SAME, NEAR))),
-    "far": (False, False, report(signature(NEAR, FAR), signature(SAME, MISSING), first_difference=FOUND)),
+    "far": (
+        False,
+        False,
+        report(signature(NEAR, FAR), signature(SAME, MISSING), first_difference=FOUND),
+    ),
     "quantization": (False, False, report(signature(replace(SAME, reason="quantization")))),
     "nothing": (False, False, report()),
     "no outputs": (False, False, report(signature())),
     "nothing in common": (False, False, report(signature(MISSING))),
     "a signature alone": (False, False, report(signature(reason="missing in b"))),
     "other tokens": (False, True, report(signature(SAME), generation=tokens(1, 0, 5))),
-    "not judged": (False, False, report(signature(NAN, SAME, MISSING, LOGITS), remarks=("filled",))),
+    "not judged": (
+        False,
+        False,
+        report(signature(NAN, SAME, MISSING, LOGITS), remarks=("filled",)),
+    ),
     "on the NPU": (False, False, report(ON_NPU, signature(reason="a crashed"))),
 }
 
@@ -90,7 +107,15 @@ def test_a_report_is_as_equal_as_its_outputs(name: str, snapshot: SnapshotAssert
     data = json.loads(json.dumps(made.to_dict(), allow_nan=False))
     assert (made.equal, made.bitwise, bool(made)) == (equal, bitwise, equal)
     assert (data["equal"], data["bitwise"]) == (equal, bitwise)
-    lines = [made.summary(), "", *made.differences(), "", *made.notes(), "", *map(" | ".join, made.rows())]
+    lines = [
+        made.summary(),
+        "",
+        *made.differences(),
+        "",
+        *made.notes(),
+        "",
+        *map(" | ".join, made.rows()),
+    ]
     assert "\n".join(lines) == snapshot
 
 
@@ -100,7 +125,13 @@ def test_a_report_as_json_has_null_for_what_is_empty_or_infinite() -> None:
     assert (data["first_difference"]["reason"], data["first_difference"]["tensor"]) == (None, "t")
     same, missing = data["signatures"][1]["outputs"]
     assert (same["max_abs"], same["snr_db"], same["reason"]) == (0, None, None)
-    assert missing == {"name": "z", "bitwise": False, "equal": False, "reason": "missing in b", "db": None}
+    assert missing == {
+        "name": "z",
+        "bitwise": False,
+        "equal": False,
+        "reason": "missing in b",
+        "db": None,
+    }
 
 
 def whole(allowance: Allowance, *outputs: OutputComparison, **more: Any) -> WholeSignature:
@@ -112,7 +143,9 @@ def off(name: str, gap: float, **more: Any) -> OutputComparison:
     return OutputComparison(4, 4, max_abs=gap, name=name, **figures)
 
 
-def test_what_is_allowed_and_found_is_said_in_steps_and_in_range(snapshot: SnapshotAssertion) -> None:
+def test_what_is_allowed_and_found_is_said_in_steps_and_in_range(
+    snapshot: SnapshotAssertion,
+) -> None:
     near = off("codes", 1.0, steps=3), off("more", 0.5, steps=7), off("y", 1e-3)
     found = [
         whole(Allowance(), SAME, SAME),
@@ -139,13 +172,17 @@ def test_what_is_allowed_and_found_is_said_in_steps_and_in_range(snapshot: Snaps
         (OutputComparison(name="codes", reason="only in a"), False),
     ],
 )
-def test_room_is_relative_to_the_range_or_in_steps(compared: OutputComparison, permitted: bool) -> None:
+def test_room_is_relative_to_the_range_or_in_steps(
+    compared: OutputComparison, permitted: bool
+) -> None:
     assert whole(ROOM, compared).holds is permitted
     assert not whole(Allowance(), compared).holds
 
 
 def test_what_is_moved_to_a_file_is_what_was_given(tmp_path: Path) -> None:
-    arrays = {str(place): np.arange(10 * place, dtype=np.int16).reshape(5, -1).T for place in range(5)}
+    arrays = {
+        str(place): np.arange(10 * place, dtype=np.int16).reshape(5, -1).T for place in range(5)
+    }
     arrays["real"] = np.ones(3, np.float32)
     moved = dict(arrays)
     _move(moved, str(tmp_path / "0"))

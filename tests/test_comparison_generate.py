@@ -69,7 +69,9 @@ def test_the_loop_generates_what_the_model_means(name: str, seed: int, folder: P
 
 def test_other_tokens_are_a_difference(folder: Path) -> None:
     report = compare(folder / "model.tflite", folder / "other.tflite", generate=8, atol=1e9)
-    assert all(each.equal for each in report.signatures), "only the tokens differ within this tolerance"
+    assert all(each.equal for each in report.signatures), (
+        "only the tokens differ within this tolerance"
+    )
     found = report.generation
     place = found.first_difference
     assert found.a[:place] == found.b[:place]
@@ -77,9 +79,13 @@ def test_other_tokens_are_a_difference(folder: Path) -> None:
     assert f"from step {place} of 8 on" in report.summary()
 
 
-def test_missing_helpers_are_said_and_one_models_serve_the_other(folder: Path, tmp_path: Path) -> None:
+def test_missing_helpers_are_said_and_one_models_serve_the_other(
+    folder: Path, tmp_path: Path
+) -> None:
     path = export(tmp_path / "alone", model=models.split()) / "model.tflite"
-    with pytest.raises(UsageError, match=r"no model computes input 'embeddings' \[1, 4, 8\] of the main"):
+    with pytest.raises(
+        UsageError, match=r"no model computes input 'embeddings' \[1, 4, 8\] of the main"
+    ):
         generated(path, path)
     assert generated(folder / "model.tflite", path).equal
     assert generated(path, folder / "model.tflite").equal
@@ -90,7 +96,9 @@ def test_missing_helpers_are_said_and_one_models_serve_the_other(folder: Path, t
         generated(path, path)
 
 
-def test_a_bundle_brings_its_own_helpers_and_the_command_generates(tmp_path: Path, capsys: Captured) -> None:
+def test_a_bundle_brings_its_own_helpers_and_the_command_generates(
+    tmp_path: Path, capsys: Captured
+) -> None:
     def generate(a: bytes, b: bytes, *more: str) -> Any:
         paths = tmp_path / "a.litertlm", tmp_path / "b.litertlm"
         for path, content in zip(paths, (a, b), strict=True):
@@ -105,14 +113,24 @@ def test_a_bundle_brings_its_own_helpers_and_the_command_generates(tmp_path: Pat
     assert "Generated: 8 generated tokens are the same, after a prompt of 5" in ran.out
     ran = generate(whole, other, "--json")
     said = ran.json["generation"]
-    assert (ran.code, said["equal"], said["count"], len(said["a"]), len(said["b"])) == (1, False, 8, 8, 8)
+    assert (ran.code, said["equal"], said["count"], len(said["a"]), len(said["b"])) == (
+        1,
+        False,
+        8,
+        8,
+        8,
+    )
     sentence = generate(bare, bare).failed_in_one_sentence(2)
     assert "put embedder.tflite and auxiliary.tflite of the same export beside it" in sentence
 
 
 @pytest.mark.parametrize(
     ("count", "said"),
-    [(0, "expected 1 to 100000"), (100_001, "expected 1"), (100_000, "do not fit into its cache of 16:")],
+    [
+        (0, "expected 1 to 100000"),
+        (100_001, "expected 1"),
+        (100_000, "do not fit into its cache of 16:"),
+    ],
 )
 def test_too_little_or_too_much_to_generate_is_refused(count: int, said: str, folder: Path) -> None:
     with pytest.raises(UsageError, match=said):
@@ -136,13 +154,21 @@ SPLIT = SignatureInfo(
 )
 EMBEDDER = SignatureInfo("decode_embedder", (tokens(1),), (EMBEDDINGS,))
 OTHER_EMBEDDER = SignatureInfo("prefill_embedder", (tokens(4),), (tensor("embeddings", 1, 4, 64),))
-ROPE = SignatureInfo("rope", (tensor("input_pos", 1, dtype="int32"),), (tensor("pos_emb_cos", 1, 1, 8),))
-MASKS = SignatureInfo("masks", (tensor("input_pos", 1, dtype="int32"),), (tensor("mask", 1, 1, 1, 17),))
+ROPE = SignatureInfo(
+    "rope", (tensor("input_pos", 1, dtype="int32"),), (tensor("pos_emb_cos", 1, 1, 8),)
+)
+MASKS = SignatureInfo(
+    "masks", (tensor("input_pos", 1, dtype="int32"),), (tensor("mask", 1, 1, 1, 17),)
+)
 UPDATE = SignatureInfo("update", (CACHE, tensor("kv_slice_k_0", 1, 1, 8)), (CACHE,))
 
 
 def planned(
-    *main: SignatureInfo, count: int = 3, seed: int = 0, prompt: Any = None, **others: list[SignatureInfo]
+    *main: SignatureInfo,
+    count: int = 3,
+    seed: int = 0,
+    prompt: Any = None,
+    **others: list[SignatureInfo],
 ) -> Loop:
     return plan_loop("model.tflite", {"main": list(main), **others}, count, seed, prompt)
 
@@ -159,7 +185,9 @@ def test_helpers_are_called_before_and_what_updates_the_caches_behind() -> None:
     updates = [other, UPDATE, SignatureInfo("again", UPDATE.inputs, UPDATE.outputs)]
     helpers = {"embedder": [OTHER_EMBEDDER, EMBEDDER], "auxiliary": [ROPE, MASKS, *updates]}
     expected = ("embedder decode_embedder", "auxiliary rope", "main decode", "auxiliary update")
-    assert tuple(called(planned(PREFILL, SPLIT, **helpers))) == expected, "the loop makes masks itself"
+    assert tuple(called(planned(PREFILL, SPLIT, **helpers))) == expected, (
+        "the loop makes masks itself"
+    )
 
 
 OPEN = replace(tokens(1), declared=(1, -1))
@@ -186,7 +214,9 @@ EMBEDDED = SignatureInfo("decode", (EMBEDDINGS, CACHE), (CACHE, LOGITS))
         ([PREFILL, EMBEDDED], {"embedder": [ASKING]}, f"{LACKS} 'x' [2] of the embedder model"),
     ],
 )  # fmt: skip
-def test_what_is_missing_is_said_and_what_to_do(main: Any, helpers: dict[str, Any], said: str) -> None:
+def test_what_is_missing_is_said_and_what_to_do(
+    main: Any, helpers: dict[str, Any], said: str
+) -> None:
     with pytest.raises(UsageError) as caught:
         planned(*main, **helpers)
     assert str(caught.value).startswith(f"model.tflite{said}")
@@ -203,7 +233,9 @@ def test_logits_that_are_not_one_row_a_prompt_are_refused(shape: tuple[int, ...]
 
 def test_a_step_that_takes_another_number_of_tokens_is_refused() -> None:
     decode = replace(DECODE, inputs=(tokens(3), *DECODE.inputs[1:]))
-    with pytest.raises(UsageError, match=r"'decode': input 'tokens' \[1, 3\] of .* must have 1 element"):
+    with pytest.raises(
+        UsageError, match=r"'decode': input 'tokens' \[1, 3\] of .* must have 1 element"
+    ):
         planned(PREFILL, decode)
 
 
@@ -216,4 +248,6 @@ def test_a_prompt_is_as_long_as_the_prefill_and_one_if_the_cache_has_room() -> N
     assert planned(LONG, DECODE, seed=1).prompt != loop.prompt
     assert planned(LONG, DECODE, prompt=((1, 2),)).prompt == ((1, 2),)
     batch = SignatureInfo("decode", (tokens(1, 3), CACHE), (CACHE, tensor("logits", 3, 1, 50)))
-    assert len(planned(SignatureInfo("prefill", (tokens(4, 3), CACHE), (CACHE,)), batch).prompt) == 3
+    assert (
+        len(planned(SignatureInfo("prefill", (tokens(4, 3), CACHE), (CACHE,)), batch).prompt) == 3
+    )

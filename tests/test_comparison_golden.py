@@ -55,7 +55,9 @@ def test_a_model_in_memory_has_no_default_file() -> None:
         record_golden(MODEL)
 
 
-def test_large_outputs_are_sampled_and_the_rest_is_checked_if_demanded_bitwise(tmp_path: Path) -> None:
+def test_large_outputs_are_sampled_and_the_rest_is_checked_if_demanded_bitwise(
+    tmp_path: Path,
+) -> None:
     model = models.projection(WIDE)
     exact = golden.record(model, tmp_path / "exact.npz", atol=0, rtol=0)
     loose = golden.record(model, tmp_path / "loose.npz")
@@ -97,7 +99,9 @@ ELEMENTS = np.array([-3.0, 0.5, 2.0, np.nan, np.inf, 1.0], np.float32)
         ({4: -np.inf}, "infinite"),
     ],
 )
-def test_figures_of_all_elements_bound_what_tolerances_allow(edit: dict[int, float], said: str) -> None:
+def test_figures_of_all_elements_bound_what_tolerances_allow(
+    edit: dict[int, float], said: str
+) -> None:
     info = models.tensor("y", 6)
     changed = ELEMENTS.copy()
     for place, value in edit.items():
@@ -114,7 +118,9 @@ def test_whatever_the_tolerances_allow_holds_for_the_figures_too() -> None:
         old = values.standard_normal(50) * 10.0 ** values.integers(-3, 4)
         new = old + (atol + rtol * np.abs(old)) * values.choice([-1, 1, 0.5], 50)
         info = models.tensor("y", 50, dtype="float64")
-        assert not FIGURES(old, info).misses(FIGURES(new, info), atol * (1 + 1e-9), rtol * (1 + 1e-9))
+        assert not FIGURES(old, info).misses(
+            FIGURES(new, info), atol * (1 + 1e-9), rtol * (1 + 1e-9)
+        )
 
 
 def test_the_bits_of_nan_do_not_matter_and_those_of_zero_do() -> None:
@@ -139,7 +145,9 @@ def test_a_file_of_another_version_says_how_to_record_it_again(recorded: Path) -
         golden.check(MODEL, recorded)
 
 
-def test_the_same_model_gives_the_same_file_and_replaces_one_only_when_asked(recorded: Path) -> None:
+def test_the_same_model_gives_the_same_file_and_replaces_one_only_when_asked(
+    recorded: Path,
+) -> None:
     before = recorded.read_bytes()
     with pytest.raises(UsageError):
         golden.record(MODEL, recorded)
@@ -156,7 +164,9 @@ def test_the_same_model_gives_the_same_file_and_replaces_one_only_when_asked(rec
         (models.requantized(scale=0.5), models.requantized(scale=0.25), "0 in a, scale 0.25, zero point 0 in b"),
     ],
 )  # fmt: skip
-def test_a_model_that_does_not_fit_differs(model: bytes, other: bytes, said: str, tmp_path: Path) -> None:
+def test_a_model_that_does_not_fit_differs(
+    model: bytes, other: bytes, said: str, tmp_path: Path
+) -> None:
     path = golden.record(model, tmp_path / "g.npz", atol=1e6)
     assert golden.check(model, path).bitwise
     report = golden.check(other, path)
@@ -184,7 +194,14 @@ def test_a_missing_or_broken_file_is_one_typed_error(recorded: Path, monkeypatch
     whole = recorded.read_bytes()
     values = np.random.default_rng(0)
     np.savez(packed := io.BytesIO(), meta=np.array([Trap()], object))
-    for broken in (b"", b"text", whole[: len(whole) // 2], whole[:-30], whole[50:], packed.getvalue()):
+    for broken in (
+        b"",
+        b"text",
+        whole[: len(whole) // 2],
+        whole[:-30],
+        whole[50:],
+        packed.getvalue(),
+    ):
         recorded.write_bytes(broken)
         with pytest.raises(GoldenError):
             golden.check(MODEL, recorded)
@@ -221,7 +238,9 @@ def test_a_description_that_makes_no_sense_is_one_typed_error(recorded: Path, ed
 
 def test_of_a_bundle_the_prefill_decode_model_is_recorded_and_checked(tmp_path: Path) -> None:
     path = tmp_path / "m.litertlm"
-    path.write_bytes(bundle([model_part("aux", models.adder()), model_part("prefill_decode", MODEL)]))
+    path.write_bytes(
+        bundle([model_part("aux", models.adder()), model_part("prefill_decode", MODEL)])
+    )
     recorded = golden.record(path, tmp_path / "g.npz")
     assert assert_golden(path, recorded).b == str(path)
     assert assert_golden(MODEL, recorded).bitwise

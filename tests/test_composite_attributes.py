@@ -31,7 +31,11 @@ ITSELF = bytes([1, 0, 40, 2, 40, 1])
 def typed_vectors() -> bytes:
     builder = flexbuffers.Builder()
     with builder.Map():
-        for key, elements in (("bools", [True, False]), ("floats", [0.5, 0.1]), ("ints", [-1, 300, 70000])):
+        for key, elements in (
+            ("bools", [True, False]),
+            ("floats", [0.5, 0.1]),
+            ("ints", [-1, 300, 70000]),
+        ):
             builder.Key(key)
             builder.TypedVectorFromElements(elements)
         builder.IndirectInt("far", -5)
@@ -76,7 +80,9 @@ def test_nothing_nested_is_followed(content: bytes) -> None:
         (flexbuffers.Dumps("x" * 20000), "at most 16384 are read"),
     ],
 )
-def test_what_is_not_a_flexbuffer_or_too_large_is_a_text_that_says_so(content: bytes, reason: str) -> None:
+def test_what_is_not_a_flexbuffer_or_too_large_is_a_text_that_says_so(
+    content: bytes, reason: str
+) -> None:
     assert reason in read_flexbuffer(content)
 
 
@@ -85,7 +91,9 @@ def test_damaged_bytes_end_in_values_or_in_that_text() -> None:
     for _ in range(20_000):
         content = bytearray(dice.choice(CONTENTS))
         for _ in range(dice.randint(1, 4)):
-            content[dice.randrange(len(content))] = dice.choice((0, 1, 127, 255, dice.randrange(256)))
+            content[dice.randrange(len(content))] = dice.choice(
+                (0, 1, 127, 255, dice.randrange(256))
+            )
         del content[len(content) - dice.choice((0, 0, 0, dice.randrange(len(content)))) :]
         refused += "bytes, not a FlexBuffer" in str(read_flexbuffer(bytes(content)))
     assert 200 < refused < 19_000
@@ -106,8 +114,12 @@ def test_the_text_form_shows_attributes_and_counts_bytes_that_are_none() -> None
     assert to_text(parse(text)) == text
     unread = "'<2 bytes, not a FlexBuffer (buffer is too small)>'"
     for written, shown in (("composite_attributes: [1, 2]", unread), ("", "{}")):
-        model = parse(COMPOSITE.replace("composite_attributes: ATTRIBUTES", written).replace(", }", "}"))
-        assert [str(one) for one in composites(model.subgraphs[0].operators)] == [f"odml.rope {shown}"]
+        model = parse(
+            COMPOSITE.replace("composite_attributes: ATTRIBUTES", written).replace(", }", "}")
+        )
+        assert [str(one) for one in composites(model.subgraphs[0].operators)] == [
+            f"odml.rope {shown}"
+        ]
         assert not written or f"composite_attributes: {unread}" in to_text(model)
 
 

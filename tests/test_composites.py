@@ -57,7 +57,9 @@ def opened(model: Model, target: Target | None = None) -> tuple[ConversionResult
 def test_a_composite_is_opened_if_its_body_is_attention_whatever_it_is_called(text: str) -> None:
     """Another composite beside it, or in its body, keeps its own body."""
     _, model = opened(parse(text))
-    assert (count(model, "STABLEHLO_COMPOSITE"), count(model, "SOFTMAX")) == (1, 2), "one for each head"
+    assert (count(model, "STABLEHLO_COMPOSITE"), count(model, "SOFTMAX")) == (1, 2), (
+        "one for each head"
+    )
     assert [graph.name for graph in model.subgraphs] == ["main", "positive"]
     composite = next(op for op in model.subgraphs[0].operators if op.name == "STABLEHLO_COMPOSITE")
     assert model.subgraphs[int(composite.option("decomposition_subgraph_index"))].name == "positive"
@@ -66,7 +68,10 @@ def test_a_composite_is_opened_if_its_body_is_attention_whatever_it_is_called(te
 @pytest.mark.parametrize("text", [TWO_COMPOSITES, NESTED], ids=["side by side", "nested"])
 def test_every_composite_is_opened_on_request(text: str) -> None:
     result, model = opened(parse(text), INLINING)
-    assert [site.index for site in result.converted if site.pass_name == "inline_composites"] == [0, 1]
+    assert [site.index for site in result.converted if site.pass_name == "inline_composites"] == [
+        0,
+        1,
+    ]
     assert all(site.proof is not None and site.proof.bitwise for site in result.converted)
     assert "STABLEHLO_COMPOSITE" not in names(model)
     assert len(model.subgraphs) == 1
@@ -75,7 +80,9 @@ def test_every_composite_is_opened_on_request(text: str) -> None:
 def test_a_body_of_another_type_is_left_with_the_reason() -> None:
     body = "subgraph attention (%q: float32[1,2,3,4]"
     text = TWO_COMPOSITES.replace(body, f"{body} q(0.5, 0)")
-    text = text.replace("%heads: float32[1,2,3,4] = BATCH", "%heads: float32[1,2,3,4] q(0.5, 0) = BATCH")
+    text = text.replace(
+        "%heads: float32[1,2,3,4] = BATCH", "%heads: float32[1,2,3,4] q(0.5, 0) = BATCH"
+    )
     result = convert(parse(text), verify="none")
     site = next(site for site in result.sites if site.pass_name == "inline_composites")
     assert site.status is Status.SKIPPED

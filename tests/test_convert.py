@@ -60,7 +60,9 @@ def test_every_block_is_converted_and_verified_bitwise(done: Done) -> None:
         assert summary.largest_tensor_bytes_after <= summary.largest_tensor_bytes_before
     for name, graph in load(output_of(result)).entry_points():
         rows = {one.outputs[0].shape[:-1] for one in graph.operators if one.name == "SOFTMAX"}
-        assert rows == {(1, 1, 8 if name == "prefill_8" else 1)}, "whatever works on logits holds one head"
+        assert rows == {(1, 1, 8 if name == "prefill_8" else 1)}, (
+            "whatever works on logits holds one head"
+        )
 
 
 def test_everything_else_in_the_file_is_untouched(done: Done) -> None:
@@ -69,11 +71,15 @@ def test_everything_else_in_the_file_is_untouched(done: Done) -> None:
     assert (before.version, before.description) == (after.version, after.description)
     retyped = [site.operator.encode() for site in result.sites if site.pass_name == "unread_caches"]
     assert len(retyped) == (2 if path == QUANTIZED else 0)
-    kept = [[one for one in _arguments(model) if one[0] not in retyped] for model in (before, after)]
+    kept = [
+        [one for one in _arguments(model) if one[0] not in retyped] for model in (before, after)
+    ]
     assert kept[0] == kept[1]
     old, new = load(path), load(output_of(result))
     for index, (one, other) in enumerate(zip(old.subgraphs, new.subgraphs, strict=True)):
-        names = [[tensor.name for tensor in (*graph.inputs, *graph.outputs)] for graph in (one, other)]
+        names = [
+            [tensor.name for tensor in (*graph.inputs, *graph.outputs)] for graph in (one, other)
+        ]
         assert (one.name, names[0]) == (other.name, names[1])
         if index > 1:
             assert subgraph_text(one) == subgraph_text(other), "the bodies of composites"
@@ -102,7 +108,9 @@ def test_weights_are_where_they_were_and_there_once(done: Done) -> None:
     path, result = done
     buffers = (read_model(one).get("buffers") for one in (path, output_of(result)))
     old, new = ([b.fields["data"] for b in each if "data" in b.fields] for each in buffers)
-    before, after = ({bytes(data.view()) for data in some if data.length > 512} for some in (old, new))
+    before, after = (
+        {bytes(data.view()) for data in some if data.length > 512} for some in (old, new)
+    )
     assert before == after
     assert {data.external for data in old} == {data.external for data in new}
     assert output_of(result).stat().st_size < path.stat().st_size * 1.35
@@ -117,8 +125,12 @@ def test_the_written_model_runs_and_lists_nothing_that_is_not_used(done: Done) -
     model = load(output)
     assert not infer_shapes(model)
     names = [tensor.name for graph in model.subgraphs for tensor in graph.tensors]
-    assert len(set(names)) == len(names), "ai-edge-quantizer refuses a model where two have the same"
-    versions = {op.code.version for graph in model.subgraphs for op in graph.operators if op.name == "SPLIT"}
+    assert len(set(names)) == len(names), (
+        "ai-edge-quantizer refuses a model where two have the same"
+    )
+    versions = {
+        op.code.version for graph in model.subgraphs for op in graph.operators if op.name == "SPLIT"
+    }
     assert versions == ({4} if path == QUANTIZED else {1}), "those that their types need"
     before, after = unpack(path.read_bytes()), unpack(output.read_bytes())
     used = {op.opcodeIndex for graph in after.subgraphs for op in graph.operators}
@@ -145,7 +157,9 @@ def test_in_memory_and_on_disk_give_the_same_model(done: Done) -> None:
 def test_a_converted_model_stays_as_it_is_and_says_so(done: Done, tmp_path: Path) -> None:
     _, first = done
     again = convert(output_of(first), tmp_path / "again.tflite", require_all=True)
-    assert {(site.reason, site.status) for site in again.sites} == {("already single-head", Status.SETTLED)}
+    assert {(site.reason, site.status) for site in again.sites} == {
+        ("already single-head", Status.SETTLED)
+    }
     said = "Every attention in the model is single-head already: there was nothing to split."
     assert again.summary() == said
     assert tables(output_of(first)) == tables(tmp_path / "again.tflite")
@@ -158,7 +172,9 @@ def frozen(folder: Path) -> Path:
     return folder / "frozen.tflite"
 
 
-NO_SPLIT = replace(load_target("generic"), name="picky", refused_operators=frozenset({"SPLIT", "UNPACK"}))
+NO_SPLIT = replace(
+    load_target("generic"), name="picky", refused_operators=frozenset({"SPLIT", "UNPACK"})
+)
 PICKY = "target 'picky' refuses SPLIT"
 UNCHANGED: dict[str, tuple[Callable[[Path], Path], Status, str]] = {
     "no attention": (lambda folder: written(folder, NO_ATTENTION), Status.SETTLED, "not attention"),
@@ -176,7 +192,9 @@ def test_a_model_without_a_rewrite_is_written_with_the_same_tables(
     result = convert(source, output, target=NO_SPLIT, require_all=settled)
     assert {site.status for site in result.sites} == {status}
     assert all(reason in site.reason for site in result.sites)
-    nothing = result.summary() == ("No attention was found, or mha_to_sha was skipped: nothing was split.")
+    nothing = result.summary() == (
+        "No attention was found, or mha_to_sha was skipped: nothing was split."
+    )
     assert nothing is settled
     assert tables(source) == tables(output)
 
@@ -211,8 +229,12 @@ def test_progress_counts_up_to_the_end(tmp_path: Path) -> None:
         assert steps[-1][0] == steps[-1][1]
 
 
-def test_an_output_that_exists_is_refused_before_any_work(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("edge_opt.conversion.run.run_pass", lambda *_: pytest.fail("no work may be done"))
+def test_an_output_that_exists_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(
+        "edge_opt.conversion.run.run_pass", lambda *_: pytest.fail("no work may be done")
+    )
     path = tmp_path / "model.tflite"
     shutil.copy(DEMO, path)
     assert default_output("a/b.c.tflite") == Path("a/b.c.opt.tflite")
@@ -224,7 +246,9 @@ def test_an_output_that_exists_is_refused_before_any_work(tmp_path: Path, monkey
     assert default_output(path).read_bytes() == b"precious"
 
 
-def test_sites_of_a_pass_with_the_same_outcome_share_a_line_skipped_ones_first(tmp_path: Path) -> None:
+def test_sites_of_a_pass_with_the_same_outcome_share_a_line_skipped_ones_first(
+    tmp_path: Path,
+) -> None:
     target = tmp_path / "mine.toml"
     target.write_text('name = "mine"\nsummary = "x"\nsplit_signatures = ["other"]\n')
     result = convert(to_bytes(parse(SELECT_PAGE)), target=str(target))
@@ -233,24 +257,39 @@ def test_sites_of_a_pass_with_the_same_outcome_share_a_line_skipped_ones_first(t
         "  3 sites of mha_to_sha: nothing to do (main#0, main#1, main#2): target 'mine' gains nothing"
     )
     ways = "1 run in full on XNNPACK and the reference kernels; 2 of the same structure, not run"
-    assert converted[0].startswith(f"  3 sites of mask_to_add converted: {ways}; the mask constant -1e+09 be")
+    assert converted[0].startswith(
+        f"  3 sites of mask_to_add converted: {ways}; the mask constant -1e+09 be"
+    )
 
 
 def test_blocks_that_the_target_declines_are_counted_and_printed_and_pass_the_gate() -> None:
     target = Target("mine", "", split_signatures=("other",))
-    result = convert(parse(SELECT_PAGE), target=target, skip="mask_to_add", verify="none", require_all=True)
+    result = convert(
+        parse(SELECT_PAGE), target=target, skip="mask_to_add", verify="none", require_all=True
+    )
     headline, line = result.summary().splitlines()
-    assert headline == "Target 'mine' gains nothing from splitting 3 attention blocks: nothing was split."
-    assert line.startswith("  3 sites of mha_to_sha: nothing to do (main#0, main#1, main#2): target")
+    assert (
+        headline
+        == "Target 'mine' gains nothing from splitting 3 attention blocks: nothing was split."
+    )
+    assert line.startswith(
+        "  3 sites of mha_to_sha: nothing to do (main#0, main#1, main#2): target"
+    )
 
 
 def verdict(status: Status, name: str = "mha_to_sha", proof: Proof | None = None) -> Verdict:
     return Verdict(name, "main", 0, "p", status, proof=proof, added=1)
 
 
-@pytest.mark.parametrize(("kernels", "where"), [("reference", " on the reference kernels"), ("xnnpack", "")])
-def test_the_headline_names_the_reference_kernels_only_where_they_ran(kernels: str, where: str) -> None:
-    proof = Proof(Exact(), holds=True, bitwise=False, max_abs=0.0, note="a note", ran=(Ran(kernels),))
+@pytest.mark.parametrize(
+    ("kernels", "where"), [("reference", " on the reference kernels"), ("xnnpack", "")]
+)
+def test_the_headline_names_the_reference_kernels_only_where_they_ran(
+    kernels: str, where: str
+) -> None:
+    proof = Proof(
+        Exact(), holds=True, bitwise=False, max_abs=0.0, note="a note", ran=(Ran(kernels),)
+    )
     sites = [verdict(Status.CONVERTED, proof=proof)]
     said = ConversionResult(None, None, "generic", "regions", sites=sites).summary().splitlines()[0]
     assert f"each verified bit for bit{where}; a note" in said
@@ -261,12 +300,16 @@ def test_the_headline_has_the_largest_difference_where_bits_are_not_demanded() -
     sites = [verdict(Status.CONVERTED, "balanced_norms", proof) for proof in proofs]
     said = ConversionResult(None, None, "generic", "regions", sites=sites).summary().splitlines()[0]
     largest = "(largest difference 0.5, by balanced_norms)"
-    assert said == f"2 of 2 sites converted, each verified within the tolerance of its pass {largest}."
+    assert (
+        said == f"2 of 2 sites converted, each verified within the tolerance of its pass {largest}."
+    )
 
 
 def test_one_unverified_site_among_converted_ones_is_no_error() -> None:
     proof = Proof(Exact(), holds=False, bitwise=False, max_abs=0, reason="no time", open=True)
-    result = ConversionResult(None, None, "generic", "regions", sites=[verdict(Status.SKIPPED, proof=proof)])
+    result = ConversionResult(
+        None, None, "generic", "regions", sites=[verdict(Status.SKIPPED, proof=proof)]
+    )
     with pytest.raises(SitesSkippedError, match="none of 1 site could be verified"):
         check_requirements(result, require_all=False)
     result.sites.append(verdict(Status.CONVERTED))
@@ -329,7 +372,10 @@ def test_what_changes_after_the_verification_is_noticed(
 def test_passes_run_in_the_given_order_by_name_or_as_objects() -> None:
     kinds = [PASSES["mha_to_sha"], "mask_to_add", Double()]
     result = convert(parse(SELECT_PAGE), passes=kinds, verify="none")
-    assert list(dict.fromkeys(site.pass_name for site in result.sites)) == ["mha_to_sha", "mask_to_add"]
+    assert list(dict.fromkeys(site.pass_name for site in result.sites)) == [
+        "mha_to_sha",
+        "mask_to_add",
+    ]
     (first, *_) = convert(parse(CHAIN), passes=[Double()], skip="mha_to_sha", verify="none").sites
     assert (first.pass_name, first.status) == ("double", Status.CONVERTED)
     assert convert(parse(CHAIN), passes=[Double()], skip="double", verify="none").sites == []
@@ -337,7 +383,9 @@ def test_passes_run_in_the_given_order_by_name_or_as_objects() -> None:
         convert(parse(CHAIN), passes=["mask_to_ad"])
 
 
-def test_a_folder_gets_the_text_before_and_after_each_pass_that_changed_something(tmp_path: Path) -> None:
+def test_a_folder_gets_the_text_before_and_after_each_pass_that_changed_something(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "texts"
     model = parse(SELECT_PAGE)
     before = subgraph_text(model.subgraphs[0])

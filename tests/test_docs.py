@@ -37,7 +37,9 @@ AVOIDED = re.compile(
 def of_pages(found: list[Path]) -> list[object]:
     """Each page as a case; all but what people see first cost too much for the quick run."""
     return [
-        pytest.param(page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.slow][page.name in QUICK :])
+        pytest.param(
+            page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.slow][page.name in QUICK :]
+        )
         for page in found
     ]
 
@@ -61,7 +63,9 @@ def test_every_command_and_option_on_a_page_exists(capsys: Captured) -> None:
             for script in (word for word in command.words if word.endswith((".py", ".ci/run"))):
                 assert (ROOT / script).exists(), command.where
         for name, option in re.findall(r"`edge-opt ([a-z]+)?[^`]*?(--[a-z-]+)?`", own_text(page)):
-            assert not name or name in {one.split()[0] for one in commands()}, f"{page.name}: edge-opt {name}"
+            assert not name or name in {one.split()[0] for one in commands()}, (
+                f"{page.name}: edge-opt {name}"
+            )
             assert not option or re.search(rf"{option}\b", known), f"{page.name}: {option}"
 
 
@@ -77,9 +81,12 @@ def test_every_source_file_and_name_on_a_page_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", of_pages([page for page in PAGES if any(c.runnable for b in blocks(page) for c in b.commands)])
+    "page",
+    of_pages([page for page in PAGES if any(c.runnable for b in blocks(page) for c in b.commands)]),
 )
-def test_the_commands_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:
+def test_the_commands_of_a_page_run(
+    page: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured
+) -> None:
     for place, block in enumerate(blocks(page)):
         commands = [command for command in block.commands if command.runnable]
         folder = tmp_path / str(place)
@@ -93,7 +100,11 @@ def test_the_commands_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: Pat
 
 def python_of(page: Path) -> list[list[Block]]:
     """A page's Python as one; blocks that need a package, each on its own."""
-    found = [block for block in blocks(page) if "import edge_opt" in block.text or block.language == "python"]
+    found = [
+        block
+        for block in blocks(page)
+        if "import edge_opt" in block.text or block.language == "python"
+    ]
     together = [block for block in found if not block.needs and "def test_" not in block.text]
     return [[block] for block in found if block.needs] + ([together] if together else [])
 
@@ -118,7 +129,9 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: Patc
 
 
 def test_the_two_commands_of_the_readme_do_all_the_set_up_and_ci_runs_the_second() -> None:
-    first, second = ([" ".join(c.words) for c in block.commands] for block in blocks(ROOT / "README.md")[:2])
+    first, second = (
+        [" ".join(c.words) for c in block.commands] for block in blocks(ROOT / "README.md")[:2]
+    )
     assert first == ["python3 -m venv .venv", ".venv/bin/pip install .", ".venv/bin/edge-opt demo"]
     tests = "pytest -m not slow --numprocesses auto --dist loadfile"
     assert second == [".venv/bin/pip install .[test]", f".venv/bin/{tests}"]
@@ -134,7 +147,9 @@ def test_pages_docstrings_and_messages_keep_to_their_words() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 90
     for page in (*(DOCS / f"{name}.md" for name in TASKS), ROOT / "README.md"):
         assert AVOIDED.findall(own_text(page)) == [], page.name
-    for path in (path for folder in ("cli", "converter", "schema") for path in (ROOT / folder).rglob("*.py")):
+    for path in (
+        path for folder in ("cli", "converter", "schema") for path in (ROOT / folder).rglob("*.py")
+    ):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 assert AVOIDED.findall(node.value) == [], f"{path.name}:{node.lineno}"
@@ -152,10 +167,19 @@ def test_the_pytest_example_tells_the_model_from_another(tmp_path: Path, broken:
         (merge, *_) = (operator for operator in graph.operators if operator.name == "ADD")
         graph.set_input(merge, 0, merge.input(1))
         save(model, tmp_path / "gemma.tflite", overwrite=True)
-    apart = ["-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tmp_path)]  # no other settings
+    apart = [
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        os.devnull,
+        "--rootdir",
+        str(tmp_path),
+    ]  # no other settings
     command = [sys.executable, "-m", "pytest", "-q", *apart, "."]
     alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    ran = subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        command, cwd=tmp_path, env=alone, capture_output=True, text=True, check=False
+    )
     assert ("1 failed, 2 passed" if broken else "3 passed") in ran.stdout, ran.stdout
 
 
@@ -172,9 +196,20 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if importlib.util.find_spec("mkdocs") is None:
         pytest.skip("mkdocs is not installed (extra docs)")
     folder = tmp_path_factory.mktemp("docs") / "site"
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(folder),
+    ]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return folder
 

@@ -46,7 +46,9 @@ class Place:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.spread, self.room = folder, 0.0, 1000
         self.reference = checkpoint(folder / "gemma")
-        self.good, self.bad = (write(folder / f"{name}.litertlm", QUANTIZED) for name in ("good", "bad"))
+        self.good, self.bad = (
+            write(folder / f"{name}.litertlm", QUANTIZED) for name in ("good", "bad")
+        )
         self.prompts = folder / "held-out.jsonl"
         self.given(*TEXTS)
         self.chances = {"gemma": 0.5, "good": 0.4, "bad": 0.1}
@@ -77,7 +79,9 @@ class Place:
         )
 
     def evaluate(self, *bundles: Path, **options: Any) -> Evaluation:
-        return evaluation.evaluate(self.reference, bundles or [self.good, self.bad], self.prompts, **options)
+        return evaluation.evaluate(
+            self.reference, bundles or [self.good, self.bad], self.prompts, **options
+        )
 
 
 @pytest.fixture
@@ -85,7 +89,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place(tmp_path, monkeypatch)
 
 
-def test_perplexity_is_one_over_the_mean_chance_and_its_ratio_is_to_the_reference(place: Place) -> None:
+def test_perplexity_is_one_over_the_mean_chance_and_its_ratio_is_to_the_reference(
+    place: Place,
+) -> None:
     steps: list[tuple[str, int, int]] = []
     found = place.evaluate(progress=lambda *step: steps.append(step))
     assert [Path(model.source).stem for model in found.models] == ["gemma", "good", "bad"]
@@ -117,7 +123,9 @@ def test_the_error_of_a_ratio_is_of_pairs_of_tokens() -> None:
 
 
 @pytest.mark.parametrize(("spread", "prompts"), [(0.0, 4), (0.4, 20), (40.0, 40)])
-def test_text_is_scored_until_the_ratio_is_exact_enough(place: Place, spread: float, prompts: int) -> None:
+def test_text_is_scored_until_the_ratio_is_exact_enough(
+    place: Place, spread: float, prompts: int
+) -> None:
     place.spread = spread
     place.chances["good"] = 0.5
     place.given(*(f"{at} " + "word " * 200 for at in range(40)))
@@ -127,7 +135,9 @@ def test_text_is_scored_until_the_ratio_is_exact_enough(place: Place, spread: fl
     assert found.prompts == prompts
 
 
-def test_long_prompts_are_joined_where_there_are_none_and_take_turns_with_short_ones(place: Place) -> None:
+def test_long_prompts_are_joined_where_there_are_none_and_take_turns_with_short_ones(
+    place: Place,
+) -> None:
     texts = ["one two three", "four five six"]
     assert in_turn(texts, place.good) == [cut("\n\n".join(texts)), *map(cut, texts)]
     long = ["one two " * 5 + "three"]
@@ -146,7 +156,9 @@ def test_long_prompts_are_joined_where_there_are_none_and_take_turns_with_short_
         ("  ", None),
     ],
 )
-def test_the_second_half_or_end_of_a_prompt_is_scored(text: str, parts: tuple[str, str] | None) -> None:
+def test_the_second_half_or_end_of_a_prompt_is_scored(
+    text: str, parts: tuple[str, str] | None
+) -> None:
     assert cut(text) == parts
     long = cut("word " * 1000)
     assert 500 < len(long[1]) <= 512
@@ -155,7 +167,15 @@ def test_the_second_half_or_end_of_a_prompt_is_scored(text: str, parts: tuple[st
 
 @pytest.mark.parametrize(("limit", "code"), [(None, 0), (5.1, 0), (4.9, 1), (1.1, 1)])
 def test_a_limit_is_a_gate(place: Place, capsys: Captured, limit: float | None, code: int) -> None:
-    words = ["evaluate", place.reference, place.good, place.bad, "--prompts", place.prompts, "--json"]
+    words = [
+        "evaluate",
+        place.reference,
+        place.good,
+        place.bad,
+        "--prompts",
+        place.prompts,
+        "--json",
+    ]
     ran = run(capsys, *words, *([] if limit is None else ["--max-perplexity-ratio", limit]))
     assert ran.code == code
     models = ran.json["models"]
@@ -187,9 +207,15 @@ def test_the_table_has_a_row_for_each_model(place: Place, capsys: Captured) -> N
         (lambda p: {"bundles": []}, "give one after the checkpoint"),
     ],
 )  # fmt: skip
-def test_bad_input_is_refused_early(place: Place, change: Callable[[Place], Any], sentence: str) -> None:
+def test_bad_input_is_refused_early(
+    place: Place, change: Callable[[Place], Any], sentence: str
+) -> None:
     changed = change(place)
-    told = {"reference": place.reference, "bundles": [place.good, place.bad], "prompts": place.prompts}
+    told = {
+        "reference": place.reference,
+        "bundles": [place.good, place.bad],
+        "prompts": place.prompts,
+    }
     with pytest.raises(EdgeOptError) as caught:
         evaluation.evaluate(**told | (changed if isinstance(changed, dict) else {}))
     assert sentence in str(caught.value)
@@ -208,7 +234,10 @@ def test_prompts_longer_than_the_cache_are_left_out_and_refused_where_all_are(pl
 def test_a_bundle_scores_the_second_part_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """LiteRT-LM pretended: a token is a word, the less likely the longer it is."""
     read: list[str] = []
-    scored = lambda texts: SimpleNamespace(token_scores=[[-float(len(one)) for one in texts[0].split()]])  # noqa: E731
+
+    def scored(texts: list[str]) -> SimpleNamespace:
+        return SimpleNamespace(token_scores=[[-float(len(one)) for one in texts[0].split()]])
+
     session = SimpleNamespace(run_prefill=read.extend, run_text_scoring=scored)
     engine = SimpleNamespace(
         tokenize=lambda text: [len(word) for word in text.split()],
@@ -216,7 +245,10 @@ def test_a_bundle_scores_the_second_part_after_the_first(monkeypatch: pytest.Mon
         create_session=lambda **_: nullcontext(session),
     )
     monkeypatch.setattr(evaluation, "_loaded", lambda _: (engine, 6))
-    assert evaluation.say("m", ("one three", " two four")) == (Text((7, 3, 5), (3, 4)), [-3.0, -4.0])
+    assert evaluation.say("m", ("one three", " two four")) == (
+        Text((7, 3, 5), (3, 4)),
+        [-3.0, -4.0],
+    )
     assert read == ["one three"]
     assert evaluation.say("m", ("one three", " two four five")) is None
     with pytest.raises(StageFailedError, match=r"m\.litertlm did not run: 'int' object"):
@@ -226,7 +258,9 @@ def test_a_bundle_scores_the_second_part_after_the_first(monkeypatch: pytest.Mon
 def test_a_checkpoint_refuses_the_tokens_of_another_vocabulary() -> None:
     model = object.__new__(Checkpoint)
     model._tokenizer = lambda text, **_: {"input_ids": [len(word) for word in text.split()]}
-    with pytest.raises(UsageError, match=r"vocabulary differs from bundle other.s: .* have 2 and 1 tokens"):
+    with pytest.raises(
+        UsageError, match=r"vocabulary differs from bundle other.s: .* have 2 and 1 tokens"
+    ):
         model.say(("a b", " c"), {"same": Text((7, 1, 1), (1,)), "other": Text((7, 1, 2), (1,))})
 
 
@@ -234,10 +268,17 @@ def test_a_checkpoint_refuses_the_tokens_of_another_vocabulary() -> None:
 def test_a_checkpoint_scores_the_tokens_of_a_bundle(tmp_path: Path) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "a": 1, "b": 2}, unk_token="<unk>"))
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"<unk>": 0, "a": 1, "b": 2}, unk_token="<unk>")
+    )
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path)
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1}
+    sizes = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_attention_heads": 1,
+        "num_hidden_layers": 1,
+    }
     config = transformers.LlamaConfig(vocab_size=4, eos_token_id=None, **sizes)
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
     model = Checkpoint(str(tmp_path))
@@ -273,8 +314,12 @@ def test_cpu_kernels_score_a_bundle_with_softmax_in_float_and_the_emulator_as_it
     types: list[tuple[str, list[str]]] = []
 
     def noted(path: object, runs_on: str) -> None:
-        operators = [one for graph in Opened(path).main().model.subgraphs for one in graph.operators]
-        types.append((runs_on, [one.input(0).dtype.name for one in operators if one.name == "SOFTMAX"]))
+        operators = [
+            one for graph in Opened(path).main().model.subgraphs for one in graph.operators
+        ]
+        types.append(
+            (runs_on, [one.input(0).dtype.name for one in operators if one.name == "SOFTMAX"])
+        )
 
     runtime = SimpleNamespace(
         Backend=SimpleNamespace(NPU=lambda **_: "npu"),
@@ -286,7 +331,9 @@ def test_cpu_kernels_score_a_bundle_with_softmax_in_float_and_the_emulator_as_it
     assert evaluation._loaded(bundle) == (None, 16)
     evaluation._loaded.cache_clear()
 
-    def read(path: object, _: object, compiler: object = None, *__: object) -> list[np.ndarray[Any, Any]]:
+    def read(
+        path: object, _: object, compiler: object = None, *__: object
+    ) -> list[np.ndarray[Any, Any]]:
         noted(path, "CPU" if compiler is None else "emulator")
         return [np.zeros((1, 4))]
 

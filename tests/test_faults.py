@@ -67,13 +67,19 @@ def test_a_mutant_that_changes_results_is_caught(
     A code less at the end of int16 changes a result once in thousands; whose draw shows that is luck.
     """
     for mutant in sampled(rewrite_of(graph), _EACH):
-        if mutant.kind == kind and survives_checks(mutant.rewrite) and holds(verifier, mutant.rewrite):
+        if (
+            mutant.kind == kind
+            and survives_checks(mutant.rewrite)
+            and holds(verifier, mutant.rewrite)
+        ):
             found = [holds(other, mutant.rewrite) for other in others]
             assert 2 * found.count(False) < len(found), mutant.place
 
 
 def test_most_mutants_change_an_output(verifier: Verifier) -> None:
-    found = [m for m in sampled(rewrite_of("attention float32"), _EACH) if survives_checks(m.rewrite)]
+    found = [
+        m for m in sampled(rewrite_of("attention float32"), _EACH) if survives_checks(m.rewrite)
+    ]
     caught = [mutant for mutant in found if not holds(verifier, mutant.rewrite)]
     assert len(caught) >= 0.8 * len(found) >= 15
     assert {mutant.kind for mutant in mutants(rewrite_of("attention int8"))} == set(KINDS)

@@ -20,7 +20,9 @@ COUNT = 2400
 PARTS = 8
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(at, marks=pytest.mark.slow) for at in range(1, PARTS))])
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(at, marks=pytest.mark.slow) for at in range(1, PARTS))]
+)
 def test_every_mutant_is_accepted_or_refused_with_one_error_in_time(part: int) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     outcomes: Counter[str] = Counter()
@@ -65,11 +67,22 @@ def test_the_examination_notices_what_is_wrong(monkeypatch: pytest.MonkeyPatch) 
         fuzz.examine(b"")
 
 
-def test_the_long_run_takes_models_from_a_folder_also_those_that_cannot_be_read(tmp_path: Path) -> None:
+def test_the_long_run_takes_models_from_a_folder_also_those_that_cannot_be_read(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "broken.tflite").write_bytes(b"\0\0\0\0TFL3")
     (tmp_path / "good.tflite").write_bytes(SEEDS[0].content)
     script = Path(__file__).parent.parent / "benchmarks" / "fuzz.py"
-    command = [sys.executable, script, "--count", "3", "--convert-one-in", "1", "--models", tmp_path]
+    command = [
+        sys.executable,
+        script,
+        "--count",
+        "3",
+        "--convert-one-in",
+        "1",
+        "--models",
+        tmp_path,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"3 mutants of {len(SEEDS) + 1} models")

@@ -54,7 +54,9 @@ def converted(model: Model) -> ConversionResult:
 )
 def test_operators_that_lie_about_their_result_are_left_alone(lie: str) -> None:
     assert len(converted(parse(PLAIN)).converted) == 1, "the plain one"
-    text = PLAIN.replace("  %p:", f"  %m: {LOGITS} = {lie}\n  %p:").replace("SOFTMAX(%l)", "SOFTMAX(%m)")
+    text = PLAIN.replace("  %p:", f"  %m: {LOGITS} = {lie}\n  %p:").replace(
+        "SOFTMAX(%l)", "SOFTMAX(%m)"
+    )
     result = converted(parse(text))
     assert not result.converted
     assert all(site.reason for site in result.sites)
@@ -108,7 +110,9 @@ def test_a_result_whose_rank_the_file_leaves_out_does_no_harm(operator: int) -> 
     [(1500, "NEG({0})"), (60, "ADD({0}, {0})"), (60, "MUL({0}, {0})")],
     ids=["a long chain", "2^60 paths of ADD", "2^60 paths of MUL"],
 )
-def test_long_chains_and_exponential_graphs_take_no_time(place: str, length: int, step: str) -> None:
+def test_long_chains_and_exponential_graphs_take_no_time(
+    place: str, length: int, step: str
+) -> None:
     value, kind, part, end = PLACES[place]
     lines = []
     for index in range(length):
@@ -134,9 +138,12 @@ def test_twice_the_operators_take_at_most_little_more_than_twice_the_visits(shap
 
 
 @pytest.mark.parametrize(
-    ("shape", "count"), [("interleaved_blocks", 40), ("joined_products", 100), ("composites_of_one", 100)]
+    ("shape", "count"),
+    [("interleaved_blocks", 40), ("joined_products", 100), ("composites_of_one", 100)],
 )
-def test_twice_the_rewrites_take_at_most_little_more_than_twice_the_visits(shape: str, count: int) -> None:
+def test_twice_the_rewrites_take_at_most_little_more_than_twice_the_visits(
+    shape: str, count: int
+) -> None:
     small, large = (to_bytes(parse(SHAPES[shape](size))) for size in (count, 2 * count))
 
     def work(content: bytes) -> None:
@@ -148,7 +155,9 @@ def test_twice_the_rewrites_take_at_most_little_more_than_twice_the_visits(shape
 @pytest.mark.parametrize(("heads", "status"), [(1024, Status.CONVERTED), (64_000, Status.SKIPPED)])
 def test_more_than_1024_heads_are_left_with_their_number(heads: int, status: Status) -> None:
     text = PLAIN.replace("[1,4,", f"[1,{heads},").replace("[1,6,4,5]", f"[1,6,{heads},5]")
-    text = text.replace("[1,6,20]", f"[1,6,{5 * heads}]").replace("{1, 6, 20}", f"{{1, 6, {5 * heads}}}")
+    text = text.replace("[1,6,20]", f"[1,6,{5 * heads}]").replace(
+        "{1, 6, 20}", f"{{1, 6, {5 * heads}}}"
+    )
     (site,) = converted(parse(text)).sites
     assert site.status is status
     assert status is Status.CONVERTED or site.reason.startswith(

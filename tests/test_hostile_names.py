@@ -54,14 +54,18 @@ def renamed(names: list[str]) -> Model:
     for signature in model.signatures:
         signature.key += "".join(names)[:300]
         signature.inputs = {f"{name}{next(endings)}": one for name, one in signature.inputs.items()}
-        signature.outputs = {f"{name}{next(endings)}": one for name, one in signature.outputs.items()}
+        signature.outputs = {
+            f"{name}{next(endings)}": one for name, one in signature.outputs.items()
+        }
     return model
 
 
 def prepared(folder: Path, names: list[str]) -> list[list[str]]:
     """Files with these names in them, and commands on each; all commands of both folders have the same words."""
     folder.mkdir()
-    kept = [*map(str, (folder / name for name in ("a.tflite", "b.tflite", "c.litertlm", "g.npz", "o")))]
+    kept = [
+        *map(str, (folder / name for name in ("a.tflite", "b.tflite", "c.litertlm", "g.npz", "o")))
+    ]
     a, b, c, golden, out = kept
     root = to_tables(renamed(names))
     root.set("metadata", [new_table("Metadata", name=name, buffer=99) for name in names])
@@ -71,7 +75,9 @@ def prepared(folder: Path, names: list[str]) -> list[list[str]]:
     softmax.options = new_table("SoftmaxOptions", beta=0.5)
     Path(b).write_bytes(to_bytes(other))
     Path(c).write_bytes(
-        bundle([model_part(f"{place}{name}", Path(a).read_bytes()) for place, name in enumerate(names)])
+        bundle(
+            [model_part(f"{place}{name}", Path(a).read_bytes()) for place, name in enumerate(names)]
+        )
     )
     reports = [word for kind in ("md", "html", "json") for word in ("--report", f"{out}.{kind}")]
     return [
@@ -108,7 +114,9 @@ def in_terminal(commands: list[list[str]]) -> tuple[list[int], bytes]:
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     codes, writing = os.pipe()
-    plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    plain = {
+        name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")
+    }
     streams: dict[str, Any] = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
     done = subprocess.run(
         [sys.executable, "-c", _RUN, json.dumps(commands), str(writing)],
@@ -126,7 +134,9 @@ def in_terminal(commands: list[list[str]]) -> tuple[list[int], bytes]:
         return json.loads(pipe.read()), b"".join(drawn)
 
 
-def test_hostile_names_change_neither_an_exit_code_nor_what_steers_the_terminal(tmp_path: Path) -> None:
+def test_hostile_names_change_neither_an_exit_code_nor_what_steers_the_terminal(
+    tmp_path: Path,
+) -> None:
     codes, plain = in_terminal(prepared(tmp_path / "plain", ["x"] * len(NAMES)))
     found, shown = in_terminal(prepared(tmp_path / "hostile", NAMES))
     assert found == codes
@@ -138,7 +148,9 @@ def test_hostile_names_change_neither_an_exit_code_nor_what_steers_the_terminal(
     assert {letter for letter in text if not letter.isprintable()} <= {"\r", "\n"}
 
 
-def test_hostile_names_are_escaped_in_pipes_and_exact_in_json(tmp_path: Path, capsys: Captured) -> None:
+def test_hostile_names_are_escaped_in_pipes_and_exact_in_json(
+    tmp_path: Path, capsys: Captured
+) -> None:
     for command in prepared(tmp_path / "hostile", NAMES):
         ran = run(capsys, *command)
         assert "Traceback" not in ran.err, command
@@ -152,7 +164,9 @@ def test_hostile_names_are_escaped_in_pipes_and_exact_in_json(tmp_path: Path, ca
     page = (tmp_path / "hostile" / "o.html").read_text()
     assert "<b>" not in page
     assert all(line.isprintable() for line in page.split("\n"))
-    assert all(line.isprintable() for line in (tmp_path / "hostile" / "o.md").read_text().split("\n"))
+    assert all(
+        line.isprintable() for line in (tmp_path / "hostile" / "o.md").read_text().split("\n")
+    )
 
 
 @pytest.mark.parametrize(

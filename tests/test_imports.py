@@ -39,7 +39,9 @@ def module_name(path: Path) -> str:
     return ".".join([FOLDERS[parts[0]], *(part for part in parts[1:] if part != "__init__")])
 
 
-MODULES = {module_name(path): path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))}
+MODULES = {
+    module_name(path): path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))
+}
 ROOM_OF = {name: name.split(".")[1].replace("__main__", "main") for name in MODULES if "." in name}
 
 
@@ -68,11 +70,18 @@ def imported(path: Path) -> list[tuple[int, str]]:
 def astray(is_allowed: Callable[[str, str], bool]) -> list[str]:
     """Imports that are not allowed, of all modules."""
     every = ((name, *found) for name, path in MODULES.items() for found in imported(path))
-    return [f"{name}:{line} imports {other}" for name, line, other in every if not is_allowed(name, other)]
+    return [
+        f"{name}:{line} imports {other}"
+        for name, line, other in every
+        if not is_allowed(name, other)
+    ]
 
 
 def test_imports_run_one_way() -> None:
-    assert astray(lambda name, to: not to.startswith("edge_opt") or room(to) in ALLOWED[room(name)]) == []
+    assert (
+        astray(lambda name, to: not to.startswith("edge_opt") or room(to) in ALLOWED[room(name)])
+        == []
+    )
 
 
 def test_the_page_lists_the_rooms_in_their_order_and_each_says_what_happens_in_it() -> None:
@@ -94,12 +103,19 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 def test_heavy_packages_are_imported_only_where_they_belong() -> None:
     def is_allowed(name: str, to: str) -> bool:
-        return MODULES[name].relative_to(ROOT).as_posix().startswith(THIRD_PARTY.get(to.split(".", 1)[0], ""))
+        return (
+            MODULES[name]
+            .relative_to(ROOT)
+            .as_posix()
+            .startswith(THIRD_PARTY.get(to.split(".", 1)[0], ""))
+        )
 
     assert astray(is_allowed) == []
 
 
 def test_an_upward_import_would_be_seen(tmp_path: Path) -> None:
     file = tmp_path / "module.py"
-    file.write_text("def f():\n    from edge_opt import convert\n    import_module('edge_opt.cli.app')\n")
+    file.write_text(
+        "def f():\n    from edge_opt import convert\n    import_module('edge_opt.cli.app')\n"
+    )
     assert {room(name) for _, name in imported(file)} == {"top", "cli"}

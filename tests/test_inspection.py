@@ -42,8 +42,12 @@ def test_every_attention_block_is_listed(model: Path, capsys: Captured) -> None:
         assert (block["query_length"], block["key_lengths"]) == (rows, [32, rows])
 
 
-@pytest.mark.parametrize(("target", "heads"), [("generic", [1] * 20), ("qualcomm-htp", [1] * 8 + [4] * 3)])
-def test_after_a_conversion_blocks_have_fewer_heads_and_the_same_masks(target: str, heads: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("target", "heads"), [("generic", [1] * 20), ("qualcomm-htp", [1] * 8 + [4] * 3)]
+)
+def test_after_a_conversion_blocks_have_fewer_heads_and_the_same_masks(
+    target: str, heads: list[int]
+) -> None:
     """Also where the mask is added to each part of the scores before they are joined."""
     model = load(DEMO)
     convert(model, target=target, verify="none")
@@ -54,10 +58,16 @@ def test_after_a_conversion_blocks_have_fewer_heads_and_the_same_masks(target: s
 
 @pytest.mark.parametrize(
     ("made", "named"),
-    [("NEG(%a)", "first"), ("MINIMUM(%a, %b)", "mask"), ("NEG(float32[1,1,6,8]{splat 1.0})", "mask")],
+    [
+        ("NEG(%a)", "first"),
+        ("MINIMUM(%a, %b)", "mask"),
+        ("NEG(float32[1,1,6,8]{splat 1.0})", "mask"),
+    ],
 )
 def test_a_mask_is_named_by_the_argument_it_is_made_of_or_its_tensor(made: str, named: str) -> None:
-    text = masked_text().replace("%mask: float32[1,1,6,8]", "%a: float32[1,1,6,8], %b: float32[1,1,6,8]")
+    text = masked_text().replace(
+        "%mask: float32[1,1,6,8]", "%a: float32[1,1,6,8], %b: float32[1,1,6,8]"
+    )
     text = text.replace("  %m:", f"  %mask: float32[1,1,6,8] = {made}\n  %m:")
     model = parse(f"signature main = #0 (q=%q, k=%k, v=%v, first=%a, second=%b) -> (r=%r)\n{text}")
     assert [block.mask for block in inspect(model).attention] == [named]
@@ -75,7 +85,9 @@ def test_sizes_operators_arguments_and_dtypes(capsys: Captured) -> None:
     assert {"name": "embeddings", "shape": [1, 8, 64], "dtype": "FLOAT32"} in prefill["inputs"]
     assert {"name": "kv_cache_k_0", "shape": [1, 1, 32, 16], "dtype": "INT16"} in prefill["inputs"]
     assert {"name": "logits", "shape": [1, 1, 64], "dtype": "INT16"} in decode["outputs"]
-    assert inspected().weights == {"FLOAT32": 323_924, "INT32": 428}, "shared weights are counted once"
+    assert inspected().weights == {"FLOAT32": 323_924, "INT32": 428}, (
+        "shared weights are counted once"
+    )
 
 
 def test_attention_that_is_not_understood_is_counted(capsys: Captured) -> None:
@@ -118,7 +130,9 @@ def test_heads_that_lie_in_rows_of_a_composite_are_counted_as_a_conversion_count
 
 
 def texts(data: dict[str, Any]) -> Counter[str]:
-    return Counter(result["value"] for graph in data.values() for result in graph["results"].values())
+    return Counter(
+        result["value"] for graph in data.values() for result in graph["results"].values()
+    )
 
 
 def operator(path: Path, graph: str, place: str) -> Any:
@@ -135,7 +149,9 @@ def test_every_operator_of_a_block_says_what_becomes_of_it(tmp_path: Path) -> No
     own = [text for text in texts({"": data["prefill_8"]}) if text in blocks]
     grown = sum(int(text.rsplit(" ", 1)[1]) - blocks[text] for text in own)
     assert grown == 186 - 122, "as the whole signature grows"
-    names = Counter(operator(DEMO, "prefill_8", place).name for place in data["prefill_8"]["results"])
+    names = Counter(
+        operator(DEMO, "prefill_8", place).name for place in data["prefill_8"]["results"]
+    )
     assert (names["SOFTMAX"], names["BATCH_MATMUL"], names["FULLY_CONNECTED"]) == (2, 8, 0)
     twice = texts(inspect(parse(SELECT_PAGE)).node_data)
     assert twice["converted by mask_to_add #2: 4 operators become 6"] == 4, (
@@ -147,7 +163,9 @@ def test_every_operator_of_a_block_says_what_becomes_of_it(tmp_path: Path) -> No
     assert result["value"].startswith("nothing to do (mha_to_sha #0): ")
 
 
-def test_the_command_writes_node_data_of_models_and_bundles(tmp_path: Path, capsys: Captured) -> None:
+def test_the_command_writes_node_data_of_models_and_bundles(
+    tmp_path: Path, capsys: Captured
+) -> None:
     path, model = tmp_path / "nodes.json", tmp_path / "m.litertlm"
     model.write_bytes(bundle([model_part("prefill_decode", DEMO.read_bytes())]))
     for source in (DEMO, model):
@@ -175,7 +193,9 @@ def test_model_explorer_finds_every_node() -> None:
     explorer = pytest.importorskip("model_explorer", reason="pip install '.[explorer]'")
     builder, graphs = explorer.node_data_builder, explored(DEMO)
     for name, graph in inspected().node_data.items():
-        labels = {node["id"]: node["label"].replace("_", "").replace(".", "") for node in graphs[name]}
+        labels = {
+            node["id"]: node["label"].replace("_", "").replace(".", "") for node in graphs[name]
+        }
         for place, result in graph["results"].items():
             assert builder.NodeDataResult(**result)
             assert labels[place] == operator(DEMO, name, place).name.lower().replace("_", "")

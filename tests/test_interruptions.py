@@ -55,11 +55,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     ("step", "before"),
     [("os pwrite 0", b"x"), ("os pwrite 2", None), ("path rename 0", b"it"), ("os fsync 1", b"it")],
 )
-def test_killed_at_any_step_of_writing(folder: Path, whole: bytes, step: str, before: bytes | None) -> None:
+def test_killed_at_any_step_of_writing(
+    folder: Path, whole: bytes, step: str, before: bytes | None
+) -> None:
     source, output = folder / "in.tflite", folder / "out.tflite"
     if before is not None:
         output.write_bytes(before)
-    done = subprocess.run([sys.executable, "-c", _DYING, source, output, step], check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", _DYING, source, output, step], check=False, timeout=60
+    )
     assert done.returncode == -signal.SIGKILL
     assert source.read_bytes() == DEMO.read_bytes()
     assert (output.read_bytes() if output.exists() else None) in (before, whole)
@@ -116,12 +120,18 @@ sys.exit(main(["compare", sys.argv[1], sys.argv[1]]))
 """
 
 
-@pytest.mark.parametrize(("sign", "end"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_scratch_files_go_when_the_process_ends(tmp_path: Path, sign: signal.Signals, end: int) -> None:
+@pytest.mark.parametrize(
+    ("sign", "end"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_scratch_files_go_when_the_process_ends(
+    tmp_path: Path, sign: signal.Signals, end: int
+) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     environment = {**os.environ, "TMPDIR": str(scratch)}
-    with started(_ANNOUNCED + _COMPARING, tmp_path / "endless.litertlm", env=environment) as process:
+    with started(
+        _ANNOUNCED + _COMPARING, tmp_path / "endless.litertlm", env=environment
+    ) as process:
         assert process.stdout.readline() == "comparing\n"
         copied = names(scratch)
         process.send_signal(sign)
@@ -141,7 +151,9 @@ def test_an_output_on_another_file_system_is_the_same(folder: Path, whole: bytes
         assert names(Path(other)) == ["out.tflite"]
 
 
-def test_two_runs_that_may_replace_the_output_leave_one_whole_file(folder: Path, whole: bytes) -> None:
+def test_two_runs_that_may_replace_the_output_leave_one_whole_file(
+    folder: Path, whole: bytes
+) -> None:
     """In one process: the second begins to write while the first one's file is there."""
     waiting = threading.Barrier(2, timeout=60)
 
@@ -151,7 +163,10 @@ def test_two_runs_that_may_replace_the_output_leave_one_whole_file(folder: Path,
 
     how: dict[str, Any] = {"verify": "none", "overwrite": True, "progress": meet}
     with ThreadPoolExecutor(2) as pool:
-        runs = [pool.submit(convert, folder / "in.tflite", folder / "out.tflite", **how) for _ in range(2)]
+        runs = [
+            pool.submit(convert, folder / "in.tflite", folder / "out.tflite", **how)
+            for _ in range(2)
+        ]
     assert all(run.result() for run in runs)
     assert names(folder) == ["in.tflite", "out.tflite"]
     assert (folder / "out.tflite").read_bytes() == whole

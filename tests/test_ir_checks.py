@@ -62,7 +62,11 @@ def setting(place: str, value: Any) -> Change:
         head, _, field = place.rpartition(".")
         if head.startswith(("tensors", "operators")):
             head = f"graph.{head}"
-        setattr(eval(head or "made", {"made": made, "graph": made.subgraphs[0], **vars(made)}), field, value)
+        setattr(
+            eval(head or "made", {"made": made, "graph": made.subgraphs[0], **vars(made)}),
+            field,
+            value,
+        )
 
     return change
 
@@ -74,7 +78,9 @@ def quantization(**fields: Any) -> Change:
 
 def twice(side: str) -> Change:
     """A signature that names its arguments or results twice."""
-    return lambda made: setting(f"signatureDefs[0].{side}", 2 * getattr(made.signatureDefs[0], side))(made)
+    return lambda made: setting(
+        f"signatureDefs[0].{side}", 2 * getattr(made.signatureDefs[0], side)
+    )(made)
 
 
 HUGE = 2**31 - 1
@@ -175,7 +181,9 @@ def test_what_is_no_graph_is_refused(change: Change, sentence: str) -> None:
 
 
 READ: dict[str, Change] = {
-    "one zero point for many scales": quantization(scale=[1.0] * 3, zeroPoint=[0], quantizedDimension=1),
+    "one zero point for many scales": quantization(
+        scale=[1.0] * 3, zeroPoint=[0], quantizedDimension=1
+    ),
     "scales without zero points": quantization(scale=[0.5]),
     "two signatures of one subgraph": lambda made: made.signatureDefs.append(
         tfl.SignatureDefT(signatureKey="again", subgraphIndex=0, inputs=[], outputs=[])
@@ -199,7 +207,9 @@ def test_numbers_can_be_read_of_constants_alone_and_not_written() -> None:
         with pytest.raises(ValueError, match=rf"tensor '.' \({dtype}\) has no numbers to read"):
             tensor.array()
     with pytest.raises(ModelFormatError, match="subgraph '#0', operator 0"):
-        load(changed(setting("graph.name", None), lambda made: made.subgraphs[0].operators.reverse()))
+        load(
+            changed(setting("graph.name", None), lambda made: made.subgraphs[0].operators.reverse())
+        )
 
 
 def test_every_operator_that_a_rewrite_may_follow_is_checked_when_it_is_read() -> None:
@@ -209,7 +219,13 @@ def test_every_operator_that_a_rewrite_may_follow_is_checked_when_it_is_read() -
 
 @pytest.mark.parametrize(
     ("name", "data"),
-    {"SPLIT": [1], "SELECT_V2": [1, 2], "PADV2": [0, 2], "CONCATENATION": [0, 1, 2], "TOPK_V2": [0]}.items(),
+    {
+        "SPLIT": [1],
+        "SELECT_V2": [1, 2],
+        "PADV2": [0, 2],
+        "CONCATENATION": [0, 1, 2],
+        "TOPK_V2": [0],
+    }.items(),
 )
 def test_a_record_says_which_inputs_the_results_are_made_of(name: str, data: list[int]) -> None:
     assert KINDS[name].data_operands([0, 1, 2]) == data
@@ -234,7 +250,9 @@ def test_a_record_says_which_inputs_the_results_are_made_of(name: str, data: lis
         ("CUSTOM", "", 0, None),
     ],
 )
-def test_a_misfit_operator_is_refused(name: str, inputs: str, outputs: int, reason: str | None) -> None:
+def test_a_misfit_operator_is_refused(
+    name: str, inputs: str, outputs: int, reason: str | None
+) -> None:
     """Inputs that may be left out, of subgraphs that are run any, and operators that nobody knows, pass."""
     given = [None if one == "-" else one for one in inputs]
     assert KINDS[name].misfit(given, ["y"] * outputs) == reason
@@ -279,8 +297,14 @@ def test_every_option_that_names_a_subgraph_is_known() -> None:
         for field in spec.fields
         if "subgraph" in field.name or "computation" in field.name
     }
-    others = {("Model", "subgraphs"), ("SignatureDef", "subgraph_index"), ("StablehloScatterOptions", "")}
-    assert {(table, name) for table, names in SUBGRAPH_FIELDS.items() for name in names} == named - others
+    others = {
+        ("Model", "subgraphs"),
+        ("SignatureDef", "subgraph_index"),
+        ("StablehloScatterOptions", ""),
+    }
+    assert {
+        (table, name) for table, names in SUBGRAPH_FIELDS.items() for name in names
+    } == named - others
 
 
 def chain(length: int, last: int) -> bytes:
@@ -294,10 +318,14 @@ def chain(length: int, last: int) -> bytes:
 def test_subgraphs_may_call_others_but_neither_too_deep_nor_in_a_circle() -> None:
     load(chain(DEEPEST - 1, DEEPEST - 1))
     for length, last in ((DEEPEST, DEEPEST), (1500, 1500), (3, 0), (3, 1), (3, 2)):
-        with pytest.raises(ModelFormatError, match="subgraph 0 'g0': its calls are recursive, or nested"):
+        with pytest.raises(
+            ModelFormatError, match="subgraph 0 'g0': its calls are recursive, or nested"
+        ):
             load(chain(length, last))
     for index in (-1, 3):
-        with pytest.raises(ModelFormatError, match=rf"'g1', operator 0 \(CALL_ONCE\): subgraph {index} does"):
+        with pytest.raises(
+            ModelFormatError, match=rf"'g1', operator 0 \(CALL_ONCE\): subgraph {index} does"
+        ):
             load(chain(2, index))
 
 
@@ -315,7 +343,10 @@ UNWRITABLE: list[tuple[Callable[[Model, Subgraph], object], str]] = [
         lambda m, g: m.signatures.append(Signature("other", Subgraph("other"), {}, {})),
         "signature 'other': its subgraph is not one of the model's",
     ),
-    (lambda m, g: m.signatures[0].inputs.update(z=NEW), "signature 'run': its subgraph does not hold 'z'"),
+    (
+        lambda m, g: m.signatures[0].inputs.update(z=NEW),
+        "signature 'run': its subgraph does not hold 'z'",
+    ),
     (
         lambda m, g: m.signatures[0].outputs.update(late=g.add_tensor(replace(NEW))),
         "signature 'run': nothing defines its output 'late'",

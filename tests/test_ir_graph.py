@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from text_parser import parse
 
 from edge_opt import ir
-from edge_opt.ir import DType, Model, Operator, OperatorCode, Subgraph, Tensor, load, to_bytes, topological
+from edge_opt.ir import (
+    DType,
+    Model,
+    Operator,
+    OperatorCode,
+    Subgraph,
+    Tensor,
+    load,
+    to_bytes,
+    topological,
+)
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.ir.dtypes import Quantization
 from edge_opt.ir.operators import BUILTIN_OPERATORS
@@ -222,7 +232,9 @@ def test_only_a_span_is_sorted_anew_whatever_is_replaced(data: st.DataObject) ->
     outputs = [one.output for one in old if one is old[-1] or data.draw(st.booleans())]
     new = []
     for made in data.draw(st.permutations(outputs)):
-        read = data.draw(st.lists(st.sampled_from([*reads(old), *(one.output for one in new)]), max_size=2))
+        read = data.draw(
+            st.lists(st.sampled_from([*reads(old), *(one.output for one in new)]), max_size=2)
+        )
         new.append(Operator(ADD, read, [made]))
     first, last = before.index(old[0]), before.index(old[-1]) + 1
     others = [one for one in before[first:last] if one not in old]
@@ -275,7 +287,9 @@ def sparse_projection() -> Model:
     tensor = model.subgraphs[0].operators[1].input(1)
     dense = new_table("DimensionMetadata", format=0, dense_size=3)
     vectors = [new_table("Int32Vector", values=values) for values in (ROWS, COLUMNS)]
-    sparse = new_table("DimensionMetadata", format=1, array_segments=vectors[0], array_indices=vectors[1])
+    sparse = new_table(
+        "DimensionMetadata", format=1, array_segments=vectors[0], array_indices=vectors[1]
+    )
     sparsity = new_table("SparsityParameters", traversal_order=[0, 1], dim_metadata=[dense, sparse])
     tensor.table = new_table("Tensor", sparsity=sparsity)
     tensor.buffer = ir.Buffer(Data(np.array(KEPT, np.float32).tobytes()))

@@ -33,7 +33,11 @@ def sample() -> bytes:
     for graph in model.subgraphs:
         x, y, w = graph.tensors
         graph.tensors, w.name, w.buffer = [x, w, y], "w", weight
-    model.buffers[2:], model.metadata, model.metadata_buffers = [note], [ir.Metadata("note", note)], [note]
+    model.buffers[2:], model.metadata, model.metadata_buffers = (
+        [note],
+        [ir.Metadata("note", note)],
+        [note],
+    )
     return to_bytes(model)
 
 
@@ -74,13 +78,18 @@ def test_signatures_keep_their_names_and_order_whatever_the_subgraphs_order() ->
     assert (first.name, second.name, model.signature_name(first)) == ("b", "a", "b")
     assert first.tensors[1].buffer is second.tensors[1].buffer, "a weight that both share is one"
     written = unpack(to_bytes(model))
-    assert [(s.signatureKey, s.subgraphIndex) for s in written.signatureDefs] == [(b"a", 1), (b"b", 0)]
+    assert [(s.signatureKey, s.subgraphIndex) for s in written.signatureDefs] == [
+        (b"a", 1),
+        (b"b", 0),
+    ]
     assert written.subgraphs[0].tensors[1].buffer == written.subgraphs[1].tensors[1].buffer
     model = parse("subgraph main (%x: float32[1]) { return %x }")
     assert model.entry_points() == [("main", model.subgraphs[0])]
 
 
-@pytest.mark.parametrize("inside", [np.zeros(0, np.uint8), np.ones(16, np.uint8)], ids=["empty", "filled"])
+@pytest.mark.parametrize(
+    "inside", [np.zeros(0, np.uint8), np.ones(16, np.uint8)], ids=["empty", "filled"]
+)
 def test_buffer_0_holds_no_constants_whatever_is_in_it(inside: np.ndarray[Any, Any]) -> None:
     """As the runtime has it: tensors without bytes refer to buffer 0, and it never looks inside."""
     model = unpack(sample())
@@ -100,16 +109,23 @@ def test_a_scalar_constant_has_a_rank_even_where_the_file_does_not_say_so() -> N
     assert (x.has_rank, w.has_rank) == (False, True)
 
 
-def test_an_operator_code_is_the_larger_of_two_fields_and_a_custom_code_on_a_builtin_says_nothing() -> None:
+def test_an_operator_code_is_the_larger_of_two_fields_and_a_custom_code_on_a_builtin_says_nothing() -> (
+    None
+):
     content = unpack(sample())
     wide = tfl.BuiltinOperator.STABLEHLO_ADD
-    content.operatorCodes[0] = tfl.OperatorCodeT(builtinCode=wide, deprecatedBuiltinCode=127, version=2)
+    content.operatorCodes[0] = tfl.OperatorCodeT(
+        builtinCode=wide, deprecatedBuiltinCode=127, version=2
+    )
     mul = tfl.BuiltinOperator.MUL
     content.operatorCodes[1] = tfl.OperatorCodeT(deprecatedBuiltinCode=mul, customCode="MUL")
     content.subgraphs[0].operators[0].builtinOptions = None
     content.subgraphs[0].operators[0].builtinOptionsType = 0
     model = load(pack(content))
-    assert [(code.name, code.version) for code in model.operator_codes] == [("STABLEHLO_ADD", 2), ("MUL", 1)]
+    assert [(code.name, code.version) for code in model.operator_codes] == [
+        ("STABLEHLO_ADD", 2),
+        ("MUL", 1),
+    ]
     assert model.operator_code("MUL") == model.operator_codes[1]
     assert unpack(to_bytes(model)).operatorCodes[1].customCode == b"MUL"
 
@@ -120,7 +136,9 @@ def test_new_tensors_operators_and_constants_are_written_behind_what_was_there()
     two = Constants(model).make("two", np.array(2, np.float32), DType.FLOAT32)
     scaled = Tensor("scaled", (4,), DType.FLOAT32, quantization=ir.Quantization.affine(0.5, 3))
     product = graph.operators[0].output
-    graph.append(Operator(model.operator_code("ADD", 7), [product, two], [scaled], new_table("AddOptions")))
+    graph.append(
+        Operator(model.operator_code("ADD", 7), [product, two], [scaled], new_table("AddOptions"))
+    )
     graph.outputs = [scaled]
     model.signatures[0].outputs["y"] = scaled
     before, after = unpack(sample()), unpack(to_bytes(model))
@@ -191,7 +209,9 @@ def rewired() -> tuple[Model, set[Part]]:
     unused = tfl.TensorT(name="idle", shape=[1], type=tfl.TensorType.UINT8, buffer=3)
     content.subgraphs[0].tensors.append(unused)
     absolute = tfl.BuiltinOperator.ABS
-    content.operatorCodes.append(tfl.OperatorCodeT(builtinCode=absolute, deprecatedBuiltinCode=absolute))
+    content.operatorCodes.append(
+        tfl.OperatorCodeT(builtinCode=absolute, deprecatedBuiltinCode=absolute)
+    )
     model = load(pack(content))
     usage = parts_in_use(model)
     graph = model.subgraphs[0]
@@ -273,7 +293,9 @@ def old_style() -> bytes:
     return model_bytes(root)
 
 
-def test_what_no_runtime_reads_is_kept_or_left_out_and_said(tmp_path: Path, capsys: Captured) -> None:
+def test_what_no_runtime_reads_is_kept_or_left_out_and_said(
+    tmp_path: Path, capsys: Captured
+) -> None:
     path = tmp_path / "old.tflite"
     path.write_bytes(old_style())
     Interpreter(model_path=str(path)).allocate_tensors()
@@ -281,7 +303,11 @@ def test_what_no_runtime_reads_is_kept_or_left_out_and_said(tmp_path: Path, caps
     notes = [
         "left out, because the buffer does not exist: "
         + ", ".join(
-            ["metadata 'lost' (buffer 99)", "metadata_buffer (buffer 99)", "metadata_buffer (buffer -1)"]
+            [
+                "metadata 'lost' (buffer 99)",
+                "metadata_buffer (buffer 99)",
+                "metadata_buffer (buffer -1)",
+            ]
         ),
         "SignatureDef.deprecated_tag is deprecated and has no effect: kept",
         "ResizeBilinearOptions.new_height is deprecated and has no effect: kept",

@@ -74,7 +74,9 @@ LINES = body(
         LINES,
         'subgraph "odml.rms_norm.impl_0" () {\n  return \n}\n',
         'signature "serving default" = #0 ("input:0"=%x) -> ()\n' + body(result="%x"),
-        "signature b = #1 (x=%x) -> ()\n" + body(result="%x") + body(given="%x: int8[1]", result="%x"),
+        "signature b = #1 (x=%x) -> ()\n"
+        + body(result="%x")
+        + body(given="%x: int8[1]", result="%x"),
     ],
 )
 def test_what_is_printed_reads_back_and_prints_the_same(text: str) -> None:
@@ -84,7 +86,9 @@ def test_what_is_printed_reads_back_and_prints_the_same(text: str) -> None:
 @pytest.mark.parametrize("path", sorted(TESTDATA.glob("*.txt")), ids=lambda path: path.stem)
 def test_the_reference_graphs_are_in_the_form_that_is_printed(path: Path) -> None:
     text = path.read_text()
-    assert to_text(parse(text)) == "".join(line for line in text.splitlines(True) if not line.startswith("#"))
+    assert to_text(parse(text)) == "".join(
+        line for line in text.splitlines(True) if not line.startswith("#")
+    )
     loose = "# a comment\n" + SMALL.replace(" = ", "\n=\n#\n").replace(", ", " , # and\n ")
     assert to_text(parse(loose)) == SMALL
 
@@ -116,7 +120,9 @@ def reading(dtype: DType, shape: tuple[int, ...], values: np.ndarray) -> Model:
     """A model whose operator reads a constant of these bytes."""
     model = parse(body("%y: float32[4] = ABS(%x)"))
     (graph,) = model.subgraphs
-    graph.set_input(graph.operators[0], 0, Tensor("c", shape, dtype, buffer=Buffer(Data(values.tobytes()))))
+    graph.set_input(
+        graph.operators[0], 0, Tensor("c", shape, dtype, buffer=Buffer(Data(values.tobytes())))
+    )
     return model
 
 
@@ -129,7 +135,9 @@ def reading(dtype: DType, shape: tuple[int, ...], values: np.ndarray) -> Model:
         (DType.STRING, np.zeros(9, np.uint8), "string[1]{...}"),
     ],
 )
-def test_large_and_packed_constants_are_only_shown(dtype: DType, values: np.ndarray, printed: str) -> None:
+def test_large_and_packed_constants_are_only_shown(
+    dtype: DType, values: np.ndarray, printed: str
+) -> None:
     text = to_text(reading(dtype, (int(printed.split("[")[1].split("]", maxsplit=1)[0]),), values))
     assert f"ABS({printed})" in text
     with pytest.raises(TextFormError, match="line 2: "):

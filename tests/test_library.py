@@ -39,7 +39,9 @@ def test_importing_the_package_loads_nothing_else() -> None:
 def test_every_public_name_is_found_by_name_and_by_from_import() -> None:
     names = edge_opt.__all__
     by_name = "; ".join(f"edge_opt.{name}" for name in names)
-    by_import = "; ".join(f"from edge_opt import {name}; assert {name} is edge_opt.{name}" for name in names)
+    by_import = "; ".join(
+        f"from edge_opt import {name}; assert {name} is edge_opt.{name}" for name in names
+    )
     codes = f"{by_name}; {by_import}", f"{by_import}; {by_name}"
     assert [apart(f"import edge_opt; {code}") for code in codes] == [""] * 2
 
@@ -47,7 +49,9 @@ def test_every_public_name_is_found_by_name_and_by_from_import() -> None:
 def test_no_submodule_hides_a_public_function() -> None:
     assert set(edge_opt.__all__) <= set(dir(edge_opt)), "also names that are not loaded yet"
     functions = [name for name in edge_opt.__all__ if callable(getattr(edge_opt, name))]
-    hidden = [name for name in functions if importlib.util.find_spec(f"edge_opt.{name}") is not None]
+    hidden = [
+        name for name in functions if importlib.util.find_spec(f"edge_opt.{name}") is not None
+    ]
     assert functions
     assert hidden == []
     with pytest.raises(AttributeError, match=r"module 'edge_opt' has no attribute 'converte'"):
@@ -114,8 +118,12 @@ def test_what_a_notebook_prints_of_an_object_is_short() -> None:
     assert "5 of 5 sites converted" in repr(result)
 
 
-def test_options_of_another_type_are_refused_before_the_work_and_numbers_of_numpy_are_numbers() -> None:
-    with pytest.raises(edge_opt.UsageError, match="verification 'fully' does not exist, did you mean 'full'"):
+def test_options_of_another_type_are_refused_before_the_work_and_numbers_of_numpy_are_numbers() -> (
+    None
+):
+    with pytest.raises(
+        edge_opt.UsageError, match="verification 'fully' does not exist, did you mean 'full'"
+    ):
         edge_opt.convert(DEMO, dry_run=True, verify="fully")  # type: ignore[arg-type]
     compared: dict[str, Any] = {"seed": np.int64(3), "atol": np.float32(0.5)}
     assert json.loads(json.dumps(edge_opt.compare(DEMO, DEMO, **compared).to_dict()))["seed"] == 3
@@ -173,7 +181,9 @@ class OlderExported(Exported):
 
 
 @pytest.mark.parametrize("kind", [Exported, OlderExported])
-def test_functions_take_an_export_and_convert_returns_its_kind(kind: type[Exported], tmp_path: Path) -> None:
+def test_functions_take_an_export_and_convert_returns_its_kind(
+    kind: type[Exported], tmp_path: Path
+) -> None:
     given = kind(DEMO.read_bytes())
     result = edge_opt.convert(given, verify="none")
     made = result.exported
@@ -188,7 +198,9 @@ def test_functions_take_an_export_and_convert_returns_its_kind(kind: type[Export
 
 @pytest.mark.parametrize("function", [edge_opt.convert, edge_opt.inspect])
 def test_anything_else_is_refused_by_name(function: Callable[..., object]) -> None:
-    with pytest.raises(UsageError, match=r"builtins\.dict is not a model: give a \.tflite file, .* litert_"):
+    with pytest.raises(
+        UsageError, match=r"builtins\.dict is not a model: give a \.tflite file, .* litert_"
+    ):
         function({})
 
 

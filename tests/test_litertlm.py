@@ -20,7 +20,9 @@ from edge_opt.schema import new_table
 from edge_opt.schema.litertlm import Bundle, is_bundle, read_bundle
 from edge_opt.schema.writer import table_bytes
 
-SMALL = to_bytes(parse("subgraph main (%x: float32[2]) {\n  %y: float32[2] = ABS(%x)\n  return %y\n}"))
+SMALL = to_bytes(
+    parse("subgraph main (%x: float32[2]) {\n  %y: float32[2] = ABS(%x)\n  return %y\n}")
+)
 METADATA = bytes(range(256)) * 70
 PARTS = [
     (GENERIC, {"name": "tokenizer"}, METADATA),
@@ -46,8 +48,14 @@ def test_sections_are_found_with_what_they_are_for(file: Path) -> None:
     assert [section.model_type for section in made.sections] == ["", "prefill_decode", "embedder"]
     assert made.sections[1].items["backend_constraint"] == "cpu"
     assert contents(made) == [METADATA, DEMO.read_bytes(), SMALL]
-    assert [(part.index, part.kind) for part in opened.parts] == [(1, "prefill_decode"), (2, "embedder")]
-    assert [signature.key for signature in opened.main().model.signatures] == ["prefill_8", "decode"]
+    assert [(part.index, part.kind) for part in opened.parts] == [
+        (1, "prefill_decode"),
+        (2, "embedder"),
+    ]
+    assert [signature.key for signature in opened.main().model.signatures] == [
+        "prefill_8",
+        "decode",
+    ]
     with load(file, model="embedder") as small:
         assert len(small.subgraphs) == 1
     assert made.content(1).fd is not None, "a section is not read into memory"
@@ -85,7 +93,9 @@ subgraph masks (%open: bool[1,1,4,6]) {
 """
 
 
-def test_all_models_are_rewritten_on_request_and_named_by_kind(file: Path, capsys: Captured) -> None:
+def test_all_models_are_rewritten_on_request_and_named_by_kind(
+    file: Path, capsys: Captured
+) -> None:
     file.write_bytes(bundle([*PARTS, model_part("aux", to_bytes(parse(MASKS)))]))
     alone = convert(file, file.with_name("alone.litertlm"), verify="none")
     options = ("-o", file.with_name("all.litertlm"), "--all-models", "--verify", "full", "--json")
@@ -96,7 +106,9 @@ def test_all_models_are_rewritten_on_request_and_named_by_kind(file: Path, capsy
     }  # fmt: skip
     (masks,) = (site for site in both["sites"] if site["signature"] == "aux/prefill_mask_4")
     assert (masks["pass"], masks["status"]) == ("quantized_mask", "converted")
-    kept, changed = (contents(read_bundle(output))[3] for output in (str(alone.output), both["output"]))
+    kept, changed = (
+        contents(read_bundle(output))[3] for output in (str(alone.output), both["output"])
+    )
     assert kept == contents(read_bundle(file))[3] != changed
 
 
@@ -157,7 +169,9 @@ def test_of_several_models_without_prefill_decode_one_is_chosen_by_name(
     old, new = contents(read_bundle(path)), contents(read_bundle(output))
     assert [one == other for one, other in zip(old, new, strict=True)] == [True, False, True]
     assert convert(path, sections="all", dry_run=True, verify="none").converted
-    with pytest.raises(UsageError, match="model 'vocoder_1' does not exist, did you mean 'vocoder_"):
+    with pytest.raises(
+        UsageError, match="model 'vocoder_1' does not exist, did you mean 'vocoder_"
+    ):
         Opened(f"{path}:vocoder_1")
     path.write_bytes(bundle([PARTS[0]]))
     for sections in ("prefill-decode", "all"):
@@ -241,12 +255,19 @@ def test_a_damaged_header_is_refused(file: Path, at: int | str, value: Any, comp
 
 
 @pytest.mark.parametrize("repeated", [500, 60_000])
-def test_a_bundle_whose_sections_share_a_long_list_takes_no_time(tmp_path: Path, repeated: int) -> None:
+def test_a_bundle_whose_sections_share_a_long_list_takes_no_time(
+    tmp_path: Path, repeated: int
+) -> None:
     """Thousands of sections that are one table, with thousands of items that are one item."""
     item = new_table("KeyValuePair", key="name", value=new_table("StringValue", value="words"))
-    section = new_table("SectionObject", items=[item] * repeated, begin_offset=BLOCK, end_offset=BLOCK)
+    section = new_table(
+        "SectionObject", items=[item] * repeated, begin_offset=BLOCK, end_offset=BLOCK
+    )
     sections = new_table("SectionMetadata", objects=[section] * repeated)
     header = table_bytes(new_table("LiteRTLMMetaData", section_metadata=sections))
     (tmp_path / "b.litertlm").write_bytes(started(header))
-    with fuzz.time_limit(), pytest.raises(ModelFormatError, match=r"over 4096 items|more than 500000"):
+    with (
+        fuzz.time_limit(),
+        pytest.raises(ModelFormatError, match=r"over 4096 items|more than 500000"),
+    ):
         read_bundle(tmp_path / "b.litertlm")

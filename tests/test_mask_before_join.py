@@ -26,14 +26,27 @@ subgraph main (%q: float32[1,1,3,4], %k1: float32[1,1,4,5], %k2: float32[1,1,4,3
 
 
 @pytest.mark.parametrize("text", [JOINED_LOGITS, FLOAT], ids=["int16", "float32"])
-def test_each_part_gets_its_columns_of_the_mask_and_every_bit_stays(text: str, verifier: Verifier) -> None:
+def test_each_part_gets_its_columns_of_the_mask_and_every_bit_stays(
+    text: str, verifier: Verifier
+) -> None:
     model, report = only(text, "mask_before_join", target=TARGET, verifier=verifier)
     assert (report.status, report.proof and report.proof.max_abs) == (Status.CONVERTED, 0.0)
-    kinds = ["BATCH_MATMUL", "BATCH_MATMUL", "SLICE", "SLICE", "ADD", "ADD", "CONCATENATION", "SOFTMAX"]
+    kinds = [
+        "BATCH_MATMUL",
+        "BATCH_MATMUL",
+        "SLICE",
+        "SLICE",
+        "ADD",
+        "ADD",
+        "CONCATENATION",
+        "SOFTMAX",
+    ]
     assert names(reread(model)) == kinds
 
 
-def test_operands_keep_their_places_parts_their_widths_and_a_mask_is_cut_once_for_all_that_read_it() -> None:
+def test_operands_keep_their_places_parts_their_widths_and_a_mask_is_cut_once_for_all_that_read_it() -> (
+    None
+):
     head = FLOAT[FLOAT.index("  %logits") : FLOAT.index("  return")]
     second = re.sub("%(logits|masked|p)\\b", r"%\g<1>2", head)
     text = FLOAT.replace("  return %p", f"{second}  return %p, %p2")

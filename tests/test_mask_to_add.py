@@ -5,7 +5,17 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_runs import Patch
-from pass_runs import SELECT_PAGE, Says, convert_text, names, only, reread, rewrites_of, run, statuses
+from pass_runs import (
+    SELECT_PAGE,
+    Says,
+    convert_text,
+    names,
+    only,
+    reread,
+    rewrites_of,
+    run,
+    statuses,
+)
 from syrupy.assertion import SnapshotAssertion
 from text_parser import parse
 
@@ -83,16 +93,22 @@ def verified(text: str, verifier: Verifier) -> Model:
 
 def added(model: Model) -> float:
     """What the mask is where it hides."""
-    return float(next(op for op in model.subgraphs[0].operators if op.name == "MUL").input(1).array())
+    return float(
+        next(op for op in model.subgraphs[0].operators if op.name == "MUL").input(1).array()
+    )
 
 
-def test_the_reference_select_becomes_an_add(verifier: Verifier, snapshot: SnapshotAssertion) -> None:
+def test_the_reference_select_becomes_an_add(
+    verifier: Verifier, snapshot: SnapshotAssertion
+) -> None:
     model = verified(PLAIN, verifier)
     assert to_text(model) == snapshot
     assert to_text(reread(model)) == to_text(model)
 
 
-def test_on_the_pages_graph_one_mask_feeds_every_head_of_every_block_at_rank_3(verifier: Verifier) -> None:
+def test_on_the_pages_graph_one_mask_feeds_every_head_of_every_block_at_rank_3(
+    verifier: Verifier,
+) -> None:
     model, reports = convert_text(SELECT_PAGE, "mask_to_add", "mha_to_sha", verifier=verifier)
     assert statuses(reports) == ["converted"] * 6
     operators = list(model.subgraphs[0].operators)
@@ -145,13 +161,17 @@ CONDITIONS: dict[str, tuple[str, list[str]]] = {
 def test_conditions_of_either_polarity(text: str, made: list[str], verifier: Verifier) -> None:
     assert names(verified(text, verifier)) == ["BATCH_MATMUL", *made, "ADD", "SOFTMAX"]
     # The other polarity: closed where the condition holds.
-    other = text.replace("SELECT_V2(%open, %x, float32(-1e+09))", "SELECT_V2(%open, float32(-1e+09), %x)")
+    other = text.replace(
+        "SELECT_V2(%open, %x, float32(-1e+09))", "SELECT_V2(%open, float32(-1e+09), %x)"
+    )
     assert not {"SELECT", "SELECT_V2"} & set(names(verified(other, verifier)))
 
 
 @pytest.mark.parametrize("batch", [2, 3])
 @pytest.mark.parametrize(("rows", "form"), [(1, "[{b},{s}]"), (4, "[{b},4,{s}]")])
-def test_rows_of_a_padding_mask_are_the_batch(batch: int, rows: int, form: str, verifier: Verifier) -> None:
+def test_rows_of_a_padding_mask_are_the_batch(
+    batch: int, rows: int, form: str, verifier: Verifier
+) -> None:
     """`[B, S]` with B a divisor of T, or `[B, T, S]`: which rows of the result a closed row of the mask closes."""
     wide, logits = f"[{batch},1,{rows},{S}]", f"[{batch},{N},4,{S}]"
     text = block(
@@ -170,14 +190,20 @@ def test_rows_of_a_padding_mask_are_the_batch(batch: int, rows: int, form: str, 
         (f"[{N},{T},{S}]", "SQUEEZE(%masked)"),
     ],
 )
-def test_rearrangements_before_the_softmax_are_kept(shape: str, operator: str, verifier: Verifier) -> None:
+def test_rearrangements_before_the_softmax_are_kept(
+    shape: str, operator: str, verifier: Verifier
+) -> None:
     text = block(RESHAPED, OPEN, path=f"  %r: float32{shape} = {operator}\n", last="%r")
     model = verified(text.replace(f"%p: float32{LOGITS}", f"%p: float32{shape}"), verifier)
     assert names(model)[-3:] == ["ADD", operator.partition("(")[0], "SOFTMAX"]
 
 
-@pytest.mark.parametrize(("code", "closed", "opened"), [("5", 1.0, 0.0), ("3", 0.0, 1.0), ("-1", -2.0, 0.0)])
-def test_a_quantized_condition_stands_for_a_real_number(code: str, closed: float, opened: float) -> None:
+@pytest.mark.parametrize(
+    ("code", "closed", "opened"), [("5", 1.0, 0.0), ("3", 0.0, 1.0), ("-1", -2.0, 0.0)]
+)
+def test_a_quantized_condition_stands_for_a_real_number(
+    code: str, closed: float, opened: float
+) -> None:
     open_ = f"{BOOL} = NOT_EQUAL(%m, int8({code}) q(0.5, 3))"
     model = parse(block(open_, given=f"%m: int8[1,1,{T},{S}] q(0.5, 3)"))
     (rewrite,) = rewrites_of("mask_to_add", model)
@@ -192,7 +218,9 @@ def test_every_logit_vanishes_in_what_is_added(constant: str, verifier: Verifier
     assert added(model) == ABSORBING
     logits = np.array([-3.7e22, -1.0, 0.0, 3.7e22], np.float32)
     assert (logits + np.float32(ABSORBING) == np.float32(ABSORBING)).all()
-    assert np.isfinite(np.array([np.finfo("f4").min, ABSORBING], "f4") + np.float32(ABSORBING)).all()
+    assert np.isfinite(
+        np.array([np.finfo("f4").min, ABSORBING], "f4") + np.float32(ABSORBING)
+    ).all()
 
 
 FLOATS = f"float32{LOGITS}"
@@ -305,18 +333,30 @@ def test_what_may_be_another_mask_is_left(given: str, lines: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("constant", "bound"), [("-2000.0", "-1896"), ("-3.4028235e+38", "")])
-def test_a_constant_above_some_logits_has_a_condition(constant: str, bound: str, verifier: Verifier) -> None:
+def test_a_constant_above_some_logits_has_a_condition(
+    constant: str, bound: str, verifier: Verifier
+) -> None:
     text = of_constant(constant)
     model, report = converted(text, verifier)
-    assert (f"equal where the largest unmasked logit of a row is above {bound}" in report.note) is bool(bound)
+    assert (
+        f"equal where the largest unmasked logit of a row is above {bound}" in report.note
+    ) is bool(bound)
     mask = np.broadcast_to(np.arange(S) == 0, (1, T, S)).astype("f4")
-    values = {"mask": mask, "q": np.full((1, N, T, S), -2100, np.float32), "k": np.eye(S, dtype="f4")}
+    values = {
+        "mask": mask,
+        "q": np.full((1, N, T, S), -2100, np.float32),
+        "k": np.eye(S, dtype="f4"),
+    }
     with Worker() as worker:
-        before, after = (worker.run(to_bytes(one), None, values)["p"] for one in (parse(text), model))
+        before, after = (
+            worker.run(to_bytes(one), None, values)["p"] for one in (parse(text), model)
+        )
     assert np.array_equal(before, after) is not bool(bound)
 
 
-def test_an_infinite_constant_becomes_finite_and_rows_without_a_number_uniform(verifier: Verifier) -> None:
+def test_an_infinite_constant_becomes_finite_and_rows_without_a_number_uniform(
+    verifier: Verifier,
+) -> None:
     """`-inf * 0` is NaN, and so was a row that is masked everywhere."""
     model, report = converted(of_constant("-inf"), verifier)
     assert (added(model), report.proof and report.proof.max_abs) == (ABSORBING, 0.0)
@@ -326,7 +366,9 @@ def test_an_infinite_constant_becomes_finite_and_rows_without_a_number_uniform(v
 def test_nan_in_a_masked_logit_spreads_and_the_note_says_so() -> None:
     """As from a cache slot that was never written. In codes there is no NaN."""
     model, report = converted(PLAIN)
-    told = "NaN or infinity in a masked logit, as from an unwritten cache slot, now spreads to its row"
+    told = (
+        "NaN or infinity in a masked logit, as from an unwritten cache slot, now spreads to its row"
+    )
     assert report.note.endswith(told)
     assert "NaN" not in converted(quantized())[1].note
     mask = np.broadcast_to(np.arange(S) > 0, (1, T, S)).astype("f4")
@@ -334,7 +376,9 @@ def test_nan_in_a_masked_logit_spreads_and_the_note_says_so() -> None:
     values = {"mask": mask, "q": np.ones((1, N, T, S), np.float32), "k": np.eye(S, dtype="f4")}
     values["k"][:, 0] = np.nan
     with Worker() as worker:
-        before, after = (worker.run(to_bytes(one), None, values)["p"] for one in (parse(PLAIN), model))
+        before, after = (
+            worker.run(to_bytes(one), None, values)["p"] for one in (parse(PLAIN), model)
+        )
     assert np.isfinite(before).all()
     assert np.isnan(after).all()
 
@@ -363,13 +407,21 @@ def test_every_tensor_is_visited_once(monkeypatch: Patch) -> None:
     assert len(visited) == len(set(visited)) <= count + 4
 
 
-@pytest.mark.parametrize(("constant", "found"), [("-inf", -65472), ("-1e+09", -65472), ("-10000.0", -10000)])
+@pytest.mark.parametrize(
+    ("constant", "found"), [("-inf", -65472), ("-1e+09", -65472), ("-10000.0", -10000)]
+)
 def test_a_target_gets_what_float16_holds(constant: str, found: float, verifier: Verifier) -> None:
     """In rows that are masked everywhere SELECT gives the uniform distribution, ADD another one."""
-    model, report = converted(of_constant(constant), verifier, Target("npu", "", mask_constant=-65472.0))
+    model, report = converted(
+        of_constant(constant), verifier, Target("npu", "", mask_constant=-65472.0)
+    )
     assert (added(model), report.proof and str(report.proof.check)) == (found, "relative 1e-06")
     bound = "; equal where the largest unmasked logit of a row is above -9896"
-    told = bound if found == float(constant) else f"the mask constant {float(constant):g} becomes -65472; "
+    told = (
+        bound
+        if found == float(constant)
+        else f"the mask constant {float(constant):g} becomes -65472; "
+    )
     least = f"unless a masked logit is {-found - 104:g} or more above the largest unmasked one"
     for words in (told, least, "rows that are masked everywhere change"):
         assert words in report.note
@@ -480,12 +532,16 @@ OTHERS_IN_CODES = {
 """What makes `%other`; whether its numbers are known."""
 
 
-@pytest.mark.parametrize(("given", "other", "is_known"), OTHERS_IN_CODES.values(), ids=OTHERS_IN_CODES)
+@pytest.mark.parametrize(
+    ("given", "other", "is_known"), OTHERS_IN_CODES.values(), ids=OTHERS_IN_CODES
+)
 def test_quantized_logits_may_be_masked_already(given: str, other: str, is_known: bool) -> None:
     """Stored numbers that are copied under another scale stand for other numbers."""
     result = CODES.replace("0.05", "10.0") if other.startswith("RESHAPE") else CODES
     select = "SELECT_V2(%open, %other, int16(-32768) q(0.05, 0))"
-    text = block(f"%other: {result} = {other}", given=BOOL + given, kind="int16 q(0.05, 0)", select=select)
+    text = block(
+        f"%other: {result} = {other}", given=BOOL + given, kind="int16 q(0.05, 0)", select=select
+    )
     converted(text, status="converted" if is_known else "skipped")
 
 

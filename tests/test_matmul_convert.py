@@ -18,12 +18,25 @@ subgraph main (%q: int16[1,1,8,16] q(0.001, 0), %k: int16[1,1,32,16] q(0.001, 0)
   return %concat
 }
 """
-SCALES = [(5e-05, 4e-05), (4e-05, 5e-05), (3e-05, 1e-04), (1e-04, 3.3e-05), (2e-04, 1e-04), (7e-04, 1e-04)]
+SCALES = [
+    (5e-05, 4e-05),
+    (4e-05, 5e-05),
+    (3e-05, 1e-04),
+    (1e-04, 3.3e-05),
+    (2e-04, 1e-04),
+    (7e-04, 1e-04),
+]
 CLIPPED = "the product 'p' was clipped to {}; values beyond are now kept"
 
 
 def pair(
-    between: str, result: str, *, left: str = "int16", right: str = "", more: str = "", out: str = "%y"
+    between: str,
+    result: str,
+    *,
+    left: str = "int16",
+    right: str = "",
+    more: str = "",
+    out: str = "%y",
 ) -> str:
     """One product and its QUANTIZE."""
     scale = {"int16": "q(0.001, 0)", "int8": "q(0.05, -3)"}
@@ -48,12 +61,18 @@ def test_the_pages_graph_of_prefill_is_rewritten_once(verifier: Verifier) -> Non
     assert to_text(model).splitlines() == [first, other, fused_product, *rest]
     assert run(model, "matmul_convert") == []
     products = [op for op in reread(model).subgraphs[0].operators if op.name == "BATCH_MATMUL"]
-    assert [op.code.version for op in products] == [1, 3], "the new one has the version that int16 needs"
+    assert [op.code.version for op in products] == [1, 3], (
+        "the new one has the version that int16 needs"
+    )
 
 
-WRONG_TYPE = "the product must write its operands' type (expected {}, {}, found {}), at QUANTIZE, tensor 'y'"
+WRONG_TYPE = (
+    "the product must write its operands' type (expected {}, {}, found {}), at QUANTIZE, tensor 'y'"
+)
 ONE_SCALE = "product and result need one scale each, at QUANTIZE, tensor 'y'"
-READ_TWICE = "another operator reads the product too, in its own quantization, at BATCH_MATMUL, tensor 'p'"
+READ_TWICE = (
+    "another operator reads the product too, in its own quantization, at BATCH_MATMUL, tensor 'p'"
+)
 ILLEGAL = {
     "int16 to int8": (pair("int16[] q(5e-05, 0)", "int8[] q(0.01, 0)"), WRONG_TYPE.format("int16", "int16", "int8")),
     "int8 to int16": (
@@ -104,12 +123,16 @@ subgraph main (%a: float32[4,4], %b: float32[4,4], %c: int16[4] q(0.1, 0)) {
 
 @pytest.mark.parametrize(("before", "after"), SCALES)
 @pytest.mark.parametrize("dtype", ["int16", "int8"])
-def test_results_move_by_one_step(dtype: str, before: float, after: float, verifier: Verifier) -> None:
+def test_results_move_by_one_step(
+    dtype: str, before: float, after: float, verifier: Verifier
+) -> None:
     """Rounding once instead of twice, on both kernel sets; int16 is held to one step more."""
     points = (0, 0) if dtype == "int16" else (4, -7)
     if dtype == "int8":
         before, after = before * 1e4, after * 1e4
-    kinds = [f"{dtype}[] q({scale}, {zero})" for scale, zero in zip((before, after), points, strict=True)]
+    kinds = [
+        f"{dtype}[] q({scale}, {zero})" for scale, zero in zip((before, after), points, strict=True)
+    ]
     _, report = only(pair(*kinds, left=dtype), "matmul_convert", verifier=verifier)
     assert (str(report.status), report.reason) == ("converted", "")
     assert {ran.kernels for ran in report.proof.ran} == {"xnnpack", "reference"}
@@ -121,7 +144,10 @@ def test_results_move_by_one_step(dtype: str, before: float, after: float, verif
     ("text", "note"),
     [
         (pair("int16[] q(1e-05, 0)", "int16[] q(0.0001, 0)"), CLIPPED.format("-0.3277 .. 0.3277")),
-        (pair("int8[] q(0.001, 0)", "int8[] q(0.01, 0)", left="int8"), CLIPPED.format("-0.128 .. 0.127")),
+        (
+            pair("int8[] q(0.001, 0)", "int8[] q(0.01, 0)", left="int8"),
+            CLIPPED.format("-0.128 .. 0.127"),
+        ),
         (pair("int8[] q(0.1, -128)", "int8[] q(0.2, 0)", left="int8"), CLIPPED.format("0 .. 25.5")),
         (PLAIN, ""),
         (pair("int8[] q(0.1, 3)", "int8[] q(0.1, 3)", left="int8"), ""),
@@ -129,7 +155,9 @@ def test_results_move_by_one_step(dtype: str, before: float, after: float, verif
     ],
     ids=["int16", "int8", "positive only", "wide", "equal", "beyond all products"],
 )
-def test_what_was_clipped_is_told_and_fails_no_proof(text: str, note: str, verifier: Verifier) -> None:
+def test_what_was_clipped_is_told_and_fails_no_proof(
+    text: str, note: str, verifier: Verifier
+) -> None:
     for each in (None, verifier):
         _, report = only(text, "matmul_convert", verifier=each)
         assert (str(report.status), report.note) == ("converted", note)
@@ -138,7 +166,9 @@ def test_what_was_clipped_is_told_and_fails_no_proof(text: str, note: str, verif
 
 
 @pytest.mark.parametrize("turn", [400, 16000])
-def test_values_that_turn_back_beyond_the_clipped_range_are_found(turn: int, verifier: Verifier) -> None:
+def test_values_that_turn_back_beyond_the_clipped_range_are_found(
+    turn: int, verifier: Verifier
+) -> None:
     """Inputs that stay inside cannot show it."""
     model = parse(f"""\
 subgraph main (%x: int16[1,512] q(0.001, 0)) {{

@@ -56,7 +56,9 @@ SCALED = attention_text(
 
 @pytest.mark.parametrize("read", ["", "returned", "by an operator"])
 @pytest.mark.parametrize("form", ["split", "unpack"])
-def test_a_scale_is_sunk_into_the_heads_only_if_nobody_else_reads_what_it_makes(read: str, form: str) -> None:
+def test_a_scale_is_sunk_into_the_heads_only_if_nobody_else_reads_what_it_makes(
+    read: str, form: str
+) -> None:
     text = SCALED.replace("return %r", "return %r, %s") if read == "returned" else SCALED
     if read == "by an operator":
         text = text.replace("  return %r", "  %n: float32[1,4,6,5] = NEG(%s)\n  return %r, %n")
@@ -150,7 +152,10 @@ def test_scales_on_another_axis_than_the_heads_stay_with_it(
     before = to_bytes(model)
     assert [report.reason for report in convert(model, form)] == [""]
     read = [
-        t for op in model.subgraphs[0].operators for t in op.inputs if t is not None and t.dtype is DType.INT8
+        t
+        for op in model.subgraphs[0].operators
+        for t in op.inputs
+        if t is not None and t.dtype is DType.INT8
     ]
     assert [tensor.quantization.dimension for tensor in read if tensor.quantization] == [axis] * 4
     assert_same_bits(before, model)
@@ -195,7 +200,9 @@ def test_a_label_is_followed_so_far_and_no_farther(form: str, length: int) -> No
 
 @cache
 def demo(name: str, form: str) -> Model:
-    result = convert_model(TESTDATA / name, dry_run=True, target=replace(load_target("generic"), form=form))
+    result = convert_model(
+        TESTDATA / name, dry_run=True, target=replace(load_target("generic"), form=form)
+    )
     assert len(result.converted) == 5
     assert all(site.proof is not None for site in result.converted)
     return result.model
@@ -213,7 +220,9 @@ def sources_of_splits(model: Model) -> set[str]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_heads_are_split_below_rope_by_default_and_at_their_projection_on_request(name: str) -> None:
+def test_heads_are_split_below_rope_by_default_and_at_their_projection_on_request(
+    name: str,
+) -> None:
     """RoPE ends in an ADD; above it stand the query's norm, a composite, and the query's projection."""
     assert sources_of_splits(demo(name, "split")) <= {"ADD", "RESHAPE"}
     assert sources_of_splits(demo(name, "split-above")) == {"FULLY_CONNECTED"}
@@ -230,9 +239,13 @@ def test_small_heads_are_cut_below_their_norm_where_the_target_wants_it() -> Non
 
 
 @pytest.mark.parametrize(("on_chip", "pieces"), [(1000, 4), (20, 8)])
-def test_logits_that_do_not_fit_on_the_chip_are_cut_as_for_a_long_context(on_chip: int, pieces: int) -> None:
+def test_logits_that_do_not_fit_on_the_chip_are_cut_as_for_a_long_context(
+    on_chip: int, pieces: int
+) -> None:
     """One head's logits are `[6, 8]`; three rows are cut off each if the target says so for long ones."""
-    target = Target("chip", "", on_chip_bytes=on_chip, long_context={"form": "split", "rows_per_tile": 3})
+    target = Target(
+        "chip", "", on_chip_bytes=on_chip, long_context={"form": "split", "rows_per_tile": 3}
+    )
     result = convert_model(parse(attention_text()), target=target)
     assert [site.status for site in result.sites] == [Status.CONVERTED]
     assert kinds(result.model)["SOFTMAX"] == pieces
@@ -241,11 +254,15 @@ def test_logits_that_do_not_fit_on_the_chip_are_cut_as_for_a_long_context(on_chi
 def test_every_head_is_cut_and_the_mask_only_once() -> None:
     result = convert_model(parse(masked_text()), target=tiles(3))
     graph = result.model.subgraphs[0]
-    assert [(site.pass_name, site.status) for site in result.sites] == [("mha_to_sha", Status.CONVERTED)]
+    assert [(site.pass_name, site.status) for site in result.sites] == [
+        ("mha_to_sha", Status.CONVERTED)
+    ]
     assert all(site.proof is not None and site.proof.bitwise for site in result.sites)
     shapes = [operator.output.shape for operator in graph if operator.name == "SOFTMAX"]
     assert shapes == [(1, 1, 3, 8)] * 8
-    cuts_of_the_mask = [op for op in graph.operators if op.name == "SPLIT" and op.inputs[1] in graph.inputs]
+    cuts_of_the_mask = [
+        op for op in graph.operators if op.name == "SPLIT" and op.inputs[1] in graph.inputs
+    ]
     assert [op.input(1).name for op in cuts_of_the_mask].count("mask") == 1
 
 

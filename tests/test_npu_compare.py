@@ -34,7 +34,9 @@ def warnings(report: ComparisonReport) -> list[str]:
     return [text for text in report.remarks if text.startswith("warning: ")]
 
 
-def test_equal_models_are_as_exact_as_the_cpu(model: Path, other: Path, compiler: Compilers) -> None:
+def test_equal_models_are_as_exact_as_the_cpu(
+    model: Path, other: Path, compiler: Compilers
+) -> None:
     found = compare_on_npu(model, other, Compiler(sdk=compiler(emulator())))
     assert found.equal
     (output,) = found.signatures[0].outputs
@@ -43,16 +45,22 @@ def test_equal_models_are_as_exact_as_the_cpu(model: Path, other: Path, compiler
     json.dumps(found.to_dict(), allow_nan=False)
 
 
-def test_models_without_signatures_are_compared_by_their_tensors(tmp_path: Path, compiler: Compilers) -> None:
+def test_models_without_signatures_are_compared_by_their_tensors(
+    tmp_path: Path, compiler: Compilers
+) -> None:
     for name in ("one", "other"):
         graph = parse(NO_ATTENTION.replace("subgraph main", "subgraph graph"))
         graph.signatures.clear()
         save(graph, tmp_path / name)
     found = compare_on_npu(tmp_path / "one", tmp_path / "other", Compiler(sdk=compiler(emulator())))
-    assert [(signature.name, signature.bitwise) for signature in found.signatures] == [("main", True)]
+    assert [(signature.name, signature.bitwise) for signature in found.signatures] == [
+        ("main", True)
+    ]
 
 
-def test_a_differing_number_is_found(model: Path, other: Path, compiler: Compilers, capsys: Captured) -> None:
+def test_a_differing_number_is_found(
+    model: Path, other: Path, compiler: Compilers, capsys: Captured
+) -> None:
     sdk = compiler(emulator("array.flat[0] += 2.0 ** -20 * is_second"))
     command = ("compare", model, other, "--on", "npu", "--sdk", sdk, "--json")
     shown = run(capsys, *command)
@@ -88,9 +96,15 @@ def test_models_far_from_the_cpu_are_warned_of(
     [
         (f"{say(*FINALIZED, RUNNING)}; __import__('os').abort()", "the emulator crashes .*SIGABRT"),
         (f"{say(*FINALIZED)}; __import__('os').abort()", r"the compiler ends \(killed by SIGABRT"),
-        (say("interface\tknown\t2.40.0\t5", "finalized\tg\t1002"), "the compiler refuses the graph"),
+        (
+            say("interface\tknown\t2.40.0\t5", "finalized\tg\t1002"),
+            "the compiler refuses the graph",
+        ),
         (say("interface\tunknown\t3.1.0\t5"), "does not support QNN interface 3.1.0"),
-        (say(*FINALIZED, "missing\t0", "running\tg", "ran\tg\t0"), "expects input '0' in another type or"),
+        (
+            say(*FINALIZED, "missing\t0", "running\tg", "ran\tg\t0"),
+            "expects input '0' in another type or",
+        ),
         (say(*FINALIZED, RUNNING, "ran\tg\t6031\t1"), "error 6031"),
         (emulator(taken=8), "takes 8 of 9 operators"),
         (emulator("array = array[..., :1]"), "gives no output '.*' of its type and size"),
@@ -103,14 +117,21 @@ def test_what_goes_wrong_in_compiler_or_emulator_is_a_verdict_in_one_sentence(
         assert_equivalent(model, other, on="npu", compiler=Compiler(sdk=compiler(program)))
 
 
-def test_a_graph_that_is_given_up_while_it_is_compiled_holds_nobody(model: Path, compiler: Compilers) -> None:
+def test_a_graph_that_is_given_up_while_it_is_compiled_holds_nobody(
+    model: Path, compiler: Compilers
+) -> None:
     started, slow = time.monotonic(), "import time; time.sleep(1)\n" + dedent(emulator())
-    with pytest.raises(KeyError), Qualcomm().emulating(load(model), "main", Compiler(sdk=compiler(slow))):
+    with (
+        pytest.raises(KeyError),
+        Qualcomm().emulating(load(model), "main", Compiler(sdk=compiler(slow))),
+    ):
         raise KeyError
     assert time.monotonic() - started < 30, "it waited for folders that nobody names any more"
 
 
-def test_without_a_probe_nothing_starts(model: Path, compiler: Compilers, monkeypatch: Patch) -> None:
+def test_without_a_probe_nothing_starts(
+    model: Path, compiler: Compilers, monkeypatch: Patch
+) -> None:
     sdk = compiler("raise SystemExit(6)")
     without_probe(monkeypatch)
     with pytest.raises(CompilerMissingError, match="no C compiler"):
@@ -122,10 +143,14 @@ def test_an_entry_point_keeps_the_names_of_what_it_reads_and_computes() -> None:
     original = load(DEMO).signatures["decode"]
     assert signature.inputs.keys() == original.inputs.keys()
     assert signature.outputs.keys() == original.outputs.keys()
-    text = "subgraph main (%x: float32[4], %u: float32[4]) { %y: float32[4] = ABS(%x) return %y, %u }"
+    text = (
+        "subgraph main (%x: float32[4], %u: float32[4]) { %y: float32[4] = ABS(%x) return %y, %u }"
+    )
     (signature,) = cut_entry_point(parse(text), "main").signatures
     assert ([*signature.inputs], [*signature.outputs]) == (["x"], ["y"])
-    same = parse("subgraph main (%a: float32[4], %b: float32[4]) { %y: float32[4] = ADD(%a, %b) return %y }")
+    same = parse(
+        "subgraph main (%a: float32[4], %b: float32[4]) { %y: float32[4] = ADD(%a, %b) return %y }"
+    )
     for tensor in same.subgraphs[0].inputs:
         tensor.name = "x"
     assert [*cut_entry_point(same, "main").signatures[0].inputs] == ["x#0", "x#1"]
@@ -149,7 +174,11 @@ def ending_in(end: str, number: float = 0) -> Model:
     ("a", "b", "difference"),
     [
         (ending_in("x"), ending_in("x"), ""),
-        (ending_in("constant", 1), ending_in("constant", 3), "4 of 4 elements differ, by at most 2 "),
+        (
+            ending_in("constant", 1),
+            ending_in("constant", 3),
+            "4 of 4 elements differ, by at most 2 ",
+        ),
         (ending_in("x"), ending_in("y"), "4 of 4 elements differ"),
     ],
     ids=["input", "other constant", "input or computed"],
@@ -163,14 +192,19 @@ def test_outputs_that_no_operator_computes_are_compared_too(
     assert difference in "".join(found.differences())
 
 
-def test_the_command_has_a_row_per_signature(tmp_path: Path, compiler: Compilers, capsys: Captured) -> None:
+def test_the_command_has_a_row_per_signature(
+    tmp_path: Path, compiler: Compilers, capsys: Captured
+) -> None:
     after = tmp_path / "after.tflite"
     convert(QUANTIZED, after, verify="none")
     options = ("--on", "npu", "--sdk", compiler(emulator()), "--soc", "SM8650")
     shown = run(capsys, "compare", QUANTIZED, after, *options)
     assert shown.code == 0, shown
     assert "compiled for SM8650" in shown.out
-    assert [line.split()[:2] for line in shown.out.splitlines()[1:3]] == [["prefill_8", "6"], ["decode", "7"]]
+    assert [line.split()[:2] for line in shown.out.splitlines()[1:3]] == [
+        ["prefill_8", "6"],
+        ["decode", "7"],
+    ]
 
 
 @pytest.mark.slow

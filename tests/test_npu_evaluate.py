@@ -33,7 +33,10 @@ def test_every_token_is_predicted_from_all_before_it_however_they_were_read(gemm
     found = read(gemma, TEXTS)
     assert [array.shape for array in found] == [(3, models.WORDS)] * 3
     for text, rows in zip(TEXTS, found, strict=True):
-        longer = [Text((*text.before, *text.scored[:at]), (token,)) for at, token in enumerate(text.scored)]
+        longer = [
+            Text((*text.before, *text.scored[:at]), (token,))
+            for at, token in enumerate(text.scored)
+        ]
         for row, (again,) in zip(rows, read(gemma, longer), strict=True):
             np.testing.assert_allclose(again, row, rtol=1e-5, atol=1e-5)
 
@@ -117,7 +120,14 @@ def test_the_command_has_a_row_for_cpu_and_npu(
     shown = run(capsys, *command, *options)
     assert shown.code == 0, shown
     _, *rows = shown.out.splitlines()
-    assert rows[0].split() == [str(command[1]), *rows[0].split()[1:-4], "1.000", "100.0", "%", "0.0000"]
+    assert rows[0].split() == [
+        str(command[1]),
+        *rows[0].split()[1:-4],
+        "1.000",
+        "100.0",
+        "%",
+        "0.0000",
+    ]
     assert "in the NPU's emulator" in shown.out
     assert "Scored on 2 held-out prompts." in shown.out
     assert run(capsys, *command, *options, "--max-perplexity-ratio", 0.1).code == 1
@@ -137,7 +147,9 @@ def test_prompts_are_spread_over_those_given_and_another_vocabulary_is_refused(
     assert [one.ratio_error for one in found.models if one.ratio == 1] == [0]
     assert pretended.read == [(f"a prompt {at}", 3) for at in (0, 3, 6, 9)]
     pretended.words = 100
-    with pytest.raises(UsageError, match="a vocabulary of 128 tokens, and the checkpoint one of 100"):
+    with pytest.raises(
+        UsageError, match="a vocabulary of 128 tokens, and the checkpoint one of 100"
+    ):
         evaluate(reference, gemma, prompts, on="npu")
 
 

@@ -173,14 +173,19 @@ def test_where_nothing_can_be_measured_what_was_converted_is_kept_and_that_is_sa
     ("fields", "words"),
     [
         ({"backend": "qualcom"}, "vendor 'qualcom' has no target, did you mean 'qualcomm'"),
-        ({"compile_configs": "{"}, r"cfg\.compile_configs must be a dict, a JSON object or the path of"),
+        (
+            {"compile_configs": "{"},
+            r"cfg\.compile_configs must be a dict, a JSON object or the path of",
+        ),
         (
             {"compile_configs": "nowhere.json"},
             r"cfg\.compile_configs must be a dict, a JSON object or the path of",
         ),
     ],
 )
-def test_a_configuration_that_cannot_be_is_refused(stage: Stage, fields: dict[str, str], words: str) -> None:
+def test_a_configuration_that_cannot_be_is_refused(
+    stage: Stage, fields: dict[str, str], words: str
+) -> None:
     with pytest.raises(UsageError, match=words):
         stage(**fields)
 
@@ -195,7 +200,9 @@ def test_what_cannot_be_compiled_or_written_is_said_before_the_work(stage: Stage
 
 
 @pytest.mark.slow
-def test_the_pipelines_own_settings_come_along_for_the_models_that_are_not_rewritten(tmp_path: Path) -> None:
+def test_the_pipelines_own_settings_come_along_for_the_models_that_are_not_rewritten(
+    tmp_path: Path,
+) -> None:
     manager = pytest.importorskip(
         "litert_torch.generative.export_hf.experimental.npu_export.config_manager",
         reason="extra torch is not installed",

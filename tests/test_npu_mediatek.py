@@ -13,7 +13,15 @@ from test_npu_probe import COMPILER, needs_compiler
 
 from edge_opt.base.errors import UsageError
 from edge_opt.integrations import npu_export
-from edge_opt.npu import Compiler, CompilerMissingError, Figures, Measured, compare_on_npu, profile, tune
+from edge_opt.npu import (
+    Compiler,
+    CompilerMissingError,
+    Figures,
+    Measured,
+    compare_on_npu,
+    profile,
+    tune,
+)
 from edge_opt.npu.mediatek import MediaTek
 from edge_opt.npu.qualcomm import Qualcomm
 from edge_opt.npu.vendors import backend_of, target_backend
@@ -38,7 +46,9 @@ def test_the_chips_target_names_the_compiler() -> None:
         assert isinstance(backend_of(chip), kind)
     with pytest.raises(UsageError, match="cannot run the compiler for Tensor_G5, of google_tensor"):
         backend_of("Tensor_G5")
-    with pytest.raises(UsageError, match="compiler 'other' does not exist: give one of qualcomm, mediatek"):
+    with pytest.raises(
+        UsageError, match="compiler 'other' does not exist: give one of qualcomm, mediatek"
+    ):
         target_backend("other")
     assert load_target("mediatek").compiler == "mediatek"
 
@@ -59,7 +69,9 @@ def test_the_tool_gets_the_chip_in_lower_case_and_the_version_of_the_sdk(
     assert libraries.parent.parent.name.startswith(f"v{version}_")
 
 
-def test_the_command_shows_what_is_taken(model: Path, compiler: Compilers, capsys: Captured) -> None:
+def test_the_command_shows_what_is_taken(
+    model: Path, compiler: Compilers, capsys: Captured
+) -> None:
     shown = run(capsys, "profile", model, "--sdk", compiler(TAKES), "--soc", "MT6993")
     assert shown.code == 0
     assert ["main", "2/3", *"------"] in [line.split() for line in shown.out.splitlines()]
@@ -78,7 +90,9 @@ def test_the_missing_library_is_named(
     monkeypatch.setitem(__import__("sys").modules, package.__name__, package)
     folder = tmp_path / "v9_0_3"
     for found, words in ((None, missing), (folder, f"folder {folder} does not exist")):
-        package.path_to_sdk_libs = lambda version, found=found: found if version == "v9" else "other"  # type: ignore[attr-defined]
+        package.path_to_sdk_libs = lambda version, found=found: (
+            found if version == "v9" else "other"
+        )  # type: ignore[attr-defined]
         with pytest.raises(CompilerMissingError, match=words):
             MediaTek().libraries(Compiler("MT6993"))
 
@@ -92,7 +106,9 @@ def test_a_compiler_that_fails_is_told_in_one_sentence(
 
 def test_what_needs_an_estimate_or_an_emulator_says_that_there_is_none(model: Path) -> None:
     phone = Compiler("MT6993")
-    with pytest.raises(UsageError, match="no estimate for MediaTek: forms are ranked by estimated time"):
+    with pytest.raises(
+        UsageError, match="no estimate for MediaTek: forms are ranked by estimated time"
+    ):
         tune(QUANTIZED, compiler=phone)
     with pytest.raises(UsageError, match="no estimate for MediaTek"):
         tune(QUANTIZED, "mediatek")
@@ -113,7 +129,9 @@ def test_without_an_estimate_a_conversion_is_kept_unless_it_compiles_worse(stage
 
 
 @needs_compiler
-def test_litert_s_own_tool_and_plugin_compile_with_a_library_in_the_given_folder(tmp_path: Path) -> None:
+def test_litert_s_own_tool_and_plugin_compile_with_a_library_in_the_given_folder(
+    tmp_path: Path,
+) -> None:
     library = tmp_path / "host" / "lib" / MediaTek.library
     library.parent.mkdir(parents=True)
     source = Path(__file__).with_name("fake_neuron.c")
@@ -124,5 +142,8 @@ def test_litert_s_own_tool_and_plugin_compile_with_a_library_in_the_given_folder
         found = profile(model, Compiler("MT6993", sdk=tmp_path))
     except CompilerMissingError as error:
         pytest.skip(str(error))
-    assert {one.signature: one.partitions for one in found.signatures} == {"prefill_8": 1, "decode": 1}
+    assert {one.signature: one.partitions for one in found.signatures} == {
+        "prefill_8": 1,
+        "decode": 1,
+    }
     assert all(0 < one.taken <= one.operators for one in found.signatures)

@@ -74,13 +74,27 @@ def listen(tmp_path: Path, version: int, code: str) -> tuple[str, str]:
     """What a user of the interface prints, with the probe in front of a library of that version; and the log."""
     real = tmp_path / "real" / LIBRARY
     real.parent.mkdir()
-    command = [COMPILER or "cc", "-w", "-shared", "-fPIC", f"-DVERSION={version}", "-o", str(real), str(FAKE)]
+    command = [
+        COMPILER or "cc",
+        "-w",
+        "-shared",
+        "-fPIC",
+        f"-DVERSION={version}",
+        "-o",
+        str(real),
+        str(FAKE),
+    ]
     subprocess.run(command, check=True)
     log = tmp_path / "log"
     paths = {"QNN_REAL": real, "PROBE_LOG": log, "PROBE_RUN": tmp_path / "folders"}
-    told = {"PROBE": str(build_probe() / LIBRARY), **{f"EDGE_OPT_{name}": str(paths[name]) for name in paths}}
+    told = {
+        "PROBE": str(build_probe() / LIBRARY),
+        **{f"EDGE_OPT_{name}": str(paths[name]) for name in paths},
+    }
     program = [sys.executable, "-c", dedent(PROLOGUE) + dedent(code)]
-    done = subprocess.run(program, env=os.environ | told, check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        program, env=os.environ | told, check=True, capture_output=True, text=True
+    )
     return done.stdout, log.read_text()
 
 
@@ -123,7 +137,9 @@ def test_a_library_of_an_unknown_version_is_handed_through_untouched(tmp_path: P
 @needs_compiler
 @pytest.mark.parametrize("version", [36, 40])
 @pytest.mark.parametrize("size", [3, 4])
-def test_a_finalized_graph_is_profiled_and_run_in_folders(tmp_path: Path, version: int, size: int) -> None:
+def test_a_finalized_graph_is_profiled_and_run_in_folders(
+    tmp_path: Path, version: int, size: int
+) -> None:
     folders = [tmp_path / "first", tmp_path / "second"]
     for place, folder in enumerate(folders):
         folder.mkdir()
@@ -135,5 +151,7 @@ def test_a_finalized_graph_is_profiled_and_run_in_folders(tmp_path: Path, versio
     assert heard.events == [{2006: 20060, 2019: 20190}]
     assert heard.missing == ([] if size == 4 else ["x", "x"]), "an input of another size is told"
     for place, folder in enumerate(folders):
-        assert (folder / "y.out").read_bytes() == bytes([2 + 2 * place, 4, 6, 8 if size == 4 else 0])
+        assert (folder / "y.out").read_bytes() == bytes(
+            [2 + 2 * place, 4, 6, 8 if size == 4 else 0]
+        )
         assert (folder / "done").exists()

@@ -16,7 +16,14 @@ from pretend_npu import EVENTS, FIGURES, TAKEN, Compilers, compiling, without_pr
 
 from edge_opt.base.errors import UsageError
 from edge_opt.ir import load
-from edge_opt.npu import Compiler, CompilerFailedError, CompilerMissingError, Figures, TimeEstimate, profile
+from edge_opt.npu import (
+    Compiler,
+    CompilerFailedError,
+    CompilerMissingError,
+    Figures,
+    TimeEstimate,
+    profile,
+)
 from edge_opt.npu.compiler import first_complaint
 from edge_opt.npu.hexagon import Outcome
 from edge_opt.npu.profiling import measure
@@ -36,11 +43,15 @@ def find_libraries(sdk: Path | None = None) -> Path:
     return Qualcomm().libraries(Compiler(sdk=sdk))
 
 
-HEARD = "".join(["finalized\tg\t0\n", *(f"event\t{kind}\t{value}\n" for kind, value in EVENTS.items())])
+HEARD = "".join(
+    ["finalized\tg\t0\n", *(f"event\t{kind}\t{value}\n" for kind, value in EVENTS.items())]
+)
 
 
 def outcome(output: str, taken: str, log: str = "") -> Outcome:
-    return Outcome(0, output, f"INFO: [a.cc:1] Partitioned subgraph<0>, {taken} partitions.\n").hear(log)
+    return Outcome(
+        0, output, f"INFO: [a.cc:1] Partitioned subgraph<0>, {taken} partitions.\n"
+    ).hear(log)
 
 
 TWO = PARTITION.format(1, 2, 3, 40, 5) + PARTITION.format(10, 20, 30, 400, 50)
@@ -71,7 +82,9 @@ def test_an_option_that_the_library_ignores_is_no_complaint() -> None:
     assert first_complaint(TWO, "ERROR: of the tool") == "of the tool"
 
 
-def test_the_tool_gets_flags_libraries_and_probe(model: Path, tmp_path: Path, compiler: Compilers) -> None:
+def test_the_tool_gets_flags_libraries_and_probe(
+    model: Path, tmp_path: Path, compiler: Compilers
+) -> None:
     sdk = compiler(f"""
         import os, pathlib, sys
         places = os.environ["LD_LIBRARY_PATH"].split(":")
@@ -97,7 +110,9 @@ def test_the_libraries_are_found_by_environment_and_without_them_the_error_says_
         find_libraries()
     with pytest.raises(CompilerMissingError, match=r"holds no libQnnHtp\.so"):
         find_libraries(tmp_path)
-    with pytest.raises(CompilerMissingError, match=r"folder \S+missing does not exist: give the folder of"):
+    with pytest.raises(
+        CompilerMissingError, match=r"folder \S+missing does not exist: give the folder of"
+    ):
         find_libraries(tmp_path / "missing")
     refused = run(capsys, "profile", model)
     assert (refused.code, len(refused.err.splitlines())) == (UsageError.exit_code, 1)

@@ -22,7 +22,16 @@ from edge_opt.base.errors import UsageError
 from edge_opt.base.processes import _running
 from edge_opt.conversion import convert
 from edge_opt.ir import Model, load, save
-from edge_opt.npu import Compiler, Figures, Measured, Tuning, profiling, tune, tuned_target, write_target
+from edge_opt.npu import (
+    Compiler,
+    Figures,
+    Measured,
+    Tuning,
+    profiling,
+    tune,
+    tuned_target,
+    write_target,
+)
 from edge_opt.npu.tuning import Trial, applied, largest_attention, rewritten, variants
 from edge_opt.targets import Target, load_target
 
@@ -60,7 +69,10 @@ def tuned(answers: dict[int, Figures], path: Path, **options: Any) -> Tuning:
 
     def compare(_: Any, model: Model, compiler: Compiler) -> Any:
         asked.append((per_layer(model), compiler.chip))
-        told = {"signatures": [SimpleNamespace(reason=reason)], "summary": lambda: "numbers are off"}
+        told = {
+            "signatures": [SimpleNamespace(reason=reason)],
+            "summary": lambda: "numbers are off",
+        }
         return SimpleNamespace(equal=per_layer(model) != wrong, **told)
 
     with (
@@ -77,7 +89,9 @@ def forms(tuning: Tuning) -> list[str]:
 
 
 def test_a_model_without_attention_of_several_heads_or_another_vendor_is_refused() -> None:
-    with pytest.raises(UsageError, match="signature 'prefil' does not exist, did you mean 'prefill_8'"):
+    with pytest.raises(
+        UsageError, match="signature 'prefil' does not exist, did you mean 'prefill_8'"
+    ):
         largest_attention(load(DEMO), "prefil")
     model = convert(DEMO, dry_run=True, verify="none").model
     with pytest.raises(UsageError, match="the model has no multi-head attention"):
@@ -125,7 +139,9 @@ def test_what_gives_the_same_graph_is_tried_once(bare: Path) -> None:
         (figures(10**12), None),
     ],
 )
-def test_staying_on_the_npu_counts_first_then_time_then_bytes(better: Figures, worse: Figures | None) -> None:
+def test_staying_on_the_npu_counts_first_then_time_then_bytes(
+    better: Figures, worse: Figures | None
+) -> None:
     assert Measured("a", better).rank < Measured("a", worse).rank
 
 
@@ -148,7 +164,10 @@ def test_every_form_is_compiled_and_checked_for_the_chip_that_was_asked_for(bare
     trials = len(found.trials)
     assert told[: trials + 1] == [("compiling", done, trials) for done in range(trials + 1)]
     assert asked == [("SA8775", ("--qualcomm_vtcm_size=2",))] * trials + [(4, "SSG2125P")]
-    assert (found.chip, found.checked) == ("SSG2125P", "bit-identical to the export in SSG2125P's emulator")
+    assert (found.chip, found.checked) == (
+        "SSG2125P",
+        "bit-identical to the export in SSG2125P's emulator",
+    )
 
 
 @pytest.mark.parametrize(
@@ -156,7 +175,12 @@ def test_every_form_is_compiled_and_checked_for_the_chip_that_was_asked_for(bare
     [
         ({4: figures(100), 1: figures(200)}, "", "as exported", "nothing to check"),
         ({4: figures(100)}, "", None, "no form gives the export's outputs"),
-        ({4: figures(100)}, "a: it crashes", "split", "outputs not checked: as exported, it crashes"),
+        (
+            {4: figures(100)},
+            "a: it crashes",
+            "split",
+            "outputs not checked: as exported, it crashes",
+        ),
     ],
 )
 def test_a_form_whose_numbers_are_off_is_listed_and_the_next_one_taken(
@@ -203,17 +227,23 @@ def test_an_interrupt_leaves_no_compiler(tmp_path: Path, monkeypatch: Patch, mea
 
 def test_the_written_target_loads_says_where_it_is_from_and_is_used(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    write_target(tuned_target(tuned({16: figures(1)}, QUANTIZED, signature="prefill_8"), "mine"), path)
+    write_target(
+        tuned_target(tuned({16: figures(1)}, QUANTIZED, signature="prefill_8"), "mine"), path
+    )
     target = load_target(path)
     assert (target.name, target.form, target.rows_per_tile) == ("mine", "split-above", 2)
     said = "on demo_gemma3_a16w8.tflite, prefill_8: split-above, tiles of 2 rows"
     assert said in target.summary
     assert (target.versions["qnn"], target.versions["chip"]) == ("1.0", "SM8750")
-    assert target.stated().keys() - {"name", "summary", "sources", "versions"} == target.sources.keys()
+    assert (
+        target.stated().keys() - {"name", "summary", "sources", "versions"} == target.sources.keys()
+    )
     assert "edge-opt tune" in target.sources["form"]
     result = convert(QUANTIZED, dry_run=True, target=path, verify="none")
     matches = list(find_blocks(result.model.entry_points()[0][1]))
-    assert {(match.heads, match.query_length) for match in matches if isinstance(match, Block)} == {(1, 2)}
+    assert {(match.heads, match.query_length) for match in matches if isinstance(match, Block)} == {
+        (1, 2)
+    }
 
 
 @pytest.mark.parametrize(
@@ -233,7 +263,9 @@ def test_what_is_best_for_a_signature_is_written_down_where_it_belongs(
     base: Target, signature: str, long: bool, changes: Any, facts: dict[str, Any]
 ) -> None:
     trial = Trial("a form", Measured(signature, figures(1)))
-    found = tuned_target(Tuning("m", signature, long, base, "SM8750", {}, (trial,), changes=changes))
+    found = tuned_target(
+        Tuning("m", signature, long, base, "SM8750", {}, (trial,), changes=changes)
+    )
     assert {name: getattr(found, name) for name in facts} == facts
     assert found.name == "qualcomm-htp-tuned"
 
@@ -247,7 +279,9 @@ def test_the_command_prints_a_table_and_writes(
     capsys: Captured, tmp_path: Path, bare: Path, monkeypatch: Patch
 ) -> None:
     pretended = partial(tuned, {4: figures(150)})
-    monkeypatch.setattr("edge_opt.npu.tune", lambda path, target, _, **o: pretended(path, target=target, **o))
+    monkeypatch.setattr(
+        "edge_opt.npu.tune", lambda path, target, _, **o: pretended(path, target=target, **o)
+    )
     file = tmp_path / "mine.toml"
     command = ("tune", bare, "-o", file)
     result = run(capsys, *command)
@@ -273,7 +307,9 @@ def test_the_real_compiler_finds_a_form_for_the_demo_on_a_cluster_too() -> None:
     assert "qnn" in tuned_target(found).versions
     distributed = pytest.importorskip("distributed")
     with (
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None
+        ) as cluster,
         distributed.Client(cluster) as client,
     ):
         again = tune(QUANTIZED, signature="prefill_8", executor=client.get_executor())

@@ -99,7 +99,9 @@ MODELS = {
 
 
 @pytest.mark.parametrize("case", MODELS)
-def test_a_model_of_given_shapes_is_static_and_computes_what_the_open_one_does_at_these(case: str) -> None:
+def test_a_model_of_given_shapes_is_static_and_computes_what_the_open_one_does_at_these(
+    case: str,
+) -> None:
     text, shapes = MODELS[case]
     before = to_bytes(parse(text))
     result = convert(before, shapes=shapes, require_all=True)
@@ -180,12 +182,16 @@ TWICE = """
     """
 
 
-def inputs_of(shapes: dict[str, tuple[int, ...]], text: str = TWICE) -> dict[str, list[tuple[int, ...]]]:
+def inputs_of(
+    shapes: dict[str, tuple[int, ...]], text: str = TWICE
+) -> dict[str, list[tuple[int, ...]]]:
     """What `convert` makes of the inputs, by signature."""
     model = parse(text)
     convert(model, shapes=shapes)
     given = dict(model.inputs())
-    return {name: [one.shape_signature or one.shape for one in given[name].values()] for name in given}
+    return {
+        name: [one.shape_signature or one.shape for one in given[name].values()] for name in given
+    }
 
 
 @pytest.mark.parametrize(("given", "first", "second"), [
@@ -219,8 +225,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"second/x": (0, 4)}, "input 'second/x' takes .*, got 0,4"),
     ({"second/x": (1 << 31, 4)}, "got 2147483648,4"),
     ({"second/x": ("3", 4)}, "got 3,4"),
-    ({"first/x": (2, 4)}, r"signature 'first' has other inputs of open lengths: add --shape mask=\?,4"),
-    ({"first/x": (2, 4), "mask": (3, 4)}, r"do not fit together: subgraph 'first', operator 0 \(ADD\): "),
+    (
+        {"first/x": (2, 4)},
+        r"signature 'first' has other inputs of open lengths: add --shape mask=\?,4",
+    ),
+    (
+        {"first/x": (2, 4), "mask": (3, 4)},
+        r"do not fit together: subgraph 'first', operator 0 \(ADD\): ",
+    ),
 ]
 
 
@@ -232,12 +244,16 @@ def test_signatures_of_one_subgraph_get_one_shape() -> None:
 
 
 @pytest.mark.parametrize(("shapes", "reason"), REFUSED)
-def test_a_shape_that_does_not_fit_is_refused_by_name_and_axis(shapes: dict[str, Any], reason: str) -> None:
+def test_a_shape_that_does_not_fit_is_refused_by_name_and_axis(
+    shapes: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(UsageError, match=reason):
         inputs_of(shapes)
 
 
-def test_commands_say_that_lengths_are_open_and_take_shapes(tmp_path: Path, capsys: Captured) -> None:
+def test_commands_say_that_lengths_are_open_and_take_shapes(
+    tmp_path: Path, capsys: Captured
+) -> None:
     file, output = tmp_path / "open.tflite", tmp_path / "open.opt.tflite"
     file.write_bytes(to_bytes(parse(SCALED)))
     assert inspect(file).attention == []
@@ -248,7 +264,9 @@ def test_commands_say_that_lengths_are_open_and_take_shapes(tmp_path: Path, caps
     assert "would be converted" in shown
     done = run(capsys, "convert", file, *shapes)
     assert (done.code, "1 of 1" in done.out) == (0, True)
-    assert [argument.shape for argument in inspect(output).signatures[0].inputs] == list(qkv(3, 7).values())
+    assert [argument.shape for argument in inspect(output).signatures[0].inputs] == list(
+        qkv(3, 7).values()
+    )
     assert "Equal" in run(capsys, "compare", file, output).out
     assert run(capsys, "convert", file, "--shape", "=1", "--force").code == 2
 
@@ -260,7 +278,9 @@ def test_inspect_leaves_the_caller_s_model_open() -> None:
 
 
 @pytest.mark.parametrize("shapes", [None, qkv(3, 7)])
-def test_compare_says_at_which_size_it_ran_open_lengths(shapes: dict[str, tuple[int, ...]] | None) -> None:
+def test_compare_says_at_which_size_it_ran_open_lengths(
+    shapes: dict[str, tuple[int, ...]] | None,
+) -> None:
     models = (parse(SCALED.replace("(0.5)", f"({scale})")) for scale in (0.5, 2.0))
     report = compare(*map(to_bytes, models), shapes=shapes)
     # Over one key every probability is 1, whatever the logits are.
@@ -274,7 +294,9 @@ HALVED = attention_text(
     scores=f"""  %half: float32[1,4,6,5] = MUL(%q, float32(0.5))
   %l: {LOGITS} = BATCH_MATMUL(%half, %k) {{adj_y: true}}"""
 )
-STATIC_INSIDE = HALVED.replace("%q: float32[1,4,6", "%q: float32[1,4,?").replace("{1, 6,", "{1, -1,")
+STATIC_INSIDE = HALVED.replace("%q: float32[1,4,6", "%q: float32[1,4,?").replace(
+    "{1, 6,", "{1, -1,"
+)
 
 
 @pytest.mark.parametrize("half", ["MUL(%q, float32(0.5))", "BITCAST(%q)"])

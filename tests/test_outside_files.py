@@ -49,7 +49,9 @@ NAMING = (
 def hostile(tmp_path: Path) -> Path:
     path = tmp_path / "names.litertlm"
     root = to_tables(load(DEMO))
-    root.set("external_buffer_groups", [new_table("ExternalBufferGroup", name=f"{OUTSIDE}/weights.bin")])
+    root.set(
+        "external_buffer_groups", [new_table("ExternalBufferGroup", name=f"{OUTSIDE}/weights.bin")]
+    )
     root.set("external_buffers", [new_table("ExternalBuffer", id=1, group=0, offset=0, length=4)])
     model = model_bytes(root)
     path.with_suffix(".tflite").write_bytes(model)
@@ -114,9 +116,15 @@ def test_stages_get_bundles_that_name_nothing(hostile: Path, monkeypatch: Patch)
 
 @pytest.mark.parametrize(
     ("kind", "key"),
-    [("/../../x", "uuid"), ("aux", 'x" }]\n[[section]]\ndata_path = "/etc/passwd'), ("a\\b", "uuid")],
+    [
+        ("/../../x", "uuid"),
+        ("aux", 'x" }]\n[[section]]\ndata_path = "/etc/passwd'),
+        ("a\\b", "uuid"),
+    ],
 )
-def test_a_bundle_whose_words_may_become_paths_is_refused(kind: str, key: str, tmp_path: Path) -> None:
+def test_a_bundle_whose_words_may_become_paths_is_refused(
+    kind: str, key: str, tmp_path: Path
+) -> None:
     path = tmp_path / "words.litertlm"
     path.write_bytes(bundle([model_part(kind, DEMO.read_bytes())], {key: "x"}))
     with pytest.raises(EdgeOptError, match="has an unusual name"):

@@ -35,7 +35,9 @@ def succeeded(command: list[str], folder: Path) -> str:
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("packaging") / "source"
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*IGNORED))
-    shutil.rmtree(folder / "build", ignore_errors=True)  # of an earlier one; `converter/building` is ours
+    shutil.rmtree(
+        folder / "build", ignore_errors=True
+    )  # of an earlier one; `converter/building` is ours
     return folder
 
 
@@ -50,7 +52,9 @@ def built(source: Path) -> tuple[Path, Path]:
     return wheel, distribution
 
 
-def test_the_wheel_holds_every_module_and_the_bundled_models_alone(built: tuple[Path, Path]) -> None:
+def test_the_wheel_holds_every_module_and_the_bundled_models_alone(
+    built: tuple[Path, Path],
+) -> None:
     assert built[0].name.endswith("-py3-none-any.whl"), "for every platform"
     names = {name for name in zipfile.ZipFile(built[0]).namelist() if ".dist-info/" not in name}
     modules = {
@@ -81,7 +85,9 @@ def test_the_readme_of_a_package_index_has_no_broken_links(
     assert "makes language models faster" in text
     targets = re.findall(r"\]\(([^)]+)\)", text)
     assert all(target.startswith("https://") for target in targets), targets
-    paths = [target.removeprefix(f"{url}/").split("/", 2) for target in targets if url and url in target]
+    paths = [
+        target.removeprefix(f"{url}/").split("/", 2) for target in targets if url and url in target
+    ]
     assert len(paths) > 5 if url else not paths
     for kind, _, path in paths:
         assert kind == ("raw" if path.endswith(".svg") else "blob")
@@ -91,7 +97,9 @@ def test_the_readme_of_a_package_index_has_no_broken_links(
 def test_the_source_distribution_holds_what_ci_needs(built: tuple[Path, Path]) -> None:
     with tarfile.open(built[1]) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
-    wanted = ".ci/run mkdocs.yml docs/generate/hooks.py tests/conftest.py testdata/make_demo.py LICENSE"
+    wanted = (
+        ".ci/run mkdocs.yml docs/generate/hooks.py tests/conftest.py testdata/make_demo.py LICENSE"
+    )
     assert set(wanted.split()) <= names
     assert not any(name.endswith((".pyc", ".so")) for name in names)
 
@@ -109,12 +117,22 @@ def test_the_wheel_installs_without_a_compiler_and_runs_the_demo_on_either_end_o
 ) -> None:
     runtime = [least("ai-edge-litert")] if age == "oldest" else []
     succeeded([sys.executable, "-m", "venv", "venv"], tmp_path)
-    install = ["venv/bin/pip", "install", "--quiet", "--only-binary", ":all:", str(built[0]), *runtime]
+    install = [
+        "venv/bin/pip",
+        "install",
+        "--quiet",
+        "--only-binary",
+        ":all:",
+        str(built[0]),
+        *runtime,
+    ]
     succeeded(install, tmp_path)
     shown = succeeded(["venv/bin/edge-opt", "demo"], tmp_path)
     assert shown.count("5 of 5 sites converted, each verified bit for bit") == 2
     assert shown.count("are bit-identical") == 2
-    assert succeeded(["venv/bin/python", "-m", "edge_opt", "--version"], tmp_path).startswith("edge-opt ")
+    assert succeeded(["venv/bin/python", "-m", "edge_opt", "--version"], tmp_path).startswith(
+        "edge-opt "
+    )
 
 
 def test_the_first_command_of_the_readme_works_on_a_fresh_clone(source: Path) -> None:

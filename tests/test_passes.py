@@ -32,11 +32,15 @@ def test_every_site_gets_a_verdict_in_execution_order() -> None:
     told = []
     model = parse(CHAIN)
     graph = model.subgraphs[0]
-    context = Context(model, graph, "main", load_target("generic"), Constants(model), None, told.append)
+    context = Context(
+        model, graph, "main", load_target("generic"), Constants(model), None, told.append
+    )
     reports = run_pass(Double(), context)
     assert told == reports
     verdicts = [f"{r.pass_name} {r.signature} {r.index} {r.operator} {r.status}" for r in reports]
-    assert verdicts == [f"double main {end}" for end in ("0 b converted", "1 other skipped", "2 y converted")]
+    assert verdicts == [
+        f"double main {end}" for end in ("0 b converted", "1 other skipped", "2 y converted")
+    ]
     made = [operator.output.name for operator in graph.operators]
     assert made == ["b/square", "b", "other", "y/square", "y"]
 
@@ -76,10 +80,14 @@ def crash(*_: object) -> Rewrite:
         (None, {"refused_operators": ("SQUARE",)}, "reverted", "target 't' refuses SQUARE"),
     ],
 )
-def test_what_cannot_be_rewritten_stays(make: Any, target: dict[str, Any], status: str, reason: str) -> None:
+def test_what_cannot_be_rewritten_stays(
+    make: Any, target: dict[str, Any], status: str, reason: str
+) -> None:
     """Not even an operator code or a constant stays behind."""
     verifier = Says(True)
-    model, reports = convert_text(CHAIN, Double(make), target=Target("t", "", **target), verifier=verifier)
+    model, reports = convert_text(
+        CHAIN, Double(make), target=Target("t", "", **target), verifier=verifier
+    )
     assert statuses(reports) == [status, "skipped", status]
     assert reports[0].reason.startswith(reason)
     assert reports[0].is_bug is (make is crash)
@@ -140,7 +148,13 @@ def test_a_new_scale_is_reverted_though_the_proof_holds(scale: float, status: st
 def test_a_place_of_open_lengths_is_never_settled() -> None:
     class Settled(Double):
         def sites(self, context: Context) -> Iterable[Site]:
-            return [Site(context.subgraph.operators[0], reason=Reason(Why.NO_GAIN, "why"), is_settled=True)]
+            return [
+                Site(
+                    context.subgraph.operators[0],
+                    reason=Reason(Why.NO_GAIN, "why"),
+                    is_settled=True,
+                )
+            ]
 
     _, (closed,) = convert_text(CHAIN, Settled())
     _, (opened,) = convert_text(CHAIN.replace("[4]", "[?]"), Settled())
@@ -152,7 +166,13 @@ def test_reports_say_everything_as_plain_data() -> None:
     _, reports = convert_text(CHAIN, Double(), verifier=Says(True))
     report = reports[0].to_dict()
     proof = report.pop("proof")
-    names = {"pass": "double", "signature": "main", "operator": "b", "index": 0, "status": "converted"}
+    names = {
+        "pass": "double",
+        "signature": "main",
+        "operator": "b",
+        "index": 0,
+        "status": "converted",
+    }
     assert report.pop("failed") == []
     assert report == names | dict.fromkeys(("reason", "why", "note", "heads", "kv_heads"))
     given = {"demand": "relative 0.5", "bitwise": True, "max_abs": 0.0, "note": None}
@@ -171,15 +191,21 @@ def blockwise(model: Model) -> Tensor:
     return weights
 
 
-def rewritten(model: Model, tensors: dict[str, Tensor], operators: dict[str, Operator], text: str) -> Rewrite:
+def rewritten(
+    model: Model, tensors: dict[str, Tensor], operators: dict[str, Operator], text: str
+) -> Rewrite:
     """`a b: b=NEG(x)` replaces the operators that define a and b; other names are operators or new tensors."""
-    made = {"two": two(model), "blocks": blockwise(model)} if "two" in text or "blocks" in text else {}
+    made = (
+        {"two": two(model), "blocks": blockwise(model)} if "two" in text or "blocks" in text else {}
+    )
     known, (old, _, new) = {**tensors, **made}, text.partition(":")
     ops = [operators[name] for name in re.findall(r"keep (\w+)", new)]
     for output, name, inputs in re.findall(r"(\w+)=(\w+)\(([\w,]*)\)|$", new):
         read = [known.setdefault(one, fresh(one)) for one in inputs.split(",") if one]
         ops += [op(model, name, read, known.setdefault(output, fresh(output)))] if name else []
-    replaced = [operators.get(name) or op(model, "ABS", [tensors["x"]], fresh(name)) for name in old.split()]
+    replaced = [
+        operators.get(name) or op(model, "ABS", [tensors["x"]], fresh(name)) for name in old.split()
+    ]
     return replacing(model, replaced, *ops)
 
 
@@ -216,7 +242,10 @@ def test_the_frame_of_a_rewrite(text: str, reason: str | None) -> None:
 def test_a_region_whose_new_results_nobody_reads_cannot_be_verified(read: str) -> None:
     model, t, o = graph_of(CHAIN.replace("return %y, %other", f"return {read}"))
     unread = replacing(model, [o["c"], o["y"]], o["c"], op(model, "ABS", [t["b"]], t["y"]))
-    assert refusal(check_frame, unread) == "nothing reads the region's results, so they cannot be verified"
+    assert (
+        refusal(check_frame, unread)
+        == "nothing reads the region's results, so they cannot be verified"
+    )
 
 
 def test_removing_the_dead_reaches_what_only_they_needed() -> None:
@@ -268,7 +297,9 @@ def test_operators_that_differ_in_options_or_result_or_are_not_added_are_not_mer
 def sparse(*indices: int) -> Table:
     """The fields of a weight `[4, 4]` with one number in each row, at these columns."""
     rows = new_table("DimensionMetadata", dense_size=4)
-    positions = (new_table("Uint8Vector", values=values) for values in ([0, 1, 2, 3, 4], list(indices)))
+    positions = (
+        new_table("Uint8Vector", values=values) for values in ([0, 1, 2, 3, 4], list(indices))
+    )
     parts = dict(zip(("array_segments", "array_indices"), positions, strict=True))
     places = new_table(
         "SparsityParameters", dim_metadata=[rows, new_table("DimensionMetadata", format=1, **parts)]
@@ -284,7 +315,9 @@ def test_products_with_sparse_weights_are_merged_only_if_the_numbers_have_equal_
         weight = Tensor("w", (4, 4), DType.FLOAT32, buffer=numbers, table=table)
         result = Tensor("p", (2, 4), DType.FLOAT32)
         made.append(
-            graph.append(model.new_operator("FULLY_CONNECTED", [graph.inputs[0], weight, None], [result]))
+            graph.append(
+                model.new_operator("FULLY_CONNECTED", [graph.inputs[0], weight, None], [result])
+            )
         )
     assert merged(model, made) == 1
     assert [operator.subgraph is graph for operator in made] == [True, True, False]
@@ -335,7 +368,9 @@ def filled(field: FieldSpec) -> Any:
 
 
 @pytest.mark.parametrize(("kind", "field"), FIELDS)
-def test_equal_bytes_are_another_constant_if_any_other_field_differs(kind: str, field: FieldSpec) -> None:
+def test_equal_bytes_are_another_constant_if_any_other_field_differs(
+    kind: str, field: FieldSpec
+) -> None:
     """Fields of newer schemas, too."""
     scales = new_table("QuantizationParameters", scale=[0.5, 0.25], zero_point=[0, 0])
     tensors = []
@@ -344,7 +379,9 @@ def test_equal_bytes_are_another_constant_if_any_other_field_differs(kind: str, 
         parameters = scales.copy()
         for name, value in own.items() if kind != "Tensor" else ():
             parameters.set(name, value)
-        tensors.append(Tensor("c", (2, 2), DType.INT8, quantization=Quantization(parameters), table=table))
+        tensors.append(
+            Tensor("c", (2, 2), DType.INT8, quantization=Quantization(parameters), table=table)
+        )
     assert not same_type(*tensors[:2])
     assert same_type(*tensors[1:])
 
@@ -370,7 +407,9 @@ def test_what_reads_state_draws_numbers_or_calls_a_subgraph_equals_nothing() -> 
         ("ADD", [t["x"], state], None),
     ):
         code = model.operator_code(name)
-        twins = [graph.append(Operator(code, inputs, [fresh(f"{name}{i}")], options)) for i in range(2)]
+        twins = [
+            graph.append(Operator(code, inputs, [fresh(f"{name}{i}")], options)) for i in range(2)
+        ]
         assert merged(model, twins) == 0, name
 
 
@@ -455,7 +494,10 @@ def test_options_that_are_changed_after_the_proof_are_noticed() -> None:
     assert statuses(run_pass(Double(make), context)) == ["converted", "converted"]
     softmax = next(operator for operator in graph if operator.name == "SOFTMAX")
     other = np.array([2], np.uint8)
-    for table, name, value in ((softmax.options, "beta", 2.0), (custom.table, "custom_options", other)):
+    for table, name, value in (
+        (softmax.options, "beta", 2.0),
+        (custom.table, "custom_options", other),
+    ):
         audit.check()
         before = table.get(name)
         table.set(name, value)

@@ -40,7 +40,8 @@ def kinds(of: type[Any]) -> list[type[Any]]:
     return [
         kind
         for kind in found
-        if getattr(importlib.import_module(kind.__module__), kind.__name__) is kind and not isabstract(kind)
+        if getattr(importlib.import_module(kind.__module__), kind.__name__) is kind
+        and not isabstract(kind)
     ]
 
 

@@ -75,7 +75,9 @@ def test_every_position_of_the_cache_has_its_own_cosine_and_sine() -> None:
 
 
 def test_without_the_pass_a_conversion_says_where_positions_stop() -> None:
-    wrong = "is wrong after position 10 of 24, because RoPE's integers end there (and 1 more like it)"
+    wrong = (
+        "is wrong after position 10 of 24, because RoPE's integers end there (and 1 more like it)"
+    )
     said = convert(parse(TEXT), skip="position_table").summary()
     assert f"{wrong}: run position_table on this signature" in said
     counts_on = convert(parse(changed(COUNTS_TO_1000)), skip="position_table")
@@ -116,10 +118,14 @@ def test_what_the_integers_tell_apart_beyond_the_cache_stays_apart() -> None:
 
 
 OTHER = "%other: int16[1,4,2] q(0.0003051851, 0) = MUL(%position, int16{100, 7} q(3.051851e-05, 0))"
-OTHER_HALF = changed(("  %angles", f"  {OTHER}\n  %angles"), ("(%angle, %angle)", "(%angle, %other)"))
+OTHER_HALF = changed(
+    ("  %angles", f"  {OTHER}\n  %angles"), ("(%angle, %angle)", "(%angle, %other)")
+)
 
 
-@pytest.mark.parametrize(("text", "width"), [(TEXT, 2), (OTHER_HALF, 4)], ids=["equal", "different"])
+@pytest.mark.parametrize(
+    ("text", "width"), [(TEXT, 2), (OTHER_HALF, 4)], ids=["equal", "different"]
+)
 def test_equal_halves_of_a_row_are_stored_once(text: str, width: int) -> None:
     model = parse(text)
     convert(model)
@@ -174,7 +180,9 @@ def test_what_does_not_round_to_the_codes_is_not_what_was_exported(edit: tuple[s
     assert cosines_off(changed(edit, text=EXPORTED), [1, 0.1]) > 4 * HALF_A_STEP
 
 
-def proved(verifier: Verifier, spoilt: str = "", index: int = 0, place: tuple[int, ...] = ()) -> Proof:
+def proved(
+    verifier: Verifier, spoilt: str = "", index: int = 0, place: tuple[int, ...] = ()
+) -> Proof:
     """Of the cosines, with one number of a constant off by one where an operator is to be spoilt."""
     rewrite = rewrites_of("position_table", parse(TEXT), positions=24)[0]
     for tensor in (operator.input(index) for operator in rewrite.new if operator.name == spoilt):
@@ -230,7 +238,9 @@ def test_other_ways_to_write_it(text: str) -> None:
 
 
 FIRST = "row: int32[1,4,1] = RESHAPE(%input_pos"
-BACKWARDS = "back: int32[4] = REVERSE_V2(%input_pos, int32{0})\n  %row: int32[1,4,1] = RESHAPE(%back"
+BACKWARDS = (
+    "back: int32[4] = REVERSE_V2(%input_pos, int32{0})\n  %row: int32[1,4,1] = RESHAPE(%back"
+)
 ROWS = "cos: int16[1,4,1,4] q(3.051851e-05, 0) = RESHAPE(%cq, int32{1, 4, 1, 4})"
 FLAT = "cos: int16[16] q(3.051851e-05, 0) = RESHAPE(%cq, int32{16})"
 ADDED = (
@@ -238,15 +248,17 @@ ADDED = (
     "  %d: int32[2,2] = ADD(%a, %b)\n  %row: int32[1,4,1] = RESHAPE(%d"
 )
 OF_THREE = changed(("[4]", "[3]"), ("1,4,", "1,3,"), ("{1, 4, 1", "{1, 3, 1"))
-AS_COMPUTED = (
-    "sizes: int32[3] = MUL(%input_pos, int32(1))\n  %row: int32[1,3,1] = RESHAPE(%input_pos, %sizes)"
+AS_COMPUTED = "sizes: int32[3] = MUL(%input_pos, int32(1))\n  %row: int32[1,3,1] = RESHAPE(%input_pos, %sizes)"
+COMPUTED = changed(
+    ("row: int32[1,3,1] = RESHAPE(%input_pos, int32{1, 3, 1})", AS_COMPUTED), text=OF_THREE
 )
-COMPUTED = changed(("row: int32[1,3,1] = RESHAPE(%input_pos, int32{1, 3, 1})", AS_COMPUTED), text=OF_THREE)
 CLIPPED = ("3277} q(3.051851e-05, 0))", "3277} q(3.051851e-05, 0)) {fused_activation_function: 1}")
 
 
 def test_what_the_caller_reads_in_between_comes_from_the_table() -> None:
-    read = changed(("pos_emb_cos=%cos", "early=%cq, pos_emb_cos=%cos"), ("return %cos", "return %cq, %cos"))
+    read = changed(
+        ("pos_emb_cos=%cos", "early=%cq, pos_emb_cos=%cos"), ("return %cos", "return %cq, %cos")
+    )
     model = parse(read)
     convert(model, skip=but("position_table"))
     first_column = rope(model, [20, 21, 22, 23])["early"]
@@ -285,7 +297,8 @@ def test_a_wrong_recorded_shape_is_listed_and_positions_are_not_followed(place: 
         assert inferred is not None
         assert wrong.name in [each.tensor for each in inferred.disagreements]
         assert all(
-            site.status is Status.SKIPPED or site.operator != wrong.name for site in convert(content).sites
+            site.status is Status.SKIPPED or site.operator != wrong.name
+            for site in convert(content).sites
         )
 
 
@@ -310,9 +323,13 @@ def test_the_auxiliary_model_takes_part_and_the_cache_is_that_of_the_bundle(tmp_
         ", and the whole models compared except aux/rope_4, which a pass changes on purpose"
         in result.summary()
     )
-    assert [(site.signature, site.status) for site in result.sites] == [("aux/rope_4", Status.CONVERTED)] * 2
+    assert [(site.signature, site.status) for site in result.sites] == [
+        ("aux/rope_4", Status.CONVERTED)
+    ] * 2
     assert [entry.name for entry in result.signatures] == ["prefill_4", "aux/rope_4"]
-    (_, before), (aux, after) = ([one.content(0), one.content(1)] for one in map(read_bundle, (path, output)))
+    (_, before), (aux, after) = (
+        [one.content(0), one.content(1)] for one in map(read_bundle, (path, output))
+    )
     assert after.read(0, after.size) == before.read(0, before.size)
     assert rope(load(aux), [23] * 4)["pos_emb_cos"][0, 0] == pytest.approx(np.cos(23), abs=2e-5)
     assert convert(output, tmp_path / "again.litertlm").converted == []
@@ -322,7 +339,9 @@ def test_the_auxiliary_model_takes_part_and_the_cache_is_that_of_the_bundle(tmp_
 
 def test_the_length_of_rings_is_no_number_of_positions(tmp_path: Path) -> None:
     path = written(tmp_path, metadata=ONLY_A_RING)
-    assert {site.status for site in convert(path, tmp_path / "opt.litertlm").sites} == {Status.SKIPPED}
+    assert {site.status for site in convert(path, tmp_path / "opt.litertlm").sites} == {
+        Status.SKIPPED
+    }
     for others in (ONLY_A_RING[:-1] + b"\x01", b"\x0a\x08\x12\x02\x30\x03\x12\x02\x30\x01"):
         whole = written(tmp_path, metadata=others)
         assert len(convert(whole, tmp_path / "whole.litertlm", overwrite=True).converted) == 2
@@ -331,6 +350,8 @@ def test_the_length_of_rings_is_no_number_of_positions(tmp_path: Path) -> None:
 def test_inspect_says_where_a_bundle_stops_counting(tmp_path: Path) -> None:
     path, output = written(tmp_path), tmp_path / "opt.litertlm"
     stops = "without this, RoPE is wrong after position 10 of 24"
-    assert [(site.signature, site.note) for site in inspect(path).sites] == [("aux/rope_4", stops)] * 2
+    assert [(site.signature, site.note) for site in inspect(path).sites] == [
+        ("aux/rope_4", stops)
+    ] * 2
     convert(path, output)
     assert inspect(output).sites == []

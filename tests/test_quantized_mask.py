@@ -35,8 +35,12 @@ INT8 = {
 }  # fmt: skip
 
 
-def text_of(chain: tuple[str, ...], values: dict[str, Any], *, more: str = "", out: str = "%mask") -> str:
-    lines = [line.replace("{in_data_type: 6}", "{{in_data_type: 6}}").format(**values) for line in chain]
+def text_of(
+    chain: tuple[str, ...], values: dict[str, Any], *, more: str = "", out: str = "%mask"
+) -> str:
+    lines = [
+        line.replace("{in_data_type: 6}", "{{in_data_type: 6}}").format(**values) for line in chain
+    ]
     inside = "".join(f"  {line.replace('[]', SHAPE)}\n" for line in lines)
     return f"subgraph main (%open: bool{SHAPE}) {{\n{inside}{more}  return {out}\n}}\n"
 
@@ -48,7 +52,9 @@ TWICE = f"{NEGATION}  %n2: bool{SHAPE} = LOGICAL_NOT(%n)\n"
 
 @pytest.mark.parametrize("negations", [0, 1, 2])
 @pytest.mark.parametrize("values", [INT16, INT8], ids=["int16", "int8"])
-@pytest.mark.parametrize("chain", [QUANTIZE_FIRST, MULTIPLY_FIRST], ids=["quantize first", "multiply first"])
+@pytest.mark.parametrize(
+    "chain", [QUANTIZE_FIRST, MULTIPLY_FIRST], ids=["quantize first", "multiply first"]
+)
 def test_a_chain_becomes_one_select_and_every_bit_stays(
     chain: tuple[str, ...], values: dict[str, Any], negations: int, verifier: Verifier
 ) -> None:
@@ -72,8 +78,12 @@ def test_it_runs_once_and_the_result_is_as_drawn(snapshot: SnapshotAssertion) ->
     assert to_text(model) == text
 
 
-def test_what_others_read_of_the_chain_stays_until_the_last_mask_frees_it(verifier: Verifier) -> None:
-    model, report = only(text_of(QUANTIZE_FIRST, INT16, out="%mask, %f"), "quantized_mask", verifier=verifier)
+def test_what_others_read_of_the_chain_stays_until_the_last_mask_frees_it(
+    verifier: Verifier,
+) -> None:
+    model, report = only(
+        text_of(QUANTIZE_FIRST, INT16, out="%mask, %f"), "quantized_mask", verifier=verifier
+    )
     assert str(report.status) == "converted"
     assert names(model) == ["LOGICAL_NOT", "CAST", "SELECT_V2"]
     more = f"  %other: int16{SHAPE} q(0.1, 0) = MUL(%q, int16(-100) q(0.01, 0))\n"

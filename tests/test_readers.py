@@ -36,7 +36,9 @@ def alone(path: Path, signature: str) -> Model:
 @pytest.mark.slow
 @pytest.mark.parametrize("inline_composites", [True, False], ids=["inlined", "composites"])
 @pytest.mark.parametrize("signature", ["prefill_8", "decode"])
-def test_openvino_reads_one_and_agrees(signature: str, tmp_path: Path, *, inline_composites: bool) -> None:
+def test_openvino_reads_one_and_agrees(
+    signature: str, tmp_path: Path, *, inline_composites: bool
+) -> None:
     openvino = pytest.importorskip("openvino", reason="extra dev is not installed")
     output = tmp_path / "one.tflite"
     convert(alone(DEMO, signature), output, target=INLINING if inline_composites else None)
@@ -50,7 +52,9 @@ def test_openvino_reads_one_and_agrees(signature: str, tmp_path: Path, *, inline
     found = {port.get_any_name(): results[port] for port in compiled.outputs}
     for info in described.outputs:
         reference = expected[info.name]
-        np.testing.assert_allclose(found[info.tensor], reference, atol=1e-4 * np.abs(reference).max())
+        np.testing.assert_allclose(
+            found[info.tensor], reference, atol=1e-4 * np.abs(reference).max()
+        )
 
 
 @pytest.mark.slow
@@ -69,7 +73,9 @@ def test_openvino_reads_a_quantized_model_only_as_its_target_writes_it(tmp_path:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [DEMO, QUANTIZED], ids=["float32", "int16"])
 @pytest.mark.parametrize("target", ["generic", "qualcomm-htp"])
-def test_the_hexagon_compiler_takes_all_in_one_partition(target: str, model: Path, tmp_path: Path) -> None:
+def test_the_hexagon_compiler_takes_all_in_one_partition(
+    target: str, model: Path, tmp_path: Path
+) -> None:
     require_qnn()
     output = tmp_path / "converted.tflite"
     convert(model, output, target=target)
@@ -86,7 +92,16 @@ def tokens(bundle: Path) -> list[str]:
     """What the runtime says on the CPU: sampled hot, so that every logit counts, with a fixed seed."""
     program = shutil.which("litert-lm", path=str(Path(sys.executable).parent))
     assert program is not None
-    command = [program, "run", str(bundle), "--prompt", "w5 w6 w11", "--backend", "cpu", "--no-template"]
+    command = [
+        program,
+        "run",
+        str(bundle),
+        "--prompt",
+        "w5 w6 w11",
+        "--backend",
+        "cpu",
+        "--no-template",
+    ]
     sampled = "--max-num-tokens 36 --temperature 30 --top-k 40 --top-p 0.99 --seed 7"
     command += sampled.split()
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
@@ -123,7 +138,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_an_exported_bundle_says_the_same_after_the_conversion(exported: Path, tmp_path: Path) -> None:
+def test_an_exported_bundle_says_the_same_after_the_conversion(
+    exported: Path, tmp_path: Path
+) -> None:
     before = tokens(exported / "model.litertlm")
     assert len(before) > 10
     assert len(set(before)) > 5

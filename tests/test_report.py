@@ -26,9 +26,7 @@ from edge_opt.passes import Status
 from edge_opt.targets import TargetLike, load_target
 
 LINT = [("warning", "ADD of prefill_8 has a mask of 2 MiB")]
-HOSTILE = (
-    "<script>alert('1')</script> & `code` | **bold** [link](http://x.test)\n```\n# head ![i](http://x.test/i)"
-)
+HOSTILE = "<script>alert('1')</script> & `code` | **bold** [link](http://x.test)\n```\n# head ![i](http://x.test/i)"
 SUFFIXES = (".json", ".md", ".html")
 UNPACK = replace(load_target("generic"), form="unpack")
 
@@ -65,7 +63,9 @@ def names(operators: object) -> Counter[str]:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_every_format_has_summary_signatures_figures_findings_and_origin(suffix: str, tmp_path: Path) -> None:
+def test_every_format_has_summary_signatures_figures_findings_and_origin(
+    suffix: str, tmp_path: Path
+) -> None:
     text = report().render(suffix)
     said = words(text) if suffix == ".html" else text.replace("\\_", "_")
     verified = "5 of 5 sites converted, each verified bit for bit."
@@ -100,7 +100,9 @@ def test_markdown_with_pictures(snapshot: SnapshotAssertion) -> None:
     assert text.partition("## Origin")[0] == snapshot
 
 
-def test_what_did_not_change_is_said_once_and_that_nothing_was_found_is_said_too(tmp_path: Path) -> None:
+def test_what_did_not_change_is_said_once_and_that_nothing_was_found_is_said_too(
+    tmp_path: Path,
+) -> None:
     done = convert(DEMO, signatures="decode", verify="none", dry_run=True)
     assert "| prefill_8 | 122 | 0 of 0 | 5.00 KiB |" in conversion_report(done).render(".md")
     empty = report(written(tmp_path, NO_ATTENTION))
@@ -152,9 +154,14 @@ def test_a_block_is_shown_with_every_operator_and_one_head_of_those_that_are_ali
     page = words(report().render(".html"))
     for operators, hidden in ((example.before, 0), (example.after, 33)):
         lines, graph = example.lines(operators), example.mermaid(operators)
-        assert [sum(word in line for line in lines) for word in ("BATCH_MATMUL", "SOFTMAX")] == [4, 1]
+        assert [sum(word in line for line in lines) for word in ("BATCH_MATMUL", "SOFTMAX")] == [
+            4,
+            1,
+        ]
         assert len(lines) == len(operators) - hidden + bool(hidden)
-        assert ("... 3 more like these 11 ..." in lines) is ("3 more like it" in graph) is bool(hidden)
+        assert (
+            ("... 3 more like these 11 ..." in lines) is ("3 more like it" in graph) is bool(hidden)
+        )
         drawn = Counter(re.findall(r'n\d+\["(\w+)"\]', graph))
         assert drawn.total() + hidden == len(operators)
         assert drawn <= names(operators)
@@ -167,7 +174,9 @@ def test_a_block_is_shown_with_every_operator_and_one_head_of_those_that_are_ali
     [("generic", "SPLIT"), (UNPACK, "UNPACK"), ("qualcomm-htp", "SPLIT")],
     ids=["split", "unpack", "several passes"],
 )
-def test_a_block_is_shown_before_the_first_rewrite_and_as_written(target: TargetLike, cut: str) -> None:
+def test_a_block_is_shown_before_the_first_rewrite_and_as_written(
+    target: TargetLike, cut: str
+) -> None:
     """In the form that was chosen; also of a model that is edited in place."""
     model = load(DEMO)
     example = find_example(convert(model, target=target, verify="none"))
@@ -185,7 +194,9 @@ def test_a_block_that_two_passes_rewrote_is_shown_as_the_file_has_it() -> None:
     model = parse(SELECT_PAGE)
     example = find_example(convert(model, verify="none"))
     before, after = names(example.before), names(example.after)
-    counts = [[found[name] for name in ("SELECT_V2", "ADD", "SOFTMAX")] for found in (before, after)]
+    counts = [
+        [found[name] for name in ("SELECT_V2", "ADD", "SOFTMAX")] for found in (before, after)
+    ]
     assert counts == [[1, 0, 1], [0, 4, 4]]
 
 
@@ -201,7 +212,11 @@ def test_the_picture_calls_a_composite_by_its_own_name_and_draws_an_input_once()
           return %y
         }""")
     operators = [*model.subgraphs[0].operators]
-    lines = Example("f", operators, operators, lambda tensor: tensor.name).mermaid(operators).splitlines()
+    lines = (
+        Example("f", operators, operators, lambda tensor: tensor.name)
+        .mermaid(operators)
+        .splitlines()
+    )
     assert lines[1:4] == ['  n0(["x"])', '  n1["odml.rms_norm"]', '  n2["MUL"]']
     assert sorted(lines[4:]) == [f'  n{a} --> |"[1, 4]"| n{b}' for a, b in ((0, 1), (0, 2), (1, 2))]
 
@@ -215,7 +230,9 @@ def test_the_longest_repetition_is_found_where_a_head_ends() -> None:
     assert not repeats(kinds)
 
 
-def test_convert_writes_a_report_for_each_format_that_was_asked_for(tmp_path: Path, capsys: Captured) -> None:
+def test_convert_writes_a_report_for_each_format_that_was_asked_for(
+    tmp_path: Path, capsys: Captured
+) -> None:
     paths = [tmp_path / f"report{suffix}" for suffix in SUFFIXES]
     reports = [given for path in paths for given in ("--report", path)]
     ran = run(capsys, "convert", DEMO, "-o", tmp_path / "o.tflite", *reports)
@@ -244,7 +261,9 @@ def test_a_report_is_refused_before_the_work(tmp_path: Path, capsys: Captured) -
         (DEMO, model, [model, "--force"], 2, "that this run reads or writes"),
     ):
         given = [x for one in reports for x in ([one] if one == "--force" else ["--report", one])]
-        assert said in run(capsys, "convert", source, "-o", out, *given).failed_in_one_sentence(code)
+        assert said in run(capsys, "convert", source, "-o", out, *given).failed_in_one_sentence(
+            code
+        )
         assert state(tmp_path) == before
     assert run(capsys, "convert", DEMO, "-o", output, "--report", path, "--force").code == 0
     assert "mine" not in path.read_text()

@@ -51,7 +51,9 @@ ROLES: dict[Role, str] = {
 }
 
 
-@pytest.mark.parametrize(("role", "name"), [(role, name) for role in ROLES for name in ROLES[role].split()])
+@pytest.mark.parametrize(
+    ("role", "name"), [(role, name) for role in ROLES for name in ROLES[role].split()]
+)
 def test_a_role_follows_from_name_and_type(role: Role, name: str) -> None:
     """The tensor's own name is asked where the signature's says nothing."""
     name, _, dtype = name.partition(":")
@@ -62,7 +64,11 @@ def test_a_role_follows_from_name_and_type(role: Role, name: str) -> None:
 def test_the_same_seed_gives_the_same_numbers_whatever_the_order() -> None:
     signature = split_cache()
     backwards = SignatureInfo(signature.name, signature.inputs[::-1], signature.outputs)
-    first, second, other = arrays(signature, seed=3), arrays(backwards, seed=3), arrays(signature, seed=4)
+    first, second, other = (
+        arrays(signature, seed=3),
+        arrays(backwards, seed=3),
+        arrays(signature, seed=4),
+    )
     assert all(np.array_equal(first[name], second[name]) for name in first)
     assert not np.array_equal(first["embeddings"], other["embeddings"])
     assert not np.array_equal(first["kv_cache_k_0"].ravel(), first["kv_cache_v_0"].ravel())
@@ -73,13 +79,17 @@ def test_the_generator_is_pinned_because_golden_files_rely_on_it() -> None:
     for name, made in sorted(arrays(split_cache(), seed=7).items()):
         digest.update(name.encode() + made.tobytes())
     assert noise.GENERATOR_VERSION == 1
-    assert lone(tensor("embeddings", 4), seed=7).tobytes().hex() == "d81f80bf1e4b0a3fff9c573e7e7491bf"
+    assert (
+        lone(tensor("embeddings", 4), seed=7).tobytes().hex() == "d81f80bf1e4b0a3fff9c573e7e7491bf"
+    )
     assert digest.hexdigest()[:16] == "7c69b7584fc10829"
 
 
 def test_cosine_and_sine_are_of_the_same_angles() -> None:
     made = arrays(split_cache())
-    squares = made["pos_emb_cos"].astype(np.float64) ** 2 + made["pos_emb_sin"].astype(np.float64) ** 2
+    squares = (
+        made["pos_emb_cos"].astype(np.float64) ** 2 + made["pos_emb_sin"].astype(np.float64) ** 2
+    )
     assert np.allclose(squares, 1)
     assert len(np.unique(made["pos_emb_cos"])) > 400
 
@@ -97,7 +107,10 @@ def test_a_mask_over_cache_and_new_tokens_is_causal_from_the_position_on() -> No
 
 def test_a_mask_over_a_ring_tells_the_positions_that_its_columns_hold() -> None:
     rows, ring, start = 4, 16, 21
-    masks = tensor("mask_global", 1, 1, rows, 64 + rows), tensor("mask_local", 1, 1, rows, ring + rows)
+    masks = (
+        tensor("mask_global", 1, 1, rows, 64 + rows),
+        tensor("mask_local", 1, 1, rows, ring + rows),
+    )
     planned = plan(SignatureInfo("prefill", masks, ()))
     made = {one.info.name: replace(one, start=start) for one in planned}
     window = made["mask_local"].window
@@ -112,7 +125,12 @@ def test_a_mask_over_a_ring_tells_the_positions_that_its_columns_hold() -> None:
 
 def test_positions_and_the_cache_leave_room_for_the_new_tokens() -> None:
     cache, part = tensor("kv_cache_k_0", 1, 1, 64, 8), tensor("kv_slice_k_0", 1, 1, 16, 8)
-    given = tensor("input_pos", 16, dtype="int32"), cache, part, tensor("valid_mask", 1, 16, dtype="bool")
+    given = (
+        tensor("input_pos", 16, dtype="int32"),
+        cache,
+        part,
+        tensor("valid_mask", 1, 16, dtype="bool"),
+    )
     for run in range(4):
         made = arrays(SignatureInfo("prefill_cache_update", given, ()), run=run, seed=run)
         first = int(made["input_pos"][0])
@@ -131,7 +149,9 @@ def test_token_ids_stay_below_the_vocabulary() -> None:
     assert lone(few, outputs=(tensor("logits", 1, 1, 1),)).tolist() == [[1, 1]]
 
 
-@pytest.mark.parametrize(("dtype", "shut", "opened"), [("bool", 0, 1), ("int32", 0, 1), ("float16", -100, 0)])
+@pytest.mark.parametrize(
+    ("dtype", "shut", "opened"), [("bool", 0, 1), ("int32", 0, 1), ("float16", -100, 0)]
+)
 def test_a_mask_is_in_its_own_type_and_shape(dtype: str, shut: float, opened: float) -> None:
     made = lone(tensor("mask", 1, 1, 4, 4, dtype=dtype))
     assert made.dtype == np.dtype(dtype)
@@ -176,7 +196,9 @@ def test_without_a_mask_positions_leave_room_in_the_cache() -> None:
 
 
 def test_a_hint_decides_the_role_and_the_values_of_a_mask() -> None:
-    signature = SignatureInfo("region", (tensor("mask", 4, 4), tensor("add_7", 1, 4, 4, dtype="bool")), ())
+    signature = SignatureInfo(
+        "region", (tensor("mask", 4, 4), tensor("add_7", 1, 4, 4, dtype="bool")), ()
+    )
     hints = [InputHint(), InputHint("mask", masked=1, opened=0)]
     data, mask = (array_of(made) for made in plan(signature, hints=hints))
     assert len(np.unique(data)) == 16
@@ -211,8 +233,13 @@ def test_a_mask_as_wide_as_a_head_still_begins_with_the_cache() -> None:
     inputs = (tensor("mask", 1, 1, 16, 64), tensor("kv_cache_k_0", 1, 1, 48, 64))
     mask = array_of(replace(plan(SignatureInfo("prefill", inputs, ()))[0], start=5))[0, 0]
     assert np.flatnonzero(mask[2] == 0).tolist() == [0, 1, 2, 3, 4, 48, 49, 50]
-    of_two_axes = array_of(replace(plan(SignatureInfo("s", (tensor("mask", 2, 6),), ()))[0], start=3))
-    assert [np.flatnonzero(row == 0).tolist() for row in of_two_axes] == [[0, 1, 2, 4], [0, 1, 2, 4, 5]]
+    of_two_axes = array_of(
+        replace(plan(SignatureInfo("s", (tensor("mask", 2, 6),), ()))[0], start=3)
+    )
+    assert [np.flatnonzero(row == 0).tolist() for row in of_two_axes] == [
+        [0, 1, 2, 4],
+        [0, 1, 2, 4, 5],
+    ]
 
 
 def test_real_numbers_stay_what_they_are_in_another_type() -> None:
@@ -236,7 +263,9 @@ def test_extreme_inputs_keep_their_shape_and_type(shape: tuple[int, ...], info: 
 
 def test_extreme_codes_fill_whole_columns_or_rows_and_reach_both_ends() -> None:
     info, ones = tensor("x", 8, 8, dtype="int8", scale=0.5), np.ones((8, 8), np.int8)
-    found = {kind: extreme(InputPlan(side="other", info=info), ones, kind) for kind in ("masks", "tiny")}
+    found = {
+        kind: extreme(InputPlan(side="other", info=info), ones, kind) for kind in ("masks", "tiny")
+    }
     assert found["masks"].tolist() == found["tiny"].T.tolist() == [[127, -128, 1, 1] * 2] * 8
     graded = extreme(InputPlan(side="right", info=info), ones, "high")
     assert min(np.ptp(graded, axis=0).min(), np.ptp(graded, axis=1).min()) > 8, "along both axes"

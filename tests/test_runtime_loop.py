@@ -8,7 +8,13 @@ from proof_models import tensor
 
 from edge_opt.runtime import tensors
 from edge_opt.runtime.loop import Call, Loop, basic_input, is_basic, run
-from edge_opt.runtime.tensors import SignatureInfo, TensorInfo, growing_axis, longest_prefill, new_tokens
+from edge_opt.runtime.tensors import (
+    SignatureInfo,
+    TensorInfo,
+    growing_axis,
+    longest_prefill,
+    new_tokens,
+)
 
 Arrays = dict[str, Any]
 
@@ -50,7 +56,9 @@ def test_what_the_loop_gives_by_itself(info: TensorInfo, expected: Any) -> None:
         ("ring", 6, [0, 1, 3, 4]),
     ],
 )
-def test_a_mask_shows_what_was_read_so_far_or_a_window(name: str, start: int, visible: list[int]) -> None:
+def test_a_mask_shows_what_was_read_so_far_or_a_window(
+    name: str, start: int, visible: list[int]
+) -> None:
     past = {"mask_whole": 8, "mask_ring": 4}
     info = tensor(f"mask_{name}", 1, 1, 1, past[f"mask_{name}"] + 1)
     made = basic_input(info, np.array([[7]]), start=start, valid=1, past=past)
@@ -71,7 +79,9 @@ def test_tokens_are_generated_one_after_the_other_from_what_the_calls_before_gav
 
     def invoke(call: Call, inputs: Arrays) -> Arrays:
         calls.append((call.signature.name, inputs["input_pos"].tolist(), inputs["tokens"].tolist()))
-        total = inputs["kv_cache_k_0"] + inputs["tokens"].sum(axis=1, keepdims=True).astype(np.float32)
+        total = inputs["kv_cache_k_0"] + inputs["tokens"].sum(axis=1, keepdims=True).astype(
+            np.float32
+        )
         logits = np.zeros((2, 1, WORDS), np.float32)
         logits[[0, 1], 0, total[:, 0].astype(int) % WORDS] = 1
         return {"kv_cache_k_0": total, "logits": logits}
@@ -91,15 +101,24 @@ def test_tokens_are_generated_one_after_the_other_from_what_the_calls_before_gav
     [((1, 6, 2), (1, 4, 2), 1), ((1, 2, 6), (1, 2, 1), 2), ((1, 6, 2), (1, 6, 2), None), ((1, 6, 2), (1, 4, 1), None),
      ((1, 6, 2), (4, 2), None)],
 )  # fmt: skip
-def test_a_cache_grows_along_the_one_axis_that_differs(cache: Any, part: Any, axis: int | None) -> None:
+def test_a_cache_grows_along_the_one_axis_that_differs(
+    cache: Any, part: Any, axis: int | None
+) -> None:
     assert growing_axis(tensor("cache", *cache), tensor("part", *part)) == axis
 
 
 @pytest.mark.parametrize(
     ("inputs", "outputs", "length"),
-    [("cache mask", "part", 6), ("cache mask", "", 9), ("cache pos words", "", 2), ("pos words", "", 0)],
+    [
+        ("cache mask", "part", 6),
+        ("cache mask", "", 9),
+        ("cache pos words", "", 2),
+        ("pos words", "", 0),
+    ],
 )
-def test_a_cache_is_as_long_as_its_growing_axis_or_the_mask(inputs: str, outputs: str, length: int) -> None:
+def test_a_cache_is_as_long_as_its_growing_axis_or_the_mask(
+    inputs: str, outputs: str, length: int
+) -> None:
     known = {
         "cache": tensor("kv_cache_k_0", 1, 6, 2),
         "part": tensor("kv_slice_k_0", 1, 4, 2),
@@ -117,7 +136,11 @@ def test_the_longest_prefill_with_the_readers_caches_is_taken() -> None:
     def signature(name: str, length: int, held: TensorInfo = cache) -> SignatureInfo:
         return SignatureInfo(name, (tensor("tokens", 1, length, dtype="int32"), held), ())
 
-    known = [signature("prefill_4", 4), signature("prefill_8", 8), signature("prefill_16", 16, other)]
+    known = [
+        signature("prefill_4", 4),
+        signature("prefill_8", 8),
+        signature("prefill_16", 16, other),
+    ]
     known.append(signature("verify_32", 32))
     reader = signature("decode", 1)
     assert longest_prefill(known, reader) is known[1]

@@ -77,14 +77,29 @@ def quantized(dtype: str, scale: float, zero_point: int = 0) -> TensorInfo:
         (f32(1, 2), np.array([4, 9], np.int16), (None, quantized("int16", 0.25)), None, 0.25),
         (i8(2), i8(4), (quantized("int8", 0.5), quantized("int8", 0.25)), None, 0),
         # With a scale for each channel codes are all there is.
-        (i8(1, 1), i8(1, 4), (TensorInfo("x", "x", (2,), (2,), "int8", (1.0, 10.0), (0, 0)),) * 2, 3, 3),
+        (
+            i8(1, 1),
+            i8(1, 4),
+            (TensorInfo("x", "x", (2,), (2,), "int8", (1.0, 10.0), (0, 0)),) * 2,
+            3,
+            3,
+        ),
     ],
 )
 def test_quantized_values_are_compared_as_codes_and_as_real_numbers(
-    a: np.ndarray, b: np.ndarray, infos: tuple[TensorInfo, TensorInfo], steps: int | None, max_abs: float
+    a: np.ndarray,
+    b: np.ndarray,
+    infos: tuple[TensorInfo, TensorInfo],
+    steps: int | None,
+    max_abs: float,
 ) -> None:
     found = measure(a, b, quantized_a=infos[0], quantized_b=infos[1])
-    assert (found.steps, found.max_abs, found.equal, found.bitwise) == (steps, max_abs, max_abs == 0, False)
+    assert (found.steps, found.max_abs, found.equal, found.bitwise) == (
+        steps,
+        max_abs,
+        max_abs == 0,
+        False,
+    )
 
 
 def test_nothing_to_compare_is_equal() -> None:
@@ -108,7 +123,9 @@ def test_nothing_to_compare_is_equal() -> None:
         ("z", (1, 64), False),
     ],
 )
-def test_logits_are_known_by_name_or_width(name: str, shape: tuple[int, ...], expected: bool) -> None:
+def test_logits_are_known_by_name_or_width(
+    name: str, shape: tuple[int, ...], expected: bool
+) -> None:
     assert are_logits(TensorInfo(name, name, shape, shape, "float32")) is expected
 
 
@@ -121,7 +138,9 @@ def test_every_figure_is_what_plain_arithmetic_gives(
     monkeypatch.setattr(metrics, "_PIECE", piece)
     values = np.random.default_rng(seed)
     a = values.normal(size=(9, 40)).astype(np.float32)
-    b = (a + values.normal(size=a.shape) * 10.0 ** values.integers(-8, 0, size=a.shape)).astype(np.float32)
+    b = (a + values.normal(size=a.shape) * 10.0 ** values.integers(-8, 0, size=a.shape)).astype(
+        np.float32
+    )
     found = measure(a, b, logits=True)
     pairs = [(float(x), float(y)) for x, y in zip(a.ravel(), b.ravel(), strict=True)]
     signal, noise = math.fsum(x * x for x, _ in pairs), math.fsum((x - y) ** 2 for x, y in pairs)

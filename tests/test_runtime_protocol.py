@@ -78,11 +78,23 @@ def test_objects_are_not_sent(ends: Ends) -> None:
     [
         ("internal", "KeyError", RuntimeCrashed, "region: the worker failed: KeyError"),
         ("refused", "no kernel", RuntimeRefused, "region: the runtime refused it: no kernel"),
-        ("refused", "out of memory", RuntimeRefused, "out of memory; it was allowed 3 MiB of memory"),
-        ("refused", "no reason given", RuntimeRefused, "no reason given; it was allowed 3 MiB of memory"),
+        (
+            "refused",
+            "out of memory",
+            RuntimeRefused,
+            "out of memory; it was allowed 3 MiB of memory",
+        ),
+        (
+            "refused",
+            "no reason given",
+            RuntimeRefused,
+            "no reason given; it was allowed 3 MiB of memory",
+        ),
     ],
 )
-def test_each_kind_of_error_has_a_type(kind: str, reason: str, error: type[Exception], said: str) -> None:
+def test_each_kind_of_error_has_a_type(
+    kind: str, reason: str, error: type[Exception], said: str
+) -> None:
     made = _refusal({"error": kind, "reason": reason}, "region", 3 << 20)
     assert type(made) is error
     assert str(made).endswith(said)

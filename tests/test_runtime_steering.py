@@ -129,7 +129,11 @@ PAIRS = [
         "%b: bool[] = EQUAL(%i, int32(NUMBER))\n %y: T = SELECT_V2(%b, int32(5), %i)",
         (0, 2_000_000),
     ),
-    ("int32[]", "%b: bool[] = EQUAL(%i, int32(NUMBER))\n %y: T = SELECT_V2(%b, int32(5), %i)", (0, 1)),
+    (
+        "int32[]",
+        "%b: bool[] = EQUAL(%i, int32(NUMBER))\n %y: T = SELECT_V2(%b, int32(5), %i)",
+        (0, 1),
+    ),
 ]
 
 
@@ -142,7 +146,9 @@ def test_integers_without_a_role_are_of_every_size(
     report = compare(one, other)
     assert not report
     assert compare(one, one).bitwise
-    assert f"main/i: unknown role, drawn as any {kind.partition('[')[0]}" in report.to_dict()["notes"]
+    assert (
+        f"main/i: unknown role, drawn as any {kind.partition('[')[0]}" in report.to_dict()["notes"]
+    )
 
 
 def test_an_integer_that_steers_where_nobody_knows_stays_0_or_1_and_is_named() -> None:
@@ -151,7 +157,8 @@ def test_an_integer_that_steers_where_nobody_knows_stays_0_or_1_and_is_named() -
     report = compare(one, one)
     assert report.bitwise
     assert any(
-        "main/i: unknown role, drawn as 0 or 1, because it may steer" in note for note in report.notes()
+        "main/i: unknown role, drawn as 0 or 1, because it may steer" in note
+        for note in report.notes()
     )
 
 

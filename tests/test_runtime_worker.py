@@ -27,7 +27,12 @@ from edge_opt.passes import Status
 from edge_opt.runtime import runner
 from edge_opt.runtime.description import describe
 from edge_opt.runtime.inputs import array_of, plan
-from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeRefused, RuntimeTimedOut, RuntimeUnavailable
+from edge_opt.runtime.protocol import (
+    RuntimeCrashed,
+    RuntimeRefused,
+    RuntimeTimedOut,
+    RuntimeUnavailable,
+)
 from edge_opt.runtime.runner import ChildProcess, Worker
 from edge_opt.verification import examine
 from edge_opt.verification.extremes import KINDS
@@ -41,7 +46,11 @@ PAIR = {"x": X, "y": 10 * X}
 
 @pytest.mark.parametrize(
     ("signature", "kernels", "inputs"),
-    [("main", "xnnpack", PAIR), ("main", "reference", PAIR), (None, "xnnpack", dict(reversed(PAIR.items())))],
+    [
+        ("main", "xnnpack", PAIR),
+        ("main", "reference", PAIR),
+        (None, "xnnpack", dict(reversed(PAIR.items()))),
+    ],
 )
 def test_a_signature_is_run_on_inputs_by_name(
     worker: Worker, signature: str | None, kernels: runner.Kernels, inputs: dict[str, np.ndarray]
@@ -80,7 +89,10 @@ def test_a_described_tensor_has_its_quantization_and_closing_ends_the_child() ->
     with Worker() as worker:
         worker.run(models.adder(), "main", PAIR)
         pid = child_of(worker)
-    assert (described.outputs[0].quantization, described.outputs[0].quantized) == (((0.25,), (0,), 0), True)
+    assert (described.outputs[0].quantization, described.outputs[0].quantized) == (
+        ((0.25,), (0,), 0),
+        True,
+    )
     assert gone(pid)
 
 
@@ -103,10 +115,16 @@ def test_a_worker_that_is_killed_is_a_crash(moment: str) -> None:
     ("model", "error", "said"),
     [
         (models.endless(), RuntimeTimedOut, r"within 0\.5 s"),
-        (models.crashing(), RuntimeCrashed, "xnnpack kernels: the runtime's process ended with SIGSEGV"),
+        (
+            models.crashing(),
+            RuntimeCrashed,
+            "xnnpack kernels: the runtime's process ended with SIGSEGV",
+        ),
     ],
 )
-def test_after_a_hang_or_a_crash_work_goes_on(model: bytes, error: type[Exception], said: str) -> None:
+def test_after_a_hang_or_a_crash_work_goes_on(
+    model: bytes, error: type[Exception], said: str
+) -> None:
     with Worker(time_limit=60) as worker:
         worker.run(models.adder(), "main", PAIR)
         first = child_of(worker)
@@ -130,7 +148,9 @@ def test_memory_is_limited_request_by_request(monkeypatch: Patch) -> None:
 
 def test_the_memory_allowed_grows_with_what_a_request_reads(monkeypatch: Patch) -> None:
     asked = []
-    monkeypatch.setattr(ChildProcess, "exchange", lambda _, header, *__: asked.append(header) or ({}, {}))
+    monkeypatch.setattr(
+        ChildProcess, "exchange", lambda _, header, *__: asked.append(header) or ({}, {})
+    )
     with Worker() as worker:
         worker.run(models.adder(), "main", PAIR)
     assert asked[0]["memory_limit"] == (4 << 30) + 3 * (len(models.adder()) + 2 * X.nbytes)
@@ -168,12 +188,16 @@ def test_the_parent_never_loads_the_runtime(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-def test_a_custom_operator_that_no_kernel_knows_is_named_with_what_still_works(tmp_path: Path) -> None:
+def test_a_custom_operator_that_no_kernel_knows_is_named_with_what_still_works(
+    tmp_path: Path,
+) -> None:
     text = "subgraph main (%x: float32[4]) {\n  %y: float32[4] = CUSTOM 'MyOp' (%x)\n  return %y\n}"
     path = written(tmp_path, text, "custom.tflite")
     with (
         Worker() as worker,
-        pytest.raises(RuntimeRefused, match=r"custom\.tflite'.* no kernel for the custom operator") as caught,
+        pytest.raises(
+            RuntimeRefused, match=r"custom\.tflite'.* no kernel for the custom operator"
+        ) as caught,
     ):
         worker.run(path, None, {"x": np.zeros(4, np.float32)})
     assert "verify='regions'" in str(caught.value)
@@ -189,7 +213,9 @@ def test_without_a_runtime_all_stops(tmp_path: Path, monkeypatch: Patch) -> None
     (package / "__init__.py").touch()
     (package / "interpreter.py").write_text("raise ImportError('libLiteRt.so: cannot open')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(RuntimeUnavailable, match="exit status 1; its last output: ImportError:") as caught:
+    with pytest.raises(
+        RuntimeUnavailable, match="exit status 1; its last output: ImportError:"
+    ) as caught:
         convert_decode(tmp_path / "out.tflite")
     assert "verify='none'" in str(caught.value)
     assert not (tmp_path / "out.tflite").exists()
@@ -213,7 +239,9 @@ def test_a_crash_is_no_answer_and_names_its_site(tmp_path: Path, monkeypatch: Pa
     monkeypatch.setattr(
         examine, "run_versions", lambda worker, *_, **options: run(worker, *instead, **options)
     )
-    with pytest.raises(SitesSkippedError, match="none of 3 sites could be verified: nothing was") as caught:
+    with pytest.raises(
+        SitesSkippedError, match="none of 3 sites could be verified: nothing was"
+    ) as caught:
         convert_decode(tmp_path / "out.tflite")
     site = next(site for site in caught.value.result.sites if site.heads != 1)
     assert site.status is Status.SKIPPED
@@ -262,5 +290,8 @@ def test_every_type_passes_through_the_worker_or_is_refused_by_a_typed_error(dty
                 assert name not in (*QUANTIZED_TYPES, "float32", "bool")
             else:
                 assert all(
-                    one.bitwise for kinds in outcome.found.values() for ones in kinds.values() for one in ones
+                    one.bitwise
+                    for kinds in outcome.found.values()
+                    for ones in kinds.values()
+                    for one in ones
                 )

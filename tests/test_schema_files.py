@@ -94,8 +94,12 @@ def test_arrays_are_little_endian_and_read_only() -> None:
             array[0] = 3
 
 
-@pytest.mark.parametrize("content", [INSIDE, AFTER, OPTIONS_AFTER], ids=["inside", "after", "options after"])
-def test_every_field_is_what_the_bindings_read_also_written_again(content: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content", [INSIDE, AFTER, OPTIONS_AFTER], ids=["inside", "after", "options after"]
+)
+def test_every_field_is_what_the_bindings_read_also_written_again(
+    content: bytes, tmp_path: Path
+) -> None:
     (tmp_path / "model.tflite").write_bytes(content)
     root = read_model(tmp_path / "model.tflite")
     assert as_bindings(root) == plain(unpack(content))
@@ -158,7 +162,9 @@ def test_equal_numbers_share_a_vector_and_equal_zeros_of_other_signs_do_not() ->
         scales = [schema.vector("float32", [0.5, 0.0]), schema.vector("float32", [0.5, last])]
         parameters = [new_table("QuantizationParameters", scale=scale) for scale in scales]
         tensors = [new_table("Tensor", quantization=each) for each in parameters]
-        content = model_bytes(new_table("Model", subgraphs=[new_table("SubGraph", tensors=tensors)]))
+        content = model_bytes(
+            new_table("Model", subgraphs=[new_table("SubGraph", tensors=tensors)])
+        )
         tensors = read_model(content).get("subgraphs")[0].get("tensors")
         read = tensors[1].get("quantization").get("scale")
         assert np.signbit(read[1]) == np.signbit(last)
@@ -199,7 +205,9 @@ def test_every_number_in_the_tables_is_aligned_to_its_size() -> None:
     model = tfl.Model.GetRootAs(again, 0)
     for index in range(model.BuffersLength()):
         table = model.Buffers(index)._tab
-        assert all((table.Pos + table.Offset(slot)) % 8 == 0 for slot in (6, 8) if table.Offset(slot))
+        assert all(
+            (table.Pos + table.Offset(slot)) % 8 == 0 for slot in (6, 8) if table.Offset(slot)
+        )
     zero_point = model.Subgraphs(0).Tensors(0).Quantization()._tab
     assert zero_point.Vector(zero_point.Offset(10)) % 8 == 0
 
@@ -210,7 +218,9 @@ def test_dropped_weights_leave_no_hole_and_new_ones_follow_the_old() -> None:
     assert len(model_bytes(root)) < 4000
     for content, external in ((INSIDE, False), (AFTER, True)):
         root = read_model(content)
-        root.get("buffers").insert(1, new_table("Buffer", data=Data(np.arange(5, dtype=np.int16).tobytes())))
+        root.get("buffers").insert(
+            1, new_table("Buffer", data=Data(np.arange(5, dtype=np.int16).tobytes()))
+        )
         again = stored(written(root))
         assert (again[0].external, bytes(again[0].view()[:4])) == (external, b"\0\0\1\0")
         assert again[0].offset == max(data.offset for data in again if data.external == external)
@@ -220,7 +230,9 @@ def test_two_parts_of_a_file_that_begin_together_are_two_weights() -> None:
     parts = [Data(Source(bytes(range(32))), 8, length, external=False) for length in (4, 8)]
     parts[1].source = parts[0].source
     root = new_table("Model", buffers=[new_table("Buffer", data=part) for part in parts])
-    assert [bytes(data.view()) for data in stored(written(root))] == [bytes(part.view()) for part in parts]
+    assert [bytes(data.view()) for data in stored(written(root))] == [
+        bytes(part.view()) for part in parts
+    ]
 
 
 def test_a_flatbuffer_over_the_limit_puts_its_weights_after_it(monkeypatch: Patch) -> None:
@@ -244,7 +256,9 @@ def test_a_file_is_its_bytes_and_progress_counts_them(file: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 5, (2 << 20) + 3])
-def test_weights_are_copied_through_one_buffer(tmp_path: Path, monkeypatch: Patch, length: int) -> None:
+def test_weights_are_copied_through_one_buffer(
+    tmp_path: Path, monkeypatch: Patch, length: int
+) -> None:
     """The fresh pages of a new one for each step took most of the time."""
     content = np.random.default_rng(0).bytes(length + 7)
     source, target, write = tmp_path / "in", tmp_path / "out", os.pwrite
@@ -268,7 +282,9 @@ def test_weights_are_copied_through_one_buffer(tmp_path: Path, monkeypatch: Patc
     lambda path: os.truncate(path, 100), lambda path: path.open("ab").write(b"x"),
     lambda path: os.utime(path, ns=(1, 1)),
 ])  # fmt: skip
-def test_a_changing_file_is_refused(file: Path, monkeypatch: Patch, change: Callable[[Path], None]) -> None:
+def test_a_changing_file_is_refused(
+    file: Path, monkeypatch: Patch, change: Callable[[Path], None]
+) -> None:
     """With the file mapped into memory, looking behind its end would be the end of the process (SIGBUS)."""
     read, root = schema.reader.Reader.root, read_model(file)
 
@@ -298,11 +314,17 @@ def test_a_changing_file_is_refused(file: Path, monkeypatch: Patch, change: Call
         ("Tensor", {"name": "\ud800"}, "does not fit string"),
         ("Tensor", {"quantization": new_table("Tensor")}, "expected QuantizationParameters"),
         ("Operator", {"builtin_options": "x"}, "expected its type beside it"),
-        ("Operator", {"builtin_options": new_table("Conv2DOptions")}, "expected its type beside it"),
+        (
+            "Operator",
+            {"builtin_options": new_table("Conv2DOptions")},
+            "expected its type beside it",
+        ),
         ("Tensor", {"shap": 1}, "Tensor.shap: is not a field of this table"),
     ],
 )
-def test_a_value_a_field_cannot_hold_is_refused(table: str, fields: dict[str, Any], message: str) -> None:
+def test_a_value_a_field_cannot_hold_is_refused(
+    table: str, fields: dict[str, Any], message: str
+) -> None:
     made = new_table(table)
     made.fields.update(fields)
     root = new_table("Model", subgraphs=[new_table("SubGraph", **{f"{table.lower()}s": [made]})])
@@ -326,7 +348,9 @@ def archive(model: bytes) -> bytes:
     [archive(DEMO.read_bytes()), DEMO.read_bytes() + archive(b""), archive(QUANTIZED.read_bytes())],
     ids=["appended", "joined", "behind weights"],
 )
-def test_an_archive_behind_the_model_opens_again_after_the_conversion(tmp_path: Path, content: bytes) -> None:
+def test_an_archive_behind_the_model_opens_again_after_the_conversion(
+    tmp_path: Path, content: bytes
+) -> None:
     output = tmp_path / "out.tflite"
     assert convert(content, output, verify="none").converted
     again = output.read_bytes()

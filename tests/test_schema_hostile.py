@@ -43,7 +43,9 @@ def patched(content: bytes, at: int, code: str, *values: int) -> bytes:
     return bytes(changed)
 
 
-def with_field(slot: int, code: str, value: int, *path: str | int, content: bytes = EVERYTHING) -> bytes:
+def with_field(
+    slot: int, code: str, value: int, *path: str | int, content: bytes = EVERYTHING
+) -> bytes:
     """The file with one inline field of a table overwritten."""
     position, vtable = place_of(content, *path)
     at = struct.unpack_from("<H", content, vtable + 4 + 2 * slot)[0]
@@ -120,20 +122,31 @@ def operator(inputs: list[int], outputs: list[int]) -> Table:
 
 def model(tensors: list[Table], operators: list[Table] = [], **fields: Any) -> bytes:  # noqa: B006 - only read
     """A model of one subgraph whose first tensor is its input; the operator code is CONCATENATION."""
-    graph = new_table("SubGraph", tensors=tensors, inputs=[0], outputs=[0], operators=operators, name="main")
+    graph = new_table(
+        "SubGraph", tensors=tensors, inputs=[0], outputs=[0], operators=operators, name="main"
+    )
     codes = [new_table("OperatorCode", builtin_code=2, deprecated_builtin_code=2)]
-    root = {"subgraphs": [graph], "operator_codes": codes, "buffers": [new_table("Buffer")], **fields}
+    root = {
+        "subgraphs": [graph],
+        "operator_codes": codes,
+        "buffers": [new_table("Buffer")],
+        **fields,
+    }
     return model_bytes(new_table("Model", version=3, **root))
 
 
 def shared(what: str) -> bytes:
     """Parts of a graph that are in the file once, and named so often that they would fill the memory."""
-    graph = new_table("SubGraph", tensors=[tensor(), tensor()], operators=[operator([0, 0], [1])], inputs=[0])
+    graph = new_table(
+        "SubGraph", tensors=[tensor(), tensor()], operators=[operator([0, 0], [1])], inputs=[0]
+    )
     if what == "buffer":
         return model([tensor()], buffers=[new_table("Buffer")] * 170_000)
     if what == "tensors":
         tensors = [tensor(shape=[1])] * 2000
-        return model([tensor()], subgraphs=[new_table("SubGraph", tensors=tensors) for _ in range(80)])
+        return model(
+            [tensor()], subgraphs=[new_table("SubGraph", tensors=tensors) for _ in range(80)]
+        )
     if what == "subgraph":
         return model([tensor()], subgraphs=[graph] * 20_000)
     if what == "indices":
@@ -157,7 +170,9 @@ SENTENCES: dict[str, list[Callable[[], bytes] | bytes]] = {
     "Tensor.shape: points to byte 2147": [with_field(0, "I", 0x7FFFFFFF, *TENSOR)],
     "Tensor.shape: points to": [with_field(0, "I", 0, *TENSOR)],
     "claims 2147483648 elements": [with_vector_length(slot, 2**31) for slot in (1, 2, 4)],
-    "vtable of Tensor lies outside": [patched(EVERYTHING, place_of(EVERYTHING, *TENSOR)[0], "i", -(2**31))],
+    "vtable of Tensor lies outside": [
+        patched(EVERYTHING, place_of(EVERYTHING, *TENSOR)[0], "i", -(2**31))
+    ],
     "impossible sizes": [with_vtable(3, 8), with_vtable(2, 8), with_vtable(0xFFFE, 8)],
     "outside its table": [with_vtable(8, 5)],
     "Tensor.buffer: lies at 12, over another field": [with_fields_over_each_other],
@@ -168,8 +183,12 @@ SENTENCES: dict[str, list[Callable[[], bytes] | bytes]] = {
     ],
     "second place for the bytes": [pack(TWO_PLACES)],
     "is not valid UTF-8": [pack(tfl.ModelT(description="words")).replace(b"words", b"w\xe4\0\0\0")],
-    "does not end in a zero byte": [pack(tfl.ModelT(description="words")).replace(b"words\0", b"words!")],
-    "Operator.builtin_options: has a value but no builtin_options_type": [with_field(3, "B", 0, *OPERATOR)],
+    "does not end in a zero byte": [
+        pack(tfl.ModelT(description="words")).replace(b"words\0", b"words!")
+    ],
+    "Operator.builtin_options: has a value but no builtin_options_type": [
+        with_field(3, "B", 0, *OPERATOR)
+    ],
     # A newer schema
     "Model.slot 11: an unknown field is present, so it was written by a newer schema": [newer],
     "BuiltinOptions has no member 250": [with_field(3, "B", 250, *OPERATOR)],
@@ -225,7 +244,9 @@ def test_the_error_names_table_field_and_offset() -> None:
         (lambda path: path.symlink_to("/dev/zero"), "is a device"),
     ],
 )
-def test_what_is_not_a_file_is_refused(tmp_path: Path, make: Callable[[Path], None], reason: str) -> None:
+def test_what_is_not_a_file_is_refused(
+    tmp_path: Path, make: Callable[[Path], None], reason: str
+) -> None:
     make(tmp_path / "model.tflite")
     with pytest.raises(ModelFormatError, match=reason):
         read_model(tmp_path / "model.tflite")
@@ -267,7 +288,9 @@ def test_who_trusts_a_large_model_says_so_in_the_environment(monkeypatch: Patch)
 def test_a_million_nested_tables_take_no_stack(slot: int) -> None:
     """A vector of one table that holds a vector of one table, and so on: the schema ends the descent, not the file."""
     depth, start = 1_000_000, 32
-    header = struct.pack("<I4sHH6H", start + 8, b"TFL3", 16, 8, *(4 if i == slot else 0 for i in range(6)))
+    header = struct.pack(
+        "<I4sHH6H", start + 8, b"TFL3", 16, 8, *(4 if i == slot else 0 for i in range(6))
+    )
     levels = np.tile(
         np.array([1, 4, 0, 4], "<u4"), (depth, 1)
     )  # count, offset, vtable, offset to the next count

@@ -51,7 +51,9 @@ def test_what_does_not_broadcast_is_refused_by_name(operands: list[Any], complai
     ([(-1,), (-1,)], (4,), r"\[4\] does not fit \[\?\]"), ([(2,), (2,)], (4,), "axis 0 is 2, recorded as 4"),
     ([(1,), (1,)], (4,), "axis 0 is 1, recorded as 4"),
 ])  # fmt: skip
-def test_page_uses(operands: list[Shape | None], result: Shape | None, complaint: str | None) -> None:
+def test_page_uses(
+    operands: list[Shape | None], result: Shape | None, complaint: str | None
+) -> None:
     """Inferred `?` against static: OK by the page's table, an error by its pseudo-code and examples."""
     for refine in (False, True):
         wrong = complaint is not None and not (refine and operands == [(-1,), (-1,)])
@@ -77,12 +79,16 @@ def test_static_shapes_broadcast_as_in_numpy(shapes: list[Shape]) -> None:
 
 
 @given(st.lists(MAYBE_OPEN, min_size=1, max_size=2))
-def test_every_legal_choice_of_runtime_sizes_fits_and_none_where_refused(shapes: list[Shape]) -> None:
+def test_every_legal_choice_of_runtime_sizes_fits_and_none_where_refused(
+    shapes: list[Shape],
+) -> None:
     try:
         inferred = broadcast(*shapes)
     except ShapeError:
         inferred = None
-    for sizes in itertools.product(range(4), repeat=sum(size < 0 for shape in shapes for size in shape)):
+    for sizes in itertools.product(
+        range(4), repeat=sum(size < 0 for shape in shapes for size in shape)
+    ):
         fill = iter(sizes)
         runtime = [tuple(next(fill) if size < 0 else size for size in shape) for shape in shapes]
         try:
@@ -104,7 +110,9 @@ def test_every_legal_choice_of_runtime_sizes_fits_and_none_where_refused(shapes:
     ((-1, 5), (5, -1), "", (-1, -1)), ((8, -1, 5), (1, 5, 6), "", (8, -1, 6)), (None, (3, 4), "", None),
     ((3, 4), None, "", None),
 ])  # fmt: skip
-def test_page_products(a: Shape | None, b: Shape | None, transposes: str, result: Shape | None) -> None:
+def test_page_products(
+    a: Shape | None, b: Shape | None, transposes: str, result: Shape | None
+) -> None:
     assert matmul(a, b, transpose_a="a" in transposes, transpose_b="b" in transposes) == result
 
 
@@ -115,7 +123,9 @@ def test_page_products(a: Shape | None, b: Shape | None, transposes: str, result
     ((7, 2, 3), (7, 4, 5), r"3 in operand 0 \(axis 2\), 4 in operand 1 \(axis 1\)"),
     ((9, 2, 4, 4), (3, 4, 4), r"2 in operand 0 \(axis 1\), 3 in operand 1 \(axis 0\)"),
 ])  # fmt: skip
-def test_products_that_do_not_fit_name_sizes_and_axes(a: Shape | None, b: Shape, complaint: str) -> None:
+def test_products_that_do_not_fit_name_sizes_and_axes(
+    a: Shape | None, b: Shape, complaint: str
+) -> None:
     with pytest.raises(ShapeError, match=complaint):
         matmul(a, b)
 
@@ -127,12 +137,22 @@ def numpy_matmul(a: Shape, b: Shape, transpose_a: bool, transpose_b: bool) -> Sh
     return np.shape(np.matmul(left, right))
 
 
-@given(st.lists(SIZES, min_size=1, max_size=4).map(tuple), STATIC, st.booleans(), st.booleans(), st.data())
-def test_shapes_multiply_as_in_numpy(a: Shape, batch: Shape, ta: bool, tb: bool, data: st.DataObject) -> None:
+@given(
+    st.lists(SIZES, min_size=1, max_size=4).map(tuple),
+    STATIC,
+    st.booleans(),
+    st.booleans(),
+    st.data(),
+)
+def test_shapes_multiply_as_in_numpy(
+    a: Shape, batch: Shape, ta: bool, tb: bool, data: st.DataObject
+) -> None:
     """Random pairs rarely agree on the inner size: mostly it is made to. Then some sizes are hidden."""
     inner = data.draw(st.sampled_from([*[a[-2] if ta and len(a) > 1 else a[-1]] * 3, 2]))
     b = data.draw(st.sampled_from([(inner,), (*batch, 2, inner) if tb else (*batch, inner, 2)]))
-    hidden_a, hidden_b = (tuple(data.draw(st.sampled_from([-1, size])) for size in shape) for shape in (a, b))
+    hidden_a, hidden_b = (
+        tuple(data.draw(st.sampled_from([-1, size])) for size in shape) for shape in (a, b)
+    )
     try:
         expected = numpy_matmul(a, b, ta, tb)
     except ValueError:

@@ -81,7 +81,9 @@ def select(draw: Draw, name: str) -> Call:
 def reduction(draw: Draw, name: str) -> Call:
     shape, dtype = draw(SHAPES), draw(INTS)
     axes = vector(draw, draw(SIZES), -len(shape), max(len(shape) - 1, 0))
-    return Call(name, [tensor(draw, shape, dtype), axes], {"keep_dims": draw(st.booleans())}, (dtype,))
+    return Call(
+        name, [tensor(draw, shape, dtype), axes], {"keep_dims": draw(st.booleans())}, (dtype,)
+    )
 
 
 def segments(draw: Draw, name: str) -> Call:
@@ -91,7 +93,10 @@ def segments(draw: Draw, name: str) -> Call:
 
 
 def of_shape(draw: Draw, name: str) -> Call:
-    source, dtype = tensor(draw, draw(SHAPES), draw(st.sampled_from(["INT32", "FLOAT32"]))), draw(INTS)
+    source, dtype = (
+        tensor(draw, draw(SHAPES), draw(st.sampled_from(["INT32", "FLOAT32"]))),
+        draw(INTS),
+    )
     return Call(name, [source], {"out_type": 2 if dtype == "INT32" else 4}, (dtype,))
 
 
@@ -107,7 +112,9 @@ def arranged(draw: Draw, name: str) -> Call:
     shape = draw(SHAPES)
     rank, source = len(shape), tensor(draw, shape, "INT32")
     if name == "SQUEEZE":
-        return Call(name, [source], {"squeeze_dims": draw(st.lists(st.integers(-3, 2), max_size=2))})
+        return Call(
+            name, [source], {"squeeze_dims": draw(st.lists(st.integers(-3, 2), max_size=2))}
+        )
     if name == "EXPAND_DIMS":
         return Call(name, [source, const(draw(st.integers(-rank - 2, rank + 1)))], {})
     targets = [(*shape[:axis], -1, *shape[axis + 1 :]) for axis in range(rank)]
@@ -122,7 +129,9 @@ def joined(draw: Draw, name: str) -> Call:
     shapes = [shape] * count
     if name == "CONCATENATION" and -len(shape) <= axis < len(shape):
         sizes = [draw(SIZES) for _ in range(count)]
-        shapes = [(*shape[: axis % len(shape)], size, *shape[axis % len(shape) + 1 :]) for size in sizes]
+        shapes = [
+            (*shape[: axis % len(shape)], size, *shape[axis % len(shape) + 1 :]) for size in sizes
+        ]
     options = {"axis": axis} | ({"values_count": count} if name == "PACK" else {})
     return Call(name, [tensor(draw, each, "INT32") for each in shapes], options)
 
@@ -131,7 +140,10 @@ def unpacked(draw: Draw, name: str) -> Call:
     shape = draw(FILLED)
     axis = draw(st.integers(-len(shape), len(shape) - 1))
     return Call(
-        name, [tensor(draw, shape, "INT32")], {"axis": axis, "num": shape[axis]}, ("INT32",) * shape[axis]
+        name,
+        [tensor(draw, shape, "INT32")],
+        {"axis": axis, "num": shape[axis]},
+        ("INT32",) * shape[axis],
     )
 
 
@@ -152,7 +164,9 @@ def strided(draw: Draw, name: str) -> Call:
     inputs = [tensor(draw, shape, "INT32"), vector(draw, count), vector(draw, count), strides]
     masks = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
     bits = st.sampled_from([0, 0, *range(1 << count)])
-    options = {name: draw(bits) for name in masks} | {"offset": draw(st.sampled_from([False, False, True]))}
+    options = {name: draw(bits) for name in masks} | {
+        "offset": draw(st.sampled_from([False, False, True]))
+    }
     return Call(name, inputs, options)
 
 
@@ -166,7 +180,9 @@ def gathered(draw: Draw, name: str) -> Call:
 
 def filled(draw: Draw, name: str) -> Call:
     dtype = draw(st.sampled_from(["INT32", "INT64", "BOOL"]))
-    return Call(name, [const(np.array(draw(SHAPES), np.int32)), tensor(draw, (), dtype)], {}, (dtype,))
+    return Call(
+        name, [const(np.array(draw(SHAPES), np.int32)), tensor(draw, (), dtype)], {}, (dtype,)
+    )
 
 
 def ranged(draw: Draw, name: str) -> Call:
@@ -187,11 +203,15 @@ _MAKERS: dict[str, Callable[[Draw, str], Call]] = {
 @pytest.mark.parametrize("name", sorted(FOLDERS))
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(data=st.data())
-def test_shapes_and_values_are_those_that_the_interpreter_computes(name: str, data: st.DataObject) -> None:
+def test_shapes_and_values_are_those_that_the_interpreter_computes(
+    name: str, data: st.DataObject
+) -> None:
     """Whatever is hidden of the shapes, what is still inferred fits."""
     call = _MAKERS.get(name, elementwise)(data.draw, name)
     # Of three single elements SELECT leaves the recorded shape as it is.
-    assume(not (name.startswith("SELECT") and all(tensor.value.size == 1 for tensor in call.inputs)))
+    assume(
+        not (name.startswith("SELECT") and all(tensor.value.size == 1 for tensor in call.inputs))
+    )
     model = one_operator(name, call.inputs, [T((), dtype) for dtype in call.outputs], call.options)
     facts = inferred(model)
     # The runtime reads outside the tensor where a shrunk axis or an offset says so, and may die of it.
@@ -208,7 +228,9 @@ def test_shapes_and_values_are_those_that_the_interpreter_computes(name: str, da
         if ours is not None:
             assert ours.dtype == theirs.dtype
             np.testing.assert_array_equal(ours, theirs)
-    if name != "CONCATENATION" or call.inputs[0].shape:  # scalars are joined where they are known only
+    if (
+        name != "CONCATENATION" or call.inputs[0].shape
+    ):  # scalars are joined where they are known only
         shapes_referee.check_dynamic(model, [value.shape for value in values])
 
 
@@ -234,7 +256,11 @@ UNKNOWN: dict[str, tuple[str, list[T], Options]] = {
     "real numbers": ("CAST", [const([1.5], "FLOAT32")], None),
     "complex numbers": ("CAST", [const([1j, 2], "COMPLEX64")], None),
     "codes of quantized tensors": ("ADD", [T((1,), "INT8", np.array([3], np.int8), 0.5)] * 2, {}),
-    "an offset": ("STRIDED_SLICE", [const(MATRIX), const([0]), *[const([1])] * 2], {"offset": True}),
+    "an offset": (
+        "STRIDED_SLICE",
+        [const(MATRIX), const([0]), *[const([1])] * 2],
+        {"offset": True},
+    ),
 }
 
 

@@ -56,7 +56,9 @@ ENTERED = """
     (UNSTACKED, None, (-1, -1, -1)), (UNSTACKED, (2, 5), (5, 2, 1)),
     (ENTERED.format("int32{2, 2}", "4,3"), None, (4, 3)), (ENTERED.format("%n", "?,?"), None, (-1, -1)),
 ])  # fmt: skip
-def test_values_are_followed_to_the_shape_of_results(text: str, resized: Shape | None, result: Shape) -> None:
+def test_values_are_followed_to_the_shape_of_results(
+    text: str, resized: Shape | None, result: Shape
+) -> None:
     model = parse(text)
     (graph, *_) = model.subgraphs
     report = report_of(model, resize={} if resized is None else {graph.inputs[0]: resized})
@@ -82,7 +84,9 @@ def test_a_recorded_shape_that_is_a_lie_is_found_and_what_follows_from_it() -> N
     assert second.to_dict()["recorded"] == [2, 4]
     model.subgraphs[0].operators[0].options = new_table("AddOptions")
     model.subgraphs[0].operators[0].code = model.operator_code("SQUEEZE")
-    assert infer_shapes(model)[0].reason.startswith("its options are those of another operator: they have no")
+    assert infer_shapes(model)[0].reason.startswith(
+        "its options are those of another operator: they have no"
+    )
 
 
 def test_operands_that_cannot_go_together_are_reported_once(snapshot: SnapshotAssertion) -> None:
@@ -126,7 +130,9 @@ def test_an_unranked_tensor_is_not_a_scalar() -> None:
 
 def test_a_constant_whose_bytes_do_not_fill_its_shape_is_found() -> None:
     """The reader refuses such a file; a rewrite may still make one."""
-    model = parse("subgraph main (%x: float32[2]) { %y: float32[2] = ADD(%x, float32{1, 2}) return %y }")
+    model = parse(
+        "subgraph main (%x: float32[2]) { %y: float32[2] = ADD(%x, float32{1, 2}) return %y }"
+    )
     next(tensor for tensor in model.subgraphs[0].tensors if tensor.is_constant).shape = (2, 3)
     assert "needs 24 bytes, its buffer holds 8" in str(infer_shapes(model)[0])
 
@@ -150,12 +156,16 @@ def test_a_composite_that_is_entered_with_another_shape_is_found() -> None:
     with pytest.raises(RefusedError, match="but gets"):
         check_operators(graph.operators, model.subgraphs)
     # Made after reading, which refuses it: a subgraph that enters itself.
-    graph.operators[0].options = new_table("StableHLOCompositeOptions", decomposition_subgraph_index=0)
+    graph.operators[0].options = new_table(
+        "StableHLOCompositeOptions", decomposition_subgraph_index=0
+    )
     assert [one.reason for one in infer_shapes(model) if one.subgraph == "main"] == []
 
 
 @pytest.mark.parametrize(("rows", "shared"), [(2, -1), (3, 3)])
-def test_a_subgraph_has_what_its_callers_share_wherever_it_is_listed(rows: int, shared: int) -> None:
+def test_a_subgraph_has_what_its_callers_share_wherever_it_is_listed(
+    rows: int, shared: int
+) -> None:
     """And resizing is no disagreement."""
     model = parse("""
     subgraph body (%x: float32[?,4]) { %y: float32[?,4] = NEG(%x) return %y }
@@ -201,7 +211,9 @@ LAYER = """
 """
 
 
-def test_operators_are_inferred_once_and_no_large_constant_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_are_inferred_once_and_no_large_constant_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     count, inferred = 20, list[str]()
 
     def counting(op: ir.Operator, *others: Any) -> Any:
@@ -212,8 +224,14 @@ def test_operators_are_inferred_once_and_no_large_constant_is_read(monkeypatch: 
     text = f"subgraph main (%x0: float32[1,8,16], %weights: float32[16,16]) {{ {steps} return %x{count} }}"
     monkeypatch.setattr(inference, "infer_operator", counting)
     report = report_of(parse(text))
-    assert (report.disagreements, report.unknown, len(inferred)) == ((), 0, count * LAYER.count(" = "))
-    model = parse("subgraph main (%x: float32[1,64]) { %y: float32[1,64] = ADD(%x, float32{1}) return %y }")
+    assert (report.disagreements, report.unknown, len(inferred)) == (
+        (),
+        0,
+        count * LAYER.count(" = "),
+    )
+    model = parse(
+        "subgraph main (%x: float32[1,64]) { %y: float32[1,64] = ADD(%x, float32{1}) return %y }"
+    )
     weights = next(tensor for tensor in model.subgraphs[0].tensors if tensor.is_constant)
     weights.shape, weights.buffer = (512, 64), ir.Buffer(Data(bytes(512 * 64 * 4)))
     monkeypatch.setattr(ir.Tensor, "array", lambda tensor: pytest.fail(f"read {tensor.name}"))
@@ -230,7 +248,9 @@ def check_every_tensor(model: bytes) -> None:
     report = report_of(ir.load(model))
     assert (report.disagreements, report.unknown) == ((), 0)
     erased = ir.load(model)  # the interpreter trusts some recorded shapes of results
-    for tensor in (one for graph in erased.subgraphs for operator in graph for one in operator.outputs):
+    for tensor in (
+        one for graph in erased.subgraphs for operator in graph for one in operator.outputs
+    ):
         tensor.shape, tensor.shape_signature = (), None
     for given in (model, ir.to_bytes(erased)):
         count, wrong = compare_all(given, model)
@@ -245,9 +265,18 @@ def test_bundled_models(path: Path) -> None:
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the families, made by one process: importing the exporter takes longer than an export."""
-    pytest.importorskip("litert_torch", reason="families are exported with litert-torch, in the torch extra")
+    pytest.importorskip(
+        "litert_torch", reason="families are exported with litert-torch, in the torch extra"
+    )
     folder = tmp_path_factory.mktemp("families")
-    command = [sys.executable, ROOT / "testdata" / "make_families.py", folder, "--here", "--only", *FAMILIES]
+    command = [
+        sys.executable,
+        ROOT / "testdata" / "make_families.py",
+        folder,
+        "--here",
+        "--only",
+        *FAMILIES,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
@@ -262,6 +291,8 @@ def test_freshly_exported_families(name: str, exported: Path) -> None:
 def test_a_model_is_given_by_its_path(tmp_path: Path) -> None:
     path = tmp_path / "x.tflite"
     path.write_bytes(
-        ir.to_bytes(parse("subgraph main (%x: float32[2,3]) { %y: float32[2,4] = RELU(%x) return %y }"))
+        ir.to_bytes(
+            parse("subgraph main (%x: float32[2,3]) { %y: float32[2,4] = RELU(%x) return %y }")
+        )
     )
     assert infer_shapes(path) == infer_shapes(str(path)) == infer_shapes(ir.load(path)) != []

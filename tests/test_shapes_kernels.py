@@ -13,7 +13,17 @@ import page_shapes
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shapes_referee import Options, Shape, T, check, const, fits, inferred, one_operator, runtime_values
+from shapes_referee import (
+    Options,
+    Shape,
+    T,
+    check,
+    const,
+    fits,
+    inferred,
+    one_operator,
+    runtime_values,
+)
 
 from edge_opt.attention.rules import RULES as ATTENTION_RULES
 from edge_opt.ir.operators import UNARY
@@ -154,7 +164,9 @@ SMALL = st.integers(1, 3)
 
 
 @pytest.mark.parametrize(
-    ("name", "inputs", "options", "outputs", "accepted"), ROWS, ids=[f"{row[0]}-{row[4]}" for row in ROWS]
+    ("name", "inputs", "options", "outputs", "accepted"),
+    ROWS,
+    ids=[f"{row[0]}-{row[4]}" for row in ROWS],
 )
 def test_rule_and_interpreter_agree(
     name: str, inputs: list[T | None], options: Options, outputs: Sequence[T] | str, accepted: bool
@@ -165,7 +177,9 @@ def test_rule_and_interpreter_agree(
 @pytest.mark.parametrize(("name", "inputs"), [
     ("ATAN2", [T((2, 3)), T((1, 3))]), ("FULLY_CONNECTED", [T((2, 5)), T((4, 3)), None]),
 ])  # fmt: skip
-def test_what_the_interpreter_computes_wrongly_is_refused(name: str, inputs: list[T | None]) -> None:
+def test_what_the_interpreter_computes_wrongly_is_refused(
+    name: str, inputs: list[T | None]
+) -> None:
     """ATAN2 does not look at the second operand; FULLY_CONNECTED rounds the number of rows down."""
     check(name, inputs, None if name == "ATAN2" else {}, accepted=True, stricter=True)
 
@@ -179,7 +193,9 @@ def test_reshape_by_its_options(target: list[int], shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("operand", [const([[4, 3]]), const([4, 3], "INT64"), const([4, 3])])
-def test_the_options_of_reshape_count_where_the_operand_is_not_a_vector_of_int32(operand: T) -> None:
+def test_the_options_of_reshape_count_where_the_operand_is_not_a_vector_of_int32(
+    operand: T,
+) -> None:
     check("RESHAPE", [T((2, 6)), operand], {"new_shape": [3, 4]}, accepted=True)
 
 
@@ -187,7 +203,10 @@ def test_the_options_of_reshape_count_where_the_operand_is_not_a_vector_of_int32
 @given(st.lists(st.integers(1, 3), max_size=5).map(tuple), st.data(), st.booleans(), st.booleans())
 def test_any_two_shapes_multiply(x: Shape, data: st.DataObject, adj_x: bool, adj_y: bool) -> None:
     inner = 2 if len(x) < 2 else x[-2] if adj_x else x[-1]
-    columns, batch = data.draw(st.integers(1, 3)), data.draw(st.lists(st.integers(1, 2), max_size=3))
+    columns, batch = (
+        data.draw(st.integers(1, 3)),
+        data.draw(st.lists(st.integers(1, 2), max_size=3)),
+    )
     y = (*batch, columns, inner) if adj_y else (*batch, inner, columns)
     check("BATCH_MATMUL", [T(x), T(y)], {"adj_x": adj_x, "adj_y": adj_y})
 
@@ -198,7 +217,9 @@ def test_any_window(height: int, window: int, stride: int, dilation: int, paddin
     source, options = T((2, height, 5, 4)), {"padding": padding, "stride_h": stride, "stride_w": 1}
     options |= {"dilation_h_factor": min(dilation, (height + 1) // 2), "dilation_w_factor": 1}
     check("CONV_2D", [source, T((6, min(window, 2), 2, 4)), T((6,))], options)
-    check("DEPTHWISE_CONV_2D", [source, T((1, 2, 2, 8)), T((8,))], {**options, "depth_multiplier": 2})
+    check(
+        "DEPTHWISE_CONV_2D", [source, T((1, 2, 2, 8)), T((8,))], {**options, "depth_multiplier": 2}
+    )
 
 
 @pytest.mark.parametrize(("name", "inputs", "options", "outputs"), [
@@ -207,17 +228,23 @@ def test_any_window(height: int, window: int, stride: int, dilation: int, paddin
     ("SLICE", [T((4, 5)), T((2,), "INT32"), T((2,), "INT32")], {}, [T(())]),
     ("PAD", [T((2, 3)), T((2, 2), "INT32")], {}, [T(())]),
 ])  # fmt: skip
-def test_sizes_by_data_are_open(name: str, inputs: list[T], options: Options, outputs: list[T]) -> None:
+def test_sizes_by_data_are_open(
+    name: str, inputs: list[T], options: Options, outputs: list[T]
+) -> None:
     """Run on zeros; what the interpreter then has must fit what the rule says, which must say -1 somewhere."""
     model = one_operator(name, inputs, outputs, options)
     derived, actual = inferred(model), [values.shape for values in runtime_values(model)]
     assert any(-1 in (shape or ()) for shape, _ in derived)
-    assert all(shape and fits(shape, theirs) for (shape, _), theirs in zip(derived, actual, strict=True))
+    assert all(
+        shape and fits(shape, theirs) for (shape, _), theirs in zip(derived, actual, strict=True)
+    )
 
 
 def test_every_rule_is_for_an_operator_and_names_its_source() -> None:
     assert RULES.keys() <= set(ENUMS["BuiltinOperator"])
-    assert [n for n, entry in RULES.items() if ".cc" not in entry.source or not entry.sentence] == []
+    assert [
+        n for n, entry in RULES.items() if ".cc" not in entry.source or not entry.sentence
+    ] == []
     assert ATTENTION_RULES.keys() <= RULES.keys()
 
 

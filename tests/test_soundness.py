@@ -54,7 +54,9 @@ def test_healthy_ranges_are_not_accused(scales: dict[str, str]) -> None:
 def test_a_quantized_model_real_numbers_and_integers_without_scales_are_not_accused() -> None:
     graph = "subgraph f (%x: {0}[2,2]) {{ %y: {0}[2,2] = {1}(%x, %x) return %y }}"
     texts = graph.format("float32", "BATCH_MATMUL"), graph.format("int16", "ADD")
-    assert [found for model in (load(QUANTIZED), *map(parse, texts)) for found in broken_ranges(model)] == []
+    assert [
+        found for model in (load(QUANTIZED), *map(parse, texts)) for found in broken_ranges(model)
+    ] == []
 
 
 @pytest.mark.parametrize(("scales", "rule", "tensor", "text"), [
@@ -69,10 +71,14 @@ def test_broken_ranges_are_named(scales: dict[str, str], rule: str, tensor: str,
 
 
 @pytest.mark.parametrize(("scale", "rules"), [("3e-14", ["values-cut-off"]), ("0.00001", [])])
-def test_values_in_steps_beyond_the_end_of_what_takes_them_are_cut_off(scale: str, rules: list[str]) -> None:
+def test_values_in_steps_beyond_the_end_of_what_takes_them_are_cut_off(
+    scale: str, rules: list[str]
+) -> None:
     text = f"subgraph f (%s: int16[4] q(0.0001, 0)) {{ %c: int16[4] q({scale}, 0) = QUANTIZE(%s) return %c }}"
     assert [one.rule for one in broken_ranges(parse(text))] == rules
-    fine = text.replace(") {", ", %t: int16[4] q(1e-12, 0)) {").replace("QUANTIZE(%s)", "ADD(%s, %t)")
+    fine = text.replace(") {", ", %t: int16[4] q(1e-12, 0)) {").replace(
+        "QUANTIZE(%s)", "ADD(%s, %t)"
+    )
     assert list(broken_ranges(parse(fine))) == [], "the other operand's steps are small"
 
 
@@ -127,7 +133,9 @@ def test_integers_around_operators_in_float_are_judged_too() -> None:
   %kf: float32[1,6,64] = DEQUANTIZE(%k)
   %oldf: float32[1,4,6] = BATCH_MATMUL(%qf, %kf) {adj_y: true}
   %old: int8[1,4,6] q(3.92, 127) = QUANTIZE(%oldf)"""
-    assert [one.rule for one in broken_ranges(parse(text.replace(product, in_float)))] == ["mask-in-range"]
+    assert [one.rule for one in broken_ranges(parse(text.replace(product, in_float)))] == [
+        "mask-in-range"
+    ]
 
 
 def test_a_scale_behind_the_product_counts() -> None:
@@ -153,7 +161,9 @@ subgraph main (%x: int16[1,4] q(0.001, 0), %k: int16[1,8,4] q(3.0518e-14, 0)) {
     ("FULLY_CONNECTED(%x, int8[8,4]{splat 0} q(7.874e-12, 0), none)", []),
     ("FULLY_CONNECTED(%x, int8[8,4]{splat 5} q(1e-9, 0), none)", ["no product of these operands fills the range"]),
 ])  # fmt: skip
-def test_the_remedy_for_a_dead_tensor_is_that_of_its_role(product: str, remedies: list[str]) -> None:
+def test_the_remedy_for_a_dead_tensor_is_that_of_its_role(
+    product: str, remedies: list[str]
+) -> None:
     """A cache that calibration never filled, weights of 0, and a range from elsewhere; no mask is near."""
     found = list(broken_ranges(parse(DEAD.replace("PRODUCT", product))))
     assert len(found) == len(remedies)
@@ -193,11 +203,16 @@ def test_a_block_of_zeros_has_a_scale_of_0() -> None:
     """As ai-edge-quantizer leaves it: its smallest scale is 0 in float16."""
     model = parse(UNUSABLE.replace(" q([0.1, 0.2], [0, 0], axis 0)", ""))
     graph = model.subgraphs[0]
-    for first, found in ((6e-8, []), (0, ["has a scale of 0 (1 of 2 are not normal numbers above 0)"])):
+    for first, found in (
+        (6e-8, []),
+        (0, ["has a scale of 0 (1 of 2 are not normal numbers above 0)"]),
+    ):
         content = np.array([[first], [1]], np.float16)
         scales = Tensor("scales", (2, 1), DType.FLOAT16, buffer=Buffer(Data(content.tobytes())))
         graph.add_tensor(scales)
-        blocks = new_table("BlockwiseQuantization", scales=graph.tensors.index(scales), block_size=4)
+        blocks = new_table(
+            "BlockwiseQuantization", scales=graph.tensors.index(scales), block_size=4
+        )
         table = new_table("QuantizationParameters", details=blocks)
         graph.operators[0].input(1).quantization = Quantization(table)
         assert [one.message.split(":")[0] for one in broken_ranges(model)] == found
@@ -211,8 +226,12 @@ subgraph main (%x: int16[128,1] q(SCALE, 0), %one: int16[] q(0.00003051850947599
 """
 
 
-@pytest.mark.parametrize(("ends_at", "aborts"), [(512, True), (512.3, True), (512.6, False), (517, False)])
-def test_a_sum_that_broadcasts_in_powers_of_two_ends_the_process(ends_at: float, aborts: bool) -> None:
+@pytest.mark.parametrize(
+    ("ends_at", "aborts"), [(512, True), (512.3, True), (512.6, False), (517, False)]
+)
+def test_a_sum_that_broadcasts_in_powers_of_two_ends_the_process(
+    ends_at: float, aborts: bool
+) -> None:
     """The runtime is asked, too: the rule is of its kernel."""
     content = to_bytes(parse(POSITIONS.replace("SCALE", f"{ends_at / 32767}")))
     rules = [broken.rule for broken in broken_ranges(load(content))]
@@ -257,7 +276,9 @@ def cached(text: str, dtype: str, written: str = "", read: str = "", later: str 
     for name, parameters in (("WRITTEN", written), ("READ", read), ("LATER", later)):
         text = text.replace(name, parameters or written)
     return parse(
-        text.replace("TYPE", dtype) if written else text.replace("TYPE", dtype).replace(" q(0.5, 0)", "")
+        text.replace("TYPE", dtype)
+        if written
+        else text.replace("TYPE", dtype).replace(" q(0.5, 0)", "")
     )
 
 
@@ -280,7 +301,9 @@ def test_a_cache_that_is_written_with_one_scale_and_read_with_another_is_named(
 def test_scales_that_differ_by_rounding_are_equal_and_the_factor_is_told() -> None:
     rounded = cached(SPLIT, "int16", "q(0.00009481061, 0)", "q(0.00009481063, 0)")
     assert list(unequal_caches([("", rounded)])) == []
-    (one,) = unequal_caches([("", cached(SPLIT, "int16", "q(0.00009481061, 0)", "q(0.000021937749, 0)"))])
+    (one,) = unequal_caches(
+        [("", cached(SPLIT, "int16", "q(0.00009481061, 0)", "q(0.000021937749, 0)"))]
+    )
     assert one.message.startswith(
         "is a cache that 'prefill_2' reads as INT16 in steps of 2.19e-05, but 'prefill_2' writes as INT16 in steps of "
         "9.48e-05 (a factor of 4.32)"
@@ -313,8 +336,12 @@ def test_the_auxiliary_model_shares_the_caches_of_its_bundle(
 
 
 def test_caches_that_are_not_read_mean_no_numbers() -> None:
-    unread = SPLIT.replace("BATCH_MATMUL(%x, %k)", "BATCH_MATMUL(%x, TYPE[1,4,8]{splat 1} q(0.1, 0))", 1)
-    assert list(unequal_caches([("", cached(unread, "int16", "q(0.0001, 0)", "q(0.0003, 0)"))])) == []
+    unread = SPLIT.replace(
+        "BATCH_MATMUL(%x, %k)", "BATCH_MATMUL(%x, TYPE[1,4,8]{splat 1} q(0.1, 0))", 1
+    )
+    assert (
+        list(unequal_caches([("", cached(unread, "int16", "q(0.0001, 0)", "q(0.0003, 0)"))])) == []
+    )
 
 
 def test_convert_and_inspect_warn_of_every_model(tmp_path: Path, capsys: Captured) -> None:
@@ -327,7 +354,11 @@ def test_convert_and_inspect_warn_of_every_model(tmp_path: Path, capsys: Capture
     for words in (ran.out, (tmp_path / "r.md").read_text(), shown.out):
         assert "prefill_4: 'y' ends at 1e-09" in words
     (told,) = run(capsys, "inspect", path, "--json").json["soundness"]
-    assert (told["rule"], told["signature"], told["tensor"]) == ("range-too-narrow", "prefill_4", "y")
+    assert (told["rule"], told["signature"], told["tensor"]) == (
+        "range-too-narrow",
+        "prefill_4",
+        "y",
+    )
     several = tmp_path / "broken.litertlm"
     parts = [model_part("prefill_decode", DEMO.read_bytes()), model_part("aux", path.read_bytes())]
     several.write_bytes(bundle([*parts, model_part("odd", b"no model"), (GENERIC, {}, b"words")]))

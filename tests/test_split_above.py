@@ -54,7 +54,11 @@ def split_above(text: str) -> Model:
 
 def cut_at(model: Model) -> set[str]:
     """The tensors of the queries that are cut into heads."""
-    return {operator.input(1).name for operator in model.subgraphs[0].operators if operator.name == "SPLIT"}
+    return {
+        operator.input(1).name
+        for operator in model.subgraphs[0].operators
+        if operator.name == "SPLIT"
+    }
 
 
 def composites(model: Model) -> list[Operator]:
@@ -81,26 +85,33 @@ def test_weights_that_differ_between_heads_are_cut_with_them() -> None:
         text = text.replace(f"%{name}: float32[4]", f"%{name}: float32[1,2,1,4]")
     model = split_above(text)
     assert cut_at(model) == {"f"}
-    assert [op.input(1).array().ravel().tolist() for op in composites(model)] == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    assert [op.input(1).array().ravel().tolist() for op in composites(model)] == [
+        [1, 2, 3, 4],
+        [5, 6, 7, 8],
+    ]
 
 
 def test_weights_that_a_body_multiplies_by_are_shared() -> None:
     text = NORMED.replace("float32{1.0, 2.0, 3.0, 4.0}", "float32[1,1,4,4]{splat 0.5}")
     body = text[text.index("  %e: float32[4]") :]
     model = split_above(
-        text.replace(body, "  %z: float32[1,2,3,4] = BATCH_MATMUL(%y, %w)\n  return %z\n}\n").replace(
-            "%w: float32[4]", "%w: float32[1,1,4,4]"
-        )
+        text.replace(
+            body, "  %z: float32[1,2,3,4] = BATCH_MATMUL(%y, %w)\n  return %z\n}\n"
+        ).replace("%w: float32[4]", "%w: float32[1,1,4,4]")
     )
     assert cut_at(model) == {"f"}
     assert len(composites(model)) == 2
 
 
 def test_a_body_of_which_one_head_leaves_nothing_still_defines_its_result() -> None:
-    text = NORMED[: NORMED.index("subgraph norm")].replace("float32{1.0, 2.0, 3.0, 4.0}) {name", ") {name")
+    text = NORMED[: NORMED.index("subgraph norm")].replace(
+        "float32{1.0, 2.0, 3.0, 4.0}) {name", ") {name"
+    )
     text = text.replace("COMPOSITE(%t, )", "COMPOSITE(%t)")
     same = "%z: float32[1,2,3,4] = TRANSPOSE(%y, int32{0, 1, 2, 3})"
-    model = split_above(f"{text}subgraph norm (%y: float32[1,2,3,4]) {{\n  {same}\n  return %z\n}}\n")
+    model = split_above(
+        f"{text}subgraph norm (%y: float32[1,2,3,4]) {{\n  {same}\n  return %z\n}}\n"
+    )
     assert cut_at(model) == {"f"}
     assert [op.name for op in model.subgraphs[1].operators] == ["RESHAPE"]
 
@@ -114,16 +125,26 @@ OVER_HEADS = {
 }
 PER_HEAD = {"MUL(%u, %e)": "MUL(%u, float32[1,2,1,1]{1.0, 2.0})"}
 UNKNOWN = {"%z: float32[1,2,3,4] = MUL(%u, %e)": "%z: float32[1,2,3,4] = CUMSUM(%u, int32(3))"}
-OTHER_TYPE = {"subgraph norm (%y: float32[1,2,3,4]": "subgraph norm (%y: float32[1,2,3,4] q(0.5, 0)"}
+OTHER_TYPE = {
+    "subgraph norm (%y: float32[1,2,3,4]": "subgraph norm (%y: float32[1,2,3,4] q(0.5, 0)"
+}
 READ_ELSEWHERE = {"return %out\n": "return %out, %n\n"}
 
 
 @pytest.mark.parametrize(
     "changes",
     [OVER_HEADS, PER_HEAD, UNKNOWN, OTHER_TYPE, READ_ELSEWHERE],
-    ids=["mixes heads", "differs between heads", "operator without a rule", "another type", "read elsewhere"],
+    ids=[
+        "mixes heads",
+        "differs between heads",
+        "operator without a rule",
+        "another type",
+        "read elsewhere",
+    ],
 )
-def test_a_norm_that_is_not_for_each_head_alone_stays_above_the_cut(changes: dict[str, str]) -> None:
+def test_a_norm_that_is_not_for_each_head_alone_stays_above_the_cut(
+    changes: dict[str, str],
+) -> None:
     text = NORMED
     for old, new in changes.items():
         assert old in text
@@ -144,7 +165,9 @@ def test_what_is_read_elsewhere_is_cut_where_that_is() -> None:
 @pytest.mark.parametrize("holds", [True, False])
 def test_bodies_stay_with_the_rewrite_that_is_kept_and_go_with_others(holds: bool) -> None:
     model = parse(NORMED)
-    (report,) = run(model, "mha_to_sha", target=Target("t", "t", form="split-above"), verifier=Says(holds))
+    (report,) = run(
+        model, "mha_to_sha", target=Target("t", "t", form="split-above"), verifier=Says(holds)
+    )
     assert report.status is (Status.CONVERTED if holds else Status.REVERTED)
     added = ["norm/head_0", "norm/head_1"] if holds else []
     assert [graph.name for graph in model.subgraphs] == ["main", "norm", *added]
@@ -156,7 +179,10 @@ def test_heads_are_cut_below_a_norm_that_fails_its_proof() -> None:
     (site,) = run(
         model, "mha_to_sha", target=Target("t", "t", form="split-above"), verifier=Says(False, True)
     )
-    assert (site.note, site.failed) == ("in form 'split', because the target's form failed", ("it differs",))
+    assert (site.note, site.failed) == (
+        "in form 'split', because the target's form failed",
+        ("it differs",),
+    )
     assert cut_at(model) <= {"n", "q"}
     assert [graph.name for graph in model.subgraphs] == ["main", "norm"]
 
@@ -184,7 +210,12 @@ def test_a_query_that_rope_reads_several_times_is_made_once_per_head() -> None:
     model = split_above(ROTATED)
     assert cut_at(model) == {"x", "z/head_0", "z/head_1"}
     names = [op.name for op in model.subgraphs[0].operators]
-    assert [names.count(name) for name in ("QUANTIZE", "SPLIT", "CONCATENATION", "ADD")] == [2, 3, 3, 2]
+    assert [names.count(name) for name in ("QUANTIZE", "SPLIT", "CONCATENATION", "ADD")] == [
+        2,
+        3,
+        3,
+        2,
+    ]
 
 
 def test_a_tensor_whose_readers_have_the_heads_on_different_axes_is_not_made_per_head() -> None:
@@ -201,4 +232,6 @@ def test_weights_with_a_scale_for_each_column_are_not_cut() -> None:
     scales = ", ".join(f"0.{column}" for column in range(1, 9))
     weights = f"int8[1,1,8]{{splat 3}} q([{scales}], [{', '.join('0' * 8)}], axis 2)"
     made = f"%w: float32[1,1,8] = DEQUANTIZE({weights})\n  %g: float32[1,3,8] = MUL(%f, %w)\n  %r:"
-    assert "w" in cut_at(split_above(NORMED.replace("RESHAPE(%f,", "RESHAPE(%g,").replace("  %r:", made)))
+    assert "w" in cut_at(
+        split_above(NORMED.replace("RESHAPE(%f,", "RESHAPE(%g,").replace("  %r:", made))
+    )

@@ -51,7 +51,9 @@ def test_attention_that_does_not_fit_on_the_chip_takes_another_form() -> None:
 
 def test_a_single_head_of_as_many_rows_as_a_tile_has_stays() -> None:
     for rows, reason in ((6, "already single-head"), (3, "")):
-        (site,) = convert(parse(of_one_head(attention_text())), target=tiles(rows), verify="none").sites
+        (site,) = convert(
+            parse(of_one_head(attention_text())), target=tiles(rows), verify="none"
+        ).sites
         assert (site.reason, site.status == "nothing to do") == (reason, bool(reason))
 
 
@@ -60,7 +62,9 @@ def test_an_unknown_target_is_refused_with_the_nearest_name() -> None:
         load_target("qualcom-htp")
     with pytest.raises(UsageError, match=r"target 'sm875' does not exist, did you mean 'SM8750'\?"):
         load_target("sm875")
-    with pytest.raises(UsageError, match=r"there are: ethos-u85, .*, a chip, such as SM8750, a .toml file$"):
+    with pytest.raises(
+        UsageError, match=r"there are: ethos-u85, .*, a chip, such as SM8750, a .toml file$"
+    ):
         load_target("pear")
 
 
@@ -92,12 +96,16 @@ def test_a_target_written_is_the_target_read(tmp_path: Path) -> None:
 
 def test_heads_side_by_side_take_a_form_that_mediatek_takes() -> None:
     """It takes UNPACK, and no PACK."""
-    text = attention_text(tail="%t: float32[1,6,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})", returned="%t")
+    text = attention_text(
+        tail="%t: float32[1,6,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})", returned="%t"
+    )
     (site,) = convert(parse(text), target="mediatek", verify="none").sites
     assert (str(site.status), site.reason) == ("converted", "")
 
 
-def added(axis: int = 2, kind: str = "float32", between: str = "%joined", scores: str = "[1,1,16,8]") -> str:
+def added(
+    axis: int = 2, kind: str = "float32", between: str = "%joined", scores: str = "[1,1,16,8]"
+) -> str:
     """A mask of 8 rows joined to itself, 16 x 8 x 2 bytes in half precision, and added to scores."""
     joined = {1: "[1,2,8,8]", 2: "[1,1,16,8]", 3: "[1,1,8,16]"}[axis]
     return f"""
@@ -118,9 +126,13 @@ def added(axis: int = 2, kind: str = "float32", between: str = "%joined", scores
     (added(axis=3, scores="[1,1,8,16]"), False), (added().replace("ADD", "SUB"), False),
     (added().replace("ADD(%scores, %joined)", "ADD(%joined, %scores)"), True), (added(kind="int8"), False),
 ])  # fmt: skip
-def test_only_joined_rows_that_an_add_takes_as_they_are_cross_the_limit(text: str, named: bool) -> None:
+def test_only_joined_rows_that_an_add_takes_as_they_are_cross_the_limit(
+    text: str, named: bool
+) -> None:
     """What the emulator gets wrong: neither another axis, nor what is broadcast, nor a SUB."""
-    assert rules(text, largest_joined_rows_bytes=16 * 8 * 2 - 1) == (["joined-rows"] if named else [])
+    assert rules(text, largest_joined_rows_bytes=16 * 8 * 2 - 1) == (
+        ["joined-rows"] if named else []
+    )
     assert rules(text, largest_joined_rows_bytes=16 * 8 * 2) == []
 
 
@@ -130,16 +142,22 @@ def test_a_mask_is_not_repeated_any_more_where_heads_are_split() -> None:
     before = [found for found in lint(whole, target) if found.rule == "joined-rows"]
     places = {(found.severity, found.signature) for found in before}
     assert places == {("error", "prefill_8"), ("error", "decode")}
-    assert all("split the heads" in found.message and "QAIRT 2.47" in found.message for found in before)
+    assert all(
+        "split the heads" in found.message and "QAIRT 2.47" in found.message for found in before
+    )
     result = convert(whole, target=replace(target, split_signatures=("*",)), verify="none")
     assert [found for found in lint(result.model, target) if found.rule == "joined-rows"] == []
 
 
-@pytest.mark.parametrize(("number", "named"), [("-65504.0", 0), ("-65505.0", 1), ("-3.4e38", 2), ("-inf", 2)])
+@pytest.mark.parametrize(
+    ("number", "named"), [("-65504.0", 0), ("-65505.0", 1), ("-3.4e38", 2), ("-inf", 2)]
+)
 def test_mask_constants_that_overflow_in_half_precision_are_named(number: str, named: int) -> None:
     findings = lint(parse(masked_text(f"float32({number})")), generic())
     assert [finding.rule for finding in findings] == ["mask-constant"] * bool(named)
-    assert ["no precision left" in finding.message for finding in findings] == [named == 2] * bool(named)
+    assert ["no precision left" in finding.message for finding in findings] == [named == 2] * bool(
+        named
+    )
 
 
 INTEGERS = "subgraph main (%x: int64[?,2]) {\n  %y: int64[?,2] = ABS(%x)\n  return %y\n}"
@@ -175,7 +193,9 @@ def test_what_is_not_taken_is_named(
 def test_a_rewrite_may_have_what_was_refused_before() -> None:
     target = generic(accepted_operators=("BATCH_MATMUL", "TRANSPOSE", "RESHAPE"))
     result = convert(parse(attention_text()), target=target, verify="none")
-    assert [str(site.status) for site in result.sites] == ["converted"], "SOFTMAX was refused as it stood"
+    assert [str(site.status) for site in result.sites] == ["converted"], (
+        "SOFTMAX was refused as it stood"
+    )
 
 
 def test_composites_and_several_signatures_are_named_with_the_remedy() -> None:
@@ -193,7 +213,9 @@ def external(text: str, folder: Path) -> Path:
         if buffer.data is not None:
             buffer.data = Data(bytes(buffer.data.view()), external=True)
     model.operator_codes = [
-        replace(code, table=new_table("OperatorCode", builtin_code=code.builtin, version=code.version))
+        replace(
+            code, table=new_table("OperatorCode", builtin_code=code.builtin, version=code.version)
+        )
         for code in model.operator_codes
     ]
     path = folder / "external.tflite"
@@ -227,8 +249,12 @@ def test_weights_and_codes_are_written_where_the_target_reads_them(tmp_path: Pat
     ({"split_signatures": ("prefill*",)}, "this signature"),
     ({"unsplit_types": ("INT8",), "split_from_head_size": 5}, ""),
 ])  # fmt: skip
-def test_attention_that_a_target_gains_nothing_from_splitting_stays(facts: dict[str, Any], kept: str) -> None:
+def test_attention_that_a_target_gains_nothing_from_splitting_stays(
+    facts: dict[str, Any], kept: str
+) -> None:
     result = convert(parse(attention_text()), target=generic(**facts))
-    reasons = [site.reason for site in result.sites if site.status == "nothing to do" and site.heads == 4]
+    reasons = [
+        site.reason for site in result.sites if site.status == "nothing to do" and site.heads == 4
+    ]
     assert bool(result.converted) is not bool(kept)
     assert reasons == ([f"target 'generic' gains nothing from splitting {kept}"] if kept else [])

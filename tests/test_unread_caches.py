@@ -43,7 +43,9 @@ def test_an_unread_cache_gets_type_and_scale_of_decodes(signatures: str | None) 
     result = edge_opt.convert(before, verify="full", signatures=signatures)
     first, second = (result.model.signatures[key].inputs for key in ("prefill_4", "decode"))
     for name in ("kv_cache_k_0", "kv_cache_v_0"):
-        kinds = [(tensor.dtype, tensor.quantization.key()) for tensor in (first[name], second[name])]  # type: ignore[union-attr]
+        kinds = [
+            (tensor.dtype, tensor.quantization.key()) for tensor in (first[name], second[name])
+        ]  # type: ignore[union-attr]
         assert kinds[0] == kinds[1]
     assert [(site.pass_name, site.signature, site.operator) for site in result.sites] == [
         ("unread_caches", "prefill_4", name) for name in "kv"
@@ -118,7 +120,12 @@ def test_signatures_that_are_not_chosen_keep_their_types() -> None:
 def test_signatures_of_one_subgraph_are_both_told() -> None:
     second = LAST_LAYER.splitlines()[1].replace("prefill_4 = #0", "prefill_too = #0")
     sites = edge_opt.convert(parse(f"{second}\n{LAST_LAYER}"), verify="none").sites
-    assert [site.signature for site in sites] == ["prefill_too", "prefill_too", "prefill_4", "prefill_4"]
+    assert [site.signature for site in sites] == [
+        "prefill_too",
+        "prefill_too",
+        "prefill_4",
+        "prefill_4",
+    ]
     assert all("was FLOAT32 and is INT16 now" in site.note for site in sites)
 
 

@@ -25,17 +25,25 @@ SUM = """subgraph main (%x: int16[8] q(0.1, 0)) {
 def off(gap: float, steps: int | None = None) -> Difference:
     """One element of eight is `gap` away, the largest being 4."""
     outside = int(gap > ABSOLUTE.atol)
-    return Difference(8, finite=8, differing=1, outside=outside, max_abs=gap, largest=4.0, steps=steps)
+    return Difference(
+        8, finite=8, differing=1, outside=outside, max_abs=gap, largest=4.0, steps=steps
+    )
 
 
 def outcome(*found: Difference, inconclusive: str = "", **extremes: Difference) -> Outcome:
     """One output on both kernel sets: first the optimized kernels, then the reference."""
     each = {name: (own,) for name, own in zip(("xnnpack", "reference"), found, strict=False)}
-    return Outcome({"": each, **{kind: {"xnnpack": (own,)} for kind, own in extremes.items()}}, inconclusive)
+    return Outcome(
+        {"": each, **{kind: {"xnnpack": (own,)} for kind, own in extremes.items()}}, inconclusive
+    )
 
 
 def judged(
-    made: Outcome, check: Check = BITWISE, *, text: str = PLAIN, limits: tuple[int, int] | None = None
+    made: Outcome,
+    check: Check = BITWISE,
+    *,
+    text: str = PLAIN,
+    limits: tuple[int, int] | None = None,
 ) -> Proof:
     return judge(made, Region(parse(text), parse(text), "region", check, Trial(limits=limits)))
 
@@ -106,7 +114,9 @@ _HIGH = (
         (PLAIN, BITWISE, outcome(off(0.5), inconclusive="output 0 is the same value everywhere"), False, None),
     ],
 )  # fmt: skip
-def test_what_a_proof_says(text: str, check: Check, made: Outcome, holds: bool, said: str | None) -> None:
+def test_what_a_proof_says(
+    text: str, check: Check, made: Outcome, holds: bool, said: str | None
+) -> None:
     proof = judged(made, check, text=text)
     assert proof.holds is holds
     assert said is None or (proof.note if holds else proof.reason) == said

@@ -63,7 +63,9 @@ class Worker:
         if isinstance(given, Exception):
             raise given
         if isinstance(given, str):
-            return Outcome({"": dict.fromkeys(request.kernels, (Difference(512, 512, largest=1.0),))}, given)
+            return Outcome(
+                {"": dict.fromkeys(request.kernels, (Difference(512, 512, largest=1.0),))}, given
+            )
         differing, kernels = given if isinstance(given, tuple) else (given, request.kernels)
         found = Difference(512, 512, differing, largest=1.0, max_abs=float(bool(differing)))
         return Outcome({"": dict.fromkeys(kernels, (found,))}, scale=0.5)
@@ -83,12 +85,19 @@ def examine(worker: Worker, question: Region = QUESTION) -> Proof:
 def test_a_small_region_is_asked_for_once_on_both_kernel_sets() -> None:
     worker = Worker(0)
     proof = examine(worker)
-    assert (proof.holds, proof.bitwise, proof.ran) == (True, True, (Ran("xnnpack"), Ran("reference")))
+    assert (proof.holds, proof.bitwise, proof.ran) == (
+        True,
+        True,
+        (Ran("xnnpack"), Ran("reference")),
+    )
     (asked,) = worker.asked
     assert (asked["before"], asked["after"], asked["kernels"]) == (FILE, FILE, BOTH)
     assert (asked["seed"], asked["parts"]) == (3, REQUEST.parts)
     runs = 2 * (len(SCALES) + DRAWS)
-    assert (asked["where"], asked["seconds"]) == ("region 'main' up to 'y'", 60 + runs * QUESTION.cost / 2e7)
+    assert (asked["where"], asked["seconds"]) == (
+        "region 'main' up to 'y'",
+        60 + runs * QUESTION.cost / 2e7,
+    )
 
 
 @pytest.mark.parametrize(
@@ -181,7 +190,11 @@ def test_lengths_are_divided_in_shapes_steering_constants_and_options() -> None:
         }""")
     )
     cut, _, shape = model.subgraphs[0].operators
-    assert [cut.input(0).shape, cut.output.shape, shape.output.shape] == [(1, 16, 4), (1, 8, 4), (32,)]
+    assert [cut.input(0).shape, cut.output.shape, shape.output.shape] == [
+        (1, 16, 4),
+        (1, 8, 4),
+        (32,),
+    ]
     assert [cut.input(1).array().tolist(), cut.input(2).array().tolist()] == [[0, 8, 0], [1, 8, 4]]
     assert list(shape.options.get("new_shape")) == [32]
 
@@ -274,7 +287,9 @@ def layers(dtype: str, *exchanged: str) -> list[Rewrite]:
     """Two layers that are alike but for their numbers; in the second one number may be exchanged for another."""
     text = attention(dtype, SIZE)
     second = text.index("%scaled2: ")
-    return rewrites_of("mha_to_sha", parse(text[:second] + text[second:].replace(*exchanged or ("", ""))))
+    return rewrites_of(
+        "mha_to_sha", parse(text[:second] + text[second:].replace(*exchanged or ("", "")))
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int16", "int8"])
@@ -295,7 +310,9 @@ def test_fewer_numbers_may_be_equal_in_what_covers_and_not_more(order: int) -> N
     assert [bool(proof.like) for proof in proofs] == [False, order == 1]
 
 
-def test_composites_of_each_head_are_covered_by_what_they_compute_and_mistakes_behind_them_are_not() -> None:
+def test_composites_of_each_head_are_covered_by_what_they_compute_and_mistakes_behind_them_are_not() -> (
+    None
+):
     text = attention("float32")
     for layer in "12":
         scaled = f"  %scaled{layer}: float32[1,4,4,8] = MUL(%q{layer},"
@@ -326,7 +343,9 @@ def test_composites_of_each_head_are_covered_by_what_they_compute_and_mistakes_b
     [("RESHAPE(%a, int32{4}) {new_shape: [4]}", True), ("NEG(%a)", False), ("ADD(%a, %x)", False)],
 )
 def test_a_new_version_that_computes_in_another_way_covers_nothing(new: str, covers: bool) -> None:
-    text = "subgraph main (%x: float32[4]) { %a: float32[4] = ABS(%x) %y: float32[4] = NEW return %y }"
+    text = (
+        "subgraph main (%x: float32[4]) { %a: float32[4] = ABS(%x) %y: float32[4] = NEW return %y }"
+    )
     made = structure(parse(text.replace("NEW", "ABS(%a)")), parse(text.replace("NEW", new)))
     assert made.covers(made) is covers
 
@@ -356,7 +375,9 @@ def test_numbers_that_are_equal_in_one_region_alone_may_be_mixed_up_there(read: 
 def test_the_provers_seed_decides_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     never = inconclusive(Exact(), "")
-    monkeypatch.setattr(examination, "examine", lambda _, one: asked.append(one.trial.seed) or never)
+    monkeypatch.setattr(
+        examination, "examine", lambda _, one: asked.append(one.trial.seed) or never
+    )
     for seed in (0, 5):
         Verifier(seed=seed).verify(layers("int8")[0], Exact())
     assert asked == [0, 5]
@@ -364,7 +385,11 @@ def test_the_provers_seed_decides_the_inputs(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_an_inputs_side_is_where_it_meets_the_logits() -> None:
     graph = parse(attention("float32")).subgraphs[0]
-    given = {tensor.name: side for tensor, side in regions._sides(graph).items() if tensor in graph.inputs}
+    given = {
+        tensor.name: side
+        for tensor, side in regions._sides(graph).items()
+        if tensor in graph.inputs
+    }
     kinds = {"q": "left", "k": "right", "k_cache": "right"}
     expected = {f"{name}{layer}": side for name, side in kinds.items() for layer in "12"}
     assert given == {**expected, "mask_local": "added", "mask_global": "added"}
@@ -391,7 +416,11 @@ def test_what_the_new_version_computes_by_itself_is_run_in_every_layer(code: int
     """Logits are clamped at a code that no input of the first layer reaches, and many of the second do."""
     text = attention("int16")
     second = text.index("%scaled2: ")
-    tight = text[second:].replace("q(0.0033, 0)", "q(0.0032, 0)").replace("q(0.0003, 0)", "q(0.00002, 0)")
+    tight = (
+        text[second:]
+        .replace("q(0.0033, 0)", "q(0.0032, 0)")
+        .replace("q(0.0003, 0)", "q(0.00002, 0)")
+    )
     model = parse(text[:second].replace("q(0.0003, 0)", "q(0.01, 0)") + tight)
     wrong = corrupted(rewrites_of("mha_to_sha", model), "a clamp", "logits{}/head_1")
     for rewrite in wrong:
@@ -432,7 +461,10 @@ def test_a_weight_of_one_and_large_negative_keys_are_among_the_extremes(
 
 def test_a_run_without_a_result_stands_for_no_other_region(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that was busy, or without memory, may have time and memory for the next."""
-    (first, _), answers = layers("int8"), [RuntimeTimedOut("late"), *[RuntimeCrashed("signal 9")] * 2]
+    (first, _), answers = (
+        layers("int8"),
+        [RuntimeTimedOut("late"), *[RuntimeCrashed("signal 9")] * 2],
+    )
     ask = examination.run_versions
 
     def answered(*given: Any, **options: Any) -> Outcome:
@@ -443,7 +475,9 @@ def test_a_run_without_a_result_stands_for_no_other_region(monkeypatch: pytest.M
     monkeypatch.setattr(examination, "run_versions", answered)
     with Verifier() as verifier:
         proofs = [verifier.verify(first, Exact()) for _ in range(4)]
-    assert [(proof.holds, proof.open) for proof in proofs] == [(False, True)] * 2 + [(True, False)] * 2
+    assert [(proof.holds, proof.open) for proof in proofs] == [(False, True)] * 2 + [
+        (True, False)
+    ] * 2
     assert [bool(proof.like) for proof in proofs] == [False] * 3 + [True]
 
 
@@ -456,7 +490,9 @@ AT_SIZE = [
 
 
 @pytest.mark.parametrize(("dtype", "mutant"), AT_SIZE)
-def test_a_corrupted_layer_like_a_good_one_fails(dtype: str, mutant: Mutant, at_size: Verifier) -> None:
+def test_a_corrupted_layer_like_a_good_one_fails(
+    dtype: str, mutant: Mutant, at_size: Verifier
+) -> None:
     """What the proof at size lets pass is so small a mistake that a proof in full lets it pass, too."""
     assert at_size.verify(layers(dtype)[1], Exact()).holds
     if at_size.verify(mutant.rewrite, Exact()).holds:
@@ -465,7 +501,9 @@ def test_a_corrupted_layer_like_a_good_one_fails(dtype: str, mutant: Mutant, at_
             assert thorough.verify(mutant.rewrite, Exact()).holds
 
 
-def of_long_heads(above: str = "ABS(%x)", logits: str = "%m: float32[1,2,64,128] = ABS(%l)") -> Rewrite:
+def of_long_heads(
+    above: str = "ABS(%x)", logits: str = "%m: float32[1,2,64,128] = ABS(%l)"
+) -> Rewrite:
     """Two heads of size 64, 64 queries, 128 keys; what is above the heads, and what is below the logits."""
     text = """subgraph main (%x: float32[1,64,128], %k: float32[1,2,128,64], %v: float32[1,2,128,64]) {
       %a: float32[1,64,128] = ABOVE
@@ -499,7 +537,9 @@ def numbers(*shape: int) -> str:
     ],
     ids=["bias of heads", "table of heads", "slopes", "bias of logits", "mask"],
 )
-def test_constants_that_carry_heads_have_a_fraction(parts: dict[str, str], at_size: Verifier) -> None:
+def test_constants_that_carry_heads_have_a_fraction(
+    parts: dict[str, str], at_size: Verifier
+) -> None:
     proof = at_size.verify(of_long_heads(**parts), Exact())
     assert (proof.holds, proof.ran) == (True, (Ran("xnnpack"), Ran("reference", FACTOR)))
 
@@ -515,9 +555,7 @@ def test_rows_that_count_tokens_and_then_heads_are_verified_in_full(at_size: Ver
 
 
 def test_where_nothing_reads_the_results_nothing_is_proved(verifier: Verifier) -> None:
-    text = (
-        "subgraph main (%x: float32[4,8]) { %u: float32[4,8] = ABS(%x) %y: float32[4,8] = NEG(%x) return %y }"
-    )
+    text = "subgraph main (%x: float32[4,8]) { %u: float32[4,8] = ABS(%x) %y: float32[4,8] = NEG(%x) return %y }"
     model = parse(text)
     unread = model.subgraphs[0].operators[0]
     same = Operator(unread.code, unread.inputs, unread.outputs)
@@ -527,7 +565,9 @@ def test_where_nothing_reads_the_results_nothing_is_proved(verifier: Verifier) -
 
 
 @pytest.mark.parametrize("alike", ["heads", "rows"])
-def test_equal_heads_prove_nothing_and_equal_rows_do_not_matter(alike: str, verifier: Verifier) -> None:
+def test_equal_heads_prove_nothing_and_equal_rows_do_not_matter(
+    alike: str, verifier: Verifier
+) -> None:
     """Heads that all read one query: swapped or not, the result is the same."""
     size, axis, count = ("1,1,6,5", 1, 4) if alike == "heads" else ("1,4,1,5", 2, 6)
     joined = f"CONCATENATION({', '.join(['%one'] * count)}) {{axis: {axis}}}"
@@ -550,13 +590,22 @@ def test_the_console_names_kernels_that_ran_and_sums_that_round_by_shape() -> No
     result = convert(to_bytes(parse(attention("float32").replace("float32", "float16"))))
     assert "1 run in full on XNNPACK; 1 of the same structure" in result.summary()
     lines = convert(to_bytes(parse(attention("int16")))).summary().splitlines()
-    assert "each verified bit for bit on the reference kernels; optimized kernels round int16 ADD" in lines[0]
+    assert (
+        "each verified bit for bit on the reference kernels; optimized kernels round int16 ADD"
+        in lines[0]
+    )
 
 
 @pytest.mark.usefixtures("large")
 def test_the_console_says_what_was_not_run() -> None:
     lines = convert(to_bytes(parse(attention("int8", SIZE)))).summary().splitlines()
-    assert "2 sites of mha_to_sha converted: 1 run in full on XNNPACK, with lengths divided by " in lines[1]
+    assert (
+        "2 sites of mha_to_sha converted: 1 run in full on XNNPACK, with lengths divided by "
+        in lines[1]
+    )
     assert lines[1].endswith("; 1 of the same structure, not run")
     ran = (Ran("xnnpack"), Ran("reference", 16))
-    assert words.extent(ran) == "run in full on XNNPACK, with lengths divided by 16 on the reference kernels"
+    assert (
+        words.extent(ran)
+        == "run in full on XNNPACK, with lengths divided by 16 on the reference kernels"
+    )

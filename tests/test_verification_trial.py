@@ -25,7 +25,9 @@ BOTH = Trial()
 
 
 def bitwise(outcome: Outcome) -> list[tuple[str, bool]]:
-    return [(name, all(each.bitwise for each in found)) for name, found in outcome.found[""].items()]
+    return [
+        (name, all(each.bitwise for each in found)) for name, found in outcome.found[""].items()
+    ]
 
 
 def test_a_refusal_says_which_version_and_where(worker: Worker) -> None:
@@ -44,7 +46,11 @@ X, Y, CODES = tensor("x", 4, 3), tensor("y", 4, 3), tensor("codes", 1000, dtype=
 
 
 def compared(
-    before: Version, after: Version, inputs: tuple[TensorInfo, ...] = (X,), output: Any = Y, **request: Any
+    before: Version,
+    after: Version,
+    inputs: tuple[TensorInfo, ...] = (X,),
+    output: Any = Y,
+    **request: Any,
 ) -> Outcome:
     """Each version gets the inputs in order, and gives the only output."""
     versions = {"before": before, "after": after}
@@ -127,7 +133,9 @@ def test_a_kernel_set_that_ran_once_is_not_left_out_later() -> None:
         )
 
 
-def test_an_input_takes_every_value_and_some_beyond_where_the_first_version_has_the_nearest() -> None:
+def test_an_input_takes_every_value_and_some_beyond_where_the_first_version_has_the_nearest() -> (
+    None
+):
     integer, seen = tensor("position", 2, dtype="int32"), {"before": [], "after": []}
 
     def version(name: str) -> Version:
@@ -148,7 +156,9 @@ def test_operands_are_run_at_every_scale_and_one_of_them_tells_most(told: float)
         return x if told * 0.7 < widths[-1] < told * 1.5 else np.zeros_like(x)
 
     outcome = compared(follows, same, (CODES,), CODES)
-    assert widths[: 2 * len(SCALES) : 2] == [pytest.approx(scale, rel=0.3, abs=0.01) for scale in SCALES]
+    assert widths[: 2 * len(SCALES) : 2] == [
+        pytest.approx(scale, rel=0.3, abs=0.01) for scale in SCALES
+    ]
     assert only(outcome).elements == len(SCALES) * CODES.elements
     assert outcome.scale == told
     assert compared(follows, same, (CODES,), CODES, scales=(1.0,)).scale == 1.0
@@ -184,11 +194,16 @@ def test_an_output_in_another_shape_is_a_refusal() -> None:
 def test_results_tell_where_they_hold_two_values(values: list[float], said: str) -> None:
     limits = (-5, 5) if 5 in values else None
     assert shows_nothing([np.array(values, np.float32)], None, limits) == said
-    assert shows_nothing([np.arange(4), np.array(values, np.float32)], None, limits) == said.replace("0", "1")
+    assert shows_nothing(
+        [np.arange(4), np.array(values, np.float32)], None, limits
+    ) == said.replace("0", "1")
 
 
 def test_one_run_that_tells_is_enough() -> None:
-    assert compared(np.zeros_like, np.zeros_like).inconclusive == "output 0 is the same value everywhere"
+    assert (
+        compared(np.zeros_like, np.zeros_like).inconclusive
+        == "output 0 is the same value everywhere"
+    )
     assert compared(np.sign, np.sign, (CODES,), CODES).inconclusive == ""
 
 
@@ -197,7 +212,10 @@ def test_heads_tell_where_all_of_them_differ_along_their_own_axis() -> None:
     parts = Parts(0, (2, 4, 2), (1,))
     different = np.arange(8).reshape(1, 8).repeat(2, axis=0)
     assert shows_nothing([different], parts, None) == ""
-    assert shows_nothing([different % 6], parts, None) == "some of the 4 heads or tiles in output 0 are equal"
+    assert (
+        shows_nothing([different % 6], parts, None)
+        == "some of the 4 heads or tiles in output 0 are equal"
+    )
     assert shows_nothing([different, different % 6], parts, None) == ""
 
 

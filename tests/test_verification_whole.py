@@ -46,7 +46,9 @@ def believe_bitwise_ones(monkeypatch: Patch) -> None:
     def swapped(*arguments: Any) -> Rewrite:
         rewrite: Any = build(*arguments)
         new = list(rewrite.new)
-        at = max(i for i, op in enumerate(new) if op.name == "CONCATENATION" and len(op.inputs) == 4)
+        at = max(
+            i for i, op in enumerate(new) if op.name == "CONCATENATION" and len(op.inputs) == 4
+        )
         new[at] = Operator(new[at].code, new[at].inputs[::-1], new[at].outputs, new[at].options)
         return replace(rewrite, new=tuple(new))
 
@@ -65,14 +67,18 @@ def tolerant(converting: Path) -> ConversionResult:
 
 
 def test_where_every_site_demanded_bits_so_does_the_whole(capsys: Captured) -> None:
-    ran = run(capsys, "convert", DEMO, "--dry-run", "--verify", "full", "--signatures", "decode", "--json")
+    ran = run(
+        capsys, "convert", DEMO, "--dry-run", "--verify", "full", "--signatures", "decode", "--json"
+    )
     for signature in ran.json["whole"]:
         assert (signature["holds"], signature["comparison"]["bitwise"]) == (True, True)
         assert signature["allowance"] == {"relative": 0.0, "steps": 0, "because": ""}
     assert [signature["name"] for signature in ran.json["whole"]] == ["prefill_8", "decode"]
 
 
-def test_a_site_that_demands_a_step_gives_every_output_room_and_says_why(tolerant: ConversionResult) -> None:
+def test_a_site_that_demands_a_step_gives_every_output_room_and_says_why(
+    tolerant: ConversionResult,
+) -> None:
     assert {"matmul_convert", "mha_to_sha"} <= {site.pass_name for site in tolerant.converted}
     prefill, decode = tolerant.whole
     assert str(prefill.allowance) == "bit-identical, as is every rewritten region"
@@ -109,7 +115,10 @@ def test_a_bundle_is_compared_in_any_case(dry: bool, tmp_path: Path, monkeypatch
     path.write_bytes(bundle([model_part("prefill_decode", DEMO.read_bytes())]))
     options: dict[str, Any] = {"verify": "full", "dry_run": dry, "signatures": ["decode"]}
     result = convert(path, None if dry else tmp_path / "good.litertlm", **options)
-    assert [(each.name, each.holds) for each in result.whole] == [("prefill_8", True), ("decode", True)]
+    assert [(each.name, each.holds) for each in result.whole] == [
+        ("prefill_8", True),
+        ("decode", True),
+    ]
     believe_bitwise_ones(monkeypatch)
     with pytest.raises(DifferenceFoundError, match="signature 'decode'"):
         convert(path, None if dry else tmp_path / "bad.litertlm", **options)
@@ -172,7 +181,9 @@ def test_an_output_of_more_bits_than_the_activations_has_room_for_as_much_of_its
         ("DEQUANTIZE(int8[4,4]{splat 1} q(0.5, 0))", None),
     ],
 )
-def test_floats_that_meet_integer_weights_have_the_room_of_kernels(operator: str, bits: int | None) -> None:
+def test_floats_that_meet_integer_weights_have_the_room_of_kernels(
+    operator: str, bits: int | None
+) -> None:
     """The kernels quantize each row of such an activation to 8 bits; what only reads integers does not."""
     given = "%x: float32[4,4], %i: int32[4]"
     model = parse(f"subgraph main ({given}) {{\n  %y: float32[4,4] = {operator}\n  return %y\n}}\n")

@@ -33,7 +33,9 @@ def path(tmp_path: Path) -> Path:
     weight.table = new_table("Tensor", has_rank=True, name=weight.name, external_buffer=7)
     place = new_table("ExternalBuffer", id=7, group=0, length=128, packing="raw")
     group = new_table("ExternalBufferGroup", name="weights.bin")
-    model.table = new_table("Model", version=3, external_buffer_groups=[group], external_buffers=[place])
+    model.table = new_table(
+        "Model", version=3, external_buffer_groups=[group], external_buffers=[place]
+    )
     path = tmp_path / "model.tflite"
     path.write_bytes(to_bytes(model))
     return path

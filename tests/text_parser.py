@@ -58,7 +58,10 @@ def literal(values: Any) -> str:
 class _Parser:
     def __init__(self, text: str) -> None:
         found = [(str(m.lastgroup), m.group(), m.start()) for m in _TOKEN.finditer(text)]
-        self.tokens = [*(one for one in found if one[0] != "space"), ("end", "", len(text.rstrip()))]
+        self.tokens = [
+            *(one for one in found if one[0] != "space"),
+            ("end", "", len(text.rstrip())),
+        ]
         self.place, self.model = 0, Model()
 
     def sees(self, *wanted: str) -> bool:
@@ -113,7 +116,9 @@ class _Parser:
                 self.next("subgraph")
                 named.append(self.subgraph())
         for key, index, *sides in signatures:
-            given, made = ({name: named[index][value] for name, value in side.items()} for side in sides)
+            given, made = (
+                {name: named[index][value] for name, value in side.items()} for side in sides
+            )
             self.model.signatures.append(Signature(key, self.model.subgraphs[index], given, made))
         return self.model
 

@@ -45,7 +45,9 @@ class Double(Pass):
     summary = "for tests"
     check = Within(0.5)
 
-    def __init__(self, make: Callable[[Context, Operator, Operator], Rewrite] | None = None) -> None:
+    def __init__(
+        self, make: Callable[[Context, Operator, Operator], Rewrite] | None = None
+    ) -> None:
         self._make = make or self.replaced
 
     def sites(self, context: Context) -> Iterable[Site]:

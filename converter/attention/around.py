@@ -26,7 +26,9 @@ _FOLLOWED_UP = (
     ELEMENTWISE
     | MOVEMENT
     | CUTTING
-    | operators_that(Effect.JOINING, Effect.REPEATING, Effect.PADDING, Effect.REDUCTION, Effect.ALONG_ROWS)
+    | operators_that(
+        Effect.JOINING, Effect.REPEATING, Effect.PADDING, Effect.REDUCTION, Effect.ALONG_ROWS
+    )
 ) - SOFTMAXES
 _FOLLOWED_DOWN = UNARY | MOVEMENT | CUTTING | {"PACK"}
 _REARRANGED = UNARY | MOVEMENT | {"PACK", "UNPACK"}

@@ -44,7 +44,10 @@ class Assembly:
         own = quantization or like.quantization
         if own is not None and own.is_per_axis and shape != like.shape:
             raise RefusedError(
-                Why.QUANTIZATION, "a tensor with several scales cannot be cut or reshaped", None, like
+                Why.QUANTIZATION,
+                "a tensor with several scales cannot be cut or reshaped",
+                None,
+                like,
             )
         unique = name
         count = 1
@@ -54,14 +57,18 @@ class Assembly:
         self._names.add(unique)
         return Tensor(unique, shape, like.dtype, quantization=own)
 
-    def emit(self, name: str, inputs: Sequence[Tensor], *outputs: Tensor, **options: object) -> Tensor:
+    def emit(
+        self, name: str, inputs: Sequence[Tensor], *outputs: Tensor, **options: object
+    ) -> Tensor:
         """Add a builtin operator; returns its first result."""
         self._operators.append(self._model.new_operator(name, inputs, outputs, **options))
         return outputs[0]
 
     def copy(self, operator: Operator, inputs: Sequence[Tensor | None], output: Tensor) -> Tensor:
         """Add a copy of an operator on other tensors."""
-        self._operators.append(Operator(operator.code, inputs, [output], operator.options, operator.table))
+        self._operators.append(
+            Operator(operator.code, inputs, [output], operator.options, operator.table)
+        )
         return output
 
     def again(
@@ -77,7 +84,9 @@ class Assembly:
         if key not in self._again:
             names = [name_below(like.name, suffix) for like in operator.outputs]
             outputs = tuple(map(self.tensor, names, shapes, operator.outputs))
-            self._operators.append(Operator(operator.code, inputs, outputs, options, operator.table))
+            self._operators.append(
+                Operator(operator.code, inputs, outputs, options, operator.table)
+            )
             self._again[key] = outputs
         return self._again[key]
 
@@ -154,7 +163,11 @@ def _without_transposes(product: Operator, made: Mapping[Tensor, Operator]) -> O
         if turned[side] and maker is not None and _exchanges_last_two(maker):
             sides[side] = maker.input(0)
             turned[side] = False
-    return product if sides == list(product.inputs) else _product(product, sides, turned, product.output)
+    return (
+        product
+        if sides == list(product.inputs)
+        else _product(product, sides, turned, product.output)
+    )
 
 
 def _exchanges_last_two(operator: Operator) -> bool:

@@ -30,7 +30,9 @@ def integers(operator: Operator, index: int) -> list[int]:
     tensor = operator.inputs[index]
     value = small_value(tensor)
     if value is None:
-        raise RefusedError(Why.OPERATOR, "an operand with axes or sizes must be constant", operator, tensor)
+        raise RefusedError(
+            Why.OPERATOR, "an operand with axes or sizes must be constant", operator, tensor
+        )
     return [int(number) for number in value.ravel()]
 
 
@@ -77,7 +79,9 @@ def multiplied(product: Operator, side: int) -> Places:
     rank = len(product.outputs[0].shape)
     last = len(operand.shape) - 1
     if last < 1:
-        raise RefusedError(Why.INVALID_MODEL, "the recorded shapes are inconsistent", product, operand)
+        raise RefusedError(
+            Why.INVALID_MODEL, "the recorded shapes are inconsistent", product, operand
+        )
     summed = contracted_axis(product, side)
     places: list[int | None] = [*aligned(operand, rank)]
     places[summed] = None
@@ -136,7 +140,11 @@ def _broadcast(operator: Operator, tensor: Tensor) -> AxisMap:
 
 
 def _kept(operator: Operator, tensor: Tensor) -> AxisMap | None:
-    return None if len(operator.outputs[0].shape) != len(tensor.shape) else _broadcast(operator, tensor)
+    return (
+        None
+        if len(operator.outputs[0].shape) != len(tensor.shape)
+        else _broadcast(operator, tensor)
+    )
 
 
 def _convolved(operator: Operator, tensor: Tensor) -> AxisMap:

@@ -116,7 +116,12 @@ def row_tiles(block: Block, count: int) -> Block:
     if count * block.heads > _MOST_PIECES:
         found = f"{count * block.heads:,}"
         raise RefusedError(
-            Why.LIMIT, f"more than {_MOST_PIECES:,} tiles are not made", block.softmax, None, "", found
+            Why.LIMIT,
+            f"more than {_MOST_PIECES:,} tiles are not made",
+            block.softmax,
+            None,
+            "",
+            found,
         )
     refusal = RefusedError(
         Why.HEADS, "no axis of the result is the queries' sequence", block.softmax, block.output

@@ -53,7 +53,9 @@ class Composite(Rule):
         tensor = inner.tensor
         if inner.pieces == 1:
             return
-        if tensor.is_constant or (tensor.quantization is not None and tensor.quantization.is_per_axis):
+        if tensor.is_constant or (
+            tensor.quantization is not None and tensor.quantization.is_per_axis
+        ):
             raise inner.refusal("the body of a composite is not the same for all heads")
         if tensor not in body.inputs and self._inner.is_end(inner):
             missing = RefusedError(
@@ -88,7 +90,9 @@ class _Body:
         for argument, operand in zip(self._whole.inputs, one.operands.values(), strict=True):
             if operand.pieces > 1:
                 own_name = name_below(argument.name, name)
-                self._pieces[argument] = self._assembly.tensor(own_name, operand.full_shape, argument)
+                self._pieces[argument] = self._assembly.tensor(
+                    own_name, operand.full_shape, argument
+                )
 
     def _piece(self, of: Labelled) -> Tensor:
         """The head's part of a tensor of the body."""

@@ -203,4 +203,6 @@ def to_text(factored: Factored) -> str:
 def _axis_text(axis: Axis) -> str:
     if not tells_heads(axis) and len(axis) < 2:
         return str(axis_size(axis))
-    return "".join(f"({factor.size}:head)" if factor.stride else f"({factor.size})" for factor in axis)
+    return "".join(
+        f"({factor.size}:head)" if factor.stride else f"({factor.size})" for factor in axis
+    )

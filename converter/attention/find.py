@@ -102,7 +102,9 @@ def _without_values(softmax: Operator, below: Below, above: Above) -> NotABlock:
     """The match of a SOFTMAX before no value product; raises RefusedError if there may be one."""
     blocker = below.blocker
     if blocker is not None and is_opaque(blocker):
-        raise RefusedError(Why.OPERATOR, "an operator with unknown effects reads the probabilities", blocker)
+        raise RefusedError(
+            Why.OPERATOR, "an operator with unknown effects reads the probabilities", blocker
+        )
     if blocker is not None and above.products:
         raise RefusedError(
             Why.OPERATOR, "the probabilities cannot be followed through this operator", blocker
@@ -181,7 +183,9 @@ def _indices(sources: Iterable[Factored], head: int) -> tuple[int, ...]:
 # Attention without a SOFTMAX
 
 
-def _weights_without_softmax(pairs: Iterable[Pair], softmaxes: Iterable[Operator]) -> Iterator[Operator]:
+def _weights_without_softmax(
+    pairs: Iterable[Pair], softmaxes: Iterable[Operator]
+) -> Iterator[Operator]:
     """The operators that make what weighs values without a SOFTMAX, such as the LOGISTIC or DIV above a value product.
 
     Without a computation between two products, and for single matrices without one that is not linear, as in the two
@@ -192,13 +196,17 @@ def _weights_without_softmax(pairs: Iterable[Pair], softmaxes: Iterable[Operator
         assigned |= products_around(softmax)
     weighing: dict[Operator, dict[Operator, list[Operator]]] = {}
     for pair in pairs:
-        if pair.mixed is not None or any(end.is_sum or end.operator in assigned for end in pair.products):
+        if pair.mixed is not None or any(
+            end.is_sum or end.operator in assigned for end in pair.products
+        ):
             continue
         values = pair.second.operator
         if values not in weighing:
             weighing[values] = _computations_above(values)
         for weights, above in weighing[values].items():
-            if pair.first.operator in above and (pair.first.several or not all(map(_is_linear, above))):
+            if pair.first.operator in above and (
+                pair.first.several or not all(map(_is_linear, above))
+            ):
                 assigned.update(end.operator for end in pair.products)
                 yield weights
 
@@ -236,7 +244,9 @@ def _unexplained(pairs: Iterable[Pair], found: Mapping[Operator, Match]) -> Iter
     skipped: set[Operator] = set()
     for anchor, match in found.items():
         if isinstance(match, Block):
-            in_blocks.update(match.products, match.logits or products_above(producers(anchor)).products)
+            in_blocks.update(
+                match.products, match.logits or products_above(producers(anchor)).products
+            )
         elif match.is_attention:
             skipped |= products_around(anchor)
     for pair in pairs:

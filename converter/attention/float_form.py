@@ -58,7 +58,9 @@ class FloatForm:
         for first in np.array_split(starts, -(-count // max(size, _AT_ONCE))):
             run = Run(first, {})
             for tensor in constants:
-                run.arrays[tensor] = np.broadcast_to(tensor.array()[..., None], (*tensor.shape, first.size))
+                run.arrays[tensor] = np.broadcast_to(
+                    tensor.array()[..., None], (*tensor.shape, first.size)
+                )
             steps = np.arange(size).reshape(*self.position.shape, 1)
             run.arrays[self.position] = first + steps
             for operator in self.operators:
@@ -74,7 +76,9 @@ def _computed(operator: Operator, run: Run) -> Array:
     return np.asarray(result, operator.output.dtype.numpy)
 
 
-def in_float(position: Tensor, operators: tuple[Operator, ...], exact: Mapping[Tensor, Tensor]) -> FloatForm:
+def in_float(
+    position: Tensor, operators: tuple[Operator, ...], exact: Mapping[Tensor, Tensor]
+) -> FloatForm:
     """The operators in float; `exact` has float constants that replace quantized ones.
 
     Raises:
@@ -117,7 +121,9 @@ def is_code(tensor: Tensor) -> bool:
 def _check(operator: Operator) -> None:
     """Raise RefusedError unless the operator can be evaluated, and its recorded shapes are right."""
     if not can_compute(operator):
-        raise RefusedError(Why.OPERATOR, "positions cannot be followed through this operator", operator)
+        raise RefusedError(
+            Why.OPERATOR, "positions cannot be followed through this operator", operator
+        )
     if operator.options is not None and operator.options.fields.get("fused_activation_function"):
         raise RefusedError(Why.OPERATOR, "an activation is fused into it", operator)
     for tensor in operator.outputs:
@@ -125,7 +131,10 @@ def _check(operator: Operator) -> None:
             raise RefusedError(Why.OPEN_LENGTHS, "its shape is known only at run time", operator)
         if is_code(tensor) and (tensor.dtype.numpy is None or tensor.dtype.numpy.kind not in "iu"):
             raise RefusedError(
-                Why.QUANTIZATION, f"codes of type {tensor.dtype} cannot be evaluated", operator, tensor
+                Why.QUANTIZATION,
+                f"codes of type {tensor.dtype} cannot be evaluated",
+                operator,
+                tensor,
             )
     parameters = operator.inputs[1:] if operator.name in _BY_PARAMETERS else ()
     for operand in operator.inputs:

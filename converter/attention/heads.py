@@ -183,7 +183,9 @@ class HeadSearch:
         probabilities = self.softmax.outputs[0]
         if math.prod(probabilities.shape[:-2]) > math.prod(product.shape[:-2]):
             raise RefusedError(
-                Why.HEADS, "the probabilities have more matrices than the value product", self.softmax
+                Why.HEADS,
+                "the probabilities have more matrices than the value product",
+                self.softmax,
             )
         rows = self._of_rows(Factor(product.shape[self._rows], 1))
         for of in self._like_heads(rows):

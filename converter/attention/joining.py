@@ -19,7 +19,9 @@ from edge_opt.ir import DType, Shape, Tensor
 from edge_opt.shapes.dimension import with_axis
 
 # Types that the runtime's kernels support (LiteRT, kernels/split.cc and unpack.cc); others use SLICE, or SPLIT.
-SPLIT_TYPES = frozenset({DType.FLOAT32, DType.INT8, DType.UINT8, DType.INT16, DType.INT32, DType.INT64})
+SPLIT_TYPES = frozenset(
+    {DType.FLOAT32, DType.INT8, DType.UINT8, DType.INT16, DType.INT32, DType.INT64}
+)
 
 
 def join_heads(
@@ -32,7 +34,9 @@ def join_heads(
     for place in reversed(places):
         factor = factors[place]
         front = fx.axis_size(before for before in factors[:place] if not before.stride)
-        groups: dict[int, list[Tensor]] = {}  # the pieces that differ only in this digit of the head
+        groups: dict[
+            int, list[Tensor]
+        ] = {}  # the pieces that differ only in this digit of the head
         for head in sorted(tensors):
             first = head - factor.digit(head) * factor.stride
             groups.setdefault(first, []).append(tensors[head])

@@ -72,7 +72,9 @@ class Labelled(NamedTuple):
                 Why.QUANTIZATION, "a tensor with several scales cannot be cut", None, self.tensor
             )
         if fx.tells_heads(self.factored[axis]):
-            raise RefusedError(Why.QUANTIZATION, "the heads lie on the axis of the scales", None, self.tensor)
+            raise RefusedError(
+                Why.QUANTIZATION, "the heads lie on the axis of the scales", None, self.tensor
+            )
         return own.along(fx.piece_axes(self.factored, keep=self.keep).index(axis))
 
 

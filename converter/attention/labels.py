@@ -69,7 +69,10 @@ class OperandFactors:
             raise RefusedError(Why.INVALID_MODEL, "the recorded shapes are inconsistent", operator)
         if any(tensor and (tensor.is_dynamic or not tensor.has_rank) for tensor in operator.inputs):
             raise RefusedError(
-                Why.OPEN_LENGTHS, "a dimension is known only at run time", operator, operator.outputs[0]
+                Why.OPEN_LENGTHS,
+                "a dimension is known only at run time",
+                operator,
+                operator.outputs[0],
             )
         if operator.name not in self.rules:
             return {}
@@ -79,13 +82,21 @@ class OperandFactors:
             is_cut = operand.piece_quantization() is not operand.tensor.quantization
             if is_cut and not reads_each_scale(operator, operand.tensor):
                 raise RefusedError(
-                    Why.QUANTIZATION, "a tensor with several scales cannot be cut", operator, operand.tensor
+                    Why.QUANTIZATION,
+                    "a tensor with several scales cannot be cut",
+                    operator,
+                    operand.tensor,
                 )
             operands[index] = operand
         return operands
 
     def made(
-        self, of: Labelled, head: int, assembly: Assembly, make: Callable[[Labelled], Tensor], suffix: str
+        self,
+        of: Labelled,
+        head: int,
+        assembly: Assembly,
+        make: Callable[[Labelled], Tensor],
+        suffix: str,
     ) -> Tensor:
         """Make the operator for one head by its rule; `make` gives the head's parts of the operands."""
         one = OneHead(assembly, of, self.above(of), head, make, suffix)

@@ -152,7 +152,9 @@ def _sum_of_products(operator: Operator) -> Product | None:
 def _repeated_shape(tensor: Tensor, rank: int) -> Shape:
     """The shape of a factor with `rank` axes, before a BROADCAST_TO or TILE."""
     maker = tensor.producer
-    source = maker.input(0) if maker is not None and maker.name in ("BROADCAST_TO", "TILE") else tensor
+    source = (
+        maker.input(0) if maker is not None and maker.name in ("BROADCAST_TO", "TILE") else tensor
+    )
     return (1,) * (rank - len(source.shape)) + source.shape
 
 

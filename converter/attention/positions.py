@@ -169,7 +169,9 @@ def _rounds_to(real: Tensor, stored: Tensor) -> bool:
         return False
     if not real.has_numbers or not stored.has_numbers:
         return False
-    apart = np.abs(real.array().astype(np.float64) - real_constant(stored).array().astype(np.float64))
+    apart = np.abs(
+        real.array().astype(np.float64) - real_constant(stored).array().astype(np.float64)
+    )
     return bool((apart <= _HALF_A_STEP * float(parameters.scale[0])).all())
 
 

@@ -28,7 +28,9 @@ class ByAxes(Rule):
     place is read whole by every head. With `drops_axes`, an axis of size 1 is broadcast to the result's.
     """
 
-    def __init__(self, places: Callable[[Labelled], dict[int, Places]], *, drops_axes: bool = False) -> None:
+    def __init__(
+        self, places: Callable[[Labelled], dict[int, Places]], *, drops_axes: bool = False
+    ) -> None:
         self._places = places
         self.drops_axes = drops_axes
 
@@ -36,7 +38,9 @@ class ByAxes(Rule):
         factors: Factors = {}
         for index, places in self._places(of).items():
             source = of.operator.input(index)
-            beyond = any(place is not None and not 0 <= place < len(of.factored) for place in places)
+            beyond = any(
+                place is not None and not 0 <= place < len(of.factored) for place in places
+            )
             if beyond or len(places) != len(source.shape):
                 raise RefusedError(
                     Why.INVALID_MODEL, "the recorded shapes are inconsistent", of.operator, source
@@ -55,7 +59,9 @@ class ByAxes(Rule):
         if self.drops_axes:
             return fx.repeated(whole)
         if fx.tells_heads(whole):
-            raise RefusedError(Why.HEADS, "an axis of heads changes its length", of.operator, source)
+            raise RefusedError(
+                Why.HEADS, "an axis of heads changes its length", of.operator, source
+            )
         return fx.plain_axis(size)
 
 
@@ -66,7 +72,9 @@ class Elementwise(ByAxes):
         """Without a RESHAPE, if a head's part differs only in leading axes of size 1."""
         if len(operand.tensor.shape) > len(of.piece_shape):
             return False
-        return _without_leading_ones(operand.tensor.shape) == _without_leading_ones(operand.piece_shape)
+        return _without_leading_ones(operand.tensor.shape) == _without_leading_ones(
+            operand.piece_shape
+        )
 
 
 def _without_leading_ones(shape: Shape) -> Shape:
@@ -78,10 +86,15 @@ def _aligned(of: Labelled) -> dict[int, Places]:
     operator = of.operator
     if operator.name == "SELECT" and operator.input(0).shape not in ((), of.tensor.shape):
         raise RefusedError(
-            Why.HEADS, "SELECT's condition must have the result's shape", operator, operator.input(0)
+            Why.HEADS,
+            "SELECT's condition must have the result's shape",
+            operator,
+            operator.input(0),
         )
     given = enumerate(operator.inputs)
-    return {index: aligned(tensor, len(of.factored)) for index, tensor in given if tensor is not None}
+    return {
+        index: aligned(tensor, len(of.factored)) for index, tensor in given if tensor is not None
+    }
 
 
 def _of_product(of: Labelled) -> dict[int, Places]:
@@ -192,7 +205,12 @@ class Regroup(Rule):
         if grouped is None:
             expected = f"a shape that {fx.to_text(of.factored)} refines"
             raise RefusedError(
-                Why.HEADS, "the operator cuts heads apart", of.operator, source, expected, source.shape
+                Why.HEADS,
+                "the operator cuts heads apart",
+                of.operator,
+                source,
+                expected,
+                source.shape,
             )
         return {0: grouped}
 
@@ -216,7 +234,9 @@ class Joining(Rule):
         if of.operator.name == "PACK":
             return dict.fromkeys(places, with_axis(of.factored, axis))
         if cut is not None:
-            return dict.fromkeys(places, with_axis(of.factored, axis, cut.rest or fx.repeated(whole)))
+            return dict.fromkeys(
+                places, with_axis(of.factored, axis, cut.rest or fx.repeated(whole))
+            )
         return {index: self._beside(of, axis, index) for index in places}
 
     @staticmethod
@@ -228,7 +248,9 @@ class Joining(Rule):
         """The layout of a part that is joined along an axis without heads."""
         part = of.operator.input(index)
         if axis >= len(part.shape):
-            raise RefusedError(Why.INVALID_MODEL, "the recorded shapes are inconsistent", of.operator)
+            raise RefusedError(
+                Why.INVALID_MODEL, "the recorded shapes are inconsistent", of.operator
+            )
         return with_axis(of.factored, axis, fx.plain_axis(part.shape[axis]))
 
     def _cut(self, of: Labelled) -> fx.Cut | None:
@@ -282,7 +304,11 @@ class Broadcast(Rule):
     def made(self, one: OneHead) -> Tensor:
         source = one.full(0)
         shape = one.of.full_shape
-        steering = shape if one.of.operator.name == "BROADCAST_TO" else np.floor_divide(shape, source.shape)
+        steering = (
+            shape
+            if one.of.operator.name == "BROADCAST_TO"
+            else np.floor_divide(shape, source.shape)
+        )
         return one.clone({0: source, 1: one.integers("shape", steering)}, shape)
 
 
@@ -301,7 +327,9 @@ class FullyConnected(Rule):
         contracted = fx.plain(operator.input(1).shape[1:])
         left = fx.regroup((*rows, *contracted), operator.input(0).shape)
         if left is None:
-            raise RefusedError(Why.HEADS, "the operator cuts heads apart", operator, operator.input(0))
+            raise RefusedError(
+                Why.HEADS, "the operator cuts heads apart", operator, operator.input(0)
+            )
         operands: Factors = {0: left, 1: (columns, *contracted)}
         if any(operator.inputs[2:]):
             operands[2] = (columns,)
@@ -334,7 +362,9 @@ def is_product(operator: Operator) -> bool:
 def multiplies_activations(operator: Operator) -> bool:
     """True for a product of two computed matrices, so not of weights."""
     is_product = operator.name in ("BATCH_MATMUL", "FULLY_CONNECTED")
-    return is_product and not any(tensor is None or is_weight(tensor) for tensor in operator.inputs[:2])
+    return is_product and not any(
+        tensor is None or is_weight(tensor) for tensor in operator.inputs[:2]
+    )
 
 
 _WEIGHT_STEPS = 8

@@ -161,7 +161,9 @@ class _Splitter:
             piece = self._cut_along(tensor, factored, axes[0], head)
             return self.assembly.reshaped(piece, target, name_below(piece.name, "piece"))
         exposed = _exposed(factored, axes[0])
-        apart = self.assembly.reshaped(tensor, fx.sizes(exposed), name_below(tensor.name, "exposed"))
+        apart = self.assembly.reshaped(
+            tensor, fx.sizes(exposed), name_below(tensor.name, "exposed")
+        )
         piece = self._cut_off(apart, exposed, head)
         return self.assembly.reshaped(piece, target, name_below(tensor.name, "piece"))
 
@@ -182,7 +184,9 @@ class _Splitter:
         values = tensor.array().reshape([factor.size for factor in factors])[tuple(index)]
         name = name_below(tensor.name, "piece")
         quantization = own.piece_quantization()
-        return self.assembly.constants.make(name, values.reshape(own.piece_shape), tensor.dtype, quantization)
+        return self.assembly.constants.make(
+            name, values.reshape(own.piece_shape), tensor.dtype, quantization
+        )
 
     def _split(self, tensor: Tensor, axis: int, count: int, *, drops: bool) -> Sequence[Tensor]:
         """Cut the tensor into `count` parts along an axis, which is removed if `drops`."""
@@ -199,7 +203,9 @@ class _Splitter:
         if drops:
             make.emit("UNPACK", [tensor], *parts, num=count, axis=axis)
         elif tensor.dtype in SPLIT_TYPES:
-            make.emit("SPLIT", [make.integers("split/axis", axis), tensor], *parts, num_splits=count)
+            make.emit(
+                "SPLIT", [make.integers("split/axis", axis), tensor], *parts, num_splits=count
+            )
         else:
             for place, part in enumerate(parts):
                 begins = np.zeros(len(shape))

@@ -28,7 +28,9 @@ AnyPath = str | os.PathLike[str]
 """A file's path, as callers give it."""
 
 
-def resolve_target(path: AnyPath, *, overwrite: bool, inputs: Iterable[AnyPath | None] = ()) -> Path:
+def resolve_target(
+    path: AnyPath, *, overwrite: bool, inputs: Iterable[AnyPath | None] = ()
+) -> Path:
     """The file that writing to `path` would create or replace; symlinks are followed.
 
     UsageError if it is an input, or exists and `overwrite` is false; OutputError if it cannot be written.
@@ -47,9 +49,13 @@ def resolve_target(path: AnyPath, *, overwrite: bool, inputs: Iterable[AnyPath |
         if any(given and Path(given).exists() and target.samefile(given) for given in inputs):
             raise UsageError(f"{path} is the input itself: give another output")
         if not stat.S_ISREG(status.st_mode):
-            raise OutputError(f"{path} cannot be written: it is a folder, pipe or device, give a file name")
+            raise OutputError(
+                f"{path} cannot be written: it is a folder, pipe or device, give a file name"
+            )
         if not overwrite:
-            raise UsageError(f"{path} exists: pass overwrite=True to replace it, or give another output")
+            raise UsageError(
+                f"{path} exists: pass overwrite=True to replace it, or give another output"
+            )
     if not os.access(target.parent, os.W_OK):
         raise OutputError(f"{path} cannot be written: {_REASONS[errno.EACCES]}")
     return target
@@ -87,7 +93,9 @@ def replacing(
             os.fchmod(fd, stat.S_IMODE(target.stat().st_mode))
         temporary.rename(target)
     except OSError as error:
-        text = f"{path} could not be written: {_reason(error)}; no part of this file was left behind"
+        text = (
+            f"{path} could not be written: {_reason(error)}; no part of this file was left behind"
+        )
         raise OutputError(text) from error
     finally:
         temporary.unlink(missing_ok=True)

@@ -31,7 +31,12 @@ class ModelFormatError(EdgeOptError):
     """The file is not a readable model; the message names the table, the field and the byte offset."""
 
     def __init__(
-        self, message: str, *, table: str | None = None, field: str | None = None, offset: int | None = None
+        self,
+        message: str,
+        *,
+        table: str | None = None,
+        field: str | None = None,
+        offset: int | None = None,
     ) -> None:
         place = ".".join(part for part in (table, field) if part)
         where = f"{place}: " if place else ""

@@ -40,7 +40,9 @@ class Record:
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON values (see `to_json`), for `--json` and reports."""
         names = [*(field.name for field in fields(self)), *self._properties]  # type: ignore[arg-type]
-        values = {name: to_json(getattr(self, name)) for name in names if name not in self._left_out}
+        values = {
+            name: to_json(getattr(self, name)) for name in names if name not in self._left_out
+        }
         return values | {name: None for name in self._or_null if not values[name]}
 
 

@@ -50,7 +50,9 @@ _FEWEST = 10
 _SHARE = 5
 """One prompt in this many is held out."""
 _NOT_EVALUATED = "Not evaluated: {}, or --held-out FILE.jsonl"
-_INSTALL_LM = "pip install '.[lm]' in a checkout of edge-opt (with evaluate=False, a build does not need it)"
+_INSTALL_LM = (
+    "pip install '.[lm]' in a checkout of edge-opt (with evaluate=False, a build does not need it)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,9 @@ class ModelScore:
     ratio_error: float | None = None
 
     @classmethod
-    def of(cls, source: str, own: Closeness, reference: Closeness, *, on_npu: bool = False) -> "ModelScore":
+    def of(
+        cls, source: str, own: Closeness, reference: Closeness, *, on_npu: bool = False
+    ) -> "ModelScore":
         """Scores of one model relative to the reference."""
         perplexity, _ = ratio_of(own.likelihoods, [0.0] * len(own.likelihoods))
         top1, kl = (float(np.mean(values)) if values else None for values in (own.agrees, own.kl))
@@ -105,7 +109,9 @@ class Evaluation(Record):
 
     def within(self, limit: float) -> bool:
         """True if every bundle's perplexity is at most `limit` times the reference's; False for NaN."""
-        return all(model.perplexity <= limit * self.models[0].perplexity for model in self.models[1:])
+        return all(
+            model.perplexity <= limit * self.models[0].perplexity for model in self.models[1:]
+        )
 
 
 def evaluate(
@@ -185,7 +191,9 @@ def read_texts(path: Path, calibrated: Sequence[Any] = ()) -> list[str]:
     for number, text in enumerate(texts, 1):
         where = f"held-out prompts {path}, prompt {number}"
         if text in seen:
-            raise UsageError(f"{where} is also a calibration prompt: remove it from one of the files")
+            raise UsageError(
+                f"{where} is also a calibration prompt: remove it from one of the files"
+            )
         if cut(text) is None:
             raise UsageError(f"{where} is too short to be scored: give at least two words")
     return texts
@@ -263,7 +271,9 @@ def score(job: Job, progress: Progress) -> dict[str, Any]:
     likelihoods: dict[str, list[float]] = {name: [] for name in job.inputs}
     skipped = 0
     scored = 0
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(
+        len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")
+    ) as pool:
         for start in range(0, len(parts), _BATCH):
             batch = parts[start : start + _BATCH]
             asked = [pool.map(partial(say, job.inputs[name]), batch) for name in bundles]
@@ -281,7 +291,9 @@ def score(job: Job, progress: Progress) -> dict[str, Any]:
             if scored and _worst_error(likelihoods, reference) <= ERROR:
                 break
     if not scored:
-        raise UsageError("every held-out prompt is longer than the bundle's cache: give shorter ones")
+        raise UsageError(
+            "every held-out prompt is longer than the bundle's cache: give shorter ones"
+        )
     closeness = {name: Closeness([], [], own) for name, own in likelihoods.items()}
     scores = [ModelScore.of(name, own, closeness[reference]) for name, own in closeness.items()]
     return asdict(Evaluation(scores, scored, skipped))
@@ -385,7 +397,9 @@ class Checkpoint:
         Raises:
             UsageError: a bundle tokenizes the prompt differently.
         """
-        before, scored = (tuple(self._tokenizer(one, add_special_tokens=False)["input_ids"]) for one in part)
+        before, scored = (
+            tuple(self._tokenizer(one, add_special_tokens=False)["input_ids"]) for one in part
+        )
         for name, text in texts.items():
             if (text.before[-len(before) :], text.scored) != (
                 before,

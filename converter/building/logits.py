@@ -47,7 +47,9 @@ def moments_of(checkpoint: Path, prompts: Path, progress: Progress, *, rotated: 
             f"the prompts have {tokens} tokens, and 4-bit logits need {_LEAST_TOKENS}: give "
             f"{_LEAST_TOKENS - tokens} more, or weights='8'"
         )
-    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=torch.float32
+    ).eval()
     if rotated:
         model.get_parameter(NORM).data.fill_(1)
     total: Any = 0
@@ -132,13 +134,17 @@ def four_bits(name: str, grid: Grid) -> Tensor:
     pairs = np.resize(grid.codes, (grid.codes.size + 1) // 2 * 2).reshape(-1, 2)
     packed = (pairs[:, 0] & 15) | (pairs[:, 1] << 4)
     buffer = Buffer(Data(packed.tobytes()))
-    return Tensor(name, grid.codes.shape, DType.INT4, quantization=by_row(grid.scales), buffer=buffer)
+    return Tensor(
+        name, grid.codes.shape, DType.INT4, quantization=by_row(grid.scales), buffer=buffer
+    )
 
 
 def by_row(scales: Floats) -> Quantization:
     """Symmetric parameters with one scale for each row."""
     zeros = np.zeros(len(scales), np.int64)
-    table = new_table("QuantizationParameters", scale=scales, zero_point=zeros, quantized_dimension=0)
+    table = new_table(
+        "QuantizationParameters", scale=scales, zero_point=zeros, quantized_dimension=0
+    )
     return Quantization(table)
 
 

@@ -32,7 +32,9 @@ def narrow(job: Job, progress: Progress) -> dict[str, Any]:
     rounded = None
     if "rounded" in job.inputs:
         rounded = read_rounded(Path(job.inputs["rounded"]))
-        notes.append(f"Weights of {many(len(rounded.grids), 'product')} in the layers are in 4 bits")
+        notes.append(
+            f"Weights of {many(len(rounded.grids), 'product')} in the layers are in 4 bits"
+        )
         moments = rounded.moments
     else:
         checkpoint = Path(job.inputs["checkpoint"])
@@ -71,7 +73,9 @@ def narrow_layers(model: Model, grids: Mapping[str, Grid], biases: Mapping[str, 
         content = id(weights.buffer)
         if content not in names_of:
             signs = _signs(np.asarray(weights.array(), np.int8))
-            names_of[content] = [name for name in wanted.get(signs, ()) if _is_near(weights, grids[name])]
+            names_of[content] = [
+                name for name in wanted.get(signs, ()) if _is_near(weights, grids[name])
+            ]
         names = names_of[content]
         if not names:
             continue
@@ -99,7 +103,9 @@ def _weights_of(model: Model) -> Iterator[tuple[Subgraph, Tensor]]:
 
 def _is_weights(reader: Operator, weights: Tensor) -> bool:
     return (
-        reader.name == "FULLY_CONNECTED" and reader.inputs[1] is weights and reader.inputs.count(weights) == 1
+        reader.name == "FULLY_CONNECTED"
+        and reader.inputs[1] is weights
+        and reader.inputs.count(weights) == 1
     )
 
 
@@ -140,7 +146,9 @@ def _bias_codes(stored: Tensor, bias: Floats | None, operand: Tensor, weights: T
         )
     scales = operand.quantization.scale[0] * weights.quantization.scale
     codes = np.rint(bias.astype(np.float64) / scales)
-    limits = np.iinfo(np.int32)  # of either type: kernels add it to sums of 32 bits, or clip it to them
+    limits = np.iinfo(
+        np.int32
+    )  # of either type: kernels add it to sums of 32 bits, or clip it to them
     if codes.min(initial=0) < limits.min or codes.max(initial=0) > limits.max:
         raise EdgeOptError(
             f"the bias '{stored.name}' does not fit the scales of its 4-bit weights: use weights='8'"

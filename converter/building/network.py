@@ -128,7 +128,9 @@ class Network:
             progress("measuring", layer, len(self.products))
             moments = self._advance(layer, read)
             for product in products:
-                with self._instead(product, partial(_rounded_values, Rounder(moments[product.name]))):
+                with self._instead(
+                    product, partial(_rounded_values, Rounder(moments[product.name]))
+                ):
                     harm = self.harm(layer, judged)
                 found.append((product, max(harm, 0.0)))
             every: dict[str, Any] = {}
@@ -275,7 +277,9 @@ def _without_outliers(states: Any) -> Any:
 
 
 def _rounded(rounder: Rounder, rows: Floats) -> Grid:
-    blocks = [rounder.rounded(rows[at : at + ROWS_AT_ONCE]) for at in range(0, len(rows), ROWS_AT_ONCE)]
+    blocks = [
+        rounder.rounded(rows[at : at + ROWS_AT_ONCE]) for at in range(0, len(rows), ROWS_AT_ONCE)
+    ]
     return Grid.joined(blocks)
 
 

@@ -114,7 +114,8 @@ def _used_settings() -> dict[str, set[str]]:
     """Names of the settings that each stage of the pipeline reads."""
     stages = _lib("stages")
     used = {
-        name: {*signature(getattr(stages, f"{short}_func")).parameters} for name, short in _STAGES.items()
+        name: {*signature(getattr(stages, f"{short}_func")).parameters}
+        for name, short in _STAGES.items()
     }
     # The exporter's own settings for calibration and quantization have no effect here.
     used["quantize"].remove("quantization_recipe")
@@ -125,7 +126,9 @@ def _used_settings() -> dict[str, set[str]]:
 
 def _known_values(config: Any, names: set[str]) -> dict[str, Any]:
     """The values of settings, without those that are None."""
-    values = {name: getattr(config, _RENAMED.get(name, name), None) for name in sorted(names - {"model"})}
+    values = {
+        name: getattr(config, _RENAMED.get(name, name), None) for name in sorted(names - {"model"})
+    }
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -136,7 +139,9 @@ def _planned_caches(config: Any, checkpoint: Path, *, whole: bool) -> dict[str, 
     described = AutoConfig.from_pretrained(checkpoint)
     text = described.get_text_config().to_dict()
     shortest = min(getattr(config, "cache_lengths", None) or [config.cache_length])
-    return plan_caches(text, config.prefill_lengths, shortest, getattr(config, SETTING, None), whole=whole)
+    return plan_caches(
+        text, config.prefill_lengths, shortest, getattr(config, SETTING, None), whole=whole
+    )
 
 
 def _planned_prompts(
@@ -149,7 +154,9 @@ def _planned_prompts(
     return wording, *plan(prompts, wording.count, lengths, config.cache_length, room)
 
 
-def _check_settings(given: Mapping[str, Any], names: Sequence[str], defaults: Mapping[str, Any]) -> None:
+def _check_settings(
+    given: Mapping[str, Any], names: Sequence[str], defaults: Mapping[str, Any]
+) -> None:
     for name, value in given.items():
         if name in _FIXED or name.endswith(_FILES):
             raise UsageError(f"--set {name} cannot be set: {_FIXED.get(name, _FIXED['overwrite'])}")
@@ -157,8 +164,12 @@ def _check_settings(given: Mapping[str, Any], names: Sequence[str], defaults: Ma
             raise unknown("--set: setting", name, names)
         default = defaults.get(name, value)
         kinds = (int, float) if isinstance(default, float) else type(default)
-        if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(default, bool)):
-            raise UsageError(f"--set {name}: {json.dumps(value)} must have the type of {json.dumps(default)}")
+        if not isinstance(value, kinds) or (
+            isinstance(value, bool) and not isinstance(default, bool)
+        ):
+            raise UsageError(
+                f"--set {name}: {json.dumps(value)} must have the type of {json.dumps(default)}"
+            )
 
 
 def export(job: Job, _: Progress) -> dict[str, Any]:
@@ -174,7 +185,9 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
     rotated = Path(tempfile.gettempdir(), "rotated")
     # In a process of its own: litert-torch's composites for norms need transformers' models not loaded before.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        preparing = pool.submit(prepare, Path(job.inputs["base"]), rotated, rotate=job.options["rotate"])
+        preparing = pool.submit(
+            prepare, Path(job.inputs["base"]), rotated, rotate=job.options["rotate"]
+        )
         # This loads packages, which takes as long.
         config = _config(job)
         stages = _lib("stages")
@@ -223,7 +236,9 @@ def calibrate(job: Job, _: Progress) -> dict[str, Any]:
     model = Path(job.inputs["model"])
     signatures = [signature.key for signature in Opened(model).main().model.signatures]
     lengths = [
-        int(name.removeprefix(_PREFILL)) for name in signatures if re.fullmatch(rf"{_PREFILL}\d+", name)
+        int(name.removeprefix(_PREFILL))
+        for name in signatures
+        if re.fullmatch(rf"{_PREFILL}\d+", name)
     ]
     check_lengths(lengths, config.cache_length)
     wording, planned, notes = _planned_prompts(job, model, config, lengths)
@@ -235,7 +250,9 @@ def calibrate(job: Job, _: Progress) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         lines = "".join(f"{json.dumps(wording.text(prompt))}\n" for prompt in planned)
         Path(folder, "ALL.jsonl").write_text(lines, encoding="utf-8")
-        _lib("stages").npu_calibrate(config, str(model), folder, job.output, enable_formatting=False)
+        _lib("stages").npu_calibrate(
+            config, str(model), folder, job.output, enable_formatting=False
+        )
     check_all_ran(signatures, Path(job.output))
     widen_sums(model, Path(job.output))
     return {"notes": notes}
@@ -285,11 +302,15 @@ def _broadcasting_sums(model: Path) -> set[str]:
 
 def quantize(job: Job, _: Progress) -> dict[str, Any]:
     """Quantize the bundle, and restore sections that the pipeline's packing drops."""
-    _lib("stages").npu_quantize(_config(job), job.inputs["model"], str(job.model), job.inputs["ranges"])
+    _lib("stages").npu_quantize(
+        _config(job), job.inputs["model"], str(job.model), job.inputs["ranges"]
+    )
     for left in Path(job.output).glob("*intermediate.tflite"):
         left.unlink()
     lost = keep_sections(Path(job.inputs["model"]), job.model)
-    return {"notes": [f"Restored sections that litert-torch dropped: {', '.join(lost)}"] if lost else []}
+    return {
+        "notes": [f"Restored sections that litert-torch dropped: {', '.join(lost)}"] if lost else []
+    }
 
 
 def optimize(job: Job, progress: Progress) -> dict[str, Any]:
@@ -328,7 +349,10 @@ def compile_bundle(job: Job, _: Progress) -> dict[str, Any]:
             )
         except ValueError as error:
             # LiteRT leaves the compiler's output in a temporary file.
-            said = [path.read_text(errors="replace") for path in Path(tempfile.gettempdir()).glob("*.error")]
+            said = [
+                path.read_text(errors="replace")
+                for path in Path(tempfile.gettempdir()).glob("*.error")
+            ]
             print(*said, sep="\n", flush=True)  # noqa: T201  to the stage's log
             raise CompilerFailedError(first_complaint("\n".join(said), "") or str(error)) from error
     return {}

@@ -63,7 +63,11 @@ def _turns(prompt: Any) -> list[dict[str, str]]:
         texts = [prompt[key] for key in _TEXTS if isinstance(prompt.get(key), str)]
         turns = prompt.get("messages")
         if not texts and isinstance(turns, list):
-            return [one for one in turns if isinstance(one, dict) and isinstance(one.get("content"), str)]
+            return [
+                one
+                for one in turns
+                if isinstance(one, dict) and isinstance(one.get("content"), str)
+            ]
         prompt = texts[0] if texts else None
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else []
 
@@ -71,7 +75,9 @@ def _turns(prompt: Any) -> list[dict[str, str]]:
 def check_lengths(lengths: Sequence[int], cache: int) -> None:
     """Raise UsageError if a prefill can never run on a filled cache, because its ranges could not be found."""
     if not lengths:
-        raise UsageError("the bundle has no entry point prefill_N: export it with litert-torch, for an NPU")
+        raise UsageError(
+            "the bundle has no entry point prefill_N: export it with litert-torch, for an NPU"
+        )
     if 2 * max(lengths) > cache:
         raise UsageError(
             f"a cache of {cache} tokens has no room for two prefills of {max(lengths)}, so calibration cannot see one "
@@ -195,8 +201,12 @@ def wording_of(model: Path) -> Wording:
     if model.is_dir():
         tokenizer = make(transformers_model_path=str(model))
         template = tokenizer.tx_tokenizer.chat_template
-        return Wording(tokenizer, template.get("default") if isinstance(template, dict) else template)
-    unpack = importlib.import_module(f"{_CALIBRATION}.litertlm_bundle.litertlm_bundle").unpack_litertlm
+        return Wording(
+            tokenizer, template.get("default") if isinstance(template, dict) else template
+        )
+    unpack = importlib.import_module(
+        f"{_CALIBRATION}.litertlm_bundle.litertlm_bundle"
+    ).unpack_litertlm
     with tempfile.TemporaryDirectory() as folder:
         found = unpack(str(model), folder)
         words = {

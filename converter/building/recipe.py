@@ -23,7 +23,9 @@ _CALIBRATE = Stage("calibrate", ("model", "prompts"), {"ranges": "."})
 _QUANTIZE = Stage(QUANTIZE, ("model", "ranges"), {"model": MODEL})
 _NARROW_LOGITS = Stage("narrow", ("model", "checkpoint", "prompts"), {"model": MODEL})
 _NARROW_ROUNDED = Stage("narrow", ("model", "rounded"), {"model": MODEL})
-OPTIMIZE = Stage("optimize", ("model", "exported"), {"model": MODEL, "converted": MODEL}, compiles=True)
+OPTIMIZE = Stage(
+    "optimize", ("model", "exported"), {"model": MODEL, "converted": MODEL}, compiles=True
+)
 EVALUATE = Stage("evaluate", ("checkpoint", "converted"))
 """Scores checkpoint and bundle, in LiteRT-LM on CPU kernels."""
 EMULATE = Stage("emulate", ("checkpoint", "converted"), compiles=True)
@@ -52,7 +54,9 @@ def recipe(kind: Kind, weights: str, *, narrow_weights: bool) -> tuple[Stage, ..
         raise unknown("weights", weights, WEIGHTS)
     stages = RECIPES.get((kind, weights))
     if stages is None or (weights != "8" and not narrow_weights):
-        raise UsageError(f"weights='{weights}' needs a checkpoint and a Qualcomm NPU: use weights='8'")
+        raise UsageError(
+            f"weights='{weights}' needs a checkpoint and a Qualcomm NPU: use weights='8'"
+        )
     return stages
 
 

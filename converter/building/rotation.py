@@ -94,7 +94,9 @@ def rotate_stream(model: Any, *, least_gain: float = _GAIN) -> Prepared:
     after, smaller = _run(model)
     difference = float((after - before).abs().max() / before.abs().max())
     if not difference <= _SAME:  # NaN, too
-        return _left(f"its logits would change by {difference:.2%} of the largest one", spoiled=True)
+        return _left(
+            f"its logits would change by {difference:.2%} of the largest one", spoiled=True
+        )
     if not smaller * least_gain <= largest:
         text = f"its largest number would only change from {largest:,.1f} to {smaller:,.1f}"
         return _left(text, spoiled=True)
@@ -103,7 +105,9 @@ def rotate_stream(model: Any, *, least_gain: float = _GAIN) -> Prepared:
 
 
 def _left(reason: str, *, spoiled: bool = False) -> Prepared:
-    return Prepared(rotated=False, note=f"The residual stream is not rotated: {reason}", spoiled=spoiled)
+    return Prepared(
+        rotated=False, note=f"The residual stream is not rotated: {reason}", spoiled=spoiled
+    )
 
 
 def save(model: Any, source: Path, output: Path) -> None:

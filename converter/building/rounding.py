@@ -40,7 +40,9 @@ PLAN = "plan.json"
 _CODES = "codes.safetensors"  # codes and scales of the rounded weights
 _LOGITS = "logits_inputs"
 _LONGEST = 600  # tokens of a prompt to round for
-_MOST_TOKENS = 6000  # more change little: Qwen2.5-Coder-0.5B, 5,177 tokens 1.093, 9,396 tokens 1.090
+_MOST_TOKENS = (
+    6000  # more change little: Qwen2.5-Coder-0.5B, 5,177 tokens 1.093, 9,396 tokens 1.090
+)
 _LEAST_TOKENS = 4000
 _EACH = 4  # one prompt in so many is kept to judge by
 _JUDGED = 96  # tokens of a prompt to judge by; all have as many, so that they run as one batch
@@ -170,7 +172,9 @@ def checked_plan(given: Mapping[str, Any], network: Network) -> Plan:
     plan = from_dict(Plan, given)
     for one in plan.products:
         if one.bits not in (4, 8):
-            raise UsageError(f"the plan has {one.bits} bits for {one.name} of layer {one.layer}: give 4 or 8")
+            raise UsageError(
+                f"the plan has {one.bits} bits for {one.name} of layer {one.layer}: give 4 or 8"
+            )
     products = [*_bits(network, plan.narrow())]
     wanted = sorted((one.layer, one.name) for one in products)
     if sorted((one.layer, one.name) for one in plan.products) != wanted:
@@ -187,7 +191,9 @@ def _bits(network: Network, narrow: Callable[[Product], bool]) -> list[Choice]:
     """The choice for each product of a checkpoint."""
     choices: list[Choice] = []
     for products in network.products:
-        choices += [Choice(one.layer, one.name, one.weights, 4 if narrow(one) else 8) for one in products]
+        choices += [
+            Choice(one.layer, one.name, one.weights, 4 if narrow(one) else 8) for one in products
+        ]
     return choices
 
 
@@ -232,7 +238,9 @@ def plan_lines(plan: Plan) -> list[str]:
         f"{narrow} of {many(len(plan.products), 'product')} of the layers, {share:.0%} of their weights, are in 4 bits"
     ]
     if kept:
-        lines.append(f"At 8 bits, for the KL divergence that 4 would cost: {listed(map(_described, kept))}")
+        lines.append(
+            f"At 8 bits, for the KL divergence that 4 would cost: {listed(map(_described, kept))}"
+        )
     return lines
 
 

@@ -48,7 +48,9 @@ WORST_KL = 0.5
 """Mean KL divergence from the checkpoint in the NPU's emulator, in nats, above which a build warns."""
 _NARROW_WEIGHTS = "qualcomm"
 """The vendor whose compiler takes 4-bit weights as they are stored here."""
-_NO_REFERENCE = "Not evaluated: there is no checkpoint; `edge-opt evaluate` compares a bundle with one"
+_NO_REFERENCE = (
+    "Not evaluated: there is no checkpoint; `edge-opt evaluate` compares a bundle with one"
+)
 
 
 @dataclass(slots=True)
@@ -214,7 +216,9 @@ def _configure(run: Stages, result: BuildResult, given: Given, settings: Mapping
     """Resolve the pipeline's settings, and the lengths of caches."""
     caches = {"window": given.caches.window, "ring": None, "notes": given.caches.lines()}
     chip = {"vendor": result.vendor, "chip": result.chip}
-    configured = run.run(CONFIGURE, {**chip, "settings": settings, "cache": given.cache, "caches": caches})
+    configured = run.run(
+        CONFIGURE, {**chip, "settings": settings, "cache": given.cache, "caches": caches}
+    )
     run.config = configured.values["config"]
     result.settings = configured.values["settings"]
     result.caches = configured.values["caches"]
@@ -241,7 +245,9 @@ def _libraries(vendor: str, compiler: Compiler) -> Input | None:
     backend = vendor_backend(vendor)
     if backend is None:
         if compiler.sdk is not None:
-            raise UsageError(f"sdk=... is not for {vendor}: leave it out, litert-torch finds its libraries")
+            raise UsageError(
+                f"sdk=... is not for {vendor}: leave it out, litert-torch finds its libraries"
+            )
         return None
     try:
         folder = backend.libraries(compiler)
@@ -263,7 +269,9 @@ def _check_output(output: Path, source: Path, work: Path, *, overwrite: bool) ->
 def _target(vendor: str, chip: str, target: str | None) -> Target:
     facts = load_target(target or TARGETS[vendor])
     if target and not target.endswith(".toml") and facts.name not in {TARGETS[vendor], "generic"}:
-        raise UsageError(f"target '{facts.name}' is not for the NPU of {chip}: leave out target=...")
+        raise UsageError(
+            f"target '{facts.name}' is not for the NPU of {chip}: leave out target=..."
+        )
     return facts
 
 
@@ -284,7 +292,9 @@ def _limit(ratio: float | None, weights: str) -> float | None:
     if ratio is None and weights == WEIGHTS[2]:
         return WORST_RATIO
     if ratio is not None and not ratio >= 1:
-        raise UsageError(f"max_perplexity_ratio={ratio:g} is below the checkpoint's own: give 1 or more")
+        raise UsageError(
+            f"max_perplexity_ratio={ratio:g} is below the checkpoint's own: give 1 or more"
+        )
     return ratio
 
 
@@ -301,11 +311,15 @@ def _plan(path: AnyPath | None, weights: str) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"plan {path} cannot be read: {error}") from error
     if not isinstance(values, dict):
-        raise UsageError(f"plan {path} is not a JSON object: give the plan.json of an earlier build")
+        raise UsageError(
+            f"plan {path} is not a JSON object: give the plan.json of an earlier build"
+        )
     return values
 
 
-def _texts(given: Given, prompts: AnyPath | None, held_out: AnyPath | None, *, evaluate: bool) -> Texts:
+def _texts(
+    given: Given, prompts: AnyPath | None, held_out: AnyPath | None, *, evaluate: bool
+) -> Texts:
     """Read the prompts, and hold some out for evaluation unless `held_out` has others."""
     if given.kind is Kind.QUANTIZED and prompts is not None:
         raise UsageError(f"{given.path} is quantized already: leave out prompts=...")
@@ -315,9 +329,13 @@ def _texts(given: Given, prompts: AnyPath | None, held_out: AnyPath | None, *, e
     if held_out is not None and not evaluate:
         raise UsageError("held_out=... and evaluate=False exclude each other: leave one out")
     if held_out is not None and given.kind is not Kind.CHECKPOINT:
-        raise UsageError(f"held_out=... needs a checkpoint to compare with, and {given.path} is a bundle")
+        raise UsageError(
+            f"held_out=... needs a checkpoint to compare with, and {given.path} is a bundle"
+        )
     if held_out is not None:
-        return Texts(evaluation.read_texts(Path(held_out), every), every, f"Evaluated on {held_out}")
+        return Texts(
+            evaluation.read_texts(Path(held_out), every), every, f"Evaluated on {held_out}"
+        )
     if given.kind is not Kind.CHECKPOINT or not evaluate:
         return Texts([], every, _NO_REFERENCE)
     return evaluation.hold_out(every)

@@ -86,7 +86,11 @@ def _section_faults(section: Section, before: Source, after: Source) -> list[str
     is_main = section.model_type == MAIN_SECTION
     if not is_main and _same(before, after):
         return []
-    return _model_faults(load(before), load(after), main=is_main) if section.is_model else ["has changed"]
+    return (
+        _model_faults(load(before), load(after), main=is_main)
+        if section.is_model
+        else ["has changed"]
+    )
 
 
 def _model_faults(before: Model, after: Model, *, main: bool) -> list[str]:
@@ -119,7 +123,9 @@ def _names(bundle: Bundle) -> str:
 
 def name(section: Section) -> str:
     """A section's name for messages: a model's purpose, or the format's name of the type."""
-    return section.model_type or _KINDS.get(section.data_type, f"section of type {section.data_type}")
+    return section.model_type or _KINDS.get(
+        section.data_type, f"section of type {section.data_type}"
+    )
 
 
 def _keys(bundle: Bundle) -> list[tuple[int, str, int]]:

@@ -52,9 +52,13 @@ def look_at(path: Path) -> Given:
     if path.is_dir():
         return _checkpoint(path)
     if not path.exists():
-        raise ModelFormatError(f"{path} does not exist: give a Hugging Face folder or a .litertlm bundle")
+        raise ModelFormatError(
+            f"{path} does not exist: give a Hugging Face folder or a .litertlm bundle"
+        )
     if not is_bundle(path):
-        raise UsageError(f"{path} is neither a Hugging Face folder nor a .litertlm bundle: give one of these")
+        raise UsageError(
+            f"{path} is neither a Hugging Face folder nor a .litertlm bundle: give one of these"
+        )
     opened = Opened(path)
     if opened.bundle is not None:
         check_words(opened.bundle)
@@ -94,7 +98,9 @@ def _checkpoint(path: Path) -> Given:
             f"checkpoints: give the one that it was made from"
         )
     if not any((path / name).is_file() for name in _TOKENIZERS):
-        raise UsageError(f"{path} has no {_TOKENIZERS[0]} or {_TOKENIZERS[1]}: copy it from the base model")
+        raise UsageError(
+            f"{path} has no {_TOKENIZERS[0]} or {_TOKENIZERS[1]}: copy it from the base model"
+        )
     files = sorted(file for file in path.iterdir() if file.suffix in _PARTS and file.is_file())
     for file in files:
         if file.name.endswith(_INDEX):
@@ -119,7 +125,9 @@ def _check_index(path: Path) -> None:
     ) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     if outside:
-        raise UsageError(f"{path} names {outside[0]!r:.80}, which is not a file of the checkpoint's folder")
+        raise UsageError(
+            f"{path} names {outside[0]!r:.80}, which is not a file of the checkpoint's folder"
+        )
 
 
 def plan_caches(
@@ -154,8 +162,12 @@ def plan_caches(
     if chosen is None and window and sliding < len(kinds) and least < cache and not whole:
         ring = least
     elif chosen is not None and not window:
-        raise UsageError(f"{SETTING} {chosen}: the checkpoint has no sliding layers, so leave it out")
-    elif chosen is not None and (type(chosen) is not int or not least <= chosen < cache or chosen % _STEP):
+        raise UsageError(
+            f"{SETTING} {chosen}: the checkpoint has no sliding layers, so leave it out"
+        )
+    elif chosen is not None and (
+        type(chosen) is not int or not least <= chosen < cache or chosen % _STEP
+    ):
         raise UsageError(
             f"{SETTING} {chosen} must be a multiple of {_STEP}, at least {least} for a window of {window} positions "
             f"and a prefill of {longest} tokens, and less than the cache, {cache} positions"

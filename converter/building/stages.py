@@ -42,9 +42,7 @@ _TOLD = "stage.json"
 _PARTIAL = ".partial"
 """Suffix of folders that a killed build may leave, and the next one deletes."""
 # litert-torch imports tensorflow without requiring it.
-_PACKAGES = (
-    "litert-torch ai-edge-quantizer ai-edge-litert litert-lm-builder tensorflow torch transformers edge-opt"
-)
+_PACKAGES = "litert-torch ai-edge-quantizer ai-edge-litert litert-lm-builder tensorflow torch transformers edge-opt"
 _NOT_RUN = {"__pycache__", "cli", "testdata"}
 """Folders of the package that do not affect stages."""
 _LOOK_SECONDS = 0.3
@@ -316,7 +314,9 @@ class Stages:
         except (EdgeOptError, OSError) as error:
             log = folder.with_suffix(".log")
             if isinstance(error, OSError):
-                raise OutputError(f"stage '{name}': {error.strerror or error}; its log is {log}") from error
+                raise OutputError(
+                    f"stage '{name}': {error.strerror or error}; its log is {log}"
+                ) from error
             raise type(error)(f"stage '{name}': {error}; its log is {log}") from error
 
     def _progress(self, stage: str, done: int, total: int) -> None:
@@ -369,7 +369,9 @@ def taken(folder: Path) -> Iterator[None]:
     mark = folder / _MARK
     try:
         if folder.is_dir() and any(folder.iterdir()) and not mark.exists():
-            raise UsageError(f"{folder} holds other files: give an empty folder, or a new one, with work=...")
+            raise UsageError(
+                f"{folder} holds other files: give an empty folder, or a new one, with work=..."
+            )
         folder.mkdir(exist_ok=True)
         lock = mark.open("ab")
     except OSError as error:

@@ -36,11 +36,11 @@ Place = Literal["cpu", "reference"]
 
 KERNELS: dict[str, Kernels] = {"cpu": "xnnpack", "reference": "reference"}
 _MOST_BYTES = 192 << 20  # of the tensors that are looked at together
-_VANISHED = (
-    "no tensor differs if it is made an output: the difference comes from how the runtime fuses operators"
-)
+_VANISHED = "no tensor differs if it is made an output: the difference comes from how the runtime fuses operators"
 _NOTHING_SHARED = "the models have no tensor names in common between their inputs and this output"
-_MAY_BE_STATE = "state is kept between calls, so an earlier call, also of another signature, may be the cause"
+_MAY_BE_STATE = (
+    "state is kept between calls, so an earlier call, also of another signature, may be the cause"
+)
 
 
 def compare(
@@ -102,7 +102,8 @@ def compare(
                 others = both.worker.run_calls(both.files[1], theirs, kernels)
                 return [
                     both.measure_all(
-                        pair, [*zip(session.of(name, results), session.of(name, others), strict=True)]
+                        pair,
+                        [*zip(session.of(name, results), session.of(name, others), strict=True)],
                     )
                     for name, pair in session.pairs.items()
                 ]
@@ -110,7 +111,12 @@ def compare(
         report = both.compared(compared)
         states = [text for session in sessions(both.pairs) for text in session.remarks()]
         report = replace(report, remarks=(*report.remarks, *states))
-        outside = [(one.name, each.name) for one in report.signatures for each in one.outputs if each.outside]
+        outside = [
+            (one.name, each.name)
+            for one in report.signatures
+            for each in one.outputs
+            if each.outside
+        ]
         if not outside or not locate:
             return report
         name, output = outside[0]
@@ -199,7 +205,10 @@ class _Search:
             results.append(self.session.of(name, outputs))
         for place in places:
             a, b = (tensor_info(tensor, tensor.name) for tensor in self.shared[place])
-            runs = ((ours[str(place)], theirs[str(place)]) for ours, theirs in zip(*results, strict=True))
+            runs = (
+                (ours[str(place)], theirs[str(place)])
+                for ours, theirs in zip(*results, strict=True)
+            )
             found = self.both.measure(a, b, runs)
             if not found.equal:
                 return place, found
@@ -209,7 +218,9 @@ class _Search:
         """The model whose signature has these outputs; without state, only the operators that compute them."""
         model = self.both.models[side]
         name = self.pair.signature.name
-        if self.pair.signature.keeps_state:  # any operator, in any signature, may compute what this one reads
+        if (
+            self.pair.signature.keeps_state
+        ):  # any operator, in any signature, may compute what this one reads
             return with_outputs(model, name, probes)
         operators = needed_for(probes.values(), self.graphs[side].operators)
         return cut_signature(model, name, operators, self.inputs[side], probes)
@@ -239,7 +250,9 @@ class _Search:
         tensor = self.shared[place][0]
         return FirstDifference(
             signature=self.pair.signature.name,
-            equal_before=tuple(dict.fromkeys(short(tensor) for tensor in read if not tensor.is_constant)),
+            equal_before=tuple(
+                dict.fromkeys(short(tensor) for tensor in read if not tensor.is_constant)
+            ),
             operators_a=tuple(operator_text(operator, short) for operator in cones[0]),
             operators_b=tuple(operator_text(operator, short) for operator in cones[1]),
             tensor=tensor.name,

@@ -54,14 +54,18 @@ class OutputComparison(Difference):
         text = f"output '{self.name}': {self.differing} of {self.elements} {what} differ"
         if self.worst is not None and self.worst_values is not None:
             a, b = self.worst_values
-            text += f", by at most {self.max_abs:.3g} (at {list(self.worst)}: {a:.6g} against {b:.6g})"
+            text += (
+                f", by at most {self.max_abs:.3g} (at {list(self.worst)}: {a:.6g} against {b:.6g})"
+            )
         return f"{text}, SNR {self.snr_db:.1f} dB"
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values, without figures if nothing was measured."""
         values = Record.to_dict(self)
         names = ("name", "bitwise", "equal", "reason", "db")
-        return {name: values[name] for name in names} if self.reason and not self.elements else values
+        return (
+            {name: values[name] for name in names} if self.reason and not self.elements else values
+        )
 
 
 def name_of(given: ModelLike, role: str) -> str:
@@ -82,14 +86,20 @@ def measured(
     reason = ""
     for a, b in runs:
         if a.shape != b.shape:
-            return OutputComparison(name=info_a.name, reason=f"shape {a.shape} in a, {b.shape} in b")
+            return OutputComparison(
+                name=info_a.name, reason=f"shape {a.shape} in a, {b.shape} in b"
+            )
         if a.dtype != b.dtype and "c" in (a.dtype.kind, b.dtype.kind):
             return OutputComparison(name=info_a.name, reason=f"{a.dtype} in a, {b.dtype} in b")
         found.append(
-            measure(a, b, quantized_a=info_a, quantized_b=info_b, tolerance=tolerance, logits=logits)
+            measure(
+                a, b, quantized_a=info_a, quantized_b=info_b, tolerance=tolerance, logits=logits
+            )
         )
     if info_a.quantized and info_b.quantized and info_a.quantization != info_b.quantization:
-        scales = (f"scale {info.scales[0]:.6g}, zero point {info.zero_point}" for info in (info_a, info_b))
+        scales = (
+            f"scale {info.scales[0]:.6g}, zero point {info.zero_point}" for info in (info_a, info_b)
+        )
         reason = "{} in a, {} in b".format(*scales)
     return OutputComparison(**asdict(reduce(merge, found)), name=info_a.name, reason=reason)
 
@@ -178,7 +188,9 @@ class GenerationComparison(Record):
         how = f"after a prompt of {len(self.prompt[0])}"
         if place is not None:
             differing = f"{self.a[place]} against {self.b[place]}"
-            return f"generated tokens differ from step {place} of {self.count} on, {how}: {differing}"
+            return (
+                f"generated tokens differ from step {place} of {self.count} on, {how}: {differing}"
+            )
         return f"{self.count} generated tokens are the same, {how}; {self.logits.sentence()}"
 
 
@@ -246,11 +258,17 @@ class ComparisonReport(Record):
         heads += ["a to CPU", "b to CPU"] if apart else []
         rows: list[tuple[str, ...]] = [tuple(heads)]
         for one in self.signatures:
-            row = [one.name, str(len(one.outputs)), str(sum(output.bitwise for output in one.outputs))]
+            row = [
+                one.name,
+                str(len(one.outputs)),
+                str(sum(output.bitwise for output in one.outputs)),
+            ]
             if one.measured:
                 row.append(f"{max(figures.max_abs for figures in one.measured):.3g}")
                 row.append(f"{min(figures.snr_db for figures in one.measured):.1f} dB")
-            sides = zip(*(output.db for output in one.outputs if output.db is not None), strict=True)
+            sides = zip(
+                *(output.db for output in one.outputs if output.db is not None), strict=True
+            )
             row += [f"{min(side):.1f} dB" for side in sides]
             rows.append((*row, *["-"] * (len(heads) - len(row))))
         return rows
@@ -258,7 +276,9 @@ class ComparisonReport(Record):
     def notes(self) -> list[str]:
         """Notes that do not affect the verdict: remarks, logits statistics, and outputs without finite elements."""
         lines = [*self.remarks]
-        for where, output in ((one.name, output) for one in self.signatures for output in one.measured):
+        for where, output in (
+            (one.name, output) for one in self.signatures for output in one.measured
+        ):
             named = f"signature '{where}', output '{output.name}'"
             if output.sample_of:
                 part = f"{output.elements} of {output.sample_of} elements"
@@ -282,9 +302,15 @@ class ComparisonReport(Record):
             more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
             return f"{differences[0]}{more}"
         outputs = f"all {many(count, 'output')} of {many(len(self.signatures), 'signature')}"
-        how = "bit-identical" if self.bitwise else f"equal within atol={self.atol:g}, rtol={self.rtol:g}"
+        how = (
+            "bit-identical"
+            if self.bitwise
+            else f"equal within atol={self.atol:g}, rtol={self.rtol:g}"
+        )
         sampled = sum(output.sample_of > 0 for output in self.measured)
-        part = f" ({many(sampled, 'output')} by a sample, minimum, maximum and sum)" if sampled else ""
+        part = (
+            f" ({many(sampled, 'output')} by a sample, minimum, maximum and sum)" if sampled else ""
+        )
         return f"{outputs} are {how}{part}"
 
     def to_dict(self) -> dict[str, Any]:

@@ -89,7 +89,9 @@ def compare_generation(
     return GenerationComparison(count, loop.prompt, tokens_a, tokens_b, difference)
 
 
-def plan_loop(name: str, described: Described, count: int, seed: int, prompt: Prompt | None = None) -> Loop:
+def plan_loop(
+    name: str, described: Described, count: int, seed: int, prompt: Prompt | None = None
+) -> Loop:
     """Plan the calls that generate `count` tokens, from signatures alone; `name` is the main model's, for messages.
 
     Raises:
@@ -98,10 +100,14 @@ def plan_loop(name: str, described: Described, count: int, seed: int, prompt: Pr
     names = f"its signatures are: {', '.join(signature.name for signature in described[MAIN])}"
     decode = next(filter(_is_decode, described[MAIN]), None)
     if decode is None:
-        raise UsageError(f"{name} has no decode signature with caches and one output of logits, {names}")
+        raise UsageError(
+            f"{name} has no decode signature with caches and one output of logits, {names}"
+        )
     prefill = longest_prefill(described[MAIN], decode)
     if prefill is None:
-        raise UsageError(f"{name} has no prefill signature with the caches of '{decode.name}', {names}")
+        raise UsageError(
+            f"{name} has no prefill signature with the caches of '{decode.name}', {names}"
+        )
     (logits,) = (info for info in decode.outputs if "logits" in info.name)
     batch = logits.shape[0] if len(logits.shape) > 2 else 1
     if logits.elements != batch * max(logits.shape[-1:], default=0) or logits.elements < 2 * batch:
@@ -115,7 +121,9 @@ def plan_loop(name: str, described: Described, count: int, seed: int, prompt: Pr
         raise UsageError(f"{name}: {stored} tokens do not fit into its cache of {cache}: {remedy}")
     if prompt is None:
         length = min(rows, cache - count) + 1
-        numbers = noise.integers(noise.seed_of(seed, "prompt", 0), batch * length, 1, logits.shape[-1])
+        numbers = noise.integers(
+            noise.seed_of(seed, "prompt", 0), batch * length, 1, logits.shape[-1]
+        )
         prompt = tuple(tuple(row) for row in np.reshape(numbers, (batch, length)).tolist())
     steps = _calls(name, described, prefill, batch * rows), _calls(name, described, decode, batch)
     past = {
@@ -151,12 +159,16 @@ def _calls(name: str, described: Described, step: SignatureInfo, count: int) -> 
     where = f"{name}, signature '{step.name}'"
     caches = caches_of(step).keys()
     inputs = _shapes(step.inputs)
-    helpers = [Call(model, one) for model in (EMBEDDER, AUXILIARY) for one in described.get(model, ())]
+    helpers = [
+        Call(model, one) for model in (EMBEDDER, AUXILIARY) for one in described.get(model, ())
+    ]
     givers: dict[str, Call] = {}
     for call in helpers:
         for info in call.signature.outputs if not caches_of(call.signature) else ():
             # LiteRT-LM makes masks itself; those of the auxiliary model lose a key of a ring in int16.
-            if (info.name, info.shape) in inputs and not (_is_split(step) and role_of(info) == "mask"):
+            if (info.name, info.shape) in inputs and not (
+                _is_split(step) and role_of(info) == "mask"
+            ):
                 givers.setdefault(info.name, call)
     before = dict.fromkeys(givers[info.name] for info in step.inputs if info.name in givers)
     after: list[Call] = []
@@ -180,7 +192,9 @@ def _calls(name: str, described: Described, step: SignatureInfo, count: int) -> 
 def _check_input(where: str, model: str, info: TensorInfo, count: int) -> None:
     """Raise UsageError for an input that the loop cannot make from `count` tokens."""
     if -1 in info.declared:
-        raise UsageError(f"{where}: input '{info.name}' has a dynamic shape: export with fixed lengths")
+        raise UsageError(
+            f"{where}: input '{info.name}' has a dynamic shape: export with fixed lengths"
+        )
     held = f"input '{info.name}' {list(info.shape)} of the {model} model"
     if not is_basic(info):
         raise UsageError(

@@ -105,7 +105,9 @@ class _Output(NamedTuple):
             said = "{} NaN, {} infinite and {} -infinite elements"
             return f"{said.format(*now.others)}, recorded were {said.format(*self.others)}"
         largest = max(abs(self.minimum), abs(self.maximum))
-        lowest, highest = (largest if rtol > 1 else abs(value) for value in (self.minimum, self.maximum))
+        lowest, highest = (
+            largest if rtol > 1 else abs(value) for value in (self.minimum, self.maximum)
+        )
         bounds = (
             ("minimum", self.minimum, now.minimum, atol + rtol * lowest),
             ("maximum", self.maximum, now.maximum, atol + rtol * highest),
@@ -172,7 +174,9 @@ def record(
         described = describe(load(file))
         names = match_names("signature", "*" if signatures is None else signatures, [*described])
         chosen = [described[name] for name in names]
-        golden = _Golden(_KIND, seed, atol, rtol, _BUDGET // max(_output_count(chosen), 1), chosen, [])
+        golden = _Golden(
+            _KIND, seed, atol, rtol, _BUDGET // max(_output_count(chosen), 1), chosen, []
+        )
         pairs = {name: Pair.of(described[name], described[name], ("", ""), {}) for name in names}
         for session in sessions(pairs):
             results = worker.run_calls(file, session.calls(seed)[0])
@@ -208,7 +212,9 @@ def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
     remarks = list[str]()
     with Worker() as worker, Opened(model).main().file() as file:
         described = describe(load(file))
-        pairs = {name: _pair(recorded, described.get(name), names) for name, recorded in known.items()}
+        pairs = {
+            name: _pair(recorded, described.get(name), names) for name, recorded in known.items()
+        }
         for order in orders(golden.signatures):
             recorded: dict[str, list[dict[str, _Recorded]]] = {}
             for name in dict.fromkeys(order):
@@ -218,7 +224,10 @@ def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
             session = Session(runnable, [name for name in order if name in runnable])
             remarks += session.remarks()
             remarks += (
-                f"{name}/{text}" for name in known if name in order for text in unknown_integers(known[name])
+                f"{name}/{text}"
+                for name in known
+                if name in order
+                for text in unknown_integers(known[name])
             )
             results = worker.run_calls(file, session.calls(golden.seed)[1])
             for name, calls in recorded.items():
@@ -229,7 +238,9 @@ def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
                     outputs = [_output(golden, name, infos, runs) for infos in pair.outputs]
                 compared[name] = SignatureComparison(name, (*outputs, *pair.alone), pair.reason)
     report = ComparisonReport(*names, "cpu", golden.seed, golden.atol, golden.rtol)
-    return replace(report, signatures=tuple(compared[name] for name in known), remarks=tuple(remarks))
+    return replace(
+        report, signatures=tuple(compared[name] for name in known), remarks=tuple(remarks)
+    )
 
 
 def _by_name(infos: Sequence[TensorInfo], values: Iterator[_Recorded]) -> dict[str, _Recorded]:
@@ -241,7 +252,8 @@ def _pair(recorded: SignatureInfo, now: SignatureInfo | None, names: Sequence[st
     """A recorded signature and the model's, which gets the recorded inputs."""
     if now is not None and now.keeps_state and not recorded.keeps_state:
         return Pair(
-            recorded, reason="keeps state between calls, which the recorded model did not: record it again"
+            recorded,
+            reason="keeps state between calls, which the recorded model did not: record it again",
         )
     pair = Pair.of(recorded, now, names, {})
     known = {info.name: info for info in recorded.inputs}
@@ -268,7 +280,9 @@ def _output(
         array, (expected, kept) = values[now.name], recorded[before.name]
         actual = _Output.of(array, now)
         if actual.kind != expected.kind:
-            return OutputComparison(name=before.name, reason=f"{expected.kind} recorded, {actual.kind} now")
+            return OutputComparison(
+                name=before.name, reason=f"{expected.kind} recorded, {actual.kind} now"
+            )
         sample = _sample(array, signature, before.name, call, golden.share)
         if sample.shape != kept.shape or sample.dtype != kept.dtype:
             raise _damaged(before)

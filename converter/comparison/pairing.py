@@ -102,7 +102,9 @@ def _matched(
     alone = [(info, names[0]) for key, info in ours.items() if key not in theirs]
     alone += [(info, names[1]) for key, info in theirs.items() if key not in ours]
     pairs = [(info, theirs[key]) for key, info in ours.items() if key in theirs]
-    return pairs, [OutputComparison(name=info.name, reason=f"only in {name}") for info, name in alone]
+    return pairs, [
+        OutputComparison(name=info.name, reason=f"only in {name}") for info, name in alone
+    ]
 
 
 def _keyed(infos: Sequence[TensorInfo], *, by_place: bool) -> dict[int | str, TensorInfo]:
@@ -137,7 +139,9 @@ class Session:
 
     def of(self, name: str, outputs: Sequence[Arrays]) -> list[Arrays]:
         """The outputs of one signature's calls, from those of all calls."""
-        return [arrays for called, arrays in zip(self.order, outputs, strict=True) if called == name]
+        return [
+            arrays for called, arrays in zip(self.order, outputs, strict=True) if called == name
+        ]
 
 
 def sessions(pairs: Mapping[str, Pair]) -> list[Session]:
@@ -178,9 +182,13 @@ class Both:
             for name, pair in self.pairs.items()
             for one, other in zip(pair.signature.inputs, pair.inputs, strict=False)
         ]
-        opened = ", ".join(f"{name} {list(one.shape)}" for name, one, _ in inputs if -1 in one.declared)
+        opened = ", ".join(
+            f"{name} {list(one.shape)}" for name, one, _ in inputs if -1 in one.declared
+        )
         if opened:
-            remarks.append(f"open lengths were run at one size only (--shape gives others): {opened}")
+            remarks.append(
+                f"open lengths were run at one size only (--shape gives others): {opened}"
+            )
         for name, pair in self.pairs.items():
             remarks += (f"{name}/{text}" for text in unknown_integers(pair.signature))
         types = [(name, one.dtype, other.dtype) for name, one, other in inputs]
@@ -192,7 +200,9 @@ class Both:
             self.begun, signatures=tuple(found[name] for name in self.pairs), remarks=tuple(remarks)
         )
 
-    def measure(self, a: TensorInfo, b: TensorInfo, runs: Iterable[tuple[Array, Array]]) -> OutputComparison:
+    def measure(
+        self, a: TensorInfo, b: TensorInfo, runs: Iterable[tuple[Array, Array]]
+    ) -> OutputComparison:
         """Compare one output of both models over all runs."""
         tolerance = Tolerance(atol=self.begun.atol, rtol=self.begun.rtol)
         return measured(a, b, runs, tolerance, logits=are_logits(a))
@@ -236,7 +246,9 @@ def both_open(
         missing = next((name for name in shapes if name not in [*short, *full]), None)
         if missing is not None:
             raise unknown("input", missing, short, also=full)
-        names = match_names("signature", "*" if signatures is None else signatures, [*(ours | theirs)])
+        names = match_names(
+            "signature", "*" if signatures is None else signatures, [*(ours | theirs)]
+        )
         sides = begun.a, begun.b
         pairs = {name: Pair.of(ours.get(name), theirs.get(name), sides, shapes) for name in names}
         yield Both(begun, worker, files, models, pairs, tell)

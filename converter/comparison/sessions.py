@@ -17,7 +17,9 @@ def orders(signatures: Sequence[SignatureInfo]) -> list[list[str]]:
     """The calls of each session, by name: one session a signature, and one for all that keep state."""
     counts = call_counts(signatures)
     found = [
-        [signature.name] * counts[signature.name] for signature in signatures if not signature.keeps_state
+        [signature.name] * counts[signature.name]
+        for signature in signatures
+        if not signature.keeps_state
     ]
     stateful = [signature.name for signature in signatures if signature.keeps_state]
     if stateful:

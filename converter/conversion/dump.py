@@ -26,7 +26,9 @@ class Dump:
             self._folder.mkdir(parents=True, exist_ok=True)
             is_used = any(self._folder.iterdir())
         except OSError as error:
-            raise OutputError(f"folder {folder} cannot be used: {error.strerror}, choose another") from error
+            raise OutputError(
+                f"folder {folder} cannot be used: {error.strerror}, choose another"
+            ) from error
         if is_used:
             raise UsageError(f"folder {folder} is not empty: give a new one for the texts")
 

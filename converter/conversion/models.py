@@ -91,10 +91,14 @@ def stopped_positions(parts: Iterable[Part], positions: int) -> Iterator[Unsound
             if (last := rotary.last_position(positions)) is not None:
                 text = f"is wrong after position {last} of {positions}, because RoPE's integers end there"
                 where = signature, rotary.result.name
-                yield Unsound("positions-stop", *where, text, "run position_table on this signature", kind)
+                yield Unsound(
+                    "positions-stop", *where, text, "run position_table on this signature", kind
+                )
 
 
-def close_inputs(parts: Sequence[Part], shapes: Mapping[str, Sequence[int]], *, verify: bool = False) -> None:
+def close_inputs(
+    parts: Sequence[Part], shapes: Mapping[str, Sequence[int]], *, verify: bool = False
+) -> None:
     """Give inputs static shapes, by `NAME` (in each signature with it), `signature/NAME` or `model/signature/NAME`.
 
     UsageError if an input is unknown, its shape does not fit, another input of its signature stays open, or operators
@@ -137,12 +141,20 @@ def _chosen(part: Part, shapes: Mapping[str, Sequence[int]]) -> dict[Tensor, Sha
         if given:  # the most specific name wins
             shape = _fitting(keys[-1], tensor, given[-1])
             if chosen.setdefault(tensor, shape) != shape:
-                raise UsageError(f"input '{keys[-1]}' is shared by two signatures: give both the same shape")
+                raise UsageError(
+                    f"input '{keys[-1]}' is shared by two signatures: give both the same shape"
+                )
     for signature, inputs in part.model.inputs():
-        left = {name: tensor for name, tensor in inputs.items() if tensor.is_dynamic and tensor not in chosen}
+        left = {
+            name: tensor
+            for name, tensor in inputs.items()
+            if tensor.is_dynamic and tensor not in chosen
+        }
         if left and any(tensor in chosen for tensor in inputs.values()):
             where = f"signature '{part.signature(signature)}'"
-            raise UsageError(f"{where} has other inputs of open lengths: add {' '.join(shape_options(left))}")
+            raise UsageError(
+                f"{where} has other inputs of open lengths: add {' '.join(shape_options(left))}"
+            )
     return chosen
 
 
@@ -166,10 +178,14 @@ def _compare(model: Model, folded: Sequence[Folded]) -> None:
     with Worker() as worker:
         for region, values in folded_regions(model, folded):
             graph = region.subgraphs[0]
-            given = {tensor.name: np.zeros(tensor.shape, tensor.dtype.numpy) for tensor in graph.inputs}
+            given = {
+                tensor.name: np.zeros(tensor.shape, tensor.dtype.numpy) for tensor in graph.inputs
+            }
             found = worker.run(to_bytes(region), None, given, "reference")
             for tensor, value in zip(graph.outputs, values, strict=True):
                 if not np.array_equal(found[tensor.name], value):
                     text = f"a folded tensor of shape {list(value.shape)} differs from the runtime's result"
-                    remedy = "nothing was written, please report this bug in edge-opt with the model"
+                    remedy = (
+                        "nothing was written, please report this bug in edge-opt with the model"
+                    )
                     raise UnverifiedChangeError(f"{text}; {remedy}")

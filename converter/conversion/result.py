@@ -85,7 +85,9 @@ class ConversionResult(Record):
 
     def __repr__(self) -> str:
         done = f"{len(self.converted)} of {len(self.sites)} sites converted"
-        return f"ConversionResult({self.input!r} -> {self.output!r}, target {self.target!r}, {done})"
+        return (
+            f"ConversionResult({self.input!r} -> {self.output!r}, target {self.target!r}, {done})"
+        )
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write the converted model as a .tflite file, replacing an existing one; UsageError in another process."""
@@ -127,11 +129,17 @@ class ConversionResult(Record):
             if site.status is not Status.SETTLED or (site.heads or 0) > 1:
                 groups[site.status, site.pass_name, site.note or site.reason].append(site)
         lines = []
-        for (status, name, text), sites in sorted(groups.items(), key=lambda one: _ORDER.index(one[0][0])):
-            what = f"{many(len(sites), 'site')} of {name}{':' * (status is Status.SETTLED)} {status}"
+        for (status, name, text), sites in sorted(
+            groups.items(), key=lambda one: _ORDER.index(one[0][0])
+        ):
+            what = (
+                f"{many(len(sites), 'site')} of {name}{':' * (status is Status.SETTLED)} {status}"
+            )
             if status is Status.CONVERTED:
                 ways = Counter(_ran(site) for site in sites)
-                parts = [f"{number} {way}" if len(ways) > 1 else way for way, number in ways.items()]
+                parts = [
+                    f"{number} {way}" if len(ways) > 1 else way for way, number in ways.items()
+                ]
                 lines.append(f"{what}: {'; '.join(filter(None, (*parts, text)))}")
             else:
                 places = listed(f"{site.signature}#{site.index}" for site in sites)

@@ -97,7 +97,9 @@ def convert(
     if verify not in get_args(Verify):
         raise unknown("verification", verify, get_args(Verify))
     if verify == "full" and isinstance(source, Model):
-        raise UsageError("verify='full' compares with the source file: give a path or bytes, not a Model")
+        raise UsageError(
+            "verify='full' compares with the source file: give a path or bytes, not a Model"
+        )
     chosen = _choose_passes(passes, skip or ())
     facts = load_target(target or GENERIC)
     texts = None if dump is None else Dump(dump)
@@ -115,13 +117,17 @@ def convert(
         parts = models.choose_parts(opened, sections)
         check_not_compiled(parts[0].model, opened.path)
         destination = None if dry_run else _destination(opened, output, overwrite=overwrite)
-        result = ConversionResult(opened.path, None, facts.name, verify, model=parts[0].model, given=given)
+        result = ConversionResult(
+            opened.path, None, facts.name, verify, model=parts[0].model, given=given
+        )
         stack.enter_context(_carrying(result))
         result.soundness = models.find_unsound(opened)
         result.notes = [*dict.fromkeys(note for part in parts for note in part.model.notes)]
         models.close_inputs(parts, shapes or {}, verify=verify != "none")
         positions = models.positions_in(opened, parts)
-        rewriting = _Rewriting(chosen, facts, result, verifier, positions, exported or {}, progress, texts)
+        rewriting = _Rewriting(
+            chosen, facts, result, verifier, positions, exported or {}, progress, texts
+        )
         wanted = _choose_signatures(parts, signatures)
         for part in parts:
             rewriting.rewrite(part, wanted)
@@ -129,7 +135,9 @@ def convert(
             result.soundness += models.stopped_positions(parts, positions)
         verifying.close()  # free its memory before writing
         check_requirements(result, require_all=require_all)
-        check = partial(_compare_whole, result, parts, source, progress) if verify == "full" else None
+        check = (
+            partial(_compare_whole, result, parts, source, progress) if verify == "full" else None
+        )
         if destination is not None:
             on_bytes = None if progress is None else partial(progress, "writing")
             opened.save(destination, overwrite=overwrite, progress=on_bytes, check=check)
@@ -181,7 +189,9 @@ def default_output(source: str | os.PathLike[str], suffix: str = "") -> Path:
     return path.with_name(f"{path.stem}.opt{kept}")
 
 
-def _destination(opened: Opened, output: str | os.PathLike[str] | None, *, overwrite: bool) -> Path | None:
+def _destination(
+    opened: Opened, output: str | os.PathLike[str] | None, *, overwrite: bool
+) -> Path | None:
     """Path of the output, checked before the work; None if neither `output` nor a source file gives one."""
     path = opened.path
     if output is None and path is not None:
@@ -226,8 +236,12 @@ class _Rewriting:
         """
         model = part.model
         done = len(self.result.sites)
-        passes = [one for one in self.passes if not part.is_helper or one.name == PositionTable.name]
-        chosen = {name: graph for name, graph in model.entry_points() if part.signature(name) in wanted}
+        passes = [
+            one for one in self.passes if not part.is_helper or one.name == PositionTable.name
+        ]
+        chosen = {
+            name: graph for name, graph in model.entry_points() if part.signature(name) in wanted
+        }
         # A subgraph of several signatures is rewritten once, under the first name.
         owners: dict[Subgraph, str] = {}
         for name, graph in chosen.items():
@@ -236,7 +250,9 @@ class _Rewriting:
         before = {graph: _size(graph) for graph in model.subgraphs}
         old = [tensor for graph in model.subgraphs for tensor in graph.tensors]
         # An estimate: most sites are at a SOFTMAX, and most passes find none in a given model.
-        self.expected = done + sum(one.name == "SOFTMAX" for graph in owners for one in graph.operators)
+        self.expected = done + sum(
+            one.name == "SOFTMAX" for graph in owners for one in graph.operators
+        )
         for one in passes:
             for verdict in one.fix_interface(model, list(chosen)):
                 self._add(replace(verdict, signature=part.signature(verdict.signature)))
@@ -277,7 +293,9 @@ class _Rewriting:
         for chosen in passes:
             operators = set(context.subgraph.operators)
             verdicts = run_pass(chosen, context)
-            if self.texts is not None and any(verdict.status is Status.CONVERTED for verdict in verdicts):
+            if self.texts is not None and any(
+                verdict.status is Status.CONVERTED for verdict in verdicts
+            ):
                 self.texts.write(context.signature, chosen.name, context.subgraph)
             if chosen.name == MhaToSha.name:
                 for verdict in left_over(context, verdicts, operators):
@@ -293,7 +311,9 @@ class _Rewriting:
 def _size(graph: Subgraph) -> tuple[int, int]:
     """The number of operators, and the bytes of the largest tensor that they produce."""
     tensors = [tensor for operator in graph.operators for tensor in operator.outputs]
-    return len(graph), max((tensor.dtype.byte_size(tensor.elements) or 0 for tensor in tensors), default=0)
+    return len(graph), max(
+        (tensor.dtype.byte_size(tensor.elements) or 0 for tensor in tensors), default=0
+    )
 
 
 def _summaries(
@@ -308,11 +328,15 @@ def _summaries(
         owner = part.signature(owners.get(graph, name))
         own = [site for site in sites if site.signature == owner]
         blocks = [site.status for site in own if (site.heads or 0) > 1]
-        shares = tuple(part.signature(other) for other, its in entries if its is graph and other != name)
+        shares = tuple(
+            part.signature(other) for other, its in entries if its is graph and other != name
+        )
         if own or not part.is_helper:
             operators, largest = zip(before[graph], _size(graph), strict=True)
             split = blocks.count(Status.CONVERTED)
-            yield SignatureSummary(part.signature(name), *operators, *largest, len(blocks), split, shares)
+            yield SignatureSummary(
+                part.signature(name), *operators, *largest, len(blocks), split, shares
+            )
 
 
 def _compare_whole(
@@ -342,8 +366,12 @@ def _compare_whole(
             result.whole.append(replace(signature, name=part.signature(name)))
     for signature in result.whole:
         if signature.violation:
-            noted = [site for site in result.converted if site.note and site.signature == signature.name]
+            noted = [
+                site for site in result.converted if site.note and site.signature == signature.name
+            ]
             text = f"the converted model differs from the input: {signature.violation}"
             for site in noted[:1]:
-                text += f" (known for {site.pass_name}: {site.note}; skip='{site.pass_name}' skips it)"
+                text += (
+                    f" (known for {site.pass_name}: {site.note}; skip='{site.pass_name}' skips it)"
+                )
             raise DifferenceFoundError(f"{text}; nothing was written")

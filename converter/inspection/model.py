@@ -41,9 +41,7 @@ class AttentionBlock(Record):
 
     def __str__(self) -> str:
         keys = " + ".join(map(_length, self.key_lengths))
-        sizes = (
-            f"N={self.heads} K={self.kv_heads} H={self.head_size} T={_length(self.query_length)}, {keys} keys"
-        )
+        sizes = f"N={self.heads} K={self.kv_heads} H={self.head_size} T={_length(self.query_length)}, {keys} keys"
         mask = f"mask {shortened(self.mask)}" if self.mask else "no mask"
         return f"{self.form}: {sizes}, {mask}"
 
@@ -108,7 +106,9 @@ class Inspection(Record):
 
     def __repr__(self) -> str:
         entries = ", ".join(f"{one.name}: {one.operators} operators" for one in self.signatures)
-        return f"Inspection({self.file!r}, {entries}; {many(len(self.attention), 'attention block')})"
+        return (
+            f"Inspection({self.file!r}, {entries}; {many(len(self.attention), 'attention block')})"
+        )
 
 
 def inspect(
@@ -153,7 +153,9 @@ def inspect(
         notes=model.notes,
     )
     opened_up = _with_open_composites(model)
-    for (name, graph), (_, seen) in zip(model.entry_points(), opened_up.entry_points(), strict=True):
+    for (name, graph), (_, seen) in zip(
+        model.entry_points(), opened_up.entry_points(), strict=True
+    ):
         blocks = [*_attention(opened_up, name, seen)]
         inspection.attention += filter(None, blocks)
         inspection.signatures.append(_content(model, name, graph, blocks.count(None)))
@@ -161,7 +163,9 @@ def inspect(
         whole = made_from(inspection.file)
         inspection.made_from = None if whole is None else str(whole)
         return inspection
-    inspection.sites = convert(source, target=facts, shapes=shapes, verify="none", dry_run=True).sites
+    inspection.sites = convert(
+        source, target=facts, shapes=shapes, verify="none", dry_run=True
+    ).sites
     inspection.node_data = _node_data(inspection.sites, makers)
     return inspection
 
@@ -181,7 +185,8 @@ def _content(model: Model, name: str, graph: Subgraph, unmatched: int) -> Signat
 
 def _listed(named: Mapping[str, Tensor]) -> tuple[Argument, ...]:
     return tuple(
-        Argument(name, one.shape_signature or one.shape, one.dtype.name) for name, one in named.items()
+        Argument(name, one.shape_signature or one.shape, one.dtype.name)
+        for name, one in named.items()
     )
 
 

@@ -34,7 +34,9 @@ from edge_opt.targets import TargetLike, lint, load_target
 FORMATS = (".json", ".md", ".html")
 _NO_LINT = "No known problems with the result on this target."
 # Also what GitHub makes links and formulas of.
-_MARKS = re.compile(r"[\\`*\[\]|~$]|:(?=//)|(?<=www)\.|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|#(?=\s*$)")
+_MARKS = re.compile(
+    r"[\\`*\[\]|~$]|:(?=//)|(?<=www)\.|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|#(?=\s*$)"
+)
 _TAGS = {"&": "&amp;", "<": "&lt;"}
 
 Table = list[tuple[str, ...]]
@@ -61,7 +63,9 @@ class Report(Record):
     def summary(self) -> str:
         """The headline, and why nothing was written, if so."""
         failure = self.result.failure
-        return " ".join([headline(self.result), *([] if failure is None else [f"Refused: {failure}."])])
+        return " ".join(
+            [headline(self.result), *([] if failure is None else [f"Refused: {failure}."])]
+        )
 
     def sections(self) -> Iterator[tuple[str, Part]]:
         """Sections of the Markdown and HTML formats, in order."""
@@ -134,7 +138,9 @@ def _site_row(site: Verdict) -> tuple[str, ...]:
     )
 
 
-def check_report_path(path: AnyPath, *, overwrite: bool, others: Iterable[AnyPath | None] = ()) -> None:
+def check_report_path(
+    path: AnyPath, *, overwrite: bool, others: Iterable[AnyPath | None] = ()
+) -> None:
     """Check before a conversion that a report can be written to `path`.
 
     UsageError if no format has that suffix, the file exists and `overwrite` is False, or it is one of `others`;
@@ -144,7 +150,9 @@ def check_report_path(path: AnyPath, *, overwrite: bool, others: Iterable[AnyPat
         raise UsageError(f"report {path}: the ending must be one of {', '.join(FORMATS)}")
     target = resolve_target(path, overwrite=overwrite)
     if target in [Path(other).resolve() for other in others if other is not None]:
-        raise UsageError(f"report {path} is a file that this run reads or writes: give another name")
+        raise UsageError(
+            f"report {path} is a file that this run reads or writes: give another name"
+        )
 
 
 def conversion_report(result: ConversionResult, *, target: TargetLike | None = None) -> Report:
@@ -170,7 +178,9 @@ def conversion_report(result: ConversionResult, *, target: TargetLike | None = N
     return Report(result, find_example(result), findings, origin)
 
 
-def to_markdown(title: str, summary: str, sections: Iterable[tuple[str, Part]], *, drawn: bool = True) -> str:
+def to_markdown(
+    title: str, summary: str, sections: Iterable[tuple[str, Part]], *, drawn: bool = True
+) -> str:
     """Render the report; each section has a title and one part. Blocks are `drawn` as graphs, or listed as text."""
     parts = [f"# edge-opt: {_text(title)}", _text(summary)]
     for heading, part in sections:

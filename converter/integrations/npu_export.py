@@ -127,7 +127,9 @@ def npu_optimize(
         exports = _measuring(compiler, input_litertlm, threads)
         result = run(overwrite=replacing)
         before = gathered(exports, "compiling as exported", tell)
-        after = gathered(_measuring(compiler, output_litertlm, threads), "compiling as converted", tell)
+        after = gathered(
+            _measuring(compiler, output_litertlm, threads), "compiling as converted", tell
+        )
     gains = tuple(_gains(result, before, after))
     exported_only = {gain.signature for gain in gains if gain.kept == "exported"}
     if any(site.signature in exported_only for site in result.converted):
@@ -161,12 +163,16 @@ def _unmeasured(why: str) -> str:
     return f"every conversion is kept, because none could be measured: {why}"
 
 
-def _measuring(compiler: Compiler | None, path: AnyPath, threads: Executor) -> dict[str, Future[Measured]]:
+def _measuring(
+    compiler: Compiler | None, path: AnyPath, threads: Executor
+) -> dict[str, Future[Measured]]:
     """Start to measure each entry point of a bundle's prefill/decode model; empty without a compiler."""
     if compiler is None:
         return {}
     model = Opened(path).main().model
-    return {name: threads.submit(measure, model, name, compiler) for name, _ in model.entry_points()}
+    return {
+        name: threads.submit(measure, model, name, compiler) for name, _ in model.entry_points()
+    }
 
 
 def _gains(
@@ -221,7 +227,9 @@ def _compile_configs(cfg: Any) -> dict[str, Any]:
         raise UsageError(f"{where}: set cfg.compile_configs") from error
     configs: dict[str, Any] = {}
     for kind, entry in {MAIN_SECTION: [], **given}.items():
-        configs[kind] = deepcopy(entry) if isinstance(entry, dict) else {"compile": True, "flags": [*entry]}
+        configs[kind] = (
+            deepcopy(entry) if isinstance(entry, dict) else {"compile": True, "flags": [*entry]}
+        )
     return configs
 
 

@@ -11,7 +11,16 @@ from edge_opt.ir.graph import (
     Tensor,
     same_type,
 )
-from edge_opt.ir.model import Constants, Metadata, Model, Signatures, from_tables, save, to_bytes, to_tables
+from edge_opt.ir.model import (
+    Constants,
+    Metadata,
+    Model,
+    Signatures,
+    from_tables,
+    save,
+    to_bytes,
+    to_tables,
+)
 from edge_opt.ir.opening import load
 from edge_opt.ir.text import to_text
 from edge_opt.ir.walk import topological

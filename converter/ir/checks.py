@@ -38,7 +38,9 @@ def check_model(subgraphs: Sequence[Subgraph], signatures: Sequence[Signature]) 
         where = f"signature '{signature.key}'"
         graph = signature.subgraph
         if signature.key in keys:
-            raise ModelFormatError(f"{where} is defined twice", table="Model", field="signature_defs")
+            raise ModelFormatError(
+                f"{where} is defined twice", table="Model", field="signature_defs"
+            )
         keys.add(signature.key)
         if graph not in held:
             raise ModelFormatError(f"{where}: its subgraph is not one of the model's")
@@ -48,7 +50,9 @@ def check_model(subgraphs: Sequence[Subgraph], signatures: Sequence[Signature]) 
         _check_outputs(where, signature.outputs.items(), held[graph])
 
 
-def _check_outputs(where: str, outputs: Iterable[tuple[str, Tensor]], held: dict[Tensor, bool]) -> None:
+def _check_outputs(
+    where: str, outputs: Iterable[tuple[str, Tensor]], held: dict[Tensor, bool]
+) -> None:
     for name, tensor in outputs:
         if not held[tensor]:
             raise ModelFormatError(f"{where}: nothing defines its output '{name}'")
@@ -67,13 +71,19 @@ def _check_operators(graph: Subgraph, place: str) -> set[Tensor]:
         where = f"{place}, operator {position} ({operator.code.name})"
         for tensor in operator.inputs:
             # An input of a custom operator that is never defined is scratch memory.
-            is_scratch = operator.code.name == "CUSTOM" and tensor is not None and tensor.producer is None
+            is_scratch = (
+                operator.code.name == "CUSTOM" and tensor is not None and tensor.producer is None
+            )
             if not (tensor is None or is_scratch or _is_defined(tensor, defined)):
                 why = "a cycle, wrong order, or no producer"
-                raise ModelFormatError(f"{where}: reads '{tensor.name}' before it is defined ({why})")
+                raise ModelFormatError(
+                    f"{where}: reads '{tensor.name}' before it is defined ({why})"
+                )
         for tensor in operator.outputs:
             if tensor in defined or tensor.is_constant:
-                raise ModelFormatError(f"{where}: defines '{tensor.name}', which is already defined")
+                raise ModelFormatError(
+                    f"{where}: defines '{tensor.name}', which is already defined"
+                )
             defined.add(tensor)
         _check_operator(operator, where)
     return defined
@@ -96,7 +106,9 @@ def _check_operator(operator: Operator, where: str) -> None:
 def _check_calls(subgraphs: Sequence[Subgraph]) -> None:
     """Check that there is a subgraph, that called ones exist, and that calls do not overflow the runtime's stack."""
     if not subgraphs:
-        raise ModelFormatError("expected at least one subgraph, found none", table="Model", field="subgraphs")
+        raise ModelFormatError(
+            "expected at least one subgraph, found none", table="Model", field="subgraphs"
+        )
     called: list[set[int]] = [set() for _ in subgraphs]
     for graph, callees in zip(subgraphs, called, strict=True):
         for position, operator in enumerate(graph.operators):
@@ -129,7 +141,11 @@ def _wrong_sizes(sizes: Shape, least: int) -> str | None:
     if len(sizes) > _MAX_RANK:
         return f"{len(sizes)} dimensions, expected at most {_MAX_RANK}"
     elements = math.prod(max(size, 1) for size in sizes)
-    if min(sizes, default=0) < least or max(sizes, default=0) > _MAX_SIZE or elements > _MAX_ELEMENTS:
+    if (
+        min(sizes, default=0) < least
+        or max(sizes, default=0) > _MAX_SIZE
+        or elements > _MAX_ELEMENTS
+    ):
         return f"shape {list(sizes)} has a negative size or is too large"
     return None
 
@@ -142,6 +158,10 @@ def _wrong_parameters(parameters: Quantization, shape: Shape) -> str | None:
         return "quantization scales must be finite and not negative"
     if parameters.is_affine and len(points) not in (1, len(scale)):
         return f"{len(scale)} scales but {len(points)} zero points"
-    if parameters.is_per_axis and shape and not (0 <= axis < len(shape) and shape[axis] == len(scale)):
+    if (
+        parameters.is_per_axis
+        and shape
+        and not (0 <= axis < len(shape) and shape[axis] == len(scale))
+    ):
         return f"{len(scale)} scales do not fit axis {axis} of {list(shape)}"
     return None

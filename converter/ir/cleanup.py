@@ -36,7 +36,9 @@ def parts_in_use(model: Model) -> set[Part]:
 def called(model: Model, roots: Iterable[Subgraph] = ()) -> set[Subgraph]:
     """The given subgraphs (by default the entry points) and those that they call, directly or indirectly."""
     graphs = {*roots} or {*model.subgraphs[:1], *(graph for _, graph in model.entry_points())}
-    return graphs.union(called_by((op for graph in graphs for op in graph.operators), model.subgraphs))
+    return graphs.union(
+        called_by((op for graph in graphs for op in graph.operators), model.subgraphs)
+    )
 
 
 def remove_unused(model: Model, before: Collection[Part]) -> None:
@@ -50,9 +52,15 @@ def remove_unused(model: Model, before: Collection[Part]) -> None:
     for graph in model.subgraphs:
         # Scales of blockwise weights are referenced by index, so indices must not change.
         if not any(tensor.is_blockwise for tensor in graph.tensors):
-            graph.tensors = [tensor for tensor in graph.tensors if tensor in now or tensor not in before]
-    held = now.union(tensor.buffer for graph in model.subgraphs for tensor in graph.tensors if tensor.buffer)
-    model.buffers[1:] = [buffer for buffer in model.buffers[1:] if buffer in held or buffer not in before]
+            graph.tensors = [
+                tensor for tensor in graph.tensors if tensor in now or tensor not in before
+            ]
+    held = now.union(
+        tensor.buffer for graph in model.subgraphs for tensor in graph.tensors if tensor.buffer
+    )
+    model.buffers[1:] = [
+        buffer for buffer in model.buffers[1:] if buffer in held or buffer not in before
+    ]
     codes = {operator.code for graph in model.subgraphs for operator in graph.operators}
     model.operator_codes = [code for code in model.operator_codes if code in codes]
 
@@ -85,7 +93,9 @@ def name_apart(model: Model, old: Sequence[Tensor]) -> None:
     kept = set(old)
     taken = {tensor.name for tensor in old}
     counts: dict[str, int] = {}  # by name, up to which all numbers are taken
-    for tensor in (tensor for graph in model.subgraphs for tensor in graph.tensors if tensor not in kept):
+    for tensor in (
+        tensor for graph in model.subgraphs for tensor in graph.tensors if tensor not in kept
+    ):
         name = tensor.name
         while tensor.name in taken:
             counts[name] = counts.get(name, 1) + 1
@@ -102,7 +112,9 @@ def new_codes(model: Model) -> list[OperatorCode]:
     """Operator codes that are not in the deprecated field."""
     field = "deprecated_builtin_code"
     return [
-        code for code in model.operator_codes if code.table and code.table.get(field) != deprecated_code(code)
+        code
+        for code in model.operator_codes
+        if code.table and code.table.get(field) != deprecated_code(code)
     ]
 
 
@@ -118,5 +130,7 @@ def take_weights_inside(model: Model) -> bool:
 def fill_old_codes(model: Model) -> bool:
     """Also write each operator code in the deprecated field; return True if any was missing there."""
     codes = new_codes(model)
-    model.operator_codes = [replace(one, table=None) if one in codes else one for one in model.operator_codes]
+    model.operator_codes = [
+        replace(one, table=None) if one in codes else one for one in model.operator_codes
+    ]
     return bool(codes)

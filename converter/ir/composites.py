@@ -43,7 +43,9 @@ def checked_body(model: Model, composite: Operator) -> Subgraph:
     """The body of a composite; RefusedError if its arguments or results differ, or it has state."""
     body = body_of(model, composite)
     if len(body.inputs) != len(composite.inputs) or len(body.outputs) != len(composite.outputs):
-        raise RefusedError(Why.INVALID_MODEL, "the composite and its body differ in arguments", composite)
+        raise RefusedError(
+            Why.INVALID_MODEL, "the composite and its body differ in arguments", composite
+        )
     kept = next((tensor for tensor in body.tensors if tensor.is_variable), None)
     if kept is not None:
         raise RefusedError(
@@ -56,7 +58,9 @@ def checked_body(model: Model, composite: Operator) -> Subgraph:
     outer = (*composite.inputs, *composite.outputs)
     for inside, tensor in zip(own, outer, strict=True):
         if tensor is None or not same_type(inside, tensor):
-            raise RefusedError(Why.INVALID_MODEL, "a tensor's type differs in the body", composite, tensor)
+            raise RefusedError(
+                Why.INVALID_MODEL, "a tensor's type differs in the body", composite, tensor
+            )
     return body
 
 
@@ -70,4 +74,6 @@ def composites(operators: Iterable[Operator]) -> list[Composite]:
             if id(content) not in contents:
                 contents[id(content)] = b"" if content is None else bytes(content)
             found[composite_name(operator), contents[id(content)]] += 1
-    return [Composite(name, count, read_flexbuffer(content)) for (name, content), count in found.items()]
+    return [
+        Composite(name, count, read_flexbuffer(content)) for (name, content), count in found.items()
+    ]

@@ -105,11 +105,17 @@ class Tensor:
     @property
     def wrong_size(self) -> str | None:
         """Why a constant's size in bytes does not match its shape; None if it matches or cannot be checked."""
-        expected = self.dtype.byte_size(self.elements) if self.is_constant and not self.is_sparse else None
-        actual = None if self.buffer is None or self.buffer.data is None else self.buffer.data.length
+        expected = (
+            self.dtype.byte_size(self.elements) if self.is_constant and not self.is_sparse else None
+        )
+        actual = (
+            None if self.buffer is None or self.buffer.data is None else self.buffer.data.length
+        )
         if expected in (None, actual):
             return None
-        return f"{self.dtype.name}{list(self.shape)} needs {expected} bytes, its buffer holds {actual}"
+        return (
+            f"{self.dtype.name}{list(self.shape)} needs {expected} bytes, its buffer holds {actual}"
+        )
 
     @property
     def kind(self) -> Hashable:
@@ -133,7 +139,8 @@ class Tensor:
         Raises:
             ValueError: if `has_numbers` is False.
         """
-        dtype, data = self.dtype.numpy, None if self.buffer is None else self.buffer.data
+        dtype = self.dtype.numpy
+        data = None if self.buffer is None else self.buffer.data
         if not self.has_numbers or dtype is None or data is None:
             raise ValueError(f"tensor '{self.name}' ({self.dtype.name}) has no numbers to read")
         return data.view().view(dtype).reshape(self.shape)
@@ -151,7 +158,9 @@ class Tensor:
         """The real value of a constant's first element."""
         stored = float(self.array().ravel()[0])
         parameters = self.quantization
-        return parameters.real(stored) if parameters is not None and parameters.is_affine else stored
+        return (
+            parameters.real(stored) if parameters is not None and parameters.is_affine else stored
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         """Return a copy for another graph, without a producer or readers."""
@@ -238,15 +247,20 @@ class Operator:
     def on(self, tensor: Callable[[Tensor], Tensor]) -> Operator:
         """Return a copy, in no subgraph yet, with each tensor `t` replaced by `tensor(t)`."""
         inputs = [None if t is None else tensor(t) for t in self.inputs]
-        outputs, intermediates = map(tensor, self.outputs), map(tensor, self.intermediates)
-        copy = Operator(self.code, inputs, tuple(outputs), self.options, self.table, tuple(intermediates))
+        outputs = map(tensor, self.outputs)
+        intermediates = map(tensor, self.intermediates)
+        copy = Operator(
+            self.code, inputs, tuple(outputs), self.options, self.table, tuple(intermediates)
+        )
         copy.shape_error = self.shape_error
         return copy
 
     def __repr__(self) -> str:
         # A PACK may have thousands of inputs, and a name may be any text of a file.
         inputs = ["none" if one is None else repr(shortened(one.name)) for one in self.inputs]
-        outputs = [f"{shortened(one.name)!r} {one.dtype.name}{list(one.shape)}" for one in self.outputs]
+        outputs = [
+            f"{shortened(one.name)!r} {one.dtype.name}{list(one.shape)}" for one in self.outputs
+        ]
         return f"Operator({self.code.name}({listed(inputs, 3)}) -> {listed(outputs, 2)})"
 
 
@@ -276,7 +290,8 @@ class Subgraph:
         for operator in self.operators:
             copied = copy.append(operator.on(lambda tensor: deepcopy(tensor, memo)))
             copied.options = deepcopy(operator.options, memo)
-        copy.inputs, copy.outputs = deepcopy(self.inputs, memo), deepcopy(self.outputs, memo)
+        copy.inputs = deepcopy(self.inputs, memo)
+        copy.outputs = deepcopy(self.outputs, memo)
         copy.signatures = deepcopy(self.signatures, memo)
         return copy
 
@@ -354,7 +369,9 @@ class Subgraph:
         for output in operator.outputs:
             output.producer = None
 
-    def replace(self, removed: Iterable[Operator], placed: Mapping[Operator, Operator | None]) -> None:
+    def replace(
+        self, removed: Iterable[Operator], placed: Mapping[Operator, Operator | None]
+    ) -> None:
         """Remove operators, then put others in front of those given for them, or at the end."""
         for operator in removed:
             self.remove(operator)
@@ -385,7 +402,9 @@ class Subgraph:
     def replace_uses(self, old: Tensor, new: Tensor) -> None:
         """Make every reader of `old` read `new`; graph outputs do not change."""
         for operator in old.consumers:
-            self.set_inputs(operator, [new if tensor is old else tensor for tensor in operator.inputs])
+            self.set_inputs(
+                operator, [new if tensor is old else tensor for tensor in operator.inputs]
+            )
 
 
 def used_tensors(graph: Subgraph) -> Iterator[Tensor]:

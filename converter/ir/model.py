@@ -69,7 +69,9 @@ class Model:
     def __repr__(self) -> str:
         path = None if self.source is None else self.source.path
         where = "in memory" if path is None else repr(str(path))
-        entries = ", ".join(f"{name}: {len(graph)} operators" for name, graph in self.entry_points())
+        entries = ", ".join(
+            f"{name}: {len(graph)} operators" for name, graph in self.entry_points()
+        )
         return f"Model({where}, {entries or 'empty'}; {len(self.subgraphs)} subgraphs in all)"
 
     def __enter__(self) -> Self:
@@ -108,14 +110,20 @@ class Model:
         return OperatorCode(BUILTIN_OPERATORS[name], version)
 
     def new_operator(
-        self, name: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], **options: object
+        self,
+        name: str,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor],
+        **options: object,
     ) -> Operator:
         """A new builtin operator, in no subgraph, of the version that its types need; KeyError for unknown options."""
         kind = KINDS[name]
         fields = None if kind.options is None else new_table(kind.options, **options)
         data = kind.data_operands(inputs)[:1]
         types = [tensor.dtype for tensor in (*data, *(outputs if name == "CAST" else ()))]
-        version = kind.version_for(*types, rank=max((len(tensor.shape) for tensor in data), default=0))
+        version = kind.version_for(
+            *types, rank=max((len(tensor.shape) for tensor in data), default=0)
+        )
         return Operator(self.operator_code(name, version), inputs, outputs, fields)
 
     def signature_name(self, subgraph: Subgraph) -> str:
@@ -153,7 +161,11 @@ class Constants:
         self._tensors: dict[Hashable, Tensor] = {}
 
     def make(
-        self, name: str, array: NDArray[np.generic], dtype: DType, quantization: Quantization | None = None
+        self,
+        name: str,
+        array: NDArray[np.generic],
+        dtype: DType,
+        quantization: Quantization | None = None,
     ) -> Tensor:
         """Return a constant with the shape and numbers of `array`, which is already in the storage type of `dtype`."""
         raw = array.tobytes()
@@ -174,7 +186,9 @@ def from_tables(root: Table, source: Source | None = None) -> Model:
     model.buffers = [Buffer(table.fields.get("data"), table) for table in root.get("buffers") or []]
     for index, table in enumerate(root.get("subgraphs") or []):
         model.subgraphs.append(_read_subgraph(model, table, index))
-    model.signatures.extend(_read_signature(model, table) for table in root.get("signature_defs") or [])
+    model.signatures.extend(
+        _read_signature(model, table) for table in root.get("signature_defs") or []
+    )
     check_model(model.subgraphs, model.signatures)
     _read_metadata(model, root)
     model.notes += [f"{name} is deprecated and has no effect: kept" for name in root.deprecated]
@@ -235,7 +249,9 @@ def _read_subgraph(model: Model, table: Table, index: int) -> Subgraph:
     graph.inputs = _listed(graph.tensors, table, "inputs", f"{place} inputs", "tensor")
     graph.outputs = _listed(graph.tensors, table, "outputs", f"{place} outputs", "tensor")
     for position, operator in enumerate(table.get("operators") or []):
-        graph.append(_read_operator(model, graph.tensors, operator, f"{place}, operator {position}"))
+        graph.append(
+            _read_operator(model, graph.tensors, operator, f"{place}, operator {position}")
+        )
     return graph
 
 
@@ -262,7 +278,9 @@ def _read_tensor(model: Model, table: Table, place: str, position: int) -> Tenso
 
 
 def _read_operator(model: Model, tensors: list[Tensor], table: Table, place: str) -> Operator:
-    code: OperatorCode = _at(model.operator_codes, table.get("opcode_index"), place, "operator code")
+    code: OperatorCode = _at(
+        model.operator_codes, table.get("opcode_index"), place, "operator code"
+    )
     place = f"{place} ({code.name})"
     inputs = _integers(table, "inputs")
     read = [None if index == -1 else _at(tensors, index, place, "input tensor") for index in inputs]
@@ -289,7 +307,9 @@ def _read_signature(model: Model, table: Table) -> Signature:
             name = entry.get("name") or ""
             if name in named:
                 raise ModelFormatError(f"{where}: {field} names '{name}' twice")
-            named[name] = _at(subgraph.tensors, entry.get("tensor_index"), where, f"{field}: tensor")
+            named[name] = _at(
+                subgraph.tensors, entry.get("tensor_index"), where, f"{field}: tensor"
+            )
         return named
 
     return Signature(key, subgraph, arguments("inputs"), arguments("outputs"), table)
@@ -321,7 +341,10 @@ def to_tables(model: Model) -> Table:
         subgraphs=[_subgraph(graph, codes, buffers, numbers[graph]) for graph in model.subgraphs],
         signature_defs=[_signature(one, model.subgraphs, numbers) for one in model.signatures],
         metadata=[
-            _filled(entry.table or new_table("Metadata", name=entry.name), buffer=buffers.of(entry.buffer))
+            _filled(
+                entry.table or new_table("Metadata", name=entry.name),
+                buffer=buffers.of(entry.buffer),
+            )
             for entry in model.metadata
         ],
         metadata_buffer=[buffers.of(buffer) for buffer in model.metadata_buffers],
@@ -355,7 +378,9 @@ class _Numbering:
         return index
 
 
-def _subgraph(graph: Subgraph, codes: _Numbering, buffers: _Numbering, numbers: _Numbering) -> Table:
+def _subgraph(
+    graph: Subgraph, codes: _Numbering, buffers: _Numbering, numbers: _Numbering
+) -> Table:
     return _filled(
         graph.table or new_table("SubGraph", name=graph.name or None),
         operators=[_operator(operator, codes, numbers) for operator in graph.operators],
@@ -374,7 +399,10 @@ def _operator(operator: Operator, codes: _Numbering, numbers: _Numbering) -> Tab
         intermediates=[numbers.of(tensor) for tensor in operator.intermediates],
     )
     options = operator.options
-    for place, union in (("builtin_options", "BuiltinOptions"), ("builtin_options_2", "BuiltinOptions2")):
+    for place, union in (
+        ("builtin_options", "BuiltinOptions"),
+        ("builtin_options_2", "BuiltinOptions2"),
+    ):
         own = options if options is not None and options.name in UNIONS[union].values() else None
         if table.fields.get(place) is not own:
             table.set(place, own)
@@ -409,10 +437,14 @@ def _signature(
     table = signature.table or new_table("SignatureDef")
     sides: dict[str, list[Table]] = {}
     for side, arguments in (("inputs", signature.inputs), ("outputs", signature.outputs)):
-        places = [(name, numbers[signature.subgraph].of(tensor)) for name, tensor in arguments.items()]
+        places = [
+            (name, numbers[signature.subgraph].of(tensor)) for name, tensor in arguments.items()
+        ]
         sides[side] = table.get(side) or []
         if places != [(entry.get("name"), entry.get("tensor_index")) for entry in sides[side]]:
-            sides[side] = [new_table("TensorMap", name=name, tensor_index=place) for name, place in places]
+            sides[side] = [
+                new_table("TensorMap", name=name, tensor_index=place) for name, place in places
+            ]
     index = subgraphs.index(signature.subgraph)
     return _filled(table, signature_key=signature.key, subgraph_index=index, **sides)
 

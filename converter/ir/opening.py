@@ -178,7 +178,12 @@ class Opened:
         if self.bundle is None:
             return None
         return next(
-            (part for part in self.parts if kind in (part.name, part.kind, f"section_{part.index}")), None
+            (
+                part
+                for part in self.parts
+                if kind in (part.name, part.kind, f"section_{part.index}")
+            ),
+            None,
         )
 
     def main(self, *, compiled: bool = False) -> Part:
@@ -230,7 +235,9 @@ def is_compiled(model: Model) -> bool:
 
 def weights_outside(model: Model) -> dict[str, int]:
     """Bytes of weights that are not in the model, by the file or section that the model names for them."""
-    tensors = (tensor for graph in model.subgraphs for tensor in used_tensors(graph) if tensor.is_outside)
+    tensors = (
+        tensor for graph in model.subgraphs for tensor in used_tensors(graph) if tensor.is_outside
+    )
     used = {tensor.table.get("external_buffer") for tensor in tensors if tensor.table is not None}
     root = model.table or new_table("Model")
     places = {entry.get("id"): entry for entry in root.get("external_buffers") or []}

@@ -25,8 +25,12 @@ _T = TypeVar("_T")
 class Effect(Enum):
     """What an operator does with the elements of its data operands."""
 
-    ELEMENTWISE = "elementwise"  # each result element depends on those at its index; operands may broadcast
-    ALONG_ROWS = "along_rows"  # each row of the last axis depends on the operand's row, of the same length
+    ELEMENTWISE = (
+        "elementwise"  # each result element depends on those at its index; operands may broadcast
+    )
+    ALONG_ROWS = (
+        "along_rows"  # each row of the last axis depends on the operand's row, of the same length
+    )
     REDUCTION = "reduction"  # folds whole axes
     PRODUCT = "product"  # matrix product
     CONVOLUTION = "convolution"
@@ -70,7 +74,9 @@ class OperatorKind:
         least = self.least
         most = self.most
         if len(inputs) < least or 0 <= most < len(inputs):
-            wanted = f"{least} or more" if most < 0 else " or ".join(map(str, range(least, most + 1)))
+            wanted = (
+                f"{least} or more" if most < 0 else " or ".join(map(str, range(least, most + 1)))
+            )
             return f"has {len(inputs)} inputs, expected {wanted}"
         if self.outputs not in (-1, len(outputs)) or (self.is_followed and not outputs):
             return f"has {len(outputs)} outputs, expected {'1 or more' if self.outputs < 0 else self.outputs}"
@@ -83,11 +89,17 @@ class OperatorKind:
 
     def takes(self, tensor: object, inputs: Sequence[object]) -> bool:
         """True if this one of the inputs is a data operand."""
-        return self.all_data or any(inputs[place] is tensor for place in self.data if place < len(inputs))
+        return self.all_data or any(
+            inputs[place] is tensor for place in self.data if place < len(inputs)
+        )
 
     def data_operands(self, inputs: Sequence[_T | None]) -> list[_T]:
         """The inputs from which the results take their elements."""
-        return [given for place, given in enumerate(inputs) if given is not None and self.has_data_at(place)]
+        return [
+            given
+            for place, given in enumerate(inputs)
+            if given is not None and self.has_data_at(place)
+        ]
 
     def data_results(self, outputs: Sequence[_T]) -> Sequence[_T]:
         """The outputs made from the data operands; other outputs hold indices or scratch."""
@@ -96,7 +108,11 @@ class OperatorKind:
     def version_for(self, *types: DType, rank: int = 0) -> int:
         """The lowest version for data operands of these types and rank; 1 for operators that no rewrite adds."""
         needs = {*(dtype.name for dtype in types), *(f"RANK{size}" for size in range(rank + 1))}
-        fitting = (number for number, text in enumerate(self.versions, 1) if needs.intersection(text.split()))
+        fitting = (
+            number
+            for number, text in enumerate(self.versions, 1)
+            if needs.intersection(text.split())
+        )
         return max(fitting, default=1)
 
 
@@ -116,7 +132,9 @@ KINDS: Final[dict[str, OperatorKind]] = {}
 
 for _name in BUILTIN_OPERATORS:
     _own = {"options": _OWN_OPTIONS.get(_name.replace("_", "").lower()), **_FACTS.get(_name, {})}
-    KINDS[_name] = msgspec.convert(_own if "effect" in _own else {**_NOTHING_KNOWN, **_own}, OperatorKind)
+    KINDS[_name] = msgspec.convert(
+        _own if "effect" in _own else {**_NOTHING_KNOWN, **_own}, OperatorKind
+    )
 
 SUBGRAPH_FIELDS: Final = {str(kind.options): kind.calls for kind in KINDS.values() if kind.calls}
 """Options table -> its fields that hold subgraph indices (schema.fbs does not mark them)."""
@@ -127,7 +145,9 @@ def operators_that(*effects: Effect) -> frozenset[str]:
     return frozenset(name for name, kind in KINDS.items() if kind.effect in effects)
 
 
-UNARY: Final = frozenset(name for name in operators_that(Effect.ELEMENTWISE) if KINDS[name].least == 1)
+UNARY: Final = frozenset(
+    name for name in operators_that(Effect.ELEMENTWISE) if KINDS[name].least == 1
+)
 """Elementwise operators with one operand."""
 
 

@@ -33,26 +33,53 @@ class Why(StrEnum):
 
 MEANINGS: dict[Why, tuple[str, str]] = {
     Why.OPEN_LENGTHS: ("a length is known only at run time", "give `--shape`"),
-    Why.NOT_ATTENTION: ("the SOFTMAX weighs no values, or has no queries and keys", "nothing to do"),
+    Why.NOT_ATTENTION: (
+        "the SOFTMAX weighs no values, or has no queries and keys",
+        "nothing to do",
+    ),
     Why.SINGLE_HEAD: ("the block has one head, or one block of rows, already", "nothing to do"),
     Why.NO_GAIN: ("the target gains nothing from a split here", "nothing to do"),
-    Why.PATTERN: ("attention of a form that is not split", "export it in another form, or report it"),
-    Why.HEADS: ("the axis of the heads is not clear, or heads are mixed or cut apart", "report the model"),
-    Why.OPERATOR: ("an operator has no rule, or operands that are computed", "report the exporter's form"),
-    Why.QUANTIZATION: ("scales, zero points or types do not allow it", "quantize with one scale a tensor"),
+    Why.PATTERN: (
+        "attention of a form that is not split",
+        "export it in another form, or report it",
+    ),
+    Why.HEADS: (
+        "the axis of the heads is not clear, or heads are mixed or cut apart",
+        "report the model",
+    ),
+    Why.OPERATOR: (
+        "an operator has no rule, or operands that are computed",
+        "report the exporter's form",
+    ),
+    Why.QUANTIZATION: (
+        "scales, zero points or types do not allow it",
+        "quantize with one scale a tensor",
+    ),
     Why.MASK: ("the mask cannot become an ADD, or one SELECT", "see below, or skip the pass"),
     Why.SHARED_RESULT: ("another operator reads a result that would vanish", "nothing to do"),
     Why.POSITIONS: (
         "positions cannot be followed, or their number is unknown",
         "keep the caches in the bundle",
     ),
-    Why.LIMIT: ("too many heads, tiles, operators or positions", "report the model if it is a real one"),
+    Why.LIMIT: (
+        "too many heads, tiles, operators or positions",
+        "report the model if it is a real one",
+    ),
     Why.TARGET: ("the target's compiler refuses it", "choose another target"),
-    Why.INVALID_MODEL: ("recorded shapes or types are inconsistent", "run `inspect --shapes`, export again"),
-    Why.FIXED_ORDER: ("the file fixes the order of its operators", "export without control dependencies"),
+    Why.INVALID_MODEL: (
+        "recorded shapes or types are inconsistent",
+        "run `inspect --shapes`, export again",
+    ),
+    Why.FIXED_ORDER: (
+        "the file fixes the order of its operators",
+        "export without control dependencies",
+    ),
     Why.FRAME: ("the rewrite would change something outside its region", "report it"),
     Why.INCONCLUSIVE: ("the verification had no result", "see below"),
-    Why.DIFFERENT: ("the verification found a difference, or the runtime refused the result", "report it"),
+    Why.DIFFERENT: (
+        "the verification found a difference, or the runtime refused the result",
+        "report it",
+    ),
     Why.BUG: ("an unexpected error in edge-opt", "report it"),
 }
 """What each kind means, and what to do."""

@@ -59,7 +59,8 @@ def _names(subgraph: Subgraph) -> dict[Tensor, str]:
     names: dict[Tensor, str] = {}
     taken: set[str] = set()
     for tensor in dict.fromkeys([*used_tensors(subgraph), *named]):
-        name, count = tensor.name, 1
+        name = tensor.name
+        count = 1
         while name in taken:
             count += 1
             name = f"{tensor.name}~{count}"
@@ -75,13 +76,17 @@ def subgraph_text(subgraph: Subgraph) -> str:
     lines = [f"subgraph {_word(subgraph.name or 'main')} ({inputs}) {{"]
     for tensor, name in names.items():
         if tensor not in subgraph.inputs and tensor.producer is None and not tensor.is_constant:
-            lines.append(f"  {'variable' if tensor.is_variable else 'unset'} {name}: {_type(tensor)}")
+            lines.append(
+                f"  {'variable' if tensor.is_variable else 'unset'} {name}: {_type(tensor)}"
+            )
     lines += [f"  {operator_text(operator, names.__getitem__)}" for operator in subgraph.operators]
     results = ", ".join(names[tensor] for tensor in subgraph.outputs)
     return "\n".join([*lines, f"  return {results}", "}\n"])
 
 
-def operator_text(operator: Operator, named: Callable[[Tensor], str] = lambda one: f"%{one.name}") -> str:
+def operator_text(
+    operator: Operator, named: Callable[[Tensor], str] = lambda one: f"%{one.name}"
+) -> str:
     """One operator as a line of the text form; `named` gives a tensor's printed name."""
 
     def argument(tensor: Tensor | None) -> str:
@@ -101,7 +106,9 @@ def operator_text(operator: Operator, named: Callable[[Tensor], str] = lambda on
 def _type(tensor: Tensor) -> str:
     sizes = list(map(str, tensor.shape))
     if tensor.shape_signature is not None and len(tensor.shape_signature) == len(sizes):
-        sizes = ["?" if s == -1 else size for s, size in zip(tensor.shape_signature, sizes, strict=True)]
+        sizes = [
+            "?" if s == -1 else size for s, size in zip(tensor.shape_signature, sizes, strict=True)
+        ]
     return f"{tensor.dtype}[{','.join(sizes)}]{_quantization(tensor)}"
 
 
@@ -118,11 +125,19 @@ def _number(value: Any) -> str:
 
 def _constant(tensor: Tensor) -> str:
     shape = f"[{','.join(map(str, tensor.shape))}]"
-    values = tensor.array().ravel() if tensor.has_numbers and tensor.elements <= _MOST_LOOKED_AT else None
+    values = (
+        tensor.array().ravel()
+        if tensor.has_numbers and tensor.elements <= _MOST_LOOKED_AT
+        else None
+    )
     text = f"{shape}{{...}}"
     if values is not None and len(values) <= _MOST_PRINTED:
         numbers = ", ".join(map(_number, values))
-        text = f"{shape if len(tensor.shape) > 1 else ''}{{{numbers}}}" if tensor.shape else f"({numbers})"
+        text = (
+            f"{shape if len(tensor.shape) > 1 else ''}{{{numbers}}}"
+            if tensor.shape
+            else f"({numbers})"
+        )
     elif values is not None and (values == values[0]).all():
         text = f"{shape}{{splat {_number(values[0])}}}"
     return f"{tensor.dtype}{text}{_quantization(tensor)}"
@@ -143,7 +158,9 @@ def _options(table: Table | None) -> str:
 def option_text(value: Any) -> str:
     """The value of an option: `{epsilon: 1e-06}`, `[1, 2]`, `'RELU'`, `true`."""
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{_word(key)}: {option_text(item)}' for key, item in value.items())}}}"
+        return (
+            f"{{{', '.join(f'{_word(key)}: {option_text(item)}' for key, item in value.items())}}}"
+        )
     if isinstance(value, np.ndarray | list):
         return f"[{', '.join(map(option_text, value))}]"
     if isinstance(value, Table):

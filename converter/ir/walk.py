@@ -1,7 +1,16 @@
 """Graph traversal (producers, readers, slices), execution orders, and copies of regions."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
@@ -45,7 +54,9 @@ def producers(operator: Operator) -> list[Operator]:
 def reads(operators: Sequence[Operator]) -> tuple[Tensor, ...]:
     """Tensors that the operators read but do not define, each once, in the order of first use."""
     defined = {tensor for operator in operators for tensor in operator.outputs}
-    read = dict.fromkeys(tensor for operator in operators for tensor in operator.inputs if tensor is not None)
+    read = dict.fromkeys(
+        tensor for operator in operators for tensor in operator.inputs if tensor is not None
+    )
     return tuple(tensor for tensor in read if tensor not in defined)
 
 
@@ -118,13 +129,16 @@ def needed_for(
     return needed[::-1]
 
 
-def still_needed(subgraph: Subgraph, old: Sequence[Operator], new: Sequence[Operator]) -> list[Operator]:
+def still_needed(
+    subgraph: Subgraph, old: Sequence[Operator], new: Sequence[Operator]
+) -> list[Operator]:
     """The `old` operators (in execution order) that must stay when `new` ones replace the others.
 
     Their results are needed by the graph's caller, by operators outside `old`, or by `new` ones, directly or
     indirectly; tensors that `new` operators define do not count.
     """
-    inside, read_anew = set(old), {tensor for operator in new for tensor in operator.inputs}
+    inside = set(old)
+    read_anew = {tensor for operator in new for tensor in operator.inputs}
     defined = {tensor for operator in new for tensor in operator.outputs}
     left = (tensor for operator in old for tensor in operator.outputs if tensor not in defined)
     wanted = [t for t in left if t in read_anew or read_outside(subgraph, t, inside)]
@@ -224,7 +238,9 @@ class _Placing:
     def readers(self) -> list[Operator]:
         """The operators up to the end that read results of new ones, in execution order."""
         found = {reader: None for tensor in self.makers for reader in tensor.readers}
-        before = [one for one in found if one not in self.removed and self.graph.place(one) <= self.end]
+        before = [
+            one for one in found if one not in self.removed and self.graph.place(one) <= self.end
+        ]
         return sorted(before, key=self.graph.place)
 
     def put(self, operators: Sequence[Operator], before: Operator | None, place: int) -> None:
@@ -233,7 +249,11 @@ class _Placing:
         def above(operator: Operator) -> Iterator[Operator]:
             for tensor in operator.inputs:
                 source = None if tensor is None else self.makers.get(tensor, tensor.producer)
-                if source is not None and source not in self.placed and self._is_after(source, place):
+                if (
+                    source is not None
+                    and source not in self.placed
+                    and self._is_after(source, place)
+                ):
                     yield source
 
         starts = [operator for operator in operators if operator not in self.placed]
@@ -297,11 +317,15 @@ def cut_out(
     model: Model, operators: Sequence[Operator], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
 ) -> Model:
     """A model of these operators and the subgraphs they call. Names are numbers, so equal regions give equal bytes."""
-    region, called = Model(), called_by(operators, model.subgraphs)
+    region = Model()
+    called = called_by(operators, model.subgraphs)
     places = {model.subgraphs.index(graph): place for place, graph in enumerate(called, 1)}
 
     def add(
-        name: str, operators: Sequence[Operator], inputs: Iterable[Tensor], outputs: Iterable[Tensor]
+        name: str,
+        operators: Sequence[Operator],
+        inputs: Iterable[Tensor],
+        outputs: Iterable[Tensor],
     ) -> None:
         graph = Subgraph(name)
         region.subgraphs.append(graph)
@@ -318,7 +342,8 @@ def cut_out(
         graph.inputs = [copied(tensor) for tensor in inputs]
         for operator in operators:
             new = graph.append(operator.on(copied))
-            new.table, new.options = own_fields(operator), renumbered(operator.options, places)
+            new.table = own_fields(operator)
+            new.options = renumbered(operator.options, places)
         graph.outputs = [copied(tensor) for tensor in outputs]
 
     add("region", operators, inputs, outputs)
@@ -337,7 +362,8 @@ def cut_signature(
     """Like `cut_out`, with one signature, whose arguments have these names."""
     region = cut_out(model, operators, [*inputs.values()], [*outputs.values()])
     graph = region.subgraphs[0]
-    given, taken = zip(inputs, graph.inputs, strict=True), zip(outputs, graph.outputs, strict=True)
+    given = zip(inputs, graph.inputs, strict=True)
+    taken = zip(outputs, graph.outputs, strict=True)
     region.signatures.append(Signature(key, graph, dict(given), dict(taken)))
     return region
 
@@ -372,7 +398,9 @@ def own_fields(operator: Operator) -> Table | None:
     return new_table("Operator", **own) if own else None
 
 
-def repeated(operator: Operator, copies: dict[Tensor, Tensor], name: Callable[[Tensor], str]) -> Operator:
+def repeated(
+    operator: Operator, copies: dict[Tensor, Tensor], name: Callable[[Tensor], str]
+) -> Operator:
     """A copy of the operator, in no subgraph, on `copies` of its tensors; missing copies are added."""
 
     def local(tensor: Tensor) -> Tensor:

@@ -46,7 +46,9 @@ def compare_on_npu(
         ModelFormatError: a model cannot be read.
     """
     backend_of(compiler.chip).check_emulator(compiler)
-    begun = ComparisonReport(name_of(a, "a"), name_of(b, "b"), "npu", *checked_numbers(seed, atol, rtol))
+    begun = ComparisonReport(
+        name_of(a, "a"), name_of(b, "b"), "npu", *checked_numbers(seed, atol, rtol)
+    )
     with both_open(a, b, begun, signatures=signatures, progress=progress) as both:
         report = both.compared(
             lambda session: [_emulated(both, pair, compiler) for pair in session.pairs.values()]
@@ -56,7 +58,9 @@ def compare_on_npu(
     remarks.append(", ".join([f"compiled for {compiler.chip}", *compiler.flags]))
     remarks += report.remarks
     if stateful:
-        remarks.append(f"state is not carried over here, each signature ran once: {', '.join(stateful)}")
+        remarks.append(
+            f"state is not carried over here, each signature ran once: {', '.join(stateful)}"
+        )
     return replace(report, remarks=tuple(remarks))
 
 

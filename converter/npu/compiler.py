@@ -35,7 +35,9 @@ _PARTITIONED = re.compile(
     r"Partitioned subgraph<0>, selected (?P<taken>\d+) ops, from a total of (?P<operators>\d+) ops\. "
     r"resulted in (?P<partitions>\d+) partitions"
 )
-_COMPLAINTS = re.compile(r"^(?:.*::ERROR:|.*?\[ ERROR \]\s+(?:<E>\s+)?|ERROR: |└ )(.*)$", re.MULTILINE)
+_COMPLAINTS = re.compile(
+    r"^(?:.*::ERROR:|.*?\[ ERROR \]\s+(?:<E>\s+)?|ERROR: |└ )(.*)$", re.MULTILINE
+)
 # Qualcomm's plugin sets an option that is newer than the library; the library ignores it.
 _HARMLESS = "unexpected GraphHtpSettings option"
 # Qualcomm's plugin links to the first for chips without an HTP, but never calls it here; the wheel lacks it.
@@ -68,7 +70,9 @@ class Compiler:
         """Raise UsageError if a flag is malformed."""
         for flag in self.flags:
             if not re.match(r"--\w", flag):
-                raise UsageError(f"'{flag}' is not a compiler flag: write --qualcomm_optimization_level=O2")
+                raise UsageError(
+                    f"'{flag}' is not a compiler flag: write --qualcomm_optimization_level=O2"
+                )
 
     def has_flag(self, name: str) -> bool:
         """True if the flags set this option, such as `--qualcomm_vtcm_size`."""
@@ -222,7 +226,9 @@ class Backend(ABC):
                 return found.parent.resolve()
         if not Path(root).is_dir():
             raise CompilerMissingError(f"folder {root} does not exist: {self.how_to_get}")
-        raise CompilerMissingError(f"{root} holds no {self.library} for x86-64 Linux: {self.how_to_get}")
+        raise CompilerMissingError(
+            f"{root} holds no {self.library} for x86-64 Linux: {self.how_to_get}"
+        )
 
     def check_installed(self, compiler: Compiler) -> None:
         """Raise CompilerMissingError if LiteRT's tool, the vendor's plugin or its libraries are missing."""
@@ -269,7 +275,9 @@ class Backend(ABC):
 
     def fail(self, code: int, *logs: str) -> NoReturn:
         """Raise CompilerFailedError with the reason in the tool's logs."""
-        raise CompilerFailedError(f"{self.compiler} ended with code {code}: {reason_of(code, *logs)}")
+        raise CompilerFailedError(
+            f"{self.compiler} ended with code {code}: {reason_of(code, *logs)}"
+        )
 
 
 def operator_counts(log: str) -> dict[str, int]:

@@ -81,7 +81,9 @@ class Emulator:
                 if self.compiling.done():
                     self._fail("the compiler ends before the graph runs")
                 time.sleep(_LOOK_SECONDS)
-            return {key: self._output(folder, key, one) for key, one in self.signature.outputs.items()}
+            return {
+                key: self._output(folder, key, one) for key, one in self.signature.outputs.items()
+            }
 
     def _output(self, folder: Path, key: str, tensor: Tensor) -> Array:
         file = folder / f"{tensor.name}.out"
@@ -120,7 +122,9 @@ def _failure(outcome: Outcome) -> str:
     if outcome.missing:
         return f"the compiled graph expects input '{outcome.missing[0]}' in another type or size"
     if outcome.ran is None:
-        where = "the emulator crashes on the compiled graph" if outcome.running else "the compiler ends"
+        where = (
+            "the emulator crashes on the compiled graph" if outcome.running else "the compiler ends"
+        )
         return f"{where} ({outcome.ended})"
     if outcome.ran:
         return f"the emulator refuses the compiled graph: error {outcome.ran}"

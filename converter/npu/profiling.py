@@ -102,7 +102,9 @@ def versions(figures: Sequence[Figures]) -> dict[str, str]:
     return found
 
 
-def gathered(waiting: Mapping[str, Future[Measured]], stage: str, tell: Progress) -> dict[str, Measured]:
+def gathered(
+    waiting: Mapping[str, Future[Measured]], stage: str, tell: Progress
+) -> dict[str, Measured]:
     """Wait for measurements, and report how many are done."""
     if waiting:
         tell(stage, 0, len(waiting))

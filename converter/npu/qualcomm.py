@@ -122,5 +122,7 @@ class Qualcomm(Backend):
             heard = log.read_text(errors="replace") if log.exists() else ""
         if done.returncode and _UNKNOWN_CHIP in done.stderr:
             chip = compiler.chip
-            raise UsageError(f"the Hexagon compiler does not know chip '{chip}', {did_you_mean(chip, CHIPS)}")
+            raise UsageError(
+                f"the Hexagon compiler does not know chip '{chip}', {did_you_mean(chip, CHIPS)}"
+            )
         return Outcome(done.returncode, done.stdout, done.stderr, no_probe).hear(heard)

@@ -122,7 +122,9 @@ def tune(
         save(cut_entry_point(model, name), exported)
         running = executor or stack.enter_context(compiling_threads(jobs or _idle_cores()))
         judge = backend.judge(compiler)
-        waiting = {form: running.submit(try_form, exported, one, judge) for form, one in targets.items()}
+        waiting = {
+            form: running.submit(try_form, exported, one, judge) for form, one in targets.items()
+        }
         found = gathered(waiting, "compiling", tell)
         trials = sorted((Trial(form, measured) for form, measured in found.items()), key=_rank)
         try:
@@ -162,7 +164,9 @@ def _estimating(base: Target, compiler: Compiler) -> Backend:
                 f"of Qualcomm"
             )
     if backend is not chips:
-        raise UsageError(f"target '{base.name}' is not for the NPU of {compiler.chip}: give another chip")
+        raise UsageError(
+            f"target '{base.name}' is not for the NPU of {compiler.chip}: give another chip"
+        )
     return backend
 
 
@@ -271,7 +275,9 @@ def _check(
         reason = found.signatures[0].reason
         if reason.startswith("a: "):
             return f"outputs not checked: as exported, {reason.removeprefix('a: ')}"
-        trials[place] = Trial(trial.form, Measured(trial.measured.signature, failure=found.summary()))
+        trials[place] = Trial(
+            trial.form, Measured(trial.measured.signature, failure=found.summary())
+        )
     return "no form gives the export's outputs"
 
 
@@ -297,7 +303,11 @@ def tuned_target(tuning: Tuning, name: str | None = None) -> Target:
     )
     sources: dict[str, str] = {}
     for fact in target.stated():
-        source = f"measured with `edge-opt tune` on {where}" if fact in changed else base.sources.get(fact)
+        source = (
+            f"measured with `edge-opt tune` on {where}"
+            if fact in changed
+            else base.sources.get(fact)
+        )
         if source:
             sources[fact] = source
     return replace(target, sources=sources)
@@ -311,11 +321,17 @@ def _changed(tuning: Tuning) -> dict[str, Any]:
     if "form" not in changed:
         patterns = tuple(one for one in base.split_signatures if not fnmatchcase(signature, one))
         if tuning.changes is None and not patterns:
-            changed["mask_before_join"] = False  # the trial was the exported file, with no pass run on it
+            changed["mask_before_join"] = (
+                False  # the trial was the exported file, with no pass run on it
+            )
     else:
-        patterns = base.split_signatures if base.splits(signature) else (*base.split_signatures, signature)
+        patterns = (
+            base.split_signatures if base.splits(signature) else (*base.split_signatures, signature)
+        )
         if tuning.long_context:
             form = {key: changed.pop(key) for key in ("form", "rows_per_tile")}
-            changed["long_context"] = {key: value for key, value in form.items() if value is not None}
+            changed["long_context"] = {
+                key: value for key, value in form.items() if value is not None
+            }
     changed["split_signatures"] = patterns
     return changed

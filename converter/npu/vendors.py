@@ -17,7 +17,9 @@ def backend_of(chip: str) -> Backend:
     vendor = _UNLISTED if found is None else found[0]
     backend = vendor_backend(vendor)
     if backend is None:
-        raise UsageError(f"edge-opt cannot run the compiler for {chip}, of {vendor}: give another chip")
+        raise UsageError(
+            f"edge-opt cannot run the compiler for {chip}, of {vendor}: give another chip"
+        )
     return backend
 
 

@@ -36,7 +36,9 @@ class BalancedNorms(Pass):
     def sites(self, context: Context) -> Iterable[Site]:
         """One site for each norm to negate, if the target asks for it."""
         error = 0.0
-        for addition, norm in residual_sums(context.subgraph) if context.target.norms_round_down else ():
+        for addition, norm in (
+            residual_sums(context.subgraph) if context.target.norms_round_down else ()
+        ):
             negates = addition.name == "ADD" and error < 0
             if negates:
                 yield Site(addition, partial(_build, context, addition, norm))
@@ -54,7 +56,12 @@ def residual_sums(graph: Subgraph) -> Iterator[tuple[Operator, Operator]]:
         # The norm of a SUB is the second operand.
         for normed in (other, one) if addition.name == "ADD" else (other,):
             alone = one is not other and not read_outside(graph, normed, [addition])
-            if alone and one.shape == other.shape and normed.producer and _can_be_negated(normed.producer):
+            if (
+                alone
+                and one.shape == other.shape
+                and normed.producer
+                and _can_be_negated(normed.producer)
+            ):
                 yield addition, normed.producer
                 break
 
@@ -65,7 +72,9 @@ def _can_be_negated(operator: Operator) -> bool:
         return False
     weight = operator.input(1)
     result = operator.outputs[0]
-    if not (weight.has_numbers and weight.dtype is result.dtype is DType.INT16 and result.is_quantized):
+    if not (
+        weight.has_numbers and weight.dtype is result.dtype is DType.INT16 and result.is_quantized
+    ):
         return False
     parameters = weight.quantization
     symmetric = parameters is not None and parameters.is_affine and not parameters.zero_point.any()
@@ -80,12 +89,16 @@ def _step(tensor: Tensor) -> float:
 def _build(context: Context, addition: Operator, norm: Operator) -> Rewrite:
     weight = norm.input(1)
     normed = norm.outputs[0]
-    other = next(tensor for tensor in addition.inputs if tensor is not None and tensor is not normed)
+    other = next(
+        tensor for tensor in addition.inputs if tensor is not None and tensor is not normed
+    )
     name = name_below(weight.name, "negated")
     numbers = np.negative(weight.array())
     negated = context.constants.make(name, numbers, DType.INT16, weight.quantization)
     result = replace(normed, name=name_below(normed.name, "negated"))
-    options = {name: addition.option(name) for name in ("fused_activation_function", "pot_scale_int16")}
+    options = {
+        name: addition.option(name) for name in ("fused_activation_function", "pot_scale_int16")
+    }
     negative = Operator(norm.code, (norm.input(0), negated), (result,), norm.options, norm.table)
     difference = context.model.new_operator("SUB", (other, result), addition.outputs, **options)
     # A step of the norm may be several steps of the sum, and the sum rounds once more.

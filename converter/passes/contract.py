@@ -72,7 +72,9 @@ class Context:
 
     def check_lengths(self, operators: Iterable[Operator]) -> None:
         """Raise RefusedError if operators have open lengths, with the options that close them."""
-        tensors = (tensor for operator in operators for tensor in (*operator.inputs, *operator.outputs))
+        tensors = (
+            tensor for operator in operators for tensor in (*operator.inputs, *operator.outputs)
+        )
         if not any(tensor is not None and tensor.is_dynamic for tensor in tensors):
             return
         options = shape_options(self.model.arguments(self.model.signature_name(self.subgraph))[1])

@@ -51,18 +51,25 @@ class InlineComposites(Pass):
 def _opened(model: Model, body: Subgraph, sizes: dict[int, int]) -> int:
     """The number of operators in a body once all composites in it are opened; each nesting level may double it."""
     if id(body) not in sizes:
-        inner = (body_of(model, operator) for operator in body.operators if operator.name == COMPOSITE)
+        inner = (
+            body_of(model, operator) for operator in body.operators if operator.name == COMPOSITE
+        )
         sizes[id(body)] = len(body) + sum(_opened(model, called, sizes) for called in inner)
     return sizes[id(body)]
 
 
 def _build(context: Context, composite: Operator) -> Rewrite:
     body = checked_body(context.model, composite)
-    known = {own: tensor for own, tensor in zip(body.inputs, composite.inputs, strict=True) if tensor}
+    known = {
+        own: tensor for own, tensor in zip(body.inputs, composite.inputs, strict=True) if tensor
+    }
     for result, tensor in zip(body.outputs, composite.outputs, strict=True):
         if result in known:
             raise RefusedError(
-                Why.INVALID_MODEL, "a result of the body is an argument, or another result", composite, tensor
+                Why.INVALID_MODEL,
+                "a result of the body is an argument, or another result",
+                composite,
+                tensor,
             )
         known[result] = tensor
     prefix = composite.outputs[0].name

@@ -19,7 +19,9 @@ ORDINARY = 1024.0
 
 _PRODUCTS = operators_that(Effect.PRODUCT, Effect.CONVOLUTION)
 _LIMITED = frozenset({"COS", "LOGISTIC", "SIN", "SOFTMAX", "TANH"})  # to numbers from -1 to 1
-_MOVES = operators_that(Effect.REARRANGING, Effect.CUTTING, Effect.JOINING, Effect.REPEATING, Effect.PADDING)
+_MOVES = operators_that(
+    Effect.REARRANGING, Effect.CUTTING, Effect.JOINING, Effect.REPEATING, Effect.PADDING
+)
 _COPYING = _MOVES | {"CAST"}
 
 
@@ -76,7 +78,9 @@ def _read(node: _Node) -> list[_Node]:
         return []
     data = KINDS[maker.code.name].data_operands(maker.inputs)
     if node.is_operand:
-        return [] if maker.name in _PRODUCTS else [_Node(tensor, is_operand=True) for tensor in data]
+        return (
+            [] if maker.name in _PRODUCTS else [_Node(tensor, is_operand=True) for tensor in data]
+        )
     if multiplies_activations(maker):
         biases = [_Node(tensor) for tensor in maker.inputs[2:] if tensor is not None]
         return [*(_Node(maker.input(index), is_operand=True) for index in (0, 1)), *biases]

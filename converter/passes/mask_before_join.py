@@ -36,7 +36,9 @@ class MaskBeforeJoin(Pass):
 
 def _join_above(context: Context, addition: Operator) -> Operator | None:
     """The CONCATENATION of logits along their columns that only this ADD reads, before a SOFTMAX; else None."""
-    if addition.name != "ADD" or [reader.name for reader in addition.outputs[0].consumers] != ["SOFTMAX"]:
+    if addition.name != "ADD" or [reader.name for reader in addition.outputs[0].consumers] != [
+        "SOFTMAX"
+    ]:
         return None
     for joined, mask in (addition.inputs, addition.inputs[::-1]):
         join = None if joined is None else joined.producer
@@ -52,7 +54,8 @@ def _join_above(context: Context, addition: Operator) -> Operator | None:
         )
         # Logits must be clipped before the mask is added; per-column scales would have to be cut, too.
         plain = not join.option("fused_activation_function") and not any(
-            tensor.quantization and tensor.quantization.is_per_axis for tensor in (mask, *addition.outputs)
+            tensor.quantization and tensor.quantization.is_per_axis
+            for tensor in (mask, *addition.outputs)
         )
         whole = (1,) * (len(joined.shape) - len(mask.shape)) + mask.shape == joined.shape
         if at_columns and alone and products and same_numbers and plain and whole:
@@ -73,12 +76,18 @@ def _build(context: Context, join: Operator, addition: Operator) -> Rewrite:
     for part in parts:
         begin = end
         end = end + part.shape[-1]
-        columns = make.tensor(name_below(mask.name, "columns"), (*mask.shape[:-1], end - begin), mask)
+        columns = make.tensor(
+            name_below(mask.name, "columns"), (*mask.shape[:-1], end - begin), mask
+        )
         first = make.integers("mask/begin", [0] * (len(mask.shape) - 1) + [begin])
-        cuts.append(make.emit("SLICE", [mask, first, make.integers("mask/size", columns.shape)], columns))
+        cuts.append(
+            make.emit("SLICE", [mask, first, make.integers("mask/size", columns.shape)], columns)
+        )
     sums = []
     for part, columns in zip(parts, cuts, strict=True):
-        masked = make.tensor(name_below(part.name, "masked"), (*result.shape[:-1], part.shape[-1]), result)
+        masked = make.tensor(
+            name_below(part.name, "masked"), (*result.shape[:-1], part.shape[-1]), result
+        )
         operands = [columns if operand is mask else part for operand in addition.inputs]
         sums.append(make.copy(addition, operands, masked))
     return context.rewrite([join, addition], make.finished(make.copy(join, sums, result)))

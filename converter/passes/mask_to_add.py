@@ -71,7 +71,8 @@ class MaskToAdd(Pass):
             masked, path = look_through(softmax.input(0), MOVEMENT)
             if masked.producer is not None and masked.producer.name in ("SELECT", "SELECT_V2"):
                 yield Site(
-                    softmax, partial(_build, context, magnitudes, masked.producer, softmax, path[::-1])
+                    softmax,
+                    partial(_build, context, magnitudes, masked.producer, softmax, path[::-1]),
                 )
 
 
@@ -92,19 +93,30 @@ class MaskedSoftmax:
 
 
 def _build(
-    context: Context, magnitudes: Magnitudes, select: Operator, softmax: Operator, path: list[Operator]
+    context: Context,
+    magnitudes: Magnitudes,
+    select: Operator,
+    softmax: Operator,
+    path: list[Operator],
 ) -> Rewrite:
     for tensor in (operator.outputs[0] for operator in (select, *path)):
         if only_reader(context.subgraph, tensor) is None:
             raise RefusedError(
-                Why.SHARED_RESULT, "another operator reads the masked logits too", select, select.outputs[0]
+                Why.SHARED_RESULT,
+                "another operator reads the masked logits too",
+                select,
+                select.outputs[0],
             )
     condition, *operands = (select.input(i) for i in range(3))
     result = select.outputs[0]
     parameters = select.outputs[0].quantization
-    is_integer = result.dtype in _QUANTIZED and parameters is not None and len(parameters.scale) == 1
+    is_integer = (
+        result.dtype in _QUANTIZED and parameters is not None and len(parameters.scale) == 1
+    )
     if result.dtype is not DType.FLOAT32 and not is_integer:
-        raise RefusedError(Why.QUANTIZATION, "logits are neither float32 nor quantized", select, result)
+        raise RefusedError(
+            Why.QUANTIZATION, "logits are neither float32 nor quantized", select, result
+        )
     if select.name == "SELECT" and condition.shape not in ((), result.shape):
         raise RefusedError(Why.MASK, "SELECT's condition chooses whole rows", select, condition)
     constants = [_uniform(tensor, parameters if is_integer else None) for tensor in operands]
@@ -112,7 +124,9 @@ def _build(
     masked, logits = operands if masked_when else operands[::-1]
     constant = constants[0 if masked_when else 1]
     if constant is None:
-        raise RefusedError(Why.MASK, "no operand of the SELECT is a uniform constant", select, masked)
+        raise RefusedError(
+            Why.MASK, "no operand of the SELECT is a uniform constant", select, masked
+        )
     if logits.shape != result.shape:
         raise RefusedError(
             Why.MASK, "the SELECT broadcasts its logits", select, logits, result.shape, logits.shape
@@ -122,9 +136,7 @@ def _build(
         raise RefusedError(Why.MASK, text, select, masked, f"at most {_HIDDEN:g}", f"{constant:g}")
     magnitude = magnitudes.of(logits)
     if magnitude.most > -LOWEST_ROW_MAXIMUM:
-        text = (
-            "another mask may hide some of these logits: rows that only both masks together hide would change"
-        )
+        text = "another mask may hide some of these logits: rows that only both masks together hide would change"
         raise RefusedError(Why.MASK, text, select, magnitude.source)
     site = MaskedSoftmax(select, softmax, path, condition, logits, constant, masked_when)
     make = Assembly(context.model, context.constants)
@@ -145,11 +157,15 @@ def _in_floats(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite
     added = ABSORBING if lowest is None or lowest <= ABSORBING else max(site.constant, lowest)
     if added > _HIDDEN:
         text = f"the mask constant of target '{context.target.name}' is too close to the logits for an ADD to hide them"
-        raise RefusedError(Why.TARGET, text, site.select, None, f"at most {_HIDDEN:g}", f"{added:g}")
+        raise RefusedError(
+            Why.TARGET, text, site.select, None, f"at most {_HIDDEN:g}", f"{added:g}"
+        )
     source, chain, flag, (masked, opened) = _flag(make, site)
     name = site.condition.name
     number = Tensor(name_below(name, "number"), source.shape, DType.FLOAT32)
-    make.emit("CAST", [flag], number, in_data_type=int(DType.BOOL), out_data_type=int(DType.FLOAT32))
+    make.emit(
+        "CAST", [flag], number, in_data_type=int(DType.BOOL), out_data_type=int(DType.FLOAT32)
+    )
     constant = make.constants.make("mask/constant", np.array(added, np.float32), DType.FLOAT32)
     mask = Tensor(name_below(name, "additive"), source.shape, DType.FLOAT32)
     make.emit("MUL", [number, constant], mask)
@@ -196,7 +212,9 @@ def _in_codes(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite:
     step, (least, _) = float(like.quantization.scale[0]), code_limits(like)
     # Masked: 2 * -least steps of the logits, one more than between the lowest and the highest code.
     parameters = Quantization.affine(2 * step, 0)
-    mask = make.tensor(name_below(site.condition.name, "additive"), site.condition.shape, like, parameters)
+    mask = make.tensor(
+        name_below(site.condition.name, "additive"), site.condition.shape, like, parameters
+    )
     codes = (least, 0) if site.masked_when else (0, least)
     make.emit("SELECT_V2", [site.condition, *two_values(context, mask, codes)], mask)
     is_above = site.constant > real_range(site.logits)[0]
@@ -225,7 +243,9 @@ def _softmax_of(make: Assembly, site: MaskedSoftmax, mask: Tensor) -> list[Opera
     return make.finished(make.copy(site.softmax, [tensor], site.softmax.outputs[0]))
 
 
-def _flag(make: Assembly, site: MaskedSoftmax) -> tuple[Tensor, list[Operator], Tensor, tuple[float, float]]:
+def _flag(
+    make: Assembly, site: MaskedSoftmax
+) -> tuple[Tensor, list[Operator], Tensor, tuple[float, float]]:
     """The mask's source, the operators from it to the condition, and a boolean that is true for masked entries.
 
     Also the source's numbers for masked and for open entries. Only RESHAPEs around one comparison with a number, or
@@ -240,7 +260,9 @@ def _flag(make: Assembly, site: MaskedSoftmax) -> tuple[Tensor, list[Operator], 
     numbers = [tensor for tensor in read if tensor.has_numbers and tensor.elements == 1]
     compares = maker is not None and maker.name in _OPPOSITE and len(numbers) == 1
     if maker is not None and (compares or maker.name == "LOGICAL_NOT"):
-        source, above = look_through(next(t for t in read if not compares or t not in numbers), ("RESHAPE",))
+        source, above = look_through(
+            next(t for t in read if not compares or t not in numbers), ("RESHAPE",)
+        )
         chain = [*above[::-1], maker, *below[::-1]]
         is_negated = site.masked_when
     flag = Tensor(name_below(site.condition.name, "masked"), source.shape, DType.BOOL)

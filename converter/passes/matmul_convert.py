@@ -47,7 +47,12 @@ def _build(context: Context, product: Operator, convert: Operator) -> Rewrite:
         expected = ", ".join(dtype.name.lower() for dtype in operands)
         actual = result.dtype.name.lower()
         raise RefusedError(
-            Why.QUANTIZATION, "the product must write its operands' type", convert, result, expected, actual
+            Why.QUANTIZATION,
+            "the product must write its operands' type",
+            convert,
+            result,
+            expected,
+            actual,
         )
     before, after = (_one_scale(operator) for operator in (product, convert))
     version = KINDS["BATCH_MATMUL"].version_for(product.input(0).dtype)
@@ -73,7 +78,9 @@ def _one_scale(operator: Operator) -> float:
     tensor = operator.outputs[0]
     parameters = tensor.quantization
     if parameters is None or len(parameters.scale) != 1 or not parameters.scale[0]:
-        raise RefusedError(Why.QUANTIZATION, "product and result need one scale each", operator, tensor)
+        raise RefusedError(
+            Why.QUANTIZATION, "product and result need one scale each", operator, tensor
+        )
     zero_point = int(parameters.zero_point[0])
     if tensor.dtype is DType.INT16 and zero_point:
         raise RefusedError(

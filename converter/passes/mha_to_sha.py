@@ -59,20 +59,30 @@ class MhaToSha(Pass):
                 yield Site(operator, reason=Reason(Why.PATTERN, text))
 
 
-def left_over(context: Context, sites: Iterable[Verdict], before: Container[Operator]) -> Iterator[Verdict]:
+def left_over(
+    context: Context, sites: Iterable[Verdict], before: Container[Operator]
+) -> Iterator[Verdict]:
     """Attention of several heads in a converted graph that none of its `sites` reports, found in a second search.
 
     Only operators from `before` the pass are looked at: whether the axes of new ones are heads is no longer visible.
     """
-    own = [site for site in sites if site.pass_name == MhaToSha.name and site.signature == context.signature]
+    own = [
+        site
+        for site in sites
+        if site.pass_name == MhaToSha.name and site.signature == context.signature
+    ]
     statuses = {site.status for site in own}
-    if Status.CONVERTED not in statuses or not statuses.isdisjoint((Status.SKIPPED, Status.REVERTED)):
+    if Status.CONVERTED not in statuses or not statuses.isdisjoint(
+        (Status.SKIPPED, Status.REVERTED)
+    ):
         return
     settled = {site.anchor for site in own if site.status is Status.SETTLED}
     for match in find_blocks(context.subgraph):
         if match.softmax not in before or match.softmax in settled or not _has_several(match):
             continue
-        refusal = RefusedError(Why.HEADS, "several heads are left after the conversion", match.softmax)
+        refusal = RefusedError(
+            Why.HEADS, "several heads are left after the conversion", match.softmax
+        )
         yield Verdict(
             pass_name=MhaToSha.name,
             signature=context.signature,
@@ -90,10 +100,14 @@ def _has_several(match: Match) -> bool:
     if isinstance(match, Block):
         return match.heads > 1
     products = map(product_of, (match.softmax, *products_around(match.softmax)))
-    return match.is_attention and any(product is not None and product.several for product in products)
+    return match.is_attention and any(
+        product is not None and product.several for product in products
+    )
 
 
-def _calls_attention(context: Context, operator: Operator, arguments: Sequence[Tensor | None]) -> bool:
+def _calls_attention(
+    context: Context, operator: Operator, arguments: Sequence[Tensor | None]
+) -> bool:
     """True if a graph that an operator calls, directly or indirectly, may hold attention of several heads."""
     graphs = called_by([operator], context.model.subgraphs)
     return any(_may_attend(graph, arguments if graph is graphs[0] else ()) for graph in graphs)
@@ -107,7 +121,9 @@ def _may_attend(graph: Subgraph, arguments: Sequence[Tensor | None]) -> bool:
     products = [product for operator in candidates if (product := product_of(operator)) is not None]
     if not products:
         return False
-    if any(product.several for product in products) or any(one.name == "SOFTMAX" for one in graph.operators):
+    if any(product.several for product in products) or any(
+        one.name == "SOFTMAX" for one in graph.operators
+    ):
         return True
     return any(
         match.is_attention and not (isinstance(match, Block) and match.heads == 1)
@@ -151,7 +167,12 @@ def _tiled(target: Target, block: Block) -> Block:
     if 2 * size < target.rows_per_tile:
         text = f"{rows} rows have no equal blocks of {target.rows_per_tile} rows or somewhat fewer"
         raise RefusedError(
-            Why.TARGET, text, block.softmax, None, f"{-(-target.rows_per_tile // 2)} or more", str(size)
+            Why.TARGET,
+            text,
+            block.softmax,
+            None,
+            f"{-(-target.rows_per_tile // 2)} or more",
+            str(size),
         )
     return row_tiles(block, rows // size)
 
@@ -164,10 +185,14 @@ def _build(context: Context, block: Block, form: Form, note: str) -> Rewrite:
     if any(operator.name == "FULLY_CONNECTED" for operator in (*block.products, *block.logits)):
         check = _BY_ROWS
         note = "; ".join(filter(None, (note, check.because)))
-    rewrite = context.rewrite(old, new, note=note, parts=(block.output, block.factored), check=check)
+    rewrite = context.rewrite(
+        old, new, note=note, parts=(block.output, block.factored), check=check
+    )
     for operator in rewrite.new if block.heads > 1 else ():
         if operator in block.core and (is_product(operator) or operator.name == "SOFTMAX"):
             raise RefusedError(
-                Why.SHARED_RESULT, "another operator reads a result that holds several heads", operator
+                Why.SHARED_RESULT,
+                "another operator reads a result that holds several heads",
+                operator,
             )
     return rewrite

@@ -53,7 +53,9 @@ def _build(context: Context, rotary: Rotary) -> Rewrite:
     axis = rotary.axes[rotary.result]
     parameters = None if result.dtype.is_float else result.quantization
     if result.dtype is not DType.FLOAT32 and (parameters is None or len(parameters.scale) != 1):
-        raise RefusedError(Why.QUANTIZATION, "the table needs one scale", rotary.operators[-1], result)
+        raise RefusedError(
+            Why.QUANTIZATION, "the table needs one scale", rotary.operators[-1], result
+        )
     count, note = _counted(context, rotary)
     values = rotary.values(count)
     tolerance = _ROUNDING
@@ -70,7 +72,9 @@ def _build(context: Context, rotary: Rotary) -> Rewrite:
         limit = context.constants.make("positions/constant", number, position.dtype)
         index = make.emit(name, [index, limit], replace(position, name=f"positions/{name.lower()}"))
     if len(position.shape) != 1:
-        index = make.reshape_to(index, Tensor("positions/flat", (position.elements,), position.dtype))
+        index = make.reshape_to(
+            index, Tensor("positions/flat", (position.elements,), position.dtype)
+        )
     first, second = np.array_split(values, 2, axis=-1)
     is_doubled = axis != values.ndim - 1 and np.array_equal(first, second)
     stored = np.ascontiguousarray(first if is_doubled else values)

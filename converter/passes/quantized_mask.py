@@ -11,7 +11,9 @@ from edge_opt.passes.codes import nearest_codes
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.verification.rewrite import Rewrite
 
-_INT32 = 2.0**31  # steps; conversion to int32 comes before clipping, and overflows to either end of it
+_INT32 = (
+    2.0**31
+)  # steps; conversion to int32 comes before clipping, and overflows to either end of it
 _ORDERS = (["CAST", "QUANTIZE", "MUL"], ["CAST", "MUL", "QUANTIZE"])
 
 
@@ -40,7 +42,9 @@ def _mask_chain(last: Operator) -> list[Operator]:
     chain = [last]
     source = _carried(last)
     while source is not None and source.producer is not None:
-        if source.producer.name not in (("LOGICAL_NOT",) if source.dtype is DType.BOOL else _ORDERS[0]):
+        if source.producer.name not in (
+            ("LOGICAL_NOT",) if source.dtype is DType.BOOL else _ORDERS[0]
+        ):
             break
         chain.insert(0, source.producer)
         source = _carried(source.producer)
@@ -60,15 +64,22 @@ def _build(context: Context, chain: Sequence[Operator]) -> Rewrite:
     condition = _carried(chain[0])
     last = chain[-1]
     assert condition is not None
-    when_false, when_true = two_values(context, last.outputs[0], [_evaluated(chain, flag) for flag in (0, 1)])
-    select = context.model.new_operator("SELECT_V2", (condition, when_true, when_false), last.outputs)
+    when_false, when_true = two_values(
+        context, last.outputs[0], [_evaluated(chain, flag) for flag in (0, 1)]
+    )
+    select = context.model.new_operator(
+        "SELECT_V2", (condition, when_true, when_false), last.outputs
+    )
     return context.rewrite(chain, [select])
 
 
 def two_values(context: Context, like: Tensor, stored: Iterable[int]) -> list[Tensor]:
     """Constants to select a mask from, given as stored integers."""
     arrays = [np.asarray(value, like.dtype.numpy) for value in stored]
-    return [context.constants.make("mask/value", array, like.dtype, like.quantization) for array in arrays]
+    return [
+        context.constants.make("mask/value", array, like.dtype, like.quantization)
+        for array in arrays
+    ]
 
 
 def _evaluated(chain: Iterable[Operator], flag: int) -> int:
@@ -88,10 +99,14 @@ def _evaluated(chain: Iterable[Operator], flag: int) -> int:
             raise RefusedError(Why.MASK, text, operator, output, "a finite one", str(real))
         if output.quantization is not None and output.is_quantized and not output.dtype.is_float:
             if output.quantization.is_per_axis or not output.quantization.scale[0]:
-                raise RefusedError(Why.QUANTIZATION, "an integer mask needs one scale", operator, output)
+                raise RefusedError(
+                    Why.QUANTIZATION, "an integer mask needs one scale", operator, output
+                )
             if abs(real / float(output.quantization.scale[0])) >= _INT32:
                 text = "the mask has a value that kernels do not clip alike"
-                raise RefusedError(Why.MASK, text, operator, output, "less than 2^31 steps", f"{real:g}")
+                raise RefusedError(
+                    Why.MASK, text, operator, output, "less than 2^31 steps", f"{real:g}"
+                )
             stored = int(nearest_codes(real, output))
             real = output.quantization.real(stored)
     return stored

@@ -31,9 +31,15 @@ class UnreadCaches(Pass):
         """Change inputs of these signatures, and report each."""
         chosen = [found for found in unread_caches(model) if found[0] in signatures]
         inputs = [model.signatures[signature].inputs[name] for signature, name, *_ in chosen]
-        types = {cache: cache.dtype for cache in inputs}  # signatures of one subgraph share a tensor
-        for index, (cache, (signature, name, reader, read)) in enumerate(zip(inputs, chosen, strict=True)):
-            after = f"{read.dtype.name}{' with another scale' if read.dtype is types[cache] else ''}"
+        types = {
+            cache: cache.dtype for cache in inputs
+        }  # signatures of one subgraph share a tensor
+        for index, (cache, (signature, name, reader, read)) in enumerate(
+            zip(inputs, chosen, strict=True)
+        ):
+            after = (
+                f"{read.dtype.name}{' with another scale' if read.dtype is types[cache] else ''}"
+            )
             text = f"input '{shortened(name)}' was {types[cache].name} and is {after} now, so callers must pass that"
             cache.dtype = read.dtype
             cache.quantization = read.quantization

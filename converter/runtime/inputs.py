@@ -136,7 +136,11 @@ def _unknown(info: TensorInfo, run: int) -> dict[str, Any]:
 def runs_for(signature: SignatureInfo) -> int:
     """The number of runs that a comparison needs: one for each kind of integers, if an input may be any integer."""
     wide = (info for info in signature.inputs if np.dtype(info.dtype).itemsize > 2)
-    return VARIANTS if any(_has_no_role(info, role_of(info)) and info.accepts == 0 for info in wide) else 1
+    return (
+        VARIANTS
+        if any(_has_no_role(info, role_of(info)) and info.accepts == 0 for info in wide)
+        else 1
+    )
 
 
 def unknown_integers(signature: SignatureInfo) -> Iterator[str]:
@@ -167,7 +171,9 @@ def _scene(signature: SignatureInfo, roles: Sequence[Role], seed: int, run: int)
     new = max([shape[-2] for shape in masks] + lengths, default=1)
     width = max((shape[-1] for shape in masks), default=0)
     cached = {size for info in caches if "slice" not in info.name for size in info.shape[1:]}
-    holds_new = width in cached and width - new not in cached  # the cache has room for the new tokens, too
+    holds_new = (
+        width in cached and width - new not in cached
+    )  # the cache has room for the new tokens, too
     past = 0 if holds_new else max(width - new, 0)
     if width and holds_new:
         longest = width

@@ -58,7 +58,9 @@ def run(loop: Loop, invoke: Invoke) -> tuple[list[list[int]], Array]:
                 for info in call.signature.inputs
             }
             outputs = invoke(call, inputs)
-            values.update({info.name: (outputs[info.name], info) for info in call.signature.outputs})
+            values.update(
+                {info.name: (outputs[info.name], info) for info in call.signature.outputs}
+            )
 
     prompt = np.array(loop.prompt, np.int64)
     filled = prompt.shape[1] - 1
@@ -84,7 +86,9 @@ def is_basic(info: TensorInfo) -> bool:
     return role_of(info) in {"token", "position", "mask", "cache"} and "slice" not in info.name
 
 
-def basic_input(info: TensorInfo, tokens: Array, start: int, valid: int, past: Mapping[str, int]) -> Array:
+def basic_input(
+    info: TensorInfo, tokens: Array, start: int, valid: int, past: Mapping[str, int]
+) -> Array:
     """Tokens, positions, a causal mask over the whole cache, or an empty cache.
 
     `tokens` are the new tokens by batch row, `valid` of which are not padding; `start` is the position of the first.

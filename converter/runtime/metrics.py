@@ -129,7 +129,9 @@ def measure(
     one, other = (np.ascontiguousarray(array).reshape(-1) for array in (a, b))
     reals = [info.reals if info else _as_they_are for info in (quantized_a, quantized_b)]
     pieces = (slice(begin, begin + _PIECE) for begin in range(0, max(one.size, 1), _PIECE))
-    found = reduce(merge, (_of_piece(one[at], other[at], reals, at.start, tolerance) for at in pieces))
+    found = reduce(
+        merge, (_of_piece(one[at], other[at], reals, at.start, tolerance) for at in pieces)
+    )
     if found.worst is not None:
         found = replace(found, worst=tuple(map(int, np.unravel_index(found.worst[0], a.shape))))
     if quantized_a and quantized_b and quantized_a.quantization != quantized_b.quantization:
@@ -168,16 +170,24 @@ def are_logits(info: TensorInfo) -> bool:
     return not other and len(info.shape) > 1 and info.shape[-1] >= _LOGITS_WIDTH
 
 
-def _of_piece(a: Array, b: Array, reals: Sequence[_Real], begin: int, tolerance: Tolerance) -> Difference:
+def _of_piece(
+    a: Array, b: Array, reals: Sequence[_Real], begin: int, tolerance: Tolerance
+) -> Difference:
     """The difference of two pieces that begin at element `begin`."""
     differing = a.size
     steps = None
     if a.dtype == b.dtype:
         word = f"u{a.itemsize}"
         bits = a.view(word) != b.view(word)
-        differing = int(np.count_nonzero(bits & ~(np.isnan(a) & np.isnan(b)) if bits.any() else bits))
+        differing = int(
+            np.count_nonzero(bits & ~(np.isnan(a) & np.isnan(b)) if bits.any() else bits)
+        )
         if a.dtype.kind in "iu":
-            steps = int(np.abs(a.astype(np.int64) - b.astype(np.int64)).max(initial=0)) if differing else 0
+            steps = (
+                int(np.abs(a.astype(np.int64) - b.astype(np.int64)).max(initial=0))
+                if differing
+                else 0
+            )
     one = reals[0](a)
     other = one if not differing and reals[0] == reals[1] else reals[1](b)
     finite = one[np.isfinite(one)]

@@ -78,9 +78,13 @@ class Session:
     def __init__(self, model: Path | bytes, kernels: Kernels = "xnnpack", where: str = "") -> None:
         self._where = where
         self._ran = False
-        source = {"model_content": model} if isinstance(model, bytes) else {"model_path": str(model)}
+        source = (
+            {"model_content": model} if isinstance(model, bytes) else {"model_path": str(model)}
+        )
         with _refusals(where):
-            self._interpreter = Interpreter(**source, experimental_op_resolver_type=_RESOLVERS[kernels])
+            self._interpreter = Interpreter(
+                **source, experimental_op_resolver_type=_RESOLVERS[kernels]
+            )
             keys = list(self._interpreter.get_signature_list())
             self._runners = {key: self._interpreter.get_signature_runner(key) for key in keys}
             self._runners = self._runners or {MAIN: _Main(self._interpreter)}
@@ -98,8 +102,12 @@ class Session:
         """
         names = list(self._runners)
         if signature not in names and (signature or len(names) > 1):
-            raise DeclinedError(f"no signature '{signature}', there is {', '.join(map(repr, names))}")
-        where = f"{self._where}, signature '{signature}'" if self._where and signature else self._where
+            raise DeclinedError(
+                f"no signature '{signature}', there is {', '.join(map(repr, names))}"
+            )
+        where = (
+            f"{self._where}, signature '{signature}'" if self._where and signature else self._where
+        )
         with _refusals(where):
             if not self._ran:
                 self._interpreter.reset_all_variables()
@@ -175,7 +183,9 @@ def _carried_out(header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
     match header["operation"]:
         case "run":
             results: Arrays = {}
-            for number, (signature, plans) in enumerate(from_dict(list[inputs.Planned], header["calls"])):
+            for number, (signature, plans) in enumerate(
+                from_dict(list[inputs.Planned], header["calls"])
+            ):
                 given = {planned.info.name: inputs.array_of(planned) for planned in plans} or arrays
                 outputs = session(MAIN, header["kernels"]).run(signature, given)
                 results.update({f"{number}/{name}": array for name, array in outputs.items()})

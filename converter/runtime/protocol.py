@@ -61,7 +61,9 @@ def check_types(arrays: Mapping[str, Array]) -> None:
     """Raise DeclinedError for an array whose type has no raw bytes (strings, objects)."""
     for name, array in arrays.items():
         if array.dtype.kind not in _KINDS:
-            raise DeclinedError(f"tensor '{name}' has type {array.dtype}, which cannot be passed on")
+            raise DeclinedError(
+                f"tensor '{name}' has type {array.dtype}, which cannot be passed on"
+            )
 
 
 def send(channel: BufferedRWPair, header: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
@@ -88,6 +90,8 @@ def receive(channel: BufferedRWPair) -> tuple[Header, Arrays]:
     line = channel.readline(_MAX_HEADER)
     try:
         header: Header = json.loads(line)
-        return header, {name: read_array(channel, allow_pickle=False) for name in header.pop("arrays")}
+        return header, {
+            name: read_array(channel, allow_pickle=False) for name in header.pop("arrays")
+        }
     except (ValueError, TypeError, KeyError) as error:
         raise EOFError("not a message" if line else "nothing more is sent") from error

@@ -67,7 +67,9 @@ class ChildProcess:
             with theirs:
                 self._child = processes.start_module(
                     "edge_opt.runtime.native",
-                    environment={name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()},
+                    environment={
+                        name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()
+                    },
                     stdin=theirs,
                     stdout=self._log,
                 )
@@ -104,7 +106,9 @@ class ChildProcess:
                     f"the runtime gave no answer within {seconds:g} s and was stopped; "
                     "look for an endless loop in the model"
                 ) from None
-            raise RuntimeCrashed(f"the runtime's process ended with {self._ending(error)}") from None
+            raise RuntimeCrashed(
+                f"the runtime's process ended with {self._ending(error)}"
+            ) from None
 
     def end(self) -> None:
         """End the child and wait for it."""
@@ -242,10 +246,19 @@ class Worker(AbstractContextManager["Worker"]):
         with ExitStack() as stack:
             for model in models.values():
                 check_model(model)
-            paths = {name: str(stack.enter_context(Part(model).file())) for name, model in models.items()}
+            paths = {
+                name: str(stack.enter_context(Part(model).file())) for name, model in models.items()
+            }
             size = sum(Path(path).stat().st_size for path in paths.values())
-            memory = _BASE_MEMORY + _MEMORY_PER_BYTE * (size + sum(array.nbytes for array in arrays.values()))
-            header = {"operation": operation, "models": paths, "memory_limit": memory, "time_limit": seconds}
+            memory = _BASE_MEMORY + _MEMORY_PER_BYTE * (
+                size + sum(array.nbytes for array in arrays.values())
+            )
+            header = {
+                "operation": operation,
+                "models": paths,
+                "memory_limit": memory,
+                "time_limit": seconds,
+            }
             try:
                 reply, results = self.start().exchange(header | asked, arrays, seconds)
             except BaseException as error:

@@ -69,7 +69,9 @@ class Steering:
     ends: set[Tensor] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        memory = Tensor("variables", (), DType.RESOURCE)  # any variable may be read where any is written
+        memory = Tensor(
+            "variables", (), DType.RESOURCE
+        )  # any variable may be read where any is written
         for operator in (operator for graph in self.model.subgraphs for operator in graph):
             if KINDS[operator.code.name].effect is Effect.CALLING:
                 self._add_call(operator)
@@ -109,9 +111,13 @@ class Steering:
         def beyond(reached: _Reached) -> Iterator[_Reached]:
             if reached.tensor in self.ends:
                 met.unknown.add(reached.how)
-            yield from (replace(reached, tensor=other) for other in self.passed.get(reached.tensor, ()))
+            yield from (
+                replace(reached, tensor=other) for other in self.passed.get(reached.tensor, ())
+            )
             for operator in reached.tensor.consumers:
-                for place in (at for at, given in enumerate(operator.inputs) if given is reached.tensor):
+                for place in (
+                    at for at, given in enumerate(operator.inputs) if given is reached.tensor
+                ):
                     limit = _limit(operator, place, reached.element)
                     if limit is None and _takes_any(operator, place):
                         yield from _results(operator, place, reached)
@@ -176,7 +182,9 @@ def _takes_any(operator: Operator, place: int) -> bool:
         return kind.copies or name in _ANY_DATA
     if given.dtype.is_float or given.dtype is DType.BOOL or given.is_quantized:
         return True
-    return name in _ANY_INTEGER or (name in _DIVISIONS and place == 0 and _is_positive(operator.input(1)))
+    return name in _ANY_INTEGER or (
+        name in _DIVISIONS and place == 0 and _is_positive(operator.input(1))
+    )
 
 
 def _is_positive(tensor: Tensor) -> bool:
@@ -226,7 +234,8 @@ def _limit(operator: Operator, place: int, element: int | None) -> _Limit | None
         case "ONE_HOT", 0:
             depth = operator.input(1)
             return _Limit(
-                int(depth.array().ravel()[0]) if depth.has_numbers and depth.elements else 0, clamps=True
+                int(depth.array().ravel()[0]) if depth.has_numbers and depth.elements else 0,
+                clamps=True,
             )
         case "DYNAMIC_UPDATE_SLICE", 2:
             table = operator.input(0)

@@ -59,7 +59,9 @@ class TensorInfo:
     def reals(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """The real numbers that the array stands for."""
         numbers = values.astype(np.float64)
-        return np.asarray((numbers - self.zero_point) * self.scales[0]) if self.quantized else numbers
+        return (
+            np.asarray((numbers - self.zero_point) * self.scales[0]) if self.quantized else numbers
+        )
 
     @property
     def elements(self) -> int:
@@ -81,7 +83,9 @@ class SignatureInfo:
     keeps_state: bool = False
 
 
-Role = Literal["mask", "position", "token", "index", "integer", "cache", "rotary", "embedding", "data"]
+Role = Literal[
+    "mask", "position", "token", "index", "integer", "cache", "rotary", "embedding", "data"
+]
 
 # The first match decides: "pos_emb_cos" is a rotary table, not a position; "position_ids" is not a token.
 _ROLES: tuple[tuple[Role, str, str], ...] = (
@@ -124,7 +128,11 @@ def part_of(cache: str) -> str:
 
 def growing_axis(cache: TensorInfo, part: TensorInfo) -> int | None:
     """The axis along which new keys or values follow the old ones; None if the shapes do not determine it."""
-    places = [at for at, sizes in enumerate(zip(cache.shape, part.shape, strict=False)) if len({*sizes}) > 1]
+    places = [
+        at
+        for at, sizes in enumerate(zip(cache.shape, part.shape, strict=False))
+        if len({*sizes}) > 1
+    ]
     return places[0] if len(places) == 1 and len(cache.shape) == len(part.shape) else None
 
 
@@ -167,7 +175,9 @@ def new_tokens(signature: SignatureInfo) -> int:
     return max(lengths, default=1)
 
 
-def longest_prefill(signatures: Iterable[SignatureInfo], reader: SignatureInfo) -> SignatureInfo | None:
+def longest_prefill(
+    signatures: Iterable[SignatureInfo], reader: SignatureInfo
+) -> SignatureInfo | None:
     """The longest prefill signature with all caches of the reader, or None."""
     read = _cache_shapes(reader)
     prefills = (one for one in signatures if "prefill" in one.name and read <= _cache_shapes(one))

@@ -167,7 +167,9 @@ def split_v(call: Call) -> Results:
     if size >= 0 and None not in given:
         rest = size - sum(part for part in parts if part >= 0)
         adds_up = rest >= 0 if parts.count(OPEN) == 1 else rest == 0 and OPEN not in parts
-        call.expect(adds_up and min(parts) >= OPEN, f"sizes that add up to {size}, or one -1, not {parts}")
+        call.expect(
+            adds_up and min(parts) >= OPEN, f"sizes that add up to {size}, or one -1, not {parts}"
+        )
         parts = [rest if part < 0 else part for part in parts]
     return [with_axis(shape, axis, part) for part in parts]
 
@@ -233,7 +235,9 @@ def _sliced(call: Call, axis: int, whole: int, begin: int | None, size: int) -> 
     return OPEN if begin is None or whole < 0 else whole - begin
 
 
-Index: TypeAlias = "slice | int | EllipsisType | None"  # numpy's index into one axis; None adds an axis
+Index: TypeAlias = (
+    "slice | int | EllipsisType | None"  # numpy's index into one axis; None adds an axis
+)
 _UNKNOWN = slice(None, None, 0)  # a slice with unknown bounds
 
 
@@ -264,7 +268,9 @@ def strided_slice(call: Call) -> Results:
             is_unknown = size < 0 or index is _UNKNOWN
             result.append(OPEN if is_unknown else len(range(*index.indices(size))))
         else:
-            call.expect(size < 0 or -size <= index < size, f"an index inside axis {axis}, not {index}")
+            call.expect(
+                size < 0 or -size <= index < size, f"an index inside axis {axis}, not {index}"
+            )
         axis += 1
     return [(*result, *shape[axis:])]
 
@@ -276,13 +282,17 @@ def strided_indices(call: Call) -> list[Index]:
     strides = call.elements(3, rank=1)
     is_valid = len(begins) == len(ends) == len(strides) <= _MOST_BOUNDS
     call.expect(is_valid, f"one number of bounds, up to {_MOST_BOUNDS}")
-    if call.number("offset"):  # the end is relative to the begin, and the runtime treats masks differently
+    if call.number(
+        "offset"
+    ):  # the end is relative to the begin, and the runtime treats masks differently
         raise UnknownError
     places = range(len(begins))
     return list(map(partial(_strided_index, call), places, begins, ends, strides))
 
 
-def _strided_index(call: Call, place: int, begin: int | None, end: int | None, stride: int | None) -> Index:
+def _strided_index(
+    call: Call, place: int, begin: int | None, end: int | None, stride: int | None
+) -> Index:
     """The index at one place of a STRIDED_SLICE, with the masks applied; bounds are None if unknown."""
 
     def is_set(mask: str) -> bool:
@@ -299,7 +309,11 @@ def _strided_index(call: Call, place: int, begin: int | None, end: int | None, s
         return 0 if is_set("begin") or begin is None else begin
     is_open_before = is_set("begin")
     is_open_behind = is_set("end")
-    if stride is None or (begin is None and not is_open_before) or (end is None and not is_open_behind):
+    if (
+        stride is None
+        or (begin is None and not is_open_before)
+        or (end is None and not is_open_behind)
+    ):
         return _UNKNOWN
     return slice(None if is_open_before else begin, None if is_open_behind else end, stride)
 

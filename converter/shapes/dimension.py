@@ -28,7 +28,9 @@ def as_shape(shape: Iterable[int] | None, label: str) -> Shape | None:
     sizes = tuple(shape)
     for size in sizes:
         if not isinstance(size, Integral) or size < OPEN:
-            raise ShapeError(f"{label} has the dimension {size!r}: expected a size, or -1 for an open one")
+            raise ShapeError(
+                f"{label} has the dimension {size!r}: expected a size, or -1 for an open one"
+            )
     return tuple(map(int, sizes))
 
 
@@ -118,7 +120,9 @@ def _broadcast_size(ranked: Mapping[int, Shape], labels: Sequence[str], axis: in
 
 
 def verify_broadcast(
-    operands: Sequence[Iterable[int] | None], result: Iterable[int] | None, allow_refinement: bool = False
+    operands: Sequence[Iterable[int] | None],
+    result: Iterable[int] | None,
+    allow_refinement: bool = False,
 ) -> None:
     """Check that `result` is a legal result shape for the operands.
 
@@ -135,10 +139,14 @@ def verify_broadcast(
     actual = as_shape(result, "the result")
     reason = misfit(inferred, actual, allow_refinement=allow_refinement)
     if reason:
-        raise ShapeError(f"the result {shape_text(actual)} does not fit {shape_text(inferred)}: {reason}")
+        raise ShapeError(
+            f"the result {shape_text(actual)} does not fit {shape_text(inferred)}: {reason}"
+        )
 
 
-def misfit(inferred: Shape | None, actual: Shape | None, *, allow_refinement: bool = True) -> str | None:
+def misfit(
+    inferred: Shape | None, actual: Shape | None, *, allow_refinement: bool = True
+) -> str | None:
     """The reason why a recorded shape does not fit the inferred one; None if it fits or either is unknown."""
     if inferred is None or actual is None:
         return None

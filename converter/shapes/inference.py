@@ -42,7 +42,9 @@ class Disagreement(Record):
         where = f"subgraph '{self.subgraph}', {place}"
         if self.inferred is None:
             return f"{where}: {self.reason}"
-        comparison = f"is recorded as {shape_text(self.recorded)}, inferred as {shape_text(self.inferred)}"
+        comparison = (
+            f"is recorded as {shape_text(self.recorded)}, inferred as {shape_text(self.inferred)}"
+        )
         return f"{where}: tensor '{self.tensor}' {comparison}: {self.reason}"
 
 
@@ -73,7 +75,9 @@ def infer_shapes(model: Model | str | os.PathLike[str] | bytes | Source) -> list
     return list(shape_report(model if isinstance(model, Model) else load(model)).disagreements)
 
 
-def shape_report(model: Model, *, resize: Mapping[Tensor, Sequence[int]] | None = None) -> ShapeReport:
+def shape_report(
+    model: Model, *, resize: Mapping[Tensor, Sequence[int]] | None = None
+) -> ShapeReport:
     """Infer the shapes of all tensors, without changing the model.
 
     `resize` has shapes of graph inputs that replace the recorded ones, as if the caller resized them.
@@ -97,14 +101,18 @@ def shape_report(model: Model, *, resize: Mapping[Tensor, Sequence[int]] | None 
     count = sum(len(graph.tensors) for graph in graphs)
     results = [tensor for tensor in walk.shapes if tensor.producer is not None]
     unknown = sum(walk.shapes[tensor] is None for tensor in results)
-    return ShapeReport(count, tuple(walk.disagreements.values()), count - unknown, unknown, walk.shapes)
+    return ShapeReport(
+        count, tuple(walk.disagreements.values()), count - unknown, unknown, walk.shapes
+    )
 
 
 Enter: TypeAlias = Callable[[int, Sequence[Fact]], Sequence[Fact] | None]
 """Infer the outputs of a subgraph (by index) from facts about its inputs; None if it cannot."""
 
 
-def infer_operator(op: Operator, inputs: Sequence[Fact], enter: Enter = lambda *_: None) -> Sequence[Fact]:
+def infer_operator(
+    op: Operator, inputs: Sequence[Fact], enter: Enter = lambda *_: None
+) -> Sequence[Fact]:
     """Infer facts about an operator's results from facts about its inputs; none for unknown operators.
 
     Recorded shapes of its tensors are not read, only names and types. An omitted input is `Fact(None)`. `enter` infers
@@ -221,7 +229,9 @@ class _Walk:
         found = Disagreement(name, tensor.name, operator, recorded, inferred, reason)
         self.disagreements.setdefault((tensor, operator), found)
 
-    def walk(self, graph: Subgraph, facts: dict[Tensor, Fact], place: str | None = None) -> list[Fact]:
+    def walk(
+        self, graph: Subgraph, facts: dict[Tensor, Fact], place: str | None = None
+    ) -> list[Fact]:
         """Infer a subgraph from its inputs in `facts`; return facts about its outputs.
 
         Inputs whose shapes differ from the recorded ones are reported at `place`, if given.

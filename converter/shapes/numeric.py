@@ -3,7 +3,15 @@
 import math
 
 from edge_opt.ir.operators import UNARY, Effect, operators_that
-from edge_opt.shapes.dimension import OPEN, Shape, broadcast, matmul, may_be_alike, may_be_equal, product
+from edge_opt.shapes.dimension import (
+    OPEN,
+    Shape,
+    broadcast,
+    matmul,
+    may_be_alike,
+    may_be_equal,
+    product,
+)
 from edge_opt.shapes.rules import Call, Results, rule
 
 rule(

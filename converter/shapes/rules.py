@@ -71,7 +71,9 @@ class Call:
 
     def labels(self) -> list[str]:
         """The name of every input, for messages."""
-        return ["nothing" if tensor is None else f"tensor '{tensor.name}'" for tensor in self.op.inputs]
+        return [
+            "nothing" if tensor is None else f"tensor '{tensor.name}'" for tensor in self.op.inputs
+        ]
 
     def expect(self, fine: bool, what: str) -> None:
         """Raise a ShapeError with every input's name and shape unless `fine`; `what` was expected."""
@@ -81,7 +83,9 @@ class Call:
         texts = map(" ".join, zip(self.labels(), shapes, strict=True))
         raise ShapeError(f"{', '.join(texts)}: expected {what}")
 
-    def shape(self, index: int, *, rank: int | None = None, least: int = 0, most: int = 64) -> Shape:
+    def shape(
+        self, index: int, *, rank: int | None = None, least: int = 0, most: int = 64
+    ) -> Shape:
         """The shape of input `index`, which must have `rank`, or a rank from `least` to `most`."""
         shape = self.inputs[index].shape
         if shape is None:

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Final
 
-_DATA: Final = tomllib.loads((resources.files(__package__) / "chips.toml").read_text(encoding="utf-8"))
+_DATA: Final = tomllib.loads(
+    (resources.files(__package__) / "chips.toml").read_text(encoding="utf-8")
+)
 ESTIMATED = frozenset({"SA8255", "SA8775", "QCS9100", "SAR2230P", "SA8797"})
 """Chips for which the compiler of QNN interface 2.36 to 2.40 estimates time; none is a phone's."""
 _JUDGES = ("SA8775", "SA8797")
@@ -25,7 +27,9 @@ class Chip:
         """The chip whose time estimate is used: this one, or the one with the nearest Hexagon version."""
         if self.name in ESTIMATED:
             return self
-        return min((CHIPS[name] for name in _JUDGES), key=lambda judge: abs(judge.hexagon - self.hexagon))
+        return min(
+            (CHIPS[name] for name in _JUDGES), key=lambda judge: abs(judge.hexagon - self.hexagon)
+        )
 
     @property
     def note(self) -> str:
@@ -33,7 +37,9 @@ class Chip:
         judge = self.judge
         if judge is self:
             return ""
-        same = "the same version" if self.hexagon == judge.hexagon else "the nearest with an estimate"
+        same = (
+            "the same version" if self.hexagon == judge.hexagon else "the nearest with an estimate"
+        )
         missing = f"the compiler has no time estimate for {self.name} (Hexagon v{self.hexagon})"
         return f"{missing}: times are for {judge.name} (v{judge.hexagon}, {same})"
 

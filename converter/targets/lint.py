@@ -70,7 +70,9 @@ def _refused(graph: Subgraph, target: Target) -> _Faults:
     counts = Counter(operator.name for operator in refused if operator.name != COMPOSITE)
     for name, count in sorted(counts.items()):
         yield "operator", f"{name} is refused ({many(count, 'time')})"
-    composites = Counter(composite_name(operator) for operator in refused if operator.name == COMPOSITE)
+    composites = Counter(
+        composite_name(operator) for operator in refused if operator.name == COMPOSITE
+    )
     names = ", ".join(f"{name} {many(count, 'time')}" for name, count in sorted(composites.items()))
     if names:
         remedy = "a target file with inline_composites = true opens them"
@@ -81,14 +83,23 @@ def _tensors(graph: Subgraph, target: Target) -> _Faults:
     open_lengths = "dimensions known only at run time are refused"
     rules: dict[str, tuple[bool | None, str, Callable[[Tensor], bool]]] = {
         "int64": (target.int64, "64-bit integers are refused", lambda t: t.dtype is DType.INT64),
-        "float": (target.floats, "floats are refused, quantize the model", lambda t: t.dtype.is_float),
+        "float": (
+            target.floats,
+            "floats are refused, quantize the model",
+            lambda t: t.dtype.is_float,
+        ),
         "dynamic": (target.dynamic_shapes, open_lengths, lambda t: t.is_dynamic or not t.has_rank),
     }
-    defined = [*graph.inputs, *(tensor for operator in graph.operators for tensor in operator.outputs)]
+    defined = [
+        *graph.inputs,
+        *(tensor for operator in graph.operators for tensor in operator.outputs),
+    ]
     for rule, (accepted, text, fits) in rules.items():
         found = [tensor for tensor in defined if accepted is False and fits(tensor)]
         if found:
-            named = ", ".join(f"'{tensor.name[-60:]}' {list(tensor.shape)}" for tensor in found[:_NAMED])
+            named = ", ".join(
+                f"'{tensor.name[-60:]}' {list(tensor.shape)}" for tensor in found[:_NAMED]
+            )
             more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
             yield rule, f"{text}: {named}{more}"
 
@@ -102,13 +113,17 @@ def _joined_rows(graph: Subgraph, target: Target) -> _Faults:
     counts = Counter[int]()
     for operator in graph.operators if limit < math.inf else ():
         operands = [t for t in operator.inputs if t is not None and operator.name == "ADD"]
-        whole = [t for t in operands if t.elements == operator.output.elements and _has_joined_rows(t)]
+        whole = [
+            t for t in operands if t.elements == operator.output.elements and _has_joined_rows(t)
+        ]
         sizes = [tensor.elements * element_bytes(tensor) for tensor in whole]
         counts.update([size for size in sizes if size > limit][:1])
     source = target.sources.get("largest_joined_rows_bytes")
     remedy = "split the heads, so that no mask is repeated" + (f" ({source})" if source else "")
     for size, count in counts.items():
-        text = f"an ADD reads rows that a CONCATENATION joins ({many(count, 'time')}), {size:,} bytes"
+        text = (
+            f"an ADD reads rows that a CONCATENATION joins ({many(count, 'time')}), {size:,} bytes"
+        )
         yield "joined-rows", f"{text}, over the limit of {limit:,}: {remedy}"
 
 
@@ -116,7 +131,11 @@ def _has_joined_rows(tensor: Tensor) -> bool:
     """True if a CONCATENATION on the second-to-last axis made it, or the tensor that it is computed from."""
     operator = tensor.producer
     while operator is not None and operator.name in _ROWS_STAY:
-        varying = [operand for operand in operator.inputs if operand is not None and not operand.is_constant]
+        varying = [
+            operand
+            for operand in operator.inputs
+            if operand is not None and not operand.is_constant
+        ]
         kinds = {(operand.shape[-2:], operand.dtype) for operand in varying}
         if len(varying) != 1 or kinds != {(tensor.shape[-2:], tensor.dtype)}:
             return False
@@ -129,12 +148,21 @@ def _has_joined_rows(tensor: Tensor) -> bool:
 
 def _constants(graph: Subgraph, _: Target) -> _Faults:
     """Mask constants that overflow in half precision, or leave no precision after quantization."""
-    readers = {t: op.name for op in graph.operators if op.name in _MASK_OPERATORS for t in op.inputs if t}
+    readers = {
+        t: op.name for op in graph.operators if op.name in _MASK_OPERATORS for t in op.inputs if t
+    }
     for tensor, name in readers.items():
-        known = tensor.has_numbers and tensor.dtype is DType.FLOAT32 and 0 < tensor.elements <= _MOST_ELEMENTS
+        known = (
+            tensor.has_numbers
+            and tensor.dtype is DType.FLOAT32
+            and 0 < tensor.elements <= _MOST_ELEMENTS
+        )
         value = float(np.min(tensor.array())) if known else 0.0
         if value < _HALF_LOWEST:
             text = f"the mask constant {value:g} of {name} overflows in half precision"
             if value < _RUINS_A_SCALE:
                 text += ", and a tensor quantized with it has no precision left"
-            yield "mask-constant", f"{text}: mask_to_add raises it for a target with a mask_constant"
+            yield (
+                "mask-constant",
+                f"{text}: mask_to_add raises it for a target with a mask_constant",
+            )

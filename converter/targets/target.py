@@ -134,12 +134,17 @@ class Target:
     def stated(self) -> dict[str, Any]:
         """Facts that differ from those of an empty target."""
         blank = Target("", "")
-        return {name: value for name, value in self.to_dict().items() if value != getattr(blank, name)}
+        return {
+            name: value for name, value in self.to_dict().items() if value != getattr(blank, name)
+        }
 
     def refuses(self, operator: Operator) -> bool:
         """True if the target is known to refuse operators of this kind."""
         if operator.name == COMPOSITE:
-            return self.composites is False and composite_name(operator) not in self.accepted_composites
+            return (
+                self.composites is False
+                and composite_name(operator) not in self.accepted_composites
+            )
         listed = not self.accepted_operators or operator.name in self.accepted_operators
         return operator.name in self.refused_operators or not listed
 
@@ -229,7 +234,11 @@ def to_toml(target: Target) -> str:
     tables = {name: value for name, value in facts.items() if isinstance(value, dict)}
     lines = [f"{name} = {_value(value)}" for name, value in facts.items() if name not in tables]
     for name, table in tables.items():
-        lines += ["", f"[{name}]", *(f"{_value(key)} = {_value(value)}" for key, value in table.items())]
+        lines += [
+            "",
+            f"[{name}]",
+            *(f"{_value(key)} = {_value(value)}" for key, value in table.items()),
+        ]
     return "\n".join(lines) + "\n"
 
 

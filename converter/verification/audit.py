@@ -95,7 +95,8 @@ class Audit:
     def _merged(self, step: Step) -> Step:
         """The step with the results of twins in place of those that were merged with them."""
         sources = [
-            None if source is None else (self._origin(source[0]), source[1]) for source in step.sources
+            None if source is None else (self._origin(source[0]), source[1])
+            for source in step.sources
         ]
         return step._replace(sources=tuple(sources))
 
@@ -142,7 +143,9 @@ def _step(operator: Operator, subgraphs: Sequence[Subgraph]) -> Step:
 
 def _changed(text: str) -> UnverifiedChangeError:
     remedy = "nothing was written, please report this bug in edge-opt"
-    return UnverifiedChangeError(f"the graph was changed outside the verified rewrites: {text}; {remedy}")
+    return UnverifiedChangeError(
+        f"the graph was changed outside the verified rewrites: {text}; {remedy}"
+    )
 
 
 def _named(operator: Operator) -> str:

@@ -133,7 +133,9 @@ def _at_size(worker: Worker, region: Region) -> Proof | None:
     only = supported[-1 if region.rounded else 0]
     # The deviation of a sum grows with the square root of the number of products.
     scale = outcome.scale / FACTOR**0.25
-    whole = replace(region, trial=replace(region.trial, extremes=(), scales=(scale,), kernels=(only,)))
+    whole = replace(
+        region, trial=replace(region.trial, extremes=(), scales=(scale,), kernels=(only,))
+    )
     in_full = judge(_run(worker, whole), whole)
     if not in_full.holds:
         return in_full
@@ -183,7 +185,9 @@ def judge(outcome: Outcome, region: Region) -> Proof:
     for kind, found in outcome.found.items():
         if not violated and not _holds(found, region):
             where = f" on {KINDS[kind]}" if kind else ""
-            violated = f"the new region differs{where}: {_figures(found)}, but must be {check.words}"
+            violated = (
+                f"the new region differs{where}: {_figures(found)}, but must be {check.words}"
+            )
     if not violated and outcome.inconclusive:
         reason = f"cannot be verified: {outcome.inconclusive}, so a wrong rewrite would give the same result"
         return inconclusive(check, reason)

@@ -70,10 +70,14 @@ def _floats(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np
             return np.where(draw < 8, np.where(draw < 4, 0.0, -0.0), array)
         case "tiny", "other":
             tiny = array * (2.0**-18 if array.dtype == np.float16 else 2.0**-110)
-            return np.select([draw == 0, draw == 1, draw == 2], [0.0, -0.0, array * 2.0**-140], tiny)
+            return np.select(
+                [draw == 0, draw == 1, draw == 2], [0.0, -0.0, array * 2.0**-140], tiny
+            )
         case "tiny", "right":
             # Every other key is 0, whichever of the last two axes the keys are on, and so are its logits.
-            return np.where((_along(array.shape, -1) | _along(array.shape, -2)) % 2 == 1, 0.0, array)
+            return np.where(
+                (_along(array.shape, -1) | _along(array.shape, -2)) % 2 == 1, 0.0, array
+            )
     if kind != f"nan {planned.side}":
         return array
     return np.select([draw < 2, draw == 2, draw == 3], [np.nan, np.inf, -np.inf], array)
@@ -99,7 +103,9 @@ def _codes(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np.
         case "high" | "low", "other":
             return np.select([draw % 8 < 2, draw % 8 < 4], [least, most], array.astype(np.int64))
         case "highest logits" | "lowest logits", "right":
-            return np.where(_along(shape, -2 if kind == "highest logits" else -1) % 4 < 3, most, array)
+            return np.where(
+                _along(shape, -2 if kind == "highest logits" else -1) % 4 < 3, most, array
+            )
         case ("high" | "highest logits", "left") | ("highest keys", "right"):
             return np.full(shape, most)
         case ("low" | "lowest logits", "left") | ("lowest keys", "right"):

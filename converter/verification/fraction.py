@@ -52,14 +52,18 @@ def _shrink(tensor: Tensor) -> None:
 def _part(tensor: Tensor, shape: tuple[int, ...]) -> Buffer:
     """One element of each block of 8 along long axes; unquantized integers are sizes and places, which are divided."""
     scales = tensor.quantization
-    is_cut = scales is not None and scales.is_per_axis and shape[scales.dimension] < len(scales.scale)
+    is_cut = (
+        scales is not None and scales.is_per_axis and shape[scales.dimension] < len(scales.scale)
+    )
     if is_cut or not tensor.has_numbers:
         raise RefusedError(Why.INCONCLUSIVE, "a constant has no such part")
     array = tensor.array()
     part = _one_of_each_block(array, shape)
     if array.dtype.kind in "iu" and not tensor.is_quantized:
         if shape == tensor.shape:
-            part = np.array([_shorter(int(value)) for value in array.ravel()], array.dtype).reshape(shape)
+            part = np.array([_shorter(int(value)) for value in array.ravel()], array.dtype).reshape(
+                shape
+            )
         elif array.max() >= _LONG - 1:  # a table of places along a long axis
             part = part // FACTOR
     return Buffer(Data(part.tobytes()))

@@ -36,14 +36,18 @@ def check_frame(rewrite: Rewrite) -> None:
         if (operator.subgraph is rewrite.subgraph) != (operator in old):
             where = "is no longer in the graph" if operator in old else "is already in the graph"
             name = operator.outputs[0].name
-            raise RefusedError(Why.FRAME, f"the operator {operator.name} that defines '{name}' {where}")
+            raise RefusedError(
+                Why.FRAME, f"the operator {operator.name} that defines '{name}' {where}"
+            )
     for tensor in reads((*rewrite.old, *rewrite.new)):
         if tensor.is_blockwise:
             where = "its scales are named by a place in its own subgraph"
             raise RefusedError(Why.QUANTIZATION, f"'{tensor.name}' is quantized by blocks: {where}")
     defined = _defined(rewrite)
     if not rewrite.changed():
-        raise RefusedError(Why.FRAME, "nothing reads the region's results, so they cannot be verified")
+        raise RefusedError(
+            Why.FRAME, "nothing reads the region's results, so they cannot be verified"
+        )
     for tensor in rewrite.outputs():
         if tensor not in defined:
             raise RefusedError(Why.FRAME, f"the new region leaves '{tensor.name}' undefined")
@@ -56,7 +60,9 @@ def _defined(rewrite: Rewrite) -> Collection[Tensor]:
     own = {tensor for operator in rewrite.old for tensor in operator.outputs}
     for tensor in reads(rewrite.new):
         if tensor not in known and not tensor.is_constant:
-            raise RefusedError(Why.FRAME, f"the new region reads '{tensor.name}', which the old one did not")
+            raise RefusedError(
+                Why.FRAME, f"the new region reads '{tensor.name}', which the old one did not"
+            )
     defined = Counter(tensor for operator in rewrite.new for tensor in operator.outputs)
     for tensor, count in defined.items():
         is_taken = tensor not in own and rewrite.subgraph.lists(tensor)

@@ -22,7 +22,10 @@ _OPERANDS: tuple[Side, ...] = ("left", "right", "added")
 _QUANTIZED = Quantization.affine(1.0, 0)
 _DEQUANTIZE = OperatorCode(BUILTIN_OPERATORS["DEQUANTIZE"], 3)
 # The operators of a composite's decomposition are counted in its own subgraph.
-_MOVES = {*operators_that(Effect.REARRANGING, Effect.CUTTING, Effect.JOINING), "STABLEHLO_COMPOSITE"}
+_MOVES = {
+    *operators_that(Effect.REARRANGING, Effect.CUTTING, Effect.JOINING),
+    "STABLEHLO_COMPOSITE",
+}
 _ELEMENT = 8  # multiply-adds that take as long as computing and comparing one element
 
 
@@ -133,7 +136,9 @@ def _sides(graph: Subgraph) -> dict[Tensor, Side]:
             if operand is not None and not operand.is_constant:
                 yield operand, its_side
 
-    starts: list[tuple[Tensor, Side]] = [(op.input(0), "added") for op in graph if op.name == "SOFTMAX"]
+    starts: list[tuple[Tensor, Side]] = [
+        (op.input(0), "added") for op in graph if op.name == "SOFTMAX"
+    ]
     return dict(walked(starts, above))
 
 
@@ -163,7 +168,10 @@ class Structure(NamedTuple):
         for ours, theirs in zip(self.old, other.old, strict=True):
             if counterpart.setdefault(ours, theirs) != theirs:
                 return False  # equal in this region, different in the other
-        return all(counterpart.get(ours) == theirs for ours, theirs in zip(self.new, other.new, strict=True))
+        return all(
+            counterpart.get(ours) == theirs
+            for ours, theirs in zip(self.new, other.new, strict=True)
+        )
 
 
 def structure(before: Model, after: Model) -> Structure:

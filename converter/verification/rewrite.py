@@ -96,7 +96,9 @@ class Rewrite:
         return [operator for operator in self.old if operator.subgraph is graph]
 
 
-def remove_dead(graph: Subgraph, candidates: Iterable[Operator], subgraphs: Sequence[Subgraph] = ()) -> None:
+def remove_dead(
+    graph: Subgraph, candidates: Iterable[Operator], subgraphs: Sequence[Subgraph] = ()
+) -> None:
     """Remove `candidates` whose results are no longer read, and operators that only they needed.
 
     Operators with side effects stay. `subgraphs` are the model's; without them, every call counts as a side effect.
@@ -107,4 +109,6 @@ def remove_dead(graph: Subgraph, candidates: Iterable[Operator], subgraphs: Sequ
         is_read = any(tensor.consumers or graph.is_output(tensor) for tensor in operator.outputs)
         if operator.subgraph is graph and not is_read and is_pure(operator, subgraphs):
             graph.remove(operator)
-            pending.extend(tensor.producer for tensor in reads([operator]) if tensor.producer is not None)
+            pending.extend(
+                tensor.producer for tensor in reads([operator]) if tensor.producer is not None
+            )

@@ -26,7 +26,9 @@ little of it, products vanish in rounding.
 """
 
 DRAWS = 3  # at the most sensitive scale; a difference that rounding hides in one draw may show in another
-_LOGIT_RANGE = 12.0  # of quantized addends of logits: softmax weights then differ, and few round to 0
+_LOGIT_RANGE = (
+    12.0  # of quantized addends of logits: softmax weights then differ, and few round to 0
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,9 @@ class _Pair:
     def _differences(self, olds: Sequence[Array], news: Sequence[Array]) -> Iterator[Difference]:
         for info, old, new in zip(self.signature.outputs, olds, news, strict=True):
             if old.shape != new.shape:
-                raise DeclinedError(f"after: output '{info.tensor}' has shape {new.shape}, not {old.shape}")
+                raise DeclinedError(
+                    f"after: output '{info.tensor}' has shape {new.shape}, not {old.shape}"
+                )
             if self.request.limits is not None:
                 low, high = self.request.limits
                 beyond = ((old >= high) & (new > high)) | ((old <= low) & (new < low))
@@ -171,7 +175,9 @@ class _Pair:
     def drawn(self, scale: float, *draw: object, run: int = 0) -> list[InputPlan]:
         """One draw of the inputs, with operands at this scale and addends of logits in the usual range of logits."""
         hints = self.request.hints or [InputHint()] * len(self.signature.inputs)
-        plans = plan(self.signature, seed=noise.seed_of(self.request.seed, *draw), run=run, hints=hints)
+        plans = plan(
+            self.signature, seed=noise.seed_of(self.request.seed, *draw), run=run, hints=hints
+        )
         operands = _operands(plans)
 
         def spread(each: InputPlan) -> float:
@@ -202,7 +208,9 @@ def _nudged(plans: Sequence[InputPlan], arrays: Sequence[Array]) -> list[Array]:
     return nudged
 
 
-def shows_nothing(results: Sequence[Array], parts: Parts | None, limits: tuple[int, int] | None) -> str:
+def shows_nothing(
+    results: Sequence[Array], parts: Parts | None, limits: tuple[int, int] | None
+) -> str:
     """The reason why results cannot distinguish right from wrong; empty if they can.
 
     They are NaN, or one value, or beyond the limits, or two heads (tiles) have the same numbers.

@@ -142,11 +142,17 @@ def _allowance(converted: Sequence[Verdict], graph: Subgraph) -> Allowance:
     bits = min(filter(None, map(_bits, graph.operators)), default=0)
     steps = _STEPS.get(bits, 0)
     because = ", ".join(f"{many(count, 'site')} of {name}" for name, count in counts.items())
-    return Allowance(relative=max(_GROWTH * error, steps * 2.0**-bits), steps=steps, because=because)
+    return Allowance(
+        relative=max(_GROWTH * error, steps * 2.0**-bits), steps=steps, because=because
+    )
 
 
 def _bits(operator: Operator) -> int:
     """Return the bits of an operator's coarsest activation, or 0; float activations with integer weights count as 8."""
-    coded = [t for t in (*operator.inputs, *operator.outputs) if t and t.is_quantized and t.dtype in _BITS]
+    coded = [
+        t
+        for t in (*operator.inputs, *operator.outputs)
+        if t and t.is_quantized and t.dtype in _BITS
+    ]
     moving = [_BITS[tensor.dtype] for tensor in coded if not tensor.is_constant]
     return min(moving, default=8 if coded and operator.name not in _EXACT else 0)

@@ -20,7 +20,10 @@ class Outputs:
 
     def of(self, command: str) -> str:
         """The output of a command as a block of text; if the command fails, so does the build."""
-        if "gemma.opt.tflite" in command and not (Path(self._folder.name) / "gemma.opt.tflite").exists():
+        if (
+            "gemma.opt.tflite" in command
+            and not (Path(self._folder.name) / "gemma.opt.tflite").exists()
+        ):
             self.of("convert gemma.tflite")
         ran = subprocess.run(
             [sys.executable, "-m", "edge_opt", *shlex.split(command)],

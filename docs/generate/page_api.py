@@ -24,7 +24,9 @@ def section(path: str) -> str:
     """The section for `path`: a function, a class with its public members, or the public names of a module."""
     target = _find(path)
     if isinstance(target, ModuleType):
-        own = [(name, entry) for name, entry in vars(target).items() if _is_public(name, entry, target)]
+        own = [
+            (name, entry) for name, entry in vars(target).items() if _is_public(name, entry, target)
+        ]
         return "\n\n".join([_docstring(target), *(_entry(name, entry) for name, entry in own)])
     return _entry(path.rpartition(".")[2], target)
 
@@ -40,12 +42,18 @@ def _find(path: str) -> Any:
 
 def _is_public(name: str, entry: Any, module: ModuleType) -> bool:
     defined = getattr(entry, "__module__", None) == module.__name__
-    return not name.startswith("_") and defined and (inspect.isclass(entry) or inspect.isfunction(entry))
+    return (
+        not name.startswith("_")
+        and defined
+        and (inspect.isclass(entry) or inspect.isfunction(entry))
+    )
 
 
 def _entry(name: str, target: Any) -> str:
     kind = "class " if inspect.isclass(target) else ""
-    signature = "" if inspect.isclass(target) and issubclass(target, Exception) else _signature(target)
+    signature = (
+        "" if inspect.isclass(target) and issubclass(target, Exception) else _signature(target)
+    )
     parts = [f"### `{name}`", f"```python\n{kind}{name}{signature}\n```", _docstring(target)]
     if inspect.isclass(target):
         parts += _members(target)
@@ -73,7 +81,9 @@ def _signature(target: Any, *, indent: str = "") -> str:
     if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
         shown.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
     returns = "" if signature.return_annotation in (signature.empty, None) else _returned(signature)
-    plain = [_QUOTED.sub(r": \1", _MODULE_OF_A_CLASS.sub("", text)).replace("'", '"') for text in shown]
+    plain = [
+        _QUOTED.sub(r": \1", _MODULE_OF_A_CLASS.sub("", text)).replace("'", '"') for text in shown
+    ]
     line = f"({', '.join(plain)}){returns}"
     if len(line) <= _WIDTH or indent:
         return line

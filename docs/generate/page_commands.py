@@ -27,7 +27,9 @@ def commands(group: Any = None, path: str = PROGRAM) -> Iterator[tuple[str, Any]
 
 def table() -> str:
     """One line for each command."""
-    rows = [f"| [`{name}`](#{_anchor(name)}) | {_text(command.help)} |" for name, command in commands()]
+    rows = [
+        f"| [`{name}`](#{_anchor(name)}) | {_text(command.help)} |" for name, command in commands()
+    ]
     return "\n".join(["| command | what it does |", "|---|---|", *rows])
 
 

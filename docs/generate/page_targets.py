@@ -54,13 +54,17 @@ def _documented() -> dict[str, str]:
 def _section(target: Target) -> str:
     defaults = {entry.name: entry.default for entry in fields(Target)}
     facts = {name: value for name, value in target.to_dict().items() if name not in _OWN}
-    said = {name: value for name, value in facts.items() if value not in (defaults.get(name), (), {})}
+    said = {
+        name: value for name, value in facts.items() if value not in (defaults.get(name), (), {})
+    }
     rows = [
         f"| `{name}` | {_shown(value)} | {_linked(target.sources.get(name, ''))} |"
         for name, value in said.items()
     ]
     table = (
-        "\n".join(["| fact | value | source |", "|---|---|---|", *rows]) if rows else "It states no facts."
+        "\n".join(["| fact | value | source |", "|---|---|---|", *rows])
+        if rows
+        else "It states no facts."
     )
     versions = ", ".join(f"{name} {version}" for name, version in target.versions.items())
     measured = f"\n\nMeasured with {versions}." if versions else ""

@@ -68,9 +68,7 @@ def stale(*, write: bool) -> list[Path]:
 def _example(name: str) -> str:
     """A file of the examples, shown whole."""
     path = ROOT / "examples" / name
-    return (
-        f'```{_LANGUAGES[path.suffix]} title="{path.name}"\n{path.read_text(encoding="utf-8").rstrip()}\n```'
-    )
+    return f'```{_LANGUAGES[path.suffix]} title="{path.name}"\n{path.read_text(encoding="utf-8").rstrip()}\n```'
 
 
 def main() -> int:
