@@ -28,8 +28,8 @@ from pass_runs import rewrites_of
 from edge_opt.ir.parse import parse
 from edge_opt.passes import Exact
 from edge_opt.passes.mha_to_sha import MhaToSha
-from edge_opt.proof import examination
 from edge_opt.targets import Target
+from edge_opt.verification import examine
 from edge_opt.verification.examine import Verifier
 from edge_opt.verification.rewrite import Rewrite
 
@@ -74,7 +74,7 @@ def outcome(verifier: Verifier, mutant: Mutant, name: str, dtype: str, label: st
     seconds = time.monotonic() - started
     caught = CAUGHT
     if proof.holds:
-        with mock.patch.object(examination, "_IN_FULL", math.inf), Verifier(seed=1) as thorough:
+        with mock.patch.object(examine, "_IN_FULL", math.inf), Verifier(seed=1) as thorough:
             caught = NOTHING if thorough.verify(mutant.rewrite, Exact()).holds else MISSED
     return Outcome(name, dtype, label, caught, round(seconds, 2), proof.reason)
 

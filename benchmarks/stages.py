@@ -25,8 +25,8 @@ STAGES = {
     "match": [("edge_opt.passes.mha_to_sha", "find_blocks")],
     "split, check shapes and frames": [("edge_opt.conversion.run", "run_pass")],
     "cut the regions out": [
-        ("edge_opt.proof.regions", "cut_out"),
-        ("edge_opt.proof.examination", "model_bytes"),
+        ("edge_opt.verification.region", "cut_out"),
+        ("edge_opt.verification.examine", "model_bytes"),
     ],
     "check them before they run": [("edge_opt.runtime.runner", "check_model")],
     "prove: wait for the runtime": [("edge_opt.runtime.runner", "Worker.prove")],

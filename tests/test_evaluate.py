@@ -234,9 +234,10 @@ def test_prompts_longer_than_the_cache_are_left_out_and_refused_where_all_are(pl
 def test_a_bundle_scores_the_second_part_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """LiteRT-LM pretended: a token is a word, the less likely the longer it is."""
     read: list[str] = []
-    scored = lambda texts: SimpleNamespace(
-        token_scores=[[-float(len(one)) for one in texts[0].split()]]
-    )  # noqa: E731
+
+    def scored(texts: list[str]) -> SimpleNamespace:
+        return SimpleNamespace(token_scores=[[-float(len(one)) for one in texts[0].split()]])
+
     session = SimpleNamespace(run_prefill=read.extend, run_text_scoring=scored)
     engine = SimpleNamespace(
         tokenize=lambda text: [len(word) for word in text.split()],

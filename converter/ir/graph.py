@@ -139,7 +139,8 @@ class Tensor:
         Raises:
             ValueError: if `has_numbers` is False.
         """
-        dtype, data = self.dtype.numpy, None if self.buffer is None else self.buffer.data
+        dtype = self.dtype.numpy
+        data = None if self.buffer is None else self.buffer.data
         if not self.has_numbers or dtype is None or data is None:
             raise ValueError(f"tensor '{self.name}' ({self.dtype.name}) has no numbers to read")
         return data.view().view(dtype).reshape(self.shape)
@@ -246,7 +247,8 @@ class Operator:
     def on(self, tensor: Callable[[Tensor], Tensor]) -> Operator:
         """Return a copy, in no subgraph yet, with each tensor `t` replaced by `tensor(t)`."""
         inputs = [None if t is None else tensor(t) for t in self.inputs]
-        outputs, intermediates = map(tensor, self.outputs), map(tensor, self.intermediates)
+        outputs = map(tensor, self.outputs)
+        intermediates = map(tensor, self.intermediates)
         copy = Operator(
             self.code, inputs, tuple(outputs), self.options, self.table, tuple(intermediates)
         )
@@ -288,7 +290,8 @@ class Subgraph:
         for operator in self.operators:
             copied = copy.append(operator.on(lambda tensor: deepcopy(tensor, memo)))
             copied.options = deepcopy(operator.options, memo)
-        copy.inputs, copy.outputs = deepcopy(self.inputs, memo), deepcopy(self.outputs, memo)
+        copy.inputs = deepcopy(self.inputs, memo)
+        copy.outputs = deepcopy(self.outputs, memo)
         copy.signatures = deepcopy(self.signatures, memo)
         return copy
 

@@ -137,7 +137,8 @@ def still_needed(
     Their results are needed by the graph's caller, by operators outside `old`, or by `new` ones, directly or
     indirectly; tensors that `new` operators define do not count.
     """
-    inside, read_anew = set(old), {tensor for operator in new for tensor in operator.inputs}
+    inside = set(old)
+    read_anew = {tensor for operator in new for tensor in operator.inputs}
     defined = {tensor for operator in new for tensor in operator.outputs}
     left = (tensor for operator in old for tensor in operator.outputs if tensor not in defined)
     wanted = [t for t in left if t in read_anew or read_outside(subgraph, t, inside)]
@@ -316,7 +317,8 @@ def cut_out(
     model: Model, operators: Sequence[Operator], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
 ) -> Model:
     """A model of these operators and the subgraphs they call. Names are numbers, so equal regions give equal bytes."""
-    region, called = Model(), called_by(operators, model.subgraphs)
+    region = Model()
+    called = called_by(operators, model.subgraphs)
     places = {model.subgraphs.index(graph): place for place, graph in enumerate(called, 1)}
 
     def add(
@@ -340,7 +342,8 @@ def cut_out(
         graph.inputs = [copied(tensor) for tensor in inputs]
         for operator in operators:
             new = graph.append(operator.on(copied))
-            new.table, new.options = own_fields(operator), renumbered(operator.options, places)
+            new.table = own_fields(operator)
+            new.options = renumbered(operator.options, places)
         graph.outputs = [copied(tensor) for tensor in outputs]
 
     add("region", operators, inputs, outputs)
@@ -359,7 +362,8 @@ def cut_signature(
     """Like `cut_out`, with one signature, whose arguments have these names."""
     region = cut_out(model, operators, [*inputs.values()], [*outputs.values()])
     graph = region.subgraphs[0]
-    given, taken = zip(inputs, graph.inputs, strict=True), zip(outputs, graph.outputs, strict=True)
+    given = zip(inputs, graph.inputs, strict=True)
+    taken = zip(outputs, graph.outputs, strict=True)
     region.signatures.append(Signature(key, graph, dict(given), dict(taken)))
     return region
 
