@@ -20,7 +20,7 @@ from edge_opt.conversion.result import check_requirements
 from edge_opt.conversion.run import default_output
 from edge_opt.ir import Buffer, Metadata, Model, cleanup, load, save, to_bytes, to_tables
 from edge_opt.ir.text import subgraph_text, to_text
-from edge_opt.passes import PASSES, Exact, Proof, Status, Verdict, Within
+from edge_opt.passes import PASSES, Context, Exact, Proof, Status, Verdict, Within, mha_to_sha
 from edge_opt.schema import Data, read_model
 from edge_opt.shapes import infer_shapes
 from edge_opt.targets import Target, load_target
@@ -383,6 +383,18 @@ def test_passes_run_in_the_given_order_by_name_or_as_objects() -> None:
         convert(parse(CHAIN), passes=["mask_to_ad"])
     with pytest.raises(UsageError, match="Double'> is not a pass: give a name"):
         convert(parse(CHAIN), passes=[Double])  # type: ignore[list-item]
+
+
+def test_a_subclass_of_another_name_is_searched_for_what_it_left(monkeypatch: Patch) -> None:
+    class Own(mha_to_sha.MhaToSha):
+        name = "own"
+
+    def found(_: Context, verdicts: list[Verdict], __: object, name: str) -> list[Verdict]:
+        return [replace(verdicts[0], status=Status.SKIPPED, operator=f"left by {name}")]
+
+    monkeypatch.setattr("edge_opt.conversion.run.left_over", found)
+    last = convert(parse(SELECT_PAGE), passes=["mask_to_add", Own()], verify="none").sites[-1]
+    assert (last.pass_name, last.operator) == ("own", "left by own")
 
 
 def test_passes_may_come_from_a_generator_or_be_one_name() -> None:

@@ -243,7 +243,7 @@ class _Rewriting:
         model = part.model
         done = len(self.result.sites)
         passes = [
-            one for one in self.passes if not part.is_helper or one.name == PositionTable.name
+            one for one in self.passes if not part.is_helper or isinstance(one, PositionTable)
         ]
         chosen = {
             name: graph for name, graph in model.entry_points() if part.signature(name) in wanted
@@ -303,8 +303,8 @@ class _Rewriting:
                 verdict.status is Status.CONVERTED for verdict in verdicts
             ):
                 self.texts.write(context.signature, chosen.name, context.subgraph)
-            if chosen.name == MhaToSha.name:
-                for verdict in left_over(context, verdicts, operators):
+            if isinstance(chosen, MhaToSha):
+                for verdict in left_over(context, verdicts, operators, chosen.name):
                     self._add(verdict)
 
     def _add(self, verdict: Verdict) -> None:
