@@ -42,6 +42,7 @@ from edge_opt.passes.mha_to_sha import MhaToSha, left_over
 from edge_opt.runtime.native import Session
 from edge_opt.runtime.protocol import Arrays
 from edge_opt.targets import Target
+from edge_opt.verification.audit import Audit
 from edge_opt.verification.examine import Verifier
 
 _PROVED = (
@@ -75,8 +76,9 @@ def drawn(count: int, number: int) -> list[Case]:
 def convert(model: Model, target: Target, verifier: Verifier | None) -> list[Verdict]:
     """All passes on every signature of the model, with their proofs if there is a verifier."""
     usage, reports = parts_in_use(model), []
+    audit = Audit(model)
     for key, graph in model.entry_points():
-        context = Context(model, graph, key, target, Constants(model), verifier)
+        context = Context(model, graph, key, target, Constants(model), verifier, audit=audit)
         for chosen in PASSES.values():
             # What is allowed to differ by a step is judged by its own proof, not by bits.
             if isinstance(chosen.check, Exact):
@@ -86,6 +88,7 @@ def convert(model: Model, target: Target, verifier: Verifier | None) -> list[Ver
                     left_over(context, reports, operators) if chosen.name == MhaToSha.name else []
                 )
     remove_unused(model, usage)
+    audit.check()
     return reports
 
 

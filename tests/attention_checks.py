@@ -11,10 +11,11 @@ from edge_opt.attention.block import Block
 from edge_opt.attention.find import find_blocks
 from edge_opt.ir import Constants, Model, Subgraph, to_bytes
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
-from edge_opt.passes import Context, Site, run_pass
+from edge_opt.passes import Context, Verdict, run_pass
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.runtime.native import Session
 from edge_opt.targets import Target
+from edge_opt.verification.audit import Audit
 
 GIVEN = "%q: float32[1,4,6,5], %k: float32[1,4,8,5], %v: float32[1,4,8,5]"
 MERGED = """  %t: float32[1,6,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})
@@ -63,21 +64,24 @@ TWO_SOFTMAXES = attention_text(
 
 def convert(
     model: Model, form: str, *, rows_per_tile: int | None = None, later: bool = False
-) -> list[Site]:
+) -> list[Verdict]:
     """Split every block of the model by head, and by rows where asked to: in the same go, or `later`.
 
     The reports are those of the last pass.
     """
     usage = parts_in_use(model)
-    reports: list[Site] = []
+    reports: list[Verdict] = []
     target = Target(form, form, form=form, rows_per_tile=rows_per_tile)
+    audit = Audit(model)
     for key, graph in model.entry_points():
         whole = replace(target, rows_per_tile=None)
-        context = Context(model, graph, key, whole if later else target, Constants(model))
+        chosen = whole if later else target
+        context = Context(model, graph, key, chosen, Constants(model), audit=audit)
         last = run_pass(MhaToSha(), context)
         context.target = target
         reports += run_pass(MhaToSha(), context) if later else last
     remove_unused(model, usage)
+    audit.check()
     return reports
 
 

@@ -20,7 +20,7 @@ from edge_opt.conversion.run import default_output
 from edge_opt.ir import Buffer, Metadata, Model, cleanup, load, save, to_bytes, to_tables
 from edge_opt.ir.parse import parse
 from edge_opt.ir.text import subgraph_text, to_text
-from edge_opt.passes import PASSES, Exact, Proof, Status, Verdict, Within
+from edge_opt.passes import PASSES, Context, Exact, Proof, Status, Verdict, Within, mha_to_sha
 from edge_opt.schema import Data, read_model
 from edge_opt.shapes import infer_shapes
 from edge_opt.targets import Target, load_target
@@ -381,6 +381,29 @@ def test_passes_run_in_the_given_order_by_name_or_as_objects() -> None:
     assert convert(parse(CHAIN), passes=[Double()], skip="double", verify="none").sites == []
     with pytest.raises(UsageError, match="mask_to_add"):
         convert(parse(CHAIN), passes=["mask_to_ad"])
+    with pytest.raises(UsageError, match="Double'> is not a pass: give a name"):
+        convert(parse(CHAIN), passes=[Double])  # type: ignore[list-item]
+
+
+def test_a_subclass_of_another_name_is_searched_for_what_it_left(monkeypatch: Patch) -> None:
+    class Own(mha_to_sha.MhaToSha):
+        name = "own"
+
+    def found(_: Context, verdicts: list[Verdict], __: object, name: str) -> list[Verdict]:
+        return [replace(verdicts[0], status=Status.SKIPPED, operator=f"left by {name}")]
+
+    monkeypatch.setattr("edge_opt.conversion.run.left_over", found)
+    last = convert(parse(SELECT_PAGE), passes=["mask_to_add", Own()], verify="none").sites[-1]
+    assert (last.pass_name, last.operator) == ("own", "left by own")
+
+
+def test_passes_may_come_from_a_generator_or_be_one_name() -> None:
+    passes = (one for one in [Double()])
+    (first, *_) = convert(parse(CHAIN), passes=passes, verify="none").sites
+    assert first.pass_name == "double"
+    (first, *_) = convert(parse(SELECT_PAGE), passes="mask_to_add", verify="none").sites
+    assert first.pass_name == "mask_to_add"
+    assert convert(parse(SELECT_PAGE), passes=[], verify="none").sites == []
 
 
 def test_a_folder_gets_the_text_before_and_after_each_pass_that_changed_something(
@@ -398,3 +421,14 @@ def test_a_folder_gets_the_text_before_and_after_each_pass_that_changed_somethin
         convert(parse(SELECT_PAGE), dump=folder)
     with pytest.raises(OutputError, match="choose another"):
         convert(parse(SELECT_PAGE), dump=folder / names[0])
+
+
+def test_names_of_signatures_and_passes_do_not_lead_out_of_the_folder(tmp_path: Path) -> None:
+    class Hostile(Double):
+        name = "a/../../double"
+
+    text = "signature '../../run' = #0 (x=%x, o=%o) -> (y=%y, other=%other)\n" + CHAIN
+    convert(parse(text), passes=[Hostile()], verify="none", dump=tmp_path / "texts")
+    names = sorted(path.name for path in (tmp_path / "texts").iterdir())
+    assert names == ["000-.._.._run-input.txt", "001-.._.._run-a_.._.._double.txt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["texts"]

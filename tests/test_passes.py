@@ -2,21 +2,23 @@
 
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from pass_runs import Says, convert_text, refusal, run, statuses
+from pass_runs import INLINING, Says, convert_text, refusal, run, statuses
 from toy_passes import CHAIN, Double, fresh, graph_of, op, replacing
 
+from edge_opt.conversion import convert
 from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Tensor, same_type, to_bytes
 from edge_opt.ir.graph import Buffer
 from edge_opt.ir.parse import parse
 from edge_opt.ir.refusal import MEANINGS, Reason, RefusedError, Why
 from edge_opt.ir.text import graphs_text as to_text
-from edge_opt.passes import Context, Rewrite, Site, Status, Within, run_pass
+from edge_opt.passes import Context, Pass, Rewrite, Site, Status, Within, run_pass
 from edge_opt.passes.merging import merge_equal
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import TABLES, UNIONS, FieldSpec, Table, new_table
@@ -504,6 +506,122 @@ def test_options_that_are_changed_after_the_proof_are_noticed() -> None:
         with pytest.raises(UnverifiedChangeError, match=OTHER):
             audit.check()
         table.set(name, before)
+
+
+CALLS = """\
+subgraph main (%x: float32[4]) {
+  %c: float32[4] = STABLEHLO_COMPOSITE(%x) {name: 'mine', decomposition_subgraph_index: 1}
+  %y: float32[4] = NEG(%c)
+  %z: float32[4] = MAXIMUM(%c, %x)
+  return %y, %z
+}
+subgraph body (%i: float32[4]) {
+  %s: float32[4] = SQUARE(%i)
+  %o: float32[4] = SQRT(%s)
+  return %o
+}
+"""
+
+
+def _another_result(context: Context) -> None:
+    (body,) = context.model.subgraphs[1:]
+    body.outputs[:] = [body.operators[0].output]
+
+
+class Spoils(Pass):
+    """Test pass: has no site, but changes something while it looks for one."""
+
+    name = "spoils"
+    summary = "for tests"
+
+    def __init__(self, harm: Callable[[Context], object]) -> None:
+        self._harm = harm
+
+    def sites(self, context: Context) -> Iterable[Site]:
+        self._harm(context)
+        return ()
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda c: setattr(c.model.subgraphs[1].operators[0], "code", c.model.operator_code("EXP")),
+        _another_result,
+    ],
+    ids=["an operator", "a result"],
+)
+@pytest.mark.parametrize("later", [(), ("inline_composites",)], ids=["stays", "is opened later"])
+def test_a_changed_body_is_noticed_though_a_later_pass_opens_it(
+    harm: Callable[[Context], object], later: tuple[str, ...]
+) -> None:
+    """The verification compares with the body as it then is, and no operator of it is left in the end."""
+    with pytest.raises(UnverifiedChangeError, match="is new, or has other"):
+        convert(parse(CALLS), passes=[Spoils(harm), *later], target=INLINING, verify="none")
+
+
+TRIPLE = """\
+subgraph main (%x: float32[4]) {
+  %a: float32[4] = ABS(%x)
+  %b: float32[4] = NEG(%a)
+  %c: float32[4] = ABS(%x)
+  %d: float32[4] = NEG(%c)
+  %e: float32[4] = ABS(%x)
+  %f: float32[4] = NEG(%e)
+  %sum: float32[4] = ADD(%b, %d)
+  return %sum, %f
+}
+"""
+
+
+def test_an_operator_that_changed_before_its_twin_took_its_place_is_noticed() -> None:
+    """It is gone in the end."""
+    betas = {"b": 1.0, "d": 2.0}
+
+    def make(context: Context, first: Operator, last: Operator) -> Rewrite:
+        name = last.output.name
+        if name == "f":
+            made = next(one for one in context.subgraph if one.outputs[0].name == "d")
+            made.options = new_table("SoftmaxOptions", beta=betas["b"])
+            raise RefusedError(Why.PATTERN, "not this one")
+        new = context.model.new_operator(
+            "SOFTMAX", [first.input(0)], last.outputs, beta=betas[name]
+        )
+        return replacing(context.model, [first, last], new)
+
+    with pytest.raises(UnverifiedChangeError, match=f"'d' {OTHER}"):
+        run(parse(TRIPLE), Double(make), verifier=Says(True))
+
+
+def test_an_operator_that_died_with_its_body_does_not_disturb_the_audit() -> None:
+    """Its index is then that of another subgraph, or of none."""
+
+    class Apart(Pass):
+        name = "apart"
+        summary = "for tests"
+
+        def sites(self, context: Context) -> Iterable[Site]:
+            call, negative, greater = context.subgraph.operators
+            (x,) = context.subgraph.inputs
+            new = [
+                op(context.model, name, [x], old.output)
+                for name, old in (("ABS", negative), ("EXP", greater))
+            ]
+            yield Site(negative, lambda: context.rewrite([call, negative], [new[0]]))
+            yield Site(greater, lambda: context.rewrite([greater], [new[1]]))
+
+    model = parse(CALLS)
+    result = convert(model, passes=[Apart()], verify="none")
+    assert statuses(result.sites) == ["converted", "converted"]
+    assert len(model.subgraphs) == 1
+
+
+def test_a_site_with_a_reason_is_skipped_whatever_it_could_build() -> None:
+    class Never(Double):
+        def sites(self, context: Context) -> Iterable[Site]:
+            for site in super().sites(context):
+                yield replace(site, reason=Reason(Why.PATTERN, "not this one"))
+
+    assert {*statuses(run(parse(CHAIN), Never()))} == {"skipped"}
 
 
 def test_every_kind_of_reason_has_a_meaning_and_is_given_somewhere() -> None:

@@ -1,10 +1,13 @@
 """What figures mean: given what two versions of a region came to, whether that will do, and in which words."""
 
+import math
+
+import numpy as np
 import pytest
 
 from edge_opt.ir.parse import parse
 from edge_opt.passes import Check, Exact, Proof, Steps, Table, Within
-from edge_opt.runtime.metrics import Difference
+from edge_opt.runtime.metrics import Difference, Tolerance, measure
 from edge_opt.verification.examine import judge
 from edge_opt.verification.region import Region
 from edge_opt.verification.trial import Outcome, Trial
@@ -132,3 +135,10 @@ def test_clipped_values_are_not_bitwise_and_results_that_tell_nothing_no_proof()
     assert (proof.holds, proof.open) == (False, True)
     said = "cannot be verified: output 0 is NaN, so a wrong rewrite would give the same result"
     assert proof.reason == said
+
+
+def test_no_difference_is_within_nan() -> None:
+    ones = np.ones(4, np.float32)
+    for tolerance in (Tolerance(atol=math.nan), Tolerance(relative=math.nan)):
+        assert not tolerance.permits(measure(ones, 2 * ones, tolerance=tolerance))
+        assert tolerance.permits(measure(ones, ones, tolerance=tolerance))

@@ -18,7 +18,7 @@ from edge_opt.conversion import result as words
 from edge_opt.ir import Operator, to_bytes
 from edge_opt.ir.parse import parse
 from edge_opt.ir.text import literal
-from edge_opt.passes import Exact, Proof, Status, Steps, Within
+from edge_opt.passes import Exact, Proof, Status, Steps, Table, Within
 from edge_opt.runtime.metrics import Difference
 from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeFailed, RuntimeRefused, RuntimeTimedOut
 from edge_opt.targets import Target
@@ -610,3 +610,13 @@ def test_the_console_says_what_was_not_run() -> None:
         words.extent(ran)
         == "run in full on XNNPACK, with lengths divided by 16 on the reference kernels"
     )
+
+
+@pytest.mark.parametrize("check", [Table(0.5), Table(0.5, 4)])
+def test_a_table_without_a_reference_or_a_number_of_values_is_no_proof(check: Table) -> None:
+    model = parse(PRODUCT)
+    (old,) = model.subgraphs[0].operators
+    with Verifier() as verifier:
+        found = verifier.verify(replacing(model, [old], old.on(lambda tensor: tensor)), check)
+    assert (found.holds, found.open) == (False, True)
+    assert found.reason == "its pass gives no reference or no number of values"

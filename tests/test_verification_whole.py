@@ -14,9 +14,20 @@ from edge_opt.inspection import conversion_report
 from edge_opt.ir import Model, Operator, Quantization, Tensor, save, to_bytes
 from edge_opt.ir.parse import parse
 from edge_opt.ir.walk import places
-from edge_opt.passes import Check, Exact, Proof, Rewrite, Status, Steps, Verdict, Within, mha_to_sha
+from edge_opt.passes import (
+    Check,
+    Exact,
+    Proof,
+    Rewrite,
+    Status,
+    Steps,
+    Table,
+    Verdict,
+    Within,
+    mha_to_sha,
+)
 from edge_opt.verification.examine import Verifier
-from edge_opt.verification.whole import Allowance, allowances
+from edge_opt.verification.whole import Allowance, allowances, changed_on_purpose
 
 
 @pytest.fixture(scope="module")
@@ -189,3 +200,11 @@ def test_floats_that_meet_integer_weights_have_the_room_of_kernels(
     model = parse(f"subgraph main ({given}) {{\n  %y: float32[4,4] = {operator}\n  return %y\n}}\n")
     found = allowances(model, {"main": [site(Within(1e-6))]})["main"]
     assert found.relative == pytest.approx(16e-6 if bits is None else 24 / 2**bits)
+
+
+def test_signatures_of_a_graph_that_changes_on_purpose_change_with_it() -> None:
+    text = "subgraph main (%x: float32[4]) {\n  %y: float32[4] = ABS(%x)\n  return %y\n}\n"
+    names = ("first", "second")
+    model = parse("".join(f"signature {name} = #0 (x=%x) -> (y=%y)\n" for name in names) + text)
+    assert changed_on_purpose(model, {"first": [site(Table(0.5))], "second": []}) == [*names]
+    assert changed_on_purpose(model, {"first": [site(Exact())], "second": []}) == []

@@ -34,7 +34,7 @@ class Dump:
 
     def write(self, signature: str, step: str, graph: Subgraph) -> None:
         """Write the text of a signature after a step; OutputError if that fails."""
-        name = _NOT_IN_NAMES.sub("_", signature)[:100]
-        path = self._folder / f"{self._count:03}-{name}-{step}.txt"
+        names = (_NOT_IN_NAMES.sub("_", text)[:100] for text in (signature, step))
+        path = self._folder / f"{self._count:03}-{'-'.join(names)}.txt"
         write_whole(path, subgraph_text(graph).encode(errors="replace"), overwrite=False)
         self._count += 1

@@ -240,7 +240,7 @@ def proof(site: Verdict) -> str:
 
 def _ran(site: Verdict) -> str:
     if site.proof is None:
-        return "not run"
+        return "not run" if site.added else ""  # an input that no operator reads has nothing to run
     return "of the same structure, not run" if site.proof.like else extent(site.proof.ran)
 
 

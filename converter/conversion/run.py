@@ -45,7 +45,7 @@ def convert(
     *,
     target: TargetLike | None = None,
     skip: str | Iterable[str] | None = None,
-    passes: Iterable[str | Pass] | None = None,
+    passes: str | Iterable[str | Pass] | None = None,
     signatures: str | Iterable[str] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     verify: Verify = "regions",
@@ -160,16 +160,22 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _choose_passes(wanted: Iterable[str | Pass] | None, skip: str | Iterable[str]) -> list[Pass]:
-    """The passes to run, in order; UsageError for an unknown name."""
-    known = {one.name: one for one in wanted or () if isinstance(one, Pass)}
+def _choose_passes(
+    wanted: str | Iterable[str | Pass] | None, skip: str | Iterable[str]
+) -> list[Pass]:
+    """The passes to run, in order; UsageError for an unknown name, or for what is neither a name nor a pass."""
+    if wanted is None:
+        wanted = PASSES
     chosen: list[Pass] = []
-    for one in PASSES if wanted is None else wanted:
+    for one in [wanted] if isinstance(wanted, str) else wanted:
         if isinstance(one, Pass):
             chosen.append(one)
-        else:
+        elif isinstance(one, str):
             chosen += (PASSES[name] for name in match_names("pass", one, PASSES))
-    skipped = match_names("pass", skip, [*PASSES, *known])
+        else:
+            raise UsageError(f"{one!r} is not a pass: give a name, or an object of a pass's class")
+    names = [*PASSES, *(one.name for one in chosen)]
+    skipped = match_names("pass", skip, dict.fromkeys(names))
     return [one for one in chosen if one.name not in skipped]
 
 
@@ -237,7 +243,7 @@ class _Rewriting:
         model = part.model
         done = len(self.result.sites)
         passes = [
-            one for one in self.passes if not part.is_helper or one.name == PositionTable.name
+            one for one in self.passes if not part.is_helper or isinstance(one, PositionTable)
         ]
         chosen = {
             name: graph for name, graph in model.entry_points() if part.signature(name) in wanted
@@ -297,8 +303,8 @@ class _Rewriting:
                 verdict.status is Status.CONVERTED for verdict in verdicts
             ):
                 self.texts.write(context.signature, chosen.name, context.subgraph)
-            if chosen.name == MhaToSha.name:
-                for verdict in left_over(context, verdicts, operators):
+            if isinstance(chosen, MhaToSha):
+                for verdict in left_over(context, verdicts, operators, chosen.name):
                     self._add(verdict)
 
     def _add(self, verdict: Verdict) -> None:
@@ -357,7 +363,7 @@ def _compare_whole(
         for name, _ in part.model.entry_points():
             full = part.signature(name)
             converted[name] = [verdict for verdict in result.converted if verdict.signature == full]
-        result.not_compared += map(part.signature, changed_on_purpose(converted))
+        result.not_compared += map(part.signature, changed_on_purpose(part.model, converted))
         if part.is_helper:
             continue
         now = part.model if written is None else after[part.index].readable

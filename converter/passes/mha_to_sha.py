@@ -60,17 +60,17 @@ class MhaToSha(Pass):
 
 
 def left_over(
-    context: Context, sites: Iterable[Verdict], before: Container[Operator]
+    context: Context,
+    sites: Iterable[Verdict],
+    before: Container[Operator],
+    name: str = MhaToSha.name,
 ) -> Iterator[Verdict]:
     """Attention of several heads in a converted graph that none of its `sites` reports, found in a second search.
 
     Only operators from `before` the pass are looked at: whether the axes of new ones are heads is no longer visible.
+    `name`: what the pass is called.
     """
-    own = [
-        site
-        for site in sites
-        if site.pass_name == MhaToSha.name and site.signature == context.signature
-    ]
+    own = [site for site in sites if site.pass_name == name and site.signature == context.signature]
     statuses = {site.status for site in own}
     if Status.CONVERTED not in statuses or not statuses.isdisjoint(
         (Status.SKIPPED, Status.REVERTED)
@@ -84,7 +84,7 @@ def left_over(
             Why.HEADS, "several heads are left after the conversion", match.softmax
         )
         yield Verdict(
-            pass_name=MhaToSha.name,
+            pass_name=name,
             signature=context.signature,
             index=len(own),
             operator=match.softmax.outputs[0].name,

@@ -82,7 +82,7 @@ def _decide(site: Site, chosen: Pass, context: Context) -> _Attempt:
     try:
         if site.reason is None or site.reason.why is not Why.BUG:
             context.check_lengths([site.anchor])
-        if site.build is None:
+        if site.build is None or site.reason is not None:
             return _Attempt(Status.SETTLED if site.is_settled else Status.SKIPPED, site.reason)
         context.check_order()
     except RefusedError as refused:

@@ -49,7 +49,7 @@ class Tolerance(Record):
             return True
         if self.relative and found.max_rel <= self.relative:
             return True
-        return bool(self.atol or self.rtol) and found.outside == 0
+        return self.atol + self.rtol > 0 and found.outside == 0  # never with NaN
 
 
 NONE = Tolerance()

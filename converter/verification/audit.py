@@ -10,7 +10,7 @@ from typing import NamedTuple
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.operators import subgraph_indices
-from edge_opt.ir.walk import called_by, is_pure, own_fields, renumbered
+from edge_opt.ir.walk import called_by, is_pure, own_fields, renumbered, with_called
 from edge_opt.schema.table import Table
 from edge_opt.verification.rewrite import Rewrite
 
@@ -44,6 +44,7 @@ class Audit:
         self._model = model
         self._interface = self._current_interface()
         self._accepted: dict[Operator, Step] = {}
+        self._impure: set[Operator] = set()
         self._twins: dict[Hashable, Tensor] = {}
         for graph in model.subgraphs:
             self._enter(graph.operators)
@@ -52,9 +53,10 @@ class Audit:
         """Accept the operators of a verified rewrite in place of those that it is about to remove.
 
         Raises:
-            UnverifiedChangeError: the old operators were changed, so that the verification compared with others.
+            UnverifiedChangeError: the old operators, or those that they call, were changed, so that the verification
+                compared with others.
         """
-        for operator in rewrite.old:
+        for operator in with_called(rewrite.old, self._model.subgraphs):
             self._compare(operator)
         for operator in rewrite.removed():
             self._accepted.pop(operator, None)
@@ -63,7 +65,12 @@ class Audit:
             self._enter(operator for operator in graph if operator not in self._accepted)
 
     def merge(self, operator: Operator, twin: Operator) -> None:
-        """Accept that readers of `operator` read the results of its `twin`, which must be the same."""
+        """Accept that readers of `operator` read the results of its `twin`, which must be the same.
+
+        Raises:
+            UnverifiedChangeError: `operator`, which is about to be removed, was changed.
+        """
+        self._compare(operator)
         if step_key(operator) == step_key(twin):
             self._twins.update(zip(operator.outputs, twin.outputs, strict=True))
 
@@ -76,8 +83,8 @@ class Audit:
         for graph in self._model.subgraphs:
             for operator in graph:
                 self._compare(operator)
-        for operator in self._accepted:
-            if operator.subgraph is None and not is_pure(operator, self._model.subgraphs):
+        for operator in self._impure:
+            if operator.subgraph is None and operator in self._accepted:
                 raise _changed(f"{_named(operator)} was removed, although it has side effects")
         if self._interface != self._current_interface():
             raise _changed("inputs, outputs, signatures or metadata differ")
@@ -91,6 +98,9 @@ class Audit:
     def _enter(self, operators: Iterable[Operator]) -> None:
         for operator in operators:
             self._accepted[operator] = _step(operator, self._model.subgraphs)
+            # Known now: once an operator and its body are removed, its index is that of another subgraph.
+            if not is_pure(operator, self._model.subgraphs):
+                self._impure.add(operator)
 
     def _merged(self, step: Step) -> Step:
         """The step with the results of twins in place of those that were merged with them."""
@@ -134,11 +144,15 @@ def _step(operator: Operator, subgraphs: Sequence[Subgraph]) -> Step:
         operator.code,
         _content(options),
         _content(own_fields(operator)),
-        tuple(subgraphs[index] for index in called),
+        tuple(_called(subgraphs[index]) for index in called),
         tuple(map(_type_of, operator.outputs)),
         tuple(map(_type_of, operator.intermediates)),
     )
     return Step(operation, tuple(map(_source, operator.inputs)), tuple(operator.outputs))
+
+
+def _called(graph: Subgraph) -> Hashable:
+    return graph, tuple(graph.inputs), tuple(graph.outputs)
 
 
 def _changed(text: str) -> UnverifiedChangeError:

@@ -174,7 +174,7 @@ class Table(Check):
     def trial(self, hints: Sequence[InputHint], parts: Parts | None) -> Trial:
         """Every value."""
         del hints, parts
-        return Trial(every=self.count, tolerance=self.tolerance)
+        return Trial(every=self.count)
 
 
 def rounded_by_shape(operators: Iterable[Operator]) -> str:

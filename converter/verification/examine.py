@@ -18,7 +18,7 @@ from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeFailed, RuntimeRefu
 from edge_opt.runtime.runner import Worker
 from edge_opt.schema.writer import model_bytes
 from edge_opt.verification import trial
-from edge_opt.verification.check import ROUNDING, Check, Exact, rounding_of
+from edge_opt.verification.check import ROUNDING, Check, Exact, Table, rounding_of
 from edge_opt.verification.extremes import KINDS
 from edge_opt.verification.fraction import FACTOR, shrunk
 from edge_opt.verification.region import Region, Structure, region_of, structure
@@ -64,6 +64,8 @@ class Verifier(AbstractContextManager["Verifier"]):
         """
         if not rewrite.changed():
             return inconclusive(check, "nothing reads its results, so there is nothing to compare")
+        if isinstance(check, Table) and (check.reference is None or check.count < 1):
+            return inconclusive(check, "its pass gives no reference or no number of values")
         place = f"'{rewrite.subgraph.name}' up to '{shortened(rewrite.old[-1].outputs[0].name)}'"
         region = region_of(rewrite, check, f"{place}{self._of_model}", self._seed)
         own = structure(region.before, region.after)

@@ -79,7 +79,8 @@ def region_of(rewrite: Rewrite, check: Check, name: str, seed: int = 0) -> Regio
     """Cut out both versions of a rewritten region; for a `Table`, its reference takes the old version's place."""
     if isinstance(check, Table) and check.reference is not None:
         before, after = _with_reference(rewrite, check.reference)
-        return Region(before, after, name, check, replace(check.trial((), None), seed=seed))
+        trial = replace(check.trial((), None), seed=seed, tolerance=check.tolerance)
+        return Region(before, after, name, check, trial)
     inputs = rewrite.inputs()
     outputs = rewrite.outputs()
     old: Sequence[Operator] = rewrite.old
@@ -96,7 +97,8 @@ def region_of(rewrite: Rewrite, check: Check, name: str, seed: int = 0) -> Regio
     if mask is not None and not mask.tensor.is_constant:
         hints[inputs.index(mask.tensor)] = InputHint("mask", mask.masked, mask.opened)
     trial = check.trial(hints, _parts(rewrite, outputs))
-    return Region(before, after, name, check, replace(trial, seed=seed))
+    trial = replace(trial, seed=seed, tolerance=check.tolerance)
+    return Region(before, after, name, check, trial)
 
 
 def _parts(rewrite: Rewrite, outputs: Sequence[Tensor]) -> Parts | None:

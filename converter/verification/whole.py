@@ -96,7 +96,7 @@ def compare_whole(
 
     `model` is the converted one, loaded; `converted` has the converted sites of each of its entry points.
     """
-    changed = changed_on_purpose(converted)
+    changed = changed_on_purpose(model, converted)
     compared = [name for name in converted if name not in changed]
     if not compared:
         return {}
@@ -111,9 +111,13 @@ def compare_whole(
     return found
 
 
-def changed_on_purpose(converted: Mapping[str, Sequence[Verdict]]) -> list[str]:
-    """Entry points with a site that was compared with something else, because the old region was wrong."""
-    return [name for name, verdicts in converted.items() if any(map(_changes_results, verdicts))]
+def changed_on_purpose(model: Model, converted: Mapping[str, Sequence[Verdict]]) -> list[str]:
+    """Entry points whose graph has a site that was compared with something else, because the old region was wrong."""
+    graphs = dict(model.entry_points())
+    changed = {
+        graphs[name] for name, verdicts in converted.items() if any(map(_changes_results, verdicts))
+    }
+    return [name for name in converted if graphs[name] in changed]
 
 
 def _changes_results(verdict: Verdict) -> bool:
