@@ -141,7 +141,8 @@ def test_hostile_names_change_neither_an_exit_code_nor_what_steers_the_terminal(
     found, shown = in_terminal(prepared(tmp_path / "hostile", NAMES))
     assert found == codes
     assert 70 not in codes
-    assert {*_SEQUENCE.findall(shown)} <= {*_SEQUENCE.findall(plain)}
+    # On a busy machine a bar may be drawn before it is complete, in another colour.
+    assert {*_SEQUENCE.findall(shown)} <= {*_SEQUENCE.findall(plain), b"\x1b[91m"}
     assert b"[/x]" in shown
     assert b"\nForged" not in shown
     text = _SEQUENCE.sub(b"", shown).decode()

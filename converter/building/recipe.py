@@ -1,7 +1,7 @@
 """A build's stages as data: which ones run for an input, what each reads, and what it makes.
 
-checkpoint, base --round--> base, rounded     base --export--> model, exported     model --calibrate--> ranges
-model --quantize--> model --narrow--> model --optimize--> model, converted --compile--> the bundle for the NPU
+checkpoint, base - round -> base, rounded     base - export -> model, exported     model - calibrate -> ranges
+model - quantize -> model - narrow -> model - optimize -> model, converted - compile -> the bundle for the NPU
 """
 
 from collections.abc import Mapping

@@ -268,6 +268,7 @@ class _Rewriting:
                 self._run(passes, self._context(part, graph, name, audit))
         sites = self.result.sites[done:]
         if any(site.status is Status.CONVERTED for site in sites):
+            audit.check()  # also the bodies that nothing calls any more
             cleanup.remove_unused(model, usage)
             cleanup.name_apart(model, old)
             part.changed = True

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.operators import subgraph_indices
-from edge_opt.ir.walk import called_by, is_pure, own_fields, renumbered, with_called
+from edge_opt.ir.walk import called_by, is_pure, own_fields, renumbered
 from edge_opt.schema.table import Table
 from edge_opt.verification.rewrite import Rewrite
 
@@ -45,6 +45,7 @@ class Audit:
         self._interface = self._current_interface()
         self._accepted: dict[Operator, Step] = {}
         self._impure: set[Operator] = set()
+        self._pure_bodies: dict[tuple[Subgraph, ...], bool] = {}
         self._twins: dict[Hashable, Tensor] = {}
         for graph in model.subgraphs:
             self._enter(graph.operators)
@@ -53,10 +54,9 @@ class Audit:
         """Accept the operators of a verified rewrite in place of those that it is about to remove.
 
         Raises:
-            UnverifiedChangeError: the old operators, or those that they call, were changed, so that the verification
-                compared with others.
+            UnverifiedChangeError: the old operators were changed, so that the verification compared with others.
         """
-        for operator in with_called(rewrite.old, self._model.subgraphs):
+        for operator in rewrite.old:
             self._compare(operator)
         for operator in rewrite.removed():
             self._accepted.pop(operator, None)
@@ -76,6 +76,8 @@ class Audit:
 
     def check(self) -> None:
         """Check that the model has only original and accepted operators; their order is checked on writing.
+
+        To be called before bodies of composites that were opened are removed, and at the end.
 
         Raises:
             UnverifiedChangeError: it has any other change.
@@ -99,8 +101,18 @@ class Audit:
         for operator in operators:
             self._accepted[operator] = _step(operator, self._model.subgraphs)
             # Known now: once an operator and its body are removed, its index is that of another subgraph.
-            if not is_pure(operator, self._model.subgraphs):
+            if not self._is_pure(operator):
                 self._impure.add(operator)
+
+    def _is_pure(self, operator: Operator) -> bool:
+        """Like `is_pure`; operators that call the same subgraphs have one answer."""
+        subgraphs = self._model.subgraphs
+        called = tuple(subgraphs[index] for index in subgraph_indices(operator.options))
+        if not called:
+            return is_pure(operator, subgraphs)
+        if called not in self._pure_bodies:
+            self._pure_bodies[called] = is_pure(operator, subgraphs)
+        return self._pure_bodies[called]
 
     def _merged(self, step: Step) -> Step:
         """The step with the results of twins in place of those that were merged with them."""
