@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,7 @@ from edge_opt.base.errors import EdgeOptError, UsageError
 from edge_opt.building import rounding
 from edge_opt.building.gptq import Grid
 from edge_opt.building.narrowing import narrow_layers
-from edge_opt.building.network import PRODUCTS, Network, check_family
+from edge_opt.building.network import PRODUCTS, check_family
 from edge_opt.building.rounding import CHECKPOINT, PLAN, Choice, choose, read_rounded
 from edge_opt.building.stages import Job
 from edge_opt.ir import DType, Model, to_bytes
@@ -268,23 +267,3 @@ def test_families_with_other_products_are_refused(family: str, settings: Any, me
     name = {"GPT2": "GPT2LMHeadModel"}.get(family, f"{family}ForCausalLM")
     with pytest.raises(UsageError, match=message):
         check_family(getattr(transformers, name)(made))
-
-
-@pytest.mark.slow
-def test_harm_at_the_first_position_does_not_count() -> None:
-    """It predicts what a template says, and 4 bits harm its massive activations most."""
-    torch = pytest.importorskip("torch", reason="needs the extra `torch`")
-    transformers = pytest.importorskip("transformers", reason="needs the extra `torch`")
-    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
-    torch.manual_seed(0)
-    checkpoint = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads)).eval()
-    tokens = torch.randint(0, 64, (2, 12))
-    with torch.no_grad():
-        network = Network(checkpoint, [tokens[:1]], tokens)
-        text = replace(network._judged)
-        network._move(0, [text])
-        for position, counts in ((0, False), (2, True)):
-            hidden = text.hidden.clone()
-            hidden[:, position, :8] += 5
-            assert (network.harm(1, replace(text, hidden=hidden)) > 1e-3) is counts

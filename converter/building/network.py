@@ -26,11 +26,11 @@ PRODUCTS = {
 """The products of a layer, by the names of their weights; those of one entry read the same input."""
 NAMES = frozenset(chain.from_iterable(PRODUCTS.values()))
 """The last part of the name of each matrix of weights in a layer."""
-_COMPARED = slice(2, None, 3)
+_COMPARED = slice(0, None, 3)
 """Positions whose logits are compared: those of all would cost as much as the layers.
 
-The first position is not among them. 4 bits harm its massive activations most, and it predicts the second token of a
-template: in Qwen2.5-Coder-0.5B, `down` of layer 0 has 0.64 nats there, and 0.013 on average behind it.
+The first position counts, although 4 bits harm its massive activations most: without it, Qwen2.5-Coder-0.5B got 93 % of
+its weights in 4 bits and 1.081 of the checkpoint's perplexity, where it has 74 % and 1.041 with it.
 """
 
 
