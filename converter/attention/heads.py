@@ -10,7 +10,7 @@ there as heads do: on batch axes, then in the outer part of the rows. See docs/h
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -197,13 +197,13 @@ class HeadSearch:
         for of in below_scores:
             if len(fx.labelled_axes(of.factored)) > 1:
                 yield of  # logits at `[B, N, T, S]`
-        for of in self._above_queries(rows):
-            if _has_own_matrices(of):
-                yield of
-        for of in self._queries(rows):
+        above = list(self._above_queries(rows, self.operands.clear))
+        yield from filter(_has_own_matrices, above)
+        for of in self._sources(above):
             if any(fx.tells_heads(axis) and not fx.only_labels(axis) for axis in of.factored[1:]):
                 yield of  # `[1, T, (N)(H)]`
         yield from filter(_repeats, below_scores)
+        self.operands.clear.update(above)  # nothing was found, or the search would have ended
 
     def _of_rows(self, *rows: Factor) -> Labelled:
         """The value product's result with labels on its rows."""
@@ -211,20 +211,24 @@ class HeadSearch:
 
     def _queries(self, rows: Labelled) -> Iterator[Labelled]:
         """The tensors that queries come from, with the layout of these rows of the value product."""
-        for of in self._above_queries(rows):
+        return self._sources(self._above_queries(rows))
+
+    def _sources(self, above: Iterable[Labelled]) -> Iterator[Labelled]:
+        """Those of the tensors above the scores at which the walk ends, without constants and products."""
+        for of in above:
             made = of.tensor.producer
             if of.tensor.is_constant or not fx.labels(of.factored) or (made and is_product(made)):
                 continue
             if self.operands.is_end(of, is_product):
                 yield of
 
-    def _above_queries(self, rows: Labelled) -> Iterator[Labelled]:
+    def _above_queries(self, rows: Labelled, known: Container[Labelled] = ()) -> Iterator[Labelled]:
         """The tensors above the scores up to the next products, with the layout of these rows of the value product."""
         starts: list[Labelled] = []
         for of in self.operands.upwards([rows], self.scores.__contains__):
             if of.tensor.producer in self.scores:
                 starts += self.operands.above(of).values()
-        yield from self.operands.upwards(starts, is_product)
+        yield from self.operands.upwards(starts, is_product, known)
 
 
 def _heads_of_axes(lead: Shape) -> Factored:

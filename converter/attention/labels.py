@@ -6,7 +6,7 @@
 `(N)` is the labelled factor. Why this works, with pictures: docs/head-axis.md.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -43,6 +43,8 @@ class OperandFactors:
         self.rules = rules
         # The key includes the operator, since a rewrite may define the same tensor by another one.
         self._found: dict[tuple[Operator, Labelled], _Found] = {}
+        self.clear: set[Labelled] = set()
+        """Rows that a search followed to all their ends without ambiguity, so that the next one need not."""
 
     def above(self, of: Labelled) -> Operands:
         """The operands that carry data, by index; none for an input, or if the label cannot be followed."""
@@ -111,12 +113,15 @@ class OperandFactors:
         return of.pieces == 1 or made is None or stop(made) or not self.above(of)
 
     def upwards(
-        self, starts: Iterable[Labelled], stop: Callable[[Operator], bool] = lambda _: False
+        self,
+        starts: Iterable[Labelled],
+        stop: Callable[[Operator], bool] = lambda _: False,
+        known: Container[Labelled] = (),
     ) -> Iterator[Labelled]:
-        """The starts and all tensors above them, each with its layout of heads, up to the ends."""
+        """The starts and all tensors above them, each with its layout of heads, up to the ends and the `known` ones."""
 
         def above(of: Labelled) -> Iterable[Labelled]:
-            return () if self.is_end(of, stop) else self.above(of).values()
+            return () if of in known or self.is_end(of, stop) else self.above(of).values()
 
         return walked(starts, above)
 
