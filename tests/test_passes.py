@@ -629,3 +629,19 @@ def test_every_kind_of_reason_has_a_meaning_and_is_given_somewhere() -> None:
     sources = [path for path in CONVERTER.rglob("*.py") if path.name != "refusal.py"]
     given = {name for path in sources for name in re.findall(r"\bWhy\.([A-Z_]+)", path.read_text())}
     assert given == {kind.name for kind in Why}
+
+
+def test_a_call_on_state_is_missed_although_one_of_the_same_body_is_pure() -> None:
+    model, tensors, _ = graph_of(CHAIN)
+    graph = model.subgraphs[0]
+    model.subgraphs.append(parse(CHAIN).subgraphs[0])
+    state = Tensor("state", (4,), DType.FLOAT32, is_variable=True)
+    code = model.operator_code("CALL")
+    options = new_table("CallOptions", subgraph=1)
+    graph.append(Operator(code, [tensors["x"], tensors["o"]], [fresh("a"), fresh("b")], options))
+    changing = Operator(code, [tensors["x"], state], [fresh("c"), fresh("d")], options)
+    graph.append(changing)
+    audit = Audit(model)
+    graph.remove(changing)
+    with pytest.raises(UnverifiedChangeError, match="although it has side effects"):
+        audit.check()

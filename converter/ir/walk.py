@@ -157,16 +157,16 @@ def is_pure(operator: Operator, subgraphs: Sequence[Subgraph] = ()) -> bool:
     """
     calls = subgraph_indices(operator.options)
     if not calls:
-        return not _is_impure(operator)
+        return not is_impure(operator)
     return bool(subgraphs) and not has_effects([operator], subgraphs)
 
 
 def has_effects(operators: Sequence[Operator], subgraphs: Sequence[Subgraph]) -> bool:
     """True if any of the operators is impure (see `is_pure`), or one that they call."""
-    return any(map(_is_impure, with_called(operators, subgraphs)))
+    return any(map(is_impure, with_called(operators, subgraphs)))
 
 
-def _is_impure(operator: Operator) -> bool:
+def is_impure(operator: Operator) -> bool:
     """True if the operator itself is impure, whatever it calls."""
     if operator.code.name in _IMPURE:
         return True

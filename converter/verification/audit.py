@@ -10,7 +10,7 @@ from typing import NamedTuple
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.operators import subgraph_indices
-from edge_opt.ir.walk import called_by, is_pure, own_fields, renumbered
+from edge_opt.ir.walk import called_by, has_effects, is_impure, own_fields, renumbered
 from edge_opt.schema.table import Table
 from edge_opt.verification.rewrite import Rewrite
 
@@ -105,14 +105,13 @@ class Audit:
                 self._impure.add(operator)
 
     def _is_pure(self, operator: Operator) -> bool:
-        """Like `is_pure`; operators that call the same subgraphs have one answer."""
+        """Like `is_pure`; bodies that several operators call are looked at once."""
         subgraphs = self._model.subgraphs
         called = tuple(subgraphs[index] for index in subgraph_indices(operator.options))
-        if not called:
-            return is_pure(operator, subgraphs)
         if called not in self._pure_bodies:
-            self._pure_bodies[called] = is_pure(operator, subgraphs)
-        return self._pure_bodies[called]
+            inside = [one for graph in called for one in graph]
+            self._pure_bodies[called] = not has_effects(inside, subgraphs)
+        return self._pure_bodies[called] and not is_impure(operator)
 
     def _merged(self, step: Step) -> Step:
         """The step with the results of twins in place of those that were merged with them."""
