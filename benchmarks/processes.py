@@ -1,5 +1,6 @@
 """Runs a program and watches the memory of it and of all its descendants together; Linux only."""
 
+import os
 import resource
 import subprocess
 import sys
@@ -33,7 +34,7 @@ def run(
     """Run it to its end, or until it has used up its time; `most_bytes` limits each process's private memory."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         started = time.perf_counter()
-        process = subprocess.Popen(command, stdout=out, stderr=err)
+        process = subprocess.Popen(command, stdout=out, stderr=err, env=_as_installed())
         if most_bytes is not None:
             resource.prlimit(process.pid, resource.RLIMIT_DATA, (most_bytes, most_bytes))
         watch = _Watch(process.pid)
@@ -46,6 +47,11 @@ def run(
         err.seek(0)
         said, complaint = (file.read().decode(errors="replace") for file in (out, err))
         return Run(seconds, watch.peak, process.returncode, timed_out, said, complaint)
+
+
+def _as_installed() -> dict[str, str]:
+    """The environment in which Python keeps compiled modules, as an installation has them from the start."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def _wait(process: subprocess.Popen[bytes], most_seconds: float | None) -> bool:

@@ -7,8 +7,9 @@ Where the axes cannot be followed, they are taken to be everywhere. docs/head-ax
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple, TypeAlias
 
 from edge_opt.attention.axes import Axes, contracted_axis, has_known_axes, moved_axes, on_axes
@@ -165,9 +166,10 @@ def pairs_among(operators: Iterable[Operator]) -> Iterator[Pair]:
         product = product_of(operator)
         if product is not None:
             products[operator] = product
+    through = cache(_through)  # once heads are joined, the ways of their products are the same
     for product in products.values():
         if not _is_residual(product.operator):
-            yield from _reached(product, products)
+            yield from _reached(product, products, through)
 
 
 def _is_residual(product: Operator) -> bool:
@@ -203,8 +205,13 @@ class _Matrices(NamedTuple):
     lost: bool = False
 
 
-def _reached(product: Product, products: Mapping[Operator, Product]) -> Iterable[Pair]:
-    """The pairs of a product with those that its matrices reach first."""
+_Through: TypeAlias = Callable[[Operator, _Matrices], tuple[_Matrices, ...]]
+
+
+def _reached(
+    product: Product, products: Mapping[Operator, Product], through: _Through
+) -> Iterable[Pair]:
+    """The pairs of a product with those that its matrices reach first, by `_through`."""
     found: dict[Operator, Pair] = {}
     looked_at = 0
 
@@ -217,7 +224,7 @@ def _reached(product: Product, products: Mapping[Operator, Product]) -> Iterable
                 found.setdefault(product.operator, Pair(product, product, reader))
                 return
             if reader not in products:
-                yield from _through(reader, held)
+                yield from through(reader, held)
             elif not held.lost or _contracts(reader, held):
                 found.setdefault(reader, Pair(product, products[reader], held.mixed, held.lost))
 
@@ -227,14 +234,14 @@ def _reached(product: Product, products: Mapping[Operator, Product]) -> Iterable
     return found.values()
 
 
-def _through(reader: Operator, held: _Matrices) -> Iterator[_Matrices]:
+def _through(reader: Operator, held: _Matrices) -> tuple[_Matrices, ...]:
     """The results of an operator that still hold the matrices."""
     kind = KINDS[_UNKNOWN if reader.shape_error else reader.name]
     if kind.is_followed and not kind.takes(held.tensor, reader.inputs):
-        return  # sizes or positions
+        return ()  # sizes or positions
     sums = kind.effect in _SUMMING
     if held.axes is None and sums and kind.effect is not Effect.REDUCTION:
-        return
+        return ()
     moved = moved_axes(reader, held.tensor)
     mixed = held.mixed
     if mixed is None and (moved is None or sums):
@@ -244,11 +251,10 @@ def _through(reader: Operator, held: _Matrices) -> Iterator[_Matrices]:
     if moved is not None and held.axes is not None:
         axes = tuple(filter(None, (on_axes(moved, group) for group in held.axes)))
         if not axes:
-            return
+            return ()
         lost = lost or len(axes) < len(held.axes)
     results = kind.data_results(reader.outputs) if kind.is_followed else reader.outputs
-    for result in results:
-        yield _Matrices(result, axes, mixed, lost)
+    return tuple(_Matrices(result, axes, mixed, lost) for result in results)
 
 
 def _contracts(product: Operator, held: _Matrices) -> bool:
