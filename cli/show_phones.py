@@ -103,10 +103,10 @@ def show_build(result: BuildResult) -> None:
 
 def evaluation_lines(evaluation: Evaluation) -> list[str]:
     """A row for each model, then the amount of text scored."""
-    heads = ("", "tokens", "perplexity", "x reference", "top-1 agreement", "mean KL")
+    heads = ("", "bits", "tokens", "perplexity", "x reference", "top-1 agreement", "mean KL")
     rows = [heads, *map(_score_row, evaluation.models)]
     if all(model.kl is None for model in evaluation.models):
-        rows = [row[:4] for row in rows]
+        rows = [row[:5] for row in rows]
     skipped = f"; {evaluation.skipped} skipped, longer than the cache" if evaluation.skipped else ""
     return [
         *output.table(rows),
@@ -118,6 +118,7 @@ def _score_row(model: ModelScore) -> tuple[str, ...]:
     agreement = None if model.top1_agreement is None else 100 * model.top1_agreement
     return (
         f"{model.source}, in the NPU's emulator" if model.on_npu else model.source,
+        _number(model.bits, "{:.2f}"),
         str(model.tokens),
         _number(model.perplexity, "{:.2f}", "no number"),
         _number(model.ratio, "{:.3f}") + _number(model.ratio_error or None, " ± {:.3f}", ""),

@@ -190,10 +190,15 @@ def test_the_table_has_a_row_for_each_model(place: Place, capsys: Captured) -> N
     ran = run(capsys, "evaluate", place.reference, place.good, "--prompts", place.prompts)
     assert ran.code == 0
     head, reference, good, note = ran.out.splitlines()
-    assert reference.split() == [str(place.reference), "4", "2.00", "1.000"]
-    assert good.split() == [str(place.good), "4", "2.38", "1.189", "±", "0.059"]
+    assert reference.split() == [str(place.reference), "-", "4", "2.00", "1.000"]
+    assert good.split() == [str(place.good), "-", "4", "2.38", "1.189", "±", "0.059"]
     assert note == "Scored on 2 held-out prompts."
-    assert head.split()[:2] == ["tokens", "perplexity"]
+    assert head.split()[:3] == ["bits", "tokens", "perplexity"]
+
+
+def test_bits_are_the_mean_of_all_weights() -> None:
+    assert ModelScore("m", 1, 2.0, weights={"INT4": 100, "INT8": 100}).bits == pytest.approx(16 / 3)
+    assert ModelScore("m", 1, 2.0).bits is None
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
@@ -60,6 +60,7 @@ class ModelScore:
     """A model's scores on `tokens` held-out tokens.
 
     `ratio` is its perplexity relative to the reference's on the same tokens, `ratio_error` the standard error.
+    `weights` are its bytes of constants by type, of a bundle's main model; empty for a checkpoint.
     `top1_agreement` is the share of tokens for which its most likely token is the reference's, `kl` the mean divergence
     from the reference in nats; both are None from LiteRT-LM, which does not report them. `on_npu` is True if
     the model ran in the NPU's emulator.
@@ -73,6 +74,15 @@ class ModelScore:
     on_npu: bool = False
     ratio: float | None = None
     ratio_error: float | None = None
+    weights: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def bits(self) -> float | None:
+        """Mean bits of a weight; None for a checkpoint."""
+        elements = 0.0
+        for name, count in self.weights.items():
+            elements += 8 * count / (DType[name].bits or 8)
+        return 8 * sum(self.weights.values()) / elements if elements else None
 
     @classmethod
     def of(
@@ -296,7 +306,12 @@ def score(job: Job, progress: Progress) -> dict[str, Any]:
         )
     closeness = {name: Closeness([], [], own) for name, own in likelihoods.items()}
     scores = [ModelScore.of(name, own, closeness[reference]) for name, own in closeness.items()]
+    scores[1:] = [replace(one, weights=_weights(job.inputs[one.source])) for one in scores[1:]]
     return asdict(Evaluation(scores, scored, skipped))
+
+
+def _weights(bundle: str) -> dict[str, int]:
+    return Opened(bundle).main().model.weight_bytes()
 
 
 def _worst_error(likelihoods: Mapping[str, Sequence[float]], reference: str) -> float:
@@ -456,5 +471,6 @@ def emulate(job: Job, progress: Progress) -> dict[str, Any]:
         npu = np.concatenate(read(path, texts, compiler, partial(progress, job.stage)))
         for logits in (cpu, npu):
             close = Closeness.of(expected, logits, tokens)
-            scores.append(ModelScore.of(bundle, close, itself, on_npu=logits is npu))
+            close_to = ModelScore.of(bundle, close, itself, on_npu=logits is npu)
+            scores.append(replace(close_to, weights=_weights(path)))
     return asdict(Evaluation(scores, len(texts)))

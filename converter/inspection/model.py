@@ -15,7 +15,7 @@ from edge_opt.base.work import made_from
 from edge_opt.conversion import convert
 from edge_opt.conversion.models import choose_parts, close_inputs, find_unsound
 from edge_opt.inspection.caches import Caches, find_caches
-from edge_opt.ir import Buffer, Constants, Model, Operator, Subgraph, Tensor
+from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.composites import COMPOSITE, Composite, composites
 from edge_opt.ir.opening import ModelLike, Opened, is_compiled, readable, weights_outside
 from edge_opt.passes import PASSES, Context, Status, Verdict, run_pass
@@ -142,7 +142,7 @@ def inspect(
         file=None if file is None or file.path is None else str(file.path),
         size=None if file is None else file.size,
         subgraphs=len(model.subgraphs),
-        weights=_weights(model.subgraphs),
+        weights=model.weight_bytes(),
         weights_outside=weights_outside(model),
         target=None if facts is None else facts.name,
         lint=[] if facts is None else lint(model, facts),
@@ -237,19 +237,6 @@ def _with_open_composites(model: Model) -> Model:
     for key, graph in model.entry_points():
         run_pass(PASSES[InlineComposites.name], Context(model, graph, key, target, constants))
     return model
-
-
-def _weights(graphs: Iterable[Subgraph]) -> dict[str, int]:
-    """Bytes of constants by element type, shared buffers counted once."""
-    counted: set[Buffer | None] = set()
-    total: Counter[str] = Counter()
-    for graph in graphs:
-        for tensor in graph.tensors:
-            buffer = tensor.buffer
-            if tensor.is_constant and buffer not in counted:
-                counted.add(buffer)
-                total[tensor.dtype.name] += buffer.data.length if buffer and buffer.data else 0
-    return dict(total.most_common())
 
 
 _COLOURS = {

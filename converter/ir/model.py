@@ -4,6 +4,7 @@ A model is checked as it is read. Unchanged parts keep their tables; indices are
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -144,6 +145,20 @@ class Model:
             return signature.subgraph, signature.inputs, signature.outputs
         graph = self.subgraphs[0]
         return graph, _by_name(graph.inputs), _by_name(graph.outputs)
+
+    def weight_bytes(self) -> dict[str, int]:
+        """Bytes of constants by the name of their type, most first; shared buffers are counted once."""
+        counted: set[Buffer] = set()
+        total: Counter[str] = Counter()
+        for graph in self.subgraphs:
+            for tensor in graph.tensors:
+                buffer = tensor.buffer
+                if tensor.is_variable or buffer is None or buffer.data is None:
+                    continue
+                if buffer not in counted:
+                    counted.add(buffer)
+                    total[tensor.dtype.name] += buffer.data.length
+        return dict(total.most_common())
 
     def inputs(self) -> list[tuple[str, dict[str, Tensor]]]:
         """The inputs of every entry point, by the names that callers use."""
