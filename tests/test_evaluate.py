@@ -191,7 +191,7 @@ def test_the_table_has_a_row_for_each_model(place: Place, capsys: Captured) -> N
     assert ran.code == 0
     head, reference, good, note = ran.out.splitlines()
     assert reference.split() == [str(place.reference), "-", "4", "2.00", "1.000"]
-    assert good.split() == [str(place.good), "-", "4", "2.38", "1.189", "±", "0.059"]
+    assert good.split() == [str(place.good), "32.00", "4", "2.38", "1.189", "±", "0.059"]
     assert note == "Scored on 2 held-out prompts."
     assert head.split()[:3] == ["bits", "tokens", "perplexity"]
 
