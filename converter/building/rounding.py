@@ -45,7 +45,7 @@ _MOST_TOKENS = (
 )
 _LEAST_TOKENS = 4000
 _EACH = 4  # one prompt in so many is kept to judge by
-_JUDGED = 96  # tokens of a prompt to judge by; all have as many, so that they run as one batch
+_JUDGED = 160  # tokens of a prompt to judge by; all have as many, so that they run as one batch
 _MOST_JUDGED = 6  # prompts
 
 
