@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from edge_opt.base.record import Record
 from edge_opt.base.words import many
 from edge_opt.ir import Model
+from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, Opened
 from edge_opt.runtime.description import describe
-from edge_opt.runtime.tensors import growing_axes
+from edge_opt.runtime.tensors import caches_of, growing_axes
 from edge_opt.schema.litertlm import (
     ASSUMED_WINDOW,
     Bundle,
@@ -66,6 +67,20 @@ def find_caches(model: Model, bundle: Bundle | None = None) -> Caches:
     if not caches or not is_silent or not _slides(model):
         return Caches(caches, window)
     return Caches(caches, window, (_assumed(caches, metadata),))
+
+
+NOT_FOR_NPUS = (
+    "not exported for an NPU: its prefill/decode model has no cache whose new keys are an output of their own; export "
+    "it with split_cache, or give the checkpoint"
+)
+
+
+def is_for_cpus(opened: Opened, model: Model) -> bool:
+    """True for a bundle whose language model updates whole caches, and that has no auxiliary model for an NPU."""
+    if opened.find(MAIN_SECTION) is None or opened.find(AUXILIARY_SECTION) is not None:
+        return False
+    has_caches = any(caches_of(one) for one in describe(model).values())
+    return has_caches and not find_caches(model, opened.bundle).caches
 
 
 def _slides(model: Model) -> bool:

@@ -5,12 +5,13 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.record import Record
 from edge_opt.base.words import Progress
+from edge_opt.conversion.models import close_inputs
 from edge_opt.ir import Model, save
 from edge_opt.ir.opening import Opened
 from edge_opt.npu.compiler import (
@@ -21,6 +22,8 @@ from edge_opt.npu.compiler import (
     scratch_folder,
 )
 from edge_opt.npu.vendors import backend_of
+from edge_opt.passes.contract import shape_options
+from edge_opt.targets.placement import Placement, on_the_cpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,12 @@ class Profile(Record):
     notes: tuple[str, ...] = ()
 
 
-def profile(path: AnyPath, compiler: Compiler = Compiler()) -> Profile:
+def profile(
+    path: AnyPath,
+    compiler: Compiler = Compiler(),
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> Profile:
     """Compile a model for an NPU, and report figures for every entry point. The file is not changed.
 
     A vendor's compiler without estimates gives only the operators that it takes.
@@ -63,16 +71,16 @@ def profile(path: AnyPath, compiler: Compiler = Compiler()) -> Profile:
     Args:
         path: a .tflite model, or a bundle (its prefill/decode model is used).
         compiler: settings of the NPU's compiler.
+        shapes: static shapes for inputs of open lengths, as for `convert`.
 
     Raises:
-        UsageError: the compiler does not know the chip, or edge-opt cannot run the compiler for it.
+        UsageError: a shape does not fit, the compiler does not know the chip, or edge-opt cannot run it.
         CompilerMissingError: the compiler, or a library that it needs, is not installed.
         CompilerFailedError: the compiler ended without a result.
         ModelFormatError: the file is not a model.
     """
     started = time.perf_counter()
-    backend_of(compiler.chip).check_installed(compiler)
-    model = Opened(path).main().model
+    model, notes = _opened(path, compiler, shapes)
     figures: list[Figures] = []
     for name, _ in model.entry_points():
         measured = measure(model, name, compiler)
@@ -89,8 +97,47 @@ def profile(path: AnyPath, compiler: Compiler = Compiler()) -> Profile:
         versions=versions(figures),
         seconds=round(time.perf_counter() - started, 2),
         signatures=tuple(figures),
-        notes=tuple(dict.fromkeys(one.note for one in figures if one.note)),
+        notes=tuple(dict.fromkeys([*notes, *(one.note for one in figures if one.note)])),
     )
+
+
+def placed_by_compiler(
+    path: AnyPath, compiler: Compiler, shapes: Mapping[str, Sequence[int]]
+) -> list[Placement]:
+    """What runs where in every signature, as the compiler says, or why it does not; arguments as for `profile`.
+
+    Raises:
+        UsageError, CompilerMissingError, ModelFormatError: as for `profile`.
+    """
+    model, _ = _opened(path, compiler, shapes)
+    found: list[Placement] = []
+    for name, _ in model.entry_points():
+        measured = measure(model, name, compiler)
+        if measured.figures is None:
+            found.append(Placement(name, None, 0, failure=measured.failure))
+        else:
+            found.append(measured.figures.placement)
+    return found
+
+
+def _opened(
+    path: AnyPath, compiler: Compiler, shapes: Mapping[str, Sequence[int]] | None
+) -> tuple[Model, list[str]]:
+    """The model with static shapes, and a note on the lengths that are still open."""
+    backend_of(compiler.chip).check_installed(compiler)
+    part = Opened(path).main()
+    close_inputs([part], shapes or {})
+    options = open_inputs(part.model)
+    note = f"open lengths were compiled as 1: {options} gives others"
+    return part.model, [note] if options else []
+
+
+def open_inputs(model: Model) -> str:
+    """The options that give a model's open inputs static shapes; empty if none is open."""
+    options: dict[str, None] = {}
+    for _, inputs in model.inputs():
+        options |= dict.fromkeys(shape_options(inputs))
+    return " ".join(options)
 
 
 def versions(figures: Sequence[Figures]) -> dict[str, str]:
@@ -99,6 +146,8 @@ def versions(figures: Sequence[Figures]) -> dict[str, str]:
     for one in figures:
         if one.qnn:
             found.setdefault("qnn", one.qnn)
+        if one.qairt:
+            found.setdefault("qairt", one.qairt)
     return found
 
 
@@ -125,4 +174,6 @@ def measure(model: Model, signature: str, compiler: Compiler) -> Measured:
             figures = backend_of(compiler.chip).measure(file, signature, compiler)
         except CompilerFailedError as error:
             return Measured(signature, failure=str(error))
-    return Measured(signature, figures)
+    operators = model.arguments(signature)[0].operators
+    named = [on_the_cpu(one.index, operators[one.index], one.reason) for one in figures.on_cpu]
+    return Measured(signature, replace(figures, on_cpu=tuple(named)))
