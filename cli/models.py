@@ -123,7 +123,7 @@ def inspect(
     from edge_opt.cli.show_models import show_inspection
     from edge_opt.inspection import inspect
     from edge_opt.npu import Compiler
-    from edge_opt.npu.profiling import placed_by_compiler
+    from edge_opt.npu.profiling import measure_all
     from edge_opt.targets import load_target
 
     sizes = read_shapes(shapes)
@@ -132,7 +132,8 @@ def inspect(
         raise UsageError("--sdk asks the compiler, which needs a chip: give one, --target SM8750")
     found = inspect(source, target=facts, shapes=sizes, infer=infer)
     if sdk is not None and facts is not None and facts.chip is not None and not found.compiled:
-        found.placement = placed_by_compiler(source, Compiler(facts.chip, sdk=sdk), sizes)
+        measured, _ = measure_all(source, Compiler(facts.chip, sdk=sdk), sizes)
+        found.placement = [one.placement for one in measured]
         found.placed_by = f"the compiler for {facts.chip}"
     if node_data is not None:
         resolve_target(node_data, overwrite=overwrite, inputs=[found.file])

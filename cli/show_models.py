@@ -17,7 +17,7 @@ from edge_opt.conversion import ConversionResult, convert
 from edge_opt.conversion.result import entry_points
 from edge_opt.conversion.run import GENERIC, default_output
 from edge_opt.inspection import Inspection, find_example
-from edge_opt.inspection.caches import NOT_FOR_NPUS, find_caches, is_for_cpus
+from edge_opt.inspection.caches import find_caches, made_for_cpus
 from edge_opt.inspection.model import SignatureContent
 from edge_opt.ir import DType, Model
 from edge_opt.ir.opening import Opened
@@ -26,7 +26,7 @@ from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.soundness import sentences
 from edge_opt.targets import Finding, Target, lint, load_target
 from edge_opt.targets.lint import DECISIVE
-from edge_opt.targets.placement import placed_by_facts, placement_lines
+from edge_opt.targets.placement import facts_about, placed_by_facts, placement_lines
 
 _OPERATORS_SHOWN = 4
 MODELS = {
@@ -60,24 +60,18 @@ def show_conversion(
             "This looks like an export for an NPU. It may run faster if converted for that NPU: --target TARGET",
             "(see `edge-opt targets`) or a chip, such as --target SM8750.",
         )
-    if result.model is not None and target is not None:
-        facts = load_target(target)
-        known = f"known facts about {facts.name}"
-        output.say(*placement_lines(placed_by_facts(result.model, facts), known))
-        _say_decisive(lint(result.model, facts), facts.name)
-    if result.given is not None and result.model is not None:
-        output.say(*_for_cpus(is_for_cpus(Opened(result.given), result.model)))
+    if result.model is not None and result.given is not None:
+        facts = load_target(target or GENERIC)
+        known = placed_by_facts(result.model, facts)
+        output.say(*filter(None, [made_for_cpus(Opened(result.given), result.model)]))
+        output.say(*placement_lines(known, facts_about(facts)))
+        output.say(*_decisive(lint(result.model, facts), facts.name))
     output.say(*(f"Report: {path}" for path in reports))
 
 
-def _say_decisive(findings: Iterable[Finding], target: str) -> None:
-    for finding in findings:
-        if finding.rule in DECISIVE:
-            output.say(f"{target}, {finding.severity}: {finding}", colour=output.BAD)
-
-
-def _for_cpus(yes: bool) -> list[str]:
-    return [f"This bundle is made for CPUs, it is {NOT_FOR_NPUS}."] if yes else []
+def _decisive(findings: Iterable[Finding], target: str) -> list[str]:
+    """Findings that are told first."""
+    return [f"{target}, {one.severity}: {one}" for one in findings if one.rule in DECISIVE]
 
 
 def _looks_exported_for_an_npu(model: Model | None) -> bool:
@@ -133,10 +127,9 @@ def show_inspection(found: Inspection, facts: Target | None = None) -> None:
     """
     weights = ", ".join(f"{dtype} {size(count)}" for dtype, count in found.weights.items())
     output.say(f"{found.file}: {size(found.size)} in {many(found.subgraphs, 'subgraph')}")
-    output.say(*_for_cpus(found.for_cpus))
+    output.say(*filter(None, [found.for_cpus]))
     output.say(*placement_lines(found.placement, found.placed_by), *_unplaced(found, facts))
-    if facts is not None:
-        _say_decisive(found.lint, facts.name)
+    output.say(*_decisive(found.lint, str(found.target)))
     output.say(f"constants: {weights or 'none'}", "")
     for name, count in found.weights_outside.items():
         output.say(f"Weights outside the model: {size(count)} in '{name}', which is not read.", "")
@@ -159,19 +152,21 @@ def show_inspection(found: Inspection, facts: Target | None = None) -> None:
         output.say("", "Broken quantization:", colour=output.BAD)
         output.say(*(f"  {text}" for text in sentences(found.soundness)))
     if found.target is not None and not found.compiled:
-        findings = dict.fromkeys(
-            f"{found.target}, {finding.severity}: {finding}"
-            for finding in found.lint
-            if finding.rule not in DECISIVE
-        )
-        others = " other" if len(findings) < len(found.lint) else ""
-        output.say("", *findings or [f"{found.target}: no{others} known problems."])
+        output.say("", *_other_findings(found))
     if found.inferred is not None:
         bad = found.inferred.disagreements
         verdict = f"{many(len(bad), 'shape')} in the file differ" if bad else "all match the file"
         inferred = f"{found.inferred.inferred} of {many(found.inferred.tensors, 'shape')} inferred"
         output.say("", *map(str, bad))
         output.say(f"{inferred}, {verdict}", colour=output.BAD if bad else output.GOOD)
+
+
+def _other_findings(found: Inspection) -> Iterable[str]:
+    """Findings that are not told first."""
+    if not found.lint:
+        return [f"{found.target}: no known problems."]
+    others = [one for one in found.lint if one.rule not in DECISIVE]
+    return dict.fromkeys(f"{found.target}, {one.severity}: {one}" for one in others)
 
 
 def _unplaced(found: Inspection, facts: Target | None) -> list[str]:

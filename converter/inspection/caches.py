@@ -75,12 +75,12 @@ NOT_FOR_NPUS = (
 )
 
 
-def is_for_cpus(opened: Opened, model: Model) -> bool:
-    """True for a bundle whose language model updates whole caches, and that has no auxiliary model for an NPU."""
-    if opened.find(MAIN_SECTION) is None or opened.find(AUXILIARY_SECTION) is not None:
-        return False
+def made_for_cpus(opened: Opened, model: Model) -> str:
+    """A sentence for a bundle whose language model updates whole caches, with no auxiliary model; empty for others."""
     has_caches = any(caches_of(one) for one in describe(model).values())
-    return has_caches and not find_caches(model, opened.bundle).caches
+    is_language_model = has_caches and opened.find(MAIN_SECTION) is not None
+    is_for_npus = opened.find(AUXILIARY_SECTION) is not None or find_caches(model).caches
+    return "" if is_for_npus or not is_language_model else f"Made for CPUs, {NOT_FOR_NPUS}."
 
 
 def _slides(model: Model) -> bool:

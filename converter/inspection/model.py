@@ -14,7 +14,7 @@ from edge_opt.base.words import many, shortened
 from edge_opt.base.work import made_from
 from edge_opt.conversion import convert
 from edge_opt.conversion.models import choose_parts, close_inputs, find_unsound
-from edge_opt.inspection.caches import Caches, find_caches, is_for_cpus
+from edge_opt.inspection.caches import Caches, find_caches, made_for_cpus
 from edge_opt.ir import Buffer, Constants, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.composites import COMPOSITE, Composite, composites
 from edge_opt.ir.opening import ModelLike, Opened, is_compiled, readable, weights_outside
@@ -23,7 +23,7 @@ from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.shapes.inference import ShapeReport, shape_report
 from edge_opt.soundness import Unsound
 from edge_opt.targets import Finding, TargetLike, lint, load_target
-from edge_opt.targets.placement import Placement, placed_by_facts, placed_by_file
+from edge_opt.targets.placement import Placement, facts_about, placed_by_facts, placed_by_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Inspection(Record):
     the sites by operator. `notes`: parts of the file that no runtime reads, and if a conversion keeps them.
 
     `placement`: what runs where, as the compiled file or the target's facts tell; `placed_by` says which of them.
-    `for_cpus`: the bundle is made for CPUs, not for an NPU.
+    `for_cpus`: a sentence if the bundle is made for CPUs, not for an NPU.
     """
 
     file: str | None
@@ -107,7 +107,7 @@ class Inspection(Record):
     notes: list[str] = field(default_factory=list)
     placement: list[Placement] = field(default_factory=list)
     placed_by: str = ""
-    for_cpus: bool = False
+    for_cpus: str = ""
 
     _left_out = ("node_data",)
 
@@ -157,7 +157,7 @@ def inspect(
         caches=find_caches(model, opened.bundle),
         inferred=shape_report(model) if infer else None,
         notes=model.notes,
-        for_cpus=is_for_cpus(opened, model),
+        for_cpus=made_for_cpus(opened, model),
     )
     opened_up = _with_open_composites(model)
     for (name, graph), (_, seen) in zip(
@@ -178,7 +178,7 @@ def inspect(
         counts = {one.name: one.operators_after for one in result.signatures}
         inspection.lint = lint(model, facts, counts)
         inspection.placement = placed_by_facts(model, facts)
-        inspection.placed_by = f"known facts about {facts.name}"
+        inspection.placed_by = facts_about(facts)
     inspection.node_data = _node_data(inspection.sites, makers)
     return inspection
 

@@ -123,8 +123,7 @@ class Figures(Record):
     @property
     def placement(self) -> Placement:
         """What runs where."""
-        left = self.operators - self.taken
-        return Placement(self.signature, self.partitions, left, self.on_cpu)
+        return Placement(self.signature, self.partitions, self.on_cpu)
 
     def ranking(self) -> dict[str, float]:
         """Figures that rank entry points, most important first, by the text that reports them; smaller is better."""
@@ -302,12 +301,6 @@ def operator_counts(log: str) -> dict[str, int]:
 def compiled_file(scratch: Path) -> Path:
     """Where LiteRT's tool writes the compiled model."""
     return scratch / "compiled.tflite"
-
-
-def before_partitions(log: str) -> str:
-    """The part of the tool's log on the model's own operators, before those of the subgraphs that they call."""
-    found = _PARTITIONED.search(log)
-    return log if found is None else log[: found.start()]
 
 
 def takes_nothing(log: str) -> bool:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from edge_opt.npu.compiler import (
     CompilerFailedError,
     TimeEstimate,
-    before_partitions,
     first_complaint,
     operator_counts,
     reason_of,
@@ -37,6 +36,7 @@ _QAIRT = re.compile(r"SDK version: v(\d+\.\d+\.\d+)")
 _LEFT = re.compile(r"LiteRT Op #(\d+) '\w+' \(code=\d+\) is not supported")
 _INVALID = "QNN op validation failed"
 _TYPE = re.compile(r"dtype=QNN_DATATYPE_(\w+)")
+_OTHERS = "Partitioned subgraph<0>"  # what follows is about subgraphs that operators call
 _VALIDATED = re.compile(r"Failed to validate op")
 
 
@@ -114,7 +114,7 @@ class Outcome:
         complaints = _VALIDATED.split(self.output)
         reasons: dict[int, str] = {}
         about = ""
-        for block in before_partitions(self.errors).split("ERROR: "):
+        for block in self.errors.partition(_OTHERS)[0].split("ERROR: "):
             found = _LEFT.search(block)
             if _INVALID in block:
                 types = ", ".join(dict.fromkeys(_TYPE.findall(block)))

@@ -37,6 +37,13 @@ class Measured(Record):
     _or_null = ("failure",)
 
     @property
+    def placement(self) -> Placement:
+        """What runs where, or why the compiler does not say."""
+        if self.figures is None:
+            return Placement(self.signature, None, failure=self.failure)
+        return self.figures.placement
+
+    @property
     def rank(self) -> tuple[float, ...]:
         """Sort key: smaller is better, failures come last."""
         return (math.inf,) if self.figures is None else tuple(self.figures.ranking().values())
@@ -80,16 +87,16 @@ def profile(
         ModelFormatError: the file is not a model.
     """
     started = time.perf_counter()
-    model, notes = _opened(path, compiler, shapes)
+    measured, note = measure_all(path, compiler, shapes)
     figures: list[Figures] = []
-    for name, _ in model.entry_points():
-        measured = measure(model, name, compiler)
-        if measured.figures is None:
-            where = f"{os.fspath(path)}, {name}"
+    for one in measured:
+        if one.figures is None:
+            where = f"{os.fspath(path)}, {one.signature}"
             raise CompilerFailedError(
-                f"{where}: {measured.failure}; try other compiler flags or another form"
+                f"{where}: {one.failure}; try other compiler flags or another form"
             )
-        figures.append(measured.figures)
+        figures.append(one.figures)
+    notes = [note, *(one.note for one in figures)]
     return Profile(
         model=os.fspath(path),
         chip=compiler.chip,
@@ -97,39 +104,24 @@ def profile(
         versions=versions(figures),
         seconds=round(time.perf_counter() - started, 2),
         signatures=tuple(figures),
-        notes=tuple(dict.fromkeys([*notes, *(one.note for one in figures if one.note)])),
+        notes=tuple(dict.fromkeys(filter(None, notes))),
     )
 
 
-def placed_by_compiler(
-    path: AnyPath, compiler: Compiler, shapes: Mapping[str, Sequence[int]]
-) -> list[Placement]:
-    """What runs where in every signature, as the compiler says, or why it does not; arguments as for `profile`.
+def measure_all(
+    path: AnyPath, compiler: Compiler, shapes: Mapping[str, Sequence[int]] | None = None
+) -> tuple[list[Measured], str]:
+    """Every entry point as the compiler takes it, and a note if lengths are still open; arguments as for `profile`.
 
     Raises:
         UsageError, CompilerMissingError, ModelFormatError: as for `profile`.
     """
-    model, _ = _opened(path, compiler, shapes)
-    found: list[Placement] = []
-    for name, _ in model.entry_points():
-        measured = measure(model, name, compiler)
-        if measured.figures is None:
-            found.append(Placement(name, None, 0, failure=measured.failure))
-        else:
-            found.append(measured.figures.placement)
-    return found
-
-
-def _opened(
-    path: AnyPath, compiler: Compiler, shapes: Mapping[str, Sequence[int]] | None
-) -> tuple[Model, list[str]]:
-    """The model with static shapes, and a note on the lengths that are still open."""
     backend_of(compiler.chip).check_installed(compiler)
     part = Opened(path).main()
     close_inputs([part], shapes or {})
     options = open_inputs(part.model)
-    note = f"open lengths were compiled as 1: {options} gives others"
-    return part.model, [note] if options else []
+    note = f"open lengths were compiled as 1: {options} gives others" if options else ""
+    return [measure(part.model, name, compiler) for name, _ in part.model.entry_points()], note
 
 
 def open_inputs(model: Model) -> str:
@@ -144,10 +136,10 @@ def versions(figures: Sequence[Figures]) -> dict[str, str]:
     """Versions of the packages that produced the figures."""
     found = {"ai-edge-litert": version("ai-edge-litert")}
     for one in figures:
-        if one.qnn:
-            found.setdefault("qnn", one.qnn)
         if one.qairt:
             found.setdefault("qairt", one.qairt)
+        if one.qnn:
+            found.setdefault("qnn", one.qnn)
     return found
 
 

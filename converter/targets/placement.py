@@ -29,13 +29,11 @@ class Placement(Record):
     """What runs where in one signature.
 
     `calls`: pieces on the NPU, each one call; None if only a target's facts are known, which name the least that stays.
-    `left`: how many operators stay on the CPU. `on_cpu`: these operators; empty if the compiler does not name them.
     `failure`: why the compiler gave no result.
     """
 
     signature: str
     calls: int | None
-    left: int
     on_cpu: tuple[OnCpu, ...] = ()
     failure: str = ""
 
@@ -53,10 +51,10 @@ class Placement(Record):
     def _headline(self) -> str:
         if self.failure:
             return f"not compiled, {self.failure}"
-        left = f"{many(self.left, 'operator')} on the CPU"
+        left = f"{many(len(self.on_cpu), 'operator')} on the CPU"
         if self.calls is None:
             return f"at least {left}"
-        if self.calls == 1 and not self.left:
+        if self.calls == 1 and not self.on_cpu:
             return "on the NPU as a whole"
         return f"{many(self.calls, 'call')} to the NPU, {left}"
 
@@ -71,7 +69,7 @@ def placed_by_file(model: Model) -> list[Placement]:
             if operator.code.custom_code != CALL
         ]
         calls = len(graph.operators) - len(on_cpu)
-        found.append(Placement(name, calls, len(on_cpu), tuple(on_cpu)))
+        found.append(Placement(name, calls, tuple(on_cpu)))
     return found
 
 
@@ -85,7 +83,7 @@ def placed_by_facts(model: Model, target: Target) -> list[Placement]:
             if reason:
                 on_cpu.append(on_the_cpu(place, operator, reason))
         if on_cpu:
-            found.append(Placement(name, None, len(on_cpu), tuple(on_cpu)))
+            found.append(Placement(name, None, tuple(on_cpu)))
     return found
 
 
@@ -104,6 +102,11 @@ def _refusal(operator: Operator, target: Target) -> str:
         if any(map(fits, tensors)):
             return text
     return ""
+
+
+def facts_about(target: Target) -> str:
+    """The name of a target's facts as a source."""
+    return f"known facts about {target.name}"
 
 
 def placement_lines(found: Iterable[Placement], source: str) -> list[str]:
