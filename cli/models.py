@@ -108,11 +108,14 @@ def inspect(
     as_text: Annotated[
         bool, option("Print the whole model as text instead.", None, "--text")
     ] = False,
-    sdk: options.SdkOption = None,
+    sdk: Annotated[
+        Path | None,
+        option("Ask the vendor's compiler what runs where; the folder of its libraries.", "<DIR>"),
+    ] = None,
     overwrite: options.ForceOption = False,
     as_json: options.JsonOption = False,
 ) -> int:
-    """Show what is in a model, what runs on the NPU, and what a conversion would change."""
+    """Show what is in a model, what runs where, and what would change."""
     if as_text:
         given = (shapes, target, node_data, sdk)
         if as_json or infer or any(given):
