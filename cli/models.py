@@ -108,10 +108,7 @@ def inspect(
     as_text: Annotated[
         bool, option("Print the whole model as text instead.", None, "--text")
     ] = False,
-    sdk: Annotated[
-        Path | None,
-        option("Ask the vendor's compiler what runs where; the folder of its libraries.", "<DIR>"),
-    ] = None,
+    sdk: options.SdkOption = None,
     overwrite: options.ForceOption = False,
     as_json: options.JsonOption = False,
 ) -> int:

@@ -62,16 +62,18 @@ def show_conversion(
         )
     if result.model is not None and result.given is not None:
         facts = load_target(target or GENERIC)
-        known = placed_by_facts(result.model, facts)
         output.say(*filter(None, [made_for_cpus(Opened(result.given), result.model)]))
-        output.say(*placement_lines(known, facts_about(facts)))
-        output.say(*_decisive(lint(result.model, facts), facts.name))
+        output.say(*placement_lines(placed_by_facts(result.model, facts), facts_about(facts)))
+        output.say(*_findings(lint(result.model, facts), facts.name, first=True))
     output.say(*(f"Report: {path}" for path in reports))
 
 
-def _decisive(findings: Iterable[Finding], target: str) -> list[str]:
-    """Findings that are told first."""
-    return [f"{target}, {one.severity}: {one}" for one in findings if one.rule in DECISIVE]
+def _findings(findings: Sequence[Finding], target: str | None, *, first: bool) -> Iterable[str]:
+    """Findings as lines: those that are told `first`, or the others."""
+    if not findings and not first:
+        return [f"{target}: no known problems."]
+    told = [one for one in findings if (one.rule in DECISIVE) is first]
+    return dict.fromkeys(f"{target}, {one.severity}: {one}" for one in told)
 
 
 def _looks_exported_for_an_npu(model: Model | None) -> bool:
@@ -129,7 +131,7 @@ def show_inspection(found: Inspection, facts: Target | None = None) -> None:
     output.say(f"{found.file}: {size(found.size)} in {many(found.subgraphs, 'subgraph')}")
     output.say(*filter(None, [found.for_cpus]))
     output.say(*placement_lines(found.placement, found.placed_by), *_unplaced(found, facts))
-    output.say(*_decisive(found.lint, str(found.target)))
+    output.say(*_findings(found.lint, found.target, first=True))
     output.say(f"constants: {weights or 'none'}", "")
     for name, count in found.weights_outside.items():
         output.say(f"Weights outside the model: {size(count)} in '{name}', which is not read.", "")
@@ -152,21 +154,13 @@ def show_inspection(found: Inspection, facts: Target | None = None) -> None:
         output.say("", "Broken quantization:", colour=output.BAD)
         output.say(*(f"  {text}" for text in sentences(found.soundness)))
     if found.target is not None and not found.compiled:
-        output.say("", *_other_findings(found))
+        output.say("", *_findings(found.lint, found.target, first=False))
     if found.inferred is not None:
         bad = found.inferred.disagreements
         verdict = f"{many(len(bad), 'shape')} in the file differ" if bad else "all match the file"
         inferred = f"{found.inferred.inferred} of {many(found.inferred.tensors, 'shape')} inferred"
         output.say("", *map(str, bad))
         output.say(f"{inferred}, {verdict}", colour=output.BAD if bad else output.GOOD)
-
-
-def _other_findings(found: Inspection) -> Iterable[str]:
-    """Findings that are not told first."""
-    if not found.lint:
-        return [f"{found.target}: no known problems."]
-    others = [one for one in found.lint if one.rule not in DECISIVE]
-    return dict.fromkeys(f"{found.target}, {one.severity}: {one}" for one in others)
 
 
 def _unplaced(found: Inspection, facts: Target | None) -> list[str]:

@@ -43,6 +43,7 @@ _COMPLAINTS = re.compile(
 _HARMLESS = ("unexpected GraphHtpSettings option", "QnnBackend_validateOpConfig failed")
 # Qualcomm's plugin links to the first for chips without an HTP, but never calls it here; the wheel lacks it.
 _UNUSED_LIBRARY = "libQnnLpai.so"
+_COMPILED = "compiled.tflite"
 _STAND_IN = "libQnnSystem.so"
 
 
@@ -272,7 +273,7 @@ class Backend(ABC):
             str(tool),
             "--cmd=apply",
             f"--model={path}",
-            f"--o={compiled_file(scratch)}",
+            f"--o={scratch / _COMPILED}",
             f"--libs={plugin}",
             f"--soc_manufacturer={self.manufacturer}",
             f"--soc_model={compiler.chip}",
@@ -298,11 +299,6 @@ def operator_counts(log: str) -> dict[str, int]:
     return {name: int(text) for name, text in found.groupdict().items()}
 
 
-def compiled_file(scratch: Path) -> Path:
-    """Where LiteRT's tool writes the compiled model."""
-    return scratch / "compiled.tflite"
-
-
 def takes_nothing(log: str) -> bool:
     """True if the tool's log says that every operator stays on the CPU; the tool then ends with an error."""
     found = _PARTITIONED.search(log)
@@ -314,7 +310,7 @@ def operators_left(path: Path, scratch: Path, reasons: Mapping[int, str]) -> tup
 
     `reasons`: why, by an operator's place, if that is known.
     """
-    compiled = compiled_file(scratch)
+    compiled = scratch / _COMPILED
     kept: set[str] = set()
     for operator in load(compiled if compiled.exists() else path).subgraphs[0].operators:
         if operator.code.custom_code != CALL:

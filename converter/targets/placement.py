@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from edge_opt.base.record import Record
 from edge_opt.base.words import listed, many, shortened
 from edge_opt.ir import Model, Operator
+from edge_opt.ir.composites import composite_name
 from edge_opt.ir.opening import CALL
 from edge_opt.targets.lint import refused_tensors
 from edge_opt.targets.target import Target
@@ -89,7 +90,8 @@ def placed_by_facts(model: Model, target: Target) -> list[Placement]:
 
 def on_the_cpu(place: int, operator: Operator, reason: str = "") -> OnCpu:
     """An operator at this place in its signature, as one that stays on the CPU."""
-    return OnCpu(operator.name, place, operator.outputs[0].name if operator.outputs else "", reason)
+    kind = composite_name(operator) or operator.name
+    return OnCpu(kind, place, operator.outputs[0].name if operator.outputs else "", reason)
 
 
 def _refusal(operator: Operator, target: Target) -> str:
