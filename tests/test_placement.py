@@ -82,15 +82,15 @@ def test_a_file_that_is_compiled_in_part_names_what_the_cpu_runs(
     assert lines[1:4] == [
         "What runs where, by the compiled file:",
         "main: 2 calls to the NPU, 2 operators on the CPU",
-        "2 EXP, #1 'b', #2 'c'",
+        "main, 2 EXP, #1 'b', #2 'c'",
     ]
 
 
 @pytest.mark.parametrize(
     ("target", "told"),
     [
-        ("ethos-u85", "1 FLOOR_MOD, #0 'rest': ethos-u85 does not take this kind"),
-        ("MT6993", "1 FLOOR_MOD, #0 'rest': mediatek does not take this kind"),
+        ("ethos-u85", "main, 1 FLOOR_MOD, #0 'rest': ethos-u85 does not take this kind"),
+        ("MT6993", "main, 1 FLOOR_MOD, #0 'rest': mediatek does not take this kind"),
         ("MT6993", r"What else runs where on mediatek .*: edge-opt inspect \S+ --target MT6993 --sdk DIR"),
         ("SM8750", r"What runs where on qualcomm-htp cannot be told .* --target SM8750 --sdk DIR"),
         ("LNL", "What runs where on intel-npu cannot be told: edge-opt cannot run its compiler."),
@@ -117,7 +117,7 @@ def test_the_compiler_says_what_it_leaves_and_why(
     model = written(tmp_path, MIXED)
     told = [
         "main: 1 call to the NPU, 1 operator on the CPU",
-        "1 FLOOR_MOD, #0 'rest': Unsupported input/output datatypes (FLOAT_32)",
+        "main, 1 FLOOR_MOD, #0 'rest': Unsupported input/output datatypes (FLOAT_32)",
     ]
     lines = first_lines(capsys, model, "--target", "SM8750", "--sdk", sdk)
     assert lines[1:4] == ["What runs where, by the compiler for SM8750:", *told]

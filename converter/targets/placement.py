@@ -38,18 +38,21 @@ class Placement(Record):
     on_cpu: tuple[OnCpu, ...] = ()
     failure: str = ""
 
-    def lines(self) -> list[str]:
-        """A line for the signature, then one for each kind of operator that stays on the CPU."""
-        kinds: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    @property
+    def kinds(self) -> list[str]:
+        """A line for each kind of operator that stays on the CPU."""
+        groups: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
         for one in self.on_cpu:
-            kinds[one.operator, one.reason].append(f"#{one.index} '{shortened(one.result)}'")
-        lines = [f"{self.signature}: {self._headline()}"]
-        for (operator, reason), places in kinds.items():
+            groups[one.operator, one.reason].append(f"#{one.index} '{shortened(one.result)}'")
+        lines: list[str] = []
+        for (operator, reason), places in groups.items():
             why = f": {reason}" if reason else ""
-            lines.append(f"  {len(places)} {operator}, {listed(places, _NAMED)}{why}")
+            lines.append(f"{len(places)} {operator}, {listed(places, _NAMED)}{why}")
         return lines
 
-    def _headline(self) -> str:
+    @property
+    def headline(self) -> str:
+        """The number of calls to the NPU, and of operators on the CPU."""
         if self.failure:
             return f"not compiled, {self.failure}"
         left = f"{many(len(self.on_cpu), 'operator')} on the CPU"
@@ -112,6 +115,10 @@ def facts_about(target: Target) -> str:
 
 
 def placement_lines(found: Iterable[Placement], source: str) -> list[str]:
-    """What runs where as lines of text; `source` says who tells. Empty if nothing is known."""
-    lines = [f"  {line}" for one in found for line in one.lines()]
-    return [f"What runs where, by {source}:", *lines] if lines else []
+    """What runs where, every signature first, then the operators; empty if nothing is known. `source`: who tells."""
+    lines: list[str] = []
+    details: list[str] = []
+    for one in found:
+        lines.append(f"  {one.signature}: {one.headline}")
+        details += (f"    {one.signature}, {line}" for line in one.kinds)
+    return [f"What runs where, by {source}:", *lines, *details] if lines else []
