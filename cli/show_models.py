@@ -69,11 +69,11 @@ def show_conversion(
 
 
 def _findings(findings: Sequence[Finding], target: str | None, *, first: bool) -> Iterable[str]:
-    """Findings as lines: those that are told `first`, or the others."""
+    """Findings as lines: those that are printed `first`, or the others."""
     if not findings and not first:
         return [f"{target}: no known problems."]
-    told = [one for one in findings if (one.rule in DECISIVE) is first]
-    return dict.fromkeys(f"{target}, {one.severity}: {one}" for one in told)
+    chosen = [one for one in findings if (one.rule in DECISIVE) is first]
+    return dict.fromkeys(f"{target}, {one.severity}: {one}" for one in chosen)
 
 
 def _looks_exported_for_an_npu(model: Model | None) -> bool:
@@ -168,7 +168,7 @@ def _unplaced(found: Inspection, facts: Target | None) -> list[str]:
     is_known = any(one.calls is not None or one.failure for one in found.placement)
     if is_known or facts is None or facts.name == GENERIC:
         return []
-    unknown = f"What {'else ' if found.placement else ''}runs where on {facts.name} cannot be told"
+    unknown = f"What {'else ' if found.placement else ''}runs where on {facts.name} is not known"
     if facts.compiler is None:
         return [f"{unknown}: edge-opt cannot run its compiler."]
     chip = facts.chip or "CHIP"

@@ -92,8 +92,8 @@ def test_a_file_that_is_compiled_in_part_names_what_the_cpu_runs(
         ("ethos-u85", "main, 1 FLOOR_MOD, #0 'rest': ethos-u85 does not take this kind"),
         ("MT6993", "main, 1 FLOOR_MOD, #0 'rest': mediatek does not take this kind"),
         ("MT6993", r"What else runs where on mediatek .*: edge-opt inspect \S+ --target MT6993 --sdk DIR"),
-        ("SM8750", r"What runs where on qualcomm-htp cannot be told .* --target SM8750 --sdk DIR"),
-        ("LNL", "What runs where on intel-npu cannot be told: edge-opt cannot run its compiler."),
+        ("SM8750", r"What runs where on qualcomm-htp is not known .* --target SM8750 --sdk DIR"),
+        ("LNL", "What runs where on intel-npu is not known: edge-opt cannot run its compiler."),
     ],
 )  # fmt: skip
 def test_without_the_compiler_facts_tell_or_the_command_that_would(

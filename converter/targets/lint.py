@@ -19,7 +19,7 @@ from edge_opt.runtime.tensors import SignatureInfo, caches_of, known_length
 from edge_opt.targets.target import Target
 
 DECISIVE = ("open-length", "operators", "chip")
-"""Rules that decide if the model runs at all, or as what: they are told first."""
+"""Rules that decide if the model runs at all, or as what; they are printed first."""
 _HALF_LOWEST = -65504.0
 _RUINS_A_SCALE = -1e6
 # Between a CONCATENATION and an ADD, these do not avoid the joined-rows fault if they keep rows and type.
@@ -87,7 +87,7 @@ def _source(target: Target, fact: str) -> str:
 
 
 def _of_chips(model: Model, target: Target) -> Iterator[Finding]:
-    """Faults of single chips in language models, which are told by their caches."""
+    """Faults of single chips in language models, which have caches."""
     signatures = [one for one in describe(model).values() if caches_of(one)]
     able = target.language_model_chips
     if signatures and able and target.chip not in able:

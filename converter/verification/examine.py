@@ -175,7 +175,7 @@ def _run(worker: Worker, region: Region) -> Outcome:
         except RuntimeCrashed:
             continue
         except RuntimeRefused:
-            pass  # left out below, or told
+            pass  # left out below, or the reason of a refusal
         supported.append(kernels)
     if not supported:
         raise RuntimeCrashed(aborted)
