@@ -86,7 +86,10 @@ def convert(
     if failure is not None:
         raise failure
     output.answer(
-        result, lambda found: show_conversion(found, reports), as_json=as_json, quiet=quiet
+        result,
+        lambda found: show_conversion(found, reports, target),
+        as_json=as_json,
+        quiet=quiet,
     )
     return output.EXIT_BUG if any(site.is_bug for site in result.sites) else 0
 
@@ -105,20 +108,33 @@ def inspect(
     as_text: Annotated[
         bool, option("Print the whole model as text instead.", None, "--text")
     ] = False,
+    sdk: options.SdkOption = None,
     overwrite: options.ForceOption = False,
     as_json: options.JsonOption = False,
 ) -> int:
-    """Show what is in a model, and what a conversion would change."""
+    """Show what is in a model, what runs where, and what would change."""
     if as_text:
-        if as_json or infer or shapes or target is not None or node_data is not None:
+        given = (shapes, target, node_data, sdk)
+        if as_json or infer or any(given):
             raise UsageError("--text prints the model as it is: leave out the other options")
         _show_text(source)
         return 0
     from edge_opt.base.atomic import resolve_target, write_whole
     from edge_opt.cli.show_models import show_inspection
     from edge_opt.inspection import inspect
+    from edge_opt.npu import Compiler
+    from edge_opt.npu.profiling import measure_all
+    from edge_opt.targets import load_target
 
-    found = inspect(source, target=target, shapes=read_shapes(shapes), infer=infer)
+    sizes = read_shapes(shapes)
+    facts = None if target is None else load_target(target)
+    if sdk is not None and (facts is None or facts.chip is None):
+        raise UsageError("--sdk asks the compiler, which needs a chip: give one, --target SM8750")
+    found = inspect(source, target=facts, shapes=sizes, infer=infer)
+    if sdk is not None and facts is not None and facts.chip is not None and not found.compiled:
+        measured, _ = measure_all(source, Compiler(facts.chip, sdk=sdk), sizes)
+        found.placement = [one.placement for one in measured]
+        found.placed_by = f"the compiler for {facts.chip}"
     if node_data is not None:
         resolve_target(node_data, overwrite=overwrite, inputs=[found.file])
         write_whole(
@@ -126,7 +142,7 @@ def inspect(
             f"{json.dumps(found.node_data, indent=2)}\n".encode(),
             overwrite=overwrite,
         )
-    output.answer(found, show_inspection, as_json=as_json)
+    output.answer(found, lambda _: show_inspection(found, facts), as_json=as_json)
     return 1 if found.inferred is not None and found.inferred.disagreements else 0
 
 
@@ -169,17 +185,19 @@ def compare(
     with output.bar(wanted=not quiet) as progress:
         demands: dict[str, Any] = {
             "signatures": signatures,
+            "shapes": read_shapes(shapes),
             "seed": seed,
             "atol": atol,
             "rtol": rtol,
             "progress": progress,
         }
         if on == "npu":
-            options.check_meaning(on, shape=shapes, generate=generate)
-            report = compare_on_npu(a, b, options.compiler_of(sdk, chip, flags), **demands)
+            options.check_meaning(on, generate=generate)
+            compiler = options.compiler_of(sdk, chip, flags)
+            report = compare_on_npu(a, b, compiler, **demands)
         else:
             options.check_meaning(on, sdk=sdk, soc=chip, flag=flags)
-            report = compare(a, b, on=on, shapes=read_shapes(shapes), generate=generate, **demands)
+            report = compare(a, b, on=on, generate=generate, **demands)
     output.answer(report, show_comparison, as_json=as_json, quiet=quiet)
     return 0 if report else 1
 

@@ -164,10 +164,11 @@ def profile(
     sdk: options.SdkOption = None,
     chip: options.ChipOption = None,
     flags: options.FlagOption = None,
+    shapes: options.ShapeOption = None,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> int:
-    """Report estimated time and memory traffic on an NPU."""
+    """Report what runs on an NPU, estimated time and memory traffic."""
     from edge_opt.cli.show_phones import show_profiles
     from edge_opt.npu import Profile, profile
 
@@ -177,7 +178,7 @@ def profile(
         for place, path in enumerate(models):
             if progress is not None:
                 progress("compiling", place, len(models))
-            profiles.append(profile(path, compiler))
+            profiles.append(profile(path, compiler, shapes=options.read_shapes(shapes)))
     output.answer(
         {"profiles": profiles},
         lambda _: show_profiles(profiles),

@@ -2,7 +2,7 @@
 
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from itertools import chain
 from pathlib import Path
@@ -17,12 +17,16 @@ from edge_opt.conversion import ConversionResult, convert
 from edge_opt.conversion.result import entry_points
 from edge_opt.conversion.run import GENERIC, default_output
 from edge_opt.inspection import Inspection, find_example
-from edge_opt.inspection.caches import find_caches
+from edge_opt.inspection.caches import find_caches, made_for_cpus
 from edge_opt.inspection.model import SignatureContent
 from edge_opt.ir import DType, Model
+from edge_opt.ir.opening import Opened
 from edge_opt.passes import Status, Verdict
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.soundness import sentences
+from edge_opt.targets import Finding, Target, lint, load_target
+from edge_opt.targets.lint import DECISIVE
+from edge_opt.targets.placement import facts_about, placed_by_facts, placement_lines
 
 _OPERATORS_SHOWN = 4
 MODELS = {
@@ -32,7 +36,11 @@ MODELS = {
 
 
 def show_conversion(
-    result: ConversionResult, reports: Sequence[Path] = (), *, demo: bool = False
+    result: ConversionResult,
+    reports: Sequence[Path] = (),
+    target: str | None = None,
+    *,
+    demo: bool = False,
 ) -> None:
     """Print a conversion's result; in the `demo`, without folders and advice."""
 
@@ -52,7 +60,20 @@ def show_conversion(
             "This looks like an export for an NPU. It may run faster if converted for that NPU: --target TARGET",
             "(see `edge-opt targets`) or a chip, such as --target SM8750.",
         )
+    if result.model is not None and result.given is not None:
+        facts = load_target(target or GENERIC)
+        output.say(*filter(None, [made_for_cpus(Opened(result.given), result.model)]))
+        output.say(*placement_lines(placed_by_facts(result.model, facts), facts_about(facts)))
+        output.say(*_findings(lint(result.model, facts), facts.name, first=True))
     output.say(*(f"Report: {path}" for path in reports))
+
+
+def _findings(findings: Sequence[Finding], target: str | None, *, first: bool) -> Iterable[str]:
+    """Findings as lines: those that are printed `first`, or the others."""
+    if not findings and not first:
+        return [f"{target}: no known problems."]
+    chosen = [one for one in findings if (one.rule in DECISIVE) is first]
+    return dict.fromkeys(f"{target}, {one.severity}: {one}" for one in chosen)
 
 
 def _looks_exported_for_an_npu(model: Model | None) -> bool:
@@ -101,10 +122,16 @@ def _located(found: FirstDifference) -> Iterator[str]:
             yield f"  {name} is '{shortened(found.names[name])}'"
 
 
-def show_inspection(found: Inspection) -> None:
-    """Print the model's signatures with the sites of a conversion, its caches, and its faults."""
+def show_inspection(found: Inspection, facts: Target | None = None) -> None:
+    """Print what runs where, the model's signatures with the sites of a conversion, its caches, and its faults.
+
+    `facts`: the target that it was inspected for.
+    """
     weights = ", ".join(f"{dtype} {size(count)}" for dtype, count in found.weights.items())
     output.say(f"{found.file}: {size(found.size)} in {many(found.subgraphs, 'subgraph')}")
+    output.say(*filter(None, [found.for_cpus]))
+    output.say(*placement_lines(found.placement, found.placed_by), *_unplaced(found, facts))
+    output.say(*_findings(found.lint, found.target, first=True))
     output.say(f"constants: {weights or 'none'}", "")
     for name, count in found.weights_outside.items():
         output.say(f"Weights outside the model: {size(count)} in '{name}', which is not read.", "")
@@ -126,17 +153,27 @@ def show_inspection(found: Inspection) -> None:
     if found.soundness:
         output.say("", "Broken quantization:", colour=output.BAD)
         output.say(*(f"  {text}" for text in sentences(found.soundness)))
-    if found.target is not None:
-        lint = dict.fromkeys(
-            f"{found.target}, {finding.severity}: {finding}" for finding in found.lint
-        )
-        output.say("", *lint or [f"{found.target}: no known problems."])
+    if found.target is not None and not found.compiled:
+        output.say("", *_findings(found.lint, found.target, first=False))
     if found.inferred is not None:
         bad = found.inferred.disagreements
         verdict = f"{many(len(bad), 'shape')} in the file differ" if bad else "all match the file"
         inferred = f"{found.inferred.inferred} of {many(found.inferred.tensors, 'shape')} inferred"
         output.say("", *map(str, bad))
         output.say(f"{inferred}, {verdict}", colour=output.BAD if bad else output.GOOD)
+
+
+def _unplaced(found: Inspection, facts: Target | None) -> list[str]:
+    """Why it is not known what else runs where, and how to find out; empty if it is, or without a target for an NPU."""
+    is_known = any(one.calls is not None or one.failure for one in found.placement)
+    if is_known or facts is None or facts.name == GENERIC:
+        return []
+    unknown = f"What {'else ' if found.placement else ''}runs where on {facts.name} is not known"
+    if facts.compiler is None:
+        return [f"{unknown}: edge-opt cannot run its compiler."]
+    chip = facts.chip or "CHIP"
+    ask = f"edge-opt inspect {found.file} --target {chip} --sdk DIR"
+    return [f"{unknown} without the vendor's libraries: {ask}"]
 
 
 def _signature_row(found: Inspection, signature: SignatureContent) -> tuple[str, ...]:

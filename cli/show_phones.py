@@ -9,8 +9,9 @@ from edge_opt.building import BuildResult, StageReport
 from edge_opt.building.evaluation import Evaluation, ModelScore
 from edge_opt.cli import output
 from edge_opt.npu import Figures, Profile, TimeEstimate, Tuning
+from edge_opt.targets.placement import placement_lines
 
-_FIGURES = ("on NPU", "est. ms", "spill", "fill", "read", "written")
+_FIGURES = ("on NPU", "pieces", "est. ms", "spill", "fill", "read", "written")
 _MINUTE = 60
 
 
@@ -26,6 +27,8 @@ def show_profiles(profiles: Sequence[Profile]) -> None:
             for one in entry.signatures
         ]
         output.say("", entry.model, *output.table([("signature", *_FIGURES, "x first"), *rows]))
+        parted = [one.placement for one in entry.signatures if one.taken < one.operators]
+        output.say(*placement_lines(parted, "the compiler"))
     notes: dict[str, None] = {}
     for entry in profiles:
         notes |= dict.fromkeys(entry.notes)
@@ -33,7 +36,8 @@ def show_profiles(profiles: Sequence[Profile]) -> None:
 
 
 def _versions(versions: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {text}" for name, text in versions.items())
+    names = {"qairt": "QAIRT", "qnn": "QNN interface"}
+    return ", ".join(f"{names.get(name, name)} {text}" for name, text in versions.items())
 
 
 def _columns(figures: Figures) -> tuple[str, ...]:
@@ -41,7 +45,7 @@ def _columns(figures: Figures) -> tuple[str, ...]:
     moved = (figures.spill, figures.fill, figures.ddr_read, figures.ddr_written)
     time = "-" if figures.time is None else f"{figures.time.us / 1000:.3f}"
     sizes = ["-" if count is None else size(count) for count in moved]
-    return (f"{figures.taken}/{figures.operators}", time, *sizes)
+    return (f"{figures.taken}/{figures.operators}", str(figures.partitions), time, *sizes)
 
 
 def _ratio(time: TimeEstimate | None, first: TimeEstimate | None) -> str:

@@ -74,7 +74,7 @@ def test_the_command_shows_what_is_taken(
 ) -> None:
     shown = run(capsys, "profile", model, "--sdk", compiler(TAKES), "--soc", "MT6993")
     assert shown.code == 0
-    assert ["main", "2/3", *"------"] in [line.split() for line in shown.out.splitlines()]
+    assert ["main", "2/3", "1", *"------"] in [line.split() for line in shown.out.splitlines()]
     assert "no estimate for MediaTek" in shown.out
 
 
@@ -147,3 +147,4 @@ def test_litert_s_own_tool_and_plugin_compile_with_a_library_in_the_given_folder
         "decode": 1,
     }
     assert all(0 < one.taken <= one.operators for one in found.signatures)
+    assert all(len(one.on_cpu) == one.operators - one.taken for one in found.signatures)

@@ -211,7 +211,7 @@ def test_profile_prints_a_table_for_each_model(
     lines = shown.out.splitlines()
     assert lines[0].startswith("SA8797, ai-edge-litert")
     assert (lines[2], lines[6]) == (str(model), str(other))
-    assert lines[4].split()[:3] == ["main", "9/9", "1.200"]
-    assert lines[8].split()[:3] == ["main", "9/9", "0.600"]
+    assert lines[4].split()[:4] == ["main", "9/9", "1", "1.200"]
+    assert lines[8].split()[:4] == ["main", "9/9", "1", "0.600"]
     assert (lines[4].split()[-1], lines[8].split()[-1]) == ("1.000", "0.500")
     assert max(map(len, lines[3:5])) <= 80

@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import proof_models as models
@@ -248,6 +249,24 @@ def test_a_crash_is_no_answer_and_names_its_site(tmp_path: Path, monkeypatch: Pa
     assert "region 'decode' up to '" in site.reason
     assert f"of model '{DEMO}': the runtime's process ended with SIGSEGV" in site.reason
     assert not (tmp_path / "out.tflite").exists()
+
+
+def test_kernels_that_abort_on_the_original_are_left_out_and_this_is_told(
+    monkeypatch: Patch,
+) -> None:
+    run = examine.run_versions
+
+    def without_reference(*arguments: Any, **options: Any) -> Any:
+        asked = arguments[-1]
+        if "reference" in asked.kernels:
+            raise RuntimeCrashed("ended with SIGABRT")
+        return run(*arguments, **options)
+
+    monkeypatch.setattr(examine, "run_versions", without_reference)
+    result = convert(DEMO, signatures=["decode"], skip=but("mha_to_sha"), dry_run=True)
+    proofs = [site.proof for site in result.converted if site.proof is not None]
+    assert len(proofs) == 3
+    assert all(proof.note.startswith("on xnnpack kernels only") for proof in proofs)
 
 
 def test_every_public_way_to_the_runtime_reads_the_file_first(tmp_path: Path) -> None:

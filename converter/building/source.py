@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from edge_opt.base.errors import ModelFormatError, UsageError
 from edge_opt.base.words import listed
 from edge_opt.building.sections import check_words
-from edge_opt.inspection.caches import Caches, find_caches
+from edge_opt.inspection.caches import NOT_FOR_NPUS, Caches, find_caches
 from edge_opt.ir import DType
 from edge_opt.ir.opening import MAIN_SECTION, Opened, check_not_compiled
 from edge_opt.schema.litertlm import is_bundle
@@ -70,10 +70,7 @@ def look_at(path: Path) -> Given:
     model = part.model
     caches = find_caches(model, opened.bundle)
     if not caches.caches:
-        raise UsageError(
-            f"{path} is not exported for an NPU: its {MAIN_SECTION} model has no cache whose new keys are an output of "
-            f"their own; export it with split_cache, or give the checkpoint"
-        )
+        raise UsageError(f"{path} is {NOT_FOR_NPUS}")
     longest = max(one.positions for one in caches.caches)
     names = {one.name for one in caches.caches}
     types: set[DType] = set()

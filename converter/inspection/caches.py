@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from edge_opt.base.record import Record
 from edge_opt.base.words import many
 from edge_opt.ir import Model
+from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, Opened
 from edge_opt.runtime.description import describe
-from edge_opt.runtime.tensors import growing_axes
+from edge_opt.runtime.tensors import caches_of, growing_axes
 from edge_opt.schema.litertlm import (
     ASSUMED_WINDOW,
     Bundle,
@@ -66,6 +67,20 @@ def find_caches(model: Model, bundle: Bundle | None = None) -> Caches:
     if not caches or not is_silent or not _slides(model):
         return Caches(caches, window)
     return Caches(caches, window, (_assumed(caches, metadata),))
+
+
+NOT_FOR_NPUS = (
+    "not exported for an NPU: its prefill/decode model has no cache whose new keys are an output of their own; export "
+    "it with split_cache, or give the checkpoint"
+)
+
+
+def made_for_cpus(opened: Opened, model: Model) -> str:
+    """A sentence for a bundle whose language model updates whole caches, with no auxiliary model; empty for others."""
+    has_caches = any(caches_of(one) for one in describe(model).values())
+    is_language_model = has_caches and opened.find(MAIN_SECTION) is not None
+    is_for_npus = opened.find(AUXILIARY_SECTION) is not None or find_caches(model).caches
+    return "" if is_for_npus or not is_language_model else f"Made for CPUs, {NOT_FOR_NPUS}."
 
 
 def _slides(model: Model) -> bool:

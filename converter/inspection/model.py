@@ -14,7 +14,7 @@ from edge_opt.base.words import many, shortened
 from edge_opt.base.work import made_from
 from edge_opt.conversion import convert
 from edge_opt.conversion.models import choose_parts, close_inputs, find_unsound
-from edge_opt.inspection.caches import Caches, find_caches
+from edge_opt.inspection.caches import Caches, find_caches, made_for_cpus
 from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.composites import COMPOSITE, Composite, composites
 from edge_opt.ir.opening import ModelLike, Opened, is_compiled, readable, weights_outside
@@ -23,6 +23,7 @@ from edge_opt.passes.inline_composites import InlineComposites
 from edge_opt.shapes.inference import ShapeReport, shape_report
 from edge_opt.soundness import Unsound
 from edge_opt.targets import Finding, TargetLike, lint, load_target
+from edge_opt.targets.placement import Placement, facts_about, placed_by_facts, placed_by_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,9 @@ class Inspection(Record):
     `inferred`: the result of inferring all shapes, if requested. `compiled`: the model calls an NPU and cannot be
     rewritten; `made_from`: the bundle that it was made from, if known. `node_data`: an overlay for Model Explorer with
     the sites by operator. `notes`: parts of the file that no runtime reads, and if a conversion keeps them.
+
+    `placement`: what runs where, as the compiled file or the target's facts tell; `placed_by` says which of them.
+    `for_cpus`: a sentence if the bundle is made for CPUs, not for an NPU.
     """
 
     file: str | None
@@ -101,6 +105,9 @@ class Inspection(Record):
     inferred: ShapeReport | None = None
     node_data: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    placement: list[Placement] = field(default_factory=list)
+    placed_by: str = ""
+    for_cpus: str = ""
 
     _left_out = ("node_data",)
 
@@ -145,12 +152,12 @@ def inspect(
         weights=model.weight_bytes(),
         weights_outside=weights_outside(model),
         target=None if facts is None else facts.name,
-        lint=[] if facts is None else lint(model, facts),
         compiled=is_compiled(model),
         soundness=find_unsound(opened),
         caches=find_caches(model, opened.bundle),
         inferred=shape_report(model) if infer else None,
         notes=model.notes,
+        for_cpus=made_for_cpus(opened, model),
     )
     opened_up = _with_open_composites(model)
     for (name, graph), (_, seen) in zip(
@@ -162,10 +169,16 @@ def inspect(
     if inspection.compiled:
         whole = made_from(inspection.file)
         inspection.made_from = None if whole is None else str(whole)
+        inspection.placement = placed_by_file(model)
+        inspection.placed_by = "the compiled file"
         return inspection
-    inspection.sites = convert(
-        source, target=facts, shapes=shapes, verify="none", dry_run=True
-    ).sites
+    result = convert(source, target=facts, shapes=shapes, verify="none", dry_run=True)
+    inspection.sites = result.sites
+    if facts is not None:
+        counts = {one.name: one.operators_after for one in result.signatures}
+        inspection.lint = lint(model, facts, counts)
+        inspection.placement = placed_by_facts(model, facts)
+        inspection.placed_by = facts_about(facts)
     inspection.node_data = _node_data(inspection.sites, makers)
     return inspection
 

@@ -6,6 +6,7 @@ The NPU's error is measured against the first model on the CPU; a large one is a
 from collections.abc import Sequence
 from dataclasses import replace
 
+from edge_opt.base.errors import UsageError
 from edge_opt.base.words import Progress
 from edge_opt.comparison.findings import (
     ComparisonReport,
@@ -13,9 +14,11 @@ from edge_opt.comparison.findings import (
     SignatureComparison,
     name_of,
 )
-from edge_opt.comparison.pairing import Both, Pair, both_open, checked_numbers
-from edge_opt.ir.opening import ModelLike
+from edge_opt.comparison.pairing import Both, Pair, Shapes, both_open, checked_numbers
+from edge_opt.conversion.models import close_inputs
+from edge_opt.ir.opening import ModelLike, Part
 from edge_opt.npu.compiler import Compiler, CompilerFailedError
+from edge_opt.npu.profiling import open_inputs
 from edge_opt.npu.vendors import backend_of
 from edge_opt.runtime.inputs import array_of
 from edge_opt.runtime.metrics import measure
@@ -30,6 +33,7 @@ def compare_on_npu(
     compiler: Compiler = Compiler(),
     *,
     signatures: Sequence[str] | None = None,
+    shapes: Shapes | None = None,
     seed: int = 0,
     atol: float = 0.0,
     rtol: float = 0.0,
@@ -42,14 +46,19 @@ def compare_on_npu(
 
     Raises:
         CompilerMissingError: the compiler, its libraries or a C compiler is missing, or it has no emulator.
-        UsageError: a signature does not exist, or edge-opt cannot run the compiler for the chip.
+        UsageError: a signature does not exist, an input's length is open, or edge-opt cannot run the chip's compiler.
         ModelFormatError: a model cannot be read.
     """
     backend_of(compiler.chip).check_emulator(compiler)
     begun = ComparisonReport(
         name_of(a, "a"), name_of(b, "b"), "npu", *checked_numbers(seed, atol, rtol)
     )
-    with both_open(a, b, begun, signatures=signatures, progress=progress) as both:
+    with both_open(a, b, begun, signatures=signatures, shapes=shapes, progress=progress) as both:
+        for model in both.models:
+            close_inputs([Part(model)], shapes or {})
+            options = open_inputs(model)
+            if options:
+                raise UsageError(f"open lengths are compiled as 1: give {options}")
         report = both.compared(
             lambda session: [_emulated(both, pair, compiler) for pair in session.pairs.values()]
         )

@@ -26,10 +26,11 @@ from edge_opt.base.atomic import AnyPath
 from edge_opt.base.errors import EdgeOptError, UsageError
 from edge_opt.base.record import Record
 from edge_opt.ir import Model
-from edge_opt.ir.opening import check_weights_inside
+from edge_opt.ir.opening import CALL, check_weights_inside, load
 from edge_opt.ir.walk import cut_signature
 from edge_opt.runtime.protocol import Array, Arrays
 from edge_opt.targets.chips import DEFAULT_CHIP
+from edge_opt.targets.placement import OnCpu, Placement, on_the_cpu
 
 _PARTITIONED = re.compile(
     r"Partitioned subgraph<0>, selected (?P<taken>\d+) ops, from a total of (?P<operators>\d+) ops\. "
@@ -38,10 +39,11 @@ _PARTITIONED = re.compile(
 _COMPLAINTS = re.compile(
     r"^(?:.*::ERROR:|.*?\[ ERROR \]\s+(?:<E>\s+)?|ERROR: |└ )(.*)$", re.MULTILINE
 )
-# Qualcomm's plugin sets an option that is newer than the library; the library ignores it.
-_HARMLESS = "unexpected GraphHtpSettings option"
+# Qualcomm's plugin sets an option that is newer than the library, which ignores it; the second line gives no reason.
+_HARMLESS = ("unexpected GraphHtpSettings option", "QnnBackend_validateOpConfig failed")
 # Qualcomm's plugin links to the first for chips without an HTP, but never calls it here; the wheel lacks it.
 _UNUSED_LIBRARY = "libQnnLpai.so"
+_COMPILED = "compiled.tflite"
 _STAND_IN = "libQnnSystem.so"
 
 
@@ -100,8 +102,8 @@ class Figures(Record):
 
     `taken` of `operators` run on the NPU, in `partitions` pieces. Data that overflows on-chip memory is written out
     (`spill`) and read back (`fill`); both are part of `ddr_written` and `ddr_read`. `run_list` counts the steps of the
-    compiled graph. `time` is None if there is no estimate; `note` says why, or which other chip it is for. `qnn` is the
-    version of the interface of Qualcomm's libraries.
+    compiled graph. `time` is None if there is no estimate; `note` says why, or which other chip it is for. `qairt` is
+    the version of Qualcomm's libraries, `qnn` that of their interface. `on_cpu`: operators that the NPU does not run.
     """
 
     signature: str
@@ -116,6 +118,13 @@ class Figures(Record):
     time: TimeEstimate | None = None
     note: str = ""
     qnn: str = ""
+    qairt: str = ""
+    on_cpu: tuple[OnCpu, ...] = ()
+
+    @property
+    def placement(self) -> Placement:
+        """What runs where."""
+        return Placement(self.signature, self.partitions, self.on_cpu)
 
     def ranking(self) -> dict[str, float]:
         """Figures that rank entry points, most important first, by the text that reports them; smaller is better."""
@@ -264,7 +273,7 @@ class Backend(ABC):
             str(tool),
             "--cmd=apply",
             f"--model={path}",
-            f"--o={scratch}/compiled.tflite",
+            f"--o={scratch / _COMPILED}",
             f"--libs={plugin}",
             f"--soc_manufacturer={self.manufacturer}",
             f"--soc_model={compiler.chip}",
@@ -290,12 +299,35 @@ def operator_counts(log: str) -> dict[str, int]:
     return {name: int(text) for name, text in found.groupdict().items()}
 
 
+def takes_nothing(log: str) -> bool:
+    """True if the tool's log says that every operator stays on the CPU; the tool then ends with an error."""
+    found = _PARTITIONED.search(log)
+    return found is not None and found["taken"] == "0"
+
+
+def operators_left(path: Path, scratch: Path, reasons: Mapping[int, str]) -> tuple[OnCpu, ...]:
+    """The operators of a model that its compiled version still has, all if there is none; their results are numbers.
+
+    `reasons`: why, by an operator's place, if that is known.
+    """
+    compiled = scratch / _COMPILED
+    kept: set[str] = set()
+    for operator in load(compiled if compiled.exists() else path).subgraphs[0].operators:
+        if operator.code.custom_code != CALL:
+            kept |= {tensor.name for tensor in operator.outputs}
+    left: list[OnCpu] = []
+    for place, operator in enumerate(load(path).subgraphs[0].operators):
+        if not kept.isdisjoint(tensor.name for tensor in operator.outputs):
+            left.append(on_the_cpu(place, operator, reasons.get(place, "")))
+    return tuple(left)
+
+
 def first_complaint(*logs: str) -> str:
     """Return the first line marked as an error, in the order of the logs; empty if there is none."""
     for log in logs:
         for found in _COMPLAINTS.finditer(log):
             text = found[1].strip()
-            if text and _HARMLESS not in text:
+            if text and not text.startswith(_HARMLESS):
                 return text[:200]
     return ""
 

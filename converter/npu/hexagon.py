@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from edge_opt.npu.compiler import (
     CompilerFailedError,
     TimeEstimate,
+    first_complaint,
     operator_counts,
     reason_of,
 )
+from edge_opt.targets.placement import OnCpu
 
 _FIGURES = {
     "spill": "spill_bytes",
@@ -30,6 +32,12 @@ _EVENTS = {
 }
 _KNOWN_INTERFACES = "2.36 to 2.40"
 _VERSION = re.compile(r"Qnn library version ([\d.]+) is used")
+_QAIRT = re.compile(r"SDK version: v(\d+\.\d+\.\d+)")
+_LEFT = re.compile(r"LiteRT Op #(\d+) '\w+' \(code=\d+\) is not supported")
+_INVALID = "QNN op validation failed"
+_TYPE = re.compile(r"dtype=QNN_DATATYPE_(\w+)")
+_OTHERS = "Partitioned subgraph<0>"  # what follows is about subgraphs that operators call
+_VALIDATED = re.compile(r"Failed to validate op")
 
 
 @dataclass(slots=True)
@@ -38,7 +46,8 @@ class Outcome:
 
     `interface` is the version of the library's interface, `known` if the probe supports it. `finalized` has a return
     code and `events` a profile for each graph (partition). For the emulator: `missing` inputs, and in `ran` the
-    library's return code of the last run; None after `running` means that the process ended during the run.
+    library's return code of the last run; None after `running` means that the process ended during the run. `on_cpu`:
+    operators that the NPU does not run.
     """
 
     code: int = 0
@@ -52,6 +61,7 @@ class Outcome:
     missing: list[str] = field(default_factory=list)
     running: bool = False
     ran: int | None = None
+    on_cpu: tuple[OnCpu, ...] = ()
 
     def hear(self, text: str) -> "Outcome":
         """Add the content of the probe's log (described in `probe.c`), and return self."""
@@ -89,6 +99,31 @@ class Outcome:
         """The version of the library, or else of its interface."""
         named = _VERSION.search(self.errors)
         return self.interface if named is None else named[1]
+
+    @property
+    def qairt(self) -> str:
+        """The version of Qualcomm's libraries, as people look for it; empty if the tool does not say."""
+        named = _QAIRT.search(self.errors)
+        return "" if named is None else named[1]
+
+    def refusals(self) -> dict[int, str]:
+        """Why operators stay on the CPU, by their place in the model.
+
+        The tool names the types and then the operator, the library why, for each operator that it does not validate.
+        """
+        complaints = _VALIDATED.split(self.output)
+        reasons: dict[int, str] = {}
+        about = ""
+        for block in self.errors.partition(_OTHERS)[0].split("ERROR: "):
+            found = _LEFT.search(block)
+            if _INVALID in block:
+                types = ", ".join(dict.fromkeys(_TYPE.findall(block)))
+                said = first_complaint(complaints.pop(0)).partition(" requested for ")[0]
+                about = f"{said or 'refused'} ({types})"
+            elif found is not None:
+                reasons[int(found[1])] = about or "LiteRT's plugin does not take this kind"
+                about = ""
+        return reasons
 
     def figures(self) -> dict[str, int]:
         """The compiler's figures, summed over the graph's partitions; CompilerFailedError if some are missing."""

@@ -12,7 +12,9 @@ from edge_opt.npu.compiler import (
     Compiler,
     Figures,
     operator_counts,
+    operators_left,
     scratch_folder,
+    takes_nothing,
 )
 
 _VERSION_FLAG = "--mediatek_sdk_version_type"
@@ -52,7 +54,8 @@ class MediaTek(Backend):
         settings = replace(compiler, chip=compiler.chip.lower(), flags=flags)
         with scratch_folder() as scratch:
             done = self.run_tool(path, settings, [libraries], scratch)
-        if done.returncode:
+            on_cpu = operators_left(path, scratch, {})
+        if done.returncode and not takes_nothing(done.stderr):
             self.fail(done.returncode, done.stdout, done.stderr)
         return Figures(
             signature,
@@ -60,6 +63,8 @@ class MediaTek(Backend):
             time=None,
             note=self.note(compiler.chip),
             qnn="",
+            qairt="",
+            on_cpu=on_cpu,
         )
 
 

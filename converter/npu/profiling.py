@@ -5,12 +5,13 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.record import Record
 from edge_opt.base.words import Progress
+from edge_opt.conversion.models import close_inputs
 from edge_opt.ir import Model, save
 from edge_opt.ir.opening import Opened
 from edge_opt.npu.compiler import (
@@ -21,6 +22,8 @@ from edge_opt.npu.compiler import (
     scratch_folder,
 )
 from edge_opt.npu.vendors import backend_of
+from edge_opt.passes.contract import shape_options
+from edge_opt.targets.placement import Placement, on_the_cpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,13 @@ class Measured(Record):
     failure: str = ""
 
     _or_null = ("failure",)
+
+    @property
+    def placement(self) -> Placement:
+        """What runs where, or why the compiler does not say."""
+        if self.figures is None:
+            return Placement(self.signature, None, failure=self.failure)
+        return self.figures.placement
 
     @property
     def rank(self) -> tuple[float, ...]:
@@ -55,7 +65,12 @@ class Profile(Record):
     notes: tuple[str, ...] = ()
 
 
-def profile(path: AnyPath, compiler: Compiler = Compiler()) -> Profile:
+def profile(
+    path: AnyPath,
+    compiler: Compiler = Compiler(),
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> Profile:
     """Compile a model for an NPU, and report figures for every entry point. The file is not changed.
 
     A vendor's compiler without estimates gives only the operators that it takes.
@@ -63,25 +78,25 @@ def profile(path: AnyPath, compiler: Compiler = Compiler()) -> Profile:
     Args:
         path: a .tflite model, or a bundle (its prefill/decode model is used).
         compiler: settings of the NPU's compiler.
+        shapes: static shapes for inputs of open lengths, as for `convert`.
 
     Raises:
-        UsageError: the compiler does not know the chip, or edge-opt cannot run the compiler for it.
+        UsageError: a shape does not fit, the compiler does not know the chip, or edge-opt cannot run it.
         CompilerMissingError: the compiler, or a library that it needs, is not installed.
         CompilerFailedError: the compiler ended without a result.
         ModelFormatError: the file is not a model.
     """
     started = time.perf_counter()
-    backend_of(compiler.chip).check_installed(compiler)
-    model = Opened(path).main().model
+    measured, note = measure_all(path, compiler, shapes)
     figures: list[Figures] = []
-    for name, _ in model.entry_points():
-        measured = measure(model, name, compiler)
-        if measured.figures is None:
-            where = f"{os.fspath(path)}, {name}"
+    for one in measured:
+        if one.figures is None:
+            where = f"{os.fspath(path)}, {one.signature}"
             raise CompilerFailedError(
-                f"{where}: {measured.failure}; try other compiler flags or another form"
+                f"{where}: {one.failure}; try other compiler flags or another form"
             )
-        figures.append(measured.figures)
+        figures.append(one.figures)
+    notes = [note, *(one.note for one in figures)]
     return Profile(
         model=os.fspath(path),
         chip=compiler.chip,
@@ -89,14 +104,40 @@ def profile(path: AnyPath, compiler: Compiler = Compiler()) -> Profile:
         versions=versions(figures),
         seconds=round(time.perf_counter() - started, 2),
         signatures=tuple(figures),
-        notes=tuple(dict.fromkeys(one.note for one in figures if one.note)),
+        notes=tuple(dict.fromkeys(filter(None, notes))),
     )
+
+
+def measure_all(
+    path: AnyPath, compiler: Compiler, shapes: Mapping[str, Sequence[int]] | None = None
+) -> tuple[list[Measured], str]:
+    """Every entry point as the compiler takes it, and a note if lengths are still open; arguments as for `profile`.
+
+    Raises:
+        UsageError, CompilerMissingError, ModelFormatError: as for `profile`.
+    """
+    backend_of(compiler.chip).check_installed(compiler)
+    part = Opened(path).main()
+    close_inputs([part], shapes or {})
+    options = open_inputs(part.model)
+    note = f"open lengths were compiled as 1: {options} gives others" if options else ""
+    return [measure(part.model, name, compiler) for name, _ in part.model.entry_points()], note
+
+
+def open_inputs(model: Model) -> str:
+    """The options that give a model's open inputs static shapes; empty if none is open."""
+    options: dict[str, None] = {}
+    for _, inputs in model.inputs():
+        options |= dict.fromkeys(shape_options(inputs))
+    return " ".join(options)
 
 
 def versions(figures: Sequence[Figures]) -> dict[str, str]:
     """Versions of the packages that produced the figures."""
     found = {"ai-edge-litert": version("ai-edge-litert")}
     for one in figures:
+        if one.qairt:
+            found.setdefault("qairt", one.qairt)
         if one.qnn:
             found.setdefault("qnn", one.qnn)
     return found
@@ -125,4 +166,6 @@ def measure(model: Model, signature: str, compiler: Compiler) -> Measured:
             figures = backend_of(compiler.chip).measure(file, signature, compiler)
         except CompilerFailedError as error:
             return Measured(signature, failure=str(error))
-    return Measured(signature, figures)
+    operators = model.arguments(signature)[0].operators
+    named = [on_the_cpu(one.index, operators[one.index], one.reason) for one in figures.on_cpu]
+    return Measured(signature, replace(figures, on_cpu=tuple(named)))

@@ -19,7 +19,9 @@ from edge_opt.npu.compiler import (
     Emulation,
     Figures,
     compiling_threads,
+    operators_left,
     scratch_folder,
+    takes_nothing,
 )
 from edge_opt.npu.hexagon import Outcome
 from edge_opt.targets.chips import CHIPS
@@ -56,13 +58,21 @@ class Qualcomm(Backend):
         with compiling_threads(2) as threads:
             judging = threads.submit(self.run, judge, path) if judge.chip != compiler.chip else None
             outcome = self.run(compiler, path)
-            if outcome.code:
+            if outcome.code and not takes_nothing(outcome.errors):
                 self.fail(outcome.code, outcome.output, outcome.errors)
             sums = outcome.figures()
             judged = outcome if judging is None else judging.result()
         estimate, why_not = judged.time(judge.chip)
         note = f"no estimate of time: {why_not}" if why_not else self.note(compiler.chip)
-        return Figures(signature, **sums, time=estimate, note=note, qnn=outcome.version)
+        return Figures(
+            signature,
+            **sums,
+            time=estimate,
+            note=note,
+            qnn=outcome.version,
+            qairt=outcome.qairt,
+            on_cpu=outcome.on_cpu,
+        )
 
     def judge(self, compiler: Compiler) -> Compiler:
         """The compiler for the nearest chip that has estimates, with this chip's memory unless the flags set it."""
@@ -120,9 +130,11 @@ class Qualcomm(Backend):
                 variables["EDGE_OPT_PROBE_RUN"] = str(folders)
             done = self.run_tool(path, compiler, searched, scratch, variables)
             heard = log.read_text(errors="replace") if log.exists() else ""
+            outcome = Outcome(done.returncode, done.stdout, done.stderr, no_probe).hear(heard)
+            outcome.on_cpu = operators_left(path, scratch, outcome.refusals())
         if done.returncode and _UNKNOWN_CHIP in done.stderr:
             chip = compiler.chip
             raise UsageError(
                 f"the Hexagon compiler does not know chip '{chip}', {did_you_mean(chip, CHIPS)}"
             )
-        return Outcome(done.returncode, done.stdout, done.stderr, no_probe).hear(heard)
+        return outcome

@@ -107,7 +107,8 @@ class ChildProcess:
                     "look for an endless loop in the model"
                 ) from None
             raise RuntimeCrashed(
-                f"the runtime's process ended with {self._ending(error)}"
+                f"the runtime's process ended with {self._ending(error)}; unless it was killed from outside, LiteRT's "
+                "kernels abort on this model (`edge-opt inspect` names known causes)"
             ) from None
 
     def end(self) -> None:

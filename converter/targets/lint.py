@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -14,8 +14,12 @@ from edge_opt.base.words import many
 from edge_opt.ir import DType, Model, Subgraph, Tensor
 from edge_opt.ir.cleanup import external_weights, new_codes
 from edge_opt.ir.composites import COMPOSITE, composite_name
+from edge_opt.runtime.description import describe
+from edge_opt.runtime.tensors import SignatureInfo, caches_of, known_length
 from edge_opt.targets.target import Target
 
+DECISIVE = ("open-length", "operators", "chip")
+"""Rules that decide if the model runs at all, or as what; they are printed first."""
 _HALF_LOWEST = -65504.0
 _RUINS_A_SCALE = -1e6
 # Between a CONCATENATION and an ADD, these do not avoid the joined-rows fault if they keep rows and type.
@@ -42,14 +46,26 @@ _Faults: TypeAlias = Iterator[tuple[str, str]]
 """Pairs of rule and message."""
 
 
-def lint(model: Model, target: Target) -> list[Finding]:
-    """Everything in the model that the target refuses or gets wrong, signature by signature."""
+def lint(model: Model, target: Target, converted: Mapping[str, int] | None = None) -> list[Finding]:
+    """Everything in the model that the target refuses or gets wrong, signature by signature.
+
+    `converted`: how many operators a conversion would leave in each signature, if that is known.
+    """
     findings = [
         Finding("warning" if look is _constants else "error", rule, message, name)
         for name, graph in model.entry_points()
         for look in (_refused, _tensors, _joined_rows, _constants)
         for rule, message in look(graph, target)
     ]
+    findings += _of_chips(model, target)
+    for name, graph in model.entry_points():
+        count = len(graph.operators)
+        after = (converted or {}).get(name, count)
+        if max(count, after) > (target.most_operators or math.inf):
+            more = "" if after == count else f", {after:,} after a conversion"
+            limit = f"the compiler fails on more than about {target.most_operators:,}"
+            message = f"{count:,} operators{more}: {limit}{_source(target, 'most_operators')}"
+            findings.append(Finding("error", "operators", message, name))
     if target.signatures is False and len(model.signatures) > 1:
         names = ", ".join(signature.key for signature in model.signatures)
         message = f"only subgraph 0 is read (signatures: {names}): export each to its own file"
@@ -63,6 +79,33 @@ def lint(model: Model, target: Target) -> list[Finding]:
         message = f"{names}: the kind is read from deprecated_builtin_code, which is not set: convert sets it"
         findings.append(Finding("error", "operator-codes", message))
     return findings
+
+
+def _source(target: Target, fact: str) -> str:
+    source = target.sources.get(fact)
+    return f" ({source})" if source else ""
+
+
+def _of_chips(model: Model, target: Target) -> Iterator[Finding]:
+    """Faults of single chips in language models, which have caches."""
+    signatures = [one for one in describe(model).values() if caches_of(one)]
+    able = target.language_model_chips
+    if signatures and able and target.chip not in able:
+        text = f"language models are known to run on {', '.join(able)} only"
+        yield Finding("error", "chip", text + _source(target, "language_model_chips"))
+    faulty = target.transposed_caches
+    for signature in signatures:
+        if target.chip in (None, *faulty) and faulty and _has_positions_first(signature):
+            text = f"on {', '.join(faulty)}, the compiler crashes on caches that are not transposed"
+            yield Finding(
+                "error", "chip", text + _source(target, "transposed_caches"), signature.name
+            )
+
+
+def _has_positions_first(signature: SignatureInfo) -> bool:
+    """True if a cache is `[B,S,K,H]`, with the positions before the heads."""
+    length = known_length(signature)
+    return any(one.shape[1:2] == (length,) for one in caches_of(signature).values())
 
 
 def _refused(graph: Subgraph, target: Target) -> _Faults:
@@ -79,7 +122,8 @@ def _refused(graph: Subgraph, target: Target) -> _Faults:
         yield "composite", f"composites are not opened: {names}; {remedy}"
 
 
-def _tensors(graph: Subgraph, target: Target) -> _Faults:
+def refused_tensors(target: Target) -> list[tuple[str, str, Callable[[Tensor], bool]]]:
+    """The kinds of tensors that the target refuses: rule, sentence, and what belongs to it."""
     open_lengths = "dimensions known only at run time are refused"
     rules: dict[str, tuple[bool | None, str, Callable[[Tensor], bool]]] = {
         "int64": (target.int64, "64-bit integers are refused", lambda t: t.dtype is DType.INT64),
@@ -88,17 +132,32 @@ def _tensors(graph: Subgraph, target: Target) -> _Faults:
             "floats are refused, quantize the model",
             lambda t: t.dtype.is_float,
         ),
-        "dynamic": (target.dynamic_shapes, open_lengths, lambda t: t.is_dynamic or not t.has_rank),
+        "dynamic": (target.dynamic_shapes, open_lengths, _is_open),
     }
+    return [
+        (rule, text, fits) for rule, (accepted, text, fits) in rules.items() if accepted is False
+    ]
+
+
+def _is_open(tensor: Tensor) -> bool:
+    return tensor.is_dynamic or not tensor.has_rank
+
+
+def _tensors(graph: Subgraph, target: Target) -> _Faults:
+    rules = refused_tensors(target)
     defined = [
         *graph.inputs,
         *(tensor for operator in graph.operators for tensor in operator.outputs),
     ]
-    for rule, (accepted, text, fits) in rules.items():
-        found = [tensor for tensor in defined if accepted is False and fits(tensor)]
+    if target.open_length is not None:
+        text = f"open lengths are compiled as {target.open_length}, give --shape NAME=SIZES"
+        rules.append(("open-length", text, _is_open))
+    for rule, text, fits in rules:
+        found = [tensor for tensor in defined if fits(tensor)]
         if found:
             named = ", ".join(
-                f"'{tensor.name[-60:]}' {list(tensor.shape)}" for tensor in found[:_NAMED]
+                f"'{tensor.name[-60:]}' {list(tensor.shape_signature or tensor.shape)}"
+                for tensor in found[:_NAMED]
             )
             more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
             yield rule, f"{text}: {named}{more}"
@@ -118,8 +177,8 @@ def _joined_rows(graph: Subgraph, target: Target) -> _Faults:
         ]
         sizes = [tensor.elements * element_bytes(tensor) for tensor in whole]
         counts.update([size for size in sizes if size > limit][:1])
-    source = target.sources.get("largest_joined_rows_bytes")
-    remedy = "split the heads, so that no mask is repeated" + (f" ({source})" if source else "")
+    source = _source(target, "largest_joined_rows_bytes")
+    remedy = f"split the heads, so that no mask is repeated{source}"
     for size, count in counts.items():
         text = (
             f"an ADD reads rows that a CONCATENATION joins ({many(count, 'time')}), {size:,} bytes"

@@ -61,6 +61,10 @@ class Target:
         accepted_operators: all operators that it accepts, except composites; any other is refused.
         accepted_composites: names of composites that it accepts even if `composites` is False.
         largest_joined_rows_bytes: most bytes of rows joined by a CONCATENATION that an ADD computes correctly.
+        open_length: the length that it compiles open lengths as, without a word.
+        most_operators: most operators of a signature that it compiles.
+        transposed_caches: chips on which it crashes if the positions of caches come before the heads.
+        language_model_chips: the chips that are known to run language models.
         int64, floats, dynamic_shapes, composites: False if it refuses such tensors, dimensions or operators.
         signatures: False if it reads only subgraph 0.
         external_weights: False if it reads only weights inside the flatbuffer; they are written there, under 2 GB.
@@ -68,6 +72,7 @@ class Target:
 
     Compiling:
         compiler: vendor of the compiler that edge-opt runs for it: `qualcomm`, `mediatek`.
+        chip: the chip that it was loaded for, by the compiler's name.
 
     Origin:
         sources: the source of each fact.
@@ -92,6 +97,10 @@ class Target:
     accepted_operators: tuple[str, ...] = ()
     accepted_composites: tuple[str, ...] = ()
     largest_joined_rows_bytes: Count | None = None
+    open_length: Count | None = None
+    most_operators: Count | None = None
+    transposed_caches: tuple[str, ...] = ()
+    language_model_chips: tuple[str, ...] = ()
     int64: bool | None = None
     floats: bool | None = None
     dynamic_shapes: bool | None = None
@@ -100,6 +109,7 @@ class Target:
     external_weights: bool | None = None
     new_operator_codes: bool | None = None
     compiler: str | None = None
+    chip: str | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -177,8 +187,10 @@ def load_target(name: TargetLike) -> Target:
     if isinstance(name, Target):
         return name
     name = os.fspath(name)
-    if (chip := find_chip(name)) is not None:
-        name = TARGETS[chip[0]]
+    found = find_chip(name)
+    if found is not None:
+        vendor, chip = found
+        return replace(load_target(TARGETS[vendor]), chip=chip)
     if name not in target_names() and not name.endswith(".toml"):
         known = [*target_names(), "a chip, such as SM8750", "a .toml file"]
         raise unknown("target", name, known, also=chain.from_iterable(VENDORS.values()))

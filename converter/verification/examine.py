@@ -16,6 +16,7 @@ from edge_opt.runtime.description import describe
 from edge_opt.runtime.metrics import Difference
 from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeFailed, RuntimeRefused, RuntimeTimedOut
 from edge_opt.runtime.runner import Worker
+from edge_opt.runtime.tensors import Kernels
 from edge_opt.schema.writer import model_bytes
 from edge_opt.verification import trial
 from edge_opt.verification.check import ROUNDING, Check, Exact, Table, rounding_of
@@ -149,7 +150,13 @@ def _at_size(worker: Worker, region: Region) -> Proof | None:
 
 
 def _run(worker: Worker, region: Region) -> Outcome:
-    """Run both versions, once more if the worker ended: it may have been killed between requests."""
+    """Run both versions; if the worker ends, again without the kernel sets that abort on the first one.
+
+    The worker may also have been killed between requests.
+
+    Raises:
+        RuntimeFailed: no kernel set runs the first version, or the second does not run.
+    """
     asked = region.trial
     runs = len(asked.kernels) * (len(asked.scales) + DRAWS * len(asked.extremes))
     seconds = _LEAST_SECONDS + region.cost * runs / _SLOWEST
@@ -158,8 +165,22 @@ def _run(worker: Worker, region: Region) -> Outcome:
     where = f"region {region.name}"
     try:
         return run_versions(worker, before, after, asked, seconds=seconds, where=where)
-    except RuntimeCrashed:
-        return run_versions(worker, before, after, asked, seconds=seconds, where=where)
+    except RuntimeCrashed as error:
+        aborted = f"LiteRT aborts on the operators as they were, {error}"
+    supported: list[Kernels] = []
+    for kernels in asked.kernels:
+        alone = replace(asked, kernels=(kernels,), extremes=())
+        try:
+            run_versions(worker, before, before, alone, seconds=seconds, where=where)
+        except RuntimeCrashed:
+            continue
+        except RuntimeRefused:
+            pass  # left out below, or the reason of a refusal
+        supported.append(kernels)
+    if not supported:
+        raise RuntimeCrashed(aborted)
+    asked = replace(asked, kernels=tuple(supported))
+    return run_versions(worker, before, after, asked, seconds=seconds, where=where)
 
 
 def run_versions(
