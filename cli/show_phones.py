@@ -11,7 +11,7 @@ from edge_opt.cli import output
 from edge_opt.npu import Figures, Profile, TimeEstimate, Tuning
 from edge_opt.targets.placement import placement_lines
 
-_FIGURES = ("on NPU", "pieces", "est. ms", "spill", "fill", "read", "written")
+_FIGURES = ("on NPU", "pieces", "est. ms", "spill", "at least", "read", "written")
 _MINUTE = 60
 
 
@@ -42,7 +42,7 @@ def _versions(versions: Mapping[str, str]) -> str:
 
 def _columns(figures: Figures) -> tuple[str, ...]:
     """The values of `_FIGURES`."""
-    moved = (figures.spill, figures.fill, figures.ddr_read, figures.ddr_written)
+    moved = (figures.spill, figures.least_read, figures.ddr_read, figures.ddr_written)
     time = "-" if figures.time is None else f"{figures.time.us / 1000:.3f}"
     sizes = ["-" if count is None else size(count) for count in moved]
     return (f"{figures.taken}/{figures.operators}", str(figures.partitions), time, *sizes)

@@ -104,6 +104,7 @@ class Figures(Record):
     (`spill`) and read back (`fill`); both are part of `ddr_written` and `ddr_read`. `run_list` counts the steps of the
     compiled graph. `time` is None if there is no estimate; `note` says why, or which other chip it is for. `qairt` is
     the version of Qualcomm's libraries, `qnn` that of their interface. `on_cpu`: operators that the NPU does not run.
+    `least_read`: the bytes of all weights and inputs, which any compiler reads at least once.
     """
 
     signature: str
@@ -120,6 +121,7 @@ class Figures(Record):
     qnn: str = ""
     qairt: str = ""
     on_cpu: tuple[OnCpu, ...] = ()
+    least_read: int | None = None
 
     @property
     def placement(self) -> Placement:

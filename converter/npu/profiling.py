@@ -161,11 +161,19 @@ def measure(model: Model, signature: str, compiler: Compiler) -> Measured:
     """
     with scratch_folder() as scratch:
         file = scratch / "model.tflite"
-        save(cut_entry_point(model, signature), file)
+        alone = cut_entry_point(model, signature)
+        save(alone, file)
         try:
             figures = backend_of(compiler.chip).measure(file, signature, compiler)
         except CompilerFailedError as error:
             return Measured(signature, failure=str(error))
     operators = model.arguments(signature)[0].operators
     named = [on_the_cpu(one.index, operators[one.index], one.reason) for one in figures.on_cpu]
-    return Measured(signature, replace(figures, on_cpu=tuple(named)))
+    figures = replace(figures, on_cpu=tuple(named), least_read=_least_read(alone))
+    return Measured(signature, figures)
+
+
+def _least_read(model: Model) -> int:
+    """The bytes of all weights and inputs of a model with one entry point."""
+    inputs = [tensor.dtype.byte_size(tensor.elements) for tensor in model.subgraphs[0].inputs]
+    return sum(model.weight_bytes().values()) + sum(filter(None, inputs))
