@@ -281,7 +281,7 @@ def test_a_pipe_gets_neither_progress_nor_colour_and_quiet_only_errors(
     ran = run_apart("convert", DEMO, tmp_path / "out.tflite")
     assert (ran.code, ran.err) == (0, "")
     assert "\x1b" not in ran.out
-    assert "5 of 5 sites converted" in ran.out
+    assert "5 of 5 attention blocks split" in ran.out
     given = ("convert", DEMO, "-o", tmp_path / "quiet.tflite", "-q", "--verify", "none")
     ran = run(capsys, *given)
     assert (ran.code, ran.out, ran.err) == (0, "", "")

@@ -85,7 +85,8 @@ def convert(
 
     Raises:
         ModelFormatError: the source is not a valid model.
-        UsageError: an unknown name, an input that does not fit, an output that is the input or exists.
+        UsageError: an unknown name, an input that does not fit, an output that is the input or exists, a source that
+            was converted for another target.
         OutputError: the output cannot be written.
         SitesSkippedError: a site was skipped although all were required, or no site could be verified.
         DifferenceFoundError: `verify="full"` found a difference; nothing was written.
@@ -116,13 +117,14 @@ def convert(
             verifier.start()  # its imports overlap with reading the model
         parts = models.choose_parts(opened, sections)
         check_not_compiled(parts[0].model, opened.path)
+        notes = dict.fromkeys(models.find_notes(opened, parts, facts.name, dry_run=dry_run))
         destination = None if dry_run else _destination(opened, output, overwrite=overwrite)
         result = ConversionResult(
             opened.path, None, facts.name, verify, model=parts[0].model, given=given
         )
         stack.enter_context(_carrying(result))
         result.soundness = models.find_unsound(opened)
-        result.notes = [*dict.fromkeys(note for part in parts for note in part.model.notes)]
+        result.notes = [*notes]
         models.close_inputs(parts, shapes or {}, verify=verify != "none")
         positions = models.positions_in(opened, parts)
         rewriting = _Rewriting(
@@ -278,6 +280,8 @@ class _Rewriting:
         if self.target.new_operator_codes is False and cleanup.fill_old_codes(model):
             part.changed = True
         audit.check()
+        if any(site.status is Status.CONVERTED for site in sites):
+            models.mark_converted(model, self.target.name)
 
     def _context(self, part: Part, graph: Subgraph, name: str, audit: Audit) -> Context:
         return Context(

@@ -163,9 +163,9 @@ def inspect(
         whole = made_from(inspection.file)
         inspection.made_from = None if whole is None else str(whole)
         return inspection
-    inspection.sites = convert(
-        source, target=facts, shapes=shapes, verify="none", dry_run=True
-    ).sites
+    expected = convert(source, target=facts, shapes=shapes, verify="none", dry_run=True)
+    inspection.sites = expected.sites
+    inspection.notes = expected.notes
     inspection.node_data = _node_data(inspection.sites, makers)
     return inspection
 
