@@ -33,7 +33,12 @@ def convert(
     ] = False,
     skip: Annotated[
         list[str] | None,
-        expert("Skip these passes.", "<PASS>", callback=options.split_names),
+        expert(
+            "Skip these passes.",
+            "<PASS>",
+            callback=options.split_names,
+            autocompletion=options.complete_pass,
+        ),
     ] = None,
     signatures: options.SignaturesOption = None,
     shapes: options.ShapeOption = None,
@@ -243,7 +248,9 @@ def demo(
 
 
 def passes(
-    name: Annotated[str | None, argument("A pass to describe.", "NAME")] = None,
+    name: Annotated[
+        str | None, argument("A pass to describe.", "NAME", autocompletion=options.complete_pass)
+    ] = None,
     *,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -275,7 +282,9 @@ def passes(
 
 
 def targets(
-    name: Annotated[str | None, argument("A target to print.", "NAME")] = None,
+    name: Annotated[
+        str | None, argument("A target to print.", "NAME", autocompletion=options.complete_target)
+    ] = None,
     *,
     as_json: options.JsonOption = False,
 ) -> None:

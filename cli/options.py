@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,9 +17,9 @@ Verify = Literal["regions", "full", "none"]
 Place = Literal["cpu", "reference", "npu"]
 
 
-def argument(text: str, metavar: str) -> Any:
-    """An argument with its help."""
-    return typer.Argument(metavar=metavar, help=text, show_default=False)
+def argument(text: str, metavar: str, **how: Any) -> Any:
+    """An argument with its help; `how` goes to typer."""
+    return typer.Argument(metavar=metavar, help=text, show_default=False, **how)
 
 
 def option(text: str, metavar: str | None = None, *names: str, **how: Any) -> Any:
@@ -29,6 +30,36 @@ def option(text: str, metavar: str | None = None, *names: str, **how: Any) -> An
 def expert(text: str, metavar: str | None, *names: str, **how: Any) -> Any:
     """An option that few users need; help has these in a group of their own."""
     return option(text, metavar, *names, rich_help_panel="Expert options", **how)
+
+
+def _completed(start: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.lower().startswith(start.lower())]
+
+
+def complete_pass(start: str) -> list[str]:
+    """Passes whose names begin so, for the shell."""
+    from edge_opt.passes import PASSES
+
+    return _completed(start, PASSES)
+
+
+def complete_chip(start: str) -> list[str]:
+    """Chips whose names begin so, for the shell."""
+    from edge_opt.targets.chips import VENDORS
+
+    return _completed(start, chain.from_iterable(VENDORS.values()))
+
+
+def complete_target(start: str) -> list[str]:
+    """Targets whose names begin so, for the shell."""
+    from edge_opt.targets import target_names
+
+    return _completed(start, target_names())
+
+
+def complete_target_or_chip(start: str) -> list[str]:
+    """Targets and chips whose names begin so, for the shell."""
+    return [*complete_target(start), *complete_chip(start)]
 
 
 def split_names(values: list[str] | None) -> list[str] | None:
@@ -92,6 +123,7 @@ TargetOption = Annotated[
     option(
         "A name from `edge-opt targets`, a chip such as SM8750, or a .toml file.",
         "<TARGET>",
+        autocompletion=complete_target_or_chip,
     ),
 ]
 SdkOption = Annotated[
@@ -101,9 +133,12 @@ SdkOption = Annotated[
         "<DIR>",
     ),
 ]
-ChipOption = Annotated[
-    str | None, option("The chip: SM8750, SM8850, ...", "<CHIP>", "--soc", "--chip")
-]
+
+_chip = option(
+    "The chip: SM8750, SM8850, ...", "<CHIP>", "--soc", "--chip", autocompletion=complete_chip
+)
+RequiredChip = Annotated[str, _chip]
+ChipOption = Annotated[str | None, _chip]
 SignaturesOption = Annotated[
     list[str] | None,
     expert("Only these signatures; * matches any text.", "<A,B>", callback=split_names),

@@ -15,7 +15,7 @@ def build(
     destination: Annotated[
         Path, option("The bundle for the NPU.", "<OUT.litertlm>", "-o", "--output")
     ],
-    soc: Annotated[str, option("The phone's chip: SM8750, ...", "<CHIP>", "--soc", "--chip")],
+    soc: options.RequiredChip,
     prompts: Annotated[
         Path | None, option("Calibration prompts, as JSON lines.", "<FILE.jsonl>")
     ] = None,

@@ -50,7 +50,7 @@ def show_conversion(
     is_first = result.target == GENERIC and result.converted and not demo
     if is_first and _looks_exported_for_an_npu(result.model):
         output.say(
-            "This looks like an export for an NPU. Without a chip, decode is split, too, and may get slower. For a chip:",
+            "This looks like an export for an NPU. Without a chip, decode is split, too, and may get slower. With one:",
             f"  edge-opt convert {result.input} --target SM8750 --force",
         )
     output.say(*(f"Report: {path}" for path in reports))

@@ -434,7 +434,7 @@ def test_what_was_converted_for_another_target_is_refused_and_asks_for_the_origi
 ) -> None:
     done = tmp_path / "generic.tflite"
     convert(DEMO, done, verify="none")
-    with pytest.raises(UsageError, match="converted for target 'generic'.*give the original file"):
+    with pytest.raises(UsageError, match=r"converted for target 'generic'.*give the original file"):
         convert(done, tmp_path / "chip.tflite", target="SM8750", verify="none")
     (note,) = convert(done, target="SM8750", verify="none", dry_run=True).notes
     assert note in inspect(done, target="SM8750").notes
