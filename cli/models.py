@@ -37,7 +37,7 @@ def convert(
             "Skip these passes.",
             "<PASS>",
             callback=options.split_names,
-            autocompletion=options.complete_pass,
+            autocompletion=options.pass_names,
         ),
     ] = None,
     signatures: options.SignaturesOption = None,
@@ -249,7 +249,7 @@ def demo(
 
 def passes(
     name: Annotated[
-        str | None, argument("A pass to describe.", "NAME", autocompletion=options.complete_pass)
+        str | None, argument("A pass to describe.", "NAME", autocompletion=options.pass_names)
     ] = None,
     *,
     as_json: options.JsonOption = False,
@@ -283,7 +283,7 @@ def passes(
 
 def targets(
     name: Annotated[
-        str | None, argument("A target to print.", "NAME", autocompletion=options.complete_target)
+        str | None, argument("A target to print.", "NAME", autocompletion=options.target_names)
     ] = None,
     *,
     as_json: options.JsonOption = False,

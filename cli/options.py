@@ -32,34 +32,30 @@ def expert(text: str, metavar: str | None, *names: str, **how: Any) -> Any:
     return option(text, metavar, *names, rich_help_panel="Expert options", **how)
 
 
-def _completed(start: str, names: Iterable[str]) -> list[str]:
-    return [name for name in names if name.lower().startswith(start.lower())]
-
-
-def complete_pass(start: str) -> list[str]:
-    """Passes whose names begin so, for the shell."""
+def pass_names() -> list[str]:
+    """All passes, for the shell."""
     from edge_opt.passes import PASSES
 
-    return _completed(start, PASSES)
+    return [*PASSES]
 
 
-def complete_chip(start: str) -> list[str]:
-    """Chips whose names begin so, for the shell."""
+def chip_names() -> list[str]:
+    """All chips, for the shell."""
     from edge_opt.targets.chips import VENDORS
 
-    return _completed(start, chain.from_iterable(VENDORS.values()))
+    return [*chain.from_iterable(VENDORS.values())]
 
 
-def complete_target(start: str) -> list[str]:
-    """Targets whose names begin so, for the shell."""
+def target_names() -> list[str]:
+    """All targets, for the shell."""
     from edge_opt.targets import target_names
 
-    return _completed(start, target_names())
+    return target_names()
 
 
-def complete_target_or_chip(start: str) -> list[str]:
-    """Targets and chips whose names begin so, for the shell."""
-    return [*complete_target(start), *complete_chip(start)]
+def targets_and_chips() -> list[str]:
+    """All targets and chips, for the shell."""
+    return [*target_names(), *chip_names()]
 
 
 def split_names(values: list[str] | None) -> list[str] | None:
@@ -123,7 +119,7 @@ TargetOption = Annotated[
     option(
         "A name from `edge-opt targets`, a chip such as SM8750, or a .toml file.",
         "<TARGET>",
-        autocompletion=complete_target_or_chip,
+        autocompletion=targets_and_chips,
     ),
 ]
 SdkOption = Annotated[
@@ -135,7 +131,7 @@ SdkOption = Annotated[
 ]
 
 _chip = option(
-    "The chip: SM8750, SM8850, ...", "<CHIP>", "--soc", "--chip", autocompletion=complete_chip
+    "The chip: SM8750, SM8850, ...", "<CHIP>", "--soc", "--chip", autocompletion=chip_names
 )
 RequiredChip = Annotated[str, _chip]
 ChipOption = Annotated[str | None, _chip]

@@ -140,8 +140,8 @@ def test_version_is_that_of_the_package(capsys: Captured) -> None:
     [
         ("conv", "convert"),
         ("convert --target q", "qualcomm-htp"),
-        ("convert --target sm87", "SM8750"),
-        ("build --soc tensor_g6", "Tensor_G6"),
+        ("convert --target SM87", "SM8750"),
+        ("build --soc Tensor_G6", "Tensor_G6"),
         ("convert IN --skip mask_to", "mask_to_add"),
     ],
 )
