@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_opt.base.errors import ModelFormatError
+from edge_opt.base.mistaken import remedy_if_missing
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -80,7 +81,7 @@ class Source:
         except ValueError as error:
             raise ModelFormatError(f"{str(path)!r} is not a file name: {error}") from error
         except FileNotFoundError as error:
-            raise ModelFormatError(f"{path} does not exist: check the path") from error
+            raise ModelFormatError(f"{path} does not exist: {remedy_if_missing(path)}") from error
         except OSError as error:
             raise ModelFormatError(f"{path} cannot be opened: {error.strerror}") from error
         status = os.fstat(fd)
